@@ -1,4 +1,4 @@
-"""Files of requests through replicas: what one model answers, and what is there already is left alone."""
+"""``pronk batch --replicas``: same answers as a single model, and existing answers are kept."""
 
 import json
 import os
@@ -17,7 +17,7 @@ import pytest
 from pronk import LLM, SamplingParams
 from pronk.parallel.connection import ConnectionLostError
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]  # Ray takes half a minute to begin and to end
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]  # Ray takes half a minute to start and stop
 
 
 def request(number: int, **body: Any) -> dict[str, Any]:
@@ -25,18 +25,18 @@ def request(number: int, **body: Any) -> dict[str, Any]:
     return {"custom_id": f"r{number}", "method": "POST", "url": "/v1/completions", "body": own}
 
 
-def test_answers_of_replicas(tmp_path: Path) -> None:
+def test_answers_equal_those_of_one_model(tmp_path: Path) -> None:
     lines = [request(number) for number in range(20)] + [request(20, max_tokens=10**6)]
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text("".join(json.dumps(line) + "\n" for line in lines))
     done = {"id": "batch_req_x", "custom_id": "r3", "response": {"status_code": 200, "body": "kept"}, "error": None}
     target.write_text(json.dumps(done) + "\n")
     command = [sys.executable, "-m", "pronk", "batch", "--replicas", "2", "--threads", "1", str(source), str(target)]
-    room = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
+    env = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
     cores = len(os.sched_getaffinity(0))
     if cores < 2:
-        pytest.skip("there is a core for each replica")
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=180, env=room, check=False)
+        pytest.skip("needs a core for each replica")
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=180, env=env, check=False)
     assert ran.returncode == 0, ran.stderr
     assert f"20 answers in {target}, 1 of them refusals" in ran.stderr
     found = {row["custom_id"]: row["response"] for row in map(json.loads, target.read_text().splitlines())}
@@ -47,11 +47,11 @@ def test_answers_of_replicas(tmp_path: Path) -> None:
     for number in (0, 7, 19):
         want = llm.generate(f"def f{number}(", SamplingParams(max_tokens=8, temperature=0.8, seed=number))
         assert found[f"r{number}"]["body"]["choices"][0]["text"] == want.text
-    again = subprocess.run(command, capture_output=True, text=True, timeout=60, env=room, check=False)
+    again = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env, check=False)
     assert "nothing to do" in again.stdout + again.stderr
 
 
-def test_a_replica_that_is_killed_loses_no_answer(tmp_path: Path) -> None:
+def test_killed_replica_loses_no_answer(tmp_path: Path) -> None:
     lines = [request(number, max_tokens=200, ignore_eos=True) for number in range(120)]
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -64,15 +64,15 @@ def test_a_replica_that_is_killed_loses_no_answer(tmp_path: Path) -> None:
         victims = [process for process in marked(mark) if b"MapBatches" in command_of(process)]
         assert victims
         os.kill(victims[0], signal.SIGKILL)
-        _, said = ran.communicate(timeout=240)
-    assert ran.returncode == 0, said
+        _, stderr = ran.communicate(timeout=240)
+    assert ran.returncode == 0, stderr
     found = [json.loads(line) for line in target.read_text().splitlines()]
     assert sorted(row["custom_id"] for row in found) == sorted(line["custom_id"] for line in lines)
     assert all(row["response"]["status_code"] == 200 for row in found)
 
 
 def marked(mark: str) -> list[int]:
-    """The processes of a command that was given this word."""
+    """Return the processes with ``mark`` in their environment."""
     found = list[int]()
     for place in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -88,8 +88,8 @@ def command_of(process: int) -> bytes:
         return b""
 
 
-def test_what_the_service_lacks_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model that has lost a part of itself is begun anew, and asked again."""
+def test_lost_worker_ends_the_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray starts another replica, which answers the same requests."""
     from pronk.replicas import batch
 
     async def lost(*_: Any) -> Any:
@@ -98,9 +98,9 @@ def test_what_the_service_lacks_is_no_answer(monkeypatch: pytest.MonkeyPatch) ->
     def end(code: int) -> None:
         raise SystemExit(code)
 
-    made = batch.BatchReplica({"threads": 1}, "tiny", str(Path.cwd()))
+    replica = batch.BatchReplica({"threads": 1}, "tiny", str(Path.cwd()))
     monkeypatch.setattr(batch, "answer_line", lost)
     monkeypatch.setattr(os, "_exit", end)
     rows = {"id": ["a"], "url": ["/v1/completions"], "body": [json.dumps({"prompt": "x"})]}
     with pytest.raises(SystemExit):
-        made({name: np.array(values, object) for name, values in rows.items()})
+        replica({name: np.array(values, object) for name, values in rows.items()})

@@ -1,4 +1,4 @@
-"""Replicas on a cluster of two nodes, as Ray has it for tests: who gets what, and what becomes of it when one dies."""
+"""Replicas on a Ray test cluster of two nodes: routing, deaths, scaling and errors."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from pronk import LLM, SamplingParams
 from pronk.errors import OptionError, PronkError
 from pronk.outputs import Piece
 from pronk.replicas.dispatcher import Dispatcher, ModelReader
-from pronk.replicas.messages import GenerateRequest, RequestAccepted, Said
+from pronk.replicas.messages import GenerateRequest, ReplicaMessage, RequestAccepted
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore"),  # Ray's own
+    pytest.mark.filterwarnings("ignore"),  # of Ray
     pytest.mark.xdist_group("ray"),
 ]
 
@@ -36,7 +36,7 @@ OPTIONS = {"threads": 1, "prefix_cache": True, "max_batch": 32, "drafter": "recy
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """Two nodes, on each of which there is room for one replica."""
+    """Start two nodes with room for one replica each."""
     from ray.cluster_utils import Cluster
 
     from pronk.replicas.cluster import connect
@@ -53,12 +53,12 @@ def cluster() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def front(cluster: Any) -> Iterator[Dispatcher]:
+def dispatcher(cluster: Any) -> Iterator[Dispatcher]:
     from pronk.replicas.cluster import ReplicaPlan, deploy
 
     del cluster
     with deploy(ReplicaPlan(OPTIONS, 2, drain=5.0)) as deployed:
-        yield Dispatcher(ModelReader(LLM(threads=1).path, "recycling", deployed.about()), Seen(deployed))
+        yield Dispatcher(ModelReader(LLM(threads=1).path, "recycling", deployed.about()), ObservedReplicas(deployed))
 
 
 @pytest.fixture(scope="module")
@@ -66,38 +66,38 @@ def llm() -> LLM:
     return LLM(threads=1)
 
 
-def seen(front: Dispatcher) -> Seen:
-    found = front._replicas
-    assert isinstance(found, Seen)
-    return found
+def replicas_of(dispatcher: Dispatcher) -> ObservedReplicas:
+    replicas = dispatcher._replicas
+    assert isinstance(replicas, ObservedReplicas)
+    return replicas
 
 
 def params(seed: int, count: int = 48) -> SamplingParams:
     return SamplingParams(max_tokens=count, temperature=0.8, seed=seed, ignore_eos=True)
 
 
-async def collect(front: Dispatcher, prompt: str, own: SamplingParams) -> list[Piece]:
-    return [piece async for pieces in front.steps([prompt], own) for piece in pieces]
+async def collect(dispatcher: Dispatcher, prompt: str, own: SamplingParams) -> list[Piece]:
+    return [piece async for pieces in dispatcher.steps([prompt], own) for piece in pieces]
 
 
-class Seen:
-    """Replicas, and those who have spoken."""
+class ObservedReplicas:
+    """Replicas that record which of them accept requests."""
 
     def __init__(self, deployed: Any) -> None:
-        self.deployed, self.begun = deployed, dict[str, RequestAccepted]()
-        self.heard: Callable[[list[str]], None] = lambda _: None
+        self.deployed, self.accepted = deployed, dict[str, RequestAccepted]()
+        self.on_accept: Callable[[list[str]], None] = lambda _: None
 
-    async def ask(self, ask: GenerateRequest) -> AsyncGenerator[Said]:
-        async with aclosing(self.deployed.ask(ask)) as said:
-            async for each in said:
-                if isinstance(each, RequestAccepted):
-                    self.begun[each.replica] = each
-                    self.heard([each.replica])
-                yield each
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[ReplicaMessage]:
+        async with aclosing(self.deployed.generate(request)) as messages:
+            async for message in messages:
+                if isinstance(message, RequestAccepted):
+                    self.accepted[message.replica] = message
+                    self.on_accept([message.replica])
+                yield message
 
     def processes(self) -> list[int]:
-        """Of those that are alive, the latest last."""
-        return [each.process for each in self.begun.values() if is_alive(each.process)]
+        """Return the process ids of live replicas, the newest replica last."""
+        return [each.process for each in self.accepted.values() if is_alive(each.process)]
 
 
 def is_alive(process: int) -> bool:
@@ -107,104 +107,103 @@ def is_alive(process: int) -> bool:
         return False
 
 
-def check(llm: LLM, found: Sequence[list[Piece]], prompts: Sequence[str], asked: Sequence[SamplingParams]) -> None:
-    for pieces, prompt, own in zip(found, prompts, asked, strict=True):
+def check(llm: LLM, found: Sequence[list[Piece]], prompts: Sequence[str], options: Sequence[SamplingParams]) -> None:
+    for pieces, prompt, own in zip(found, prompts, options, strict=True):
         want = llm.generate(prompt, own, drafter="recycling")
         assert [piece.token_id for piece in pieces] == want.token_ids
         assert "".join(piece.text for piece in pieces) == want.text
         assert pieces[-1].completion is not None
 
 
-def test_each_node_has_one_and_prompts_go_where_they_were_read(front: Dispatcher, llm: LLM) -> None:
-    asked = [params(seed, 12) for seed in range(8)]
+def test_prompts_go_to_the_node_with_their_prefix(dispatcher: Dispatcher, llm: LLM) -> None:
+    options = [params(seed, 12) for seed in range(8)]
     prompts = [BEGINNINGS[seed % 2] + str(seed) for seed in range(8)]
 
     async def main() -> list[list[Piece]]:
-        return [await collect(front, prompt, own) for prompt, own in zip(prompts, asked, strict=True)]
+        return [await collect(dispatcher, prompt, own) for prompt, own in zip(prompts, options, strict=True)]
 
     found = asyncio.run(main())
-    check(llm, found, prompts, asked)
-    assert len({each.node for each in seen(front).begun.values()}) == 2
+    check(llm, found, prompts, options)
+    assert len({each.node for each in replicas_of(dispatcher).accepted.values()}) == 2
     cached = [pieces[-1].completion.stats.cached_tokens for pieces in found]  # type: ignore[union-attr]
     assert cached[:2] == [0, 0]
     assert all(each > 30 for each in cached[2:])
 
 
-def test_those_that_come_together_are_spread(front: Dispatcher, llm: LLM) -> None:
-    """Each is counted where it is chosen, before any replica has heard of it."""
-    asked = [params(seed, 24) for seed in range(24)]
-    prompts = [f"{seed} is a prompt that nobody has read" for seed in range(24)]
+def test_simultaneous_requests_are_spread(dispatcher: Dispatcher, llm: LLM) -> None:
+    """The router counts a request when it selects a replica, before the replica accepts it."""
+    options = [params(seed, 24) for seed in range(24)]
+    prompts = [f"{seed} is a prompt without a cached prefix" for seed in range(24)]
 
     async def main() -> list[list[Piece]]:
-        return await asyncio.gather(*(collect(front, *each) for each in zip(prompts, asked, strict=True)))
+        return await asyncio.gather(*(collect(dispatcher, *each) for each in zip(prompts, options, strict=True)))
 
     counts = Counter[str]()
-    seen(front).heard = counts.update  # type: ignore[assignment]
+    replicas_of(dispatcher).on_accept = counts.update  # type: ignore[assignment]
     try:
-        check(llm, asyncio.run(main()), prompts, asked)
+        check(llm, asyncio.run(main()), prompts, options)
     finally:
-        seen(front).heard = lambda _: None
+        replicas_of(dispatcher).on_accept = lambda _: None
     assert sum(counts.values()) == 24
     assert max(counts.values()) <= 15
 
 
-def test_streams_go_on_when_a_replica_is_killed(front: Dispatcher, llm: LLM) -> None:
-    asked, prompts = [params(seed, 200) for seed in range(12)], [BEGINNINGS[seed % 2] for seed in range(12)]
+def test_streams_continue_when_a_replica_is_killed(dispatcher: Dispatcher, llm: LLM) -> None:
+    options, prompts = [params(seed, 200) for seed in range(12)], [BEGINNINGS[seed % 2] for seed in range(12)]
 
     async def main() -> list[list[Piece]]:
-        tasks = [asyncio.create_task(collect(front, *each)) for each in zip(prompts, asked, strict=True)]
+        tasks = [asyncio.create_task(collect(dispatcher, *each)) for each in zip(prompts, options, strict=True)]
         await asyncio.sleep(0.5)
         os.kill(victim, signal.SIGKILL)
         return await asyncio.wait_for(asyncio.gather(*tasks), 120)
 
-    (victim, *_), before = seen(front).processes(), front.resumed
-    check(llm, asyncio.run(main()), prompts, asked)
-    assert front.resumed > before
-    assert front.num_requests == 0
+    (victim, *_), before = replicas_of(dispatcher).processes(), dispatcher.resumed
+    check(llm, asyncio.run(main()), prompts, options)
+    assert dispatcher.resumed > before
+    assert dispatcher.num_requests == 0
 
 
-def test_whoever_leaves_is_forgotten_there(front: Dispatcher) -> None:
-    """Their place is free as soon as they have left."""
+def test_cancelled_requests_end_on_their_replica(dispatcher: Dispatcher) -> None:
     long = params(1, 1500)
 
     async def main() -> None:
-        steps = front.steps([BEGINNINGS[0]], long)
+        steps = dispatcher.steps([BEGINNINGS[0]], long)
         async with aclosing(steps):
             await anext(steps)
-            assert front.load.running == 1
+            assert dispatcher.load.running == 1
         for _ in range(200):
-            pieces = await collect(front, BEGINNINGS[0], params(2, 2))
-            if front.num_requests == 0 and pieces:
+            pieces = await collect(dispatcher, BEGINNINGS[0], params(2, 2))
+            if dispatcher.num_requests == 0 and pieces:
                 break
-        async with aclosing(front.steps([BEGINNINGS[0]], params(3, 4))) as steps:
+        async with aclosing(dispatcher.steps([BEGINNINGS[0]], params(3, 4))) as steps:
             await anext(steps)
-            assert front.load.running == 1
+            assert dispatcher.load.running == 1
 
     asyncio.run(main())
-    assert front.load.running == 0
+    assert dispatcher.load.running == 0
 
 
 @pytest.mark.slow
-def test_a_replica_that_stands_still(front: Dispatcher, llm: LLM) -> None:
-    """It is found out, and replaced; its streams go on elsewhere."""
-    asked, prompts = [params(seed, 200) for seed in range(8)], [BEGINNINGS[seed % 2] for seed in range(8)]
+def test_stalled_replica_is_replaced(dispatcher: Dispatcher, llm: LLM) -> None:
+    """Its streams continue on another replica."""
+    options, prompts = [params(seed, 200) for seed in range(8)], [BEGINNINGS[seed % 2] for seed in range(8)]
 
     async def main() -> list[list[Piece]]:
-        tasks = [asyncio.create_task(collect(front, *each)) for each in zip(prompts, asked, strict=True)]
+        tasks = [asyncio.create_task(collect(dispatcher, *each)) for each in zip(prompts, options, strict=True)]
         await asyncio.sleep(0.5)
-        for victim in seen(front).processes()[-1:]:
+        for victim in replicas_of(dispatcher).processes()[-1:]:
             os.kill(victim, signal.SIGSTOP)
         return await asyncio.wait_for(asyncio.gather(*tasks), 120)
 
     began = perf_counter()
-    check(llm, asyncio.run(main()), prompts, asked)
+    check(llm, asyncio.run(main()), prompts, options)
     assert perf_counter() - began < 90
 
 
 @pytest.mark.slow
-def test_two_hundred_streams_and_a_death_every_ten_seconds(front: Dispatcher, llm: LLM) -> None:
-    """No request is lost, none is doubled."""
-    asked = [params(seed, 400) for seed in range(200)]
+def test_two_hundred_streams_and_a_death_every_ten_seconds(dispatcher: Dispatcher, llm: LLM) -> None:
+    """Each request ends with its own text, once."""
+    options = [params(seed, 400) for seed in range(200)]
     prompts = [BEGINNINGS[seed % 2] + str(seed) for seed in range(200)]
     deaths = 0
 
@@ -212,45 +211,45 @@ def test_two_hundred_streams_and_a_death_every_ten_seconds(front: Dispatcher, ll
         nonlocal deaths
         while True:
             await asyncio.sleep(10.0)
-            victims = seen(front).processes()
+            victims = replicas_of(dispatcher).processes()
             if victims:
                 os.kill(victims[deaths % len(victims)], signal.SIGKILL)
                 deaths += 1
 
     async def main() -> list[list[Piece]]:
         reaper = asyncio.create_task(reap())
-        tasks = [collect(front, *each) for each in zip(prompts, asked, strict=True)]
+        tasks = [collect(dispatcher, *each) for each in zip(prompts, options, strict=True)]
         found = await asyncio.wait_for(asyncio.gather(*tasks), 550)
         reaper.cancel()
         return found
 
-    before = front.resumed
+    before = dispatcher.resumed
     found = asyncio.run(main())
-    check(llm, found, prompts, asked)
+    check(llm, found, prompts, options)
     assert deaths >= 3
-    assert front.resumed > before
+    assert dispatcher.resumed > before
 
 
 @pytest.mark.slow
-def test_there_are_more_when_many_come_and_fewer_when_it_is_quiet(front: Dispatcher, llm: LLM) -> None:
-    """Streams of the one that goes go on with the other."""
+def test_number_of_replicas_follows_the_load(dispatcher: Dispatcher, llm: LLM) -> None:
+    """Streams of a replica that is removed continue on the other one."""
     from ray import serve
 
     from pronk.replicas.cluster import ReplicaPlan, deploy
 
-    del front
-    serve.shutdown()  # type: ignore[no-untyped-call]  # whose replicas have both cores
+    del dispatcher
+    serve.shutdown()  # type: ignore[no-untyped-call]  # frees both cores
     prompts = [f"{seed} def f(" for seed in range(40)]
     many = [params(seed, 600) for seed in range(40)]
     with deploy(ReplicaPlan(OPTIONS, 2, least=1, drain=1.0, quiet=4.0)) as deployed:
-        made = Dispatcher(ModelReader(llm.path, "recycling", deployed.about()), Seen(deployed))
+        made = Dispatcher(ModelReader(llm.path, "recycling", deployed.about()), ObservedReplicas(deployed))
 
         async def main() -> tuple[list[list[Piece]], list[list[Piece]]]:
-            while len(seen(made).processes()) < 2:
+            while len(replicas_of(made).processes()) < 2:
                 crowd = await asyncio.gather(*(collect(made, *each) for each in zip(prompts, many, strict=True)))
-            # One long stream after the other, on both, until one of them is gone.
+            # Long streams on both replicas until one replica is removed.
             few = list[list[Piece]]()
-            while len(seen(made).processes()) > 1:
+            while len(replicas_of(made).processes()) > 1:
                 few += await asyncio.gather(*(collect(made, prompts[i], many[i]) for i in range(2)))
             return crowd, few
 
@@ -261,45 +260,44 @@ def test_there_are_more_when_many_come_and_fewer_when_it_is_quiet(front: Dispatc
 
 
 @pytest.mark.slow
-def test_an_application_for_a_cluster(front: Dispatcher, llm: LLM) -> None:
-    """The same server, behind Ray Serve's own proxy."""
+def test_application_behind_the_proxy_of_ray_serve(dispatcher: Dispatcher, llm: LLM) -> None:
     from ray import serve
 
     from pronk.replicas.application import ApplicationArgs, app
 
-    del front
+    del dispatcher
     serve.shutdown()  # type: ignore[no-untyped-call]
     with socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
     serve.start(proxy_location="HeadOnly", http_options={"port": port})
     options = {"threads": 1, "budget": "all"}
-    with pytest.raises(OptionError, match="expected api_key_file=… for who may ask, found none"):
+    with pytest.raises(OptionError, match="expected api_key_file=FILE with the keys of clients, found none"):
         app(ApplicationArgs())
     serve.run(
         app(ApplicationArgs(replicas=1, name="tiny", open_to_all=True, options=options)),
         name="other",
         route_prefix="/tiny",
     )
-    body = b'{"prompt": "def f(", "max_tokens": 8, "temperature": 0, "stream": false}'
+    data = b'{"prompt": "def f(", "max_tokens": 8, "temperature": 0, "stream": false}'
     request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/tiny/v1/completions", body, {"Content-Type": "application/json"}
+        f"http://127.0.0.1:{port}/tiny/v1/completions", data, {"Content-Type": "application/json"}
     )
     with urllib.request.urlopen(request, timeout=60) as answer:
-        said = answer.read().decode()
+        body = answer.read().decode()
     want = llm.generate("def f(", SamplingParams(max_tokens=8, temperature=0.0)).text
-    assert want.encode("unicode_escape").decode() in said or want in said
+    assert want.encode("unicode_escape").decode() in body or want in body
     serve.delete("other")
 
 
 @pytest.mark.slow
-def test_a_model_that_is_none_is_one_line(cluster: Any) -> None:
+def test_missing_model_is_a_one_line_error(cluster: Any) -> None:
     from pronk.replicas.cluster import ReplicaPlan, deploy
 
     del cluster
     plan = replace(ReplicaPlan({**OPTIONS, "model": "/nowhere"}, 1), cpus=0.1)
-    said = r"replicas: expected 1 that load the model.*no such folder: '/nowhere'"
-    with pytest.raises(PronkError, match=said) as found, deploy(plan):
+    message = r"replicas: expected 1 with the model loaded, found an error: .*no such folder: '/nowhere'"
+    with pytest.raises(PronkError, match=message) as found, deploy(plan):
         pass
     assert "\n" not in str(found.value)
 
@@ -307,41 +305,39 @@ def test_a_model_that_is_none_is_one_line(cluster: Any) -> None:
 @pytest.mark.parametrize(
     ("replicas", "cpus", "message"),
     [
-        (3, 2.0, "replicas: expected a cluster of at least 6 cores, found one of 2; ask for fewer"),
-        (
-            1,
-            2.0,
-            "replicas: expected room for 1 of 2 cores each, found 1 at most on one machine; ask for fewer threads",
-        ),
-        (1, 1.0, "replicas: expected 1 free cores, found 0 of 2; end what has the others, or ask for fewer"),
+        (3, 2.0, "replicas: expected at least 6 cores in the cluster, found 2; use fewer replicas"),
+        (1, 2.0, "replicas: expected room for 1 of 2 cores each, found machines of at most 1 cores; use fewer threads"),
+        (1, 1.0, "replicas: expected 1 free cores, found 0 of 2; use fewer replicas, or stop other programs"),
     ],
 )
-def test_a_cluster_without_room_is_one_line(
-    front: Dispatcher, replicas: int, cpus: float, message: str, monkeypatch: pytest.MonkeyPatch
+def test_too_few_cores_are_a_one_line_error(
+    dispatcher: Dispatcher, replicas: int, cpus: float, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from pronk.replicas import cluster
 
-    del front  # which has both cores
-    monkeypatch.setattr(cluster, "_SETTLING", 1.0)
+    del dispatcher  # its replicas use both cores
+    monkeypatch.setattr(cluster, "_FREE_CORES_TIMEOUT", 1.0)
     with pytest.raises(OptionError, match=message), cluster.deploy(cluster.ReplicaPlan(OPTIONS, replicas, cpus=cpus)):
         pass
 
 
-def test_an_address_where_somebody_else_listens_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_address_of_another_service_is_a_one_line_error(monkeypatch: pytest.MonkeyPatch) -> None:
     from pronk.replicas import cluster
 
-    class Silent(BaseHTTPRequestHandler):
+    class Handler(BaseHTTPRequestHandler):
         def log_message(self, *_: object) -> None:
-            """Nothing."""
+            """Write no log."""
 
-    monkeypatch.setattr(cluster, "_KNOCKS", 1.0)
-    with HTTPServer(("127.0.0.1", 0), Silent) as server:
+    monkeypatch.setattr(cluster, "_CONNECT_TIMEOUT", 1.0)
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = Thread(target=server.serve_forever)
         thread.start()
         try:
             address = f"127.0.0.1:{server.server_address[1]}"
-            said = f"ray-address: expected a Ray cluster at {address}, found none: who listens there does not speak as "
-            with pytest.raises(OptionError, match=said) as caught:
+            message = (
+                f"ray-address: expected a Ray cluster at {address}, found none: the service at this port is not Ray"
+            )
+            with pytest.raises(OptionError, match=message) as caught:
                 cluster.connect(address, 1)
             assert "\n" not in str(caught.value)
         finally:

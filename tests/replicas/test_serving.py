@@ -1,4 +1,4 @@
-"""``pronk serve --replicas``: its streams outlive a replica, nobody else reaches it, and nothing of it is left."""
+"""``pronk serve --replicas``: streams outlive replicas, the cluster is private, no process remains."""
 
 import json
 import os
@@ -20,10 +20,10 @@ from pronk import LLM, SamplingParams
 from sockets import sockets
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore"),  # Ray's own
+    pytest.mark.filterwarnings("ignore"),  # of Ray
     pytest.mark.xdist_group("ray"),
-    pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is no core for each replica"),
-    pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="there is no list of sockets"),
+    pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs a core for each replica"),
+    pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="needs /proc/net/tcp"),
 ]
 
 TOKENS = 600
@@ -31,14 +31,14 @@ TOKENS = 600
 
 @dataclass(frozen=True)
 class Served:
-    """The command, where it serves, and how its processes are known."""
+    """Running command: process, URL, and the mark in the environment of its processes."""
 
     command: subprocess.Popen[str]
     url: str
     mark: str
 
     def processes(self, name: str = "") -> list[int]:
-        """Those that were begun for it, with this in their command line."""
+        """Return the processes of the server with ``name`` in their command line."""
         found = list[int]()
         for place in Path("/proc").glob("[0-9]*"):
             try:
@@ -50,7 +50,7 @@ class Served:
         return found
 
     def environment(self, name: str) -> str:
-        """A variable of its first replica."""
+        """Return an environment variable of the first replica."""
         (process, *_) = self.processes("ray::ServeReplica")
         entries = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
         (found,) = [entry.partition(b"=")[2] for entry in entries if entry.startswith(name.encode() + b"=")]
@@ -69,21 +69,21 @@ def served() -> Iterator[Served]:
         env={**os.environ, "PRONK_TEST": mark},
     )
     assert command.stdout is not None
-    said = ""
+    output = ""
     for line in command.stdout:
-        said += line
+        output += line
         if found := re.search(r"(http://127\.0\.0\.1:\d+)/v1", line):
             yield Served(command, found[1], mark)
             break
     else:
-        pytest.fail(said)
+        pytest.fail(output)
     if command.poll() is None:
         command.kill()
         command.wait()
     command.stdout.close()
 
 
-def ask(served: Served, prompt: str, seed: int) -> Any:
+def post(served: Served, prompt: str, seed: int) -> Any:
     own = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0.8, "seed": seed, "stream": True, "ignore_eos": True}
     body = json.dumps(own).encode()
     return urllib.request.urlopen(
@@ -98,11 +98,11 @@ def texts(stream: Any) -> Iterator[str]:
                 yield choice["text"]
 
 
-def test_a_client_sees_one_stream_when_the_replica_is_killed(served: Served) -> None:
+def test_client_sees_one_stream_when_replicas_are_killed(served: Served) -> None:
     prompt = "def add(a, b):\n    return a + b\n"
     before = {*served.processes("ray::ServeReplica")}
     assert len(before) == 2
-    with ask(served, prompt, 5) as stream:
+    with post(served, prompt, 5) as stream:
         pieces = texts(stream)
         found = [next(pieces)]
         for process in before:
@@ -115,8 +115,8 @@ def test_a_client_sees_one_stream_when_the_replica_is_killed(served: Served) -> 
         assert re.search(r'pronk:requests_resumed\{model_name="pronk-tiny"\} [1-9]', answer.read().decode())
 
 
-def test_nobody_else_reaches_it(served: Served) -> None:
-    """All listen on the loopback; but Ray Serve's replicas, and those want the token."""
+def test_cluster_is_private(served: Served) -> None:
+    """All processes listen on the loopback except Ray Serve's replicas, which require the token."""
     import grpc
 
     replicas = served.processes("ray::ServeReplica")
@@ -129,17 +129,17 @@ def test_nobody_else_reaches_it(served: Served) -> None:
     for _, port in open_to_all:
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
             call = channel.unary_unary("/ray.serve.ASGIService/HandleRequest")
-            said = []
+            codes = []
             for metadata in (None, [("authorization", "Bearer 0")], [("authorization", f"Bearer {token}")]):
                 with pytest.raises(grpc.RpcError) as error:
                     call(b"", metadata=metadata, timeout=10)
-                said.append(error.value.code())
+                codes.append(error.value.code())
         refused = grpc.StatusCode.UNAUTHENTICATED
-        assert said[:2] == [refused, refused]
-        assert said[2] != refused
+        assert codes[:2] == [refused, refused]
+        assert codes[2] != refused
 
 
-def test_all_of_it_ends(served: Served) -> None:
+def test_sigterm_ends_all_processes(served: Served) -> None:
     assert served.processes("raylet")
     served.command.send_signal(signal.SIGTERM)
     assert served.command.wait(60) == 0

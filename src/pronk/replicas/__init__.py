@@ -1,1 +1,1 @@
-"""A model on several machines: replicas on Ray, each of them whole, behind one server."""
+"""Replicas of a model on Ray, behind one server. Each replica has the whole model."""

@@ -1,10 +1,10 @@
-"""The server and its replicas as one application of Ray Serve, for a cluster.
+"""The server and its replicas as an application of Ray Serve.
 
 ::
 
     serve run pronk.replicas.application:app model=Qwen/Qwen3-0.6B replicas=4 cpus=8 api_key_file=keys.txt
 
-``args`` of a Serve config file are the same. The server is a deployment of its own, which may be scaled as well.
+A Serve config file takes the same options as ``args``. The server is a deployment of its own.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, MutableMapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -28,34 +27,33 @@ from pronk.replicas.cluster import ReplicaPlan, deployed, model_deployment
 from pronk.replicas.dispatcher import Dispatcher, ModelReader
 from pronk.server.app import make_app
 from pronk.server.errors import ApiError
-from pronk.server.guard import Guard
+from pronk.server.guard import Guard, Message, Receive, Send
 from pronk.server.service import Service
 from pronk.server.settings import RequestLimits, ServerSettings, read_keys
 
 __all__ = ["ApplicationArgs", "app"]
 
-Message = MutableMapping[str, Any]
-
 _log = logging.getLogger(__name__)
 
-_ANSWER = 60.0  # seconds in which a replica says what it is
+_INFO_TIMEOUT = 60.0  # seconds for a replica to describe itself
 
 
 class ApplicationArgs(BaseModel):
-    """Of the application; what is not here has the defaults of ``pronk serve``.
+    """Options of the application. All others have the defaults of ``pronk serve``.
 
     Attributes:
-        model: a folder that every machine has, or an id of the Hub; ``None`` is the clone's ``pronk-tiny``.
-        replicas, least: the most of them, and the fewest.
-        servers: of the deployments that clients talk to.
+        model: folder on every machine, or a Hub id; ``None`` is the ``pronk-tiny`` of a clone.
+        replicas: maximum number of replicas.
+        least: minimum number of replicas under low load; ``None`` always runs all of them.
+        servers: number of server processes.
         cpus: cores of each replica.
-        resources: of Ray's, that each replica takes.
-        name: what clients call the model.
-        api_key_file: keys, one a line; read once, where the application is built.
-        open_to_all: whoever reaches Ray's proxy may ask, without a key.
-        drain: seconds that requests have to end in.
-        max_requests: most samples at a time.
-        options: further ones of :class:`pronk.LLM`: ``drafter``, ``weights``, …
+        resources: Ray resources of each replica, by name.
+        name: name of the model in requests.
+        api_key_file: file of API keys, one per line, read when the application is built.
+        open_to_all: serve every client that reaches Ray's proxy, without a key.
+        drain: seconds that a stopping replica has for its requests.
+        max_requests: maximum number of samples in progress.
+        options: further options of :class:`pronk.LLM`: ``drafter``, ``weights``, …
     """
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
@@ -75,86 +73,82 @@ class ApplicationArgs(BaseModel):
 
 
 def app(args: ApplicationArgs) -> Any:
-    """The application, as Ray Serve builds it.
+    """Build the application for Ray Serve.
 
     Raises:
-        OptionError: no keys are given, and it is not said that none are wanted.
+        OptionError: neither ``api_key_file`` nor ``open_to_all`` is set.
     """
     if args.api_key_file is None and not args.open_to_all:
-        msg = "expected api_key_file=… for who may ask, found none; or say open_to_all=true"
+        msg = "expected api_key_file=FILE with the keys of clients, found none; add it, or open_to_all=true"
         raise OptionError(msg)
     options = {"prefix_cache": True, "max_batch": 32, "threads": args.cpus, "model": args.model, **args.options}
     limits = RequestLimits(requests=args.max_requests)
-    many = (args.replicas, args.least)
-    plan = ReplicaPlan(options, *many, (), limits.requests, args.drain, args.cpus, resources=args.resources)
+    replicas, least, drain = args.replicas, args.least, args.drain
+    plan = ReplicaPlan(options, replicas, least, (), limits.requests, drain, args.cpus, resources=args.resources)
     keys = read_keys(Path(args.api_key_file)) if args.api_key_file else ()
     name = args.name or resolve_model(args.model).name
     settings = ServerSettings(name, keys, limits=limits)
-    asked = _Application(settings, args.model, options.get("drafter", "auto"))
-    server = serve.deployment(name="server", num_replicas=args.servers, ray_actor_options={"num_cpus": 0})(
-        serve.ingress(asked)(_Server)
-    )
+    asgi = _Application(settings, args.model, options.get("drafter", "auto"))
+    ingress = serve.ingress(asgi)(_Server)
+    server = serve.deployment(name="server", num_replicas=args.servers, ray_actor_options={"num_cpus": 0})(ingress)
     return server.bind(model_deployment(plan))
 
 
 class _Server:
-    """What clients talk to; all it does is in the application."""
+    """Deployment that receives the requests of clients; :class:`_Application` handles them."""
 
     def __init__(self, model: Any) -> None:
-        del model  # so that Ray deploys it as well
+        del model  # Ray deploys the replicas because they are an argument
 
 
 class _Application:
-    """The same as ``pronk serve`` has, made when the first request comes: only then are the replicas there."""
+    """ASGI application of ``pronk serve``, built at the first request, when the replicas are running."""
 
     def __init__(self, settings: ServerSettings, model: str | None, drafter: str) -> None:
         self.settings, self.model, self.drafter = settings, model, drafter
         self._guard: Guard | None = None
-        self._making: asyncio.Future[Guard] | None = None
+        self._building: asyncio.Future[Guard] | None = None
 
-    async def __call__(
-        self, scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
-    ) -> None:
-        """One connection, as ASGI has it."""
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Handle one ASGI connection."""
         if scope["type"] == "lifespan":
-            await _live(receive, send)
+            await _run_lifespan(receive, send)
             return
         try:
-            made = await self._made()
+            guard = await self._built()
         except (PronkError, RayError, RayServeException, TimeoutError) as error:
-            _log.warning("no replica has said what it is: %s", repr(error))
+            _log.warning("no replica has described itself: %s", repr(error))
             await _refuse(send)
             return
-        await made(scope, receive, send)
+        await guard(scope, receive, send)
 
-    async def _made(self) -> Guard:
-        """Made once; all who come meanwhile wait for the same, and the next ones try again."""
+    async def _built(self) -> Guard:
+        """Return the application; concurrent requests share one attempt to build it, later ones try again."""
         if self._guard is None:
-            if self._making is None or self._making.done():
-                self._making = asyncio.ensure_future(self._make())
-            self._guard = await asyncio.shield(self._making)
+            if self._building is None or self._building.done():
+                self._building = asyncio.ensure_future(self._build())
+            self._guard = await asyncio.shield(self._building)
         return self._guard
 
-    async def _make(self) -> Guard:
+    async def _build(self) -> Guard:
         replicas = deployed(serve.get_replica_context().app_name)
         path = await asyncio.to_thread(resolve_model, self.model)
-        about = await asyncio.wait_for(replicas.tell(), _ANSWER)
+        about = await asyncio.wait_for(replicas.about_async(), _INFO_TIMEOUT)
         reader = await asyncio.to_thread(ModelReader, path, self.drafter, about)
-        front = Dispatcher(reader, replicas, max_requests=self.settings.limits.requests)
-        return Guard(make_app(Service(front, self.settings)), self.settings)
+        dispatcher = Dispatcher(reader, replicas, max_requests=self.settings.limits.requests)
+        return Guard(make_app(Service(dispatcher, self.settings)), self.settings)
 
 
-async def _refuse(send: Callable[[Message], Awaitable[None]]) -> None:
-    error = ApiError(
-        HTTPStatus.SERVICE_UNAVAILABLE, "expected replicas that answer, found none; try again", "not_ready"
-    )
+async def _refuse(send: Send) -> None:
+    message = "expected a running replica, found none; try again later"
+    error = ApiError(HTTPStatus.SERVICE_UNAVAILABLE, message, "not_ready")
     headers = [(b"content-type", b"application/json")]
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": json.dumps(error.body()).encode()})
 
 
-async def _live(receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]) -> None:
-    """Nothing is begun before a request comes, and nothing has to be ended."""
+async def _run_lifespan(receive: Receive, send: Send) -> None:
+    """Confirm start and shutdown, which need no work."""
     for event in ("startup", "shutdown"):
         await receive()
         await send({"type": f"lifespan.{event}.complete"})

@@ -1,4 +1,4 @@
-"""Files of requests answered by replicas, through Ray Data."""
+"""Batch files on replicas, through Ray Data."""
 
 from __future__ import annotations
 
@@ -33,48 +33,44 @@ __all__ = ["run_on_replicas"]
 
 Rows = Mapping[str, NDArray[Any]]
 
-# Portions that a replica has at a time. Each is half of the requests that share its passes: answers of a portion are
-# written together, and as long as there are others its passes are full.
-_PORTIONS = 4
-# Requests that are in Ray's hands at a time; for the next ones the model is loaded again.
-_PART = 2**14
-# How often a replica may die before that is not bad luck any more.
-_RESTARTS = 100
+# Concurrent blocks of rows per replica. A block has max_batch / 2 requests, and Ray returns its answers together. With
+# four blocks, the batch of the engine stays full while the last requests of a block finish.
+_BLOCKS_PER_REPLICA = 4
+_MAX_ROWS = 2**14  # requests per run of Ray Data; each run loads the model again
+_MAX_RESTARTS = 100  # of one replica
 
 
 class BatchReplica:
-    """One replica."""
+    """One replica in an actor process of Ray Data."""
 
     def __init__(self, options: Mapping[str, Any], name: str, folder: str) -> None:
         """Load the model.
 
         Args:
-            options: of :class:`pronk.LLM`.
-            name: what requests call it.
-            folder: that paths in the options start from.
+            options: options of :class:`pronk.LLM`.
+            name: name of the model in requests.
+            folder: working directory for relative paths in the options.
         """
         enter(folder)
         llm, limits = LLM(**options), RequestLimits(requests=2**20, n=1024, seconds=1e6)
         self._service = Service(AsyncLLM(llm, max_requests=limits.requests), ServerSettings(name=name, limits=limits))
 
     def __call__(self, rows: Rows) -> Rows:
-        """Answer some requests, side by side with those of other threads."""
-        lines = [
-            BatchLine(*each[:2], json.loads(each[2]))
-            for each in zip(rows["id"], rows["url"], rows["body"], strict=True)
-        ]
+        """Answer a block of requests; other threads answer further blocks with the same engine."""
+        columns = zip(rows["id"], rows["url"], rows["body"], strict=True)
+        lines = [BatchLine(custom_id, url, json.loads(body)) for custom_id, url, body in columns]
 
         async def main() -> list[tuple[int, dict[str, Any]]]:
             return await asyncio.gather(*(answer_line(self._service, line) for line in lines))
 
         try:
-            said = asyncio.run(main())
+            answers = asyncio.run(main())
         except (ClosedError, ConnectionLostError):
-            os._exit(1)  # of no more use: Ray begins another one, which is asked again
+            os._exit(1)  # the engine is lost: Ray starts another replica and repeats the block there
         return {
             "id": np.array([line.custom_id for line in lines], object),
-            "status": np.array([int(status) for status, _ in said], np.int64),
-            "body": np.array([json.dumps(body, ensure_ascii=False) for _, body in said], object),
+            "status": np.array([int(status) for status, _ in answers], np.int64),
+            "body": np.array([json.dumps(body, ensure_ascii=False) for _, body in answers], object),
         }
 
 
@@ -85,21 +81,21 @@ def run_on_replicas(
     answers: BatchOutput,
     progress: Callable[[], None] = lambda: None,
 ) -> int:
-    """Answer what has no answer yet, by replicas of which some may die, and write the answers as they come.
+    """Answer the requests without an answer on replicas, and write the answers as they arrive.
 
     Args:
-        plan: what they load, and how many they are.
-        name: of the model, as requests call it.
-        lines: the requests.
-        answers: where answers go.
-        progress: called with every answer.
+        plan: number, resources and options of the replicas.
+        name: name of the model in requests.
+        lines: all requests.
+        answers: file of answers.
+        progress: called after each answer.
 
     Returns:
-        How many were refused.
+        Number of refused requests.
 
     Raises:
         OptionError: the cluster has too few cores.
-        PronkError: the replicas cannot load the model, or there is no room for an answer.
+        PronkError: the replicas cannot load the model, or an answer cannot be written.
     """
     waiting = (
         {"id": line.custom_id, "url": line.url, "body": json.dumps(line.body)}
@@ -107,42 +103,42 @@ def run_on_replicas(
         if line.custom_id not in answers.done
     )
     check_cores(plan)
-    _be_quiet()
+    _silence_ray_data()
     refused = 0
     try:
-        while part := list(islice(waiting, _PART)):
-            for row in _answered(plan, name, part).iter_rows():
+        while part := list(islice(waiting, _MAX_ROWS)):
+            for row in _dataset(plan, name, part).iter_rows():
                 answers.write(row["id"], row["status"], json.loads(row["body"]))
                 refused += row["status"] != HTTPStatus.OK
                 progress()
     except RayError as error:
-        msg = f"replicas: expected answers, found that they ended: {cause_of(error)}; the same command goes on there"
+        msg = f"replicas: expected answers, found an error: {cause_of(error)}; run the same command again to continue"
         raise PronkError(msg) from error
     return refused
 
 
-def _answered(plan: ReplicaPlan, name: str, waiting: list[dict[str, Any]]) -> Any:
-    """The answers, as they will be."""
-    portion = max(1, min(int(plan.options.get("max_batch", 16)) // 2, ceil(len(waiting) / plan.replicas)))
+def _dataset(plan: ReplicaPlan, name: str, waiting: list[dict[str, Any]]) -> Any:
+    """Return the lazily computed dataset of answers."""
+    block = max(1, min(int(plan.options.get("max_batch", 16)) // 2, ceil(len(waiting) / plan.replicas)))
     with catch_warnings():
-        simplefilter("ignore", DeprecationWarning)  # of how restarts are limited, for which there is no other way yet
-        return ray.data.from_items(waiting, override_num_blocks=ceil(len(waiting) / portion)).map_batches(
+        simplefilter("ignore", DeprecationWarning)  # of max_restarts, which has no replacement yet
+        return ray.data.from_items(waiting, override_num_blocks=ceil(len(waiting) / block)).map_batches(
             BatchReplica,
             fn_constructor_args=(dict(plan.options), name, plan.folder),
-            batch_size=portion,
+            batch_size=block,
             compute=ActorPoolStrategy(
                 min_size=plan.least or plan.replicas,
                 max_size=plan.replicas,
-                max_tasks_in_flight_per_actor=_PORTIONS,
-                max_concurrent_calls_per_actor=_PORTIONS,
+                max_tasks_in_flight_per_actor=_BLOCKS_PER_REPLICA,
+                max_concurrent_calls_per_actor=_BLOCKS_PER_REPLICA,
                 enable_true_multi_threading=True,
             ),
             num_cpus=plan.cpus,
-            max_restarts=_RESTARTS,
+            max_restarts=_MAX_RESTARTS,
         )
 
 
-def _be_quiet() -> None:
+def _silence_ray_data() -> None:
     context = DataContext.get_current()
     context.enable_progress_bars = False
     context.print_on_execution_start = False

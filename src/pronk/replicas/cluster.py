@@ -1,4 +1,4 @@
-"""Replicas on Ray Serve: started on this machine, or on a cluster that is there."""
+"""Replicas on Ray Serve, on a local cluster or on an existing one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ray.serve.schema import ApplicationStatus, LoggingConfig
 
 from pronk.errors import OptionError, PronkError
 from pronk.replicas.dispatcher import ReplicaLostError
-from pronk.replicas.messages import GenerateRequest, ReplicaInfo, Said
+from pronk.replicas.messages import GenerateRequest, ReplicaInfo, ReplicaMessage
 from pronk.replicas.ray_security import is_private
 from pronk.replicas.replica import Replica
 
@@ -39,37 +39,38 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
-MODEL = "model"  # by Ray Serve's names
+MODEL = "model"  # name of the deployment in Ray Serve
 _ROUTER = "pronk.replicas.routing.PrefixRouter"
+_QUIET = LoggingConfig(log_level="ERROR", enable_access_log=False)
 
-_KNOCKS = 5.0  # seconds
-# Seconds until replicas have loaded their model, and those between two looks; and after a drain, until they are gone.
-_LOADING, _LOOK, _GOING = 1200.0, 0.2, 20.0
-# Seconds in which cores that somebody has just left are known to be free.
-_SETTLING = 10.0
+# Times in seconds.
+_CONNECT_TIMEOUT = 5.0
+_LOAD_TIMEOUT = 1200.0  # for all replicas to load the model
+_STOP_TIMEOUT = 20.0  # after the drain
+_POLL_INTERVAL = 0.2
+_FREE_CORES_TIMEOUT = 10.0  # Ray reports the cores of a stopped process as free only after some seconds
+_HEALTH_PERIOD, _HEALTH_TIMEOUT = 2.0, 10.0
+_UPSCALE_DELAY = 5.0  # duration of a load above the target
 
-# How often Ray asks a replica whether it is well, and how long it may take to say so, in seconds.
-_HEALTH, _ANSWER = 2.0, 10.0
-_EXACT = 1e-4  # cores, as Ray counts them
-# Requests for each replica at which there are to be more of them, if they last for so many seconds.
-_WANTED, _CROWDED = 8.0, 5.0
+_TARGET_REQUESTS = 8.0  # per replica; Ray Serve adds replicas at a higher load
+_CORE_TOLERANCE = 1e-4  # Ray counts cores in units of 1e-4
 
 
 @dataclass(frozen=True)
 class ReplicaPlan:
-    """What replicas there are to be.
+    """Number, resources and options of the replicas.
 
     Attributes:
-        options: of :class:`pronk.LLM`.
-        replicas: how many; the most of them, where there are to be fewer at quiet times.
-        least: the fewest; ``None``: always ``replicas``.
-        also: further drafters that requests may ask for.
-        max_requests: most samples of one replica at a time.
-        drain: seconds that requests have to end in when a replica goes; then others go on with them.
+        options: options of :class:`pronk.LLM`.
+        replicas: maximum number of replicas.
+        least: minimum number of replicas under low load; ``None`` always runs all of them.
+        also: further drafters that requests may name.
+        max_requests: maximum number of concurrent requests of one replica.
+        drain: seconds that a stopping replica has for its requests; after that, other replicas resume the rest.
         cpus: cores of each replica.
-        quiet: seconds after which there are fewer, where there may be.
-        resources: of Ray's, that each replica takes.
-        folder: that paths in the options start from.
+        quiet: seconds of low load before a replica is removed.
+        resources: Ray resources of each replica, by name.
+        folder: working directory for relative paths in the options.
     """
 
     options: Mapping[str, Any]
@@ -85,203 +86,202 @@ class ReplicaPlan:
 
 
 def connect(address: str | None, cpus: int) -> None:
-    """Join the cluster at an address, or begin one of this machine alone.
+    """Connect to the cluster at an address, or start a local one with ``cpus`` cores.
 
     Raises:
-        OptionError: there is no cluster at the address.
+        OptionError: the address has no cluster.
     """
-    # What is served here, and how much, is nobody else's business.
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # send no usage statistics
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "ignore_reinit_error": True}
     if address is None:
         if not is_private():
-            _log.warning("the cluster listens to whoever comes; call be_private() before Ray is imported")
-        options |= {"address": "local", "num_cpus": cpus, "include_dashboard": False}
-    else:
-        options |= {"address": address}
+            _log.warning("the cluster accepts any client of the network; call be_private() before Ray is imported")
+        options |= {"num_cpus": cpus, "include_dashboard": False}
     try:
         if address is not None:
-            _knock(address)
-        ray.init(**options)
+            _check_reachable(address)
+        ray.init("local" if address is None else address, **options)
     except (OSError, RuntimeError, ValueError) as error:
         msg = f"ray-address: expected a Ray cluster at {address or 'this machine'}, found none: {cause_of(error)}"
         raise OptionError(msg) from error
 
 
-def _knock(address: str) -> None:
-    """Ray waits for minutes for a machine that does not answer.
+def _check_reachable(address: str) -> None:
+    """Connect to ``host:port``, because Ray itself waits for minutes for an unreachable machine.
 
     Raises:
-        OSError: nobody does.
+        OSError: the machine is unreachable, or the port belongs to another service.
     """
-    place = address.rpartition("://")[2]
-    host, _, port = place.rpartition(":")
+    target = address.rpartition("://")[2]
+    host, _, port = target.rpartition(":")
     if not (host and port.isdecimal()):
         return
-    create_connection((host.strip("[]"), int(port)), timeout=_KNOCKS).close()
+    create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT).close()
     if "://" in address or os.environ.get("RAY_USE_TLS", "0") != "0":
         return
-    channel = grpc.insecure_channel(place, options=[("grpc.enable_http_proxy", 0)])  # as Ray has it
+    channel = grpc.insecure_channel(target, options=[("grpc.enable_http_proxy", 0)])  # Ray ignores proxies too
     try:
-        grpc.channel_ready_future(channel).result(timeout=_KNOCKS)
+        grpc.channel_ready_future(channel).result(timeout=_CONNECT_TIMEOUT)
     except grpc.FutureTimeoutError as error:
-        msg = "who listens there does not speak as Ray does"
+        msg = "the service at this port is not Ray"
         raise OSError(msg) from error
     finally:
         channel.close()
 
 
 def model_deployment(plan: ReplicaPlan) -> Any:
-    """The replicas as Ray Serve deploys them."""
-    many: dict[str, Any] = {"num_replicas": plan.replicas}
+    """Return the deployment of the replicas for Ray Serve."""
+    scale: dict[str, Any] = {"num_replicas": plan.replicas}
     if plan.least is not None and plan.least < plan.replicas:
-        scale = {"min_replicas": plan.least, "max_replicas": plan.replicas, "target_ongoing_requests": _WANTED}
-        many = {"autoscaling_config": {**scale, "upscale_delay_s": _CROWDED, "downscale_delay_s": plan.quiet}}
+        limits = {
+            "min_replicas": plan.least,
+            "max_replicas": plan.replicas,
+            "target_ongoing_requests": _TARGET_REQUESTS,
+        }
+        scale = {"autoscaling_config": {**limits, "upscale_delay_s": _UPSCALE_DELAY, "downscale_delay_s": plan.quiet}}
     deployment = serve.deployment(
         name=MODEL,
         max_ongoing_requests=plan.max_requests,
         ray_actor_options={"num_cpus": plan.cpus, "resources": dict(plan.resources)},
-        health_check_period_s=_HEALTH,
-        health_check_timeout_s=_ANSWER,
+        health_check_period_s=_HEALTH_PERIOD,
+        health_check_timeout_s=_HEALTH_TIMEOUT,
         graceful_shutdown_timeout_s=plan.drain,
         graceful_shutdown_wait_loop_s=0.2,
         request_router_config={"request_router_class": _ROUTER},
-        logging_config=LoggingConfig(log_level="ERROR", enable_access_log=False),
-        **many,
+        logging_config=_QUIET,
+        **scale,
     )(Replica)
     return deployment.bind(dict(plan.options), list(plan.also), plan.folder)
 
 
 def deployed(app: str) -> Deployed:
-    """The replicas of an application, seen from another part of it."""
+    """Return the replicas of a Ray Serve application."""
     return Deployed(serve.get_deployment_handle(MODEL, app))
 
 
 @contextmanager
 def deploy(plan: ReplicaPlan) -> Generator[Deployed]:
-    """Start replicas, wait until they serve, and end them in the end, after what they run.
+    """Start replicas, wait until they serve, and drain and stop them at the end of the block.
 
     Raises:
-        OptionError: the cluster has too few cores for the fewest of them.
-        PronkError: they cannot load the model, or take too long.
+        OptionError: the cluster has too few cores for the minimum number of replicas.
+        PronkError: a replica cannot load the model, or takes too long.
     """
     check_cores(plan)
-    app = f"pronk-{token_hex(4)}"  # servers share a cluster
+    app = f"pronk-{token_hex(4)}"  # several servers may share a cluster
     try:
-        yield _run(plan, app)
+        yield _start(plan, app)
     finally:
         try:
-            _delete(app, plan.drain + _GOING)
+            _delete(app, plan.drain + _STOP_TIMEOUT)
         except RayServeException:
-            pass  # Serve has not begun
+            pass  # Ray Serve did not start
         except (RuntimeError, RayError) as error:
-            _log.warning("the replicas could not be ended: %s", cause_of(error))
+            _log.warning("could not stop the replicas: %s", cause_of(error))
 
 
 def check_cores(plan: ReplicaPlan) -> None:
-    """See whether a cluster has the cores that the fewest of the replicas need.
+    """Check that the cluster has free cores for the minimum number of replicas.
 
     Raises:
-        OptionError: it has not, or others have them.
+        OptionError: the cluster has too few cores, or other processes use them.
     """
     nodes = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-    fewest = plan.least or plan.replicas
-    wanted = plan.cpus * fewest
-    room = sum((cores + _EXACT) // plan.cpus for cores in nodes) if plan.cpus else fewest
-    if wanted > sum(nodes) + _EXACT:
-        msg = f"replicas: expected a cluster of at least {wanted:g} cores, found one of {sum(nodes):g}; ask for fewer"
+    count = plan.least or plan.replicas
+    needed = plan.cpus * count
+    if needed > sum(nodes) + _CORE_TOLERANCE:
+        msg = f"replicas: expected at least {needed:g} cores in the cluster, found {sum(nodes):g}; use fewer replicas"
         raise OptionError(msg)
-    if room < fewest:
-        most = f"{max(nodes):g} at most on one machine"
-        msg = f"replicas: expected room for {fewest} of {plan.cpus:g} cores each, found {most}; ask for fewer threads"
+    if plan.cpus and count > sum((cores + _CORE_TOLERANCE) // plan.cpus for cores in nodes):
+        machines = f"machines of at most {max(nodes):g} cores"
+        msg = f"replicas: expected room for {count} of {plan.cpus:g} cores each, found {machines}; use fewer threads"
         raise OptionError(msg)
-    end = monotonic() + _SETTLING
-    while wanted - _EXACT > (free := ray.available_resources().get("CPU", 0.0)):  # type: ignore[no-untyped-call]
+    end = monotonic() + _FREE_CORES_TIMEOUT
+    while needed > _CORE_TOLERANCE + (free := ray.available_resources().get("CPU", 0.0)):  # type: ignore[no-untyped-call]
         if monotonic() > end:
             found = f"{free:g} of {sum(nodes):g}"
-            msg = f"replicas: expected {wanted:g} free cores, found {found}; end what has the others, or ask for fewer"
+            msg = f"replicas: expected {needed:g} free cores, found {found}; use fewer replicas, or stop other programs"
             raise OptionError(msg)
-        sleep(_LOOK)
+        sleep(_POLL_INTERVAL)
 
 
-def _delete(app: str, patience: float) -> None:
+def _delete(app: str, timeout: float) -> None:
     serve.delete(app, _blocking=False)
-    end = monotonic() + patience
+    end = monotonic() + timeout
     while app in serve.status().applications:
         if monotonic() > end:
-            _log.warning("the replicas have not ended in %.0f seconds; serve.delete(%r) does it", patience, app)
+            _log.warning("the replicas did not stop in %.0f seconds; call ray.serve.delete(%r)", timeout, app)
             return
-        sleep(_LOOK)
+        sleep(_POLL_INTERVAL)
 
 
-def _run(plan: ReplicaPlan, app: str) -> Deployed:
-    quiet = LoggingConfig(log_level="ERROR", enable_access_log=False)
+def _start(plan: ReplicaPlan, app: str) -> Deployed:
     try:
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
-        serve.start(proxy_location="Disabled", logging_config=quiet)
-        target = serve.RunTarget(model_deployment(plan), name=app, route_prefix=None, logging_config=quiet)
+        serve.start(proxy_location="Disabled", logging_config=_QUIET)
+        target = serve.RunTarget(model_deployment(plan), name=app, route_prefix=None, logging_config=_QUIET)
         serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
-        _await(app)
+        _wait_until_running(app)
         return deployed(app)
     except (RuntimeError, RayError, RayServeException) as error:
-        msg = f"replicas: expected {plan.replicas} that load the model, found that they do not: {_why(app, error)}"
+        msg = f"replicas: expected {plan.replicas} with the model loaded, found an error: {_cause_in(app, error)}"
         raise PronkError(msg) from error
 
 
-def _await(app: str) -> None:
-    """Until the replicas serve.
+def _wait_until_running(app: str) -> None:
+    """Wait until the replicas of an application serve.
 
     Raises:
-        RuntimeError: they do not.
+        RuntimeError: a replica failed, or the timeout has passed.
     """
-    end = monotonic() + _LOADING
+    end = monotonic() + _LOAD_TIMEOUT
     while (found := serve.status().applications.get(app)) is None or found.status != ApplicationStatus.RUNNING:
         if found is not None and found.status in (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY):
             raise RuntimeError(found.message)
         if monotonic() > end:
-            msg = f"they have not loaded it in {_LOADING:.0f} seconds"
+            msg = f"the model was not loaded in {_LOAD_TIMEOUT:.0f} seconds"
             raise RuntimeError(msg)
-        sleep(_LOOK)
+        sleep(_POLL_INTERVAL)
 
 
 def leave() -> None:
-    """Leave the cluster, which ends with that if it was begun here."""
+    """Disconnect from the cluster; a local cluster that :func:`connect` started ends."""
     ray.shutdown()
 
 
 class Deployed:
-    """Replicas that Ray Serve has deployed."""
+    """Replicas on Ray Serve.
+
+    Args:
+        handle: the deployment's ``ray.serve.handle.DeploymentHandle``.
+    """
 
     def __init__(self, handle: Any) -> None:
-        """``handle`` is the deployment's, ``ray.serve.handle.DeploymentHandle``."""
         self.handle = handle
 
     def about(self) -> ReplicaInfo:
-        """What a replica is; not from within an event loop."""
-        found: ReplicaInfo = self.handle.about.remote().result(timeout_s=60.0)
-        return found
+        """Return the description of a replica; blocks, so not for use in an event loop."""
+        return self.handle.about.remote().result(timeout_s=60.0)
 
-    async def tell(self) -> ReplicaInfo:
-        """The same from within one."""
-        found: ReplicaInfo = await self.handle.about.remote()
-        return found
+    async def about_async(self) -> ReplicaInfo:
+        """Return the description of a replica."""
+        return await self.handle.about.remote()
 
-    async def ask(self, ask: GenerateRequest) -> AsyncGenerator[Said]:
-        """See :class:`~pronk.replicas.dispatcher.Replicas`."""
-        response = self.handle.options(stream=True, method_name="steps").remote(ask)
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[ReplicaMessage]:
+        """Continue prompts on a replica; see :class:`~pronk.replicas.dispatcher.Replicas`."""
+        response = self.handle.options(stream=True, method_name="steps").remote(request)
         try:
-            async for said in response:
-                yield said
+            async for message in response:
+                yield message
         except (RayError, RayServeException) as error:
             raise ReplicaLostError(cause_of(error)) from error
         finally:
-            # Of one that is gone, or that was never chosen, there is nothing to be cancelled.
-            with suppress(RayError, RayServeException, RuntimeError):
+            with suppress(RayError, RayServeException, RuntimeError):  # the replica is gone, or was never selected
                 response.cancel()
 
 
 def cause_of(error: BaseException | str) -> str:
-    """The line of our own error that Ray quotes last among others, or else what it says first."""
+    """Return the message of the last pronk error that Ray quotes, or else the first line."""
     lines = str(error).strip().splitlines()
     for line in reversed(lines):
         if "pronk.errors." in line:
@@ -289,8 +289,8 @@ def cause_of(error: BaseException | str) -> str:
     return (lines[0] if lines else type(error).__name__)[:200]
 
 
-def _why(app: str, error: BaseException) -> str:
-    """Why replicas do not serve, as they say, or else as Ray does."""
+def _cause_in(app: str, error: BaseException) -> str:
+    """Return the reason that the replicas of an application do not serve: their own error, or else Ray's."""
     application = serve.status().applications.get(app)
     messages = [each.message for each in application.deployments.values()] if application is not None else []
     return cause_of(next((text for text in messages if "pronk.errors." in text), error))

@@ -1,4 +1,4 @@
-"""What stands before the replicas: it reads prompts, hands them on, and keeps a text going when a replica dies."""
+"""Front end of the replicas: tokenizes prompts, sends requests, resumes texts of replicas that died."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pronk.llm import Prompt
 from pronk.models.loader import read_config
 from pronk.outputs import Piece
 from pronk.replicas.identity import check_model
-from pronk.replicas.messages import GenerateRequest, ReplicaInfo, RequestAccepted, Said, StepReply
+from pronk.replicas.messages import GenerateRequest, ReplicaInfo, ReplicaMessage, RequestAccepted, StepReply
 from pronk.replicas.prefix_routes import prefix_digests
 from pronk.replicas.stream_resume import ReplicaMismatchError, ResumableStream
 from pronk.sampling.noise import fresh_seed
@@ -29,55 +29,51 @@ from pronk.tokenization.tokenizer import Tokenizer
 
 __all__ = ["Dispatcher", "ModelReader", "ReplicaLostError", "Replicas"]
 
-# So many replicas may die under a request that is to blame for them, without a token in between. Where others died
-# with it, each of them is as much to blame; and however many they were, so many deaths are enough, of which fewer may
-# come while what was given out before is said again.
-_BLAME = 3.0
-_MOST_DEATHS, _MOST_AGAIN = 50, 8
-# So many replicas of another model may be met before a text is given up that one of them had to go on with.
-_OTHERS = 3
-_PAUSE, _LONGEST = 0.1, 2.0  # seconds, more each time
-_GRACE = 1.0  # seconds after a deadline in which a replica says so itself
+# Limits on failures of one request without a new token. A death counts 1 / (number of requests on the replica) as
+# blame. Deaths while pieces are generated a second time have a limit of their own, and no blame.
+_MAX_BLAME, _MAX_DEATHS, _MAX_REPLAY_DEATHS = 3.0, 50, 8
+_MAX_MISMATCHES = 3  # replicas with another model or other kernels
+_PAUSE, _MAX_PAUSE = 0.1, 2.0  # seconds before the next replica: per failure, and at most
+_GRACE = 1.0  # seconds after a deadline in which the replica itself reports that the deadline has passed
 
 
 class ReplicaLostError(Exception):
-    """The replica is gone, or cannot be reached."""
+    """The replica is gone or unreachable."""
 
 
 class Replicas(Protocol):
-    """Where replicas are; :class:`~pronk.replicas.cluster.Deployed` is it on Ray."""
+    """Set of replicas; :class:`~pronk.replicas.cluster.Deployed` is the one on Ray."""
 
-    def ask(self, ask: GenerateRequest) -> AsyncGenerator[Said]:
-        """Let one of them continue prompts.
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[ReplicaMessage]:
+        """Continue prompts on one of the replicas.
 
         Raises:
-            ReplicaLostError: it is gone.
+            ReplicaLostError: the replica is gone or unreachable.
         """
-        ...
 
 
 @dataclass(frozen=True)
 class NamedProposer:
-    """Who guesses, where one knows its name alone."""
+    """Name of the drafter that the replicas use by default."""
 
     name: str
 
 
 class ModelReader:
-    """What is known of a model without its weights.
+    """Model without weights, for tokenization and for checks of options.
 
     Attributes:
-        path: its folder.
-        config: its shape.
-        tokenizer: its own.
-        request_factory: reads prompts.
-        drafter: who guesses, if a request does not say.
-        about: what a replica says of itself.
-        kernels: what computes.
+        path: folder of the model.
+        config: configuration of the model.
+        tokenizer: tokenizer of the model.
+        request_factory: tokenizes prompts.
+        drafter: options of the default drafter.
+        about: description of a replica.
+        kernels: name of the replicas' kernels.
     """
 
     def __init__(self, path: Path, drafter: str | Drafter, about: ReplicaInfo) -> None:
-        """What is in a folder, of which ``about`` is said by a replica.
+        """Read a model folder and compare it with the description of a replica.
 
         Raises:
             CheckpointError: the folder cannot be read.
@@ -92,54 +88,54 @@ class ModelReader:
         self.kernels = about.kernels
 
     def get_proposer(self, spec: str | Drafter | None = None) -> NamedProposer | Drafter:
-        """Who guesses: it meets the model where that is.
+        """Check a drafter, which the replicas bind to the model; by default return the name of theirs.
 
         Raises:
-            OptionError: an unknown drafter, or an option out of its range.
+            OptionError: the drafter is unknown, or an option is out of range.
         """
         return NamedProposer(self.about.drafter) if spec is None else make_drafter(spec)
 
 
 class Dispatcher:
-    """A model that is elsewhere, for the server: as :class:`~pronk.async_llm.AsyncLLM`.
+    """Engine of the server on replicas, with the interface of :class:`~pronk.async_llm.AsyncLLM`.
 
-    The same seed gives the same text on every replica. So where one dies, another goes on behind the tokens that have
-    been given out, and whoever reads them sees one stream. Where the other one is of another model, or computes with
-    other kernels, the stream ends with an error.
+    The same seed gives the same text on every replica. So when a replica dies, another one continues after the tokens
+    that were delivered, and the client sees one stream. If only replicas with another model or other kernels are left,
+    the stream ends with an error.
 
     Attributes:
-        llm: what is known of the model.
-        resumed: times that a request was asked again elsewhere, so far.
+        llm: the model without weights.
+        resumed: number of times that a request was sent to another replica.
     """
 
     def __init__(self, llm: ModelReader, replicas: Replicas, *, max_requests: int = 1024) -> None:
-        """``max_requests`` samples are served at a time, waiting ones included."""
+        """Accept requests; ``max_requests`` limits the samples in progress, queued ones included."""
         self.llm, self.resumed = llm, 0
-        self._replicas, self._room = replicas, AdmissionQueue(max_requests)
+        self._replicas, self._admission = replicas, AdmissionQueue(max_requests)
         self._closed = False
+        # For each replica with requests: its last load, its number of requests, and that number at its death.
         self._loads: dict[str, EngineLoad] = {}
-        self._held = Counter[str]()  # requests that each replica has
-        self._fallen: dict[str, int] = {}  # and had, when it died
+        self._active = Counter[str]()
+        self._active_at_death: dict[str, int] = {}
 
     @property
     def alive(self) -> bool:
-        """Whether requests are still served."""
+        """Whether the dispatcher accepts requests."""
         return not self._closed
 
     @property
     def num_requests(self) -> int:
-        """Samples that are here."""
-        return self._room.taken
+        """Number of samples in progress, including those being tokenized."""
+        return self._admission.taken
 
     @property
     def load(self) -> EngineLoad:
-        """What the replicas that have spoken last were busy with."""
+        """Sum of the last loads of all replicas with requests; ``kv_used`` is their mean."""
         loads = [*self._loads.values()]
         if not self.num_requests or not loads:
             return EngineLoad(resumed=self.resumed)
-        running, waiting = (sum(each) for each in zip(*((load.running, load.waiting) for load in loads), strict=True))
-        used, idle = sum(load.kv_used for load in loads) / len(loads), sum(load.kv_idle for load in loads)
-        return EngineLoad(running, waiting, used, idle, self.resumed)
+        running, waiting, used, idle, _ = (sum(values) for values in zip(*loads, strict=True))
+        return EngineLoad(running, waiting, used / len(loads), idle, self.resumed)
 
     async def steps(
         self,
@@ -152,175 +148,173 @@ class Dispatcher:
         salt: bytes = b"",
         tenant: str = "",
     ) -> AsyncGenerator[list[Piece]]:
-        """Continue prompts side by side, wherever there is room; see :meth:`pronk.async_llm.AsyncLLM.steps`.
+        """Continue several prompts and yield the pieces of each step, like ``AsyncLLM.steps``.
 
         Raises:
-            ClosedError: it is being closed, or replicas die one after the other.
-            DeadlineError: it was not done in time, or its replica says nothing.
-            ResumeError: nobody goes on with a text whose replica died.
-            PronkError: as there.
+            ClosedError: the dispatcher is closing, or several replicas died in a row.
+            DeadlineError: the deadline has passed.
+            ResumeError: no other replica can continue the text of a replica that died.
+            PronkError: see :meth:`pronk.async_llm.AsyncLLM.steps`.
         """
         params = params or SamplingParams()
         if params.seed is None:
             params = replace(params, seed=fresh_seed())
         ends_at = None if deadline is None else perf_counter() + deadline
         self._check_open()
-        with self._room.hold(len(prompts) * params.n):
+        with self._admission.hold(len(prompts) * params.n):
             own = None if drafter is None else make_drafter(drafter)
             ids = await asyncio.to_thread(lambda: [self.llm.request_factory.ids(prompt) for prompt in prompts])
             prefix = await asyncio.to_thread(prefix_digests, ids[0], salt)
-            about = self.llm.about
-            ask = GenerateRequest(ids, params, prefix, about.model, None, {}, own, priority, None, salt, tenant)
-            async with aclosing(self._kept_going(ask, ends_at)) as steps:
+            model = self.llm.about.model
+            request = GenerateRequest(ids, params, prefix, model, None, {}, own, priority, None, salt, tenant)
+            async with aclosing(self._resuming(request, ends_at)) as steps:
                 async for pieces in steps:
                     yield pieces
 
-    async def _kept_going(self, ask: GenerateRequest, ends_at: float | None) -> AsyncGenerator[list[Piece]]:
-        """By one replica after the other, until all samples have ended."""
-        told, deaths = ResumableStream(ask), _Deaths()
+    async def _resuming(self, request: GenerateRequest, ends_at: float | None) -> AsyncGenerator[list[Piece]]:
+        """Run a request on one replica after the other until all samples are complete."""
+        stream, failures = ResumableStream(request), _Failures()
         while True:
-            told.replica = ""
             try:
-                async with aclosing(self._asked(told.ask(_left(ends_at), deaths.count), told, ends_at)) as steps:
+                attempt = self._attempt(stream.next_request(_left(ends_at), failures.count), stream, ends_at)
+                async with aclosing(attempt) as steps:
                     async for pieces in steps:
                         if pieces:
-                            deaths = _Deaths()
+                            failures = _Failures()
                             yield pieces
-                if told.ended:
+                if stream.finished:
                     return
-                told.avoid()  # it said no more
-                deaths.add(0.0, again=told.repeats)
+                stream.avoid_replica()  # the replica ended the stream too early
+                failures.add_death(0.0, replaying=stream.replaying)
             except ReplicaMismatchError as error:
-                told.avoid()
-                deaths.get_proposer(error)
+                stream.avoid_replica()
+                failures.add_mismatch(error)
             except ReplicaLostError:
-                blame = self._blame(told.replica)
+                blame = self._blame(stream.replica)
                 self._check_open()
-                if told.ended:
+                if stream.finished:
                     return
-                deaths.add(0.0 if told.repeats else blame, again=told.repeats)
+                failures.add_death(0.0 if stream.replaying else blame, replaying=stream.replaying)
             self.resumed += 1
-            await asyncio.sleep(min(_LONGEST, _PAUSE * deaths.count))
+            await asyncio.sleep(min(_MAX_PAUSE, _PAUSE * failures.count))
 
-    async def _asked(
-        self, ask: GenerateRequest, told: ResumableStream, ends_at: float | None
+    async def _attempt(
+        self, request: GenerateRequest, stream: ResumableStream, ends_at: float | None
     ) -> AsyncGenerator[list[Piece]]:
-        """By one replica, to the end, or to its end: what is new of each of its steps, which may be nothing.
+        """Run a request on one replica and yield the new pieces of each step, which may be none.
 
         Raises:
-            ReplicaLostError: it is gone.
+            ReplicaLostError: the replica is gone or unreachable; the caller releases the replica with its blame.
         """
-        async with aclosing(self._replicas.ask(ask)) as said:
+        async with aclosing(self._replicas.generate(request)) as messages:
             try:
-                while (each := await _in_time(said, ends_at)) is not None:
+                while (message := await _next(messages, ends_at)) is not None:
                     self._check_open()
-                    if isinstance(each, RequestAccepted):
-                        self._held[each.replica] += 1
-                    pieces = told.hear(each)
-                    if isinstance(each, StepReply):
-                        self._loads[told.replica] = each.load
+                    if isinstance(message, RequestAccepted):
+                        self._active[message.replica] += 1
+                    pieces = stream.receive(message)
+                    if isinstance(message, StepReply):
+                        self._loads[stream.replica] = message.load
                         yield pieces
             except ReplicaLostError:
                 raise
             except BaseException:
-                self._let_go(told.replica)
+                self._release(stream.replica)
                 raise
-            self._let_go(told.replica)
+            self._release(stream.replica)
 
-    def _let_go(self, replica: str) -> None:
-        """A replica has one request less; of one that has none, nothing is remembered."""
-        self._held[replica] -= 1
-        if self._held[replica] <= 0:
-            for known in (self._held, self._fallen, self._loads):
-                known.pop(replica, None)
+    def _release(self, replica: str) -> None:
+        """Count one request less on a replica, and drop the state of a replica without requests."""
+        self._active[replica] -= 1
+        if self._active[replica] <= 0:
+            for state in (self._active, self._active_at_death, self._loads):
+                state.pop(replica, None)
 
     def _blame(self, replica: str) -> float:
-        """A replica has died: how much of that one of its requests is to blame for."""
+        """Release a replica that died; return 1 / (number of its requests at that time)."""
         self._loads.pop(replica, None)
-        had = self._fallen.setdefault(replica, self._held[replica])
-        self._let_go(replica)
-        return 1.0 / max(1, had)
+        active = self._active_at_death.setdefault(replica, self._active[replica])
+        self._release(replica)
+        return 1.0 / max(1, active)
 
     def stop(self) -> None:
-        """End what still runs, with an error, at its next step."""
+        """Fail all requests at their next step and refuse new ones."""
         self._closed = True
 
     async def close(self) -> None:
-        """The same."""
+        """Stop, like :meth:`stop`."""
         self.stop()
 
     def _check_open(self) -> None:
         if self._closed:
-            msg = "expected a model that is open, found one that is being closed"
+            msg = "expected a running server, found one that is stopping; send the request to another one"
             raise ClosedError(msg)
 
 
 @dataclass
-class _Deaths:
-    """Of replicas under a request, since it last had a token.
+class _Failures:
+    """Failures of one request since its last new token.
 
     Attributes:
-        count: how many, and others that were not of its model.
-        again: of these, while what was given out before was said again.
-        others: replicas of another model.
-        blame: how much of it all is the request's.
+        count: number of deaths and mismatches.
+        replay_deaths: number of deaths while pieces were generated a second time.
+        mismatches: number of replicas with another model or other kernels.
+        blame: sum of the request's shares of the deaths.
     """
 
     count: int = 0
-    again: int = 0
-    others: int = 0
+    replay_deaths: int = 0
+    mismatches: int = 0
     blame: float = 0.0
 
-    def add(self, blame: float, *, again: bool) -> None:
-        """One more.
+    def add_death(self, blame: float, *, replaying: bool) -> None:
+        """Count the death of a replica.
 
         Raises:
-            ClosedError: these are enough.
+            ClosedError: a limit is reached.
         """
-        self.count, self.again, self.blame = self.count + 1, self.again + again, self.blame + blame
-        if self.blame >= _BLAME or self.count >= _MOST_DEATHS or self.again >= _MOST_AGAIN:
-            msg = f"expected a replica that goes on, found {self.count} that ended one after the other"
+        self.count, self.replay_deaths, self.blame = self.count + 1, self.replay_deaths + replaying, self.blame + blame
+        if self.blame >= _MAX_BLAME or self.count >= _MAX_DEATHS or self.replay_deaths >= _MAX_REPLAY_DEATHS:
+            msg = f"expected a running replica, found {self.count} that ended in a row; see the logs of the replicas"
             raise ClosedError(msg)
 
-    def get_proposer(self, other: ReplicaMismatchError) -> None:
-        """A replica of another model.
+    def add_mismatch(self, error: ReplicaMismatchError) -> None:
+        """Count a replica that cannot continue the text.
 
         Raises:
-            ResumeError: there seem to be no others.
+            ResumeError: the limit is reached.
         """
-        self.count, self.others = self.count + 1, self.others + 1
-        if self.others >= _OTHERS:
-            msg = f"expected a replica of the same model and kernels to go on with the text, found {other}; ask again"
-            raise ResumeError(msg) from other
+        self.count, self.mismatches = self.count + 1, self.mismatches + 1
+        if self.mismatches >= _MAX_MISMATCHES:
+            msg = f"expected a replica of the same model and kernels to resume on, found {error}; try again"
+            raise ResumeError(msg) from error
 
 
-async def _in_time(said: AsyncGenerator[Said], ends_at: float | None) -> Said | None:
-    """What a replica says next; ``None`` is the end.
+async def _next(messages: AsyncGenerator[ReplicaMessage], ends_at: float | None) -> ReplicaMessage | None:
+    """Return the next message of a replica; ``None`` at the end of the stream.
 
     Raises:
-        DeadlineError: it says nothing, not even that it is too late.
+        DeadlineError: the deadline has passed, and the replica has not reported so.
     """
     wait = None if ends_at is None else max(0.0, ends_at - perf_counter()) + _GRACE
     try:
         async with asyncio.timeout(wait) as limit:
-            return await anext(said, None)
+            return await anext(messages, None)
     except TimeoutError as error:
         if not limit.expired():
             raise
-        msg = "the request was not done by its deadline, as its replica says nothing"
+        msg = "the request was not done by its deadline, and its replica does not respond; try again later"
         raise DeadlineError(msg) from error
 
 
 def _left(ends_at: float | None) -> float | None:
-    """Seconds that are left.
+    """Return the seconds to the deadline.
 
     Raises:
-        DeadlineError: none are.
+        DeadlineError: the deadline has passed.
     """
-    if ends_at is None:
-        return None
-    left = ends_at - perf_counter()
-    if left <= 0.0:
-        msg = "the request was not done by its deadline, which replicas that ended took up"
+    left = None if ends_at is None else ends_at - perf_counter()
+    if left is not None and left <= 0.0:
+        msg = "the request was not done by its deadline; try again later"
         raise DeadlineError(msg)
     return left

@@ -1,4 +1,4 @@
-"""What a replica is: whatever its texts depend on, in words that can be compared."""
+"""Identity of a replica: everything that its texts depend on, in a form that can be compared."""
 
 from __future__ import annotations
 
@@ -22,45 +22,45 @@ __all__ = ["check_model", "identity"]
 
 
 def identity(llm: LLM, options: Mapping[str, Any]) -> tuple[str, str]:
-    """Of whatever the tokens of a model depend on, with what computes and without it, as JSON.
+    """Return everything that the tokens of a model depend on, as JSON: with the kernels, and without.
 
     Args:
         llm: the model.
-        options: with which it was loaded.
+        options: options of :class:`pronk.LLM` with which the model was loaded.
     """
-    said = _model(llm.path, llm.config, llm.tokenizer) | {
+    model = _model(llm.path, llm.config, llm.tokenizer) | {
         "dtype": str(llm.dtype).removeprefix("torch."),
         "kv_dtype": options.get("kv_dtype", "auto"),
         "weights": options.get("weights", "plain"),
         "parts": options.get("workers", 1) if options.get("parallel") == "tensor" else 1,
         "guides": _version("llguidance"),
     }
-    computing = f"torch {torch.__version__}" if llm.kernels == "torch" else f"{llm.kernels} {_library()}"
-    return json.dumps({**said, "kernels": computing}), json.dumps(said)
+    kernels = f"torch {torch.__version__}" if llm.kernels == "torch" else f"{llm.kernels} {_library_digest()}"
+    return json.dumps({**model, "kernels": kernels}), json.dumps(model)
 
 
 def check_model(path: Path, config: ModelConfig, tokenizer: Tokenizer, model: str) -> None:
-    """Hold the files of a model to what a replica says of its own.
+    """Check that the server's files are those of the replicas' model.
 
     Args:
-        path: where they are.
-        config: what they say of its shape.
-        tokenizer: theirs.
-        model: what :func:`identity` says without what computes.
+        path: folder of the server's files.
+        config: configuration read from these files.
+        tokenizer: tokenizer read from these files.
+        model: second result of :func:`identity` on a replica.
 
     Raises:
-        OptionError: they are another model's.
+        OptionError: the files belong to another model or version.
     """
     theirs = json.loads(model)
-    for what, own in _model(path, config, tokenizer).items():
-        if theirs.get(what) != own:
-            msg = f"replicas: expected the same {what} as here, {own}; found {theirs.get(what)}"
+    for name, own in _model(path, config, tokenizer).items():
+        if theirs.get(name) != own:
+            msg = f"replicas: expected the server's {name}, {own}; found {theirs.get(name)}; use the same files"
             raise OptionError(msg)
 
 
 def _model(path: Path, config: ModelConfig, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Which model it is, in whatever form it is loaded."""
-    from pronk import __version__  # noqa: PLC0415 - the package is above its rooms
+    """Return the part of the identity that a server knows without loading the weights."""
+    from pronk import __version__  # noqa: PLC0415 - the package imports its subpackages
 
     return {
         "version": __version__,
@@ -70,7 +70,7 @@ def _model(path: Path, config: ModelConfig, tokenizer: Tokenizer) -> dict[str, A
     }
 
 
-def _library() -> str:
+def _library_digest() -> str:
     file = installed()
     return hashlib.sha256(file.read_bytes()).hexdigest()[:12] if file.is_file() else "none"
 

@@ -1,7 +1,7 @@
-"""Which replica a request goes to: one that has read its beginning before, unless that one is much busier.
+"""Selection of a replica for a prompt: the longest cached prefix, unless that replica is much busier.
 
-A prompt is known by the digests of its blocks, each of everything up to its end. Where a request went, the cache will
-find them; so the next text that begins alike goes there as well, by the longest beginning that is known.
+Each block of a prompt has a digest of the text up to its end. The replica that received a digest last has these blocks
+in its prefix cache, so the next prompt with the same digest goes to the same replica.
 """
 
 from __future__ import annotations
@@ -19,108 +19,104 @@ __all__ = ["InFlight", "PrefixRoutes", "prefix_digests"]
 
 Name = TypeVar("Name")
 
-# Digests that are remembered; the oldest ones go first.
-_MOST = 200_000
-# Blocks of a prompt that are looked at.
-_BLOCKS = 128
-# A replica may have so many requests more than the least busy one, and still get those that it knows.
-_BUSIER = 8
-_DIGEST = 8  # bytes
-# Requests of which the end is remembered that came before it was said where they went.
-_ENDED = 1024
+_MAX_DIGESTS = 200_000  # remembered digests; the least recently used ones are dropped
+_MAX_BLOCKS = 128  # blocks of a prompt that get a digest
+_MAX_EXTRA = 8  # requests that a replica with a cached prefix may have more than the least busy replica
+_DIGEST_SIZE = 8  # bytes
+_MAX_EARLY_ENDS = 1024  # remembered requests whose end was reported before their acceptance
 
 
 def prefix_digests(tokens: Sequence[int], salt: bytes) -> tuple[bytes, ...]:
-    """Of the blocks of a prompt, each of everything up to its end; only of one salt are they ever the same."""
-    found, before = list[bytes](), salt
-    for end in range(BLOCK_SIZE, min(len(tokens), _BLOCKS * BLOCK_SIZE) + 1, BLOCK_SIZE):
+    """Return one digest per full block, over the salt and the text up to the end of the block."""
+    digests, digest = list[bytes](), salt
+    for end in range(BLOCK_SIZE, min(len(tokens), _MAX_BLOCKS * BLOCK_SIZE) + 1, BLOCK_SIZE):
         block = np.asarray(tokens[end - BLOCK_SIZE : end], np.int32).tobytes()
-        before = hashlib.blake2b(before + block, digest_size=_DIGEST).digest()
-        found.append(before)
-    return tuple(found)
+        digest = hashlib.blake2b(digest + block, digest_size=_DIGEST_SIZE).digest()
+        digests.append(digest)
+    return tuple(digests)
 
 
 class PrefixRoutes:
-    """Which replica has read which beginnings."""
+    """Map from the digests of prefixes to the replicas that have these prefixes in their cache."""
 
     def __init__(self) -> None:
-        self._where: OrderedDict[bytes, Any] = OrderedDict()
+        self._replicas: OrderedDict[bytes, Any] = OrderedDict()
         self._prompts = Counter[Any]()
 
     def choose(self, prefix: Sequence[bytes], busy: dict[Any, int]) -> Any:
-        """The replica that knows the longest beginning, unless it is much busier than others; else the least busy.
+        """Return the replica with the longest cached prefix; skip replicas that are much busier than others.
 
-        Of those that are as busy, it is the one that has had the fewest prompts.
+        Without a cached prefix, return the least busy replica, of equals the one with the fewest prompts so far.
 
         Args:
-            prefix: of the prompt.
-            busy: requests of each replica there is; at least one.
+            prefix: digests of the prompt.
+            busy: number of requests of each available replica; not empty.
         """
         least = min(busy.values())
         for digest in reversed(prefix):
-            replica = self._where.get(digest)
-            if replica in busy and busy[replica] <= least + _BUSIER:
+            replica = self._replicas.get(digest)
+            if replica in busy and busy[replica] <= least + _MAX_EXTRA:
                 return replica
         return min(busy, key=lambda each: (busy[each], self._prompts[each]))
 
     def keep(self, replicas: Collection[Any]) -> None:
-        """Forget all others."""
-        self._where = OrderedDict((digest, name) for digest, name in self._where.items() if name in replicas)
+        """Drop the state of all other replicas."""
+        self._replicas = OrderedDict((digest, name) for digest, name in self._replicas.items() if name in replicas)
         self._prompts = Counter({name: count for name, count in self._prompts.items() if name in replicas})
 
     def learn(self, prefix: Sequence[bytes], replica: Any) -> None:
-        """A prompt went there."""
+        """Record that a replica accepted a prompt."""
         self._prompts[replica] += 1
         for digest in prefix:
-            self._where[digest] = replica
-            self._where.move_to_end(digest)
-        while len(self._where) > _MOST:
-            self._where.popitem(last=False)
+            self._replicas[digest] = replica
+            self._replicas.move_to_end(digest)
+        while len(self._replicas) > _MAX_DIGESTS:
+            self._replicas.popitem(last=False)
 
 
 class PendingRoute(Protocol):
-    """Of a request that is to be sent somewhere: whether it has been, or nobody waits for that any more."""
+    """Future of a request that no replica has accepted yet."""
 
     def cancelled(self) -> bool:
-        """Nobody waits."""
-        ...
+        """Return whether the caller has cancelled the request."""
 
 
 class InFlight(Generic[Name]):
-    """Which request each replica has, from the moment that it is chosen for it."""
+    """Requests of each replica, counted from the moment that a replica is selected."""
 
     def __init__(self) -> None:
-        self._where: dict[str, tuple[Name, PendingRoute | None]] = {}
-        self._ended = deque[tuple[str, Name]](maxlen=_ENDED)
+        self._requests: dict[str, tuple[Name, PendingRoute | None]] = {}
+        self._early_ends = deque[tuple[str, Name]](maxlen=_MAX_EARLY_ENDS)
 
     def counts(self, replicas: Collection[Name]) -> dict[Name, int]:
-        """How many each of some replicas has."""
-        for request in [each for each, (_, future) in self._where.items() if future is not None and future.cancelled()]:
-            del self._where[request]
-        counts = Counter(replica for replica, _ in self._where.values())
+        """Return the number of requests of each of ``replicas``."""
+        cancelled = [name for name, (_, future) in self._requests.items() if future is not None and future.cancelled()]
+        for request in cancelled:
+            del self._requests[request]
+        counts = Counter(replica for replica, _ in self._requests.values())
         return {replica: counts[replica] for replica in replicas}
 
     def choose(self, request: str, replica: Name, future: PendingRoute) -> None:
-        """One is chosen, and may not get it: until then ``future`` is looked at."""
-        self._where[request] = (replica, future)
-        if (request, replica) in self._ended:  # it was not taken there before, which was not its end
-            self._ended.remove((request, replica))
+        """Record a selected replica, which may still reject the request; ``future`` shows its cancellation."""
+        self._requests[request] = (replica, future)
+        if (request, replica) in self._early_ends:  # it was a rejection, not the end of the request
+            self._early_ends.remove((request, replica))
 
     def take(self, request: str, replica: Name) -> None:
-        """It has taken the request in, whose end may have been told already."""
-        if (request, replica) in self._ended:
-            self._ended.remove((request, replica))
+        """Record that a replica accepted a request, unless its end was reported before."""
+        if (request, replica) in self._early_ends:
+            self._early_ends.remove((request, replica))
         else:
-            self._where[request] = (replica, None)
+            self._requests[request] = (replica, None)
 
     def end(self, request: str, replica: Name) -> None:
-        """It has ended there, or was not taken; meanwhile another one may have been chosen."""
-        chosen, future = self._where.get(request, (None, None))
-        if chosen == replica:
-            del self._where[request]
+        """Record that a request ended on a replica or was rejected, unless another replica is selected by now."""
+        selected, future = self._requests.get(request, (None, None))
+        if selected == replica:
+            del self._requests[request]
             if future is not None:
-                self._ended.append((request, replica))
+                self._early_ends.append((request, replica))
 
     def keep(self, replicas: Collection[Name]) -> None:
-        """Forget all others, and what they had."""
-        self._where = {name: each for name, each in self._where.items() if each[0] in replicas}
+        """Drop the requests of all other replicas."""
+        self._requests = {name: each for name, each in self._requests.items() if each[0] in replicas}

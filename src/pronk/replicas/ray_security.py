@@ -1,4 +1,4 @@
-"""A cluster that is begun for one command, on one machine, and for nobody else there or on its network."""
+"""Isolation of a local Ray cluster from other users and from the network."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ __all__ = ["be_private", "is_private"]
 
 
 def be_private() -> None:
-    """Let the cluster that this process begins listen to this machine alone, and to who has its token.
+    """Restrict the cluster of this process to the loopback interface and to holders of a random token.
 
-    Ray listens on every interface otherwise, and runs what it is told to by whoever comes. It reads its environment
-    when it is imported, so this has to come before that; its processes have it from this one. What was drawn stays, as
-    Ray keeps it.
+    By default Ray listens on every interface and executes the code that any client sends. Ray reads its environment
+    when it is imported, and its processes inherit the environment of this one. The token stays the same for the life
+    of the process, because Ray caches it.
 
     Raises:
-        RuntimeError: Ray has been imported already.
+        RuntimeError: Ray is imported already.
     """
     if is_private():
         return
     if "ray" in sys.modules:
-        msg = "expected to be called before Ray is imported"
+        msg = "expected be_private() before the import of Ray, found Ray imported; call it first"
         raise RuntimeError(msg)
-    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # whatever its name says, without it there is no loopback
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # makes Ray listen on the loopback, on Linux too
     os.environ["RAY_AUTH_MODE"] = "token"
     os.environ["RAY_AUTH_TOKEN"] = token_hex(32)
 
 
 def is_private() -> bool:
-    """Whether that has been said, here or by whoever has begun this process."""
-    said = ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN")
-    return [os.environ.get(name) for name in said[:2]] == ["0", "token"] and bool(os.environ.get(said[2]))
+    """Return whether :func:`be_private` was called in this process or in a parent process."""
+    get = os.environ.get
+    loopback, token = get("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER") == "0", get("RAY_AUTH_MODE") == "token"
+    return loopback and token and bool(get("RAY_AUTH_TOKEN"))

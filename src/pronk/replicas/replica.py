@@ -1,4 +1,4 @@
-"""One replica: a model in a process of Ray's."""
+"""One replica: a model in an actor process of Ray."""
 
 from __future__ import annotations
 
@@ -13,94 +13,99 @@ from pronk.errors import ClosedError, PronkError
 from pronk.llm import LLM
 from pronk.parallel.connection import ConnectionLostError
 from pronk.replicas.identity import identity
-from pronk.replicas.messages import GenerateRequest, ReplicaInfo, RequestAccepted, RequestFailed, Said, StepReply
+from pronk.replicas.messages import (
+    GenerateRequest,
+    ReplicaInfo,
+    ReplicaMessage,
+    RequestAccepted,
+    RequestFailed,
+    StepReply,
+)
 
 __all__ = ["Replica", "enter"]
 
 _log = logging.getLogger(__name__)
 
-# The front counts requests, and lets in no more than it is allowed: here all that it sends have a place.
-_ROOM = 2**20
+_MAX_REQUESTS = 2**20  # no limit in practice: the dispatcher and Ray Serve limit the requests
 
 
 class Replica:
-    """Holds a model, and continues what it is asked to."""
+    """Model that Ray Serve deploys."""
 
     def __init__(self, options: Mapping[str, Any], also: Sequence[str], folder: str) -> None:
-        """Load it.
+        """Load the model.
 
         Args:
-            options: of :class:`pronk.LLM`.
-            also: further drafters that requests may ask for.
-            folder: that paths in the options start from, where there is one of that name.
+            options: options of :class:`pronk.LLM`.
+            also: further drafters that requests may name.
+            folder: working directory for relative paths in the options, if it exists on this machine.
 
         Raises:
-            PronkError: it cannot be loaded.
+            PronkError: the model cannot be loaded.
         """
-        # An extra, which whoever has replicas has.
-        from ray import get_runtime_context, serve  # noqa: PLC0415
+        from ray import get_runtime_context, serve  # noqa: PLC0415 - the extra pronk[ray]
 
         enter(folder)
         self._llm = LLM(**options)
-        self._met = [self._llm.get_proposer(spec) for spec in also]  # their models stay
-        self._engine = AsyncLLM(self._llm, max_requests=_ROOM)
+        self._proposers = [self._llm.get_proposer(spec) for spec in also]  # keeps the draft models loaded
+        self._engine = AsyncLLM(self._llm, max_requests=_MAX_REQUESTS)
         self._identity, self._model = identity(self._llm, options)
         name, node = serve.get_replica_context().replica_id.unique_id, get_runtime_context().get_node_id()
-        self._begun = RequestAccepted(name, self._identity, self._llm.exact, node, os.getpid())
+        self._accepted = RequestAccepted(name, self._identity, self._llm.exact, node, os.getpid())
 
     def about(self) -> ReplicaInfo:
-        """What it is."""
+        """Return the description of the replica."""
         return ReplicaInfo(self._identity, self._model, self._llm.kernels, self._llm.get_proposer().name)
 
     def check_health(self) -> None:
-        """Ray asks; a replica that raises is replaced.
+        """Raise if the engine has stopped; Ray Serve then replaces the replica.
 
         Raises:
-            ClosedError: it cannot serve any more.
+            ClosedError: the engine has stopped.
         """
         if not self._engine.alive:
-            msg = "expected a model that computes, found one that has ended"
+            msg = "expected a running engine, found one that has stopped; see the log of the replica"
             raise ClosedError(msg)
 
-    async def steps(self, ask: GenerateRequest) -> AsyncGenerator[Said]:
-        """Continue prompts; errors of the request are said, and not raised."""
-        yield self._begun
-        if ask.model not in ("", self._model):
-            yield RequestFailed(PronkError(f"expected a replica of {ask.model}, found one of {self._model}"))
+    async def steps(self, request: GenerateRequest) -> AsyncGenerator[ReplicaMessage]:
+        """Continue prompts; yield errors of the request as messages, raise errors of the replica."""
+        yield self._accepted
+        if request.model not in ("", self._model):
+            yield RequestFailed(PronkError(f"expected a replica of {request.model}, found one of {self._model}"))
             return
-        if ask.identity not in (None, self._identity):
-            return  # it goes on with no text of another model's, as who asks has heard by now
+        if request.identity not in (None, self._identity):
+            return  # the dispatcher sees the other identity in RequestAccepted and selects another replica
         steps = self._engine.steps(
-            ask.prompts,
-            ask.params,
-            drafter=ask.drafter,
-            priority=ask.priority,
-            deadline=ask.deadline,
-            salt=ask.salt,
-            tenant=ask.tenant,
-            given=ask.given,
+            request.prompts,
+            request.params,
+            drafter=request.drafter,
+            priority=request.priority,
+            deadline=request.deadline,
+            salt=request.salt,
+            tenant=request.tenant,
+            given=request.given,
         )
         try:
             async with aclosing(steps):
                 async for pieces in steps:
                     yield StepReply(pieces, self._engine.load)
         except (ClosedError, ConnectionLostError):
-            raise  # of the replica: another one goes on
+            raise  # errors of the replica: the dispatcher resumes the request on another one
         except PronkError as error:
-            yield RequestFailed(type(error)(str(error)))  # without what it holds on to
+            yield RequestFailed(type(error)(str(error)))  # a copy without references to traceback and cause
         except Exception as error:
             if not self._engine.alive:
                 raise
-            _log.exception("a request has failed")
-            yield RequestFailed(RuntimeError(f"{type(error).__name__} in a replica, whose log has the cause"))
+            _log.exception("a request failed")
+            yield RequestFailed(RuntimeError(f"{type(error).__name__} in a replica; its log has the traceback"))
 
     async def __del__(self) -> None:
-        """Ray lets it go."""
+        """Save the calibration and close the engine; Ray Serve awaits this method when the replica ends."""
         self._llm.calibration.save()
         await self._engine.close()
 
 
 def enter(folder: str) -> None:
-    """Ray's processes begin elsewhere: relative paths are meant from where the command was given."""
+    """Change to the directory where the command was started, because relative paths refer to it."""
     with suppress(OSError):
         os.chdir(folder)

@@ -1,72 +1,62 @@
-"""Ray Serve's question, which replica a request goes to, answered by what its prompt begins with."""
+"""Request router for Ray Serve that selects replicas by the prefix of the prompt."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from pronk.replicas.messages import GenerateRequest
 from pronk.replicas.prefix_routes import InFlight, PrefixRoutes
+from pronk.sampling.params import SamplingParams
 
 __all__ = ["PrefixRouter"]
 
+_NO_PROMPT = GenerateRequest([], SamplingParams())  # stands for calls of other methods, which have no prompt
+
 
 class PrefixRouter(RequestRouter):
-    """Sends requests where their beginnings have been read; see :mod:`pronk.replicas.prefix_routes`."""
+    """Router of one caller of the replicas; see :mod:`pronk.replicas.prefix_routes`."""
 
     def initialize_state(self, **options: Any) -> None:
-        """Nothing is known yet."""
+        """Start without known prefixes and without requests in flight."""
         del options
         self.routes, self.busy = PrefixRoutes(), InFlight[ReplicaID]()
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """The one that is best, then the others, the least busy first."""
-        there = {replica.replica_id: replica for replica in self.select_available_replicas(candidate_replicas)}
-        if not there:
+        """Return the best replica, then the others by their number of requests."""
+        available = {replica.replica_id: replica for replica in self.select_available_replicas(candidate_replicas)}
+        if not available:
             return []
-        ask = _ask_of(pending_request)
-        avoided = frozenset[str]() if ask is None else ask.avoid
-        there = {name: each for name, each in there.items() if name.unique_id not in avoided} or there
-        busy = self.busy.counts(there)
-        first = self.routes.choose(_prefix(pending_request), busy)
+        request = _request_of(pending_request)
+        replicas = {name: each for name, each in available.items() if name.unique_id not in request.avoid} or available
+        busy = self.busy.counts(replicas)
+        best = self.routes.choose(request.prefix, busy)
         if pending_request is not None:
-            # From now on: those that come in the same moment are to see it.
-            self.busy.choose(_id_of(pending_request), first, pending_request.future)
-        others = sorted((name for name in there if name != first), key=lambda name: busy[name])
-        return [[there[first]], *([there[name]] for name in others)]
+            # Count the request now, so that simultaneous requests see it before a replica accepts it.
+            self.busy.choose(pending_request.metadata.internal_request_id, best, pending_request.future)
+        return [[replicas[name]] for name in sorted(replicas, key=lambda name: (name != best, busy[name]))]
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """There are others than before: of those that are gone nothing is remembered."""
+        """Drop the state of removed replicas."""
         super().update_replicas(replicas)
-        there = {replica.replica_id for replica in replicas}
-        self.busy.keep(there)
-        self.routes.keep(there)
+        names = {replica.replica_id for replica in replicas}
+        self.busy.keep(names)
+        self.routes.keep(names)
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
-        """It went there."""
+        """Record that a replica accepted a request."""
         del result
-        self.routes.learn(_prefix(pending_request), replica_id)
-        self.busy.take(_id_of(pending_request), replica_id)
+        self.routes.learn(_request_of(pending_request).prefix, replica_id)
+        self.busy.take(pending_request.metadata.internal_request_id, replica_id)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        """It has ended there, one way or another; or it was not taken, and will be sent somewhere again."""
+        """Record that a request ended, or that the replica rejected it, so that Ray routes it again."""
         self.busy.end(internal_request_id, replica_id)
 
 
-def _id_of(pending: PendingRequest) -> str:
-    found: str = pending.metadata.internal_request_id
-    return found
-
-
-def _ask_of(pending: PendingRequest | None) -> GenerateRequest | None:
-    ask = pending.args[0] if pending is not None and pending.args else None
-    return ask if isinstance(ask, GenerateRequest) else None
-
-
-def _prefix(pending: PendingRequest | None) -> Sequence[bytes]:
-    ask = _ask_of(pending)
-    return () if ask is None else ask.prefix
+def _request_of(pending: PendingRequest | None) -> GenerateRequest:
+    request = pending.args[0] if pending is not None and pending.args else None
+    return request if isinstance(request, GenerateRequest) else _NO_PROMPT

@@ -1,4 +1,4 @@
-"""What has been given out of a request by replicas that may die, and what another one is asked for then."""
+"""State of a request that another replica can resume after its replica ends."""
 
 from __future__ import annotations
 
@@ -11,136 +11,141 @@ from time import perf_counter
 from pronk.engine.stats import SourceStats, Stats, StepStats
 from pronk.errors import ResumeError
 from pronk.outputs import Piece
-from pronk.replicas.messages import GenerateRequest, RequestAccepted, RequestFailed, Said
+from pronk.replicas.messages import GenerateRequest, ReplicaMessage, RequestAccepted, RequestFailed
 
 __all__ = ["ReplicaMismatchError", "ResumableStream"]
 
-_MOST_PRIORITY = 2**31
+_MAX_PRIORITY = 2**31
 
 
 class ReplicaMismatchError(Exception):
-    """The replica is of another model than the one that has begun the text, or computes otherwise."""
+    """Another model or other kernels than those of the replica that began the text."""
 
 
 class ResumableStream:
-    """What has been given out of one request, by whom, and how another one is asked for the rest.
+    """Pieces of one request that were delivered so far, and the request for the rest.
+
+    With ``prompt_logprobs`` a resumed request would lack the log-probabilities of the prompt, so the next replica
+    generates the text from the beginning, and the pieces delivered before are dropped.
 
     Attributes:
-        replica: the name of who speaks.
-        repeats: whether what it says has been given out before.
+        replica: name of the current replica; empty before it accepts the request.
+        replaying: whether the current replica still generates pieces that were delivered before.
     """
 
-    def __init__(self, ask: GenerateRequest) -> None:
-        self._ask, self.replica, self.repeats = ask, "", False
+    def __init__(self, request: GenerateRequest) -> None:
+        self._request, self.replica, self.replaying = request, "", False
+        self._from_start = request.params.prompt_logprobs is not None
         self._given: dict[int, list[Piece]] = {}
+        self._skip: dict[int, int] = {}  # for each sample, pieces of the current replica still to drop
         self._avoid = frozenset[str]()
         self._identity: str | None = None
         self._exact = True
-        self._step = 0  # before which steps are another replica's
-        # Reports on the prompt come with the last token, and of a text that is gone on with there would be none: it is
-        # said again from its beginning, and what was given out is left out.
-        self._again = ask.params.prompt_logprobs is not None
-        self._skip: dict[int, int] = {}
-        self._began = self._asked = perf_counter()
-        self._asks = 0
-        self._heard: dict[int, float] = {}  # when a step's first token came
+        self._attempts, self._first_step = 0, 0  # number of replicas tried, first step of the current one
+        self._started = self._resumed = perf_counter()
+        self._clocks: dict[int, float] = {}  # for each step, seconds from the start to its first token
 
-    def ask(self, deadline: float | None, deaths: int) -> GenerateRequest:
-        """For all that is still to come, before others that have waited less.
+    def next_request(self, deadline: float | None, num_failures: int) -> GenerateRequest:
+        """Return the request for the rest of the text; each failure raises its priority by one.
 
         Raises:
-            ResumeError: of such a request nobody can go on with a text.
+            ResumeError: no other replica can continue the text.
         """
-        if self._again and self._given and self._ask.params.rejects:
-            msg = "prompt_logprobs: a text that is drawn by rejection cannot be said again after its replica; ask again"
+        if self._given and self._from_start and self._request.params.rejects:
+            rule = self._request.params.rule
+            msg = f'prompt_logprobs: expected rule="coupled" to resume on another replica, found "{rule}"; try again'
             raise ResumeError(msg)
-        if self._given and not self._exact and not self._ask.params.rejects:
-            msg = "expected kernels of equal bits to go on with a text whose replica has ended, found torch; ask again"
+        if self._given and not self._exact and not self._request.params.rejects:
+            msg = "expected kernels of equal bits to resume on another replica, found torch; try again"
             raise ResumeError(msg)
-        self.repeats, self._asked = self._again and bool(self._given), perf_counter()
-        self._asks += 1
-        self._step = 1 + max((piece.step for pieces in self._given.values() for piece in pieces), default=-1)
-        self._skip = {index: len(pieces) for index, pieces in self._given.items()} if self._again else {}
+        self.replica, self.replaying = "", self._from_start and bool(self._given)
+        self._attempts, self._resumed = self._attempts + 1, perf_counter()
+        self._first_step = 1 + max((piece.step for pieces in self._given.values() for piece in pieces), default=-1)
+        self._skip = {index: len(pieces) for index, pieces in self._given.items()} if self._from_start else {}
         return replace(
-            self._ask,
-            given={} if self._again else self._given,
+            self._request,
+            given={} if self._from_start else self._given,
             identity=self._identity if self._given else None,
             avoid=self._avoid,
             deadline=deadline,
-            priority=min(_MOST_PRIORITY, self._ask.priority + deaths),
+            priority=min(_MAX_PRIORITY, self._request.priority + num_failures),
         )
 
-    def avoid(self) -> None:
-        """Whoever speaks now cannot go on."""
+    def avoid_replica(self) -> None:
+        """Exclude the current replica from the next requests."""
         self._avoid |= {self.replica}
 
     @property
-    def ended(self) -> bool:
-        """Whether nothing is still to come."""
-        ends = [pieces for pieces in self._given.values() if pieces[-1].completion is not None]
-        return len(ends) == len(self._ask.prompts) * self._ask.params.n
+    def finished(self) -> bool:
+        """Whether all samples are complete."""
+        complete = sum(pieces[-1].completion is not None for pieces in self._given.values())
+        return complete == len(self._request.prompts) * self._request.params.n
 
-    def hear(self, said: Said) -> list[Piece]:
-        """What is new of what a replica says.
+    def receive(self, message: ReplicaMessage) -> list[Piece]:
+        """Return the new pieces of a message.
 
         Raises:
-            ReplicaMismatchError: the replica is of another model than the text.
-            ResumeError: it says something else than was given out.
-            PronkError: the request has failed.
+            ReplicaMismatchError: the replica cannot continue the text of the replica before it.
+            ResumeError: the text differs from the pieces delivered before.
+            PronkError: the request failed.
         """
-        if isinstance(said, RequestFailed):
-            raise said.error
-        if isinstance(said, RequestAccepted):
-            self.replica = said.replica
-            if self._given and said.identity != self._identity:
-                raise ReplicaMismatchError(_difference(said.identity, self._identity))
-            self._identity, self._exact = said.identity, said.exact
+        if isinstance(message, RequestFailed):
+            raise message.error
+        if isinstance(message, RequestAccepted):
+            self.replica = message.replica
+            if self._given and message.identity != self._identity:
+                raise ReplicaMismatchError(_difference(message.identity, self._identity))
+            self._identity, self._exact = message.identity, message.exact
             return []
-        return [piece for each in said.pieces if (piece := self._new(each)) is not None]
+        return [new for piece in message.pieces if (new := self._deliver(piece)) is not None]
 
-    def _new(self, piece: Piece) -> Piece | None:
+    def _deliver(self, piece: Piece) -> Piece | None:
+        """Return the piece with step and statistics over all replicas; ``None`` for an earlier piece."""
         given = self._given.setdefault(piece.index, [])
-        left = self._skip.get(piece.index, 0)
-        if left:
-            self._skip[piece.index] = left - 1
-            if given[len(given) - left].token_id != piece.token_id:
-                msg = "expected the text that was given out before, found another; ask again"
+        skip = self._skip.get(piece.index, 0)
+        if skip:
+            self._skip[piece.index] = skip - 1
+            if given[-skip].token_id != piece.token_id:
+                msg = "expected the tokens of the replica that ended, found others; try again"
                 raise ResumeError(msg)
             return None
-        self.repeats = False
-        piece = replace(piece, step=piece.step + self._step)
-        self._heard.setdefault(piece.step, perf_counter() - self._began)
-        if piece.completion is not None and self._asks > 1:
-            piece = replace(piece, completion=replace(piece.completion, stats=self._all(given, piece.completion.stats)))
+        self.replaying = False
+        piece = replace(piece, step=piece.step + self._first_step)
+        self._clocks.setdefault(piece.step, perf_counter() - self._started)
+        if piece.completion is not None and self._attempts > 1:
+            stats = self._total_stats(given, piece.completion.stats)
+            piece = replace(piece, completion=replace(piece.completion, stats=stats))
         given.append(piece)
         return piece
 
-    def _all(self, given: Sequence[Piece], rest: Stats) -> Stats:
-        """What a text has cost whose end ``rest`` is of; of what others did, that which was accepted is known."""
-        since, total = self._asked - self._began, perf_counter() - self._began
-        later = [step._replace(clock=since + step.clock) for step in rest.steps]
-        if self._again:
-            return replace(rest, steps=later, total_seconds=total)
-        steps, sources = list[StepStats](), dict(rest.sources)
-        for number, group in groupby((piece for piece in given if piece.step < self._step), lambda piece: piece.step):
+    def _total_stats(self, given: Sequence[Piece], last: Stats) -> Stats:
+        """Add the steps of earlier replicas to the statistics of the last one.
+
+        Rejected draft tokens of earlier replicas are unknown: only their accepted draft tokens are counted.
+        """
+        since, total = self._resumed - self._started, perf_counter() - self._started
+        later = [step._replace(clock=since + step.clock) for step in last.steps]
+        if self._from_start:
+            return replace(last, steps=later, total_seconds=total)
+        steps, sources = list[StepStats](), dict(last.sources)
+        earlier = (piece for piece in given if piece.step < self._first_step)
+        for number, group in groupby(earlier, lambda piece: piece.step):
             pieces = list(group)
-            taken = [piece.source for piece in pieces if piece.source is not None]
-            count = len(taken)
-            steps.append(StepStats(1 + count, count, count, count, len(pieces), 0.0, 0.0, self._heard[number]))
-            for source in taken:
-                drafted, accepted = sources.get(source, SourceStats(0, 0))
-                sources[source] = SourceStats(drafted + 1, accepted + 1)
-        # What it found in the cache is its own text, if not what nobody knows any more.
-        cached = 0 if steps else rest.cached_tokens
-        return replace(rest, steps=steps + later, sources=sources, cached_tokens=cached, total_seconds=total)
+            accepted = [piece.source for piece in pieces if piece.source is not None]
+            count = len(accepted)
+            steps.append(StepStats(1 + count, count, count, count, len(pieces), 0.0, 0.0, self._clocks[number]))
+            for source in accepted:
+                counts = sources.get(source, SourceStats(0, 0))
+                sources[source] = SourceStats(counts.drafted + 1, counts.accepted + 1)
+        # The last replica counts the delivered text as cached. The hits of the first replica are unknown.
+        cached = 0 if steps else last.cached_tokens
+        return replace(last, steps=steps + later, sources=sources, cached_tokens=cached, total_seconds=total)
 
 
 def _difference(found: str, expected: str | None) -> str:
-    """In what two identities differ."""
+    """Return the parts in which two identities differ."""
     try:
         own, other = json.loads(found), json.loads(expected or "{}")
-        return "; ".join(
-            f"{what} {own[what]} instead of {other.get(what)}" for what in own if own[what] != other.get(what)
-        )
+        return "; ".join(f"{key} {own[key]} instead of {other.get(key)}" for key in own if own[key] != other.get(key))
     except (ValueError, TypeError, AttributeError):
         return f"{found} instead of {expected}"

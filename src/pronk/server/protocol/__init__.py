@@ -1,4 +1,4 @@
-"""What clients may send, and what they get: OpenAI's interface, as far as a model of text has it.
+"""Bodies of requests and replies: the OpenAI API for text, with some fields of vLLM and of pronk.
 
-Unknown fields and those that are not built yet are refused by name: nothing is ignored in silence.
+The server refuses unknown and unsupported fields, and names the field in the error.
 """

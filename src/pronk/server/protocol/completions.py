@@ -1,4 +1,4 @@
-"""``/v1/completions``: texts that are continued as they are."""
+"""Bodies of ``/v1/completions``, which continues prompts without a chat template."""
 
 from __future__ import annotations
 
@@ -13,18 +13,29 @@ from pydantic import Discriminator, Field, Tag
 
 from pronk.outputs import Completion, Piece
 from pronk.server.protocol.guides import GuidedRequest
-from pronk.server.protocol.request import GenerationWork, Ids, Text, Texts, leaps, refuse, unsupported, usage
+from pronk.server.protocol.request import (
+    GenerationWork,
+    Ids,
+    Text,
+    Texts,
+    by_sample,
+    check_most,
+    leaps,
+    refuse,
+    unsupported,
+    usage,
+)
 from pronk.server.protocol.tokens import Report, TokenTexts
 from pronk.server.settings import RequestLimits
 from pronk.tokenization.tokenizer import Tokenizer
 
 __all__ = ["CompletionReply", "CompletionRequest"]
 
-_MAX_TOKENS = 16  # OpenAI's default
+_MAX_TOKENS = 16  # default of the OpenAI API
 
 
 def _kind(prompt: Any) -> str:
-    """Which form a prompt has, by its first element, so that one form alone is tried."""
+    """Return the tag of a prompt's type by its first element, so that pydantic validates one type only."""
     if not isinstance(prompt, list):
         return "text"
     first = prompt[0] if prompt else ""
@@ -32,7 +43,7 @@ def _kind(prompt: Any) -> str:
 
 
 class CompletionRequest(GuidedRequest):
-    """What ``/v1/completions`` takes."""
+    """Body of ``/v1/completions``."""
 
     prompt: Annotated[
         Annotated[Text, Tag("text")]
@@ -48,37 +59,33 @@ class CompletionRequest(GuidedRequest):
     suffix: str | None = None
 
     def texts(self) -> list[str | list[int]]:
-        """The prompts, one or more, each a text or token ids."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        if self.prompt and isinstance(self.prompt[0], int):
-            return [[token for token in self.prompt if isinstance(token, int)]]
-        return [text for text in self.prompt if not isinstance(text, int)]
+        """Return the prompts, each as text or token ids."""
+        single = _kind(self.prompt) in ("text", "ids")
+        return [self.prompt] if single else [*self.prompt]  # type: ignore[list-item]
 
     def check(self, limits: RequestLimits) -> None:
-        """Hold the options to the server's limits; see :meth:`Ask.check`."""
+        """Check the options; see :meth:`TextRequest.check`."""
         super().check(limits)
         count = len(self.texts())
         if not 1 <= count <= limits.prompts:
             raise refuse("prompt", f"expected 1..{limits.prompts} prompts, found {count}")
-        if (self.logprobs or 0) > limits.logprobs:
-            raise refuse("logprobs", f"expected at most {limits.logprobs}, found {self.logprobs}")
+        check_most("logprobs", self.logprobs, limits.logprobs)
         if self.best_of not in (None, self.n or 1):
-            raise unsupported("best_of", "samples are not ranked here; leave it out, and use n")
+            raise unsupported("best_of", f"expected the value of n, found {self.best_of}; leave it out, and use n")
         if self.suffix:
-            raise unsupported("suffix", "the model continues texts, and fills in none; leave it out")
+            raise unsupported("suffix", "expected no text after the completion, found one; leave it out")
         if self.max_tokens == 0 and not self.echo:
             raise refuse("max_tokens", "expected at least 1, or echo: true with 0; found 0")
         if self.stream and self.echo and self.logprobs is not None:
-            raise unsupported("logprobs", "the prompt's come when all is done; expected stream: false beside echo")
+            raise unsupported("logprobs", "expected stream: false with echo and logprobs, found true; do not stream")
 
     def work(self, prompts: Sequence[list[int]], tokenizer: Tokenizer, frame: dict[str, Any]) -> GenerationWork:
-        """What is to be done.
+        """Return the request in the form that the engine takes.
 
         Args:
             prompts: token ids of :meth:`texts`.
-            tokenizer: of the model.
-            frame: what every reply has.
+            tokenizer: tokenizer of the model.
+            frame: fields of every reply and chunk.
         """
         wanted = _MAX_TOKENS if self.max_tokens is None else self.max_tokens
         of_prompt = self.logprobs if self.echo else None
@@ -86,54 +93,47 @@ class CompletionRequest(GuidedRequest):
             text if isinstance(text, str) else tokenizer.decode(text, skip_special_tokens=False)
             for text in (self.texts() if self.echo else [])
         ]
-        # A pass over a prompt gives its log-probabilities and a token at once: of a request for none, that is dropped.
+        # The engine generates at least one token. With max_tokens 0 the reply leaves this token out.
         params = self.params(max(1, wanted), self.logprobs, of_prompt, self.guide())
-        answer = CompletionReply(self, frame, TokenTexts(tokenizer), echoes, silent=wanted == 0)
-        return GenerationWork(prompts, params, answer)
+        reply = CompletionReply(self, frame, TokenTexts(tokenizer), echoes, echo_only=wanted == 0)
+        return GenerationWork(prompts, params, reply)
 
 
 @dataclass
 class CompletionReply:
-    """Puts the replies of ``/v1/completions`` together.
+    """Builder of the replies of ``/v1/completions``.
 
     Attributes:
-        ask: what was asked for.
-        frame: what every reply has.
-        texts: of the model's tokens.
-        echoes: the prompts' texts, if they are wanted in front.
-        silent: whether nothing is wanted but the prompts.
+        request: the request.
+        frame: fields of every reply and chunk.
+        texts: texts of the model's tokens.
+        echoes: texts of the prompts, if ``echo`` is set.
+        echo_only: whether the reply has no generated tokens (``max_tokens`` 0).
     """
 
-    ask: CompletionRequest
+    request: CompletionRequest
     frame: dict[str, Any]
     texts: TokenTexts
     echoes: Sequence[str]
-    silent: bool
-    # Of each sample, how far its text has come: bytes of a character that is not whole yet, and characters.
-    _places: dict[int, tuple[IncrementalDecoder, int]] = field(default_factory=dict)
+    echo_only: bool
+    # For each sample: decoder with the bytes of an incomplete character, and number of characters so far.
+    _offsets: dict[int, tuple[IncrementalDecoder, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.frame = {"id": f"cmpl-{uuid4().hex}", "object": "text_completion", "created": int(time()), **self.frame}
-        self.n = self.ask.n or 1
+        self.n = self.request.n or 1
 
     def start(self) -> list[dict[str, Any]]:
-        """The prompts, where they are wanted."""
-        return [
-            self._chunk(prompt * self.n + sample, text, None)
-            for prompt, text in enumerate(self.echoes)
-            for sample in range(self.n)
-        ]
+        """Return one chunk with the prompt for each sample, if ``echo`` is set."""
+        return [self._chunk(i, echo) for i, echo in enumerate(echo for echo in self.echoes for _ in range(self.n))]
 
     def step(self, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
-        """One chunk for each sample that has new tokens."""
+        """Return one chunk for each sample with new tokens."""
         chunks = []
-        for index in sorted({piece.index for piece in pieces} if not self.silent else ()):
-            own = [piece for piece in pieces if piece.index == index]
-            logprobs = None
-            if self.ask.logprobs is not None:
-                logprobs = self._logprobs([piece.logprobs for piece in own], index)
-            chunk = self._chunk(index, "".join(piece.text for piece in own), logprobs)
-            if self.ask.leaps:
+        for index, own in [] if self.echo_only else by_sample(pieces):
+            text = "".join(piece.text for piece in own)
+            chunk = self._chunk(index, text, self._logprobs([piece.logprobs for piece in own], index))
+            if self.request.leaps:
                 chunk["choices"][0]["leaps"] = leaps(own)
             if (done := own[-1].completion) is not None:
                 chunk["choices"][0] |= {"finish_reason": done.finish_reason, "stop_reason": done.stop_reason}
@@ -141,78 +141,69 @@ class CompletionReply:
         return chunks
 
     def read(self, pieces: Sequence[Piece]) -> None:
-        """Nothing that the texts do not tell."""
+        """Ignore the pieces: the completions have all of the reply."""
 
     def end(self, done: Sequence[Completion]) -> list[dict[str, Any]]:
-        """The usage, if it was asked for."""
-        chunks = []
-        if self.silent:
-            chunks += [self._chunk(index, "", None, "length") for index in range(len(done))]
-        if self.ask.include_usage:
+        """Return the ends of samples without generated tokens, and the usage, if requested."""
+        chunks = [self._chunk(i, "", None, "length") for i in range(len(done))] if self.echo_only else []
+        if self.request.include_usage:
             chunks.append({**self.frame, "choices": [], "usage": self._usage(done)})
         return chunks
 
     def body(self, done: Sequence[Completion]) -> dict[str, Any]:
-        """Everything."""
+        """Return the whole reply."""
         choices = [self._choice(index, completion) for index, completion in enumerate(done)]
         return {**self.frame, "choices": choices, "usage": self._usage(done)}
 
     def _usage(self, done: Sequence[Completion]) -> dict[str, Any]:
         counts = usage(done, self.n)
-        if self.silent:
+        if self.echo_only:
             counts |= {"completion_tokens": 0, "total_tokens": counts["prompt_tokens"]}
         return counts
 
     def _choice(self, index: int, done: Completion) -> dict[str, Any]:
         echo = self.echoes[index // self.n] if self.echoes else ""
-        logprobs = None
-        if self.ask.logprobs is not None:
-            logprobs = self._all_logprobs(index, done)
-        return {
-            "index": index,
-            "text": echo if self.silent else echo + done.text,
-            "logprobs": logprobs,
-            "finish_reason": "length" if self.silent else done.finish_reason,
-            "stop_reason": None if self.silent else done.stop_reason,
-            "seed": done.seed,
-        }
-
-    def _all_logprobs(self, index: int, done: Completion) -> dict[str, Any]:
-        """Of the prompt, if it is wanted, and of what was generated."""
         reports: list[Any] = []
         if self.echoes:
             first, *known = done.prompt_logprobs or [None]
             reports += [{done.prompt_token_ids[0]: first}, *known]
-        if not self.silent:
+        if not self.echo_only:
             reports += done.logprobs or []
-        return self._logprobs(reports, index)
+        return {
+            "index": index,
+            "text": echo if self.echo_only else echo + done.text,
+            "logprobs": self._logprobs(reports, index),
+            "finish_reason": "length" if self.echo_only else done.finish_reason,
+            "stop_reason": None if self.echo_only else done.stop_reason,
+            "seed": done.seed,
+        }
 
-    def _logprobs(self, reports: Sequence[Any], index: int) -> dict[str, Any]:
-        """Log-probabilities as completions have them; ``text_offset`` is where a token's first character begins."""
+    def _logprobs(self, reports: Sequence[Any], index: int) -> dict[str, Any] | None:
+        """Return the ``logprobs`` of a choice, if requested; ``text_offset`` counts characters of the text."""
+        if self.request.logprobs is None:
+            return None
         tokens = [next(iter(report)) for report in reports]
-        decoder, at = self._places.get(index) or (getincrementaldecoder("utf-8")("replace"), 0)
+        decoder, at = self._offsets.get(index) or (getincrementaldecoder("utf-8")("replace"), 0)
         offsets = []
         for token in tokens:
             offsets.append(at)
             at += len(decoder.decode(self.texts.bytes(token)))
-        self._places[index] = decoder, at
+        self._offsets[index] = decoder, at
         return {
             "tokens": [self.texts.name(token) for token in tokens],
             "token_logprobs": [report[token] for token, report in zip(tokens, reports, strict=True)],
-            "top_logprobs": [self._likeliest(report) for report in reports],
+            "top_logprobs": [self._top_logprobs(report) for report in reports],
             "text_offset": offsets,
         }
 
-    def _likeliest(self, report: Report) -> dict[str, float] | None:
-        """The likeliest tokens and the one that was chosen; of tokens that read alike the likelier one."""
+    def _top_logprobs(self, report: Report) -> dict[str, float] | None:
+        """Return the most likely tokens and the token of the text; of equal texts the more likely token."""
         if None in report.values():
             return None  # the first token of a prompt
-        chosen = next(iter(report))
-        likeliest = dict(sorted(report.items(), key=lambda item: -item[1])[: self.ask.logprobs]) | {
-            chosen: report[chosen]
-        }
-        return {self.texts.name(token): value for token, value in sorted(likeliest.items(), key=lambda item: item[1])}
+        own = next(iter(report))
+        top = dict(sorted(report.items(), key=lambda item: -item[1])[: self.request.logprobs]) | {own: report[own]}
+        return {self.texts.name(token): value for token, value in sorted(top.items(), key=lambda item: item[1])}
 
-    def _chunk(self, index: int, text: str, logprobs: Any, finish_reason: str | None = None) -> dict[str, Any]:
+    def _chunk(self, index: int, text: str, logprobs: Any = None, finish_reason: str | None = None) -> dict[str, Any]:
         choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
-        return {**self.frame, "choices": [choice]} | ({"usage": None} if self.ask.include_usage else {})
+        return {**self.frame, "choices": [choice]} | ({"usage": None} if self.request.include_usage else {})

@@ -1,14 +1,14 @@
-"""Forms that an answer must have, by all the names that clients have for them."""
+"""Required form of an answer: ``response_format`` and vLLM's ``guided_*`` and ``structured_outputs``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from pydantic import Field
 
 from pronk.errors import GuideError, PronkError
-from pronk.sampling.guide import Guide
+from pronk.sampling.guide import Guide, GuideKind
 from pronk.server.errors import ApiError
 from pronk.server.protocol.request import RequestBody, Text, TextRequest, Texts, refuse
 from pronk.server.settings import RequestLimits
@@ -18,31 +18,27 @@ __all__ = ["NAME", "GuidedRequest", "ResponseFormat", "SchemaFormat", "TextForma
 
 NAME = f"^{TOOL_NAME.pattern}$"
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+_KINDS = get_args(GuideKind)
 
 
 class SchemaFormat(RequestBody):
-    """A schema with its name; it is followed, strict or not."""
+    """Named JSON schema. The answer follows the schema whether ``strict`` is set or not."""
 
     name: Text = Field(pattern=NAME)
     description: Text | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
     strict: bool | None = None
 
-    @property
-    def wanted(self) -> Mapping[str, Any]:
-        """The schema; any object, if there is none."""
-        return _ANY_OBJECT if self.schema_ is None else self.schema_
-
 
 class ResponseFormat(RequestBody):
-    """OpenAI's ``response_format``."""
+    """``response_format`` of ``/v1/chat/completions`` and ``/v1/completions``."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: SchemaFormat | None = None
 
 
 class TextFormat(RequestBody):
-    """The same as ``/v1/responses`` has it."""
+    """``text.format`` of ``/v1/responses``."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: Text | None = Field(None, pattern=NAME)
@@ -51,10 +47,10 @@ class TextFormat(RequestBody):
     strict: bool | None = None
 
     def forms(self) -> dict[str, Mapping[str, Any]]:
-        """See :meth:`GuidedRequest.forms`.
+        """Return the form as :meth:`FormattedRequest.forms` does.
 
         Raises:
-            ApiError: a schema is missing, or there where none belongs.
+            ApiError: the type needs a schema and has none, or the reverse.
         """
         if (self.type == "json_schema") != (self.schema_ is not None):
             raise refuse("text.format.schema", "expected a schema with the type 'json_schema', and with no other")
@@ -63,9 +59,9 @@ class TextFormat(RequestBody):
 
 
 class StructuredOutputs(RequestBody):
-    """vLLM's ``structured_outputs``: one of five. Of its options those are taken that say what is so here anyway."""
+    """``structured_outputs`` of vLLM: one of five forms. Other options must have their no-op value."""
 
-    idle: ClassVar = {
+    noop_values: ClassVar = {
         "disable_additional_properties": [False],
         "disable_any_whitespace": [True],
         "disable_fallback": [True, False],
@@ -80,35 +76,36 @@ class StructuredOutputs(RequestBody):
     json_object: bool | None = None
 
     def forms(self) -> dict[str, Mapping[str, Any]]:
-        """See :meth:`GuidedRequest.forms`."""
+        """Return the given forms as :meth:`FormattedRequest.forms` does."""
         given = {"json": self.json_, "regex": self.regex, "choice": self.choice, "grammar": self.grammar}
-        found = {f"structured_outputs.{name}": {name: each} for name, each in given.items() if each is not None}
-        return found | ({"structured_outputs.json_object": {"json": _ANY_OBJECT}} if self.json_object else {})
+        return _by_field("structured_outputs.", given) | (
+            {"structured_outputs.json_object": {"json": _ANY_OBJECT}} if self.json_object else {}
+        )
 
 
 class FormattedRequest(TextRequest):
-    """A request whose answer may have to have a form."""
+    """Request that may require a form of the answer."""
 
     def forms(self) -> dict[str, Mapping[str, Any]]:
-        """The forms that are asked for, by the field that asks, as arguments of :class:`~pronk.sampling.guide.Guide`.
+        """Map each field that requires a form to the arguments of its :class:`~pronk.sampling.guide.Guide`.
 
         Raises:
-            ApiError: a field that is not as it may be.
+            ApiError: a field is invalid.
         """
         return {}
 
     def check(self, limits: RequestLimits) -> None:
-        """Hold the options to the server's limits; see :meth:`TextRequest.check`."""
+        """Check the options as :meth:`TextRequest.check` does, and that at most one form is required."""
         super().check(limits)
         fields = [*self.forms()]
         if len(fields) > 1:
             raise refuse(fields[1], f"expected one form of the answer, found {fields[0]} and {fields[1]}")
 
     def guide(self) -> Guide | None:
-        """The form of the answer.
+        """Return the required form of the answer, if any.
 
         Raises:
-            ApiError: one that cannot be what it is for.
+            ApiError: the schema, expression, list or grammar is invalid.
         """
         try:
             return next((Guide(**form) for form in self.forms().values()), None)
@@ -116,40 +113,45 @@ class FormattedRequest(TextRequest):
             raise self.named(error) or error from error
 
     def named(self, error: PronkError) -> ApiError | None:
-        """What is wrong with the guide, by the name of the field that asks for it; ``None`` if it is something else."""
+        """Convert an error of the guide to one that names the field; return ``None`` for other errors."""
         field = next(iter(self.forms()), None)
         if not isinstance(error, GuideError) or field is None:
             return None
-        rest = str(error).removeprefix("guide: ")
-        kind, _, message = rest.partition(": ")
-        return refuse(field, message if kind in ("json", "regex", "choice", "grammar") else rest)
+        message = str(error).removeprefix("guide: ")
+        kind, _, rest = message.partition(": ")
+        return refuse(field, rest if kind in _KINDS else message)
 
 
 class GuidedRequest(FormattedRequest):
-    """OpenAI's field, and vLLM's older and newer ones."""
+    """Request with ``response_format``, ``structured_outputs`` or ``guided_*``."""
 
-    idle: ClassVar = {**TextRequest.idle, "guided_whitespace_pattern": []}
+    noop_values: ClassVar = {**TextRequest.noop_values, "guided_whitespace_pattern": []}
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | Text | None = None
     guided_regex: Text | None = None
     guided_choice: Texts | None = None
-    guided_grammar: Text | None = Field(None, description="in llguidance's dialect of Lark")
+    guided_grammar: Text | None = Field(None, description="Grammar in llguidance's dialect of Lark.")
 
     def forms(self) -> dict[str, Mapping[str, Any]]:
-        """See :meth:`FormattedRequest.forms`."""
-        given = {name: getattr(self, f"guided_{name}") for name in ("json", "regex", "choice", "grammar")}
-        found = {f"guided_{name}": {name: each} for name, each in given.items() if each is not None}
+        """Map each field that requires a form to its arguments; see :meth:`FormattedRequest.forms`."""
+        guided = {name: getattr(self, f"guided_{name}") for name in _KINDS}
         structured = {} if self.structured_outputs is None else self.structured_outputs.forms()
-        return {**self._response_form(), **structured, **found}
+        return {**self._response_form(), **structured, **_by_field("guided_", guided)}
 
     def _response_form(self) -> dict[str, Mapping[str, Any]]:
-        asked = self.response_format
-        if asked is None:
+        form = self.response_format
+        if form is None:
             return {}
-        if (asked.type == "json_schema") != (asked.json_schema is not None):
+        if (form.type == "json_schema") != (form.json_schema is not None):
             raise refuse("response_format", "expected json_schema with the type 'json_schema', and with no other")
-        if asked.type == "text":
+        if form.type == "text":
             return {}
-        return {"response_format": {"json": asked.json_schema.wanted if asked.json_schema else _ANY_OBJECT}}
+        schema = form.json_schema.schema_ if form.json_schema else None
+        return {"response_format": {"json": _ANY_OBJECT if schema is None else schema}}
+
+
+def _by_field(prefix: str, given: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Map the name of each given field to the arguments of its guide."""
+    return {f"{prefix}{kind}": {kind: value} for kind, value in given.items() if value is not None}

@@ -1,4 +1,4 @@
-"""What all requests for text have in common: their options, and how answers are put together."""
+"""Base classes of all text requests and replies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from pronk.server.errors import ApiError
 from pronk.server.settings import RequestLimits
 
 __all__ = [
-    "TOOLS",
     "GenerationWork",
     "Ids",
     "Reply",
@@ -28,43 +27,39 @@ __all__ = [
     "Text",
     "TextRequest",
     "Texts",
+    "by_sample",
+    "check_most",
     "leaps",
     "refuse",
     "unsupported",
     "usage",
 ]
 
-# Tools, and how they are to be used; without any there is nothing to use.
-TOOLS: Mapping[str, Sequence[Any]] = {
-    "tools": [[]],
-    "tool_choice": ["none", "auto"],
-    "parallel_tool_calls": [True, False],
-}
-# OpenAI's seeds may be negative, the engine's may not.
-_SEEDS = 2**63
+_SEEDS = 2**63  # seeds of OpenAI may be negative; the engine takes 0.._SEEDS - 1, so seeds are taken modulo _SEEDS
 
 
 class RequestBody(BaseModel):
-    """A request's JSON: unknown fields are refused, and so are numbers that are written as texts.
+    """JSON object of a request. Unknown fields and numbers written as strings are refused.
 
     Attributes:
-        idle: fields of OpenAI's that are not built here, with the values by which they ask for nothing.
+        noop_values: unsupported fields of other APIs, each with the values that request nothing and are accepted.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-    idle: ClassVar[Mapping[str, Sequence[Any]]] = {}
+    noop_values: ClassVar[Mapping[str, Sequence[Any]]] = {}
 
     @model_validator(mode="before")
     @classmethod
-    def _given(cls, value: Any) -> Any:
-        """Fields that are null are not there; of unknown ones the first is enough, however many there are."""
+    def _drop_unused(cls, value: Any) -> Any:
+        """Drop null fields and no-op values; of several unknown fields keep one for the error message."""
         if not isinstance(value, dict):
             return value
         given = {name: each for name, each in value.items() if each is not None}
-        for name in cls.idle.keys() & given.keys():
-            found, fine = given.pop(name), [json.dumps(each) for each in cls.idle[name]]
-            if json.dumps(found) not in fine:
-                msg = f"not built here; expected {' or '.join([*fine, 'no such field'])}"
+        for name in cls.noop_values.keys() & given.keys():
+            found, accepted = json.dumps(given.pop(name)), [json.dumps(each) for each in cls.noop_values[name]]
+            if found not in accepted:
+                expected = " or ".join(accepted) or "no such field"
+                msg = f"expected {expected}, found {found:.40}; other values are not supported, leave the field out"
                 raise unsupported(name, msg)
         names = {info.alias or name for name, info in cls.model_fields.items()}
         known = {name: each for name, each in given.items() if name in names}
@@ -81,30 +76,29 @@ def _encodable(text: str) -> str:
     return text
 
 
-# JSON can write halves of characters, which no encoding has.
-Text = Annotated[str, AfterValidator(_encodable)]
-# A list of millions has one mistake to tell of, not millions.
+Text = Annotated[str, AfterValidator(_encodable)]  # JSON can escape half of a surrogate pair, which UTF-8 cannot encode
+# fail_fast: a list with millions of wrong elements produces one error, not millions.
 Texts = Annotated[list[Text], Field(fail_fast=True)]
 Ids = Annotated[list[Annotated[int, Field(ge=-(2**63), lt=2**63)]], Field(fail_fast=True)]
 
 
 class StreamOptions(RequestBody):
-    """What a stream has besides its text."""
+    """Additional content of a stream."""
 
-    idle: ClassVar = {"include_obfuscation": [False]}
+    noop_values: ClassVar = {"include_obfuscation": [False]}
 
     include_usage: bool = False
-    continuous_usage_stats: bool = False  # vLLM's; its load generators always set it
+    continuous_usage_stats: bool = False  # a field of vLLM, which its load generators always set
 
 
 class TextRequest(RequestBody):
-    """The options of a request for text; ``None`` is each one's default, as clients send it.
+    """Options of a request for text. ``None`` selects the default, like a missing field.
 
-    ``drafter``, ``rule``, ``guide_mode``, ``priority``, ``leaps``, ``cache_salt``, ``top_k``, ``min_p``,
-    ``repetition_penalty``, ``min_tokens``, ``stop_token_ids``, ``bad_words`` and ``ignore_eos`` are not OpenAI's.
+    The OpenAI API lacks ``drafter``, ``rule``, ``guide_mode``, ``priority``, ``leaps``, ``cache_salt``, ``top_k``,
+    ``min_p``, ``repetition_penalty``, ``min_tokens``, ``stop_token_ids``, ``bad_words`` and ``ignore_eos``.
     """
 
-    idle: ClassVar = {"service_tier": ["auto", "default"], "store": [False]}
+    noop_values: ClassVar = {"service_tier": ["auto", "default"], "store": [False]}
 
     model: Text | None = None
     temperature: float | None = Field(None, ge=0.0, le=100.0)
@@ -124,60 +118,59 @@ class TextRequest(RequestBody):
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: Text | None = Field(None, max_length=512, description="for your own records: it is neither used nor kept")
-    safety_identifier: Text | None = Field(None, max_length=512, description="likewise")
-    prompt_cache_key: Text | None = Field(None, max_length=512, description="likewise: texts are known by themselves")
-    metadata: dict[Text, Text] | None = Field(None, max_length=16, description="likewise")
+    user: Text | None = Field(None, max_length=512, description="Neither used nor stored.")
+    safety_identifier: Text | None = Field(None, max_length=512, description="Neither used nor stored.")
+    prompt_cache_key: Text | None = Field(None, max_length=512, description="Not used: the cache compares token ids.")
+    metadata: dict[Text, Text] | None = Field(None, max_length=16, description="Neither used nor stored.")
     drafter: Text | None = Field(None, min_length=1, max_length=256)
     rule: Literal["coupled", "rejection", "block"] | None = None
     guide_mode: Literal["forced", "plain", "jump"] | None = None
     priority: int | None = Field(None, ge=-1000, le=1000)
     cache_salt: Text | None = Field(None, min_length=1, max_length=256)
-    leaps: bool | None = Field(None, description="say of each token who guessed it, and with which pass it came")
+    leaps: bool | None = Field(None, description="Report id, text, drafter and step of each streamed token.")
 
     @field_validator("logit_bias")
     @classmethod
-    def _ids(cls, value: dict[str, float] | None) -> dict[str, float] | None:
+    def _check_bias(cls, value: dict[str, float] | None) -> dict[str, float] | None:
         for token, bias in (value or {}).items():
             if not (token.isascii() and token.isdigit() and len(token) < 10 and -100.0 <= bias <= 100.0):
-                msg = "expected token ids with a value in -100..100 each"
+                msg = "expected token ids with a value in -100..100 each, found another key or value"
                 raise ValueError(msg)
         return value
 
     @property
     def include_usage(self) -> bool:
-        """Whether a stream ends with the usage, which its other chunks have as null."""
+        """Whether the last chunk of a stream has the usage, and all others ``"usage": null``."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property
     def continuous_usage(self) -> bool:
-        """Whether each chunk of a stream has the token counts so far instead of null."""
+        """Whether each chunk of a stream has the token counts so far instead of ``"usage": null``."""
         return self.include_usage and self.stream_options is not None and self.stream_options.continuous_usage_stats
 
     def check(self, limits: RequestLimits) -> None:
-        """Hold the options to the server's limits.
+        """Check the options against the server's limits.
 
         Raises:
-            ApiError: one of them asks for more.
+            ApiError: an option exceeds its limit, or contradicts another option.
         """
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         for name, found, most in (
-            ("n", self.n or 1, limits.n),
+            ("n", self.n, limits.n),
             ("stop", len(stops), limits.stop),
             ("stop_token_ids", len(self.stop_token_ids or ()), limits.stop),
             ("bad_words", len(self.bad_words or ()), limits.stop),
             ("logit_bias", len(self.logit_bias or ()), limits.logit_bias),
         ):
-            if found > most:
-                raise refuse(name, f"expected at most {most}, found {found}")
+            check_most(name, found, most)
         for name, texts in (("stop", stops), ("bad_words", self.bad_words or [])):
             longest = max(map(len, texts), default=0)
             if longest > limits.stop_length:
                 raise refuse(name, f"expected at most {limits.stop_length} characters each, found {longest}")
         if self.stream_options is not None and not self.stream:
-            raise refuse("stream_options", "expected it with stream: true alone")
+            raise refuse("stream_options", "expected stream: true, found no stream; add it, or leave the field out")
         if self.leaps and not self.stream:
-            raise refuse("leaps", "expected them with stream: true alone")
+            raise refuse("leaps", "expected stream: true, found no stream; add it, or leave the field out")
 
     def params(
         self,
@@ -186,7 +179,7 @@ class TextRequest(RequestBody):
         prompt_logprobs: int | None = None,
         guide: Guide | None = None,
     ) -> SamplingParams:
-        """The options as the engine has them; OpenAI's default is to sample at temperature 1."""
+        """Return the options of the engine. The default temperature is 1, as in the OpenAI API."""
         plain = ("top_p", "top_k", "min_p", "n", "min_tokens", "ignore_eos", "rule", "stop", "guide_mode")
         penalties = ("presence_penalty", "frequency_penalty", "repetition_penalty")
         given = {name: value for name in (*plain, *penalties) if (value := getattr(self, name)) is not None}
@@ -206,12 +199,12 @@ class TextRequest(RequestBody):
 
 @dataclass(frozen=True)
 class GenerationWork:
-    """What an ask comes to.
+    """A request in the form that the engine takes.
 
     Attributes:
-        prompts: token ids of each.
-        params: of all.
-        answer: what makes the reply of what they give.
+        prompts: token ids of each prompt.
+        params: sampling options of all prompts.
+        answer: builder of the reply.
     """
 
     prompts: Sequence[list[int]]
@@ -220,41 +213,51 @@ class GenerationWork:
 
 
 class Reply(Protocol):
-    """Puts replies together. Samples are numbered over all prompts: sample ``s`` of prompt ``p`` is ``p * n + s``."""
+    """Builder of a reply. Sample ``s`` of prompt ``p`` has the index ``p * n + s``."""
 
     def start(self) -> list[dict[str, Any]]:
-        """What a stream begins with."""
-        ...
+        """Return the first chunks of a stream."""
 
     def step(self, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
-        """What a stream has of a step's tokens."""
-        ...
+        """Return the chunks of one decoding step."""
 
     def read(self, pieces: Sequence[Piece]) -> None:
-        """The same step, where it is no stream: what texts alone do not tell is kept for :meth:`body`."""
-        ...
+        """Record a decoding step of a reply without a stream: keep for :meth:`body` what the completions lack."""
 
     def end(self, done: Sequence[Completion]) -> list[dict[str, Any]]:
-        """What a stream ends with."""
-        ...
+        """Return the last chunks of a stream."""
 
     def body(self, done: Sequence[Completion]) -> dict[str, Any]:
-        """All at once; ``done`` are the samples in the order of their numbers."""
-        ...
+        """Return the whole reply; ``done`` has all samples in the order of their indices."""
 
 
 def refuse(param: str, message: str, code: str = "invalid_value") -> ApiError:
-    """A field that is not as it may be."""
+    """Return the error of an invalid field."""
     return ApiError(HTTPStatus.BAD_REQUEST, f"{param}: {message}", code, param)
 
 
 def unsupported(param: str, message: str) -> ApiError:
-    """A field of OpenAI's that is not built here."""
+    """Return the error of a field that the server does not support."""
     return refuse(param, message, "unsupported")
 
 
+def check_most(param: str, found: int | None, most: int) -> None:
+    """Check the value of a field against its maximum.
+
+    Raises:
+        ApiError: the value is larger.
+    """
+    if (found or 0) > most:
+        raise refuse(param, f"expected at most {most}, found {found}")
+
+
+def by_sample(pieces: Sequence[Piece]) -> list[tuple[int, list[Piece]]]:
+    """Group the pieces of a step by the index of their sample, in the order of the indices."""
+    return [(i, [piece for piece in pieces if piece.index == i]) for i in sorted({piece.index for piece in pieces})]
+
+
 def leaps(pieces: Sequence[Piece]) -> list[Mapping[str, Any]]:
-    """Of each token its id, the text that became final with it, who guessed it, and with which pass it came."""
+    """Return id, text, drafter and step of each token; ``source`` is null if the token is no draft token."""
     return [{"id": p.token_id, "text": p.text, "source": p.source, "step": p.step} for p in pieces]
 
 
@@ -263,7 +266,7 @@ class RunningUsage:
 
     Args:
         prompts: token ids of each prompt.
-        n: samples of each prompt.
+        n: number of samples per prompt.
     """
 
     def __init__(self, prompts: Sequence[list[int]], n: int) -> None:
@@ -271,7 +274,7 @@ class RunningUsage:
         self._generated = Counter[int]()
 
     def add(self, pieces: Sequence[Piece], chunks: Sequence[dict[str, Any]]) -> None:
-        """Count the tokens of a step, and put each sample's counts into its chunks."""
+        """Count the tokens of a step and write each sample's counts into its chunks."""
         self._generated.update(piece.index for piece in pieces)
         for chunk in chunks:
             for choice in chunk.get("choices", ()):
@@ -284,12 +287,7 @@ class RunningUsage:
 
 
 def usage(done: Sequence[Completion], n: int) -> dict[str, Any]:
-    """Counts of all samples; the prompt's tokens count once for each prompt.
-
-    Args:
-        done: the samples.
-        n: samples of each prompt.
-    """
+    """Return the token counts of all samples; the tokens of a prompt count once for its ``n`` samples."""
     stats = [completion.stats for completion in done]
     prompt = sum(each.prompt_tokens for each in stats[::n])
     generated = sum(each.generated_tokens for each in stats)

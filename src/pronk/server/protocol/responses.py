@@ -1,4 +1,7 @@
-"""``/v1/responses``, as far as text goes: nothing is kept, so an answer cannot be gone on from by its id."""
+"""Bodies of ``/v1/responses`` for text.
+
+The server stores no responses, so ``previous_response_id`` is not supported.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +15,9 @@ from uuid import uuid4
 from pydantic import Field
 
 from pronk.outputs import Completion, Piece
-from pronk.server.protocol.chat import ChatTurn, TextPart, plain_messages
+from pronk.server.protocol.chat import ChatTurn, plain_messages
 from pronk.server.protocol.guides import FormattedRequest, TextFormat
-from pronk.server.protocol.request import (
-    TOOLS,
-    GenerationWork,
-    RequestBody,
-    Text,
-    TextRequest,
-    refuse,
-    unsupported,
-    usage,
-)
+from pronk.server.protocol.request import GenerationWork, RequestBody, Text, TextRequest, check_most, unsupported, usage
 from pronk.server.protocol.tokens import TokenTexts, chat_logprobs
 from pronk.server.settings import RequestLimits
 from pronk.tokenization.tokenizer import Tokenizer
@@ -32,32 +26,33 @@ __all__ = ["InputItem", "ResponsesReply", "ResponsesRequest"]
 
 
 class InputItem(ChatTurn):
-    """A message among the inputs; an answer of before may come back as it was."""
+    """Message of the input. Messages of earlier responses are accepted unchanged."""
 
     type: Literal["message"] | None = None
     id: str | None = None
     status: str | None = None
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text | Annotated[list[TextPart], Field(fail_fast=True)]
     name: None = None
 
 
 class TextOptions(RequestBody):
     """Options of the answer's text."""
 
-    idle: ClassVar = {"verbosity": ["medium"]}
+    noop_values: ClassVar = {"verbosity": ["medium"]}
 
     format: TextFormat | None = None
 
 
 class ResponsesRequest(FormattedRequest):
-    """What ``/v1/responses`` takes."""
+    """Body of ``/v1/responses``."""
 
-    idle: ClassVar = {
-        **TextRequest.idle,
-        **TOOLS,
+    noop_values: ClassVar = {
+        **TextRequest.noop_values,
+        "tools": [[]],
+        "tool_choice": ["none", "auto"],
+        "parallel_tool_calls": [True, False],
         "background": [False],
-        "previous_response_id": [],  # answers are not kept: the conversation itself is the input
+        "previous_response_id": [],
         "reasoning": [{}, {"effort": "none"}],
         "truncation": ["disabled"],
     }
@@ -70,38 +65,36 @@ class ResponsesRequest(FormattedRequest):
     text: TextOptions | None = None
 
     def check(self, limits: RequestLimits) -> None:
-        """Hold the options to the server's limits; see :meth:`TextRequest.check`."""
+        """Check the options; see :meth:`TextRequest.check`."""
         super().check(limits)
-        if (self.n or 1) != 1:
-            raise refuse("n", f"expected 1 answer, found {self.n}")
-        if (self.top_logprobs or 0) > limits.logprobs:
-            raise refuse("top_logprobs", f"expected at most {limits.logprobs}, found {self.top_logprobs}")
+        check_most("n", self.n, 1)
+        check_most("top_logprobs", self.top_logprobs, limits.logprobs)
         if self.leaps:
-            raise unsupported("leaps", "events of responses have no place for them; use /v1/chat/completions")
+            raise unsupported("leaps", "expected no such field in /v1/responses, found true; use /v1/chat/completions")
 
     def forms(self) -> dict[str, Mapping[str, Any]]:
-        """See :meth:`FormattedRequest.forms`."""
+        """Return the form as :meth:`FormattedRequest.forms` does."""
         return {} if self.text is None or self.text.format is None else self.text.format.forms()
 
     @property
     def wanted(self) -> int | None:
-        """Most tokens of the answer, if the client said."""
+        """Requested maximum number of generated tokens."""
         return self.max_output_tokens
 
     @property
     def reports(self) -> bool:
-        """Whether log-probabilities are wanted."""
+        """Whether log-probabilities are requested."""
         return self.top_logprobs is not None or bool(self.include)
 
     def messages(self) -> list[dict[str, Any]]:
-        """The conversation as templates know it."""
-        told = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
+        """Return instructions and input as messages for the chat template."""
+        system = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
         if isinstance(self.input, str):
-            return [*told, {"role": "user", "content": self.input}]
-        return told + plain_messages(self.input)
+            return [*system, {"role": "user", "content": self.input}]
+        return system + plain_messages(self.input)
 
     def work(self, prompt: list[int], max_tokens: int, tokenizer: Tokenizer, frame: dict[str, Any]) -> GenerationWork:
-        """What is to be done; see :meth:`ChatRequest.work`."""
+        """Return the request in the form that the engine takes; see :meth:`ChatRequest.work`."""
         logprobs = (self.top_logprobs or 0) if self.reports else None
         params = self.params(max_tokens, logprobs, guide=self.guide())
         return GenerationWork([prompt], params, ResponsesReply(self, frame, TokenTexts(tokenizer)))
@@ -109,15 +102,17 @@ class ResponsesRequest(FormattedRequest):
 
 @dataclass
 class ResponsesReply:
-    """Puts the replies of ``/v1/responses`` together: events that are numbered, each with a name of its own.
+    """Builder of the replies of ``/v1/responses``, whose streams consist of numbered events.
 
     Attributes:
-        ask: what was asked for.
-        frame: what every reply has.
-        texts: of the model's tokens.
+        request: the request.
+        frame: fields of every response object.
+        texts: texts of the model's tokens.
+        ident: id of the response.
+        item: id of the message in the response.
     """
 
-    ask: ResponsesRequest
+    request: ResponsesRequest
     frame: dict[str, Any]
     texts: TokenTexts
     ident: str = field(default_factory=lambda: f"resp_{uuid4().hex}")
@@ -128,39 +123,39 @@ class ResponsesReply:
         self._numbers = count()
 
     def start(self) -> list[dict[str, Any]]:
-        """An answer without text."""
-        begun = self._response("in_progress", [])
+        """Return the events that open the response, its message and its text."""
+        response = self._response("in_progress", [])
         return [
-            self._event("response.created", response=begun),
-            self._event("response.in_progress", response=begun),
+            self._event("response.created", response=response),
+            self._event("response.in_progress", response=response),
             self._event("response.output_item.added", output_index=0, item=self._message("in_progress", [])),
-            self._at("response.content_part.added", part=self._part("", [])),
+            self._text_event("response.content_part.added", part=self._part("", [])),
         ]
 
     def step(self, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
-        """The step's text."""
+        """Return the text of a step as one event."""
         logprobs = self._logprobs([piece.logprobs or {} for piece in pieces])
         text = "".join(piece.text for piece in pieces)
-        return [self._at("response.output_text.delta", delta=text, logprobs=logprobs)]
+        return [self._text_event("response.output_text.delta", delta=text, logprobs=logprobs)]
 
     def read(self, pieces: Sequence[Piece]) -> None:
-        """Nothing that the texts do not tell."""
+        """Ignore the pieces: the completions have all of the reply."""
 
     def end(self, done: Sequence[Completion]) -> list[dict[str, Any]]:
-        """The whole answer, from the inside out."""
+        """Return the events that close the text, its part, the message and the response."""
         (completion,) = done
         whole = self.body(done)
         item = whole["output"][0]
         part = item["content"][0]
         return [
-            self._at("response.output_text.done", text=completion.text, logprobs=part["logprobs"]),
-            self._at("response.content_part.done", part=part),
+            self._text_event("response.output_text.done", text=completion.text, logprobs=part["logprobs"]),
+            self._text_event("response.content_part.done", part=part),
             self._event("response.output_item.done", output_index=0, item=item),
             self._event(f"response.{whole['status']}", response=whole),
         ]
 
     def body(self, done: Sequence[Completion]) -> dict[str, Any]:
-        """Everything."""
+        """Return the whole response."""
         (completion,) = done
         status = "incomplete" if completion.finish_reason == "length" else "completed"
         part = self._part(completion.text, self._logprobs(completion.logprobs or []))
@@ -177,7 +172,7 @@ class ResponsesReply:
         return whole
 
     def _response(self, status: str, output: list[Any]) -> dict[str, Any]:
-        ask = self.ask
+        request = self.request
         return {
             "id": self.ident,
             "object": "response",
@@ -186,29 +181,29 @@ class ResponsesReply:
             "status": status,
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-            "instructions": ask.instructions,
-            "max_output_tokens": ask.max_output_tokens,
-            "metadata": ask.metadata or {},
+            "instructions": request.instructions,
+            "max_output_tokens": request.max_output_tokens,
+            "metadata": request.metadata or {},
             "output": output,
             "parallel_tool_calls": False,
             "previous_response_id": None,
             "store": False,
-            "temperature": 1.0 if ask.temperature is None else ask.temperature,
+            "temperature": 1.0 if request.temperature is None else request.temperature,
             "text": {"format": self._format()},
             "tool_choice": "none",
             "tools": [],
-            "top_logprobs": ask.top_logprobs or 0,
-            "top_p": 1.0 if ask.top_p is None else ask.top_p,
+            "top_logprobs": request.top_logprobs or 0,
+            "top_p": 1.0 if request.top_p is None else request.top_p,
             "truncation": "disabled",
             "usage": None,
         }
 
     def _format(self) -> dict[str, Any]:
-        asked = None if self.ask.text is None else self.ask.text.format
-        if asked is None or asked.type != "json_schema":
-            return {"type": "text" if asked is None else asked.type}
-        named = {"name": asked.name, "description": asked.description, "schema": asked.schema_}
-        return {"type": asked.type, **named, "strict": asked.strict}
+        form = None if self.request.text is None else self.request.text.format
+        if form is None or form.type != "json_schema":
+            return {"type": "text" if form is None else form.type}
+        named = {"name": form.name, "description": form.description, "schema": form.schema_}
+        return {"type": form.type, **named, "strict": form.strict}
 
     def _message(self, status: str, content: list[Any]) -> dict[str, Any]:
         return {"id": self.item, "type": "message", "status": status, "role": "assistant", "content": content}
@@ -217,10 +212,11 @@ class ResponsesReply:
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
     def _logprobs(self, reports: Sequence[dict[int, float]]) -> list[Any]:
-        found = chat_logprobs(self.texts, reports, self.ask.top_logprobs or 0) if self.ask.reports else {"content": []}
-        return list(found["content"])
+        if not self.request.reports:
+            return []
+        return list(chat_logprobs(self.texts, reports, self.request.top_logprobs or 0)["content"])
 
-    def _at(self, kind: str, **values: Any) -> dict[str, Any]:
+    def _text_event(self, kind: str, **values: Any) -> dict[str, Any]:
         return self._event(kind, item_id=self.item, output_index=0, content_index=0, **values)
 
     def _event(self, kind: str, **values: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The smaller routes: tokens and texts, and moderation."""
+"""Bodies of ``/tokenize``, ``/detokenize`` and ``/v1/moderations``."""
 
 from __future__ import annotations
 
@@ -13,43 +13,43 @@ __all__ = ["DetokenizeRequest", "ModerationRequest", "TokenizeRequest", "moderat
 
 
 class TokenizeRequest(RequestBody):
-    """What ``/tokenize`` takes: a text, or a conversation."""
+    """Body of ``/tokenize``: either ``prompt`` or ``messages``."""
 
     model: Text | None = None
     prompt: Text | None = None
     messages: Annotated[list[ChatMessage], Field(fail_fast=True)] | None = Field(None, min_length=1)
-    add_special_tokens: bool | None = Field(None, description="of a prompt: what the tokenizer puts around a text")
-    add_generation_prompt: bool | None = Field(None, description="of a conversation: what comes before an answer")
+    add_special_tokens: bool | None = Field(None, description="Add the tokenizer's special tokens to a prompt.")
+    add_generation_prompt: bool | None = Field(None, description="End a conversation with the header of an answer.")
 
 
 class DetokenizeRequest(RequestBody):
-    """What ``/detokenize`` takes."""
+    """Body of ``/detokenize``."""
 
     model: Text | None = None
     tokens: Ids
 
 
 class ModerationRequest(RequestBody):
-    """What ``/v1/moderations`` takes; ``kind`` is not OpenAI's."""
+    """Body of ``/v1/moderations``; the OpenAI API lacks ``kind``."""
 
     model: Text | None = None
     input: Text | Texts
-    kind: Literal["prompt", "answer"] | None = Field(None, description="what the texts are; by default prompts")
+    kind: Literal["prompt", "answer"] | None = Field(None, description="Role of the texts; default: prompt.")
 
     @property
     def texts(self) -> list[str]:
-        """The texts, one or more."""
+        """The texts as a list."""
         return [self.input] if isinstance(self.input, str) else self.input
 
 
 def moderation(ident: str, model: str, results: list[dict[str, float]], flagged: list[bool]) -> dict[str, Any]:
-    """The reply of ``/v1/moderations``.
+    """Return the reply of ``/v1/moderations``.
 
     Args:
-        ident: of the reply.
-        model: its name.
-        results: of each text, the probability of every category; what is left is that of an acceptable text.
-        flagged: whether each belongs to a category rather than to none.
+        ident: id of the reply.
+        model: name of the model.
+        results: for each text, the probability of each category; the rest to 1 is the probability of no category.
+        flagged: for each text, whether some category is more likely than no category.
     """
     return {
         "id": ident,

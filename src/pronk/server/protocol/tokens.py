@@ -1,11 +1,10 @@
-"""Tokens as clients see them: their text, their bytes, their log-probabilities."""
+"""Texts, bytes and log-probabilities of tokens in replies."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
 from typing import Any
 
 from pronk.tokenization.spelling import spell
@@ -18,7 +17,7 @@ Report = Mapping[int, float]
 
 @dataclass(frozen=True)
 class TokenTexts:
-    """What a model's tokens read as, one at a time."""
+    """Text and bytes of single tokens of a model."""
 
     tokenizer: Tokenizer
 
@@ -27,14 +26,12 @@ class TokenTexts:
         return spell(self.tokenizer).texts
 
     def bytes(self, token: int) -> bytes:
-        """The bytes that a token stands for; a special one's are its name's, an unassigned id has none."""
+        """Return the bytes of a token: its name for a special token, none for an unassigned id."""
         spelled = self._spelled.get(token)
-        if spelled is not None:
-            return spelled
-        return (self.tokenizer.backend.id_to_token(token) or "").encode()
+        return (self.tokenizer.backend.id_to_token(token) or "").encode() if spelled is None else spelled
 
     def name(self, token: int) -> str:
-        r"""The same as text; bytes that are no UTF-8 by themselves read as OpenAI writes them: ``bytes:\xe2\x82``."""
+        r"""Return the text of a token; part of a character is written ``bytes:\xe2\x82``, as OpenAI does."""
         data = self.bytes(token)
         try:
             return data.decode()
@@ -43,23 +40,20 @@ class TokenTexts:
 
 
 def chat_logprobs(texts: TokenTexts, reports: Sequence[Report], top: int) -> dict[str, Any]:
-    """Log-probabilities as chats have them.
+    """Return the ``logprobs`` of ``/v1/chat/completions``.
 
     Args:
-        texts: of the model.
-        reports: of each token; it comes first in its own.
-        top: how many of the likeliest were asked for.
+        texts: texts of the model's tokens.
+        reports: for each generated token, token ids to log-probabilities; the generated token comes first.
+        top: number of most likely tokens to list.
     """
     return {"content": [_entry(texts, report, top) for report in reports], "refusal": None}
 
 
 def _entry(texts: TokenTexts, report: Report, top: int) -> dict[str, Any]:
     token = next(iter(report))
-    likeliest = sorted(report.items(), key=lambda item: -item[1])
-    return {
-        **_one(texts, token, report[token]),
-        "top_logprobs": [_one(texts, *item) for item in islice(likeliest, top)],
-    }
+    likeliest = sorted(report.items(), key=lambda item: -item[1])[:top]
+    return {**_one(texts, token, report[token]), "top_logprobs": [_one(texts, *item) for item in likeliest]}
 
 
 def _one(texts: TokenTexts, token: int, logprob: float) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Tools: what clients say of them, and how calls of them are answered."""
+"""Tools of a request and the calls in its answer."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from pronk.tokenization.chat.tools import ToolForm, arguments_schema
 
 __all__ = ["ToolCall", "ToolCallMessage", "ToolRequest"]
 
-_MOST_TOOLS = 128  # OpenAI's
+_MOST_TOOLS = 128  # as in the OpenAI API
 
 
 class FunctionCall(RequestBody):
-    """Which function a model has called, and with what."""
+    """Name and arguments (JSON text) of a call."""
 
     name: Text = Field(pattern=NAME)
     arguments: Text
 
 
 class ToolCall(RequestBody):
-    """A call of before, as it was answered."""
+    """Call in an earlier message of the assistant."""
 
     id: Text = Field(max_length=64)
     type: Literal["function"] = "function"
     function: FunctionCall
-    index: int | None = Field(None, description="of a stream: not used")
+    index: int | None = Field(None, description="Position in a streamed answer; not used.")
 
 
 class Function(RequestBody):
-    """What a model may call; the arguments fit their schema, strict or not."""
+    """Function that the model may call. The arguments follow the schema whether ``strict`` is set or not."""
 
     name: Text = Field(pattern=NAME)
     description: Text | None = None
@@ -48,34 +48,33 @@ class Function(RequestBody):
 
 
 class Tool(RequestBody):
-    """A tool of the only type that there is."""
+    """Tool; functions are the only type."""
 
     type: Literal["function"]
     function: Function
 
     def plain(self) -> dict[str, Any]:
-        """As templates know it."""
+        """Return the tool as chat templates take it."""
         function = self.function
-        told = {"description": function.description, "parameters": function.parameters}
-        known = {name: value for name, value in told.items() if value is not None}
-        return {"type": "function", "function": {"name": function.name, **known}}
+        values = {"name": function.name, "description": function.description, "parameters": function.parameters}
+        return {"type": "function", "function": {name: each for name, each in values.items() if each is not None}}
 
 
 class ChosenFunction(RequestBody):
-    """By its name."""
+    """Name of a function."""
 
     name: Text
 
 
 class ToolChoice(RequestBody):
-    """The one that is to be called."""
+    """Function that the answer must call."""
 
     type: Literal["function"]
     function: ChosenFunction
 
 
 class ToolRequest(GuidedRequest):
-    """A request whose answer may call tools."""
+    """Request whose answer may call tools."""
 
     tools: Annotated[list[Tool], Field(fail_fast=True)] | None = Field(None, max_length=_MOST_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
@@ -83,37 +82,37 @@ class ToolRequest(GuidedRequest):
 
     @property
     def allowed(self) -> list[str]:
-        """Names of the tools that may be called."""
+        """Names of the tools that the answer may call."""
         if isinstance(self.tool_choice, ToolChoice):
             return [self.tool_choice.function.name]
         return [] if self.tool_choice == "none" else [tool.function.name for tool in self.tools or ()]
 
     @property
     def free(self) -> bool:
-        """Whether the answer may do without a call."""
+        """Whether the answer may be text without a call."""
         return self.tool_choice in (None, "auto")
 
     def forms(self) -> dict[str, Mapping[str, Any]]:
-        """See :meth:`~pronk.server.protocol.guides.FormattedRequest.forms`; that of calls depends on the model."""
+        """Return the forms of the fields, and an empty one for calls, whose format the model determines."""
         return {**super().forms(), **({"tools": {}} if self.allowed else {})}
 
     def check(self, limits: RequestLimits) -> None:
-        """Hold the options to the server's limits; see :meth:`Ask.check`."""
+        """Check the options; see :meth:`TextRequest.check`."""
         super().check(limits)
         names = [tool.function.name for tool in self.tools or ()]
-        twice = next((name for number, name in enumerate(names) if name in names[:number]), None)
-        if twice is not None:
-            raise refuse("tools", f"expected names of which no two are alike, found {twice!r} twice")
+        duplicate = next((name for number, name in enumerate(names) if name in names[:number]), None)
+        if duplicate is not None:
+            raise refuse("tools", f"expected distinct names, found {duplicate!r} twice; rename one")
         if self.tool_choice == "required" and not names:
-            raise refuse("tool_choice", "expected tools beside it, found none")
+            raise refuse("tool_choice", "expected tools with 'required', found none; add tools")
         if isinstance(self.tool_choice, ToolChoice) and self.tool_choice.function.name not in names:
             raise refuse("tool_choice", f"expected the name of one of the tools, found {self.allowed[0]!r}")
 
     def plain_tools(self) -> list[dict[str, Any]] | None:
-        """The tools as templates know them; ``None`` if none may be called.
+        """Return the tools as chat templates take them, or ``None`` if the answer may call none.
 
         Raises:
-            ApiError: they are too large.
+            ApiError: the tools are too large, or a schema is invalid.
         """
         if not self.allowed:
             return None
@@ -125,10 +124,10 @@ class ToolRequest(GuidedRequest):
         return plain
 
     def call_guide(self, form: ToolForm) -> Guide:
-        """The form of an answer that may, or must, call tools.
+        """Return the grammar of an answer that may, or must, call tools.
 
         Raises:
-            ApiError: schemas that are none, or too large.
+            ApiError: a schema is invalid, or the schemas are too large.
         """
         try:
             return form.guide(self._schemas(), free=self.free, several=self.parallel_tool_calls is not False)
@@ -136,24 +135,24 @@ class ToolRequest(GuidedRequest):
             raise self.named(error) or error from error
 
     def _schemas(self) -> dict[str, str]:
-        """Of the arguments of each tool that may be called."""
-        found = {}
+        """Return the schema of the arguments of each allowed tool; check the schemas of all tools."""
+        schemas = {}
         for number, tool in enumerate(self.tools or ()):
             try:
-                found[tool.function.name] = arguments_schema(tool.function.parameters)
+                schemas[tool.function.name] = arguments_schema(tool.function.parameters)
             except OptionError as error:
                 field, message = f"tools.{number}.function.parameters", str(error).removeprefix("guide: json: ")
                 raise refuse(field, message) from error
-        return {name: found[name] for name in self.allowed}
+        return {name: schemas[name] for name in self.allowed}
 
 
 class ToolCallMessage:
-    """An answer that may call tools, as it comes.
+    """Streaming parser of one answer that may call tools.
 
     Args:
-        form: how the model calls.
-        names: of the tools that it may call.
-        free: whether it may be text, too; otherwise what is no call yet is the beginning of one that was cut off.
+        form: format of the model's calls.
+        names: names of the tools that the model may call.
+        free: whether the answer may have text. Otherwise text is an incomplete call, and is dropped.
     """
 
     def __init__(self, form: ToolForm, names: Sequence[str], *, free: bool) -> None:
@@ -162,28 +161,28 @@ class ToolCallMessage:
         self._calls: list[tuple[str | None, str | None, list[str]]] = []
 
     def read(self, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
-        """The next pieces; returns what is new, as streams have it."""
+        """Parse the next pieces and return the deltas of their chunks."""
         parts = [part for piece in pieces for part in self._reader.push(piece.text, piece.token_id)]
         if pieces and pieces[-1].completion is not None:
             parts += self._reader.flush()
         return [delta for part in parts for delta in self._deltas(part)]
 
     def finish_reason(self, done: Completion) -> str:
-        """Why it ended; a text to stop at may stand within a call."""
-        whole = self._calls and done.finish_reason == "stop" and not self._reader.calling
-        return "tool_calls" if whole else done.finish_reason
+        """Return ``"tool_calls"`` after complete calls; a stop string may end the answer within a call."""
+        complete = self._calls and done.finish_reason == "stop" and not self._reader.calling
+        return "tool_calls" if complete else done.finish_reason
 
     def message(self) -> dict[str, Any]:
-        """The whole of it."""
+        """Return the message of the whole answer."""
         content = "".join(self._content)
         calls = [_call(ident, name, "".join(arguments)) for ident, name, arguments in self._calls]
-        told = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
-        return {**told, "tool_calls": calls} if calls else told
+        message = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
+        return {**message, "tool_calls": calls} if calls else message
 
     def _deltas(self, part: str | CallPart) -> list[dict[str, Any]]:
-        if isinstance(part, str) and not self._free:
-            return []
         if isinstance(part, str):
+            if not self._free:
+                return []
             self._content.append(part)
             return [{"content": part}]
         if part.name is not None:
