@@ -112,12 +112,12 @@ def _shares(steps: Sequence[Decision]) -> list[SourceShare]:
         for each in step.source_reports:
             owners |= dict.fromkeys((name for name, _ in each.tree.origin or ()), each.source)
             found = counts.setdefault(each.source, Counter())
-            found.update({"asked": 1, "explored": each.why == "explores"})
+            found.update({"asked": 1, "explored": int(each.why == "explores")})
             found["nanoseconds"] += round(1e9 * each.seconds)
         for node, (name, _) in enumerate(step.kept.origin or ()):
             if name and step.kept.acceptable[node]:
                 found = counts.setdefault(owners.get(name, name), Counter())
-                found.update({"drafted": 1, "accepted": node in step.path})
+                found.update({"drafted": 1, "accepted": int(node in step.path)})
     return [
         SourceShare(
             source, each["asked"], each["explored"], each["nanoseconds"] / 1e9, each["drafted"], each["accepted"]
