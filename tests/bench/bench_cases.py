@@ -73,14 +73,10 @@ class Fake(Method):
     ) -> None:
         self.name, self.engine = name, engine
         self._answer, self._log = answer, log
-        self.closed = 0
 
     def run(self, items: Sequence[Item]) -> list[Sample]:
         self._log += [(self.name, item) for item in items]
         return [replace(item.sample, seconds=1.0, tokens=tuple(self._answer(item))) for item in items]
-
-    def close(self) -> None:
-        self.closed += 1
 
 
 class Meter:

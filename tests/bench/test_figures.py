@@ -85,11 +85,11 @@ def test_every_figure_of_a_drafter() -> None:
     assert_range(found.decode_speedup, (14 / 11 + 21 / 16) / 2, (21 / 16 - 14 / 11) / 2)
     assert_range(found.ttft, 4.25, 0.25)  # (5 + 3) / 2 and (5 + 4) / 2
     assert found.peak_memory == 130
-    # Four passes gave six tokens; of a chain of 3 guesses the first two were right, of 4 guesses, 2 deep, none.
+    # Four passes gave six tokens; of a chain of 3 draft tokens the first two were accepted, of 4, 2 deep, none.
     assert (found.steps, found.S, found.drafted, found.accepted) == (4, 1.5, 7, 2)
     assert found.alpha == 0.5
     assert found.acceptance == (0.5, 0.5, 0.0)  # of 2, 2 and 1 steps that went so deep
-    assert found.ctar == (0.5, 0.5, 0.0)  # of the two steps that could guess, the prompts' passes left out
+    assert found.ctar == (0.5, 0.5, 0.0)  # of the two steps with draft tokens, without the prefills
     assert found.rows_per_pass == 4.5
     assert found.verify_cost == pytest.approx(4 / 3)  # passes of 3, 3, 5 and 5 seconds
     # Half-way through, the contexts are 12 and 21, 16.5 in the mean: 1000 + 165 bytes at 10,000 a second.
@@ -141,8 +141,8 @@ def test_without_bandwidth_there_is_no_floor() -> None:
     assert found.verify_cost == pytest.approx(4 / 3)
 
 
-def test_acceptance_counts_guesses_of_the_first_step_and_costs_do_not() -> None:
-    """The first pass has the prompt in it, so its clocks say nothing of a pass; its guesses are guesses."""
+def test_acceptance_counts_draft_tokens_of_the_first_step_and_costs_do_not() -> None:
+    """The first forward pass includes the prefill, so its duration is left out; its draft tokens count."""
     own = [
         replace(s, steps=steps((9, 2, 2, 2, 3, 9, 4, 13), (3, 2, 2, 0, 1, 10, 7, 17)))
         for s in SAMPLES

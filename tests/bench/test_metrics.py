@@ -31,7 +31,7 @@ GLIDE = [
 # Multi-token prediction, table S2: tokens per forward pass with 1, 2, 3 and 4 heads.
 HEADS = {"wikipedia": (1, 1.88, 2.57, 3.12), "books": (1, 1.87, 2.56, 3.09), "code": (1, 1.94, 2.78, 3.5)}
 
-# Accepted guesses of 8 steps, and how deep each step's guesses went.
+# Accepted draft tokens of 8 steps, and the draft depth of each step.
 ACCEPTED = [0, 3, 1, 0, 2, 3, 0, 1]
 DEPTHS = [3, 3, 3, 0, 2, 4, 1, 3]
 
@@ -43,7 +43,7 @@ def steps(depths: Sequence[int], accepted: Sequence[int]) -> Stats:
 
 
 def enumerated(alpha: Fraction, gamma: int) -> Fraction:
-    """Exact mean tokens of a step: every outcome of a chain of gamma guesses, weighed."""
+    """Exact mean tokens of a step: every outcome of a chain of gamma draft tokens, weighed."""
     mean = Fraction(0)
     for outcome in product((True, False), repeat=gamma):
         weight = math.prod((alpha if hit else 1 - alpha for hit in outcome), start=Fraction(1))
@@ -79,7 +79,7 @@ def test_expected_speedup_is_what_glide_prints(cost: float, cells: list[tuple[fl
 
 
 def test_expected_speedup_by_hand() -> None:
-    """With one guess it is (1 + α) / (1 + c): a gain exactly if α > c; with a free draft it is equation 4."""
+    """With one draft token it is (1 + α) / (1 + c): a gain exactly if α > c; with a free draft it is equation 4."""
     assert metrics.expected_speedup(0.3, 1, 0.3) == pytest.approx(1)
     assert metrics.expected_speedup(0.6, 1, 0.25) == pytest.approx(1.6 / 1.25)
     assert metrics.expected_speedup(0.6, 5, 0) == metrics.expected_tokens(0.6, 5)
@@ -91,8 +91,8 @@ def test_expected_speedup_by_hand() -> None:
 def test_ctar_of_published_figures(task: str) -> None:
     """Multi-token prediction, table S2: what head k adds to S is CTAR(k - 1), as S = 1 + Σ CTAR (Kangaroo, eq. 1, 2).
 
-    A hundred steps that agree with the table (for code the text has 2.5 accepted guesses out of 3): 94 steps accept
-    the first guess, 84 of them the second too, 72 all three.
+    A hundred steps that agree with the table (for code the text has 2.5 accepted draft tokens out of 3): 94 steps
+    accept the first draft token, 84 of them the second too, 72 all three.
     """
     added = [round(100 * (high - low)) for low, high in pairwise(HEADS[task])]
     accepted = [sum(step < share for share in added) for step in range(100)]
@@ -102,14 +102,14 @@ def test_ctar_of_published_figures(task: str) -> None:
 
 def test_ctar_counts_all_steps() -> None:
     """Kangaroo, equation 2, with its s_k = accepted + 1."""
-    for w in range(1, 6):
-        assert metrics.ctar(ACCEPTED, w) == sum((count + 1) - w > 0 for count in ACCEPTED) / 8
+    expected = [sum((count + 1) - w > 0 for count in ACCEPTED) / 8 for w in range(1, 6)]
+    assert metrics.ctar_curve(ACCEPTED, 5) == expected
     assert metrics.ctar_curve(ACCEPTED, 4) == [5 / 8, 3 / 8, 2 / 8, 0]
     assert 1 + sum(metrics.ctar_curve(ACCEPTED, 4)) == steps(DEPTHS, ACCEPTED).step_compression
 
 
 def test_measured_and_expected_agree_on_simulated_steps() -> None:
-    """Kangaroo's CTAR(w) of a chain with equal guesses is α^w; 4 standard errors of 40,000 steps are 0.01."""
+    """Kangaroo's CTAR(w) of a chain with equal acceptance is α^w; 4 standard errors of 40,000 steps are 0.01."""
     rng = random.Random(7)
     alpha, gamma, count = 0.6, 5, 40_000
     runs = [next((i for i in range(gamma) if rng.random() >= alpha), gamma) for _ in range(count)]
@@ -174,9 +174,9 @@ SHARE, COUNT, SOME = (
         (metrics.expected_tokens, (0.5, -1), f"gamma: {COUNT} 0, found -1"),
         (metrics.expected_speedup, (0.5, 2, -0.1), f"cost: {SOME} 0, found -0.1"),
         (metrics.expected_speedup, (0.5, 2, math.inf), f"cost: {SOME} 0, found inf"),
-        (metrics.ctar, ([], 1), f"steps: {COUNT} 1, found 0"),
-        (metrics.ctar, ([-1], 1), f"accepted: {COUNT} 0, found -1"),
-        (metrics.ctar, ([1], 0), f"w: {COUNT} 1, found 0"),
+        (metrics.ctar_curve, ([], 1), f"steps: {COUNT} 1, found 0"),
+        (metrics.ctar_curve, ([-1], 1), f"accepted: {COUNT} 0, found -1"),
+        (metrics.ctar_curve, ([1], 0), f"up_to: {COUNT} 1, found 0"),
         (metrics.ctar_curve, ([1], True), f"up_to: {COUNT} 1, found True"),
         (metrics.repeated_ngrams, ([1], 2.5), f"n: {COUNT} 1, found 2.5"),
         (metrics.inter_token_latencies, ([-0.1], [1]), f"step_seconds: {SOME} 0, found -0.1"),

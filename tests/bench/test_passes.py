@@ -46,7 +46,7 @@ def test_passes_have_the_rows_that_were_asked_for(monkeypatch: pytest.MonkeyPatc
     assert all((record.rows, record.seconds) in steps for record in found)
 
 
-def test_the_star_has_so_many_different_guesses() -> None:
+def test_the_star_has_different_draft_tokens() -> None:
     llm = pronk_tiny()
     for vocab, last in ((300, 5), (300, 298), (64, 63)):
         context = DraftContext(None, [1, last], 9, 99, SamplingParams(), None, None)  # type: ignore[arg-type]

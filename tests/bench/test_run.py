@@ -64,7 +64,7 @@ def plan(*drafters: str, peers: tuple[str, ...] = (), tasks: Any = TASKS, **opti
     return Plan(drafters, PeerOptions(tuple(PEERS[peer] for peer in peers)), tasks, replace(OPTIONS, **options))
 
 
-def measured(made: Plan, progress: run.Progress | None = None) -> StepTrace:
+def measured(made: Plan, progress: run.Progress = lambda *_: None) -> StepTrace:
     trace = StepTrace()
     run.run({"tiny": lambda _: pronk_tiny()}, made, trace, {"seed": 7}, progress)
     return trace
@@ -82,7 +82,7 @@ def of(trace: StepTrace, kind: type[Any]) -> list[Any]:
 
 
 def test_a_benchmark_gives_the_same_tokens_and_counts_again() -> None:
-    """And guessing changes no token, which says something only where guesses were accepted."""
+    """Drafters change no token, and draft tokens were accepted."""
     first, second = (usual(time)[0] for time in (1, 2))
     outputs = [
         [(s.id, s.method, s.temperature, s.repeat, s.seed, s.tokens) for s in of(t, Sample)] for t in (first, second)
@@ -152,15 +152,15 @@ def test_the_time_of_a_batch_is_shared() -> None:
 
 
 def test_a_drafter_that_raises_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its requests go on without guesses; their times would be taken for its own."""
+    """Its requests continue without draft tokens, so their times are not those of the drafter."""
 
     def propose(self: PromptLookup, contexts: Sequence[Any]) -> None:
-        raise ValueError("no\nguess")
+        raise ValueError("no\nproposal")
 
     monkeypatch.setattr(PromptLookup, "propose", propose)
     trace = measured(plan("prompt_lookup"))
     errors = {(sample.method, sample.error) for sample in of(trace, Sample)}
-    found = "found ValueError: no guess; nothing was measured, fix the drafter"
+    found = "found ValueError: no proposal; nothing was measured, fix the drafter"
     assert errors == {(PLAIN, None), ("prompt_lookup", f"drafter: expected no exception, {found}")}
 
 

@@ -69,7 +69,7 @@ def test_mistakes(run: Any, options: tuple[str, ...], message: str) -> None:
     assert_mistake(run(*options), message)
 
 
-def test_what_guesses_have_shown_is_kept(run: Any, tmp_path: Path) -> None:
+def test_acceptance_statistics_are_kept(run: Any, tmp_path: Path) -> None:
     path = tmp_path / "calibration.json"
     assert run("--calibration", path)[0] == 0
     counts = json.loads(path.read_text())["counts"]

@@ -31,7 +31,7 @@ SEED = 11
 
 
 class FakeLLM:
-    """Answers with a fixed text whose every second token was guessed; remembers what it was asked."""
+    """Answers with a fixed text whose every second token is an accepted draft token; keeps its prompts."""
 
     made: FakeLLM
     kernels = "avx2"
@@ -276,7 +276,7 @@ def test_chat_commands(run: Run, fake: type[FakeLLM]) -> None:
 
 
 @pytest.mark.usefixtures("terminal")
-def test_chat_colours_guesses_until_told_not_to(run: Run, fake: type[FakeLLM]) -> None:
+def test_chat_colours_draft_tokens_unless_turned_off(run: Run, fake: type[FakeLLM]) -> None:
     _, out, err = run("chat", given="a\n/colors\nb\n")
     assert out == "one\x1b[32m two\x1b[0m three\none two three\n"
     assert err.count("S 1.50") == 2

@@ -30,7 +30,7 @@ DRAWN = VerifySettings(max_tokens=3, samples=360)
 
 
 def credulous(chance: float) -> Callable[..., VerifiedPath]:
-    """A walk that takes a guess without looking at the target, with a chance that depends on the place alone."""
+    """Accept draft tokens without the target's choice, with a probability that depends on the position alone."""
 
     def lying_walk(tree: Any, choose: Callable[[int, int], int]) -> VerifiedPath:
         def lie(node: int, depth: int) -> int:
@@ -45,7 +45,7 @@ def credulous(chance: float) -> Callable[..., VerifiedPath]:
 
 
 def drawn_plainly(llm: LLM) -> VerifyReport:
-    """A defect that plain decoding has too shows in the law alone."""
+    """A defect that plain decoding shares shows only in the distribution."""
     return verify_model(llm, ["autoregressive"], some_prompts(llm), DRAWN)
 
 
@@ -55,7 +55,7 @@ def first(report: VerifyReport) -> Any:
     return equality.divergences[0]
 
 
-def test_guesses_compared_with_logits_one_row_off(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draft_tokens_compared_with_logits_one_row_off(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def shifted(sampler: Sampler, tree: TokenTree, logits: Tensor, chosen: Any) -> Choose:
         return acceptance_rule(sampler, tree, torch.cat((logits[:1], logits[:-1])), chosen)
@@ -68,7 +68,7 @@ def test_guesses_compared_with_logits_one_row_off(llm: LLM, monkeypatch: pytest.
     assert is_json(report.to_dict())
 
 
-def test_unverified_guesses(llm: LLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unverified_draft_tokens(llm: LLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(pronk.engine.request_step, "verify_tree", credulous(1.0))
     report = check(llm)
     assert not report.passed
@@ -86,8 +86,8 @@ def test_unverified_guesses(llm: LLM, monkeypatch: pytest.MonkeyPatch, capsys: p
         assert word in text
 
 
-def test_sometimes_unverified_guesses_change_the_law(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only where guesses take part: plain decoding's strings still follow it."""
+def test_sometimes_unverified_draft_tokens_change_the_distribution(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain decoding's strings still follow the distribution."""
     monkeypatch.setattr(pronk.engine.request_step, "verify_tree", credulous(0.5))
     strings = guessing(check(llm, settings=DRAWN)).distribution
     assert strings is not None
@@ -95,8 +95,8 @@ def test_sometimes_unverified_guesses_change_the_law(llm: LLM, monkeypatch: pyte
     assert strings.accepted > 0
 
 
-def test_rejection_without_a_new_norm_changes_the_law(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second guess, and the draw after it, get less than their share."""
+def test_rejection_without_a_new_norm_changes_the_distribution(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second draft token, and the draw after it, get less than their share."""
 
     def rejection_sample(p: Tensor, draft_tokens: Sequence[DraftSample], accepts: Any, _: Any) -> int:
         return next((x for j, (x, _) in enumerate(draft_tokens) if accepts(j, float(p[x]))), int(p.argmax()))
@@ -169,7 +169,7 @@ def test_other_ends(llm: LLM, monkeypatch: pytest.MonkeyPatch, change: Callable[
 
 
 def test_wrong_log_probabilities(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The right tokens, with log-probabilities of accepted guesses that are off by next to nothing."""
+    """The tokens are right; log-probabilities of accepted draft tokens are off by 1e-6."""
     original = Request.append
 
     def append(self: Request, token: int, *, source: str | None, logprobs: dict[int, float] | None) -> bool:
@@ -253,13 +253,13 @@ def test_scores_are_what_the_choice_is_the_argmax_of(llm: LLM) -> None:
             assert int(judge.scores(judge.logits).argmax()) == token
 
 
-def test_quick_settings_leave_the_law_out(llm: LLM) -> None:
+def test_quick_settings_leave_the_distribution_out(llm: LLM) -> None:
     assert QUICK.samples == 0
     assert check(llm).drafters[0].distribution is None
 
 
 def test_a_drafter_that_raises_does_not_pass(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its requests go on without it, and so their texts are right; but it guessed nothing."""
+    """Its requests continue without draft tokens, so their texts are right, but nothing was tested."""
     original = PromptLookup.propose
 
     def propose(drafter: PromptLookup, contexts: Any) -> Any:

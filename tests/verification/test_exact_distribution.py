@@ -1,4 +1,4 @@
-"""The exact law: its cells, and that it is the law of what the engine draws."""
+"""The exact distribution: its cells, and agreement with the strings that the engine draws."""
 
 import math
 
@@ -12,25 +12,25 @@ from verification.cases import some_prompts
 
 
 @pytest.fixture(scope="module")
-def law(llm: LLM) -> ExactDistribution:
-    found = stage(llm, some_prompts(llm)[:2], exact=True)
+def exact(llm: LLM) -> ExactDistribution:
+    found = stage(llm, some_prompts(llm)[:2])
     assert found is not None
     return found
 
 
-def test_cells_are_a_distribution(law: ExactDistribution) -> None:
-    assert len(law.cells) == 15
-    assert sum(law.cells.values()) == pytest.approx(1.0, abs=1e-12)
-    assert all(p >= 0.0 for p in law.cells.values())
-    assert law.information > 0.0
+def test_cells_are_a_distribution(exact: ExactDistribution) -> None:
+    assert len(exact.cells) == 15
+    assert sum(exact.cells.values()) == pytest.approx(1.0, abs=1e-12)
+    assert all(p >= 0.0 for p in exact.cells.values())
+    assert exact.information > 0.0
 
 
-def test_cells_from_log_probabilities(llm: LLM, law: ExactDistribution) -> None:
+def test_cells_from_log_probabilities(llm: LLM, exact: ExactDistribution) -> None:
     """The same by another way: scoring whole strings as prompts, and the rule by hand."""
-    names = [cell for cell in law.cells if OTHER not in cell]
+    names = [cell for cell in exact.cells if OTHER not in cell]
     assert len(names) == 2**DEPTH
     for cell in names:
-        text = [*law.prompt.ids, *cell]
+        text = [*exact.prompt.ids, *cell]
         done = llm.generate(text, SamplingParams(max_tokens=1, prompt_logprobs=8))
         assert done.prompt_logprobs is not None
         probability = 1.0
@@ -40,26 +40,26 @@ def test_cells_from_log_probabilities(llm: LLM, law: ExactDistribution) -> None:
             assert report[token] in likely
             weights = [math.exp(value / DRAW.temperature) for value in likely]
             probability *= math.exp(report[token] / DRAW.temperature) / sum(weights)
-        assert law.cells[cell] == pytest.approx(probability, rel=1e-4)
+        assert exact.cells[cell] == pytest.approx(probability, rel=1e-4)
 
 
 def test_cell_of_a_string() -> None:
     cells = {(1,): 0.0, (1, 2, 3): 0.25, (1, 2, OTHER): 0.25, (1, OTHER): 0.25, (OTHER,): 0.25}
     possible = {(): frozenset({1, 4}), (1,): frozenset({2, 5}), (1, 2): frozenset({3, 6})}
-    law = ExactDistribution(NamedPrompt("x", [0]), cells, possible)
-    assert law.cell([1, 2, 3]) == (1, 2, 3)
-    assert law.cell([1, 2, 6]) == (1, 2, OTHER)
-    assert law.cell([1, 5, 9]) == (1, OTHER)
-    assert law.cell([4, 9, 9]) == (OTHER,)
-    assert law.cell([1, 2, 9]) is None
-    assert law.cell([9, 2, 3]) is None
+    exact = ExactDistribution(NamedPrompt("x", [0]), cells, possible)
+    assert exact.cell([1, 2, 3]) == (1, 2, 3)
+    assert exact.cell([1, 2, 6]) == (1, 2, OTHER)
+    assert exact.cell([1, 5, 9]) == (1, OTHER)
+    assert exact.cell([4, 9, 9]) == (OTHER,)
+    assert exact.cell([1, 2, 9]) is None
+    assert exact.cell([9, 2, 3]) is None
 
 
-def test_a_context_without_room_has_no_law(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_context_without_room_has_no_distribution(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = some_prompts(llm)[1:]
     size = len(prompts[0].ids)
     monkeypatch.setattr(llm, "config", _Short(size + DEPTH))
-    assert stage(llm, prompts, exact=True) is None
+    assert stage(llm, prompts) is None
 
 
 class _Short:

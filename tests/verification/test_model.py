@@ -82,7 +82,7 @@ def test_rules_that_accept_by_chance(pronk_tiny: LLM, rule: Rule) -> None:
     assert each.distribution is not None
     assert each.equality.texts == each.equality.equal == 2
     assert each.rescoring.tokens >= 100
-    assert each.rescoring.tolerance == 0.0  # which tokens come depends on the guesses, and their bits do not
+    assert each.rescoring.tolerance == 0.0  # the draft tokens choose the tokens, but change no bit of a log-probability
     assert each.rescoring.accepted > each.equality.accepted > 0
     assert 0 < each.distribution.accepted < each.distribution.drafted
     assert set(each.verdicts().values()) == {"passed"}
@@ -107,15 +107,15 @@ def test_rules_that_accept_by_chance(pronk_tiny: LLM, rule: Rule) -> None:
         pytest.param("staged(num_nodes=6)", marks=pytest.mark.slow),
     ],
 )
-def test_a_draft_model_that_draws_keeps_the_law(pronk_tiny: LLM, drafter: str, rule: Rule) -> None:
+def test_a_draft_model_that_draws_keeps_the_distribution(pronk_tiny: LLM, drafter: str, rule: Rule) -> None:
     """Strings of pronk-tiny with drawn tokens of pronk-tiny-draft have the target's distribution."""
     settings = VerifySettings(max_tokens=8, samples=400, rule=rule)
     report = verify_model(pronk_tiny, [drafter], some_prompts(pronk_tiny)[1:], settings)
-    law = guessing(report).distribution
+    strings = guessing(report).distribution
     assert report.passed
-    assert law is not None
-    assert law.samples == 400
-    assert 0 < law.accepted < law.drafted
+    assert strings is not None
+    assert strings.samples == 400
+    assert 0 < strings.accepted < strings.drafted
 
 
 def register(monkeypatch: pytest.MonkeyPatch, drafter: type[Proposer[Any]]) -> None:
@@ -163,7 +163,7 @@ def test_the_cache_is_left_clean(llm: LLM, report: VerifyReport) -> None:
     assert_idle(llm.engine)
 
 
-def test_a_drafter_that_never_guesses_is_not_verified(llm: LLM) -> None:
+def test_a_drafter_that_never_proposes_is_not_verified(llm: LLM) -> None:
     report = check(llm, SILENT)
     assert report.complete
     assert report.vacuous == (SILENT,)
@@ -184,7 +184,7 @@ def test_unasked_drafters_may_stay_silent_beside_others(llm: LLM) -> None:
     assert not replace(report, required=True).passed
 
 
-def test_plain_decoding_alone_needs_no_guesses(llm: LLM) -> None:
+def test_plain_decoding_alone_needs_no_draft_tokens(llm: LLM) -> None:
     report = verify_model(llm, ["autoregressive", Autoregressive()], some_prompts(llm), QUICK)
     assert report.passed
     assert [each.drafter for each in report.drafters] == ["autoregressive"]

@@ -1,4 +1,4 @@
-"""Quantized targets: rounded as they are loaded, from a folder and from a GGUF file; guessing changes no bit of any."""
+"""Quantized targets, rounded while loading a folder or a GGUF file: drafters change no bit of the output."""
 
 import shutil
 from collections.abc import Callable
@@ -31,7 +31,7 @@ TARGETS: dict[str, Callable[[Path, Path], tuple[Path, str]]] = {
 
 
 @pytest.mark.parametrize("kind", TARGETS)
-def test_guessing_changes_nothing(kind: str, pronk_tiny: LLM, tmp_path: Path) -> None:
+def test_drafters_change_nothing(kind: str, pronk_tiny: LLM, tmp_path: Path) -> None:
     path, weights = TARGETS[kind](pronk_tiny.path, tmp_path)
     llm = LLM(path, weights=weights, kernels=kernels().name, kv_memory="64MiB", budget="all")
     assert llm.exact

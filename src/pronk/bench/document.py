@@ -12,18 +12,7 @@ from typing import Any
 
 from pronk.bench.records import PLAIN, Model, Start
 
-__all__ = [
-    "ALL",
-    "SOUND",
-    "Document",
-    "Failure",
-    "Figures",
-    "Latency",
-    "ModelResult",
-    "PassCost",
-    "Range",
-    "Split",
-]
+__all__ = ["ALL", "SOUND", "Document", "Failure", "Figures", "Latency", "ModelResult", "PassCost", "Range", "Split"]
 
 # Names of two aggregates over all tasks: every prompt, and the prompts whose plain output does not loop.
 ALL = "all"
@@ -75,78 +64,46 @@ class Failure:
 
 @dataclass(frozen=True)
 class Figures:
-    """Metrics of one method on one task at one temperature.
+    """Metrics of one method on one task at one temperature."""
 
-    Attributes:
-        task: name of a task, or one of the aggregates :data:`ALL` and :data:`SOUND`.
-        method: a drafter or a peer, as the user wrote it.
-        engine: ``"pronk"``, or the name of the peer's engine.
-        temperature: sampling temperature; 0 is greedy.
-        prompts: number of prompts in the metrics, out of ``asked``.
-        tokens: tokens generated in one repeat.
-        tokens_per_second: throughput, prefill included.
-        speedup: throughput relative to plain decoding in the same repeat.
-        decode_speedup: the same without the time to the first token.
-        over_floor: time of a step after the first, drafting included, divided by the time to read the weights and the
-            KV cache once.
-        steps: forward passes of the target model in one repeat.
-        S: mean tokens per forward pass.
-        alpha: acceptance rate at the first draft position.
-        drafted, accepted: number of draft tokens.
-        acceptance: acceptance rate at each draft position.
-        ctar: consistent token acceptance rate: share of the steps whose first 1, 2, 3, … draft tokens were accepted.
-        trust: calibration of the predicted acceptance, one entry per bin: mean prediction, observed acceptance, number
-            of draft tokens. Both are conditional on an accepted parent.
-        rows_per_pass: mean number of rows in a forward pass after the first.
-        cost_coefficient: time to draft one position divided by the time of a plain forward pass.
-        expected_speedup: speed-up predicted from ``alpha``, the draft depth and the cost coefficient.
-        verify_cost: mean time of a forward pass relative to plain decoding's.
-        ttft: time to the first token; mean over the prompts, median and spread over the repeats.
-        itl: inter-token latency; the tokens of a step share its time equally.
-        split: where the time goes.
-        peak_memory: of the process that ran the method.
-        waited: share of the time spent in other processes of the model, waiting included.
-        same: number of outputs equal to plain decoding's, out of ``compared``; for plain decoding, to its own first
-            repeat.
-        near_ties: number of unequal outputs that part from plain decoding at a near tie.
-        repeated: share of the output's 4-grams that occurred before in it.
-        degenerated: number of outputs above the document's threshold of repetition.
-    """
-
-    task: str
-    method: str
-    engine: str
-    temperature: float
-    prompts: int
+    task: str  # a task, or one of the aggregates ALL and SOUND
+    method: str  # a drafter or a peer, as the user wrote it
+    engine: str  # "pronk", or the name of the peer's engine
+    temperature: float  # 0 is greedy
+    prompts: int  # in the metrics, out of ``asked``
     asked: int
     failures: tuple[Failure, ...] = ()
-    tokens: int = 0
-    tokens_per_second: Range | None = None
-    speedup: Range | None = None
-    decode_speedup: Range | None = None
+    tokens: int = 0  # generated in one repeat
+    tokens_per_second: Range | None = None  # prefill included
+    speedup: Range | None = None  # throughput relative to plain decoding in the same repeat
+    decode_speedup: Range | None = None  # the same without the time to the first token
+    # Time of a step after the first, drafting included, over the time to read the weights and the KV cache once.
     over_floor: float | None = None
-    steps: int | None = None
-    S: float | None = None
-    alpha: float | None = None
+    steps: int | None = None  # forward passes of the target model in one repeat
+    S: float | None = None  # mean tokens per forward pass
+    alpha: float | None = None  # acceptance rate at the first draft position
     drafted: int | None = None
     accepted: int | None = None
-    acceptance: tuple[float | None, ...] = ()
-    ctar: tuple[float, ...] = ()
+    acceptance: tuple[float | None, ...] = ()  # acceptance rate at each draft position
+    ctar: tuple[float, ...] = ()  # share of the steps whose first 1, 2, 3, … draft tokens were accepted
+    # Calibration of the predicted acceptance, one entry per bin: mean prediction, observed acceptance, number of draft
+    # tokens. Both are conditional on an accepted parent.
     trust: tuple[tuple[float, float, int], ...] = ()
-    rows_per_pass: float | None = None
-    cost_coefficient: float | None = None
-    expected_speedup: float | None = None
-    verify_cost: float | None = None
-    ttft: Range | None = None
-    itl: Latency | None = None
+    rows_per_pass: float | None = None  # mean, after the first forward pass
+    cost_coefficient: float | None = None  # time to draft one position, in plain forward passes
+    expected_speedup: float | None = None  # predicted from alpha, the draft depth and the cost coefficient
+    verify_cost: float | None = None  # mean time of a forward pass, in plain forward passes
+    ttft: Range | None = None  # time to the first token: mean over the prompts, median over the repeats
+    itl: Latency | None = None  # between tokens; the tokens of a step share its time equally
     split: Split | None = None
-    peak_memory: int | None = None
-    waited: float | None = None
+    peak_memory: int | None = None  # of the process that ran the method
+    waited: float | None = None  # share of the time spent in other processes of the model, waiting included
+    # Outputs equal to plain decoding's, out of ``compared``; plain decoding is compared with its own first repeat.
     same: int | None = None
     compared: int | None = None
-    near_ties: int | None = None
-    repeated: float | None = None
-    degenerated: int | None = None
+    near_ties: int | None = None  # unequal outputs that part from plain decoding at a near tie
+    repeated: float | None = None  # share of the output's 4-grams that occurred before in it
+    degenerated: int | None = None  # outputs above the document's threshold of repetition
 
     @property
     def is_plain(self) -> bool:
@@ -161,21 +118,18 @@ class Figures:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelResult(Model):
-    """A model with all its metrics.
+    """A model with all its metrics."""
 
-    Attributes:
-        bandwidth: bytes per second of reading memory, measured between the prompts.
-        pass_cost: time of a forward pass by its number of rows.
-        peers: versions and settings of each peer, or its error.
-        skipped: prompts that do not fit the model's context.
-        figures: by task, temperature and method.
-    """
+    bandwidth: Range | None  # bytes per second of reading memory, measured between the prompts
+    pass_cost: tuple[PassCost, ...]  # time of a forward pass by its number of rows
+    peers: dict[str, dict[str, str]]  # versions and settings of each peer, or its error
+    skipped: tuple[Failure, ...]  # prompts that do not fit the model's context
+    figures: tuple[Figures, ...]  # by task, temperature and method
 
-    bandwidth: Range | None
-    pass_cost: tuple[PassCost, ...]
-    peers: dict[str, dict[str, str]]
-    skipped: tuple[Failure, ...]
-    figures: tuple[Figures, ...]
+    @property
+    def temperatures(self) -> list[float]:
+        """Sampling temperatures in the order of the measurement."""
+        return list(dict.fromkeys(figures.temperature for figures in self.figures))
 
     @property
     def storage(self) -> str | None:
@@ -190,17 +144,11 @@ class ModelResult(Model):
 
 @dataclass(frozen=True, kw_only=True)
 class Document(Start):
-    """Result of a benchmark.
+    """Result of a benchmark."""
 
-    Attributes:
-        degenerate_above: share of repeated 4-grams above which an output counts as a loop.
-        harness_share: time of the harness divided by the time of the methods.
-        interrupted: whether the benchmark stopped before its end.
-    """
-
-    degenerate_above: float
-    harness_share: float
-    interrupted: bool
+    degenerate_above: float  # share of repeated 4-grams above which an output counts as a loop
+    harness_share: float  # time of the harness divided by the time of the methods
+    interrupted: bool  # whether the benchmark stopped before its end
     models: tuple[ModelResult, ...] = ()
 
     @property

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import platform
-import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
+
+from pronk.bench.peers.engines.memory import peak_memory, reset_peak_memory
 
 __all__ = ["BandwidthMeter", "PeakMemory", "hardware", "versions"]
 
@@ -61,23 +63,13 @@ class PeakMemory:
         """Forget earlier peaks, where the system supports it."""
         if self._cuda is not None:
             torch.cuda.reset_peak_memory_stats(self._cuda)
-            return
-        try:
-            # 5 sets the process's peak to its current resident size (proc(5), clear_refs).
-            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-        except OSError:
-            return
+        else:
+            reset_peak_memory()
 
     def read(self) -> int | None:
         """Return bytes, or ``None`` if the system does not report them."""
-        if self._cuda is not None:
-            return torch.cuda.max_memory_allocated(self._cuda) - self._besides
-        try:
-            status = Path("/proc/self/status").read_text(encoding="ascii")
-        except OSError:
-            return None
-        peaks = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")]
-        return int(peaks[0]) * 1024 - self._besides if peaks else None
+        peak = peak_memory() if self._cuda is None else torch.cuda.max_memory_allocated(self._cuda)
+        return None if peak is None else peak - self._besides
 
 
 def hardware(device: torch.device) -> dict[str, Any]:
@@ -101,16 +93,14 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
 
 
 def versions(packages: Sequence[str] = _PACKAGES) -> dict[str, str]:
     """Return the versions of Python and of the packages that are installed."""
-    found = {"python": sys.version.split()[0]}
+    found = {"python": platform.python_version()}
     for package in packages:
-        try:
+        with suppress(PackageNotFoundError):
             found[package] = version(package)
-        except PackageNotFoundError:
-            continue
     return found

@@ -9,14 +9,14 @@ from time import perf_counter
 from typing import Any
 
 from pronk.bench.machine import PeakMemory
-from pronk.bench.peers import Peer, PeerError, PeerRequest, PeerSpec
+from pronk.bench.peers import Peer, PeerError, PeerRequest
 from pronk.bench.records import Sample
 from pronk.drafters import Proposer, make_drafter
 from pronk.engine.request_factory import end_ids
 from pronk.llm import LLM
 from pronk.sampling.params import SamplingParams
 
-__all__ = ["DrafterMethod", "FailedPeer", "Item", "Method", "PeerMethod"]
+__all__ = ["DrafterMethod", "Item", "Method", "PeerMethod"]
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,6 @@ class Method(ABC):
     @abstractmethod
     def run(self, items: Sequence[Item]) -> list[Sample]:
         """Generate for all items in one batch, and return their samples."""
-
-    def close(self) -> None:  # noqa: B027 - optional
-        """Release resources."""
 
 
 class DrafterMethod(Method):
@@ -95,7 +92,13 @@ class DrafterMethod(Method):
 
 
 class PeerMethod(Method):
-    """Another engine, which gets one prompt at a time."""
+    """Another engine, which gets one prompt at a time.
+
+    Attributes:
+        error: of the start of the peer; every prompt fails with it.
+    """
+
+    error: PeerError | None = None
 
     def __init__(self, peer: Peer, eos_ids: Sequence[int]) -> None:
         self.name = peer.name
@@ -105,11 +108,9 @@ class PeerMethod(Method):
 
     def run(self, items: Sequence[Item]) -> list[Sample]:
         """Generate; the time is measured in the peer's process, around its generate call."""
+        if self.error is not None:
+            raise self.error
         return [self._run(item) for item in items]
-
-    def close(self) -> None:
-        """Stop the peer's process."""
-        self._peer.close()
 
     def _run(self, item: Item) -> Sample:
         params, stops = item.params, sorted(end_ids(item.params, self._eos_ids))
@@ -125,16 +126,3 @@ class PeerMethod(Method):
             ttft=result.ttft,
             peak_memory=result.peak_memory,
         )
-
-
-class FailedPeer(Method):
-    """A peer that could not be started: every prompt fails with the same error."""
-
-    def __init__(self, spec: PeerSpec, error: PeerError) -> None:
-        self.name = str(spec)
-        self.engine = spec.engine
-        self._error = error
-
-    def run(self, items: Sequence[Item]) -> list[Sample]:  # noqa: ARG002 - not used
-        """Raise the error of the start."""
-        raise self._error

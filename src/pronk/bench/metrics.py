@@ -21,26 +21,14 @@ from collections.abc import Sequence
 
 from pronk.checks import check_integer, check_number
 
-__all__ = [
-    "ctar",
-    "ctar_curve",
-    "expected_speedup",
-    "expected_tokens",
-    "inter_token_latencies",
-    "repeated_ngrams",
-    "spread",
-]
+__all__ = ["ctar_curve", "expected_speedup", "expected_tokens", "inter_token_latencies", "repeated_ngrams", "spread"]
 
 
 def expected_tokens(alpha: float, gamma: int) -> float:
     """Return ``(1 - α^(γ+1)) / (1 - α)``, the expected tokens per step of a chain (Lookahead, equation 4).
 
-    The target model's own token is included. The result is computed as the equal sum ``1 + α + … + α^γ``, which has no
-    division by zero at ``α = 1`` and no cancellation near it.
-
-    Args:
-        alpha: probability that a draft token is accepted, 0..1.
-        gamma: draft tokens in the chain, at least 0.
+    The target model's own token is included; ``alpha`` is in 0..1, ``gamma`` at least 0. The result is computed as the
+    equal sum ``1 + α + … + α^γ``, which has no division by zero at ``α = 1`` and no cancellation near it.
     """
     check_number("alpha", alpha, 0, 1)
     check_integer("gamma", gamma, 0)
@@ -51,50 +39,35 @@ def expected_speedup(alpha: float, gamma: int, cost: float) -> float:
     """Return ``(1 - α^(γ+1)) / ((1 - α)(γc + 1))``, the expected speed-up (GLIDE, section 5.1).
 
     It is the number of tokens of a step divided by its time in forward passes of the target model: ``γ`` passes of the
-    drafter, and one verification that is assumed to cost as much as a plain pass. A value below 1 is a slowdown.
-
-    Args:
-        alpha: probability that a draft token is accepted, 0..1.
-        gamma: draft tokens per step, at least 0.
-        cost: cost coefficient ``c``, at least 0.
+    drafter at ``cost``, at least 0, and one verification that is assumed to cost as much as a plain pass.
     """
     check_number("cost", cost, 0)
     return expected_tokens(alpha, gamma) / (gamma * cost + 1)
 
 
-def ctar(accepted: Sequence[int], w: int) -> float:
-    """Return the CTAR: the share of the steps whose first ``w`` draft tokens were accepted.
+def ctar_curve(accepted: Sequence[int], up_to: int) -> list[float]:
+    """Return ``CTAR(1) … CTAR(up_to)``, a falling curve (Kangaroo, definition 1, equation 2, figure 1a).
 
-    ``(1 / steps) Σ [accepted_k ≥ w]``: Kangaroo, definition 1 and equation 2, whose ``s_k - w > 0`` counts the target
-    model's own token in ``s_k``. Steps with fewer than ``w`` draft tokens count as misses, so that
-    ``1 + CTAR(1) + CTAR(2) + …`` is S.
+    ``CTAR(w) = (1 / steps) Σ [accepted ≥ w]`` is the share of the steps whose first ``w`` draft tokens were accepted.
+    Kangaroo's ``s_k - w > 0`` counts the target model's own token in ``s_k``. Steps with fewer than ``w`` draft tokens
+    count as misses, so that ``1 + CTAR(1) + CTAR(2) + …`` is S.
 
     Args:
         accepted: accepted draft tokens of each step, each at least 0, at least one step.
-        w: window in draft tokens, at least 1.
+        up_to: largest window in draft tokens, at least 1.
     """
     check_integer("steps", len(accepted), 1)
     for count in accepted:
         check_integer("accepted", count, 0)
-    check_integer("w", w, 1)
-    return sum(count >= w for count in accepted) / len(accepted)
-
-
-def ctar_curve(accepted: Sequence[int], up_to: int) -> list[float]:
-    """Return ``CTAR(1) … CTAR(up_to)``, a falling curve; ``up_to`` is at least 1. Kangaroo, figure 1a."""
     check_integer("up_to", up_to, 1)
-    return [ctar(accepted, w) for w in range(1, up_to + 1)]
+    return [sum(count >= w for count in accepted) / len(accepted) for w in range(1, up_to + 1)]
 
 
 def repeated_ngrams(tokens: Sequence[int], n: int = 4) -> float:
     """Return the share of an output's n-grams that occurred before in it, 0..1: ``1 - distinct / all``.
 
     A high share means that the text loops, which favours drafters that copy. An output of fewer than ``n`` tokens
-    gives 0.
-
-    Args:
-        tokens: token ids of one output.
-        n: tokens per n-gram, at least 1.
+    gives 0; ``n`` is at least 1.
     """
     check_integer("n", n, 1)
     grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
@@ -105,11 +78,7 @@ def inter_token_latencies(step_seconds: Sequence[float], step_tokens: Sequence[i
     """Return the seconds per token, in order; the tokens of a step share its time equally.
 
     The time of a step without tokens is added to the next step. The time after the last token is dropped, so that the
-    sum is the time to the last token.
-
-    Args:
-        step_seconds: seconds of each step, finite and at least 0.
-        step_tokens: tokens of each step, at least 0; same length.
+    sum is the time to the last token. Seconds are finite and, like the tokens, at least 0.
     """
     latencies: list[float] = []
     wait = 0.0

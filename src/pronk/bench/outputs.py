@@ -24,19 +24,12 @@ STDOUT = Path("-")
 
 @dataclass(frozen=True)
 class Outputs:
-    """Files to write besides the tables on the terminal.
+    """Files to write besides the tables on the terminal."""
 
-    Attributes:
-        document: the JSON document; :data:`STDOUT` sends it to standard output, and the tables to standard error.
-        markdown: the tables as Markdown.
-        report: folder of the HTML page.
-        trace: the records, written as they are measured.
-    """
-
-    document: Path | None
+    document: Path | None  # as JSON; STDOUT sends it to standard output, and the tables to standard error
     markdown: Path | None
-    report: Path | None
-    trace: Path | None
+    report: Path | None  # folder of the HTML page
+    trace: Path | None  # the records, written as they are measured
 
     def check(self) -> None:
         """Check the paths before anything is measured.

@@ -43,14 +43,9 @@ class _Star(Proposer[None]):
 def pass_times(
     llm: LLM, prompt: list[int], sizes: Sequence[int] | None = None, *, rounds: int | None = None, steps: int = _STEPS
 ) -> Iterator[PassTime]:
-    """Measure forward passes of several sizes after a prompt, interleaved.
+    """Measure forward passes of several sizes (:data:`ROWS` by default) after a prompt, interleaved.
 
-    Args:
-        llm: the model.
-        prompt: token ids.
-        sizes: numbers of rows, :data:`ROWS` by default.
-        rounds: number of rounds over all sizes.
-        steps: forward passes per round and size.
+    Each of ``rounds`` goes over all sizes, with ``steps`` forward passes of each.
     """
     params = SamplingParams(max_tokens=steps + 1, ignore_eos=True)
     for _ in range(rounds or _ROUNDS):

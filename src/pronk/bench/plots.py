@@ -57,11 +57,7 @@ class Plot:
 
 
 def check_matplotlib() -> None:
-    """Import matplotlib.
-
-    Raises:
-        OptionError: it is not installed.
-    """
+    """Raise :class:`OptionError` unless matplotlib is installed."""
     try:
         import matplotlib  # noqa: ICN001, F401, PLC0415 (an optional dependency)
     except ImportError as error:
@@ -70,11 +66,7 @@ def check_matplotlib() -> None:
 
 
 def draw_plots(model: ModelResult) -> tuple[Plot, ...]:
-    """Draw all plots for which the model has metrics, one per temperature.
-
-    Raises:
-        OptionError: matplotlib is not installed.
-    """
+    """Draw all plots for which the model has metrics, one per temperature; needs matplotlib."""
     check_matplotlib()
     return tuple(_Plotter(model).draw())
 
@@ -92,8 +84,10 @@ def _one_axes(draw: Callable[[Axes], None], rows: int) -> Figure:
     return figure
 
 
-def _in_themes(make: Callable[[], Figure]) -> list[str]:
-    return [_to_svg(make, theme, transparent=True) for theme in ("default", "dark_background")]
+def _plot(title: str, caption: str, draw: Callable[[Axes], None], rows: int) -> Plot:
+    make = partial(_one_axes, draw, rows)
+    light, dark = (_to_svg(make, theme, transparent=True) for theme in ("default", "dark_background"))
+    return Plot(title, caption, light, dark)
 
 
 def _to_svg(make: Callable[[], Figure], theme: str, *, transparent: bool) -> str:
@@ -132,14 +126,14 @@ class _Plotter:
     def draw(self) -> Iterator[Plot]:
         """Draw every kind of plot."""
         for title, caption, has, draw in _PLOTS:
-            for temperature in sorted({f.temperature for f in self.model.figures}):
+            for temperature in sorted(self.model.temperatures):
                 here = [f for f in self.model.figures if f.temperature == temperature and has(f)]
                 if any(not f.is_plain for f in here):
-                    make = partial(_one_axes, partial(draw, self, figures=here), len(here))
-                    yield Plot(f"{title}, {temperature_name(temperature)}", caption, *_in_themes(make))
+                    title_here = f"{title}, {temperature_name(temperature)}"
+                    yield _plot(title_here, caption, partial(draw, self, figures=here), len(here))
         if self.model.pass_cost:
             caption = "Verifying more rows is almost free near the memory floor, the time to read the weights once."
-            yield Plot("Time of a forward pass", caption, *_in_themes(partial(_one_axes, self.draw_pass_cost, 1)))
+            yield _plot("Time of a forward pass", caption, self.draw_pass_cost, 1)
 
     def draw_speedups(self, axes: Axes, figures: Sequence[Figures]) -> None:
         y, ticks = 0, {}

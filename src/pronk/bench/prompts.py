@@ -38,7 +38,6 @@ __all__ = [
     "load_suite",
     "load_tasks",
     "sample_prompts",
-    "suites_in",
 ]
 
 SAMPLE = "sample"
@@ -49,21 +48,13 @@ _SUFFIXES = (".jsonl", ".jsonl.gz")
 
 @dataclass(frozen=True)
 class Prompt:
-    """A text to continue, or a conversation to answer.
+    """A text to continue, or a conversation to answer."""
 
-    Attributes:
-        id: name in results and error messages.
-        task: group of prompts whose metrics are taken together.
-        text: raw text to continue, or ``None`` for a conversation.
-        history: messages before the first turn.
-        turns: messages of the user; the model answers each.
-    """
-
-    id: str
-    task: str
-    text: str | None = None
-    history: tuple[Mapping[str, str], ...] = ()
-    turns: tuple[str, ...] = ()
+    id: str  # name in results and error messages
+    task: str  # group of prompts whose metrics are taken together
+    text: str | None = None  # raw text to continue, or None for a conversation
+    history: tuple[Mapping[str, str], ...] = ()  # messages before the first turn
+    turns: tuple[str, ...] = ()  # messages of the user; the model answers each
 
     @property
     def num_turns(self) -> int:
@@ -91,13 +82,13 @@ def load_suite(name: str, folder: Path | None) -> list[Prompt]:
     for suffix in _SUFFIXES:
         if (path := folder / f"{name}{suffix}").is_file():
             return load_prompts(path)
-    msg = f"suite {name!r}: expected {name}.jsonl in {folder}, found {', '.join(suites_in(folder)) or 'no suite'}"
+    msg = f"suite {name!r}: expected {name}.jsonl in {folder}, found {_suites_in(folder, 'no suite')}"
     raise OptionError(msg)
 
 
-def suites_in(folder: Path) -> list[str]:
-    """Return the names of the suites in a folder."""
-    return sorted({path.name.split(".jsonl")[0] for path in folder.glob("*.jsonl*")})
+def _suites_in(folder: Path, none: str) -> str:
+    """Return the names of the suites in a folder, or ``none``."""
+    return ", ".join(sorted({path.name.split(".jsonl")[0] for path in folder.glob("*.jsonl*")})) or none
 
 
 def load_prompts(path: Path) -> list[Prompt]:
@@ -115,19 +106,16 @@ def load_prompts(path: Path) -> list[Prompt]:
         prompts = [_parse(row, f"{path}, line {number}", task, number) for number, row in read_json_lines(path)]
     else:
         _check_task(task, str(path))
-        prompts = [Prompt(f"{task}_{n}", task, text=line) for n, line in enumerate(_lines(path), 1) if line.strip()]
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            msg = f"{path}: expected a file of JSON lines, or of text in UTF-8, found {error}"
+            raise OptionError(msg) from error
+        prompts = [Prompt(f"{task}_{n}", task, text=line) for n, line in enumerate(lines, 1) if line.strip()]
     if not prompts:
         msg = f"{path}: expected at least one prompt, found none"
         raise PromptError(msg)
     return prompts
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        msg = f"{path}: expected a file of JSON lines, or of text in UTF-8, found {error}"
-        raise OptionError(msg) from error
 
 
 def _parse(row: Mapping[str, Any], where: str, task: str, number: int) -> Prompt:
@@ -195,17 +183,13 @@ def load_tasks(
 ) -> dict[str, list[Prompt]]:
     """Load prompts of suites and files, by task; those of the suite ``sample`` if neither is given.
 
-    Args:
-        suites: names of suites, or ``None``.
-        folder: folder of the suites.
-        files: files with the user's own prompts.
-        limit: maximum prompts of each task; ``None`` means all.
+    ``folder`` is that of the suites; ``limit`` is the maximum number of prompts of each task.
 
     Raises:
         OptionError: a folder without names of suites, an unknown suite, or a damaged file.
     """
     if folder is not None and suites is None:
-        have = ", ".join(suites_in(folder)) or "none"
+        have = _suites_in(folder, "none")
         msg = f"data: expected --suite with the suites to take from {folder}, which has {have}"
         raise OptionError(msg)
     names = suites if suites is not None else [] if files else [SAMPLE]
@@ -217,11 +201,8 @@ def load_tasks(
 def encode(llm: LLM, prompt: Prompt, answers: Sequence[str] = (), *, chat: bool = True) -> list[int]:
     """Return the token ids of a prompt, or of the next turn of a conversation.
 
-    Args:
-        llm: its tokenizer and chat template are used.
-        prompt: the prompt.
-        answers: the model's answers to earlier turns.
-        chat: whether to use the chat template; without it, the messages are joined by blank lines.
+    ``answers`` are the model's answers to earlier turns. Without ``chat``, or without a chat template, the messages are
+    joined by blank lines.
     """
     if prompt.text is not None:
         return llm.tokenizer.encode(prompt.text)

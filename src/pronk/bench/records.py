@@ -42,20 +42,12 @@ PLAIN = "autoregressive"
 
 @dataclass(frozen=True)
 class Start:
-    """Start of the benchmark.
+    """Start of the benchmark."""
 
-    Attributes:
-        started: time in ISO 8601, UTC.
-        arguments: options of the command, the seed among them.
-        versions: of pronk, Python, torch and the other packages that take part.
-        hardware: name of the processor, number of its cores, number of threads, bytes of memory.
-        format: version of the trace's format.
-    """
-
-    started: str
-    arguments: dict[str, Any]
-    versions: dict[str, str]
-    hardware: dict[str, Any]
+    started: str  # time in ISO 8601, UTC
+    arguments: dict[str, Any]  # options of the command, the seed among them
+    versions: dict[str, str]  # of pronk, Python, torch and the other packages that take part
+    hardware: dict[str, Any]  # name of the processor, number of cores, number of threads, bytes of memory
     format: str = FORMAT
 
 
@@ -64,33 +56,19 @@ class Model:
     """A loaded model, which the records up to the next ``Model`` are about.
 
     The fields with a default are missing in older traces.
-
-    Attributes:
-        name: as the user wrote it.
-        parameters: number of parameters.
-        pass_bytes: bytes of weights that one forward pass reads at least; of the embedding it reads single rows.
-        kv_bytes_per_token: bytes of the KV cache that a forward pass reads for each token of the context.
-        dtype: type of the weights that are not quantized.
-        context: maximum number of tokens, prompt and output together.
-        methods: in the order in which tables show them.
-        inflated: the entry of ``config.json`` that marks a model with real acceptance but simulated size.
-        kernels: instruction set of pronk's kernels, or ``"torch"``.
-        weights: types of the matrices, largest share first: ``int4 in groups of 32, int8 in groups of 128``.
-        weight_bits: bits of memory per element of a matrix, scales included.
-        kv_dtype: type of the KV cache.
     """
 
-    name: str
+    name: str  # as the user wrote it
     parameters: int
-    pass_bytes: int
-    kv_bytes_per_token: int
-    dtype: str
-    context: int
-    methods: tuple[str, ...]
-    inflated: dict[str, Any] | None = None
-    kernels: str = "torch"
-    weights: str = ""
-    weight_bits: float | None = None
+    pass_bytes: int  # of weights that one forward pass reads at least; of the embedding it reads single rows
+    kv_bytes_per_token: int  # of the KV cache that a forward pass reads for each token of the context
+    dtype: str  # of the weights that are not quantized
+    context: int  # maximum number of tokens, prompt and output together
+    methods: tuple[str, ...]  # in the order in which tables show them
+    inflated: dict[str, Any] | None = None  # entry of config.json: real acceptance, simulated size
+    kernels: str = "torch"  # instruction set of pronk's kernels, or torch
+    weights: str = ""  # types of the matrices, largest share first: int4 in groups of 32, int8 in groups of 128
+    weight_bits: float | None = None  # bits of memory per element of a matrix, scales included
     kv_dtype: str = ""
 
 
@@ -128,65 +106,41 @@ class Skip:
 
 @dataclass(frozen=True)
 class Sample:
-    """Output of one method for one prompt, in one repeat.
-
-    Attributes:
-        task, id: of the prompt.
-        method: a drafter or a peer, as the user wrote it; ``engine`` is ``"pronk"`` or the name of the peer's engine.
-        temperature, seed: of the request.
-        repeat: number of the repeat, from 0.
-        seconds: wall time of the batch divided by its number of prompts.
-        total_seconds: from the start of the request to its end.
-        prompt_tokens: number of prompt tokens.
-        tokens: ids of the output tokens.
-        ttft: seconds to the first token, if known.
-        steps: forward passes of the target model, if known.
-        trust: predicted and observed acceptance of the draft tokens; see :class:`~pronk.engine.stats.Stats`.
-        peak_memory: bytes of the process, if known.
-        batch: number of prompts in the batch, this one included.
-        waited: the part of ``seconds`` spent in other processes of the model, if it has any.
-        error: the reason if there is no output.
-    """
+    """Output of one method for one prompt, in one repeat; times in seconds, ``None`` if unknown."""
 
     task: str
     id: str
-    method: str
-    engine: str
+    method: str  # a drafter or a peer, as the user wrote it
+    engine: str  # "pronk", or the name of the peer's engine
     temperature: float
     seed: int
-    repeat: int
-    seconds: float = 0.0
-    total_seconds: float = 0.0
+    repeat: int  # from 0
+    seconds: float = 0.0  # wall time of the batch divided by its number of prompts
+    total_seconds: float = 0.0  # from the start of the request to its end
     prompt_tokens: int = 0
     tokens: tuple[int, ...] = ()
-    ttft: float | None = None
-    steps: tuple[StepStats, ...] | None = None
-    trust: tuple[GainStats, ...] | None = None
-    peak_memory: int | None = None
-    batch: int = 1
-    waited: float | None = None
-    error: str | None = None
+    ttft: float | None = None  # to the first token
+    steps: tuple[StepStats, ...] | None = None  # forward passes of the target model
+    trust: tuple[GainStats, ...] | None = None  # predicted and observed acceptance of the draft tokens
+    peak_memory: int | None = None  # bytes of the process
+    batch: int = 1  # number of prompts in the batch, this one included
+    waited: float | None = None  # the part of ``seconds`` spent in other processes of the model, if it has any
+    error: str | None = None  # the reason if there is no output
 
 
 @dataclass(frozen=True)
 class DivergenceRecord:
-    """First difference between an output and plain decoding's output for the same prompt.
-
-    Attributes:
-        task, id, method, temperature: of the sample, taken from its first repeat.
-        position: index of the first token that differs, or the length of the shorter output.
-        gap: log-probability of plain decoding's token minus that of the other token; ``None`` if the other token is
-            filtered out by the sampling parameters, or if only the lengths differ.
-        near_tie: whether rounding explains the difference.
-    """
+    """First difference between an output and plain decoding's output, both of the first repeat."""
 
     task: str
     id: str
     method: str
     temperature: float
-    position: int
+    position: int  # of the first token that differs, or the length of the shorter output
+    # Log-probability of plain decoding's token minus that of the other token; None if the sampling parameters filter
+    # the other token out, or if only the lengths differ.
     gap: float | None
-    near_tie: bool
+    near_tie: bool  # whether rounding explains the difference
 
 
 @dataclass(frozen=True)

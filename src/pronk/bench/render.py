@@ -37,7 +37,7 @@ def _model(model: ModelResult, document: Document) -> Iterator[RenderableType]:
     if (note := origin(model)) is not None:
         yield Text(note, style="yellow")
     if model.figures:
-        temperatures = _temperatures(model)
+        temperatures = model.temperatures
         for first in range(0, len(temperatures), _ABREAST):
             yield Padding(_to_rich(speed_table(model, temperatures[first : first + _ABREAST])), (1, 0))
         yield _to_rich(cost_table(model))
@@ -46,10 +46,6 @@ def _model(model: ModelResult, document: Document) -> Iterator[RenderableType]:
         yield Text("\n" + _footnote(document), style="dim")
     yield from _listed(f"skipped, {len(model.skipped)} in all", [(f.id, f.reason) for f in model.skipped])
     yield from _listed("failed", failures(model))
-
-
-def _temperatures(model: ModelResult) -> list[float]:
-    return list(dict.fromkeys(figures.temperature for figures in model.figures))
 
 
 def _footnote(document: Document) -> str:
@@ -89,7 +85,7 @@ def to_markdown(document: Document) -> str:
             lines += [f"**{_escape(note)}**", ""]
         for table in (speed_table(model), cost_table(model)) if model.figures else ():
             lines += [*_rows(table), ""]
-        lines += [f"- {_escape(' '.join(make_verdict(model, t)))}" for t in _temperatures(model)]
+        lines += [f"- {_escape(' '.join(make_verdict(model, t)))}" for t in model.temperatures]
         for peer, notes in model.peers.items():
             settings = ", ".join(f"{name} {value}" for name, value in notes.items())
             lines.append(_escape(f"- {peer}: {settings}"))

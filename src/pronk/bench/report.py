@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from base64 import b64encode
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from pronk.bench.document import ALL, SOUND, Document, ModelResult
-from pronk.bench.plots import Plot, check_matplotlib, draw_plots
-from pronk.bench.tables import Table, cost_table, describe, explain, failures, origin, speed_table
+from pronk.bench.plots import check_matplotlib, draw_plots
+from pronk.bench.tables import cost_table, describe, explain, failures, origin, speed_table
 from pronk.bench.verdict import make_verdict, temperature_name
 from pronk.errors import OptionError
 from pronk.files.atomic import replace_file
@@ -19,29 +19,10 @@ from pronk.files.atomic import replace_file
 __all__ = ["check_report", "write_report"]
 
 
-@dataclass(frozen=True)
-class _Section:
-    """Content of the page about one model; the keys of dictionaries are titles."""
-
-    model: ModelResult
-    description: str
-    origin: str | None
-    verdicts: dict[str, tuple[str, ...]]
-    tables: dict[str, Table]
-    plots: tuple[Plot, ...]
-    details: dict[str, Table]
-    failures: dict[str, dict[str, str]]
-
-
 def write_report(document: Document, folder: Path) -> Path:
-    """Write ``folder/index.html`` atomically, and create the folder if it is missing.
+    """Write ``folder/index.html`` atomically and return its path; create the folder if it is missing.
 
-    Args:
-        document: the benchmark. The same document gives the same page, byte by byte.
-        folder: of the page.
-
-    Returns:
-        Path of the page.
+    The same document gives the same page, byte by byte.
 
     Raises:
         OptionError: matplotlib is not installed, or the folder cannot be written.
@@ -93,11 +74,11 @@ def _flat(value: object) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def _make_section(model: ModelResult, document: Document) -> _Section:
+def _make_section(model: ModelResult, document: Document) -> dict[str, Any]:
+    """Return the content of the page about one model."""
     names = list(dict.fromkeys(f.task for f in model.figures))
     overall = [task for task in names if task in {ALL, SOUND}]
     single = [task for task in names if task not in overall]
-    temperatures = sorted({f.temperature for f in model.figures})
     tables, details = {}, {}
     if overall:
         tables["Speed-up and acceptance"] = speed_table(model, tasks=overall)
@@ -107,13 +88,13 @@ def _make_section(model: ModelResult, document: Document) -> _Section:
         details["Each task: latency and cost"] = cost_table(model, single, wide=True)
     skipped = {f"Skipped prompts: {len(model.skipped)}": {s.id: s.reason for s in model.skipped}}
     failed = {"Failures": dict(failures(model))}
-    return _Section(
-        model,
-        describe(model, document),
-        origin(model),
-        {temperature_name(t): make_verdict(model, t) for t in temperatures},
-        tables,
-        draw_plots(model),
-        details,
-        {title: entries for title, entries in (skipped | failed).items() if entries},
-    )
+    return {
+        "model": model,
+        "description": describe(model, document),
+        "origin": origin(model),
+        "verdicts": {temperature_name(t): make_verdict(model, t) for t in sorted(model.temperatures)},
+        "tables": tables,
+        "plots": draw_plots(model),
+        "details": details,
+        "failures": {title: entries for title, entries in (skipped | failed).items() if entries},
+    }

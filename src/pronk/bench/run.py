@@ -14,7 +14,7 @@ import torch
 
 from pronk.bench.machine import BandwidthMeter, PeakMemory, hardware, versions
 from pronk.bench.measure import Bench, Options, Timer
-from pronk.bench.methods import DrafterMethod, FailedPeer, Method, PeerMethod
+from pronk.bench.methods import DrafterMethod, Method, PeerMethod
 from pronk.bench.peers import Peer, PeerError, PeerSpec
 from pronk.bench.prompts import Prompt
 from pronk.bench.records import PLAIN, Model, PeerRecord, Start, StepTrace
@@ -33,17 +33,11 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class PeerOptions:
-    """Options of the peers.
-
-    Attributes:
-        specs: the peers to measure.
-        draft: folder of the draft model, for peers that need one.
-        pythons: interpreter of each engine that is not installed for this interpreter.
-    """
+    """The peers to measure, and what they need."""
 
     specs: tuple[PeerSpec, ...] = ()
-    draft: Path | None = None
-    pythons: Mapping[str, str] = field(default_factory=dict)
+    draft: Path | None = None  # folder of the draft model, for peers that need one
+    pythons: Mapping[str, str] = field(default_factory=dict)  # interpreter of each engine that is not installed here
 
 
 @dataclass(frozen=True)
@@ -55,11 +49,6 @@ class Plan:
     tasks: Mapping[str, Sequence[Prompt]]
     options: Options
 
-    @property
-    def methods(self) -> tuple[str, ...]:
-        """All methods in the order in which tables show them."""
-        return tuple(dict.fromkeys((PLAIN, *self.drafters, *map(str, self.peers.specs))))
-
 
 def check(plan: Plan) -> None:
     """Check a plan before a model is loaded.
@@ -69,37 +58,34 @@ def check(plan: Plan) -> None:
     """
     for drafter in plan.drafters:
         make_drafter(drafter)
-    if plan.peers.specs and plan.options.batch > 1:
+    peers = plan.peers
+    if peers.specs and plan.options.batch > 1:
         msg = f"peers are measured one prompt at a time; expected --batch 1, found {plan.options.batch}"
         raise OptionError(msg)
-    _check_peers(plan.peers)
-
-
-def _check_peers(peers: PeerOptions) -> None:
-    engines = {spec.engine for spec in peers.specs}
-    for spec in peers.specs:
-        if spec.needs_draft and peers.draft is None:
-            msg = f"peer {spec}: expected --peer-draft with the folder of a draft model, found none"
-            raise OptionError(msg)
+    drafted = [spec for spec in peers.specs if spec.needs_draft]
+    if drafted and peers.draft is None:
+        msg = f"peer {drafted[0]}: expected --peer-draft with the folder of a draft model, found none"
+        raise OptionError(msg)
     if peers.draft is not None and not (peers.draft / "config.json").is_file():
         msg = f"peer-draft: expected a folder with a checkpoint, found {peers.draft}"
         raise OptionError(msg)
+    engines = {spec.engine for spec in peers.specs}
     for engine in peers.pythons:
         if engine not in engines:
             known = ", ".join(sorted(engines)) or "none"
             msg = f"peer-python: expected an engine that is measured ({known}), found {engine}"
             raise OptionError(msg)
-    if peers.draft is not None and not any(spec.needs_draft for spec in peers.specs):
+    if peers.draft is not None and not drafted:
         msg = "peer-draft: expected a peer that takes a draft model, such as transformers_assisted, found none"
         raise OptionError(msg)
 
 
 def run(
-    loaders: Mapping[str, Callable[[Callable[[int, int], None] | None], LLM]],
+    loaders: Mapping[str, Callable[[Callable[[int, int], None]], LLM]],
     plan: Plan,
     trace: StepTrace,
     arguments: dict[str, Any],
-    progress: Progress | None = None,
+    progress: Progress = lambda _label, _done, _total: None,
 ) -> None:
     """Measure every model; after an exception, ``trace`` has the records up to it.
 
@@ -118,7 +104,7 @@ def run(
     try:
         for number, (name, load) in enumerate(loaders.items()):
             with timer.preparing():
-                llm = load(None if progress is None else partial(progress, f"loading {name}"))
+                llm = load(partial(progress, f"loading {name}"))
             if number == 0:
                 started = datetime.now(UTC).isoformat(timespec="seconds")
                 trace.add(Start(started, arguments, versions(), hardware(llm.device)))
@@ -130,24 +116,22 @@ def run(
             trace.add(timer.end(interrupted=not finished))
 
 
-def _measure(name: str, llm: LLM, plan: Plan, trace: StepTrace, timer: Timer, progress: Progress | None) -> None:
+def _measure(name: str, llm: LLM, plan: Plan, trace: StepTrace, timer: Timer, progress: Progress) -> None:
     with ExitStack() as stack:
         with timer.preparing():
-            trace.add(_model(name, llm, plan))
+            drafters = dict.fromkeys((PLAIN, *plan.drafters))
+            trace.add(_model(name, llm, (*drafters, *map(str, plan.peers.specs))))
             bandwidth = BandwidthMeter(llm.device)
             peak = PeakMemory(llm.device, bandwidth.nbytes)
-            drafters = dict.fromkeys((PLAIN, *plan.drafters))
             methods: list[Method] = [DrafterMethod(llm, drafter, peak) for drafter in drafters]
             for spec in plan.peers.specs:
-                if progress is not None:
-                    progress(f"loading {spec}", 0, 0)
-                methods.append(_start_peer(spec, llm, plan.peers, trace))
-                stack.callback(methods[-1].close)
+                progress(f"loading {spec}", 0, 0)
+                methods.append(_start_peer(spec, llm, plan.peers, trace, stack))
         bench = Bench(llm, methods, plan.options, bandwidth=bandwidth, trace=trace, timer=timer)
-        bench.run(plan.tasks, None if progress is None else partial(progress, name))
+        bench.run(plan.tasks, partial(progress, name))
 
 
-def _model(name: str, llm: LLM, plan: Plan) -> Model:
+def _model(name: str, llm: LLM, methods: tuple[str, ...]) -> Model:
     raw = {} if is_gguf(llm.path) else read_json(llm.path / "config.json")
     weights = pass_weights(llm.engine.runner.decoder)
     return Model(
@@ -157,7 +141,7 @@ def _model(name: str, llm: LLM, plan: Plan) -> Model:
         kv_bytes_per_token=kv_bytes_per_token(llm.config, llm.engine.cache.kv_dtype),
         dtype=str(llm.dtype).removeprefix("torch."),
         context=llm.config.context,
-        methods=plan.methods,
+        methods=methods,
         inflated=raw.get("pronk_inflated"),
         kernels=llm.kernels,
         weights=weights.kinds,
@@ -166,18 +150,17 @@ def _model(name: str, llm: LLM, plan: Plan) -> Model:
     )
 
 
-def _start_peer(spec: PeerSpec, llm: LLM, options: PeerOptions, trace: StepTrace) -> Method:
+def _start_peer(spec: PeerSpec, llm: LLM, options: PeerOptions, trace: StepTrace, stack: ExitStack) -> Method:
+    """Start a peer, which ``stack`` closes; an error of the start becomes the error of all its prompts."""
     dtype = str(llm.dtype).removeprefix("torch.")
     threads, python = torch.get_num_threads() * llm.workers, options.pythons.get(spec.engine)
     peer = Peer(spec, llm.path, draft=options.draft, dtype=dtype, threads=threads, python=python)
+    stack.callback(peer.close)
+    method = PeerMethod(peer, llm.config.eos_ids)
     try:
         peer.load()
+        notes = {**peer.versions, **peer.settings}
     except PeerError as error:
-        peer.close()
-        trace.add(PeerRecord(str(spec), {"error": str(error)}))
-        return FailedPeer(spec, error)
-    except BaseException:
-        peer.close()
-        raise
-    trace.add(PeerRecord(str(spec), {**peer.versions, **peer.settings}))
-    return PeerMethod(peer, llm.config.eos_ids)
+        method.error, notes = error, {"error": str(error)}
+    trace.add(PeerRecord(str(spec), notes))
+    return method

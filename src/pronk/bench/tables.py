@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from pronk.bench.document import ALL, SOUND, Document, Figures, ModelResult, Range
@@ -39,15 +39,10 @@ _WIDE = {
 
 @dataclass(frozen=True)
 class Table:
-    """Blocks of rows under common columns.
+    """Blocks of rows under common columns."""
 
-    Attributes:
-        columns: headings, without the one of the method; a line break marks where a narrow column may break.
-        blocks: title and rows; the first cell of a row is the method.
-    """
-
-    columns: tuple[str, ...]
-    blocks: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...]
+    columns: tuple[str, ...]  # without that of the method; a line break marks where a narrow column may break
+    blocks: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...]  # title and rows; a row begins with its method
 
 
 def explain(document: Document, *, wide: bool = False) -> dict[str, str]:
@@ -61,15 +56,12 @@ def explain(document: Document, *, wide: bool = False) -> dict[str, str]:
 def speed_table(
     model: ModelResult, temperatures: Sequence[float] | None = None, tasks: Sequence[str] | None = None
 ) -> Table:
-    """Return speed-up, acceptance and exactness by method and task, temperatures side by side.
+    """Return speed-up, acceptance and exactness by method and task; ``None`` shows all.
 
-    Args:
-        model: the metrics.
-        temperatures: those to show; ``None`` shows all.
-        tasks: those to show; ``None`` shows all.
+    Temperatures stand side by side.
     """
     if temperatures is None:
-        temperatures = list(dict.fromkeys(figures.temperature for figures in model.figures))
+        temperatures = model.temperatures
     columns = [name for t in temperatures for name in (f"× plain\nT = {t:g}", "S", "α", "loops")]
     blocks = []
     for task in dict.fromkeys(f.task for f in model.figures if tasks is None or f.task in tasks):
@@ -78,7 +70,8 @@ def speed_table(
         for method in dict.fromkeys(f.method for f in here):
             row = {f.temperature: f for f in here if f.method == method}
             cells = [cell for t in temperatures for cell in _speed(row.get(t))]
-            rows.append((method, *cells, _same(list(row.values())), _prompts(list(row.values()))))
+            done, asked = min(f.prompts for f in row.values()), max(f.asked for f in row.values())
+            rows.append((method, *cells, _same(row.values()), str(done) if done == asked else f"{done}/{asked}"))
         if rows:
             blocks.append((task_name(task), tuple(rows)))
     return Table((*columns, "same", "of"), tuple(blocks))
@@ -87,10 +80,7 @@ def speed_table(
 def cost_table(model: ModelResult, tasks: Sequence[str] = (ALL,), *, wide: bool = False) -> Table:
     """Return throughput, latencies and costs of each method.
 
-    Args:
-        model: the metrics.
-        tasks: those to show.
-        wide: whether to add the columns that do not fit into a terminal of 80 characters.
+    ``wide`` adds the columns that do not fit into a terminal of 80 characters.
     """
     shown = [f for f in model.figures if f.task in tasks]
     several = any(f.waited is not None for f in shown)
@@ -119,7 +109,7 @@ def _speed(figures: Figures | None) -> tuple[str, ...]:
     return gain, _number(figures.S), _number(figures.alpha), repeated
 
 
-def _same(row: Sequence[Figures]) -> str:
+def _same(row: Iterable[Figures]) -> str:
     """Format the number of equal outputs; a star means that all other outputs part at near ties."""
     compared = [figures for figures in row if figures.compared is not None]
     if not compared:
@@ -127,11 +117,6 @@ def _same(row: Sequence[Figures]) -> str:
     same, total = sum(f.same or 0 for f in compared), sum(f.compared or 0 for f in compared)
     star = "*" if same < total and all((f.same or 0) + (f.near_ties or 0) == f.compared for f in compared) else ""
     return f"{same}/{total}{star}"
-
-
-def _prompts(row: Sequence[Figures]) -> str:
-    done, asked = min(f.prompts for f in row), max(f.asked for f in row)
-    return str(done) if done == asked else f"{done}/{asked}"
 
 
 def _number(value: float | None, digits: int = 2) -> str:
@@ -146,10 +131,6 @@ def _milliseconds(seconds: float | None) -> str:
     return _MISSING if seconds is None else f"{seconds * 1e3:.{1 if seconds < 0.1 else 0}f}"
 
 
-def _percent(figures: Figures) -> str:
-    return _MISSING if figures.split is None else f"{figures.split.draft * 100:.0f}/{figures.split.host * 100:.0f}"
-
-
 Cell = Callable[[Figures], str]
 _COSTS: tuple[tuple[str, Cell], ...] = (
     ("tokens\n/s", lambda f: _median(f.tokens_per_second, 1)),
@@ -160,7 +141,7 @@ _COSTS: tuple[tuple[str, Cell], ...] = (
     ("c", lambda f: _number(f.cost_coefficient, 3)),
     ("exp.\n×", lambda f: _number(f.expected_speedup)),
     ("after\n1st ×", lambda f: _median(f.decode_speedup)),
-    ("draft/\nhost %", _percent),
+    ("draft/\nhost %", lambda f: f"{f.split.draft * 100:.0f}/{f.split.host * 100:.0f}" if f.split else _MISSING),
     ("\nGiB", lambda f: _number(None if f.peak_memory is None else f.peak_memory / 2**30)),
 )
 _WIDE_COSTS: tuple[tuple[str, Cell], ...] = (
@@ -205,11 +186,11 @@ def failures(model: ModelResult) -> list[tuple[str, str]]:
         if figures.task == ALL:
             for each in figures.failures:
                 prompts.setdefault((figures.method, each.reason), {})[each.id] = None
-    return [(f"{method}, {_few(list(ids))}", reason) for (method, reason), ids in prompts.items()]
-
-
-def _few(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+    entries = []
+    for (method, reason), (first, *others) in prompts.items():
+        more = f" and {len(others)} more" if others else ""
+        entries.append((f"{method}, {first}{more}", reason))
+    return entries
 
 
 def _count(value: object) -> str:

@@ -13,7 +13,9 @@ Measured = tuple[Range, Figures]
 
 def make_verdict(model: ModelResult, temperature: float) -> tuple[str, ...]:
     """Return paragraphs about plain decoding, peers, exactness and data quality, without empty ones."""
-    return _Verdict(model.figures, temperature).paragraphs()
+    verdict = _Verdict(model.figures, temperature)
+    parts = (verdict.against_plain(), verdict.against_peers(), verdict.exactness(), verdict.limits())
+    return tuple(filter(None, map(" ".join, parts)))
 
 
 def temperature_name(temperature: float) -> str:
@@ -27,22 +29,14 @@ class _Verdict:
     def __init__(self, figures: Sequence[Figures], temperature: float) -> None:
         self._all = [f for f in figures if f.temperature == temperature]
         self._start = "With greedy decoding" if temperature == 0 else f"At T = {temperature:g}"
-        overall = [f for f in self._all if f.task == ALL]
-        self._overall = overall
-        self._own = _fastest_first(f for f in overall if not f.is_peer and not f.is_plain)
-        self._peers = _fastest_first(f for f in overall if f.is_peer)
+        self._overall = [f for f in self._all if f.task == ALL]
+        self._own = _fastest_first(f for f in self._overall if not f.is_peer and not f.is_plain)
+        self._peers = _fastest_first(f for f in self._overall if f.is_peer)
 
-    def paragraphs(self) -> tuple[str, ...]:
-        nothing = [f"{self._start}, no drafter has a figure over all tasks."]
-        parts = [
-            self._against_plain() if self._own else nothing,
-            self._against_peers(),
-            self._exactness(),
-            [*self._repetition(), *self._failures()],
-        ]
-        return tuple(filter(None, (" ".join(part) for part in parts)))
-
-    def _against_plain(self) -> Iterable[str]:
+    def against_plain(self) -> Iterable[str]:
+        if not self._own:
+            yield f"{self._start}, no drafter has a figure over all tasks."
+            return
         speed, best = self._own[0]
         times, over = f"{_plus_minus(speed)} times", f"over {best.prompts} of {best.asked} prompts"
         best_runs = f"the best, {best.method}, runs at {times} its speed, {over}."
@@ -72,7 +66,7 @@ class _Verdict:
         if lost:
             yield f"It loses to plain decoding on {_join(lost)}."
 
-    def _against_peers(self) -> Iterable[str]:
+    def against_peers(self) -> Iterable[str]:
         if not self._peers:
             return
         peer, figures = self._peers[0]
@@ -84,33 +78,37 @@ class _Verdict:
             verb = _judge(both, "beats", "is level with", "loses to")
             yield f"{best.method} {verb} it: {_plus_minus(both)} times its speed."
 
-    def _exactness(self) -> Iterable[str]:
-        counts = [(f, f.same, f.compared) for f in self._overall if f.same is not None and f.compared]
-        counts = [each for each in counts if not each[0].is_plain]
+    def exactness(self) -> Iterable[str]:
+        def ties(figures: Figures) -> str:
+            return f" ({figures.near_ties} at near ties)" if figures.near_ties else ""
+
+        others = [f for f in self._overall if not f.is_plain]
+        counts = [(f, f.same, f.compared) for f in others if f.same is not None and f.compared]
         own = [(same, compared) for f, same, compared in counts if not f.is_peer]
         if own and all(same == compared for same, compared in own):
             yield f"Every drafter gave plain decoding’s tokens in all {sum(n for _, n in own)} outputs compared."
-        differ = [f"{f.method} in {n - same} of {n}{_near_ties(f)}" for f, same, n in counts if n and same < n]
+        differ = [f"{f.method} in {n - same} of {n}{ties(f)}" for f, same, n in counts if n and same < n]
         if differ:
             yield f"Other tokens than plain decoding’s, so not the same text at that speed: {_join(differ)}."
 
-    def _repetition(self) -> Iterable[str]:
+    def limits(self) -> Iterable[str]:
+        """Yield the limits of the data: repetitive text and failed prompts."""
         plain = next((f for f in self._overall if f.is_plain), None)
-        if plain is None or not plain.repeated:
-            return
-        text = f"Of the 4-grams in plain decoding’s text {plain.repeated:.0%} repeat, which helps methods that copy"
+        if plain is not None and plain.repeated:
+            yield self._repetition(plain.repeated)
+        failed = [f"{f.method} on {len(f.failures)}" for f in self._overall if f.failures]
+        if failed:
+            yield f"Prompts that failed: {_join(failed)}."
+
+    def _repetition(self, repeated: float) -> str:
+        text = f"Of the 4-grams in plain decoding’s text {repeated:.0%} repeat, which helps methods that copy"
         best = self._own[0][1].method if self._own else None
         for f in self._all:
             if f.task == SOUND and f.method == best and f.speedup:
                 text += (
                     f"; on the {f.prompts} prompts whose output does not loop, {best} is at {_plus_minus(f.speedup)}"
                 )
-        yield f"{text}."
-
-    def _failures(self) -> Iterable[str]:
-        failed = [f"{f.method} on {len(f.failures)}" for f in self._overall if f.failures]
-        if failed:
-            yield f"Prompts that failed: {_join(failed)}."
+        return f"{text}."
 
 
 def _fastest_first(figures: Iterable[Figures]) -> list[Measured]:
@@ -128,10 +126,6 @@ def _plus_minus(value: Range) -> str:
     """Format a median with its spread: ``2.31 ± 0.04``."""
     digits = 2 if abs(value.median) < 10 else 1 if abs(value.median) < 100 else 0
     return f"{value.median:,.{digits}f} ± {value.spread:,.{digits}f}"
-
-
-def _near_ties(figures: Figures) -> str:
-    return f" ({figures.near_ties} at near ties)" if figures.near_ties else ""
 
 
 def _join(parts: Sequence[str]) -> str:

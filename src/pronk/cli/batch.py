@@ -1,28 +1,26 @@
 """``pronk batch``: answer a file of requests."""
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 
-from pronk.cli.options import Progress, model_options, shares
-from pronk.cli.progress import Status, status_bar
+from pronk.cli.options import Progress, model_options, require_extra, shares
+from pronk.cli.progress import interruptible, status_bar
 from pronk.cli.replicas import replica_options
-from pronk.cli.serve import needs_serve
+from pronk.cli.serve import SERVER_MODULES
 from pronk.errors import OptionError
 
 if TYPE_CHECKING:
     from pronk.cli.replicas import ReplicaOptions
     from pronk.llm import LLM
-    from pronk.replicas.cluster import ReplicaPlan
     from pronk.server.batch import BatchOutput
 
 __all__ = ["batch"]
-
-_INTERRUPTED = 130
 
 
 @shares(load=model_options, options=model_options, spread=replica_options)
@@ -60,7 +58,7 @@ def batch(
     """
     from pronk.cli.console import TerminalOutput
 
-    needs_serve("batch")
+    require_extra("batch", "serve", *SERVER_MODULES)
     from pronk.server.batch import BatchOutput, read_batch
 
     if source.resolve() == target.resolve():
@@ -73,24 +71,34 @@ def batch(
         if done == len(ids):
             screen.say(f"nothing to do: {target} has the answers to all {done} requests")
             return
-        try:
+        with interruptible(
+            f"interrupted; the same command continues with the requests that have no answer in {target}"
+        ):
             if wanted := spread():
-                with wanted.cluster(screen, options(max_batch, prefix_cache)) as (path, plan):
-                    refused = _spread(plan, name or path.name, source, answers, done, len(ids))
+                cluster = wanted.cluster(screen, options(max_batch, prefix_cache))
+                with cluster as (path, plan), _bar(done, len(ids)) as progress:
+                    from pronk.replicas.batch import run_on_replicas
+
+                    refused = run_on_replicas(plan, name or path.name, read_batch(source), answers, progress)
             else:
                 with screen.loading() as bar:
                     llm = load(bar, max_batch, prefix_cache)
-                refused = _run(llm, name or llm.path.name, source, answers, done, len(ids))
-        except KeyboardInterrupt:
-            screen.note(f"interrupted; the same command continues with the requests that have no answer in {target}")
-            raise typer.Exit(_INTERRUPTED) from None
+                with _bar(done, len(ids)) as progress:
+                    refused = _run(llm, name or llm.path.name, source, answers, progress)
     screen.say(f"{len(ids) - done} answers in {target}" + (f", {refused} of them refusals" if refused else ""))
 
 
-def _run(llm: "LLM", name: str, source: Path, answers: "BatchOutput", done: int, total: int) -> int:
-    import asyncio
+@contextmanager
+def _bar(done: int, total: int) -> Iterator[Callable[[], None]]:
+    """Show the answered requests; the yielded function counts one more."""
+    numbers = count(done + 1)
+    with status_bar(Console(stderr=True)) as bar:
+        bar("requests", done, total)
+        yield lambda: bar("requests", next(numbers), total)
 
-    from rich.console import Console
+
+def _run(llm: "LLM", name: str, source: Path, answers: "BatchOutput", progress: Callable[[], None]) -> int:
+    import asyncio
 
     from pronk.async_llm import AsyncLLM
     from pronk.server.batch import run_batch
@@ -103,29 +111,9 @@ def _run(llm: "LLM", name: str, source: Path, answers: "BatchOutput", done: int,
     async def main() -> int:
         async with AsyncLLM(llm, max_requests=limits.requests) as engine:
             service = Service(engine, ServerSettings(name=name, limits=limits))
-            ended = count(done + 1)
             try:
-                with status_bar(Console(stderr=True)) as bar:
-                    bar("requests", done, total)
-                    progress = partial(_count, bar, ended, total)
-                    return await run_batch(service, source, answers, at_a_time=at_a_time, progress=progress)
+                return await run_batch(service, source, answers, at_a_time=at_a_time, progress=progress)
             finally:
                 service.close()
 
     return asyncio.run(main())
-
-
-def _spread(plan: "ReplicaPlan", name: str, source: Path, answers: "BatchOutput", done: int, total: int) -> int:
-    from rich.console import Console
-
-    from pronk.replicas.batch import run_on_replicas
-    from pronk.server.batch import read_batch
-
-    ended = count(done + 1)
-    with status_bar(Console(stderr=True)) as bar:
-        bar("requests", done, total)
-        return run_on_replicas(plan, name, read_batch(source), answers, partial(_count, bar, ended, total))
-
-
-def _count(bar: Status, ended: Iterator[int], total: int) -> None:
-    bar("requests", next(ended), total)

@@ -4,17 +4,18 @@ Torch is imported when the command runs. typer reads annotations at run time, so
 """
 
 import json
-from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from pronk.bench.outputs import Outputs
-from pronk.cli.options import Progress, given_options, model_options, shares
+from pronk.cli.options import model_options, panel, shares
+from pronk.cli.progress import INTERRUPTED, status_bar
 from pronk.errors import OptionError, PromptError
 
 if TYPE_CHECKING:
@@ -24,26 +25,13 @@ if TYPE_CHECKING:
 
 __all__ = ["bench"]
 
-_INTERRUPTED = 130
 _BUNDLED = "pronk-tiny"
 _DRAFTERS = ["auto"]  # a list, as typer requires; never modified
 _SHOWING = ("replay", "as_json", "markdown", "report")
 
 
-def _what(help: str, *names: str, **more: Any) -> Any:  # noqa: A002 - typer's word
-    return typer.Option(*names, help=help, rich_help_panel="What to measure", **more)
-
-
-def _how(help: str, *names: str, **more: Any) -> Any:  # noqa: A002 - typer's word
-    return typer.Option(*names, help=help, rich_help_panel="How to measure", **more)
-
-
-def _peers(help: str, **more: Any) -> Any:  # noqa: A002 - typer's word
-    return typer.Option(help=help, rich_help_panel="Other engines", show_default=False, **more)
-
-
-def _output(help: str, *names: str, **more: Any) -> Any:  # noqa: A002 - typer's word
-    return typer.Option(*names, help=help, rich_help_panel="Output", show_default=False, **more)
+_what, _how = panel("What to measure"), panel("How to measure")
+_peers, _output = panel("Other engines", show_default=False), panel("Output", show_default=False)
 
 
 def plan(
@@ -161,21 +149,32 @@ def bench(
     outputs = Outputs(as_json, markdown, report, trace)
     outputs.check()
     if replay is not None:
-        _refuse(given_options(context), _SHOWING, "replay: expected only options of the output")
+        _refuse_ignored(context)
         from pronk.bench.records import read_trace
 
         outputs.deliver(read_trace(replay))
         return
+    from pronk.bench.run import run
     from pronk.models.clone_models import DEFAULT_MODEL
 
+    problem: Exception | None = None  # raised after the results so far are shown
     with ExitStack() as stack:
-        status = stack.enter_context(_bar())
+        status = stack.enter_context(status_bar(Console(stderr=True), "MofNCompleteColumn"))
         made = planned(drafter, model)
         records = _open_trace(trace, stack)
         chosen: dict[str, str | None] = {name: name for name in model} if model else {DEFAULT_MODEL: None}
-        loaders = {name: _loader(load, value, made) for name, value in chosen.items()}
+        batch = max(16, made.options.batch)
+        loaders = {
+            name: partial(load, max_batch=batch, model=value, drafter="autoregressive")
+            for name, value in chosen.items()
+        }
         arguments = {**planned.keywords, **load.keywords, "model": list(loaders), "drafter": drafter}
-        problem = _measure(loaders, made, records, arguments, status)
+        try:
+            run(loaders, made, records, json.loads(json.dumps(arguments, default=str)), status)  # paths as text
+        except KeyboardInterrupt:
+            problem = typer.Exit(INTERRUPTED)
+        except Exception as error:  # noqa: BLE001
+            problem = error
     if records.records:
         outputs.deliver(records.records)
     if problem is not None:
@@ -187,36 +186,13 @@ def bench(
         raise PromptError(msg)
 
 
-def _loader(load: "partial[LLM]", name: str | None, made: "Plan") -> Callable[[Progress | None], "LLM"]:
-    return lambda progress: load(progress, max_batch=max(16, made.options.batch), model=name, drafter="autoregressive")
-
-
-def _measure(
-    loaders: dict[str, Callable[[Progress | None], "LLM"]],
-    made: "Plan",
-    records: "StepTrace",
-    arguments: dict[str, Any],
-    status: Callable[[str, int, int], None] | None,
-) -> Exception | None:
-    """Measure; return the exception that ended it early, to be raised after the results are shown."""
-    from pronk.bench.run import run
-
-    plain = json.loads(json.dumps(arguments, default=str))  # paths as text
-    try:
-        run(loaders, made, records, plain, status)
-    except KeyboardInterrupt:
-        return typer.Exit(_INTERRUPTED)
-    except Exception as error:  # noqa: BLE001 - results of earlier models are shown first
-        return error
-    return None
-
-
-def _refuse(given: Sequence[str], wanted: Container[str], expected: str) -> None:
-    """Raise if an option is given that would be ignored."""
-    others = [name for name in given if name not in wanted]
-    if others:
-        msg = f"{expected}, found --{others[0].replace('_', '-')}"
-        raise OptionError(msg)
+def _refuse_ignored(context: typer.Context) -> None:
+    """Raise if ``--replay`` would ignore an option of the command line."""
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE" and name not in _SHOWING:
+            msg = f"replay: expected only options of the output, found --{name.replace('_', '-')}"
+            raise OptionError(msg)
 
 
 def _interpreters(given: Sequence[str]) -> dict[str, str]:
@@ -242,19 +218,3 @@ def _open_trace(path: Path | None, stack: ExitStack) -> "StepTrace":
     except OSError as error:
         msg = f"trace: expected a file that can be written, found {error}"
         raise OptionError(msg) from error
-
-
-@contextmanager
-def _bar() -> Iterator[Callable[[str, int, int], None] | None]:
-    """Show a progress bar on a terminal; yield ``None`` without a terminal."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Bar(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("loading", total=None)
-        yield lambda label, done, total: bar.update(task, description=label, completed=done, total=total or None)

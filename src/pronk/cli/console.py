@@ -7,8 +7,9 @@ statistics appear on a terminal only, where control characters in generated text
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -16,13 +17,17 @@ from rich.segment import Segment, Segments
 from rich.style import Style
 from rich.text import Text
 
+from pronk.cli.progress import status_bar
+
 if TYPE_CHECKING:
     from rich.table import Table
 
     from pronk.cli.options import Progress
     from pronk.engine.stats import Stats
+    from pronk.llm import LLM
+    from pronk.sampling.params import SamplingParams
 
-__all__ = ["TerminalOutput", "stats_line"]
+__all__ = ["TerminalOutput", "prepare", "stats_line"]
 
 _DRAFTED = Style(color="green")
 _DIM = Style(dim=True)
@@ -74,13 +79,9 @@ class TerminalOutput:
         """Print a notice, in yellow, on standard error."""
         self._err.print(Text(text, style="yellow"))
 
-    def table(self, table: Table) -> None:
-        """Print a table, the result of a command, on standard output."""
-        self._out.print(table, soft_wrap=False)
-
-    def paragraph(self, text: str) -> None:
-        """Print a paragraph, the result of a command, on standard output."""
-        self._out.print(Text(text), soft_wrap=False)
+    def result(self, part: Table | Text) -> None:
+        """Print a part of a command's result on standard output."""
+        self._out.print(part, soft_wrap=False)
 
     def figures(self, text: str) -> None:
         """Print a line of statistics if statistics are on."""
@@ -94,15 +95,8 @@ class TerminalOutput:
     @contextmanager
     def loading(self) -> Iterator[Progress | None]:
         """Show a loading bar and yield its update function; yield ``None`` without a terminal."""
-        if not self._err.is_terminal:
-            yield None
-            return
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
-
-        columns = (TextColumn("loading"), BarColumn(), DownloadColumn())
-        with Progress(*columns, console=self._err, transient=True) as bar:
-            task = bar.add_task("loading", total=None)
-            yield lambda done, total: bar.update(task, completed=done, total=total)
+        with status_bar(self._err, "DownloadColumn") as bar:
+            yield partial(bar, "loading") if self._err.is_terminal else None
 
     def _write(self, text: str, style: Style) -> None:
         if not text:
@@ -115,6 +109,15 @@ class TerminalOutput:
         else:
             sys.stdout.write(text)
         sys.stdout.flush()
+
+
+def prepare(
+    load: Callable[[Progress | None], LLM], request: Callable[[], SamplingParams], screen: TerminalOutput
+) -> tuple[LLM, SamplingParams]:
+    """Check the request's options, then load the model, behind a progress bar: both import torch first."""
+    with screen.loading() as progress:
+        params = request()
+        return load(progress), params
 
 
 def stats_line(stats: Stats, kernels: str, seed: int | None = None) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from pronk.cli.progress import Status, status_bar
+from pronk.cli.progress import Status, interruptible, status_bar
 from pronk.train.sources import SourceSpec, read_source, spec_of
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ __all__ = ["app"]
 
 app = typer.Typer(help="Build datastores for the drafter retrieval.", no_args_is_help=True, rich_markup_mode="rich")
 
-_INTERRUPTED = 130
 # Approximate compression ratio of text, for the progress bar.
 _COMPRESSION = 3
 # Documents per tokenizer call, and characters per piece: a longer text is cut at the end of a line.
@@ -66,12 +65,8 @@ def build(
     pronk generate "def main(" --drafter "retrieval(datastore='code-store')"
     """
     screen = Console(highlight=False, soft_wrap=True, stderr=True)
-    try:
-        with status_bar(screen) as status:
-            _build(out, text, model, limit_tokens, status)
-    except KeyboardInterrupt:
-        screen.print("interrupted; no partial datastore was kept", style="yellow")
-        raise typer.Exit(_INTERRUPTED) from None
+    with interruptible("interrupted; no partial datastore was kept"), status_bar(screen) as status:
+        _build(out, text, model, limit_tokens, status)
     screen.print(f"{out}: {_summary(out)}", markup=False)
 
 

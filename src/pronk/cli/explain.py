@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pronk.cli.options import Progress, model_options, read_prompt, sampling_params, shares
+from pronk.cli.options import Progress, model_options, read_prompt, require_extra, sampling_params, shares
+from pronk.cli.progress import interruptible
 from pronk.errors import OptionError
 
 if TYPE_CHECKING:
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from pronk.tokenization.tokenizer import Tokenizer
 
 __all__ = ["explain"]
-
-_INTERRUPTED = 130
 
 
 @shares(
@@ -65,38 +64,31 @@ def explain(
 
     pronk explain "Once upon a time" --json > steps.json
     """
-    from pronk.cli.console import TerminalOutput
+    from rich.text import Text
+
+    from pronk.cli.console import TerminalOutput, prepare
     from pronk.explain import explain as run
 
     screen = TerminalOutput(stats=True, color_drafts=True)
     text = read()
     _check_plot(plot)
-    with screen.loading() as progress:
-        params = request()
-        llm = load(progress)
-    try:
+    llm, params = prepare(load, request, screen)
+    with interruptible("interrupted"):
         found = run(llm, text, params)
-    except KeyboardInterrupt:
-        screen.note("interrupted")
-        raise typer.Exit(_INTERRUPTED) from None
     if plot is not None:
         _draw(found, plot)
     if as_json:
         typer.echo(json.dumps(_to_dict(found), ensure_ascii=False))
         return
-    screen.table(_table(found, llm.tokenizer))
-    screen.paragraph(found.summary)
+    screen.result(_table(found, llm.tokenizer))
+    screen.result(Text(found.summary))
 
 
 def _check_plot(path: Path | None) -> None:
     """Check ``--plot`` before the model is loaded."""
     if path is None:
         return
-    from importlib.util import find_spec
-
-    if find_spec("matplotlib") is None:
-        msg = "plot: expected matplotlib, found no such package; run: pip install 'pronk[report]'"
-        raise OptionError(msg)
+    require_extra("plot", "report", "matplotlib")
     if not path.absolute().parent.is_dir() or path.is_dir():
         msg = f"plot: expected a file in an existing folder, found {path}; choose another path"
         raise OptionError(msg)
@@ -104,14 +96,10 @@ def _check_plot(path: Path | None) -> None:
 
 def _draw(found: "Explanation", path: Path) -> None:
     from pronk.bench.plots import draw_steps
-    from pronk.files.atomic import replace_file
+    from pronk.files.atomic import replace_file, writing
 
-    try:
-        with replace_file(path) as file:
-            file.write(draw_steps(found.steps).encode())
-    except OSError as error:
-        msg = f"plot: expected a file that can be written at {path}, found {error.strerror}; choose another path"
-        raise OptionError(msg) from error
+    with writing(path, "the plot"), replace_file(path) as file:
+        file.write(draw_steps(found.steps).encode())
 
 
 def _table(found: "Explanation", tokenizer: "Tokenizer") -> "Table":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +12,7 @@ from pronk.errors import OptionError
 if TYPE_CHECKING:
     from pronk.sampling.guide import Guide
 
-__all__ = ["read_guide"]
+__all__ = ["read_guide", "read_text"]
 
 
 def read_guide(
@@ -30,29 +32,33 @@ def read_guide(
     Raises:
         OptionError: several options are set, a file cannot be read, or its content is not a valid guide.
     """
-    from pronk.sampling.guide import Guide
+    from pronk.sampling.guide import MAX_SIZE, Guide
 
     given = {"--json-schema": json_schema, "--regex": regex, "--choice": choice or None, "--grammar": grammar}
     names = [name for name, value in given.items() if value is not None]
     if len(names) > 1:
         msg = f"guide: expected at most one of {', '.join(given)}, found {' and '.join(names)}; give one"
         raise OptionError(msg)
+    size = 4 * MAX_SIZE + 1  # a file of this size exceeds MAX_SIZE characters
     if json_schema is not None:
         anything = json_schema == "object" and not Path(json_schema).exists()
-        return Guide(json={"type": "object"} if anything else _read("json-schema", json_schema))
+        return Guide(json={"type": "object"} if anything else read_text("json-schema", json_schema, size))
     if grammar is not None:
-        return Guide(grammar=_read("grammar", grammar))
+        return Guide(grammar=read_text("grammar", grammar, size))
     if regex is not None:
         return Guide(regex=regex)
     return Guide(choice=choice) if choice else None
 
 
-def _read(option: str, path: str) -> str:
-    from pronk.sampling.guide import MAX_SIZE
+def read_text(option: str, path: str, size: int = -1, *, stdin: bool = False) -> str:
+    """Return the text of a file, or of standard input; ``size`` is the maximum number of bytes.
 
+    Raises:
+        OptionError: the file cannot be read, or is not UTF-8.
+    """
     try:
-        with Path(path).open("rb") as file:
-            return file.read(4 * MAX_SIZE + 1).decode()  # a larger file exceeds MAX_SIZE characters
+        with nullcontext(sys.stdin.buffer) if stdin else Path(path).open("rb") as file:
+            return file.read(size).decode()
     except OSError as error:
         msg = f"{option}: expected a file that can be read at {path}, found {error.strerror}; check the path"
         raise OptionError(msg) from error

@@ -8,7 +8,8 @@ import json
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -17,6 +18,7 @@ from pronk.cli.bench import bench
 from pronk.cli.datastore import app as datastore_app
 from pronk.cli.explain import explain
 from pronk.cli.options import Progress, model_options, read_prompt, sampling_params, shares
+from pronk.cli.progress import INTERRUPTED, interruptible
 from pronk.cli.quantize import quantize
 from pronk.cli.removed import refuse_removed
 from pronk.cli.serve import serve
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["app", "main"]
 
 _TRACEBACK = "--traceback"
-_INTERRUPTED = 130
+_stats = partial(typer.Option, metavar="", show_default="on a terminal")
 _COLOR_DRAFTS = typer.Option(metavar="", help="Colour the accepted draft tokens.")
 _COLOR_GUESSES = typer.Option(metavar="", hidden=True)  # deprecated alias of --color-drafts
 
@@ -69,12 +71,7 @@ def generate(
         bool, typer.Option("--json", metavar="", help="Print one JSON object instead of the text.")
     ] = False,
     stats: Annotated[
-        bool | None,
-        typer.Option(
-            help="Show tokens/s, S (tokens per forward pass) and the accepted draft tokens.",
-            metavar="",
-            show_default="on a terminal",
-        ),
+        bool | None, _stats(help="Show tokens/s, S (tokens per forward pass) and the accepted draft tokens.")
     ] = None,
     color_drafts: Annotated[bool, _COLOR_DRAFTS] = False,
     color_guesses: Annotated[bool | None, _COLOR_GUESSES] = None,
@@ -89,12 +86,12 @@ def generate(
 
     git diff | pronk generate - --model ./checkpoint --json
     """
-    from pronk.cli.console import TerminalOutput
+    from pronk.cli.console import TerminalOutput, prepare
 
     screen = TerminalOutput(stats=stats, color_drafts=color_drafts if color_guesses is None else color_guesses)
     text = read()
-    llm, params = _prepare(load, request, screen)
-    try:
+    llm, params = prepare(load, request, screen)
+    with interruptible("interrupted"):
         if as_json:
             typer.echo(json.dumps(llm.generate(text, params).to_dict(), ensure_ascii=False))
             return
@@ -103,9 +100,6 @@ def generate(
         _show(llm.stream(text, params), params, screen, llm.kernels)
         if screen.color_drafts and screen.interactive:
             screen.legend()
-    except KeyboardInterrupt:
-        screen.note("interrupted")
-        raise typer.Exit(_INTERRUPTED) from None
 
 
 @app.command()
@@ -115,12 +109,7 @@ def chat(
     request: Callable[[], "SamplingParams"],
     *,
     stats: Annotated[
-        bool | None,
-        typer.Option(
-            help="Show tokens/s and S (tokens per forward pass) after each answer.",
-            metavar="",
-            show_default="on a terminal",
-        ),
+        bool | None, _stats(help="Show tokens/s and S (tokens per forward pass) after each answer.")
     ] = None,
     color_drafts: Annotated[bool, _COLOR_DRAFTS] = True,
     color_guesses: Annotated[bool | None, _COLOR_GUESSES] = None,
@@ -137,11 +126,11 @@ def chat(
 
     echo "Hello" | pronk chat --max-tokens 32
     """
-    from pronk.cli.console import TerminalOutput
+    from pronk.cli.console import TerminalOutput, prepare
     from pronk.cli.repl import ChatSession
 
     screen = TerminalOutput(stats=stats, color_drafts=color_drafts if color_guesses is None else color_guesses)
-    llm, params = _prepare(load, request, screen)
+    llm, params = prepare(load, request, screen)
     llm.chat_ids([{"role": "user", "content": "?"}])  # raises now if the model has no chat template
     ChatSession(llm, params, screen).run()
 
@@ -183,7 +172,7 @@ def _main(args: Sequence[str] | None) -> NoReturn:
     except typer.TyperException as error:
         code = _fail(_explain(error), error.exit_code)
     except typer.Abort:
-        code = _INTERRUPTED
+        code = INTERRUPTED
     except PronkError as error:
         code = _fail(str(error), 2)
     except Exception as error:  # --traceback shows the full traceback
@@ -202,14 +191,7 @@ def _explain(error: typer.TyperException) -> str:
     return f"{message} (try '{context.command_path} --help')" if message and context else message
 
 
-def _warn(
-    message: Warning | str,
-    category: type[Warning],  # noqa: ARG001 - signature of warnings.showwarning
-    filename: str,  # noqa: ARG001
-    lineno: int,  # noqa: ARG001
-    file: TextIO | None = None,  # noqa: ARG001
-    line: str | None = None,  # noqa: ARG001
-) -> None:
+def _warn(message: Warning | str, *_: object, **__: object) -> None:
     """Print a library's warning as one line."""
     sys.stderr.write(f"pronk: warning: {' '.join(str(message).split())}\n")
 
@@ -218,15 +200,6 @@ def _fail(message: str, code: int) -> int:
     if message:
         sys.stderr.write(f"pronk: error: {' '.join(message.split())}\n")
     return code
-
-
-def _prepare(
-    load: Callable[[Progress | None], "LLM"], request: Callable[[], "SamplingParams"], screen: "TerminalOutput"
-) -> tuple["LLM", "SamplingParams"]:
-    """Check the request's options, then load the model, behind a progress bar: both import torch first."""
-    with screen.loading() as progress:
-        params = request()
-        return load(progress), params
 
 
 def _show(pieces: Iterator["Piece"], params: "SamplingParams", screen: "TerminalOutput", kernels: str) -> None:

@@ -7,37 +7,41 @@ calls the function itself, so ``--help`` does not import torch. typer reads anno
 
 import functools
 import inspect
-import sys
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from itertools import chain
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pronk.cli.guides import read_guide, read_text
 from pronk.errors import OptionError, PromptError
 
 if TYPE_CHECKING:
     from pronk.llm import LLM
-    from pronk.sampling.guide import GuideMode
-    from pronk.sampling.params import Rule, SamplingParams
+    from pronk.sampling.params import SamplingParams
 
-__all__ = ["Progress", "given_options", "model_options", "read_prompt", "sampling_params", "shares"]
+__all__ = ["Progress", "model_options", "panel", "read_prompt", "require_extra", "sampling_params", "shares"]
 
 Progress = Callable[[int, int], None]
 
 
-def _model(help: str, **more: Any) -> Any:  # noqa: A002 - typer's word
-    return typer.Option(help=help, rich_help_panel="Model", **more)
+def panel(title: str, **common: Any) -> Callable[..., Any]:
+    """Return a function ``option(help, *names, **more)`` for the options of one panel of the help."""
+    return lambda text, *names, **more: typer.Option(*names, help=text, rich_help_panel=title, **common | more)
 
 
-def _request(help: str, *names: str, **more: Any) -> Any:  # noqa: A002 - typer's word
-    return typer.Option(*names, help=help, rich_help_panel="Request", **more)
+def require_extra(option: str, extra: str, *modules: str) -> None:
+    """Raise :class:`OptionError` unless the modules, which belong to an extra of pronk, are installed."""
+    from importlib.util import find_spec
+
+    missing = ", ".join(name for name in modules if find_spec(name) is None)
+    if missing:
+        msg = f"{option}: expected {missing}, found no such package; run: pip install 'pronk[{extra}]'"
+        raise OptionError(msg)
 
 
-def _guide(help: str, **more: Any) -> Any:  # noqa: A002 - typer's word
-    return typer.Option(help=help, rich_help_panel="Guide", **more)
+_model, _request, _guide = map(panel, ("Model", "Request", "Guide"))
 
 
 def shares(
@@ -110,12 +114,6 @@ def _load(
     return llm
 
 
-def given_options(context: typer.Context) -> list[str]:
-    """Return the names of the options on the command line, those that repeat a default included."""
-    sources = ((name, context.get_parameter_source(name)) for name in context.params)
-    return [name for name, source in sources if source is not None and source.name == "COMMANDLINE"]
-
-
 def model_options(
     max_batch: int = 16,
     prefix_cache: bool = False,
@@ -182,23 +180,7 @@ def model_options(
     prefix_cache)``, where ``progress`` receives the bytes read so far and in all. ``max_batch`` is the maximum number
     of requests in one forward pass; ``prefix_cache`` keeps the KV cache of finished requests for later prompts.
     """
-    return {
-        "model": model,
-        "drafter": drafter,
-        "device": device,
-        "dtype": dtype,
-        "weights": weights,
-        "kv_memory": kv_memory,
-        "kv_dtype": kv_dtype,
-        "max_batch": max_batch,
-        "prefix_cache": prefix_cache,
-        "threads": threads,
-        "workers": workers,
-        "parallel": parallel,
-        "kernels": kernels,
-        "budget": budget,
-        "calibration": {"on": True, "off": False}.get(calibration, calibration),
-    }
+    return locals() | {"calibration": {"on": True, "off": False}.get(calibration, calibration)}
 
 
 def sampling_params(
@@ -266,33 +248,15 @@ def sampling_params(
     Raises:
         OptionError: an option is out of its range, or its file cannot be read.
     """
-    from pronk.cli.guides import read_guide
+    given: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in locals().items()}
+
     from pronk.sampling.params import SamplingParams
 
-    return SamplingParams(
-        max_tokens=max_tokens,
-        min_tokens=min_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        logit_bias=_parse_bias(logit_bias),
-        bad_words=tuple(bad_words),
-        stop=tuple(stop),
-        stop_token_ids=tuple(stop_token_ids),
-        ignore_eos=ignore_eos,
-        seed=seed,
-        rule=cast("Rule", rule),  # SamplingParams raises if unknown
-        n=n,
-        logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
-        logprob_token_ids=tuple(logprob_token_ids),
-        guide=read_guide(json_schema, regex, choice, grammar),
-        guide_mode=cast("GuideMode", guide_mode),  # SamplingParams raises if unknown
-    )
+    for name in ("json_schema", "regex", "choice", "grammar"):
+        del given[name]
+    given["logit_bias"] = _parse_bias(logit_bias)
+    given["guide"] = read_guide(json_schema, regex, choice, grammar)
+    return SamplingParams(**given)
 
 
 def _parse_bias(pairs: list[str]) -> dict[int, float] | None:
@@ -320,19 +284,13 @@ def read_prompt(
     """Read the prompt from the argument, a file or standard input.
 
     Raises:
-        PromptError: PROMPT and --prompt-file are both given or both missing, or the text is not UTF-8.
+        PromptError: PROMPT and --prompt-file are both given or both missing.
+        OptionError: the file cannot be read, or the text is not UTF-8.
     """
-    file = prompt_file
-    if (prompt is None) == (file is None):
+    if (prompt is None) == (prompt_file is None):
         msg = f"expected either PROMPT or --prompt-file, found {'neither' if prompt is None else 'both'}"
         raise PromptError(msg)
     if prompt is not None and prompt != "-":
         return prompt
-    try:
-        return sys.stdin.buffer.read().decode() if file in {None, "-"} else Path(str(file)).read_bytes().decode()
-    except OSError as error:
-        msg = f"prompt-file: expected a file that can be read at {file or '-'}, found {error.strerror}; check the path"
-        raise PromptError(msg) from error
-    except UnicodeDecodeError as error:
-        msg = f"prompt: expected text in UTF-8, found {error}"
-        raise PromptError(msg) from error
+    file = prompt_file or "-"
+    return read_text("prompt-file", file, stdin=file == "-")

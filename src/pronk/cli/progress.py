@@ -1,13 +1,17 @@
-"""Progress bar and command line (for the model card) of the commands that write files."""
+"""Progress bar, Ctrl-C and command line (for the model card) of the commands."""
 
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import typer
 from rich.console import Console
+from rich.text import Text
 
-__all__ = ["Status", "command_line", "status_bar"]
+__all__ = ["INTERRUPTED", "Status", "command_line", "interruptible", "status_bar"]
+
+INTERRUPTED = 130  # exit code after Ctrl-C
 
 # Arguments: label, units done, units in all (0 if unknown).
 Status = Callable[[str, int, int], None]
@@ -23,14 +27,34 @@ def command_line(name: str, *words: str, **options: Any) -> str:
 
 
 @contextmanager
-def status_bar(screen: Console) -> Iterator[Status]:
-    """Show a progress bar on a terminal; without one the yielded function does nothing."""
-    if not screen.is_terminal:
-        yield lambda _what, _done, _total: None
-        return
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+def interruptible(note: str) -> Iterator[None]:
+    """Turn Ctrl-C into a note on standard error and exit code 130."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        Console(highlight=False, soft_wrap=True, stderr=True).print(Text(note, style="yellow"))
+        raise typer.Exit(INTERRUPTED) from None
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=screen, transient=True) as bar:
-        task = bar.add_task("loading", total=None)
-        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total or None)
+
+@contextmanager
+def status_bar(screen: Console, amount: str = "TaskProgressColumn") -> Iterator[Status]:
+    """Show a progress bar on a terminal; without one the yielded function does nothing.
+
+    ``amount`` is the column of :mod:`rich.progress` that shows the work done: a percentage by default.
+    """
+    if not screen.is_terminal:
+        yield lambda _label, _done, _total: None
+        return
+    from rich import progress
+
+    columns = (progress.TextColumn("{task.description}"), progress.BarColumn(), getattr(progress, amount)())
+    with progress.Progress(*columns, progress.TimeRemainingColumn(), console=screen, transient=True) as bar:
+        task, shown = bar.add_task("loading", total=None), "loading"
+
+        def update(label: str, done: int, total: int) -> None:
+            nonlocal shown
+            # A new label is drawn at once, also if its work ends before the next refresh.
+            bar.update(task, description=label, completed=done, total=total or None, refresh=label != shown)
+            shown = label
+
+        yield update

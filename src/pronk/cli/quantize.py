@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from pronk.cli.progress import command_line, status_bar
+from pronk.cli.progress import command_line, interruptible, status_bar
 
 if TYPE_CHECKING:
     from pronk.quantization.quantize.checkpoint import QuantizedCheckpoint
 
 __all__ = ["quantize"]
-
-_INTERRUPTED = 130
 
 
 def quantize(
@@ -60,35 +58,32 @@ def quantize(
     pronk quantize ./checkpoint small --calibrate src/ --tokens 65536
     """
     screen = Console(highlight=False, soft_wrap=True, stderr=True)
-    try:
-        with status_bar(screen) as status:
-            import torch
+    with interruptible("interrupted; no partial checkpoint was kept"), status_bar(screen) as status:
+        import torch
 
-            from pronk.models.loader import resolve_model
-            from pronk.quantization.quantize.checkpoint import quantize as work
-            from pronk.quantization.quantize.texts import read_texts
+        from pronk.models.loader import resolve_model
+        from pronk.quantization.quantize.checkpoint import quantize as work
+        from pronk.quantization.quantize.texts import read_texts
 
-            if threads is not None:
-                torch.set_num_threads(threads)
-            folder = resolve_model(model)
-            name = folder.resolve().name if Path(model).expanduser().is_dir() else model
-            words = {"calibrate": calibrate.resolve().name, "tokens": tokens} if calibrate else {}
-            made = work(
-                folder,
-                out,
-                bits,
-                group,
-                lambda: read_texts(folder, calibrate, tokens),
-                name=name,
-                command=command_line("quantize", name, out.name, bits=bits, group=group, **words),
-                text=f"a held-out part of {calibrate.resolve().name}"
-                if calibrate
-                else "the text that comes with pronk",
-                status=status,
-            )
-    except KeyboardInterrupt:
-        screen.print("interrupted; no partial checkpoint was kept", style="yellow")
-        raise typer.Exit(_INTERRUPTED) from None
+        if threads is not None:
+            torch.set_num_threads(threads)
+        folder = resolve_model(model)
+        name = folder.resolve().name if Path(model).expanduser().is_dir() else model
+        words, text = {}, "the text that comes with pronk"
+        if calibrate:
+            words = {"calibrate": calibrate.resolve().name, "tokens": tokens}
+            text = f"a held-out part of {words['calibrate']}"
+        made = work(
+            folder,
+            out,
+            bits,
+            group,
+            lambda: read_texts(folder, calibrate, tokens),
+            name=name,
+            command=command_line("quantize", name, out.name, bits=bits, group=group, **words),
+            text=text,
+            status=status,
+        )
     screen.print(f"{out}: {_summary(made)}", markup=False)
 
 

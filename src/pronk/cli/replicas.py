@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from pronk.cli.options import panel, require_extra
 from pronk.errors import OptionError
 
 if TYPE_CHECKING:
@@ -18,11 +17,9 @@ if TYPE_CHECKING:
     from pronk.replicas.cluster import ReplicaPlan
     from pronk.replicas.dispatcher import Dispatcher
 
-__all__ = ["ReplicaOptions", "needs_ray", "replica_options"]
+__all__ = ["ReplicaOptions", "replica_options"]
 
-
-def _ray(help: str, **more: Any) -> Any:  # noqa: A002 - typer's word
-    return typer.Option(help=help, rich_help_panel="Replicas", **more)
+_ray = panel("Replicas")
 
 
 @dataclass(frozen=True)
@@ -45,13 +42,7 @@ class ReplicaOptions:
 
     @contextmanager
     def front(
-        self,
-        screen: "TerminalOutput",
-        options: dict[str, Any],
-        *,
-        also: Sequence[str] = (),
-        max_requests: int = 1024,
-        drain: float = 60.0,
+        self, screen: "TerminalOutput", options: dict[str, Any], also: Sequence[str], max_requests: int, drain: float
     ) -> "Iterator[Dispatcher]":
         """Start the replicas and yield their dispatcher; stop them at the end of the block.
 
@@ -59,7 +50,7 @@ class ReplicaOptions:
             OptionError: Ray is not installed, the cluster cannot be reached, or there are too few cores.
             PronkError: a replica cannot load the model.
         """
-        with self.cluster(screen, options, also=also, max_requests=max_requests, drain=drain) as (path, plan):
+        with self.cluster(screen, options, also, max_requests, drain) as (path, plan):
             from pronk.replicas.cluster import deploy
             from pronk.replicas.dispatcher import Dispatcher, ModelReader
 
@@ -72,7 +63,6 @@ class ReplicaOptions:
         self,
         screen: "TerminalOutput",
         options: dict[str, Any],
-        *,
         also: Sequence[str] = (),
         max_requests: int = 1024,
         drain: float = 60.0,
@@ -92,7 +82,7 @@ class ReplicaOptions:
 
     def plan(self, options: dict[str, Any], also: Sequence[str], max_requests: int, drain: float) -> "ReplicaPlan":
         """Return the model, options and cores of each replica; raises as :meth:`front` does."""
-        needs_ray()
+        require_extra("replicas", "ray", "ray")
         from pronk.drafters import make_drafter
 
         for spec in (options["drafter"], *also):  # raises before the cluster starts
@@ -149,15 +139,6 @@ def replica_options(
         msg = f"min-replicas: expected at most the replicas, {replicas}, found {min_replicas}; use fewer"
         raise OptionError(msg)
     return ReplicaOptions(replicas, min_replicas, ray_address)
-
-
-def needs_ray() -> None:
-    """Raise :class:`OptionError` unless the extra ``ray`` is installed."""
-    from importlib.util import find_spec
-
-    if find_spec("ray") is None:
-        msg = "replicas: expected Ray, found no such package; run: pip install 'pronk[ray]'"
-        raise OptionError(msg)
 
 
 def _cores() -> int:

@@ -2,12 +2,11 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from pronk.cli.options import Progress, model_options, shares
+from pronk.cli.options import Progress, model_options, panel, require_extra, shares
 from pronk.cli.replicas import replica_options
 from pronk.errors import OptionError
 
@@ -15,22 +14,17 @@ if TYPE_CHECKING:
     from pronk.cli.console import TerminalOutput
     from pronk.cli.replicas import ReplicaOptions
     from pronk.llm import LLM
-    from pronk.server.guardrails import Reflection
     from pronk.server.served_engine import ServedEngine
     from pronk.server.settings import ServerSettings
-    from pronk.tokenization.tokenizer import Tokenizer
 
-__all__ = ["needs_serve", "serve"]
+__all__ = ["SERVER_MODULES", "serve"]
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 
 
-def _server(help: str, *names: str, **more: Any) -> Any:  # noqa: A002 - typer's word
-    return typer.Option(*names, help=help, rich_help_panel="Server", **more)
+SERVER_MODULES = ("fastapi", "uvicorn", "prometheus_client")
 
-
-def _limit(help: str, **more: Any) -> Any:  # noqa: A002 - typer's word
-    return typer.Option(help=help, rich_help_panel="Limits", **more)
+_server, _limit = panel("Server"), panel("Limits")
 
 
 @shares(load=model_options, options=model_options, spread=replica_options)
@@ -93,9 +87,10 @@ def serve(
     """
     from pronk.cli.console import TerminalOutput
 
-    needs_serve("serve")
+    require_extra("serve", "serve", *SERVER_MODULES)
     from pronk.async_llm import AsyncLLM
     from pronk.parallel.worker_group import is_launched
+    from pronk.server.guardrails import REFLECTION, Reflection
     from pronk.server.run import Server, check_free
     from pronk.server.service import Service
     from pronk.server.settings import RequestLimits, ServerSettings, read_keys, read_text
@@ -106,7 +101,7 @@ def serve(
         msg = f"host: expected --api-key or --api-key-file beside {host!r}, found none; add a key or --open-to-all"
         raise OptionError(msg)
     system = _guardrails(guardrails)
-    question = None if moderation_prompt is None else read_text("moderation-prompt", moderation_prompt)
+    question = REFLECTION if moderation_prompt is None else read_text("moderation-prompt", moderation_prompt)
     limits = RequestLimits(
         requests=max_requests,
         max_tokens=max_tokens,
@@ -122,7 +117,7 @@ def serve(
     with ExitStack() as ends:
         engine: ServedEngine
         if wanted:
-            engine = ends.enter_context(wanted.front(screen, own, also=also, max_requests=limits.requests, drain=drain))
+            engine = ends.enter_context(wanted.front(screen, own, also, limits.requests, drain))
         else:
             with screen.loading() as bar:
                 llm = load(bar, max_batch, prefix_cache)
@@ -136,37 +131,22 @@ def serve(
             guardrails=system,
             page=page,
         )
-        service = Service(engine, settings, reflection=_reflection(engine.llm.tokenizer, question))
         Server(
-            service,
+            Service(engine, settings, reflection=Reflection(engine.llm.tokenizer, question)),
             host=host,
             port=port,
             drain_seconds=drain,
             access_log=access_log,
-            on_start=lambda address, at: _greet(screen, settings, address, at),
+            on_start=partial(_print_address, screen, settings),
         ).run()
-
-
-def needs_serve(command: str) -> None:
-    """Raise :class:`OptionError` unless the extra ``serve`` is installed."""
-    from importlib.util import find_spec
-
-    missing = [name for name in ("fastapi", "uvicorn", "prometheus_client") if find_spec(name) is None]
-    if missing:
-        msg = f"{command}: expected {', '.join(missing)}, found no such package; run: pip install 'pronk[serve]'"
-        raise OptionError(msg)
-
-
-def _greet(screen: "TerminalOutput", settings: "ServerSettings", host: str, port: int) -> None:
-    with suppress(OSError):  # a failed write to the log must not stop the server
-        _print_address(screen, settings, host, port)
 
 
 def _print_address(screen: "TerminalOutput", settings: "ServerSettings", host: str, port: int) -> None:
     where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    screen.say(f"{settings.name} · {where}/v1" + (f" · chat page: {where}/" if settings.page else ""))
-    if not settings.keys and settings.hosts is None:
-        screen.note("no API key: every client that can reach this machine is served")
+    with suppress(OSError):  # a failed write to the log must not stop the server
+        screen.say(f"{settings.name} · {where}/v1" + (f" · chat page: {where}/" if settings.page else ""))
+        if not settings.keys and settings.hosts is None:
+            screen.note("no API key: every client that can reach this machine is served")
 
 
 def _guardrails(which: str | None) -> str | None:
@@ -182,9 +162,3 @@ def _guardrails(which: str | None) -> str | None:
         msg = f"guardrails: expected a prompt, found an empty file, {which}"
         raise OptionError(msg)
     return text
-
-
-def _reflection(tokenizer: "Tokenizer", question: str | None) -> "Reflection":
-    from pronk.server.guardrails import Reflection
-
-    return Reflection(tokenizer) if question is None else Reflection(tokenizer, question)

@@ -8,7 +8,7 @@ on the draft tokens), so it is reproducible.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -21,30 +21,27 @@ from pronk.verification.chi_square import chi_square, merge_small, p_value
 from pronk.verification.exact_distribution import DEPTH, DRAW, ExactDistribution
 from pronk.verification.prompts import ProgressMeter, VerifySettings
 
-__all__ = ["SIGNIFICANCE", "Distribution", "draw", "judge_counts", "strings_length"]
+__all__ = ["SIGNIFICANCE", "STRING_TOKENS", "Distribution", "draw", "judge_counts"]
 
 # Probability that a correct sampler fails a verification (all tests together, by Bonferroni's bound).
 SIGNIFICANCE = 1e-4
 
+STRING_TOKENS = DEPTH + 1  # one more than is tested, so that the last tested token can be a draft token
 _STRINGS_PER_HOLDER = 240  # strings that are drawn while one request holds the prompt's KV cache
 
 
 @dataclass(frozen=True)
 class Distribution:
-    """Result of the chi-square test of one drafter's strings.
-
-    ``cells`` is counted after merging small expectations. A ``p_value`` below ``threshold`` fails, and so do
-    ``impossible`` strings, whose probability is 0.
-    """
+    """Result of the chi-square test of one drafter's strings."""
 
     prompt: str
     samples: int
-    cells: int
+    cells: int  # after merging small expectations
     statistic: float
     freedom: int
     p_value: float
-    threshold: float
-    impossible: int
+    threshold: float  # a smaller p-value fails
+    impossible: int  # strings whose probability is 0; any of them fails
     drafted: int
     accepted: int
 
@@ -58,22 +55,17 @@ class Distribution:
         return {"failed": self.failed} | asdict(self)
 
 
-def strings_length() -> int:
-    """Return the tokens per string: :data:`DEPTH`, plus one so that the last of them can be a draft token."""
-    return DEPTH + 1
-
-
 def draw(
     llm: LLM, exact: ExactDistribution, drafter: Proposer[Any], settings: VerifySettings, meter: ProgressMeter
 ) -> list[Request]:
     """Draw strings, each with its own seed; ``drafter`` is bound to the target model."""
     drawn: list[Request] = []
-    params = replace(DRAW, max_tokens=strings_length(), rule=settings.rule)
+    params = replace(DRAW, max_tokens=STRING_TOKENS, rule=settings.rule)
     while len(drawn) < settings.samples:
         places = range(len(drawn), min(len(drawn) + _STRINGS_PER_HOLDER, settings.samples))
         wanted = [replace(params, seed=derive_seed(settings.seed, place)) for place in places]
         drawn += _draw_sharing(llm, exact, drafter, wanted)
-        meter.add(len(wanted) * strings_length())
+        meter.add(len(wanted) * STRING_TOKENS)
     return drawn
 
 
@@ -99,10 +91,9 @@ def _draw_sharing(
     return strings
 
 
-def judge_counts(exact: ExactDistribution, drawn: Iterable[Request], threshold: float) -> Distribution:
+def judge_counts(exact: ExactDistribution, drawn: Sequence[Request], threshold: float) -> Distribution:
     """Test the strings against the distribution."""
-    requests = list(drawn)
-    counts = Counter(exact.cell(request.output[:DEPTH]) for request in requests)
+    counts = Counter(exact.cell(request.output[:DEPTH]) for request in drawn)
     impossible = counts.pop(None, 0)
     observed = [float(counts[cell]) for cell in exact.cells]
     expected = [p * sum(observed) for p in exact.cells.values()]
@@ -110,13 +101,13 @@ def judge_counts(exact: ExactDistribution, drawn: Iterable[Request], threshold: 
     statistic, freedom = chi_square(*merged)
     return Distribution(
         exact.prompt.id,
-        len(requests),
+        len(drawn),
         len(merged[0]),
         statistic,
         freedom,
         p_value(statistic, freedom),
         threshold,
         impossible,
-        sum(request.stats.drafted for request in requests),
-        sum(request.stats.accepted for request in requests),
+        sum(request.stats.drafted for request in drawn),
+        sum(request.stats.accepted for request in drawn),
     )

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any
 
 from pronk.llm import LLM
 from pronk.outputs import Completion
@@ -34,31 +33,19 @@ class Candidate:
 class Divergence:
     """The first difference between a text and that of plain decoding.
 
-    Attributes:
-        mode: key of the sampling options in ``MODES``.
-        position: index of the first generated token that differs.
-        expected: token of plain decoding; ``None`` if its text ended here, or if no token differs.
-        found: token of the other text; ``None`` if its text ended here, or if no token differs.
-        gap: score of the expected token minus that of the found one; ``None`` without two scores.
-        tolerance: bound on rounding errors of a logit, see :func:`~pronk.verification.plain_decoding.rounding`.
-        near_tie: whether logits within the tolerance make plain decoding choose the found token. A divergence that is
-            not a near tie is a defect.
+    It is a near tie if logits within the tolerance make plain decoding choose the found token, and a defect otherwise.
     """
 
     prompt: str
-    mode: str
+    mode: str  # key of the sampling options in MODES
     batch: bool
-    position: int
+    position: int  # index of the first generated token that differs
     what: str
-    expected: Candidate | None = None
-    found: Candidate | None = None
-    gap: float | None = None
-    tolerance: float | None = None
+    expected: Candidate | None = None  # of plain decoding; None if its text ended here, or if no token differs
+    found: Candidate | None = None  # of the other text, likewise
+    gap: float | None = None  # score of the expected token minus that of the found one
+    tolerance: float | None = None  # bound on rounding errors of a logit, see plain_decoding.rounding
     near_tie: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return asdict(self)
 
 
 def explain(

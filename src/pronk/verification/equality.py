@@ -6,8 +6,8 @@ distribution is unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from typing import Any
 
@@ -20,7 +20,7 @@ from pronk.sampling.params import SamplingParams
 from pronk.verification.divergence import Divergence, explain
 from pronk.verification.prompts import NamedPrompt, ProgressMeter, VerifySettings
 
-__all__ = ["MODES", "Equality", "GeneratedText", "alone", "batched", "compare", "options"]
+__all__ = ["MODES", "Equality", "GeneratedText", "compare", "generate_texts", "options"]
 
 MODES: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -56,12 +56,9 @@ class GeneratedText:
 
 @dataclass(frozen=True)
 class Equality:
-    """Comparison of one drafter's texts with plain decoding.
+    """Comparison of one drafter's texts with plain decoding."""
 
-    ``exact``: the device guarantees equality bit for bit, so that near ties fail too.
-    """
-
-    exact: bool
+    exact: bool  # whether the device guarantees equality bit for bit, so that near ties fail too
     texts: int = 0
     equal: int = 0
     drafted: int = 0
@@ -88,7 +85,7 @@ class Equality:
             "defects": len(self.divergences) - self.near_ties,
             "drafted": self.drafted,
             "accepted": self.accepted,
-            "divergences": [divergence.to_dict() for divergence in self.divergences],
+            "divergences": [asdict(divergence) for divergence in self.divergences],
         }
 
 
@@ -98,43 +95,28 @@ def options(mode: str, index: int, settings: VerifySettings) -> SamplingParams:
     return SamplingParams(max_tokens=settings.max_tokens, seed=seed, logprobs=1, rule=settings.rule, **MODES[mode])
 
 
-def alone(
+def generate_texts(
     llm: LLM,
     drafter: Proposer[Any],
     prompts: Sequence[NamedPrompt],
     mode: str,
     settings: VerifySettings,
     meter: ProgressMeter,
-) -> Iterator[GeneratedText]:
-    """Generate one text at a time."""
-    for index, prompt in enumerate(prompts):
-        params = options(mode, index, settings)
-        yield GeneratedText(prompt, mode, False, params, llm.generate(prompt.ids, params, drafter=drafter))
-        meter.add(settings.max_tokens)
-
-
-def batched(
-    llm: LLM,
-    drafter: Proposer[Any],
-    prompts: Sequence[NamedPrompt],
-    mode: str,
-    settings: VerifySettings,
-    meter: ProgressMeter,
+    *,
+    batch: bool,
 ) -> list[GeneratedText]:
-    """Generate all texts together; prompts differ in length, are chunked and end at different steps."""
-    params = [options(mode, index, settings) for index in range(len(prompts))]
-    finished = 0
+    """Generate the texts of a mode, one at a time or together.
 
-    def report(count: int, _: int) -> None:
-        nonlocal finished
-        meter.add((count - finished) * settings.max_tokens)
-        finished = count
-
-    done = llm.generate([prompt.ids for prompt in prompts], params, drafter=drafter, progress=report)
-    report(len(prompts), len(prompts))
-    return [
-        GeneratedText(*row) for row in zip(prompts, [mode] * len(done), [True] * len(done), params, done, strict=True)
-    ]
+    The prompts of a batch differ in length, are chunked and end at different steps.
+    """
+    texts = [(prompt, mode, batch, options(mode, index, settings)) for index, prompt in enumerate(prompts)]
+    done: list[Completion] = []
+    for part in [texts] if batch else [[text] for text in texts]:
+        ids, params = [prompt.ids for prompt, *_ in part], [params for *_, params in part]
+        progress = meter.requests(settings.max_tokens)
+        done += llm.generate(ids, params, drafter=drafter, progress=progress)
+        progress(len(part), len(part))
+    return [GeneratedText(*text, completion) for text, completion in zip(texts, done, strict=True)]
 
 
 def compare(llm: LLM, so_far: Equality, want: Sequence[GeneratedText], got: Sequence[GeneratedText]) -> Equality:

@@ -33,26 +33,23 @@ Cell = tuple[int, ...]
 class ExactDistribution:
     """Probabilities of the strings that :data:`DRAW` samples after a prompt.
 
-    The cells are the leaves of a tree: at each place the two likeliest tokens by name, and one cell for all others.
-
-    Attributes:
-        cells: probability of each cell ``(a, b, c)``, ``(a, b, OTHER)``, ``(a, OTHER)`` or ``(OTHER,)``; the sum is 1.
-        possible: token ids that may follow each string of named tokens.
-        information: sensitivity to a wrong temperature: the variance of the scaled logits, which is the Fisher
-            information about the inverse temperature. It is 0 for a certain or a uniform distribution.
+    The cells ``(a, b, c)``, ``(a, b, OTHER)``, ``(a, OTHER)`` and ``(OTHER,)`` are the leaves of a tree: at each place
+    the two likeliest tokens by name, and one cell for all others.
     """
 
     prompt: NamedPrompt
-    cells: dict[Cell, float]
-    possible: dict[Cell, frozenset[int]]
+    cells: dict[Cell, float]  # probabilities; the sum is 1
+    possible: dict[Cell, frozenset[int]]  # token ids that may follow each string of named tokens
+    # Sensitivity to a wrong temperature: the variance of the scaled logits, which is the Fisher information about the
+    # inverse temperature. It is 0 for a certain or a uniform distribution.
     information: float = 0.0
 
     @classmethod
-    def after(cls, llm: LLM, prompt: NamedPrompt, *, exact: bool) -> ExactDistribution:
+    def after(cls, llm: LLM, prompt: NamedPrompt) -> ExactDistribution:
         """Compute the distribution from the logits of plain forward passes, independently of ``sampler``.
 
         It is the softmax of the ``top_k`` largest logits over the temperature, in double precision. If logits are not
-        ``exact``, rounding may put another token among these.
+        exact, rounding may put another token among these.
         """
         cells: dict[Cell, float] = {}
         possible: dict[Cell, frozenset[int]] = {}
@@ -69,7 +66,7 @@ class ExactDistribution:
                 information += mass * float(likely @ (scaled - likely @ scaled) ** 2)
                 probs = likely[:LETTERS].tolist()
                 # Any token that ties for the last place of the top k is possible, within the rounding error.
-                slack = 0.0 if exact else 2 * rounding(llm, float(logits.abs().max()))
+                slack = 0.0 if llm.exact else 2 * rounding(llm, float(logits.abs().max()))
                 kept = (logits >= top.values[-1] - slack).nonzero().flatten()
                 possible[prefix] = frozenset(kept.tolist())
                 named = top.indices[:LETTERS].tolist()
@@ -90,18 +87,15 @@ class ExactDistribution:
         return cell
 
 
-def stage(llm: LLM, prompts: Sequence[NamedPrompt], *, exact: bool) -> ExactDistribution | None:
+def stage(llm: LLM, prompts: Sequence[NamedPrompt]) -> ExactDistribution | None:
     """Extend the prompts and return the most informative distribution, or ``None``.
 
     A prompt ``… X`` becomes ``… X abc X def X ghi X jkl X``. Each continuation is a plain sample and begins with a
     different likely token. Copying drafters then have a draft token for most first tokens. ``None`` means that no
     prompt has enough free context, or that every continuation is nearly certain.
     """
-    candidates = [
-        ExactDistribution.after(llm, staged, exact=exact)
-        for prompt in prompts
-        if (staged := _extend(llm, prompt)) is not None
-    ]
+    staged = (_extend(llm, prompt) for prompt in prompts)
+    candidates = [ExactDistribution.after(llm, prompt) for prompt in staged if prompt is not None]
     uncertain = [each for each in candidates if max(each.cells.values()) < _CERTAIN]
     return max(uncertain, key=lambda each: each.information, default=None)
 

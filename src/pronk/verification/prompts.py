@@ -29,21 +29,17 @@ class NamedPrompt:
 class VerifySettings:
     """The extent of a verification.
 
-    Attributes:
-        max_tokens: tokens per text, at least 1.
-        samples: strings per drafter for the test of the distribution, 100 or more; 0 skips the test.
-        seed: seed of everything that is sampled.
-        rule: acceptance rule of sampled texts and strings. With a rule other than ``"coupled"`` sampled tokens depend
-            on the draft tokens, so equality is checked for greedy texts only.
+    With a rule other than ``"coupled"`` sampled tokens depend on the draft tokens, so equality is checked for greedy
+    texts only.
 
     Raises:
         OptionError: a value is out of range.
     """
 
-    max_tokens: int = 64
-    samples: int = 2000
+    max_tokens: int = 64  # per text, at least 1
+    samples: int = 2000  # strings per drafter for the test of the distribution, 100 or more; 0 skips the test
     seed: int = 0
-    rule: Rule = "coupled"
+    rule: Rule = "coupled"  # acceptance rule of sampled texts and strings
 
     def __post_init__(self) -> None:
         check_integer("max_tokens", self.max_tokens, 1)
@@ -73,6 +69,11 @@ class ProgressMeter:
         self.done += tokens
         if self.tell is not None:
             self.tell(self.label, self.done, self.total)
+
+    def requests(self, tokens: int) -> Callable[[int, int], None]:
+        """Return a callback for the number of finished requests, of ``tokens`` tokens each."""
+        began = self.done
+        return lambda finished, _total: self.add(began + finished * tokens - self.done)
 
 
 def fitting(llm: LLM, prompts: Sequence[NamedPrompt], max_tokens: int) -> list[NamedPrompt]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from pronk.verification.distribution import Distribution
@@ -18,13 +18,10 @@ Verdict = Literal["passed", "failed", "vacuous", "skipped", "unfinished"]
 
 @dataclass(frozen=True)
 class DrafterReport:
-    """The checks of one drafter; ``None`` for a check that has not run.
-
-    ``plain`` is true for plain decoding itself, which counts as tested without draft tokens.
-    """
+    """The checks of one drafter; ``None`` for a check that has not run."""
 
     drafter: str
-    plain: bool
+    plain: bool  # whether this is plain decoding itself, which counts as tested without draft tokens
     equality: Equality | None = None
     rescoring: Rescoring | None = None
     distribution: Distribution | None = None
@@ -47,12 +44,15 @@ class DrafterReport:
     @property
     def failed(self) -> bool:
         """Whether one of the checks failed."""
-        return any(check.failed for check in (self.equality, self.rescoring, self.distribution) if check is not None)
+        return any(check.failed for check in self._checks.values() if check is not None)
+
+    @property
+    def _checks(self) -> dict[str, Equality | Rescoring | Distribution | None]:
+        return {"equality": self.equality, "rescoring": self.rescoring, "distribution": self.distribution}
 
     def verdicts(self) -> dict[str, Verdict]:
         """Return the verdict of each check."""
-        checks = {"equality": self.equality, "rescoring": self.rescoring, "distribution": self.distribution}
-        return {name: self._verdict(check) for name, check in checks.items()}
+        return {name: self._verdict(check) for name, check in self._checks.items()}
 
     def _verdict(self, check: Equality | Rescoring | Distribution | None) -> Verdict:
         if check is None:
@@ -63,7 +63,6 @@ class DrafterReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
-        checks = {"equality": self.equality, "rescoring": self.rescoring, "distribution": self.distribution}
         verdict: Verdict = "failed" if self.failed else "passed" if self.tested else "vacuous"
         return {
             "drafter": self.drafter,
@@ -71,7 +70,7 @@ class DrafterReport:
             "drafted": self.drafted,
             "accepted": self.accepted,
             "checks": {
-                name: {"verdict": given} | ({} if (check := checks[name]) is None else check.to_dict())
+                name: {"verdict": given} | ({} if (check := self._checks[name]) is None else check.to_dict())
                 for name, given in self.verdicts().items()
             },
         }
@@ -79,30 +78,21 @@ class DrafterReport:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """The results so far, and the configuration that they hold for.
-
-    Attributes:
-        weights: storage format of the matrices.
-        kernels: instruction set of pronk's kernels, or ``"torch"``.
-        exact: whether the kernels guarantee equal tokens bit for bit, so that a near tie fails too.
-        too_long: number of prompts left out because they exceed the model's context.
-        left_out: drafters that cannot run on the model without options, with the reason.
-        required: whether every drafter must have an accepted draft token to pass.
-    """
+    """The results so far, and the configuration that they hold for."""
 
     model: str
     device: str
     dtype: str
-    weights: str
+    weights: str  # storage format of the matrices
     kv_dtype: str
-    kernels: str
-    exact: bool
+    kernels: str  # instruction set of pronk's kernels, or torch
+    exact: bool  # whether the kernels guarantee equal tokens bit for bit, so that a near tie fails too
     settings: VerifySettings
     prompts: int
-    too_long: int
+    too_long: int  # prompts left out because they exceed the model's context
     drafters: tuple[DrafterReport, ...]
-    left_out: Mapping[str, str] = field(default_factory=dict)
-    required: bool = True
+    left_out: Mapping[str, str] = field(default_factory=dict)  # drafters that need options, with the reason
+    required: bool = True  # whether every drafter must have an accepted draft token to pass
     complete: bool = False
 
     @property
@@ -127,20 +117,10 @@ class VerifyReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
+        own = ("passed", "complete", "model", "device", "dtype", "weights", "kv_dtype", "kernels", "exact")
         return {
-            "passed": self.passed,
-            "complete": self.complete,
-            "model": self.model,
-            "device": self.device,
-            "dtype": self.dtype,
-            "weights": self.weights,
-            "kv_dtype": self.kv_dtype,
-            "kernels": self.kernels,
-            "exact": self.exact,
-            "max_tokens": self.settings.max_tokens,
-            "samples": self.settings.samples,
-            "seed": self.settings.seed,
-            "rule": self.settings.rule,
+            **{name: getattr(self, name) for name in own},
+            **asdict(self.settings),
             "prompts": self.prompts,
             "prompts_too_long": self.too_long,
             "drafters": [each.to_dict() for each in self.drafters],

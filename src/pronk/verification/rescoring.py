@@ -19,21 +19,15 @@ Report = dict[int, float]
 
 @dataclass(frozen=True)
 class Rescoring:
-    """Comparison of one drafter's log-probabilities with scoring.
+    """Comparison of one drafter's log-probabilities with scoring."""
 
-    Attributes:
-        tolerance: largest allowed difference; 0 if the device guarantees equality bit for bit.
-        wrong: number of tokens whose log-probability is missing or differs by more than the tolerance.
-        where: first wrong token: prompt, mode, position.
-        left_out: number of texts beyond the original context of *dynamic* RoPE scaling, which rotates a prompt of that
-            length otherwise than output.
-    """
-
-    tolerance: float
+    tolerance: float  # largest allowed difference; 0 if the device guarantees equality bit for bit
     tokens: int = 0
-    wrong: int = 0
+    wrong: int = 0  # tokens whose log-probability is missing or differs by more than the tolerance
     worst: float = 0.0
-    where: str | None = None
+    where: str | None = None  # first wrong token: prompt, mode, position
+    # Texts beyond the original context of dynamic RoPE scaling, which rotates prompts of that length otherwise than
+    # output.
     left_out: int = 0
     drafted: int = 0
     accepted: int = 0
@@ -58,12 +52,12 @@ class TextScorer:
     _known: dict[tuple[int, ...], list[Report | None]] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def make(cls, llm: LLM, prompts: Sequence[NamedPrompt], *, exact: bool) -> TextScorer:
-        """Return a scorer whose tolerance fits the logits after the prompts; 0 with ``exact``.
+    def make(cls, llm: LLM, prompts: Sequence[NamedPrompt]) -> TextScorer:
+        """Return a scorer whose tolerance fits the logits after the prompts; 0 if logits are exact.
 
         A log-probability is a logit minus the log of a sum over all logits; rounding may move each like a logit.
         """
-        if exact:
+        if llm.exact:
             return cls(llm, 0.0)
         judges = [score_next(llm, prompt.ids, [[]], SamplingParams())[0] for prompt in prompts]
         return cls(llm, 2 * rounding(llm, max(float(judge.logits.abs().max()) for judge in judges)))

@@ -11,8 +11,8 @@ from pronk.errors import OptionError
 from pronk.llm import LLM
 from pronk.models.weights import pass_weights
 from pronk.sampling.params import Rule, SamplingParams
-from pronk.verification.distribution import SIGNIFICANCE, draw, judge_counts, strings_length
-from pronk.verification.equality import MODES, Equality, GeneratedText, alone, batched, compare
+from pronk.verification.distribution import SIGNIFICANCE, STRING_TOKENS, draw, judge_counts
+from pronk.verification.equality import MODES, Equality, GeneratedText, compare, generate_texts
 from pronk.verification.exact_distribution import ExactDistribution, stage
 from pronk.verification.prompts import NamedPrompt, Progress, ProgressMeter, VerifySettings, fitting
 from pronk.verification.report import DrafterReport, VerifyReport
@@ -30,12 +30,24 @@ def verify_model(
     drafters: Sequence[str | Drafter],
     prompts: Sequence[NamedPrompt],
     settings: VerifySettings | None = None,
+    **more: Any,
+) -> VerifyReport:
+    """Verify that speculative decoding does not change the model's output; see :func:`verify_steps`."""
+    *_, report = verify_steps(llm, drafters, prompts, settings, **more)
+    return report
+
+
+def verify_steps(
+    llm: LLM,
+    drafters: Sequence[str | Drafter],
+    prompts: Sequence[NamedPrompt],
+    settings: VerifySettings | None = None,
     *,
     required: bool = True,
     left_out: Mapping[str, str] | None = None,
     progress: Progress | None = None,
-) -> VerifyReport:
-    """Verify that speculative decoding does not change the model's output.
+) -> Iterator[VerifyReport]:
+    """Yield the report so far after each part of the verification; the last report is complete.
 
     Args:
         llm: model on the device and in the dtype to verify.
@@ -52,21 +64,6 @@ def verify_model(
         OptionError: a drafter cannot run on the model.
         CacheFullError: the KV cache is too small for a prompt and its answer.
     """
-    *_, report = verify_steps(llm, drafters, prompts, settings, required=required, left_out=left_out, progress=progress)
-    return report
-
-
-def verify_steps(
-    llm: LLM,
-    drafters: Sequence[str | Drafter],
-    prompts: Sequence[NamedPrompt],
-    settings: VerifySettings | None = None,
-    *,
-    required: bool = True,
-    left_out: Mapping[str, str] | None = None,
-    progress: Progress | None = None,
-) -> Iterator[VerifyReport]:
-    """Yield the report so far after each part of :func:`verify_model`; the last report is complete."""
     settings = settings or VerifySettings()
     kept = fitting(llm, prompts, settings.max_tokens)
     others = [each for each in dict.fromkeys(drafters) if each not in (_PLAIN, Autoregressive())]
@@ -87,8 +84,10 @@ def verify_steps(
         left_out or {},
         required,
     )
-    meter = ProgressMeter(progress, _cost(settings, len(kept), len(proposers)))
-    job = _Job(llm, kept, settings, meter, SIGNIFICANCE / len(proposers))
+    tokens = len(MODES) * 2 * len(kept) * settings.max_tokens + settings.samples * STRING_TOKENS
+    meter = ProgressMeter(progress, len(proposers) * tokens)
+    exact = stage(llm, kept[:_STAGED]) if settings.samples else None
+    job = _Job(llm, kept, settings, meter, SIGNIFICANCE / len(proposers), TextScorer.make(llm, kept), exact)
     done: tuple[DrafterReport, ...] = ()
     for name, proposer in zip(names, proposers, strict=True):
         for part in job.drafter(name, proposer):
@@ -119,15 +118,9 @@ class _Job:
     settings: VerifySettings
     meter: ProgressMeter
     threshold: float
+    scorer: TextScorer
+    exact: ExactDistribution | None
     reference: dict[str, list[GeneratedText]] = field(default_factory=dict)
-    scorer: TextScorer = field(init=False)
-    exact: ExactDistribution | None = None
-
-    def __post_init__(self) -> None:
-        exact = self.llm.exact
-        self.scorer = TextScorer.make(self.llm, self.prompts, exact=exact)
-        if self.settings.samples:
-            self.exact = stage(self.llm, self.prompts[:_STAGED], exact=exact)
 
     def drafter(self, name: str, proposer: Proposer[Any]) -> Iterator[DrafterReport]:
         """Yield one drafter's report as it grows; the distribution is the last part."""
@@ -152,12 +145,12 @@ class _Job:
         """Yield the drafter's texts of one mode: first one at a time, then in a batch."""
         given = (self.llm, proposer, self.prompts, mode, self.settings, self.meter)
         self.meter.begin(f"{name}: {mode}")
-        texts = list(alone(*given))
+        texts = generate_texts(*given, batch=False)
         # Plain decoding runs first; its texts without a batch are the reference.
         self.reference.setdefault(mode, texts)
         yield texts
         self.meter.begin(f"{name}: {mode}, in a batch")
-        yield batched(*given)
+        yield generate_texts(*given, batch=True)
 
 
 def _get_proposer(llm: LLM, drafter: str | Drafter, prompt: NamedPrompt, rule: Rule) -> Proposer[Any]:
@@ -167,8 +160,3 @@ def _get_proposer(llm: LLM, drafter: str | Drafter, prompt: NamedPrompt, rule: R
     if done.stats.draft_error is not None:
         raise OptionError(done.stats.draft_error)
     return made
-
-
-def _cost(settings: VerifySettings, prompts: int, drafters: int) -> int:
-    texts = len(MODES) * 2 * prompts * settings.max_tokens
-    return drafters * (texts + settings.samples * strings_length())

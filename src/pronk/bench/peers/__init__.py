@@ -3,21 +3,20 @@
 Each peer runs in a process of its own, which isolates crashes, memory and threads. Time is measured in that process,
 around the engine's generate call, so that communication does not count. Input and output are token ids::
 
-    with Peer(PEERS["llama_cpp"], Path("model.gguf"), draft=None, dtype="bfloat16", threads=2) as peer:
-        peer.load()
-        result = peer.generate(PeerRequest([1, 2, 3], 64, 0.0, seed=0, stop_token_ids=[0], ignore_eos=False))
+    peer = Peer(PEERS["llama_cpp"], Path("model.gguf"), draft=None, dtype="bfloat16", threads=2)
+    peer.load()
+    result = peer.generate(PeerRequest([1, 2, 3], 64, 0.0, seed=0, stop_token_ids=[0], ignore_eos=False))
+    peer.close()
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-from pronk.bench.peers.engines.contract import PeerRequest
+from pronk.bench.peers.engines.contract import PeerRequest, PeerResult, WorkerConfig
 from pronk.bench.peers.process import PeerError, WorkerProcess
 from pronk.bench.peers.specs import PEERS, PeerSpec, choose_peers
 
@@ -26,25 +25,7 @@ __all__ = ["PEERS", "Peer", "PeerError", "PeerRequest", "PeerResult", "PeerSpec"
 # Maximum number of restarts of a worker process that died.
 _RESTARTS = 2
 
-_DTYPES = {"bfloat16", "float16", "float32"}
-
-
-@dataclass(frozen=True)
-class PeerResult:
-    """Output for one prompt.
-
-    Attributes:
-        token_ids: ids of the output, a stop token included.
-        seconds: time of prefill and decoding.
-        ttft: seconds to the first token; ``None`` if the engine does not report it.
-        peak_memory: bytes of the worker process while it generated; includes loading where the system cannot reset
-            the peak.
-    """
-
-    token_ids: list[int]
-    seconds: float
-    ttft: float | None
-    peak_memory: int
+_DTYPES = ("bfloat16", "float16", "float32")
 
 
 class Peer:
@@ -53,9 +34,7 @@ class Peer:
     Args:
         spec: the method.
         model: a folder in the Hugging Face layout, or a GGUF file; see :attr:`PeerSpec.reads_gguf`.
-        draft: folder of the draft model, for methods that need one.
-        dtype: ``"bfloat16"``, ``"float16"`` or ``"float32"``, of the computation.
-        threads: of the engine.
+        draft, dtype, threads: see :class:`WorkerConfig`.
         python: interpreter that has the engine's packages; this interpreter by default.
         timeout: seconds after which a request is aborted; loading gets ten times as much.
     """
@@ -74,16 +53,9 @@ class Peer:
         self.spec, self.name = spec, str(spec)
         self.versions: dict[str, str] = {}
         self.settings: dict[str, str] = {}
-        self._config = {
-            "engine": spec.engine,
-            "variant": spec.variant,
-            "model": str(model.resolve()),
-            "draft": str(draft.resolve()) if draft is not None and spec.needs_draft else None,
-            "dtype": dtype,
-            "threads": threads,
-        }
+        given = None if draft is None or not spec.needs_draft else str(draft.resolve())
+        self._config = WorkerConfig(spec.engine, spec.variant, str(model.resolve()), given, dtype, threads)
         self._python = python or sys.executable
-        self._threads = threads
         self._timeout = timeout
         self._worker: WorkerProcess | None = None
         self._failure: str | None = None
@@ -97,11 +69,11 @@ class Peer:
         """
         self.close()
         self._failure = None
-        if self.spec.needs_draft and self._config["draft"] is None:
+        if self.spec.needs_draft and self._config.draft is None:
             msg = f"{self.name}: expected a draft model"
             raise PeerError(msg)
-        if self._config["dtype"] not in _DTYPES:
-            msg = f"{self.name}: expected a dtype of {', '.join(sorted(_DTYPES))}, found {self._config['dtype']!r}"
+        if self._config.dtype not in _DTYPES:
+            msg = f"{self.name}: expected a dtype of {', '.join(_DTYPES)}, found {self._config.dtype!r}"
             raise PeerError(msg)
         loaded = self._ask("load", self._config, 10 * self._timeout)
         self.versions, self.settings = loaded["versions"], loaded["settings"]
@@ -119,11 +91,11 @@ class Peer:
                 msg = f"{self.name}: expected load() before generate()"
                 raise PeerError(msg)
             if not self._restarts:
-                msg = f"{self._failure} (not asked again)"
+                msg = f"{self._failure} (no restart is left)"
                 raise PeerError(msg)
             self._restarts -= 1
             self.load()
-        answer = self._ask("generate", asdict(request), self._timeout)
+        answer = self._ask("generate", request, self._timeout)
         try:
             result = PeerResult(**answer)
             _check(result, request)
@@ -138,22 +110,14 @@ class Peer:
             self._worker.close()
             self._worker = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def _command(self) -> list[str]:
         return [self._python, str(Path(__file__).with_name("worker.py"))]
 
-    def _ask(self, op: str, document: Mapping[str, Any], timeout: float) -> dict[str, Any]:
+    def _ask(self, op: str, values: WorkerConfig | PeerRequest, timeout: float) -> dict[str, Any]:
         if self._worker is None:
-            self._worker = WorkerProcess(self.name, self._command(), self._threads)
+            self._worker = WorkerProcess(self.name, self._command(), self._config.threads)
         try:
-            return self._worker.ask(op, dict(document), timeout)
+            return self._worker.ask(op, asdict(values), timeout)
         except PeerError as error:
             if op != "generate" or not self._worker.alive:
                 self._failure = str(error)

@@ -59,11 +59,6 @@ class WorkerProcess:
         self._finalizer = weakref.finalize(self, _end, self._process, reader, self._log)
 
     @property
-    def pid(self) -> int:
-        """Process id of the worker."""
-        return self._process.pid
-
-    @property
     def alive(self) -> bool:
         """Whether the worker accepts requests."""
         return self._finalizer.alive
@@ -105,20 +100,18 @@ class WorkerProcess:
             msg = f"{self.name}: the worker died during {op}: {self._post_mortem()}"
             self.close()
             raise PeerError(msg)
-        try:
+        answer = None
+        with contextlib.suppress(ValueError):
             answer = json.loads(line)
-        except ValueError:
-            answer = None
         if isinstance(answer, dict) and isinstance(answer.get("ok"), dict):
             return dict(answer["ok"])
         if not isinstance(answer, dict) or not isinstance(answer.get("error"), str):
             self.close()
             msg = f"{self.name}: expected a JSON answer to {op}, found {line[:60]!r}"
             raise PeerError(msg)
-        if answer.get("missing"):
-            msg = f"{self.name}: {answer['missing']} is not installed: pip install 'pronk[peers]'"
-            raise PeerError(msg)
-        msg = f"{self.name}: {answer['error']}"
+        missing = answer.get("missing")
+        reason = f"{missing} is not installed: pip install 'pronk[peers]'" if missing else answer["error"]
+        msg = f"{self.name}: {reason}"
         raise PeerError(msg)
 
     def _post_mortem(self) -> str:

@@ -7,7 +7,6 @@ each answer is one line, ``{"ok": {...}}`` or ``{"error": ..., "missing": packag
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import importlib
 import json
@@ -19,9 +18,11 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING or __package__:
     from pronk.bench.peers.engines.contract import PeerEngine, PeerRequest, WorkerConfig
+    from pronk.bench.peers.engines.memory import peak_memory, reset_peak_memory
 else:
     sys.path[0] = str(Path(__file__).resolve().parent)
     from engines.contract import PeerEngine, PeerRequest, WorkerConfig
+    from engines.memory import peak_memory, reset_peak_memory
 
 __all__: list[str] = []
 
@@ -59,14 +60,14 @@ class _Worker:
                 raise RuntimeError(msg)
             # Collect now, so that the collector does not run inside the measured time.
             gc.collect()
-            _reset_peak()
+            reset_peak_memory()
             return asdict(self.engine.generate(PeerRequest(**document))) | {"peak_memory": _peak_memory()}
         config = WorkerConfig(**document)
         file, name = _ENGINES[config.engine]
         engine: PeerEngine = getattr(importlib.import_module(f"{_HOME}.{file}"), name)()
-        loaded = engine.load(config)
+        versions, settings = engine.load(config)
         self.engine = engine
-        return asdict(loaded)
+        return {"versions": versions, "settings": settings}
 
 
 def _private_stdout() -> TextIO:
@@ -82,20 +83,10 @@ def _failure(error: Exception) -> dict[str, Any]:
     return {"error": f"{type(error).__name__}: {text}"[:300], "missing": missing}
 
 
-def _reset_peak() -> None:
-    """Forget the peak memory of loading, where the system supports it."""
-    with contextlib.suppress(OSError):
-        # 5 sets the process's peak to its current resident size (proc(5), clear_refs).
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-
-
 def _peak_memory() -> int:
     """Return bytes, from ``VmHWM`` if possible: ``ru_maxrss`` includes the parent's memory at the fork."""
-    status = Path("/proc/self/status")
-    if status.exists():
-        for line in status.read_text(encoding="ascii", errors="replace").splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
+    if (peak := peak_memory()) is not None:
+        return peak
     try:
         import resource  # noqa: PLC0415 - not on Windows
     except ModuleNotFoundError:

@@ -2,78 +2,53 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["Generated", "Loaded", "PeerEngine", "PeerRequest", "WorkerConfig"]
+__all__ = ["PeerEngine", "PeerRequest", "PeerResult", "WorkerConfig"]
 
 
 @dataclass(frozen=True)
 class WorkerConfig:
-    """Model and options of a worker.
-
-    Attributes:
-        engine: name of the engine.
-        variant: decoding method of the engine, ``""`` for plain decoding.
-        model: a folder in the Hugging Face layout, or a GGUF file.
-        draft: folder of the draft model, if the variant needs one.
-        dtype: of the computation.
-        threads: of the engine.
-    """
+    """Model and options of a worker."""
 
     engine: str
-    variant: str
-    model: str
-    draft: str | None
-    dtype: str
+    variant: str  # decoding method of the engine, "" for plain decoding
+    model: str  # a folder in the Hugging Face layout, or a GGUF file
+    draft: str | None  # folder of the draft model, if the variant needs one
+    dtype: str  # of the computation: bfloat16, float16 or float32
     threads: int
 
 
 @dataclass(frozen=True)
 class PeerRequest:
-    """One prompt and its sampling parameters.
-
-    Attributes:
-        prompt: token ids.
-        max_tokens: maximum number of output tokens.
-        temperature: 0 is greedy; above, tokens are drawn from the whole distribution.
-        seed: of the sampling.
-        stop_token_ids: tokens that end the output.
-        ignore_eos: whether to ignore ``stop_token_ids``.
-    """
+    """Token ids of one prompt, and its sampling parameters."""
 
     prompt: list[int]
     max_tokens: int
-    temperature: float
+    temperature: float  # 0 is greedy; above, tokens are drawn from the whole distribution
     seed: int
     stop_token_ids: list[int]
-    ignore_eos: bool
+    ignore_eos: bool  # whether to ignore the stop tokens
 
 
 @dataclass(frozen=True)
-class Generated:
-    """Output token ids, and seconds of prefill, of decoding and, if reported, to the first token."""
+class PeerResult:
+    """Output token ids for one prompt, a stop token included; times in seconds."""
 
     token_ids: list[int]
-    seconds: float
-    ttft: float | None = None
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """Versions of the engine's packages, and the settings in effect."""
-
-    versions: dict[str, str] = field(default_factory=dict)
-    settings: dict[str, str] = field(default_factory=dict)
+    seconds: float  # prefill and decoding
+    ttft: float | None = None  # to the first token, if the engine reports it
+    peak_memory: int = 0  # bytes of the worker process; includes loading where the system cannot reset the peak
 
 
 class PeerEngine(Protocol):
     """Another engine."""
 
-    def load(self, config: WorkerConfig) -> Loaded:
-        """Load the model."""
+    def load(self, config: WorkerConfig) -> tuple[dict[str, str], dict[str, str]]:
+        """Load the model; return the versions of the engine's packages, and the settings in effect."""
         ...
 
-    def generate(self, request: PeerRequest) -> Generated:
+    def generate(self, request: PeerRequest) -> PeerResult:
         """Continue one prompt from an empty KV cache."""
         ...

@@ -9,7 +9,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from .contract import Generated, Loaded, PeerRequest, WorkerConfig
+from .contract import PeerRequest, PeerResult, WorkerConfig
 
 __all__ = ["HuggingFace"]
 
@@ -35,7 +35,7 @@ class _Clock:
 class HuggingFace:
     """``AutoModelForCausalLM.generate`` on token ids."""
 
-    def load(self, config: WorkerConfig) -> Loaded:
+    def load(self, config: WorkerConfig) -> tuple[dict[str, str], dict[str, str]]:
         """Load the model, and the draft model if the variant needs one."""
         torch.set_num_threads(config.threads)
         self.model = self._model(config, config.model)
@@ -49,9 +49,9 @@ class HuggingFace:
         settings = {"dtype": config.dtype, "attention": str(self.model.config._attn_implementation)}  # noqa: SLF001
         if config.variant == "prompt_lookup":
             settings["lookup"] = f"{_LOOKUP_TOKENS} tokens"
-        return Loaded(versions, settings)
+        return versions, settings
 
-    def generate(self, request: PeerRequest) -> Generated:
+    def generate(self, request: PeerRequest) -> PeerResult:
         """Continue one prompt; every call creates its own KV cache."""
         torch.manual_seed(request.seed)
         clock = _Clock()
@@ -66,7 +66,7 @@ class HuggingFace:
         )
         seconds = perf_counter() - began
         tokens = out[0, len(request.prompt) :].tolist()
-        return Generated(tokens, seconds, clock.times[1] - began if len(clock.times) > 1 else None)
+        return PeerResult(tokens, seconds, clock.times[1] - began if len(clock.times) > 1 else None)
 
     def _model(self, config: WorkerConfig, path: str) -> Any:
         dtype = getattr(torch, config.dtype)

@@ -7,7 +7,7 @@ from time import perf_counter
 import llama_cpp
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
-from .contract import Generated, Loaded, PeerRequest, WorkerConfig
+from .contract import PeerRequest, PeerResult, WorkerConfig
 
 __all__ = ["LlamaCpp"]
 
@@ -19,7 +19,7 @@ _LOOKUP_NGRAM, _LOOKUP_TOKENS = 2, 10
 class LlamaCpp:
     """``Llama.generate`` on token ids."""
 
-    def load(self, config: WorkerConfig) -> Loaded:
+    def load(self, config: WorkerConfig) -> tuple[dict[str, str], dict[str, str]]:
         """Load the GGUF file, with a small context that grows on demand."""
         self.config = config
         # float16 is llama.cpp's default, and as large as the bfloat16 cache of the other engines.
@@ -33,9 +33,9 @@ class LlamaCpp:
         }
         if config.variant == "prompt_lookup":
             settings["lookup"] = f"{_LOOKUP_TOKENS} tokens, n-grams up to {_LOOKUP_NGRAM}"
-        return Loaded({"llama-cpp-python": llama_cpp.__version__}, settings)
+        return {"llama-cpp-python": llama_cpp.__version__}, settings
 
-    def generate(self, request: PeerRequest) -> Generated:
+    def generate(self, request: PeerRequest) -> PeerResult:
         """Continue one prompt from an empty KV cache."""
         needed = len(request.prompt) + request.max_tokens + _LOOKUP_TOKENS + 1
         if needed > self.llama.n_ctx():
@@ -55,7 +55,7 @@ class LlamaCpp:
             tokens.append(int(token))
             if token in stops or len(tokens) == request.max_tokens:
                 break
-        return Generated(tokens, perf_counter() - began, ttft)
+        return PeerResult(tokens, perf_counter() - began, ttft)
 
     def _open(self, context: int) -> None:
         lookup = self.config.variant == "prompt_lookup"

@@ -9,7 +9,7 @@ import numpy as np
 import openvino as ov
 import openvino_genai as genai
 
-from .contract import Generated, Loaded, PeerRequest, WorkerConfig
+from .contract import PeerRequest, PeerResult, WorkerConfig
 
 __all__ = ["OpenVino"]
 
@@ -23,7 +23,7 @@ _DTYPES = {"bfloat16": ("bf16", "BF16"), "float16": ("f16", "FP16"), "float32": 
 class OpenVino:
     """``LLMPipeline.generate`` on token ids."""
 
-    def load(self, config: WorkerConfig) -> Loaded:
+    def load(self, config: WorkerConfig) -> tuple[dict[str, str], dict[str, str]]:
         """Read the GGUF file and compile the model, with a KV cache that is not quantized."""
         self.lookup = config.variant == "prompt_lookup"
         properties = _properties(config)
@@ -36,9 +36,9 @@ class OpenVino:
         settings = {key.lower(): str(value) for key, value in properties.items()} | {"backend": "paged attention"}
         if self.lookup:
             settings["lookup"] = f"{_LOOKUP_TOKENS} tokens, n-grams up to {_LOOKUP_NGRAM}"
-        return Loaded({"openvino": ov.__version__, "openvino-genai": genai.__version__}, settings)
+        return {"openvino": ov.__version__, "openvino-genai": genai.__version__}, settings
 
-    def generate(self, request: PeerRequest) -> Generated:
+    def generate(self, request: PeerRequest) -> PeerResult:
         """Continue one prompt; without prefix caching, the pipeline keeps nothing between calls."""
         options = self._options(request)
         ids = ov.Tensor(np.array([request.prompt], np.int64))
@@ -47,7 +47,7 @@ class OpenVino:
         out = self.pipeline.generate(inputs, options)
         seconds = perf_counter() - began
         ttft = out.perf_metrics.get_ttft().mean / 1e3
-        return Generated([int(token) for token in out.tokens[0]], seconds, ttft if ttft > 0 else None)
+        return PeerResult([int(token) for token in out.tokens[0]], seconds, ttft if ttft > 0 else None)
 
     def _options(self, request: PeerRequest) -> Any:
         options = genai.GenerationConfig()

@@ -1,0 +1,26 @@
+"""Peak memory of this process."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from pathlib import Path
+
+__all__ = ["peak_memory", "reset_peak_memory"]
+
+
+def reset_peak_memory() -> None:
+    """Forget earlier peaks, where the system supports it."""
+    with contextlib.suppress(OSError):
+        # 5 sets the process's peak to its current resident size (proc(5), clear_refs).
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+
+def peak_memory() -> int | None:
+    """Return bytes, or ``None`` if the system does not report them."""
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    peak = re.search(r"VmHWM:\s+(\d+) kB", status)
+    return None if peak is None else 1024 * int(peak[1])
