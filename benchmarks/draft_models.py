@@ -274,7 +274,7 @@ def main() -> None:
     draft = f"model={path!r}, " if path else ""
     drafter = make_drafter(f"draft_model({draft[:-2]})")
     llm.generate("warm up", SamplingParams(max_tokens=8), drafter=drafter)
-    (model,) = llm.engine.target.drafts.values()
+    (model,) = llm.engine.target.shared_models.values()
     costs, own = llm.engine.speculator.costs, model.costs
     assert costs is not None
     assert own is not None

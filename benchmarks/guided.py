@@ -179,7 +179,7 @@ def masks(llm: LLM, step: float) -> None:
         loaded = perf_counter() - began
         logits = torch.randn(size)
         for turn in range(12):
-            follower = grammars.compile(Guide(json=form([*SCHEMAS][turn % len(SCHEMAS)]))).follower()
+            follower = grammars.compile(Guide(json=form([*SCHEMAS][turn % len(SCHEMAS)]))).new_processor()
             for _ in range(120):
                 began = perf_counter()
                 masked = follower.mask(logits)

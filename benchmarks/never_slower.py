@@ -67,7 +67,7 @@ class WrongProposer(Proposer[None]):
         """Ignore the outcome."""
 
     def _tree(self, context: DraftContext[None]) -> TokenTree:
-        made = context.sampler.context.num_chosen
+        made = context.sampler.context.num_generated
         text = self.texts[tuple(context.tokens[: len(context.tokens) - made])]
         truth, dice = text[made : made + 4], random.Random(made)
         if made >= self.right and dice.random() >= self.share:

@@ -31,7 +31,7 @@ from pronk.drafters import DraftContext, Outcome, Proposer
 from pronk.execution.model_runner import ForwardJob, ModelRunner
 from pronk.outputs import Completion
 from pronk.parallel.runner import TreeRunner
-from pronk.parallel.tree_partition import deal
+from pronk.parallel.tree_partition import partition_trees
 from pronk.speculation.tree import TokenTree
 
 PROMPTS = (
@@ -103,16 +103,16 @@ def trees(options: argparse.Namespace) -> dict[str, Any]:
         for turn in range(options.rounds + 1):
             for shared in (False, True):
                 runner.workers[:] = there if shared else []
-                passes, before = runner.shared, runner.waited
+                passes, before = runner.num_shared_passes, runner.communication_seconds
                 done = ask(llm, PROMPTS[turn % len(PROMPTS)], options.max_tokens, drafter)
                 texts.add((turn % len(PROMPTS), done.text))
                 seconds, rows = full(done)
                 if turn:  # the first round warms up and measures costs
                     times[shared].append(median(seconds))
                 if turn and shared:
-                    dealt.append((runner.shared - passes) / len(done.stats.steps))
-                    waited.append((runner.waited - before) / done.stats.target_seconds)
-                    told.append(max(worker.exchange for worker in there) / median(seconds))
+                    dealt.append((runner.num_shared_passes - passes) / len(done.stats.steps))
+                    waited.append((runner.communication_seconds - before) / done.stats.target_seconds)
+                    told.append(max(worker.exchange_seconds for worker in there) / median(seconds))
         assert len(texts) == len({number for number, _ in texts})
         ratios = [with_them / alone for alone, with_them in zip(times[False], times[True], strict=True)]
         found[name] = {"rows": rows, "alone": median(times[False]), "ratio": median(ratios), "waited": median(waited)}
@@ -227,7 +227,7 @@ def watched(llm: LLM, window: int, tokens: int) -> tuple[list[list[TokenTree]], 
     forward: Callable[..., Any] = ModelRunner.forward
 
     def watch(jobs: Sequence[ForwardJob], *more: Any) -> Any:
-        if all(len(job.wanted) == len(job.segment.tree) for job in jobs):
+        if all(len(job.logits_nodes) == len(job.segment.tree) for job in jobs):
             steps.append([job.segment.tree for job in jobs])
         return forward(llm.engine.runner, jobs, *more)
 
@@ -243,7 +243,7 @@ def watched(llm: LLM, window: int, tokens: int) -> tuple[list[list[TokenTree]], 
 def step_cost(llm: LLM, one: float) -> Callable[[int], float]:
     """Return the seconds of a forward pass by rows: measured up to 128 rows, interpolated linearly."""
     sizes = (2, 4, 8, 16, 32, 64, 128)
-    seen = [*pass_times(llm, llm.request_factory.ids(PROMPTS[0]), sizes, rounds=2)]
+    seen = [*pass_times(llm, llm.request_factory.encode_prompt(PROMPTS[0]), sizes, rounds=2)]
     found = {rows: [each.seconds for each in seen if each.rows == rows] for rows in sizes}
     points = [(1, one), *((rows, median(seconds)) for rows, seconds in found.items() if seconds)]
     print("  ".join(f"{rows}: {1e3 * seconds:.1f} ms" for rows, seconds in points))
@@ -260,7 +260,7 @@ def step_cost(llm: LLM, one: float) -> Callable[[int], float]:
 
 def span(trees: Sequence[TokenTree], cost: Callable[[int], float], extra: Sequence[float]) -> float:
     """Return the seconds of a step: the longest share, with the exchange if there are several shares."""
-    shares = deal(trees, [cost] * len(extra), extra)
+    shares = partition_trees(trees, [cost] * len(extra), extra)
     return max(cost(share.rows) + more for share, more in zip(shares, extra, strict=True) if share.rows)
 
 

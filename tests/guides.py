@@ -66,7 +66,7 @@ class ToyFollower:
         assert count < len(self.states)
         del self.states[len(self.states) - count :]
 
-    def legal(self, token: int) -> bool:
+    def allows(self, token: int) -> bool:
         state = self.states[-1]
         return state is None or token in allowed(state, self.vocab, self.stop_token_ids)
 

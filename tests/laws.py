@@ -170,8 +170,8 @@ class OracleSampler(PronkSampler):
     def rejection_sample(self, p: Tensor, draft_tokens: Any) -> int:
         return verify.rejection_sample(p, draft_tokens, self.source.accepts, self.source.draw)
 
-    def block(self, p: Any, chain: Any) -> tuple[int, Tensor]:
-        return verify.block(p, chain, self.source.accepts)
+    def block_verify(self, p: Any, chain: Any) -> tuple[int, Tensor]:
+        return verify.block_verify(p, chain, self.source.accepts)
 
 
 Rows = Callable[[Tensor], Tensor]

@@ -225,7 +225,7 @@ def test_a_thread_that_dies_tells_everybody(llm: LLM, monkeypatch: pytest.Monkey
 
 def test_reading_has_the_deadline(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(engine: AsyncLLM) -> None:
-        monkeypatch.setattr(llm.request_factory, "ids", lambda _: held.wait(30))
+        monkeypatch.setattr(llm.request_factory, "encode_prompt", lambda _: held.wait(30))
         with pytest.raises(DeadlineError, match=r"after 0\.1 s"):
             await engine.generate("x", deadline=0.1)
         held.set()

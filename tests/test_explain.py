@@ -44,7 +44,7 @@ def test_choosing_says_who_was_asked_and_what_that_brought(llm: LLM) -> None:
     check(found, llm, "auto")
     asked = [each for step in found.steps for each in step.source_reports]
     assert {each.source for each in asked} >= {"suffix", "recycling"}
-    assert {each.why for each in asked} <= {"pays", "explores"}
+    assert {each.reason for each in asked} <= {"pays", "explores"}
     for step in found.steps:
         for before, after in zip(step.source_reports, step.source_reports[1:], strict=False):
             assert before.after == after.before
@@ -76,7 +76,7 @@ def test_without_guesses_there_is_little_to_say(llm: LLM) -> None:
 
 
 def test_a_journal_is_kept_of_nobody_else(llm: LLM) -> None:
-    (request,) = llm.request_factory.samples(llm.request_factory.ids(TEXT), PARAMS, llm.get_proposer())
+    (request,) = llm.request_factory.create_samples(llm.request_factory.encode_prompt(TEXT), PARAMS, llm.get_proposer())
     llm.engine.run([request])
     assert request.decision_trace is None
 

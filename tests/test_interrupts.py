@@ -119,7 +119,7 @@ def test_an_interrupted_chain_ends_early(monkeypatch: pytest.MonkeyPatch) -> Non
     engine.add(request)
     engine.step()
     lengths = []
-    take = Chain.take
+    take = Chain.append
 
     def struck(chain: Chain, guess: DraftToken) -> None:
         take(chain, guess)
@@ -128,7 +128,7 @@ def test_an_interrupted_chain_ends_early(monkeypatch: pytest.MonkeyPatch) -> Non
             signal.raise_signal(signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Chain, "take", struck)
+        patch.setattr(Chain, "append", struck)
         with pytest.raises(KeyboardInterrupt):
             engine.step()
     assert lengths == [1, 2, 3]

@@ -147,7 +147,7 @@ def test_ctrl_c_during_a_commit_waits_for_its_end(llm: LLM) -> None:
     for when in (2, 4, 7):
         stream = llm.stream(PROMPTS[0], params)
         pieces = [next(stream)]
-        text, calls = llm.engine.scheduler.running[0].text, count(1)
+        text, calls = llm.engine.scheduler.running[0].detokenizer, count(1)
         push = text.push
 
         def interrupted(token: int, calls: Iterator[int] = calls, push: Any = push, when: int = when) -> Any:

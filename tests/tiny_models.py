@@ -26,12 +26,12 @@ from pronk.execution.model_runner import ForwardJob, ModelRunner
 from pronk.kernels.library import Kernels
 from pronk.kernels.rounding import round_weights
 from pronk.kv_cache.blocks import BlockAllocator, BlockTable
-from pronk.kv_cache.layout import spoil
+from pronk.kv_cache.layout import fill_poison
 from pronk.kv_cache.paged import PagedCache
 from pronk.models.decoder import Decoder, Layer, pack_linears
 from pronk.models.kernels import load_kernels
 from pronk.models.linear import KernelLinear, StackedLinear, choose_linear
-from pronk.models.loader import computed_in
+from pronk.models.loader import compute_dtype
 from pronk.quantization.formats.matrix import QuantizedMatrix
 from pronk.sampling.noise import derive_seed
 from pronk.sampling.params import SamplingParams
@@ -163,7 +163,7 @@ def make_cache(
     )
     for pool in (*made.keys, *made.values):
         if poison is not None:
-            spoil(pool, poison)
+            fill_poison(pool, poison)
     return made
 
 
@@ -203,8 +203,8 @@ class GivenTimes(CostModel):
 def set_costs(engine: Engine, costs: CostCurve | None, rest: CostCurve | None = None) -> None:
     """Let passes cost what they are said to."""
     times = GivenTimes(costs, rest)
-    engine.runner.times = times
-    engine.target = replace(engine.target, times=times)
+    engine.runner.cost_model = times
+    engine.target = replace(engine.target, cost_model=times)
 
 
 def make_engine(
@@ -230,8 +230,8 @@ def make_engine(
     shape: dict[str, Any] = {"num_blocks": num_blocks, "block_size": block_size, "kv_dtype": kv_dtype, "kind": kind}
     pool = make_cache(decoder.config, dtype, **shape, poison=poison, packed=packed, share_prefixes=share_prefixes)
     pool.allocator = StrictAllocator(num_blocks, block_size)
-    if pool.prefix is not None:
-        pool.prefix.attach(pool.allocator)
+    if pool.prefix_cache is not None:
+        pool.prefix_cache.attach(pool.allocator)
     made = None if runner is None else runner(decoder, pool)
     engine = Engine(decoder, pool, runner=made, **({} if costs is None else {"budget": True}), **options)
     if costs is not None:
@@ -249,7 +249,7 @@ def text_logits(
     """Logits ``[len(tokens), vocab]`` of a whole text in one pass through the cache, as those of a prompt."""
     packed = decoder.kernels is not None
     shape: dict[str, Any] = {"num_blocks": len(tokens) // 16 + 1, "kv_dtype": kv_dtype}
-    cache = make_cache(decoder.config, computed_in(dtype, decoder.kernels), **shape, packed=packed)
+    cache = make_cache(decoder.config, compute_dtype(dtype, decoder.kernels), **shape, packed=packed)
     block_table = BlockTable()
     cache.prepare(block_table, len(tokens))
     job = ForwardJob(Segment(block_table, TokenTree.chain(tokens)), range(len(tokens)), len(tokens))

@@ -76,7 +76,7 @@ class AsyncLLM:
         engine = self.llm.engine
         scheduler, blocks = engine.scheduler, engine.cache.allocator
         used = 1.0 - blocks.num_free / max(1, blocks.num_blocks)
-        return EngineLoad(len(scheduler.running), len(scheduler.waiting), used, len(blocks.idle))
+        return EngineLoad(len(scheduler.running), len(scheduler.waiting), used, len(blocks.evictable))
 
     async def stream(
         self,
@@ -226,7 +226,10 @@ class AsyncLLM:
         given: Mapping[int, Sequence[Piece]],
     ) -> dict[int, Request]:
         request_factory, proposer = self.llm.request_factory, self.llm.get_proposer(drafter)
-        samples = (request_factory.samples(request_factory.ids(prompt), params, proposer) for prompt in prompts)
+        samples = (
+            request_factory.create_samples(request_factory.encode_prompt(prompt), params, proposer)
+            for prompt in prompts
+        )
         requests = dict(enumerate(request for group in samples for request in group))
         for index, pieces in given.items():
             if pieces and pieces[-1].completion is not None:

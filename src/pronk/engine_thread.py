@@ -128,9 +128,9 @@ class EngineThread:
             error = next((request.error for request in requests.values() if request.error is not None), None)
             ended = all(request.ended for request in requests.values())
             for index, request in requests.items():
-                while request.pieces:
-                    token = request.pieces.popleft()
-                    last = request.finish_reason is not None and not request.pieces
+                while request.undelivered:
+                    token = request.undelivered.popleft()
+                    last = request.finish_reason is not None and not request.undelivered
                     pieces.append(Piece.of(token, index, request, last=last))
         if pieces and error is None:
             job.put(pieces)

@@ -96,8 +96,8 @@ def explain(
     """
     if params is not None:
         check_integer("n", params.n, 1, 1)
-    (request,) = llm.request_factory.samples(
-        llm.request_factory.ids(prompt), params or SamplingParams(), llm.get_proposer(drafter)
+    (request,) = llm.request_factory.create_samples(
+        llm.request_factory.encode_prompt(prompt), params or SamplingParams(), llm.get_proposer(drafter)
     )
     request.decision_trace = DecisionTrace()
     llm.engine.run([request])
@@ -112,7 +112,7 @@ def _shares(steps: Sequence[Decision]) -> list[SourceShare]:
         for each in step.source_reports:
             owners |= dict.fromkeys((name for name, _ in each.tree.origin or ()), each.source)
             found = counts.setdefault(each.source, Counter())
-            found.update({"asked": 1, "explored": int(each.why == "explores")})
+            found.update({"asked": 1, "explored": int(each.reason == "explores")})
             found["nanoseconds"] += round(1e9 * each.seconds)
         for node, (name, _) in enumerate(step.kept.origin or ()):
             if name and step.kept.acceptable[node]:

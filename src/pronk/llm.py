@@ -20,9 +20,9 @@ from pronk.errors import OptionError
 from pronk.kernels.threads import set_threads
 from pronk.kv_cache.budget import KVBudget
 from pronk.models.kernels import choose_kernels, open_device
-from pronk.models.loader import computed_in, load_decoder, parse_dtype, read_config, resolve_model
+from pronk.models.loader import compute_dtype, load_decoder, parse_dtype, read_config, resolve_model
 from pronk.outputs import Choice, Completion, Piece
-from pronk.parallel.worker_group import gather, is_launched
+from pronk.parallel.worker_group import is_launched, start_workers
 from pronk.sampling.guide import check_texts
 from pronk.sampling.params import SamplingParams
 from pronk.speculation.acceptance_file import AcceptanceFile
@@ -125,7 +125,7 @@ class LLM:
         self.dtype, self.workers = kind, workers
         setting = {"model": self.path, "dtype": kind, "weights": weights, "kv_dtype": kv_dtype}
         memory = KVBudget(kv_memory, max_batch, target, workers)
-        self._team = gather(workers, parallel, self.config, chosen, **setting)
+        self._team = start_workers(workers, parallel, self.config, chosen, **setting)
         with ExitStack() as failed:
             failed.callback(self._team.end)
             decoder = load_decoder(
@@ -138,9 +138,9 @@ class LLM:
                 split=self._team.split,
                 on_progress=progress,
             )
-            computed, kept = computed_in(kind, chosen), torch.int8 if kv_dtype == "int8" else None
+            computed, kept = compute_dtype(kind, chosen), torch.int8 if kv_dtype == "int8" else None
             team = self._team
-            cache = memory.add(team.share, computed, chosen, kept, share_prefixes=prefix_cache, kind=team.pool)
+            cache = memory.add(team.shard_config, computed, chosen, kept, share_prefixes=prefix_cache, kind=team.pool)
             self.engine = Engine(
                 decoder,
                 cache,
@@ -229,7 +229,7 @@ class LLM:
         options = self._options(params, len(batch))
         chosen = self.get_proposer(drafter)
         groups = [
-            self.request_factory.samples(self.request_factory.ids(p), o, chosen)
+            self.request_factory.create_samples(self.request_factory.encode_prompt(p), o, chosen)
             for p, o in zip(batch, options, strict=True)
         ]
         requests = [request for group in groups for request in group]
@@ -246,7 +246,9 @@ class LLM:
         """
         (options,) = self._options(params, 1)
         return self._pieces(
-            self.request_factory.samples(self.request_factory.ids(prompt), options, self.get_proposer(drafter))
+            self.request_factory.create_samples(
+                self.request_factory.encode_prompt(prompt), options, self.get_proposer(drafter)
+            )
         )
 
     def chat(
@@ -289,8 +291,10 @@ class LLM:
             PromptError: prompt and option exceed the context; or see :meth:`generate`.
             CacheFullError: prompt and options do not fit into the KV cache.
         """
-        texts, ids = check_texts("options", options), self.request_factory.ids(prompt)
-        return Choice(texts, tuple(score(self.engine, ids, self.request_factory.spelled(prompt, ids, texts))))
+        texts, ids = check_texts("options", options), self.request_factory.encode_prompt(prompt)
+        return Choice(
+            texts, tuple(score(self.engine, ids, self.request_factory.encode_continuations(prompt, ids, texts)))
+        )
 
     def chat_ids(self, messages: Messages, tools: Tools | None = None) -> list[int]:
         """Return the prompt token ids of a conversation; errors are those of :meth:`chat`.
@@ -326,7 +330,7 @@ class LLM:
             OptionError: the drafter or an option is unknown or does not fit this model.
             CheckpointError: the draft model cannot be loaded.
         """
-        return self._proposers.own if spec is None else self._proposers.of(spec)
+        return self._proposers.default if spec is None else self._proposers.get_proposer(spec)
 
 
 def _completion(group: Sequence[Request]) -> Completion:

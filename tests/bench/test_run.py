@@ -40,7 +40,7 @@ from pronk.drafters import PromptLookup
 from pronk.errors import CheckpointError, OptionError
 from pronk.kv_cache.layout import kv_bytes_per_token
 from pronk.llm import LLM
-from pronk.models.weights import pass_weights
+from pronk.models.weights import forward_weights
 from pronk.sampling.params import SamplingParams
 from tiny_models import CPU, kernels
 
@@ -200,7 +200,7 @@ def test_float16_is_what_weights_are_stored_in(checkpoint: MakeCheckpoint, fake:
     run.run({"half": lambda _: llm}, made, trace, {})
     (one,) = of(trace, Model)
     assert (one.dtype, llm.engine.runner.dtype) == ("float16", torch.float32)
-    assert (one.weights, one.pass_bytes) == ("float16", pass_weights(llm.engine.runner.decoder).nbytes)
+    assert (one.weights, one.pass_bytes) == ("float16", forward_weights(llm.engine.runner.decoder).nbytes)
     assert one.weight_bits == pytest.approx(16, rel=0.2)  # a head of 8 is filled up to 16
     assert one.kv_bytes_per_token == kv_bytes_per_token(llm.config, torch.float32)
     assert fake.made[0].options["dtype"] == "float16"

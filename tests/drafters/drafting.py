@@ -14,11 +14,11 @@ from drafters.from_draft.drafts import draft_folder
 from drafters.helpers import context as plain_context
 from pronk.drafters import DraftContext, Outcome, Proposer, make_drafter
 from pronk.drafters.from_target._early_exit import EarlyExit
-from pronk.drafters.shared.draft import Draft
+from pronk.drafters.shared.draft import DraftRunner
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.execution.attention import Segment
-from pronk.execution.early_rows import StartedRows, StartedTables
+from pronk.execution.early_rows import StartedRows, StartedRowsByTable
 from pronk.execution.model_runner import ForwardJob, ModelRunner
 from pronk.kv_cache.blocks import BlockTable
 from pronk.models.decoder import Decoder
@@ -92,9 +92,9 @@ class Asked:
     started: StartedRows | None = None
 
 
-def started_tables(drafter: Proposer[Any]) -> StartedTables | None:
+def started_tables(drafter: Proposer[Any]) -> StartedRowsByTable | None:
     """The rows that early exits have started, whatever wraps the early exit; ``None`` for other drafters."""
-    return next((model.runner.started for model in drafter.models if isinstance(model, EarlyExit)), None)
+    return next((model.runner.started_rows for model in drafter.models if isinstance(model, EarlyExit)), None)
 
 
 def started_of(drafter: Proposer[Any], block_table: BlockTable) -> StartedRows | None:
@@ -153,14 +153,14 @@ class Pass:
         return [len(each) for each in self.texts]
 
 
-def watch_draft(draft: Draft) -> list[Pass]:
+def watch_draft(draft: DraftRunner) -> list[Pass]:
     """The passes that ``draft`` will make; its pool counts strictly from now on."""
     passes, lanes, lane = list[Pass](), [], draft.lane
-    forward, grow = draft.runner.forward, draft.runner.grow
+    forward, grow = draft.runner.forward, draft.runner.draft_chain
     allocator = draft.runner.cache.allocator
     draft.runner.cache.allocator = StrictAllocator(allocator.num_blocks, allocator.block_size)
-    if draft.runner.cache.prefix is not None:
-        draft.runner.cache.prefix.attach(draft.runner.cache.allocator)
+    if draft.runner.cache.prefix_cache is not None:
+        draft.runner.cache.prefix_cache.attach(draft.runner.cache.allocator)
 
     def watched_lane() -> Any:
         lanes.append(lane())
@@ -192,12 +192,12 @@ def watch_draft(draft: Draft) -> list[Pass]:
         return count
 
     draft.runner.forward = watched  # type: ignore[method-assign]
-    draft.runner.grow = watched_growth  # type: ignore[method-assign]
+    draft.runner.draft_chain = watched_growth  # type: ignore[method-assign]
     draft.lane = watched_lane  # type: ignore[method-assign]
     return passes
 
 
-def assert_no_blocks(draft: Draft) -> None:
+def assert_no_blocks(draft: DraftRunner) -> None:
     """No request holds anything of the draft's pool."""
     allocator = draft.runner.cache.allocator
     assert allocator.num_free == allocator.num_blocks

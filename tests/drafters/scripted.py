@@ -38,11 +38,11 @@ class Scripted(ChainProposer[Calibration]):
         chains = [Chain(context, context.state) for context in contexts]
         for number, chain in enumerate(chains):
             for each in self.script:
-                if chain.full:
+                if chain.is_full:
                     break
                 chain.draft_tokens.append(each)
                 chain.origin.append((self.name, 0))
-                chain.reached.append((chain.reached or [1.0])[-1] * each.confidence)
+                chain.cumulative_confidence.append((chain.cumulative_confidence or [1.0])[-1] * each.confidence)
                 chain.gains.append((chain.gains or [1.0])[-1] * each.confidence)
                 if stop is not None and stop(number, chain):
                     break

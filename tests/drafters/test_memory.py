@@ -23,7 +23,7 @@ REMEMBERING: dict[str, Drafter] = {
 def remembered(drafter: Proposer[Any]) -> object:
     """What other requests can learn from."""
     if isinstance(drafter, SuffixProposer):
-        return drafter.past.num_tokens
+        return drafter.store.num_tokens
     if isinstance(drafter, RecyclingProposer):
         return dict(drafter.start([0]).successors.rows)
     assert isinstance(drafter, LookaheadProposer)

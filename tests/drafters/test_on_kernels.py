@@ -80,7 +80,7 @@ def assert_close(said: dict[bool, Pairs], dtype: torch.dtype, without: Sequence[
 def exits(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], Tensor]]:
     """What early exits say: the texts, and the logits after them."""
     found: list[tuple[list[int], Tensor]] = []
-    read = EarlyExit.read
+    read = EarlyExit.next_logits
 
     def watched(self: EarlyExit, walks: Sequence[ExitDraft]) -> Tensor:
         texts = [walk.text(0) for walk in walks]
@@ -88,7 +88,7 @@ def exits(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], Tensor]]:
         found.extend(zip(texts, logits, strict=True))
         return logits
 
-    monkeypatch.setattr(EarlyExit, "read", watched)
+    monkeypatch.setattr(EarlyExit, "next_logits", watched)
     return found
 
 
@@ -112,7 +112,9 @@ def test_adapters_of_kangaroo(
         exits.clear()
         serve(decoder, spec, prefill_chunk=16)
         drafter = make_drafter(spec).bind(make_engine(decoder).target)
-        assert all(isinstance(each, KernelLinear) == packed for each in linears(kangaroo_of(drafter).exit.adapter))
+        assert all(
+            isinstance(each, KernelLinear) == packed for each in linears(kangaroo_of(drafter).early_exit.adapter)
+        )
         slow = Slow(wide, drafter)
         said[packed] = [(logits, slow(text)) for text, logits in exits]
         if packed:
@@ -159,7 +161,7 @@ VARIANTS = {
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_heads_of_several_tokens(variant: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     shape, said, classic = VARIANTS[variant], dict[bool, Pairs](), variant == "classic"
-    read, found = _Heads.read, list[tuple[list[int], Tensor]]()
+    read, found = _Heads.next_logits, list[tuple[list[int], Tensor]]()
 
     def watched(self: _Heads, states: Any, contexts: Any, count: int) -> Tensor:
         logits = read(self, states, contexts, count)
@@ -167,7 +169,7 @@ def test_heads_of_several_tokens(variant: str, dtype: torch.dtype, monkeypatch: 
         found.extend((list(each.tokens), rows) for each, rows in zip(contexts, logits, strict=True))
         return logits
 
-    monkeypatch.setattr(_Heads, "read", watched)
+    monkeypatch.setattr(_Heads, "next_logits", watched)
     wide, without = widened(tiny_decoder(dtype, classic=classic, packed=False)), list[Tensor]()
     for packed in BOTH:
         found.clear()

@@ -21,7 +21,7 @@ from pronk.drafters import REGISTRY, Drafter, Proposer, Target
 from pronk.drafters.autoregressive import Autoregressive
 from pronk.drafters.proposer_cache import ProposerCache
 from pronk.drafters.shared.chain import ChainDrafter
-from pronk.speculation.proposer import bind_proposer
+from pronk.speculation.proposer import DraftContext, Outcome, bind_proposer
 from tiny_models import make_engine, tiny_decoder
 
 PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)
@@ -59,7 +59,7 @@ def test_few_guessers_with_models_are_kept_and_the_memory_for_texts_stays(llm: L
     for folder in folders:
         assert llm.generate("def", PARAMS, drafter=DraftModel(folder)).stats.drafted > 0
         blocks.append(llm.engine.cache.allocator.num_blocks)
-    assert len(llm.target.drafts) == 4
+    assert len(llm.target.shared_models) == 4
     assert blocks[4] == blocks[-1] > 0.4 * blocks[0]
     again = llm.get_proposer(DraftModel(folders[5]))  # asked for lately
     for folder in (folders[1], folders[0], folders[2]):
@@ -72,11 +72,11 @@ def test_whoever_holds_a_guesser_keeps_its_model(llm: LLM, folders: list[str]) -
     held = llm.get_proposer(DraftModel(folders[0]))
     for folder in folders[1:]:
         llm.get_proposer(DraftModel(folder))
-    assert len(llm.target.drafts) == 5
+    assert len(llm.target.shared_models) == 5
     assert llm.generate("def", PARAMS, drafter=held).stats.drafted > 0
     assert llm.get_proposer(DraftModel(folders[0])).models == held.models
     del held
-    assert len(llm.target.drafts) == 4
+    assert len(llm.target.shared_models) == 4
 
 
 def test_guessers_without_models_push_none_out_that_has_one(llm: LLM, folders: list[str]) -> None:
@@ -109,27 +109,27 @@ def test_a_folder_that_was_written_again_is_loaded_again(kind: str, target: Targ
     model = DraftModel(str(folder))
     drafter: Drafter = {"draft_model": model, "cape": Cape((model,)), "merged": Merged((PromptLookup(), model))}[kind]
     proposers, other = ProposerCache(target, drafter), ProposerCache(target, Autoregressive())
-    old = other.of(drafter)
-    assert other.of(drafter) is old
+    old = other.get_proposer(drafter)
+    assert other.get_proposer(drafter) is old
     write_checkpoint(folder, tiny_decoder(packed=False), noise=0.2)
     os.utime(folder / "model.safetensors", ns=(1, 2**60))  # for file systems with coarse clocks
-    new = other.of(drafter)
+    new = other.get_proposer(drafter)
     assert new is not old
     assert new.models != old.models
-    assert other.of(drafter) is new
+    assert other.get_proposer(drafter) is new
     # The one that was given with the target is as it was loaded, unless it is asked for by its options.
-    assert proposers.own.models == old.models
-    assert proposers.of(drafter).models == new.models
+    assert proposers.default.models == old.models
+    assert proposers.get_proposer(drafter).models == new.models
     shutil.rmtree(folder)
-    assert other.of(drafter) is new
+    assert other.get_proposer(drafter) is new
 
 
 @pytest.mark.parametrize("name", REGISTRY)
 def test_guessers_say_which_models_they_hold(name: str) -> None:
     llm = LLM(drafter="autoregressive")  # pronk-tiny, which has a trained drafter of every kind
     proposer = llm.get_proposer(name)
-    assert {*map(id, proposer.models)} == {*map(id, llm.target.drafts.values())}
-    assert set(proposer.models) == set(llm.target.written)
+    assert {*map(id, proposer.models)} == {*map(id, llm.target.shared_models.values())}
+    assert set(proposer.models) == set(llm.target.model_files)
 
 
 @dataclass(frozen=True)
@@ -278,6 +278,7 @@ def test_what_is_no_drafter(drafter: Any, message: str) -> None:
         ("payer", "budget_owner"),
         ("skips", "should_skip"),
         ("give_way", "on_preempt"),
+        ("expands", "proposes_tree"),
     ],
 )
 def test_old_attribute_names_are_refused(target: Target, old: str, new: str) -> None:
@@ -285,3 +286,18 @@ def test_old_attribute_names_are_refused(target: Target, old: str, new: str) -> 
     message = f"drafter old: expected no attribute {old}, found one; rename it to {new}"
     with pytest.raises(OptionError, match=f"^{re.escape(message)}$"):
         bind_proposer(drafter, target)
+
+
+@pytest.mark.parametrize(
+    ("value", "old", "hint"),
+    [
+        (DraftContext, "thrifty", "; rename it to prune_unprofitable"),
+        (DraftContext, "allowance", "; rename it to max_seconds"),
+        (DraftContext, "judged", ""),
+        (Outcome, "judged", "; rename it to evaluated"),
+        (Outcome, "other", ""),
+    ],
+)
+def test_an_old_field_is_refused_with_its_new_name(value: type[Any], old: str, hint: str) -> None:
+    with pytest.raises(AttributeError, match=f"^expected a field of {value.__name__}, found {old}{hint}$"):
+        getattr(value(*[None] * 7), old)

@@ -27,7 +27,7 @@ from pronk.kv_cache.blocks import BlockTable
 from pronk.kv_cache.paged import PagedCache
 from pronk.models.decoder import Decoder, Layer
 from pronk.models.linear import KernelLinear, WeightLayout
-from pronk.models.loader import computed_in
+from pronk.models.loader import compute_dtype
 from pronk.models.program import Program
 from pronk.speculation.tree import TokenTree
 from tiny_models import StrictAllocator, kernels, make_cache, make_engine, pack_several_forms, tiny_decoder
@@ -108,7 +108,7 @@ class Desk:
         scattered: bool = False,
         kv_dtype: torch.dtype | None = None,
     ) -> None:
-        dtype, blocks = computed_in(decoder.embedding.dtype, decoder.kernels), -(-tokens // block_size) + 8
+        dtype, blocks = compute_dtype(decoder.embedding.dtype, decoder.kernels), -(-tokens // block_size) + 8
         packed = decoder.kernels is not None
         shape: dict[str, Any] = {"num_blocks": blocks, "block_size": block_size, "kv_dtype": kv_dtype}
         self.cache = make_cache(decoder.config, dtype, **shape, packed=packed)
@@ -409,7 +409,7 @@ DEFECTS: dict[str, tuple[Callable[[Sequence[ForwardJob]], bool], Callable[..., I
     "branches": (lambda jobs: any(j.segment.tree.main_chain < len(j.segment.tree) for j in jobs), trees_differ, {}),
     "a tree that has grown": (lambda jobs: any(job.segment.computed for job in jobs), trees_differ, {}),
     "blocks that are no run": (
-        lambda jobs: any(not job.segment.block_table.in_run for job in jobs),
+        lambda jobs: any(not job.segment.block_table.contiguous for job in jobs),
         chunks_differ,
         {"length": 300, "chunks": (1,), "scattered": True},
     ),

@@ -110,8 +110,8 @@ def test_guesses_are_not_remembered(name: str, pools: list[int]) -> None:
         engine.abort(request)
         known |= {tuple(request.tokens[at : at + 16]) for at in range(0, len(request.tokens), 16)}
     (pool,) = Pools.opened
-    assert pool.prefix is not None
-    found = {tuple(entry.tokens) for entry in pool.prefix._found.values()}
+    assert pool.prefix_cache is not None
+    found = {tuple(entry.tokens) for entry in pool.prefix_cache._entries.values()}
     assert len(found) > 30
     assert found <= known
 
@@ -193,4 +193,4 @@ def test_pools_of_a_budget_remember_as_the_target_s_does() -> None:
         cache = budget.add(decoder.config, torch.float32, decoder.kernels, share_prefixes=shares)
         engine = Engine(decoder, cache, kv_budget=budget)
         (model,) = within(drafter("draft_model", ()).bind(engine.target), ModelProposer)
-        assert (model.draft.runner.cache.prefix is not None) == shares
+        assert (model.draft.runner.cache.prefix_cache is not None) == shares

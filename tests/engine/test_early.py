@@ -69,7 +69,7 @@ class Half:
         cache, rows = self.runner.cache, list[Tensor]()
         for block_table, tree in zip(self.tables, trees, strict=True):
             slots = torch.from_numpy(cache.slots(block_table, 0, block_table.length + len(tree)))
-            rows += [cache.at(layer, slots)[0] for layer in range(len(cache.keys))]
+            rows += [cache.read_slots(layer, slots)[0] for layer in range(len(cache.keys))]
             rows += [pool[:, slots] for pool in (*cache.values, *cache.hidden.values())]
         return rows
 
@@ -82,7 +82,7 @@ def compute_early(half: Half, tree: TokenTree, number: int, early: EarlyRows, di
         job = ForwardJob(
             Segment(half.tables[number], tree.keep(range(upto)), done), range(0), half.tables[number].length
         )
-        (rows,) = half.runner.begin([job], early.layers)
+        (rows,) = half.runner.run_first_layers([job], early.layers)
         assert rows.shape == (upto - done, half.runner.decoder.config.hidden_size)
         done = upto
 

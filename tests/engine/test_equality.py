@@ -84,12 +84,12 @@ def texts(known: Sequence[Request]) -> dict[tuple[tuple[int, ...], int], list[in
 def assert_stats_add_up(request: Request) -> None:
     """Counts and clocks of a request that has ended, and which of its tokens were guessed."""
     stats = request.stats
-    assert stats.generated_tokens == len(request.output) == len(request.guessed)
+    assert stats.generated_tokens == len(request.output) == len(request.from_draft)
     assert stats.prompt_tokens == len(request.prompt)
-    pieces = [(piece.token_id, piece.source is not None) for piece in request.pieces]
-    assert pieces == [*zip(request.output, request.guessed, strict=True)]
-    assert sum(request.guessed) <= stats.accepted <= stats.drafted
-    assert stats.generated_tokens - sum(request.guessed) <= stats.target_steps
+    pieces = [(piece.token_id, piece.source is not None) for piece in request.undelivered]
+    assert pieces == [*zip(request.output, request.from_draft, strict=True)]
+    assert sum(request.from_draft) <= stats.accepted <= stats.drafted
+    assert stats.generated_tokens - sum(request.from_draft) <= stats.target_steps
     assert all(0 <= share <= 1 for share in stats.acceptance)
     assert sum(step.tokens for step in stats.steps) == stats.generated_tokens
     assert all(step.accepted <= step.depth <= step.drafted < step.rows for step in stats.steps)
@@ -120,7 +120,7 @@ def test_ragged_batch(name: str, options: str, dtype: torch.dtype) -> None:
     assert_not_vacuous(name, got)
     for request in got:
         assert_stats_add_up(request)
-    assert any(any(request.guessed) for request in got) == (total(got, "accepted") > 0)
+    assert any(any(request.from_draft) for request in got) == (total(got, "accepted") > 0)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_trees_that_are_dealt(name: str, options: str, monkeypatch: pytest.Monke
     fetch = ScatteredLogits._fetch
 
     def counting(logits: ScatteredLogits, rows: Sequence[int]) -> None:
-        fetched.append(sum(row in logits.away for row in rows))
+        fetched.append(sum(row in logits.remote_rows for row in rows))
         fetch(logits, rows)
 
     monkeypatch.setattr(ScatteredLogits, "_fetch", counting)
@@ -188,8 +188,8 @@ def test_trees_that_are_dealt(name: str, options: str, monkeypatch: pytest.Monke
     assert_same(got, want)
     assert isinstance(made, TreeRunner)
     assert len(made.workers) == 2
-    assert made.shared > 5 or name in BEGUN
-    assert (sum(fetched) > 0) == (made.shared > 0 and not got[0].capabilities.logits)
+    assert made.num_shared_passes > 5 or name in BEGUN
+    assert (sum(fetched) > 0) == (made.num_shared_passes > 0 and not got[0].capabilities.logits)
 
 
 VARIANTS: dict[str, dict[str, Any]] = {

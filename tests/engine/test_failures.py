@@ -68,7 +68,7 @@ def test_texts_that_raise(verb: str) -> None:
         proposer, victim = touchy(), dice.randrange(8)
         fuse = Fuse(dice.randrange(1, 16) if verb == "push" else 1)
         requests = batch(proposer)
-        requests[victim].text = TouchyText(verb, fuse)
+        requests[victim].detokenizer = TouchyText(verb, fuse)
         finish(make_engine(tiny_decoder()), requests)
         assert_as_plain(requests, but=[victim])
         assert_heard(proposer, requests, but=[victim])
@@ -94,7 +94,7 @@ def test_requests_that_are_aborted_within_a_step(verb: str) -> None:
     while not all(request.ended or request.aborted for request in requests):
         engine.step()
         for request in engine.scheduler.running:
-            assert not request.block_table.released
+            assert not request.block_table.num_released
     assert_idle(engine)
     assert_as_plain(requests, but=[5, 7])
     assert not requests[5].ended
@@ -127,7 +127,7 @@ def test_a_request_ends_well_or_badly() -> None:
     """The text raises at its last token, which has ended the request already."""
     for end in ("push", "flush"):
         request = make_request(PROMPTS[0], options(0))
-        request.text = TouchyText(end, Fuse(1 if end == "flush" else len(plain()[0].output)))
+        request.detokenizer = TouchyText(end, Fuse(1 if end == "flush" else len(plain()[0].output)))
         finish(make_engine(tiny_decoder()), [request])
         assert isinstance(request.error, PlantedError)
         assert request.finish_reason is None
@@ -141,7 +141,7 @@ def test_an_overflow_of_somebody_else_s_is_not_the_model_s() -> None:
         def push(self, token: int) -> tuple[str, str | None]:
             raise OverflowError(token)
 
-    request.text = Overflowing()
+    request.detokenizer = Overflowing()
     finish(make_engine(tiny_decoder()), [request])
     assert isinstance(request.error, OverflowError)
 
@@ -154,7 +154,7 @@ def test_everything_at_once() -> None:
         requests, failing = batch(proposer), dice.sample(range(8), 4)
         fuses = {index: Fuse(dice.randrange(1, 14)) for index in failing}
         for index in failing[:2]:
-            requests[index].text = TouchyText("push", fuses[index])
+            requests[index].detokenizer = TouchyText("push", fuses[index])
         for index in failing[2:]:
             sampler, verb = requests[index].sampler, dice.choice(["mask", "advance"])
             sampler.processors, sampler.kernels = (*sampler.processors, TouchyProcessor(verb, fuses[index])), None

@@ -75,7 +75,7 @@ def test_whose_a_request_is_does_not_show(num_blocks: int) -> None:
         got = of_tenants(want, engine, names)
         run(engine, got)
         assert_same(got, want)
-        order.append([request.start for request in got])
+        order.append([request.start_order for request in got])
     assert order[0] == sorted(order[0])
     assert order[1] != order[0] != order[2]
 

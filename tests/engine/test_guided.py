@@ -103,7 +103,7 @@ def assert_fits(llm: LLM, done: Completion, params: SamplingParams, schema: dict
         return
     assert done.finish_reason == "length"
     most = replace(params, max_tokens=min(len(done.token_ids) + 400, llm.config.context - len(done.prompt_token_ids)))
-    request = llm.request_factory.request(
+    request = llm.request_factory.create_request(
         done.prompt_token_ids, most, llm.get_proposer("suffix"), seed=done.seed, output=done.token_ids
     )
     llm.engine.run([request])
@@ -177,8 +177,8 @@ def test_preempted_and_found_in_the_cache(mode: str) -> None:
     texts = [text * 12 for text in TEXTS]
     want = [small.generate(text, each, drafter="suffix") for text, each in zip(texts, asked, strict=True)]
     requests = [
-        small.request_factory.request(
-            small.request_factory.ids(text), each, small.get_proposer("suffix"), seed=each.seed or 0
+        small.request_factory.create_request(
+            small.request_factory.encode_prompt(text), each, small.get_proposer("suffix"), seed=each.seed or 0
         )
         for text, each in zip(texts, asked, strict=True)
     ]
@@ -246,7 +246,7 @@ class TestJump:
         """What is appended has been said, as far as the other options know."""
         asked = guided(0, guide=Guide(regex="aaaa[ab]{30}"), guide_mode="jump", frequency_penalty=2.0, temperature=0.0)
         got = llm.generate("x", asked, drafter="autoregressive")
-        request = llm.request_factory.request(got.prompt_token_ids, asked, llm.get_proposer("autoregressive"))
+        request = llm.request_factory.create_request(got.prompt_token_ids, asked, llm.get_proposer("autoregressive"))
         llm.engine.run([request])
         (penalties, *_) = request.sampler.processors
         assert penalties.counts.tolist() == [request.output.count(i) for i in range(llm.config.vocab_size)]  # type: ignore[attr-defined]

@@ -29,7 +29,7 @@ def check(engine: Engine, plain: Decoder, requests: Sequence[Request], layers: S
     """Compare what is kept of the requests that run with what ``plain`` weights give; returns how many rows."""
     rows = 0
     for request in requests:
-        block_table, first = request.block_table, request.block_table.released * engine.cache.block_size
+        block_table, first = request.block_table, request.block_table.num_released * engine.cache.block_size
         if block_table.length <= first:
             continue
         rows += block_table.length - first

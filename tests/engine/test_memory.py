@@ -45,7 +45,7 @@ def watch_runs(engine: Engine) -> list[bool]:
     def note(jobs: Sequence[ForwardJob], _: ForwardResult) -> None:
         tables = [job.segment.block_table for job in jobs]
         runs.extend(
-            block_table.in_run for block_table in tables if len(block_table.blocks) > 1
+            block_table.contiguous for block_table in tables if len(block_table.blocks) > 1
         )  # a single block is a run
 
     watch(engine, note)
@@ -54,7 +54,7 @@ def watch_runs(engine: Engine) -> list[bool]:
 
 def watch_reads(engine: Engine) -> list[bool]:
     """For each read of the cache by torch from now on, whether it was a gather."""
-    gathered, where = list[bool](), engine.cache.where
+    gathered, where = list[bool](), engine.cache.slot_index
 
     def watched(block_table: BlockTable, start: int, stop: int) -> slice | torch.Tensor:
         found = where(block_table, start, stop)
@@ -62,7 +62,7 @@ def watch_reads(engine: Engine) -> list[bool]:
             gathered.append(not isinstance(found, slice))
         return found
 
-    engine.cache.where = watched  # type: ignore[method-assign]
+    engine.cache.slot_index = watched  # type: ignore[method-assign]
     return gathered
 
 

@@ -32,7 +32,7 @@ def test_neighbours_that_leave_and_fail(name: str, options: str) -> None:
     kept = [again(index) for index in range(len(want))]
     leaving, failing = [again(index) for index in (1, 3, 4)], [again(index) for index in (0, 2, 5)]
     for request in failing:
-        request.text = TouchyText("push", Fuse(dice.randint(1, 8)))
+        request.detokenizer = TouchyText("push", Fuse(dice.randint(1, 8)))
     for request in dice.sample(kept, len(kept)):
         engine.add(request)
     for _ in range(6):

@@ -43,7 +43,7 @@ def test_each_sample_has_processors_of_its_own(llm: LLM, temperature: float) -> 
     outputs: dict[str, list[list[int]]] = {}
     for drafter in ("autoregressive", "prompt_lookup(min_ngram=1)"):
         made: list[Rounds] = []
-        requests = llm.request_factory.samples(
+        requests = llm.request_factory.create_samples(
             [5, 6, 7], params, llm.get_proposer(drafter), processors=lambda made=made: [Rounds(made)]
         )
         llm.engine.run(requests)
@@ -60,7 +60,9 @@ def test_each_sample_has_processors_of_its_own(llm: LLM, temperature: float) -> 
 def test_processors_follow_what_is_certain_already(llm: LLM) -> None:
     made: list[Rounds] = []
     params = SamplingParams(max_tokens=12, ignore_eos=True, logit_bias={3: 100.0, 4: 100.0})
-    request = llm.request_factory.request([5, 6], params, llm.get_proposer(), output=[9, 9], processors=[Rounds(made)])
+    request = llm.request_factory.create_request(
+        [5, 6], params, llm.get_proposer(), output=[9, 9], processors=[Rounds(made)]
+    )
     llm.engine.run([request])
     assert made[0].tokens == request.output[2:]
     assert request.output[:2] == [9, 9]

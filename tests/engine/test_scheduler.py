@@ -30,16 +30,16 @@ class Fake:
     tokens: int = 0
     tenant: str = ""
     arrival: int = 0
-    start: int | None = None
-    accounted: int = 0
-    began: float = 0.0
+    start_order: int | None = None
+    num_charged: int = 0
+    start_time: float = 0.0
     salt: bytes = b""
-    reports_prompt: bool = False
-    draft_tokens: bool = True
+    computes_prompt_logprobs: bool = False
+    needs_draft_slots: bool = True
     stats: Stats = field(default_factory=Stats)
     block_table: BlockTable = field(default_factory=BlockTable)
     digests: list[bytes] = field(default_factory=list)
-    refused: object = None
+    admission_refusal: object = None
     finish_reason: str | None = None
     error: Exception | None = None
 
@@ -79,19 +79,19 @@ class FakeCache:
         self.allocator = BlockAllocator(num_blocks, BLOCK)
 
     def prepare(self, block_table: BlockTable, tokens: int) -> None:
-        self.allocator.grow(block_table, tokens)
-        first = block_table.length // BLOCK - block_table.released
+        self.allocator.allocate(block_table, tokens)
+        first = block_table.length // BLOCK - block_table.num_released
         for index in range(max(0, first), len(block_table.blocks)):
-            if self.allocator.shared(block_table.blocks[index]):
-                self.allocator.replace(block_table, index)
+            if self.allocator.is_shared(block_table.blocks[index]):
+                self.allocator.replace_shared(block_table, index)
 
     def fork(self, block_table: BlockTable, tokens: int) -> BlockTable:
         return self.allocator.fork(block_table, tokens)
 
-    def match(self, tokens: object, salt: bytes, digests: object) -> None:
+    def match_prefix(self, tokens: object, salt: bytes, digests: object) -> None:
         return None
 
-    def knows(self, digest: bytes) -> bool:
+    def has_cached_block(self, digest: bytes) -> bool:
         return False
 
     def release_before(self, block_table: BlockTable, token: int) -> None:
@@ -121,12 +121,12 @@ def advance(plan: Scheduler, batch: Sequence[ScheduledRequest], dice: random.Ran
     for scheduled in batch:
         request: Any = scheduled.request
         plan.cache.prepare(
-            request.block_table, request.block_table.length + scheduled.count + scheduled.num_draft_slots
+            request.block_table, request.block_table.length + scheduled.num_tokens + scheduled.num_draft_slots
         )
         assert plan.cache.allocator.num_free == free, "places are found in the schedule"
     for scheduled in batch:
-        request, decodes = scheduled.request, scheduled.decodes
-        request.block_table.length += scheduled.count
+        request, decodes = scheduled.request, scheduled.includes_last_token
+        request.block_table.length += scheduled.num_tokens
         if decodes:
             left = request.max_tokens - (request.tokens - request.length)
             accepted = min(dice.randint(0, scheduled.num_draft_slots), left - 1)
@@ -151,13 +151,13 @@ def check(plan: Scheduler, batch: Sequence[ScheduledRequest]) -> None:
     assert len(plan.running) <= plan.max_batch
     assert len({id(scheduled.request) for scheduled in batch}) == len(batch)
     pending = [scheduled.request.num_pending for scheduled in batch]
-    assert all(scheduled.count == 1 for scheduled, left in zip(batch, pending, strict=True) if left == 1)
-    prefill = sum(scheduled.count for scheduled, left in zip(batch, pending, strict=True) if left > 1)
+    assert all(scheduled.num_tokens == 1 for scheduled, left in zip(batch, pending, strict=True) if left == 1)
+    prefill = sum(scheduled.num_tokens for scheduled, left in zip(batch, pending, strict=True) if left > 1)
     assert prefill <= plan.prefill_chunk
     decoding = [request for request in plan.running if request.num_pending == 1]
     live = {id(request) for request in decoding if not request.ended}
     assert live <= {id(scheduled.request) for scheduled in batch}, "a decoding request stalls"
-    order = [(-request.priority, request.start) for request in plan.running]
+    order = [(-request.priority, request.start_order) for request in plan.running]
     assert order == sorted(order)  # type: ignore[type-var]
     counts = [0] * plan.cache.allocator.num_blocks
     for request in plan.running:
@@ -214,15 +214,15 @@ def test_prompts_are_read_in_chunks_beside_those_that_decode() -> None:
     first, long, later = Fake(3, 10), Fake(40, 5), Fake(20, 5)
     add(plan, first)
     (scheduled,) = plan.schedule()
-    assert (scheduled.count, scheduled.decodes) == (3, True)
+    assert (scheduled.num_tokens, scheduled.includes_last_token) == (3, True)
     advance(plan, [scheduled], dice)
     add(plan, long, later)
     seen = []
     for _ in range(4):
         batch = plan.schedule()
-        seen.append([(["first", "long", "later"][[first, long, later].index(t.request)], t.count) for t in batch])  # type: ignore[arg-type]
+        seen.append([(["first", "long", "later"][[first, long, later].index(t.request)], t.num_tokens) for t in batch])  # type: ignore[arg-type]
         for each in batch:
-            each.request.block_table.length += each.count
+            each.request.block_table.length += each.num_tokens
             if each.request.num_pending == 0:
                 each.request.tokens += 1  # type: ignore[operator, assignment]
     assert seen[0] == [("first", 1), ("long", 15)]
@@ -268,7 +268,7 @@ def test_guesses_give_way_before_requests_do() -> None:
         check(plan, batch)
         draft_slots.append([scheduled.num_draft_slots for scheduled in batch])
         for scheduled in batch:  # no guess is ever right
-            scheduled.request.block_table.length += scheduled.count
+            scheduled.request.block_table.length += scheduled.num_tokens
             scheduled.request.tokens += 1  # type: ignore[operator, assignment]
     assert all(len(pair) == 2 for pair in draft_slots), "both go on"
     assert draft_slots[1] == [7, 7]
@@ -282,7 +282,7 @@ class Remembers:
     def __init__(self) -> None:
         self.gone = list[int]()
 
-    def keeps(self, block: int) -> bool:
+    def is_cached(self, block: int) -> bool:
         return block not in self.gone
 
     def evict(self, block: int) -> None:
@@ -293,20 +293,20 @@ def remembering(num_blocks: int, idle: int, **options: Any) -> tuple[Scheduler, 
     """A schedule whose pool remembers something in its last blocks."""
     plan, memory = scheduler(num_blocks, **options), Remembers()
     allocator, block_table, kept = plan.cache.allocator, BlockTable(), BlockTable()
-    allocator.grow(block_table, BLOCK * (num_blocks - idle))
-    allocator.grow(kept, BLOCK * idle)
-    allocator.entrust(memory)
+    allocator.allocate(block_table, BLOCK * (num_blocks - idle))
+    allocator.allocate(kept, BLOCK * idle)
+    allocator.set_prefix_cache(memory)
     allocator.release(kept)
     memory.gone = [*block_table.blocks]
     allocator.release(block_table)
     memory.gone.clear()
-    assert len(allocator.idle) == idle
+    assert len(allocator.evictable) == idle
     return plan, memory
 
 
 def test_who_does_not_guess_gets_no_room() -> None:
     plan, memory = remembering(12, 8, tree=16, max_batch=2)
-    add(plan, Fake(6, 6, draft_tokens=False), Fake(5, 3))
+    add(plan, Fake(6, 6, needs_draft_slots=False), Fake(5, 3))
     draft_slots = [scheduled.num_draft_slots for scheduled in plan.schedule()]
     assert draft_slots == [0, 0], "their prompts are being read"
     for request in plan.running:
@@ -327,7 +327,7 @@ def test_guesses_take_what_is_empty_and_at_most_a_block_of_what_is_remembered() 
         (scheduled,) = plan.schedule()
         draft_slots.append(scheduled.num_draft_slots)
         assert len(request.block_table.blocks) - held <= (1 if scheduled.num_draft_slots else 2)
-        request.block_table.length += scheduled.count
+        request.block_table.length += scheduled.num_tokens
         request.tokens += 1
         if request.num_generated == 8:
             request.finish_reason = "length"
@@ -354,7 +354,7 @@ def test_the_last_one_is_preempted_and_starts_again_in_its_place() -> None:
     assert second.tokens == held
     leave(plan)
     (scheduled, *_) = plan.schedule()
-    assert (scheduled.request, scheduled.count) == (second, held)  # type: ignore[comparison-overlap]
+    assert (scheduled.request, scheduled.num_tokens) == (second, held)  # type: ignore[comparison-overlap]
 
 
 @pytest.mark.parametrize(
@@ -379,7 +379,7 @@ def test_many_in_a_pool_for_few_are_seldom_preempted(
             check(plan, batch)
             together = max(together, len(batch))
             for scheduled in batch:  # no guess is ever right
-                scheduled.request.block_table.length += scheduled.count
+                scheduled.request.block_table.length += scheduled.num_tokens
                 if scheduled.request.num_pending == 0:
                     scheduled.request.tokens += 1  # type: ignore[operator, assignment]
                 if scheduled.request.num_generated == scheduled.request.params.max_tokens:
@@ -412,7 +412,7 @@ def plain_step(plan: Scheduler) -> None:
     check(plan, batch)
     for scheduled in batch:
         request: Any = scheduled.request
-        request.block_table.length += scheduled.count
+        request.block_table.length += scheduled.num_tokens
         if not request.num_pending:
             request.tokens += 1
         if request.num_generated == request.max_tokens:
@@ -453,7 +453,7 @@ def test_tenants_that_both_wait_are_served_alike() -> None:
     assert [each for each in plan.waiting if each.tenant == "long"]
     ended = [sum(each.ended for each in group) for group in (short, long)]
     assert ended[0] > 3 * ended[1] > 0
-    by_tenant = [[each.start for each in group if each.start is not None] for group in (short, long)]
+    by_tenant = [[each.start_order for each in group if each.start_order is not None] for group in (short, long)]
     assert all(order == sorted(order) for order in by_tenant), "a tenant's own start as they came"
 
 
@@ -484,8 +484,8 @@ def test_a_refusal_is_of_the_blocks_that_there_were() -> None:
     large, waits = Fake(44, 4), Fake(30, 4)
     add(plan, large, waits)
     advance(plan, plan.schedule(), dice)
-    assert waits.refused is not None
-    waits.refused = waits.refused._replace(found=[15])  # type: ignore[attr-defined]
+    assert waits.admission_refusal is not None
+    waits.admission_refusal = waits.admission_refusal._replace(cached_blocks=[15])  # type: ignore[attr-defined]
     plan.cache.allocator, plan.cache.version = BlockAllocator(12, BLOCK), 1
     large.block_table = BlockTable()
     large.finish_reason = "abort"
@@ -513,7 +513,7 @@ def test_samples_wait_for_the_prompt_and_share_it() -> None:
     second, third = Fake(22, 6, parent=first), Fake(22, 6, parent=first)
     add(plan, first, second, third)
     batch = plan.schedule()
-    assert [(scheduled.request, scheduled.count) for scheduled in batch] == [(first, 16)]
+    assert [(scheduled.request, scheduled.num_tokens) for scheduled in batch] == [(first, 16)]
     advance(plan, batch, dice)
     assert [scheduled.request for scheduled in plan.schedule()] == [first]
     advance(plan, plan.schedule(), dice)
@@ -543,4 +543,4 @@ def test_samples_of_a_prompt_that_has_gone_read_it_themselves(how: str) -> None:
     assert plan.remove(first)  # type: ignore[arg-type]
     assert not plan.remove(first)  # type: ignore[arg-type]
     (scheduled,) = plan.schedule()
-    assert (scheduled.request, scheduled.count) == (second, 10)  # type: ignore[comparison-overlap]
+    assert (scheduled.request, scheduled.num_tokens) == (second, 10)  # type: ignore[comparison-overlap]

@@ -25,7 +25,7 @@ def llm() -> LLM:
 
 def read(llm: LLM, prompt: str | list[int], options: Sequence[str]) -> list[float]:
     """What the model says of each text as the end of a prompt."""
-    before, sums = llm.request_factory.ids(prompt), list[float]()
+    before, sums = llm.request_factory.encode_prompt(prompt), list[float]()
     for option in options:
         own = llm.tokenizer.encode(option, add_special_tokens=False)
         whole = llm.tokenizer.encode(prompt + option) if isinstance(prompt, str) else [*before, *own]

@@ -57,8 +57,10 @@ class Pools(PagedCache):
         super().__init__(*arguments, **options)
         self.opened.append(self)
 
-    def match(self, tokens: Sequence[int], salt: bytes = b"", digests: list[bytes] | None = None) -> BlockTable | None:
-        block_table = super().match(tokens, salt, digests)
+    def match_prefix(
+        self, tokens: Sequence[int], salt: bytes = b"", digests: list[bytes] | None = None
+    ) -> BlockTable | None:
+        block_table = super().match_prefix(tokens, salt, digests)
         self.found.append(0 if block_table is None else block_table.length)
         return block_table
 
@@ -147,7 +149,7 @@ class Hashes:
     """Counts what a prefix cache hashes, and how often it is asked for a text."""
 
     def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-        prefix = engine.cache.prefix
+        prefix = engine.cache.prefix_cache
         assert prefix is not None
         digest, match = prefix._digest, prefix.match
         self.texts, self.asked = list[bytes](), 0
@@ -205,8 +207,8 @@ def test_rows_of_guesses_push_nothing_out(name: str) -> None:
     engine = make_engine(tiny_decoder(), num_blocks=24, share_prefixes=True)
     for seed in range(8):
         run(engine, [make_request(text(seed, 40), SamplingParams(max_tokens=10, seed=seed))])
-    assert engine.cache.prefix is not None
-    assert len(engine.cache.prefix) == len(engine.cache.allocator.idle) == 23
+    assert engine.cache.prefix_cache is not None
+    assert len(engine.cache.prefix_cache) == len(engine.cache.allocator.evictable) == 23
     known = make_request(text(99, 20), SamplingParams(max_tokens=20, seed=1))
     run(make_engine(tiny_decoder()), [known])
     proposer = TreeDrafter(oracle_trees(0.7), texts={((*known.prompt,), known.seed): known.tokens})
@@ -214,7 +216,7 @@ def test_rows_of_guesses_push_nothing_out(name: str) -> None:
     run(engine, [request])
     assert request.output == known.output
     assert (request.stats.accepted > 0) == (name == "oracle")
-    assert len(engine.cache.prefix) == 23, "39 rows: an empty block and two others, two of which are full"
+    assert len(engine.cache.prefix_cache) == 23, "39 rows: an empty block and two others, two of which are full"
 
 
 def test_hits_do_not_depend_on_guesses() -> None:
@@ -302,22 +304,22 @@ def test_a_block_that_is_written_again_is_forgotten() -> None:
     cache, tokens = engine.cache, text(3, 40)
     first = make_request(tokens, SamplingParams(max_tokens=20, seed=1))
     run(engine, [first])
-    block_table = cache.match(first.tokens)
+    block_table = cache.match_prefix(first.tokens)
     assert block_table is not None
     child = cache.fork(block_table, 39)  # two blocks are whole, the third is the parent's text beyond
     cache.release(block_table)
-    assert cache.prefix is not None
-    assert cache.prefix.keeps(child.blocks[2])
+    assert cache.prefix_cache is not None
+    assert cache.prefix_cache.is_cached(child.blocks[2])
     cache.prepare(child, 45)
-    assert not cache.prefix.keeps(child.blocks[2])
-    assert cache.prefix.keeps(child.blocks[1])
+    assert not cache.prefix_cache.is_cached(child.blocks[2])
+    assert cache.prefix_cache.is_cached(child.blocks[1])
     cache.release(child)
 
 
 def test_dynamic_rotations_share_nothing() -> None:
     """There a prompt's keys depend on its length."""
     engine = make_engine(tiny_decoder(dynamic=True), share_prefixes=True)
-    assert engine.cache.prefix is None
+    assert engine.cache.prefix_cache is None
 
 
 def test_a_prefix_larger_than_the_pool_beside_a_window() -> None:
@@ -342,7 +344,7 @@ def test_the_end_within_an_accepted_path() -> None:
     for name in ("oracle", "autoregressive"):
         engine = make_engine(tiny_decoder(), share_prefixes=True)
         got = serve(engine, name, "all", want)
-        known = [engine.cache.match([*request.tokens, 0]) for request in got]
+        known = [engine.cache.match_prefix([*request.tokens, 0]) for request in got]
         found = [0 if block_table is None else block_table.length for block_table in known]
         assert found == [(len(request.tokens) - 1) // 16 * 16 for request in got]
         for block_table in known:

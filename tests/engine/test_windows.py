@@ -92,7 +92,7 @@ def test_nothing_is_given_back_while_some_layer_sees_everything() -> None:
     request = make_request(PROMPTS[0], PARAMS)
     (held,) = counts_of_blocks(engine, [request])
     assert min(held) >= 300 // BLOCK
-    assert request.block_table.released == 0
+    assert request.block_table.num_released == 0
 
 
 @pytest.mark.parametrize("windows", [(1, 1), (2, 9), (16, 16), (50, None), (511, 512), (513, 600)], ids=str)

@@ -9,7 +9,7 @@ import pytest
 
 from pronk.kernels import library
 from pronk.kernels.library import KernelsError
-from pronk.kernels.suffixes import CompiledSuffixes, CompiledTreeGrower, open_suffix_library
+from pronk.kernels.suffixes import CompiledSuffixes, NativeTreeBuilder, open_suffix_library
 
 LIBRARY: Any = open_suffix_library()
 
@@ -74,11 +74,11 @@ def test_exceptions_of_a_prior_propagate() -> None:
             raise KeyboardInterrupt
         return 0.5
 
-    sprouter = CompiledTreeGrower(LIBRARY, 4.0, prior)
-    limits: dict[str, Any] = {"width": 3, "max_depth": 3, "min_match": 1, "depth_factor": 4.0, "least": 0.0}
+    sprouter = NativeTreeBuilder(LIBRARY, 4.0, prior)
+    limits: dict[str, Any] = {"max_nodes": 3, "max_depth": 3, "min_match": 1, "depth_factor": 4.0, "min_gain": 0.0}
     with pytest.raises(KeyboardInterrupt):
-        sprouter.grow([made], b"abc", **limits)
-    assert sprouter.grow([made], b"abc", **limits).gains == [1.0, 0.5, 0.25, 0.125]
+        sprouter.build([made], b"abc", **limits)
+    assert sprouter.build([made], b"abc", **limits).gains == [1.0, 0.5, 0.25, 0.125]
 
 
 def test_failed_allocations_raise(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from pronk.kernels import weights
 from pronk.kernels.library import candidates
 from pronk.kernels.rounding import round_weights
-from pronk.kernels.weights import Packed, pack, pages
+from pronk.kernels.weights import Packed, mapped_zeros, pack
 from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
 from quantization.formats.codes import CODED, some_codes
 
@@ -150,7 +150,7 @@ def test_the_source_may_be_a_view_and_freed_afterwards() -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 5, (1 << 21) - 1, 1 << 21, (1 << 21) + 3, 5 << 20])
 def test_pages_are_zero_and_separate(size: int) -> None:
-    first, second = pages((size,), torch.int8), pages((size,), torch.int8)
+    first, second = mapped_zeros((size,), torch.int8), mapped_zeros((size,), torch.int8)
     assert first.shape == (size,)
     assert not first.any()
     first.fill_(1)
@@ -160,7 +160,7 @@ def test_pages_are_zero_and_separate(size: int) -> None:
 
 
 def test_pages_of_any_shape() -> None:
-    made = pages((3, 1000, 700), torch.bfloat16)
+    made = mapped_zeros((3, 1000, 700), torch.bfloat16)
     assert (made.shape, made.dtype, made.is_contiguous()) == ((3, 1000, 700), torch.bfloat16, True)
     part = made[1]
     del made

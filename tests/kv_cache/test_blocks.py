@@ -16,7 +16,7 @@ from pronk.kv_cache.blocks import BlockAllocator, BlockTable
 def grown(allocator: BlockAllocator, *tokens: int) -> list[BlockTable]:
     tables = [BlockTable() for _ in tokens]
     for block_table, count in zip(tables, tokens, strict=True):
-        allocator.grow(block_table, count)
+        allocator.allocate(block_table, count)
     return tables
 
 
@@ -28,19 +28,19 @@ def check(allocator: BlockAllocator, tables: list[BlockTable]) -> None:
     for block_table in tables:
         assert len(set(block_table.blocks)) == len(block_table.blocks)
         runs = all(b - a == 1 for a, b in pairwise(block_table.blocks))
-        assert not block_table.in_run or runs  # it may be forgotten that they are in a run, for a while
-        if block_table.first is not None:
+        assert not block_table.contiguous or runs  # it may be forgotten that they are in a run, for a while
+        if block_table.first_block is not None:
             assert [
-                block_table.first + block_table.released + i for i in range(len(block_table.blocks))
+                block_table.first_block + block_table.num_released + i for i in range(len(block_table.blocks))
             ] == block_table.blocks
 
 
 def test_the_example_of_the_docstring() -> None:
-    block_table = BlockTable(blocks=[7, 8], released=2)
-    assert block_table.first == 5
-    assert (block_table.blocks[37 // 16 - block_table.released], 37 % 16) == (7, 5)
-    assert BlockTable().first is None
-    assert BlockTable([3, 5], in_run=False).first is None
+    block_table = BlockTable(blocks=[7, 8], num_released=2)
+    assert block_table.first_block == 5
+    assert (block_table.blocks[37 // 16 - block_table.num_released], 37 % 16) == (7, 5)
+    assert BlockTable().first_block is None
+    assert BlockTable([3, 5], contiguous=False).first_block is None
 
 
 @pytest.mark.parametrize(("tokens", "blocks"), [(0, 0), (1, 1), (15, 1), (16, 1), (17, 2), (160, 10), (161, 11)])
@@ -52,10 +52,10 @@ def test_growing() -> None:
     allocator = BlockAllocator(10, 4)
     (block_table,) = grown(allocator, 5)
     assert (block_table.blocks, allocator.num_free) == ([0, 1], 8)
-    allocator.grow(block_table, 8)
-    allocator.grow(block_table, 3)
+    allocator.allocate(block_table, 8)
+    allocator.allocate(block_table, 3)
     assert block_table.blocks == [0, 1]
-    allocator.grow(block_table, 9)
+    allocator.allocate(block_table, 9)
     assert block_table.blocks == [0, 1, 2]
     assert block_table.length == 0  # a place is not a token
     check(allocator, [block_table])
@@ -65,13 +65,13 @@ def test_a_full_pool_says_so_and_changes_nothing() -> None:
     allocator = BlockAllocator(5, 16)
     a, b = grown(allocator, 40, 10)
     with pytest.raises(CacheFullError, match=r"2 blocks of 16 tokens needed, 1 of 5 free; raise kv_memory"):
-        allocator.grow(b, 33)
+        allocator.allocate(b, 33)
     assert b.blocks == [3]
     check(allocator, [a, b])
-    allocator.grow(b, 32)
+    allocator.allocate(b, 32)
     other = allocator.fork(b, 32)
     with pytest.raises(CacheFullError, match=r"no free block.*of 5; raise kv_memory"):
-        allocator.replace(other, 1)
+        allocator.replace_shared(other, 1)
     check(allocator, [a, b, other])
 
 
@@ -80,16 +80,21 @@ def test_forking_and_replacing() -> None:
     (block_table,) = grown(allocator, 12)
     block_table.length = 11
     other = allocator.fork(block_table, 6)
-    assert (other.blocks, other.length, other.in_run) == ([0, 1], 6, True)
-    assert [allocator.shared(block) for block in block_table.blocks] == [True, True, False]
-    assert allocator.replace(other, 1) == (1, 3)
-    assert (other.blocks, other.in_run, block_table.blocks) == ([0, 3], False, [0, 1, 2])
-    assert [allocator.shared(block) for block in block_table.blocks] == [True, False, False]
+    assert (other.blocks, other.length, other.contiguous) == ([0, 1], 6, True)
+    assert [allocator.is_shared(block) for block in block_table.blocks] == [True, True, False]
+    assert allocator.replace_shared(other, 1) == (1, 3)
+    assert (other.blocks, other.contiguous, block_table.blocks) == ([0, 3], False, [0, 1, 2])
+    assert [allocator.is_shared(block) for block in block_table.blocks] == [True, False, False]
     check(allocator, [block_table, other])
     assert allocator.release(block_table) == [1, 2]
     assert allocator.release(other) == [0, 3]
     assert allocator.num_free == 10
-    assert (block_table.blocks, block_table.length, block_table.released, block_table.in_run) == ([], 0, 0, True)
+    assert (block_table.blocks, block_table.length, block_table.num_released, block_table.contiguous) == (
+        [],
+        0,
+        0,
+        True,
+    )
     nothing = allocator.fork(other, 0)
     assert nothing.blocks == []
 
@@ -111,11 +116,11 @@ def test_releasing_what_left_the_window() -> None:
     assert allocator.release_before(block_table, 4) == [0]
     assert allocator.release_before(block_table, 11) == [1]
     assert allocator.release_before(block_table, 11) == []
-    assert (block_table.blocks, block_table.released, block_table.first) == ([2, 3, 4], 2, 0)
-    allocator.grow(block_table, 21)
+    assert (block_table.blocks, block_table.num_released, block_table.first_block) == ([2, 3, 4], 2, 0)
+    allocator.allocate(block_table, 21)
     assert block_table.blocks == [2, 3, 4, 5]
     other = allocator.fork(block_table, 14)
-    assert (other.blocks, other.released) == ([2, 3], 2)
+    assert (other.blocks, other.num_released) == ([2, 3], 2)
     assert allocator.release_before(block_table, 20) == [4]  # 2 and 3 are still referred to
     check(allocator, [block_table, other])
     assert allocator.release(other) == [2, 3]
@@ -124,10 +129,10 @@ def test_releasing_what_left_the_window() -> None:
 def test_a_run_is_found_again_when_what_broke_it_has_left() -> None:
     allocator = BlockAllocator(6, 1)
     a, b = grown(allocator, 1, 1)
-    allocator.grow(a, 3)
-    assert (a.blocks, a.in_run) == ([0, 2, 3], False)
+    allocator.allocate(a, 3)
+    assert (a.blocks, a.contiguous) == ([0, 2, 3], False)
     allocator.release_before(a, 1)
-    assert (a.in_run, a.first) == (True, 1)
+    assert (a.contiguous, a.first_block) == (True, 1)
     check(allocator, [a, b])
 
 
@@ -144,32 +149,34 @@ def test_random_operations(seed: int) -> None:
         elif operation == 1:
             before = (list(block_table.blocks), allocator.num_free)
             try:
-                allocator.grow(
-                    block_table, (block_table.released + len(block_table.blocks)) * size + dice.randint(0, 4 * size)
+                allocator.allocate(
+                    block_table, (block_table.num_released + len(block_table.blocks)) * size + dice.randint(0, 4 * size)
                 )
             except CacheFullError:
                 refused += 1
                 assert (block_table.blocks, allocator.num_free) == before
         elif operation == 2:
             tables.append(
-                allocator.fork(block_table, dice.randint(0, (block_table.released + len(block_table.blocks)) * size))
+                allocator.fork(
+                    block_table, dice.randint(0, (block_table.num_released + len(block_table.blocks)) * size)
+                )
             )
-        elif operation == 3 and any(map(allocator.shared, block_table.blocks)) and allocator.num_free:
-            index = dice.choice([i for i, block in enumerate(block_table.blocks) if allocator.shared(block)])
-            old, new = allocator.replace(block_table, index)
+        elif operation == 3 and any(map(allocator.is_shared, block_table.blocks)) and allocator.num_free:
+            index = dice.choice([i for i, block in enumerate(block_table.blocks) if allocator.is_shared(block)])
+            old, new = allocator.replace_shared(block_table, index)
             assert (block_table.blocks[index], allocator.references[new]) == (new, 1)
             assert allocator.references[old] >= 1
         elif operation == 4:
             count = dice.randint(0, len(block_table.blocks))
             gone = block_table.blocks[:count]
-            last = [block for block in gone if not allocator.shared(block)]
-            place = (block_table.released + count) * size + (
+            last = [block for block in gone if not allocator.is_shared(block)]
+            place = (block_table.num_released + count) * size + (
                 dice.randrange(size) if count < len(block_table.blocks) else 0
             )
             assert allocator.release_before(block_table, place) == last
         elif operation == 5:
             tables = [other for other in tables if other is not block_table]
-            last = [block for block in block_table.blocks if not allocator.shared(block)]
+            last = [block for block in block_table.blocks if not allocator.is_shared(block)]
             assert allocator.release(block_table) == last
         check(allocator, tables)
     for block_table in tables:
@@ -193,7 +200,7 @@ class Memory:
     kept: set[int] = field(default_factory=set)
     gone: list[int] = field(default_factory=list)
 
-    def keeps(self, block: int) -> bool:
+    def is_cached(self, block: int) -> bool:
         return block in self.kept
 
     def evict(self, block: int) -> None:
@@ -241,7 +248,7 @@ class Slow:
     def drop(self, blocks: Sequence[int], memory: Memory) -> None:
         for block in reversed(blocks):
             self.references[block] -= 1
-            if not self.references[block] and memory.keeps(block):
+            if not self.references[block] and memory.is_cached(block):
                 self.idle.append(block)
 
 
@@ -252,14 +259,14 @@ def act(allocator: BlockAllocator, slow: Slow, memory: Memory, tables: list[Bloc
     operation = dice.randrange(7)
     if operation < 3:
         count = min(dice.choice((1, 1, 3, 8)), allocator.num_free)
-        allocator.grow(block_table, (block_table.released + len(held) + count) * size)
+        allocator.allocate(block_table, (block_table.num_released + len(held) + count) * size)
         assert block_table.blocks == held + slow.claim(count, held[-1] + 1 if held else -1)
     elif operation == 3:
         keep = dice.randint(0, len(held))
-        allocator.trim(block_table, (block_table.released + keep) * size)
+        allocator.trim(block_table, (block_table.num_released + keep) * size)
         slow.drop(held[keep:], memory)
     elif operation == 4 and len(tables) < 8:
-        tables.append(allocator.fork(block_table, dice.randint(0, block_table.released + len(held)) * size))
+        tables.append(allocator.fork(block_table, dice.randint(0, block_table.num_released + len(held)) * size))
         for block in tables[-1].blocks:
             slow.references[block] += 1
     elif operation == 5:
@@ -267,7 +274,7 @@ def act(allocator: BlockAllocator, slow: Slow, memory: Memory, tables: list[Bloc
         slow.drop(held, memory)
     elif held:
         count = dice.randint(0, len(held))
-        allocator.release_before(block_table, (block_table.released + count) * size)
+        allocator.release_before(block_table, (block_table.num_released + count) * size)
         slow.drop(held[:count], memory)
 
 
@@ -277,7 +284,7 @@ def test_against_a_slow_allocator(seed: int) -> None:
     dice = random.Random(seed)
     blocks = dice.choice((3, 12, 40))
     allocator, slow, memory = BlockAllocator(blocks, 4), Slow(blocks), Memory()
-    allocator.entrust(memory)
+    allocator.set_prefix_cache(memory)
     tables = [BlockTable() for _ in range(4)]
     for _ in range(400):
         act(allocator, slow, memory, tables, dice)
@@ -285,7 +292,7 @@ def test_against_a_slow_allocator(seed: int) -> None:
         memory.kept |= {b for b in used if dice.random() < 0.3}  # something is known of it from now on
         check(allocator, tables)
         assert allocator.references == slow.references
-        assert [*allocator.idle] == slow.idle
+        assert [*allocator.evictable] == slow.idle
         assert [*allocator._empty] == slow.empty
     assert memory.gone
     assert len(tables) == 8
@@ -293,13 +300,13 @@ def test_against_a_slow_allocator(seed: int) -> None:
 
 def test_a_keeper_that_begins_anew_keeps_nothing() -> None:
     allocator = BlockAllocator(4, 1)
-    allocator.entrust(Memory({*range(4)}))
+    allocator.set_prefix_cache(Memory({*range(4)}))
     (block_table,) = grown(allocator, 4)
     allocator.release(block_table)
-    assert len(allocator.idle) == 4
+    assert len(allocator.evictable) == 4
     fresh = Memory()
-    allocator.entrust(fresh)
-    assert not allocator.idle
+    allocator.set_prefix_cache(fresh)
+    assert not allocator.evictable
     assert grown(allocator, 4)[0].blocks == [0, 1, 2, 3]
     assert not fresh.gone
 
@@ -323,7 +330,7 @@ def test_a_block_of_a_large_pool_costs_no_look_at_all_of_it() -> None:
     lists = allocator._empty._starts, allocator._empty._lengths
     allocator._empty._starts, allocator._empty._lengths = counted = (Counted(lists[0]), Counted(lists[1]))
     for number in range(1, 401, 2):
-        allocator.grow(tables[number], 2)
+        allocator.allocate(tables[number], 2)
         allocator.release(tables[number])
     assert 0 < references.looks < 20 * 200
     assert all(0 < each.looks < 200 * 200 for each in counted), "it searches for runs, and does not go through them"

@@ -109,13 +109,13 @@ def start_text(cache: PagedCache, kind: Kind) -> BlockTable:
 def every(cache: PagedCache, where: slice | Tensor | None = None) -> list[Tensor]:
     """All pools, ``[heads, slots, size]`` each: keys and values of each layer, then what is kept of outputs."""
     where = slice(0, cache.num_slots) if where is None else where
-    found = [pool for layer in range(len(cache.keys)) for pool in cache.at(layer, where)]
+    found = [pool for layer in range(len(cache.keys)) for pool in cache.read_slots(layer, where)]
     return found + [pool[:, where] for pool in cache.hidden.values()]
 
 
 def read(cache: PagedCache, block_table: BlockTable, start: int, stop: int) -> list[int]:
     """What was written there; the same in all layers and heads, in keys and values, and in what is kept of layers."""
-    found = [pool.float() for pool in every(cache, cache.where(block_table, start, stop))]
+    found = [pool.float() for pool in every(cache, cache.slot_index(block_table, start, stop))]
     values: list[int] = (100 * found[0][0, :, 0] + found[0][0, :, 1]).round().long().tolist()
     for layer in range(len(cache.keys)):
         want = rows(values, layer).transpose(0, 1)
@@ -165,10 +165,10 @@ def test_panels(dtype: torch.dtype) -> None:
                 panel = cache.keys[0][head, slot // 16]
                 found = panel[d, slot % 16, 0] if dtype == torch.float32 else panel[d // 2, slot % 16, d % 2]
                 assert found == keys[head, place, d]
-    assert torch.equal(cache.at(0, slots)[0], keys)
-    assert torch.equal(cache.at(0, slots)[1], -keys)
-    assert torch.equal(cache.at(0, slice(7, 30))[0], cache.at(0, torch.arange(7, 30))[0])
-    assert cache.at(0, slice(48, 64))[0].isnan().all()
+    assert torch.equal(cache.read_slots(0, slots)[0], keys)
+    assert torch.equal(cache.read_slots(0, slots)[1], -keys)
+    assert torch.equal(cache.read_slots(0, slice(7, 30))[0], cache.read_slots(0, torch.arange(7, 30))[0])
+    assert cache.read_slots(0, slice(48, 64))[0].isnan().all()
     with pytest.raises(AssertionError, match="panels of 16"):
         make_cache(CONFIG, dtype, block_size=24)
 
@@ -197,7 +197,7 @@ def test_codes_of_8_bits(packed: bool) -> None:
                     own = kept[head, slot]
                 assert torch.equal(own[:6].float(), codes)
                 assert own[6:].clone().view(torch.float32) == scale
-    found = [each.transpose(0, 1) for each in cache.at(1, slots)]
+    found = [each.transpose(0, 1) for each in cache.read_slots(1, slots)]
     for kept, given in zip(found, (keys, values), strict=True):
         assert bool(((kept - given).abs() <= given.abs().amax(-1, keepdim=True) * (0.5001 / 127)).all())
     assert not found[0][5].any()
@@ -246,31 +246,31 @@ def test_logits_with_a_cache_of_8_bits(shape: dict[str, Any], packed: bool) -> N
 
 def test_the_example_of_the_docstring() -> None:
     cache = make_cache(CONFIG, torch.float32, num_blocks=10, block_size=16)
-    block_table = BlockTable(blocks=[7, 8], released=2, length=40)
+    block_table = BlockTable(blocks=[7, 8], num_released=2, length=40)
     assert cache.slots(block_table, 37, 38).tolist() == [7 * 16 + 5]
     assert cache.slots(block_table, 32, 64).tolist() == list(range(112, 144))
-    assert list(block_table.numbers) == [7, 8]
+    assert list(block_table.c_blocks) == [7, 8]
 
 
 def test_slots_of_scattered_blocks() -> None:
     cache = KINDS["torch"].make()
-    block_table = BlockTable(blocks=[7, 2, 3], released=1, in_run=False)
+    block_table = BlockTable(blocks=[7, 2, 3], num_released=1, contiguous=False)
     assert cache.slots(block_table, 4, 16).tolist() == [28, 29, 30, 31, 8, 9, 10, 11, 12, 13, 14, 15]
     # What the table does not hold is somewhere that can be read.
     outside = cache.slots(block_table, 0, 24)
     assert outside[4:16].tolist() == cache.slots(block_table, 4, 16).tolist()
     assert all(0 <= slot < cache.num_slots for slot in outside)
-    assert isinstance(cache.where(block_table, 0, 24), Tensor)
+    assert isinstance(cache.slot_index(block_table, 0, 24), Tensor)
 
 
 def test_views() -> None:
     """A run is read as a view, past its end too, and before its start if there is something before."""
     cache = KINDS["torch"].make()
-    assert cache.where(BlockTable(blocks=[2, 3]), 0, 8) == slice(8, 16)
-    assert cache.where(BlockTable(blocks=[2, 3]), 0, 40) == slice(8, 48)
-    assert cache.where(BlockTable(blocks=[10, 11]), 0, 24) == slice(40, 64)
-    assert cache.where(BlockTable(blocks=[3, 4], released=2), 0, 40) == slice(4, 44)
-    before = cache.where(BlockTable(blocks=[0, 1], released=1), 0, 12)
+    assert cache.slot_index(BlockTable(blocks=[2, 3]), 0, 8) == slice(8, 16)
+    assert cache.slot_index(BlockTable(blocks=[2, 3]), 0, 40) == slice(8, 48)
+    assert cache.slot_index(BlockTable(blocks=[10, 11]), 0, 24) == slice(40, 64)
+    assert cache.slot_index(BlockTable(blocks=[3, 4], num_released=2), 0, 40) == slice(4, 44)
+    before = cache.slot_index(BlockTable(blocks=[0, 1], num_released=1), 0, 12)
     assert isinstance(before, Tensor)
     assert before[4:].tolist() == list(range(8))
     assert 0 <= int(before.min()) <= int(before.max()) < cache.num_slots
@@ -296,7 +296,7 @@ def test_commit_moves_the_accepted_rows(
     cache, block_table = kind.make(), BlockTable(blocks)
     if keeps:
         cache.keep_hidden(2, cache)
-    block_table.changed()
+    block_table.update_derived()
     for block in blocks:
         cache.allocator.references[block] = 1
     write(cache, block_table, [*kind.lead, 1, 2, 3])
@@ -387,7 +387,7 @@ def test_a_shared_block_is_copied_before_it_is_written(kind: Kind) -> None:
     assert len({block_table.blocks[1], other.blocks[1], third.blocks[1]}) == 3
     assert cache.allocator.references[block_table.blocks[0]] == 3
     for each in (block_table, other, third):
-        assert list(each.numbers) == each.blocks
+        assert list(each.c_blocks) == each.blocks
     cache.release(block_table)
     assert held(cache, other, kind) == [1, 2, 3, 4, 5, 6, 20, 21, 22]
 
@@ -434,8 +434,8 @@ class Text:
 def assert_all_readable(cache: PagedCache, texts: list[Text]) -> None:
     for text in texts:
         assert text.block_table.length == len(text.tokens)
-        assert list(text.block_table.numbers) == text.block_table.blocks
-        start = text.block_table.released * cache.block_size
+        assert list(text.block_table.c_blocks) == text.block_table.blocks
+        start = text.block_table.num_released * cache.block_size
         if start < len(text.tokens):
             assert read(cache, text.block_table, start, len(text.tokens)) == text.tokens[start:]
 
@@ -456,14 +456,14 @@ def test_random_operations(kind: Kind, seed: int) -> None:
             kept = sorted(dice.sample(range(len(draft)), dice.randint(0, len(draft))))
             cache.commit(block_table, kept)
             text.tokens += [draft[i] for i in kept]
-        elif operation < 0.7 and len(text.tokens) > block_table.released * size:
-            count = dice.randint(block_table.released * size, len(text.tokens))
+        elif operation < 0.7 and len(text.tokens) > block_table.num_released * size:
+            count = dice.randint(block_table.num_released * size, len(text.tokens))
             texts.append(Text(cache.fork(block_table, count), text.tokens[:count]))
-        elif operation < 0.8 and block_table.released * size < len(text.tokens):
+        elif operation < 0.8 and block_table.num_released * size < len(text.tokens):
             cache.release_before(block_table, dice.randint(0, len(text.tokens)))
         elif operation < 0.9:
             count = dice.randint(max(0, len(text.tokens) - 2), len(text.tokens))
-            if count >= block_table.released * size:
+            if count >= block_table.num_released * size:
                 cache.rollback(block_table, count)
                 del text.tokens[count:]
         else:

@@ -22,9 +22,9 @@ def made(blocks: int = 12) -> tuple[BlockAllocator, PrefixCache]:
 def text(allocator: BlockAllocator, prefix: PrefixCache, tokens: list[int], salt: bytes = b"") -> BlockTable:
     """A text that is computed as far as it is not found."""
     block_table = prefix.match(tokens, salt) or BlockTable()
-    allocator.grow(block_table, len(tokens))
+    allocator.allocate(block_table, len(tokens))
     block_table.length = len(tokens)
-    prefix.learn(block_table, tokens, salt)
+    prefix.insert(block_table, tokens, salt)
     return block_table
 
 
@@ -76,11 +76,11 @@ def test_what_nobody_uses_is_kept_until_its_place_is_needed() -> None:
     for tokens in (old, new):
         allocator.release(text(allocator, prefix, tokens))
     assert allocator.num_free == 6
-    assert len(allocator.idle) == len(prefix) == 4
+    assert len(allocator.evictable) == len(prefix) == 4
     third = text(allocator, prefix, [7, 7, 7])  # a block was free
     assert len(prefix) == 4
     fourth = BlockTable()
-    allocator.grow(fourth, 2 * SIZE)
+    allocator.allocate(fourth, 2 * SIZE)
     assert len(prefix) == 3
     match = prefix.match(old)
     assert match is not None
@@ -103,7 +103,7 @@ def test_a_match_keeps_its_blocks_from_being_evicted() -> None:
     assert match is not None
     assert allocator.num_free == 2
     rest = BlockTable()
-    allocator.grow(rest, 2 * SIZE)
+    allocator.allocate(rest, 2 * SIZE)
     assert not {*rest.blocks} & {*match.blocks}
     assert len(prefix) == 2
 
@@ -112,7 +112,7 @@ def test_another_allocator_knows_nothing() -> None:
     allocator, prefix = made()
     text(allocator, prefix, [*range(9)])
     allocator.reset()
-    assert len(allocator.idle) == 2
+    assert len(allocator.evictable) == 2
     other = BlockAllocator(12, SIZE)
     prefix.attach(other)
     assert prefix.match([*range(9)]) is None
@@ -140,16 +140,16 @@ def test_random_texts(seed: int) -> None:
         for number, block in enumerate(block_table.blocks):
             assert written[block] == (salt, *tokens[: (number + 1) * SIZE])
             hits += 1
-        if allocator.missing(block_table, len(tokens)) > allocator.num_free:
+        if allocator.num_missing(block_table, len(tokens)) > allocator.num_free:
             allocator.release(block_table)
             continue
         before = len(prefix)
-        allocator.grow(block_table, len(tokens))
+        allocator.allocate(block_table, len(tokens))
         evictions += before - len(prefix)
         for number in range(block_table.length // SIZE, len(block_table.blocks)):
             written[block_table.blocks[number]] = (salt, *tokens[: (number + 1) * SIZE])
         block_table.length = len(tokens)
-        prefix.learn(block_table, tokens, salt)
+        prefix.insert(block_table, tokens, salt)
         texts.append(Held(block_table, tokens))
         references = [0] * allocator.num_blocks
         for each in texts:
@@ -157,7 +157,7 @@ def test_random_texts(seed: int) -> None:
                 references[block] += 1
         assert references == allocator.references
         assert allocator.num_free == references.count(0)
-        assert all(not references[block] and prefix.keeps(block) for block in allocator.idle)
+        assert all(not references[block] and prefix.is_cached(block) for block in allocator.evictable)
     assert hits > 0
     assert evictions > 0
     for each in texts:
@@ -171,15 +171,15 @@ def test_new_tensors_forget_prefixes() -> None:
     tokens, block_table = [*range(40)], BlockTable()
     cache.prepare(block_table, 40)
     cache.commit(block_table, range(40))
-    cache.learn(block_table, tokens)
-    match = cache.match(tokens)
+    cache.cache_blocks(block_table, tokens)
+    match = cache.match_prefix(tokens)
     assert match is not None
     assert match.length == 32
     cache.release(match)
     cache.keep_hidden(1, cache)
-    assert cache.match(tokens) is None
-    cache.learn(block_table, tokens)
-    assert cache.match(tokens) is None, "the text began before"
+    assert cache.match_prefix(tokens) is None
+    cache.cache_blocks(block_table, tokens)
+    assert cache.match_prefix(tokens) is None, "the text began before"
 
 
 def test_a_text_that_is_asked_for_again_is_not_hashed_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,6 +202,6 @@ def test_a_text_that_is_asked_for_again_is_not_hashed_again(monkeypatch: pytest.
         assert match.digests == digests[:3]
         allocator.release(match)
         assert sum(map(bool, hashed)) == count
-    assert [prefix.knows(each) for each in digests] == [True, True, True, False]
+    assert [prefix.contains(each) for each in digests] == [True, True, True, False]
     allocator.release(text(allocator, prefix, tokens[:17]))
-    assert all(map(prefix.knows, digests))
+    assert all(map(prefix.contains, digests))

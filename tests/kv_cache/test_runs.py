@@ -20,7 +20,7 @@ def test_the_example_of_the_docstring() -> None:
         runs.take(run)
     assert [*runs] == [0, 1, 2, 5, 6, 8]
     assert [n in runs for n in range(-1, 10)] == [n in {0, 1, 2, 5, 6, 8} for n in range(-1, 10)]
-    assert [runs.fit(length) for length in (1, 2, 3, 4)] == [range(8, 9), range(5, 7), range(3), range(3)]
+    assert [runs.best_fit(length) for length in (1, 2, 3, 4)] == [range(8, 9), range(5, 7), range(3), range(3)]
     assert [*runs.after(1)] == [1, 2]
     assert not runs.after(3)
     assert not runs.after(-1)
@@ -55,4 +55,4 @@ def test_any_changes(seed: int) -> None:
         for length in range(1, stop + 1) if slow else ():
             enough = [run for run in slow if len(run) >= length]
             want = min(enough, key=len) if enough else max(slow, key=len)  # the first of equals
-            assert runs.fit(length) == want
+            assert runs.best_fit(length) == want

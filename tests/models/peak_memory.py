@@ -19,7 +19,7 @@ from pronk.models import loader
 from pronk.models.families import plan_tensors
 from pronk.models.kernels import load_kernels
 from pronk.models.linear import PlainLinear
-from pronk.models.weights import pass_weights
+from pronk.models.weights import forward_weights
 from pronk.quantization.formats.matrix import QuantizedMatrix
 
 folder, cpu = Path(sys.argv[1]), torch.device("cpu")

@@ -51,11 +51,11 @@ def test_norms(kernels: Kernels, dtype: torch.dtype, kind: str, width: int) -> N
     program = Program(kernels, width, dtype)
     program.norm(norm)
     stream = x.clone()
-    program.run(ProgramRows.loose(9), stream)
+    program.run(ProgramRows.independent(9), stream)
     before = Program(kernels, width, dtype)
     before.linear(unit_product(kernels, width), norm=norm, to="logits")
     logits, same = torch.empty(9, width), x.clone()
-    before.run(ProgramRows.loose(9), same, logits)
+    before.run(ProgramRows.independent(9), same, logits)
     assert torch.equal(same, x)
     room = 2.0 * (theirs.double() - want).norm(dim=1) + 1e-6 * want.norm(dim=1)
     assert bool(((logits.double() - want).norm(dim=1) <= room).all())
@@ -76,7 +76,7 @@ def test_activations(kernels: Kernels, name: str) -> None:
     program = Program(kernels, size, torch.float32)
     program.linear(unit_product(kernels, size), activation=name, to="logits")
     logits = torch.empty_like(x)
-    program.run(ProgramRows.loose(len(x)), x.clone(), logits)
+    program.run(ProgramRows.independent(len(x)), x.clone(), logits)
     torch.testing.assert_close(logits.double(), ACTIVATIONS[name](x.double()), rtol=2e-6, atol=2e-6)
 
 
@@ -90,7 +90,7 @@ def test_gates(kernels: Kernels, size: int, name: str) -> None:
     program.linear(unit_product(kernels, size, gated=True), activation=name, to="B")
     program.linear(unit_product(kernels, size), source="B", to="logits")
     logits = torch.empty_like(x)
-    program.run(ProgramRows.loose(len(x)), x.clone(), logits)
+    program.run(ProgramRows.independent(len(x)), x.clone(), logits)
     want = ACTIVATIONS[name](x.double()) * x.double().flip(1)
     torch.testing.assert_close(logits.double(), want, rtol=1e-5, atol=1e-5)
 
@@ -104,10 +104,10 @@ def test_residuals_and_wanted_rows(kernels: Kernels, dtype: torch.dtype, rows: i
     first, second = (KernelLinear(kernels, weight, None, WeightLayout()) for weight in weights)
     program = Program(kernels, 33, dtype)
     program.linear(first, residual=True)
-    program.linear(second, to="logits", wanted=True)
+    program.linear(second, to="logits", only_logits_rows=True)
     x, wanted = some_rows(rows, 33).to(dtype), [rows - 1, 0, rows // 2]
-    stream, logits, packed = x.clone(), torch.empty(3, 33), ProgramRows.loose(rows)
-    assert packed.want(wanted) == 3
+    stream, logits, packed = x.clone(), torch.empty(3, 33), ProgramRows.independent(rows)
+    assert packed.select_logits_rows(wanted) == 3
     program.run(packed, stream, logits)
     after = x.double() + x.double() @ weights[0].double().t()
     torch.testing.assert_close(stream.double(), after, rtol=2 * torch.finfo(dtype).eps, atol=2e-6)
@@ -158,7 +158,7 @@ def test_a_layer(kernels: Kernels, shape: str, scale: float) -> None:
     pool.prepare(block_table, len(tokens))
     rows = ProgramRows().add([(block_table, TokenTree.chain(tokens.tolist()), 0)], tokens.tolist())
     if config.rope is not None:
-        rows.rotate(0, rope.upto(len(tokens)))
+        rows.set_rope(0, rope.upto(len(tokens)))
     program.run(rows, found)
     error = (found.double() - want).norm() / want.norm()
     assert float(error) < (2e-6 if scale == 1.0 else 2e-5)
@@ -182,7 +182,7 @@ def test_what_is_not_covered_is_refused(kernels: Kernels) -> None:
     program = Program(beyond, 16, torch.float32)
     program.linear(unit_product(kernels, 16), to="logits")
     with pytest.raises(AssertionError, match="kernels: pass of 2 rows failed"):
-        program.run(ProgramRows.loose(2), torch.zeros(2, 16), torch.empty(2, 16))
+        program.run(ProgramRows.independent(2), torch.zeros(2, 16), torch.empty(2, 16))
 
 
 def test_rows_without_a_place_are_refused() -> None:

@@ -51,14 +51,14 @@ def test_attention_to_heads_of_several_forms(kernels: Kernels, shape: str) -> No
         torch.set_num_threads(threads)
         tokens, places = list(range(rows)), torch.arange(rows)
         before = plain.embed(torch.tensor(tokens), places, torch.float32)
-        want = exact.attend(before.double(), plain.rope(places, places + 1, torch.float64), 0, DenseAttend(c))
+        want = exact.apply_attention(before.double(), plain.rope(places, places + 1, torch.float64), 0, DenseAttend(c))
         pool, table, stream = make_cache(c, torch.float32, num_blocks=8), BlockTable(), torch.empty(rows, c.hidden_size)
         program = Program(kernels, c.hidden_size, torch.float32, pool)
         program.embed(packed)
         program.attention(packed.layers[0], 0)
         pool.prepare(table, rows)
         call = ProgramRows().add([(table, TokenTree.chain(tokens), 0)], tokens)
-        call.rotate(0, rope.upto(rows) if rope is not None else None)
+        call.set_rope(0, rope.upto(rows) if rope is not None else None)
         program.run(call, stream)
         table.length = rows
         assert float((stream - want).norm()) < 0.002 * float((want - before).norm())
@@ -67,7 +67,7 @@ def test_attention_to_heads_of_several_forms(kernels: Kernels, shape: str) -> No
             alone = Program(kernels, c.hidden_size, torch.float32)
             alone.linear(KernelLinear(kernels, *form, WeightLayout()), norm=layer.attention_norm, to="logits")
             out = torch.empty(rows, c.num_kv_heads * c.head_dim)
-            alone.run(ProgramRows.loose(rows), before.clone(), out)
+            alone.run(ProgramRows.independent(rows), before.clone(), out)
             assert same(got.transpose(0, 1).flatten(1).contiguous(), out)
 
 

@@ -267,7 +267,7 @@ def load(path):
     return loader.load_decoder(path, config, dtype=torch.bfloat16, device=cpu, kernels=by, weights=sys.argv[2])
 
 def size(made, written):
-    return pass_weights(made).nbytes
+    return forward_weights(made).nbytes
 """
 CODES = """
 large = {"vocab_size": 64, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28}

@@ -12,7 +12,7 @@ from checkpoints import MakeCheckpoint
 from gguf_files import convert
 from pronk.models.clone_models import default_model
 from pronk.models.loader import load_decoder, read_config
-from pronk.models.weights import ForwardWeights, count_parameters, pass_weights
+from pronk.models.weights import ForwardWeights, count_parameters, forward_weights
 from quantized_formats import FORMATS, write_quantized
 from tiny_models import CPU, kernels
 
@@ -26,7 +26,7 @@ def read(
     found = load_decoder(
         path, read_config(path), dtype=dtype, device=CPU, kernels=kernels() if packed else None, weights=weights
     )
-    return pass_weights(found)
+    return forward_weights(found)
 
 
 @pytest.mark.parametrize(

@@ -45,8 +45,8 @@ class Dealer:
 def deal_by_chance(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who computes what is chance, and whether what a worker lacks is sent or computed again."""
     dealer = Dealer()
-    monkeypatch.setattr(runner, "deal", dealer)
-    monkeypatch.setattr(WorkerHandle, "byte", property(lambda _: dealer.dice.choice((0.0, 1.0))))
+    monkeypatch.setattr(runner, "partition_trees", dealer)
+    monkeypatch.setattr(WorkerHandle, "seconds_per_byte", property(lambda _: dealer.dice.choice((0.0, 1.0))))
 
 
 @contextmanager
@@ -56,7 +56,7 @@ def dealt(decoder: Decoder, workers: int, *, kv_dtype: torch.dtype | None = None
     packed, dtype = decoder.kernels is not None, decoder.embedding.dtype
 
     def work(rank: int) -> None:
-        peer = PeerConnection(store, rank, driver=False, patience=60.0)
+        peer = PeerConnection(store, rank, driver=False, timeout=60.0)
         pool = make_cache(decoder.config, dtype, num_blocks=1, packed=packed, kv_dtype=kv_dtype)
         with suppress(ConnectionLostError):
             WorkerLoop(peer, ModelRunner(decoder, pool)).run()
@@ -67,7 +67,7 @@ def dealt(decoder: Decoder, workers: int, *, kv_dtype: torch.dtype | None = None
 
     with ThreadPoolExecutor(workers) as pool:
         others = [pool.submit(work, rank) for rank in range(1, workers)]
-        peers = [PeerConnection(store, rank, driver=True, patience=60.0) for rank in range(1, workers)]
+        peers = [PeerConnection(store, rank, driver=True, timeout=60.0) for rank in range(1, workers)]
         try:
             yield make_engine(decoder, kind=MirroredCache, runner=made, kv_dtype=kv_dtype, **options)
         finally:

@@ -51,14 +51,14 @@ def test_layers_that_are_kept_from_the_middle_of_a_text_on(first: int, monkeypat
     """Workers lack their rows from then on, and may compute the whole text once more: from the tokens that it has."""
     deal_by_chance(monkeypatch)
     want, owners, rides = plain(KIND, "temperature", PROMPTS, 30), list[Owner](), list[int]()
-    work = TreeRunner._work
+    work = TreeRunner._make_request
 
     def watched(*given: object) -> tuple[WorkRequest, list[int]]:
         share, ridden = work(*given)  # type: ignore[arg-type]
         rides.extend(ridden)
         return share, ridden
 
-    monkeypatch.setattr(TreeRunner, "_work", watched)
+    monkeypatch.setattr(TreeRunner, "_make_request", watched)
     with dealt(tiny_decoder(), 3) as engine:
         found, steps = added(engine, asked(want)), 0
         while not all(request.ended for request in found):
@@ -80,7 +80,7 @@ def test_what_was_never_sent_is_not_taken_for_held(monkeypatch: pytest.MonkeyPat
 
     def failing(share: WorkRequest) -> torch.Tensor:
         nonlocal failures
-        if failing_now and (share.moves or share.kept is not None):
+        if failing_now and (share.moves or share.kv_rows is not None):
             failures += 1
             raise MemoryError
         return numbers(share)
@@ -114,7 +114,7 @@ def test_blocks_that_samples_share_are_copied_when_they_part(monkeypatch: pytest
             found = [each for p in prompts for each in samples(p, own, drafter("recycling", ()).bind(engine.target))]
             run(engine, found)
             assert_same(found, want)
-        assert made_by(engine).shared > 30
+        assert made_by(engine).num_shared_passes > 30
 
 
 def star(rows: int) -> TokenTree:
@@ -133,7 +133,7 @@ def job(engine: Engine, rows: int, length: int) -> ForwardJob:
 
 def teach(made: TreeRunner, own: float, theirs: float) -> None:
     """Passes of 1 to 64 rows take so many seconds for each row, here and elsewhere."""
-    for times, row in ((made.own, own), *((worker.times, theirs) for worker in made.workers)):
+    for times, row in ((made.driver_costs, own), *((worker.cost_model, theirs) for worker in made.workers)):
         for rows in (1, 2, 4, 8, 16, 32, 64):
             for _ in range(9):
                 times.learn(rows, 0, 1.0 + row * rows)
@@ -146,8 +146,8 @@ def test_a_slower_worker_gets_fewer_rows(theirs: float, least: int, most: int) -
         task = job(engine, 64, 3)
         teach(made, 1.0, theirs)
         (worker,) = made.workers
-        worker.exchanges.append(0.0)
-        here, there = made._deal([task])
+        worker.exchange_times.append(0.0)
+        here, there = made._partition([task])
         assert least <= there.rows <= most
         assert here.rows + there.rows >= 64
 
@@ -157,11 +157,11 @@ def test_exchanges_that_cost_more_than_they_save_are_not_made() -> None:
         made, task = made_by(engine), job(engine, 32, 3)
         teach(made, 1.0, 1.0)
         (worker,) = made.workers
-        worker.exchanges.append(100.0)
-        assert [share.rows for share in made._deal([task])] == [32, 0]
+        worker.exchange_times.append(100.0)
+        assert [share.rows for share in made._partition([task])] == [32, 0]
         # What was measured long ago is doubted, so that it is measured again.
-        worker.idle = 6 * worker_handle.DOUBT
-        assert made._deal([task])[1].rows > 0
+        worker.idle_steps = 6 * worker_handle.IDLE_HALF_LIFE
+        assert made._partition([task])[1].rows > 0
 
 
 def test_bytes_that_are_dear_keep_a_text_here() -> None:
@@ -169,26 +169,26 @@ def test_bytes_that_are_dear_keep_a_text_here() -> None:
         made, task = made_by(engine), job(engine, 32, 300)
         teach(made, 1.0, 1.0)
         (worker,) = made.workers
-        worker.exchanges.append(0.0)
-        assert made._deal([task])[1].rows > 0
-        worker.bytes_.append(1.0)
-        assert [share.rows for share in made._deal([task])] == [32, 0]
-        worker.copy.has[:] = True  # nothing has to be sent
-        assert made._deal([task])[1].rows > 0
+        worker.exchange_times.append(0.0)
+        assert made._partition([task])[1].rows > 0
+        worker.byte_times.append(1.0)
+        assert [share.rows for share in made._partition([task])] == [32, 0]
+        worker.copy.valid[:] = True  # nothing has to be sent
+        assert made._partition([task])[1].rows > 0
 
 
 @pytest.mark.parametrize(("byte", "sent"), [(0.0, True), (1.0, False)])
 def test_what_a_worker_lacks_is_sent_or_computed_again_as_is_cheaper(
     byte: float, sent: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(WorkerHandle, "byte", byte)
+    monkeypatch.setattr(WorkerHandle, "seconds_per_byte", byte)
     with dealt(tiny_decoder(), 2) as engine:
         made, task = made_by(engine), job(engine, 9, 40)
         teach(made, 1e-3, 1e-3)
         (worker,) = made.workers
-        worker.copy.has[:] = False
-        share = runner.deal([task.segment.tree], [lambda rows: rows] * 2)[1]
-        work, rides = made._work(worker, [task], share, frozenset())
+        worker.copy.valid[:] = False
+        share = runner.partition_trees([task.segment.tree], [lambda rows: rows] * 2)[1]
+        work, rides = made._make_request(worker, [task], share, frozenset())
         assert work.slots is not None
         assert (len(work.slots), rides) == ((40, [0]) if sent else (0, [40]))
 
@@ -196,11 +196,11 @@ def test_what_a_worker_lacks_is_sent_or_computed_again_as_is_cheaper(
 def test_costs_that_nobody_knows_send() -> None:
     with dealt(tiny_decoder(), 2) as engine:
         made, task = made_by(engine), job(engine, 9, 40)
-        made.own, (worker,) = type(made.own)(), made.workers
-        for times in (made.own, worker.times):
+        made.driver_costs, (worker,) = type(made.driver_costs)(), made.workers
+        for times in (made.driver_costs, worker.cost_model):
             times.learn(1, 0, 1.0)  # and of more rows nothing
-        share = runner.deal([task.segment.tree], [lambda rows: rows] * 2)[1]
-        work, rides = made._work(worker, [task], share, frozenset())
+        share = runner.partition_trees([task.segment.tree], [lambda rows: rows] * 2)[1]
+        work, rides = made._make_request(worker, [task], share, frozenset())
         assert work.slots is not None
         assert len(work.slots) + sum(rides) == 40
 
@@ -211,18 +211,18 @@ def test_cold_exchanges_do_not_count_and_small_messages_do_not_price_bytes(monke
     with dealt(tiny_decoder(), 2) as engine:
         made = made_by(engine)
         (worker,) = made.workers
-        assert worker.cold
+        assert worker.has_new_pool
         found = asked(want)
         run(engine, found)
-        assert made.shared > worker_handle.RECENT
-        assert not worker.cold
-        assert worker.idle >= 0
-        assert len(worker.exchanges) == worker_handle.RECENT
-        assert made.waited > 0.0
-        assert not worker.bytes_  # texts of this model are small
-        monkeypatch.setattr(worker_handle, "TELLING", 1)
+        assert made.num_shared_passes > worker_handle.NUM_TIMINGS
+        assert not worker.has_new_pool
+        assert worker.idle_steps >= 0
+        assert len(worker.exchange_times) == worker_handle.NUM_TIMINGS
+        assert made.communication_seconds > 0.0
+        assert not worker.byte_times  # texts of this model are small
+        monkeypatch.setattr(worker_handle, "MIN_TIMED_BYTES", 1)
         found = asked(want)
         run(engine, found)
-        assert worker.bytes_
+        assert worker.byte_times
         engine.cache.resize(engine.cache.allocator.num_blocks)
-        assert not worker.copy.told
+        assert not worker.copy.pool_sent

@@ -28,13 +28,13 @@ from pronk.execution.forward_job import ForwardJob, LayerRange
 from pronk.execution.model_runner import ModelRunner
 from pronk.kv_cache.blocks import BlockTable
 from pronk.models.decoder import Decoder
-from pronk.models.loader import computed_in, load_decoder, parse_dtype, read_config
+from pronk.models.loader import compute_dtype, load_decoder, parse_dtype, read_config
 from pronk.models.split import TensorSplit
 from pronk.parallel import connection as messages
 from pronk.parallel import tensor
 from pronk.parallel.connection import ConnectionLostError, PeerConnection
 from pronk.parallel.split_cache import LayerOrder, SplitCache
-from pronk.parallel.tensor import AllReduceGroup, TensorParallelExecutor, serve_stages
+from pronk.parallel.tensor import AllReduceGroup, TensorParallelExecutor, serve_layer_orders
 from pronk.parallel.worker_group import SpawnedProcesses
 from pronk.speculation.tree import TokenTree
 from quantized_formats import FORMATS, write_quantized
@@ -52,8 +52,10 @@ def load(folder: Path, rank: int, workers: int, **options: Any) -> tuple[Decoder
     config = read_config(folder)
     dtype, split, by = parse_dtype("auto", config), TensorSplit(config, rank, workers), kernels()
     decoder = load_decoder(folder, config, dtype=dtype, device=torch.device("cpu"), kernels=by, split=split, **options)
-    computed = computed_in(dtype, by)
-    cache = SplitCache(split.share, num_blocks=8, block_size=16, dtype=computed, device=torch.device("cpu"), kernels=by)
+    computed = compute_dtype(dtype, by)
+    cache = SplitCache(
+        split.shard_config, num_blocks=8, block_size=16, dtype=computed, device=torch.device("cpu"), kernels=by
+    )
     return decoder, cache, split
 
 
@@ -63,20 +65,20 @@ def together(folder: Path, workers: int, **options: Any) -> Generator[ModelRunne
     store, by = dist.HashStore(), kernels()
 
     def work(rank: int) -> None:
-        peer = PeerConnection(store, rank, driver=False, patience=60.0)
-        everybody = AllReduceGroup(store, rank, workers, patience=60.0)
+        peer = PeerConnection(store, rank, driver=False, timeout=60.0)
+        everybody = AllReduceGroup(store, rank, workers, timeout=60.0)
         decoder, cache, split = load(folder, rank, workers, **options)
         with suppress(ConnectionLostError):
-            serve_stages(peer, TensorParallelExecutor(by, decoder, cache, split, everybody))
+            serve_layer_orders(peer, TensorParallelExecutor(by, decoder, cache, split, everybody))
 
     with ThreadPoolExecutor(workers) as pool:
         others = [pool.submit(work, rank) for rank in range(1, workers)]
-        peers = [PeerConnection(store, rank, driver=True, patience=60.0) for rank in range(1, workers)]
-        everybody = AllReduceGroup(store, 0, workers, patience=60.0)
+        peers = [PeerConnection(store, rank, driver=True, timeout=60.0) for rank in range(1, workers)]
+        everybody = AllReduceGroup(store, 0, workers, timeout=60.0)
         decoder, cache, split = load(folder, 0, workers, **options)
         try:
             yield ModelRunner(
-                decoder, cache, passes=TensorParallelExecutor(by, decoder, cache, split, everybody, peers=peers)
+                decoder, cache, executor=TensorParallelExecutor(by, decoder, cache, split, everybody, peers=peers)
             )
         finally:
             for peer in peers:
@@ -178,7 +180,7 @@ def test_every_weight_is_somebodys_once(checkpoint: MakeCheckpoint) -> None:
         sizes = [config.qkv_sizes if sections == 3 else (config.intermediate_size,) * 2]
         shares = [
             part.split([*share.qkv_sizes] if sections == 3 else [share.intermediate_size] * 2)
-            for part, share in zip(split, (TensorSplit(config, rank, 3).share for rank in range(3)), strict=True)
+            for part, share in zip(split, (TensorSplit(config, rank, 3).shard_config for rank in range(3)), strict=True)
         ]
         joined = torch.cat([torch.cat([each[section] for each in shares]) for section in range(sections)])
         assert len(joined) == sum(sizes[0])
@@ -197,10 +199,10 @@ def test_orders_are_read_as_they_were_written() -> None:
     moves = [(torch.arange(2).numpy(), torch.arange(2, 4).numpy())]
     layer_range = LayerRange([(job, job.segment)], 1, 3, (), [0, 1])
     found = LayerOrder.read(LayerOrder((4, 20), moves, layer_range, True).numbers())
-    assert (found.size, found.embedded) == ((4, 20), True)
+    assert (found.pool, found.embedded) == ((4, 20), True)
     assert [[each.tolist() for each in batch] for batch in found.moves] == [[[0, 1], [2, 3]]]
     ((_, segment),) = found.layer_range.jobs
-    assert (found.layer_range.start, found.layer_range.stop, found.layer_range.wanted) == (1, 3, [0, 1])
+    assert (found.layer_range.start, found.layer_range.stop, found.layer_range.logits_rows) == (1, 3, [0, 1])
     assert (segment.block_table.blocks, segment.block_table.length, segment.computed) == ([3, 1], 18, 1)
     assert (segment.tree.tokens, segment.tree.parents) == (tree.tokens, tree.parents)
 
@@ -209,7 +211,7 @@ def test_orders_are_read_as_they_were_written() -> None:
 def several() -> Iterator[LLM]:
     llm = LLM(workers=2, parallel="tensor", threads=1, budget="all", prefix_cache=True)
     yield llm
-    passes(llm)._lost()
+    passes(llm)._on_lost()
 
 
 def passes(llm: LLM) -> TensorParallelExecutor:
@@ -244,7 +246,7 @@ def test_near_one_process(several: LLM) -> None:
         for mine, theirs in zip(one.logprobs, other.logprobs, strict=True):
             assert theirs == pytest.approx(mine, abs=1e-4)
     assert several.exact
-    passes(parts)._lost()
+    passes(parts)._on_lost()
 
 
 def test_where_texts_part_two_tokens_were_as_likely(several: LLM) -> None:
@@ -276,7 +278,7 @@ def test_a_pool_that_is_too_small_for_all() -> None:
     assert sum(each.stats.preemptions for each in found) > 0
     assert sum(each.stats.moved for each in found) > 0
     for llm in (small, large):
-        passes(llm)._lost()
+        passes(llm)._on_lost()
 
 
 def test_a_cache_of_bytes(several: LLM) -> None:
@@ -285,15 +287,15 @@ def test_a_cache_of_bytes(several: LLM) -> None:
     want, found = (llm.generate(PROMPTS, params, drafter=drafter) for drafter in ("autoregressive", "suffix"))
     assert said(found) == said(want)
     assert said(found) != said(several.generate(PROMPTS, params))
-    passes(llm)._lost()
+    passes(llm)._on_lost()
 
 
 @pytest.mark.parametrize("way", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
 def test_a_worker_that_is_lost_ends_the_model(way: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is nobody who could do its part: an error, in time, and no process is left."""
-    monkeypatch.setattr(tensor, "_PATIENCE", 2.0)
+    monkeypatch.setattr(tensor, "_TIMEOUT", 2.0)
     llm = LLM(workers=2, parallel="tensor", threads=1, budget="all")
-    started: Any = passes(llm)._lost.__self__  # type: ignore[attr-defined]
+    started: Any = passes(llm)._on_lost.__self__  # type: ignore[attr-defined]
     assert isinstance(started, SpawnedProcesses)
     stream = llm.stream(PROMPTS[0], SamplingParams(max_tokens=60, ignore_eos=True))
     next(stream)
@@ -338,7 +340,7 @@ def test_what_cannot_be() -> None:
     with pytest.raises(OptionError, match=r"parallel: expected .*tree.*tensor.*found 'pipeline'"):
         LLM(workers=2, parallel="pipeline")
     config: ModelConfig = read_config(Path(LLM().path))
-    assert TensorSplit(config, 1, 2).share.num_heads == config.num_heads // 2
+    assert TensorSplit(config, 1, 2).shard_config.num_heads == config.num_heads // 2
 
 
 def test_a_drafter_that_reads_all_keys_is_refused(several: LLM) -> None:

@@ -69,7 +69,7 @@ def several(request: pytest.FixtureRequest) -> Iterator[LLM]:
 def close(llm: LLM) -> None:
     made = passes(llm)
     for worker in [*made.workers]:
-        made._drop(worker, RuntimeError("the test is over"))
+        made._drop_worker(worker, RuntimeError("the test is over"))
 
 
 def passes(llm: LLM) -> TreeRunner:
@@ -87,10 +87,10 @@ def test_tokens_and_logprobs_are_those_of_one(alone: LLM, several: LLM, drafter:
     made, shared = passes(several), 0
     for temperature, samples in ((0.0, 1), (0.8, 2)):
         params = SamplingParams(max_tokens=20, temperature=temperature, seed=3, n=samples, logprobs=2, ignore_eos=True)
-        before = made.shared
+        before = made.num_shared_passes
         want, found = (llm.generate(PROMPTS, params, drafter=drafter) for llm in (alone, several))
         assert said(found) == said(want)
-        shared += made.shared - before
+        shared += made.num_shared_passes - before
     # What was begun in the first layers alone goes on where it is.
     assert shared > 10 or drafter == "kangaroo"
     assert made.workers
@@ -116,7 +116,7 @@ def test_a_pool_that_is_too_small_for_all(alone: LLM) -> None:
     prompts = [PROMPTS[number % 3] + "a" * number for number in range(6)]
     want, found = (llm.generate(prompts, params, drafter="recycling") for llm in (alone, small))
     assert said(found) == said(want)
-    assert passes(small).shared > 10
+    assert passes(small).num_shared_passes > 10
     assert sum(each.stats.preemptions for each in found) > 0
     close(small)
 
@@ -130,7 +130,7 @@ def test_windows(checkpoint: MakeCheckpoint) -> None:
     prompts = ["the quick brown fox " * 4, "x"]
     want, found = (llm.generate(prompts, params, drafter="recycling") for llm in (one, two))
     assert said(found) == said(want)
-    assert passes(two).shared > 10
+    assert passes(two).num_shared_passes > 10
     close(two)
 
 
@@ -139,13 +139,13 @@ def test_losing_a_worker_changes_no_token(
     alone: LLM, way: signal.Signals, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whenever that is: the others go on, and the process is gone for good."""
-    monkeypatch.setattr(runner, "_PATIENCE", 2.0)
-    monkeypatch.setattr(connection, "_TELLING", timedelta(seconds=2))
+    monkeypatch.setattr(runner, "_TIMEOUT", 2.0)
+    monkeypatch.setattr(connection, "_MESSAGE_TIMEOUT", timedelta(seconds=2))
     params = SamplingParams(max_tokens=40, ignore_eos=True, logprobs=1)
     want = alone.generate(PROMPTS, params, drafter="recycling")
     llm = LLM(workers=3, threads=1, budget="all")
     made, steps = passes(llm), [0]
-    worker_group: Any = made._lost.__self__  # type: ignore[attr-defined]
+    worker_group: Any = made._on_lost.__self__  # type: ignore[attr-defined]
     assert isinstance(worker_group, SpawnedProcesses)
     victim = worker_group.processes[1]
     forward: Callable[..., Any] = made.forward
@@ -162,9 +162,9 @@ def test_losing_a_worker_changes_no_token(
     assert [worker.peer.rank for worker in made.workers] == [1]
     assert "worker 2 is gone" in caplog.text
     assert victim.poll() is not None
-    before = made.shared
+    before = made.num_shared_passes
     assert said(llm.generate(PROMPTS, params, drafter="recycling")) == said(want)
-    assert made.shared > before
+    assert made.num_shared_passes > before
     close(llm)
     assert all(process.poll() is not None for process in worker_group.processes)
 
@@ -189,7 +189,7 @@ def test_a_pass_that_fails_here_is_heard_out(alone: LLM, several: LLM, monkeypat
     workers, forward, failures = [*made.workers], ModelRunner.forward, [0]
 
     def failing(own: ModelRunner, *given: Any) -> Any:
-        if own is made and made._owing and not failures[0]:
+        if own is made and made._unanswered and not failures[0]:
             failures[0] += 1
             raise MemoryError
         return forward(own, *given)
@@ -205,7 +205,7 @@ def test_a_pass_that_fails_here_is_heard_out(alone: LLM, several: LLM, monkeypat
 
 def test_a_slow_worker_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slow is not gone; that it gets less, once its passes are known, is in ``test_dealing.py``."""
-    work, slowly = WorkerLoop._work, list[float]()
+    work, slowly = WorkerLoop._run_request, list[float]()
 
     def slow(serving: WorkerLoop, given: WorkRequest) -> None:
         if threading.current_thread().name.endswith("_0"):
@@ -213,7 +213,7 @@ def test_a_slow_worker_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
             sleep(slowly[-1])
         work(serving, given)
 
-    monkeypatch.setattr(WorkerLoop, "_work", slow)
+    monkeypatch.setattr(WorkerLoop, "_run_request", slow)
     want = plain(torch.float32, "temperature", TEXTS, 30)
     with dealt(tiny_decoder(), 3) as engine:
         found = [ask(p, cased("temperature", i, 30), drafter("oracle", want)) for i, p in enumerate(TEXTS)]
@@ -240,9 +240,9 @@ def test_texts_come_as_they_are_made(alone: LLM, several: LLM) -> None:
     async def one(served: AsyncLLM, prompt: str) -> Any:
         return [(piece.token_id, piece.logprobs) async for piece in served.stream(prompt, params, drafter="recycling")]
 
-    before = passes(several).shared
+    before = passes(several).num_shared_passes
     assert asyncio.run(texts()) == want
-    assert passes(several).shared > before
+    assert passes(several).num_shared_passes > before
 
 
 @pytest.mark.parametrize("parallel", ["tree", pytest.param("tensor", marks=pytest.mark.slow)])
@@ -319,7 +319,7 @@ def test_workers_end_with_their_model_and_with_close(alone: LLM, caplog: pytest.
     params = SamplingParams(max_tokens=12, ignore_eos=True)
     own = {*sockets([os.getpid()])} if LISTED else set()
     llm = LLM(workers=3, threads=1, budget="all")
-    lost: Any = passes(llm)._lost
+    lost: Any = passes(llm)._on_lost
     processes = lost.__self__.processes
     del lost
     if LISTED:
@@ -334,7 +334,7 @@ def test_workers_end_with_their_model_and_with_close(alone: LLM, caplog: pytest.
     llm.close()
     assert "gone" not in caplog.text  # it was asked for
     llm = LLM(workers=2, threads=1)
-    (process,) = (passes(llm)._lost.__self__).processes  # type: ignore[attr-defined]
+    (process,) = (passes(llm)._on_lost.__self__).processes  # type: ignore[attr-defined]
     del llm
     assert process.poll() is not None
     del alone

@@ -113,10 +113,10 @@ def test_pruned_trees_keep_what_the_guide_allows() -> None:
 
 def test_an_error_leaves_the_follower_where_it_stood() -> None:
     class Broken(ToyFollower):
-        def legal(self, token: int) -> bool:
+        def allows(self, token: int) -> bool:
             if len(self.states) > 2:
                 raise RuntimeError
-            return super().legal(token)
+            return super().allows(token)
 
     follower = Broken(131)
     with pytest.raises(RuntimeError):

@@ -44,11 +44,11 @@ def test_what_options_make(options: dict[str, Any], made: list[type]) -> None:
 def test_the_context_is_the_requests_own_list() -> None:
     text = [5, 6]
     context = TokenContext(text)
-    context.ahead += [1, 2]
-    assert (len(context), context.num_prompt, context.num_chosen) == (4, 2, 2)
+    context.tentative += [1, 2]
+    assert (len(context), context.num_prompt, context.num_generated) == (4, 2, 2)
     assert [context.last(count) for count in (1, 2, 3, 4, 9)] == [[2], [1, 2], [6, 1, 2], [5, 6, 1, 2], [5, 6, 1, 2]]
     text.append(7)
-    assert (context.last(3), context.num_chosen) == ([7, 1, 2], 3)
+    assert (context.last(3), context.num_generated) == ([7, 1, 2], 3)
 
 
 class ResumableStream:

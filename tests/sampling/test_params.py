@@ -10,7 +10,7 @@ from torch import Tensor
 
 from chi_square import p_value
 from pronk.errors import OptionError
-from pronk.sampling.noise import derive_seed, fresh_seed, gumbel_noise
+from pronk.sampling.noise import derive_seed, gumbel_noise, random_seed
 from pronk.sampling.params import SamplingParams
 
 INTEGER = (1.5, "8", True)
@@ -246,6 +246,6 @@ def test_derived_seeds() -> None:
 
 
 def test_fresh_seeds_are_fresh_and_in_range() -> None:
-    seeds = [fresh_seed() for _ in range(200)]
+    seeds = [random_seed() for _ in range(200)]
     assert len(set(seeds)) > 190
     assert all(SamplingParams(seed=seed).seed == seed for seed in seeds)

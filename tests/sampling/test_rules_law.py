@@ -22,7 +22,7 @@ from laws import (
     shapes,
     wrong_by,
 )
-from pronk.sampling.verify import block, rejection_sample
+from pronk.sampling.verify import block_verify, rejection_sample
 from pronk.speculation.tree import TokenTree
 
 RULES = ("rejection", "block")
@@ -284,7 +284,7 @@ def test_rounding_leaves_a_distribution(left: float) -> None:
     q = p - torch.tensor([0.0, left, 0.0], dtype=torch.float64)
     drawn: list[Tensor] = []
     rejection_sample(p, [(0, q), (1, q)], lambda *_: False, lambda rest: drawn.append(rest) or 0)  # type: ignore[func-returns-value]
-    _, rest = block(lambda _: p, [(0, q), (1, q)], lambda *_: False)
+    _, rest = block_verify(lambda _: p, [(0, q), (1, q)], lambda *_: False)
     for law in (*drawn, rest):
         assert float(law.sum()) == pytest.approx(1.0, abs=1e-12)
         assert bool((law >= 0).all())
@@ -299,7 +299,7 @@ def test_a_guess_that_its_law_does_not_have_is_a_point_mass() -> None:
         drawn: list[list[float]] = []
         refuse = lambda _, c, to=chances: bool(to.append(c))  # noqa: E731
         rejection_sample(p, [guess], refuse, lambda rest, to=drawn: to.append(rest.tolist()) or 0)
-        count, rest = block(lambda _: p, [guess], refuse)
+        count, rest = block_verify(lambda _: p, [guess], refuse)
         assert chances == [0.25, 0.25]
         assert (count, rest.tolist(), drawn) == (0, [0.0, 1.0], [[0.0, 1.0]])
 
@@ -313,11 +313,11 @@ def test_block_asks_for_no_law_in_vain() -> None:
         asked.append(i)
         return sure
 
-    assert block(law, [(0, None), (1, None), (0, None)], lambda _, c: c > 0.5)[0] == 1
+    assert block_verify(law, [(0, None), (1, None), (0, None)], lambda _, c: c > 0.5)[0] == 1
     assert asked == [0, 1]
     asked.clear()
-    assert block(law, [(0, None), (0, None)], lambda _, c: c > 0.5)[0] == 2
+    assert block_verify(law, [(0, None), (0, None)], lambda _, c: c > 0.5)[0] == 2
     assert asked == [0, 1, 2]
     asked.clear()
-    assert block(law, [], lambda *_: False)[1] is sure
+    assert block_verify(law, [], lambda *_: False)[1] is sure
     assert asked == [0]

@@ -147,7 +147,7 @@ def test_advance_and_rollback_leave_no_trace(options: dict[str, Any]) -> None:
         draft_tokens = [dice.choice((1, 4, 5, 6, 6, 7, 8, 9, 9, 3)) for _ in range(dice.randrange(5))]
         for token in draft_tokens:
             made.advance(token)
-        assert made.context.num_chosen == fresh.context.num_chosen + len(draft_tokens)
+        assert made.context.num_generated == fresh.context.num_generated + len(draft_tokens)
         made.rollback(len(draft_tokens))
         made.rollback(0)
         logits = 3 * torch.randn(VOCAB, generator=generator)

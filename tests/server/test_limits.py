@@ -275,20 +275,20 @@ def test_allowed_drafters_stay_loaded(served: Running, monkeypatch: pytest.Monke
     service = served.server.service
     held = service._check_drafter("draft_model")
     assert held is served.llm.get_proposer("draft_model")
-    monkeypatch.setattr(served.llm._proposers, "_kept", {})
+    monkeypatch.setattr(served.llm._proposers, "_cached", {})
     assert service._check_drafter("draft_model") is held
 
 
 @pytest.fixture
 def held(model: LLM, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Event that tokenization of prompts waits for."""
-    event, read = threading.Event(), model.request_factory.ids
+    event, read = threading.Event(), model.request_factory.encode_prompt
 
     def slow(prompt: Any) -> list[int]:
         event.wait(30)
         return read(prompt)
 
-    monkeypatch.setattr(model.request_factory, "ids", slow)
+    monkeypatch.setattr(model.request_factory, "encode_prompt", slow)
     yield event
     event.set()
 

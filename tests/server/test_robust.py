@@ -314,7 +314,7 @@ def test_internal_error_reveals_no_prompt(
         msg = "SECRET PROMPT"
         raise RuntimeError(msg)
 
-    monkeypatch.setattr(served.llm.request_factory, "samples", fail)
+    monkeypatch.setattr(served.llm.request_factory, "create_samples", fail)
     with served.client() as other:
         answer = other.post("/v1/completions", json={"prompt": "x"})
         assert answer.status_code == 500

@@ -64,7 +64,7 @@ def ask_of(kind: str, options: dict[str, Any]) -> TextRequest:
 
 
 def answer_of(model: LLM, kind: str, ask: Any) -> tuple[Reply, SamplingParams]:
-    ids = model.request_factory.ids(PROMPT)
+    ids = model.request_factory.encode_prompt(PROMPT)
     if kind == "completions":
         work = ask.work([ids], model.tokenizer, FRAME)
     else:

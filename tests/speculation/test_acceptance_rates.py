@@ -110,6 +110,6 @@ def test_what_the_text_has_not_reached_is_neither_right_nor_wrong() -> None:
         offered = TokenTree.chain(text[start : start + 6], gain=[1.0] * 6)
         offered = replace(offered, origin=(("", 0), *[("a", 0)] * 5))
         committed = tuple(text[start + 1 : start + 4])
-        rates.learn(Outcome(None, offered, (1, 2), committed, start, SamplingParams(), offered=offered))
+        rates.learn(Outcome(None, offered, (1, 2), committed, start, SamplingParams(), own_proposal=offered))
     assert rates.taken == rates.offered
     assert rates.rate(0) > 0.9

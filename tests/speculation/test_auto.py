@@ -89,7 +89,9 @@ class World:
             tree = TokenTree.chain(made[-1:])
             if not proposer.should_skip(state, made):
                 sampler, block_table = Sampler(params, 0, made, VOCAB), BlockTable(length=len(made) - 1)
-                context = DraftContext(state, made, 99, 99, params, sampler, block_table, COSTS, thrifty=True)
+                context = DraftContext(
+                    state, made, 99, 99, params, sampler, block_table, COSTS, prune_unprofitable=True
+                )
                 (tree,) = proposer.propose([context])
                 (tree,) = select_paying_nodes([tree], 1, COSTS)
             path = [0]
@@ -248,11 +250,11 @@ def test_what_was_offered_counts_and_not_only_what_was_verified() -> None:
     world.decode(proposer, 60)
     assert len(heard) > 60
     for outcome in heard:
-        tree, path = outcome.judged
-        assert outcome.offered is not None
-        assert tree.tokens == outcome.offered.tokens[: len(tree)]
+        tree, path = outcome.evaluated
+        assert outcome.own_proposal is not None
+        assert tree.tokens == outcome.own_proposal.tokens[: len(tree)]
         if len(path) < len(outcome.committed):
-            assert tree is outcome.offered
+            assert tree is outcome.own_proposal
         else:  # what the text has not reached yet is neither right nor wrong
             assert len(tree) == 1 + len(path)
         assert tuple(tree.tokens[node] for node in path) == outcome.committed[: len(path)]
@@ -265,10 +267,10 @@ def test_where_it_guessed_behind_what_did_not_come_nothing_is_learned() -> None:
     tree = TokenTree.chain([8, 1, 2])
     outcome = Outcome(None, tree, (), (7, 8, 1, 9), 10, SamplingParams())
     right = state.judged(outcome, tree)
-    assert right.judged == (tree, (1,))
+    assert right.evaluated == (tree, (1,))
     wrong = state.judged(Outcome(None, tree, (), (7, 5, 1, 9), 10, SamplingParams()), tree)
-    assert wrong.judged[0].num_draft_tokens == 0
-    assert wrong.judged[1] == ()
+    assert wrong.evaluated[0].num_draft_tokens == 0
+    assert wrong.evaluated[1] == ()
 
 
 def test_repetition_is_seen_and_guesses_are_no_text() -> None:
@@ -292,7 +294,9 @@ def one_decision(proposer: AutoProposer, text: list[int], allowance: float) -> t
     params = SamplingParams(max_tokens=10_000)
     state, block_table = proposer.start(text[:4]), BlockTable(length=len(text) - 1)
     sampler = Sampler(params, 0, text, VOCAB)
-    context = DraftContext(state, text, 99, 99, params, sampler, block_table, COSTS, thrifty=True, allowance=allowance)
+    context = DraftContext(
+        state, text, 99, 99, params, sampler, block_table, COSTS, prune_unprofitable=True, max_seconds=allowance
+    )
     (tree,) = proposer.propose([context])
     return state, tree.num_draft_tokens
 
@@ -323,7 +327,7 @@ def test_back_off_grows_with_the_cost_of_a_source(seconds: float, rest: int) -> 
     params = SamplingParams(max_tokens=10_000)
     state, block_table = proposer.start(text[:4]), BlockTable(length=len(text) - 1)
     context = DraftContext(
-        state, text, 99, 99, params, Sampler(params, 0, text, VOCAB), block_table, COSTS, thrifty=True
+        state, text, 99, 99, params, Sampler(params, 0, text, VOCAB), block_table, COSTS, prune_unprofitable=True
     )
     rests = []
     for _ in range(6):
@@ -343,7 +347,7 @@ def test_a_source_with_a_model_does_not_block_exploration() -> None:
     params, text = SamplingParams(max_tokens=10_000), world.text[:9]
     state, block_table = proposer.start(text[:4]), BlockTable(length=len(text) - 1)
     context = DraftContext(
-        state, text, 99, 99, params, Sampler(params, 0, text, VOCAB), block_table, swift, thrifty=True
+        state, text, 99, 99, params, Sampler(params, 0, text, VOCAB), block_table, swift, prune_unprofitable=True
     )
     for _ in range(2000):
         proposer.propose([context])
@@ -361,7 +365,7 @@ def test_a_model_is_tried_before_it_is_believed_to_pay() -> None:
         source.models = models
         proposer = world.proposer(source)
         state, _ = one_decision(proposer, world.text[:9], 9.0 * COSTS.at(1))
-        assert [each.why for each in proposer.source_reports(state)] == [why]
+        assert [each.reason for each in proposer.source_reports(state)] == [why]
 
 
 @pytest.fixture(scope="module")

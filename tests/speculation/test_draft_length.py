@@ -140,7 +140,7 @@ def go(
     if beside is not None:
         drafter = Merged((drafter, beside)).bind(engine.target)
     model = within(drafter, ModelProposer)[0]
-    model.draft.runner.times = GivenTimes(CostCurve((1, 64), (cost, cost)))
+    model.draft.runner.cost_model = GivenTimes(CostCurve((1, 64), (cost, cost)))
     passes = watch_draft(model.draft)
     request = make_request([1, 2, 3], SamplingParams(max_tokens=max_tokens, seed=1), drafter)
     run(engine, [request])

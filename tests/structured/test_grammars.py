@@ -69,7 +69,7 @@ def test_masks_are_those_of_a_loop_over_the_vocabulary(llm: LLM, grammars: Gramm
     vocab, ends = llm.config.vocab_size, set(llm.config.eos_ids)
     spellings, dice, counts = spelled(llm.tokenizer, vocab), random.Random(0), Counter[str]()
     for _ in range(30):
-        follower, said = grammars.compile(Guide(choice=TEXTS)).follower(), b""
+        follower, said = grammars.compile(Guide(choice=TEXTS)).new_processor(), b""
         while True:
             want = expected(spellings, TEXTS, said, ends)
             if (forced := follower.forced()) and forced[0] not in ends:
@@ -80,7 +80,7 @@ def test_masks_are_those_of_a_loop_over_the_vocabulary(llm: LLM, grammars: Gramm
                     assert forced[0] == llm.tokenizer.encode(rest.decode(), add_special_tokens=False)[0]
                 want, counts["forced"] = {forced[0]}, counts["forced"] + 1
             assert allowed(follower, vocab) == want
-            assert all(follower.legal(token) == (token in want) for token in [*dice.sample(range(vocab), 40), *want])
+            assert all(follower.allows(token) == (token in want) for token in [*dice.sample(range(vocab), 40), *want])
             counts["all"] += 1
             token = dice.choice(sorted(want))
             follower.advance(token)
@@ -94,7 +94,7 @@ def test_masks_are_those_of_a_loop_over_the_vocabulary(llm: LLM, grammars: Gramm
 def test_all_that_is_tried_is_taken_back(llm: LLM, grammars: Grammars) -> None:
     """Also what the grammar forbids, and what comes after an end."""
     vocab, dice = llm.config.vocab_size, random.Random(1)
-    follower = grammars.compile(Guide(json={"type": "array", "items": {"type": "integer"}})).follower()
+    follower = grammars.compile(Guide(json={"type": "array", "items": {"type": "integer"}})).new_processor()
     certain: list[int] = []
     for _ in range(40):
         before = allowed(follower, vocab)
@@ -110,12 +110,12 @@ def test_all_that_is_tried_is_taken_back(llm: LLM, grammars: Grammars) -> None:
             break
         certain.append(dice.choice(inner))
         follower.advance(certain[-1])
-        fresh = grammars.compile(Guide(json={"type": "array", "items": {"type": "integer"}})).follower(certain)
+        fresh = grammars.compile(Guide(json={"type": "array", "items": {"type": "integer"}})).new_processor(certain)
         assert allowed(fresh, vocab) == allowed(follower, vocab)
 
 
 def test_behind_the_end_nothing_is_masked(llm: LLM, grammars: Grammars) -> None:
-    follower = grammars.compile(Guide(choice=["a"])).follower()
+    follower = grammars.compile(Guide(choice=["a"])).new_processor()
     (a,) = llm.tokenizer.encode("a", add_special_tokens=False)
     follower.advance(a)
     assert allowed(follower, llm.config.vocab_size) == set(llm.config.eos_ids)
@@ -123,17 +123,17 @@ def test_behind_the_end_nothing_is_masked(llm: LLM, grammars: Grammars) -> None:
     follower.advance(llm.config.eos_ids[0])
     assert len(allowed(follower, llm.config.vocab_size)) == llm.config.vocab_size
     assert follower.forced() == []
-    assert follower.legal(5)
+    assert follower.allows(5)
 
 
 def test_forced_text_is_spelled_as_the_tokenizer_does(llm: LLM, grammars: Grammars) -> None:
     text = "Dear reader, this text is what it is: forced."
-    follower = grammars.compile(Guide(choice=[text])).follower()
+    follower = grammars.compile(Guide(choice=[text])).new_processor()
     forced = follower.forced()
     assert forced == llm.tokenizer.encode(text, add_special_tokens=False)[: len(forced)]
     assert len(forced) > 5
     # What may still become a longer token with what follows is left out.
-    follower = grammars.compile(Guide(regex="The number is [0-9]+")).follower()
+    follower = grammars.compile(Guide(regex="The number is [0-9]+")).new_processor()
     assert llm.tokenizer.decode(follower.forced()).startswith("The number")
     for token in follower.forced():
         follower.advance(token)
@@ -189,7 +189,7 @@ class TestErrors:
         for guide in (Guide(choice=["Zebra"]), Guide(regex="Z[ab]")):
             with pytest.raises(OptionError, match="the tokenizer has no token for"):
                 grammars.compile(guide)
-        follower = grammars.compile(Guide(choice=["aZ"])).follower()
+        follower = grammars.compile(Guide(choice=["aZ"])).new_processor()
         for token in poor.encode("a", add_special_tokens=False):
             follower.advance(token)
         with pytest.raises(PronkError, match="guide"):
@@ -256,7 +256,7 @@ def test_hostile_guides_cost_little(grammars: Grammars, llm: LLM, name: str) -> 
     """Refused, or followed: in seconds where a grammar without bounds would take for ever, step by step."""
     began, vocab, dice = time.perf_counter(), llm.config.vocab_size, random.Random(0)
     try:
-        follower = grammars.compile(HOSTILE[name]()).follower()
+        follower = grammars.compile(HOSTILE[name]()).new_processor()
         for _ in range(30):
             token = dice.choice(sorted(allowed(follower, vocab)))
             follower.forced()
@@ -312,8 +312,8 @@ def test_deadly_guides_are_tried_elsewhere(grammars: Grammars, name: str) -> Non
 
 def test_long_guides_that_are_harmless_are_compiled(grammars: Grammars, llm: LLM) -> None:
     schema = {"type": "object", "properties": {f"property_{i}": {"type": "integer"} for i in range(300)}}
-    follower = grammars.compile(Guide(json=schema)).follower()
-    assert follower.legal(llm.tokenizer.encode("{", add_special_tokens=False)[0])
+    follower = grammars.compile(Guide(json=schema)).new_processor()
+    assert follower.allows(llm.tokenizer.encode("{", add_special_tokens=False)[0])
 
 
 def test_branches_that_are_taken_back_leave_no_trace(llm: LLM, grammars: Grammars) -> None:
@@ -325,7 +325,7 @@ def test_branches_that_are_taken_back_leave_no_trace(llm: LLM, grammars: Grammar
     cases = [(loose, "{", '"b": ', '"a": '), (loose, "{", '"a": ', '"b": '), (lark, "", "q= ", "p= ")]
     for guide, before, one, other in cases:
         ids = [llm.tokenizer.encode(text, add_special_tokens=False) for text in (before, one, other)]
-        follower, fresh = (grammars.compile(guide).follower(ids[0]) for _ in range(2))
+        follower, fresh = (grammars.compile(guide).new_processor(ids[0]) for _ in range(2))
         for token in ids[1]:
             follower.advance(token)
         allowed(follower, llm.config.vocab_size)
@@ -339,10 +339,10 @@ def test_branches_that_are_taken_back_leave_no_trace(llm: LLM, grammars: Grammar
 def test_what_is_legal_is_what_the_mask_leaves(llm: LLM, grammars: Grammars) -> None:
     vocab, dice, seen = llm.config.vocab_size, random.Random(4), 0
     for guide in (Guide(choice=["forced text", "free"]), Guide(json={"enum": ["ab", 12]}), Guide(regex="[a-c]{2,}x+")):
-        follower = grammars.compile(guide).follower()
+        follower = grammars.compile(guide).new_processor()
         for _ in range(12):
             may = allowed(follower, vocab)
-            assert {token for token in range(vocab) if follower.legal(token)} == may
+            assert {token for token in range(vocab) if follower.allows(token)} == may
             token = dice.choice(sorted(may))
             seen += 1
             if token in llm.config.eos_ids:
@@ -354,7 +354,7 @@ def test_what_is_legal_is_what_the_mask_leaves(llm: LLM, grammars: Grammars) -> 
 def test_an_end_that_spells_text_does_not_cut_it_off(llm: LLM) -> None:
     (letter,) = llm.tokenizer.encode("f", add_special_tokens=False)
     ends, vocab = {*llm.config.eos_ids, letter}, llm.config.vocab_size
-    follower = Grammars(llm.tokenizer, vocab, [*ends]).compile(Guide(regex="[e-g]{2}")).follower()
+    follower = Grammars(llm.tokenizer, vocab, [*ends]).compile(Guide(regex="[e-g]{2}")).new_processor()
     for _ in range(2):
         may = allowed(follower, vocab)
         assert not may & ends
@@ -364,15 +364,17 @@ def test_an_end_that_spells_text_does_not_cut_it_off(llm: LLM) -> None:
 
 def test_ends_that_the_tokenizer_does_not_have(llm: LLM) -> None:
     vocab = llm.config.vocab_size + 10
-    follower = Grammars(llm.tokenizer, vocab, [*llm.config.eos_ids, vocab - 1]).compile(Guide(choice=["a"])).follower()
-    assert follower.legal(llm.tokenizer.encode("a", add_special_tokens=False)[0])
+    follower = (
+        Grammars(llm.tokenizer, vocab, [*llm.config.eos_ids, vocab - 1]).compile(Guide(choice=["a"])).new_processor()
+    )
+    assert follower.allows(llm.tokenizer.encode("a", add_special_tokens=False)[0])
 
 
 @pytest.mark.parametrize("schema", [True, "true", {}])
 def test_any_value(llm: LLM, grammars: Grammars, schema: Any) -> None:
-    follower = grammars.compile(Guide(json=schema)).follower()
+    follower = grammars.compile(Guide(json=schema)).new_processor()
     for text in ("{", "[", '"', "1", "true"):
-        assert follower.legal(llm.tokenizer.encode(text, add_special_tokens=False)[0])
+        assert follower.allows(llm.tokenizer.encode(text, add_special_tokens=False)[0])
 
 
 class TestKept:
@@ -404,7 +406,7 @@ class TestKept:
 def test_tokenizers_of_other_families(checkpoint: MakeCheckpoint, family: str) -> None:
     llm = LLM(checkpoint(family), threads=1)
     vocab = llm.config.vocab_size
-    follower = llm.request_factory.grammars.compile(Guide(choice=["yes", "no"])).follower()
+    follower = llm.request_factory.grammars.compile(Guide(choice=["yes", "no"])).new_processor()
     text = b""
     for _ in range(8):
         may = sorted(allowed(follower, vocab))
@@ -419,12 +421,12 @@ def test_separators_are_those_of_json_dumps(llm: LLM, grammars: Grammars) -> Non
     schema = {"type": "object", "properties": {"a": {"const": 1}, "b": {"const": [1, 2]}}, "required": ["a", "b"]}
     schema["additionalProperties"] = False
     schema["x-guidance"] = {"item_separator": ";", "whitespace_flexible": True}
-    follower, text = grammars.compile(Guide(json=schema)).follower(), list[int]()
+    follower, text = grammars.compile(Guide(json=schema)).new_processor(), list[int]()
     while not text or text[-1] not in llm.config.eos_ids:
         text.append(min(allowed(follower, llm.config.vocab_size)))
         follower.advance(text[-1])
     assert llm.tokenizer.decode(text) == '{"a": 1, "b": [1, 2]}'
-    loose = grammars.compile(Guide(json={"type": "array"}, whitespace=True)).follower()
+    loose = grammars.compile(Guide(json={"type": "array"}, whitespace=True)).new_processor()
     assert llm.tokenizer.encode("\n", add_special_tokens=False)[0] not in allowed(loose, llm.config.vocab_size)
     loose.advance(llm.tokenizer.encode("[", add_special_tokens=False)[0])
     assert llm.tokenizer.encode("\n", add_special_tokens=False)[0] in allowed(loose, llm.config.vocab_size)

@@ -12,7 +12,7 @@ from pronk.bench.machine import PeakMemory
 from pronk.bench.peers import Peer, PeerError, PeerRequest
 from pronk.bench.records import Sample
 from pronk.drafters import Proposer, make_drafter
-from pronk.engine.request_factory import end_ids
+from pronk.engine.request_factory import stop_ids_with_eos
 from pronk.llm import LLM
 from pronk.sampling.params import SamplingParams
 
@@ -66,10 +66,10 @@ class DrafterMethod(Method):
         prompts, params = [item.ids for item in items], [item.params for item in items]
         self._peak.reset()
         runner = self._llm.engine.runner
-        began, waited = perf_counter(), runner.waited
+        began, waited = perf_counter(), runner.communication_seconds
         completions = self._llm.generate(prompts, params, drafter=self._proposers[store])
         seconds = (perf_counter() - began) / len(items)
-        waited = (runner.waited - waited) / len(items)
+        waited = (runner.communication_seconds - waited) / len(items)
         peak = self._peak.read()
         for out in completions:
             out.stats.check_proposer()
@@ -113,7 +113,7 @@ class PeerMethod(Method):
         return [self._run(item) for item in items]
 
     def _run(self, item: Item) -> Sample:
-        params, stops = item.params, sorted(end_ids(item.params, self._eos_ids))
+        params, stops = item.params, sorted(stop_ids_with_eos(item.params, self._eos_ids))
         result = self._peer.generate(
             PeerRequest(item.ids, params.max_tokens, params.temperature, params.seed or 0, stops, params.ignore_eos)
         )

@@ -23,7 +23,7 @@ from pronk.errors import OptionError
 from pronk.kv_cache.layout import kv_bytes_per_token
 from pronk.llm import LLM
 from pronk.models.checkpoint import read_json
-from pronk.models.weights import count_parameters, pass_weights
+from pronk.models.weights import count_parameters, forward_weights
 from pronk.quantization.gguf.checkpoint import is_gguf
 
 __all__ = ["PeerOptions", "Plan", "Progress", "check", "run"]
@@ -133,7 +133,7 @@ def _measure(name: str, llm: LLM, plan: Plan, trace: StepTrace, timer: Timer, pr
 
 def _model(name: str, llm: LLM, methods: tuple[str, ...]) -> Model:
     raw = {} if is_gguf(llm.path) else read_json(llm.path / "config.json")
-    weights = pass_weights(llm.engine.runner.decoder)
+    weights = forward_weights(llm.engine.runner.decoder)
     return Model(
         name=name,
         parameters=count_parameters(llm.config),

@@ -117,7 +117,7 @@ def _build(out: Path, text: Sequence[Path], model: str | None, limit: int | None
             vocab_size=vocab_size,
             limit=limit,
             sources=[path.resolve().name for path in text],
-            say=say,
+            on_progress=say,
         )
 
 

@@ -146,7 +146,7 @@ def _step_text(steps: "Sequence[Decision]", tokenizer: "Tokenizer") -> Any:
             text.append(repr(tokenizer.decode(list(tokens)))[1:-1], style)
     for each in steps[0].source_reports:
         expected = "" if each.after is None else f" {each.after[0]:.2f},"
-        name = f"({each.source})" if each.why == "explores" else each.source
+        name = f"({each.source})" if each.reason == "explores" else each.source
         text.append(f"\n  {name}{expected} {1e3 * each.seconds:.2g}", "dim")
     return text
 
@@ -171,7 +171,7 @@ def _step(step: "Decision") -> dict[str, Any]:
     asked = [
         {
             "source": each.source,
-            "why": each.why,
+            "why": each.reason,
             "seconds": each.seconds,
             "offered": each.tree.num_draft_tokens,
             "expected_before": None if each.before is None else each.before[0],

@@ -21,8 +21,8 @@ class ProposerCache:
     """An LRU cache of proposers: equal drafters share one proposer and its learned state.
 
     Freeing a draft model: its weights, keys and values belong to its proposers alone, since
-    :meth:`~pronk.speculation.target.Target.share` and :class:`~pronk.kv_cache.budget.KVBudget` hold weak references.
-    A proposer is held by its running requests, by callers, and by this cache, which keeps at most 4 with
+    :meth:`~pronk.speculation.target.Target.load_shared` and :class:`~pronk.kv_cache.budget.KVBudget` hold weak
+    references. A proposer is held by its running requests, by callers, and by this cache, which keeps at most 4 with
     :attr:`~pronk.speculation.proposer.Proposer.models` beside the target's own. The memory is freed with the last
     holder; the pool's share of the KV memory is divided again when the next draft model joins.
 
@@ -30,21 +30,21 @@ class ProposerCache:
     cached proposers do not wait for it.
 
     Attributes:
-        own: proposer of the target's own drafter; never evicted or reloaded.
+        default: proposer of the target's own drafter; never evicted or reloaded.
     """
 
     def __init__(self, target: Target, drafter: Drafter) -> None:
-        """Bind the target's own drafter; raises as :meth:`of` does."""
+        """Bind the target's own drafter; raises as :meth:`get_proposer` does."""
         self._target = target
-        self._table, self._binding = RLock(), RLock()
-        self._kept: dict[Drafter, Proposer[Any]] = {}  # least recently used first
+        self._cache_lock, self._bind_lock = RLock(), RLock()
+        self._cached: dict[Drafter, Proposer[Any]] = {}  # least recently used first
         if isinstance(drafter, Proposer):
-            self.own = bind_proposer(drafter, target)
+            self.default = bind_proposer(drafter, target)
         else:
             _check_hashable(drafter)
-            self.own = self._kept[drafter] = bind_proposer(drafter, target)
+            self.default = self._cached[drafter] = bind_proposer(drafter, target)
 
-    def of(self, spec: str | Drafter) -> Proposer[Any]:
+    def get_proposer(self, spec: str | Drafter) -> Proposer[Any]:
         """Return the proposer of a drafter or of its name; a proposer is bound to the target and returned.
 
         If the checkpoint of its draft model was rewritten on disk, a new proposer loads the new one.
@@ -61,30 +61,30 @@ class ProposerCache:
         return self._bind(drafter) if found is None else found
 
     def _bind(self, drafter: Drafter) -> Proposer[Any]:
-        with self._binding:
+        with self._bind_lock:
             found = self._find(drafter)  # another thread may have bound it meanwhile
             if found is None:
                 found = bind_proposer(drafter, self._target)
-                self._keep(drafter, found)
+                self._store(drafter, found)
             return found
 
     def _find(self, drafter: Drafter) -> Proposer[Any] | None:
         """Return the cached proposer, or ``None`` if none is cached or its draft model's files have changed."""
-        with self._table:
-            found = self._kept.pop(drafter, None)
-            if found is None or not all(map(self._target.current, found.models)):
+        with self._cache_lock:
+            found = self._cached.pop(drafter, None)
+            if found is None or not all(map(self._target.is_current, found.models)):
                 return None
-            self._kept[drafter] = found  # most recently used
+            self._cached[drafter] = found  # most recently used
             return found
 
-    def _keep(self, drafter: Drafter, proposer: Proposer[Any]) -> None:
-        with self._table:
-            self._kept[drafter] = proposer
-            others = [(each, bool(found.models)) for each, found in self._kept.items() if found is not self.own]
+    def _store(self, drafter: Drafter, proposer: Proposer[Any]) -> None:
+        with self._cache_lock:
+            self._cached[drafter] = proposer
+            others = [(each, bool(found.models)) for each, found in self._cached.items() if found is not self.default]
             with_models = [each for each, has in others if has]
             without = [each for each, has in others if not has]
             for each in (*with_models[:-_MAX_WITH_MODELS], *without[:-_MAX_WITHOUT_MODELS]):
-                del self._kept[each]
+                del self._cached[each]
 
 
 _parse = lru_cache(256)(make_drafter)

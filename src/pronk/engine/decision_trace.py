@@ -71,15 +71,15 @@ class DecisionTrace:
     _offered: TokenTree | None = None
     _draft_seconds: float = 0.0
 
-    def offer(self, source_reports: Sequence[SourceReport], tree: TokenTree) -> None:
+    def record_proposal(self, source_reports: Sequence[SourceReport], tree: TokenTree) -> None:
         """Record a proposed tree and the reports of the drafters."""
         self._source_reports, self._offered = tuple(source_reports), tree
 
-    def took(self, seconds: float) -> None:
+    def add_draft_seconds(self, seconds: float) -> None:
         """Add drafting time."""
         self._draft_seconds += seconds
 
-    def settle(
+    def record_step(
         self,
         outcome: Outcome[Any],
         costs: CostCurve | None,

@@ -85,7 +85,7 @@ class Engine:
         self.speculator = Speculator(self.runner, budget=budget)
         self.output_processor = OutputProcessor(cache, clock)
         self.lock = RLock()
-        times = self.runner.times
+        times = self.runner.cost_model
         self.target = Target(
             decoder,
             cache,
@@ -93,7 +93,7 @@ class Engine:
             kv_budget,
             folder,
             self.lock,
-            times=times,
+            cost_model=times,
             acceptance_stats=acceptance_stats,
             runner=self.runner,
             clock=clock,
@@ -112,7 +112,7 @@ class Engine:
             CacheFullError: the request does not fit into the empty KV cache.
         """
         with self.lock:
-            request.began = self.runner.clock()
+            request.start_time = self.runner.clock()
             self.scheduler.add(request)
 
     def abort(self, request: Request) -> None:
@@ -187,18 +187,18 @@ class Engine:
             for request in requests:
                 self.add(request)
             # Another thread may have run the step, so yield available tokens before the next step.
-            while any(not request.ended or request.pieces for request in requests):
-                if not any(request.pieces for request in requests):
+            while any(not request.ended or request.undelivered for request in requests):
+                if not any(request.undelivered for request in requests):
                     self.step()
                 _raise_errors(requests)
                 with self.lock:
                     tokens = [
-                        (index, token, request.finish_reason is not None and place == len(request.pieces))
+                        (index, token, request.finish_reason is not None and place == len(request.undelivered))
                         for index, request in enumerate(requests)
-                        for place, token in enumerate(request.pieces, 1)
+                        for place, token in enumerate(request.undelivered, 1)
                     ]
                     for request in requests:
-                        request.pieces.clear()
+                        request.undelivered.clear()
                 yield from tokens
             _raise_errors(requests)  # a step run by another thread may have ended one
         finally:
@@ -220,31 +220,33 @@ class Engine:
                 self._stepping = False
                 if self.exact:
                     return_threads()
-                self._dismiss()
+                self._remove_finished()
 
     def _tree_logits(self, prompt: Sequence[int], trees: Sequence[TokenTree]) -> list[Tensor]:
-        block_table = self.cache.match([*prompt, trees[0].tokens[0]], b"", []) or BlockTable()
+        block_table = self.cache.match_prefix([*prompt, trees[0].tokens[0]], b"", []) or BlockTable()
 
-        def forward(tree: TokenTree, wanted: range) -> Logits:
+        def forward(tree: TokenTree, logits_nodes: range) -> Logits:
             self.scheduler.reserve(block_table, block_table.length + len(tree))
             with interruptible():
-                return self.runner.forward([ForwardJob(Segment(block_table, tree), wanted, len(prompt))]).logits[0]
+                return self.runner.forward([ForwardJob(Segment(block_table, tree), logits_nodes, len(prompt))]).logits[
+                    0
+                ]
 
         try:
             while block_table.length < len(prompt):
                 chunk = prompt[block_table.length : block_table.length + self.scheduler.prefill_chunk]
                 forward(TokenTree.chain(chunk), range(0))
                 self.cache.commit(block_table, range(len(chunk)))
-                self.cache.learn(block_table, prompt, b"")
-                self.scheduler.leave_window(block_table)
+                self.cache.cache_blocks(block_table, prompt, b"")
+                self.scheduler.release_outside_window(block_table)
             return [forward(tree, range(len(tree)))[:].clone() for tree in trees]
         finally:
             self.cache.release(block_table)
 
     def _step(self) -> None:
-        began = self.runner.clock()
+        start_time = self.runner.clock()
         self.scheduler.expire()
-        self._dismiss()  # so that waiting requests can take their places
+        self._remove_finished()  # so that waiting requests can take their places
         batch = self.scheduler.schedule()
         self.speculator.begin(batch, self.scheduler.preempted)
         if not batch:
@@ -252,9 +254,9 @@ class Engine:
         drafts = self.speculator.propose(batch)
         steps = [plan_step(scheduled, drafts.get(scheduled.request), self.runner) for scheduled in batch]
         result = self._forward(steps)
-        verified = [self._verify(step, result.of(number)) for number, step in enumerate(steps)]
+        verified = [self._verify(step, result.job_result(number)) for number, step in enumerate(steps)]
         outcomes = self._commit(verified)
-        self.speculator.update(steps, outcomes, result.context, began)
+        self.speculator.update(steps, outcomes, result.context, start_time)
 
     def _forward(self, steps: Sequence[RequestStep]) -> ForwardResult:
         layers = frozenset(layer for step in steps for layer in step.request.capabilities.hidden)
@@ -291,7 +293,7 @@ class Engine:
         except Exception as error:  # noqa: BLE001 - logits processors and guides are user code
             request.fail(error)
 
-    def _dismiss(self) -> None:
+    def _remove_finished(self) -> None:
         """Remove the requests that have ended or were aborted."""
         for request in [*self.scheduler.running, *self.scheduler.waiting]:
             if request.ended or request.aborted:
@@ -299,7 +301,7 @@ class Engine:
 
     def _remove(self, request: Request) -> None:
         if self.scheduler.remove(request):
-            request.stats.total_seconds = self.runner.clock() - request.began
+            request.stats.total_seconds = self.runner.clock() - request.start_time
             self.speculator.stop(request)
             _clear_frames(request.error)
 

@@ -32,7 +32,7 @@ class FairShare:
     def join(self, tenant: str) -> None:
         """Register a new request of a tenant."""
         if not self._requests[tenant]:
-            self.served[tenant] = max(self.served.get(tenant, 0), self._least())
+            self.served[tenant] = max(self.served.get(tenant, 0), self._min_served())
         self._requests[tenant] += 1
 
     def leave(self, tenant: str) -> None:
@@ -41,13 +41,13 @@ class FairShare:
         if not self._requests[tenant]:
             del self._requests[tenant]
             # An inactive tenant at or below the minimum is raised to the minimum on return, so drop its counter.
-            least = self._least()
-            keep = {each: n for each, n in self.served.items() if self._requests and n > least}
-            self.served = keep | {each: self.served[each] for each in self._requests}
+            minimum = self._min_served()
+            kept = {each: n for each, n in self.served.items() if self._requests and n > minimum}
+            self.served = kept | {each: self.served[each] for each in self._requests}
 
     def serve(self, tenant: str, *, prefilled: int = 0, generated: int = 0) -> None:
         """Count tokens served to a tenant."""
         self.served[tenant] += _PREFILLED * prefilled + _GENERATED * generated
 
-    def _least(self) -> int:
+    def _min_served(self) -> int:
         return min((self.served[each] for each, count in self._requests.items() if count), default=0)

@@ -31,16 +31,16 @@ class OutputProcessor:
         """Commit the tokens and KV rows of one request; return the drafter's outcome, or ``None`` in prefill."""
         step, path = verified.step, verified.path
         request, scheduled = step.request, step.scheduled
-        self._report_prompt(request, verified.prompt_logits)
+        self._append_prompt_logprobs(request, verified.prompt_logits)
         if path is None:
-            self._commit_rows(request, range(scheduled.count))
+            self._commit_rows(request, range(scheduled.num_tokens))
             return None
-        position = request.block_table.length + step.above
+        position = request.block_table.length + step.root_row
         committed = self._commit_tokens(verified, path)
         forced = self._append_forced(request)
         # A request with draft tokens has one pending token, so node numbers are row offsets. The last token of the text
         # has no KV row, even if the text ends within the path.
-        self._commit_rows(request, [0, *path.path][: len(committed)] if path.path else range(scheduled.count))
+        self._commit_rows(request, [0, *path.path][: len(committed)] if path.path else range(scheduled.num_tokens))
         committed += forced
         self._record(step, path, len(committed))
         capabilities = request.capabilities
@@ -52,27 +52,29 @@ class OutputProcessor:
             position,
             request.params,
             verified.logits[:] if capabilities.logits else None,
-            {layer: verified.result.hidden[layer][step.above :] for layer in capabilities.hidden},
+            {layer: verified.result.hidden[layer][step.root_row :] for layer in capabilities.hidden},
         )
 
-    def _commit_tokens(self, verified: Verified, found: VerifiedPath) -> tuple[int, ...]:
+    def _commit_tokens(self, verified: Verified, verified_path: VerifiedPath) -> tuple[int, ...]:
         """Append the sampled tokens up to the end of the text; return the appended ones."""
         step, logits = verified.step, verified.logits
         request = step.request
         reports: list[dict[int, float]] | None = None
         if request.params.logprobs is not None:
-            wanted = request.params.logprob_token_ids
-            reports = token_logprobs(logits[[0, *found.path]], found.tokens, request.params.logprobs, wanted)
+            extra_ids = request.params.logprob_token_ids
+            reports = token_logprobs(
+                logits[[0, *verified_path.path]], verified_path.tokens, request.params.logprobs, extra_ids
+            )
         before = len(request.tokens)
-        sources = [*(step.source(node) for node in found.path), None]
+        sources = [*(step.source(node) for node in verified_path.path), None]
         try:
-            for count, token in enumerate(found.tokens):
+            for count, token in enumerate(verified_path.tokens):
                 report = reports[count] if reports else None
                 if not request.append(token, source=sources[count], logprobs=report):
                     break
         finally:
             request.sampler.commit(len(request.tokens) - before)
-        return found.tokens[: len(request.tokens) - before]
+        return verified_path.tokens[: len(request.tokens) - before]
 
     def _append_forced(self, request: Request) -> tuple[int, ...]:
         """Append and return the tokens that the guide forces under ``guide_mode="jump"``."""
@@ -95,35 +97,35 @@ class OutputProcessor:
         if isinstance(offsets, list):
             request.stats.moved += sum(offset != place for place, offset in enumerate(offsets))
         self.cache.commit(request.block_table, offsets)
-        self.cache.learn(request.block_table, request.tokens, request.salt)
+        self.cache.cache_blocks(request.block_table, request.tokens, request.salt)
         if self.window is not None:
             self.cache.release_before(request.block_table, request.block_table.length - self.window + 1)
 
-    def _report_prompt(self, request: Request, logits: Tensor) -> None:
+    def _append_prompt_logprobs(self, request: Request, logits: Tensor) -> None:
         """Append ``prompt_logprobs`` of the prompt tokens predicted by the prompt rows of this step."""
         top = request.params.prompt_logprobs
-        if top is None or not request.reports_prompt:
+        if top is None or not request.computes_prompt_logprobs:
             return
         if not request.prompt_logprobs:
             request.prompt_logprobs.append(None)
         first = request.block_table.length + 1
-        known = len(request.prompt_logprobs) - first  # reported before a preemption
-        following = request.prompt[first + known : first + len(logits)]
-        request.prompt_logprobs.extend(token_logprobs(logits[known:], following, top))
+        num_reported = len(request.prompt_logprobs) - first  # reported before a preemption
+        following = request.prompt[first + num_reported : first + len(logits)]
+        request.prompt_logprobs.extend(token_logprobs(logits[num_reported:], following, top))
 
-    def _record(self, step: RequestStep, found: VerifiedPath, tokens: int) -> None:
+    def _record(self, step: RequestStep, verified_path: VerifiedPath, tokens: int) -> None:
         stats, draft = step.request.stats, step.draft
         depths = [depth for node, depth in enumerate(draft.depths) if draft.acceptable[node]]
-        clock = self.clock() - step.request.began
+        clock = self.clock() - step.request.start_time
         clocks = (stats.draft_seconds, stats.target_seconds, clock)
         rows = len(step.job.segment.tree)
-        stats.steps.append(StepStats(rows, len(depths) - 1, max(depths), len(found.path), tokens, *clocks))
-        accepted = set(found.path)
+        stats.steps.append(StepStats(rows, len(depths) - 1, max(depths), len(verified_path.path), tokens, *clocks))
+        accepted = set(verified_path.path)
         draft_tokens = [node for node in range(1, len(draft)) if draft.acceptable[node]]
         stats.count_sources([(step.source(node), node in accepted) for node in draft_tokens])
         if draft.gain is not None and not step.request.params.rejects:
-            gain, reached = draft.gain, {0, *found.path}
-            judged = [
+            gain, reached = draft.gain, {0, *verified_path.path}
+            evaluated = [
                 node for node in draft_tokens if draft.parents[node] in reached and gain[draft.parents[node]] > 0.0
             ]
-            stats.count_gains([(gain[node] / gain[draft.parents[node]], node in accepted) for node in judged])
+            stats.count_gains([(gain[node] / gain[draft.parents[node]], node in accepted) for node in evaluated])

@@ -55,14 +55,14 @@ class AdmissionRefusal(NamedTuple):
     """State of the prefix cache when a request was refused for lack of free blocks.
 
     Attributes:
-        found: cached blocks of the request's prefix.
-        following: digest of the first block after ``found``; empty if the text has none.
-        version: version of the cache; a different version has different blocks.
+        cached_blocks: cached blocks of the request's prefix.
+        next_digest: digest of the first block after ``cached_blocks``; empty if the text has none.
+        cache_version: version of the cache; a different version has different blocks.
     """
 
-    found: list[int]
-    following: bytes
-    version: int
+    cached_blocks: list[int]
+    next_digest: bytes
+    cache_version: int
 
 
 @dataclass(eq=False)
@@ -75,7 +75,7 @@ class Request:
 
     Attributes:
         proposer: proposer of draft tokens; ``None`` after the proposer has raised an exception.
-        text: detokenizer of the output.
+        detokenizer: detokenizer of the output.
         stop_token_ids: token ids that end the text.
         parent: first sample of the same prompt, whose KV blocks this request may fork.
         priority: scheduling priority; higher values are scheduled first.
@@ -83,20 +83,20 @@ class Request:
         salt: key of the prefix cache; only requests with equal salts share cached blocks.
         tenant: client name for fair scheduling among requests of equal priority.
         arrival: sequence number among added requests.
-        start: sequence number among started requests; ``None`` before the first start.
-        accounted: number of generated tokens already counted for the tenant.
+        start_order: sequence number among started requests; ``None`` before the first start.
+        num_charged: number of generated tokens already counted for the tenant.
         digests: digests of the text's blocks computed so far (:mod:`pronk.kv_cache.prefix`).
-        refused: reason of the last refused start, if any.
-        draft_state: proposer's state for this request, valid while ``drafting``.
-        drafting: whether the proposer has started this request.
-        guessed: for each generated token, whether it was an accepted draft token.
-        pieces: generated tokens not yet delivered to the caller.
+        admission_refusal: reason of the last refused start, if any.
+        draft_state: proposer's state for this request, valid while ``draft_started``.
+        draft_started: whether the proposer has started this request.
+        from_draft: for each generated token, whether it was an accepted draft token.
+        undelivered: generated tokens not yet delivered to the caller.
         finish_reason: reason of a regular end.
         stop_reason: token id or stop string that ended the text.
         aborted: whether the caller has cancelled the request.
         request_budget: measured gain and cost of speculation; ``None`` before the first proposal.
         decision_trace: record of the speculation decisions, if requested.
-        began: time of :meth:`~pronk.engine.engine.Engine.add`, by the engine's clock.
+        start_time: time of :meth:`~pronk.engine.engine.Engine.add`, by the engine's clock.
     """
 
     prompt: Sequence[int]
@@ -105,7 +105,7 @@ class Request:
     seed: int
     proposer: Proposer[Any] | None
     sampler: Sampler
-    text: TextOutput
+    detokenizer: TextOutput
     stop_token_ids: frozenset[int]
     parent: Request | None = None
     priority: int = 0
@@ -113,18 +113,18 @@ class Request:
     salt: bytes = b""
     tenant: str = ""
     arrival: int = field(default=0, init=False)
-    start: int | None = field(default=None, init=False)
-    accounted: int = field(default=0, init=False)
+    start_order: int | None = field(default=None, init=False)
+    num_charged: int = field(default=0, init=False)
     block_table: BlockTable = field(default_factory=BlockTable, init=False)
     digests: list[bytes] = field(default_factory=list, init=False)
-    refused: AdmissionRefusal | None = field(default=None, init=False)
+    admission_refusal: AdmissionRefusal | None = field(default=None, init=False)
     draft_state: Any = field(default=None, init=False)
-    drafting: bool = field(default=False, init=False)
-    guessed: list[bool] = field(default_factory=list, init=False)
+    draft_started: bool = field(default=False, init=False)
+    from_draft: list[bool] = field(default_factory=list, init=False)
     logprobs: list[dict[int, float]] = field(default_factory=list, init=False)
     prompt_logprobs: list[dict[int, float] | None] = field(default_factory=list, init=False)
     output_text: str = field(default="", init=False)
-    pieces: deque[Token] = field(default_factory=deque, init=False)
+    undelivered: deque[Token] = field(default_factory=deque, init=False)
     finish_reason: FinishReason | None = field(default=None, init=False)
     stop_reason: str | int | None = field(default=None, init=False)
     error: Exception | None = field(default=None, init=False)
@@ -132,7 +132,7 @@ class Request:
     request_budget: RequestBudget | None = field(default=None, init=False)
     decision_trace: DecisionTrace | None = field(default=None, init=False)
     stats: Stats = field(default_factory=Stats, init=False)
-    began: float = field(default=0.0, init=False)
+    start_time: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
         self.stats.prompt_tokens = len(self.prompt)
@@ -148,7 +148,7 @@ class Request:
         return Capabilities() if self.proposer is None else self.proposer.capabilities
 
     @property
-    def draft_tokens(self) -> bool:
+    def needs_draft_slots(self) -> bool:
         """Whether to reserve KV slots for draft tokens: the drafter proposes and at least 2 tokens may follow."""
         return self.proposer is not None and self.proposer.capabilities.proposes and self.remaining > 1
 
@@ -173,29 +173,29 @@ class Request:
         return self.params.max_tokens - self.num_generated
 
     @property
-    def reports_prompt(self) -> bool:
+    def computes_prompt_logprobs(self) -> bool:
         """Whether this request computes ``prompt_logprobs``; further samples copy those of the first."""
         return self.params.prompt_logprobs is not None and not self.num_generated and self.parent is None
 
     def append(self, token: int, *, source: str | None, logprobs: dict[int, float] | None) -> bool:
         """Append a token; return False if it ends the request. The arguments are those of :class:`Token`."""
         self.tokens.append(token)
-        self.guessed.append(source is not None)
+        self.from_draft.append(source is not None)
         self.stats.generated_tokens += 1
         if logprobs is not None:
             self.logprobs.append(logprobs)
-        text, stop = ("", None) if token in self.stop_token_ids else self.text.push(token)
+        text, stop = ("", None) if token in self.stop_token_ids else self.detokenizer.push(token)
         if token in self.stop_token_ids:
             self._finish("stop", token)
         elif self.remaining <= 0:
             self._finish("length", None)
         if self.finish_reason and stop is None:
-            rest, stop = self.text.flush()
+            rest, stop = self.detokenizer.flush()
             text += rest
         if stop is not None:
             self._finish("stop", stop)
         self.output_text += text
-        self.pieces.append(Token(token, text, source, len(self.stats.steps), logprobs))
+        self.undelivered.append(Token(token, text, source, len(self.stats.steps), logprobs))
         return self.finish_reason is None
 
     def resume(self, tokens: Iterable[tuple[int, str | None, dict[int, float] | None]]) -> None:
@@ -204,7 +204,7 @@ class Request:
             self.sampler.advance(token)
             self.append(token, source=source, logprobs=logprobs)
             self.sampler.commit(1)
-        self.pieces.clear()
+        self.undelivered.clear()
 
     def fail(self, error: Exception) -> None:
         """End the request with an error, replacing any finish reason."""

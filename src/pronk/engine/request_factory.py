@@ -12,7 +12,7 @@ from pronk.engine.request import Request
 from pronk.errors import ContextError, OptionError, PromptError
 from pronk.kernels.library import Kernels
 from pronk.sampling.logits_processors import LogitsProcessor
-from pronk.sampling.noise import derive_seed, fresh_seed
+from pronk.sampling.noise import derive_seed, random_seed
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
 from pronk.speculation.proposer import Proposer
@@ -20,7 +20,7 @@ from pronk.structured.grammars import Grammars
 from pronk.tokenization.stream import TextStream
 from pronk.tokenization.tokenizer import Tokenizer
 
-__all__ = ["RequestFactory", "end_ids"]
+__all__ = ["RequestFactory", "stop_ids_with_eos"]
 
 
 class RequestFactory:
@@ -31,7 +31,7 @@ class RequestFactory:
         self.grammars = Grammars(tokenizer, config.vocab_size, config.eos_ids)
         self._grammar_proposers: WeakValueDictionary[int, GrammarProposer] = WeakValueDictionary()
 
-    def ids(self, prompt: str | Sequence[int]) -> list[int]:
+    def encode_prompt(self, prompt: str | Sequence[int]) -> list[int]:
         """Return the token ids of a prompt.
 
         Raises:
@@ -54,7 +54,7 @@ class RequestFactory:
             raise ContextError(msg)
         return ids
 
-    def samples(
+    def create_samples(
         self,
         prompt: Sequence[int],
         params: SamplingParams,
@@ -64,38 +64,42 @@ class RequestFactory:
     ) -> list[Request]:
         """Create the ``params.n`` samples of one prompt; later samples fork the KV blocks of the first.
 
-        ``processors`` is called once per sample, as logits processors have per-text state (see :meth:`request`).
+        ``processors`` is called once per sample, as logits processors have per-text state (see :meth:`create_request`).
 
         Raises:
             OptionError: an option does not fit the model or the prompt.
         """
-        seed = fresh_seed() if params.seed is None else params.seed
-        first = self.request(prompt, params, proposer, seed=seed, processors=processors())
+        seed = random_seed() if params.seed is None else params.seed
+        first = self.create_request(prompt, params, proposer, seed=seed, processors=processors())
         rest = [
-            self.request(
+            self.create_request(
                 prompt, params, proposer, seed=derive_seed(seed, sample), parent=first, processors=processors()
             )
             for sample in range(1, params.n)
         ]
         return [first, *rest]
 
-    def spelled(self, prompt: str | list[int], ids: Sequence[int], texts: Sequence[str]) -> list[list[int]]:
+    def encode_continuations(
+        self, prompt: str | list[int], ids: Sequence[int], texts: Sequence[str]
+    ) -> list[list[int]]:
         """Return the token ids of each text as a continuation of the prompt, whose token ids are ``ids``.
 
         A text is encoded together with the prompt, or alone if its first characters would merge with the prompt's last
         token. Raises ``OptionError`` if the tokenizer has no tokens for a text.
         """
-        spelled: list[list[int]] = []
+        continuations: list[list[int]] = []
         for text in texts:
-            whole = self.tokenizer.encode(prompt + text) if isinstance(prompt, str) else []
-            merged = whole[: len(ids)] != list(ids) or len(whole) == len(ids)
-            spelled.append(self.tokenizer.encode(text, add_special_tokens=False) if merged else whole[len(ids) :])
-            if not spelled[-1]:
+            joint_ids = self.tokenizer.encode(prompt + text) if isinstance(prompt, str) else []
+            merged = joint_ids[: len(ids)] != list(ids) or len(joint_ids) == len(ids)
+            continuations.append(
+                self.tokenizer.encode(text, add_special_tokens=False) if merged else joint_ids[len(ids) :]
+            )
+            if not continuations[-1]:
                 msg = f"options: expected texts of at least one token, found {text!r:.60}; change the text"
                 raise OptionError(msg)
-        return spelled
+        return continuations
 
-    def request(
+    def create_request(
         self,
         prompt: Sequence[int],
         params: SamplingParams,
@@ -110,7 +114,7 @@ class RequestFactory:
         """Create one request.
 
         Args:
-            prompt: token ids, at least one (see :meth:`ids`).
+            prompt: token ids, at least one (see :meth:`encode_prompt`).
             params: sampling options; ``max_tokens`` includes ``output``.
             proposer: proposer of draft tokens.
             seed: seed of the sampler.
@@ -124,9 +128,9 @@ class RequestFactory:
             OptionError: an option does not fit the model or the prompt.
         """
         self._check(prompt, params)
-        stop_token_ids, tokens = end_ids(params, self.config.eos_ids), [*prompt, *output]
+        stop_token_ids, tokens = stop_ids_with_eos(params, self.config.eos_ids), [*prompt, *output]
         grammar = None if params.guide is None else self.grammars.compile(params.guide)
-        own = sampler(
+        request_sampler = sampler(
             params,
             seed,
             tokens,
@@ -136,16 +140,16 @@ class RequestFactory:
             bad_words=self._bad_words(params),
             kernels=self.kernels,
             processors=processors,
-            guide=None if grammar is None else grammar.follower(output),
+            guide=None if grammar is None else grammar.new_processor(output),
         )
-        text = TextStream(self.tokenizer, prompt, params.stops, params.min_tokens)
+        detokenizer = TextStream(self.tokenizer, prompt, params.stops, params.min_tokens)
         if grammar is not None and params.guide_mode == "forced":
-            proposer = self._with_forced(proposer)
-        request = Request(prompt, tokens, params, seed, proposer, own, text, stop_token_ids, parent)
+            proposer = self._add_grammar_drafter(proposer)
+        request = Request(prompt, tokens, params, seed, proposer, request_sampler, detokenizer, stop_token_ids, parent)
         request.stats.compile_seconds = 0.0 if grammar is None else grammar.seconds
         return request
 
-    def _with_forced(self, proposer: Proposer[Any]) -> Proposer[Any]:
+    def _add_grammar_drafter(self, proposer: Proposer[Any]) -> Proposer[Any]:
         """Wrap a proposer to propose forced tokens first; requests of one proposer share the wrapper."""
         if isinstance(proposer, GrammarProposer):
             return proposer
@@ -177,6 +181,6 @@ class RequestFactory:
                     raise OptionError(msg)
 
 
-def end_ids(params: SamplingParams, eos_ids: Sequence[int]) -> frozenset[int]:
+def stop_ids_with_eos(params: SamplingParams, eos_ids: Sequence[int]) -> frozenset[int]:
     """Return the token ids that end a request: its stop tokens and, unless ignored, EOS."""
     return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos_ids))

@@ -42,7 +42,7 @@ class RequestStep(NamedTuple):
         return self.scheduled.request
 
     @property
-    def above(self) -> int:
+    def root_row(self) -> int:
         """Number of rows before the draft's root."""
         return len(self.job.segment.tree) - len(self.draft)
 
@@ -74,17 +74,17 @@ class Verified(NamedTuple):
 def plan_step(scheduled: ScheduledRequest, draft: TokenTree | None, runner: ModelRunner) -> RequestStep:
     """Return a request's rows in the next forward pass; the scheduler has reserved their KV slots."""
     request, block_table = scheduled.request, scheduled.request.block_table
-    pending = request.tokens[block_table.length : block_table.length + scheduled.count]
+    pending = request.tokens[block_table.length : block_table.length + scheduled.num_tokens]
     draft = draft or TokenTree.chain(pending[-1:])
-    tree = draft if scheduled.count == 1 else TokenTree.chain(pending)
-    first = len(tree) - len(draft) if scheduled.decodes else len(tree)
-    whole = request.reports_prompt or request.params.rejects or request.capabilities.logits
+    tree = draft if scheduled.num_tokens == 1 else TokenTree.chain(pending)
+    first = len(tree) - len(draft) if scheduled.includes_last_token else len(tree)
+    all_logits = request.computes_prompt_logprobs or request.params.rejects or request.capabilities.logits
     job = ForwardJob(
         Segment(block_table, tree, early=runner.early_rows(block_table, tree, request.capabilities.hidden)),
-        range(0 if request.reports_prompt else first, len(tree)),
+        range(0 if request.computes_prompt_logprobs else first, len(tree)),
         len(request.prompt),
-        whole=whole,
-        stateless_sampler=None if whole else request.sampler.stateless_sampler,
+        all_logits=all_logits,
+        stateless_sampler=None if all_logits else request.sampler.stateless_sampler,
     )
     return RequestStep(scheduled, draft, job)
 
@@ -100,17 +100,17 @@ def verify(step: RequestStep, result: JobResult) -> Verified:
         OptionError: the request's options ban every token.
     """
     request, logits = step.request, result.logits
-    before = len(logits) - (len(step.draft) if step.scheduled.decodes else 0)
-    prompt_logits, logits = logits[:before], logits[before:] if before else logits
+    num_prompt_rows = len(logits) - (len(step.draft) if step.scheduled.includes_last_token else 0)
+    prompt_logits, logits = logits[:num_prompt_rows], logits[num_prompt_rows:] if num_prompt_rows else logits
     _check(prompt_logits)
     # The coupled rule depends only on logits of the accepted path, which verify_tree checks: a rejected draft token may
     # overflow. The rejection rules depend on the logits of every draft token.
     if request.params.rejects:
         _check(logits[:])
-    if not step.scheduled.decodes:
+    if not step.scheduled.includes_last_token:
         return Verified(step, prompt_logits, logits, result, None)
     request.sampler.recover()  # an interrupted step may have advanced the sampler beyond the text
-    path = verify_tree(step.draft, acceptance_rule(request.sampler, step.draft, logits, result.chosen))
+    path = verify_tree(step.draft, acceptance_rule(request.sampler, step.draft, logits, result.sampled))
     return Verified(step, prompt_logits, logits, result, path)
 
 

@@ -40,18 +40,18 @@ class ScheduledRequest:
 
     Attributes:
         request: scheduled request.
-        count: number of pending tokens to compute.
+        num_tokens: number of pending tokens to compute.
         num_draft_slots: number of reserved KV slots for draft tokens after the pending tokens.
     """
 
     request: Request
-    count: int
+    num_tokens: int
     num_draft_slots: int = 0
 
     @property
-    def decodes(self) -> bool:
+    def includes_last_token(self) -> bool:
         """Whether the forward pass includes the last pending token, so that a new token can be sampled."""
-        return self.count == self.request.num_pending
+        return self.num_tokens == self.request.num_pending
 
 
 @dataclass
@@ -85,7 +85,7 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request; raise ``CacheFullError`` if the request does not fit into the empty KV cache."""
         if self._max_blocks(request) > self.cache.allocator.num_blocks:
-            raise CacheFullError(self._too_small(request))
+            raise CacheFullError(self._cache_too_small(request))
         request.arrival = next(self._arrivals)
         self.fair_share.join(request.tenant)
         bisect.insort(self.waiting, request, key=_arrival_order)
@@ -95,7 +95,7 @@ class Scheduler:
         self._reserve_share *= _RESERVE_DECAY
         self.preempted.clear()
         for request in self.running:
-            self._account(request)
+            self._charge_tenant(request)
         self._admit()
         counts: dict[Request, int] = {}
         decoding = sum(request.num_pending == 1 for request in self.running)
@@ -107,7 +107,7 @@ class Scheduler:
                 counts[request] = tokens
                 left -= tokens if pending > 1 else 0
         draft_slots = self._reserve_draft_slots(
-            [request for request in counts if request.num_pending == 1 and request.draft_tokens]
+            [request for request in counts if request.num_pending == 1 and request.needs_draft_slots]
         )
         return [ScheduledRequest(request, tokens, draft_slots.get(request, 0)) for request, tokens in counts.items()]
 
@@ -118,7 +118,7 @@ class Scheduler:
             return False
         queue.remove(request)
         self.cache.release(request.block_table)
-        self._account(request)
+        self._charge_tenant(request)
         self.fair_share.leave(request.tenant)
         if not self.running and not self.waiting:
             # A KeyboardInterrupt between an allocation and its entry in the block table leaks the block.
@@ -130,7 +130,7 @@ class Scheduler:
         now = perf_counter()
         for request in (*self.running, *self.waiting):
             if request.deadline is not None and now > request.deadline and not request.ended:
-                waited = now - request.began
+                waited = now - request.start_time
                 request.fail(DeadlineError(f"the request was not done by its deadline, after {waited:.1f} s"))
 
     def reserve(self, block_table: BlockTable, tokens: int) -> None:
@@ -140,7 +140,7 @@ class Scheduler:
         """
         self.cache.prepare(block_table, tokens)
 
-    def leave_window(self, block_table: BlockTable) -> None:
+    def release_outside_window(self, block_table: BlockTable) -> None:
         """Release the blocks before the attention window."""
         if self.window is not None:
             self.cache.release_before(block_table, block_table.length - self.window + 1)
@@ -152,10 +152,10 @@ class Scheduler:
         # One more block, because a window can start in the middle of a block.
         return self.cache.allocator.blocks_for(length) + (self.window is not None)
 
-    def _account(self, request: Request) -> None:
+    def _charge_tenant(self, request: Request) -> None:
         """Add the tokens generated since the last call to the tenant's counter."""
-        self.fair_share.serve(request.tenant, generated=request.num_generated - request.accounted)
-        request.accounted = request.num_generated
+        self.fair_share.serve(request.tenant, generated=request.num_generated - request.num_charged)
+        request.num_charged = request.num_generated
 
     def _admit(self) -> None:
         """Start waiting requests until the next one does not fit."""
@@ -165,7 +165,7 @@ class Scheduler:
             waiting.remove(request)
             if not self.running and self._max_blocks(request) > self.cache.allocator.num_blocks:
                 # The cache has shrunk since the request was added: a new draft model has taken memory.
-                request.fail(CacheFullError(self._too_small(request)))
+                request.fail(CacheFullError(self._cache_too_small(request)))
                 continue
             parent = request.parent
             if (
@@ -174,10 +174,10 @@ class Scheduler:
                 and not request.num_generated
             ):
                 continue  # wait for the prompt of the parent, which is being prefilled
-            if not self._start(request):
+            if not self._try_start(request):
                 return
-            if request.start is None:
-                request.start = next(self._starts)
+            if request.start_order is None:
+                request.start_order = next(self._starts)
                 self.fair_share.serve(request.tenant, prefilled=request.num_pending)
             self.waiting.remove(request)
             bisect.insort(self.running, request, key=_start_order)
@@ -185,70 +185,78 @@ class Scheduler:
     def _queue_order(self, request: Request) -> tuple[int, int, int]:
         return -request.priority, self.fair_share.served[request.tenant], request.arrival
 
-    def _start(self, request: Request) -> bool:
+    def _try_start(self, request: Request) -> bool:
         """Start a request from its cached prefix; return False if slots or blocks are short."""
-        lower = [each for each in self.running if each.priority < request.priority]
-        if len(self.running) >= self.max_batch and not lower:
+        lower_priority = [each for each in self.running if each.priority < request.priority]
+        if len(self.running) >= self.max_batch and not lower_priority:
             return False
-        alone = len(self.running) == len(lower)
-        if not alone and self._still_refused(request, lower):
+        runs_alone = len(self.running) == len(lower_priority)
+        if not runs_alone and self._is_still_refused(request, lower_priority):
             return False
         self._match_prefix(request)
-        if not alone and self._blocks_wanted(request) > self._available(lower):
-            found = request.block_table.blocks
-            following = next(iter(request.digests[len(found) :]), b"")
-            request.refused = AdmissionRefusal(found, following, self.cache.version)
+        if not runs_alone and self._blocks_wanted(request) > self._available(lower_priority):
+            cached_blocks = request.block_table.blocks
+            next_digest = next(iter(request.digests[len(cached_blocks) :]), b"")
+            request.admission_refusal = AdmissionRefusal(cached_blocks, next_digest, self.cache.version)
             self.cache.release(request.block_table)
             return False
-        request.refused = None
+        request.admission_refusal = None
         allocator = self.cache.allocator
         if self._blocks_wanted(request) > allocator.num_free:
-            self._trim({})
-        while lower and (len(self.running) >= self.max_batch or self._blocks_wanted(request) > allocator.num_free):
-            self._preempt(lower.pop())
+            self._release_reserved({})
+        while lower_priority and (
+            len(self.running) >= self.max_batch or self._blocks_wanted(request) > allocator.num_free
+        ):
+            self._preempt(lower_priority.pop())
         request.stats.cached_tokens += request.block_table.length
-        self._reserve_ahead(request)
+        self._reserve_all_blocks(request)
         return True
 
-    def _still_refused(self, request: Request, lower: Sequence[Request]) -> bool:
+    def _is_still_refused(self, request: Request, lower_priority: Sequence[Request]) -> bool:
         """Return whether blocks are still short and the prefix cache still lacks the text's next block."""
-        refused = request.refused
-        if refused is None or self.window is not None or request.parent is not None:
+        refusal = request.admission_refusal
+        if refusal is None or self.window is not None or request.parent is not None:
             return False
-        if refused.version != self.cache.version:
+        if refusal.cache_version != self.cache.version:
             return False
-        shared = sum(self.cache.allocator.references[block] > 0 for block in refused.found)
-        return self._blocks_wanted(request) - shared > self._available(lower) and not self.cache.knows(
-            refused.following
-        )
+        shared = sum(self.cache.allocator.references[block] > 0 for block in refusal.cached_blocks)
+        wanted = self._blocks_wanted(request) - shared
+        return wanted > self._available(lower_priority) and not self.cache.has_cached_block(refusal.next_digest)
 
     def _match_prefix(self, request: Request) -> None:
         """Set the block table to the parent's prompt or a match in the prefix cache, without the last token."""
         parent, prefix = request.parent, len(request.prompt) - 1
         forkable = (
-            parent is not None and not parent.ended and parent.block_table.blocks and not parent.block_table.released
+            parent is not None
+            and not parent.ended
+            and parent.block_table.blocks
+            and not parent.block_table.num_released
         )
         if parent is not None and forkable and parent.block_table.length >= prefix:
             request.block_table = self.cache.fork(parent.block_table, prefix)
-        elif not request.reports_prompt:
-            request.block_table = self.cache.match(request.tokens, request.salt, request.digests) or request.block_table
-        self.leave_window(request.block_table)
+        elif not request.computes_prompt_logprobs:
+            found = self.cache.match_prefix(request.tokens, request.salt, request.digests)
+            request.block_table = found or request.block_table
+        self.release_outside_window(request.block_table)
 
-    def _reserve_ahead(self, request: Request) -> None:
+    def _reserve_all_blocks(self, request: Request) -> None:
         """Reserve all blocks up to ``max_tokens`` contiguously if half of the free blocks suffice."""
         allocator, length = self.cache.allocator, len(request.prompt) + request.params.max_tokens + self.max_tree
         if (
             self.window is None
-            and allocator.missing(request.block_table, length) <= (allocator.num_free - len(allocator.idle)) // 2
+            and allocator.num_missing(request.block_table, length)
+            <= (allocator.num_free - len(allocator.evictable)) // 2
         ):
             self.reserve(request.block_table, length)
 
-    def _available(self, lower: Sequence[Request] = ()) -> int:
-        """Return the blocks for a new request if ``lower`` are preempted and the others keep a reserve."""
+    def _available(self, lower_priority: Sequence[Request] = ()) -> int:
+        """Return the blocks for a new request if ``lower_priority`` is preempted and the rest has a reserve."""
         allocator = self.cache.allocator
-        released = sum(allocator.references[block] == 1 for each in lower for block in each.block_table.blocks)
+        released = sum(allocator.references[block] == 1 for each in lower_priority for block in each.block_table.blocks)
         wanted = sum(
-            max(self._missing(each) + 1, self._blocks_wanted(each)) for each in self.running if each not in lower
+            max(self._missing_blocks(each) + 1, self._blocks_wanted(each))
+            for each in self.running
+            if each not in lower_priority
         )
         return allocator.num_free + released - wanted
 
@@ -260,18 +268,19 @@ class Scheduler:
         """
         end = (
             self.cache.allocator.blocks_for(request.block_table.length + request.num_pending)
-            - request.block_table.released
+            - request.block_table.num_released
         )
-        return self._missing(request) + int(self._reserve_share * max(0, self._max_blocks(request) - end))
+        return self._missing_blocks(request) + int(self._reserve_share * max(0, self._max_blocks(request) - end))
 
-    def _missing(self, request: Request) -> int:
+    def _missing_blocks(self, request: Request) -> int:
         """Return the blocks to allocate for the text and its next token; negative if more are already held."""
         allocator, block_table = self.cache.allocator, request.block_table
         length = request.num_pending + 1
         if self.window is not None:
             length = min(length, self.window + self.prefill_chunk + 1)
-        held, needed = block_table.released + len(block_table.blocks), allocator.blocks_for(block_table.length + length)
-        return allocator.missing(block_table, block_table.length + length) - max(0, held - needed)
+        held = block_table.num_released + len(block_table.blocks)
+        needed = allocator.blocks_for(block_table.length + length)
+        return allocator.num_missing(block_table, block_table.length + length) - max(0, held - needed)
 
     def _preempt(self, request: Request) -> None:
         self.running.remove(request)
@@ -281,7 +290,7 @@ class Scheduler:
         request.stats.preemptions += 1
         bisect.insort(self.waiting, request, key=_arrival_order)
 
-    def _trim(self, counts: Mapping[Request, int]) -> None:
+    def _release_reserved(self, counts: Mapping[Request, int]) -> None:
         """Release the blocks reserved beyond this step's pending tokens."""
         for request in self.running:
             self.cache.trim(request.block_table, request.block_table.length + counts.get(request, 0))
@@ -291,9 +300,9 @@ class Scheduler:
         if request not in self.running:
             return False
         allocator, length = self.cache.allocator, request.block_table.length + tokens
-        if allocator.missing(request.block_table, length) > allocator.num_free:
-            self._trim(counts)
-        while allocator.missing(request.block_table, length) > allocator.num_free:
+        if allocator.num_missing(request.block_table, length) > allocator.num_free:
+            self._release_reserved(counts)
+        while allocator.num_missing(request.block_table, length) > allocator.num_free:
             last = self.running[-1]
             self._reserve_share = min(1.0, self._reserve_share + _RESERVE_INCREASE)
             self._preempt(last)
@@ -311,8 +320,8 @@ class Scheduler:
         allocator, size, draft_slots = self.cache.allocator, self.cache.block_size, dict[Request, int]()
         for number, request in enumerate(requests):
             block_table = request.block_table
-            held = block_table.released + len(block_table.blocks)
-            empty = (allocator.num_free - len(allocator.idle)) // (len(requests) - number)
+            held = block_table.num_released + len(block_table.blocks)
+            empty = (allocator.num_free - len(allocator.evictable)) // (len(requests) - number)
             end = allocator.blocks_for(len(request.prompt) + request.params.max_tokens)
             if not empty and allocator.num_free and held * size - block_table.length <= size and held < end:
                 empty = 1
@@ -323,7 +332,7 @@ class Scheduler:
     def _max_blocks(self, request: Request) -> int:
         return self.blocks_needed(len(request.prompt) + request.params.max_tokens)
 
-    def _too_small(self, request: Request) -> str:
+    def _cache_too_small(self, request: Request) -> str:
         needed, blocks, size = self._max_blocks(request), self.cache.allocator.num_blocks, self.cache.block_size
         return (
             f"expected a request of at most {blocks * size} tokens, the size of the KV cache, found {needed * size}; "
@@ -336,5 +345,5 @@ def _arrival_order(request: Request) -> tuple[int, int]:
 
 
 def _start_order(request: Request) -> tuple[int, int]:
-    assert request.start is not None
-    return -request.priority, request.start
+    assert request.start_order is not None
+    return -request.priority, request.start_order

@@ -36,19 +36,21 @@ def score(engine: Engine, prompt: Sequence[int], alternatives: Sequence[Sequence
         CacheFullError: the prompt and the alternatives do not fit into the KV cache.
         PronkError: logits are infinite or NaN.
     """
-    most, longest = engine.scheduler.max_tree - 1, max(map(len, alternatives))
+    max_nodes, max_length = engine.scheduler.max_tree - 1, max(map(len, alternatives))
     if len(prompt) < 2:
         msg = "choose: expected a prompt of at least two tokens, found one; lengthen the prompt"
         raise PromptError(msg)
-    if longest - 1 > most:
-        msg = f"choose: expected options of at most {most + 1} tokens, found one of {longest}; shorten the option"
+    if max_length - 1 > max_nodes:
+        msg = (
+            f"choose: expected options of at most {max_nodes + 1} tokens, found one of {max_length}; shorten the option"
+        )
         raise PromptError(msg)
     context = engine.runner.decoder.config.context
-    if (length := len(prompt) + longest) > context:
+    if (length := len(prompt) + max_length) > context:
         msg = f"choose: expected prompt and option of at most {context} tokens, found {length}; shorten them"
         raise PromptError(msg)
     distinct = sorted({tuple(each) for each in alternatives})
-    parts = _parts(distinct, most)
+    parts = _parts(distinct, max_nodes)
     trees = [_tree(prompt[-1], part) for part in parts]
     sums = dict[Tokens, float]()
     for part, tree, logits in zip(parts, trees, engine.tree_logits(prompt[:-1], trees), strict=True):
@@ -56,15 +58,15 @@ def score(engine: Engine, prompt: Sequence[int], alternatives: Sequence[Sequence
     return [sums[tuple(each)] for each in alternatives]
 
 
-def _parts(alternatives: Sequence[Tokens], most: int) -> list[list[Tokens]]:
-    """Split sorted alternatives into parts whose tries have at most ``most`` nodes below the root."""
+def _parts(alternatives: Sequence[Tokens], max_nodes: int) -> list[list[Tokens]]:
+    """Split sorted alternatives into parts whose tries have at most ``max_nodes`` nodes below the root."""
     parts, nodes, last = list[list[Tokens]](), 0, Tokens()
     for each in alternatives:
         shared = next(
             (place for place, pair in enumerate(zip(last, each, strict=False)) if pair[0] != pair[1]), len(last)
         )
         new = len(each) - 1 - max(0, min(shared, len(last) - 1))
-        if not parts or nodes + new > most:
+        if not parts or nodes + new > max_nodes:
             parts.append([])
             nodes, new = 0, len(each) - 1
         nodes, last = nodes + max(0, new), each

@@ -51,12 +51,12 @@ class VisibleKeys:
     """Cached keys and values that one segment's rows read, in layers with the same window.
 
     Attributes:
-        where: slots to read.
-        seen: bool mask ``[rows, slots]``.
+        slots: slots to read.
+        mask: bool mask ``[rows, slots]``.
     """
 
-    where: slice | Tensor
-    seen: Tensor
+    slots: slice | Tensor
+    mask: Tensor
 
     def attend(self, cache: PagedCache, layer: int, q: Tensor) -> Tensor:
         """Attend from ``q`` ``[rows, heads, d]`` to the visible keys of a layer; return ``[rows, heads * d]``.
@@ -69,8 +69,8 @@ class VisibleKeys:
             .permute(1, 2, 0, 3)
             .reshape(c.num_kv_heads, -1, c.head_dim)
         )
-        k, v = cache.at(layer, self.where)
-        out = F.scaled_dot_product_attention(folded[None], k[None], v[None], attn_mask=self.seen.repeat(c.group, 1))
+        k, v = cache.read_slots(layer, self.slots)
+        out = F.scaled_dot_product_attention(folded[None], k[None], v[None], attn_mask=self.mask.repeat(c.group, 1))
         out = out.view(c.num_kv_heads, c.group, rows, c.head_dim).permute(2, 0, 1, 3)
         return out.reshape(rows, c.num_heads * c.head_dim)
 
@@ -81,16 +81,16 @@ class PagedAttention:
     def __init__(self, config: ModelConfig, cache: PagedCache, segments: Sequence[Segment]) -> None:
         self.config = config
         self.cache = cache
-        self.bounds: list[tuple[int, int]] = []
+        self.row_ranges: list[tuple[int, int]] = []
         slots: list[Tensor] = []
-        self.windows: list[dict[int | None, VisibleKeys]] = []
+        self.visible_keys: list[dict[int | None, VisibleKeys]] = []
         start = 0
         for segment in segments:
             stop = start + segment.rows
             length = segment.block_table.length + segment.computed
             slots.append(torch.from_numpy(cache.slots(segment.block_table, length, length + stop - start)))
-            self.windows.append({span: self._window(segment, span) for span in set(config.windows)})
-            self.bounds.append((start, stop))
+            self.visible_keys.append({span: self._visible_keys(segment, span) for span in set(config.windows)})
+            self.row_ranges.append((start, stop))
             start = stop
         self.slots = torch.cat(slots).to(cache.device)
 
@@ -99,18 +99,20 @@ class PagedAttention:
         self.cache.write(layer, self.slots, k, v)
         span = self.config.windows[layer]
         outputs = [
-            windows[span].attend(self.cache, layer, q[start:stop])
-            for (start, stop), windows in zip(self.bounds, self.windows, strict=True)
+            visible_keys[span].attend(self.cache, layer, q[start:stop])
+            for (start, stop), visible_keys in zip(self.row_ranges, self.visible_keys, strict=True)
         ]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
-    def _window(self, segment: Segment, span: int | None) -> VisibleKeys:
+    def _visible_keys(self, segment: Segment, span: int | None) -> VisibleKeys:
         block_table, tree = segment.block_table, segment.tree
         # A draft model's table may begin later than the window of its first rows.
-        start = max(0 if span is None else block_table.length - span + 1, block_table.released * self.cache.block_size)
+        start = max(
+            0 if span is None else block_table.length - span + 1, block_table.num_released * self.cache.block_size
+        )
         stop = block_table.length + len(tree)
-        seen = _visible(tree, block_table.length, span, start)[segment.computed :]
-        return VisibleKeys(self.cache.where(block_table, start, stop), seen.to(self.cache.device))
+        mask = _visible(tree, block_table.length, span, start)[segment.computed :]
+        return VisibleKeys(self.cache.slot_index(block_table, start, stop), mask.to(self.cache.device))
 
 
 class CrossAttention(PagedAttention):
@@ -130,47 +132,47 @@ class CrossAttention(PagedAttention):
         config: ModelConfig,
         cache: PagedCache,
         segments: Sequence[Segment],
-        other: tuple[ModelConfig, PagedCache, Sequence[int]],
-        tables: Sequence[BlockTable],
+        source: tuple[ModelConfig, PagedCache, Sequence[int]],
+        cross_block_tables: Sequence[BlockTable],
         rotation: tuple[Tensor, Tensor] | None,
     ) -> None:
-        """``other``: the other model's config, its cache, and the layer (from 0) to read for each layer."""
+        """``source``: the other model's config, its cache, and the layer (from 0) to read for each layer."""
         super().__init__(config, cache, segments)
-        self.target, self.beside, self.layers = other
+        self.cross_config, self.cross_cache, self.cross_layers = source
         self.rotation = rotation
-        spans = {self.target.windows[layer] for layer in self.layers}
-        self.views = [
-            {span: self._view(segment, block_table, span) for span in spans}
-            for segment, block_table in zip(segments, tables, strict=True)
+        spans = {self.cross_config.windows[layer] for layer in self.cross_layers}
+        self.cross_keys = [
+            {span: self._cross_keys(segment, block_table, span) for span in spans}
+            for segment, block_table in zip(segments, cross_block_tables, strict=True)
         ]
 
     def cross(self, layer: int, q: Tensor) -> Tensor:
         """Attend to the other cache; see :class:`~pronk.drafters.from_target.modules.glide.CrossAttend`."""
-        number = self.layers[layer]
-        rows = q.to(self.beside.dtype)
+        cross_layer = self.cross_layers[layer]
+        rows = q.to(self.cross_cache.dtype)
         rows = rows if self.rotation is None else apply_rope(rows, *self.rotation)
         outputs = []
-        for (start, stop), views in zip(self.bounds, self.views, strict=True):
-            view, own = views[self.target.windows[number]], rows[start:stop]
-            sees_any = view.seen.any(1, keepdim=True)
+        for (start, stop), visible_by_span in zip(self.row_ranges, self.cross_keys, strict=True):
+            visible, row_queries = visible_by_span[self.cross_config.windows[cross_layer]], rows[start:stop]
+            sees_any = visible.mask.any(1, keepdim=True)
             if not bool(sees_any.any()):
-                outputs.append(own.new_zeros(len(own), own.shape[1] * own.shape[2]))
+                outputs.append(row_queries.new_zeros(len(row_queries), row_queries.shape[1] * row_queries.shape[2]))
                 continue
             # A softmax over no keys is NaN: a row without visible keys attends to all, and its output is set to zero.
-            everything = VisibleKeys(view.where, view.seen | ~sees_any)
-            outputs.append(everything.attend(self.beside, number, own) * sees_any)
+            safe = VisibleKeys(visible.slots, visible.mask | ~sees_any)
+            outputs.append(safe.attend(self.cross_cache, cross_layer, row_queries) * sees_any)
         return torch.cat(outputs).to(q.dtype)
 
-    def _view(self, segment: Segment, block_table: BlockTable, span: int | None) -> VisibleKeys:
-        places = torch.tensor(segment.tree.depths[segment.computed :]) + segment.block_table.length
-        start = block_table.released * self.beside.block_size
+    def _cross_keys(self, segment: Segment, block_table: BlockTable, span: int | None) -> VisibleKeys:
+        positions = torch.tensor(segment.tree.depths[segment.computed :]) + segment.block_table.length
+        start = block_table.num_released * self.cross_cache.block_size
         if span is not None:
-            start = max(start, int(places.min()) - span + 1)
+            start = max(start, int(positions.min()) - span + 1)
         tokens = torch.arange(start, max(block_table.length, start))
-        seen = tokens < places[:, None]
-        seen = seen if span is None else seen & (tokens > places[:, None] - span)
-        where = self.beside.where(block_table, start, block_table.length) if seen.numel() else slice(0, 0)
-        return VisibleKeys(where, seen.to(self.beside.device))
+        mask = tokens < positions[:, None]
+        mask = mask if span is None else mask & (tokens > positions[:, None] - span)
+        slots = self.cross_cache.slot_index(block_table, start, block_table.length) if mask.numel() else slice(0, 0)
+        return VisibleKeys(slots, mask.to(self.cross_cache.device))
 
 
 def _visible(tree: TokenTree, length: int, span: int | None, start: int) -> Tensor:

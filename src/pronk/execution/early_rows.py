@@ -12,7 +12,7 @@ from typing import NamedTuple
 from pronk.kv_cache.blocks import BlockTable
 from pronk.speculation.tree import TokenTree
 
-__all__ = ["EarlyRows", "StartedRows", "StartedTables"]
+__all__ = ["EarlyRows", "StartedRows", "StartedRowsByTable"]
 
 
 class StartedRows(NamedTuple):
@@ -38,7 +38,7 @@ class EarlyRows(NamedTuple):
         return cls(started.layers, nodes) if nodes else None
 
 
-class StartedTables:
+class StartedRowsByTable:
     """Started rows by block table, valid from a step's proposals to its forward pass only."""
 
     def __init__(self) -> None:

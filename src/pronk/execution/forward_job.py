@@ -22,19 +22,19 @@ class ForwardJob(NamedTuple):
 
     Attributes:
         segment: rows of the request.
-        wanted: nodes whose logits are needed, in order.
+        logits_nodes: nodes whose logits are needed, in order.
         prompt_length: tokens of the prompt; start of *dynamic* RoPE scaling.
-        beside: block table of the request in the other model's cache, for cross-attention.
-        whole: whether the logits of all wanted nodes will be read; otherwise a worker process keeps them until
+        cross_block_table: block table of the request in the other model's cache, for cross-attention.
+        all_logits: whether the logits of all ``logits_nodes`` will be read; otherwise a worker process keeps them until
             requested.
         stateless_sampler: sampler that a worker process may apply to its logits, or ``None``.
     """
 
     segment: Segment
-    wanted: range
+    logits_nodes: range
     prompt_length: int
-    beside: BlockTable | None = None
-    whole: bool = True
+    cross_block_table: BlockTable | None = None
+    all_logits: bool = True
     stateless_sampler: StatelessSampler | None = None
 
 
@@ -55,36 +55,36 @@ class LayerRange(NamedTuple):
         start: first layer.
         stop: last layer + 1.
         collect: layer numbers (from 1) whose output is returned.
-        wanted: rows whose logits are returned, in order; ``None`` unless the last layer is included.
+        logits_rows: rows whose logits are returned, in order; ``None`` unless the last layer is included.
     """
 
     jobs: Sequence[tuple[ForwardJob, Segment]]
     start: int
     stop: int
     collect: tuple[int, ...]
-    wanted: Sequence[int] | range | None
+    logits_rows: Sequence[int] | range | None
 
     @staticmethod
-    def wanted_of(jobs: Sequence[tuple[ForwardJob, Segment]]) -> list[int] | range:
-        """Return the rows, among all rows of ``jobs``, of the nodes whose logits are wanted."""
+    def find_logits_rows(jobs: Sequence[tuple[ForwardJob, Segment]]) -> list[int] | range:
+        """Return the rows, among all rows of ``jobs``, of the nodes whose logits are needed."""
         if len(jobs) == 1:
             ((job, segment),) = jobs
-            return range(job.wanted.start - segment.computed, job.wanted.stop - segment.computed)
+            return range(job.logits_nodes.start - segment.computed, job.logits_nodes.stop - segment.computed)
         rows, start = list[int](), 0
         for job, segment in jobs:
-            rows.extend(start + node - segment.computed for node in job.wanted)
+            rows.extend(start + node - segment.computed for node in job.logits_nodes)
             start += segment.rows
         return rows
 
-    def places(self) -> tuple[list[int], list[int], list[int]]:
+    def row_inputs(self) -> tuple[list[int], list[int], list[int]]:
         """Return token, position and RoPE span of every row."""
         tokens, positions, spans = list[int](), list[int](), list[int]()
         for job, segment in self.jobs:
             length, computed = segment.block_table.length, segment.computed
             tokens.extend(segment.tree.tokens[computed:])
-            places = [length + depth for depth in segment.tree.depths[computed:]]
-            positions.extend(places)
-            spans.extend(max(job.prompt_length, place + 1) for place in places)
+            row_positions = [length + depth for depth in segment.tree.depths[computed:]]
+            positions.extend(row_positions)
+            spans.extend(max(job.prompt_length, position + 1) for position in row_positions)
         return tokens, positions, spans
 
 
@@ -97,13 +97,13 @@ class Executor(Protocol):
         ...
 
     @property
-    def waited(self) -> float:
+    def communication_seconds(self) -> float:
         """Seconds spent so far on communication with worker processes."""
         ...
 
     def run(self, layer_range: LayerRange, rows: Tensor | None) -> tuple[Tensor, dict[int, Tensor], Tensor | None]:
         """Run rows ``[rows, hidden]`` through a range of layers; ``None`` starts from embeddings.
 
-        Returns the rows' state after it, the outputs of the collected layers, and the logits of the wanted rows.
+        Returns the rows' state after it, the outputs of the collected layers, and the logits of the logits rows.
         """
         ...

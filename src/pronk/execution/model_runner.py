@@ -1,4 +1,4 @@
-"""Model runner: draft trees of some requests in, logits of the wanted nodes out.
+"""Model runner: draft trees of some requests in, logits of some of their nodes out.
 
 If a drafter has already computed the first layers of a tree's leading nodes
 (:class:`~pronk.execution.early_rows.EarlyRows`), these rows join the forward pass at the next layer. With ``s`` rows
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from pronk.execution.attention import Segment
-from pronk.execution.early_rows import EarlyRows, StartedTables
+from pronk.execution.early_rows import EarlyRows, StartedRowsByTable
 from pronk.execution.forward_job import CrossAttentionSource, Executor, ForwardJob, LayerRange
 from pronk.execution.kernel_executor import KernelExecutor
 from pronk.execution.torch_executor import TorchExecutor
@@ -44,23 +44,23 @@ class ForwardResult(NamedTuple):
     """Result of a forward pass.
 
     Attributes:
-        logits: one ``[len(job.wanted), vocab]`` per job: float32 from the kernels, else in the model's dtype.
+        logits: one ``[len(job.logits_nodes), vocab]`` per job: float32 from the kernels, else in the model's dtype.
         hidden: for each collected layer, one ``[rows, hidden]`` per job.
         seconds: duration of the forward pass.
         context: cached tokens before its rows, summed over the requests.
-        chosen: for each job, tokens already sampled by a worker process, by index among the wanted nodes; may be empty.
+        sampled: for each job, tokens already sampled by a worker process, by index in ``logits_nodes``; may be empty.
     """
 
     logits: Sequence[Logits]
     hidden: Mapping[int, list[Tensor]]
     seconds: float
     context: int
-    chosen: Sequence[Mapping[int, int]] = ()
+    sampled: Sequence[Mapping[int, int]] = ()
 
-    def of(self, number: int) -> JobResult:
+    def job_result(self, number: int) -> JobResult:
         """Return the part of job ``number``, from 0."""
         hidden = {layer: rows[number] for layer, rows in self.hidden.items()}
-        return JobResult(self.logits[number], hidden, self.chosen[number] if self.chosen else {})
+        return JobResult(self.logits[number], hidden, self.sampled[number] if self.sampled else {})
 
 
 class JobResult(NamedTuple):
@@ -68,7 +68,7 @@ class JobResult(NamedTuple):
 
     logits: Logits
     hidden: Mapping[int, Tensor]
-    chosen: Mapping[int, int]
+    sampled: Mapping[int, int]
 
 
 class ModelRunner:
@@ -77,33 +77,33 @@ class ModelRunner:
     Attributes:
         exact: whether the bits of a row depend on its own text alone, not on the batch.
         clock: function that returns seconds.
-        times: cost model of the forward passes.
-        started: rows of this step whose first layers a drafter has computed.
+        cost_model: cost model of the forward passes.
+        started_rows: rows of this step whose first layers a drafter has computed.
     """
 
     def __init__(
         self,
         decoder: Decoder,
         cache: PagedCache,
-        beside: CrossAttentionSource | None = None,
+        cross_source: CrossAttentionSource | None = None,
         *,
-        passes: Executor | None = None,
+        executor: Executor | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        """``passes`` is an executor with worker processes; ``None`` runs in this process."""
+        """``executor`` is an executor with worker processes; ``None`` runs in this process."""
         self.decoder = decoder
         self.cache = cache
         self.clock = clock
-        self.times = CostModel()
-        self.started = StartedTables()
+        self.cost_model = CostModel()
+        self.started_rows = StartedRowsByTable()
         self.dtype = cache.dtype
         self.device = cache.device
         self.exact = decoder.kernels is not None
         self._layers = len(decoder.layers)
         self._kernels = None
-        if decoder.kernels is not None and passes is None:
-            self._kernels = KernelExecutor(decoder.kernels, decoder, cache, beside)
-        self._executor: Executor = passes or self._kernels or TorchExecutor(decoder, cache, beside)
+        if decoder.kernels is not None and executor is None:
+            self._kernels = KernelExecutor(decoder.kernels, decoder, cache, cross_source)
+        self._executor: Executor = executor or self._kernels or TorchExecutor(decoder, cache, cross_source)
 
     def forward(self, jobs: Sequence[ForwardJob], collect: frozenset[int] = frozenset()) -> ForwardResult:
         """Run one forward pass over all jobs; keys and values go to the slots behind each table's length.
@@ -124,7 +124,7 @@ class ModelRunner:
         if self.device.type != "cpu":
             torch.accelerator.synchronize(self.device)
         seconds = self.clock() - start_time
-        return ForwardResult(_split(logits, [len(job.wanted) for job in jobs]), hidden, seconds, context)
+        return ForwardResult(_split(logits, [len(job.logits_nodes) for job in jobs]), hidden, seconds, context)
 
     def early_rows(self, block_table: BlockTable, tree: TokenTree, hidden: Sequence[int]) -> EarlyRows | None:
         """Return the nodes of ``tree`` that join the forward pass late, if a drafter has started them.
@@ -132,10 +132,10 @@ class ModelRunner:
         ``hidden`` are the layer numbers whose output a drafter reads. If a skipped layer is among them, no node joins
         late, because the output of skipped layers is not computed again.
         """
-        early = EarlyRows.of(self.started.get(block_table), tree)
+        early = EarlyRows.of(self.started_rows.get(block_table), tree)
         return None if early is not None and min(hidden, default=early.layers + 1) <= early.layers else early
 
-    def begin(self, jobs: Sequence[ForwardJob], layers: int) -> list[Tensor]:
+    def run_first_layers(self, jobs: Sequence[ForwardJob], layers: int) -> list[Tensor]:
         """Run the first ``layers`` layers alone; return their output ``[rows, hidden]`` per job.
 
         :meth:`forward` can continue from their output in the cache.
@@ -150,50 +150,50 @@ class ModelRunner:
         return self._executor.usable
 
     @property
-    def waited(self) -> float:
+    def communication_seconds(self) -> float:
         """Seconds spent so far on communication with worker processes; see :class:`Executor`."""
-        return self._executor.waited
+        return self._executor.communication_seconds
 
     @property
-    def grows(self) -> bool:
-        """Whether :meth:`grow` is available."""
+    def supports_draft_chain(self) -> bool:
+        """Whether :meth:`draft_chain` is available."""
         return self._kernels is not None and not self._kernels.dynamic
 
-    def grow(self, job: ForwardJob, sampler: Sampler, steps: int, hear: Callable[[DraftToken], bool]) -> int:
+    def draft_chain(self, job: ForwardJob, sampler: Sampler, steps: int, on_token: Callable[[DraftToken], bool]) -> int:
         """Draft a chain for one request in one kernel call, one forward pass per draft token.
 
         Args:
-            job: rows of the first forward pass; the logits of its last row are wanted. There must be slots for
+            job: rows of the first forward pass; the logits of its last row are needed. There must be slots for
                 ``steps`` more rows.
             sampler: sampler of the draft tokens, with :attr:`~pronk.sampling.sampler.Sampler.drafts_statelessly`.
             steps: largest number of draft tokens, at least 1.
-            hear: called with each draft token; returns whether to continue.
+            on_token: called with each draft token; returns whether to continue.
 
         Returns:
             The number of forward passes: the number of draft tokens, plus one if the last forward pass gave none.
         """
         assert self._kernels is not None
         start_time = self.clock()
-        passes = self._kernels.grow(job, sampler, steps, hear)
+        passes = self._kernels.draft_chain(job, sampler, steps, on_token)
         if len(job.segment.tree) <= _MAX_CHAIN_ROWS:
-            self.times.learn(1, job.segment.block_table.length, (self.clock() - start_time) / passes)
+            self.cost_model.learn(1, job.segment.block_table.length, (self.clock() - start_time) / passes)
         return passes
 
-    def learn(self, jobs: Sequence[ForwardJob], context: int, seconds: float) -> None:
+    def record_duration(self, jobs: Sequence[ForwardJob], context: int, seconds: float) -> None:
         """Record the duration of a forward pass, including the fixed work around every forward pass."""
         rows = sum(len(job.segment.tree) - job.segment.computed for job in jobs)
-        share = self._early_share(jobs)
-        if share == 0.0:
-            self.times.learn(rows, context, seconds)
-        elif share is not None:
-            self.times.learn_rest(share, rows, context, seconds)
+        fraction = self._early_fraction(jobs)
+        if fraction == 0.0:
+            self.cost_model.learn(rows, context, seconds)
+        elif fraction is not None:
+            self.cost_model.learn_rest(fraction, rows, context, seconds)
 
-    def costs_of(self, jobs: Sequence[ForwardJob], costs: CostCurve) -> CostCurve:
+    def costs_for(self, jobs: Sequence[ForwardJob], costs: CostCurve) -> CostCurve:
         """Return the cost of a forward pass over these jobs by rows; ``costs`` is that of all layers."""
-        share = self._early_share(jobs)
-        return self.times.rest(costs, share) if share else costs
+        fraction = self._early_fraction(jobs)
+        return self.cost_model.rest(costs, fraction) if fraction else costs
 
-    def _early_share(self, jobs: Sequence[ForwardJob]) -> float | None:
+    def _early_fraction(self, jobs: Sequence[ForwardJob]) -> float | None:
         """Return the share of layers computed early; ``None`` if the jobs differ."""
         early = {0 if job.segment.early is None else job.segment.early.layers for job in jobs}
         return early.pop() / self._layers if len(early) == 1 else None
@@ -209,7 +209,7 @@ class ModelRunner:
     ) -> Tensor | None:
         """Run layers ``start .. stop - 1``; ``rows`` holds each job's row states and is updated.
 
-        Returns the logits of the wanted nodes if the last layer is included.
+        Returns the logits of each job's ``logits_nodes`` if the last layer is included.
         """
         parts = [_part(job.segment, start) for job in jobs]
         active = [number for number, part in enumerate(parts) if part.rows]
@@ -218,7 +218,11 @@ class ModelRunner:
         present = [(jobs[number], parts[number]) for number in active]
         collected_layers = tuple(sorted(layer for layer in collect if start < layer <= stop)) if collect else ()
         layer_range = LayerRange(
-            present, start, stop, collected_layers, LayerRange.wanted_of(present) if stop == self._layers else None
+            present,
+            start,
+            stop,
+            collected_layers,
+            LayerRange.find_logits_rows(present) if stop == self._layers else None,
         )
         x = None
         if start:

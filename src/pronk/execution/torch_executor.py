@@ -19,26 +19,26 @@ class TorchExecutor:
 
     usable = True
 
-    def __init__(self, decoder: Decoder, cache: PagedCache, beside: CrossAttentionSource | None) -> None:
-        self.decoder, self.cache, self.beside, self.waited = decoder, cache, beside, 0.0
+    def __init__(self, decoder: Decoder, cache: PagedCache, cross_source: CrossAttentionSource | None) -> None:
+        self.decoder, self.cache, self.cross_source, self.communication_seconds = decoder, cache, cross_source, 0.0
 
     @torch.inference_mode()
     def run(self, layer_range: LayerRange, rows: Tensor | None) -> tuple[Tensor, dict[int, Tensor], Tensor | None]:
         """Run rows ``[rows, hidden]`` through a range of layers; ``None`` starts from embeddings."""
         decoder, cache = self.decoder, self.cache
-        tokens, positions, spans = torch.tensor(layer_range.places(), dtype=torch.int64, device=cache.device)
+        tokens, positions, spans = torch.tensor(layer_range.row_inputs(), dtype=torch.int64, device=cache.device)
         segments = [segment for _, segment in layer_range.jobs]
         attend = PagedAttention(decoder.config, cache, segments)
-        if self.beside is not None:
-            other = self.beside
-            tables = [job.beside or BlockTable() for job, _ in layer_range.jobs]
+        if self.cross_source is not None:
+            source = self.cross_source
+            cross_block_tables = [job.cross_block_table or BlockTable() for job, _ in layer_range.jobs]
             attend = CrossAttention(
                 decoder.config,
                 cache,
                 segments,
-                (other.decoder.config, other.cache, other.layers),
-                tables,
-                other.decoder.rope(positions, spans, other.cache.dtype),
+                (source.decoder.config, source.cache, source.layers),
+                cross_block_tables,
+                source.decoder.rope(positions, spans, source.cache.dtype),
             )
         x = decoder.embed(tokens, positions, cache.dtype) if rows is None else rows
         rope = decoder.rope(positions, spans, cache.dtype)
@@ -47,8 +47,10 @@ class TorchExecutor:
             cache.write_hidden(layer, attend.slots, x)
             if layer in layer_range.collect:
                 collected[layer] = x
-        if layer_range.wanted is None:
+        if layer_range.logits_rows is None:
             return x, collected, None
         # Sampling runs on the CPU, so that the noise is the same for every device.
-        logits = decoder.logits(x[torch.tensor(list(layer_range.wanted), dtype=torch.int64, device=x.device)]).cpu()
+        logits = decoder.logits(
+            x[torch.tensor(list(layer_range.logits_rows), dtype=torch.int64, device=x.device)]
+        ).cpu()
         return x, collected, logits

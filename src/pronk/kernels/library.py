@@ -33,7 +33,7 @@ __all__ = [
     "KernelsError",
     "candidates",
     "installed",
-    "load_checked",
+    "load_library",
     "open_library",
 ]
 
@@ -47,7 +47,7 @@ TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 5}
 # Types of quantized weights, by bits.
 CODED_TYPES: dict[int, int] = {8: 3, 4: 4}
 
-_MOST_HEAD_DIM = 512
+_MAX_HEAD_DIM = 512
 
 
 class KernelsError(Exception):
@@ -74,9 +74,9 @@ class Kernels:
         return INSTRUCTION_SETS[self.isa]
 
     @staticmethod
-    def covers(head_dim: int) -> bool:
+    def supports_head_dim(head_dim: int) -> bool:
         """Return whether the attention kernels support heads of this size."""
-        return head_dim % 2 == 0 and head_dim <= _MOST_HEAD_DIM
+        return head_dim % 2 == 0 and head_dim <= _MAX_HEAD_DIM
 
     def run(self, ops: Any, count: int, call: CForward) -> None:
         """Run one forward pass of ``count`` operations.
@@ -84,9 +84,9 @@ class Kernels:
         Raises:
             MemoryError: the workspace cannot be allocated.
         """
-        _succeed(self.library.pronk_run(ops, count, ctypes.byref(call)), call)
+        _check_status(self.library.pronk_run(ops, count, ctypes.byref(call)), call)
 
-    def grow(self, ops: Any, count: int, call: CForward, growth: CDraftChain) -> int:
+    def draft_chain(self, ops: Any, count: int, call: CForward, chain: CDraftChain) -> int:
         """Run a draft chain: repeated forward passes, each over the token sampled from the one before.
 
         Returns:
@@ -95,7 +95,7 @@ class Kernels:
         Raises:
             MemoryError: the workspace cannot be allocated.
         """
-        return _succeed(self.library.pronk_draft_chain(ops, count, ctypes.byref(call), ctypes.byref(growth)), call)
+        return _check_status(self.library.pronk_draft_chain(ops, count, ctypes.byref(call), ctypes.byref(chain)), call)
 
     def choose(self, logits: Tensor, temperature: float, key: int) -> int:
         """Sample the target's token: the first argmax of ``logits / temperature + noise``.
@@ -137,7 +137,7 @@ class Kernels:
         return int(self.library.pronk_workspace())
 
 
-def _succeed(code: int, call: CForward) -> int:
+def _check_status(code: int, call: CForward) -> int:
     if code < 0:
         reason = "memory" if code == -1 else "unsupported shape, or rows without a cache slot"
         msg = f"kernels: pass of {call.rows} rows failed ({reason})"
@@ -168,10 +168,10 @@ def open_library(path: Path) -> Any:
     Raises:
         KernelsError: the library is missing, damaged, or has another version.
     """
-    return load_checked(path, "pronk", VERSION, STRUCTURES, _SIGNATURES)
+    return load_library(path, "pronk", VERSION, STRUCTURES, _SIGNATURES)
 
 
-def load_checked(
+def load_library(
     path: Path, prefix: str, version: int, structures: Sequence[type[Structure]], signatures: Mapping[str, Any]
 ) -> Any:
     """Load a library whose functions begin with ``prefix`` and declare their signatures.
@@ -183,7 +183,7 @@ def load_checked(
     if not path.is_file():
         msg = f"found no compiled kernels at {path}; {again}, with a C++ compiler or from a wheel for this platform"
         raise KernelsError(msg)
-    if not _is_whole(path):
+    if not _is_complete(path):
         msg = f"{path}: expected pronk's kernels, found a part of the file; {again}"
         raise KernelsError(msg)
     try:
@@ -207,7 +207,7 @@ def load_checked(
     return library
 
 
-def _is_whole(path: Path) -> bool:
+def _is_complete(path: Path) -> bool:
     """Return whether an ELF file is complete: loading a truncated one crashes the process."""
     with path.open("rb") as file:
         header = file.read(64)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pronk.kernels.library import TYPES, Kernels
 from pronk.kernels.threads import num_threads
-from pronk.kernels.weights import pages
+from pronk.kernels.weights import mapped_zeros
 from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
 
 __all__ = ["DEFAULT_GROUPS", "default_group", "round_weights"]
@@ -56,7 +56,9 @@ def round_weights(kernels: Kernels, weight: Tensor, bits: Bits, group: int | Non
     outputs, inputs = weight.shape
     group = min(group or default_group(bits, inputs), ceil(inputs / 32) * 32)
     weight = weight if weight.stride(1) == 1 else weight.contiguous()
-    codes = pages((outputs, inputs), torch.uint8)  # a mapping of its own, which is returned to the system after packing
+    codes = mapped_zeros(
+        (outputs, inputs), torch.uint8
+    )  # a mapping of its own, which is returned to the system after packing
     scale = torch.empty(outputs, ceil(inputs / group))
     status = kernels.library.pronk_round(
         *(weight.data_ptr(), TYPES[weight.dtype], outputs, inputs, weight.stride(0), bits, group),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_uint64, c_void_p
 
-__all__ = ["STRUCTURES", "CDraftChain", "CForward", "COp", "CSegment", "CWeights", "Hear"]
+__all__ = ["STRUCTURES", "CDraftChain", "CForward", "COp", "CSegment", "CWeights", "OnToken"]
 
 
 class CWeights(Structure):
@@ -101,7 +101,7 @@ class CForward(Structure):
 
 
 # ``on_token(token, confidence)`` receives each token of a chain; returning 0 ends the chain.
-Hear = ctypes.CFUNCTYPE(c_int32, c_int32, c_float)
+OnToken = ctypes.CFUNCTYPE(c_int32, c_int32, c_float)
 
 
 class CDraftChain(Structure):
@@ -113,7 +113,7 @@ class CDraftChain(Structure):
         ("steps", c_int32),
         ("temperature", c_float),
         ("scores", c_void_p),
-        ("on_token", Hear),
+        ("on_token", OnToken),
     ]
 
 

@@ -10,16 +10,16 @@ from weakref import finalize
 
 from pronk.kernels import library as kernels
 from pronk.kernels.build import suffix_library
-from pronk.kernels.library import load_checked
+from pronk.kernels.library import load_library
 
-__all__ = ["NUM_WAYS", "CompiledSuffixes", "CompiledTreeGrower", "GrownTree", "open_suffix_library"]
+__all__ = ["NUM_BUCKETS", "CompiledSuffixes", "NativeTree", "NativeTreeBuilder", "open_suffix_library"]
 
 _VERSION = 1
 
 # Acceptance buckets of draft tokens, and depths with a prior of their own; the last depth covers all greater ones.
-NUM_WAYS, _DEPTHS = 32, 4
+NUM_BUCKETS, _DEPTHS = 32, 4
 
-_UNKNOWN: list[c_double | float] = [float("nan")] * (NUM_WAYS * _DEPTHS)
+_UNKNOWN: list[c_double | float] = [float("nan")] * (NUM_BUCKETS * _DEPTHS)
 
 # ``prior(bucket, depth)``: the prior acceptance probability.
 _Prior = ctypes.CFUNCTYPE(c_double, c_int32, c_int32)
@@ -68,7 +68,7 @@ def open_suffix_library() -> Any:
     Raises:
         KernelsError: the library is missing, damaged, or has another version.
     """
-    return load_checked(suffix_library(kernels.installed()), "pronk_suffixes", _VERSION, (_Call,), _SIGNATURES)
+    return load_library(suffix_library(kernels.installed()), "pronk_suffixes", _VERSION, (_Call,), _SIGNATURES)
 
 
 class CompiledSuffixes:
@@ -131,17 +131,17 @@ class CompiledSuffixes:
         return int(self._library.pronk_suffixes_bytes(self.handle))
 
 
-class GrownTree(NamedTuple):
-    """A draft tree as lists, parents before their children; ``ways`` are the acceptance buckets."""
+class NativeTree(NamedTuple):
+    """A draft tree as lists, parents before their children; ``buckets`` are the acceptance buckets."""
 
     tokens: list[int]
     parents: list[int]
     gains: list[float]
-    ways: list[int]
+    buckets: list[int]
 
 
-class CompiledTreeGrower:
-    """Grows the draft trees of one request.
+class NativeTreeBuilder:
+    """Builds the draft trees of one request in the compiled library.
 
     The estimated acceptance probability of a bucket is ``(accepted + prior * weight) / (offered + weight)``.
     """
@@ -152,11 +152,11 @@ class CompiledTreeGrower:
         Args:
             library: from :func:`open_suffix_library`.
             weight: number of observations that a prior counts for.
-            prior: prior acceptance probability of a bucket, below ``NUM_WAYS``, at a depth, from 1 on; called once for
-                each pair until :meth:`forget`.
+            prior: prior acceptance probability of a bucket, below ``NUM_BUCKETS``, at a depth, from 1 on; called once
+                for each pair until :meth:`clear_priors`.
         """
         self._library = library
-        self._offered, self._accepted = (c_double * NUM_WAYS)(), (c_double * NUM_WAYS)()
+        self._offered, self._accepted = (c_double * NUM_BUCKETS)(), (c_double * NUM_BUCKETS)()
         self._priors = (c_double * len(_UNKNOWN))(*_UNKNOWN)
         self._call = _Call(offered=self._offered, accepted=self._accepted, priors=self._priors, weight=weight)
         self._raised: list[BaseException] = []
@@ -172,55 +172,55 @@ class CompiledTreeGrower:
         self._call.prior = _Prior(call_prior)
         self._capacity = 0
 
-    def forget(self) -> None:
+    def clear_priors(self) -> None:
         """Drop the cached priors."""
         self._priors[:] = _UNKNOWN
 
-    def learn(self, offered: Mapping[int, float], taken: Mapping[int, float]) -> None:
+    def set_counts(self, offered: Mapping[int, float], accepted: Mapping[int, float]) -> None:
         """Set how many draft tokens of each bucket were verified, and how many of them were accepted."""
-        for counts, known in ((self._offered, offered), (self._accepted, taken)):
+        for counts, known in ((self._offered, offered), (self._accepted, accepted)):
             memset(counts, 0, sizeof(counts))
             for bucket, count in known.items():
                 counts[bucket] = count
 
-    def grow(
+    def build(
         self,
         sources: Sequence[CompiledSuffixes],
         tail: Sequence[int],
         *,
-        width: int,
+        max_nodes: int,
         max_depth: int,
         min_match: int,
         depth_factor: float,
-        least: float,
-    ) -> GrownTree:
+        min_gain: float,
+    ) -> NativeTree:
         """Grow a draft tree from the continuations of the longest matching suffixes, likeliest first.
 
         Args:
             sources: automata, the text's own first.
             tail: last tokens of the text, at least one; the last one is the root.
-            width: maximum number of draft tokens.
+            max_nodes: maximum number of draft tokens.
             max_depth: maximum depth.
             min_match: shortest match in tokens that is used.
             depth_factor: a match supports draft tokens up to this many times its length.
-            least: draft tokens with a smaller gain are dropped.
+            min_gain: draft tokens with a smaller gain are dropped.
 
         Raises:
             MemoryError: memory is exhausted.
         """
         call = self._call
-        self._reserve(width + 1)
+        self._reserve(max_nodes + 1)
         call.sources = (c_void_p * len(sources))(*[each.handle for each in sources])
         call.tail, call.tail_tokens, call.num_sources = (c_int32 * len(tail))(*tail), len(tail), len(sources)
-        call.width, call.max_depth, call.min_match = width, max_depth, min_match
-        call.depth_factor, call.min_gain = depth_factor, least
+        call.width, call.max_depth, call.min_match = max_nodes, max_depth, min_match
+        call.depth_factor, call.min_gain = depth_factor, min_gain
         nodes = self._library.pronk_suffixes_grow(call)
         if self._raised:
-            self.forget()
+            self.clear_priors()
             raise self._raised.pop()
         if nodes < 0:
             raise MemoryError
-        return GrownTree(call.tokens[:nodes], call.parents[:nodes], call.gains[:nodes], call.buckets[:nodes])
+        return NativeTree(call.tokens[:nodes], call.parents[:nodes], call.gains[:nodes], call.buckets[:nodes])
 
     def _reserve(self, nodes: int) -> None:
         if nodes > self._capacity:

@@ -17,7 +17,7 @@ from pronk.kernels.structures import CWeights
 from pronk.kernels.threads import num_threads
 from pronk.quantization.formats.matrix import QuantizedMatrix
 
-__all__ = ["CodedRows", "Packed", "pack", "pages"]
+__all__ = ["CodedRows", "Packed", "mapped_zeros", "pack"]
 
 # Codes that are packed at a time, to limit the memory of unpacked codes.
 _SLAB = 1 << 22
@@ -26,7 +26,7 @@ _SLAB = 1 << 22
 _HUGE_PAGE = 1 << 21
 
 
-def pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def mapped_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Return zeros in a memory mapping of its own, with huge pages for large sizes where Linux has them."""
     size = max(1, prod(shape)) * dtype.itemsize
     if size < _HUGE_PAGE:
@@ -133,7 +133,7 @@ def _pack_numbers(kernels: Kernels, struct: CWeights, weight: Tensor) -> Tensor:
     struct.type, struct.K_pad = TYPES[weight.dtype], ceil(struct.K / 32) * 32
     source = weight.detach().contiguous()
     per_output = struct.K_pad if weight.dtype == torch.bfloat16 else struct.K
-    data = pages((struct.blocks, per_output, 16), weight.dtype)
+    data = mapped_zeros((struct.blocks, per_output, 16), weight.dtype)
     struct.data = data.data_ptr()
     kernels.library.pronk_pack(ctypes.byref(struct), source.data_ptr(), struct.K, struct.data, num_threads())
     return data
@@ -152,7 +152,7 @@ def _pack_codes(kernels: Kernels, struct: CWeights, weight: CodedRows) -> tuple[
         if not start:
             struct.type, struct.group, struct.minima = CODED_TYPES[slab.bits], slab.group, int(slab.minimum is not None)
             struct.K_pad = slab.shape[1]
-            data = pages((int(kernels.library.pronk_packed_size(ctypes.byref(struct))),), torch.uint8)
+            data = mapped_zeros((int(kernels.library.pronk_packed_size(ctypes.byref(struct))),), torch.uint8)
             struct.data = data.data_ptr()
         own = CWeights.from_buffer_copy(struct)
         own.N, own.unit = stop - start, stop - start if one_unit else struct.unit
@@ -179,7 +179,9 @@ def _stack_padded(parts: list[QuantizedMatrix]) -> QuantizedMatrix:
         minimum = None if one.minimum is None else one.minimum.contiguous()
         return replace(one, codes=one.codes.contiguous(), scale=one.scale.contiguous(), minimum=minimum, order=None)
     rows = [each.shape[0] for each in parts]
-    codes = pages((sum(rows), inputs + missing), torch.uint8)  # a mapping of its own: on the heap it would fragment
+    codes = mapped_zeros(
+        (sum(rows), inputs + missing), torch.uint8
+    )  # a mapping of its own: on the heap it would fragment
     for target, each in zip(codes.split(rows), parts, strict=True):
         target[:, :inputs] = each.codes
     scale = torch.cat([each.scale for each in parts])

@@ -16,57 +16,57 @@ from typing import Protocol
 from pronk.errors import CacheFullError
 from pronk.kv_cache.runs import FreeRuns, consecutive
 
-__all__ = ["BlockAllocator", "BlockKeeper", "BlockTable"]
+__all__ = ["BlockAllocator", "BlockTable", "CachedBlockIndex"]
 
 
 @dataclass
 class BlockTable:
     """Blocks of one request, in token order.
 
-    Token ``p`` is in ``blocks[p // block_size - released]`` at offset ``p % block_size``. For example, with blocks of
-    16, ``released = 2`` and ``blocks = [7, 8]``: tokens 0-31 have left the window, token 37 is in block 7 at offset 5,
-    which is slot ``7 * 16 + 5 = 117``.
+    Token ``p`` is in ``blocks[p // block_size - num_released]`` at offset ``p % block_size``. For example, with blocks
+    of 16, ``num_released = 2`` and ``blocks = [7, 8]``: tokens 0-31 have left the window, and token 37 is in block 7 at
+    offset 5, which is slot ``7 * 16 + 5 = 117``.
 
     Attributes:
         blocks: block numbers.
-        released: number of leading blocks that have been freed.
+        num_released: number of leading blocks that have been freed.
         length: number of committed tokens in the cache; later slots hold draft tokens.
-        in_run: whether the block numbers are consecutive.
+        contiguous: whether the block numbers are consecutive.
         digests: digest of the text up to the end of each full block, as far as computed (:mod:`pronk.kv_cache.prefix`).
         version: version of the pool (:class:`~pronk.kv_cache.paged.PagedCache`) at the table's first allocation.
     """
 
     blocks: list[int] = field(default_factory=list)
-    released: int = 0
+    num_released: int = 0
     length: int = 0
-    in_run: bool = True
+    contiguous: bool = True
     digests: list[bytes] = field(default_factory=list)
     version: int = -1
-    _numbers: ctypes.Array[ctypes.c_int32] | None = field(default=None, init=False, repr=False, compare=False)
+    _c_blocks: ctypes.Array[ctypes.c_int32] | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
-    def numbers(self) -> ctypes.Array[ctypes.c_int32]:
+    def c_blocks(self) -> ctypes.Array[ctypes.c_int32]:
         """``blocks`` as a C array for the kernels."""
-        if self._numbers is None:
-            self._numbers = (ctypes.c_int32 * len(self.blocks))(*self.blocks)
-        return self._numbers
+        if self._c_blocks is None:
+            self._c_blocks = (ctypes.c_int32 * len(self.blocks))(*self.blocks)
+        return self._c_blocks
 
     @property
-    def first(self) -> int | None:
+    def first_block(self) -> int | None:
         """Number that the request's block 0 has or would have if the blocks form one run; else ``None``."""
-        return self.blocks[0] - self.released if self.blocks and self.in_run else None
+        return self.blocks[0] - self.num_released if self.blocks and self.contiguous else None
 
-    def changed(self) -> None:
+    def update_derived(self) -> None:
         """Update the derived values after a change of ``blocks``."""
-        self.in_run = all(b - a == 1 for a, b in pairwise(self.blocks))
-        self._numbers = None
+        self.contiguous = all(b - a == 1 for a, b in pairwise(self.blocks))
+        self._c_blocks = None
 
 
-class BlockKeeper(Protocol):
-    """Prefix cache as the allocator sees it: it decides which unreferenced blocks keep their content."""
+class CachedBlockIndex(Protocol):
+    """Interface of the prefix cache to the allocator: the blocks whose content is kept without references."""
 
-    def keeps(self, block: int) -> bool:
-        """Return whether the block's content is worth keeping."""
+    def is_cached(self, block: int) -> bool:
+        """Return whether the content of the block is cached."""
         ...
 
     def evict(self, block: int) -> None:
@@ -81,10 +81,9 @@ class BlockAllocator:
         num_blocks: total number of blocks.
         block_size: tokens per block.
         references: number of tables that hold each block.
-        num_free: number of blocks without references; includes idle blocks.
-        idle: unreferenced blocks whose content the keeper keeps, least recently used first; reused when no empty block
-            is left.
-        keeper: prefix cache, or ``None``.
+        num_free: number of blocks without references; includes evictable blocks.
+        evictable: unreferenced blocks with cached content, least recently used first; reused after the empty blocks.
+        prefix_cache: prefix cache, or ``None``.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -92,115 +91,115 @@ class BlockAllocator:
         self.block_size = block_size
         self.references = [0] * num_blocks
         self.num_free = num_blocks
-        self.idle: dict[int, None] = {}
-        self.keeper: BlockKeeper | None = None
-        self._empty = FreeRuns(num_blocks)  # free, and not idle
+        self.evictable: dict[int, None] = {}
+        self.prefix_cache: CachedBlockIndex | None = None
+        self._empty = FreeRuns(num_blocks)  # free, and not evictable
 
-    def entrust(self, keeper: BlockKeeper) -> None:
-        """Set the keeper, which knows none of the blocks: idle blocks become empty."""
-        self.keeper = keeper
-        for run in consecutive(self.idle):
+    def set_prefix_cache(self, prefix_cache: CachedBlockIndex) -> None:
+        """Set a prefix cache without entries: evictable blocks become empty."""
+        self.prefix_cache = prefix_cache
+        for run in consecutive(self.evictable):
             self._empty.add(run)
-        self.idle.clear()
+        self.evictable.clear()
 
     def reset(self) -> None:
         """Free all blocks; no table may be in use."""
         for block, references in enumerate(self.references):
-            if references and self.keeper is not None and self.keeper.keeps(block):
-                self.idle[block] = None
+            if references and self.prefix_cache is not None and self.prefix_cache.is_cached(block):
+                self.evictable[block] = None
         self.references = [0] * self.num_blocks
         self.num_free = self.num_blocks
         self._empty = FreeRuns(self.num_blocks)
-        for run in consecutive(self.idle):
+        for run in consecutive(self.evictable):
             self._empty.take(run)
 
     def blocks_for(self, tokens: int) -> int:
         """Return the number of blocks that ``tokens`` tokens need."""
         return -(-tokens // self.block_size)
 
-    def grow(self, block_table: BlockTable, tokens: int) -> None:
+    def allocate(self, block_table: BlockTable, tokens: int) -> None:
         """Allocate slots for the first ``tokens`` tokens of ``block_table``.
 
         Raises:
             CacheFullError: too few blocks are free; the table is unchanged.
         """
-        wanted = self.blocks_for(tokens) - block_table.released - len(block_table.blocks)
-        if wanted <= 0:
+        needed = self.blocks_for(tokens) - block_table.num_released - len(block_table.blocks)
+        if needed <= 0:
             return
-        if wanted > self.num_free:
+        if needed > self.num_free:
             msg = (
-                f"KV cache is full: {wanted} blocks of {self.block_size} tokens needed, {self.num_free} of "
+                f"KV cache is full: {needed} blocks of {self.block_size} tokens needed, {self.num_free} of "
                 f"{self.num_blocks} free; raise kv_memory, or lower max_tokens or the number of requests"
             )
             raise CacheFullError(msg)
-        block_table.blocks += self._claim(wanted, block_table.blocks[-1] + 1 if block_table.blocks else -1)
-        block_table.changed()
+        block_table.blocks += self._allocate_blocks(needed, block_table.blocks[-1] + 1 if block_table.blocks else -1)
+        block_table.update_derived()
 
-    def missing(self, block_table: BlockTable, tokens: int) -> int:
+    def num_missing(self, block_table: BlockTable, tokens: int) -> int:
         """Return the number of free blocks, with copies, needed to write tokens up to ``tokens``."""
-        more = max(0, self.blocks_for(tokens) - block_table.released - len(block_table.blocks))
-        written = block_table.blocks[max(0, block_table.length // self.block_size - block_table.released) :]
-        return more + sum(self.shared(block) for block in written)
+        more = max(0, self.blocks_for(tokens) - block_table.num_released - len(block_table.blocks))
+        written = block_table.blocks[max(0, block_table.length // self.block_size - block_table.num_released) :]
+        return more + sum(self.is_shared(block) for block in written)
 
     def fork(self, block_table: BlockTable, tokens: int) -> BlockTable:
         """Return a second table over the blocks of the first ``tokens`` tokens."""
-        count = max(0, self.blocks_for(tokens) - block_table.released)
-        made = BlockTable(released=block_table.released, length=tokens, version=block_table.version)
+        count = max(0, self.blocks_for(tokens) - block_table.num_released)
+        made = BlockTable(num_released=block_table.num_released, length=tokens, version=block_table.version)
         made.digests = block_table.digests[: tokens // self.block_size]
-        self.share(made, block_table.blocks[:count])
+        self.assign_cached(made, block_table.blocks[:count])
         return made
 
-    def share(self, block_table: BlockTable, blocks: Sequence[int]) -> None:
+    def assign_cached(self, block_table: BlockTable, blocks: Sequence[int]) -> None:
         """Set the blocks of an empty table to existing blocks, which other tables may hold as well."""
         for block in blocks:
             if not self.references[block]:
                 self.num_free -= 1
-                del self.idle[block]  # a block without references is idle here: empty blocks cannot be shared
+                del self.evictable[block]  # without references: evictable, as empty blocks cannot be shared
             self.references[block] += 1
         block_table.blocks = list(blocks)
-        block_table.changed()
+        block_table.update_derived()
 
-    def shared(self, block: int) -> bool:
+    def is_shared(self, block: int) -> bool:
         """Return whether several tables hold ``block``; it must be copied before a write."""
         return self.references[block] > 1
 
-    def replace(self, block_table: BlockTable, index: int) -> tuple[int, int]:
+    def replace_shared(self, block_table: BlockTable, index: int) -> tuple[int, int]:
         """Replace the shared block at ``index`` by a new one; return ``(old, new)``, which the caller copies."""
         old = block_table.blocks[index]
         if not self.num_free:
             msg = f"KV cache is full: no free block to copy a shared one, out of {self.num_blocks}; raise kv_memory"
             raise CacheFullError(msg)
-        new = block_table.blocks[index] = self._claim(1)[0]
+        new = block_table.blocks[index] = self._allocate_blocks(1)[0]
         self.references[old] -= 1
-        block_table.changed()
+        block_table.update_derived()
         return old, new
 
     def release_before(self, block_table: BlockTable, token: int) -> list[int]:
         """Release blocks with only tokens before ``token``; return the blocks that became empty."""
-        count = max(0, token // self.block_size - block_table.released)
-        gone, block_table.blocks = block_table.blocks[:count], block_table.blocks[count:]
-        block_table.released += len(gone)
-        if gone:
-            block_table.changed()
-        return self._drop(gone)
+        count = max(0, token // self.block_size - block_table.num_released)
+        removed, block_table.blocks = block_table.blocks[:count], block_table.blocks[count:]
+        block_table.num_released += len(removed)
+        if removed:
+            block_table.update_derived()
+        return self._release_blocks(removed)
 
     def release(self, block_table: BlockTable) -> list[int]:
         """Release all blocks; return those that became empty."""
-        gone, block_table.blocks = block_table.blocks, []
-        block_table.length = block_table.released = 0
+        removed, block_table.blocks = block_table.blocks, []
+        block_table.length = block_table.num_released = 0
         block_table.digests = []
-        block_table.changed()
-        return self._drop(gone)
+        block_table.update_derived()
+        return self._release_blocks(removed)
 
     def trim(self, block_table: BlockTable, tokens: int) -> list[int]:
         """Release the blocks behind the first ``tokens`` tokens; return those that became empty."""
-        count = max(0, self.blocks_for(tokens) - block_table.released)
-        gone, block_table.blocks = block_table.blocks[count:], block_table.blocks[:count]
-        if gone:
-            block_table.changed()
-        return self._drop(gone)
+        count = max(0, self.blocks_for(tokens) - block_table.num_released)
+        removed, block_table.blocks = block_table.blocks[count:], block_table.blocks[:count]
+        if removed:
+            block_table.update_derived()
+        return self._release_blocks(removed)
 
-    def _drop(self, blocks: list[int]) -> list[int]:
+    def _release_blocks(self, blocks: list[int]) -> list[int]:
         freed = []
         for block in reversed(blocks):  # the end of a text is evicted first
             if self.references[block] <= 0:
@@ -210,41 +209,43 @@ class BlockAllocator:
             if self.references[block]:
                 continue
             self.num_free += 1
-            if self.keeper is not None and self.keeper.keeps(block):
-                self.idle[block] = None
+            if self.prefix_cache is not None and self.prefix_cache.is_cached(block):
+                self.evictable[block] = None
             else:
                 freed.append(block)
         for run in consecutive(freed):
             self._empty.add(run)
         return freed[::-1]
 
-    def _claim(self, count: int, after: int = -1) -> list[int]:
+    def _allocate_blocks(self, count: int, after: int = -1) -> list[int]:
         """Allocate ``count`` free blocks: from number ``after`` on while possible, else in few runs."""
-        taken: list[int] = []
-        while len(taken) < count:
-            run = self._next_blocks(count - len(taken), after)
-            self._take(run)
-            taken += run
-        return taken
+        allocated: list[int] = []
+        while len(allocated) < count:
+            run = self._next_blocks(count - len(allocated), after)
+            self._mark_allocated(run)
+            allocated += run
+        return allocated
 
-    def _next_blocks(self, count: int, place: int) -> Sequence[int]:
+    def _next_blocks(self, count: int, start: int) -> Sequence[int]:
         """Return the next of ``count`` blocks to allocate, at least one.
 
-        If too few blocks are empty, these are all empty blocks and the least recently used idle ones, sorted by number
-        for long runs.
+        If too few blocks are empty, these are all empty blocks and the least recently used evictable ones, sorted by
+        number for long runs.
         """
-        idle = count - (self.num_free - len(self.idle))
-        if idle > 0:
-            return sorted([*self._empty, *islice(self.idle, idle)], key=lambda block: (block < place, block))
-        return (self._empty.after(place) or self._empty.fit(count))[:count]
+        num_evicted = count - (self.num_free - len(self.evictable))
+        if num_evicted > 0:
+            return sorted(
+                [*self._empty, *islice(self.evictable, num_evicted)], key=lambda block: (block < start, block)
+            )
+        return (self._empty.after(start) or self._empty.best_fit(count))[:count]
 
-    def _take(self, blocks: Sequence[int]) -> None:
-        for run in consecutive(block for block in blocks if block not in self.idle):
+    def _mark_allocated(self, blocks: Sequence[int]) -> None:
+        for run in consecutive(block for block in blocks if block not in self.evictable):
             self._empty.take(run)
         for block in blocks:
-            if block in self.idle:
-                assert self.keeper is not None
-                self.keeper.evict(block)
-                del self.idle[block]
+            if block in self.evictable:
+                assert self.prefix_cache is not None
+                self.prefix_cache.evict(block)
+                del self.evictable[block]
             self.references[block] = 1
         self.num_free -= len(blocks)

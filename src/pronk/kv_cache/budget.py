@@ -61,8 +61,8 @@ class KVBudget:
         Without ``kv_memory``, it holds ``max_requests`` full contexts of the target, at most a quarter of the machine's
         memory. That quarter is divided among ``processes`` processes.
         """
-        self.given = kv_memory
-        self.memory = None if kv_memory is None else parse_memory(kv_memory)
+        self.kv_memory = kv_memory
+        self.num_bytes = None if kv_memory is None else parse_memory(kv_memory)
         self.max_requests = max_requests
         self.device = device
         self._max_bytes = int(_memory(device) * _DEFAULT_SHARE) // processes
@@ -90,7 +90,7 @@ class KVBudget:
             self._max_blocks = self.max_requests * -(-(config.context + _DRAFT_SLOTS) // BLOCK_SIZE)
         pool = kind(
             config,
-            num_blocks=self._share(kv_bytes_per_token(config, kv_dtype or dtype)),
+            num_blocks=self._resize_pools(kv_bytes_per_token(config, kv_dtype or dtype)),
             block_size=BLOCK_SIZE,
             dtype=dtype,
             kv_dtype=kv_dtype,
@@ -104,14 +104,14 @@ class KVBudget:
     def keep_hidden(self, pool: PagedCache, layer: int, owner: object) -> None:
         """Let ``pool`` keep the output of a layer; errors are those of :meth:`add`."""
         if layer not in pool.hidden:
-            self._share(pool.config.hidden_size * pool.dtype.itemsize)
+            self._resize_pools(pool.config.hidden_size * pool.dtype.itemsize)
         pool.keep_hidden(layer, owner)
 
-    def _share(self, more: int) -> int:
-        """Resize the pools for ``more`` bytes per token; return the number of blocks of every pool."""
+    def _resize_pools(self, extra_bytes: int) -> int:
+        """Resize the pools for ``extra_bytes`` bytes per token; return the number of blocks of every pool."""
         for pool in self._pools:
-            pool.forget_hidden()
-        count = self._count(BLOCK_SIZE * (more + sum(pool.bytes_per_token for pool in self._pools)))
+            pool.drop_unused_hidden()
+        count = self._num_blocks(BLOCK_SIZE * (extra_bytes + sum(pool.bytes_per_token for pool in self._pools)))
         if any(pool.in_use and pool.allocator.num_blocks > count for pool in self._pools):
             msg = "expected no running request while a draft model is added, found some; finish or abort them first"
             raise OptionError(msg)
@@ -120,16 +120,16 @@ class KVBudget:
                 pool.resize(count)
         return count
 
-    def _count(self, block_bytes: int) -> int:
-        if self.memory is None:
+    def _num_blocks(self, block_bytes: int) -> int:
+        if self.num_bytes is None:
             return max(1, min(self._max_blocks or 1, self._max_bytes // block_bytes))
-        if self.memory < block_bytes:
+        if self.num_bytes < block_bytes:
             msg = (
                 f"kv_memory: expected at least {block_bytes} bytes, one block of {BLOCK_SIZE} tokens; "
-                f"found {self.given!r}"
+                f"found {self.kv_memory!r}"
             )
             raise OptionError(msg)
-        return self.memory // block_bytes
+        return self.num_bytes // block_bytes
 
 
 def _memory(device: torch.device) -> int:

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from pronk.architecture.config import ModelConfig
 
-__all__ = ["OUTPUTS", "PANEL", "PoolLayout", "kv_bytes_per_token", "layouts", "spoil"]
+__all__ = ["HIDDEN_LAYOUT", "PANEL", "PoolLayout", "fill_poison", "kv_bytes_per_token", "layouts"]
 
 # Slots per panel of keys; a block is a whole number of panels.
 PANEL = 16
@@ -43,42 +43,42 @@ class PoolLayout(Protocol):
     def write(self, pool: Tensor, slots: Tensor, rows: Tensor) -> None:
         """Store ``rows`` ``[kv_heads, tokens, head_dim]`` at ``slots`` ``[tokens]``."""
 
-    def read(self, pool: Tensor, where: slice | Tensor) -> Tensor:
+    def read(self, pool: Tensor, index: slice | Tensor) -> Tensor:
         """Return ``[kv_heads, tokens, head_dim]`` numbers, as a view if possible."""
 
     def size(self, pool: Tensor) -> int:
         """Return the bytes per slot."""
 
-    def take(self, pool: Tensor, slots: Tensor) -> Tensor:
+    def read_bytes(self, pool: Tensor, slots: Tensor) -> Tensor:
         """Return the raw bytes at ``slots`` ``[tokens]``: ``[tokens, size]``."""
 
-    def put(self, pool: Tensor, slots: Tensor, kept: Tensor) -> None:
-        """Store bytes from :meth:`take` of a pool with the same layout."""
+    def write_bytes(self, pool: Tensor, slots: Tensor, data: Tensor) -> None:
+        """Store bytes from :meth:`read_bytes` of a pool with the same layout."""
 
 
-class _Plain:
+class _PlainLayout:
     def size(self, pool: Tensor) -> int:
         return pool.shape[0] * pool.shape[2] * pool.itemsize
 
-    def take(self, pool: Tensor, slots: Tensor) -> Tensor:
-        return _bytes(pool[:, slots].transpose(0, 1))
+    def read_bytes(self, pool: Tensor, slots: Tensor) -> Tensor:
+        return _to_bytes(pool[:, slots].transpose(0, 1))
 
-    def put(self, pool: Tensor, slots: Tensor, kept: Tensor) -> None:
-        pool[:, slots] = _numbers_of(kept, pool, (pool.shape[0], pool.shape[2])).transpose(0, 1)
+    def write_bytes(self, pool: Tensor, slots: Tensor, data: Tensor) -> None:
+        pool[:, slots] = _from_bytes(data, pool, (pool.shape[0], pool.shape[2])).transpose(0, 1)
 
 
-class _Rows(_Plain):
+class _RowLayout(_PlainLayout):
     def shape(self, slots: int, size: int) -> tuple[int, ...]:
         return slots, size
 
     def write(self, pool: Tensor, slots: Tensor, rows: Tensor) -> None:
         pool.index_copy_(1, slots, rows)
 
-    def read(self, pool: Tensor, where: slice | Tensor) -> Tensor:
-        return pool[:, where]
+    def read(self, pool: Tensor, index: slice | Tensor) -> Tensor:
+        return pool[:, index]
 
 
-class _Panels:
+class _PanelLayout:
     def __init__(self, adjacent: int) -> None:
         self._adjacent = adjacent  # dimensions of one key beside each other
 
@@ -88,22 +88,22 @@ class _Panels:
     def write(self, pool: Tensor, slots: Tensor, rows: Tensor) -> None:
         pool[:, slots // PANEL, :, slots % PANEL] = rows.unflatten(-1, (-1, self._adjacent)).transpose(0, 1)
 
-    def read(self, pool: Tensor, where: slice | Tensor) -> Tensor:
-        slots = _numbers(where)
+    def read(self, pool: Tensor, index: slice | Tensor) -> Tensor:
+        slots = _as_indices(index)
         return pool[:, slots // PANEL, :, slots % PANEL].flatten(2).transpose(0, 1)
 
     def size(self, pool: Tensor) -> int:
         return pool.shape[0] * pool.shape[2] * pool.shape[4] * pool.itemsize
 
-    def take(self, pool: Tensor, slots: Tensor) -> Tensor:
-        return _bytes(pool[:, slots // PANEL, :, slots % PANEL])
+    def read_bytes(self, pool: Tensor, slots: Tensor) -> Tensor:
+        return _to_bytes(pool[:, slots // PANEL, :, slots % PANEL])
 
-    def put(self, pool: Tensor, slots: Tensor, kept: Tensor) -> None:
+    def write_bytes(self, pool: Tensor, slots: Tensor, data: Tensor) -> None:
         shape = pool.shape[0], pool.shape[2], pool.shape[4]
-        pool[:, slots // PANEL, :, slots % PANEL] = _numbers_of(kept, pool, shape)
+        pool[:, slots // PANEL, :, slots % PANEL] = _from_bytes(data, pool, shape)
 
 
-class _CodedRows(_Plain):
+class _Int8RowLayout(_PlainLayout):
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
 
@@ -111,16 +111,16 @@ class _CodedRows(_Plain):
         return slots, size + _SCALE_BYTES
 
     def write(self, pool: Tensor, slots: Tensor, rows: Tensor) -> None:
-        codes, scales = _round(rows)
+        codes, scales = _quantize(rows)
         pool.index_copy_(1, slots, torch.cat((codes, _as_bytes(scales)), dim=-1))
 
-    def read(self, pool: Tensor, where: slice | Tensor) -> Tensor:
-        found = pool[:, where]
+    def read(self, pool: Tensor, index: slice | Tensor) -> Tensor:
+        found = pool[:, index]
         scales = _as_scales(found[..., -_SCALE_BYTES:])
         return (found[..., :-_SCALE_BYTES] * scales[..., None]).to(self._dtype)
 
 
-class _CodedPanels:
+class _Int8PanelLayout:
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
 
@@ -128,13 +128,13 @@ class _CodedPanels:
         return slots // PANEL, size + _SCALE_BYTES, PANEL
 
     def write(self, pool: Tensor, slots: Tensor, rows: Tensor) -> None:
-        codes, scales = _round(rows)
+        codes, scales = _quantize(rows)
         panel, lane = slots // PANEL, slots % PANEL
         pool[:, panel, : codes.shape[-1], lane] = codes.transpose(0, 1)
         _scales_of(pool)[:, panel, lane] = scales
 
-    def read(self, pool: Tensor, where: slice | Tensor) -> Tensor:
-        slots = _numbers(where)
+    def read(self, pool: Tensor, index: slice | Tensor) -> Tensor:
+        slots = _as_indices(index)
         panel, lane = slots // PANEL, slots % PANEL
         codes = pool[:, panel, :-_SCALE_BYTES, lane].transpose(0, 1)
         return (codes * _scales_of(pool)[:, panel, lane][..., None]).to(self._dtype)
@@ -142,28 +142,28 @@ class _CodedPanels:
     def size(self, pool: Tensor) -> int:
         return pool.shape[0] * pool.shape[2]
 
-    def take(self, pool: Tensor, slots: Tensor) -> Tensor:
+    def read_bytes(self, pool: Tensor, slots: Tensor) -> Tensor:
         panel, lane = slots // PANEL, slots % PANEL
         scales = _scales_of(pool)[:, panel, lane].transpose(0, 1)
-        return torch.cat((_bytes(pool[:, panel, :-_SCALE_BYTES, lane]), _bytes(scales)), dim=1)
+        return torch.cat((_to_bytes(pool[:, panel, :-_SCALE_BYTES, lane]), _to_bytes(scales)), dim=1)
 
-    def put(self, pool: Tensor, slots: Tensor, kept: Tensor) -> None:
+    def write_bytes(self, pool: Tensor, slots: Tensor, data: Tensor) -> None:
         panel, lane, heads = slots // PANEL, slots % PANEL, pool.shape[0]
-        codes, scales = kept.split([kept.shape[1] - heads * _SCALE_BYTES, heads * _SCALE_BYTES], dim=1)
-        pool[:, panel, :-_SCALE_BYTES, lane] = _numbers_of(codes, pool, (heads, pool.shape[2] - _SCALE_BYTES))
+        codes, scales = data.split([data.shape[1] - heads * _SCALE_BYTES, heads * _SCALE_BYTES], dim=1)
+        pool[:, panel, :-_SCALE_BYTES, lane] = _from_bytes(codes, pool, (heads, pool.shape[2] - _SCALE_BYTES))
         _scales_of(pool)[:, panel, lane] = scales.contiguous().view(torch.float32).transpose(0, 1)
 
 
 # Kept outputs of a layer: rows of one head.
-OUTPUTS: PoolLayout = _Rows()
+HIDDEN_LAYOUT: PoolLayout = _RowLayout()
 
 
 def layouts(dtype: torch.dtype, kv_dtype: torch.dtype, *, packed: bool) -> tuple[PoolLayout, PoolLayout]:
     """Return the layouts of keys and of values: computed in ``dtype``, stored in ``kv_dtype``."""
     if kv_dtype == torch.int8:
-        rows = _CodedRows(dtype)
-        return (_CodedPanels(dtype) if packed else rows), rows
-    return (_Panels(1 if kv_dtype == torch.float32 else 2) if packed else _Rows()), _Rows()
+        rows = _Int8RowLayout(dtype)
+        return (_Int8PanelLayout(dtype) if packed else rows), rows
+    return (_PanelLayout(1 if kv_dtype == torch.float32 else 2) if packed else _RowLayout()), _RowLayout()
 
 
 def kv_bytes_per_token(config: ModelConfig, kv_dtype: torch.dtype) -> int:
@@ -172,7 +172,7 @@ def kv_bytes_per_token(config: ModelConfig, kv_dtype: torch.dtype) -> int:
     return 2 * config.num_layers * config.num_kv_heads * head
 
 
-def spoil(pool: Tensor, poison: float) -> None:
+def fill_poison(pool: Tensor, poison: float) -> None:
     """Overwrite a pool with ``poison``; 8-bit pools get scales of NaN or 1e22 instead."""
     if pool.dtype == torch.int8:
         pool.fill_(-1 if math.isnan(poison) else 100)  # as float32 scales: NaN, or 1e22
@@ -180,7 +180,7 @@ def spoil(pool: Tensor, poison: float) -> None:
         pool.fill_(poison)
 
 
-def _round(rows: Tensor) -> tuple[Tensor, Tensor]:
+def _quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Quantize ``[…, head_dim]`` numbers to codes and scales exactly as the kernels do."""
     rows = rows.float()
     top = rows.abs().amax(-1)
@@ -188,14 +188,14 @@ def _round(rows: Tensor) -> tuple[Tensor, Tensor]:
     return codes.to(torch.int8), top / _MAX_CODE
 
 
-def _bytes(kept: Tensor) -> Tensor:
+def _to_bytes(values: Tensor) -> Tensor:
     """View ``[tokens, …]`` as bytes ``[tokens, n]``."""
-    return kept.contiguous().view(len(kept), -1).view(torch.uint8)
+    return values.contiguous().view(len(values), -1).view(torch.uint8)
 
 
-def _numbers_of(kept: Tensor, pool: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """View bytes from :func:`_bytes` as ``[tokens, *shape]`` numbers of the pool's dtype."""
-    return kept.contiguous().view(pool.dtype).view(len(kept), *shape)
+def _from_bytes(data: Tensor, pool: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """View bytes from :func:`_to_bytes` as ``[tokens, *shape]`` numbers of the pool's dtype."""
+    return data.contiguous().view(pool.dtype).view(len(data), *shape)
 
 
 def _as_bytes(scales: Tensor) -> Tensor:
@@ -211,5 +211,5 @@ def _scales_of(pool: Tensor) -> Tensor:
     return pool.flatten(2)[..., -_SCALE_BYTES * PANEL :].view(torch.float32)
 
 
-def _numbers(where: slice | Tensor) -> Tensor:
-    return torch.arange(where.start, where.stop) if isinstance(where, slice) else where
+def _as_indices(index: slice | Tensor) -> Tensor:
+    return torch.arange(index.start, index.stop) if isinstance(index, slice) else index

@@ -26,7 +26,7 @@ from torch import Tensor
 from pronk.architecture.config import ModelConfig
 from pronk.kernels.library import TYPES
 from pronk.kv_cache.blocks import BlockAllocator, BlockTable
-from pronk.kv_cache.layout import OUTPUTS, PANEL, PoolLayout, kv_bytes_per_token, layouts, spoil
+from pronk.kv_cache.layout import HIDDEN_LAYOUT, PANEL, PoolLayout, fill_poison, kv_bytes_per_token, layouts
 from pronk.kv_cache.prefix import PrefixCache
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class PagedCache:
         kv_dtype: dtype of stored keys and values: ``dtype`` or int8.
         kernels: kernels that read the pool; ``None`` for torch.
         version: counter that increases whenever the tensors are replaced.
-        prefix: prefix cache, or ``None`` if it is disabled.
+        prefix_cache: prefix cache, or ``None`` if it is disabled.
     """
 
     def __init__(
@@ -77,13 +77,13 @@ class PagedCache:
         self.poison = poison
         # Under dynamic RoPE scaling, keys depend on the prompt's length, so prompts cannot share them.
         dynamic = config.rope is not None and config.rope.kind == "dynamic"
-        self.prefix = PrefixCache() if share_prefixes and not dynamic else None
+        self.prefix_cache = PrefixCache() if share_prefixes and not dynamic else None
         self.keys: list[Tensor]
         self.values: list[Tensor]
         self.hidden: dict[int, Tensor] = {}
         self._keys, self._values = layouts(dtype, self.kv_dtype, packed=kernels is not None)
         self._owners: dict[int, WeakSet[object]] = {}
-        self._moved: tuple[Any, ...] | None = None  # arguments of pronk_move, for one version
+        self._move_arguments: tuple[Any, ...] | None = None  # arguments of pronk_move, for one version
         self.resize(num_blocks)
 
     def resize(self, num_blocks: int) -> None:
@@ -97,29 +97,29 @@ class PagedCache:
         self.keys = [_zeros(keys, self.kv_dtype, self.device) for _ in range(self.config.num_layers)]
         self.values = [_zeros(values, self.kv_dtype, self.device) for _ in range(self.config.num_layers)]
         self.hidden = {layer: self._rows() for layer in kept}
-        self._changed()
+        self._on_pool_change()
 
     def keep_hidden(self, layer: int, owner: object) -> None:
         """Keep the output of layer ``layer`` (from 1) for the tokens of every later forward pass.
 
-        The output is kept while ``owner``, which reads it, exists; see :meth:`forget_hidden`.
+        The output is kept while ``owner``, which reads it, exists; see :meth:`drop_unused_hidden`.
         """
         self._owners.setdefault(layer, WeakSet()).add(owner)
         if layer not in self.hidden:
             self.hidden[layer] = self._rows()
-            self._changed()
+            self._on_pool_change()
 
-    def forget_hidden(self) -> None:
+    def drop_unused_hidden(self) -> None:
         """Stop keeping outputs whose owners have all been deleted."""
         for layer in [layer for layer in self.hidden if not self._owners[layer]]:
             del self.hidden[layer]
-            self._changed()
+            self._on_pool_change()
 
-    def _changed(self) -> None:
+    def _on_pool_change(self) -> None:
         """Invalidate the prefix cache: older blocks are gone or lack the outputs kept from now on."""
         self.version += 1
-        if self.prefix is not None:
-            self.prefix.attach(self.allocator)
+        if self.prefix_cache is not None:
+            self.prefix_cache.attach(self.allocator)
 
     def _rows(self) -> Tensor:
         return _zeros((1, self.num_slots, self.config.hidden_size), self.dtype, self.device)
@@ -150,20 +150,20 @@ class PagedCache:
         """
         if not block_table.blocks:
             block_table.version = self.version
-        self.allocator.grow(block_table, tokens)
-        first = block_table.length // self.block_size - block_table.released
+        self.allocator.allocate(block_table, tokens)
+        first = block_table.length // self.block_size - block_table.num_released
         for index in range(first, len(block_table.blocks)):
-            if self.allocator.shared(block_table.blocks[index]):
-                self._copy(*self.allocator.replace(block_table, index))
-            elif self.prefix is not None:
+            if self.allocator.is_shared(block_table.blocks[index]):
+                self._copy(*self.allocator.replace_shared(block_table, index))
+            elif self.prefix_cache is not None:
                 # A fork that kept a part of the block outlives the request that filled it and overwrites the rest.
-                self.prefix.forget(block_table.blocks[index])
+                self.prefix_cache.discard(block_table.blocks[index])
 
     def _copy(self, old: int, new: int) -> None:
         for pool in self._pools:
-            pool[:, self._places(pool, new)] = pool[:, self._places(pool, old)]
+            pool[:, self._block_range(pool, new)] = pool[:, self._block_range(pool, old)]
 
-    def _places(self, pool: Tensor, block: int) -> slice:
+    def _block_range(self, pool: Tensor, block: int) -> slice:
         """Return the range of a block in a pool's second dimension, which counts slots or panels."""
         size = self.block_size * pool.shape[1] // self.num_slots
         return slice(block * size, (block + 1) * size)
@@ -171,23 +171,23 @@ class PagedCache:
     def slots(self, block_table: BlockTable, start: int, stop: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """Return the slots of tokens ``start .. stop - 1``; slot 0 for tokens outside the table."""
         tokens = np.arange(start, stop, dtype=np.int64)
-        if block_table.first is not None:
-            base = block_table.first * self.block_size
+        if block_table.first_block is not None:
+            base = block_table.first_block * self.block_size
             if base + start >= 0 and base + stop <= self.num_slots:
                 return tokens + base
         blocks = np.asarray(block_table.blocks, dtype=np.int64)
-        index = tokens // self.block_size - block_table.released
+        index = tokens // self.block_size - block_table.num_released
         held = (index >= 0) & (index < len(blocks))
         return np.where(held, blocks[np.where(held, index, 0)] * self.block_size + tokens % self.block_size, 0)
 
-    def where(self, block_table: BlockTable, start: int, stop: int) -> slice | Tensor:
+    def slot_index(self, block_table: BlockTable, start: int, stop: int) -> slice | Tensor:
         """Return the index of the slots of tokens ``start .. stop - 1``.
 
         It is a slice if the blocks form a run, else a tensor. Slots outside the table are readable but meaningless and
         must be masked.
         """
         slots = self.slots(block_table, start, stop)
-        if slots[-1] - slots[0] == stop - start - 1 and (block_table.first is not None):
+        if slots[-1] - slots[0] == stop - start - 1 and (block_table.first_block is not None):
             return slice(int(slots[0]), int(slots[-1]) + 1)
         return torch.from_numpy(slots).to(self.keys[0].device)
 
@@ -202,9 +202,9 @@ class PagedCache:
         self._keys.write(self.keys[layer], slots, keys)
         self._values.write(self.values[layer], slots, values)
 
-    def at(self, layer: int, where: slice | Tensor) -> tuple[Tensor, Tensor]:
+    def read_slots(self, layer: int, index: slice | Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values ``[kv_heads, tokens, head_dim]`` in ``dtype``, as a view if possible."""
-        return self._keys.read(self.keys[layer], where), self._values.read(self.values[layer], where)
+        return self._keys.read(self.keys[layer], index), self._values.read(self.values[layer], index)
 
     def write_hidden(self, layer: int, slots: Tensor, rows: Tensor) -> None:
         """Store outputs ``[rows, hidden]`` of ``layer`` at ``slots`` ``[rows]`` if the pool keeps them."""
@@ -217,11 +217,13 @@ class PagedCache:
         The table must hold the tokens, and a forward pass must have computed them since :meth:`keep_hidden`.
         """
         rows = self.hidden[layer][0]
-        return rows[self.where(block_table, start, stop)] if stop > start else rows[:0]
+        return rows[self.slot_index(block_table, start, stop)] if stop > start else rows[:0]
 
     def read(self, layer: int, block_table: BlockTable) -> tuple[Tensor, Tensor]:
-        """Return keys and values of the committed tokens from ``block_table.released * block_size`` on."""
-        return self.at(layer, self.where(block_table, block_table.released * self.block_size, block_table.length))
+        """Return keys and values of the committed tokens from ``block_table.num_released * block_size`` on."""
+        return self.read_slots(
+            layer, self.slot_index(block_table, block_table.num_released * self.block_size, block_table.length)
+        )
 
     def commit(self, block_table: BlockTable, offsets: Sequence[int]) -> None:
         """Commit the draft rows at ``block_table.length + offset``, in this order, as the next tokens.
@@ -238,16 +240,16 @@ class PagedCache:
     def move(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
         """Copy slots ``source`` to slots ``target``; all reads happen before the first write."""
         if self.kernels is None:
-            origin, place = (torch.from_numpy(slots).to(self.device) for slots in (source, target))
+            source_index, target_index = (torch.from_numpy(slots).to(self.device) for slots in (source, target))
             for pool in self._pools:
-                pool[:, place] = pool[:, origin]
+                pool[:, target_index] = pool[:, source_index]
             return
-        if self._moved is None or self._moved[0] != self.version:
+        if self._move_arguments is None or self._move_arguments[0] != self.version:
             config, layers, hidden = self.config, len(self.keys), len(self.hidden)
             row = (config.num_kv_heads, self.num_slots, config.head_dim)
             shapes = [row] * 2 * layers + [(1, self.num_slots, config.hidden_size)] * hidden
             kinds = [_KEY] * layers + [_VALUE] * layers + [_ROW] * hidden
-            self._moved = (
+            self._move_arguments = (
                 self.version,
                 np.array([pool.data_ptr() for pool in self._pools], dtype=np.int64),
                 np.array([TYPES[pool.dtype] for pool in self._pools], dtype=np.int32),
@@ -255,53 +257,55 @@ class PagedCache:
                 np.array(shapes, dtype=np.int64),
             )
         # Keep references during the call: a strided view is copied here, and nothing else references the copy.
-        arrays = (*self._moved[1:], np.ascontiguousarray(source), np.ascontiguousarray(target))
-        places = [array.ctypes.data for array in arrays]
-        code = self.kernels.library.pronk_move(*places[:4], len(arrays[0]), *places[4:], len(source))
+        arrays = (*self._move_arguments[1:], np.ascontiguousarray(source), np.ascontiguousarray(target))
+        addresses = [array.ctypes.data for array in arrays]
+        code = self.kernels.library.pronk_move(*addresses[:4], len(arrays[0]), *addresses[4:], len(source))
         if code:
             msg = f"kernels: no memory to move {len(source)} rows"
             raise MemoryError(msg)
 
-    def take(self, slots: NDArray[np.int64]) -> Tensor:
+    def export_slots(self, slots: NDArray[np.int64]) -> Tensor:
         """Return the raw bytes of some slots, ``[len(slots), bytes_per_token]``."""
-        where = torch.from_numpy(slots).to(self.device)
-        return torch.cat([layout.take(pool, where) for layout, pool in self._laid_out()], dim=1)
+        index = torch.from_numpy(slots).to(self.device)
+        return torch.cat([layout.read_bytes(pool, index) for layout, pool in self._layouts_and_pools()], dim=1)
 
-    def put(self, slots: NDArray[np.int64], kept: Tensor) -> None:
-        """Store bytes from :meth:`take` of a pool with the same layout."""
-        where, begin = torch.from_numpy(slots).to(self.device), 0
-        for layout, pool in self._laid_out():
+    def import_slots(self, slots: NDArray[np.int64], data: Tensor) -> None:
+        """Store bytes from :meth:`export_slots` of a pool with the same layout."""
+        index, begin = torch.from_numpy(slots).to(self.device), 0
+        for layout, pool in self._layouts_and_pools():
             size = layout.size(pool)
-            layout.put(pool, where, kept[:, begin : begin + size])
+            layout.write_bytes(pool, index, data[:, begin : begin + size])
             begin += size
 
-    def _laid_out(self) -> Iterator[tuple[PoolLayout, Tensor]]:
+    def _layouts_and_pools(self) -> Iterator[tuple[PoolLayout, Tensor]]:
         yield from ((self._keys, pool) for pool in self.keys)
         yield from ((self._values, pool) for pool in self.values)
-        yield from ((OUTPUTS, self.hidden[layer]) for layer in sorted(self.hidden))
+        yield from ((HIDDEN_LAYOUT, self.hidden[layer]) for layer in sorted(self.hidden))
 
     def rollback(self, block_table: BlockTable, length: int) -> None:
         """Drop the tokens after the first ``length``; their blocks stay allocated."""
         block_table.length = length
         del block_table.digests[length // self.block_size :]
 
-    def match(self, tokens: Sequence[int], salt: bytes = b"", digests: list[bytes] | None = None) -> BlockTable | None:
+    def match_prefix(
+        self, tokens: Sequence[int], salt: bytes = b"", digests: list[bytes] | None = None
+    ) -> BlockTable | None:
         """Return a table of the longest cached prefix of a text; see :meth:`PrefixCache.match`."""
-        block_table = None if self.prefix is None else self.prefix.match(tokens, salt, digests)
+        block_table = None if self.prefix_cache is None else self.prefix_cache.match(tokens, salt, digests)
         if block_table is not None:
             block_table.version = self.version
         return block_table
 
-    def knows(self, digest: bytes) -> bool:
+    def has_cached_block(self, digest: bytes) -> bool:
         """Return whether the prefix cache holds a block with this digest."""
-        return self.prefix is not None and self.prefix.knows(digest)
+        return self.prefix_cache is not None and self.prefix_cache.contains(digest)
 
-    def learn(
-        self, block_table: BlockTable, tokens: Sequence[int], salt: bytes = b"", certain: int | None = None
+    def cache_blocks(
+        self, block_table: BlockTable, tokens: Sequence[int], salt: bytes = b"", num_committed: int | None = None
     ) -> None:
         """Add a text's full blocks to the prefix cache, unless the pool was replaced since it began."""
-        if self.prefix is not None and block_table.version == self.version:
-            self.prefix.learn(block_table, tokens, salt, certain)
+        if self.prefix_cache is not None and block_table.version == self.version:
+            self.prefix_cache.insert(block_table, tokens, salt, num_committed)
 
     def fork(self, block_table: BlockTable, tokens: int) -> BlockTable:
         """Return a table that shares the blocks of the first ``tokens`` tokens, copied on the first write."""
@@ -323,7 +327,7 @@ class PagedCache:
         if self.poison is not None:
             for block in blocks:
                 for pool in self._pools:
-                    spoil(pool[:, self._places(pool, block)], self.poison)
+                    fill_poison(pool[:, self._block_range(pool, block)], self.poison)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

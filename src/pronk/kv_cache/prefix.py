@@ -26,45 +26,45 @@ class _Entry:
     """A cached block: its number, the digest of the preceding text, its own tokens."""
 
     block: int
-    before: bytes
+    parent_digest: bytes
     tokens: list[int]
 
 
 class PrefixCache:
-    """Index of the cached blocks of one pool by digest, and the allocator's :class:`BlockKeeper`."""
+    """Index of the cached blocks of one pool by digest, and the allocator's :class:`CachedBlockIndex`."""
 
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
-        self._found: dict[bytes, _Entry] = {}
+        self._entries: dict[bytes, _Entry] = {}
         self._digests: dict[int, bytes] = {}  # digest of each cached block
 
     def __len__(self) -> int:
         """Return the number of cached blocks."""
-        return len(self._found)
+        return len(self._entries)
 
     def attach(self, allocator: BlockAllocator) -> None:
         """Clear the cache and serve ``allocator``."""
-        self._found.clear()
+        self._entries.clear()
         self._digests.clear()
         self._allocator = allocator
-        allocator.entrust(self)
+        allocator.set_prefix_cache(self)
 
-    def keeps(self, block: int) -> bool:
+    def is_cached(self, block: int) -> bool:
         """Return whether the block is cached."""
         return block in self._digests
 
     def evict(self, block: int) -> None:
         """Remove a cached block."""
-        del self._found[self._digests.pop(block)]
+        del self._entries[self._digests.pop(block)]
 
-    def forget(self, block: int) -> None:
+    def discard(self, block: int) -> None:
         """Remove a block that is about to be overwritten, if it is cached."""
         if block in self._digests:
             self.evict(block)
 
-    def knows(self, digest: bytes) -> bool:
+    def contains(self, digest: bytes) -> bool:
         """Return whether a block with this digest is cached."""
-        return digest in self._found
+        return digest in self._entries
 
     def match(self, tokens: Sequence[int], salt: bytes = b"", digests: list[bytes] | None = None) -> BlockTable | None:
         """Return a table of the longest cached prefix of ``tokens``; ``None`` if there is none.
@@ -79,25 +79,25 @@ class PrefixCache:
                 for the same or a longer text to hash each block only once.
         """
         size, digests = self._allocator.block_size, [] if digests is None else digests
-        blocks, before = list[int](), self._digest(b"", salt)
+        blocks, parent = list[int](), self._digest(b"", salt)
         for number in range((len(tokens) - 1) // size):
-            own = list(tokens[number * size : (number + 1) * size])
+            block_tokens = list(tokens[number * size : (number + 1) * size])
             if number == len(digests):
-                digests.append(self._digest(before, _as_bytes(own)))
-            entry = self._found.get(digests[number])
-            if entry is None or (entry.before, entry.tokens) != (before, own):
+                digests.append(self._digest(parent, _as_bytes(block_tokens)))
+            entry = self._entries.get(digests[number])
+            if entry is None or (entry.parent_digest, entry.tokens) != (parent, block_tokens):
                 break
             blocks.append(entry.block)
-            before = digests[number]
+            parent = digests[number]
         if not blocks:
             return None
         block_table = BlockTable(length=len(blocks) * size)
         block_table.digests = digests[: len(blocks)]
-        self._allocator.share(block_table, blocks)
+        self._allocator.assign_cached(block_table, blocks)
         return block_table
 
-    def learn(
-        self, block_table: BlockTable, tokens: Sequence[int], salt: bytes = b"", certain: int | None = None
+    def insert(
+        self, block_table: BlockTable, tokens: Sequence[int], salt: bytes = b"", num_committed: int | None = None
     ) -> None:
         """Cache the blocks of a table that have been filled since the last call.
 
@@ -105,23 +105,25 @@ class PrefixCache:
             block_table: table of the text; its first ``length`` tokens are committed.
             tokens: tokens of the text.
             salt: see :meth:`match`.
-            certain: number of tokens that will not be rolled back, if that is less than ``length``.
+            num_committed: number of tokens that will not be rolled back, if that is less than ``length``.
         """
         size = self._allocator.block_size
-        stop = block_table.length if certain is None else min(certain, block_table.length)
+        stop = block_table.length if num_committed is None else min(num_committed, block_table.length)
         for number in range(len(block_table.digests), stop // size):
-            own = list(tokens[number * size : (number + 1) * size])
-            before = block_table.digests[-1] if block_table.digests else self._digest(b"", salt)
-            digest = self._digest(before, _as_bytes(own))
+            block_tokens = list(tokens[number * size : (number + 1) * size])
+            parent = block_table.digests[-1] if block_table.digests else self._digest(b"", salt)
+            digest = self._digest(parent, _as_bytes(block_tokens))
             block_table.digests.append(digest)
-            block = block_table.blocks[number - block_table.released] if number >= block_table.released else None
-            if block is None or digest in self._found or block in self._digests:
+            block = (
+                block_table.blocks[number - block_table.num_released] if number >= block_table.num_released else None
+            )
+            if block is None or digest in self._entries or block in self._digests:
                 continue
-            self._found[digest] = _Entry(block, before, own)
+            self._entries[digest] = _Entry(block, parent, block_tokens)
             self._digests[block] = digest
 
-    def _digest(self, before: bytes, tokens: bytes) -> bytes:
-        hashed = blake2b(before, digest_size=_DIGEST_BYTES, key=self._key)
+    def _digest(self, parent: bytes, tokens: bytes) -> bytes:
+        hashed = blake2b(parent, digest_size=_DIGEST_BYTES, key=self._key)
         hashed.update(b"\0" + tokens)
         return hashed.digest()
 

@@ -32,10 +32,10 @@ class FreeRuns:
         return (number for start in self._starts for number in range(start, self._stops[start]))
 
     def __contains__(self, number: int) -> bool:
-        start = self._at(number)
+        start = self._last_start(number)
         return start is not None and number < self._stops[start]
 
-    def fit(self, length: int) -> range:
+    def best_fit(self, length: int) -> range:
         """Return the shortest run of at least ``length`` numbers (keeps long runs long), else the longest."""
         place = bisect_left(self._lengths, (length, 0))
         if place == len(self._lengths):
@@ -45,13 +45,13 @@ class FreeRuns:
 
     def after(self, number: int) -> range:
         """Return the rest of a run from ``number`` on; empty if ``number`` is not in the set."""
-        start = self._at(number)
+        start = self._last_start(number)
         return range(number, number if start is None else max(number, self._stops[start]))
 
     def add(self, run: range) -> None:
         """Add numbers, none of which is in the set; they merge with adjacent runs."""
         start, stop = run.start, run.stop
-        before = self._at(start)
+        before = self._last_start(start)
         if before is not None and self._stops[before] == start:
             self._remove(before)
             start = before
@@ -61,7 +61,7 @@ class FreeRuns:
 
     def take(self, run: range) -> None:
         """Remove a run of numbers, all of which are in the set."""
-        start = self._at(run.start)
+        start = self._last_start(run.start)
         assert start is not None
         stop = self._remove(start)
         assert run.stop <= stop
@@ -70,7 +70,7 @@ class FreeRuns:
         if run.stop < stop:
             self._insert(run.stop, stop)
 
-    def _at(self, number: int) -> int | None:
+    def _last_start(self, number: int) -> int | None:
         """Return the start of the last run that begins at or before ``number``."""
         place = bisect_right(self._starts, number)
         return self._starts[place - 1] if place else None

@@ -51,13 +51,15 @@ class _Entry:
 
 
 class Checkpoint:
-    """The tensors of a model folder, by name; ``says`` is the file that lists the tensors, for errors.
+    """The tensors of a model folder, by name.
+
+    ``config_source`` is the file that determines the expected tensors, for errors.
 
     Raises:
         CheckpointError: no safetensors file, a missing, truncated or damaged one, or an index that does not fit.
     """
 
-    says = "config.json"
+    config_source = "config.json"
 
     def __init__(self, folder: Path, again: str = "download it again") -> None:
         """Map the files of ``folder``; ``again`` is the advice in errors about incomplete files."""

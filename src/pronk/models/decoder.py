@@ -71,14 +71,14 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, index: int, attend: Attend) -> Tensor:
         """Map ``x`` ``[rows, hidden]`` to the same shape; ``index`` is the layer number passed to ``attend``."""
-        return self.feed(self.attend(x, rope, index, attend))
+        return self.apply_mlp(self.apply_attention(x, rope, index, attend))
 
-    def attend(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, index: int, attend: Attend) -> Tensor:
+    def apply_attention(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, index: int, attend: Attend) -> Tensor:
         """Apply self-attention and its residual; arguments as in :meth:`forward`."""
         q, k, v = self._project(self.attention_norm(x), rope)
         return x + self.out(attend(index, q, k, v))
 
-    def feed(self, x: Tensor) -> Tensor:
+    def apply_mlp(self, x: Tensor) -> Tensor:
         """Apply the MLP and its residual: ``x`` ``[rows, hidden]`` to the same shape."""
         h = self.up(self.mlp_norm(x))
         if self.config.gated:
@@ -118,15 +118,15 @@ class Decoder(nn.Module):
         positions: learned positions ``[context, hidden]``, or ``None``.
     """
 
-    def __init__(self, config: ModelConfig, share: ModelConfig | None = None) -> None:
-        """``share``: with tensor parallelism, the layer configuration of this process."""
+    def __init__(self, config: ModelConfig, layer_config: ModelConfig | None = None) -> None:
+        """``layer_config``: with tensor parallelism, the layer configuration of this process."""
         super().__init__()
         self.config = config
         self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
         self.table: KernelLinear | None = None
         learned = config.rope is None
         self.positions = nn.Parameter(torch.empty(config.context, config.hidden_size)) if learned else None
-        self.layers = nn.ModuleList(Layer(share or config, empty_linear) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(Layer(layer_config or config, empty_linear) for _ in range(config.num_layers))
         self.norm = make_norm(config, config.hidden_size)
         self.head: Linear = (
             PlainLinear(self.embedding) if config.tied else empty_linear(config.vocab_size, config.hidden_size, False)

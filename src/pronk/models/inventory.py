@@ -20,10 +20,10 @@ from pronk.quantization.formats.matrix import QuantizedMatrix
 from pronk.quantization.formats.scheme import LinearModule, Scheme, StoredTensor, StoredWeight
 from pronk.quantization.gguf.checkpoint import GgufCheckpoint
 
-__all__ = ["Inventory", "names_of"]
+__all__ = ["Inventory", "tensor_names"]
 
 
-def names_of(checkpoint: AnyCheckpoint, config: ModelConfig) -> FamilyNames:
+def tensor_names(checkpoint: AnyCheckpoint, config: ModelConfig) -> FamilyNames:
     """Return the naming scheme of a checkpoint: that of GGUF files or of the model family."""
     return GGUF_NAMES if isinstance(checkpoint, GgufCheckpoint) else FAMILY_NAMES[config.family]
 
@@ -33,22 +33,26 @@ class Inventory:
 
     def __init__(self, checkpoint: AnyCheckpoint, config: ModelConfig, parts: Sequence[DecoderPart]) -> None:
         self.checkpoint = checkpoint
-        names = names_of(checkpoint, config)
+        names = tensor_names(checkpoint, config)
         self._scheme = None if config.quantization is None else scheme_of(config.quantization)
         self._stored = _index(checkpoint, names)
         if config.tied:
             _check_tied(checkpoint, names, self._stored)
         plain = {piece.name: StoredTensor((piece.shape,)) for part in parts for piece in part.pieces}
         self._weights = {} if self._scheme is None else _weights(checkpoint, names, self._scheme, parts)
-        wanted = {name: stored for name, stored in plain.items() if name not in self._weights}
+        expected = {name: stored for name, stored in plain.items() if name not in self._weights}
         self._tensors: dict[str, dict[str, str]] = {}
         for name, weight in self._weights.items():
-            # A bias of the model is a separate piece and is already in ``wanted``.
+            # A bias of the model is a separate piece and is already in ``expected``.
             tensors = {f"{_module(name)}.{key}": (key, stored) for key, stored in weight.tensors.items()}
-            own = {full: pair for full, pair in tensors.items() if full not in wanted and self._needs(full, pair[1])}
-            wanted |= {full: stored for full, (_, stored) in own.items()}
+            own = {
+                full: pair
+                for full, pair in tensors.items()
+                if full not in expected and self._is_expected(full, pair[1])
+            }
+            expected |= {full: stored for full, (_, stored) in own.items()}
             self._tensors[name] = {key: full for full, (key, _) in own.items()}
-        self._account(wanted, names)
+        self._check_complete(expected, names)
 
     @property
     def notes(self) -> Sequence[str]:
@@ -85,26 +89,26 @@ class Inventory:
             msg = f"{self.checkpoint.folder}: {_module(next(iter(stored.values())))}: {error}"
             raise CheckpointError(msg) from error
 
-    def _needs(self, name: str, stored: StoredTensor) -> bool:
+    def _is_expected(self, name: str, stored: StoredTensor) -> bool:
         return stored.required or name in self._stored
 
-    def _account(self, wanted: Mapping[str, StoredTensor], names: FamilyNames) -> None:
-        """Raise a :class:`CheckpointError` unless the file has exactly the wanted tensors."""
+    def _check_complete(self, expected: Mapping[str, StoredTensor], names: FamilyNames) -> None:
+        """Raise a :class:`CheckpointError` unless the file has exactly the expected tensors."""
         folder, stored = self.checkpoint.folder, self._stored
         ignored = [names.ignored] + ([] if self._scheme is None else [self._scheme.ignored])
-        left = [name for name in stored if name not in wanted]
+        left = [name for name in stored if name not in expected]
         extra = [stored[name] for name in left if not any(pattern.fullmatch(name) for pattern in ignored)]
-        missing = [name for name in wanted if name not in stored]
+        missing = [name for name in expected if name not in stored]
         for kind, found in (("missing", missing), ("unexpected", extra)):
             if found:
                 listed = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
                 msg = (
-                    f"{folder}: {kind} tensors: {listed}; expected the {len(wanted)} tensors that "
-                    f"{self.checkpoint.says} asks for, found {len(self.checkpoint)}; check that the files are complete "
-                    "and belong together"
+                    f"{folder}: {kind} tensors: {listed}; expected the {len(expected)} tensors that "
+                    f"{self.checkpoint.config_source} asks for, found {len(self.checkpoint)}; check that the files are "
+                    "complete and belong together"
                 )
                 raise CheckpointError(msg)
-        for name, each in wanted.items():
+        for name, each in expected.items():
             _check(self.checkpoint, stored[name], each)
 
 
@@ -155,9 +159,10 @@ def _modules(
 def _check(checkpoint: AnyCheckpoint, name: str, stored: StoredTensor) -> None:
     found = checkpoint.shape(name)
     if stored.shapes is not None and found not in stored.shapes:
+        source = checkpoint.config_source
         msg = (
             f"{checkpoint.folder}: tensor {name}: expected shape {' or '.join(str(list(s)) for s in stored.shapes)} "
-            f"from {checkpoint.says}, found {list(found)}; check that {checkpoint.says} and the weights belong together"
+            f"from {source}, found {list(found)}; check that {source} and the weights belong together"
         )
         raise CheckpointError(msg)
     checkpoint.check_dtype(name, stored.dtypes)

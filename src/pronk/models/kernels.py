@@ -26,7 +26,7 @@ from pronk.kv_cache.blocks import BlockTable
 from pronk.kv_cache.paged import PagedCache
 from pronk.models.decoder import Decoder, pack_linears
 from pronk.models.linear import KernelLinear, WeightLayout, choose_linear
-from pronk.models.loader import covers
+from pronk.models.loader import kernels_support
 from pronk.models.program import Program, ProgramRows
 from pronk.quantization.formats.matrix import Bits
 from pronk.sampling.noise import gumbel_noise, noise_key
@@ -47,13 +47,13 @@ def load_kernels(choice: str = "auto", path: Path | None = None) -> Kernels:
     ``choice`` is ``"auto"`` or an instruction set; an unsupported one raises an OptionError. If no kernels remain, a
     KernelsError gives the reason in one line. ``path`` is the library file, by default the installed one.
     """
-    wrong = ""
+    failure = ""
     for kernels in candidates(choice, path):
-        found = check(kernels)
-        if found is None:
+        error = check(kernels)
+        if error is None:
             return kernels
-        wrong = f"{kernels.path}: the {kernels.name} kernels fail their self-check: {found}"
-    raise KernelsError(wrong)
+        failure = f"{kernels.path}: the {kernels.name} kernels fail their self-check: {error}"
+    raise KernelsError(failure)
 
 
 def open_device(name: str) -> torch.device:
@@ -85,7 +85,7 @@ def choose_kernels(choice: str, device: torch.device, config: ModelConfig) -> Ke
         except KernelsError as error:
             reason = str(error)
         else:
-            if covers(found, config):
+            if kernels_support(found, config):
                 return found
             reason = f"no kernels for heads of {config.head_dim}"
     warnings.warn(f"{reason}; torch computes instead, slower and without the promise of equal bits", stacklevel=3)
@@ -96,11 +96,11 @@ def choose_kernels(choice: str, device: torch.device, config: ModelConfig) -> Ke
 def check(kernels: Kernels) -> str | None:
     """Run the self-check; return a description of the first failure, or ``None``."""
     for dtype in (torch.float32, torch.bfloat16):
-        wrong = (
+        failure = (
             _check_products(kernels, dtype) or _check_layer(kernels, dtype) or _check_layer(kernels, dtype, torch.int8)
         )
-        if wrong is not None:
-            return f"{wrong} in {str(dtype).removeprefix('torch.')}"
+        if failure is not None:
+            return f"{failure} in {str(dtype).removeprefix('torch.')}"
     return _check_codes(kernels) or _check_choices(kernels)
 
 
@@ -114,9 +114,9 @@ def _check_products(kernels: Kernels, dtype: torch.dtype) -> str | None:
         for rows in _ROWS:
             if not torch.equal(linear.logits(x[:rows]), whole[:rows]):
                 return f"a product of {rows} rows is not that of {len(x)}"
-        want = x.double() @ weight.double().T
-        if not torch.allclose(whole.double(), want, rtol=0.0, atol=1e-4 * inputs**0.5):
-            return f"a product of {inputs} by {outputs} is off by {float((whole - want).abs().max()):.1g}"
+        expected = x.double() @ weight.double().T
+        if not torch.allclose(whole.double(), expected, rtol=0.0, atol=1e-4 * inputs**0.5):
+            return f"a product of {inputs} by {outputs} is off by {float((whole - expected).abs().max()):.1g}"
     return None
 
 
@@ -130,10 +130,10 @@ def _check_codes(kernels: Kernels) -> str | None:
         for rows in _ROWS:
             if not torch.equal(linear.logits(x[:rows]), whole[:rows]):
                 return f"a product of {rows} rows is not that of {len(x)} in {bits} bits"
-        want = x.double() @ coded.dequantize().double().T
+        expected = x.double() @ coded.dequantize().double().T
         # Rounding inputs to 8 bits errs by at most 1/254 of the largest absolute value of each group.
-        if not torch.allclose(whole.double(), want, rtol=0.0, atol=0.02 * float(want.abs().max())):
-            return f"a product in {bits} bits is off by {float((whole - want).abs().max()):.1g}"
+        if not torch.allclose(whole.double(), expected, rtol=0.0, atol=0.02 * float(expected.abs().max())):
+            return f"a product in {bits} bits is off by {float((whole - expected).abs().max()):.1g}"
     return None
 
 
@@ -161,13 +161,13 @@ def _check_layer(kernels: Kernels, dtype: torch.dtype, kv_dtype: torch.dtype | N
     packed.to(dtype)
     pack_linears(packed, choose_linear(kernels, _CPU))
     tokens = torch.randint(32, (70,), generator=torch.Generator().manual_seed(1)).tolist()
-    text = _Text(kernels, packed, dtype, kv_dtype)
+    text = _CachedText(kernels, packed, dtype, kv_dtype)
     whole = text.run(TokenTree.chain(tokens))
-    text.forget()
+    text.reset()
     single = torch.cat([text.run(TokenTree.chain([token])) for token in tokens])
     if not torch.equal(whole, single):
         return "a text at once is not the text token by token"
-    text.forget()
+    text.reset()
     start = 61
     text.run(TokenTree.chain(tokens[:start]))
     # The true path takes the second child of every node; the first child is a wrong token.
@@ -179,12 +179,12 @@ def _check_layer(kernels: Kernels, dtype: torch.dtype, kv_dtype: torch.dtype | N
     found = text.run(TokenTree(tuple(ids), tuple(parents)))[[0, *range(2, len(ids), 2)]]
     if not torch.equal(found, whole[start:]):
         return "a path of a tree is not the text"
-    want = _reference(plain.double(), tokens)
-    worst = float((whole.double() - want).abs().max() / want.abs().max())
+    expected = _reference(plain.double(), tokens)
+    worst = float((whole.double() - expected).abs().max() / expected.abs().max())
     return None if worst < _TOLERANCES[kv_dtype or dtype] else f"a layer is off by {worst:.1g}"
 
 
-class _Text:
+class _CachedText:
     def __init__(self, kernels: Kernels, decoder: Decoder, dtype: torch.dtype, kv_dtype: torch.dtype | None) -> None:
         config = decoder.config
         self.cache = PagedCache(
@@ -197,7 +197,7 @@ class _Text:
         decoder.layers[0].compile(self.program, 0)
         self.hidden, self.dtype = config.hidden_size, dtype
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         self.cache.release(self.block_table)
 
     def run(self, tree: TokenTree) -> Tensor:
@@ -205,7 +205,7 @@ class _Text:
         length = self.block_table.length
         self.cache.prepare(self.block_table, length + len(tree))
         rows = ProgramRows().add([(self.block_table, tree, 0)], tree.tokens)
-        rows.rotate(0, self.rope.upto(length + len(tree)))
+        rows.set_rope(0, self.rope.upto(length + len(tree)))
         out = torch.empty(len(tree), self.hidden, dtype=self.dtype)
         self.program.run(rows, out)
         self.cache.commit(self.block_table, range(tree.main_chain))

@@ -116,7 +116,7 @@ class KernelLinear(Linear):
             self._programs[dtype] = program
         out = torch.empty(len(x), self.out_features)
         if len(x):
-            self._programs[dtype].run(ProgramRows.loose(len(x)), x.contiguous().to(dtype), out)
+            self._programs[dtype].run(ProgramRows.independent(len(x)), x.contiguous().to(dtype), out)
         return out
 
 

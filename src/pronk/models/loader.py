@@ -22,7 +22,7 @@ from pronk.models.checkpoint import open_checkpoint, read_json
 from pronk.models.clone_models import clone_model, default_model
 from pronk.models.decoder import Decoder
 from pronk.models.families import plan_tensors
-from pronk.models.inventory import Inventory, names_of
+from pronk.models.inventory import Inventory, tensor_names
 from pronk.models.linear import choose_linear
 from pronk.models.placer import WeightPlacer
 from pronk.models.split import TensorSplit
@@ -30,7 +30,7 @@ from pronk.quantization.formats.formats import scheme_of
 from pronk.quantization.gguf.checkpoint import GgufCheckpoint, is_gguf
 from pronk.quantization.gguf.config import parse_gguf
 
-__all__ = ["computed_in", "covers", "load_decoder", "parse_dtype", "read_config", "resolve_model"]
+__all__ = ["compute_dtype", "kernels_support", "load_decoder", "parse_dtype", "read_config", "resolve_model"]
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -38,8 +38,8 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 _QUANTIZATION_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 
 # Download no executable code, and skip the second copy of the weights in Mistral's repositories (``consolidated*``).
-_WANTED = ["*.json", "*.safetensors", "*.txt", "*.jinja", "tokenizer.model"]
-_UNWANTED = ["*/*", "consolidated*.safetensors"]
+_ALLOW_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.jinja", "tokenizer.model"]
+_IGNORE_PATTERNS = ["*/*", "consolidated*.safetensors"]
 
 
 def resolve_model(name: str | Path | None, *, revision: str | None = None) -> Path:
@@ -82,7 +82,9 @@ def _download(repo: str, revision: str | None) -> Path:
     from huggingface_hub import errors, snapshot_download  # noqa: PLC0415
 
     try:
-        return Path(snapshot_download(repo, revision=revision, allow_patterns=_WANTED, ignore_patterns=_UNWANTED))
+        return Path(
+            snapshot_download(repo, revision=revision, allow_patterns=_ALLOW_PATTERNS, ignore_patterns=_IGNORE_PATTERNS)
+        )
     except errors.GatedRepoError as error:
         msg = f"{repo}: access to this model is restricted; accept its terms on huggingface.co and run `hf auth login`"
         raise CheckpointError(msg) from error
@@ -143,12 +145,12 @@ def parse_dtype(name: str, config: ModelConfig) -> torch.dtype:
     return dtype
 
 
-def covers(kernels: Kernels | None, config: ModelConfig) -> bool:
+def kernels_support(kernels: Kernels | None, config: ModelConfig) -> bool:
     """Return whether kernels are given and support the head size of the model."""
-    return kernels is not None and kernels.covers(config.head_dim)
+    return kernels is not None and kernels.supports_head_dim(config.head_dim)
 
 
-def computed_in(dtype: torch.dtype, kernels: Kernels | None) -> torch.dtype:
+def compute_dtype(dtype: torch.dtype, kernels: Kernels | None) -> torch.dtype:
     """Return the dtype of the computation; kernels compute float16 weights in float32."""
     return torch.float32 if kernels is not None and dtype == torch.float16 else dtype
 
@@ -177,12 +179,12 @@ def load_decoder(
     """
     checkpoint = open_checkpoint(folder)
     linear = choose_linear(kernels, device, weights, dtype, checkpoint.release)
-    parts = list(plan_tensors(config, names_of(checkpoint, config)))
+    parts = list(plan_tensors(config, tensor_names(checkpoint, config)))
     inventory = Inventory(checkpoint, config, parts)
     # Tables first, because a tied head refers to the embedding. Largest parts next, while memory use is low.
     parts.sort(key=lambda part: (part.kind != "table", bool(part.weight), -inventory.nbytes(part)))
     with torch.device("meta"):
-        decoder = Decoder(config, None if split is None else split.share)
+        decoder = Decoder(config, None if split is None else split.shard_config)
     placer = WeightPlacer(decoder, inventory, dtype, device, linear, split, quantized=kernels is not None)
     sizes = [inventory.nbytes(part) for part in parts]
     done, total = 0, sum(sizes)

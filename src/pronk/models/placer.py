@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from pronk.kernels.weights import pages
+from pronk.kernels.weights import mapped_zeros
 from pronk.models.decoder import Decoder, Layer
 from pronk.models.families import CheckpointTensor, DecoderPart
 from pronk.models.inventory import Inventory
@@ -72,7 +72,7 @@ class WeightPlacer:
         if not self.inventory.is_quantized(piece):
             table = self.inventory.tensor(piece)
             return table if self.device.type == "cpu" else table.to(self.device, self.dtype)
-        stored = self._read(piece, pages(piece.shape, torch.uint8))
+        stored = self._read(piece, mapped_zeros(piece.shape, torch.uint8))
         if not self.quantized:
             return self._stack([stored])
         packed = self.linear(stored, None, WeightLayout(head=True))
@@ -92,14 +92,14 @@ class WeightPlacer:
         """Return the matrices of a linear layer: one, or several if its pieces differ in format."""
         if not any(self.inventory.is_quantized(piece) for piece in part.weight):
             plain = [self.inventory.tensor(piece) for piece in part.weight] or [self.decoder.embedding.detach()]
-            return [self._stack([self._own(part, n, weight) for n, weight in enumerate(plain)], part.transposed)]
+            return [self._stack([self._shard(part, n, weight) for n, weight in enumerate(plain)], part.transposed)]
         shapes = [piece.shape[::-1] if part.transposed else piece.shape for piece in part.weight]
         rows, inputs = [shape[0] for shape in shapes], shapes[0][1]
         # One allocation holds the codes of all pieces, so that it is freed as a whole.
-        codes = pages((sum(rows), inputs), torch.uint8)
+        codes = mapped_zeros((sum(rows), inputs), torch.uint8)
         weights = list(map(self._read, part.weight, codes.split(rows)))
         if self.split is not None:
-            weights, codes = self._own_codes(part, weights)
+            weights, codes = self._shard_codes(part, weights)
             rows = [weight.shape[0] for weight in weights]
         # Heads may lie in several matrices; gate and up projection are interleaved in one.
         runs = fusible_runs(weights) if self.quantized and layout.unit is not None else [slice(0, len(weights))]
@@ -127,12 +127,16 @@ class WeightPlacer:
         self.inventory.checkpoint.release()
         return weight
 
-    def _own(self, part: DecoderPart, number: int, weight: Tensor) -> Tensor:
+    def _shard(self, part: DecoderPart, number: int, weight: Tensor) -> Tensor:
         if self.split is None:
             return weight
-        return self.split.cut(part, number, weight.t()).t() if part.transposed else self.split.cut(part, number, weight)
+        return (
+            self.split.shard(part, number, weight.t()).t()
+            if part.transposed
+            else self.split.shard(part, number, weight)
+        )
 
-    def _own_codes(
+    def _shard_codes(
         self, part: DecoderPart, weights: Sequence[Tensor | QuantizedMatrix]
     ) -> tuple[list[Tensor | QuantizedMatrix], Tensor]:
         """Return this process's share of the weights, and their codes in one allocation."""
@@ -140,11 +144,11 @@ class WeightPlacer:
         made = list[Tensor | QuantizedMatrix]()
         for number, weight in enumerate(weights):
             if isinstance(weight, Tensor):
-                made.append(self._own(part, number, weight))
+                made.append(self._shard(part, number, weight))
             else:
-                made.append(self.split.cut(part, number, weight))
+                made.append(self.split.shard(part, number, weight))
         inputs = next((weight.shape[1] for weight in made if isinstance(weight, QuantizedMatrix)), 0)
-        codes = pages((sum(weight.shape[0] for weight in made), inputs), torch.uint8)
+        codes = mapped_zeros((sum(weight.shape[0] for weight in made), inputs), torch.uint8)
         for number, place in enumerate(codes.split([weight.shape[0] for weight in made])):
             weight = made[number]
             if isinstance(weight, QuantizedMatrix):
@@ -154,7 +158,7 @@ class WeightPlacer:
     def _bias(self, part: DecoderPart) -> Tensor | None:
         pieces = [self.inventory.tensor(piece) for piece in part.bias]
         if self.split is not None:
-            cut = [self.split.cut_bias(part, number, piece) for number, piece in enumerate(pieces)]
+            cut = [self.split.shard_bias(part, number, piece) for number, piece in enumerate(pieces)]
             pieces = [piece for piece in cut if piece is not None]
         return self._stack(pieces) if pieces else None
 

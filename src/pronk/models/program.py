@@ -35,16 +35,16 @@ _EMBED, _LINEAR, _QKV, _ATTEND, _STORE, _NORM = range(6)
 _STREAM, _A, _B, _LOGITS = range(4)
 _ACTIVATIONS = {None: 0, "silu": 1, "gelu": 2, "gelu_tanh": 3}
 
-# The array 0, 1, 2, …: the wanted rows are nearly always consecutive, so they point into it.
-_COUNTED = 1 << 14
-_COUNTING = (ctypes.c_int32 * _COUNTED)(*range(_COUNTED))
+# The array 0, 1, 2, …: the logits rows are nearly always consecutive, so their address points into this array.
+_NUM_CONSECUTIVE = 1 << 14
+_CONSECUTIVE = (ctypes.c_int32 * _NUM_CONSECUTIVE)(*range(_NUM_CONSECUTIVE))
 
 
 class Program:
     """Operations, collected from the modules of a model once and run any number of times.
 
     ``hidden`` is the width of the residual stream, ``dtype`` its type: float32 or bfloat16. Cross-attention reads the
-    model and cache ``beside``: its layer ``cross_layers[i]`` for layer ``i``.
+    model and cache ``cross_model``: its layer ``cross_layers[i]`` for layer ``i``.
     """
 
     def __init__(
@@ -53,23 +53,23 @@ class Program:
         hidden: int,
         dtype: torch.dtype,
         cache: PagedCache | None = None,
-        beside: tuple[ModelConfig, PagedCache] | None = None,
+        cross_model: tuple[ModelConfig, PagedCache] | None = None,
         cross_layers: Sequence[int] = (),
     ) -> None:
         self.kernels, self.hidden, self.dtype = kernels, hidden, dtype
-        self.cache, self.beside, self.cross_layers = cache, beside, tuple(cross_layers)
+        self.cache, self.cross_model, self.cross_layers = cache, cross_model, tuple(cross_layers)
         self._ops: list[COp] = []
-        self._held: list[object] = []  # owns the memory that the operations point to
+        self._kept_alive: list[object] = []  # owns the memory that the operations point to
         self._compiled: Any = None
 
     def embed(self, decoder: Any) -> None:
         """Start the stream with the rows of a decoder's embedding, plus learned positions."""
         op = self._add(_EMBED)
-        op.positions = self._hold(decoder.positions)
+        op.positions = self._keep_alive(decoder.positions)
         if decoder.table is not None:
             self._weights(op, decoder.table)
         else:
-            op.table = self._hold(decoder.embedding)
+            op.table = self._keep_alive(decoder.embedding)
         op.table_type = TYPES[decoder.embedding.dtype]
 
     def attention(self, layer: Any, index: int, *, partial: bool = False) -> None:
@@ -80,14 +80,17 @@ class Program:
         c = layer.config
         for op in self._project(layer.qkv, layer.attention_norm, c, index, rope=1 if c.rope else 0):
             if layer.q_norm is not None:
-                op.q_norm, op.k_norm = self._hold(layer.q_norm.weight.float()), self._hold(layer.k_norm.weight.float())
+                op.q_norm, op.k_norm = (
+                    self._keep_alive(layer.q_norm.weight.float()),
+                    self._keep_alive(layer.k_norm.weight.float()),
+                )
         self._attend(c, self.cache, index)
         self.linear(layer.out, source="A", to="logits" if partial else "stream", residual=not partial)
 
     def cross(self, layer: Any, index: int) -> None:
-        """Add cross-attention into the cache ``beside`` and its residual; used by ``Glide``."""
-        assert self.beside is not None
-        target, cache = self.beside
+        """Add cross-attention into the cache of ``cross_model`` and its residual; used by ``Glide``."""
+        assert self.cross_model is not None
+        target, cache = self.cross_model
         self._project(layer.cross_query, layer.cross_norm, target, None, rope=2 if target.rope else 0)
         self._attend(target, cache, self.cross_layers[index], cross=True)
         self.linear(layer.cross_out, source="A", residual=True)
@@ -106,15 +109,15 @@ class Program:
         source: str = "stream",
         to: str = "stream",
         residual: bool = False,
-        wanted: bool = False,
+        only_logits_rows: bool = False,
     ) -> None:
         """Add ``to = activation(norm(source) Wᵀ + b)``, or ``to += …`` with ``residual``.
 
-        With ``wanted`` the operation runs on the rows selected by :meth:`ProgramRows.want` only.
+        With ``only_logits_rows`` the operation runs only on the rows of :meth:`ProgramRows.select_logits_rows`.
         """
         op = self._add(_LINEAR)
         places = {"stream": _STREAM, "A": _A, "B": _B, "logits": _LOGITS}
-        op.input, op.output, op.residual, op.wanted = places[source], places[to], int(residual), int(wanted)
+        op.input, op.output, op.residual, op.wanted = places[source], places[to], int(residual), int(only_logits_rows)
         op.activation = _ACTIVATIONS[activation]
         self._weights(op, linear)
         if norm is not None:
@@ -124,14 +127,14 @@ class Program:
         """Add a normalization of the stream."""
         self._norm(self._add(_NORM), norm)
 
-    def keep(self, layer: int) -> None:
+    def store_hidden(self, layer: int) -> None:
         """Store the stream in the cache as the hidden state after ``layer``."""
         assert self.cache is not None
-        self._add(_STORE).keys = self._hold(self.cache.hidden[layer])
+        self._add(_STORE).keys = self._keep_alive(self.cache.hidden[layer])
 
-    def collect(self, place: int) -> None:
-        """Copy the stream to index ``place`` of ``collected``; see :meth:`run`."""
-        self._add(_STORE).collected = place + 1
+    def collect_hidden(self, index: int) -> None:
+        """Copy the stream to index ``index`` of ``collected``; see :meth:`run`."""
+        self._add(_STORE).collected = index + 1
 
     def run(
         self, rows: ProgramRows, stream: Tensor, logits: Tensor | None = None, collected: Tensor | None = None
@@ -139,16 +142,16 @@ class Program:
         """Run the program on ``rows``.
 
         ``stream`` ``[rows, hidden]`` is contiguous and changed in place. ``logits`` is float32
-        ``[wanted or rows, outputs]``, and ``collected`` is ``[layers, rows, hidden]``.
+        ``[logits rows or rows, outputs]``, and ``collected`` is ``[layers, rows, hidden]``.
         """
         self.kernels.run(self._ready(rows, stream, logits, collected), len(self._ops), rows.call)
 
-    def grow(self, rows: ProgramRows, stream: Tensor, logits: Tensor, growth: CDraftChain) -> int:
-        """Run on one request's ``rows``, then on one draft token after the other; see :meth:`Kernels.grow`.
+    def draft_chain(self, rows: ProgramRows, stream: Tensor, logits: Tensor, chain: CDraftChain) -> int:
+        """Run on one request's ``rows``, then on one draft token after the other.
 
-        ``logits`` float32 ``[1, vocab]`` receives those of the last forward pass.
+        ``logits`` float32 ``[1, vocab]`` receives those of the last forward pass; see :meth:`Kernels.draft_chain`.
         """
-        return self.kernels.grow(self._ready(rows, stream, logits, None), len(self._ops), rows.call, growth)
+        return self.kernels.draft_chain(self._ready(rows, stream, logits, None), len(self._ops), rows.call, chain)
 
     def _ready(self, rows: ProgramRows, stream: Tensor, logits: Tensor | None, collected: Tensor | None) -> Any:
         """Set the buffers of the call and return the compiled operations."""
@@ -197,25 +200,25 @@ class Program:
 
     def _pools(self, op: COp, cache: PagedCache, layer: int) -> None:
         op.kv_type = TYPES[cache.kv_dtype]
-        op.keys, op.values = self._hold(cache.keys[layer]), self._hold(cache.values[layer])
+        op.keys, op.values = self._keep_alive(cache.keys[layer]), self._keep_alive(cache.values[layer])
 
     def _weights(self, op: COp, linear: nn.Module | Packed) -> None:
         packed = linear if isinstance(linear, Packed) else getattr(linear, "packed", None)
         assert isinstance(packed, Packed), "expected weights packed for the kernels, found plain ones"
-        self._held.append(packed)
+        self._kept_alive.append(packed)
         op.w = ctypes.pointer(packed.struct)
 
     def _norm(self, op: COp, norm: Any) -> None:
         op.norm, op.eps = (2 if isinstance(norm, nn.LayerNorm) else 1), norm.eps
-        op.norm_weight = self._hold(norm.weight.detach().float())
+        op.norm_weight = self._keep_alive(norm.weight.detach().float())
         bias = getattr(norm, "bias", None)
-        op.norm_bias = self._hold(None if bias is None else bias.detach().float())
+        op.norm_bias = self._keep_alive(None if bias is None else bias.detach().float())
 
-    def _hold(self, tensor: Tensor | None) -> int | None:
+    def _keep_alive(self, tensor: Tensor | None) -> int | None:
         if tensor is None:
             return None
         tensor = tensor.detach().contiguous()
-        self._held.append(tensor)
+        self._kept_alive.append(tensor)
         return tensor.data_ptr()
 
 
@@ -228,65 +231,65 @@ class ProgramRows:
 
     call: CForward = field(default_factory=CForward)
     count: int = 0
-    _held: list[object] = field(default_factory=list)
+    _kept_alive: list[object] = field(default_factory=list)
 
     def add(
         self,
         segments: Sequence[tuple[BlockTable, TokenTree, int]],
         tokens: Sequence[int] | None = None,
-        beside: Sequence[BlockTable] | None = None,
+        cross_block_tables: Sequence[BlockTable] | None = None,
     ) -> ProgramRows:
         """Add one draft tree per request: block table, tree and number of leading nodes already computed.
 
-        ``tokens`` holds the ids of all rows, for programs that begin with an embedding. ``beside`` holds the
-        block table that each request reads in cross-attention.
+        ``tokens`` holds the ids of all rows, for programs that begin with an embedding. ``cross_block_tables``
+        holds the block table that each request reads in cross-attention.
         """
-        made = (CSegment * len(segments))()
-        for struct, (table, tree, computed) in zip(made, segments, strict=True):
-            self._place(struct, table)
+        structs = (CSegment * len(segments))()
+        for struct, (table, tree, computed) in zip(structs, segments, strict=True):
+            self._set_block_table(struct, table)
             struct.nodes, struct.computed = len(tree), computed
             if tree.main_chain < len(tree):
-                struct.parents = self._numbers(tree.parents)
+                struct.parents = self._int32_array(tree.parents)
             self.count += len(tree) - computed
-        self.call.segment, self.call.segments, self.call.rows = made, len(segments), self.count
+        self.call.segment, self.call.segments, self.call.rows = structs, len(segments), self.count
         if tokens is not None:
-            self.call.tokens = self._numbers(tokens)
-        if beside is not None:
-            others = (CSegment * len(beside))()
-            for struct, table in zip(others, beside, strict=True):
-                self._place(struct, table)
-            self.call.cross_segment = others
+            self.call.tokens = self._int32_array(tokens)
+        if cross_block_tables is not None:
+            cross_structs = (CSegment * len(cross_block_tables))()
+            for struct, table in zip(cross_structs, cross_block_tables, strict=True):
+                self._set_block_table(struct, table)
+            self.call.cross_segment = cross_structs
         return self
 
-    def _place(self, struct: CSegment, table: BlockTable) -> None:
-        numbers = table.numbers
-        self._held.append(numbers)
+    def _set_block_table(self, struct: CSegment, table: BlockTable) -> None:
+        numbers = table.c_blocks
+        self._kept_alive.append(numbers)
         struct.blocks, struct.num_blocks = ctypes.addressof(numbers), len(numbers)
-        struct.released, struct.length = table.released, table.length
+        struct.released, struct.length = table.num_released, table.length
 
-    def _numbers(self, values: Sequence[int]) -> int:
+    def _int32_array(self, values: Sequence[int]) -> int:
         array = (ctypes.c_int32 * len(values))(*values)
-        self._held.append(array)
+        self._kept_alive.append(array)
         return ctypes.addressof(array)
 
     @classmethod
-    def loose(cls, count: int) -> ProgramRows:
+    def independent(cls, count: int) -> ProgramRows:
         """Return ``count`` rows without attention to other rows."""
         made = cls(count=count)
         made.call.rows = count
         return made
 
-    def rotate(self, number: int, table: Tensor | None, *, by_row: bool = False) -> None:
+    def set_rope(self, number: int, table: Tensor | None, *, by_row: bool = False) -> None:
         """Set rotations 0 (self-attention) or 1 (cross-attention): float32 ``[lines, 2, head_dim / 2]``."""
         if table is not None:
-            self._held.append(table)
+            self._kept_alive.append(table)
             self.call.rope[number], self.call.rope_by_row[number] = table.data_ptr(), int(by_row)
 
-    def want(self, rows: Sequence[int] | range) -> int:
+    def select_logits_rows(self, rows: Sequence[int] | range) -> int:
         """Select the rows whose logits are computed; return their number."""
         self.call.num_wanted = len(rows)
-        if isinstance(rows, range) and rows.step == 1 and rows.stop <= _COUNTED:
-            self.call.wanted = ctypes.addressof(_COUNTING) + 4 * rows.start
+        if isinstance(rows, range) and rows.step == 1 and rows.stop <= _NUM_CONSECUTIVE:
+            self.call.wanted = ctypes.addressof(_CONSECUTIVE) + 4 * rows.start
         else:
-            self.call.wanted = self._numbers(rows)
+            self.call.wanted = self._int32_array(rows)
         return len(rows)

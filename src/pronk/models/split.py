@@ -45,16 +45,18 @@ class TensorSplit:
     workers: int
 
     def __post_init__(self) -> None:
-        most = min(self.config.num_kv_heads, self.config.intermediate_size, ceil(self.config.vocab_size / _BLOCK))
-        if self.workers > most:
+        max_workers = min(
+            self.config.num_kv_heads, self.config.intermediate_size, ceil(self.config.vocab_size / _BLOCK)
+        )
+        if self.workers > max_workers:
             msg = (
-                f"workers: expected at most {most}, the number of key/value heads, with parallel='tensor', "
+                f"workers: expected at most {max_workers}, the number of key/value heads, with parallel='tensor', "
                 f"found {self.workers}; use fewer, or parallel='tree'"
             )
             raise OptionError(msg)
 
     @property
-    def share(self) -> ModelConfig:
+    def shard_config(self) -> ModelConfig:
         """The config of this process's layers."""
         heads, columns = self._heads, self._columns
         return replace(
@@ -70,7 +72,7 @@ class TensorSplit:
         begin, end = (_BLOCK * (blocks * each // self.workers) for each in (rank, rank + 1))
         return range(begin, min(end, size))
 
-    def cut(self, part: DecoderPart, number: int, weight: Weight) -> Weight:
+    def shard(self, part: DecoderPart, number: int, weight: Weight) -> Weight:
         """Return this process's shard of piece ``number`` of a linear layer's weights ``[outputs, inputs]``.
 
         A quantization format that cannot be split at this place raises a CheckpointError.
@@ -82,7 +84,7 @@ class TensorSplit:
         sizes = [piece.shape[1 if part.transposed else 0] for piece in part.weight] or [weight.shape[0]]
         return _rows(weight, self._outputs(name, sizes, number))
 
-    def cut_bias(self, part: DecoderPart, number: int, bias: Tensor) -> Tensor | None:
+    def shard_bias(self, part: DecoderPart, number: int, bias: Tensor) -> Tensor | None:
         """Return the shard of a bias ``[outputs]``; the bias of a summed product belongs to rank 0 alone."""
         name = part.target.rpartition(".")[2]
         if self._inputs(name) is not None and self.rank:
@@ -91,15 +93,15 @@ class TensorSplit:
 
     @cached_property
     def _heads(self) -> range:
-        return self._shard(self.config.num_kv_heads, 1)
+        return self._range_of_rank(self.config.num_kv_heads, 1)
 
     @cached_property
     def _columns(self) -> range:
         size = self.config.intermediate_size
         unit = next(each for each in _GRANULARITIES if size // each >= self.workers)
-        return self._shard(size, unit)
+        return self._range_of_rank(size, unit)
 
-    def _shard(self, size: int, unit: int) -> range:
+    def _range_of_rank(self, size: int, unit: int) -> range:
         whole = size // unit
         begin, end = (unit * (whole * each // self.workers) for each in (self.rank, self.rank + 1))
         return range(begin, size if self.rank == self.workers - 1 else end)

@@ -15,7 +15,7 @@ from pronk.models.decoder import Decoder
 from pronk.models.families import plan_tensors
 from pronk.models.linear import KernelLinear, Linear, StackedLinear
 
-__all__ = ["ForwardWeights", "count_parameters", "pass_weights"]
+__all__ = ["ForwardWeights", "count_parameters", "forward_weights"]
 
 _BITS = {number: bits for bits, number in CODED_TYPES.items()}
 
@@ -38,13 +38,13 @@ class ForwardWeights:
         return 8 * self.nbytes / self.count
 
 
-def pass_weights(decoder: Decoder) -> ForwardWeights:
+def forward_weights(decoder: Decoder) -> ForwardWeights:
     """Measure the weights of a loaded model."""
     sizes, count = Counter[str](), 0
     for linear in decoder.modules():
         looked_up = linear is decoder.table and linear is not decoder.head
         if isinstance(linear, Linear) and not isinstance(linear, StackedLinear) and not looked_up:
-            kind, nbytes = _kept(linear)
+            kind, nbytes = _format_and_bytes(linear)
             sizes[kind] += nbytes
             count += linear.in_features * linear.out_features
     return ForwardWeights(", ".join(kind for kind, _ in sizes.most_common()), sizes.total(), count)
@@ -55,7 +55,7 @@ def count_parameters(config: ModelConfig) -> int:
     return sum(math.prod(piece.shape) for part in plan_tensors(config) for piece in part.pieces)
 
 
-def _kept(linear: Linear) -> tuple[str, int]:
+def _format_and_bytes(linear: Linear) -> tuple[str, int]:
     if isinstance(linear, KernelLinear):
         return _kind(linear.packed), linear.packed.data.nbytes
     weight = linear.weight

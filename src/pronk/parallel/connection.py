@@ -23,38 +23,38 @@ __all__ = ["ConnectionLostError", "MessageKind", "PeerConnection", "PeerMessage"
 
 _c10d: Any = dist  # the type stubs lack some of its names
 
-_NONE = torch.empty(0, dtype=torch.uint8)
+_NO_BYTES = torch.empty(0, dtype=torch.uint8)
 
 # Timeouts. A worker waits for work, and for the driver to receive its results, without limit. The driver sends only to
 # workers that are already receiving, and a message that has begun arrives at once.
-_EVER, _TELLING = timedelta(days=365), timedelta(seconds=10)
+_NO_TIMEOUT, _MESSAGE_TIMEOUT = timedelta(days=365), timedelta(seconds=10)
 
 
-def open_store(host: str, port: int, processes: int, *, master: bool, patience: float) -> Any:
+def open_store(host: str, port: int, processes: int, *, master: bool, timeout: float) -> Any:
     """Open the rendezvous store; the master may pass port 0 for a free port.
 
     Raises:
         OSError: the port is in use.
-        RuntimeError: the master does not answer within ``patience`` seconds.
+        RuntimeError: the master does not answer within ``timeout`` seconds.
     """
-    seconds = timedelta(seconds=patience)
+    limit = timedelta(seconds=timeout)
     if not master:
-        return _c10d.TCPStore(host, port, processes, False, timeout=seconds)
+        return _c10d.TCPStore(host, port, processes, False, timeout=limit)
     listening = socket.create_server((host, port))  # torch's own socket would listen on all interfaces
     port = listening.getsockname()[1]
-    options = {"wait_for_workers": False, "timeout": seconds, "master_listen_fd": listening.detach()}
+    options = {"wait_for_workers": False, "timeout": limit, "master_listen_fd": listening.detach()}
     return _c10d.TCPStore(host, port, processes, True, **options)
 
 
-def open_group(store: Any, name: str, rank: int, size: int, *, patience: float) -> Any:
+def open_group(store: Any, name: str, rank: int, size: int, *, timeout: float) -> Any:
     """Open a gloo group of ``size`` processes, on the loopback interface unless launched by ``torchrun``.
 
     Raises:
-        RuntimeError: a process does not join within ``patience`` seconds.
+        RuntimeError: a process does not join within ``timeout`` seconds.
     """
     gloo = _c10d.ProcessGroupGloo
     options = gloo._Options()  # noqa: SLF001 - the only way to set the interface
-    options._timeout = timedelta(seconds=patience)  # noqa: SLF001
+    options._timeout = timedelta(seconds=timeout)  # noqa: SLF001
     is_local = not dist.is_torchelastic_launched()
     options._devices = [gloo.create_device(hostname="127.0.0.1") if is_local else gloo.create_default_device()]  # noqa: SLF001
     return gloo(_c10d.PrefixStore(f"pronk/{name}", store), rank, size, options)
@@ -101,27 +101,27 @@ class PeerConnection:
 
     Attributes:
         rank: rank of the other process; 0 is the driver, which has the requests.
-        sent: number of bytes sent.
-        received: number of bytes received.
+        bytes_sent: number of bytes sent.
+        bytes_received: number of bytes received.
     """
 
-    def __init__(self, store: Any, rank: int, *, driver: bool, patience: float) -> None:
+    def __init__(self, store: Any, rank: int, *, driver: bool, timeout: float) -> None:
         """Connect; both processes have to.
 
         Args:
             store: rendezvous store of ``torch.distributed``.
             rank: rank of the worker of the pair.
             driver: whether this process is the driver.
-            patience: seconds to wait; then :class:`ConnectionLostError` is raised.
+            timeout: seconds to wait; then :class:`ConnectionLostError` is raised.
         """
         self.rank, self._other = rank if driver else 0, 1 if driver else 0
-        self.sent = self.received = 0
+        self.bytes_sent = self.bytes_received = 0
         try:
-            self._group = open_group(store, str(rank), 1 - self._other, 2, patience=patience)
+            self._group = open_group(store, str(rank), 1 - self._other, 2, timeout=timeout)
         except RuntimeError as error:
-            raise self._lost(error) from error
+            raise self._lost_error(error) from error
 
-    def send(self, kind: MessageKind, numbers: Sequence[int] | Tensor = (), data: Tensor | bytes = _NONE) -> None:
+    def send(self, kind: MessageKind, numbers: Sequence[int] | Tensor = (), data: Tensor | bytes = _NO_BYTES) -> None:
         """Send a message.
 
         Raises:
@@ -129,36 +129,38 @@ class PeerConnection:
         """
         numbers = torch.as_tensor(numbers, dtype=torch.int64)
         if isinstance(data, bytes):
-            data = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else _NONE
+            data = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else _NO_BYTES
         parts = [torch.tensor([kind, len(numbers), len(data)], dtype=torch.int64), numbers, data]
         try:
             for part in parts:
                 if len(part):
-                    self._group.send([part], self._other, 0).wait(_TELLING if self.rank else _EVER)
+                    self._group.send([part], self._other, 0).wait(_MESSAGE_TIMEOUT if self.rank else _NO_TIMEOUT)
         except RuntimeError as error:
-            raise self._lost(error) from error
-        self.sent += sum(part.nbytes for part in parts)
+            raise self._lost_error(error) from error
+        self.bytes_sent += sum(part.nbytes for part in parts)
 
-    def receive(self, patience: float | None = None) -> PeerMessage:
-        """Receive the next message; ``patience`` in seconds, ``None`` waits without limit.
+    def receive(self, timeout: float | None = None) -> PeerMessage:
+        """Receive the next message; ``timeout`` in seconds, ``None`` waits without limit.
 
         Raises:
             ConnectionLostError: the other process has ended or is silent for too long, or the message is malformed.
         """
         header = torch.zeros(3, dtype=torch.int64)
         try:
-            self._group.recv([header], self._other, 0).wait(_EVER if patience is None else timedelta(seconds=patience))
+            self._group.recv([header], self._other, 0).wait(
+                _NO_TIMEOUT if timeout is None else timedelta(seconds=timeout)
+            )
             kind, count, size = header.tolist()
             numbers, data = torch.empty(count, dtype=torch.int64), torch.empty(size, dtype=torch.uint8)
             for part in (numbers, data):
                 if len(part):
-                    self._group.recv([part], self._other, 0).wait(_TELLING)
+                    self._group.recv([part], self._other, 0).wait(_MESSAGE_TIMEOUT)
             message = PeerMessage(MessageKind(kind), numbers, data)
         except (RuntimeError, ValueError) as error:
-            raise self._lost(error) from error
-        self.received += header.nbytes + numbers.nbytes + data.nbytes
+            raise self._lost_error(error) from error
+        self.bytes_received += header.nbytes + numbers.nbytes + data.nbytes
         return message
 
-    def _lost(self, error: Exception) -> ConnectionLostError:
+    def _lost_error(self, error: Exception) -> ConnectionLostError:
         other = f"worker {self.rank}" if self.rank else "the driver process"
         return ConnectionLostError(f"{other} is gone, or does not answer: {str(error).splitlines()[0][-160:]}")

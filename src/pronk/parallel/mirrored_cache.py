@@ -31,19 +31,19 @@ class RemoteCopy:
 
     Attributes:
         fetch: fetches the contents of slots from the worker.
-        has: whether the worker's slot has the contents of the driver's, bool ``[slots]``.
+        valid: whether the worker's slot has the contents of the driver's, bool ``[slots]``.
         moves: pairs of slots (source, target) that the worker has to copy before its next work.
-        told: whether the worker has received the size of the pool.
+        pool_sent: whether the worker has received the size of the pool.
     """
 
     fetch: Fetch
-    has: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
+    valid: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
     moves: list[tuple[int, int]] = field(default_factory=list)
-    told: bool = False
+    pool_sent: bool = False
 
-    def begin_anew(self, slots: int) -> None:
+    def reset(self, slots: int) -> None:
         """Reset the record for a new pool."""
-        self.has, self.moves, self.told = np.zeros(slots, np.bool_), [], False
+        self.valid, self.moves, self.pool_sent = np.zeros(slots, np.bool_), [], False
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,13 @@ class PartitionedTree:
 
     Attributes:
         tree: tree of the forward pass.
-        here: driver's nodes to their offsets after the block table's length; ``None``: all nodes in tree order.
-        away: for each worker with nodes of the tree, node to its position in the block table.
+        driver_nodes: driver's nodes to their offsets after the block table's length; ``None``: all nodes in tree order.
+        worker_nodes: for each worker with nodes of the tree, node to its position in the block table.
     """
 
     tree: TokenTree
-    here: Mapping[int, int] | None = None
-    away: tuple[tuple[RemoteCopy, Mapping[int, int]], ...] = ()
+    driver_nodes: Mapping[int, int] | None = None
+    worker_nodes: tuple[tuple[RemoteCopy, Mapping[int, int]], ...] = ()
 
 
 class MirroredCache(PagedCache):
@@ -66,31 +66,31 @@ class MirroredCache(PagedCache):
 
     Attributes:
         copies: records of the workers' pools.
-        dealt: partitioned trees of the last forward pass, by the ``id`` of their block table.
+        partitioned: partitioned trees of the last forward pass, by the ``id`` of their block table.
         tokens: committed token of each slot, int64 ``[slots]``.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self.copies: list[RemoteCopy] = []
-        self.dealt: dict[int, PartitionedTree] = {}
+        self.partitioned: dict[int, PartitionedTree] = {}
         self.tokens = np.zeros(0, np.int64)
         super().__init__(*args, **options)
 
-    def _changed(self) -> None:
-        super()._changed()
+    def _on_pool_change(self) -> None:
+        super()._on_pool_change()
         if len(self.tokens) != self.num_slots:
             self.tokens = np.zeros(self.num_slots, np.int64)
-        self.begin_copies_anew()
+        self.reset_copies()
 
-    def begin_copies_anew(self) -> None:
+    def reset_copies(self) -> None:
         """Mark all slots of the workers' pools as missing; the driver's pool is unchanged."""
         for copy in self.copies:
-            copy.begin_anew(self.num_slots)
+            copy.reset(self.num_slots)
 
-    def join(self, fetch: Fetch) -> RemoteCopy:
+    def add_copy(self, fetch: Fetch) -> RemoteCopy:
         """Add the record of a worker whose pool is empty."""
         copy = RemoteCopy(fetch)
-        copy.begin_anew(self.num_slots)
+        copy.reset(self.num_slots)
         self.copies.append(copy)
         return copy
 
@@ -98,60 +98,60 @@ class MirroredCache(PagedCache):
         """Prepare slots as :class:`PagedCache` does, and mark them as missing in the workers' pools."""
         super().prepare(block_table, tokens)
         if tokens > block_table.length:
-            self._forget(self.slots(block_table, block_table.length, tokens))
+            self._invalidate(self.slots(block_table, block_table.length, tokens))
 
     def _copy(self, old: int, new: int) -> None:
         super()._copy(old, new)
         size = self.block_size
         self.tokens[new * size : (new + 1) * size] = self.tokens[old * size : (old + 1) * size]
-        self._forget(slice(new * size, (new + 1) * size))
+        self._invalidate(slice(new * size, (new + 1) * size))
 
-    def _forget(self, slots: slice | NDArray[np.int64]) -> None:
+    def _invalidate(self, slots: slice | NDArray[np.int64]) -> None:
         for copy in self.copies:
-            copy.has[slots] = False
+            copy.valid[slots] = False
 
     def commit(self, block_table: BlockTable, offsets: Sequence[int]) -> None:
         """Commit a path; fetch those of its rows that a worker computed.
 
         If that worker is gone, only the rows before are committed, and the missing ones are computed again later.
         """
-        dealt, length = self.dealt.pop(id(block_table), None), block_table.length
-        if dealt is None or dealt.here is None:
+        partitioned, length = self.partitioned.pop(id(block_table), None), block_table.length
+        if partitioned is None or partitioned.driver_nodes is None:
             super().commit(block_table, offsets)
         else:
-            here = dealt.here
-            own = [here[offset] for offset in offsets if offset in here]
-            super().commit(block_table, own)
-            self._fetch(block_table, dealt, offsets[len(own) :])
-        if dealt is not None:
+            driver_nodes = partitioned.driver_nodes
+            driver_offsets = [driver_nodes[offset] for offset in offsets if offset in driver_nodes]
+            super().commit(block_table, driver_offsets)
+            self._fetch(block_table, partitioned, offsets[len(driver_offsets) :])
+        if partitioned is not None:
             count = block_table.length - length
             self.tokens[self.slots(block_table, length, block_table.length)] = [
-                dealt.tree.tokens[node] for node in offsets[:count]
+                partitioned.tree.tokens[node] for node in offsets[:count]
             ]
-            for copy, positions in dealt.away:
-                self._follow(
+            for copy, positions in partitioned.worker_nodes:
+                self._record_moves(
                     copy, block_table, [positions[node] for node in offsets[:count] if node in positions], length
                 )
 
-    def _fetch(self, block_table: BlockTable, dealt: PartitionedTree, missing: Sequence[int]) -> None:
+    def _fetch(self, block_table: BlockTable, partitioned: PartitionedTree, missing: Sequence[int]) -> None:
         """Fetch the rest of a path from the worker that computed it, and append it."""
         if not missing:
             return
-        copy, positions = next(each for each in dealt.away if missing[-1] in each[1])
-        kept = copy.fetch(
+        copy, positions = next(each for each in partitioned.worker_nodes if missing[-1] in each[1])
+        data = copy.fetch(
             np.concatenate([self.slots(block_table, p, p + 1) for p in map(positions.__getitem__, missing)])
         )
-        if kept is not None:
-            self.put(self.slots(block_table, block_table.length, block_table.length + len(missing)), kept)
+        if data is not None:
+            self.import_slots(self.slots(block_table, block_table.length, block_table.length + len(missing)), data)
             block_table.length += len(missing)
 
-    def _follow(self, copy: RemoteCopy, block_table: BlockTable, positions: Sequence[int], length: int) -> None:
+    def _record_moves(self, copy: RemoteCopy, block_table: BlockTable, positions: Sequence[int], length: int) -> None:
         """Record the rows of a path that a worker has; it moves them to the slots of the committed text."""
         if not positions:
             return
         stop = max(length + len(positions), max(positions) + 1)
         slots, base = self.slots(block_table, length, stop), length
-        for place, position in enumerate(positions):
-            if position - base != place:
-                copy.moves.append((int(slots[position - base]), int(slots[place])))
-        copy.has[slots[: len(positions)]] = True
+        for index, position in enumerate(positions):
+            if position - base != index:
+                copy.moves.append((int(slots[position - base]), int(slots[index])))
+        copy.valid[slots[: len(positions)]] = True

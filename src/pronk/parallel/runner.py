@@ -19,8 +19,8 @@ from pronk.interrupts import uninterrupted
 from pronk.models.decoder import Decoder
 from pronk.parallel.connection import ConnectionLostError, MessageKind, PeerConnection, PeerMessage
 from pronk.parallel.mirrored_cache import MirroredCache, PartitionedTree
-from pronk.parallel.result_assembly import AssembledResult, part_of
-from pronk.parallel.tree_partition import TreePart, WorkerShare, deal
+from pronk.parallel.result_assembly import AssembledResult, make_work_rows
+from pronk.parallel.tree_partition import TreePart, WorkerShare, partition_trees
 from pronk.parallel.work_request import WorkRequest, WorkRows
 from pronk.parallel.worker_handle import WorkerHandle
 from pronk.speculation.cost_model import CostCurve, CostModel
@@ -30,13 +30,14 @@ __all__ = ["TreeRunner"]
 _log = logging.getLogger(__name__)
 
 # Prior cost of a further row, as a multiple of the first row's.
-_ROW = 0.1
+_PRIOR_ROW = 0.1
 
 # Steps over which the cost of sending missing KV rows is spread: rows are sent once and used in many steps.
 _STEPS = 8
 
-# Timeout of a worker's answer: _SLOWER times the driver's own forward pass plus _PATIENCE seconds.
-_SLOWER, _PATIENCE = 10.0, 20.0
+# Timeout of a worker's answer: _TIMEOUT_FACTOR times the driver's own forward pass plus _TIMEOUT
+# seconds.
+_TIMEOUT_FACTOR, _TIMEOUT = 10.0, 20.0
 
 
 class TreeRunner(ModelRunner):
@@ -47,7 +48,7 @@ class TreeRunner(ModelRunner):
 
     Attributes:
         workers: connected workers.
-        shared: number of forward passes that several processes computed.
+        num_shared_passes: number of forward passes that several processes computed.
     """
 
     def __init__(
@@ -55,8 +56,8 @@ class TreeRunner(ModelRunner):
         decoder: Decoder,
         cache: MirroredCache,
         peers: Sequence[PeerConnection],
-        alive: Callable[[int], bool],
-        lost: Callable[[int], None],
+        is_alive: Callable[[int], bool],
+        on_lost: Callable[[int], None],
         *,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
@@ -66,235 +67,251 @@ class TreeRunner(ModelRunner):
             decoder: the model.
             cache: its KV cache, which tracks the copies of the workers.
             peers: connections to the workers.
-            alive: returns whether the process of a rank runs, without communication.
-            lost: callback with the rank of a worker that has failed.
+            is_alive: returns whether the process of a rank runs, without communication.
+            on_lost: callback with the rank of a worker that has failed.
             clock: returns seconds.
         """
         super().__init__(decoder, cache, clock=clock)
-        self.mirrored, self.own = cache, CostModel()
+        self.mirrored, self.driver_costs = cache, CostModel()
         self.workers: list[WorkerHandle] = []
-        self._waited, self.shared, self._turn = 0.0, 0, 0
-        self._owing: list[WorkerHandle] = []
-        self._alive, self._lost = alive, lost
+        self._communication_seconds, self.num_shared_passes, self._message_number = 0.0, 0, 0
+        self._unanswered: list[WorkerHandle] = []
+        self._is_alive, self._on_lost = is_alive, on_lost
         for peer in peers:
-            self._join(peer)
+            self._add_worker(peer)
 
-    def _join(self, peer: PeerConnection) -> None:
+    def _add_worker(self, peer: PeerConnection) -> None:
         # Weak references: the closure must not keep the runner alive, so that workers end with their owner.
-        runner, known = ref(self), list[ref[WorkerHandle]]()
+        runner, handles = ref(self), list[ref[WorkerHandle]]()
 
         def fetch(slots: NDArray[np.int64]) -> Tensor | None:
-            here, worker = runner(), known[0]()
-            return None if here is None or worker is None else here._fetch(worker, slots)  # noqa: SLF001 - own instance
+            tree_runner, worker = runner(), handles[0]()
+            return None if tree_runner is None or worker is None else tree_runner._fetch(worker, slots)  # noqa: SLF001 - own instance
 
-        worker = WorkerHandle(peer, self.mirrored.join(fetch))
-        known.append(ref(worker))
+        worker = WorkerHandle(peer, self.mirrored.add_copy(fetch))
+        handles.append(ref(worker))
         self.workers.append(worker)
 
     @property
-    def waited(self) -> float:
+    def communication_seconds(self) -> float:
         """Return the total seconds of communication and waiting beyond the driver's own forward passes."""
-        return self._waited
+        return self._communication_seconds
 
     def forward(self, jobs: Sequence[ForwardJob], collect: frozenset[int] = frozenset()) -> ForwardResult:
         """Compute all jobs' trees, split among the processes that make it fastest."""
-        shares = self._deal(jobs)
+        shares = self._partition(jobs)
         if sum(bool(share.pieces) for share in shares) > 1:
             with uninterrupted():
                 try:
-                    return self._together(jobs, shares, collect)
+                    return self._forward_shared(jobs, shares, collect)
                 except _LostError as error:
-                    self._drop(error.worker, error)
+                    self._drop_worker(error.worker, error)
                     self._drain()
                 except BaseException:
                     self._drain()
-                    self.mirrored.begin_copies_anew()  # some data for them may not have been sent
+                    self.mirrored.reset_copies()  # some data for them may not have been sent
                     raise
         result = super().forward(jobs, collect)
-        self.own.learn(_rows(jobs), result.context, result.seconds)
-        self.mirrored.dealt = {id(job.segment.block_table): PartitionedTree(job.segment.tree) for job in jobs}
+        self.driver_costs.learn(_rows(jobs), result.context, result.seconds)
+        self.mirrored.partitioned = {id(job.segment.block_table): PartitionedTree(job.segment.tree) for job in jobs}
         return result
 
-    def _deal(self, jobs: Sequence[ForwardJob]) -> list[WorkerShare]:
+    def _partition(self, jobs: Sequence[ForwardJob]) -> list[WorkerShare]:
         """Return the share of each process; the driver takes all if the trees cannot be split."""
-        whole = [WorkerShare(tuple(TreePart(n, tuple(range(len(j.segment.tree))), 0) for n, j in enumerate(jobs)))]
+        driver_only = [
+            WorkerShare(tuple(TreePart(n, tuple(range(len(j.segment.tree))), 0) for n, j in enumerate(jobs)))
+        ]
         rows = _rows(jobs)
-        pinned = any(job.segment.early is not None or job.segment.computed or job.beside is not None for job in jobs)
+        pinned = any(
+            job.segment.early is not None or job.segment.computed or job.cross_block_table is not None for job in jobs
+        )
         if not self.workers or pinned or rows < 2:
-            return whole
+            return driver_only
         context = sum(job.segment.block_table.length for job in jobs)
-        costs = [_costs(self.own, context)]
-        costs += [_costs(worker.times, context, costs[0]) for worker in self.workers]
-        extra = [0.0, *(worker.exchange + self._lag(worker, jobs) for worker in self.workers)]
+        costs = [_costs(self.driver_costs, context)]
+        costs += [_costs(worker.cost_model, context, costs[0]) for worker in self.workers]
+        communication = [0.0, *(worker.exchange_seconds + self._sync_seconds(worker, jobs) for worker in self.workers)]
         for worker in self.workers:
-            worker.idle += 1
-        return deal([job.segment.tree for job in jobs], costs, extra)
+            worker.idle_steps += 1
+        return partition_trees([job.segment.tree for job in jobs], costs, communication)
 
-    def _lag(self, worker: WorkerHandle, jobs: Sequence[ForwardJob]) -> float:
+    def _sync_seconds(self, worker: WorkerHandle, jobs: Sequence[ForwardJob]) -> float:
         """Return this step's share of the seconds to send a worker the KV rows that it lacks."""
-        missing = sum(int((~worker.copy.has[self._certain(job)]).sum()) for job in jobs)
-        return missing * self.cache.bytes_per_token * worker.byte / _STEPS
+        missing = sum(int((~worker.copy.valid[self._committed_slots(job)]).sum()) for job in jobs)
+        return missing * self.cache.bytes_per_token * worker.seconds_per_byte / _STEPS
 
-    def _certain(self, job: ForwardJob) -> NDArray[np.int64]:
+    def _committed_slots(self, job: ForwardJob) -> NDArray[np.int64]:
         """Return the slots of the committed text that a forward pass reads."""
         block_table = job.segment.block_table
-        begin = block_table.released * self.cache.block_size
+        begin = block_table.num_released * self.cache.block_size
         return (
             self.cache.slots(block_table, begin, block_table.length)
             if block_table.length > begin
             else np.zeros(0, np.int64)
         )
 
-    def _together(
+    def _forward_shared(
         self, jobs: Sequence[ForwardJob], shares: Sequence[WorkerShare], collect: frozenset[int]
     ) -> ForwardResult:
-        began, context = self.clock(), sum(job.segment.block_table.length for job in jobs)
-        self._turn += 1
-        turn = self._turn
-        made = AssembledResult(jobs, self, collect, self._recompute)
+        start_time, context = self.clock(), sum(job.segment.block_table.length for job in jobs)
+        self._message_number += 1
+        number = self._message_number
+        assembled = AssembledResult(jobs, self, collect, self._recompute)
         busy = []
         for worker, share in zip(self.workers, shares[1:], strict=True):
             if share.pieces:
-                work, recomputed = self._work(worker, jobs, share, collect)
-                self._send(worker, work)
-                self._owing.append(worker)
+                request, recomputed = self._make_request(worker, jobs, share, collect)
+                self._send(worker, request)
+                self._unanswered.append(worker)
                 busy.append((worker, share, recomputed))
-        own = [part_of(jobs[piece.job], piece, ()) for piece in shares[0].pieces]
-        result = super().forward([rows.job for rows in own], collect)
-        self.own.learn(sum(len(rows.job.segment.tree) for rows in own), context, result.seconds)
-        made.take_own(shares[0], result)
+        driver_rows = [make_work_rows(jobs[piece.job], piece, ()) for piece in shares[0].pieces]
+        result = super().forward([rows.job for rows in driver_rows], collect)
+        self.driver_costs.learn(sum(len(rows.job.segment.tree) for rows in driver_rows), context, result.seconds)
+        assembled.add_driver_result(shares[0], result)
         longest = result.seconds
         for worker, share, recomputed in busy:
-            message = self._answer(worker, turn, _SLOWER * result.seconds)
-            longest = max(longest, self._done(worker, share, recomputed, message))
-            ask = partial(self._logits, worker, turn)
-            made.take(worker.copy, share, message.numbers[3:].tolist(), message.data, ask)
+            message = self._receive_answer(worker, number, _TIMEOUT_FACTOR * result.seconds)
+            longest = max(longest, self._record_costs(worker, share, recomputed, message))
+            fetch = partial(self._logits, worker, number)
+            assembled.add_worker_result(worker.copy, share, message.numbers[3:].tolist(), message.data, fetch)
             for piece, recompute in zip(share.pieces, recomputed, strict=True):
-                certain = self._certain(jobs[piece.job])
-                worker.copy.has[certain[len(certain) - recompute :]] = True
-        seconds = self.clock() - began
+                committed_slots = self._committed_slots(jobs[piece.job])
+                worker.copy.valid[committed_slots[len(committed_slots) - recompute :]] = True
+        seconds = self.clock() - start_time
         for worker, _, _ in busy:
-            worker.took(seconds, longest)
-        self._waited, self.shared = self._waited + seconds - result.seconds, self.shared + 1
-        self.mirrored.dealt = made.dealt
-        return ForwardResult(made.logits, made.hidden, seconds, context, made.chosen)
+            worker.record_step(seconds, longest)
+        self._communication_seconds, self.num_shared_passes = (
+            self._communication_seconds + seconds - result.seconds,
+            self.num_shared_passes + 1,
+        )
+        self.mirrored.partitioned = assembled.partitioned
+        return ForwardResult(assembled.logits, assembled.hidden, seconds, context, assembled.sampled)
 
     def _recompute(self, job: ForwardJob) -> Tensor:
         """Recompute a job in this process after the loss of a worker; return all its logits."""
         result = super().forward([job])
-        self.mirrored.dealt[id(job.segment.block_table)] = PartitionedTree(job.segment.tree)
+        self.mirrored.partitioned[id(job.segment.block_table)] = PartitionedTree(job.segment.tree)
         return result.logits[0][:]
 
-    def _work(
+    def _make_request(
         self, worker: WorkerHandle, jobs: Sequence[ForwardJob], share: WorkerShare, collect: frozenset[int]
     ) -> tuple[WorkRequest, list[int]]:
         """Return a worker's request, and for each piece the number of text tokens that the worker recomputes."""
         rows, slots, recomputed = list[WorkRows](), list[NDArray[np.int64]](), list[int]()
-        costs = _costs(worker.times, 0, _costs(self.own, 0))
+        costs = _costs(worker.cost_model, 0, _costs(self.driver_costs, 0))
         for piece in share.pieces:
-            certain = self._certain(jobs[piece.job])
-            missing = np.flatnonzero(~worker.copy.has[certain])
-            recompute = len(certain) - int(missing[0]) if len(missing) else 0
-            row = costs(share.rows + recompute) - costs(share.rows)
+            committed_slots = self._committed_slots(jobs[piece.job])
+            missing = np.flatnonzero(~worker.copy.valid[committed_slots])
+            recompute = len(committed_slots) - int(missing[0]) if len(missing) else 0
+            recompute_seconds = costs(share.rows + recompute) - costs(share.rows)
             # With a sliding window, blocks that a recomputed row would read may have been released.
-            gone = jobs[piece.job].segment.block_table.released > 0
+            has_released = jobs[piece.job].segment.block_table.num_released > 0
             # Without measured row costs the comparison is false, and the rows are sent.
-            if gone or not row <= len(missing) * self.cache.bytes_per_token * worker.byte:
-                slots.append(certain[missing])
+            if (
+                has_released
+                or not recompute_seconds <= len(missing) * self.cache.bytes_per_token * worker.seconds_per_byte
+            ):
+                slots.append(committed_slots[missing])
                 recompute = 0
             recomputed.append(recompute)
-            lead = self.mirrored.tokens[certain[len(certain) - recompute :]].tolist() if recompute else []
-            rows.append(part_of(jobs[piece.job], piece, lead))
+            lead = (
+                self.mirrored.tokens[committed_slots[len(committed_slots) - recompute :]].tolist() if recompute else []
+            )
+            rows.append(make_work_rows(jobs[piece.job], piece, lead))
         copy = worker.copy
         sent = np.concatenate(slots) if slots else np.zeros(0, np.int64)
-        kept = self.cache.take(sent) if len(sent) else None
-        copy.has[sent] = True
+        kv_rows = self.cache.export_slots(sent) if len(sent) else None
+        copy.valid[sent] = True
         moves, copy.moves = copy.moves, []
-        return WorkRequest(self._turn, rows, moves, sent, kept, collect), recomputed
+        return WorkRequest(self._message_number, rows, moves, sent, kv_rows, collect), recomputed
 
-    def _send(self, worker: WorkerHandle, work: WorkRequest) -> None:
-        if not self._alive(worker.peer.rank):
+    def _send(self, worker: WorkerHandle, request: WorkRequest) -> None:
+        if not self._is_alive(worker.peer.rank):
             raise _LostError(worker, ConnectionLostError(f"worker {worker.peer.rank} is gone"))
         try:
-            if not worker.copy.told:
+            if not worker.copy.pool_sent:
                 pool = self.mirrored
-                worker.peer.send(MessageKind.POOL, [self._turn, pool.allocator.num_blocks, *pool.hidden])
-                self._answer(worker, self._turn, 0.0)
-                worker.copy.told, worker.cold = True, True
-            began = self.clock()
-            worker.peer.send(MessageKind.WORK, work.numbers(), work.kept.flatten() if work.kept is not None else b"")
+                worker.peer.send(MessageKind.POOL, [self._message_number, pool.allocator.num_blocks, *pool.hidden])
+                self._receive_answer(worker, self._message_number, 0.0)
+                worker.copy.pool_sent, worker.has_new_pool = True, True
+            start_time = self.clock()
+            worker.peer.send(
+                MessageKind.WORK, request.numbers(), request.kv_rows.flatten() if request.kv_rows is not None else b""
+            )
         except ConnectionLostError as error:
             raise _LostError(worker, error) from error
-        if work.kept is not None:
-            worker.sent(work.kept.nbytes, self.clock() - began)
+        if request.kv_rows is not None:
+            worker.record_send(request.kv_rows.nbytes, self.clock() - start_time)
 
-    def _answer(self, worker: WorkerHandle, turn: int, patience: float) -> PeerMessage:
-        """Return a worker's answer to request number ``turn``; skip answers to earlier requests."""
+    def _receive_answer(self, worker: WorkerHandle, number: int, timeout: float) -> PeerMessage:
+        """Return a worker's answer to request number ``number``; skip answers to earlier requests."""
         while True:
             try:
-                message = worker.peer.receive(_PATIENCE + patience)
+                message = worker.peer.receive(_TIMEOUT + timeout)
             except ConnectionLostError as error:
                 raise _LostError(worker, error) from error
             if message.kind == MessageKind.FAILED:
                 raise _LostError(worker, ConnectionLostError(f"worker {worker.peer.rank} has failed: {message.text}"))
-            if len(message.numbers) and int(message.numbers[0]) == turn:
-                if worker in self._owing:
-                    self._owing.remove(worker)
+            if len(message.numbers) and int(message.numbers[0]) == number:
+                if worker in self._unanswered:
+                    self._unanswered.remove(worker)
                 return message
 
     def _drain(self) -> None:
         """Receive all outstanding answers of an aborted forward pass, since workers send before they receive."""
-        while self._owing:
-            worker = self._owing.pop()
+        while self._unanswered:
+            worker = self._unanswered.pop()
             if worker in self.workers:
                 try:
-                    self._answer(worker, self._turn, _PATIENCE)
+                    self._receive_answer(worker, self._message_number, _TIMEOUT)
                 except _LostError as error:
-                    self._drop(worker, error)
+                    self._drop_worker(worker, error)
 
-    def _done(self, worker: WorkerHandle, share: WorkerShare, recomputed: Sequence[int], message: PeerMessage) -> float:
+    def _record_costs(
+        self, worker: WorkerHandle, share: WorkerShare, recomputed: Sequence[int], message: PeerMessage
+    ) -> float:
         """Record the cost of a worker's forward pass; return its seconds."""
         seconds, context = 1e-9 * int(message.numbers[1]), int(message.numbers[2])
-        worker.times.learn(share.rows + sum(recomputed), context, seconds)
+        worker.cost_model.learn(share.rows + sum(recomputed), context, seconds)
         return seconds
 
     def _fetch(self, worker: WorkerHandle, slots: NDArray[np.int64]) -> Tensor | None:
         """Fetch the contents of slots of a worker's pool; ``None`` if the worker is gone."""
-        found = self._ask(worker, MessageKind.ROWS, slots.tolist())
+        found = self._request(worker, MessageKind.ROWS, slots.tolist())
         return None if found is None else found.view(len(slots), -1)
 
-    def _logits(self, worker: WorkerHandle, turn: int, piece: int, places: Sequence[int]) -> Tensor | None:
-        """Fetch logits of a worker's forward pass ``turn``; ``None`` if the worker is gone."""
-        found = self._ask(worker, MessageKind.LOGITS, [turn, piece, *places])
-        return None if found is None else found.view(torch.float32).view(len(places), -1)
+    def _logits(self, worker: WorkerHandle, number: int, piece: int, piece_rows: Sequence[int]) -> Tensor | None:
+        """Fetch logits of a worker's forward pass ``number``; ``None`` if the worker is gone."""
+        found = self._request(worker, MessageKind.LOGITS, [number, piece, *piece_rows])
+        return None if found is None else found.view(torch.float32).view(len(piece_rows), -1)
 
-    def _ask(self, worker: WorkerHandle, kind: MessageKind, numbers: Sequence[int]) -> Tensor | None:
+    def _request(self, worker: WorkerHandle, kind: MessageKind, numbers: Sequence[int]) -> Tensor | None:
         """Return the bytes of a worker's answer; ``None`` if the worker is gone."""
         if worker not in self.workers:
             return None
-        began = self.clock()
-        self._turn += 1
+        start_time = self.clock()
+        self._message_number += 1
         try:
             with uninterrupted():
-                worker.peer.send(kind, [self._turn, *numbers])
-                found = self._answer(worker, self._turn, 0.0).data
+                worker.peer.send(kind, [self._message_number, *numbers])
+                found = self._receive_answer(worker, self._message_number, 0.0).data
         except (ConnectionLostError, _LostError) as error:
-            self._drop(worker, error)
+            self._drop_worker(worker, error)
             return None
-        self._waited += self.clock() - began
+        self._communication_seconds += self.clock() - start_time
         return found
 
-    def dismiss(self) -> None:
+    def drop_workers(self) -> None:
         """Continue without workers."""
         self.workers.clear()
         self.mirrored.copies.clear()
 
-    def _drop(self, worker: WorkerHandle, error: Exception) -> None:
+    def _drop_worker(self, worker: WorkerHandle, error: Exception) -> None:
         _log.warning("%s; continuing without this worker", error)
         if worker in self.workers:
             self.workers.remove(worker)
             self.mirrored.copies.remove(worker.copy)
-            self._lost(worker.peer.rank)
+            self._on_lost(worker.peer.rank)
 
 
 class _LostError(Exception):
@@ -309,9 +326,9 @@ def _rows(jobs: Sequence[ForwardJob]) -> int:
     return sum(job.segment.rows for job in jobs)
 
 
-def _costs(times: CostModel, context: int, otherwise: Callable[[int], float] | None = None) -> Callable[[int], float]:
-    """Return seconds by rows of a forward pass: measured, else ``otherwise``, else a prior (relative)."""
+def _costs(times: CostModel, context: int, default: Callable[[int], float] | None = None) -> Callable[[int], float]:
+    """Return seconds by rows of a forward pass: measured, else ``default``, else a prior (relative)."""
     found: CostCurve | None = times.costs(context)
     if found is not None:
         return found.at
-    return otherwise or (lambda rows: 1.0 + _ROW * (rows - 1))
+    return default or (lambda rows: 1.0 + _PRIOR_ROW * (rows - 1))

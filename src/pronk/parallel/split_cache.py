@@ -13,7 +13,7 @@ from torch import Tensor
 from pronk.execution.attention import Segment
 from pronk.execution.forward_job import ForwardJob, LayerRange
 from pronk.kv_cache.paged import PagedCache
-from pronk.parallel.wire_format import of_segment, read_segment, reading, some
+from pronk.parallel.wire_format import parse_segment, parsing, serialize_segment, take_integers
 
 __all__ = ["LayerOrder", "SplitCache"]
 
@@ -24,17 +24,17 @@ class SplitCache(PagedCache):
     """The KV pool of one process's heads; all processes have the same blocks.
 
     Attributes:
-        sizes: number of resizes, which identifies the current pool.
+        num_resizes: number of resizes, which identifies the current pool.
         moves: batches of slot copies (source, target) that the other processes have not received yet.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        self.sizes, self.moves = 0, list[Moves]()
+        self.num_resizes, self.moves = 0, list[Moves]()
         super().__init__(*args, **options)
 
     def resize(self, num_blocks: int) -> None:
         """Resize the pool; the other processes resize theirs with the next order."""
-        self.sizes, self.moves = self.sizes + 1, []
+        self.num_resizes, self.moves = self.num_resizes + 1, []
         super().resize(num_blocks)
 
     def move(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
@@ -52,13 +52,13 @@ class LayerOrder(NamedTuple):
     """An order to compute a range of layers.
 
     Attributes:
-        size: number of the pool (see :attr:`SplitCache.sizes`) and its blocks.
+        pool: number of the pool (see :attr:`SplitCache.num_resizes`) and its blocks.
         moves: batches of slot copies to make first.
         layer_range: layers and jobs; the layers to collect are not transmitted.
         embedded: whether the order comes with input rows; otherwise the range begins with the embedding.
     """
 
-    size: tuple[int, int]
+    pool: tuple[int, int]
     moves: Sequence[Moves]
     layer_range: LayerRange
     embedded: bool
@@ -66,13 +66,15 @@ class LayerOrder(NamedTuple):
     def numbers(self) -> Tensor:
         """Serialize the order, int64 ``[n]``."""
         layer_range = self.layer_range
-        wanted = [-1] if layer_range.wanted is None else [len(layer_range.wanted), *layer_range.wanted]
-        head = [*self.size, int(self.embedded), layer_range.start, layer_range.stop, *wanted, len(self.moves)]
+        wanted = [-1] if layer_range.logits_rows is None else [len(layer_range.logits_rows), *layer_range.logits_rows]
+        head = [*self.pool, int(self.embedded), layer_range.start, layer_range.stop, *wanted, len(self.moves)]
         parts = [np.array(head, np.int64)]
         for source, target in self.moves:
             parts += [np.array([len(source)], np.int64), source, target]
         parts.append(np.array([len(layer_range.jobs)], np.int64))
-        parts += [np.array([job.prompt_length, *of_segment(segment)], np.int64) for job, segment in layer_range.jobs]
+        parts += [
+            np.array([job.prompt_length, *serialize_segment(segment)], np.int64) for job, segment in layer_range.jobs
+        ]
         return torch.from_numpy(np.concatenate(parts))
 
     @classmethod
@@ -82,18 +84,23 @@ class LayerOrder(NamedTuple):
         Raises:
             ValueError: the integers are truncated.
         """
-        with reading(numbers, "an order for a range of layers") as left:
-            number, blocks, embedded, start, stop, count = some(left, 6)
-            wanted = None if count < 0 else some(left, count)
+        with parsing(numbers, "an order for a range of layers") as integers:
+            number, blocks, embedded, start, stop, count = take_integers(integers, 6)
+            wanted = None if count < 0 else take_integers(integers, count)
             moves = list[Moves]()
-            for _ in range(next(left)):
-                size = next(left)
-                moves.append((np.array(some(left, size), np.int64), np.array(some(left, size), np.int64)))
-            jobs = [_job(left) for _ in range(next(left))]
+            for _ in range(next(integers)):
+                size = next(integers)
+                moves.append(
+                    (
+                        np.array(take_integers(integers, size), np.int64),
+                        np.array(take_integers(integers, size), np.int64),
+                    )
+                )
+            jobs = [_job(integers) for _ in range(next(integers))]
         return cls((number, blocks), moves, LayerRange(jobs, start, stop, (), wanted), bool(embedded))
 
 
-def _job(left: Iterator[int]) -> tuple[ForwardJob, Segment]:
-    prompt_length = next(left)
-    segment = read_segment(left)
+def _job(integers: Iterator[int]) -> tuple[ForwardJob, Segment]:
+    prompt_length = next(integers)
+    segment = parse_segment(integers)
     return ForwardJob(segment, range(0), prompt_length), segment

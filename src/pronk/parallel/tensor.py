@@ -34,12 +34,12 @@ from pronk.models.split import TensorSplit
 from pronk.parallel.connection import ConnectionLostError, MessageKind, PeerConnection, open_group
 from pronk.parallel.split_cache import LayerOrder, SplitCache
 
-__all__ = ["AllReduceGroup", "TensorParallelExecutor", "serve_stages"]
+__all__ = ["AllReduceGroup", "TensorParallelExecutor", "serve_layer_orders"]
 
 # Seconds to wait for another process within a range of layers.
-_PATIENCE = 20.0
+_TIMEOUT = 20.0
 # Seconds to wait for a failed process's error message.
-_ERROR_PATIENCE = 0.5
+_ERROR_TIMEOUT = 0.5
 
 
 class AllReduceGroup:
@@ -48,18 +48,18 @@ class AllReduceGroup:
     Attributes:
         rank: rank of this process.
         workers: number of processes.
-        waited: total seconds of exchanges, waiting for other processes included.
+        communication_seconds: total seconds of exchanges, waiting for other processes included.
     """
 
-    def __init__(self, store: Any, rank: int, workers: int, *, patience: float) -> None:
+    def __init__(self, store: Any, rank: int, workers: int, *, timeout: float) -> None:
         """Connect to all processes.
 
         Raises:
-            ConnectionLostError: a process does not connect within ``patience`` seconds.
+            ConnectionLostError: a process does not connect within ``timeout`` seconds.
         """
-        self.rank, self.workers, self.waited = rank, workers, 0.0
+        self.rank, self.workers, self.communication_seconds = rank, workers, 0.0
         try:
-            self._group = open_group(store, "all", rank, workers, patience=patience)
+            self._group = open_group(store, "all", rank, workers, timeout=timeout)
         except RuntimeError as error:
             raise _lost(error) from error
 
@@ -84,15 +84,15 @@ class AllReduceGroup:
         """Receive a part from ``rank`` into ``part``; raises as :meth:`sum` does."""
         self._wait(lambda: self._group.recv([part], rank, 0))
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """Close the connections: processes that wait for this one fail, and no further sums are possible."""
         del self._group
 
     def _wait(self, begin: Callable[[], Any]) -> None:
-        began = perf_counter()
+        start_time = perf_counter()
         try:
-            begin().wait(timedelta(seconds=_PATIENCE))
-            self.waited += perf_counter() - began
+            begin().wait(timedelta(seconds=_TIMEOUT))
+            self.communication_seconds += perf_counter() - start_time
         except RuntimeError as error:
             raise _lost(error) from error
 
@@ -107,9 +107,9 @@ class TensorParallelExecutor(KernelExecutor):
 
     Args:
         split: this process's part of the model, which ``decoder`` and ``cache`` hold.
-        everybody: all-reduce group of all processes.
+        all_reduce: all-reduce group of all processes.
         peers: connections to the workers, which receive each order; empty in a worker.
-        lost: callback after the first failure of a process.
+        on_lost: callback after the first failure of a process.
     """
 
     def __init__(
@@ -118,14 +118,14 @@ class TensorParallelExecutor(KernelExecutor):
         decoder: Decoder,
         cache: SplitCache,
         split: TensorSplit,
-        everybody: AllReduceGroup,
+        all_reduce: AllReduceGroup,
         *,
         peers: Sequence[PeerConnection] = (),
-        lost: Callable[[], None] = lambda: None,
+        on_lost: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(kernels, decoder, cache, None)
-        self.split_cache, self.split, self.everybody = cache, split, everybody
-        self._peers, self._lost = peers, lost
+        self.split_cache, self.split, self.all_reduce = cache, split, all_reduce
+        self._peers, self._on_lost = peers, on_lost
         self._error: ConnectionLostError | None = None
 
     @property
@@ -143,23 +143,23 @@ class TensorParallelExecutor(KernelExecutor):
             raise self._error.with_traceback(None)
         try:
             with uninterrupted():  # an order that workers have received has to be completed
-                began, before = perf_counter(), self.everybody.waited
+                start_time, before = perf_counter(), self.all_reduce.communication_seconds
                 self._send_order(layer_range, rows)
-                self.waited += perf_counter() - began
+                self.communication_seconds += perf_counter() - start_time
                 result = self._run(layer_range, rows)
-                self.waited += self.everybody.waited - before
+                self.communication_seconds += self.all_reduce.communication_seconds - before
                 return result
         except Exception as error:
             cause = "; ".join([*self._worker_errors(), str(error)])
             self._error = ConnectionLostError(f"{cause}; load the model again")
-            self._lost()
+            self._on_lost()
             raise self._error from error
 
     def _worker_errors(self) -> list[str]:
         found = list[str]()
         for peer in self._peers:
             with suppress(ConnectionLostError):
-                message = peer.receive(_ERROR_PATIENCE)
+                message = peer.receive(_ERROR_TIMEOUT)
                 if message.kind == MessageKind.FAILED:
                     found.append(f"worker {peer.rank} has failed: {message.text}")
         return found
@@ -169,7 +169,9 @@ class TensorParallelExecutor(KernelExecutor):
             return
         cache = self.split_cache
         moves, cache.moves = cache.moves, []
-        numbers = LayerOrder((cache.sizes, cache.allocator.num_blocks), moves, layer_range, rows is not None).numbers()
+        numbers = LayerOrder(
+            (cache.num_resizes, cache.allocator.num_blocks), moves, layer_range, rows is not None
+        ).numbers()
         data = torch.empty(0, dtype=torch.uint8) if rows is None else rows.contiguous().view(-1).view(torch.uint8)
         for peer in self._peers:
             peer.send(MessageKind.WORK, numbers, data)
@@ -178,37 +180,37 @@ class TensorParallelExecutor(KernelExecutor):
         packed, size = self._pack(layer_range, embedded=rows is not None), self.decoder.config.hidden_size
         x = torch.empty(packed.count, size, dtype=self.cache.dtype) if rows is None else rows.contiguous()
         if rows is None:
-            self._known(("embed",), self._embed).run(packed, x)
+            self._cached_program(("embed",), self._embed).run(packed, x)
         collected = dict[int, Tensor]()
         for index in range(layer_range.start, layer_range.stop):
             for number, half in enumerate((self._attention, self._mlp)):
                 part = torch.empty(packed.count, size)
-                self._known((number, index), partial(half, index)).run(packed, x, part)
-                x.copy_(self.everybody.sum(part).add_(x))
+                self._cached_program((number, index), partial(half, index)).run(packed, x, part)
+                x.copy_(self.all_reduce.sum(part).add_(x))
             if index + 1 in self.cache.hidden:
-                self._known(("keep", index), partial(self._keep, index + 1)).run(packed, x)
+                self._cached_program(("keep", index), partial(self._keep, index + 1)).run(packed, x)
             if index + 1 in layer_range.collect:
                 collected[index + 1] = x.clone()
-        if layer_range.wanted is None:
+        if layer_range.logits_rows is None:
             return x, collected, None
-        own = torch.empty(packed.want(layer_range.wanted), len(self.split.tokens(self.split.rank)))
+        own = torch.empty(packed.select_logits_rows(layer_range.logits_rows), len(self.split.tokens(self.split.rank)))
         if len(own):
-            self._known(("head",), self._head).run(packed, x, own)
+            self._cached_program(("head",), self._head).run(packed, x, own)
         return x, collected, self._gather_logits(own)
 
     def _gather_logits(self, own: Tensor) -> Tensor:
         """Gather the logits of all tokens at rank 0; other ranks return their own part."""
-        everybody, split = self.everybody, self.split
+        all_reduce, split = self.all_reduce, self.split
         if split.rank:
             if len(own):
-                everybody.send(own)
+                all_reduce.send(own)
             return own
         logits = torch.empty(len(own), split.config.vocab_size)
         for rank in range(split.workers if len(own) else 0):
             tokens = split.tokens(rank)
             part = own if rank == 0 else torch.empty(len(own), len(tokens))
             if rank and tokens:
-                everybody.receive(rank, part)
+                all_reduce.receive(rank, part)
             logits[:, tokens.start : tokens.stop] = part
         return logits
 
@@ -232,12 +234,12 @@ class TensorParallelExecutor(KernelExecutor):
 
     def _keep(self, layer: int) -> Program:
         program = self._begin()
-        program.keep(layer)
+        program.store_hidden(layer)
         return program
 
     def _head(self) -> Program:
         program = self._begin()
-        program.linear(self._own_head, norm=self.decoder.norm, to="logits", wanted=True)
+        program.linear(self._own_head, norm=self.decoder.norm, to="logits", only_logits_rows=True)
         return program
 
     @cached_property
@@ -248,26 +250,26 @@ class TensorParallelExecutor(KernelExecutor):
         return head.packed.part(tokens.start, tokens.stop) if whole else head.packed
 
 
-def serve_stages(peer: PeerConnection, passes: TensorParallelExecutor) -> None:
+def serve_layer_orders(peer: PeerConnection, executor: TensorParallelExecutor) -> None:
     """Execute the driver's orders until the driver ends or stops this worker, or until an error occurs.
 
     Raises:
         ConnectionLostError: the driver or another process has ended.
     """
-    cache, number = passes.split_cache, 0
+    cache, number = executor.split_cache, 0
     try:
         while (message := peer.receive()).kind == MessageKind.WORK:
             order = LayerOrder.read(message.numbers)
-            if order.size[0] != number:
-                number, blocks = order.size
+            if order.pool[0] != number:
+                number, blocks = order.pool
                 cache.resize(blocks)
             for source, target in order.moves:
                 cache.move(source, target)
             cache.moves.clear()
-            size = passes.decoder.config.hidden_size
-            passes.run(order.layer_range, message.data.view(cache.dtype).view(-1, size) if order.embedded else None)
+            size = executor.decoder.config.hidden_size
+            executor.run(order.layer_range, message.data.view(cache.dtype).view(-1, size) if order.embedded else None)
     except ConnectionLostError:
         raise
     except Exception as error:  # noqa: BLE001 - the driver receives any error
-        passes.everybody.leave()  # ends the wait of other processes for this one
+        executor.all_reduce.close()  # ends the wait of other processes for this one
         peer.send(MessageKind.FAILED, data=f"{type(error).__name__}: {error}".encode())

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from pronk.speculation.tree import TokenTree
 
-__all__ = ["TreePart", "WorkerShare", "deal", "preorder"]
+__all__ = ["TreePart", "WorkerShare", "partition_trees", "preorder"]
 
 # Steps of the bisection for the minimum time: a relative precision of one in a million.
 _HALVINGS = 20
@@ -34,17 +34,17 @@ class TreePart(NamedTuple):
     Attributes:
         job: index of the tree.
         nodes: nodes of the tree, parents before children: recomputed ancestors, then own nodes.
-        above: number of recomputed ancestors.
+        num_ancestors: number of recomputed ancestors.
     """
 
     job: int
     nodes: tuple[int, ...]
-    above: int
+    num_ancestors: int
 
     @property
     def own(self) -> tuple[int, ...]:
         """Return the nodes whose outputs only this process delivers."""
-        return self.nodes[self.above :]
+        return self.nodes[self.num_ancestors :]
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ def preorder(tree: TokenTree) -> list[int]:
     return order
 
 
-def deal(
-    trees: Sequence[TokenTree], costs: Sequence[Callable[[int], float]], extra: Sequence[float] | None = None
+def partition_trees(
+    trees: Sequence[TokenTree], costs: Sequence[Callable[[int], float]], communication: Sequence[float] | None = None
 ) -> list[WorkerShare]:
     """Split trees among processes so that the slowest process finishes as early as possible.
 
@@ -84,18 +84,18 @@ def deal(
     Args:
         trees: trees, at least one.
         costs: for each process, seconds of its forward pass by its rows, increasing; the first process is the driver.
-        extra: for each process, seconds of communication if its share is not empty.
+        communication: for each process, seconds of communication if its share is not empty.
     """
-    row = _NodeSequence(trees)
+    nodes = _NodeSequence(trees)
     best: tuple[float, list[int]] | None = None
     for used in range(1, len(costs) + 1):
-        found = _cut(row, costs[:used], (extra or [0.0] * len(costs))[:used])
+        found = _cut(nodes, costs[:used], (communication or [0.0] * len(costs))[:used])
         if found is not None and (best is None or found[0] < best[0]):
             best = found
     assert best is not None
     _, ends = best
     begins = [0, *ends[:-1]]
-    shares = [row.share(begin, end) for begin, end in zip(begins, ends, strict=True)]
+    shares = [nodes.share(begin, end) for begin, end in zip(begins, ends, strict=True)]
     return shares + [WorkerShare(())] * (len(costs) - len(shares))
 
 
@@ -105,44 +105,44 @@ class _NodeSequence:
     def __init__(self, trees: Sequence[TokenTree]) -> None:
         self.trees = trees
         self.orders = [preorder(tree) for tree in trees]
-        self.places = [(job, place) for job, order in enumerate(self.orders) for place in range(len(order))]
-        # Number of ancestors that a piece beginning at each place recomputes.
-        self.above = [self.trees[job].depths[self.orders[job][place]] for job, place in self.places]
+        self.positions = [(job, position) for job, order in enumerate(self.orders) for position in range(len(order))]
+        # Number of ancestors that a piece beginning at each position recomputes.
+        self.num_ancestors = [self.trees[job].depths[self.orders[job][position]] for job, position in self.positions]
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.positions)
 
     def share(self, begin: int, end: int) -> WorkerShare:
-        """Return the pieces of the places ``begin .. end - 1``."""
+        """Return the pieces of the positions ``begin .. end - 1``."""
         pieces, at = list[TreePart](), begin
         while at < end:
-            job, place = self.places[at]
-            count = min(end - at, len(self.orders[job]) - place)
-            own = self.orders[job][place : place + count]
-            above = (0, *self.trees[job].path(own[0]))[:-1] if own[0] else ()
-            pieces.append(TreePart(job, (*above, *own), len(above)))
+            job, position = self.positions[at]
+            count = min(end - at, len(self.orders[job]) - position)
+            own = self.orders[job][position : position + count]
+            ancestors = (0, *self.trees[job].path(own[0]))[:-1] if own[0] else ()
+            pieces.append(TreePart(job, (*ancestors, *own), len(ancestors)))
             at += count
         return WorkerShare(tuple(pieces))
 
 
 def _cut(
-    row: _NodeSequence, costs: Sequence[Callable[[int], float]], extra: Sequence[float]
+    nodes: _NodeSequence, costs: Sequence[Callable[[int], float]], communication: Sequence[float]
 ) -> tuple[float, list[int]] | None:
     """Return the seconds of the best cut and each piece's end; ``None`` if the nodes do not suffice."""
-    if len(costs) > len(row):
+    if len(costs) > len(nodes):
         return None
     # A piece and its ancestors are nodes of the trees, so a process has at most len(row) rows.
     seconds = [
-        [*accumulate((more + cost(rows) for rows in range(1, len(row) + 1)), max)]
-        for cost, more in zip(costs, extra, strict=True)
+        [*accumulate((more + cost(rows) for rows in range(1, len(nodes) + 1)), max)]
+        for cost, more in zip(costs, communication, strict=True)
     ]
     low, high = 0.0, seconds[0][-1]
-    ends = _fill(row, seconds, high)
+    ends = _fill(nodes, seconds, high)
     if len(costs) == 1 or ends is None:
-        return (high, [len(row)]) if len(costs) == 1 else None
+        return (high, [len(nodes)]) if len(costs) == 1 else None
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        found = _fill(row, seconds, middle)
+        found = _fill(nodes, seconds, middle)
         if found is None:
             low = middle
         else:
@@ -150,16 +150,16 @@ def _cut(
     return high, ends
 
 
-def _fill(row: _NodeSequence, seconds: Sequence[Sequence[float]], most: float) -> list[int] | None:
-    """Give each process the rows that it computes in ``most`` seconds; ``None`` if nodes are left over.
+def _fill(nodes: _NodeSequence, seconds: Sequence[Sequence[float]], max_seconds: float) -> list[int] | None:
+    """Give each process the rows that it computes in ``max_seconds``; ``None`` if nodes are left over.
 
     The driver always gets a piece, since the cost of its forward passes has to stay known.
     """
     ends, at = list[int](), 0
-    if seconds[0][0] > most:
+    if seconds[0][0] > max_seconds:
         return None
-    for own in seconds:
-        rows = bisect_right(own, most)
-        at = min(len(row), at + max(0, rows - row.above[at])) if at < len(row) else at
+    for process_seconds in seconds:
+        rows = bisect_right(process_seconds, max_seconds)
+        at = min(len(nodes), at + max(0, rows - nodes.num_ancestors[at])) if at < len(nodes) else at
         ends.append(at)
-    return ends if at == len(row) else None
+    return ends if at == len(nodes) else None

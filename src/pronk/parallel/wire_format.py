@@ -12,11 +12,11 @@ from pronk.execution.attention import Segment
 from pronk.kv_cache.blocks import BlockTable
 from pronk.speculation.tree import TokenTree
 
-__all__ = ["of_segment", "read_segment", "reading", "some"]
+__all__ = ["parse_segment", "parsing", "serialize_segment", "take_integers"]
 
 
 @contextmanager
-def reading(numbers: Tensor, what: str) -> Generator[Iterator[int]]:
+def parsing(numbers: Tensor, what: str) -> Generator[Iterator[int]]:
     """Yield an iterator over a message's integers; ``what`` names the message in the error.
 
     Raises:
@@ -29,25 +29,25 @@ def reading(numbers: Tensor, what: str) -> Generator[Iterator[int]]:
         raise ValueError(msg) from None
 
 
-def some(left: Iterator[int], count: int) -> list[int]:
+def take_integers(integers: Iterator[int], count: int) -> list[int]:
     """Return the next ``count`` integers; raise ``StopIteration`` if there are fewer."""
-    found = list(islice(left, count))
+    found = list(islice(integers, count))
     if len(found) < count:
         raise StopIteration
     return found
 
 
-def of_segment(segment: Segment) -> list[int]:
+def serialize_segment(segment: Segment) -> list[int]:
     """Serialize a segment: its block table and tree, without the tree's acceptable flags."""
     block_table, tree = segment.block_table, segment.tree
-    head = (block_table.length, block_table.released, segment.computed, len(block_table.blocks), len(tree))
+    head = (block_table.length, block_table.num_released, segment.computed, len(block_table.blocks), len(tree))
     return [*head, *block_table.blocks, *tree.tokens, *tree.parents]
 
 
-def read_segment(left: Iterator[int]) -> Segment:
-    """Parse the integers of :func:`of_segment`; only the root of the tree is acceptable."""
-    length, released, computed, blocks, nodes = some(left, 5)
-    block_table = BlockTable(some(left, blocks), released, length)
-    block_table.changed()
-    tokens, parents = [tuple(some(left, nodes)) for _ in range(2)]
+def parse_segment(integers: Iterator[int]) -> Segment:
+    """Parse the integers of :func:`serialize_segment`; only the root of the tree is acceptable."""
+    length, released, computed, blocks, nodes = take_integers(integers, 5)
+    block_table = BlockTable(take_integers(integers, blocks), released, length)
+    block_table.update_derived()
+    tokens, parents = [tuple(take_integers(integers, nodes)) for _ in range(2)]
     return Segment(block_table, TokenTree(tokens, parents, verify=(True,) + (False,) * (nodes - 1)), computed)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pronk.execution.forward_job import ForwardJob
-from pronk.parallel.wire_format import of_segment, read_segment, reading, some
+from pronk.parallel.wire_format import parse_segment, parsing, serialize_segment, take_integers
 from pronk.sampling.stateless import StatelessSampler
 
 __all__ = ["WorkRequest", "WorkRows"]
@@ -24,11 +24,11 @@ class WorkRows:
 
     Attributes:
         job: job for the worker's model runner.
-        own: index of the first row whose outputs are needed.
+        first_own: index of the first row whose outputs are needed.
     """
 
     job: ForwardJob
-    own: int
+    first_own: int
 
 
 @dataclass(frozen=True)
@@ -36,45 +36,45 @@ class WorkRequest:
     """A worker's share of a forward pass.
 
     Attributes:
-        turn: number of the request, which its answer repeats.
+        number: number of the request, which its answer repeats.
         rows: rows of each generation request.
         moves: pairs of slots (source, target) to copy first.
-        slots: slots to write ``kept`` to, after the copies.
-        kept: KV rows from the driver's pool, uint8 ``[len(slots), bytes]``.
+        slots: slots to write ``kv_rows`` to, after the copies.
+        kv_rows: KV rows from the driver's pool, uint8 ``[len(slots), bytes]``.
         collect: numbers of the layers whose outputs are needed.
     """
 
-    turn: int
+    number: int
     rows: Sequence[WorkRows]
     moves: Sequence[tuple[int, int]] = ()
     slots: NDArray[np.int64] | None = None
-    kept: Tensor | None = None
+    kv_rows: Tensor | None = None
     collect: frozenset[int] = frozenset()
 
     def numbers(self) -> Tensor:
-        """Serialize the request without ``kept``, int64 ``[n]``."""
+        """Serialize the request without ``kv_rows``, int64 ``[n]``."""
         slots = np.zeros(0, np.int64) if self.slots is None else self.slots
-        head = [self.turn, len(self.collect), *sorted(self.collect), len(self.moves), *chain(*self.moves)]
+        head = [self.number, len(self.collect), *sorted(self.collect), len(self.moves), *chain(*self.moves)]
         parts = [np.array([*head, len(slots)], np.int64), slots, np.array([len(self.rows)], np.int64)]
         parts += [_numbers(each) for each in self.rows]
         return torch.from_numpy(np.concatenate(parts))
 
     @classmethod
     def read(cls, numbers: Tensor, data: Tensor) -> WorkRequest:
-        """Parse the integers of :meth:`numbers` and the bytes of ``kept``.
+        """Parse the integers of :meth:`numbers` and the bytes of ``kv_rows``.
 
         Raises:
             ValueError: the integers are truncated.
         """
-        with reading(numbers, "a share of a forward pass") as left:
-            turn = next(left)
-            collect = frozenset(some(left, next(left)))
-            flat = some(left, 2 * next(left))
-            slots = np.array(some(left, next(left)), np.int64)
-            rows = [_rows(left) for _ in range(next(left))]
-        kept = data.view(len(slots), -1) if len(slots) else None
+        with parsing(numbers, "a share of a forward pass") as integers:
+            number = next(integers)
+            collect = frozenset(take_integers(integers, next(integers)))
+            flat = take_integers(integers, 2 * next(integers))
+            slots = np.array(take_integers(integers, next(integers)), np.int64)
+            rows = [_rows(integers) for _ in range(next(integers))]
+        kv_rows = data.view(len(slots), -1) if len(slots) else None
         moves = list(zip(flat[::2], flat[1::2], strict=True))
-        return cls(turn, rows, moves, slots, kept, collect)
+        return cls(number, rows, moves, slots, kv_rows, collect)
 
 
 def _numbers(rows: WorkRows) -> NDArray[np.int64]:
@@ -82,16 +82,17 @@ def _numbers(rows: WorkRows) -> NDArray[np.int64]:
     # A temperature of -1 means that the worker does not sample.
     temperature, seed = (-1.0, 0) if job.stateless_sampler is None else job.stateless_sampler
     bits = int(np.float64(temperature).view(np.int64))
-    head = (job.prompt_length, job.wanted.start, rows.own, job.whole, bits, seed)
-    return np.array([*head, *of_segment(job.segment)], np.int64)
+    head = (job.prompt_length, job.logits_nodes.start, rows.first_own, job.all_logits, bits, seed)
+    return np.array([*head, *serialize_segment(job.segment)], np.int64)
 
 
-def _rows(left: Iterator[int]) -> WorkRows:
-    prompt_length, first, own, whole, bits, seed = some(left, 6)
-    segment = read_segment(left)
+def _rows(integers: Iterator[int]) -> WorkRows:
+    prompt_length, first, first_own, all_logits, bits, seed = take_integers(integers, 6)
+    segment = parse_segment(integers)
     temperature = float(np.int64(bits).view(np.float64))
     stateless_sampler = None if temperature < 0.0 else StatelessSampler(temperature, seed)
     wanted = range(first, len(segment.tree))
     return WorkRows(
-        ForwardJob(segment, wanted, prompt_length, whole=bool(whole), stateless_sampler=stateless_sampler), own
+        ForwardJob(segment, wanted, prompt_length, all_logits=bool(all_logits), stateless_sampler=stateless_sampler),
+        first_own,
     )

@@ -24,11 +24,11 @@ from pronk.kv_cache.paged import PagedCache
 from pronk.models.decoder import Decoder
 from pronk.models.fingerprint import Fingerprint
 from pronk.models.kernels import choose_kernels
-from pronk.models.loader import computed_in, load_decoder, read_config
+from pronk.models.loader import compute_dtype, load_decoder, read_config
 from pronk.models.split import TensorSplit
 from pronk.parallel.connection import ConnectionLostError, MessageKind, PeerConnection, PeerMessage, open_store
 from pronk.parallel.split_cache import SplitCache
-from pronk.parallel.tensor import AllReduceGroup, TensorParallelExecutor, serve_stages
+from pronk.parallel.tensor import AllReduceGroup, TensorParallelExecutor, serve_layer_orders
 from pronk.parallel.work_request import WorkRequest, WorkRows
 
 __all__ = ["WorkerLoop", "WorkerSettings", "identity", "loaded_key", "serve"]
@@ -69,10 +69,10 @@ class WorkerSettings(dict[str, Any]):
             folder, config, dtype=self.dtype, device=device, kernels=kernels, weights=self["weights"], split=split
         )
         cache = (PagedCache if split is None else SplitCache)(
-            config if split is None else split.share,
+            config if split is None else split.shard_config,
             num_blocks=1,
             block_size=BLOCK_SIZE,
-            dtype=computed_in(self.dtype, kernels),
+            dtype=compute_dtype(self.dtype, kernels),
             kv_dtype=torch.int8 if self["kv_dtype"] == "int8" else None,
             device=device,
             kernels=kernels,
@@ -104,7 +104,7 @@ class WorkerLoop:
     def __init__(self, peer: PeerConnection, runner: ModelRunner) -> None:
         self.peer, self.runner, self.cache = peer, runner, runner.cache
         self._owners: dict[int, _Owner] = {}
-        self._turn, self._logits = 0, list[Tensor]()
+        self._request_number, self._logits = 0, list[Tensor]()
 
     def run(self) -> None:
         """Answer messages until the driver sends ``STOP`` or its connection is lost."""
@@ -121,20 +121,20 @@ class WorkerLoop:
 
     def _answer(self, message: PeerMessage) -> None:
         if message.kind == MessageKind.WORK:
-            self._work(WorkRequest.read(message.numbers, message.data))
+            self._run_request(WorkRequest.read(message.numbers, message.data))
         elif message.kind == MessageKind.ROWS:
-            turn, *slots = message.numbers.tolist()
-            self.peer.send(MessageKind.ROWS, [turn], self.cache.take(np.array(slots, np.int64)).flatten())
+            number, *slots = message.numbers.tolist()
+            self.peer.send(MessageKind.ROWS, [number], self.cache.export_slots(np.array(slots, np.int64)).flatten())
         elif message.kind == MessageKind.LOGITS:
-            turn, of, piece, *places = message.numbers.tolist()
-            if of != self._turn:
-                msg = f"expected a request for logits of turn {self._turn}, found {of}"
+            number, request_number, piece, *piece_rows = message.numbers.tolist()
+            if request_number != self._request_number:
+                msg = f"expected a request for logits of request {self._request_number}, found {request_number}"
                 raise ValueError(msg)
-            self.peer.send(MessageKind.LOGITS, [turn], _bytes(self._logits[piece][places].float()))
+            self.peer.send(MessageKind.LOGITS, [number], _bytes(self._logits[piece][piece_rows].float()))
         elif message.kind == MessageKind.POOL:
-            turn, blocks, *layers = message.numbers.tolist()
+            number, blocks, *layers = message.numbers.tolist()
             self._resize(blocks, layers)
-            self.peer.send(MessageKind.DONE, [turn])
+            self.peer.send(MessageKind.DONE, [number])
         else:
             msg = f"expected a request for work, found {message.kind.name}"
             raise ValueError(msg)
@@ -144,45 +144,50 @@ class WorkerLoop:
         self._owners = {layer: _Owner() for layer in layers}
         for layer, owner in self._owners.items():
             self.cache.keep_hidden(layer, owner)
-        self.cache.forget_hidden()
+        self.cache.drop_unused_hidden()
         self.cache.resize(blocks)
 
-    def _work(self, work: WorkRequest) -> None:
-        if work.moves:
-            source, target = np.array(work.moves, np.int64).T
+    def _run_request(self, request: WorkRequest) -> None:
+        if request.moves:
+            source, target = np.array(request.moves, np.int64).T
             self.cache.move(source, target)
-        if work.slots is not None and work.kept is not None:
-            self.cache.put(work.slots, work.kept)
+        if request.slots is not None and request.kv_rows is not None:
+            self.cache.import_slots(request.slots, request.kv_rows)
         self._logits.clear()  # free the memory before the next forward pass
-        result = self.runner.forward([rows.job for rows in work.rows], work.collect)
-        self._turn, self._logits = work.turn, [logits[:] for logits in result.logits]
-        parts = [logits for rows, logits in zip(work.rows, self._logits, strict=True) if rows.job.whole]
-        for layer in sorted(work.collect):
-            made = result.hidden[layer]
-            parts += [made[number][rows.own :] for number, rows in enumerate(work.rows)]
-        chosen = [t for rows, logits in zip(work.rows, self._logits, strict=True) for t in self._choose(rows, logits)]
-        numbers = [work.turn, round(1e9 * result.seconds), result.context, *chosen]
+        result = self.runner.forward([rows.job for rows in request.rows], request.collect)
+        self._request_number, self._logits = request.number, [logits[:] for logits in result.logits]
+        parts = [logits for rows, logits in zip(request.rows, self._logits, strict=True) if rows.job.all_logits]
+        for layer in sorted(request.collect):
+            outputs = result.hidden[layer]
+            parts += [outputs[number][rows.first_own :] for number, rows in enumerate(request.rows)]
+        sampled = [
+            t for rows, logits in zip(request.rows, self._logits, strict=True) for t in self._sample(rows, logits)
+        ]
+        numbers = [request.number, round(1e9 * result.seconds), result.context, *sampled]
         self.peer.send(MessageKind.DONE, numbers, torch.cat([_bytes(part) for part in parts]) if parts else b"")
 
-    def _choose(self, rows: WorkRows, logits: Tensor) -> list[int]:
-        """Sample the tokens after a request's wanted nodes, if its sampler is stateless."""
+    def _sample(self, rows: WorkRows, logits: Tensor) -> list[int]:
+        """Sample the tokens after a request's logits nodes, if its sampler is stateless."""
         job, kernels = rows.job, self.runner.decoder.kernels
         if job.stateless_sampler is None or kernels is None:
             return []
         first, depths = job.segment.block_table.length + 1, job.segment.tree.depths
-        places = [first + depths[node] for node in job.wanted]
-        return [job.stateless_sampler.choose(kernels, row, place) for row, place in zip(logits, places, strict=True)]
+        positions = [first + depths[node] for node in job.logits_nodes]
+        return [
+            job.stateless_sampler.choose(kernels, row, position)
+            for row, position in zip(logits, positions, strict=True)
+        ]
 
 
 def _bytes(part: Tensor) -> Tensor:
     return part.contiguous().view(-1).view(torch.uint8)
 
 
-def serve(store: Any, rank: int, setting: WorkerSettings, patience: float) -> None:
+def serve(store: Any, rank: int, setting: WorkerSettings, timeout: float) -> None:
     """Load the model, send its identity, and compute until the driver ends or stops this worker.
 
     Raises:
-        ConnectionLostError: the driver does not connect within ``patience`` seconds.
+        ConnectionLostError: the driver does not connect within ``timeout`` seconds.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver handles the terminal's Ctrl-C
     torch.set_num_threads(setting["threads"])
@@ -193,14 +198,14 @@ def serve(store: Any, rank: int, setting: WorkerSettings, patience: float) -> No
         lines = str(error).strip().splitlines()
         cause = (lines[0] if lines else type(error).__name__).encode()
     store.set(loaded_key(rank), b"")
-    peer = PeerConnection(store, rank, driver=False, patience=patience)
+    peer = PeerConnection(store, rank, driver=False, timeout=timeout)
     if cause:
         peer.send(MessageKind.FAILED, data=cause)
         return
-    mine = identity(loaded.decoder, loaded.cache, setting)
+    own_identity = identity(loaded.decoder, loaded.cache, setting)
     with suppress(ConnectionLostError):
-        peer.send(MessageKind.HELLO, data=json.dumps(mine).encode())
-        _compute(peer, loaded, store, patience)
+        peer.send(MessageKind.HELLO, data=json.dumps(own_identity).encode())
+        _compute(peer, loaded, store, timeout)
 
 
 def loaded_key(rank: int) -> str:
@@ -208,7 +213,7 @@ def loaded_key(rank: int) -> str:
     return f"pronk/loaded/{rank}"
 
 
-def _compute(peer: PeerConnection, loaded: WorkerModel, store: Any, patience: float) -> None:
+def _compute(peer: PeerConnection, loaded: WorkerModel, store: Any, timeout: float) -> None:
     """Compute the driver's requests until the connection is lost."""
     decoder, cache, split = loaded
     if split is None:
@@ -217,9 +222,9 @@ def _compute(peer: PeerConnection, loaded: WorkerModel, store: Any, patience: fl
         return
     assert decoder.kernels is not None, "expected kernels, found none"
     assert isinstance(cache, SplitCache), "expected a SplitCache, found another cache"
-    everybody = AllReduceGroup(store, split.rank, split.workers, patience=patience)
+    all_reduce = AllReduceGroup(store, split.rank, split.workers, timeout=timeout)
     lend_threads()
-    serve_stages(peer, TensorParallelExecutor(decoder.kernels, decoder, cache, split, everybody))
+    serve_layer_orders(peer, TensorParallelExecutor(decoder.kernels, decoder, cache, split, all_reduce))
 
 
 def identity(decoder: Decoder, cache: PagedCache, setting: WorkerSettings) -> dict[str, str]:
@@ -239,8 +244,8 @@ def identity(decoder: Decoder, cache: PagedCache, setting: WorkerSettings) -> di
 
 
 def main() -> None:
-    """Run a worker with ``host port rank processes patience`` from the command line."""
-    host, port, rank, world, patience = sys.argv[1:6]
+    """Run a worker with ``host port rank processes timeout`` from the command line."""
+    host, port, rank, world, timeout = sys.argv[1:6]
 
     def watch() -> None:
         # Stdin reaches its end when the driver ends. os.read avoids the lock of sys.stdin, which would block the exit.
@@ -249,8 +254,8 @@ def main() -> None:
 
     threading.Thread(target=watch, daemon=True).start()
     try:
-        store = open_store(host, int(port), int(world), master=False, patience=float(patience))
-        serve(store, int(rank), WorkerSettings(json.loads(store.get("pronk/setting"))), float(patience))
+        store = open_store(host, int(port), int(world), master=False, timeout=float(timeout))
+        serve(store, int(rank), WorkerSettings(json.loads(store.get("pronk/setting"))), float(timeout))
     except (ConnectionLostError, RuntimeError) as error:
         sys.exit(f"pronk: {error}")
 

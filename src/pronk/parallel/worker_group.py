@@ -29,7 +29,7 @@ from pronk.parallel.split_cache import SplitCache
 from pronk.parallel.tensor import AllReduceGroup, TensorParallelExecutor
 from pronk.parallel.worker import WorkerSettings, identity, loaded_key, serve
 
-__all__ = ["PARALLEL", "SingleProcess", "WorkerGroup", "check_launched", "gather", "is_launched"]
+__all__ = ["PARALLEL", "SingleProcess", "WorkerGroup", "check_launched", "is_launched", "start_workers"]
 
 _c10d: Any = dist  # the type stubs lack some of its names
 
@@ -37,9 +37,9 @@ _c10d: Any = dist  # the type stubs lack some of its names
 PARALLEL = ("tree", "tensor")
 
 # Seconds for all workers to start and load the model.
-_PATIENCE = 600.0
+_TIMEOUT = 600.0
 # Seconds for all workers to connect after that.
-_CONNECT_PATIENCE = 30.0
+_CONNECT_TIMEOUT = 30.0
 # Seconds between two polls for a loaded worker.
 _POLL = 0.05
 
@@ -68,7 +68,7 @@ class SingleProcess:
     pool: type[PagedCache] = PagedCache
 
     def __init__(self, config: ModelConfig) -> None:
-        self.share = config
+        self.shard_config = config
 
     def runner(self, decoder: Decoder, cache: PagedCache) -> ModelRunner | None:
         """Return ``None``: the engine makes its own model runner."""
@@ -100,10 +100,10 @@ class SpawnedProcesses:
 
     def __init__(self, setting: WorkerSettings) -> None:
         workers = setting["workers"]
-        self.store = open_store("127.0.0.1", 0, workers, master=True, patience=_PATIENCE)
+        self.store = open_store("127.0.0.1", 0, workers, master=True, timeout=_TIMEOUT)
         self.store.set("pronk/setting", json.dumps(setting))
-        place = (self.store.port, workers, _PATIENCE)
-        self.processes = [_start(rank, *place) for rank in range(1, workers)]
+        arguments = (self.store.port, workers, _TIMEOUT)
+        self.processes = [_start(rank, *arguments) for rank in range(1, workers)]
         self._end = finalize(self, _end, self.processes)
 
     def alive(self, rank: int) -> bool:
@@ -139,7 +139,7 @@ class WorkerGroup:
     Attributes:
         setting: settings that all processes load.
         split: the driver's part of the model under tensor parallelism, else ``None``.
-        share: configuration of that part, or of the whole model.
+        shard_config: configuration of that part, or of the whole model.
         pool: class of the KV cache.
         processes: worker processes.
         peers: connections to the workers, once connected.
@@ -149,14 +149,14 @@ class WorkerGroup:
         self.setting, self.processes, self.peers = setting, processes, list[PeerConnection]()
         self._made: Callable[[], TreeRunner | None] = lambda: None
         self.split = setting.split(0, config)
-        self.share = config if self.split is None else self.split.share
+        self.shard_config = config if self.split is None else self.split.shard_config
         self.pool: type[PagedCache] = MirroredCache if self.split is None else SplitCache
 
     def end(self) -> None:
         """End the spawned workers; idempotent."""
         runner = self._made()
         if runner is not None:
-            runner.dismiss()
+            runner.drop_workers()
         self.processes.end()
 
     def runner(self, decoder: Decoder, cache: PagedCache) -> ModelRunner:
@@ -165,8 +165,8 @@ class WorkerGroup:
         Raises:
             OptionError: a worker does not connect, cannot load the model, or has another model.
         """
-        mine, workers = identity(decoder, cache, self.setting), self.setting["workers"]
-        self.peers += [self._connect(rank, mine) for rank in range(1, workers)]
+        own_identity, workers = identity(decoder, cache, self.setting), self.setting["workers"]
+        self.peers += [self._connect(rank, own_identity) for rank in range(1, workers)]
         if isinstance(cache, MirroredCache):
             made = TreeRunner(decoder, cache, self.peers, self.processes.alive, self.processes.end)
             self._made = ref(made)
@@ -174,34 +174,35 @@ class WorkerGroup:
         assert isinstance(cache, SplitCache)
         assert self.split is not None
         assert decoder.kernels is not None
-        everybody = AllReduceGroup(self.processes.store, 0, workers, patience=_CONNECT_PATIENCE)
+        all_reduce = AllReduceGroup(self.processes.store, 0, workers, timeout=_CONNECT_TIMEOUT)
         end = self.processes.end
-        passes = TensorParallelExecutor(
-            decoder.kernels, decoder, cache, self.split, everybody, peers=self.peers, lost=end
+        executor = TensorParallelExecutor(
+            decoder.kernels, decoder, cache, self.split, all_reduce, peers=self.peers, on_lost=end
         )
-        return ModelRunner(decoder, cache, passes=passes)
+        return ModelRunner(decoder, cache, executor=executor)
 
     def _connect(self, rank: int, identity: dict[str, str]) -> PeerConnection:
-        self._await(rank)
+        self._wait_until_loaded(rank)
         try:
-            peer = PeerConnection(self.processes.store, rank, driver=True, patience=_CONNECT_PATIENCE)
-            message = peer.receive(_CONNECT_PATIENCE)
+            peer = PeerConnection(self.processes.store, rank, driver=True, timeout=_CONNECT_TIMEOUT)
+            message = peer.receive(_CONNECT_TIMEOUT)
         except ConnectionLostError as error:
             msg = f"workers: expected {self.setting['workers']} processes, found fewer: {error}"
             raise OptionError(msg) from error
         if message.kind == MessageKind.FAILED:
             msg = f"workers: worker {rank} cannot load the model: {message.text}"
             raise OptionError(msg)
-        theirs: dict[str, Any] = json.loads(message.text)
+        worker_identity: dict[str, Any] = json.loads(message.text)
         for field, own in identity.items():
-            if theirs.get(field) != own:
-                msg = f"workers: expected the same {field} in all, {own}; found {theirs.get(field)} in worker {rank}"
+            if worker_identity.get(field) != own:
+                found = worker_identity.get(field)
+                msg = f"workers: expected the same {field} in all, {own}; found {found} in worker {rank}"
                 raise OptionError(msg)
         return peer
 
-    def _await(self, rank: int) -> None:
+    def _wait_until_loaded(self, rank: int) -> None:
         """Wait until a worker has loaded the model; polling lets Ctrl-C interrupt."""
-        end = monotonic() + _PATIENCE
+        end = monotonic() + _TIMEOUT
         while not self.processes.store.check([loaded_key(rank)]):
             if not self.processes.alive(rank):
                 msg = (
@@ -209,12 +210,12 @@ class WorkerGroup:
                 )
                 raise OptionError(msg)
             if monotonic() > end:
-                msg = f"workers: worker {rank} has not loaded the model in {_PATIENCE:.0f} seconds; use fewer workers"
+                msg = f"workers: worker {rank} has not loaded the model in {_TIMEOUT:.0f} seconds; use fewer workers"
                 raise OptionError(msg)
             sleep(_POLL)
 
 
-def gather(
+def start_workers(
     workers: int, parallel: str, config: ModelConfig, kernels: Kernels | None, **setting: Any
 ) -> SingleProcess | WorkerGroup:
     """Start or find the processes of a model; in workers launched by ``torchrun`` this never returns.
@@ -250,7 +251,7 @@ def _find(setting: WorkerSettings) -> LaunchedProcesses:
         OptionError: the number of processes is not ``workers``, or the rendezvous fails.
     """
     try:
-        store, rank, found = next(_c10d.rendezvous("env://", timeout=timedelta(seconds=_PATIENCE)))
+        store, rank, found = next(_c10d.rendezvous("env://", timeout=timedelta(seconds=_TIMEOUT)))
     except (RuntimeError, ValueError) as error:
         msg = f"workers: expected the processes that torchrun has started, found none: {str(error).splitlines()[0]}"
         raise OptionError(msg) from error
@@ -260,7 +261,7 @@ def _find(setting: WorkerSettings) -> LaunchedProcesses:
     if rank == 0:
         return LaunchedProcesses(store)
     try:
-        serve(store, rank, setting, _PATIENCE)
+        serve(store, rank, setting, _TIMEOUT)
     except ConnectionLostError as error:
         sys.exit(f"pronk: {error}")
     sys.exit(0)
@@ -274,9 +275,9 @@ _PROGRAM = (
 )
 
 
-def _start(rank: int, *place: float) -> subprocess.Popen[bytes]:
-    port, workers, patience = place
-    command = [sys.executable, "-c", _PROGRAM, "127.0.0.1", port, rank, workers, patience]
+def _start(rank: int, *arguments: float) -> subprocess.Popen[bytes]:
+    port, workers, timeout = arguments
+    command = [sys.executable, "-c", _PROGRAM, "127.0.0.1", port, rank, workers, timeout]
     return subprocess.Popen([str(each) for each in command], stdin=subprocess.PIPE)  # noqa: S603 - this interpreter
 
 

@@ -10,17 +10,17 @@ from pronk.parallel.connection import PeerConnection
 from pronk.parallel.mirrored_cache import RemoteCopy
 from pronk.speculation.cost_model import CostModel
 
-__all__ = ["DOUBT", "RECENT", "TELLING", "WorkerHandle"]
+__all__ = ["IDLE_HALF_LIFE", "MIN_TIMED_BYTES", "NUM_TIMINGS", "WorkerHandle"]
 
 # Prior costs of communication: seconds per exchange, and seconds per byte.
-_EXCHANGE, _BYTE = 1e-3, 1e-9
+_PRIOR_EXCHANGE, _PRIOR_BYTE = 1e-3, 1e-9
 
 # Minimum message size in bytes for a measurement of seconds per byte; latency dominates smaller messages.
-TELLING = 2**18
+MIN_TIMED_BYTES = 2**18
 # Number of recent measurements in a median.
-RECENT = 9
+NUM_TIMINGS = 9
 # Forward passes without this worker after which its estimated exchange time halves.
-DOUBT = 256
+IDLE_HALF_LIFE = 256
 
 
 @dataclass(eq=False)
@@ -30,39 +30,39 @@ class WorkerHandle:
     Attributes:
         peer: connection to the worker.
         copy: record of the worker's KV pool.
-        times: cost model of the worker's forward passes.
-        exchanges: recent seconds of steps beyond the longest forward pass of any process.
-        idle: number of forward passes since the worker's last share.
-        cold: whether the worker's pool is new, so that its next step is not measured.
-        bytes_: recent seconds per sent byte.
+        cost_model: cost model of the worker's forward passes.
+        exchange_times: recent seconds of steps beyond the longest forward pass of any process.
+        idle_steps: number of forward passes since the worker's last share.
+        has_new_pool: whether the worker's pool is new, so that its next step is not measured.
+        byte_times: recent seconds per sent byte.
     """
 
     peer: PeerConnection
     copy: RemoteCopy
-    times: CostModel = field(default_factory=CostModel)
-    exchanges: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
-    idle: int = 0
-    cold: bool = True
-    bytes_: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    cost_model: CostModel = field(default_factory=CostModel)
+    exchange_times: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_TIMINGS))
+    idle_steps: int = 0
+    has_new_pool: bool = True
+    byte_times: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_TIMINGS))
 
     @property
-    def exchange(self) -> float:
+    def exchange_seconds(self) -> float:
         """Return the estimated seconds of an exchange; decays while idle, so that a slow worker is retried."""
-        usual = median(self.exchanges) if self.exchanges else _EXCHANGE
-        return usual * 0.5 ** (self.idle / DOUBT)
+        usual = median(self.exchange_times) if self.exchange_times else _PRIOR_EXCHANGE
+        return usual * 0.5 ** (self.idle_steps / IDLE_HALF_LIFE)
 
     @property
-    def byte(self) -> float:
+    def seconds_per_byte(self) -> float:
         """Return the estimated seconds per byte."""
-        return median(self.bytes_) if self.bytes_ else _BYTE
+        return median(self.byte_times) if self.byte_times else _PRIOR_BYTE
 
-    def sent(self, size: int, seconds: float) -> None:
+    def record_send(self, size: int, seconds: float) -> None:
         """Record the seconds of sending ``size`` bytes."""
-        if size >= TELLING and not self.cold:
-            self.bytes_.append(seconds / size)
+        if size >= MIN_TIMED_BYTES and not self.has_new_pool:
+            self.byte_times.append(seconds / size)
 
-    def took(self, seconds: float, longest: float) -> None:
+    def record_step(self, seconds: float, longest: float) -> None:
         """Record a step with a share of the worker: its seconds, and those of its longest forward pass."""
-        if not self.cold:
-            self.exchanges.append(max(0.0, seconds - longest))
-        self.cold, self.idle = False, 0
+        if not self.has_new_pool:
+            self.exchange_times.append(max(0.0, seconds - longest))
+        self.has_new_pool, self.idle_steps = False, 0

@@ -23,7 +23,7 @@ from pronk.replicas.identity import check_model
 from pronk.replicas.messages import GenerateRequest, ReplicaInfo, ReplicaMessage, RequestAccepted, StepReply
 from pronk.replicas.prefix_routes import prefix_digests
 from pronk.replicas.stream_resume import ReplicaMismatchError, ResumableStream
-from pronk.sampling.noise import fresh_seed
+from pronk.sampling.noise import random_seed
 from pronk.sampling.params import SamplingParams
 from pronk.tokenization.tokenizer import Tokenizer
 
@@ -158,12 +158,14 @@ class Dispatcher:
         """
         params = params or SamplingParams()
         if params.seed is None:
-            params = replace(params, seed=fresh_seed())
+            params = replace(params, seed=random_seed())
         ends_at = None if deadline is None else perf_counter() + deadline
         self._check_open()
         with self._admission.hold(len(prompts) * params.n):
             own = None if drafter is None else make_drafter(drafter)
-            ids = await asyncio.to_thread(lambda: [self.llm.request_factory.ids(prompt) for prompt in prompts])
+            ids = await asyncio.to_thread(
+                lambda: [self.llm.request_factory.encode_prompt(prompt) for prompt in prompts]
+            )
             prefix = await asyncio.to_thread(prefix_digests, ids[0], salt)
             model = self.llm.about.model
             request = GenerateRequest(ids, params, prefix, model, None, {}, own, priority, None, salt, tenant)

@@ -36,16 +36,16 @@ class DraftToken:
 
     def ranked(self, count: int) -> list[tuple[int, float]]:
         """Return the ``count`` tokens of highest score, best first, each with its softmax probability."""
-        left, best = self.scores.copy(), list[tuple[int, float]]()
+        remaining, best = self.scores.copy(), list[tuple[int, float]]()
         # Repeated argmax is faster than a partition for up to about a dozen tokens.
-        for _ in range(min(count, len(left))):
-            token = int(left.argmax())
-            if left[token] == -math.inf:
+        for _ in range(min(count, len(remaining))):
+            token = int(remaining.argmax())
+            if remaining[token] == -math.inf:
                 break
-            best.append((token, float(left[token])))
-            left[token] = -math.inf
-        shares = [self.confidence * math.exp(score - best[0][1]) for _, score in best]
-        return [(token, share) for (token, _), share in zip(best, shares, strict=True) if share > 0.0]
+            best.append((token, float(remaining[token])))
+            remaining[token] = -math.inf
+        probs = [self.confidence * math.exp(score - best[0][1]) for _, score in best]
+        return [(token, prob) for (token, _), prob in zip(best, probs, strict=True) if prob > 0.0]
 
 
 def argmax_token(scores: NDArray[np.floating[Any]]) -> DraftToken:

@@ -11,7 +11,7 @@ __all__ = ["prune", "visit"]
 
 
 def visit(
-    tokens: Sequence[int], children: Sequence[Sequence[int]], guide: GuideProcessor, see: Callable[[int], bool]
+    tokens: Sequence[int], children: Sequence[Sequence[int]], guide: GuideProcessor, on_node: Callable[[int], bool]
 ) -> None:
     """Walk a guide's processor over the nodes of a tree, and back to its starting point.
 
@@ -19,7 +19,7 @@ def visit(
         tokens: tokens of the nodes; node 0 is the text's last token, behind which ``guide`` stands.
         children: children of each node.
         guide: processor to advance and roll back.
-        see: called with each node while ``guide`` stands before it; returns whether to advance to its children.
+        on_node: called with each node while ``guide`` stands before it; returns whether to advance to its children.
     """
     depth = 0
     stack = [(child, 0) for child in reversed(children[0])]
@@ -28,7 +28,7 @@ def visit(
             node, level = stack.pop()
             guide.rollback(depth - level)
             depth = level
-            if see(node):
+            if on_node(node):
                 guide.advance(tokens[node])
                 depth += 1
                 stack += [(child, depth) for child in reversed(children[node])]
@@ -42,13 +42,13 @@ def prune(tree: TokenTree, guide: GuideProcessor) -> TokenTree:
     for node in range(1, len(tree)):
         if tree.acceptable[node]:
             children[tree.parents[node]].append(node)
-    legal = {0, *(node for node, acceptable in enumerate(tree.acceptable) if not acceptable)}
+    kept = {0, *(node for node, acceptable in enumerate(tree.acceptable) if not acceptable)}
 
-    def see(node: int) -> bool:
-        if not guide.legal(tree.tokens[node]):
+    def keep_if_allowed(node: int) -> bool:
+        if not guide.allows(tree.tokens[node]):
             return False
-        legal.add(node)
+        kept.add(node)
         return True
 
-    visit(tree.tokens, children, guide, see)
-    return tree if len(legal) == len(tree) else tree.keep(legal)
+    visit(tree.tokens, children, guide, keep_if_allowed)
+    return tree if len(kept) == len(tree) else tree.keep(kept)

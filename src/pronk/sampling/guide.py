@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pronk.checks import check_flag
 from pronk.errors import GuideError
 
-__all__ = ["MAX_CHOICES", "MAX_SIZE", "WRITTEN", "Guide", "GuideKind", "GuideMode", "check_texts"]
+__all__ = ["JSON_DUMPS_STYLE", "MAX_CHOICES", "MAX_SIZE", "Guide", "GuideKind", "GuideMode", "check_texts"]
 
 GuideKind = Literal["json", "regex", "choice", "grammar"]
 
@@ -19,7 +19,7 @@ GuideKind = Literal["json", "regex", "choice", "grammar"]
 GuideMode = Literal["forced", "plain", "jump"]
 
 # llguidance options: white space as in ``json.dumps``; an unsupported part of a schema is an error.
-WRITTEN: Mapping[str, Any] = {
+JSON_DUMPS_STYLE: Mapping[str, Any] = {
     "whitespace_flexible": False,
     "item_separator": ", ",
     "key_separator": ": ",

@@ -42,7 +42,7 @@ class LogitsProcessor(Protocol):
 class GuideProcessor(LogitsProcessor, Protocol):
     """Processor of a guide: it also tells which tokens are allowed or forced (:mod:`pronk.structured`)."""
 
-    def legal(self, token: int) -> bool:
+    def allows(self, token: int) -> bool:
         """Return whether the mask allows ``token`` after the current context."""
         ...
 
@@ -73,8 +73,8 @@ class Penalties(_ContextProcessor):
         self.params = params
         self.counts = torch.zeros(vocab_size, dtype=torch.int32)
         self.in_prompt = torch.zeros(vocab_size, dtype=torch.bool)
-        self.in_prompt[torch.tensor(context.certain[: context.num_prompt], dtype=torch.int64)] = True
-        for token in context.certain[context.num_prompt :]:
+        self.in_prompt[torch.tensor(context.committed[: context.num_prompt], dtype=torch.int64)] = True
+        for token in context.committed[context.num_prompt :]:
             self.counts[token] += 1
 
     def mask(self, logits: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ class Penalties(_ContextProcessor):
 
     def rollback(self, count: int) -> None:
         """Uncount the last ``count`` tokens."""
-        for token in self.context.ahead[-count:] if count else ():
+        for token in self.context.tentative[-count:] if count else ():
             self.counts[token] -= 1
 
 
@@ -114,26 +114,30 @@ class BadWords(_ContextProcessor):
     def __init__(self, words: Sequence[Sequence[int]], context: TokenContext) -> None:
         super().__init__(context)
         self.words = [list(word) for word in words]
-        self.longest = max(map(len, self.words))
+        self.max_length = max(map(len, self.words))
 
     def mask(self, logits: Tensor) -> Tensor:
         """Ban the tokens that would complete a bad word."""
-        last = self.context.last(self.longest)
+        last = self.context.last(self.max_length)
         banned = [word[-1] for word in self.words if len(word) == 1 or last[1 - len(word) :] == word[:-1]]
         return logits.index_fill(0, torch.tensor(banned, dtype=torch.int64), -math.inf) if banned else logits
 
 
 class MinTokens(_ContextProcessor):
-    """Ban stop tokens until the output has ``least`` tokens."""
+    """Ban stop tokens until the output has ``min_tokens`` tokens."""
 
-    def __init__(self, least: int, stop_token_ids: Sequence[int], context: TokenContext) -> None:
+    def __init__(self, min_tokens: int, stop_token_ids: Sequence[int], context: TokenContext) -> None:
         super().__init__(context)
-        self.least = least
+        self.min_tokens = min_tokens
         self.stop_token_ids = torch.tensor(list(stop_token_ids), dtype=torch.int64)
 
     def mask(self, logits: Tensor) -> Tensor:
         """Ban stop tokens while the output is too short."""
-        return logits.index_fill(0, self.stop_token_ids, -math.inf) if self.context.num_chosen < self.least else logits
+        return (
+            logits.index_fill(0, self.stop_token_ids, -math.inf)
+            if self.context.num_generated < self.min_tokens
+            else logits
+        )
 
 
 def make_processors(

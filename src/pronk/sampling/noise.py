@@ -32,9 +32,9 @@ __all__ = [
     "block_uniform",
     "derive_seed",
     "draft_noise",
-    "fresh_seed",
     "gumbel_noise",
     "noise_key",
+    "random_seed",
     "rejection_noise",
     "rejection_uniform",
     "seed_key",
@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 
-def fresh_seed() -> int:
+def random_seed() -> int:
     """Return a random 32-bit seed, short enough to be typed again."""
     return secrets.randbits(32)
 

@@ -4,7 +4,7 @@ The steps from logits to token are, in this order: logits processors (:mod:`pron
 penalties; logit bias; bad words; ``min_tokens``; custom processors; the guide's mask), temperature, top-k, top-p,
 min-p, Gumbel noise, argmax. This is the *coupled* rule (:mod:`pronk.sampling.noise`). The other two rules, *rejection*
 and *block*, replace the last two steps by :func:`pronk.sampling.verify.rejection_sample` and
-:func:`pronk.sampling.verify.block`.
+:func:`pronk.sampling.verify.block_verify`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from pronk.sampling.params import SamplingParams
 from pronk.sampling.stateless import StatelessSampler
 from pronk.sampling.token_context import TokenContext
 from pronk.sampling.truncation import truncate
-from pronk.sampling.verify import block, rejection_sample
+from pronk.sampling.verify import block_verify, rejection_sample
 from pronk.speculation.tree import DraftSample
 
 __all__ = ["DraftToken", "NotFiniteError", "Sampler", "is_finite", "token_logprobs"]
@@ -101,43 +101,43 @@ class Sampler:
     def advance(self, token: int) -> None:
         """Append a tentative token to the context."""
         if not self.processors:
-            self.context.ahead.append(token)
+            self.context.tentative.append(token)
             return
         with uninterrupted():
-            self.context.ahead.append(token)
+            self.context.tentative.append(token)
             self._update_processors(lambda processor: processor.advance(token))
 
     def rollback(self, count: int) -> None:
         """Remove the last ``count`` tentative tokens from the context."""
         if not count or not self.processors:
-            del self.context.ahead[len(self.context.ahead) - count :]
+            del self.context.tentative[len(self.context.tentative) - count :]
             return
         with uninterrupted():
             try:
                 self._update_processors(lambda processor: processor.rollback(count))
             finally:
-                del self.context.ahead[-count:]
+                del self.context.tentative[-count:]
 
     @contextmanager
     def after(self, tokens: Sequence[int] = ()) -> Iterator[None]:
         """Advance over ``tokens`` for the duration of a block; roll back to the same context at its end."""
-        start = len(self.context.ahead)
+        start = len(self.context.tentative)
         try:
             for token in tokens:
                 self.advance(token)
             yield
         finally:
-            self.rollback(len(self.context.ahead) - start)
+            self.rollback(len(self.context.tentative) - start)
 
     def commit(self, count: int) -> None:
         """Clear the tentative tokens: the first ``count`` are committed, the others are rolled back."""
-        self.rollback(len(self.context.ahead) - count)
-        self.context.ahead.clear()
+        self.rollback(len(self.context.tentative) - count)
+        self.context.tentative.clear()
 
     def recover(self) -> None:
         """Roll back all tentative tokens after an exception; the next sampling raises a processor's error."""
         with suppress(Exception):
-            self.rollback(len(self.context.ahead))
+            self.rollback(len(self.context.tentative))
 
     def _update_processors(self, update: Callable[[LogitsProcessor], None]) -> None:
         """Apply ``update`` to all processors; after an error none is used again, because their states differ."""
@@ -192,7 +192,7 @@ class Sampler:
         """Whether a draft token depends on logits, seed and position only: kernels can draft a whole chain."""
         return self.kernels is not None and not self.params.rejects
 
-    def growth(self, steps: int, scores: NDArray[np.float32]) -> CDraftChain:
+    def draft_chain_params(self, steps: int, scores: NDArray[np.float32]) -> CDraftChain:
         """Return the parameters for drafting a chain in the kernels; ``scores`` is ``[steps, vocab]``."""
         return CDraftChain(
             key=seed_key(self.seed),
@@ -215,14 +215,14 @@ class Sampler:
 
         return rejection_sample(p, draft_tokens, accepts, draw)
 
-    def block(self, p: Callable[[int], Tensor], chain: Sequence[DraftSample]) -> tuple[int, Tensor]:
+    def block_verify(self, p: Callable[[int], Tensor], chain: Sequence[DraftSample]) -> tuple[int, Tensor]:
         """Return the number of accepted draft tokens of ``chain`` and the distribution of the next token.
 
         ``p(i)`` is the target's distribution after the first ``i`` draft tokens. See
-        :func:`pronk.sampling.verify.block`.
+        :func:`pronk.sampling.verify.block_verify`.
         """
         position = len(self.context)
-        return block(p, chain, lambda i, chance: block_uniform(self.trial_seed, position, i) < chance)
+        return block_verify(p, chain, lambda i, chance: block_uniform(self.trial_seed, position, i) < chance)
 
     def draft_token(self, logits: Tensor, root: int, *, draw: bool = True) -> DraftToken | None:
         """Return the draft token that a draft model with these logits proposes after the context.
@@ -259,11 +259,11 @@ class Sampler:
         if not self.params.rejects:
             kept = kept + gumbel_noise(self.seed, position, ids)
         padded = torch.full((len(logits),), -math.inf, dtype=torch.float64).index_copy_(0, ids, kept)
-        likeliest = argmax_token(padded.numpy())
+        best = argmax_token(padded.numpy())
         if not self.params.rejects or not draw:
-            return likeliest
+            return best
         token = int(ids[(kept + draft_noise(self.trial_seed, root, position, ids)).argmax()])
-        return replace(likeliest, token=token, q=padded.softmax(0))
+        return replace(best, token=token, q=padded.softmax(0))
 
     def distribution(self, logits: Tensor) -> Tensor:
         """Return the float64 distribution ``[vocab]`` of the next token, for a temperature above 0."""
@@ -292,12 +292,12 @@ def is_finite(logits: Tensor) -> bool:
 
 
 def token_logprobs(
-    logits: Tensor, tokens: Sequence[int], top: int, wanted: Sequence[int] = ()
+    logits: Tensor, tokens: Sequence[int], top: int, extra_ids: Sequence[int] = ()
 ) -> list[dict[int, float]]:
     """Return one ``{token id: log-probability}`` per row of raw logits ``[rows, vocab]``.
 
     No processor has been applied. Each row reports its token of ``tokens`` first, then the ``top`` likeliest tokens and
-    the ids in ``wanted``.
+    the ids in ``extra_ids``.
     """
     logprobs = logits.float().log_softmax(-1)
     values, ids = logprobs.topk(min(top, logits.shape[-1]), dim=-1)
@@ -305,6 +305,6 @@ def token_logprobs(
     for row, token in enumerate(tokens):
         report = {token: float(logprobs[row, token])}
         report.update(zip(ids[row].tolist(), values[row].tolist(), strict=True))
-        report.update((other, float(logprobs[row, other])) for other in wanted)
+        report.update((other, float(logprobs[row, other])) for other in extra_ids)
         reports.append(report)
     return reports

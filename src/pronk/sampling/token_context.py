@@ -13,25 +13,25 @@ class TokenContext:
     The committed tokens are the request's own list, not a copy: an append by the request is visible here at once.
 
     Attributes:
-        certain: committed tokens, prompt and output; owned by the request and not modified here.
-        ahead: tentative tokens after them, of a verification walk or of a drafter.
+        committed: committed tokens, prompt and output; owned by the request and not modified here.
+        tentative: tentative tokens after them, of a verification walk or of a drafter.
         num_prompt: number of committed tokens that are the prompt; all by default.
     """
 
-    def __init__(self, certain: Sequence[int], num_prompt: int | None = None) -> None:
-        self.certain = certain
-        self.ahead: list[int] = []
-        self.num_prompt = len(certain) if num_prompt is None else num_prompt
+    def __init__(self, committed: Sequence[int], num_prompt: int | None = None) -> None:
+        self.committed = committed
+        self.tentative: list[int] = []
+        self.num_prompt = len(committed) if num_prompt is None else num_prompt
 
     def __len__(self) -> int:
-        return len(self.certain) + len(self.ahead)
+        return len(self.committed) + len(self.tentative)
 
     @property
-    def num_chosen(self) -> int:
+    def num_generated(self) -> int:
         """Number of tokens after the prompt."""
         return len(self) - self.num_prompt
 
     def last(self, count: int) -> list[int]:
         """Return the last ``count`` tokens, or all if there are fewer; ``count`` is at least 1."""
-        certain = max(0, count - len(self.ahead))
-        return [*self.certain[max(0, len(self.certain) - certain) :], *self.ahead[-count:]]
+        num_committed = max(0, count - len(self.tentative))
+        return [*self.committed[max(0, len(self.committed) - num_committed) :], *self.tentative[-count:]]

@@ -12,7 +12,7 @@ from pronk.sampling.params import SamplingParams
 __all__ = ["truncate"]
 
 # Number of likeliest tokens to try before the whole vocabulary is sorted.
-_HEAD = 512
+_NUM_TOP = 512
 
 
 def truncate(scores: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
@@ -20,7 +20,7 @@ def truncate(scores: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
     if 0 < params.top_k < len(scores):
         scores, ids = scores.topk(params.top_k)
     elif params.top_p < 1.0:
-        scores, ids, probs = _head(scores, params.top_p)
+        scores, ids, probs = _smallest_top_set(scores, params.top_p)
         return _above_min_p(*_nucleus(scores, ids, probs, params.top_p), params.min_p)
     else:
         ids = torch.arange(len(scores))
@@ -43,16 +43,16 @@ def _above_min_p(scores: Tensor, ids: Tensor, min_p: float) -> tuple[Tensor, Ten
     return scores[keep], ids[keep]
 
 
-def _head(scores: Tensor, share: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return scores, ids and probabilities of the likeliest tokens, sorted, that together reach ``share``.
+def _smallest_top_set(scores: Tensor, top_p: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return scores, ids and probabilities of the likeliest tokens, sorted, that together reach ``top_p``.
 
     A sort of a large vocabulary takes milliseconds, and a few tokens are nearly always enough.
     """
     total = scores.logsumexp(0)
-    count = min(_HEAD, len(scores))
+    count = min(_NUM_TOP, len(scores))
     top, ids = scores.topk(count)
     probs = (top - total).exp()
-    if count < len(scores) and probs.sum() <= share:
+    if count < len(scores) and probs.sum() <= top_p:
         top, ids = scores.sort(descending=True, stable=True)
         probs = (top - total).exp()
     return top, ids, probs

@@ -6,9 +6,9 @@ accepted tokens and the bonus token, so it yields at least one token.
 
 There are three rules for the target's token at a node, and under each the text is a sample of the target. *Coupled*
 samples without looking at the draft tokens (:mod:`pronk.sampling.noise`). *Rejection* tries the draft tokens one after
-the other (:func:`rejection_sample`). *Block* tries a chain of draft tokens together (:func:`block`). The random numbers
-of the last two rules are independent of the draft tokens: no drafter draws with these numbers, and each number is used
-for one trial only.
+the other (:func:`rejection_sample`). *Block* tries a chain of draft tokens together (:func:`block_verify`). The random
+numbers of the last two rules are independent of the draft tokens: no drafter draws with these numbers, and each number
+is used for one trial only.
 
 Notation: p is the target's distribution of a token. x is a draft token. q is the distribution that x was drawn from.
 ``None`` means that x was not drawn at random or that q is unknown; x is then a point mass, q(x) = 1.
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from pronk.speculation.tree import DraftSample, TokenTree
 
-__all__ = ["VerifiedPath", "block", "rejection_sample", "verify_tree"]
+__all__ = ["VerifiedPath", "block_verify", "rejection_sample", "verify_tree"]
 
 # ``accepts(number, chance)`` returns True with probability ``chance``; ``number`` identifies the trial.
 Accepts = Callable[[int, float], bool]
@@ -102,7 +102,7 @@ def rejection_sample(
     return draw(p)
 
 
-def block(p: Callable[[int], Tensor], chain: Sequence[DraftSample], accepts: Accepts) -> tuple[int, Tensor]:
+def block_verify(p: Callable[[int], Tensor], chain: Sequence[DraftSample], accepts: Accepts) -> tuple[int, Tensor]:
     """Return the number of accepted draft tokens of a chain, and the distribution of the token after them.
 
     The chain is tried as a whole: block verification (Sun et al. 2024). After x_1 .. x_i the target's distribution is

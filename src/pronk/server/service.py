@@ -198,7 +198,7 @@ class Service:
         frame = {"model": self.settings.name, "system_fingerprint": f"pronk-{__version__}-{llm.kernels}"}
         if isinstance(body, CompletionRequest):
             self._check_length(*body.texts())
-            prompts = [llm.request_factory.ids(text) for text in body.texts()]
+            prompts = [llm.request_factory.encode_prompt(text) for text in body.texts()]
             self._max_tokens(body.max_tokens, 0)
             return body.work(prompts, llm.tokenizer, frame)
         if isinstance(body, ResponsesRequest):
@@ -219,7 +219,7 @@ class Service:
         self._check_length(*(each["text"] for part in parts if isinstance(part, list) for each in part), *parts, *calls)
         self._check_length(*(tool["function"].get("description") for tool in tools or ()))
         ids = self.engine.llm.tokenizer.chat_ids(messages, trusted=False, tools=tools)
-        return self.engine.llm.request_factory.ids(ids)
+        return self.engine.llm.request_factory.encode_prompt(ids)
 
     def _tokenize(self, body: TokenizeRequest) -> list[int]:
         tokenizer = self.engine.llm.tokenizer

@@ -50,7 +50,7 @@ class AcceptanceRates:
 
     def learn(self, outcome: Outcome[Any]) -> None:
         """Count what became of a tree. Other drafters' nodes in it do not matter."""
-        tree, path = outcome.judged
+        tree, path = outcome.evaluated
         if tree.origin is None:
             return
         for seen in (self.offered, self.taken):

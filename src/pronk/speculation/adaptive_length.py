@@ -100,24 +100,29 @@ class AdaptiveLengthProposer(ChainProposer[AdaptiveLengthState[Lane]]):
 
     def observe(self, outcome: Outcome[AdaptiveLengthState[Lane]]) -> None:
         """Count what was accepted, by confidence and of late."""
-        (tree, path), state = outcome.judged, outcome.state
+        (tree, path), state = outcome.evaluated, outcome.state
         state.calibration.learn(outcome)
         own = {node for node, origin in enumerate(tree.origin or ()) if origin[0] == self.source}
         state.length_tracker.learn(len(own), len(own & {*path}))
 
     def step_cost(self, context: DraftContext[Any], requests: int) -> StepCost | None:
         """What passes cost, for a request that leaves out what does not pay; ``None`` for others."""
-        if not context.thrifty or context.costs is None:
+        if not context.prune_unprofitable or context.costs is None:
             return None
         return self.measured(context.costs, requests * len(context.tokens), requests)
 
     def begins(self, context: DraftContext[AdaptiveLengthState[Lane]], requests: int) -> bool:
         """Whether to guess at all for a request that shares its passes with ``requests - 1`` others."""
         most = _most(context)
-        if not most or (context.thrifty and context.costs is None):
+        if not most or (context.prune_unprofitable and context.costs is None):
             return False
         step_cost, length_tracker = self.step_cost(context, requests), context.state.length_tracker
-        return step_cost is None or context.tries or length_tracker.tries or length_tracker.goes_on((), most, step_cost)
+        return (
+            step_cost is None
+            or context.ignore_backoff
+            or length_tracker.tries
+            or length_tracker.goes_on((), most, step_cost)
+        )
 
     def pays(self, chain: Chain, requests: int) -> bool:
         """Whether the next token of a chain pays, where ``requests`` chains grow together."""

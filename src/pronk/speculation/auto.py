@@ -34,7 +34,7 @@ from pronk.drafters.from_draft.cape import Cape
 from pronk.drafters.from_draft.draft_model import DraftModel
 from pronk.drafters.from_outputs.lookahead import Lookahead
 from pronk.drafters.from_outputs.recycling import Recycling
-from pronk.drafters.from_target.multi_token import MultiToken, heads_beside
+from pronk.drafters.from_target.multi_token import MultiToken, find_target_heads
 from pronk.drafters.from_text.suffix import Suffix
 from pronk.drafters.shared.chain import ChainProposer
 from pronk.drafters.shared.composite import Composite, CompositeProposer
@@ -113,7 +113,7 @@ class Auto(Composite):
 
     def _found(self, target: Target) -> list[Proposer[Any]]:
         """Return a drafter with a model that is found without an option; an empty list if there is none."""
-        found: list[Drafter] = [MultiToken()] if heads_beside(target) is not None else []
+        found: list[Drafter] = [MultiToken()] if find_target_heads(target) is not None else []
         found += [Cape((DraftModel(),))] if self.bundled else []
         for drafter in found:
             with suppress(PronkError):  # no clone, another vocabulary, or no memory
@@ -182,7 +182,7 @@ class AutoProposer(CompositeProposer):
             elif part.capabilities.logits and price.hears_within(_EASY * choices.plain):
                 part.observe(replace(outcome, state=choices.states[number]))
             elif part.capabilities.observes_all_steps:
-                part.observe(replace(outcome, state=choices.states[number]).muted)
+                part.observe(replace(outcome, state=choices.states[number]).without_tensors)
         choices.source_reports.clear()
 
     def source_reports(self, state: Any) -> Sequence[SourceReport]:
@@ -214,15 +214,15 @@ class AutoProposer(CompositeProposer):
         choices.source_reports.clear()  # there are some where a source has raised
         choices.root, choices.lead = len(context.tokens) - 1, tuple(context.tokens[certain:])
         best = None
-        if context.thrifty and context.costs is not None:
+        if context.prune_unprofitable and context.costs is not None:
             best = BestOffer.of((), context.costs, requests)
             choices.plain = best.seconds
             self._save()
         repeats = choices.repeats(context.tokens, certain)
-        choices.sparing = best is not None and context.allowance < _KEPT * choices.plain
+        choices.sparing = best is not None and context.max_seconds < _KEPT * choices.plain
         choices.repeating = repeats and (choices.copies or not choices.sparing)
         kind = alike(0.0, first=True, repeats=repeats)
-        return AutoStep(context, best, kind, context.allowance)
+        return AutoStep(context, best, kind, context.max_seconds)
 
     def _save(self) -> None:
         """A part of a step is put by for exploring."""
@@ -280,7 +280,7 @@ class AutoProposer(CompositeProposer):
         """Whether a source is one for these costs at all."""
         if self.parts[number].name != Lookahead.name or Lookahead.name in self._given:
             return True
-        costs = context.costs if context.thrifty else None
+        costs = context.costs if context.prune_unprofitable else None
         return costs is not None and costs.at(_ROWS * requests) <= _CHEAP * costs.at(requests)
 
     def _ask(
@@ -291,7 +291,12 @@ class AutoProposer(CompositeProposer):
         began = self.clock()
         trees = part.propose(
             [
-                replace(view.context, state=view.context.state.states[number], tries=view.best is not None, draws=False)
+                replace(
+                    view.context,
+                    state=view.context.state.states[number],
+                    ignore_backoff=view.best is not None,
+                    draws=False,
+                )
                 for view in views
             ]
         )

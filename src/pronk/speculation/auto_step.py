@@ -62,7 +62,7 @@ class AutoStep:
         window = sum(len(tree) - sum(tree.acceptable) for tree in looking)
         tree = self._merged().tree(min(room, self.context.max_nodes - window))
         for each in looking:
-            tree = tree.beside(each)
+            tree = tree.with_unacceptable(each)
         return tree
 
     def _merge(self, tree: TokenTree, source: str) -> None:

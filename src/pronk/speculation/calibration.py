@@ -52,7 +52,7 @@ class Calibration:
 
     def learn(self, outcome: Outcome[Any]) -> None:
         """Hear what became of a tree. Other drafters' nodes in it do not matter."""
-        tree, path = outcome.judged
+        tree, path = outcome.evaluated
         if tree.origin is None:
             return
         visited, accepted = {0, *path}, {*path}

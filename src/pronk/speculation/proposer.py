@@ -13,7 +13,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self, TypeVar
 
 from torch import Tensor
 
@@ -38,7 +38,31 @@ _RENAMED = {
     "payer": "budget_owner",
     "skips": "should_skip",
     "give_way": "on_preempt",
+    "expands": "proposes_tree",
 }
+
+# Former field names of DraftContext and of Outcome, for the error of a drafter that still reads them.
+_RENAMED_FIELDS = {
+    "thrifty": "prune_unprofitable",
+    "tries": "ignore_backoff",
+    "allowance": "max_seconds",
+    "judged": "evaluated",
+    "muted": "without_tensors",
+    "offered": "own_proposal",
+    "behind": "proposal_offset",
+}
+
+
+class _FormerFields:
+    """Base of the values passed to drafters: an error about a former field names the present one."""
+
+    if not TYPE_CHECKING:  # type checkers would accept every attribute
+
+        def __getattr__(self, name: str) -> Any:
+            new = _RENAMED_FIELDS.get(name)
+            hint = f"; rename it to {new}" if hasattr(type(self), new or "") else ""
+            msg = f"expected a field of {type(self).__name__}, found {name}{hint}"
+            raise AttributeError(msg)
 
 
 @dataclass(frozen=True)
@@ -52,7 +76,7 @@ class Capabilities:
         proposes: whether the proposer ever proposes; if False, no KV slots are reserved for draft tokens.
         observes_all_steps: whether the outcomes of steps without a proposal are needed; if False, the proposer reads
             the missed tokens from the next context.
-        self_budgeting: whether the proposer limits its own cost by ``DraftContext.allowance``; if False, the engine
+        self_budgeting: whether the proposer limits its own cost by ``DraftContext.max_seconds``; if False, the engine
             calls it only if the request's budget covers its usual cost.
         bypass_budget: whether draft tokens are verified regardless of cost.
     """
@@ -67,7 +91,7 @@ class Capabilities:
 
 
 @dataclass(frozen=True)
-class DraftContext(Generic[State]):
+class DraftContext(_FormerFields, Generic[State]):
     """Input of :meth:`Proposer.propose` for one request.
 
     Attributes:
@@ -81,12 +105,12 @@ class DraftContext(Generic[State]):
             as the target would. A caller that advances the sampler must roll it back.
         block_table: target's KV blocks of the first ``block_table.length`` tokens.
         costs: cost of a forward pass by number of rows, if requested and measured.
-        thrifty: whether to leave out draft tokens that cost more time than they save.
+        prune_unprofitable: whether to leave out draft tokens that cost more time than they save.
         salt: key of prefix caches; only requests with equal salts share cached blocks.
         draws: whether to draw draft tokens at random under a rejection rule. False for intermediate proposals that
             the target never verifies, as the random numbers belong to the final proposal.
-        tries: whether the caller has already decided to draft, even if drafting was recently unprofitable.
-        allowance: time limit of the proposal in seconds, for :attr:`Capabilities.self_budgeting` proposers.
+        ignore_backoff: whether the caller has already decided to draft, even if drafting was recently unprofitable.
+        max_seconds: time limit of the proposal in seconds, for :attr:`Capabilities.self_budgeting` proposers.
     """
 
     state: State
@@ -97,11 +121,11 @@ class DraftContext(Generic[State]):
     sampler: Sampler
     block_table: BlockTable
     costs: CostCurve | None = None
-    thrifty: bool = False
+    prune_unprofitable: bool = False
     salt: bytes = b""
     draws: bool = True
-    tries: bool = False
-    allowance: float = math.inf
+    ignore_backoff: bool = False
+    max_seconds: float = math.inf
 
     @property
     def root(self) -> int:
@@ -110,7 +134,7 @@ class DraftContext(Generic[State]):
 
 
 @dataclass(frozen=True)
-class Outcome(Generic[State]):
+class Outcome(_FormerFields, Generic[State]):
     """Verification result of one request's tree.
 
     Under a rejection rule (``params.rejects``) the result depends on the request's random numbers. Draft tokens must
@@ -126,8 +150,8 @@ class Outcome(Generic[State]):
         params: sampling options of the request.
         logits: ``[nodes, vocab]`` if requested; ``None`` in steps in which the policy suspends the drafter.
         hidden: layer number to ``[nodes, hidden]`` for the requested layers; empty in suspended steps.
-        offered: the drafter's own proposal, if a composite drafter verified a different tree.
-        behind: number of tokens of ``committed`` before the root of ``offered``.
+        own_proposal: the drafter's own proposal, if a composite drafter verified a different tree.
+        proposal_offset: number of tokens of ``committed`` before the root of ``own_proposal``.
     """
 
     state: State
@@ -138,20 +162,20 @@ class Outcome(Generic[State]):
     params: SamplingParams
     logits: Tensor | None = None
     hidden: Mapping[int, Tensor] = field(default_factory=dict)
-    offered: TokenTree | None = None
-    behind: int = 0
+    own_proposal: TokenTree | None = None
+    proposal_offset: int = 0
 
     @property
-    def judged(self) -> tuple[TokenTree, tuple[int, ...]]:
+    def evaluated(self) -> tuple[TokenTree, tuple[int, ...]]:
         """Tree and correct nodes for acceptance statistics, including proposed nodes that were not verified.
 
         The committed text shows which proposed nodes are correct. Nodes beyond the committed text are left out.
         """
-        tree = self.offered
+        tree = self.own_proposal
         if tree is None:
             return self.tree, self.path
         path = [0]
-        for token in self.committed[self.behind :]:
+        for token in self.committed[self.proposal_offset :]:
             node = tree.child(path[-1], token)
             if node is None:
                 return tree, tuple(path[1:])
@@ -160,7 +184,7 @@ class Outcome(Generic[State]):
         return tree if len(known) == len(tree) else tree.keep(known), tuple(path[1:])
 
     @property
-    def muted(self) -> Outcome[State]:
+    def without_tensors(self) -> Outcome[State]:
         """Copy without logits and hidden states, for steps in which the policy suspends the drafter."""
         return replace(self, logits=None, hidden={})
 
@@ -170,7 +194,7 @@ class SourceReport(NamedTuple):
 
     Attributes:
         source: drafter name.
-        why: ``"pays"`` (expected gain), ``"explores"`` (to measure acceptance), or ``"all"`` (no selection).
+        reason: ``"pays"`` (expected gain), ``"explores"`` (to measure acceptance), or ``"all"`` (no selection).
         seconds: duration of the proposal.
         tree: proposed tree.
         before: expected tokens and forward-pass seconds without this proposal; ``None`` without measured costs.
@@ -178,7 +202,7 @@ class SourceReport(NamedTuple):
     """
 
     source: str
-    why: Literal["pays", "explores", "all"]
+    reason: Literal["pays", "explores", "all"]
     seconds: float
     tree: TokenTree
     before: tuple[float, float] | None = None
@@ -215,7 +239,7 @@ class Proposer(Drafter, Generic[State]):
     Attributes:
         capabilities: optional behaviour; set on the class or on the object.
         target: bound model; ``None`` if the proposer works with any model.
-        models: models from :meth:`~pronk.speculation.target.Target.share`, including those of wrapped proposers.
+        models: models from :meth:`~pronk.speculation.target.Target.load_shared`, including those of wrapped proposers.
     """
 
     capabilities: Capabilities = Capabilities()
@@ -277,13 +301,13 @@ def bind_proposer(drafter: Drafter, target: Target) -> Proposer[Any]:
     Raises:
         OptionError: ``bind`` raises it, returns no :class:`Proposer`, or returns one with an old attribute name.
     """
-    found: object = drafter.bind(target)
+    proposer: object = drafter.bind(target)
     name = getattr(drafter, "name", type(drafter).__name__)
-    if not isinstance(found, Proposer):
-        msg = f"drafter {name}: expected bind() to return a Proposer, found {type(found).__name__}; return one there"
+    if not isinstance(proposer, Proposer):
+        msg = f"drafter {name}: expected bind() to return a Proposer, found {type(proposer).__name__}; return one there"
         raise OptionError(msg)
     for old, new in _RENAMED.items():
-        if hasattr(found, old):
+        if hasattr(proposer, old):
             msg = f"drafter {name}: expected no attribute {old}, found one; rename it to {new}"
             raise OptionError(msg)
-    return found
+    return proposer

@@ -62,7 +62,7 @@ class SourceStates:
         behind = self.root - outcome.position
         if outcome.committed[:behind] != self.lead:  # where it guessed is no part of the text
             tree, behind = TokenTree.chain(tree.tokens[:1]), 0
-        return replace(outcome, offered=tree, behind=behind)
+        return replace(outcome, own_proposal=tree, proposal_offset=behind)
 
     @property
     def copies(self) -> bool:

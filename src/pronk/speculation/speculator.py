@@ -56,16 +56,16 @@ class Speculator:
 
     def begin(self, batch: Sequence[ScheduledRequest], preempted: Sequence[Request]) -> None:
         """Begin a step: tell drafters of preempted requests, and start the drafter state of new requests."""
-        self.runner.started.clear()  # an interrupted step may have left some
+        self.runner.started_rows.clear()  # an interrupted step may have left some
         self._on_preempt(preempted)
         self.seconds, self._asked, self._heard = 0.0, {}, {}
         for request in (scheduled.request for scheduled in batch):
-            if request.drafting or request.proposer is None:
+            if request.draft_started or request.proposer is None:
                 continue
             proposer, began = request.proposer, self.runner.clock()
             try:
                 request.draft_state = request.proposer.start(list(request.tokens))
-                request.drafting = True
+                request.draft_started = True
             except Exception as error:  # noqa: BLE001 - whatever a guesser raises
                 self._give_up(request, error)
             if self.budget and not proposer.capabilities.bypass_budget and request.request_budget is None:
@@ -96,7 +96,7 @@ class Speculator:
         """
         self._observe(outcomes)
         seconds = self.runner.clock() - began - self.seconds
-        self.runner.learn([step.job for step in steps], context, seconds)
+        self.runner.record_duration([step.job for step in steps], context, seconds)
         self._settle(steps, outcomes, seconds)
 
     def _observe(self, outcomes: Mapping[Request, Outcome[Any]]) -> None:
@@ -108,7 +108,7 @@ class Speculator:
                 if rests and not proposer.capabilities.observes_all_steps:
                     continue
                 try:
-                    proposer.observe(outcomes[request].muted if rests else outcomes[request])
+                    proposer.observe(outcomes[request].without_tensors if rests else outcomes[request])
                 except Exception as error:  # noqa: BLE001 - whatever a guesser raises
                     self._give_up(request, error)
             self._book(requests, began, self._heard)
@@ -128,7 +128,7 @@ class Speculator:
             decision_trace, outcome = step.request.decision_trace, outcomes.get(step.request)
             if decision_trace is not None and outcome is not None:
                 believed = self.costs if self.budget else None
-                decision_trace.settle(outcome, believed, self._plain, seconds, step.request.request_budget)
+                decision_trace.record_step(outcome, believed, self._plain, seconds, step.request.request_budget)
 
     def _account(
         self,
@@ -145,7 +145,7 @@ class Speculator:
             return
         draft_tokens = {step.request: step.draft.num_draft_tokens for step in steps}
         step, count = costs.at(requests) / requests, sum(draft_tokens.values())
-        whole = self.runner.costs_of([step.job for step in steps], costs).at(prompts + requests + count)
+        whole = self.runner.costs_for([step.job for step in steps], costs).at(prompts + requests + count)
         # By what such passes usually take: that this one was disturbed is nobody's fault. And a row never takes longer
         # than a pass of its own: the first pass with guesses does, for what is done once, and none after it.
         added = (whole if math.isfinite(whole) else seconds) - costs.at(prompts + requests)
@@ -160,7 +160,7 @@ class Speculator:
     def _on_preempt(self, requests: Iterable[Request]) -> None:
         """Requests have been preempted: their guessers' caches need not hold what the target's does not."""
         for request in requests:
-            if request.proposer is not None and request.drafting:
+            if request.proposer is not None and request.draft_started:
                 try:
                     request.proposer.on_preempt(request.draft_state)
                 except Exception as error:  # noqa: BLE001 - whatever a guesser raises
@@ -170,8 +170,8 @@ class Speculator:
         """The request has left: its state goes."""
         if request.request_budget is not None:
             request.request_budget.close()
-        if request.proposer is not None and request.drafting:
-            request.drafting = False
+        if request.proposer is not None and request.draft_started:
+            request.draft_started = False
             try:
                 request.proposer.stop(request.draft_state)
             except Exception as error:  # noqa: BLE001 - whatever a guesser raises
@@ -219,7 +219,7 @@ class Speculator:
         for request in requests:
             request.stats.draft_seconds += seconds
             if request.decision_trace is not None:
-                request.decision_trace.took(seconds / len(requests))
+                request.decision_trace.add_draft_seconds(seconds / len(requests))
             shares[request] = shares.get(request, 0.0) + seconds / len(requests)
 
     def _proposals(
@@ -236,7 +236,7 @@ class Speculator:
             }
             for request, tree in found.items():
                 if request.decision_trace is not None:
-                    request.decision_trace.offer(proposer.source_reports(request.draft_state), tree)
+                    request.decision_trace.record_proposal(proposer.source_reports(request.draft_state), tree)
             return {request: tree for request, tree in found.items() if tree.num_draft_tokens}
         finally:
             # Choosers were on loan; an error or an interruption may have left one ahead of its text.
@@ -255,7 +255,7 @@ class Speculator:
             self.costs if request.capabilities.costs else None,
             self.budget,
             request.salt,
-            allowance=self._allowance(request),
+            max_seconds=self._allowance(request),
         )
 
     def _afford(self, batch: Sequence[ScheduledRequest], drafts: dict[Request, TokenTree]) -> dict[Request, TokenTree]:
@@ -293,7 +293,7 @@ class Speculator:
     def _costs(self, batch: Sequence[ScheduledRequest]) -> CostCurve | None:
         """What a pass for these requests costs by its rows."""
         requests, _ = _rows(batch)
-        return self.runner.times.costs(
+        return self.runner.cost_model.costs(
             sum(scheduled.request.block_table.length for scheduled in batch), max(1, requests)
         )
 
@@ -306,8 +306,8 @@ class Speculator:
         request.stats.draft_error = str(error) if isinstance(error, PronkError) else named
         _log.warning("%s: %s; the request goes on without guesses", proposer.name, request.stats.draft_error)
         _log.debug("what %s raised", proposer.name, exc_info=error)
-        if request.drafting:
-            request.drafting = False
+        if request.draft_started:
+            request.draft_started = False
             with suppress(Exception):
                 proposer.stop(request.draft_state)
 
@@ -322,8 +322,8 @@ def _may_ask(proposer: Proposer[Any], request: Request) -> bool:
 
 def _rows(batch: Sequence[ScheduledRequest]) -> tuple[int, int]:
     """Rows of a pass without guesses: of requests that decode, and of prompts."""
-    requests = sum(scheduled.count == 1 for scheduled in batch)
-    return requests, sum(scheduled.count for scheduled in batch) - requests
+    requests = sum(scheduled.num_tokens == 1 for scheduled in batch)
+    return requests, sum(scheduled.num_tokens for scheduled in batch) - requests
 
 
 def _by_proposer(requests: Iterable[Request]) -> list[tuple[Proposer[Any], list[Request]]]:

@@ -35,9 +35,9 @@ class Target:
         budget: memory budget of all KV caches; ``None`` is unlimited.
         folder: checkpoint of the target, if known.
         lock: engine lock, to hold while changing the layout of ``cache``.
-        drafts: loaded draft models and trained drafters by folder and kind; see :meth:`share`.
-        written: folder and modification time (ns) of each of ``drafts``.
-        times: measured durations of forward passes.
+        shared_models: loaded draft models and trained drafters by folder and kind; see :meth:`load_shared`.
+        model_files: folder and modification time (ns) of each of ``shared_models``.
+        cost_model: measured durations of forward passes.
         acceptance_stats: acceptance rates shared by all requests, if enabled.
         runner: forward-pass runner, for drafters that run the target's first layers.
     """
@@ -48,13 +48,13 @@ class Target:
     budget: KVBudget | None = None
     folder: Path | None = None
     lock: AbstractContextManager[Any] = field(default_factory=RLock, repr=False, compare=False)
-    drafts: WeakValueDictionary[tuple[str, ...], Any] = field(
+    shared_models: WeakValueDictionary[tuple[str, ...], Any] = field(
         default_factory=WeakValueDictionary, repr=False, compare=False
     )
-    written: WeakKeyDictionary[Any, tuple[Path, int]] = field(
+    model_files: WeakKeyDictionary[Any, tuple[Path, int]] = field(
         default_factory=WeakKeyDictionary, repr=False, compare=False
     )
-    times: CostModel = field(default_factory=CostModel, repr=False, compare=False)
+    cost_model: CostModel = field(default_factory=CostModel, repr=False, compare=False)
     acceptance_stats: AcceptanceStats | None = field(default=None, repr=False, compare=False)
     runner: ModelRunner | None = field(default=None, repr=False, compare=False)
     clock: Callable[[], float] = field(default=perf_counter, repr=False, compare=False)
@@ -65,7 +65,7 @@ class Target:
         return None if self.tokenizer is None else self.tokenizer.fingerprint
 
     @property
-    def split(self) -> bool:
+    def is_split(self) -> bool:
         """Whether the attention heads are split among several processes (tensor parallelism)."""
         return self.cache.config.num_kv_heads != self.decoder.config.num_kv_heads
 
@@ -74,7 +74,7 @@ class Target:
         """Fingerprint of the checkpoint; ``None`` without ``folder``."""
         return None if self.folder is None else Fingerprint.of(self.folder)
 
-    def may_be(self, model: Fingerprint) -> bool:
+    def matches(self, model: Fingerprint) -> bool:
         """Return whether the target can be ``model``, on which a drafter was trained.
 
         Quantization changes the weights, but a drafter of the original model still works. A quantized target is
@@ -87,7 +87,7 @@ class Target:
         quantized = self.decoder.config.quantization is not None or is_gguf(self.folder)
         return quantized and own.architecture == model.architecture
 
-    def share(self, folder: Path, *kind: str, make: Callable[[], Model]) -> Model:
+    def load_shared(self, folder: Path, *kind: str, load: Callable[[], Model]) -> Model:
         """Return the draft model of a folder, loaded once and shared by all drafters that use it.
 
         ``kind`` distinguishes objects made from one folder. A rewritten folder is loaded again. The target
@@ -95,15 +95,15 @@ class Target:
         """
         stamp = _stamp(folder)
         key = (f"{folder}@{stamp}", *kind)
-        found: Model | None = self.drafts.get(key)
+        found: Model | None = self.shared_models.get(key)
         if found is None:
-            found = self.drafts[key] = make()
-            self.written[found] = folder, stamp
+            found = self.shared_models[key] = load()
+            self.model_files[found] = folder, stamp
         return found
 
-    def current(self, model: object) -> bool:
+    def is_current(self, model: object) -> bool:
         """Return whether a shared model is up to date: its folder is unchanged or deleted."""
-        folder, stamp = self.written.get(model, (None, 0))
+        folder, stamp = self.model_files.get(model, (None, 0))
         return folder is None or _stamp(folder) in {0, stamp}
 
     def keep_hidden(self, layer: int, owner: object) -> None:

@@ -197,23 +197,23 @@ class TokenTree:
             None if self.probs is None else ((None,) * above + self.probs),
         )
 
-    def beside(self, other: TokenTree) -> TokenTree:
+    def with_unacceptable(self, other: TokenTree) -> TokenTree:
         """Return this tree with the unacceptable nodes of another one added below the root.
 
         Unacceptable nodes below an acceptable draft token are left out. Neither tree may have ``probs``.
         """
-        place = {0: 0}
+        new_index = {0: 0}
         for node, parent in enumerate(other.parents):
-            if not other.acceptable[node] and parent in place:
-                place[node] = len(self) + len(place) - 1
-        nodes = [*place][1:]
-        theirs = other.origin or (("", 0),) * len(other)
+            if not other.acceptable[node] and parent in new_index:
+                new_index[node] = len(self) + len(new_index) - 1
+        nodes = [*new_index][1:]
+        other_origins = other.origin or (("", 0),) * len(other)
         return TokenTree(
             (*self.tokens, *(other.tokens[node] for node in nodes)),
-            (*self.parents, *(place[other.parents[node]] for node in nodes)),
+            (*self.parents, *(new_index[other.parents[node]] for node in nodes)),
             (*(self.verify or (True,) * len(self)), *(False,) * len(nodes)),
             gain=None if self.gain is None else (*self.gain, *(0.0,) * len(nodes)),
-            origin=(*(self.origin or (("", 0),) * len(self)), *(theirs[node] for node in nodes)),
+            origin=(*(self.origin or (("", 0),) * len(self)), *(other_origins[node] for node in nodes)),
         )
 
     def keep(self, nodes: Iterable[int]) -> TokenTree:

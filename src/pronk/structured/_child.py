@@ -15,10 +15,10 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 _STACK = 4 << 20
 
 
-def _compile(given: dict[str, Any]) -> dict[str, Any]:
-    tokenizer = LLTokenizer(given["tokenizer"], n_vocab=given["vocab_size"], eos_token=given["ends"])
+def _compile(request: dict[str, Any]) -> dict[str, Any]:
+    tokenizer = LLTokenizer(request["tokenizer"], n_vocab=request["vocab_size"], eos_token=request["stop_token_ids"])
     start = perf_counter()
-    matcher = LLMatcher(tokenizer, given["grammar"], log_level=0, limits=LLParserLimits(**given["limits"]))
+    matcher = LLMatcher(tokenizer, request["grammar"], log_level=0, limits=LLParserLimits(**request["limits"]))
     trial = matcher.deep_copy()
     if not trial.is_error():
         trial.compute_bitmask()
@@ -29,12 +29,12 @@ def _compile(given: dict[str, Any]) -> dict[str, Any]:
 def _main() -> None:
     if hasattr(os, "nice"):
         os.nice(10)  # running requests have priority
-    given, found = json.load(sys.stdin), list[dict[str, Any]]()
+    request, result = json.load(sys.stdin), list[dict[str, Any]]()
     threading.stack_size(_STACK)
-    thread = threading.Thread(target=lambda: found.append(_compile(given)))
+    thread = threading.Thread(target=lambda: result.append(_compile(request)))
     thread.start()
     thread.join()
-    json.dump(found[0], sys.stdout)
+    json.dump(result[0], sys.stdout)
 
 
 if __name__ == "__main__":

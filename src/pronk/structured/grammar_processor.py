@@ -15,10 +15,10 @@ from pronk.errors import GuideError
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-__all__ = ["GrammarProcessor", "said"]
+__all__ = ["GrammarProcessor", "error_message"]
 
 _MAX_MESSAGE = 300  # characters of llguidance's error message
-_STUCK = "expected a grammar that can be followed to the end"
+_EXPECTED = "expected a grammar that can be followed to the end"
 
 T = TypeVar("T")
 
@@ -80,7 +80,7 @@ class GrammarProcessor:
             if self._matcher.is_error():
                 self._restart()
 
-    def legal(self, token: int) -> bool:
+    def allows(self, token: int) -> bool:
         """Return whether ``token`` is allowed next."""
         if self._unconsumed:
             return True
@@ -88,7 +88,7 @@ class GrammarProcessor:
             return self._matcher.is_accepting()
         if forced := self.forced():
             return token == forced[0]
-        return bool(self._unless_failed(self._matcher.validate_tokens([token])))
+        return bool(self._result_or_restart(self._matcher.validate_tokens([token])))
 
     def forced(self) -> list[int]:
         """Return the tokens that must come next, as the tokenizer writes them.
@@ -102,12 +102,12 @@ class GrammarProcessor:
         if self._matcher.is_stopped():
             return [min(self._stop_token_ids)] if self._matcher.is_accepting() else []
         self._computed = True
-        return self._unless_failed(self._matcher.compute_ff_tokens()) or []
+        return self._result_or_restart(self._matcher.compute_ff_tokens()) or []
 
-    def _unless_failed(self, found: T) -> T | None:
-        """Return ``found``; if the query made the matcher fail, restart it and return ``None``."""
+    def _result_or_restart(self, result: T) -> T | None:
+        """Return ``result``; if the query made the matcher fail, restart it and return ``None``."""
         if not self._matcher.is_error():
-            return found
+            return result
         self._restart()
         return None
 
@@ -120,7 +120,7 @@ class GrammarProcessor:
         self._computed = True
         bits = self._matcher.compute_bitmask()
         if self._matcher.is_error():
-            msg = f"guide: {_STUCK}, found: {said(self._matcher)}; make it simpler"
+            msg = f"guide: {_EXPECTED}, found: {error_message(self._matcher)}; make it simpler"
             raise GuideError(msg)
         allowed = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little").view(np.bool_)
         # A stop token's spelling may also be allowed as text, but choosing it would end the output.
@@ -128,11 +128,11 @@ class GrammarProcessor:
         first = int(allowed.argmax())
         # llguidance tokenizes forced text and silently skips characters without a token.
         if not allowed[first] or (first not in self._stop_token_ids and not self._matcher.validate_tokens([first])):
-            msg = f"guide: {_STUCK}, found a required character that the tokenizer has no token for"
+            msg = f"guide: {_EXPECTED}, found a required character that the tokenizer has no token for"
             raise GuideError(msg)
         return allowed
 
 
-def said(matcher: LLMatcher) -> str:
+def error_message(matcher: LLMatcher) -> str:
     """Return a matcher's error message in one line."""
     return " ".join(matcher.get_error().replace("<non-verbose/>", "").split())[:_MAX_MESSAGE]

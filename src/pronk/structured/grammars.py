@@ -29,9 +29,9 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from pronk.errors import GuideError
-from pronk.sampling.guide import WRITTEN, Guide
-from pronk.structured.grammar_processor import GrammarProcessor, said
-from pronk.structured.trial_compile import HARMLESS, try_out
+from pronk.sampling.guide import JSON_DUMPS_STYLE, Guide
+from pronk.structured.grammar_processor import GrammarProcessor, error_message
+from pronk.structured.trial_compile import MAX_UNTRIED_CHARS, trial_compile
 from pronk.tokenization.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -65,12 +65,12 @@ class CompiledGrammar:
     _matcher: LLMatcher = field(repr=False)
     _stop_token_ids: tuple[int, ...]
 
-    def follower(self, text: Sequence[int] = ()) -> GrammarProcessor:
+    def new_processor(self, text: Sequence[int] = ()) -> GrammarProcessor:
         """Return a processor for a new text, advanced over ``text``."""
-        made = GrammarProcessor(self._matcher, self._stop_token_ids)
+        processor = GrammarProcessor(self._matcher, self._stop_token_ids)
         for token in text:
-            made.advance(token)
-        return made
+            processor.advance(token)
+        return processor
 
 
 class Grammars:
@@ -110,12 +110,12 @@ class Grammars:
         """Compile in a background thread, so that requests without a guide do not wait."""
         found, future = self._find(guide), Future[CompiledGrammar]()
         if found is None:
-            return self._thread.submit(self.compile, guide)
+            return self._executor.submit(self.compile, guide)
         future.set_result(found)
         return future
 
     @cached_property
-    def _thread(self) -> ThreadPoolExecutor:
+    def _executor(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(1, "pronk-guides")
 
     def _find(self, guide: Guide) -> CompiledGrammar | None:
@@ -130,12 +130,12 @@ class Grammars:
         from llguidance import LLMatcher, LLParserLimits  # noqa: PLC0415 - an extra
 
         _check_multiples(guide)
-        grammar = _lark(guide)
-        if guide.kind != "choice" and len(guide.source) > HARMLESS:
-            self._try_out(guide.kind, grammar)
+        grammar = _to_grammar(guide)
+        if guide.kind != "choice" and len(guide.source) > MAX_UNTRIED_CHARS:
+            self._trial_compile(guide.kind, grammar)
         matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**_LIMITS))
         if matcher.is_error():
-            msg = f"guide: {guide.kind}: expected one that can be followed, found: {said(matcher)}"
+            msg = f"guide: {guide.kind}: expected one that can be followed, found: {error_message(matcher)}"
             raise GuideError(msg)
         try:
             GrammarProcessor(matcher, self._stop_token_ids).check()
@@ -143,9 +143,11 @@ class Grammars:
             raise _with_kind(guide.kind, error) from error
         return matcher
 
-    def _try_out(self, kind: str, grammar: str) -> None:
+    def _trial_compile(self, kind: str, grammar: str) -> None:
         try:
-            try_out(grammar, self._model_tokenizer.backend.to_str(), self._vocab_size, self._stop_token_ids, _LIMITS)
+            trial_compile(
+                grammar, self._model_tokenizer.backend.to_str(), self._vocab_size, self._stop_token_ids, _LIMITS
+            )
         except GuideError as error:
             raise _with_kind(kind, error) from error
 
@@ -169,7 +171,7 @@ class Grammars:
             raise GuideError(msg) from error
 
 
-def _lark(guide: Guide) -> str:
+def _to_grammar(guide: Guide) -> str:
     from llguidance import LLMatcher  # noqa: PLC0415 - an extra
 
     if guide.choice is not None:
@@ -179,14 +181,16 @@ def _lark(guide: Guide) -> str:
     if guide.grammar is not None:
         return LLMatcher.grammar_from_lark(guide.grammar)
     schema = json.loads(guide.source)
-    return LLMatcher.grammar_from_json_schema(json.dumps({} if schema is True else schema), overrides=_json_form(guide))
+    return LLMatcher.grammar_from_json_schema(
+        json.dumps({} if schema is True else schema), overrides=_json_options(guide)
+    )
 
 
-def _json_form(guide: Guide) -> Any:
+def _json_options(guide: Guide) -> Any:
     """Return llguidance's JSON options: white space, and errors for unsupported parts of a schema."""
     if guide.whitespace:
         return {"whitespace_flexible": True, "whitespace_pattern": None, "lenient": False}
-    return {**WRITTEN}
+    return {**JSON_DUMPS_STYLE}
 
 
 def _with_kind(kind: str, error: GuideError) -> GuideError:

@@ -16,14 +16,14 @@ from pathlib import Path
 
 from pronk.errors import GuideError
 
-__all__ = ["HARMLESS", "try_out"]
+__all__ = ["MAX_UNTRIED_CHARS", "trial_compile"]
 
-HARMLESS = 2**12  # largest number of characters that needs no trial
+MAX_UNTRIED_CHARS = 2**12  # largest number of characters that needs no trial
 _TIMEOUT = 10.0  # seconds for the child, including the start of Python and the load of the tokenizer
 _LIMIT = 2.0  # for the compilation and the first mask
 
 
-def try_out(
+def trial_compile(
     grammar: str, tokenizer: str, vocab_size: int, stop_token_ids: Sequence[int], limits: Mapping[str, int | bool]
 ) -> None:
     """Compile a grammar in a child process, with the tokenizer's JSON and limits of llguidance's parser.
@@ -31,14 +31,14 @@ def try_out(
     Raises:
         GuideError: the compilation takes too long or ends the child process.
     """
-    given = {
-        "grammar": grammar, "tokenizer": tokenizer, "vocab_size": vocab_size, "ends": [*stop_token_ids],
+    request = {
+        "grammar": grammar, "tokenizer": tokenizer, "vocab_size": vocab_size, "stop_token_ids": [*stop_token_ids],
         "limits": {**limits},
     }  # fmt: skip
     try:
         done = subprocess.run(  # noqa: S603 - the package's own file and interpreter
             [sys.executable, "-P", str(Path(__file__).with_name("_child.py"))],
-            input=json.dumps(given).encode(),
+            input=json.dumps(request).encode(),
             capture_output=True,
             timeout=_TIMEOUT,
             check=False,

@@ -79,9 +79,10 @@ def _draw_sharing(
     prompt = exact.prompt.ids
     limit = llm.config.context - len(prompt)
     holding = replace(DRAW, max_tokens=min(limit, 2 * _STRINGS_PER_HOLDER))
-    holder = llm.request_factory.request(prompt, holding, llm.get_proposer("autoregressive"))
+    holder = llm.request_factory.create_request(prompt, holding, llm.get_proposer("autoregressive"))
     strings = [
-        llm.request_factory.request(prompt, params, drafter, seed=params.seed or 0, parent=holder) for params in wanted
+        llm.request_factory.create_request(prompt, params, drafter, seed=params.seed or 0, parent=holder)
+        for params in wanted
     ]
     llm.engine.add(holder)
     try:

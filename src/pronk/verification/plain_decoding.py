@@ -51,7 +51,7 @@ def score_next(
 
     def after(output: Sequence[int]) -> Request:
         options = replace(params, max_tokens=len(output) + 1, logprobs=None, prompt_logprobs=None, rule="coupled")
-        return llm.request_factory.request(
+        return llm.request_factory.create_request(
             prompt, options, plain, seed=params.seed or 0, output=output, sampler=Recorder
         )
 

@@ -9,7 +9,7 @@ from typing import Any
 from pronk.drafters import REGISTRY, Autoregressive, Drafter, Proposer, make_drafter
 from pronk.errors import OptionError
 from pronk.llm import LLM
-from pronk.models.weights import pass_weights
+from pronk.models.weights import forward_weights
 from pronk.sampling.params import Rule, SamplingParams
 from pronk.verification.distribution import SIGNIFICANCE, STRING_TOKENS, draw, judge_counts
 from pronk.verification.equality import MODES, Equality, GeneratedText, compare, generate_texts
@@ -73,7 +73,7 @@ def verify_steps(
         str(llm.path),
         str(llm.device),
         str(llm.dtype).removeprefix("torch."),
-        pass_weights(llm.engine.runner.decoder).kinds,
+        forward_weights(llm.engine.runner.decoder).kinds,
         str(llm.engine.cache.kv_dtype).removeprefix("torch."),
         llm.kernels,
         llm.exact,

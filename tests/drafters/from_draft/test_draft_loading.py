@@ -55,15 +55,15 @@ def test_drafters_share_a_model_as_long_as_one_of_them_is_there() -> None:
     (inner,) = within(other, ModelProposer)
     assert inner.draft is one.draft
     assert third.draft is not one.draft
-    assert len(engine.target.drafts) == 2
+    assert len(engine.target.shared_models) == 2
     decode(engine, one, [[1, 2, 3]])
     decode(engine, other, [[1, 2, 3]])
     del one, third
     gc.collect()
-    assert [key[1] for key in engine.target.drafts] == ["auto"]
+    assert [key[1] for key in engine.target.shared_models] == ["auto"]
     del other, inner
     gc.collect()
-    assert not engine.target.drafts
+    assert not engine.target.shared_models
 
 
 def test_one_drafter_may_guess_for_two_targets() -> None:
@@ -141,12 +141,12 @@ def test_a_draft_s_memory_serves_another_one_when_it_has_gone(model: str, checkp
         options = make_drafter(f"draft_model(model={str(checkpoint('llama', num_hidden_layers=1, seed=seed))!r})")
         drafter = options.bind(llm.engine.target)
         llm.generate(PROMPT, PARAMS, drafter=drafter)
-        assert len(llm.engine.target.drafts) == 1
-        (live,) = llm.engine.target.drafts.values()
+        assert len(llm.engine.target.shared_models) == 1
+        (live,) = llm.engine.target.shared_models.values()
         assert 1_800_000 < total_bytes(llm.engine.cache, live.runner.cache) <= 2_000_000
         del drafter, live
         gc.collect()
-    assert not llm.engine.target.drafts
+    assert not llm.engine.target.shared_models
 
 
 def test_what_is_no_model_is_refused(model: str, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from drafters.kernel_calls import burning
 from drafters.trees import TreeDrafter, off_chain
 from pronk.drafters.combined.merged import Merged
 from pronk.drafters.from_draft.draft_model import ModelProposer
-from pronk.drafters.shared.draft import Draft, DraftLane
+from pronk.drafters.shared.draft import DraftLane, DraftRunner
 from pronk.sampling.logits_processors import Penalties
 from pronk.sampling.params import SamplingParams
 from tiny_models import VOCAB, assert_idle, context_of, make_engine, make_request, run, tiny_decoder
@@ -121,7 +121,7 @@ def test_requests_share_passes() -> None:
     )
 
 
-def assert_fresh(draft: Draft, lane: DraftLane, oracle: Dense, held: Sequence[int]) -> None:
+def assert_fresh(draft: DraftRunner, lane: DraftLane, oracle: Dense, held: Sequence[int]) -> None:
     """A lane has the tokens, and the same bits, of one that has just read them."""
     assert lane.tokens == list(held)
     assert lane.block_table.length == len(held)
@@ -240,7 +240,7 @@ KINDS = {
 }
 
 
-def models_of(drafter: Any) -> list[Draft]:
+def models_of(drafter: Any) -> list[DraftRunner]:
     return [proposer.draft for proposer in within(drafter, ModelProposer)]
 
 

@@ -144,7 +144,7 @@ class Burn(list[int]):
             finally:
                 self.armed = False
 
-        patch.setattr(request.sampler.context, "ahead", self)
+        patch.setattr(request.sampler.context, "tentative", self)
         patch.setattr(drafter, "propose", speculator)
 
 

@@ -13,7 +13,7 @@ from drafters.from_target.test_glide import model_of
 from drafters.from_target.trained_glide import PROMPTS, glide_folder
 from pronk.drafters import DraftContext
 from pronk.drafters.shared.chain import Chain
-from pronk.drafters.shared.draft import Draft
+from pronk.drafters.shared.draft import DraftRunner
 from pronk.engine.engine import Engine
 from pronk.execution.model_runner import ModelRunner
 from pronk.sampling.params import SamplingParams
@@ -39,13 +39,13 @@ OPTIONS: dict[str, dict[str, Any]] = {"greedy": {}, "seeded": {"temperature": 0.
 def grown(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many passes each call made."""
     counts: list[int] = []
-    grow = ModelRunner.grow
+    grow = ModelRunner.draft_chain
 
     def counted(*arguments: Any) -> int:
         counts.append(grow(*arguments))
         return counts[-1]
 
-    monkeypatch.setattr(ModelRunner, "grow", counted)
+    monkeypatch.setattr(ModelRunner, "draft_chain", counted)
     return counts
 
 
@@ -65,7 +65,7 @@ def test_the_same_trees(name: str, options: str, grown: list[int], monkeypatch: 
     at_once = proposals(SPECS[name], PROMPTS[:2], **OPTIONS[options])
     assert max(grown) > 2
     calls = len(grown)
-    monkeypatch.setattr(Draft, "grows", lambda *_: False)
+    monkeypatch.setattr(DraftRunner, "supports_draft_chain", lambda *_: False)
     one_by_one = proposals(SPECS[name], PROMPTS[:2], **OPTIONS[options])
     assert len(grown) == calls
     assert at_once == one_by_one
@@ -116,14 +116,14 @@ def test_requests_in_company_share_passes(grown: list[int]) -> None:
 
 def fail(patch: pytest.MonkeyPatch) -> None:
     """The second guess of every chain fails when it has been taken."""
-    take = Chain.take
+    take = Chain.append
 
     def failing(chain: Chain, guess: DraftToken) -> None:
         take(chain, guess)
         if len(chain) == 2:
             raise ZeroDivisionError
 
-    patch.setattr(Chain, "take", failing)
+    patch.setattr(Chain, "append", failing)
 
 
 def test_what_fails_within_is_heard_of_and_leaves_no_trace(monkeypatch: pytest.MonkeyPatch, grown: list[int]) -> None:

@@ -116,8 +116,8 @@ def test_a_text_in_other_tokens_is_found_again(llm: LLM, tmp_path: Path) -> None
     proposer = remembering.get_proposer(spec)
     assert isinstance(proposer, ModelProposer)
     lane, (state,) = proposer.draft.lane(), [proposer.start([])]
-    ids = remembering.request_factory.ids(prompts[-1])
-    (pending,) = proposer.draft.level([lane], [context(state, ids)])
+    ids = remembering.request_factory.encode_prompt(prompts[-1])
+    (pending,) = proposer.draft.align_lanes([lane], [context(state, ids)])
     assert pending is not None
     assert len(lane.tokens) > 100
     assert len(pending) < 64

@@ -226,7 +226,7 @@ def test_rows_that_were_moved_are_those_of_a_fresh_lane() -> None:
         moved += path != tuple(range(1, len(path) + 1))
         tokens = [*tokens, *(tree.tokens[node] for node in path), number]
         lane = state[0].lane
-        (pending,) = draft.level([lane], [context(drafter, tokens, state=state)])
+        (pending,) = draft.align_lanes([lane], [context(drafter, tokens, state=state)])
         assert lane.tokens + pending == tokens
         assert 1 <= len(pending) <= 3
         for layer in range(2):

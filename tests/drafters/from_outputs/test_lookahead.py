@@ -21,7 +21,7 @@ def rates() -> AcceptanceRates:
 
 
 def after(pool: NgramPool, token: int) -> list[tuple[int, ...]]:
-    return [gram for gram, _ in pool.after(token)]
+    return [gram for gram, _ in pool.continuations(token)]
 
 
 def fill(prompt: Sequence[int], position: int) -> int:
@@ -68,7 +68,7 @@ def test_window_and_pool_are_those_of_a_slow_loop(model: Model, width: int, size
     tokens, found = [3, 1, 4], list[list[int]]()
     state = drafter.start(tokens)
     record = state.pool.add
-    state.pool.add = lambda gram, explored: (found.append(list(gram)), record(gram, explored=explored))  # type: ignore[method-assign,assignment,return-value]
+    state.pool.add = lambda gram, from_window: (found.append(list(gram)), record(gram, from_window=from_window))  # type: ignore[method-assign,assignment,return-value]
     lengths = []
     for _ in range(30):
         lengths.append(len(tokens))
@@ -170,12 +170,12 @@ def test_no_room_means_no_window() -> None:
 
 def test_text_and_window_are_told_apart() -> None:
     pool = NgramPool(9)
-    pool.add((1, 2, 3), explored=True)
+    pool.add((1, 2, 3), from_window=True)
     pool.add((1, 4, 5))
-    assert list(pool.after(1)) == [((4, 5), False), ((2, 3), True)]
-    pool.add((1, 4, 5), explored=True)  # the text had it before
+    assert list(pool.continuations(1)) == [((4, 5), False), ((2, 3), True)]
+    pool.add((1, 4, 5), from_window=True)  # the text had it before
     pool.add((1, 2, 3))
-    assert list(pool.after(1)) == [((2, 3), False), ((4, 5), False)]
+    assert list(pool.continuations(1)) == [((2, 3), False), ((4, 5), False)]
 
 
 def test_a_shared_pool_remembers_other_requests() -> None:
@@ -191,7 +191,7 @@ def test_a_shared_pool_remembers_other_requests() -> None:
 def test_a_window_of_another_size_keeps_what_it_can(old: WindowShape, new: WindowShape, step: int) -> None:
     """Tokens here are their own positions, so every cell shows whether it is in its place."""
     rows = tuple(tuple(10 + r + j for j in range(old.window)) for r in range(old.ngram))
-    window = Window(10, rows).moved(10 + step, 10 + step, new, [-1])
+    window = Window(10, rows).shifted(10 + step, 10 + step, new, [-1])
     assert len(window.rows) == min(new.ngram, old.ngram) - (1 if old.ngram >= new.ngram else 0)
     for r, row in enumerate(window.rows):
         assert len(row) == new.window
@@ -211,7 +211,7 @@ def live(
     for number in range(steps):
         shapes.append(experience.shape())
         found = harvest(experience.shape(), number)
-        experience.learn(requests=requests, rows=requests, plain=requests, harvest=found * requests, costs=costs)
+        experience.record_step(requests=requests, rows=requests, plain=requests, harvest=found * requests, costs=costs)
     return shapes
 
 
@@ -225,7 +225,7 @@ def test_automatic_window_goes_where_it_brings_nothing_and_costs_next_to_nothing
     shapes = live(WindowTuner(), DEAR, lambda _, __: 0, 3000)
     assert shapes[-1] == NO_WINDOW
     assert 0 < sum(shape != NO_WINDOW for shape in shapes) < 0.03 * len(shapes)
-    assert max(shape.explored for shape in shapes) == LADDER[1].explored
+    assert max(shape.num_window_nodes for shape in shapes) == LADDER[1].num_window_nodes
 
 
 def test_automatic_window_stays_where_it_pays_for_itself_and_no_more() -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pronk.drafters import Outcome
-from pronk.drafters.from_outputs._likeliest import likeliest, unknown
+from pronk.drafters.from_outputs._likeliest import initial_draft_token, top_tokens
 from pronk.sampling.params import SamplingParams
 from pronk.speculation.tree import TokenTree
 
@@ -21,7 +21,7 @@ def test_they_are_those_of_a_full_sort(vocab: int, count: int, dtype: torch.dtyp
     """In bfloat16 many are equal: then the first ones count."""
     logits = torch.randn(5, vocab, generator=torch.Generator().manual_seed(vocab)).to(dtype)
     want = logits.float().sort(dim=-1, descending=True, stable=True)
-    found = likeliest(outcome(logits), count)
+    found = top_tokens(outcome(logits), count)
     assert len(found[0]) == min(count, vocab)
     values = logits.float().gather(1, torch.tensor(found))
     assert torch.equal(values, want.values[:, :count])
@@ -32,14 +32,14 @@ def test_they_are_those_of_a_full_sort(vocab: int, count: int, dtype: torch.dtyp
 
 def test_some_nodes_and_a_bias() -> None:
     logits = torch.randn(4, 900, generator=torch.Generator().manual_seed(0))
-    whole = likeliest(outcome(logits), 3)
-    assert likeliest(outcome(logits), 3, [2, 0]) == [whole[2], whole[0]]
-    biased = likeliest(outcome(logits, logit_bias={7: 100.0, whole[1][0]: -100.0}), 2)
+    whole = top_tokens(outcome(logits), 3)
+    assert top_tokens(outcome(logits), 3, [2, 0]) == [whole[2], whole[0]]
+    biased = top_tokens(outcome(logits, logit_bias={7: 100.0, whole[1][0]: -100.0}), 2)
     assert all(row[0] == 7 for row in biased)
     assert biased[1][1] == whole[1][1]
 
 
 def test_an_unknown_is_some_token_of_the_prompt() -> None:
     prompt = [5, 6, 7, 8, 9]
-    assert {unknown(prompt, position) for position in range(5)} == set(prompt)
-    assert unknown([3], 10**6) == 3
+    assert {initial_draft_token(prompt, position) for position in range(5)} == set(prompt)
+    assert initial_draft_token([3], 10**6) == 3

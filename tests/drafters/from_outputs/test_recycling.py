@@ -57,10 +57,10 @@ def test_logits_of_rejected_nodes_are_recycled_too() -> None:
     logits[1, [6, 7]] = torch.tensor([2.0, 1.0])
     logits[2, [8, 9]] = torch.tensor([1.0, 2.0])
     drafter.observe(Outcome(state, tree, (), (4,), 0, SamplingParams(), logits))
-    assert [state.successors.after(token) for token in (1, 2, 3)] == [(4, 5), (6, 7), (9, 8)]
+    assert [state.successors.get(token) for token in (1, 2, 3)] == [(4, 5), (6, 7), (9, 8)]
     biased = SamplingParams(logit_bias={4: -100.0, 10: 50.0})
     drafter.observe(Outcome(state, TokenTree.chain([1]), (), (5,), 0, biased, logits[:1]))
-    assert state.successors.after(1) == (10, 5)
+    assert state.successors.get(1) == (10, 5)
 
 
 def test_a_model_that_looks_back_one_token_is_learned() -> None:
@@ -76,9 +76,9 @@ def test_the_prompt_is_read() -> None:
     drafter, prompt = met(Recycling(top_k=2)), [1, 2, 1, 3, 1, 4, 1]
     state = drafter.start(prompt)
     drafter.propose([context(state, prompt)])
-    assert state.successors.after(1) == (4, 3)
-    assert state.successors.after(4) == (1,)
-    assert state.successors.after(9) == ()
+    assert state.successors.get(1) == (4, 3)
+    assert state.successors.get(4) == (1,)
+    assert state.successors.get(9) == ()
 
 
 def test_without_logits_the_text_is_read_with_the_next_proposal() -> None:
@@ -88,13 +88,13 @@ def test_without_logits_the_text_is_read_with_the_next_proposal() -> None:
         drafter.observe(Outcome(state, TokenTree.chain(text[-1:]), (), (token,), len(text) - 1, SamplingParams()))
         text.append(token)
     drafter.propose([context(state, text)])
-    assert [state.successors.after(token) for token in (1, 2, 3, 4)] == [(4, 2), (3,), (1,), ()]
+    assert [state.successors.get(token) for token in (1, 2, 3, 4)] == [(4, 2), (3,), (1,), ()]
     logits = torch.zeros(1, 16)
     logits[0, [8, 9]] = torch.tensor([2.0, 1.0])
     drafter.observe(Outcome(state, TokenTree.chain([4]), (), (8,), 4, SamplingParams(), logits))
     drafter.observe(Outcome(state, TokenTree.chain([8]), (), (5,), 5, SamplingParams()))
     drafter.propose([context(state, [*text, 8, 5])])
-    assert [state.successors.after(token) for token in (4, 8)] == [(8, 9), (5,)]
+    assert [state.successors.get(token) for token in (4, 8)] == [(8, 9), (5,)]
 
 
 def test_the_table_is_bounded_and_forgets_what_was_met_longest_ago() -> None:
@@ -102,9 +102,9 @@ def test_the_table_is_bounded_and_forgets_what_was_met_longest_ago() -> None:
     for token in (1, 2, 3, 1, 4):
         table.put(token, [token, 9, 9])
     assert list(table.rows) == [3, 1, 4]
-    assert table.after(1) == (1, 9)
+    assert table.get(1) == (1, 9)
     state = met(Recycling(max_tokens=16)).start(list(range(1000)))
-    state.learn(list(range(1000)), 1000)
+    state.read_text(list(range(1000)), 1000)
     assert len(state.successors.rows) == 16
 
 
@@ -112,7 +112,7 @@ def test_tables_are_the_request_s_own_or_shared() -> None:
     for shared in (False, True):
         drafter = met(Recycling(shared=shared))
         drafter.propose([context(drafter.start([1, 2]), [1, 2])])
-        assert drafter.start([9]).successors.after(1) == ((2,) if shared else ())
+        assert drafter.start([9]).successors.get(1) == ((2,) if shared else ())
 
 
 def test_a_saved_table_warms_the_next_one(tmp_path: Path) -> None:
@@ -124,8 +124,8 @@ def test_a_saved_table_warms_the_next_one(tmp_path: Path) -> None:
     drafter.save(path)
     warm = met(Recycling(table=str(path), top_k=1), "mine")
     first, second = warm.start([7, 8]), warm.start([5])
-    assert first.successors.after(1) == (4,)
-    assert second.successors.after(7) == ()  # requests go their own ways
+    assert first.successors.get(1) == (4,)
+    assert second.successors.get(7) == ()  # requests go their own ways
     assert list(tmp_path.iterdir()) == [path]
     with pytest.raises(OptionError, match="shared=True"):
         warm.save(path)

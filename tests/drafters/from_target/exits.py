@@ -52,7 +52,7 @@ def kangaroo_of(drafter: Any) -> KangarooProposer:
 
 
 def assert_no_blocks(drafter: Any) -> None:
-    beside = kangaroo_of(drafter).exit._beside
+    beside = kangaroo_of(drafter).early_exit._side_cache
     assert beside is not None
     allocator = beside.cache.allocator
     assert allocator.num_free == allocator.num_blocks
@@ -72,8 +72,8 @@ class Slow:
 
     def __init__(self, decoder: Decoder, drafter: Any) -> None:
         found = kangaroo_of(drafter)
-        self.decoder, self.layer = decoder, found.exit.layers
-        self.adapter = KangarooAdapter(found.exit.adapter.shape, decoder.config)
+        self.decoder, self.layer = decoder, found.early_exit.layers
+        self.adapter = KangarooAdapter(found.early_exit.adapter.shape, decoder.config)
         tensors = load_file(Path(str(found.options.model)) / "model.safetensors")
         self.adapter.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
 

@@ -15,7 +15,7 @@ from drafters.helpers import within
 from pronk.drafters import DraftContext, Proposer, make_drafter
 from pronk.drafters.from_draft.draft_model import ModelProposer
 from pronk.drafters.shared.chain import Chain
-from pronk.drafters.shared.draft import Draft, DraftLane
+from pronk.drafters.shared.draft import DraftLane, DraftRunner
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.errors import CheckpointError, OptionError
@@ -44,7 +44,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 LONG = [random.Random(seed).choices(range(VOCAB), k=length) for seed, length in enumerate((60, 5, 530))]
 
 
-def model_of(drafter: Any) -> Draft:
+def model_of(drafter: Any) -> DraftRunner:
     return within(drafter, ModelProposer)[0].draft
 
 
@@ -58,12 +58,14 @@ class Said:
     logits: Tensor
 
 
-def listen(draft: Draft) -> list[Said]:
+def listen(draft: DraftRunner) -> list[Said]:
     """All that the draft will say."""
-    notes, feed, branch, grow = list[Said](), draft.feed, draft.branch, draft.grow
+    notes, feed, branch, grow = list[Said](), draft.forward_tokens, draft.forward_trees, draft.draft_chain
 
     def note(lane: Any, text: list[int], logits: Tensor) -> None:
-        notes.append(Said(text, lane.beside.length, lane.beside.released * 16, logits.clone()))
+        notes.append(
+            Said(text, lane.target_block_table.length, lane.target_block_table.num_released * 16, logits.clone())
+        )
 
     def fed(lanes: Sequence[DraftLane], tokens: Sequence[Sequence[int]]) -> list[Tensor]:
         rows = feed(lanes, tokens)
@@ -87,7 +89,7 @@ def listen(draft: Draft) -> list[Said]:
         for number, guess in enumerate(chain.draft_tokens):
             note(lane, text + chain.tokens[:number], torch.from_numpy(guess.scores))
 
-    draft.feed, draft.branch, draft.grow = fed, branched, grown  # type: ignore[method-assign]
+    draft.forward_tokens, draft.forward_trees, draft.draft_chain = fed, branched, grown  # type: ignore[method-assign]
     return notes
 
 

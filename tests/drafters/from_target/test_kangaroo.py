@@ -72,7 +72,7 @@ def test_nothing_is_computed_twice(calm: float, eta: float, monkeypatch: pytest.
     """A place is computed once for every token that has ever been there: in the first layers, and in all others."""
     decoder = calm_decoder(calm=calm)
     engine, drafter = watched(decoder, named(decoder, num_tokens=4, eta=eta))
-    rows, beside = Calls(engine.cache, monkeypatch), kangaroo_of(drafter).exit._beside
+    rows, beside = Calls(engine.cache, monkeypatch), kangaroo_of(drafter).early_exit._side_cache
     assert beside is not None
     own = Calls(beside.cache, monkeypatch)
     request = make_request(text(0, 50), SamplingParams(max_tokens=40, seed=0, temperature=0.7), drafter)
@@ -120,13 +120,13 @@ def test_a_whole_target_that_exits_early_is_always_right() -> None:
 def test_requests_share_passes() -> None:
     decoder = calm_decoder()
     engine, drafter = watched(decoder, named(decoder, num_tokens=3, eta=0))
-    begin, passes = kangaroo_of(drafter).exit.runner.begin, list[int]()
+    begin, passes = kangaroo_of(drafter).early_exit.runner.run_first_layers, list[int]()
 
     def counted(jobs: Sequence[Any], layers: int) -> list[Tensor]:
         passes.append(len(jobs))
         return begin(jobs, layers)
 
-    kangaroo_of(drafter).exit.runner.begin = counted  # type: ignore[method-assign]
+    kangaroo_of(drafter).early_exit.runner.run_first_layers = counted  # type: ignore[method-assign]
     requests = decode(engine, drafter, [text(2, 7), text(3, 30), text(4, 2)], max_tokens=20)
     steps = max(len(drafter.of(request)) for request in requests)
     assert len(passes) <= 3 * steps
@@ -213,7 +213,7 @@ def test_a_pool_without_room_for_the_adapter() -> None:
     decoder = calm_decoder()
     for blocks in (0, 2, 3):
         engine, drafter = watched(decoder, named(decoder))
-        beside = kangaroo_of(drafter).exit._beside
+        beside = kangaroo_of(drafter).early_exit._side_cache
         assert beside is not None
         beside.cache.resize(blocks)
         one, other = decode(engine, drafter, [text(7, 20), text(8, 20)], max_tokens=20)
@@ -245,7 +245,7 @@ def test_a_request_that_saves_decodes_plainly_where_guessing_does_not_pay() -> N
     decoder = calm_decoder()
     for dear in (True, False):
         engine, drafter = watched(decoder, named(decoder, eta=0, num_tokens=6), costs=flat(1.0))
-        kangaroo_of(drafter).exit._times = GivenTimes(flat(100.0 if dear else 0.001))
+        kangaroo_of(drafter).early_exit._cost_model = GivenTimes(flat(100.0 if dear else 0.001))
         (request,) = decode(engine, drafter, [[1, 2, 3]], max_tokens=40)
         guessed = [asked.tree.num_draft_tokens for asked in drafter.of(request)]
         assert guessed.count(0) > len(guessed) / 2 if dear else guessed.count(0) <= 1
@@ -258,7 +258,7 @@ def test_prices_are_those_of_its_passes(adapter: str) -> None:
     decoder = calm_decoder()
     engine = make_engine(decoder)
     drafter = make_drafter(named(decoder, 2, adapter)).bind(engine.target)
-    exit_ = kangaroo_of(drafter).exit
+    exit_ = kangaroo_of(drafter).early_exit
     assert exit_.step_cost(flat(1.0), 0, 2) is None
     decode(engine, drafter, PROMPTS[:2])
     step_cost = exit_.step_cost(flat(1.0), 0, 2)
@@ -274,11 +274,11 @@ def test_meeting_a_target() -> None:
     drafter = make_drafter(spec())
     bound, again = drafter.bind(engine.target), drafter.bind(engine.target)
     assert bound.options == again.options == drafter
-    assert bound.exit is again.exit
+    assert bound.early_exit is again.early_exit
     assert bound.bind(engine.target) is bound
     other = drafter.bind(make_engine(tiny_decoder()).target)
     assert other.options == drafter
-    assert other.exit is not bound.exit
+    assert other.early_exit is not bound.early_exit
     assert set(engine.cache.hidden) == {1}
     late = adapter_folder(calm_decoder(), 3)
     with pytest.raises(CheckpointError, match=r"drafter\.json: exit-layer: expected 1 to 1 for a target of 2 layers"):

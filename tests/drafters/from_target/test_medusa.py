@@ -189,7 +189,7 @@ def test_it_rests_where_the_engine_keeps_nothing() -> None:
     state, text = heard(drafter, [4]), [4, 6]
 
     def offers(*, thrifty: bool) -> bool:
-        (tree,) = drafter.propose([replace(context(state, text), thrifty=thrifty)])
+        (tree,) = drafter.propose([replace(context(state, text), prune_unprofitable=thrifty)])
         return tree.num_draft_tokens > 0
 
     def hear(tree: TokenTree, *path: int) -> None:
@@ -215,7 +215,7 @@ def test_it_rests_where_the_engine_keeps_nothing() -> None:
     (tree,) = drafter.propose([context(state, text)])
     hear(tree)
     hear(TokenTree.chain(text[-1:]))
-    assert state.rest.steps == 2
+    assert state.backoff.steps == 2
 
 
 def test_limits() -> None:

@@ -218,10 +218,10 @@ def test_nothing_is_drafted_where_there_is_no_room(seen: Seen) -> None:
     engine = make_engine(decoder)
     drafter = make_drafter(f"multi_token(model={heads_folder()!r})").bind(engine.target)
     assert isinstance(drafter, MultiTokenProposer)
-    drafter.loaded.beside.cache.resize(2)  # 32 tokens
+    drafter.loaded.side_cache.cache.resize(2)  # 32 tokens
     requests = [make_request(list(prompt), SamplingParams(max_tokens=12), drafter) for prompt in PROMPTS]
     run(engine, requests)
     assert_plain(engine, requests)
     assert not any(draft_tokens for text, draft_tokens in seen if len(text) > 40)
     assert any(draft_tokens for *_, draft_tokens in seen)
-    assert not drafter.loaded.beside.cache.in_use
+    assert not drafter.loaded.side_cache.cache.in_use

@@ -148,13 +148,13 @@ def test_it_rests_only_where_it_could_have_guessed() -> None:
     stage, text = Stage("multi_token"), [1, 2, 3, 4, 5, 6]
     drafter, bare = stage.drafter, TokenTree.chain(text[-1:])
     state = stage.start(text)
-    able = replace(stage.context(state, text), thrifty=True)
+    able = replace(stage.context(state, text), prune_unprofitable=True)
     unable = replace(able, block_table=type(able.block_table)())  # the target's cache has nothing of the text
     for context, steps in ((unable, 0), (able, 2)):
         (tree,) = drafter.propose([context])
         assert (tree.num_draft_tokens > 0) == (context is able)
         drafter.observe(outcome(drafter, state, text, bare, (), [7]))
-        assert state.rest.steps == steps
+        assert state.backoff.steps == steps
     stage.stop(state)
 
 

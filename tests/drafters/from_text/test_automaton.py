@@ -31,7 +31,7 @@ def longest(counts: Following, tail: Sequence[int], most: int) -> tuple[int, ...
 def check_place(automaton: SuffixAutomaton, place: tuple[int, int], want: Sequence[int], counts: Following) -> None:
     state, length = place
     assert length == len(want)
-    found = [(each.token, each.times) for each in automaton.continuations(state)]
+    found = [(each.token, each.num_occurrences) for each in automaton.continuations(state)]
     assert found == list(counts[tuple(want)].items())[::-1]
 
 
@@ -76,7 +76,10 @@ def test_worked_example_of_the_module() -> None:
     automaton = grown("ababc", max_match=16)
     place = automaton.match(codes("xab"))
     assert place[1] == 2
-    assert [(chr(each.token), each.times) for each in automaton.continuations(place[0])] == [("c", 1), ("a", 1)]
+    assert [(chr(each.token), each.num_occurrences) for each in automaton.continuations(place[0])] == [
+        ("c", 1),
+        ("a", 1),
+    ]
     assert automaton.shorter(place[0]) == (0, 0)
     assert automaton.match(codes("abc")) == (0, 0)  # known, but nothing follows
     assert automaton.match(codes("bab"))[1] == 3
@@ -115,7 +118,7 @@ def test_a_text_that_is_known_takes_no_memory(letters: int) -> None:
         automaton.end_text()
         sizes.append(automaton.nbytes)
     assert sizes[0] == sizes[1] == sizes[2]
-    assert sum(each.times for each in automaton.continuations(0)) == 1500 or letters == 500
+    assert sum(each.num_occurrences for each in automaton.continuations(0)) == 1500 or letters == 500
 
 
 @pytest.mark.parametrize(("letters", "most"), [(1, 35), (2, 75), (8, 65), (4096, 200)])

@@ -7,7 +7,14 @@ from dataclasses import dataclass
 import pytest
 
 from pronk.drafters.from_text._automaton import SuffixAutomaton
-from pronk.drafters.from_text._growth import PRIORS, CompiledGrowth, SuffixIndex, TreeGrower, TreeGrowth, TreeLimits
+from pronk.drafters.from_text._growth import (
+    PRIORS,
+    CompiledTreeBuilder,
+    PythonTreeBuilder,
+    SuffixIndex,
+    TreeBuilder,
+    TreeLimits,
+)
 from pronk.kernels.suffixes import CompiledSuffixes, open_suffix_library
 from pronk.sampling.params import SamplingParams
 from pronk.speculation.acceptance_rates import AcceptanceRates
@@ -25,17 +32,17 @@ class Side:
 
     sources: Sequence[SuffixIndex]
     rates: AcceptanceRates
-    growth: TreeGrower
+    growth: TreeBuilder
 
 
 def sides(max_match: int, sources: int) -> tuple[Side, Side]:
     plain, compiled = (AcceptanceRates("suffix", PRIORS, SharedAcceptance(AcceptanceStats())) for _ in range(2))
     return (
-        Side([SuffixAutomaton(max_match) for _ in range(sources)], plain, TreeGrowth(plain, "suffix")),
+        Side([SuffixAutomaton(max_match) for _ in range(sources)], plain, PythonTreeBuilder(plain, "suffix")),
         Side(
             [CompiledSuffixes(LIBRARY, max_match) for _ in range(sources)],
             compiled,
-            CompiledGrowth(LIBRARY, compiled, "suffix"),
+            CompiledTreeBuilder(LIBRARY, compiled, "suffix"),
         ),
     )
 
@@ -77,7 +84,7 @@ def look(
         source.extend(other)
         if len(other) % 2:
             source.end_text()
-    return side.growth.grow(side.sources, text, limits)
+    return side.growth.build(side.sources, text, limits)
 
 
 def piece(dice: random.Random, text: Sequence[int], letters: int) -> list[int]:
@@ -114,7 +121,7 @@ def test_many_continuations() -> None:
             for token in range(1, 301):
                 side.sources[0].extend((first, token + 1000))
             side.sources[0].extend((first, 1005, first))
-        trees = [side.growth.grow(side.sources, (first,), TreeLimits(128, 1, 1, 1.0, 0.0)) for side in both]
+        trees = [side.growth.build(side.sources, (first,), TreeLimits(128, 1, 1, 1.0, 0.0)) for side in both]
         assert trees[0] == trees[1]
         assert set(trees[0].tokens[1:]) == set(range(1001, 1129))
         assert trees[0].tokens[1] == 1005
@@ -132,7 +139,7 @@ def test_what_is_believed_is_asked_again_once_the_temperature_is_known() -> None
         side.sources[0].extend((1, 2, 3, 1))
         side.rates.known.acceptance_stats = acceptance_stats
     for temperature in (None, 0.0):
-        trees = [side.growth.grow(side.sources, (1,), TreeLimits(1, 1, 1, 1.0, 0.0)) for side in both]
+        trees = [side.growth.build(side.sources, (1,), TreeLimits(1, 1, 1, 1.0, 0.0)) for side in both]
         assert trees[0] == trees[1]
         assert trees[0].gain is not None
         gains.add(trees[0].gain[1])

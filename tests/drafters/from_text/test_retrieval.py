@@ -11,7 +11,7 @@ from drafters.from_text.stores import VOCABULARY, followers, random_documents, w
 from drafters.helpers import context, met
 from pronk import LLM
 from pronk.drafters.from_text.datastore.layout import SUFFIXES, Header
-from pronk.drafters.from_text.retrieval import _PRIORS, _WAYS, Retrieval, RetrievalProposer, _way
+from pronk.drafters.from_text.retrieval import _NUM_SHARES, _PRIORS, Retrieval, RetrievalProposer, _kind_of
 from pronk.errors import CheckpointError, OptionError
 from pronk.models.clone_models import default_model
 from pronk.sampling.params import SamplingParams
@@ -46,9 +46,9 @@ def test_the_example_of_the_docstring(folder: Path) -> None:
     tree = propose(drafter, [3, RETURN, SELF])
     assert tree.tokens == (SELF, DOT, NAME, END, VALUE, COMMA)
     assert tree.parents == (-1, 0, 1, 2, 1, 0)
-    ways = [_way(2, 5, 6), _way(3, 3, 5), _way(4, 3, 3), _way(3, 2, 5), _way(2, 1, 6)]
+    ways = [_kind_of(2, 5, 6), _kind_of(3, 3, 5), _kind_of(4, 3, 3), _kind_of(3, 2, 5), _kind_of(2, 1, 6)]
     assert tree.origin == (("", 0), *(("retrieval", way) for way in ways))
-    edges = [1.0, *(_PRIORS[way // _WAYS][way % _WAYS] for way in ways)]
+    edges = [1.0, *(_PRIORS[way // _NUM_SHARES][way % _NUM_SHARES] for way in ways)]
     assert tree.gain is not None
     for node in range(1, len(tree)):
         assert tree.gain[node] == pytest.approx(edges[node] * tree.gain[tree.parents[node]])
@@ -121,8 +121,8 @@ def every_gain(documents: list[list[int]], tokens: list[int]) -> dict[tuple[int,
         # At the end of a document the text goes on too, but only below the root are such places left out of the count.
         total = len([token for token in after if token >= 0]) if not path else len(after)
         for token in {token for token in after if token >= 0}:
-            way = _way(length + len(path), after.count(token), total)
-            gains[*path, token] = gains[path] * _PRIORS[way // _WAYS][way % _WAYS]
+            way = _kind_of(length + len(path), after.count(token), total)
+            gains[*path, token] = gains[path] * _PRIORS[way // _NUM_SHARES][way % _NUM_SHARES]
     return gains
 
 
@@ -147,12 +147,15 @@ def test_it_learns_what_was_accepted(folder: Path) -> None:
 
 def test_priors_fit_the_ways(folder: Path) -> None:
     ways = {
-        _way(length, count, total) for length in range(1, 90) for total in range(1, 200) for count in range(1, total)
+        _kind_of(length, count, total)
+        for length in range(1, 90)
+        for total in range(1, 200)
+        for count in range(1, total)
     }
     known = bound(folder).start([]).priors
     assert ways <= set(known)
-    assert len(known) == len(_PRIORS) * _WAYS
-    assert all(len(row) == _WAYS and all(0 < rate < 1 for rate in row) for row in _PRIORS)
+    assert len(known) == len(_PRIORS) * _NUM_SHARES
+    assert all(len(row) == _NUM_SHARES and all(0 < rate < 1 for rate in row) for row in _PRIORS)
 
 
 def test_the_wrong_datastore_is_refused(folder: Path) -> None:

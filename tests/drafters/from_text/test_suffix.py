@@ -12,7 +12,7 @@ import pytest
 
 from drafters.helpers import context, met
 from pronk.drafters.from_text import _growth
-from pronk.drafters.from_text._growth import PRIORS, SuffixIndex, TreeLimits, growth
+from pronk.drafters.from_text._growth import PRIORS, SuffixIndex, TreeLimits, make_tree_builder
 from pronk.drafters.from_text._suffix_store import SuffixStore
 from pronk.drafters.from_text.suffix import Suffix, SuffixProposer, SuffixState
 from pronk.errors import OptionError
@@ -73,7 +73,9 @@ def answer(drafter: SuffixProposer, prompt: str, output: str) -> None:
 
 def known(strings: SuffixIndex, token: int) -> bool:
     """Whether something followed this token."""
-    found = growth(AcceptanceRates("suffix", PRIORS), "suffix").grow([strings], [token], TreeLimits(1, 1, 1, 1.0, 0.0))
+    found = make_tree_builder(AcceptanceRates("suffix", PRIORS), "suffix").build(
+        [strings], [token], TreeLimits(1, 1, 1, 1.0, 0.0)
+    )
     return found.num_draft_tokens > 0
 
 
@@ -187,17 +189,17 @@ def test_other_requests_profit_from_outputs_but_not_from_prompts() -> None:
     off = bound(min_match=3, store_tokens=0)
     answer(off, "a question", "the answer")
     assert branches(guess(off, "say the a")) == set()
-    assert off.past.nbytes == 0
+    assert off.store.nbytes == 0
 
 
 def test_the_store_makes_no_difference_between_drafters() -> None:
     drafter = bound()
     answer(drafter, "a", "b")
-    assert drafter.past.num_tokens == 1
+    assert drafter.store.num_tokens == 1
     assert drafter.options == Suffix()
     assert hash(drafter.options) == hash(Suffix())
     for options in (drafter.options, replace(drafter.options, num_nodes=3)):
-        assert met(options, "v", VOCAB).past.num_tokens == 0
+        assert met(options, "v", VOCAB).store.num_tokens == 0
 
 
 def test_state_is_that_of_a_fresh_replay() -> None:
@@ -212,7 +214,7 @@ def test_state_is_that_of_a_fresh_replay() -> None:
         observe(drafter, fresh, list(prompt), text[len(prompt) :])
         drafter.propose([context(each, text) for each in (state, fresh)])
         assert fresh == state
-        assert fresh.text.num_tokens == len(text)
+        assert fresh.index.num_tokens == len(text)
 
 
 def test_the_store_forgets_the_oldest() -> None:
@@ -243,7 +245,7 @@ def test_a_file_outlives_the_process(tmp_path: Path) -> None:
     assert lines[0] == HEADER
     assert [json.loads(line) for line in lines[1:]] == [codes("the answer"), codes("more text")] * 2
     again = bound(min_match=3, store=str(path))
-    assert again.past.num_tokens == 2 * len("the answer" + "more text")
+    assert again.store.num_tokens == 2 * len("the answer" + "more text")
     assert branches(guess(again, "say the a")) == {"nswer"}
     assert branches(guess(again, "some more t")) == {"ext"}
 
@@ -264,12 +266,12 @@ def test_outputs_of_another_vocabulary_are_not_mixed_in(tmp_path: Path) -> None:
     answer(drafter, "a", "early words")
     assert branches(guess(drafter, "early w")) == {"ords"}
     assert branches(guess(other, "early w")) == set()
-    assert other.past.num_tokens == 0
+    assert other.store.num_tokens == 0
     path = tmp_path / "store.jsonl"
     answer(bound(store=str(path)), "a", "early words")
     with pytest.raises(OptionError, match="expected outputs of the vocabulary w, found v; give every tokenizer a file"):
         bound("w", store=str(path))
-    assert bound(store=str(path)).past.num_tokens == len("early words")
+    assert bound(store=str(path)).store.num_tokens == len("early words")
 
 
 @pytest.mark.parametrize("torn", ["[1, 2", "[1, 2]", "[", HEADER[:30]])
@@ -277,7 +279,7 @@ def test_a_torn_last_line_is_cut(tmp_path: Path, torn: str) -> None:
     path = tmp_path / "store.jsonl"
     path.write_text(HEADER + "[5, 6, 7]\n" + torn)
     drafter = bound(store=str(path))
-    assert drafter.past.num_tokens == 3
+    assert drafter.store.num_tokens == 3
     answer(drafter, "a", "bc")
     assert path.read_text() == HEADER + "[5, 6, 7]\n[98, 99]\n"
 
@@ -361,7 +363,7 @@ def test_a_large_file_is_cut_down_to_its_end(tmp_path: Path) -> None:
     outputs = [[number] * 10 for number in range(50)]
     path.write_text(HEADER + "".join(f"{json.dumps(output)}\n" for output in outputs) + "[1")
     drafter = bound(store=str(path), store_tokens=45)
-    assert drafter.past.num_tokens <= 45
+    assert drafter.store.num_tokens <= 45
     assert path.read_text() == HEADER + "".join(f"{json.dumps(output)}\n" for output in outputs[-4:])
     assert os.listdir(tmp_path) == ["store.jsonl"]  # noqa: PTH208
     answer(drafter, "a", "bc")
@@ -377,7 +379,7 @@ def test_what_cannot_pay_for_its_row_is_not_guessed() -> None:
     for price in (0.0, 0.05, 0.3):
         for thrifty in (True, False):
             costs = CostCurve((1, 8), (1.0, 1.0 + 7 * price))
-            asked = replace(context(drafter.start(text), text), costs=costs, thrifty=thrifty)
+            asked = replace(context(drafter.start(text), text), costs=costs, prune_unprofitable=thrifty)
             (trees[price, thrifty],) = drafter.propose([asked])
     whole = trees[0.0, True]
     assert whole.gain is not None

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pronk.drafters.shared.rank_tree import Path, best_paths, check_paths, main_chain_first, reached
+from pronk.drafters.shared.rank_tree import Path, best_paths, check_paths, main_chain_first, path_probability
 from pronk.errors import OptionError
 
 
@@ -21,7 +21,7 @@ def test_no_tree_of_the_size_accepts_more(size: int) -> None:
         accuracies = [sorted((dice.random() for _ in range(2)), reverse=True) for _ in range(3)]
         every = [path for depth in (1, 2, 3) for path in product(range(2), repeat=depth)]
         expected = {
-            paths: sum(reached(accuracies, path) for path in paths)
+            paths: sum(path_probability(accuracies, path) for path in paths)
             for paths in combinations(every, size)
             if closed(paths)
         }

@@ -89,9 +89,9 @@ def test_the_larger_gain_and_its_origin_count() -> None:
     assert tree.origin == (("", 0), ("b", 2), ("d", 4))
     assert trie.child(0, 5) == one
     assert trie.child(0, 6) is None
-    assert trie.forks(0, 6)
-    assert not trie.forks(0, 5)
-    assert not trie.forks(2, 7)
+    assert trie.adds_sibling(0, 6)
+    assert not trie.adds_sibling(0, 5)
+    assert not trie.adds_sibling(2, 7)
 
 
 def test_merging_whole_trees() -> None:

@@ -160,11 +160,11 @@ def test_guessing_changes_nothing(family: str, checkpoint: MakeCheckpoint, tmp_p
 def test_a_draft_is_loaded_again_when_its_file_is_written_again(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     path = convert(checkpoint("llama", **SHAPE), tmp_path / "a.gguf", "Q8_0")
     target = LLM(path, kernels="torch").target
-    made = [target.share(path, "x", make=torch.nn.Module) for _ in range(2)]
+    made = [target.load_shared(path, "x", load=torch.nn.Module) for _ in range(2)]
     assert made[0] is made[1]
     shutil.copyfile(path, tmp_path / "b")
     (tmp_path / "b").rename(path)
-    assert not target.current(made[0])
+    assert not target.is_current(made[0])
 
 
 def test_fingerprint(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:

@@ -331,7 +331,7 @@ def test_hostile_texts_are_parsed_in_linear_time(text: str) -> None:
 def random_text(tokenizer: Tokenizer, guide: Guide, seed: int, trigger: int | None, length: int = 400) -> list[int]:
     """Draw random tokens that the guide allows, up to an end token; with probability 0.05 the begin marker."""
     rng = random.Random(seed)
-    follower = Grammars(tokenizer, tokenizer.vocab_size, [0]).compile(guide).follower()
+    follower = Grammars(tokenizer, tokenizer.vocab_size, [0]).compile(guide).new_processor()
     tokens = list[int]()
     while len(tokens) < length:
         mask = follower.mask(torch.zeros(tokenizer.vocab_size))
@@ -375,13 +375,13 @@ def test_the_grammar_guides_calls_whose_markers_are_ordinary_text(free: bool) ->
         tokenizer = tool_tokenizer(family, tokens=False)
         form = find_form(tokenizer)
         grammars = Grammars(tokenizer, tokenizer.vocab_size, [0])
-        follower = grammars.compile(form.guide(SCHEMAS, free=free, several=True)).follower()
+        follower = grammars.compile(form.guide(SCHEMAS, free=free, several=True)).new_processor()
         good = f'{begin}add{form.middle}{{"a": 7, "b": "x}}"}}}}'
         for at, letter in enumerate(good):
             (token,) = tokenizer.encode(letter)[:1]
             # The mask allows one tokenization of forced text; the test advances letter by letter anyway.
-            assert follower.legal(token) or tokenizer.decode(follower.forced()).startswith(letter), good[: at + 1]
-            others = [bad for bad in '"x} ,_:\n' if bad != letter and follower.legal(tokenizer.encode(bad)[0])]
+            assert follower.allows(token) or tokenizer.decode(follower.forced()).startswith(letter), good[: at + 1]
+            others = [bad for bad in '"x} ,_:\n' if bad != letter and follower.allows(tokenizer.encode(bad)[0])]
             inside = good[:at].endswith(begin + "add")
             assert at < len(begin) or not others or inside or good[at - 1] in '7"', (good[:at], others)
             follower.advance(token)
@@ -393,7 +393,7 @@ def test_schemas_cannot_change_how_json_is_written() -> None:
     tokenizer = tool_tokenizer("llama")
     form = find_form(tokenizer)
     compile_guide = Grammars(tokenizer, tokenizer.vocab_size, [0]).compile
-    follower = compile_guide(form.guide({"add": arguments_schema(loose)}, free=False, several=False)).follower()
+    follower = compile_guide(form.guide({"add": arguments_schema(loose)}, free=False, several=False)).new_processor()
     assert tokenizer.decode(follower.forced()).startswith('{"name": "add", "parameters": {"a":')
     with pytest.raises(OptionError, match="guide: grammar: expected one that can be followed"):
         compile_guide(

@@ -103,19 +103,19 @@ class GrammarProposer(CompositeProposer):
                 samplers.enter_context(contexts[i].sampler.after(leads[i]))
             for i, tree in zip(drafting, self.parts[0].propose([views[i] for i in drafting]), strict=True):
                 trees[i] = tree
-        return [self._joined(*each) for each in zip(contexts, leads, trees, strict=True)]
+        return [self._add_forced(*each) for each in zip(contexts, leads, trees, strict=True)]
 
-    def _joined(self, context: DraftContext[Parts], lead: Sequence[int], tree: TokenTree) -> TokenTree:
+    def _add_forced(self, context: DraftContext[Parts], lead: Sequence[int], tree: TokenTree) -> TokenTree:
         if context.sampler.guide is None:
             return tree
         grown = _ForcedTree(self.parts[0].name, context, lead, tree)
         with context.sampler.after():
-            grown.force()
+            grown.add_forced_chains()
         return grown.tree()
 
 
 class _ForcedTree:
-    """The part's tree below a forced chain; :meth:`force` extends it by the chains forced at its nodes."""
+    """The part's tree below a forced chain, and the chains that the guide forces at its nodes."""
 
     def __init__(self, name: str, context: DraftContext[Parts], lead: Sequence[int], tree: TokenTree) -> None:
         above = len(lead)
@@ -134,13 +134,13 @@ class _ForcedTree:
             if self.verify[node]:
                 self.children[self.parents[node]].append(node)
 
-    def force(self) -> None:
+    def add_forced_chains(self) -> None:
         """Add the forced chains below all nodes that the guide allows."""
         guide = self.context.sampler.guide
         assert guide is not None
 
         def visit_node(node: int) -> bool:
-            if not guide.legal(self.tokens[node]):
+            if not guide.allows(self.tokens[node]):
                 return False
             guide.advance(self.tokens[node])
             chain = guide.forced()

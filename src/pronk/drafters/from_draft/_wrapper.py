@@ -36,15 +36,15 @@ class Wrapper(ChainDrafter):
         if not isinstance(self.parts, tuple) or len(self.parts) != 1 or not isinstance(self.parts[0], ChainDrafter):
             msg = f"{self.name}: expected one drafter of chains, such as draft_model; found {self.parts!r}"
             raise OptionError(msg)
-        if self.inner.expands:
+        if self.inner.proposes_tree:
             outer = self.inner.name
             if outer == self.name:
-                instead = f"one {outer} is enough"
+                advice = f"one {outer} is enough"
             elif isinstance(self.inner, Wrapper):
-                instead = f"write {outer}({self.name}(…)) instead"
+                advice = f"write {outer}({self.name}(…)) instead"
             else:
-                instead = "leave out its tree"
-            msg = f"{self.name}: expected a drafter of chains, found {outer}; {instead}"
+                advice = "leave out its tree"
+            msg = f"{self.name}: expected a drafter of chains, found {outer}; {advice}"
             raise OptionError(msg)
 
     @property
@@ -77,12 +77,12 @@ class WrapperProposer(ChainProposer[WrappedState[Own]]):
         return self
 
     @abstractmethod
-    def fresh(self) -> Own:
+    def make_own_state(self) -> Own:
         """Return the wrapper's own state for a new request."""
 
     def start(self, prompt: Sequence[int]) -> WrappedState[Own]:
         """Return both states for a new request."""
-        return WrappedState(self.fresh(), self.inner.start(prompt))
+        return WrappedState(self.make_own_state(), self.inner.start(prompt))
 
     def observe(self, outcome: Outcome[WrappedState[Own]]) -> None:
         """Pass the outcome to the inner proposer."""
@@ -96,8 +96,11 @@ class WrapperProposer(ChainProposer[WrappedState[Own]]):
         """Stop the inner state."""
         self.inner.stop(state.inner)
 
-    def within(self, contexts: Sequence[DraftContext[WrappedState[Own]]], most: int) -> list[DraftContext[Any]]:
-        """Return the contexts for the inner proposer, limited to chains of ``most`` tokens."""
+    def inner_contexts(
+        self, contexts: Sequence[DraftContext[WrappedState[Own]]], max_depth: int
+    ) -> list[DraftContext[Any]]:
+        """Return the contexts for the inner proposer, limited to chains of ``max_depth`` tokens."""
         return [
-            replace(context, state=context.state.inner, max_depth=min(context.max_depth, most)) for context in contexts
+            replace(context, state=context.state.inner, max_depth=min(context.max_depth, max_depth))
+            for context in contexts
         ]

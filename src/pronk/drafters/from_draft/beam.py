@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from pronk.checks import check_integer
-from pronk.drafters.from_draft._branches import Branches, compute, model_context
+from pronk.drafters.from_draft._branches import Branches, compute_new_nodes, model_context
 from pronk.drafters.from_draft.draft_model import DraftModel, DraftState, ModelDrafter, ModelProposer
 from pronk.drafters.shared.composite import Composite, CompositeProposer, Parts
 from pronk.drafters.shared.trie import Trie
@@ -28,8 +28,8 @@ __all__ = ["Beam"]
 class _Branch:
     """A branch: probability of its path, tokens with their probabilities, and its last node, if open."""
 
-    reach: float
-    steps: tuple[tuple[int, float], ...] = ()
+    probability: float
+    tokens: tuple[tuple[int, float], ...] = ()
     node: int | None = 0
 
 
@@ -77,8 +77,8 @@ class BeamProposer(CompositeProposer):
     def propose(self, contexts: Sequence[DraftContext[Parts]]) -> list[TokenTree]:
         """Return the likeliest branches for each context."""
         model, options = self.model, self.options
-        within = [model_context(context) for context in contexts]
-        searches = Branches.begin(model, within)
+        model_contexts = [model_context(context) for context in contexts]
+        searches = Branches.create(model, model_contexts)
         beams = {number: [_Branch(1.0)] for number in searches}
         for length in range(1, options.num_tokens + 1):
             live = [
@@ -88,28 +88,30 @@ class BeamProposer(CompositeProposer):
             ]
             if not live:
                 break
-            compute(model.draft, [searches[number] for number in live])
+            compute_new_nodes(model.draft, [searches[number] for number in live])
             for number in live:
                 last = length == min(options.num_tokens, contexts[number].max_depth)
                 beams[number] = self._extend(searches[number], beams[number], last=last)
         trees = [TokenTree.chain(context.tokens[-1:]) for context in contexts]
         for number, beam in beams.items():
-            trees[number] = _merge(beam, within[number])
+            trees[number] = _merge(beam, model_contexts[number])
         return trees
 
     def _extend(self, branches: Branches, beam: Sequence[_Branch], *, last: bool) -> list[_Branch]:
         """Return the likeliest continuations; a branch that cannot be extended stays as it is."""
-        found: list[tuple[_Branch, int | None]] = []
+        extended: list[tuple[_Branch, int | None]] = []
         for branch in beam:
             chosen = None if branch.node is None else branches.draft_token(branch.node)
-            for token, share in [] if chosen is None else chosen.ranked(self.options.width):
-                found.append((_Branch(branch.reach * share, (*branch.steps, (token, share)), None), branch.node))
+            for token, prob in [] if chosen is None else chosen.ranked(self.options.width):
+                extended.append(
+                    (_Branch(branch.probability * prob, (*branch.tokens, (token, prob)), None), branch.node)
+                )
             if chosen is None:
-                found.append((replace(branch, node=None), None))
-        found.sort(key=lambda each: -each[0].reach)
+                extended.append((replace(branch, node=None), None))
+        extended.sort(key=lambda each: -each[0].probability)
         return [
-            branch if last or node is None else replace(branch, node=branches.ask(node, branch.steps[-1][0]))
-            for branch, node in found[: self.options.width]
+            branch if last or node is None else replace(branch, node=branches.add_node(node, branch.tokens[-1][0]))
+            for branch, node in extended[: self.options.width]
         ]
 
 
@@ -118,7 +120,7 @@ def _merge(beam: Sequence[_Branch], context: DraftContext[DraftState]) -> TokenT
     trie = Trie(context.tokens[-1])
     for branch in beam:
         node = 0
-        for token, share in branch.steps:
-            origin = calibration.origin(share)
+        for token, prob in branch.tokens:
+            origin = calibration.origin(prob)
             node = trie.add(node, token, trie.gains[node] * calibration.rate(origin, trie.depths[node] + 1), origin)
     return trie.tree(context.max_nodes)

@@ -77,7 +77,7 @@ class Cape(Wrapper):
         check_integer(f"{self.name}: max_nodes", self.max_nodes, 1, 127)
 
     @property
-    def expands(self) -> bool:
+    def proposes_tree(self) -> bool:
         """Always true: the proposal has siblings."""
         return True
 
@@ -106,11 +106,11 @@ class CapeProposer(WrapperProposer[Calibration]):
         return self.options.source
 
     @property
-    def expands(self) -> bool:
+    def proposes_tree(self) -> bool:
         """Always true: the proposal has siblings."""
         return True
 
-    def fresh(self) -> Calibration:
+    def make_own_state(self) -> Calibration:
         """Return the calibration of the siblings."""
         return Calibration(self.source, known=SharedAcceptance.of(self.inner.target))
 
@@ -118,7 +118,7 @@ class CapeProposer(WrapperProposer[Calibration]):
         self, contexts: Sequence[DraftContext[WrappedState[Calibration]]], stop: Stop | None = None
     ) -> list[Chain]:
         """Return the inner chains without siblings, for a wrapper around this drafter."""
-        return self.inner.chains(self.within(contexts, self.options.max_nodes), stop)
+        return self.inner.chains(self.inner_contexts(contexts, self.options.max_nodes), stop)
 
     def propose(self, contexts: Sequence[DraftContext[WrappedState[Calibration]]]) -> list[TokenTree]:
         """Return the chains with their siblings."""
@@ -140,17 +140,17 @@ class CapeProposer(WrapperProposer[Calibration]):
         for depth, draft_token in enumerate(chain.draft_tokens):
             siblings = self._siblings(draft_token, num_left)
             num_left -= len(siblings)
-            origins = [calibration.origin(share) for _, share in siblings]
+            origins = [calibration.origin(prob) for _, prob in siblings]
             tokens += [token for token, _ in siblings]
             parents += [depth] * len(siblings)
             origin += origins
             gain += [gain[depth] * calibration.rate(each, depth + 1) for each in origins]
-        drawn = chain.drawn
-        probs = None if drawn is None else drawn + (None,) * (len(tokens) - len(drawn))
+        chain_probs = chain.distributions
+        probs = None if chain_probs is None else chain_probs + (None,) * (len(tokens) - len(chain_probs))
         return TokenTree(tuple(tokens), tuple(parents), probs=probs, gain=tuple(gain), origin=tuple(origin))
 
-    def _siblings(self, draft_token: DraftToken, most: int) -> list[tuple[int, float]]:
-        count = min(most, _SIZES[self.options.sizes](draft_token.confidence))
+    def _siblings(self, draft_token: DraftToken, max_siblings: int) -> list[tuple[int, float]]:
+        count = min(max_siblings, _SIZES[self.options.sizes](draft_token.confidence))
         if count <= 0:
             return []
         return [each for each in draft_token.ranked(count + 1) if each[0] != draft_token.token][:count]

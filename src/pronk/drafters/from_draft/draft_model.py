@@ -16,8 +16,8 @@ from typing import TypeAlias
 from torch import Tensor
 
 from pronk.checks import check_choice, check_number
-from pronk.drafters.shared.chain import Chain, Stop, grow
-from pronk.drafters.shared.draft import Draft, DraftLane
+from pronk.drafters.shared.chain import Chain, Stop, extend_chains
+from pronk.drafters.shared.draft import DraftLane, DraftRunner
 from pronk.models.linear import WEIGHTS
 from pronk.speculation.adaptive_length import AdaptiveLengthDrafter, AdaptiveLengthProposer, AdaptiveLengthState
 from pronk.speculation.calibration import Calibration
@@ -51,8 +51,8 @@ class ModelDrafter(AdaptiveLengthDrafter):
         check_number(f"{self.name}: min_confidence", self.min_confidence, 0, 1)
 
     @abstractmethod
-    def open(self, target: Target) -> Draft:
-        """Load the model, once for each target; errors are those of :meth:`Draft.open`."""
+    def open(self, target: Target) -> DraftRunner:
+        """Load the model, once for each target; errors are those of :meth:`DraftRunner.open`."""
 
     def bind(self, target: Target) -> ModelProposer:
         """Return the proposer, with the model loaded beside the target; errors are those of :meth:`open`."""
@@ -64,7 +64,7 @@ class ModelProposer(AdaptiveLengthProposer[DraftLane]):
 
     options: ModelDrafter
 
-    def __init__(self, options: ModelDrafter, draft: Draft, target: Target) -> None:
+    def __init__(self, options: ModelDrafter, draft: DraftRunner, target: Target) -> None:
         super().__init__(options)
         self.draft, self.target, self.models = draft, target, (draft,)
 
@@ -76,27 +76,29 @@ class ModelProposer(AdaptiveLengthProposer[DraftLane]):
 
     def chains(self, contexts: Sequence[DraftContext[DraftState]], stop: Stop | None = None) -> list[Chain]:
         """Return a chain of the draft model's tokens for each context."""
-        chains, going = self.begin(contexts, stop)
-        begun = [chains[number] for number in going]
-        lanes = [chain.context.state.lane for chain in begun]
+        chains, active = self.begin(contexts, stop)
+        active_chains = [chains[number] for number in active]
+        lanes = [chain.context.state.lane for chain in active_chains]
 
         def logits(live: Sequence[int]) -> Sequence[Tensor | None]:
-            if not begun[live[0]].draft_tokens:
-                return self.draft.read([lanes[i] for i in live], [begun[i].context for i in live])
-            return self.draft.feed([lanes[i] for i in live], [self.draft.ids(begun[i].tokens[-1:]) for i in live])
+            if not active_chains[live[0]].draft_tokens:
+                return self.draft.forward_texts([lanes[i] for i in live], [active_chains[i].context for i in live])
+            return self.draft.forward_tokens(
+                [lanes[i] for i in live], [self.draft.to_draft_ids(active_chains[i].tokens[-1:]) for i in live]
+            )
 
-        def ends(i: int, chain: Chain) -> bool:
-            complete = (
+        def is_complete(i: int, chain: Chain) -> bool:
+            stopped = (
                 chain.draft_tokens[-1].confidence < self.options.min_confidence
                 if stop is None
-                else stop(going[i], chain)
+                else stop(active[i], chain)
             )
-            return complete or not self.draft.room(lanes[i]) or not self.pays(chain, len(begun))
+            return stopped or not self.draft.num_free_positions(lanes[i]) or not self.pays(chain, len(active_chains))
 
-        if len(begun) == 1 and self.draft.grows(begun[0].context):
-            self.draft.grow(lanes[0], begun[0], lambda chain: ends(0, chain))
+        if len(active_chains) == 1 and self.draft.supports_draft_chain(active_chains[0].context):
+            self.draft.draft_chain(lanes[0], active_chains[0], lambda chain: is_complete(0, chain))
         else:
-            grow(begun, logits, ends)
+            extend_chains(active_chains, logits, is_complete)
         return chains
 
     def on_preempt(self, state: DraftState) -> None:
@@ -132,6 +134,6 @@ class DraftModel(ModelDrafter):
         check_choice(f"{self.name}: dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
         check_choice(f"{self.name}: weights", self.weights, WEIGHTS)
 
-    def open(self, target: Target) -> Draft:
+    def open(self, target: Target) -> DraftRunner:
         """Load the draft model; another vocabulary is translated if possible."""
-        return Draft.open(self.name, self.model, target, self.dtype, self.weights)
+        return DraftRunner.open(self.name, self.model, target, self.dtype, self.weights)

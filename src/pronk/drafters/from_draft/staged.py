@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pronk.checks import check_integer
-from pronk.drafters.from_draft._branches import Branches, compute, model_context
+from pronk.drafters.from_draft._branches import Branches, compute_new_nodes, model_context
 from pronk.drafters.from_draft.draft_model import DraftModel, ModelDrafter, ModelProposer
 from pronk.drafters.from_text.prompt_lookup import PromptLookup
 from pronk.drafters.shared.composite import Composite, CompositeProposer, Parts
@@ -41,96 +41,99 @@ __all__ = ["Staged"]
 
 
 @dataclass
-class _Growth:
-    """One request's tree while it grows.
+class _TreeSearch:
+    """Best-first search for one request's tree.
 
     Attributes:
         branches: the nodes in the draft's cache.
         calibration: calibration of the draft's probabilities.
         breadth: most children of a node.
-        most: most nodes of the tree.
-        depth: largest depth of a node.
+        max_nodes: most nodes of the tree.
+        max_depth: largest depth of a node.
         passes: number of forward passes of the draft so far.
-        waiting: the last node added to the tree, if the draft must compute it before the next one is added.
+        pending: the last node added to the tree, if the draft must compute it before the next one is added.
     """
 
     branches: Branches
     calibration: Calibration
     breadth: int
-    most: int
-    depth: int
+    max_nodes: int
+    max_depth: int
     passes: int = 0
-    waiting: int | None = 0
+    pending: int | None = 0
 
     def __post_init__(self) -> None:
         self.trie = Trie(self.branches.tokens[0])
-        self._reach = [1.0]
-        self._places: list[int | None] = [0]  # branch node of each node of the tree
+        self._probabilities = [1.0]
+        self._branch_nodes: list[int | None] = [0]  # branch node of each node of the tree
         self._frontier: Frontier[tuple[int, int, float]] = Frontier()
 
     @property
-    def place(self) -> int:
-        """Branch node of the waiting node."""
-        place = None if self.waiting is None else self._places[self.waiting]
-        assert place is not None, "a node waits only if the draft can compute it"
-        return place
+    def pending_branch(self) -> int:
+        """Branch node of the pending node."""
+        branch = None if self.pending is None else self._branch_nodes[self.pending]
+        assert branch is not None, "a node is pending only if the draft can compute it"
+        return branch
 
     def advance(self) -> None:
         """Add nodes after a forward pass, best first, until the tree is full or a node must be computed."""
-        while self.waiting is not None and self._is_computed(self.waiting):
-            self._offer(self.waiting)
-            self.waiting = None
-            while self.waiting is None and self._frontier and len(self.trie) <= self.most:
-                self._take()
+        while self.pending is not None and self._is_computed(self.pending):
+            self._push_children(self.pending)
+            self.pending = None
+            while self.pending is None and self._frontier and len(self.trie) <= self.max_nodes:
+                self._add_best()
 
     def request_nodes(self, width: int) -> None:
-        """Request the ``width - 1`` likeliest candidates, beside the waiting node."""
-        for parent, token, _ in self._frontier.best(width - 1):
-            place = self._places[parent]
-            if place is not None and self.trie.depths[parent] + 1 < self.depth:
-                self.speculate(place, token)
+        """Request the ``width - 1`` likeliest candidates, in addition to the pending node."""
+        for parent, token, _ in self._frontier.peek(width - 1):
+            branch = self._branch_nodes[parent]
+            if branch is not None and self.trie.depths[parent] + 1 < self.max_depth:
+                self.request_node(branch, token)
 
-    def speculate(self, place: int, token: int) -> int | None:
+    def request_node(self, branch: int, token: int) -> int | None:
         """Request a node that may never enter the tree, while the cache has slots to spare."""
-        missing = self.most + 1 - len(self.trie)
-        return self.branches.ask(place, token) if self.branches.room > missing else None
+        missing = self.max_nodes + 1 - len(self.trie)
+        return self.branches.add_node(branch, token) if self.branches.num_free_nodes > missing else None
 
     def tree(self) -> TokenTree:
-        while self._frontier and len(self.trie) <= self.most:
-            self._take()
-        return self.trie.tree(self.most)
+        while self._frontier and len(self.trie) <= self.max_nodes:
+            self._add_best()
+        return self.trie.tree(self.max_nodes)
 
-    def expected(self) -> tuple[int, float, float]:
+    def estimate(self) -> tuple[int, float, float]:
         """Return the tree's nodes, its expected tokens, and the tokens that another forward pass may add."""
-        known = self._frontier.best(self.most + 1 - len(self.trie))
-        gains = [self._gain(parent, self.calibration.origin(share)) for parent, _, share in known]
-        waiting = 0.0 if self.waiting is None else self.trie.gains[self.waiting]
-        return len(self.trie) - 1 + len(known), sum(self.trie.gains) + sum(gains), waiting + sum(gains)
+        best = self._frontier.peek(self.max_nodes + 1 - len(self.trie))
+        gains = [self._gain(parent, self.calibration.origin(prob)) for parent, _, prob in best]
+        pending = 0.0 if self.pending is None else self.trie.gains[self.pending]
+        return len(self.trie) - 1 + len(best), sum(self.trie.gains) + sum(gains), pending + sum(gains)
 
     def _gain(self, parent: int, origin: Origin) -> float:
         return self.trie.gains[parent] * self.calibration.rate(origin, self.trie.depths[parent] + 1)
 
     def _is_computed(self, node: int) -> bool:
-        place = self._places[node]
-        return place is not None and self.branches.knows(place)
+        branch = self._branch_nodes[node]
+        return branch is not None and self.branches.is_computed(branch)
 
-    def _offer(self, node: int) -> None:
-        place = self._places[node]
-        chosen = None if place is None else self.branches.draft_token(place)
-        for token, share in [] if chosen is None else chosen.ranked(self.breadth):
-            self._frontier.offer(self._reach[node] * share, (node, token, share))
+    def _push_children(self, node: int) -> None:
+        branch = self._branch_nodes[node]
+        chosen = None if branch is None else self.branches.draft_token(branch)
+        for token, prob in [] if chosen is None else chosen.ranked(self.breadth):
+            self._frontier.push(self._probabilities[node] * prob, (node, token, prob))
 
-    def _take(self) -> None:
-        reach, (parent, token, share) = self._frontier.take()
-        origin = self.calibration.origin(share)
+    def _add_best(self) -> None:
+        probability, (parent, token, prob) = self._frontier.pop()
+        origin = self.calibration.origin(prob)
         node = self.trie.add(parent, token, self._gain(parent, origin), origin)
-        self._reach.append(reach)
-        place, leaf = self._places[parent], self.trie.depths[node] >= self.depth or len(self.trie) > self.most
-        self._places.append(None if place is None or leaf else self.branches.ask(place, token))
+        self._probabilities.append(probability)
+        branch, leaf = (
+            self._branch_nodes[parent],
+            self.trie.depths[node] >= self.max_depth or len(self.trie) > self.max_nodes,
+        )
+        self._branch_nodes.append(None if branch is None or leaf else self.branches.add_node(branch, token))
         if self._is_computed(node):
-            self._offer(node)
-        elif self._places[node] is not None:
-            self.waiting = node
+            self._push_children(node)
+        elif self._branch_nodes[node] is not None:
+            self.pending = node
 
 
 @dataclass(frozen=True)
@@ -191,68 +194,70 @@ class StagedProposer(CompositeProposer):
     def propose(self, contexts: Sequence[DraftContext[Parts]]) -> list[TokenTree]:
         """Return a tree of the draft's likeliest nodes for each context."""
         trees = [TokenTree.chain(context.tokens[-1:]) for context in contexts]
-        growths = self._begin(contexts)
-        live = list(growths)
+        searches = self._start_searches(contexts)
+        live = list(searches)
         while live:
-            self._speculate([growths[number] for number in live], [contexts[number] for number in live])
-            compute(self.model.draft, [growths[number].branches for number in live])
+            self._request_smaller_drafts([searches[number] for number in live], [contexts[number] for number in live])
+            compute_new_nodes(self.model.draft, [searches[number].branches for number in live])
             for number in live:
-                growths[number].passes += 1
-                growths[number].advance()
+                searches[number].passes += 1
+                searches[number].advance()
             live = [
-                n for n in live if growths[n].waiting is not None and self._pays(growths[n], contexts[n], len(live))
+                n for n in live if searches[n].pending is not None and self._pays(searches[n], contexts[n], len(live))
             ]
             for number in live:
-                growths[number].request_nodes(self.options.width)
-        for number, growth in growths.items():
-            trees[number] = growth.tree()
+                searches[number].request_nodes(self.options.width)
+        for number, search in searches.items():
+            trees[number] = search.tree()
         return trees
 
-    def _begin(self, contexts: Sequence[DraftContext[Parts]]) -> dict[int, _Growth]:
-        options, within = self.options, [model_context(context) for context in contexts]
-        growths: dict[int, _Growth] = {}
-        for number, branches in Branches.begin(self.model, within).items():
-            context = within[number]
+    def _start_searches(self, contexts: Sequence[DraftContext[Parts]]) -> dict[int, _TreeSearch]:
+        options, model_contexts = self.options, [model_context(context) for context in contexts]
+        searches: dict[int, _TreeSearch] = {}
+        for number, branches in Branches.create(self.model, model_contexts).items():
+            context = model_contexts[number]
             nodes, depth = min(options.num_nodes, context.max_nodes), min(options.depth, context.max_depth)
-            growths[number] = _Growth(branches, context.state.calibration, options.breadth, nodes, depth)
-        return growths
+            searches[number] = _TreeSearch(branches, context.state.calibration, options.breadth, nodes, depth)
+        return searches
 
-    def _speculate(self, growths: Sequence[_Growth], contexts: Sequence[DraftContext[Parts]]) -> None:
+    def _request_smaller_drafts(self, searches: Sequence[_TreeSearch], contexts: Sequence[DraftContext[Parts]]) -> None:
         """Request the nodes that the smaller drafter proposes below the waiting node."""
         if not self.options.lead:
             return
-        below = [growth.branches.path(growth.place) for growth in growths]
+        paths = [search.branches.path(search.pending_branch) for search in searches]
         views = [
             replace(
                 context,
                 state=context.state[1],
                 tokens=TokenView(context.tokens, path),
-                max_depth=growth.depth - len(path) - 1,
+                max_depth=search.max_depth - len(path) - 1,
                 max_nodes=self.options.lead,
-                thrifty=False,
+                prune_unprofitable=False,
                 draws=False,
             )
-            for growth, context, path in zip(growths, contexts, below, strict=True)
+            for search, context, path in zip(searches, contexts, paths, strict=True)
         ]
         with ExitStack() as stack:
-            for view, path in zip(views, below, strict=True):
+            for view, path in zip(views, paths, strict=True):
                 stack.enter_context(view.sampler.after(path))
             proposals = self.smaller.propose(views)
-        for growth, tree in zip(growths, proposals, strict=True):
-            places: list[int | None] = [growth.place]
+        for search, tree in zip(searches, proposals, strict=True):
+            branches: list[int | None] = [search.pending_branch]
             for node in range(1, len(tree)):
-                above = places[tree.parents[node]]
-                places.append(
-                    None if above is None or not tree.acceptable[node] else growth.speculate(above, tree.tokens[node])
+                parent = branches[tree.parents[node]]
+                branches.append(
+                    None
+                    if parent is None or not tree.acceptable[node]
+                    else search.request_node(parent, tree.tokens[node])
                 )
 
-    def _pays(self, growth: _Growth, context: DraftContext[Parts], requests: int) -> bool:
+    def _pays(self, search: _TreeSearch, context: DraftContext[Parts], requests: int) -> bool:
         step_cost = self.model.step_cost(context, requests)
         if step_cost is None:
             return True
-        nodes, tokens, more = growth.expected()
-        more *= context.state[0].length_tracker.rate
-        now = tokens / step_cost.seconds(nodes, growth.passes)
-        return (tokens + more) / step_cost.seconds(
-            min(nodes + self.options.width, growth.most), growth.passes + 1
+        nodes, tokens, extra = search.estimate()
+        extra *= context.state[0].length_tracker.rate
+        now = tokens / step_cost.seconds(nodes, search.passes)
+        return (tokens + extra) / step_cost.seconds(
+            min(nodes + self.options.width, search.max_nodes), search.passes + 1
         ) > now

@@ -42,7 +42,7 @@ class _Limit:
     threshold: float
     root: int = field(default=-1, compare=False)
     tokens: list[int] = field(default_factory=list, compare=False)
-    reached: list[float] = field(default_factory=list, compare=False)
+    cumulative_confidence: list[float] = field(default_factory=list, compare=False)
 
     def verified(self, outcome: Outcome[Any]) -> list[int]:
         """Return the verified nodes of the last chain; other drafters may have added or replaced nodes."""
@@ -109,33 +109,39 @@ class ThresholdProposer(WrapperProposer[_Limit]):
         """Source of the options."""
         return self.options.source
 
-    def fresh(self) -> _Limit:
+    def make_own_state(self) -> _Limit:
         """Return the initial threshold."""
         return _Limit(self.options.threshold)
 
     def chains(self, contexts: Sequence[DraftContext[WrappedState[_Limit]]], stop: Stop | None = None) -> list[Chain]:
         """Return chains that end at the first product of confidences below the request's threshold."""
 
-        def ends(number: int, chain: Chain) -> bool:
-            low = chain.reached[-1] < contexts[number].state.own.threshold
+        def is_complete(number: int, chain: Chain) -> bool:
+            low = chain.cumulative_confidence[-1] < contexts[number].state.own.threshold
             return low or (stop is not None and stop(number, chain))
 
-        chains = self.inner.chains(self.within(contexts, self.options.max_tokens), ends)
+        chains = self.inner.chains(self.inner_contexts(contexts, self.options.max_tokens), is_complete)
         for context, chain in zip(contexts, chains, strict=True):
-            own = context.state.own
-            own.root, own.tokens, own.reached = len(context.tokens) - 1, chain.tokens, [1.0, *chain.reached]
+            limit = context.state.own
+            limit.root, limit.tokens, limit.cumulative_confidence = (
+                len(context.tokens) - 1,
+                chain.tokens,
+                [1.0, *chain.cumulative_confidence],
+            )
         return chains
 
     def observe(self, outcome: Outcome[WrappedState[_Limit]]) -> None:
         """Adapt the threshold."""
         super().observe(outcome)
-        options, own = self.options, outcome.state.own
-        drafted = own.verified(outcome)
+        options, limit = self.options, outcome.state.own
+        drafted = limit.verified(outcome)
         if not drafted:
             return
         accepted = len({*drafted} & {*outcome.path})
         if accepted < len(drafted):
-            own.threshold = (own.threshold + own.reached[accepted + (options.toward == "rejected")]) / 2
+            limit.threshold = (
+                limit.threshold + limit.cumulative_confidence[accepted + (options.toward == "rejected")]
+            ) / 2
         else:
-            own.threshold -= options.boost
-        own.threshold = min(max(own.threshold, options.lowest), options.highest)
+            limit.threshold -= options.boost
+        limit.threshold = min(max(limit.threshold, options.lowest), options.highest)

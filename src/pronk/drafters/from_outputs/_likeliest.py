@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from pronk.speculation.proposer import Outcome
 
-__all__ = ["likeliest", "unknown"]
+__all__ = ["initial_draft_token", "top_tokens"]
 
 _MAX_ARGMAXES = 8  # up to this many, repeated argmax is faster than topk: 2.5 times for 4 of 128,256
 
 
-def likeliest(outcome: Outcome[Any], count: int, nodes: Sequence[int] | None = None) -> list[list[int]]:
+def top_tokens(outcome: Outcome[Any], count: int, nodes: Sequence[int] | None = None) -> list[list[int]]:
     """Return the tokens with the largest logits after each node, largest first.
 
     The request's logit bias is applied first. Temperature and truncation do not change the order. Penalties are not
@@ -48,7 +48,7 @@ def likeliest(outcome: Outcome[Any], count: int, nodes: Sequence[int] | None = N
     return [list(row) for row in zip(*found, strict=True)]
 
 
-def unknown(prompt: Sequence[int], position: int) -> int:
+def initial_draft_token(prompt: Sequence[int], position: int) -> int:
     """Return a token of the prompt as the initial draft token of a position without an earlier output."""
     # The large prime 7919 (the 1000th) spreads the initial draft tokens over the prompt.
     return prompt[position * 7919 % len(prompt)]

@@ -32,7 +32,7 @@ class Successors:
     max_tokens: int
     rows: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
-    def after(self, token: int) -> tuple[int, ...]:
+    def get(self, token: int) -> tuple[int, ...]:
         """Return the successors of ``token``, likeliest first; empty for a token without a row."""
         return self.rows.get(token, ())
 
@@ -43,9 +43,9 @@ class Successors:
         if len(self.rows) > self.max_tokens:
             del self.rows[next(iter(self.rows))]
 
-    def follow(self, token: int, successor: int) -> None:
+    def move_to_front(self, token: int, successor: int) -> None:
         """Move ``successor`` to the front of the successors of ``token``."""
-        self.put(token, (successor, *(other for other in self.after(token) if other != successor)))
+        self.put(token, (successor, *(other for other in self.get(token) if other != successor)))
 
     def copy(self) -> Successors:
         """Return an independent copy."""

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from pronk.drafters.from_outputs._likeliest import unknown
+from pronk.drafters.from_outputs._likeliest import initial_draft_token
 from pronk.speculation.cost_model import CostCurve
 from pronk.speculation.tree import Origin, TokenTree
 
@@ -27,13 +27,13 @@ class NgramPool:
     size: int = 0
     grams: dict[int, dict[tuple[int, ...], bool]] = field(default_factory=dict)
 
-    def add(self, gram: Sequence[int], *, explored: bool = False) -> None:
-        """Insert an n-gram or mark it as the latest; ``explored``: the window produced it, not the text."""
+    def add(self, gram: Sequence[int], *, from_window: bool = False) -> None:
+        """Insert an n-gram or mark it as the latest; ``from_window``: the window produced it, not the text."""
         first, rest = gram[0], tuple(gram[1:])
         # Re-inserted at the end: the first token touched last.
         own = self.grams[first] = self.grams.pop(first, {})
         self.size += rest not in own
-        own[rest] = own.pop(rest, explored) and explored
+        own[rest] = own.pop(rest, from_window) and from_window
         while self.size > self.max_ngrams:
             oldest = next(iter(self.grams))
             del self.grams[oldest][next(iter(self.grams[oldest]))]
@@ -41,7 +41,7 @@ class NgramPool:
             if not self.grams[oldest]:
                 del self.grams[oldest]
 
-    def after(self, token: int) -> Iterator[tuple[tuple[int, ...], bool]]:
+    def continuations(self, token: int) -> Iterator[tuple[tuple[int, ...], bool]]:
         """Yield the continuations of ``token``, latest first, each with whether only the window produced it."""
         return reversed(self.grams.get(token, {}).items())
 
@@ -52,10 +52,10 @@ class WindowShape:
 
     window: int
     ngram: int
-    guesses: int
+    num_candidates: int
 
     @property
-    def explored(self) -> int:
+    def num_window_nodes(self) -> int:
         """Return the number of nodes of a full window without the root."""
         return max(0, self.window * (self.ngram - 1) - 1)
 
@@ -76,22 +76,24 @@ class Window:
         """Return the depth of the deepest node below the root."""
         return len(self.rows[0]) + len(self.rows) - 2
 
-    def moved(self, position: int, root: int, shape: WindowShape, fill: Sequence[int]) -> Window:
+    def shifted(self, position: int, root: int, shape: WindowShape, fill: Sequence[int]) -> Window:
         """Return the window of ``shape`` at the text's new end; unknown cells get a token of ``fill``."""
-        rows, behind = self.rows[-shape.ngram :], position - self.position
-        behind -= len(self.rows) - len(rows)
+        rows, shift = self.rows[-shape.ngram :], position - self.position
+        shift -= len(self.rows) - len(rows)
         if len(rows) == shape.ngram:
             # One row too many: dropping the oldest makes each remaining row start one position later.
-            rows, behind = rows[1:], behind - 1
-        kept = [
+            rows, shift = rows[1:], shift - 1
+        shifted_rows = [
             [
-                row[column + behind] if 0 <= column + behind < len(row) else unknown(fill, position + number + column)
+                row[column + shift]
+                if 0 <= column + shift < len(row)
+                else initial_draft_token(fill, position + number + column)
                 for column in range(shape.window)
             ]
             for number, row in enumerate(rows or [()])
         ]
-        kept[0][0] = root
-        return Window(position, tuple(tuple(row) for row in kept))
+        shifted_rows[0][0] = root
+        return Window(position, tuple(tuple(row) for row in shifted_rows))
 
     def tree(self) -> tuple[list[int], list[int]]:
         """Return tokens and parents of all nodes but the root, row by row; parent 0 is the root."""
@@ -103,11 +105,11 @@ class Window:
             parents += range(above, above + width)
         return tokens, parents
 
-    def below(self, trie: TokenTree, mark: Origin) -> TokenTree:
-        """Return ``trie`` plus this window's nodes, which have the origin ``mark`` and cannot be accepted."""
+    def attach_to(self, trie: TokenTree, window_origin: Origin) -> TokenTree:
+        """Return ``trie`` plus this window's nodes, of origin ``window_origin`` and not acceptable."""
         tokens, parents = self.tree()
-        verify, origin = (True, *(False,) * len(tokens)), (("", 0), *(mark,) * len(tokens))
-        return trie.beside(TokenTree((trie.tokens[0], *tokens), (-1, *parents), verify, origin=origin))
+        verify, origin = (True, *(False,) * len(tokens)), (("", 0), *(window_origin,) * len(tokens))
+        return trie.with_unacceptable(TokenTree((trie.tokens[0], *tokens), (-1, *parents), verify, origin=origin))
 
 
 NO_WINDOW = WindowShape(0, 5, 3)
@@ -148,7 +150,7 @@ class WindowTuner:
         """Return the current size."""
         return LADDER[self.rung]
 
-    def learn(self, *, requests: int, rows: int, plain: int, harvest: int, costs: CostCurve) -> None:
+    def record_step(self, *, requests: int, rows: int, plain: int, harvest: int, costs: CostCurve) -> None:
         """Record one step and move to another rung if that is expected to pay.
 
         Args:
@@ -163,31 +165,31 @@ class WindowTuner:
         if self.rung == 0:
             self.waiting -= 1
             prior = _PRIOR_HARVEST * self._mean("requests")
-            if self.waiting < 0 and self._worth(1, costs, prior) > self._worth(0, costs):
-                self._move(1)
+            if self.waiting < 0 and self._tokens_per_second(1, costs, prior) > self._tokens_per_second(0, costs):
+                self._set_rung(1)
             elif self.steps >= _TRIAL:
-                self._move(0)
+                self._set_rung(0)
         elif self.steps >= _TRIAL:
-            self._judge(costs)
+            self._evaluate(costs)
 
-    def _judge(self, costs: CostCurve) -> None:
+    def _evaluate(self, costs: CostCurve) -> None:
         harvest, rung = self._mean("harvest"), self.rung
-        here = self._worth(rung, costs, harvest)
-        if here < self._worth(0, costs):
-            self._move(0)
+        speed = self._tokens_per_second(rung, costs, harvest)
+        if speed < self._tokens_per_second(0, costs):
+            self._set_rung(0)
             self.waiting = _REST
-        elif rung + 1 < len(LADDER) and self._worth(rung + 1, costs, 2.0 * harvest) > here:
-            self._move(rung + 1)
+        elif rung + 1 < len(LADDER) and self._tokens_per_second(rung + 1, costs, 2.0 * harvest) > speed:
+            self._set_rung(rung + 1)
         elif self.steps >= _REST:
-            self._move(rung)
+            self._set_rung(rung)
 
     def _mean(self, name: str) -> float:
         return self.sums[name] / self.steps
 
-    def _worth(self, rung: int, costs: CostCurve, harvest: float = 0.0) -> float:
-        rows = self._mean("rows") + self._mean("requests") * LADDER[rung].explored
+    def _tokens_per_second(self, rung: int, costs: CostCurve, harvest: float = 0.0) -> float:
+        rows = self._mean("rows") + self._mean("requests") * LADDER[rung].num_window_nodes
         return (self._mean("plain") + harvest) / costs.at(round(rows))
 
-    def _move(self, rung: int) -> None:
+    def _set_rung(self, rung: int) -> None:
         self.rung, self.steps = rung, 0
         self.sums.clear()

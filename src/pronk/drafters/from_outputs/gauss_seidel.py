@@ -31,5 +31,5 @@ class GaussSeidel(Jacobi):
 
     name = "gauss_seidel"
 
-    def _end(self, state: JacobiState, first: int) -> int:  # noqa: ARG002 - the block starts at the text's end
+    def _block_end(self, state: JacobiState, first: int) -> int:  # noqa: ARG002 - the block starts at the text's end
         return first + self.num_tokens

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pronk.checks import check_integer
-from pronk.drafters.from_outputs._likeliest import likeliest, unknown
+from pronk.drafters.from_outputs._likeliest import initial_draft_token, top_tokens
 from pronk.drafters.shared.trie import Trie
 from pronk.speculation.acceptance_rates import AcceptanceRates
 from pronk.speculation.proposer import Capabilities, DraftContext, Outcome, Proposer
@@ -57,7 +57,7 @@ class JacobiState:
         index = position - self.start
         if 0 <= index < len(self.draft_tokens):
             return self.draft_tokens[index]
-        return unknown(self.prompt, position)
+        return initial_draft_token(self.prompt, position)
 
 
 @dataclass(frozen=True)
@@ -87,14 +87,14 @@ class Jacobi(Proposer[JacobiState]):
     def observe(self, outcome: Outcome[JacobiState]) -> None:
         """Store the greedy outputs as the next iterate; greedy also under sampling, as the likeliest tokens."""
         state, first = outcome.state, outcome.position + 1
-        state.end = self._end(state, first)
+        state.end = self._block_end(state, first)
         state.rates.learn(outcome)
         if outcome.logits is not None:
             state.start, state.draft_tokens = first, _outputs(outcome)
 
     def _chain(self, context: DraftContext[JacobiState]) -> TokenTree:
         first = len(context.tokens)
-        count = min(self._end(context.state, first) - first, context.max_depth, context.max_nodes)
+        count = min(self._block_end(context.state, first) - first, context.max_depth, context.max_nodes)
         trie, node, gain = Trie(context.tokens[-1]), 0, 1.0
         for i in range(count):
             kind = min(i, _DEPTHS - 1)
@@ -102,11 +102,11 @@ class Jacobi(Proposer[JacobiState]):
             node = trie.add(node, context.state.draft_token(first + i), gain, (self.name, kind))
         return trie.tree(count)
 
-    def _end(self, state: JacobiState, first: int) -> int:
+    def _block_end(self, state: JacobiState, first: int) -> int:
         """Return the end of the block whose first unknown is at position ``first``."""
         return state.end if first < state.end else first + self.num_tokens
 
 
 def _outputs(outcome: Outcome[JacobiState]) -> tuple[int, ...]:
     """Return the greedy outputs along the main chain; other branches come from other drafters."""
-    return tuple(token for (token,) in likeliest(outcome, 1, range(outcome.tree.main_chain)))
+    return tuple(token for (token,) in top_tokens(outcome, 1, range(outcome.tree.main_chain)))

@@ -31,7 +31,7 @@ from itertools import islice
 from typing import Literal, NamedTuple
 
 from pronk.checks import check_flag, check_integer
-from pronk.drafters.from_outputs._likeliest import likeliest
+from pronk.drafters.from_outputs._likeliest import top_tokens
 from pronk.drafters.from_outputs._window import NO_WINDOW, NgramPool, Window, WindowShape, WindowTuner
 from pronk.drafters.shared.rank_tree import MAX_NODES
 from pronk.drafters.shared.trie import Trie
@@ -49,8 +49,15 @@ _NGRAM = 4  # default N of a window of fixed size
 
 # Kinds of draft tokens, each with an acceptance rate: from n-grams of the text, and from those that only the window
 # produced; + 0 the first token of a candidate, + 1 a sibling of another draft token, + 2 a later token of a candidate.
-_TEXT, _EXPLORED = 0, 3
-_PRIORS = {_TEXT: 0.35, _TEXT + 1: 0.1, _TEXT + 2: 0.6, _EXPLORED: 0.25, _EXPLORED + 1: 0.1, _EXPLORED + 2: 0.5}
+_FROM_TEXT, _FROM_WINDOW = 0, 3
+_PRIORS = {
+    _FROM_TEXT: 0.35,
+    _FROM_TEXT + 1: 0.1,
+    _FROM_TEXT + 2: 0.6,
+    _FROM_WINDOW: 0.25,
+    _FROM_WINDOW + 1: 0.1,
+    _FROM_WINDOW + 2: 0.5,
+}
 
 
 @dataclass
@@ -62,14 +69,14 @@ class LookaheadState:
         pool: n-grams; shared by all requests with the option ``shared``.
         rates: acceptance rates by kind of draft token.
         window: window of the last step, or ``None`` before the first.
-        read: number of text tokens whose n-grams are in the pool.
+        num_indexed: number of text tokens whose n-grams are in the pool.
     """
 
     prompt: tuple[int, ...]
     pool: NgramPool
     rates: AcceptanceRates
     window: Window | None = None
-    read: int = 0
+    num_indexed: int = 0
 
 
 class _VerifiedTree(NamedTuple):
@@ -166,26 +173,26 @@ class LookaheadProposer(Proposer[LookaheadState]):
     def observe(self, outcome: Outcome[LookaheadState]) -> None:
         """Add the window's new n-grams to the pool, and the outputs as a new row to the window."""
         outcome.state.rates.learn(outcome)
-        self._explore(outcome, self.shape)
+        self._update_window(outcome, self.shape)
         if self.options.window == "auto" and not outcome.params.rejects:
             self._verified.append(_VerifiedTree(outcome.tree, outcome.path))
 
-    def _read(self, context: DraftContext[LookaheadState]) -> None:
-        state, certain = context.state, context.root + 1
+    def _index_text(self, context: DraftContext[LookaheadState]) -> None:
+        state, num_committed = context.state, context.root + 1
         if not self.options.use_prompt or self._is_private(context):
             return
         size = NO_WINDOW.ngram if self.options.window == "auto" else self.shape.ngram
-        text = context.tokens[max(0, state.read - size + 1) : certain]
+        text = context.tokens[max(0, state.num_indexed - size + 1) : num_committed]
         for start in range(len(text) - size + 1):
             state.pool.add(text[start : start + size])
-        state.read = certain
+        state.num_indexed = num_committed
 
     def _tree(self, context: DraftContext[LookaheadState], shape: WindowShape) -> TokenTree:
-        self._read(context)
+        self._index_text(context)
         window = self._window(context, shape)
-        free = context.max_nodes - (0 if window is None else len(window.tree()[0]))
-        trie = self._candidates(context, shape).tree(free)
-        return trie if window is None else window.below(trie, _window_origin(shape.window))
+        num_free = context.max_nodes - (0 if window is None else len(window.tree()[0]))
+        trie = self._candidates(context, shape).tree(num_free)
+        return trie if window is None else window.attach_to(trie, _window_origin(shape.window))
 
     def _window(self, context: DraftContext[LookaheadState], shape: WindowShape) -> Window | None:
         """Return the window at the text's end, or ``None`` if its size is 0 or the limits are too small."""
@@ -193,36 +200,38 @@ class LookaheadProposer(Proposer[LookaheadState]):
             return None
         root, position = context.tokens[-1], len(context.tokens) - 1
         old = context.state.window or Window(position, ())
-        window = old.moved(position, root, shape, context.state.prompt)
+        window = old.shifted(position, root, shape, context.state.prompt)
         fits = window.depth <= context.max_depth and len(window.tree()[0]) <= context.max_nodes
         return window if fits else None
 
     def _candidates(self, context: DraftContext[LookaheadState], shape: WindowShape) -> Trie:
         """Return a trie of up to G n-grams that begin with the text's last token, latest first."""
         trie, rates = Trie(context.tokens[-1]), context.state.rates
-        for gram, explored in islice(context.state.pool.after(context.tokens[-1]), shape.guesses):
+        for gram, from_window in islice(context.state.pool.continuations(context.tokens[-1]), shape.num_candidates):
             node = 0
             for depth, token in enumerate(gram[: context.max_depth]):
-                kind = (_EXPLORED if explored else _TEXT) + (1 if trie.forks(node, token) else 2 if depth else 0)
+                kind = (_FROM_WINDOW if from_window else _FROM_TEXT) + (
+                    1 if trie.adds_sibling(node, token) else 2 if depth else 0
+                )
                 node = trie.add(node, token, trie.gains[node] * rates.rate(kind, depth + 1), (self.name, kind))
         return trie
 
-    def _explore(self, outcome: Outcome[LookaheadState], shape: WindowShape) -> None:
+    def _update_window(self, outcome: Outcome[LookaheadState], shape: WindowShape) -> None:
         """Append the outputs at the window's last row as its next row; pool the columns' n-grams if complete."""
         tree, state, width = outcome.tree, outcome.state, shape.window
         if outcome.logits is None:
             state.window = None
             return
-        nodes = [0, *_explored(tree, width)]
+        nodes = [0, *_window_nodes(tree, width)]
         if not width or len(nodes) % width:
             return
         if len(nodes) == 1 and state.window is not None and shape.ngram > 2:
             return  # a window is the root alone only in its first step: this later one did not fit
         rows = [tuple(tree.tokens[node] for node in nodes[i : i + width]) for i in range(0, len(nodes), width)]
-        outputs = tuple(token for (token,) in likeliest(outcome, 1, nodes[-width:]))
+        outputs = tuple(token for (token,) in top_tokens(outcome, 1, nodes[-width:]))
         if len(rows) == shape.ngram - 1 and not self._is_private(outcome):
             for column, output in enumerate(outputs):
-                state.pool.add([*(row[column] for row in rows), output], explored=True)
+                state.pool.add([*(row[column] for row in rows), output], from_window=True)
         state.window = Window(outcome.position, (*rows, outputs))
 
     def _is_private(self, outcome: Outcome[LookaheadState] | DraftContext[LookaheadState]) -> bool:
@@ -232,17 +241,17 @@ class LookaheadProposer(Proposer[LookaheadState]):
     def _tune(self) -> None:
         """Let the tuner choose the window size by the last step, if that step had the window."""
         shape, costs = self.shape, self._costs
-        verified = [each for each in self._verified if not shape.window or _explored(each.tree, shape.window)]
+        verified = [each for each in self._verified if not shape.window or _window_nodes(each.tree, shape.window)]
         self._verified.clear()
         if not verified or costs is None:
             return
         accepted = [tree.origin[node] for tree, path in verified if tree.origin is not None for node in path]
-        found = sum(name == self.name and kind >= _EXPLORED for name, kind in accepted)
-        self._tuner.learn(
+        num_from_window = sum(name == self.name and kind >= _FROM_WINDOW for name, kind in accepted)
+        self._tuner.record_step(
             requests=len(verified),
             rows=sum(sum(each.tree.acceptable) for each in verified),
-            plain=sum(1 + len(each.path) for each in verified) - found,
-            harvest=found,
+            plain=sum(1 + len(each.path) for each in verified) - num_from_window,
+            harvest=num_from_window,
             costs=costs,
         )
 
@@ -252,7 +261,7 @@ def _window_origin(width: int) -> Origin:
     return (Lookahead.name, -width)
 
 
-def _explored(tree: TokenTree, width: int) -> list[int]:
+def _window_nodes(tree: TokenTree, width: int) -> list[int]:
     """Return the nodes of a window of ``width`` columns, row by row; none in another drafter's tree."""
-    mark = _window_origin(width)
-    return [] if tree.origin is None else [node for node, origin in enumerate(tree.origin) if origin == mark]
+    window_origin = _window_origin(width)
+    return [] if tree.origin is None else [node for node, origin in enumerate(tree.origin) if origin == window_origin]

@@ -26,7 +26,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from pronk.checks import check_flag, check_integer, check_path
-from pronk.drafters.from_outputs._likeliest import likeliest
+from pronk.drafters.from_outputs._likeliest import top_tokens
 from pronk.drafters.from_outputs._successors import Successors, load_successors, save_successors
 from pronk.drafters.shared.trie import Frontier, Trie
 from pronk.errors import OptionError
@@ -49,18 +49,18 @@ class RecyclingState:
     Attributes:
         successors: table of successors; shared by all requests with the option ``shared``.
         rates: acceptance rates by rank.
-        read: number of text tokens whose successors are in the table.
+        num_read: number of text tokens whose successors are in the table.
     """
 
     successors: Successors
     rates: AcceptanceRates
-    read: int = 0
+    num_read: int = 0
 
-    def learn(self, text: Sequence[int], certain: int) -> None:
-        """Add the successors in the first ``certain`` tokens of a text, from the unread part on."""
-        for token, successor in pairwise(text[max(0, self.read - 1) : certain]):
-            self.successors.follow(token, successor)
-        self.read = certain
+    def read_text(self, text: Sequence[int], num_committed: int) -> None:
+        """Add the successors in the first ``num_committed`` tokens of a text, from the unread part on."""
+        for token, successor in pairwise(text[max(0, self.num_read - 1) : num_committed]):
+            self.successors.move_to_front(token, successor)
+        self.num_read = num_committed
 
 
 @dataclass(frozen=True)
@@ -139,15 +139,15 @@ class RecyclingProposer(Proposer[RecyclingState]):
         state.rates.learn(outcome)
         if outcome.logits is None or (self.options.shared and outcome.params.rejects):
             return
-        if state.read == outcome.position + 1:
-            state.read += len(outcome.committed)
+        if state.num_read == outcome.position + 1:
+            state.num_read += len(outcome.committed)
         successors = state.successors
-        for token, best in zip(outcome.tree.tokens, likeliest(outcome, self.options.top_k), strict=True):
+        for token, best in zip(outcome.tree.tokens, top_tokens(outcome, self.options.top_k), strict=True):
             successors.put(token, best)
 
     def _tree(self, context: DraftContext[RecyclingState]) -> TokenTree:
         if not (self.options.shared and context.params.rejects):
-            context.state.learn(context.tokens, context.root + 1)
+            context.state.read_text(context.tokens, context.root + 1)
         successors, size = context.state.successors, min(self.options.num_nodes, context.max_nodes)
         rates = [context.state.rates.rate(rank) for rank in range(self.options.top_k)]
         # Cumulative minima: a less likely successor never precedes a likelier one.
@@ -155,15 +155,15 @@ class RecyclingProposer(Proposer[RecyclingState]):
         trie = Trie(context.tokens[-1])
         frontier = Frontier[tuple[int, int]]()
 
-        def offer(parent: int, rank: int) -> None:
-            if trie.depths[parent] < context.max_depth and rank < len(successors.after(trie.tokens[parent])):
-                frontier.offer(trie.gains[parent] * rates[rank], (parent, rank))
+        def push(parent: int, rank: int) -> None:
+            if trie.depths[parent] < context.max_depth and rank < len(successors.get(trie.tokens[parent])):
+                frontier.push(trie.gains[parent] * rates[rank], (parent, rank))
 
-        offer(0, 0)
+        push(0, 0)
         while frontier and len(trie) <= size:
-            gain, (parent, rank) = frontier.take()
-            token = successors.after(trie.tokens[parent])[rank]
+            gain, (parent, rank) = frontier.pop()
+            token = successors.get(trie.tokens[parent])[rank]
             node = trie.add(parent, token, gain, (self.name, rank))
-            offer(node, 0)
-            offer(parent, rank + 1)
+            push(node, 0)
+            push(parent, rank + 1)
         return trie.tree(size)

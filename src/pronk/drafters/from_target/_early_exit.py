@@ -60,8 +60,8 @@ class ExitDraft:
 
     def text(self, start: int) -> list[int]:
         """Return the request's tokens and the draft tokens from index ``start`` on."""
-        certain = self.chain.context.tokens
-        return [*certain[start:], *self.chain.tokens[max(0, start - len(certain)) :]]
+        tokens = self.chain.context.tokens
+        return [*tokens[start:], *self.chain.tokens[max(0, start - len(tokens)) :]]
 
     @property
     def segment(self) -> Segment:
@@ -80,9 +80,9 @@ class EarlyExit:
         self.adapter = adapter
         self.layers = adapter.shape.exit_layer
         self.runner = target.runner or ModelRunner(target.decoder, target.cache)
-        self._beside = SideCache(target, adapter) if adapter.shape.attends else None
+        self._side_cache = SideCache(target, adapter) if adapter.shape.attends else None
         target.keep_hidden(self.layers, self)
-        self._times = CostModel()
+        self._cost_model = CostModel()
         self._program: Program | None = None
 
     @classmethod
@@ -94,58 +94,60 @@ class EarlyExit:
 
     def release(self, lane: SideLane) -> None:
         """Free the blocks of a lane."""
-        if self._beside is not None:
-            self._beside.release(lane)
+        if self._side_cache is not None:
+            self._side_cache.release(lane)
 
-    def ready(self, draft: ExitDraft) -> bool:
+    def reserve(self, draft: ExitDraft) -> bool:
         """Allocate slots for a chain in both caches; return False if there are too few."""
         context, lane = draft.chain.context, draft.lane
-        most = min(context.max_depth, context.max_nodes)
+        max_tokens = min(context.max_depth, context.max_nodes)
         block_table = draft.block_table
-        if self.target.cache.allocator.missing(block_table, len(context.tokens) + most) > 0:
+        if self.target.cache.allocator.num_missing(block_table, len(context.tokens) + max_tokens) > 0:
             return False  # the scheduler has reserved slots for fewer draft tokens
-        if self._beside is None:
+        if self._side_cache is None:
             return True
         # The last row is always run again: its output is needed.
         del lane.tokens[len(context.tokens) - 1 :]
-        return self._beside.ready(lane, context, most)
+        return self._side_cache.reserve(lane, context, max_tokens)
 
-    def read(self, drafts: Sequence[ExitDraft]) -> Tensor:
+    def next_logits(self, drafts: Sequence[ExitDraft]) -> Tensor:
         """Run the rows of the chains not run yet; return logits ``[drafts, vocab]`` of the next tokens."""
-        began = self.target.clock()
+        start_time = self.target.clock()
         jobs = [ForwardJob(draft.segment, range(0), draft.chain.context.sampler.context.num_prompt) for draft in drafts]
         for draft in drafts:
-            self.runner.started.put(draft.block_table, None)  # an error in the forward pass may leave rows incomplete
-        outputs = self.runner.begin(jobs, self.layers)
+            self.runner.started_rows.put(
+                draft.block_table, None
+            )  # an error in the forward pass may leave rows incomplete
+        outputs = self.runner.run_first_layers(jobs, self.layers)
         last = [rows[-1] for rows in outputs]
         for draft, job, rows in zip(drafts, jobs, outputs, strict=True):
             # Torch keeps overflowed outputs as zeros, which would hide the overflow from the target's forward pass.
             draft.finite = draft.finite and bool(rows.isfinite().all())
             draft.computed = len(job.segment.tree)
             started = StartedRows(self.layers, job.segment.tree.tokens) if draft.finite else None
-            self.runner.started.put(draft.block_table, started)
-        if self._beside is None:
+            self.runner.started_rows.put(draft.block_table, started)
+        if self._side_cache is None:
             hidden = self._adapt(torch.stack(last))
         else:
-            hidden = torch.stack([rows[-1] for rows in self._attend(self._beside, drafts)])
+            hidden = torch.stack([rows[-1] for rows in self._run_side_cache(self._side_cache, drafts)])
         logits = self._logits(hidden)
         context = sum(draft.block_table.length for draft in drafts)
-        self._times.learn(sum(map(len, outputs)), context, self.target.clock() - began)
+        self._cost_model.learn(sum(map(len, outputs)), context, self.target.clock() - start_time)
         return logits
 
-    def _attend(self, beside: SideCache, drafts: Sequence[ExitDraft]) -> list[Tensor]:
+    def _run_side_cache(self, side_cache: SideCache, drafts: Sequence[ExitDraft]) -> list[Tensor]:
         """Run the adapter's missing rows in one forward pass; long texts are first read in chunks."""
         tokens, rows = list[list[int]](), list[Tensor]()
         for draft in drafts:
             lane, block_table = draft.lane, draft.block_table
             if block_table.length - len(lane.tokens) > CHUNK:
-                beside.catch_up(lane, draft.chain.context.tokens, block_table, self.layers, _run_adapter)
-            held = len(lane.tokens)
-            tokens.append(draft.text(held))
+                side_cache.catch_up(lane, draft.chain.context.tokens, block_table, self.layers, _run_adapter)
+            num_cached = len(lane.tokens)
+            tokens.append(draft.text(num_cached))
             rows.append(
-                self.target.cache.read_hidden(self.layers, block_table, held, block_table.length + draft.computed)
+                self.target.cache.read_hidden(self.layers, block_table, num_cached, block_table.length + draft.computed)
             )
-        return beside.run([draft.lane for draft in drafts], tokens, rows, _run_adapter)
+        return side_cache.run([draft.lane for draft in drafts], tokens, rows, _run_adapter)
 
     @torch.inference_mode()
     def _adapt(self, rows: Tensor) -> Tensor:
@@ -158,14 +160,14 @@ class EarlyExit:
             self.adapter.compile_part(0, program)
             self._program = program
         out = rows.clone()
-        self._program.run(ProgramRows.loose(len(rows)), out)
+        self._program.run(ProgramRows.independent(len(rows)), out)
         return out
 
     def step_cost(self, target: CostCurve, context: int, requests: int) -> StepCost | None:
         """Return the costs of draft and target for ``context`` positions; ``None`` before the first draft."""
-        draft = self._times.costs(context, requests)
-        share = self.layers / len(self.target.decoder.layers)
-        return None if draft is None else StepCost(self.target.times.rest(target, share), draft, requests)
+        draft = self._cost_model.costs(context, requests)
+        fraction = self.layers / len(self.target.decoder.layers)
+        return None if draft is None else StepCost(self.target.cost_model.rest(target, fraction), draft, requests)
 
     @torch.inference_mode()
     def _logits(self, rows: Tensor) -> Tensor:

@@ -36,22 +36,22 @@ def draft_tree(
             likeliest paths by the heads' calibrated probabilities in this step, among the 8 likeliest tokens of each
             head.
     """
-    deepest = min(context.max_depth, len(logits))
+    max_depth = min(context.max_depth, len(logits))
     if isinstance(paths, int):
         size = min(paths, context.max_nodes)
-        ranked = _ranked(context, logits, [min(_RANKS, size)] * deepest)
+        ranked = _ranked(context, logits, [min(_RANKS, size)] * max_depth)
         rates = [
-            [calibration.rate(calibration.origin(share), depth) for _, share in tokens]
+            [calibration.rate(calibration.origin(prob), depth) for _, prob in tokens]
             for depth, (calibration, tokens) in enumerate(zip(calibrations, ranked, strict=False), 1)
         ]
         paths = main_chain_first(best_paths(rates, size))
     else:
-        paths = [path for path in paths if len(path) <= deepest][: context.max_nodes]
+        paths = [path for path in paths if len(path) <= max_depth][: context.max_nodes]
         depths = range(max(map(len, paths), default=0))
         ranked = _ranked(
             context, logits, [1 + max(path[depth] for path in paths if len(path) > depth) for depth in depths]
         )
-    return _lay_out(context.tokens[-1], ranked, calibrations, paths)
+    return _build_tree(context.tokens[-1], ranked, calibrations, paths)
 
 
 def _ranked(context: DraftContext[Any], logits: Tensor, counts: Sequence[int]) -> list[list[tuple[int, float]]]:
@@ -67,21 +67,21 @@ def _ranked(context: DraftContext[Any], logits: Tensor, counts: Sequence[int]) -
     return ranked
 
 
-def _lay_out(
+def _build_tree(
     root: int, ranked: Sequence[Sequence[tuple[int, float]]], calibrations: Sequence[Calibration], paths: Sequence[Path]
 ) -> TokenTree:
     """Return the tree of the paths that have a token."""
     tokens, parents = [root], [-1]
     gain, origin = [1.0], list[Origin]([("", 0)])
-    place: dict[Path, int] = {(): 0}
+    nodes: dict[Path, int] = {(): 0}
     for path in paths:
-        above, depth = place.get(path[:-1]), len(path) - 1
-        if above is None or depth >= len(ranked) or path[-1] >= len(ranked[depth]):
+        parent, depth = nodes.get(path[:-1]), len(path) - 1
+        if parent is None or depth >= len(ranked) or path[-1] >= len(ranked[depth]):
             continue
-        token, share = ranked[depth][path[-1]]
-        place[path] = len(tokens)
+        token, prob = ranked[depth][path[-1]]
+        nodes[path] = len(tokens)
         tokens.append(token)
-        parents.append(above)
-        origin.append(calibrations[depth].origin(share))
-        gain.append(gain[above] * calibrations[depth].rate(origin[-1], depth + 1))
+        parents.append(parent)
+        origin.append(calibrations[depth].origin(prob))
+        gain.append(gain[parent] * calibrations[depth].rate(origin[-1], depth + 1))
     return TokenTree(tuple(tokens), tuple(parents), gain=tuple(gain), origin=tuple(origin))

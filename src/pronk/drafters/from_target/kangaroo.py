@@ -26,7 +26,7 @@ from torch import Tensor
 from pronk.checks import check_number
 from pronk.drafters.from_target._early_exit import EarlyExit, ExitDraft
 from pronk.drafters.from_target.modules.files import open_trained
-from pronk.drafters.shared.chain import Chain, Stop, grow
+from pronk.drafters.shared.chain import Chain, Stop, extend_chains
 from pronk.drafters.shared.side_cache import SideLane
 from pronk.speculation.adaptive_length import AdaptiveLengthDrafter, AdaptiveLengthProposer, AdaptiveLengthState
 from pronk.speculation.calibration import Calibration
@@ -66,18 +66,18 @@ class Kangaroo(AdaptiveLengthDrafter):
         """Return the proposer, with the adapter loaded; errors: :func:`open_trained`, :class:`EarlyExit`."""
         trained = open_trained(self.name, self.model, "pronk-tiny-kangaroo", target)
         return KangarooProposer(
-            self, target.share(trained.folder, self.name, make=lambda: EarlyExit.load(trained, target))
+            self, target.load_shared(trained.folder, self.name, load=lambda: EarlyExit.load(trained, target))
         )
 
 
 class KangarooProposer(AdaptiveLengthProposer[SideLane]):
-    """Proposes chains of the target's first layers; ``exit`` runs these layers and the adapter."""
+    """Proposes chains of the target's first layers; ``early_exit`` runs these layers and the adapter."""
 
     options: Kangaroo
 
     def __init__(self, options: Kangaroo, early_exit: EarlyExit) -> None:
         super().__init__(options)
-        self.exit, self.target, self.models = early_exit, early_exit.target, (early_exit,)
+        self.early_exit, self.target, self.models = early_exit, early_exit.target, (early_exit,)
 
     def start(self, prompt: Sequence[int]) -> KangarooState:  # noqa: ARG002 - read with the first proposal
         """Return an empty state."""
@@ -87,31 +87,29 @@ class KangarooProposer(AdaptiveLengthProposer[SideLane]):
 
     def chains(self, contexts: Sequence[DraftContext[KangarooState]], stop: Stop | None = None) -> list[Chain]:
         """Return a chain of the first layers' tokens for each context."""
-        chains, going = self.begin(contexts, stop)
-        drafts = {number: ExitDraft(chains[number], contexts[number].state.lane) for number in going}
-        drafts = {number: draft for number, draft in drafts.items() if self.exit.ready(draft)}
+        chains, active = self.begin(contexts, stop)
+        drafts = {number: ExitDraft(chains[number], contexts[number].state.lane) for number in active}
+        drafts = {number: draft for number, draft in drafts.items() if self.early_exit.reserve(draft)}
         numbers = [*drafts]
 
         def logits(live: Sequence[int]) -> Sequence[Tensor | None]:
-            return list(self.exit.read([drafts[numbers[i]] for i in live]))
+            return list(self.early_exit.next_logits([drafts[numbers[i]] for i in live]))
 
-        def ends(i: int, chain: Chain) -> bool:
-            complete = (
-                chain.draft_tokens[-1].confidence <= self.options.eta if stop is None else stop(numbers[i], chain)
-            )
-            return complete or not self.pays(chain, len(numbers))
+        def is_complete(i: int, chain: Chain) -> bool:
+            stopped = chain.draft_tokens[-1].confidence <= self.options.eta if stop is None else stop(numbers[i], chain)
+            return stopped or not self.pays(chain, len(numbers))
 
-        grow([chains[number] for number in numbers], logits, ends)
+        extend_chains([chains[number] for number in numbers], logits, is_complete)
         return chains
 
     def on_preempt(self, state: KangarooState) -> None:
         """Free the lane's blocks; the lane is filled again by the next proposal."""
-        self.exit.release(state.lane)
+        self.early_exit.release(state.lane)
 
     def stop(self, state: KangarooState) -> None:
         """Free the lane's blocks."""
-        self.exit.release(state.lane)
+        self.early_exit.release(state.lane)
 
     def measured(self, target: CostCurve, context: int, requests: int) -> StepCost | None:
         """Return the costs of the first layers with the adapter, and of the rest of the target."""
-        return self.exit.step_cost(target, context, requests)
+        return self.early_exit.step_cost(target, context, requests)

@@ -40,7 +40,7 @@ from pronk.speculation.tree import TokenTree
 
 __all__ = ["Medusa", "MedusaState"]
 
-_MOST_HEADS = 16
+_MAX_HEADS = 16
 
 _DEFAULT = "pronk-tiny-medusa"
 
@@ -53,19 +53,19 @@ class MedusaState:
         calibrations: calibration of each head's probabilities.
         hidden: ``[hidden]``, the target's last hidden state at ``position``, before the final norm.
         position: index of that token in the text.
-        rest: back-off after unprofitable steps.
+        backoff: back-off after unprofitable steps.
     """
 
     calibrations: list[Calibration]
     hidden: Tensor | None = None
     position: int = -1
-    rest: Backoff = field(default_factory=Backoff)
+    backoff: Backoff = field(default_factory=Backoff)
 
-    def learn(self, outcome: Outcome[MedusaState]) -> None:
+    def record(self, outcome: Outcome[MedusaState]) -> None:
         """Record the verification of a tree."""
         for calibration in self.calibrations:
             calibration.learn(outcome)
-        self.rest.learn(outcome.tree, {each.source for each in self.calibrations}, guessed=self.hidden is not None)
+        self.backoff.learn(outcome.tree, {each.source for each in self.calibrations}, guessed=self.hidden is not None)
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class _Loaded:
             self.programs.extend(programs)  # an interruption before this line leaves the list empty
         states = [rows.clone() for _ in self.programs]
         for program, state in zip(self.programs, states, strict=True):
-            program.run(ProgramRows.loose(len(rows)), state)
+            program.run(ProgramRows.independent(len(rows)), state)
         return states
 
 
@@ -125,9 +125,9 @@ class Medusa(Drafter):
 
     def __post_init__(self) -> None:
         check_path(f"{self.name}: model", self.model)
-        object.__setattr__(self, "tree", check_tree(self.name, self.tree, _MOST_HEADS))  # lists as tuples
+        object.__setattr__(self, "tree", check_tree(self.name, self.tree, _MAX_HEADS))  # lists as tuples
         if self.num_tokens is not None:
-            check_integer(f"{self.name}: num_tokens", self.num_tokens, 1, _MOST_HEADS)
+            check_integer(f"{self.name}: num_tokens", self.num_tokens, 1, _MAX_HEADS)
 
     def bind(self, target: Target) -> MedusaProposer:
         """Return the proposer, with the heads loaded beside the target.
@@ -142,7 +142,7 @@ class Medusa(Drafter):
             heads = trained.build(lambda: MedusaHeads(shape, decoder.config))
             return trained.load(heads, target.cache)
 
-        heads = target.share(trained.folder, self.name, make=make)
+        heads = target.load_shared(trained.folder, self.name, load=make)
         return MedusaProposer(self, _Loaded(heads, decoder, paths), target)
 
     def _paths(self, trained: Trained, shape: MedusaShape) -> tuple[Path, ...]:
@@ -176,26 +176,28 @@ class MedusaProposer(Proposer[MedusaState]):
     def propose(self, contexts: Sequence[DraftContext[MedusaState]]) -> list[TokenTree]:
         """Return a tree for each context whose last token was chosen from the stored hidden state."""
         trees = [TokenTree.chain(context.tokens[-1:]) for context in contexts]
-        known = [
+        ready = [
             (number, context.state.hidden)
             for number, context in enumerate(contexts)
             if context.state.hidden is not None
             and context.state.position == len(context.tokens) - 2
             and min(context.max_depth, context.max_nodes) > 0
-            and (context.tries or not (context.thrifty and context.state.rest.steps))
+            and (context.ignore_backoff or not (context.prune_unprofitable and context.state.backoff.steps))
         ]
-        if known:
-            outputs = self.loaded.logits([hidden for _, hidden in known])
-            for (number, _), logits in zip(known, outputs, strict=True):
-                own = contexts[number].state.calibrations
-                trees[number] = draft_tree(contexts[number], logits[: self.options.num_tokens], own, self.loaded.paths)
+        if ready:
+            outputs = self.loaded.logits([hidden for _, hidden in ready])
+            for (number, _), logits in zip(ready, outputs, strict=True):
+                calibrations = contexts[number].state.calibrations
+                trees[number] = draft_tree(
+                    contexts[number], logits[: self.options.num_tokens], calibrations, self.loaded.paths
+                )
         return trees
 
     def observe(self, outcome: Outcome[MedusaState]) -> None:
         """Keep the hidden state of the last accepted node, and record the acceptance."""
         layer = self.loaded.decoder.config.num_layers
         state, last = outcome.state, outcome.path[-1] if outcome.path else 0
-        state.learn(outcome)
+        state.record(outcome)
         # A view would keep the tensor of the whole forward pass alive.
         state.hidden = outcome.hidden[layer][last].clone() if outcome.hidden else None
         state.position = outcome.position + len(outcome.path)

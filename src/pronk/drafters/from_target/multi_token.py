@@ -29,7 +29,7 @@ from pronk.checks import check_integer, check_path
 from pronk.drafters.from_target._ranked_heads import draft_tree
 from pronk.drafters.from_target.modules.files import open_trained
 from pronk.drafters.from_target.modules.heads import HeadsShape, MultiTokenHeads
-from pronk.drafters.shared.chain import Chain, ChainDrafter, ChainProposer, Stop, grow
+from pronk.drafters.shared.chain import Chain, ChainDrafter, ChainProposer, Stop, extend_chains
 from pronk.drafters.shared.rank_tree import Path as Ranks
 from pronk.drafters.shared.rank_tree import check_paths, check_tree
 from pronk.drafters.shared.side_cache import CHUNK, Apply, SideCache, SideLane
@@ -41,10 +41,10 @@ from pronk.speculation.shared_acceptance import SharedAcceptance
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
 
-__all__ = ["MultiToken", "MultiTokenState", "heads_beside"]
+__all__ = ["MultiToken", "MultiTokenState", "find_target_heads"]
 
 _DEFAULT = "pronk-tiny-multi-token"
-_MOST_HEADS = 63
+_MAX_HEADS = 63
 
 
 @dataclass
@@ -54,14 +54,14 @@ class MultiTokenState:
     Attributes:
         calibration: calibration of the heads' probabilities.
         lane: state of the heads' cache; it changes the cost of a proposal, never its tokens.
-        rest: back-off after unprofitable steps.
-        able: whether the heads could draft in the current step.
+        backoff: back-off after unprofitable steps.
+        can_draft: whether the heads could draft in the current step.
     """
 
     calibration: Calibration
     lane: SideLane = field(compare=False)
-    rest: Backoff = field(default_factory=Backoff)
-    able: bool = field(default=False, compare=False)
+    backoff: Backoff = field(default_factory=Backoff)
+    can_draft: bool = field(default=False, compare=False)
 
 
 class _Heads:
@@ -70,10 +70,12 @@ class _Heads:
     def __init__(self, target: Target, heads: MultiTokenHeads) -> None:
         self.target, self.heads = target, heads
         self.layer = heads.shape.layer
-        self.beside = SideCache(target, heads)
+        self.side_cache = SideCache(target, heads)
         target.keep_hidden(self.layer, self)
 
-    def read(self, states: Sequence[MultiTokenState], contexts: Sequence[DraftContext[Any]], count: int) -> Tensor:
+    def next_logits(
+        self, states: Sequence[MultiTokenState], contexts: Sequence[DraftContext[Any]], count: int
+    ) -> Tensor:
         """Run the rows not read yet; return ``[requests, count, vocab]`` float32 for the next tokens."""
         tokens, rows = list[Sequence[int]](), list[Tensor]()
 
@@ -84,23 +86,26 @@ class _Heads:
         for state, context in zip(states, contexts, strict=True):
             lane, block_table = state.lane, context.block_table
             if block_table.length - len(lane.tokens) > CHUNK:  # a long text is read in chunks
-                self.beside.catch_up(lane, context.tokens[: block_table.length], block_table, self.layer, forward)
+                self.side_cache.catch_up(lane, context.tokens[: block_table.length], block_table, self.layer, forward)
                 _rollback(lane, block_table.length - 1)
             tokens.append(context.tokens[len(lane.tokens) : block_table.length])
             rows.append(self.target.cache.read_hidden(self.layer, block_table, len(lane.tokens), block_table.length))
-        outputs = self.beside.run([state.lane for state in states], tokens, rows, forward)
+        outputs = self.side_cache.run([state.lane for state in states], tokens, rows, forward)
         return self._logits(torch.stack([each[-1] for each in outputs]))
 
-    def ready(self, state: MultiTokenState, context: DraftContext[Any]) -> bool:
+    def reserve(self, state: MultiTokenState, context: DraftContext[Any]) -> bool:
         """Whether draft tokens are allowed, their input rows are there, and the cache has slots for these."""
-        certain, gone = context.block_table.length, context.block_table.released * self.target.cache.block_size
-        if min(context.max_depth, context.max_nodes) < 1 or certain - 1 < gone:
+        num_committed, num_released = (
+            context.block_table.length,
+            context.block_table.num_released * self.target.cache.block_size,
+        )
+        if min(context.max_depth, context.max_nodes) < 1 or num_committed - 1 < num_released:
             return False
-        if len(context.tokens) - 1 > certain:  # another drafter's tokens, which the target has not verified
+        if len(context.tokens) - 1 > num_committed:  # another drafter's tokens, which the target has not verified
             return False
         # The last row is always run again: its output is needed.
-        _rollback(state.lane, certain - 1)
-        return self.beside.ready(state.lane, context, 0)
+        _rollback(state.lane, num_committed - 1)
+        return self.side_cache.reserve(state.lane, context, 0)
 
     @torch.inference_mode()
     def _logits(self, rows: Tensor) -> Tensor:
@@ -134,15 +139,15 @@ class MultiToken(ChainDrafter):
     def __post_init__(self) -> None:
         check_path(f"{self.name}: model", self.model)
         if self.num_tokens is not None:
-            check_integer(f"{self.name}: num_tokens", self.num_tokens, 1, _MOST_HEADS)
-        object.__setattr__(self, "tree", check_tree(self.name, self.tree, _MOST_HEADS))  # lists as tuples
+            check_integer(f"{self.name}: num_tokens", self.num_tokens, 1, _MAX_HEADS)
+        object.__setattr__(self, "tree", check_tree(self.name, self.tree, _MAX_HEADS))  # lists as tuples
 
     def bind(self, target: Target) -> MultiTokenProposer:
         """Return the proposer, with the heads loaded beside the target.
 
         Errors are those of :func:`open_trained`; too few heads or no memory for their cache are an OptionError.
         """
-        trained = open_trained(self.name, self.model or heads_beside(target), _DEFAULT, target)
+        trained = open_trained(self.name, self.model or find_target_heads(target), _DEFAULT, target)
         shape = trained.make(HeadsShape)
         if self.num_tokens is not None and self.num_tokens > shape.num_heads:
             msg = f"{self.name}: expected num_tokens of at most {shape.num_heads}, the heads, found {self.num_tokens}"
@@ -154,7 +159,7 @@ class MultiToken(ChainDrafter):
             heads = trained.build(lambda: MultiTokenHeads(shape, target.decoder.config))
             return _Heads(target, trained.load(heads, target.cache))
 
-        return MultiTokenProposer(self, target.share(trained.folder, self.name, make=make))
+        return MultiTokenProposer(self, target.load_shared(trained.folder, self.name, load=make))
 
     @property
     def source(self) -> str:
@@ -162,7 +167,7 @@ class MultiToken(ChainDrafter):
         return self.name if self.model is None else f"{self.name} {Path(self.model).name}"
 
     @property
-    def expands(self) -> bool:
+    def proposes_tree(self) -> bool:
         """Whether the proposal is a tree, of which a wrapper would lose all but a chain."""
         return self.tree is not None
 
@@ -182,9 +187,9 @@ class MultiTokenProposer(ChainProposer[MultiTokenState]):
         return self.options.source
 
     @property
-    def expands(self) -> bool:
+    def proposes_tree(self) -> bool:
         """Whether the proposal is a tree."""
-        return self.options.expands
+        return self.options.proposes_tree
 
     def start(self, prompt: Sequence[int]) -> MultiTokenState:  # noqa: ARG002 - read with the first proposal
         """Return an empty state."""
@@ -201,10 +206,10 @@ class MultiTokenProposer(ChainProposer[MultiTokenState]):
         def logits(live: Sequence[int]) -> Sequence[Tensor | None]:
             return [rows[numbers[i]][len(chains[numbers[i]])] for i in live]
 
-        def ends(i: int, chain: Chain) -> bool:
+        def is_complete(i: int, chain: Chain) -> bool:
             return len(chain) >= count or (stop is not None and stop(numbers[i], chain))
 
-        grow([chains[number] for number in numbers], logits, ends)
+        extend_chains([chains[number] for number in numbers], logits, is_complete)
         return chains
 
     def propose(self, contexts: Sequence[DraftContext[MultiTokenState]]) -> list[TokenTree]:
@@ -213,40 +218,42 @@ class MultiTokenProposer(ChainProposer[MultiTokenState]):
             return super().propose(contexts)
         trees = [TokenTree.chain(context.tokens[-1:]) for context in contexts]
         heads = self.loaded.heads.shape.num_heads
-        deepest = heads if isinstance(self.options.tree, int) else max(map(len, self.options.tree))
-        for number, logits in self._run_heads(contexts, min(deepest, self.options.num_tokens or heads)).items():
-            own = [contexts[number].state.calibration] * len(logits)
-            trees[number] = draft_tree(contexts[number], logits, own, self.options.tree)
+        max_depth = heads if isinstance(self.options.tree, int) else max(map(len, self.options.tree))
+        for number, logits in self._run_heads(contexts, min(max_depth, self.options.num_tokens or heads)).items():
+            calibrations = [contexts[number].state.calibration] * len(logits)
+            trees[number] = draft_tree(contexts[number], logits, calibrations, self.options.tree)
         return trees
 
     def _run_heads(self, contexts: Sequence[DraftContext[MultiTokenState]], count: int) -> dict[int, Tensor]:
         """Return logits ``[count, vocab]`` of the first heads by index of the context, where possible."""
-        going = list[int]()
+        active = list[int]()
         for number, context in enumerate(contexts):
             state = context.state
-            if context.tries or not (context.thrifty and state.rest.steps):
-                state.able = self.loaded.ready(state, context)
-                if state.able and min(context.max_depth, context.max_nodes):
-                    going.append(number)
-        if not going:
+            if context.ignore_backoff or not (context.prune_unprofitable and state.backoff.steps):
+                state.can_draft = self.loaded.reserve(state, context)
+                if state.can_draft and min(context.max_depth, context.max_nodes):
+                    active.append(number)
+        if not active:
             return {}
-        selected = [contexts[number] for number in going]
-        return dict(zip(going, self.loaded.read([context.state for context in selected], selected, count), strict=True))
+        selected = [contexts[number] for number in active]
+        return dict(
+            zip(active, self.loaded.next_logits([context.state for context in selected], selected, count), strict=True)
+        )
 
     def observe(self, outcome: Outcome[MultiTokenState]) -> None:
         """Record the acceptance."""
         state = outcome.state
         state.calibration.learn(outcome)
-        state.rest.learn(outcome.tree, {self.source}, guessed=state.able)
-        state.able = False
+        state.backoff.learn(outcome.tree, {self.source}, guessed=state.can_draft)
+        state.can_draft = False
 
     def on_preempt(self, state: MultiTokenState) -> None:
         """Free the lane's blocks; the lane is filled again by the next proposal."""
-        self.loaded.beside.release(state.lane)
+        self.loaded.side_cache.release(state.lane)
 
     def stop(self, state: MultiTokenState) -> None:
         """Free the lane's blocks."""
-        self.loaded.beside.release(state.lane)
+        self.loaded.side_cache.release(state.lane)
 
 
 def _rollback(lane: SideLane, length: int) -> None:
@@ -255,7 +262,7 @@ def _rollback(lane: SideLane, length: int) -> None:
     lane.block_table.length = min(lane.block_table.length, length)
 
 
-def heads_beside(target: Target) -> str | None:
+def find_target_heads(target: Target) -> str | None:
     """Return the folder of the heads that came with the target, if any."""
     folder = None if target.folder is None else target.folder / "heads"
     return str(folder) if folder is not None and (folder / "drafter.json").is_file() else None

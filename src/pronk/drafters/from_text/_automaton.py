@@ -29,7 +29,7 @@ from typing import NamedTuple
 __all__ = ["Continuation", "SuffixAutomaton"]
 
 # Maximum number of edges in a list; a state with more edges has a dictionary.
-_NARROW = 8
+_MAX_LIST_EDGES = 8
 
 # Maximum number of continuations per lookup: frequent continuations of a common token occur early in the text.
 _MAX_CONTINUATIONS = 128
@@ -40,7 +40,7 @@ class Continuation(NamedTuple):
 
     token: int
     state: int
-    times: int
+    num_occurrences: int
 
 
 @dataclass
@@ -68,7 +68,7 @@ class SuffixAutomaton:
     _target: array[int] = field(default_factory=lambda: array("i"), repr=False)
     _next: array[int] = field(default_factory=lambda: array("i"), repr=False)
     # State to its edges by token, oldest first, for states with more than _NARROW edges.
-    _wide: dict[int, dict[int, int]] = field(default_factory=dict, repr=False)
+    _edge_dicts: dict[int, dict[int, int]] = field(default_factory=dict, repr=False)
     # State of the whole text, and place of its longest counted suffix.
     _last: int = field(default=0, repr=False)
     _short: int = field(default=0, repr=False)
@@ -82,14 +82,14 @@ class SuffixAutomaton:
     def _extend(self, token: int) -> None:
         state, edge = self._last, self._find(self._last, token)
         if edge >= 0:
-            self._last = self._exactly(state, edge)
+            self._last = self._state_after(state, edge)
         else:
             self._last = self._add_state(self._length[state] + 1, 0, 0)
             while state >= 0 and (edge := self._find(state, token)) < 0:
                 self._add_edge(state, token, self._last)
                 state = self._link[state]
             if state >= 0:
-                self._link[self._last] = self._exactly(state, edge)
+                self._link[self._last] = self._state_after(state, edge)
         self.num_tokens += 1
         self._count_suffixes(token)
 
@@ -124,10 +124,10 @@ class SuffixAutomaton:
 
         The counts are exact for places from :meth:`match` or :meth:`follow`, and for the empty string.
         """
-        if self._degree[state] > _NARROW:
-            edges = list(islice(self._wide[state].values(), _MAX_CONTINUATIONS))[::-1]
+        if self._degree[state] > _MAX_LIST_EDGES:
+            edges = list(islice(self._edge_dicts[state].values(), _MAX_CONTINUATIONS))[::-1]
         else:
-            edges = self._list(state)
+            edges = self._edge_list(state)
         token, target, count = self._token, self._target, self._count
         return [Continuation(token[edge], target[edge], count[target[edge]]) for edge in edges]
 
@@ -144,19 +144,19 @@ class SuffixAutomaton:
             self._target,
             self._next,
         )
-        wide = sum(getsizeof(edges) + 2 * getsizeof(1 << 20) * len(edges) for edges in self._wide.values())
-        return sum(getsizeof(each) for each in arrays) + getsizeof(self._wide) + wide
+        wide = sum(getsizeof(edges) + 2 * getsizeof(1 << 20) * len(edges) for edges in self._edge_dicts.values())
+        return sum(getsizeof(each) for each in arrays) + getsizeof(self._edge_dicts) + wide
 
     def _find(self, state: int, token: int) -> int:
         """Return the edge of ``state`` with ``token``, or -1."""
-        if self._degree[state] > _NARROW:
-            return self._wide[state].get(token, -1)
+        if self._degree[state] > _MAX_LIST_EDGES:
+            return self._edge_dicts[state].get(token, -1)
         edge, tokens, following = self._edges[state], self._token, self._next
         while edge >= 0 and tokens[edge] != token:
             edge = following[edge]
         return edge
 
-    def _list(self, state: int) -> list[int]:
+    def _edge_list(self, state: int) -> list[int]:
         edges, edge = [], self._edges[state]
         while edge >= 0:
             edges.append(edge)
@@ -178,20 +178,20 @@ class SuffixAutomaton:
         self._next.append(self._edges[state])
         self._edges[state] = edge
         degree = self._degree[state]
-        if degree > _NARROW:
-            self._wide[state][token] = edge
+        if degree > _MAX_LIST_EDGES:
+            self._edge_dicts[state][token] = edge
             return
         self._degree[state] = degree + 1
-        if degree == _NARROW:
-            self._wide[state] = {self._token[edge]: edge for edge in reversed(self._list(state))}
+        if degree == _MAX_LIST_EDGES:
+            self._edge_dicts[state] = {self._token[edge]: edge for edge in reversed(self._edge_list(state))}
 
-    def _exactly(self, state: int, edge: int) -> int:
+    def _state_after(self, state: int, edge: int) -> int:
         """Return the state whose longest string is that of ``state`` plus the edge's token; may split one off."""
         target, length = self._target[edge], self._length[state] + 1
         if self._length[target] == length:
             return target
         clone = self._add_state(length, self._link[target], self._count[target])
-        for each in reversed(self._list(target)):
+        for each in reversed(self._edge_list(target)):
             self._add_edge(clone, self._token[each], self._target[each])
         self._link[target] = clone
         token = self._token[edge]

@@ -17,11 +17,20 @@ from typing import Any, NamedTuple, Protocol
 from pronk.drafters.from_text._automaton import Continuation, SuffixAutomaton
 from pronk.drafters.shared.trie import Frontier, Trie
 from pronk.kernels.library import KernelsError
-from pronk.kernels.suffixes import NUM_WAYS, CompiledSuffixes, CompiledTreeGrower, open_suffix_library
+from pronk.kernels.suffixes import NUM_BUCKETS, CompiledSuffixes, NativeTreeBuilder, open_suffix_library
 from pronk.speculation.acceptance_rates import AcceptanceRates
 from pronk.speculation.tree import TokenTree
 
-__all__ = ["PRIORS", "CompiledGrowth", "SuffixIndex", "TreeGrower", "TreeGrowth", "TreeLimits", "growth", "strings"]
+__all__ = [
+    "PRIORS",
+    "CompiledTreeBuilder",
+    "PythonTreeBuilder",
+    "SuffixIndex",
+    "TreeBuilder",
+    "TreeLimits",
+    "make_suffix_index",
+    "make_tree_builder",
+]
 
 # Kinds of draft tokens, each with an acceptance rate: pairs of classes of the match length in tokens and of the token's
 # share of the match's occurrences. Each number is the lower bound of a class; the first class lies below all of them.
@@ -30,25 +39,25 @@ _SHARES = (0.25, 0.5, 0.75)
 
 # Prior acceptance rates, measured on the second halves of Python modules and of other held-out texts: a row per class
 # of length, a column per class of share, for matches in the request's text and in the store.
-_TEXT = (
+_TEXT_PRIORS = (
     (0.05, 0.12, 0.31, 0.70),
     (0.05, 0.17, 0.52, 0.87),
     (0.07, 0.20, 0.67, 0.93),
     (0.06, 0.22, 0.82, 0.96),
 )
-_STORE = (
+_STORE_PRIORS = (
     (0.01, 0.05, 0.08, 0.16),
     (0.02, 0.05, 0.15, 0.51),
     (0.02, 0.06, 0.32, 0.55),
     (0.05, 0.10, 0.67, 0.70),
 )
-PRIORS = dict(enumerate(prior for table in (_TEXT, _STORE) for row in table for prior in row))
+PRIORS = dict(enumerate(prior for table in (_TEXT_PRIORS, _STORE_PRIORS) for row in table for prior in row))
 
 # Maximum number of candidates examined per node of the tree: sources that share a candidate examine it repeatedly.
 _MAX_CANDIDATES_PER_NODE = 2
 
 
-def _way(*, stored: bool, length: int, share: float) -> int:
+def _kind_of(*, stored: bool, length: int, share: float) -> int:
     return 16 * stored + 4 * bisect(_LENGTHS, length) + bisect(_SHARES, share)
 
 
@@ -76,24 +85,24 @@ class TreeLimits(NamedTuple):
     """Limits of a tree.
 
     Attributes:
-        width: maximum number of draft tokens.
+        max_nodes: maximum number of draft tokens.
         max_depth: maximum depth in tokens.
         min_match: minimum match length in tokens.
         depth_factor: maximum depth as a multiple of the match length; at least depth 1.
-        least: minimum gain of a node.
+        min_gain: minimum gain of a node.
     """
 
-    width: int
+    max_nodes: int
     max_depth: int
     min_match: int
     depth_factor: float
-    least: float
+    min_gain: float
 
 
-class TreeGrower(Protocol):
+class TreeBuilder(Protocol):
     """Builder of one request's trees."""
 
-    def grow(self, sources: Sequence[Any], tokens: Sequence[int], limits: TreeLimits) -> TokenTree:
+    def build(self, sources: Sequence[Any], tokens: Sequence[int], limits: TreeLimits) -> TokenTree:
         """Return the tree of continuations of a text's longest matches, of largest gain first.
 
         Args:
@@ -112,41 +121,41 @@ def _library() -> Any:
         return None
 
 
-def strings(max_match: int) -> SuffixIndex:
+def make_suffix_index(max_match: int) -> SuffixIndex:
     """Return an empty index for matches of up to ``max_match`` tokens."""
     library = _library()
     return SuffixAutomaton(max_match) if library is None else CompiledSuffixes(library, max_match)
 
 
-def growth(rates: AcceptanceRates, source: str) -> TreeGrower:
+def make_tree_builder(rates: AcceptanceRates, source: str) -> TreeBuilder:
     """Return the tree builder of a request with these rates; ``source`` is the name in nodes' origins."""
     library = _library()
-    return TreeGrowth(rates, source) if library is None else CompiledGrowth(library, rates, source)
+    return PythonTreeBuilder(rates, source) if library is None else CompiledTreeBuilder(library, rates, source)
 
 
-class CompiledGrowth:
+class CompiledTreeBuilder:
     """Tree builder in the compiled kernels."""
 
     def __init__(self, library: Any, rates: AcceptanceRates, source: str) -> None:
         self._rates, self._temperature = rates, rates.known.temperature
-        self._grower = CompiledTreeGrower(library, rates.weight, rates.prior)
-        self._origins = [(source, kind) for kind in range(NUM_WAYS)]
+        self._builder = NativeTreeBuilder(library, rates.weight, rates.prior)
+        self._origins = [(source, kind) for kind in range(NUM_BUCKETS)]
 
-    def grow(self, sources: Sequence[CompiledSuffixes], tokens: Sequence[int], limits: TreeLimits) -> TokenTree:
-        """Implement :meth:`TreeGrower.grow`."""
-        rates, grower, origins = self._rates, self._grower, self._origins
+    def build(self, sources: Sequence[CompiledSuffixes], tokens: Sequence[int], limits: TreeLimits) -> TokenTree:
+        """Implement :meth:`TreeBuilder.build`."""
+        rates, builder, origins = self._rates, self._builder, self._origins
         if rates.known.temperature != self._temperature:
             self._temperature = rates.known.temperature
-            grower.forget()
-        grower.learn(rates.offered, rates.taken)
+            builder.clear_priors()
+        builder.set_counts(rates.offered, rates.taken)
         tail = tokens[-sources[0].max_match :]
-        found = grower.grow(sources, tail, **limits._asdict())
-        origin = (("", 0), *[origins[kind] for kind in found.ways[1:]])
+        found = builder.build(sources, tail, **limits._asdict())
+        origin = (("", 0), *[origins[kind] for kind in found.buckets[1:]])
         return TokenTree(tuple(found.tokens), tuple(found.parents), gain=tuple(found.gains), origin=origin)
 
 
-class _Place(NamedTuple):
-    """A node of the tree and the place of its path in a source, whose continuations are candidates.
+class _MatchedNode(NamedTuple):
+    """A node of the tree, and the automaton state of its path in a source.
 
     ``depth`` is the maximum depth of draft tokens from the same match.
     """
@@ -159,29 +168,29 @@ class _Place(NamedTuple):
 
 
 class _Candidate(NamedTuple):
-    place: _Place
-    found: Continuation
+    matched: _MatchedNode
+    continuation: Continuation
     kind: int
 
 
 @dataclass
-class TreeGrowth:
+class PythonTreeBuilder:
     """Tree builder in Python."""
 
     rates: AcceptanceRates
     source: str
 
-    def grow(self, sources: Sequence[SuffixAutomaton], tokens: Sequence[int], limits: TreeLimits) -> TokenTree:
-        """Implement :meth:`TreeGrower.grow`."""
+    def build(self, sources: Sequence[SuffixAutomaton], tokens: Sequence[int], limits: TreeLimits) -> TokenTree:
+        """Implement :meth:`TreeBuilder.build`."""
         tree = _Tree(Trie(tokens[-1]), self.rates, limits, sources, self.source)
         for number, source in enumerate(sources):
             state, length = source.match(tokens)
             known: set[int] = set()
-            while length >= limits.min_match and len(known) < limits.width:
+            while length >= limits.min_match and len(known) < limits.max_nodes:
                 depth = min(limits.max_depth, max(1, int(limits.depth_factor * length)))
-                tree.offer(_Place(0, number, state, length, depth), known)
+                tree.push_continuations(_MatchedNode(0, number, state, length, depth), known)
                 state, length = source.shorter(state)
-        return tree.grow()
+        return tree.build()
 
 
 @dataclass
@@ -193,31 +202,35 @@ class _Tree:
     name: str
     frontier: Frontier[_Candidate] = field(default_factory=Frontier)
 
-    def offer(self, place: _Place, known: set[int]) -> None:
-        """Add a place's continuations to the frontier and to ``known``; skip those of longer matches in it."""
-        if self.trie.depths[place.node] >= place.depth or place.length < self.limits.min_match:
+    def push_continuations(self, matched: _MatchedNode, known: set[int]) -> None:
+        """Push the continuations of a matched node that are not in ``known``, and add them to ``known``."""
+        if self.trie.depths[matched.node] >= matched.depth or matched.length < self.limits.min_match:
             return
-        above, depth = self.trie.gains[place.node], self.trie.depths[place.node] + 1
-        following = self.sources[place.source].continuations(place.state)
-        total = 1 + sum([each.times for each in following])
+        parent_gain, depth = self.trie.gains[matched.node], self.trie.depths[matched.node] + 1
+        following = self.sources[matched.source].continuations(matched.state)
+        total = 1 + sum([each.num_occurrences for each in following])
         # nlargest is stable: of equal counts the newest comes first.
-        most = nlargest(self.limits.width, following, key=attrgetter("times")) if len(following) > 1 else following
-        for each in most:
+        likeliest = (
+            nlargest(self.limits.max_nodes, following, key=attrgetter("num_occurrences"))
+            if len(following) > 1
+            else following
+        )
+        for each in likeliest:
             if each.token not in known:
                 known.add(each.token)
-                kind = _way(stored=place.source > 0, length=place.length, share=each.times / total)
-                gain = above * self.rates.rate(kind, depth)
-                if gain >= self.limits.least:
-                    self.frontier.offer(gain, _Candidate(place, each, kind))
+                kind = _kind_of(stored=matched.source > 0, length=matched.length, share=each.num_occurrences / total)
+                gain = parent_gain * self.rates.rate(kind, depth)
+                if gain >= self.limits.min_gain:
+                    self.frontier.push(gain, _Candidate(matched, each, kind))
 
-    def grow(self) -> TokenTree:
+    def build(self) -> TokenTree:
         """Return the tree of the candidates of largest gain."""
-        width = self.limits.width
-        looks = _MAX_CANDIDATES_PER_NODE * width
-        while self.frontier and len(self.trie) <= width and looks:
-            looks -= 1
-            gain, (place, found, kind) = self.frontier.take()
-            node = self.trie.add(place.node, found.token, gain, (self.name, kind))
-            state, length = self.sources[place.source].follow(found, place.length)
-            self.offer(_Place(node, place.source, state, length, place.depth), set())
-        return self.trie.tree(width)
+        max_nodes = self.limits.max_nodes
+        attempts = _MAX_CANDIDATES_PER_NODE * max_nodes
+        while self.frontier and len(self.trie) <= max_nodes and attempts:
+            attempts -= 1
+            gain, (matched, continuation, kind) = self.frontier.pop()
+            node = self.trie.add(matched.node, continuation.token, gain, (self.name, kind))
+            state, length = self.sources[matched.source].follow(continuation, matched.length)
+            self.push_continuations(_MatchedNode(node, matched.source, state, length, matched.depth), set())
+        return self.trie.tree(max_nodes)

@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from pronk.drafters.from_text._growth import SuffixIndex, strings
+from pronk.drafters.from_text._growth import SuffixIndex, make_suffix_index
 from pronk.errors import OptionError
 from pronk.files.atomic import replace_file
 
@@ -90,7 +90,7 @@ class SuffixStore:
                 raise OptionError(msg) from error
         self._vocabulary, self._vocab_size, self._file = vocabulary, vocab_size, self.path
         for output in outputs:
-            self._keep(output)
+            self._insert(output)
 
     def add(self, output: Sequence[int]) -> None:
         """Add an output, and append it to the file if that is open.
@@ -99,7 +99,7 @@ class SuffixStore:
         """
         if not output or not self.max_tokens:
             return
-        self._keep(output)
+        self._insert(output)
         if self._file is None:
             return
         try:
@@ -112,14 +112,14 @@ class SuffixStore:
             warnings.warn(f"{self._file}: past outputs are no longer saved: {error}", RuntimeWarning, stacklevel=2)
             self._file = None
 
-    def _keep(self, output: Sequence[int]) -> None:
+    def _insert(self, output: Sequence[int]) -> None:
         """Add an output to the young automaton; of one longer than ``max_tokens / 2``, its end."""
         half = self.max_tokens // 2
         output = output[max(0, len(output) - half) :]
         if not output:
             return
         if not self._generations or self._generations[0].num_tokens + len(output) > half:
-            self._generations = [strings(self.max_match), *self._generations[:1]]
+            self._generations = [make_suffix_index(self.max_match), *self._generations[:1]]
         self._generations[0].extend(output)
         self._generations[0].end_text()
 

@@ -44,22 +44,22 @@ class TextIndex:
     Attributes:
         sizes: indexed lengths of n-grams.
         text: tokens.
-        ends: ``ends[n][gram]`` lists the position after each occurrence of ``gram``, ascending.
+        end_positions: ``end_positions[n][gram]`` lists the position after each occurrence of ``gram``, ascending.
     """
 
     sizes: tuple[int, ...]
     text: list[int] = field(default_factory=list)
-    ends: dict[int, dict[tuple[int, ...], list[int]]] = field(default_factory=dict)
+    end_positions: dict[int, dict[tuple[int, ...], list[int]]] = field(default_factory=dict)
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append tokens to the text."""
         for token in tokens:
             self.text.append(token)
-            place = len(self.text)
+            end = len(self.text)
             for size in self.sizes:
-                if place >= size:
-                    grams = self.ends.setdefault(size, {})
-                    grams.setdefault(tuple(self.text[place - size :]), []).append(place)
+                if end >= size:
+                    grams = self.end_positions.setdefault(size, {})
+                    grams.setdefault(tuple(self.text[end - size :]), []).append(end)
 
     def matches(self, tail: Sequence[int]) -> Iterator[tuple[int, int]]:
         """Yield earlier occurrences of the end of ``tail``: match length and position after the match.
@@ -70,10 +70,10 @@ class TextIndex:
         for size in sorted(self.sizes, reverse=True):
             if len(tail) < size:
                 continue
-            for place in reversed(self.ends.get(size, {}).get(tuple(tail[-size:]), [])):
-                if place < len(self.text) and place not in seen:
-                    seen.add(place)
-                    yield size, place
+            for end in reversed(self.end_positions.get(size, {}).get(tuple(tail[-size:]), [])):
+                if end < len(self.text) and end not in seen:
+                    seen.add(end)
+                    yield size, end
 
 
 @dataclass
@@ -135,27 +135,27 @@ class PromptLookup(Proposer[LookupState]):
         tail = context.tokens[-self.max_ngram :]
         chains: list[list[int]] = []
         if depth > 0 and size_limit > 0:
-            for size, place in islice(context.state.index.matches(tail), _MAX_MATCHES):
-                chain = _continuation(context.tokens, place, depth)
+            for size, start in islice(context.state.index.matches(tail), _MAX_MATCHES):
+                chain = _continuation(context.tokens, start, depth)
                 if chain not in chains:
                     chains.append(chain)
-                    self._grow(trie, chain, size, context.state.rates)
+                    self._add_chain(trie, chain, size, context.state.rates)
                 if len(chains) == self.num_chains:
                     break
         return trie.tree(size_limit)
 
-    def _grow(self, trie: Trie, chain: Sequence[int], size: int, rates: AcceptanceRates) -> None:
+    def _add_chain(self, trie: Trie, chain: Sequence[int], size: int, rates: AcceptanceRates) -> None:
         node, gain = 0, 1.0
         for depth, token in enumerate(chain):
-            kind = 3 * size + (_SIBLING if trie.forks(node, token) else _NEXT if depth else _FIRST)
+            kind = 3 * size + (_SIBLING if trie.adds_sibling(node, token) else _NEXT if depth else _FIRST)
             gain *= rates.rate(kind)
             node = trie.add(node, token, gain, (self.name, kind))
             gain = trie.gains[node]
 
 
-def _continuation(tokens: Sequence[int], place: int, count: int) -> list[int]:
-    """Return ``count`` tokens from ``place`` on; past the text's end, the copy repeats itself."""
+def _continuation(tokens: Sequence[int], start: int, count: int) -> list[int]:
+    """Return ``count`` tokens from ``start`` on; past the text's end, the copy repeats itself."""
     chain: list[int] = []
-    for source in range(place, place + count):
+    for source in range(start, start + count):
         chain.append(tokens[source] if source < len(tokens) else chain[source - len(tokens)])
     return chain

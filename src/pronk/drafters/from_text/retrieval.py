@@ -45,7 +45,7 @@ _BUILD = "build one with pronk datastore build OUT FILES --model MODEL and use i
 # Each number is the lower bound of a class; the first class lies below all of them.
 _LENGTHS = (3, 4, 6, 9)
 _SHARES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.66, 0.8, 0.92)
-_WAYS = len(_SHARES) + 1
+_NUM_SHARES = len(_SHARES) + 1
 
 # Prior acceptance rates: rows by length, columns by share. Measured on ``pronk-tiny`` with datastores of 0.2 M and 10 M
 # tokens.
@@ -124,7 +124,7 @@ class RetrievalProposer(Proposer[AcceptanceRates]):
 
     def start(self, prompt: Sequence[int]) -> AcceptanceRates:  # noqa: ARG002 - the context has the text
         """Return the prior acceptance rates."""
-        priors = {kind: _PRIORS[kind // _WAYS][kind % _WAYS] for kind in range(len(_PRIORS) * _WAYS)}
+        priors = {kind: _PRIORS[kind // _NUM_SHARES][kind % _NUM_SHARES] for kind in range(len(_PRIORS) * _NUM_SHARES)}
         return AcceptanceRates(self.name, priors, SharedAcceptance.of(self.target))
 
     def propose(self, contexts: Sequence[DraftContext[AcceptanceRates]]) -> list[TokenTree]:
@@ -146,19 +146,19 @@ class RetrievalProposer(Proposer[AcceptanceRates]):
         frontier = Frontier[tuple[int, int, Child]]()  # parent, kind, and the interval in the datastore
         parent, low, high = 0, found.low, found.high
         while len(trie) <= nodes:
-            above, rates = trie.depths[parent], context.state
-            if above < depth:
-                length = found.length + above
+            parent_depth, rates = trie.depths[parent], context.state
+            if parent_depth < depth:
+                length = found.length + parent_depth
                 for child in store.children(low, high, length, nodes - len(trie) + 1):
-                    kind = _way(length, child.high - child.low, high - low)
-                    frontier.offer(trie.gains[parent] * rates.rate(kind, above + 1), (parent, kind, child))
+                    kind = _kind_of(length, child.high - child.low, high - low)
+                    frontier.push(trie.gains[parent] * rates.rate(kind, parent_depth + 1), (parent, kind, child))
             if not frontier:
                 break
-            gain, (parent, kind, (token, low, high)) = frontier.take()
+            gain, (parent, kind, (token, low, high)) = frontier.pop()
             parent = trie.add(parent, token, gain, (self.name, kind))
         return trie.tree(nodes)
 
 
-def _way(length: int, count: int, total: int) -> int:
+def _kind_of(length: int, count: int, total: int) -> int:
     """Return the kind of a token that follows a match of ``length`` in ``count`` of ``total`` places."""
-    return bisect_right(_LENGTHS, length) * _WAYS + bisect_right(_SHARES, count / (total + 1))
+    return bisect_right(_LENGTHS, length) * _NUM_SHARES + bisect_right(_SHARES, count / (total + 1))

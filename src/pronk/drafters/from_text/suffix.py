@@ -32,7 +32,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pronk.checks import check_integer, check_number, check_path
-from pronk.drafters.from_text._growth import PRIORS, SuffixIndex, TreeGrower, TreeLimits, growth, strings
+from pronk.drafters.from_text._growth import (
+    PRIORS,
+    SuffixIndex,
+    TreeBuilder,
+    TreeLimits,
+    make_suffix_index,
+    make_tree_builder,
+)
 from pronk.drafters.from_text._suffix_store import SuffixStore
 from pronk.errors import OptionError
 from pronk.speculation.acceptance_rates import AcceptanceRates
@@ -49,16 +56,16 @@ class SuffixState:
     """State of one request.
 
     Attributes:
-        text: index of the committed tokens up to the last proposal; extended only when a proposal needs it.
+        index: index of the committed tokens up to the last proposal; extended only when a proposal needs it.
         rates: acceptance rates by kind of draft token.
-        growth: builder of the request's trees.
+        tree_builder: builder of the request's trees.
         output: committed output tokens, if the store is to keep them.
         private: whether the output must not reach other requests (rejection sampling).
     """
 
-    text: SuffixIndex
+    index: SuffixIndex
     rates: AcceptanceRates
-    growth: TreeGrower = field(repr=False, compare=False)
+    tree_builder: TreeBuilder = field(repr=False, compare=False)
     output: list[int] = field(default_factory=list)
     private: bool = False
 
@@ -101,9 +108,9 @@ class Suffix(Drafter):
 
     def bind(self, target: Target) -> SuffixProposer:
         """Read the store's file, if one is given, and return a proposer."""
-        past = SuffixStore(self.max_match, self.store_tokens, None if self.store is None else Path(self.store))
-        past.open(target.vocabulary, target.decoder.config.vocab_size)
-        return SuffixProposer(self, past, target)
+        store = SuffixStore(self.max_match, self.store_tokens, None if self.store is None else Path(self.store))
+        store.open(target.vocabulary, target.decoder.config.vocab_size)
+        return SuffixProposer(self, store, target)
 
 
 class SuffixProposer(Proposer[SuffixState]):
@@ -112,14 +119,14 @@ class SuffixProposer(Proposer[SuffixState]):
     name = Suffix.name
     capabilities = Capabilities(costs=True)
 
-    def __init__(self, options: Suffix, past: SuffixStore, target: Target) -> None:
-        self.options, self.past, self.target = options, past, target
+    def __init__(self, options: Suffix, store: SuffixStore, target: Target) -> None:
+        self.options, self.store, self.target = options, store, target
         self.capabilities = Capabilities(costs=True, observes_all_steps=options.store_tokens > 0)
 
     def start(self, prompt: Sequence[int]) -> SuffixState:  # noqa: ARG002 - read with the first proposal
         """Return an empty state; the first proposal reads the text."""
         rates = AcceptanceRates(self.name, PRIORS, SharedAcceptance.of(self.target))
-        return SuffixState(strings(self.options.max_match), rates, growth(rates, self.name))
+        return SuffixState(make_suffix_index(self.options.max_match), rates, make_tree_builder(rates, self.name))
 
     def propose(self, contexts: Sequence[DraftContext[SuffixState]]) -> list[TokenTree]:
         """Return for each context a tree of the likeliest continuations of its longest matches."""
@@ -136,14 +143,14 @@ class SuffixProposer(Proposer[SuffixState]):
     def stop(self, state: SuffixState) -> None:
         """Add the output to the store."""
         if not state.private:
-            self.past.add(state.output)
+            self.store.add(state.output)
 
     def _tree(self, context: DraftContext[SuffixState], requests: int) -> TokenTree:
         options, state = self.options, context.state
-        costs = context.costs if context.thrifty else None
-        state.text.extend(context.tokens[state.text.num_tokens : context.root + 1])
-        width = min(options.num_nodes, context.max_nodes)
-        least = 0.0 if costs is None else costs.least_gain(requests)
-        limits = TreeLimits(width, context.max_depth, options.min_match, options.depth_factor, least)
+        costs = context.costs if context.prune_unprofitable else None
+        state.index.extend(context.tokens[state.index.num_tokens : context.root + 1])
+        max_nodes = min(options.num_nodes, context.max_nodes)
+        min_gain = 0.0 if costs is None else costs.least_gain(requests)
+        limits = TreeLimits(max_nodes, context.max_depth, options.min_match, options.depth_factor, min_gain)
         # The tokens may end with some that a composite appended; they are not in the index.
-        return state.growth.grow([state.text, *self.past.generations], context.tokens, limits)
+        return state.tree_builder.build([state.index, *self.store.generations], context.tokens, limits)

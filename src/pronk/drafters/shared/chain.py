@@ -19,7 +19,7 @@ from pronk.speculation.proposer import DraftContext, Drafter, Proposer
 from pronk.speculation.target import Target
 from pronk.speculation.tree import Origin, TokenTree
 
-__all__ = ["Chain", "ChainDrafter", "ChainProposer", "Stop", "grow"]
+__all__ = ["Chain", "ChainDrafter", "ChainProposer", "Stop", "extend_chains"]
 
 State = TypeVar("State")
 
@@ -31,7 +31,7 @@ class Chain:
         context: the request.
         draft_tokens: the tokens so far, with their scores and confidences.
         gains: estimated probability that each token is accepted together with all before it (calibrated).
-        reached: product of the drafter's confidences down to each token (not calibrated).
+        cumulative_confidence: product of the drafter's confidences down to each token (not calibrated).
         origin: source and confidence of each token.
     """
 
@@ -39,7 +39,7 @@ class Chain:
         self.context = context
         self.draft_tokens: list[DraftToken] = []
         self.gains: list[float] = []
-        self.reached: list[float] = []
+        self.cumulative_confidence: list[float] = []
         self.origin: list[Origin] = []
         self._calibration = calibration
 
@@ -47,12 +47,12 @@ class Chain:
         return len(self.draft_tokens)
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """Whether the chain has reached its limit of length."""
-        return len(self) >= self.most
+        return len(self) >= self.max_tokens
 
     @property
-    def most(self) -> int:
+    def max_tokens(self) -> int:
         """Largest useful number of draft tokens: the smaller of the limits of depth and of nodes."""
         return min(self.context.max_depth, self.context.max_nodes)
 
@@ -62,7 +62,7 @@ class Chain:
         return [each.token for each in self.draft_tokens]
 
     @property
-    def drawn(self) -> tuple[Tensor | None, ...] | None:
+    def distributions(self) -> tuple[Tensor | None, ...] | None:
         """Distributions that the root and each token were drawn from; ``None`` if no rule needs them."""
         return (
             (None, *(each.q for each in self.draft_tokens))
@@ -70,19 +70,21 @@ class Chain:
             else None
         )
 
-    def add(self, logits: Tensor) -> bool:
+    def append_from_logits(self, logits: Tensor) -> bool:
         """Sample the next token from the drafter's logits ``[vocab]``; return False if none is possible."""
         context = self.context
         chosen = context.sampler.draft_token(logits, context.root, draw=context.draws)
         if chosen is not None:
-            self.take(chosen)
+            self.append(chosen)
         return chosen is not None
 
-    def take(self, chosen: DraftToken) -> None:
+    def append(self, chosen: DraftToken) -> None:
         """Append a token that is already chosen."""
         self.context.sampler.advance(chosen.token)
         self.draft_tokens.append(chosen)
-        self.reached.append((self.reached[-1] if self.reached else 1.0) * chosen.confidence)
+        self.cumulative_confidence.append(
+            (self.cumulative_confidence[-1] if self.cumulative_confidence else 1.0) * chosen.confidence
+        )
         self.origin.append(self._calibration.origin(chosen.confidence))
         rate = self._calibration.rate(self.origin[-1], len(self.draft_tokens))
         self.gains.append((self.gains[-1] if self.gains else 1.0) * rate)
@@ -93,7 +95,7 @@ class Chain:
         return TokenTree(
             tokens,
             tuple(range(-1, len(tokens) - 1)),
-            probs=self.drawn,
+            probs=self.distributions,
             gain=(1.0, *self.gains),
             origin=(("", 0), *self.origin),
         )
@@ -107,7 +109,7 @@ class ChainDrafter(Drafter):
     """Options of a drafter that proposes a chain, token by token."""
 
     @property
-    def expands(self) -> bool:
+    def proposes_tree(self) -> bool:
         """Whether the proposal holds more than its chain; a wrapper would lose the rest."""
         return False
 
@@ -128,7 +130,7 @@ class ChainProposer(Proposer[State], ChainDrafter):
     def chains(self, contexts: Sequence[DraftContext[State]], stop: Stop | None = None) -> list[Chain]:
         """Return a chain for each context; ``stop`` replaces the drafter's own rule to end it.
 
-        A chain also ends where its next token would not pay for its time, if the request is ``thrifty``.
+        A chain also ends where its next token would not pay for its time, if the context has ``prune_unprofitable``.
         """
 
     def propose(self, contexts: Sequence[DraftContext[State]]) -> list[TokenTree]:
@@ -136,25 +138,27 @@ class ChainProposer(Proposer[State], ChainDrafter):
         return [chain.tree() for chain in self.chains(contexts)]
 
 
-def grow(
+def extend_chains(
     chains: Sequence[Chain],
     logits: Callable[[Sequence[int]], Sequence[Tensor | None]],
-    ends: Callable[[int, Chain], bool],
+    is_complete: Callable[[int, Chain], bool],
 ) -> None:
     """Add one token at a time to all chains until each is complete.
 
     Args:
         chains: empty chains.
         logits: returns the drafter's logits ``[vocab]`` after each chain of the given numbers; ``None`` ends a chain.
-        ends: whether the chain with the given number is complete.
+        is_complete: whether the chain with the given number is complete.
     """
-    live = [number for number, chain in enumerate(chains) if not chain.full]
+    live = [number for number, chain in enumerate(chains) if not chain.is_full]
     with ExitStack() as stack:
         for chain in chains:
             stack.enter_context(chain.context.sampler.after())
         while live:
             rows = logits(live)
             live = [
-                number for number, row in zip(live, rows, strict=True) if row is not None and chains[number].add(row)
+                number
+                for number, row in zip(live, rows, strict=True)
+                if row is not None and chains[number].append_from_logits(row)
             ]
-            live = [number for number in live if not chains[number].full and not ends(number, chains[number])]
+            live = [number for number in live if not chains[number].is_full and not is_complete(number, chains[number])]

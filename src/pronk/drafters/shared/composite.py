@@ -54,15 +54,15 @@ class CompositeProposer(Proposer[Parts]):
 
     def __init__(self, parts: Sequence[Proposer[Any]]) -> None:
         self.parts = tuple(parts)
-        needs = [part.capabilities for part in self.parts]
-        hidden = tuple(sorted({layer for need in needs for layer in need.hidden}))
+        part_capabilities = [part.capabilities for part in self.parts]
+        hidden = tuple(sorted({layer for each in part_capabilities for layer in each.hidden}))
         self.capabilities = Capabilities(
             hidden,
-            logits=any(need.logits for need in needs),
-            costs=any(need.costs for need in needs),
-            proposes=any(need.proposes for need in needs),
-            observes_all_steps=any(need.observes_all_steps for need in needs),
-            self_budgeting=all(need.self_budgeting for need in needs),
+            logits=any(each.logits for each in part_capabilities),
+            costs=any(each.costs for each in part_capabilities),
+            proposes=any(each.proposes for each in part_capabilities),
+            observes_all_steps=any(each.observes_all_steps for each in part_capabilities),
+            self_budgeting=all(each.self_budgeting for each in part_capabilities),
         )
         self.models = tuple(model for part in self.parts for model in part.models)
 
@@ -84,19 +84,19 @@ class CompositeProposer(Proposer[Parts]):
 
     def observe(self, outcome: Outcome[Parts]) -> None:
         """Pass the outcome to every part, draft tokens of the others included."""
-        for part, own in zip(self.parts, outcome.state, strict=True):
-            part.observe(replace(outcome, state=own))
+        for part, part_state in zip(self.parts, outcome.state, strict=True):
+            part.observe(replace(outcome, state=part_state))
 
     def on_preempt(self, state: Parts) -> None:
         """Release the cache slots of every part."""
-        for part, own in zip(self.parts, state, strict=True):
-            part.on_preempt(own)
+        for part, part_state in zip(self.parts, state, strict=True):
+            part.on_preempt(part_state)
 
     def stop(self, state: Parts) -> None:
         """Stop every part, even if one raises; the first error is raised at the end."""
         with ExitStack() as stops:
-            for part, own in reversed([*zip(self.parts, state, strict=True)]):
-                stops.push(_StopPart(part, own))
+            for part, part_state in reversed([*zip(self.parts, state, strict=True)]):
+                stops.push(_StopPart(part, part_state))
 
     def proposals(self, contexts: Sequence[DraftContext[Parts]]) -> Iterator[list[TokenTree]]:
         """Yield the proposals of one part after the other, for all contexts."""

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from pronk.architecture.config import ModelConfig
 from pronk.drafters.shared.chain import Chain
-from pronk.drafters.shared.side_cache import CHUNK, open_pool, shared_prefix
+from pronk.drafters.shared.side_cache import CHUNK, common_prefix_length, open_pool
 from pronk.drafters.shared.vocabulary.translation import Reencoder, Translation
 from pronk.errors import CacheFullError, OptionError
 from pronk.execution.attention import Segment
@@ -31,7 +31,7 @@ from pronk.execution.model_runner import ForwardJob, ModelRunner
 from pronk.interrupts import interrupted, uninterrupted
 from pronk.kv_cache.blocks import BlockTable
 from pronk.models.clone_models import clone_model
-from pronk.models.loader import computed_in, covers, load_decoder, parse_dtype, read_config, resolve_model
+from pronk.models.loader import compute_dtype, kernels_support, load_decoder, parse_dtype, read_config, resolve_model
 from pronk.sampling.sampler import DraftToken
 from pronk.speculation.cost_model import CostCurve
 from pronk.speculation.proposer import DraftContext
@@ -39,7 +39,7 @@ from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
 from pronk.tokenization.tokenizer import Tokenizer
 
-__all__ = ["Draft", "DraftLane"]
+__all__ = ["DraftLane", "DraftRunner"]
 
 
 @dataclass
@@ -50,8 +50,8 @@ class DraftLane:
         block_table: blocks of the text and of the tree's nodes behind it.
         tokens: the cached text, in the draft's ids.
         tree: the cached nodes, in the draft's ids, or ``None``; the root is the token after the text.
-        certain: number of leading tokens of the target's text that were final at the last proposal.
-        settled: number of leading ``tokens`` that are final, and may enter the prefix cache.
+        num_target_committed: number of leading tokens of the target's text that were final at the last proposal.
+        num_committed: number of leading ``tokens`` that are final, and may enter the prefix cache.
         salt: the request's salt for prefix caching.
         reencoder: converts the text, for a draft with another vocabulary than the target's.
     """
@@ -59,13 +59,13 @@ class DraftLane:
     block_table: BlockTable = field(default_factory=BlockTable)
     tokens: list[int] = field(default_factory=list)
     tree: TokenTree | None = None
-    certain: int = 0
-    settled: int = 0
+    num_target_committed: int = 0
+    num_committed: int = 0
     salt: bytes = b""
     reencoder: Reencoder | None = None
 
 
-class Draft:
+class DraftRunner:
     """Runs a draft model for any number of requests, batched into shared forward passes.
 
     Attributes:
@@ -80,7 +80,7 @@ class Draft:
         self.context = runner.decoder.config.context
 
     @classmethod
-    def open(cls, drafter: str, model: str | None, target: Target, dtype: str, weights: str) -> Draft:
+    def open(cls, drafter: str, model: str | None, target: Target, dtype: str, weights: str) -> DraftRunner:
         """Load a draft model, once for each target.
 
         ``model`` is a folder or a Hub id; ``None`` is ``pronk-tiny-draft`` of the clone. ``dtype`` and ``weights`` are
@@ -90,26 +90,26 @@ class Draft:
             CheckpointError: the model cannot be loaded.
             OptionError: the vocabularies cannot be translated, or there is no default for this target.
         """
-        path = _default(drafter, target) if model is None else resolve_model(model).resolve()
+        path = _default_model(drafter, target) if model is None else resolve_model(model).resolve()
 
-        def make() -> Draft:
+        def make() -> DraftRunner:
             config = read_config(path)
-            translation = _translation(drafter, target, path, config)
+            translation = _make_translation(drafter, target, path, config)
             kind = parse_dtype(dtype, config)
-            kernels = target.cache.kernels if covers(target.cache.kernels, config) else None
+            kernels = target.cache.kernels if kernels_support(target.cache.kernels, config) else None
             if kernels is None and target.cache.kernels is not None:
                 reason = f"{drafter}: no kernels for heads of {config.head_dim} in {path.name}"
                 warnings.warn(f"{reason}; torch computes the draft instead, slower", stacklevel=2)
             device = target.cache.device
             decoder = load_decoder(path, config, dtype=kind, device=device, kernels=kernels, weights=weights)
-            pool = open_pool(target, config, computed_in(kind, kernels), kernels)
+            pool = open_pool(target, config, compute_dtype(kind, kernels), kernels)
             return cls(ModelRunner(decoder, pool, clock=target.clock), translation)
 
-        return target.share(path, dtype, weights, make=make)
+        return target.load_shared(path, dtype, weights, load=make)
 
     def costs(self, context: int, requests: int) -> CostCurve | None:
         """Return the cost of a forward pass by its rows, at ``context`` cached positions, once measured."""
-        return self.runner.times.costs(context, requests)
+        return self.runner.cost_model.costs(context, requests)
 
     def lane(self) -> DraftLane:
         """Return the lane of a new request."""
@@ -123,14 +123,14 @@ class Draft:
             lane.tokens.clear()
             lane.tree = None
 
-    def read(self, lanes: Sequence[DraftLane], contexts: Sequence[DraftContext[Any]]) -> list[Tensor | None]:
-        """Bring the lanes up to their texts; return logits ``[vocab]`` each, ``None`` where slots are missing."""
-        pending = self.level(lanes, contexts)
+    def forward_texts(self, lanes: Sequence[DraftLane], contexts: Sequence[DraftContext[Any]]) -> list[Tensor | None]:
+        """Run the pending text of each lane; return logits ``[vocab]`` each, ``None`` where slots are missing."""
+        pending = self.align_lanes(lanes, contexts)
         fed = [(lane, new) for lane, new in zip(lanes, pending, strict=True) if new is not None]
-        rows = iter(self.feed([lane for lane, _ in fed], [new for _, new in fed]))
+        rows = iter(self.forward_tokens([lane for lane, _ in fed], [new for _, new in fed]))
         return [None if new is None else next(rows) for new in pending]
 
-    def level(self, lanes: Sequence[DraftLane], contexts: Sequence[DraftContext[Any]]) -> list[list[int] | None]:
+    def align_lanes(self, lanes: Sequence[DraftLane], contexts: Sequence[DraftContext[Any]]) -> list[list[int] | None]:
         """Align the lanes with their texts: roll back, keep accepted tokens, run long pending text.
 
         A single request reads its whole prompt at once. With several requests a step reads at most one chunk, the
@@ -143,41 +143,42 @@ class Draft:
         """
         pending: list[list[int] | None] = []
         for lane, context in zip(lanes, contexts, strict=True):
-            text, same = context.tokens, lane.certain
+            text, num_unchanged = context.tokens, lane.num_target_committed
             with uninterrupted():
                 if lane.reencoder is not None:
-                    same = lane.reencoder.update(context.tokens, lane.certain)
+                    num_unchanged = lane.reencoder.update(context.tokens, lane.num_target_committed)
                     text = lane.reencoder.tokens
                 self._match_prefix(lane, text, context.salt)
-                self._align(lane, text, same)
-                lane.certain = context.block_table.length + 1  # the tokens behind it may be a composite's draft tokens
-                lane.settled = lane.certain if lane.reencoder is None else same
+                self._align(lane, text, num_unchanged)
+                # Later tokens of the text may be a composite's draft tokens.
+                lane.num_target_committed = context.block_table.length + 1
+                lane.num_committed = lane.num_target_committed if lane.reencoder is None else num_unchanged
                 self._register_prefix(lane)
                 fits = self._reserve(lane, len(text), context)
-            fits = fits and (lane.reencoder is None or lane.reencoder.current)
+            fits = fits and (lane.reencoder is None or lane.reencoder.is_complete)
             pending.append(list(text[len(lane.tokens) :]) if fits else None)
-        self._read_ahead(lanes, pending)
+        self._prefill(lanes, pending)
         return pending
 
-    def _read_ahead(self, lanes: Sequence[DraftLane], pending: list[list[int] | None]) -> None:
-        left = CHUNK
+    def _prefill(self, lanes: Sequence[DraftLane], pending: list[list[int] | None]) -> None:
+        rows_left = CHUNK
         for size, number in sorted((len(new), number) for number, new in enumerate(pending) if new is not None):
             lane, new = lanes[number], pending[number] or []
             while len(lanes) == 1 and len(new) > CHUNK:
-                self.feed([lane], [new[:CHUNK]])
+                self.forward_tokens([lane], [new[:CHUNK]])
                 del new[:CHUNK]
-            if len(new) > left:
-                if left:
-                    self.feed([lane], [new[:left]])
+            if len(new) > rows_left:
+                if rows_left:
+                    self.forward_tokens([lane], [new[:rows_left]])
                 pending[number] = None
-            left = max(0, left - size)
+            rows_left = max(0, rows_left - size)
 
-    def feed(self, lanes: Sequence[DraftLane], tokens: Sequence[Sequence[int]]) -> list[Tensor]:
+    def forward_tokens(self, lanes: Sequence[DraftLane], tokens: Sequence[Sequence[int]]) -> list[Tensor]:
         """Append at least one token (the draft's id) to each lane; return logits ``[vocab]`` each."""
         if not lanes:
             return []
         jobs = [
-            self.job(lane, TokenTree.chain(new), range(len(new) - 1, len(new)))
+            self.make_job(lane, TokenTree.chain(new), range(len(new) - 1, len(new)))
             for lane, new in zip(lanes, tokens, strict=True)
         ]
         rows = self._run(jobs)
@@ -186,28 +187,28 @@ class Draft:
                 _append(lane, new)
         return [row[0] for row in rows]
 
-    def grows(self, context: DraftContext[Any]) -> bool:
-        """Whether :meth:`grow` supports a request."""
-        return self.runner.grows and self.translation.nothing_to_do and context.sampler.drafts_statelessly
+    def supports_draft_chain(self, context: DraftContext[Any]) -> bool:
+        """Whether :meth:`draft_chain` supports a request."""
+        return self.runner.supports_draft_chain and self.translation.is_identity and context.sampler.drafts_statelessly
 
-    def grow(self, lane: DraftLane, chain: Chain, ends: Callable[[Chain], bool]) -> None:
+    def draft_chain(self, lane: DraftLane, chain: Chain, is_complete: Callable[[Chain], bool]) -> None:
         """Read one request's text and extend its chain until it is complete, in one call of the kernels."""
-        (new,) = self.level([lane], [chain.context])
+        (new,) = self.align_lanes([lane], [chain.context])
         if new is None:
             return
-        steps = min(chain.most, 1 + self.room(lane) - len(new))
-        job = self.job(lane, TokenTree.chain(new), range(len(new) - 1, len(new)))
+        steps = min(chain.max_tokens, 1 + self.num_free_positions(lane) - len(new))
+        job = self.make_job(lane, TokenTree.chain(new), range(len(new) - 1, len(new)))
 
-        def take(token: DraftToken) -> bool:
-            chain.take(token)
-            return not (interrupted() or chain.full or ends(chain))
+        def append(token: DraftToken) -> bool:
+            chain.append(token)
+            return not (interrupted() or chain.is_full or is_complete(chain))
 
-        # KeyboardInterrupt cannot cross the kernels' callback: take() ends the chain instead.
+        # KeyboardInterrupt cannot cross the kernels' callback: append() ends the chain instead.
         with chain.context.sampler.after(), uninterrupted():
-            passes = self.runner.grow(job, chain.context.sampler, steps, take)
+            passes = self.runner.draft_chain(job, chain.context.sampler, steps, append)
             _append(lane, [*new, *chain.tokens[: passes - 1]])
 
-    def branch(
+    def forward_trees(
         self, lanes: Sequence[DraftLane], trees: Sequence[TokenTree], leads: Sequence[Sequence[int]]
     ) -> list[Tensor]:
         """Compute the new nodes of trees (the draft's ids) and return their logits ``[new nodes, vocab]``.
@@ -217,8 +218,8 @@ class Draft:
         """
         jobs = []
         for lane, tree, lead in zip(lanes, trees, leads, strict=True):
-            computed, whole = len(lane.tree or ()), tree.hang_below(lead)
-            jobs.append(self.job(lane, whole, range(computed or len(lead), len(whole)), computed))
+            computed, full_tree = len(lane.tree or ()), tree.hang_below(lead)
+            jobs.append(self.make_job(lane, full_tree, range(computed or len(lead), len(full_tree)), computed))
         rows = self._run(jobs)
         with uninterrupted():
             for lane, tree, lead in zip(lanes, trees, leads, strict=True):
@@ -226,52 +227,54 @@ class Draft:
                 lane.tree = tree
         return rows
 
-    def job(self, lane: DraftLane, tree: TokenTree, wanted: range, computed: int = 0) -> ForwardJob:
+    def make_job(self, lane: DraftLane, tree: TokenTree, logits_nodes: range, computed: int = 0) -> ForwardJob:
         """Return a lane's part of a forward pass over ``tree``, whose first ``computed`` nodes are cached."""
-        return ForwardJob(Segment(lane.block_table, tree, computed), wanted, len(lane.tokens) or wanted.start + 1)
+        return ForwardJob(
+            Segment(lane.block_table, tree, computed), logits_nodes, len(lane.tokens) or logits_nodes.start + 1
+        )
 
-    def cut(self, lane: DraftLane, length: int) -> None:
+    def truncate(self, lane: DraftLane, length: int) -> None:
         """Roll a lane back to the first ``length`` tokens of its text."""
         if lane.tree is not None or len(lane.tokens) > length:
             self._rollback(lane, min(len(lane.tokens), length))
             lane.tree = None
 
-    def room(self, lane: DraftLane) -> int:
+    def num_free_positions(self, lane: DraftLane) -> int:
         """Number of further tokens for which the draft model has positions."""
         return self.context - len(lane.tokens)
 
-    def places(self, lane: DraftLane) -> int:
+    def num_free_slots(self, lane: DraftLane) -> int:
         """Number of further tokens for which the lane has cache slots; may be less than requested."""
         return len(lane.block_table.blocks) * self.runner.cache.block_size - len(lane.tokens)
 
-    def ids(self, tokens: Sequence[int]) -> list[int]:
+    def to_draft_ids(self, tokens: Sequence[int]) -> list[int]:
         """Return the draft's ids of tokens that it proposed."""
         ids = [self.translation.to_draft(token) for token in tokens]
         return [token for token in ids if token is not None]
 
     def _run(self, jobs: Sequence[ForwardJob]) -> list[Tensor]:
         result = self.runner.forward(jobs)
-        self.runner.learn(jobs, result.context, result.seconds)
+        self.runner.record_duration(jobs, result.context, result.seconds)
         return [self.translation.to_target(each[:].float()) for each in result.logits]
 
     def _match_prefix(self, lane: DraftLane, text: Sequence[int], salt: bytes) -> None:
         lane.salt = salt
-        found = None if lane.block_table.blocks or lane.tokens else self.runner.cache.match(text, salt)
+        found = None if lane.block_table.blocks or lane.tokens else self.runner.cache.match_prefix(text, salt)
         if found is not None:
             lane.block_table, lane.tokens = found, list(text[: found.length])
 
     def _register_prefix(self, lane: DraftLane) -> None:
-        self.runner.cache.learn(lane.block_table, lane.tokens, lane.salt, lane.settled)
+        self.runner.cache.cache_blocks(lane.block_table, lane.tokens, lane.salt, lane.num_committed)
 
-    def _align(self, lane: DraftLane, text: Sequence[int], same: int) -> None:
-        """Keep the cached tokens that agree with ``text``, except its last; ``same`` of them are unchanged."""
-        held = shared_prefix(lane.tokens, text, same)
-        if lane.tree is not None and held == len(lane.tokens) < len(text) - 1:
-            path = _path(lane.tree, text[held:-1])
+    def _align(self, lane: DraftLane, text: Sequence[int], num_unchanged: int) -> None:
+        """Keep the cached tokens that agree with ``text``, except its last; the first ``num_unchanged`` do."""
+        num_kept = common_prefix_length(lane.tokens, text, num_unchanged)
+        if lane.tree is not None and num_kept == len(lane.tokens) < len(text) - 1:
+            path = _matching_path(lane.tree, text[num_kept:-1])
             self.runner.cache.commit(lane.block_table, path)
-            _append(lane, text[held : held + len(path)])
+            _append(lane, text[num_kept : num_kept + len(path)])
         else:
-            self._rollback(lane, min(held, len(text) - 1))
+            self._rollback(lane, min(num_kept, len(text) - 1))
         lane.tree = None
 
     def _rollback(self, lane: DraftLane, length: int) -> None:
@@ -282,10 +285,10 @@ class Draft:
         """Allocate blocks for the text, at first also for all future tokens, to get consecutive blocks."""
         if length > self.context:
             return False
-        to_come = max(context.max_depth, context.params.max_tokens - context.sampler.context.num_chosen)
-        for more in (to_come, 0):  # if memory is short, only what this step needs
+        num_future = max(context.max_depth, context.params.max_tokens - context.sampler.context.num_generated)
+        for num_extra in (num_future, 0):  # if memory is short, only what this step needs
             try:
-                self.runner.cache.prepare(lane.block_table, length + more + context.max_nodes)
+                self.runner.cache.prepare(lane.block_table, length + num_extra + context.max_nodes)
             except CacheFullError:
                 continue
             return True
@@ -297,7 +300,7 @@ def _append(lane: DraftLane, new: Sequence[int]) -> None:
     lane.block_table.length = len(lane.tokens)
 
 
-def _path(tree: TokenTree, text: Sequence[int]) -> list[int]:
+def _matching_path(tree: TokenTree, text: Sequence[int]) -> list[int]:
     path: list[int] = []
     node: int | None = 0 if text and tree.tokens[0] == text[0] else None
     while node is not None:
@@ -306,7 +309,7 @@ def _path(tree: TokenTree, text: Sequence[int]) -> list[int]:
     return path
 
 
-def _default(drafter: str, target: Target) -> Path:
+def _default_model(drafter: str, target: Target) -> Path:
     path = clone_model("pronk-tiny-draft")
     tokenizer = target.tokenizer
     if path is None or tokenizer is None or Tokenizer.load(path).fingerprint != tokenizer.fingerprint:
@@ -316,7 +319,7 @@ def _default(drafter: str, target: Target) -> Path:
     return path
 
 
-def _translation(drafter: str, target: Target, path: Path, config: ModelConfig) -> Translation:
+def _make_translation(drafter: str, target: Target, path: Path, config: ModelConfig) -> Translation:
     size = target.decoder.config.vocab_size
     if target.tokenizer is None:
         return Translation.same(size, config.vocab_size)

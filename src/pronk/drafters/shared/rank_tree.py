@@ -22,7 +22,16 @@ from pronk.checks import check_integer
 from pronk.drafters.shared.trie import Frontier
 from pronk.errors import OptionError
 
-__all__ = ["MAX_NODES", "MAX_RANKS", "Path", "best_paths", "check_paths", "check_tree", "main_chain_first", "reached"]
+__all__ = [
+    "MAX_NODES",
+    "MAX_RANKS",
+    "Path",
+    "best_paths",
+    "check_paths",
+    "check_tree",
+    "main_chain_first",
+    "path_probability",
+]
 
 MAX_NODES = 127  # with the root 128 rows, the most that a drafter may propose
 MAX_RANKS = 64
@@ -39,23 +48,23 @@ def best_paths(accuracies: Sequence[Sequence[float]], size: int) -> tuple[Path, 
             that a tree never has a rank without the better ones.
         size: number of nodes below the root.
     """
-    falling = [[min(row[: rank + 1]) for rank in range(len(row))] for row in accuracies]
+    monotone = [[min(row[: rank + 1]) for rank in range(len(row))] for row in accuracies]
     frontier, paths = Frontier[Path](), list[Path]()
 
-    def offer(gain: float, path: Path) -> None:
-        if len(path) <= len(falling) and path[-1] < len(falling[len(path) - 1]):
-            frontier.offer(gain * falling[len(path) - 1][path[-1]], path)
+    def push(gain: float, path: Path) -> None:
+        if len(path) <= len(monotone) and path[-1] < len(monotone[len(path) - 1]):
+            frontier.push(gain * monotone[len(path) - 1][path[-1]], path)
 
-    offer(1.0, (0,))
+    push(1.0, (0,))
     while frontier and len(paths) < size:
-        gain, path = frontier.take()
+        gain, path = frontier.pop()
         paths.append(path)
-        offer(gain, (*path, 0))
-        offer(reached(falling, path[:-1]), (*path[:-1], path[-1] + 1))
+        push(gain, (*path, 0))
+        push(path_probability(monotone, path[:-1]), (*path[:-1], path[-1] + 1))
     return tuple(paths)
 
 
-def reached(accuracies: Sequence[Sequence[float]], path: Path) -> float:
+def path_probability(accuracies: Sequence[Sequence[float]], path: Path) -> float:
     """Return the probability that ``path`` is accepted: the product along it."""
     return prod(row[rank] for row, rank in zip(accuracies, path, strict=False))
 

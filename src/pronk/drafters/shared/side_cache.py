@@ -32,7 +32,7 @@ from pronk.speculation.proposer import DraftContext
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
 
-__all__ = ["CHUNK", "AttendingModule", "Forward", "SideCache", "SideLane", "open_pool", "shared_prefix"]
+__all__ = ["CHUNK", "AttendingModule", "Forward", "SideCache", "SideLane", "common_prefix_length", "open_pool"]
 
 # Rows of a forward pass over new text, which bounds the memory of a long prompt.
 CHUNK = 512
@@ -65,13 +65,13 @@ class SideLane:
     Attributes:
         block_table: blocks of the rows.
         tokens: the text of the rows.
-        certain: number of leading tokens of the text that were final at the last proposal.
+        num_committed: number of leading tokens of the text that were final at the last proposal.
         salt: the request's salt for prefix caching.
     """
 
     block_table: BlockTable = field(default_factory=BlockTable)
     tokens: list[int] = field(default_factory=list)
-    certain: int = 0
+    num_committed: int = 0
     salt: bytes = b""
 
 
@@ -85,29 +85,30 @@ class SideCache:
         self._programs: dict[tuple[int, int], Program] = {}
         self._rope = RopeTable(target.decoder.config.rope)
 
-    def ready(self, lane: SideLane, context: DraftContext[Any], room: int) -> bool:
-        """Roll a lane back to the text; allocate the rest of it and ``room`` more, or return False."""
+    def reserve(self, lane: SideLane, context: DraftContext[Any], extra_rows: int) -> bool:
+        """Roll a lane back to the text; allocate the rest of it and ``extra_rows`` more, or return False."""
         text, size = context.tokens, self.cache.block_size
         self._match_prefix(lane, context)
-        held = shared_prefix(lane.tokens, text, lane.certain)
-        lane.certain = context.block_table.length + 1  # the tokens behind it may be a composite's draft tokens
+        num_kept = common_prefix_length(lane.tokens, text, lane.num_committed)
+        lane.num_committed = context.block_table.length + 1  # the tokens behind it may be a composite's draft tokens
         # Rows that left the target's sliding window are gone, and no later token attends to them.
-        gone = context.block_table.released * self.target.cache.block_size
+        num_released = context.block_table.num_released * self.target.cache.block_size
         window = self.cache.config.window
         with uninterrupted():
-            lane.tokens[held:] = text[held:gone]
+            lane.tokens[num_kept:] = text[num_kept:num_released]
             self.cache.rollback(lane.block_table, len(lane.tokens))
             self._register_prefix(lane)
-            # The next row is at position ``held``: its window reaches back ``window - 1`` rows.
+            # The next row is at position ``num_kept``: its window reaches back ``window - 1`` rows.
             self.cache.release_before(
-                lane.block_table, gone if window is None or held < gone else max(0, held + 1 - window)
+                lane.block_table,
+                num_released if window is None or num_kept < num_released else max(0, num_kept + 1 - window),
             )
             if not lane.block_table.blocks:
-                lane.block_table.released = gone // size
+                lane.block_table.num_released = num_released // size
             if window is None:  # all future tokens at once, to get consecutive blocks
-                room += max(context.max_depth, context.params.max_tokens - context.sampler.context.num_chosen)
+                extra_rows += max(context.max_depth, context.params.max_tokens - context.sampler.context.num_generated)
             try:
-                self.cache.prepare(lane.block_table, len(text) + room)
+                self.cache.prepare(lane.block_table, len(text) + extra_rows)
             except CacheFullError:
                 return False
         return True
@@ -118,7 +119,7 @@ class SideCache:
         if lane.block_table.blocks or lane.tokens or self.cache.config.window is not None:
             return
         with uninterrupted():
-            found = self.cache.match(context.tokens[: context.block_table.length], lane.salt)
+            found = self.cache.match_prefix(context.tokens[: context.block_table.length], lane.salt)
             if found is not None:
                 lane.block_table, lane.tokens = found, list(context.tokens[: found.length])
 
@@ -128,7 +129,7 @@ class SideCache:
         Lanes with a sliding window are left out: the target may have dropped the first rows before the lane began.
         """
         if self.cache.config.window is None:
-            self.cache.learn(lane.block_table, lane.tokens, lane.salt, max(0, lane.certain - 1))
+            self.cache.cache_blocks(lane.block_table, lane.tokens, lane.salt, max(0, lane.num_committed - 1))
 
     def release(self, lane: SideLane) -> None:
         """Free the blocks of a lane."""
@@ -162,26 +163,30 @@ class SideCache:
         of ``forward`` at each row, one tensor for each lane.
         """
         segments = [Segment(lane.block_table, TokenTree.chain(new)) for lane, new in zip(lanes, tokens, strict=True)]
-        outputs = forward(torch.cat(list(rows)), self._apply(segments))
+        outputs = forward(torch.cat(list(rows)), self._make_apply(segments))
         with uninterrupted():
             for lane, new in zip(lanes, tokens, strict=True):
                 lane.tokens += new
                 lane.block_table.length = len(lane.tokens)
         return list(outputs.split([len(new) for new in tokens]))
 
-    def _apply(self, segments: Sequence[Segment]) -> Apply:
-        places = [place for s in segments for place in range(s.block_table.length, s.block_table.length + s.rows)]
+    def _make_apply(self, segments: Sequence[Segment]) -> Apply:
+        row_positions = [
+            position for s in segments for position in range(s.block_table.length, s.block_table.length + s.rows)
+        ]
         kernels = self.cache.kernels
         if kernels is None:
-            positions = torch.tensor(places, device=self.cache.device)
+            positions = torch.tensor(row_positions, device=self.cache.device)
             rope = self.target.decoder.rope(positions, positions + 1, self.cache.dtype)
             attend = PagedAttention(self.cache.config, self.cache, segments)
             return lambda index, x: self.module.part(index, x, rope, attend)
         packed = ProgramRows().add([(segment.block_table, segment.tree, 0) for segment in segments])
         if self._rope.dynamic:
-            packed.rotate(0, self._rope.lines(places, [place + 1 for place in places]), by_row=True)
+            packed.set_rope(
+                0, self._rope.lines(row_positions, [position + 1 for position in row_positions]), by_row=True
+            )
         elif self._rope.config is not None:
-            packed.rotate(0, self._rope.upto(max(places) + 1))
+            packed.set_rope(0, self._rope.upto(max(row_positions) + 1))
 
         def apply(index: int, x: Tensor) -> Tensor:
             out = x.clone()
@@ -206,26 +211,26 @@ def open_pool(
     target: Target, config: ModelConfig, dtype: torch.dtype | None = None, kernels: Kernels | None = None
 ) -> PagedCache:
     """Return a cache for a drafter in the target's memory, by default with its dtype and kernels."""
-    beside = target.cache
-    share_prefixes = beside.prefix is not None
+    target_cache = target.cache
+    share_prefixes = target_cache.prefix_cache is not None
     if dtype is None:
-        dtype, kernels = beside.dtype, beside.kernels
+        dtype, kernels = target_cache.dtype, target_cache.kernels
     if target.budget is not None:
         with target.lock:  # the other pools shrink
             return target.budget.add(config, dtype, kernels, share_prefixes=share_prefixes)
     return PagedCache(
         config,
-        num_blocks=beside.allocator.num_blocks,
-        block_size=beside.block_size,
+        num_blocks=target_cache.allocator.num_blocks,
+        block_size=target_cache.block_size,
         dtype=dtype,
-        device=beside.device,
-        poison=beside.poison,
+        device=target_cache.device,
+        poison=target_cache.poison,
         kernels=kernels,
         share_prefixes=share_prefixes,
     )
 
 
-def shared_prefix(held: Sequence[int], text: Sequence[int], start: int) -> int:
+def common_prefix_length(cached: Sequence[int], text: Sequence[int], start: int) -> int:
     """Return the length of the common prefix; the first ``start`` tokens are known to agree."""
-    stop = min(len(held), len(text))
-    return next((i for i in range(min(start, stop), stop) if held[i] != text[i]), stop)
+    stop = min(len(cached), len(text))
+    return next((i for i in range(min(start, stop), stop) if cached[i] != text[i]), stop)

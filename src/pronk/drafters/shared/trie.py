@@ -18,22 +18,22 @@ class Frontier(Generic[Candidate]):
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Candidate]] = []
-        self._offered = 0
+        self._num_pushed = 0
 
     def __bool__(self) -> bool:
         return bool(self._heap)
 
-    def offer(self, gain: float, candidate: Candidate) -> None:
+    def push(self, gain: float, candidate: Candidate) -> None:
         """Insert a candidate with its gain."""
         # The counter breaks ties, so that candidates are never compared.
-        self._offered += 1
-        heappush(self._heap, (-gain, self._offered, candidate))
+        self._num_pushed += 1
+        heappush(self._heap, (-gain, self._num_pushed, candidate))
 
-    def best(self, count: int) -> list[Candidate]:
+    def peek(self, count: int) -> list[Candidate]:
         """Return the ``count`` best candidates without removing them."""
         return [candidate for _, _, candidate in nsmallest(count, self._heap)]
 
-    def take(self) -> tuple[float, Candidate]:
+    def pop(self) -> tuple[float, Candidate]:
         """Remove the best candidate and return it with its gain."""
         loss, _, candidate = heappop(self._heap)
         return -loss, candidate
@@ -82,7 +82,7 @@ class Trie:
         """Return the child of ``node`` with ``token``, if any."""
         return self._children[node].get(token)
 
-    def forks(self, node: int, token: int) -> bool:
+    def adds_sibling(self, node: int, token: int) -> bool:
         """Whether ``token`` would be another child of a node that already has one."""
         return bool(self._children[node]) and token not in self._children[node]
 
@@ -91,12 +91,12 @@ class Trie:
 
         In a tree without gains a node counts as accepted half the time if its parent is.
         """
-        here = {0: 0}
+        own_nodes = {0: 0}
         for node in range(1, len(tree)):
             if tree.acceptable[node]:
-                gain = self.gains[here[tree.parents[node]]] / 2 if tree.gain is None else tree.gain[node]
-                found = origin if tree.origin is None else tree.origin[node]
-                here[node] = self.add(here[tree.parents[node]], tree.tokens[node], gain, found)
+                gain = self.gains[own_nodes[tree.parents[node]]] / 2 if tree.gain is None else tree.gain[node]
+                node_origin = origin if tree.origin is None else tree.origin[node]
+                own_nodes[node] = self.add(own_nodes[tree.parents[node]], tree.tokens[node], gain, node_origin)
 
     def tree(self, max_nodes: int) -> TokenTree:
         """Return the ``max_nodes`` nodes of largest gain; the likeliest child of a node comes first.
@@ -116,10 +116,10 @@ class Trie:
             if len(children) > 1:
                 children.sort(key=lambda child: (self.gains[child], -child))
             stack.extend(children)
-        place = {-1: -1} | {node: number for number, node in enumerate(order)}
+        new_index = {-1: -1} | {node: number for number, node in enumerate(order)}
         return TokenTree(
             tuple(self.tokens[node] for node in order),
-            tuple(place[self.parents[node]] for node in order),
+            tuple(new_index[self.parents[node]] for node in order),
             gain=tuple(self.gains[node] for node in order),
             origin=tuple(self.origins[node] for node in order),
         )

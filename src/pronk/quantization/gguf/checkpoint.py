@@ -40,13 +40,13 @@ class GgufCheckpoint:
     Attributes:
         folder: path of the file, or of the first part.
         header: header of this file, with the metadata.
-        says: source of the list of expected tensors, for messages.
+        config_source: source of the list of expected tensors, for messages.
 
     Raises:
         CheckpointError: a part is damaged or missing, or the path is not the first part.
     """
 
-    says = "its metadata"
+    config_source = "its metadata"
 
     def __init__(self, path: Path) -> None:
         self.folder = path

@@ -25,7 +25,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from pronk.errors import OptionError, PromptError
-from pronk.sampling.guide import WRITTEN, Guide
+from pronk.sampling.guide import JSON_DUMPS_STYLE, Guide
 from pronk.tokenization.tokenizer import Tokenizer
 
 __all__ = ["TOOL_NAME", "Marker", "ToolForm", "arguments_schema", "find_form"]
@@ -161,7 +161,7 @@ def arguments_schema(parameters: Mapping[str, Any] | None) -> str:
     if kind != "object":
         msg = f"guide: json: expected a schema of the type 'object', found the type {kind!r:.60}"
         raise OptionError(msg)
-    validate_draft = Guide(json={**parameters, "type": "object", "x-guidance": WRITTEN})
+    validate_draft = Guide(json={**parameters, "type": "object", "x-guidance": JSON_DUMPS_STYLE})
     return validate_draft.source
 
 

@@ -134,7 +134,7 @@ def test_characters_come_in_pieces(draft: str) -> None:
     current = []
     for stop in range(1, len(ids) + 1):
         reencoder.update(ids[:stop])
-        current.append(reencoder.current)
+        current.append(reencoder.is_complete)
     whole = draft != "no bytes"
     assert current == [True, whole, whole, whole, True, True]
     if whole:
@@ -177,7 +177,7 @@ def test_special_tokens_go_over_by_name() -> None:
     current = []
     for stop in range(len(ids) + 1):
         reencoder.update(ids[:stop])
-        current.append(reencoder.current)
+        current.append(reencoder.is_complete)
     assert current == [False, *[True] * (len(ids) - 2), False, True]
     written = target.encode("<|user|>")
     assert written == [1]
@@ -195,7 +195,7 @@ def test_the_draft_gets_its_own_beginning() -> None:
     assert between(spaced, other).encode(spaced.encode("the")) == other.encode("the")
     reencoder = between(spaced, other).reencoder()
     reencoder.update([1])
-    assert (reencoder.tokens, reencoder.current) == ([1], True)
+    assert (reencoder.tokens, reencoder.is_complete) == ([1], True)
 
 
 @pytest.mark.parametrize("draft", list(TOKENIZERS))
@@ -207,7 +207,7 @@ def test_shared_tokens_are_the_same_text(target: str, draft: str) -> None:
     found = translation.to_target(logits)
     assert found.shape == (2, theirs.vocab_size + 5)
     pairs = {t: d for t in range(theirs.vocab_size) if (d := translation.to_draft(t)) is not None}
-    assert len(pairs) == translation.shared > 60
+    assert len(pairs) == translation.num_shared > 60
     assert len(set(pairs.values())) == len(pairs)
     front = theirs.encode("a", add_special_tokens=False), ours.encode("a", add_special_tokens=False)
     for token, other in pairs.items():
@@ -239,7 +239,7 @@ def test_padding_and_added_tokens_leave_ids_as_they_are() -> None:
     assert padded.identical
     assert padded.to_target(logits).data_ptr() == logits.data_ptr()
     assert torch.equal(padded.to_target(logits), logits[:, :4096])
-    assert padded.shared == 4096
+    assert padded.num_shared == 4096
 
     shorter = between(tiny, tiny, 4160, 4096)
     found = shorter.to_target(logits[:, :4096])
@@ -262,11 +262,11 @@ def test_identical_vocabularies_leave_out_what_the_draft_lacks() -> None:
     extended.backend.add_special_tokens(["<|image|>"])
     reencoder = between(extended, tiny, 4160, 4096).reencoder()
     assert reencoder.update([5, 4096, 6, 4159]) == 0
-    assert (reencoder.tokens, reencoder.current) == ([5, 6], False)
+    assert (reencoder.tokens, reencoder.is_complete) == ([5, 6], False)
     assert reencoder.update([5, 4096, 6, 7, 8], 2) == 2
-    assert (reencoder.tokens, reencoder.current) == ([5, 6, 7, 8], True)
+    assert (reencoder.tokens, reencoder.is_complete) == ([5, 6, 7, 8], True)
     assert reencoder.update([5, 9], 1) == 1
-    assert (reencoder.tokens, reencoder.current) == ([5, 9], True)
+    assert (reencoder.tokens, reencoder.is_complete) == ([5, 9], True)
     draw, tokens = random.Random(0), [5]
     for _ in range(200):
         del tokens[draw.randrange(1, len(tokens) + 1) :]

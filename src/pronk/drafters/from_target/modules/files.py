@@ -140,7 +140,7 @@ def open_trained(drafter: str, model: str | None, default: str, target: Target) 
     if trained.kind != drafter:
         msg = f"{drafter}: expected a folder of this kind of drafter, found {trained.kind} in {place}"
         raise OptionError(msg)
-    if not target.may_be(trained.target):
+    if not target.matches(trained.target):
         msg = (
             f"{drafter}: expected the target that {default if model is None else place} was trained on "
             f"({trained.target}), found another ({target.fingerprint}); train one for it: {command}"

@@ -122,9 +122,9 @@ class _GlideLayer(Layer):
         self.cross_out = linear(config.hidden_size, size, False)
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, index: int, attend: Attend) -> Tensor:
-        x = self.attend(x, rope, index, attend)
+        x = self.apply_attention(x, rope, index, attend)
         q = self.cross_query(self.cross_norm(x)).unflatten(-1, (self.heads, self.head_dim))
-        return self.feed(x + self.cross_out(cast("CrossAttend", attend).cross(index, q)))
+        return self.apply_mlp(x + self.cross_out(cast("CrossAttend", attend).cross(index, q)))
 
     def compile(self, program: Program, index: int) -> None:
         program.attention(self, index)

@@ -32,7 +32,7 @@ KINDS = ("transformer", "linear")
 ORDERS = ("parallel", "causal", "anticausal")
 UNEMBEDDINGS = ("shared", "replicated")
 
-_MOST = 63
+_MAX_HEADS = 63
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class HeadsShape:
     unembeddings: str = "shared"
 
     def __post_init__(self) -> None:
-        for name, most in (("num_heads", _MOST), ("layer", None), ("mlp", None)):
+        for name, most in (("num_heads", _MAX_HEADS), ("layer", None), ("mlp", None)):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1 or (most is not None and value > most):
                 expected = "at least 1" if most is None else f"1 to {most}"

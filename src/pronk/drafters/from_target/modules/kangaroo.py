@@ -154,7 +154,7 @@ class _Attention(Layer):
         del self.mlp_norm, self.up, self.down
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, index: int, attend: Attend) -> Tensor:
-        return self.attend(x, rope, index, attend)
+        return self.apply_attention(x, rope, index, attend)
 
     def compile(self, program: Program, index: int) -> None:
         program.attention(self, index)

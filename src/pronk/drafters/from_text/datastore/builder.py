@@ -26,10 +26,10 @@ from pronk.drafters.from_text.datastore.layout import (
 )
 from pronk.errors import OptionError
 
-__all__ = ["SORTING", "Say", "require_sorter", "write_datastore"]
+__all__ = ["SORTING", "OnProgress", "require_sorter", "write_datastore"]
 
 # Progress callback: receives the number of written tokens before each document, and SORTING before the sort.
-Say = Callable[[int], None]
+OnProgress = Callable[[int], None]
 SORTING = -1
 
 
@@ -55,7 +55,7 @@ def write_datastore(
     vocab_size: int,
     limit: int | None = None,
     sources: Iterable[str] = (),
-    say: Say = lambda _: None,
+    on_progress: OnProgress = lambda _: None,
 ) -> Header:
     """Write a datastore into an existing folder.
 
@@ -66,18 +66,18 @@ def write_datastore(
         vocab_size: number of token ids, which determines the bytes per id.
         limit: maximum number of tokens, at least 1; the document that exceeds it is cut.
         sources: names of the text's files.
-        say: callback for a line about the present phase.
+        on_progress: callback for a line about the present phase.
 
     Raises:
         OptionError: the documents have no tokens, or the sorting library is not installed.
     """
     sorter = require_sorter()
     kind = np.dtype(TOKEN_TYPES[vocab_size > np.iinfo(TOKEN_TYPES[0]).max])
-    count, largest, ended = _write_tokens(folder / TOKENS, documents, kind, limit, say)
+    count, largest, ended = _write_tokens(folder / TOKENS, documents, kind, limit, on_progress)
     if not count:
         msg = "datastore: expected documents with tokens, found none; choose files with text"
         raise OptionError(msg)
-    say(SORTING)
+    on_progress(SORTING)
     tokens = np.fromfile(folder / TOKENS, dtype=kind)
     suffixes = sorter.divsufsort(tokens.astype(kind.newbyteorder("=")))
     order = np.dtype(SUFFIX_TYPES[len(tokens) > np.iinfo(SUFFIX_TYPES[0]).max])
@@ -99,14 +99,18 @@ def write_datastore(
 
 
 def _write_tokens(
-    path: Path, documents: Iterable[Sequence[int]], kind: np.dtype[np.unsignedinteger], limit: int | None, say: Say
+    path: Path,
+    documents: Iterable[Sequence[int]],
+    kind: np.dtype[np.unsignedinteger],
+    limit: int | None,
+    on_progress: OnProgress,
 ) -> tuple[int, int, int]:
     """Write the documents; return the number of tokens, the largest id, and the number of documents."""
     separator = np.array([np.iinfo(kind).max], dtype=kind)
     count, largest, ended = 0, 0, 0
     with path.open("wb") as stream:
         for document in documents:
-            say(count)
+            on_progress(count)
             tokens = np.asarray(document, dtype=np.int64)[: None if limit is None else limit - count]
             if len(tokens):
                 largest = max(largest, int(tokens.max()))

@@ -109,12 +109,12 @@ class Datastore:
         Raises:
             CheckpointError: a file has changed since the datastore was built.
         """
-        for name, want in ((TOKENS, self.header.tokens_sha256), (SUFFIXES, self.header.suffixes_sha256)):
+        for name, expected in ((TOKENS, self.header.tokens_sha256), (SUFFIXES, self.header.suffixes_sha256)):
             with (self.folder / name).open("rb") as stream:
                 found = hashlib.file_digest(stream, "sha256").hexdigest()
-            if found != want:
+            if found != expected:
                 msg = (
-                    f"{self.folder / name}: expected sha256 {want[:16]}…, found {found[:16]}…; "
+                    f"{self.folder / name}: expected sha256 {expected[:16]}…, found {found[:16]}…; "
                     "build the datastore again or restore the file"
                 )
                 raise CheckpointError(msg)
@@ -136,54 +136,54 @@ class Datastore:
         while unknown - known > 1:
             length = (known + unknown) // 2
             part = phrase[-length * self._width :]
-            place = self._first(part)
-            if self._goes_on(place, part):
+            place = self._first_suffix(part)
+            if self._continues(place, part):
                 known, low = length, place
             else:
                 unknown = length
         if not known:
             return Match(0, 0, 0)
-        return Match(known, low, self._first(phrase[-known * self._width :] + self._separator, low))
+        return Match(known, low, self._first_suffix(phrase[-known * self._width :] + self._separator, low))
 
-    def children(self, low: int, high: int, length: int, most: int) -> list[Child]:
-        """Return up to ``most`` continuations of a phrase of ``length`` tokens, by frequency, then id.
+    def children(self, low: int, high: int, length: int, max_children: int) -> list[Child]:
+        """Return up to ``max_children`` continuations of a phrase of ``length`` tokens, by frequency, then id.
 
         The phrase has suffixes ``low .. high - 1``. In a large interval an even sample is examined: it finds every
         token with a share of a thousandth and may miss rarer ones. The returned intervals are exact, except in a
         damaged datastore.
         """
         count = high - low
-        if count <= 0 or most <= 0:
+        if count <= 0 or max_children <= 0:
             return []
         if count == 1:
             following = self._read(self._suffixes[low] + length, 1)
             ended = following in (self._separator, b"")
             return [] if ended else [Child(int.from_bytes(following, "big"), low, high)]
         step = max(1.0, count / _SAMPLE)
-        places = low + (np.arange(min(count, _SAMPLE)) * step).astype(np.int64)
-        begins = self._suffix_array[places].astype(np.int64)
+        samples = low + (np.arange(min(count, _SAMPLE)) * step).astype(np.int64)
+        begins = self._suffix_array[samples].astype(np.int64)
         # Clip: a position beyond the end, in a damaged file, must not raise during decoding.
         tokens = self._token_array.take(begins + length, mode="clip")
         edges = [0, *(np.flatnonzero(tokens[1:] != tokens[:-1]) + 1).tolist(), len(tokens)]
         runs = [(edges[i], edges[i + 1]) for i in range(len(edges) - 1)]
         runs.sort(key=lambda run: run[0] - run[1])
         found = [
-            Child(token, *self._exact(places, run, length, low, high))
-            for run in runs[: most + 1]
+            Child(token, *self._exact_interval(samples, run, length, low, high))
+            for run in runs[: max_children + 1]
             if (token := int(tokens[run[0]])) <= self.header.largest_id
         ]
         found.sort(key=lambda child: (child.low - child.high, child.token))
-        return found[:most]
+        return found[:max_children]
 
-    def _exact(
-        self, places: NDArray[np.int64], run: tuple[int, int], length: int, low: int, high: int
+    def _exact_interval(
+        self, samples: NDArray[np.int64], run: tuple[int, int], length: int, low: int, high: int
     ) -> tuple[int, int]:
-        """Return the exact interval of a run of equal tokens in the sample ``places`` of ``low .. high - 1``."""
-        if len(places) == high - low:
+        """Return the exact interval of a run of equal tokens in the sample ``samples`` of ``low .. high - 1``."""
+        if len(samples) == high - low:
             return low + run[0], low + run[1]
-        token = self._read(self._suffixes[int(places[run[0]])] + length, 1)
-        before, first = (int(places[run[0] - 1]) + 1 if run[0] else low), int(places[run[0]])
-        last, after = int(places[run[1] - 1]), (int(places[run[1]]) if run[1] < len(places) else high)
+        token = self._read(self._suffixes[int(samples[run[0]])] + length, 1)
+        before, first = (int(samples[run[0] - 1]) + 1 if run[0] else low), int(samples[run[0]])
+        last, after = int(samples[run[1] - 1]), (int(samples[run[1]]) if run[1] < len(samples) else high)
 
         def following(suffix: int) -> bytes:
             return self._read(suffix + length, 1)
@@ -191,12 +191,12 @@ class Datastore:
         begin = bisect_left(self._suffixes, token, before, first, key=following)
         return begin, bisect_right(self._suffixes, token, last + 1, after, key=following)
 
-    def _first(self, phrase: bytes, low: int = 0) -> int:
+    def _first_suffix(self, phrase: bytes, low: int = 0) -> int:
         """Return the first suffix from ``low`` on that does not sort before ``phrase``."""
         text, width, size = self._text, self._width, len(phrase)
         return bisect_left(self._suffixes, phrase, low, key=lambda at: text[at * width : at * width + size])
 
-    def _goes_on(self, number: int, phrase: bytes) -> bool:
+    def _continues(self, number: int, phrase: bytes) -> bool:
         """Return whether suffix ``number`` begins with ``phrase`` and continues in its document.
 
         Separators sort last: of all suffixes with the phrase, the first continues if any does.

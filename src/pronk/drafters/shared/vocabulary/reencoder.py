@@ -21,15 +21,15 @@ from pronk.tokenization.tokenizer import Tokenizer
 
 __all__ = ["Recoding", "Reencoder"]
 
-# A mark is set when more than _OPEN target tokens lie behind the last one. The last _KEEP tokens stay open: more than
-# the last word, which further text may change. The last _TRIES positions are tried. If no position leaves the tokens
-# unchanged, a mark is set nevertheless beyond _LIMIT target tokens.
-_OPEN, _KEEP, _LIMIT, _TRIES = 64, 32, 256, 8
+# A mark is set when more than _MARK_INTERVAL target tokens lie behind the last one. The last _NUM_OPEN tokens stay
+# open: more than the last word, which further text may change. The last _MAX_TRIES positions are tried. If no position
+# leaves the tokens unchanged, a mark is set nevertheless beyond _MAX_INTERVAL target tokens.
+_MARK_INTERVAL, _NUM_OPEN, _MAX_INTERVAL, _MAX_TRIES = 64, 32, 256, 8
 
 _BLOCK = 256  # tokens compared at once
 
 # Bytes that are not valid UTF-8, as Python's surrogate escapes.
-_BROKEN = re.compile("([\udc80-\udcff]+)")
+_INVALID_UTF8 = re.compile("([\udc80-\udcff]+)")
 
 # Kinds of edges at which a piece begins: within a text, after a special token, or at the start of everything.
 _MIDDLE, _AFTER_SPECIAL, _START = range(3)
@@ -41,54 +41,54 @@ class Recoding:
 
     Attributes:
         texts: bytes of the target's tokens.
-        carried: the target's special tokens, each with the draft's counterpart or ``None``.
+        special_ids: the target's special tokens, each with the draft's counterpart or ``None``.
         bos: the target's token that begins a text.
         target_prefix: when the target's tokens begin with a space that is not in the text.
         draft_texts: bytes of the draft's tokens.
         draft_prefix: when the draft's tokens begin with a space that is not in the text.
-        front: special tokens that the draft's tokenizer puts before a text.
+        bos_ids: special tokens that the draft's tokenizer puts before a text.
         encoder: the draft's tokenizer without the prefix space, for a piece from the middle of a text.
-        bytes_only: the draft's token for each single byte.
+        byte_tokens: the draft's token for each single byte.
     """
 
     texts: Mapping[int, bytes]
-    carried: Mapping[int, int | None]
+    special_ids: Mapping[int, int | None]
     bos: int | None
     target_prefix: Prefix
     draft_texts: Mapping[int, bytes]
     draft_prefix: Prefix
-    front: tuple[int, ...]
+    bos_ids: tuple[int, ...]
     encoder: Tokenizer
-    bytes_only: Mapping[int, int]
+    byte_tokens: Mapping[int, int]
 
-    def read(self, tokens: Sequence[int], edge: int) -> tuple[bytes, list[int]]:
+    def target_bytes(self, tokens: Sequence[int], edge: int) -> tuple[bytes, list[int]]:
         """Return the bytes of target tokens, and the offset at which each token ends."""
         pieces = [self.texts.get(token, b"") for token in tokens]
         data = b"".join(pieces)
-        extra = int(_adds(self.target_prefix, edge) and data.startswith(b" "))
+        extra = int(_has_prefix_space(self.target_prefix, edge) and data.startswith(b" "))
         return data[extra:], [end - extra for end in accumulate(map(len, pieces))]
 
-    def write(self, data: bytes, edge: int) -> tuple[list[int], bool]:
+    def encode_bytes(self, data: bytes, edge: int) -> tuple[list[int], bool]:
         """Return the draft's tokens for a text, one per invalid byte, and whether its end could be encoded."""
         text = " " * self.prefix_length(data, edge) + data.decode("utf-8", "surrogateescape")
         ids: list[int] = []
-        whole = True
-        for part in filter(None, _BROKEN.split(text)):
-            if _BROKEN.match(part):
-                found = [self.bytes_only.get(ord(c) - 0xDC00) for c in part]
-                whole = None not in found
+        complete = True
+        for part in filter(None, _INVALID_UTF8.split(text)):
+            if _INVALID_UTF8.match(part):
+                found = [self.byte_tokens.get(ord(c) - 0xDC00) for c in part]
+                complete = None not in found
                 ids += [token for token in found if token is not None]
                 continue
             try:
                 ids += self.encoder.encode(part, add_special_tokens=False)
-                whole = True
+                complete = True
             except PromptError:  # no token for this character, not even "unknown"
-                whole = False
-        return ids, whole
+                complete = False
+        return ids, complete
 
     def prefix_length(self, data: bytes, edge: int) -> int:
         """Return the number of bytes that the draft's tokens have beyond the text."""
-        return int(_adds(self.draft_prefix, edge) and len(data) > 0)
+        return int(_has_prefix_space(self.draft_prefix, edge) and len(data) > 0)
 
 
 @dataclass(frozen=True)
@@ -105,20 +105,20 @@ class Reencoder:
 
     Attributes:
         tokens: the draft's tokens for the text of the last :meth:`update`; read-only.
-        current: whether ``tokens`` cover the last target token. They do not at an incomplete UTF-8 character, for a
+        is_complete: whether ``tokens`` cover the last target token. They do not at an incomplete UTF-8 character, for a
             vocabulary without byte tokens, or at a special token that only the target has. The draft must not propose
             then.
 
     Args:
         recoding: the tokenizers; ``None`` if ids are the same, and are copied.
-        lacking: ids that the draft lacks; used if ids are the same.
+        missing_ids: ids that the draft lacks; used if ids are the same.
         limit: number of the draft's ids; used if ids are the same.
     """
 
-    def __init__(self, recoding: Recoding | None, lacking: frozenset[int] = frozenset(), limit: int = 0) -> None:
-        self.tokens: list[int] = [] if recoding is None else list(recoding.front)
-        self.current = False
-        self._recoding, self._lacking, self._limit = recoding, lacking, limit
+    def __init__(self, recoding: Recoding | None, missing_ids: frozenset[int] = frozenset(), limit: int = 0) -> None:
+        self.tokens: list[int] = [] if recoding is None else list(recoding.bos_ids)
+        self.is_complete = False
+        self._recoding, self._missing_ids, self._limit = recoding, missing_ids, limit
         self._seen: list[int] = []
         self._dropped: list[int] = []
         self._marks = [_Mark(0, len(self.tokens), _START)]
@@ -142,11 +142,11 @@ class Reencoder:
         unchanged = same - len(self._dropped)
         del self.tokens[unchanged:]
         for position in range(same, len(tokens)):
-            if tokens[position] in self._lacking or tokens[position] >= self._limit:
+            if tokens[position] in self._missing_ids or tokens[position] >= self._limit:
                 self._dropped.append(position)
             else:
                 self.tokens.append(tokens[position])
-        self.current = len(tokens) > 0 and self._dropped[-1:] != [len(tokens) - 1]
+        self.is_complete = len(tokens) > 0 and self._dropped[-1:] != [len(tokens) - 1]
         return unchanged
 
     def _reencode(self, recoding: Recoding, tokens: Sequence[int], same: int) -> int:
@@ -156,55 +156,57 @@ class Reencoder:
         before = self.tokens[start.draft :]
         del self.tokens[start.draft :]
         for position in range(start.target, len(tokens)):
-            if tokens[position] in recoding.carried:
+            if tokens[position] in recoding.special_ids:
                 self._append_special(recoding, tokens, position)
         run = tokens[self._marks[-1].target :]
-        data, _ = recoding.read(run, self._marks[-1].edge)
-        ids, whole = recoding.write(data, self._marks[-1].edge)
+        data, _ = recoding.target_bytes(run, self._marks[-1].edge)
+        ids, complete = recoding.encode_bytes(data, self._marks[-1].edge)
         self.tokens += ids
         if run:
-            self.current = whole and run[-1] in recoding.texts
-        if len(run) > _OPEN:
+            self.is_complete = complete and run[-1] in recoding.texts
+        if len(run) > _MARK_INTERVAL:
             self._set_mark(recoding, run)
         return start.draft + _count_same(before, self.tokens[start.draft :], 0)
 
     def _append_special(self, recoding: Recoding, tokens: Sequence[int], position: int) -> None:
         """Encode the text before the special token at ``position``, append the token, and set a mark after it."""
         mark, special = self._marks[-1], tokens[position]
-        data, _ = recoding.read(tokens[mark.target : position], mark.edge)
-        self.tokens += recoding.write(data, mark.edge)[0]
-        carried = recoding.carried[special]
-        begins = position == 0 and (special == recoding.bos or carried in recoding.front)
-        stands = begins and len(recoding.front) > 0
-        if carried is not None and not stands:
-            self.tokens.append(carried)
-        self.current = stands or carried is not None
-        self._marks.append(_Mark(position + 1, len(self.tokens), _START if begins else _AFTER_SPECIAL))
+        data, _ = recoding.target_bytes(tokens[mark.target : position], mark.edge)
+        self.tokens += recoding.encode_bytes(data, mark.edge)[0]
+        draft_token = recoding.special_ids[special]
+        is_bos = position == 0 and (special == recoding.bos or draft_token in recoding.bos_ids)
+        already_written = is_bos and len(recoding.bos_ids) > 0
+        if draft_token is not None and not already_written:
+            self.tokens.append(draft_token)
+        self.is_complete = already_written or draft_token is not None
+        self._marks.append(_Mark(position + 1, len(self.tokens), _START if is_bos else _AFTER_SPECIAL))
 
     def _set_mark(self, recoding: Recoding, run: Sequence[int]) -> None:
         """Set a mark within the text behind the last mark."""
         mark = self._marks[-1]
         ids = self.tokens[mark.draft :]
-        data, ends = recoding.read(run, mark.edge)
-        counts = {end: count for count, end in enumerate(ends[: len(run) - _KEEP], 1) if _begins_character(data, end)}
+        data, ends = recoding.target_bytes(run, mark.edge)
+        counts = {
+            end: count for count, end in enumerate(ends[: len(run) - _NUM_OPEN], 1) if _begins_character(data, end)
+        }
         at = -recoding.prefix_length(data, mark.edge)
         places: list[tuple[int, int]] = []
         for index, token in enumerate(ids):
             if at in counts:
                 places.append((at, index))
             at += len(recoding.draft_texts.get(token, b""))
-        for cut, index in reversed(places[-_TRIES:] if at == len(data) else []):
-            if recoding.write(data[cut:], _MIDDLE)[0] == ids[index:]:
+        for cut, index in reversed(places[-_MAX_TRIES:] if at == len(data) else []):
+            if recoding.encode_bytes(data[cut:], _MIDDLE)[0] == ids[index:]:
                 self._marks.append(_Mark(mark.target + counts[cut], mark.draft + index, _MIDDLE))
                 return
-        if len(run) > _LIMIT and counts:
+        if len(run) > _MAX_INTERVAL and counts:
             cut = max(counts)
-            first, rest = recoding.write(data[:cut], mark.edge)[0], recoding.write(data[cut:], _MIDDLE)[0]
+            first, rest = recoding.encode_bytes(data[:cut], mark.edge)[0], recoding.encode_bytes(data[cut:], _MIDDLE)[0]
             self.tokens[mark.draft :] = first + rest
             self._marks.append(_Mark(mark.target + counts[cut], mark.draft + len(first), _MIDDLE))
 
 
-def _adds(prefix: Prefix, edge: int) -> bool:
+def _has_prefix_space(prefix: Prefix, edge: int) -> bool:
     return (prefix == "always" and edge != _MIDDLE) or (prefix == "first" and edge == _START)
 
 

@@ -27,7 +27,7 @@ __all__ = ["Reencoder", "Translation"]
 # Least fraction of the smaller vocabulary's tokens of two bytes or more that the other one must have. Vocabularies of
 # 1,024 to 16,384 tokens, trained on licences, documentation, Python and C, share 0.3 or more, which covers at least
 # half of a text. With a tenth or less, the common tokens are little more than short pieces of words.
-_LEAST_SHARE = 0.1
+_MIN_SHARE = 0.1
 
 
 class Translation:
@@ -35,23 +35,28 @@ class Translation:
 
     Attributes:
         identical: whether every token has the same id in both, apart from padding and added tokens.
-        shared: number of tokens that both have.
-        nothing_to_do: whether the two sets of ids are equal.
+        num_shared: number of tokens that both have.
+        is_identity: whether the two sets of ids are equal.
     """
 
     def __init__(
-        self, pairs: Mapping[int, int], target_size: int, draft_size: int, recoding: Recoding | None, lacking: set[int]
+        self,
+        pairs: Mapping[int, int],
+        target_size: int,
+        draft_size: int,
+        recoding: Recoding | None,
+        missing_ids: set[int],
     ) -> None:
         self.identical = recoding is None
-        self.shared = len(pairs)
-        self._pairs, self._recoding, self._lacking = pairs, recoding, frozenset(lacking)
+        self.num_shared = len(pairs)
+        self._pairs, self._recoding, self._missing_ids = pairs, recoding, frozenset(missing_ids)
         self._target_size, self._draft_size = target_size, draft_size
         if self.identical:
-            self._index = torch.tensor(sorted(i for i in lacking if i < target_size), dtype=torch.long)
+            self._index = torch.tensor(sorted(i for i in missing_ids if i < target_size), dtype=torch.long)
         else:
             self._index = torch.full((target_size,), draft_size)
             self._index[list(pairs)] = torch.tensor(list(pairs.values()))
-        self.nothing_to_do = self.identical and target_size == draft_size and not self._index.numel()
+        self.is_identity = self.identical and target_size == draft_size and not self._index.numel()
 
     @classmethod
     def same(cls, target_size: int, draft_size: int) -> Translation:
@@ -69,27 +74,33 @@ class Translation:
         Raises:
             OptionError: the two share too few tokens.
         """
-        lacking = _differences(target, draft)
-        if lacking is not None:
+        missing_ids = _differences(target, draft)
+        if missing_ids is not None:
             ids = target.backend.get_vocab(with_added_tokens=True).values()
-            same = {i: i for i in ids if i not in lacking and i < min(target_size, draft_size)}
-            return cls(same, target_size, draft_size, None, lacking)
-        theirs, ours = spell(target), spell(draft)
-        texts = _pair_texts(theirs, ours)
+            same = {i: i for i in ids if i not in missing_ids and i < min(target_size, draft_size)}
+            return cls(same, target_size, draft_size, None, missing_ids)
+        target_spelling, draft_spelling = spell(target), spell(draft)
+        texts = _pair_texts(target_spelling, draft_spelling)
         specials = _pair_specials(target, draft)
         pairs = {t: d for t, d in (texts | specials).items() if t < target_size and d < draft_size}
-        if not _is_enough(theirs, ours, texts):
+        if not _share_enough(target_spelling, draft_spelling, texts):
             msg = (
                 f"{drafter}: expected a draft model with a similar vocabulary, found {len(pairs)} tokens in common: "
                 f"the target's tokenizer has {target.vocab_size} tokens (its model {target_size}), the draft's "
                 f"{draft.vocab_size} (its model {draft_size}); choose a draft of the same family"
             )
             raise OptionError(msg)
-        return cls(pairs, target_size, draft_size, _recoding(target, draft, theirs, ours, specials), set())
+        return cls(
+            pairs,
+            target_size,
+            draft_size,
+            _make_recoding(target, draft, target_spelling, draft_spelling, specials),
+            set(),
+        )
 
     def to_target(self, logits: Tensor) -> Tensor:
         """Map logits ``[rows, draft_size]`` to ``[rows, target_size]``, ``-inf`` where the draft has no token."""
-        if self.nothing_to_do:
+        if self.is_identity:
             return logits
         if self._index.device != logits.device:
             self._index = self._index.to(logits.device)
@@ -103,14 +114,14 @@ class Translation:
     def to_draft(self, token: int) -> int | None:
         """Return the draft's id of a target's token, or ``None`` if the draft lacks the token."""
         if self.identical:
-            return token if token < self._draft_size and token not in self._lacking else None
+            return token if token < self._draft_size and token not in self._missing_ids else None
         return self._pairs.get(token)
 
     def reencoder(self) -> Reencoder | None:
         """Return a converter for one request's text; ``None`` if the target's ids can be used as they are."""
         if self.identical and self._draft_size >= self._target_size and not len(self._index):
             return None
-        return Reencoder(self._recoding, self._lacking, self._draft_size)
+        return Reencoder(self._recoding, self._missing_ids, self._draft_size)
 
     def encode(self, tokens: Sequence[int]) -> list[int]:
         """Return the draft's tokens for the target's text; tokens that the draft lacks are left out."""
@@ -123,13 +134,19 @@ class Translation:
 
 def _differences(target: Tokenizer, draft: Tokenizer) -> set[int] | None:
     """Return the ids that differ; ``None`` if more than added tokens differ: ids must be translated."""
-    theirs, ours = ({i: t for t, i in x.backend.get_vocab(with_added_tokens=True).items()} for x in (target, draft))
-    lacking = {i for i in theirs.keys() | ours.keys() if theirs.get(i) != ours.get(i)}
+    target_tokens, draft_tokens = (
+        {i: t for t, i in x.backend.get_vocab(with_added_tokens=True).items()} for x in (target, draft)
+    )
+    missing_ids = {i for i in target_tokens.keys() | draft_tokens.keys() if target_tokens.get(i) != draft_tokens.get(i)}
     added = target.backend.get_added_tokens_decoder(), draft.backend.get_added_tokens_decoder()
-    if any((i in theirs and i not in added[0]) or (i in ours and i not in added[1]) for i in lacking):
+    if any(
+        (i in target_tokens and i not in added[0]) or (i in draft_tokens and i not in added[1]) for i in missing_ids
+    ):
         return None
-    moved = {theirs[i] for i in lacking if i in theirs} & {ours[i] for i in lacking if i in ours}
-    return None if moved else lacking
+    moved = {target_tokens[i] for i in missing_ids if i in target_tokens} & {
+        draft_tokens[i] for i in missing_ids if i in draft_tokens
+    }
+    return None if moved else missing_ids
 
 
 def _pair_texts(target: Spelling, draft: Spelling) -> dict[int, int]:
@@ -145,30 +162,34 @@ def _pair_specials(target: Tokenizer, draft: Tokenizer) -> dict[int, int]:
     """Map the target's special ids to the draft's: tokens of the same name, and tokens that end a text."""
     names = {draft.backend.id_to_token(i): i for i in sorted(draft.special_ids)}
     pairs = {i: names[name] for i in sorted(target.special_ids) if (name := target.backend.id_to_token(i)) in names}
-    for ours, theirs in zip(target.eos_ids, draft.eos_ids, strict=False):
-        if ours not in pairs and theirs not in pairs.values():
-            pairs[ours] = theirs
+    for target_eos, draft_eos in zip(target.eos_ids, draft.eos_ids, strict=False):
+        if target_eos not in pairs and draft_eos not in pairs.values():
+            pairs[target_eos] = draft_eos
     return pairs
 
 
-def _is_enough(target: Spelling, draft: Spelling, pairs: Mapping[int, int]) -> bool:
+def _share_enough(target: Spelling, draft: Spelling, pairs: Mapping[int, int]) -> bool:
     smaller = min(sum(len(text) > 1 for text in spelling.texts.values()) for spelling in (target, draft))
     shared = sum(len(target.texts[token]) > 1 for token in pairs)
-    return shared > 0 and shared >= _LEAST_SHARE * smaller
+    return shared > 0 and shared >= _MIN_SHARE * smaller
 
 
-def _recoding(
-    target: Tokenizer, draft: Tokenizer, theirs: Spelling, ours: Spelling, specials: Mapping[int, int]
+def _make_recoding(
+    target: Tokenizer,
+    draft: Tokenizer,
+    target_spelling: Spelling,
+    draft_spelling: Spelling,
+    specials: Mapping[int, int],
 ) -> Recoding:
     around = draft.encode("a")
     return Recoding(
-        texts=theirs.texts,
-        carried={i: specials.get(i) for i in target.special_ids},
+        texts=target_spelling.texts,
+        special_ids={i: specials.get(i) for i in target.special_ids},
         bos=target.bos_id,
-        target_prefix=theirs.prefix,
-        draft_texts=ours.texts,
-        draft_prefix=ours.prefix,
-        front=tuple(takewhile(draft.special_ids.__contains__, around)),
+        target_prefix=target_spelling.prefix,
+        draft_texts=draft_spelling.texts,
+        draft_prefix=draft_spelling.prefix,
+        bos_ids=tuple(takewhile(draft.special_ids.__contains__, around)),
         encoder=without_prefix(draft),
-        bytes_only={text[0]: token for token, text in ours.texts.items() if len(text) == 1},
+        byte_tokens={text[0]: token for token, text in draft_spelling.texts.items() if len(text) == 1},
     )
