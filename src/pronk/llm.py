@@ -223,6 +223,7 @@ class LLM:
             PromptError: a prompt is empty, too long, or has ids outside the vocabulary.
             OptionError: an option does not fit the model.
             CacheFullError: a request does not fit into the KV cache.
+            PronkError: a request failed; the other requests of this call are aborted.
         """
         single = not isinstance(prompts, (list, tuple)) or (len(prompts) > 0 and isinstance(prompts[0], (int, float)))
         batch = cast(list[Prompt], [prompts] if single else prompts)
