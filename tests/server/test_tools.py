@@ -288,9 +288,9 @@ def test_finish_reason_and_content_of_stopped_calls() -> None:
     from pronk.engine.stats import Stats
     from pronk.outputs import Completion, Piece
     from pronk.server.protocol.tools import ToolCallMessage
-    from pronk.tokenization.chat.tools import ToolForm
+    from pronk.tokenization.chat.tools import ToolCallFormat
 
-    form = ToolForm("llama", "parameters")
+    form = ToolCallFormat("llama", "parameters", marker_optional=True)
 
     def read(text: str, *, free: bool) -> tuple[dict[str, Any], str]:
         done = Completion(text, [1], "stop", None, 0, [1], None, None, Stats())

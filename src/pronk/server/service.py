@@ -31,7 +31,7 @@ from pronk.server.protocol.small_routes import DetokenizeRequest, ModerationRequ
 from pronk.server.served_engine import ServedEngine
 from pronk.server.settings import ServerSettings
 from pronk.speculation.proposer import Drafter
-from pronk.tokenization.chat.tools import ToolForm, find_form
+from pronk.tokenization.chat.tools import ToolCallFormat, find_tool_call_format
 
 __all__ = ["Service"]
 
@@ -242,9 +242,9 @@ class Service:
         return has_system_role(self.engine.llm.tokenizer)
 
     @cached_property
-    def _tool_form(self) -> ToolForm:
+    def _tool_form(self) -> ToolCallFormat:
         try:
-            return find_form(self.engine.llm.tokenizer)
+            return find_tool_call_format(self.engine.llm.tokenizer)
         except PromptError as error:
             raise unsupported("tools", str(error).removeprefix("tools: ")) from error
 

@@ -79,11 +79,11 @@ def test_messages_are_copied_with_all_their_keys() -> None:
         {"role": "assistant", "content": None, "tool_calls": [CALL]},
         {"role": "assistant", "tool_calls": [1]},
     ]
-    validate_draft = check_messages(tuple(given))
+    checked = check_messages(tuple(given))
     read = {**CALL, "function": {"name": "f", "arguments": {}}}  # templates expect the object, not its JSON
-    assert validate_draft == [given[0], {**given[1], "tool_calls": [read]}, given[2]]
+    assert checked == [given[0], {**given[1], "tool_calls": [read]}, given[2]]
     assert CALL["function"] == {"name": "f", "arguments": "{}"}
-    assert all(a is not b for a, b in zip(validate_draft, given, strict=True))
+    assert all(a is not b for a, b in zip(checked, given, strict=True))
 
 
 def test_parts_are_joined_as_lines() -> None:

@@ -18,7 +18,7 @@ from pronk.sampling.guide import Guide
 from pronk.structured.grammars import Grammars
 from pronk.tokenization.chat.calls import CallPart, CallReader
 from pronk.tokenization.chat.template import ChatTemplate
-from pronk.tokenization.chat.tools import ToolForm, arguments_schema, find_form
+from pronk.tokenization.chat.tools import ToolCallFormat, arguments_schema, find_tool_call_format
 from pronk.tokenization.stream import TextStream
 from pronk.tokenization.tokenizer import Tokenizer
 from tokenization.chat.tool_templates import HERMES, LLAMA, MISTRAL, TEMPLATES, TOKENS, tool_tokenizer
@@ -126,14 +126,14 @@ def test_names_of_special_tokens_stay_text(family: str) -> None:
 
 
 def test_formats_are_detected(tokenizer: Tokenizer) -> None:
-    form = find_form(tokenizer)
+    form = find_tool_call_format(tokenizer)
     assert TEMPLATES[form.name] == tokenizer._chat_template
     own = bool(tokenizer.special_ids - {0})
     assert form.opening == {"hermes": "\n", "mistral": " [", "llama": ""}[form.name]
     if form.begin is not None:
         assert (form.begin.token is not None) == own
-        assert form.begin.silent == (own and form.name != "hermes")
-        assert form.begin.token not in form.others
+        assert form.begin.is_special == (own and form.name != "hermes")
+        assert form.begin.token not in form.other_tokens
     assert (form.begin is None) == (form.name == "llama" and not own)
 
 
@@ -155,11 +155,11 @@ def test_formats_are_detected(tokenizer: Tokenizer) -> None:
 def test_unknown_formats_are_refused(template: str, message: str) -> None:
     other = Tokenizer(byte_tokenizer(), chat_template=template, special_tokens={"bos_token": "", "eos_token": ""})
     with pytest.raises(PromptError) as caught:
-        find_form(other)
+        find_tool_call_format(other)
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
     with pytest.raises(TokenizerError, match="no chat template"):
-        find_form(Tokenizer(byte_tokenizer()))
+        find_tool_call_format(Tokenizer(byte_tokenizer()))
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def joined(parts: Parts) -> tuple[str, list[tuple[str, str]]]:
     return text, calls
 
 
-def read(form: ToolForm, pieces: Sequence[tuple[str, int | None]], names: Sequence[str] = tuple(SCHEMAS)) -> Any:
+def read(form: ToolCallFormat, pieces: Sequence[tuple[str, int | None]], names: Sequence[str] = tuple(SCHEMAS)) -> Any:
     reader = CallReader(form, names)
     parts = [part for text, token in pieces for part in reader.push(text, token)]
     parts += reader.flush()
@@ -207,14 +207,14 @@ def read(form: ToolForm, pieces: Sequence[tuple[str, int | None]], names: Sequen
     return text, calls
 
 
-def written(form: ToolForm, *calls: tuple[str, str], before: str = "") -> list[tuple[str, int | None]]:
+def written(form: ToolCallFormat, *calls: tuple[str, str], before: str = "") -> list[tuple[str, int | None]]:
     """Return calls in the given format, as pieces of text and special tokens, which have no text."""
 
     def mark(marker: Any) -> tuple[str, int | None]:
-        return (marker.spelled, marker.token) if marker else ("", None)
+        return (marker.decoded, marker.token) if marker else ("", None)
 
     bodies = [f"{form.head}{name}{form.middle}{arguments}}}" for name, arguments in calls]
-    groups = [form.joint.join(bodies)] if form.joint else bodies
+    groups = [form.separator.join(bodies)] if form.separator else bodies
     pieces: list[tuple[str, int | None]] = [(before, None)] if before else []
     for number, group in enumerate(groups):
         section = [mark(form.begin), (f"{form.opening}{group}{form.closing}", None), mark(form.end)]
@@ -231,7 +231,7 @@ def cut(pieces: Sequence[tuple[str, int | None]], size: int) -> Iterator[tuple[s
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 10**6])
 def test_calls_are_parsed_from_pieces_of_any_size(tokenizer: Tokenizer, size: int) -> None:
-    form = find_form(tokenizer)
+    form = find_tool_call_format(tokenizer)
     one = ("add", '{"a": 1, "b": "x}", "c": {"\\"": ["}", {"é": "\\\\"}]}}')
     cases = [[one], [("add_more", "{}")]] + ([[one, ("add_more", "{}"), one]] if form.name != "llama" else [])
     for calls in cases:
@@ -243,9 +243,9 @@ def test_calls_are_parsed_from_pieces_of_any_size(tokenizer: Tokenizer, size: in
 
 def test_an_answer_that_ends_within_a_call(tokenizer: Tokenizer) -> None:
     """The part of the call that is there is emitted; before the name of its tool it is text."""
-    form = find_form(tokenizer)
+    form = find_tool_call_format(tokenizer)
     whole = "".join(text for text, _ in written(form, ("add", '{"a": [1]}')))
-    silent = form.begin is not None and form.begin.silent and not form.bare
+    silent = form.begin is not None and form.begin.is_special and not form.marker_optional
     named = whole.index('add"') + 4
     begin = whole.index('{"a"')
     for stop in range(len(whole) + 1):
@@ -256,7 +256,7 @@ def test_an_answer_that_ends_within_a_call(tokenizer: Tokenizer) -> None:
 
 
 def test_an_incomplete_second_call_is_dropped() -> None:
-    form = find_form(tool_tokenizer("hermes"))
+    form = find_tool_call_format(tool_tokenizer("hermes"))
     one = written(form, ("add_more", "{}"))
     for rest in ("\n", "\n<tool", "\n<tool_call>", '\n<tool_call>\n{"name": "ad'):
         assert read(form, [*one, (rest, None)]) == ("", [("add_more", "{}")])
@@ -272,13 +272,13 @@ def test_an_incomplete_second_call_is_dropped() -> None:
      '[TOOL_CALLS] [{"name": "rm"', "[TOOL_CALLS][[", '{"name": "rm", "parameters": {}}', '\n{"name": "add"'],
 )  # fmt: skip
 def test_text_that_resembles_a_call_is_text(tokenizer: Tokenizer, text: str) -> None:
-    form = find_form(tokenizer)
+    form = find_tool_call_format(tokenizer)
     for size in (1, 5, 10**6):
         assert read(form, [*cut([(text, None)], size)]) == (text, [])
 
 
 def test_text_is_held_back_only_while_it_may_begin_a_call() -> None:
-    hermes = CallReader(find_form(tool_tokenizer("hermes")), SCHEMAS)
+    hermes = CallReader(find_tool_call_format(tool_tokenizer("hermes")), SCHEMAS)
     given = [
         (" Hi", " Hi"),
         (" <", " "),
@@ -290,7 +290,7 @@ def test_text_is_held_back_only_while_it_may_begin_a_call() -> None:
     ]
     for text, out in given:
         assert "".join(map(str, hermes.push(text))) == out
-    llama = CallReader(find_form(tool_tokenizer("llama")), SCHEMAS)
+    llama = CallReader(find_tool_call_format(tool_tokenizer("llama")), SCHEMAS)
     assert llama.push('{"name": "a') == []
     assert llama.push("x") == []
     assert llama.push('"') == ['{"name": "ax"']
@@ -300,11 +300,11 @@ def test_text_is_held_back_only_while_it_may_begin_a_call() -> None:
 def test_a_special_token_within_the_beginning_of_a_call_makes_it_text() -> None:
     """The grammar treats the text before and after the token as free text."""
     for family, begun, rest in (("hermes", "<tool", '_call>\n{"name": "add"'), ("llama", '{"name', '": "add"')):
-        form = find_form(tool_tokenizer(family))
-        other = next(iter(form.others))
+        form = find_tool_call_format(tool_tokenizer(family))
+        other = next(iter(form.other_tokens))
         assert read(form, [(begun, None), ("", other), (rest, None)]) == (begun + rest, [])
-    llama = find_form(tool_tokenizer("llama"))
-    assert read(llama, [("", next(iter(llama.others))), ('{"name": "add", "parameters": {', None)])[1] == []
+    llama = find_tool_call_format(tool_tokenizer("llama"))
+    assert read(llama, [("", next(iter(llama.other_tokens))), ('{"name": "add", "parameters": {', None)])[1] == []
 
 
 @pytest.mark.parametrize(
@@ -321,7 +321,7 @@ def test_a_special_token_within_the_beginning_of_a_call_makes_it_text() -> None:
     ],
 )
 def test_hostile_texts_are_parsed_in_linear_time(text: str) -> None:
-    form = find_form(tool_tokenizer("hermes"))
+    form = find_tool_call_format(tool_tokenizer("hermes"))
     began = time.perf_counter()
     results = [read(form, [*cut([(text, None)], size)]) for size in (1, 10**7)]
     assert time.perf_counter() - began < 20
@@ -348,8 +348,8 @@ def random_text(tokenizer: Tokenizer, guide: Guide, seed: int, trigger: int | No
 @pytest.mark.parametrize("several", [False, True])
 def test_texts_of_the_grammar_are_parsed_as_calls_of_the_tools(tokenizer: Tokenizer, free: bool, several: bool) -> None:
     jsonschema = pytest.importorskip("jsonschema")
-    form = find_form(tokenizer)
-    guide = form.guide(SCHEMAS, free=free, several=several)
+    form = find_tool_call_format(tokenizer)
+    guide = form.guide(SCHEMAS, allow_text=free, allow_multiple=several)
     counts = list[int]()
     for seed in range(6):
         tokens = random_text(tokenizer, guide, seed, form.begin.token if form.begin else None)
@@ -373,9 +373,9 @@ def test_the_grammar_guides_calls_whose_markers_are_ordinary_text(free: bool) ->
     """Within a call, only the name of the tool and values of the schema are open."""
     for family, begin in (("hermes", '<tool_call>\n{"name": "'), ("llama", '{"name": "')):
         tokenizer = tool_tokenizer(family, tokens=False)
-        form = find_form(tokenizer)
+        form = find_tool_call_format(tokenizer)
         grammars = Grammars(tokenizer, tokenizer.vocab_size, [0])
-        follower = grammars.compile(form.guide(SCHEMAS, free=free, several=True)).new_processor()
+        follower = grammars.compile(form.guide(SCHEMAS, allow_text=free, allow_multiple=True)).new_processor()
         good = f'{begin}add{form.middle}{{"a": 7, "b": "x}}"}}}}'
         for at, letter in enumerate(good):
             (token,) = tokenizer.encode(letter)[:1]
@@ -391,18 +391,24 @@ def test_schemas_cannot_change_how_json_is_written() -> None:
     loose = {**ADD, "x-guidance": {"whitespace_flexible": True, "lenient": True, "item_separator": "nonsense"}}
     assert arguments_schema(loose) == SCHEMAS["add"]
     tokenizer = tool_tokenizer("llama")
-    form = find_form(tokenizer)
+    form = find_tool_call_format(tokenizer)
     compile_guide = Grammars(tokenizer, tokenizer.vocab_size, [0]).compile
-    follower = compile_guide(form.guide({"add": arguments_schema(loose)}, free=False, several=False)).new_processor()
+    follower = compile_guide(
+        form.guide({"add": arguments_schema(loose)}, allow_text=False, allow_multiple=False)
+    ).new_processor()
     assert tokenizer.decode(follower.forced()).startswith('{"name": "add", "parameters": {"a":')
     with pytest.raises(OptionError, match="guide: grammar: expected one that can be followed"):
         compile_guide(
-            form.guide({"f": arguments_schema({"not": {}, "x-guidance": {"lenient": True}})}, free=False, several=True)
+            form.guide(
+                {"f": arguments_schema({"not": {}, "x-guidance": {"lenient": True}})},
+                allow_text=False,
+                allow_multiple=True,
+            )
         )
 
 
 def test_schemas_that_are_too_large_are_refused() -> None:
-    form = find_form(tool_tokenizer("hermes"))
+    form = find_tool_call_format(tool_tokenizer("hermes"))
     large = arguments_schema({"type": "object", "description": "x" * 200_000})
     with pytest.raises(OptionError, match="guide: grammar: expected at most 262144 characters"):
-        form.guide({"f": large, "g": large}, free=True, several=True)
+        form.guide({"f": large, "g": large}, allow_text=True, allow_multiple=True)

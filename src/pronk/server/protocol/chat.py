@@ -15,7 +15,7 @@ from pronk.server.protocol.request import GenerationWork, RequestBody, Text, by_
 from pronk.server.protocol.tokens import TokenTexts, chat_logprobs
 from pronk.server.protocol.tools import ToolCall, ToolCallMessage, ToolRequest
 from pronk.server.settings import RequestLimits
-from pronk.tokenization.chat.tools import ToolForm
+from pronk.tokenization.chat.tools import ToolCallFormat
 from pronk.tokenization.tokenizer import Tokenizer
 
 __all__ = ["ChatMessage", "ChatReply", "ChatRequest", "ChatTurn", "TextPart", "plain_messages"]
@@ -117,7 +117,7 @@ class ChatRequest(ToolRequest):
         max_tokens: int,
         tokenizer: Tokenizer,
         frame: dict[str, Any],
-        form: ToolForm | None = None,
+        form: ToolCallFormat | None = None,
     ) -> GenerationWork:
         """Return the request in the form that the engine takes.
 
@@ -153,7 +153,7 @@ class ChatReply:
     request: ChatRequest
     frame: dict[str, Any]
     texts: TokenTexts
-    form: ToolForm | None = None
+    form: ToolCallFormat | None = None
     ident: str = field(default_factory=lambda: f"chatcmpl-{uuid4().hex}")
 
     def __post_init__(self) -> None:

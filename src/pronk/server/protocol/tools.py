@@ -15,7 +15,7 @@ from pronk.server.protocol.guides import NAME, GuidedRequest
 from pronk.server.protocol.request import RequestBody, Text, refuse
 from pronk.server.settings import RequestLimits
 from pronk.tokenization.chat.calls import CallPart, CallReader
-from pronk.tokenization.chat.tools import ToolForm, arguments_schema
+from pronk.tokenization.chat.tools import ToolCallFormat, arguments_schema
 
 __all__ = ["ToolCall", "ToolCallMessage", "ToolRequest"]
 
@@ -123,14 +123,16 @@ class ToolRequest(GuidedRequest):
             raise refuse("tools", f"expected at most {MAX_SIZE} characters, found {size}; make them smaller")
         return plain
 
-    def call_guide(self, form: ToolForm) -> Guide:
+    def call_guide(self, form: ToolCallFormat) -> Guide:
         """Return the grammar of an answer that may, or must, call tools.
 
         Raises:
             ApiError: a schema is invalid, or the schemas are too large.
         """
         try:
-            return form.guide(self._schemas(), free=self.free, several=self.parallel_tool_calls is not False)
+            return form.guide(
+                self._schemas(), allow_text=self.free, allow_multiple=self.parallel_tool_calls is not False
+            )
         except OptionError as error:
             raise self.named(error) or error from error
 
@@ -155,7 +157,7 @@ class ToolCallMessage:
         free: whether the answer may have text. Otherwise text is an incomplete call, and is dropped.
     """
 
-    def __init__(self, form: ToolForm, names: Sequence[str], *, free: bool) -> None:
+    def __init__(self, form: ToolCallFormat, names: Sequence[str], *, free: bool) -> None:
         self._reader, self._free = CallReader(form, names), free
         self._content: list[str] = []
         self._calls: list[tuple[str | None, str | None, list[str]]] = []

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from secrets import token_hex
 
-from pronk.tokenization.chat.tools import TOOL_NAME, ToolForm
+from pronk.tokenization.chat.tools import TOOL_NAME, ToolCallFormat
 
 __all__ = ["CallPart", "CallReader"]
 
@@ -47,9 +47,9 @@ class CallReader:
         names: names of the tools that the model may call.
     """
 
-    def __init__(self, form: ToolForm, names: Collection[str]) -> None:
+    def __init__(self, form: ToolCallFormat, names: Collection[str]) -> None:
         self._form, self._names = form, frozenset(names)
-        self._trigger = form.begin.spelled if form.begin else ""
+        self._trigger = form.begin.decoded if form.begin else ""
         self._out: list[str | CallPart] = []
         self._count = 0
         self._blanks: list[str] = []
@@ -61,7 +61,7 @@ class CallReader:
         self._within = False  # between the name of a tool and the end of its call
         self._depth, self._quoted, self._escaped = 0, False, False
         self._read: Callable[[str, int], int] = self._read_text
-        if form.bare:
+        if form.marker_optional:
             self._open("")
 
     @property
@@ -83,11 +83,11 @@ class CallReader:
         """
         self._feed(text)
         begin = self._form.begin
-        if begin is not None and begin.silent and token == begin.token:
+        if begin is not None and begin.is_special and token == begin.token:
             self._settle()
             if self._read == self._read_text:
                 self._open("")
-        elif token in self._form.others and not self._within:
+        elif token in self._form.other_tokens and not self._within:
             self._settle()  # the beginning of a call cannot contain a special token
         return self._taken()
 
@@ -218,8 +218,8 @@ class CallReader:
     def _after(self) -> Mapping[str, Callable[[], None]]:
         """The texts that may follow the arguments."""
         form = self._form
-        end = "}" + form.closing + (form.end.spelled if form.end else "")
-        more = {f"}}{form.joint}{form.head}": self._begin_name} if form.joint else {}
+        end = "}" + form.closing + (form.end.decoded if form.end else "")
+        more = {f"}}{form.separator}{form.head}": self._begin_name} if form.separator else {}
         return {end: self._end, **more}
 
     def _end(self) -> None:

@@ -55,8 +55,8 @@ class ChatTemplate:
             PromptError: the messages are malformed, the template refuses them, or it exceeds a limit.
         """
         # Without keys whose value is None, as in transformers: many templates test only whether a key is there.
-        validate_draft = check_messages(messages)
-        plain = [{name: value for name, value in message.items() if value is not None} for message in validate_draft]
+        checked = check_messages(messages)
+        plain = [{name: value for name, value in message.items() if value is not None} for message in checked]
         if not self._loops_over_content:
             plain = [join_parts(message) for message in plain]
         if "[TOOL_CALLS]" in self._source:

@@ -10,9 +10,9 @@ Llama 3    ``{"name": "f", "parameters": {…}}``, at the beginning of an answer
            after ``<|python_tag|>``
 =========  =========================================================================
 
-The grammar of a format fixes every character of a call but the name of the tool and the arguments, which fit the tool's
-schema. If calls are optional, the grammar allows any text up to the beginning of a call, and then only a call.
-:mod:`pronk.tokenization.chat.calls` parses calls.
+The grammar of a format is written in llguidance's dialect of Lark. It fixes every character of a call except the name
+of the tool and the arguments, which fit the tool's schema. If calls are optional, the grammar allows any text up to the
+beginning of a call, and then only a call. :mod:`pronk.tokenization.chat.calls` parses calls.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pronk.errors import OptionError, PromptError
 from pronk.sampling.guide import JSON_DUMPS_STYLE, Guide
 from pronk.tokenization.tokenizer import Tokenizer
 
-__all__ = ["TOOL_NAME", "Marker", "ToolForm", "arguments_schema", "find_form"]
+__all__ = ["TOOL_NAME", "Marker", "ToolCallFormat", "arguments_schema", "find_tool_call_format"]
 
 TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
@@ -41,21 +41,21 @@ class Marker(NamedTuple):
     Attributes:
         text: the text.
         token: its id, if it is a token that grammars accept by id only; ``None`` if it is ordinary text.
-        silent: whether the token has no text when decoded.
+        is_special: whether the token is special, so that a decoded answer does not contain its text.
     """
 
     text: str
     token: int | None = None
-    silent: bool = False
+    is_special: bool = False
 
     @property
-    def spelled(self) -> str:
+    def decoded(self) -> str:
         """The text of the marker in a decoded answer."""
-        return "" if self.silent else self.text
+        return "" if self.is_special else self.text
 
 
 @dataclass(frozen=True)
-class ToolForm:
+class ToolCallFormat:
     """Format of a model's calls.
 
     Attributes:
@@ -65,8 +65,11 @@ class ToolForm:
         closing: text between the last brace and the end marker.
         begin: marker before calls, optional for Llama.
         end: marker after calls, if the format has one.
-        joint: text between calls within one pair of markers; empty if a pair holds one call only.
-        others: ids of the other tokens that grammars accept by id only; free text may contain these tokens.
+        separator: text between calls within one pair of markers; empty if a pair holds one call only.
+        marker_optional: whether a call at the beginning of an answer needs no begin marker.
+        repeats_markers: whether each of several calls has markers of its own, with a line break between calls.
+        other_tokens: ids of tokens, besides markers and end tokens, that grammars accept by id only. Free text may
+            contain these tokens.
     """
 
     name: str
@@ -75,8 +78,10 @@ class ToolForm:
     closing: str = ""
     begin: Marker | None = None
     end: Marker | None = None
-    joint: str = ""
-    others: frozenset[int] = field(default=frozenset(), repr=False)
+    separator: str = ""
+    marker_optional: bool = False
+    repeats_markers: bool = False
+    other_tokens: frozenset[int] = field(default=frozenset(), repr=False)
 
     @property
     def head(self) -> str:
@@ -88,26 +93,28 @@ class ToolForm:
         """The text between the name of the tool and its arguments."""
         return f'", "{self.key}": '
 
-    @property
-    def bare(self) -> bool:
-        """Whether a call at the beginning of an answer needs no marker."""
-        return self.name == "llama"
+    def guide(self, schemas: Mapping[str, str], *, allow_text: bool, allow_multiple: bool) -> Guide:
+        r"""Return the grammar of an answer.
 
-    def guide(self, schemas: Mapping[str, str], *, free: bool, several: bool) -> Guide:
-        """Return the grammar of an answer.
+        For Hermes with special tokens 7 and 8 as markers, one tool and calls only (``allow_text=False``) it is::
+
+            start: <[7]> body
+            body: "\n" call "\n" <[8]>
+            call: "{\"name\": \"" tool "}"
+            tool: tool_0
+            tool_0: "f\", \"arguments\": " %json {…}
 
         Args:
             schemas: schema of the arguments (:func:`arguments_schema`) of each allowed tool, by the tool's name.
-            free: allow text; otherwise the answer consists of calls.
-            several: allow more than one call.
+            allow_text: allow text besides calls; otherwise the answer consists of calls.
+            allow_multiple: allow more than one call.
 
         Raises:
             OptionError: the schemas are too large.
         """
-        rules = [self._start(free=free, several=several)]
-        inner = f"{_quoted(self.joint)} call" if self.joint else ""
-        more = f" ({inner})*" if inner and several else ""
-        end = f" {_atom(self.end)}" if self.end else ""
+        rules = [self._start(allow_text=allow_text, allow_multiple=allow_multiple)]
+        more = f" ({_quoted(self.separator)} call)*" if self.separator and allow_multiple else ""
+        end = f" {_marker_symbol(self.end)}" if self.end else ""
         rules.append(f"body: {_quoted(self.opening)} call{more} {_quoted(self.closing)}{end}")
         rules.append(f'call: {_quoted(self.head)} tool "}}"')
         rules.append("tool: " + " | ".join(f"tool_{number}" for number in range(len(schemas))))
@@ -115,37 +122,39 @@ class ToolForm:
             rules.append(f"tool_{number}: {_quoted(name + self.middle)} %json {schema}")
         return Guide(grammar="\n".join(rules))
 
-    def _start(self, *, free: bool, several: bool) -> str:
+    def _start(self, *, allow_text: bool, allow_multiple: bool) -> str:
         """Return the first rules of the grammar: calls only, or free text with calls in it.
 
-        A marker that is ordinary text begins a call in any tokenization. A ``lazy`` rule ends at the first marker.
+        A marker that is ordinary text may be tokenized in several ways, so the grammar matches its text
+        (``text_marker``). The ``lazy`` attribute ends the match at the first occurrence.
         """
-        again = several and self.name == "hermes"
-        begin = f"{_atom(self.begin)} " if self.begin else ""
-        if not free:
-            section = "body" if self.bare else f"{begin}body"
-            return f'start: {section} ("\\n" {section})*' if again else f"start: {section}"
+        repeat = allow_multiple and self.repeats_markers
+        begin = f"{_marker_symbol(self.begin)} " if self.begin else ""
+        if not allow_text:
+            section = "body" if self.marker_optional else f"{begin}body"
+            return f'start: {section} ("\\n" {section})*' if repeat else f"start: {section}"
         rules = ["TEXT: /(.|\\n)*/", f"text: {self._text()}"]
-        if self.bare:
-            called = f"text ({begin}body)?" if self.begin else "text"
-            return "\n".join([f"start: body | {called}", f"PLAIN: TEXT & ~/{re.escape(self.head)}(?s:.*)/", *rules])
-        heads = [f"text {_atom(self.begin)}"] if self.begin and self.begin.token is not None else []
-        if self.begin and not self.begin.silent:
-            heads.append("spelled")
-            rules.append(f"spelled: {self._others()} trigger")
+        if self.marker_optional:
+            text_then_call = f"text ({begin}body)?" if self.begin else "text"
+            plain = f"PLAIN: TEXT & ~/{re.escape(self.head)}(?s:.*)/"
+            return "\n".join([f"start: body | {text_then_call}", plain, *rules])
+        call_starts = [f"text {_marker_symbol(self.begin)}"] if self.begin and self.begin.token is not None else []
+        if self.begin and not self.begin.is_special:
+            call_starts.append("text_marker")
+            rules.append(f"text_marker: {self._other_tokens()} trigger")
             rules.append(f"trigger[lazy]: TEXT {_quoted(self.begin.text)}")
-        start = "start: (head body)* text" if again else "start: head body | text"
-        return "\n".join([start, f"head: {' | '.join(heads)}", *rules])
+        start = "start: (call_start body)* text" if repeat else "start: call_start body | text"
+        return "\n".join([start, f"call_start: {' | '.join(call_starts)}", *rules])
 
     def _text(self) -> str:
         """Return the rule of free text without the beginning of a call."""
-        if not self.bare:
-            return f"{self._others()} TEXT"
-        ranges = _ranges(self.others)
-        return f"PLAIN? | PLAIN? {ranges} {self._others()} TEXT" if ranges else "PLAIN?"
+        if not self.marker_optional:
+            return f"{self._other_tokens()} TEXT"
+        ranges = _ranges(self.other_tokens)
+        return f"PLAIN? | PLAIN? {ranges} {self._other_tokens()} TEXT" if ranges else "PLAIN?"
 
-    def _others(self) -> str:
-        ranges = _ranges(self.others)
+    def _other_tokens(self) -> str:
+        ranges = _ranges(self.other_tokens)
         return f"(TEXT {ranges})*" if ranges else ""
 
 
@@ -161,11 +170,11 @@ def arguments_schema(parameters: Mapping[str, Any] | None) -> str:
     if kind != "object":
         msg = f"guide: json: expected a schema of the type 'object', found the type {kind!r:.60}"
         raise OptionError(msg)
-    validate_draft = Guide(json={**parameters, "type": "object", "x-guidance": JSON_DUMPS_STYLE})
-    return validate_draft.source
+    # llguidance reads its own options, here the white space of json.dumps, from the key "x-guidance" of a schema.
+    return Guide(json={**parameters, "type": "object", "x-guidance": JSON_DUMPS_STYLE}).source
 
 
-def find_form(tokenizer: Tokenizer) -> ToolForm:
+def find_tool_call_format(tokenizer: Tokenizer) -> ToolCallFormat:
     """Return the format of a model's calls.
 
     Raises:
@@ -173,41 +182,45 @@ def find_form(tokenizer: Tokenizer) -> ToolForm:
         TokenizerError: the model has no chat template.
     """
     try:
-        listed, written = (tokenizer.chat(messages, tools=_TOOLS) for messages in (_TALK[:1], _TALK))
+        question, with_call = (
+            tokenizer.chat(messages, tools=_TOOLS) for messages in (_PROBE_CONVERSATION[:1], _PROBE_CONVERSATION)
+        )
     except PromptError:
-        listed = written = ""
-    before, found, after = written.rpartition(f'{{"name": "{_PROBE}", ')
-    if _PROBE not in listed or not found:
+        question = with_call = ""
+    before, found, after = with_call.rpartition(f'{{"name": "{_PROBE}", ')
+    if _PROBE not in question or not found:
         msg = (
             "tools: expected a model whose chat template has tools, and calls them as Hermes, Qwen, Mistral or Llama 3 "
             "do; found another template"
         )
         raise PromptError(msg)
-    form = _form(tokenizer, before, after)
+    form = _recognize(tokenizer, before, after)
     if form is None:
         msg = f"tools: expected calls as Hermes, Qwen, Mistral or Llama 3 write them, found {before[-20:] + found!r}"
         raise PromptError(msg)
     return form
 
 
-def _form(tokenizer: Tokenizer, before: str, after: str) -> ToolForm | None:
+def _recognize(tokenizer: Tokenizer, before: str, after: str) -> ToolCallFormat | None:
     """Return the format, given the rendered text before the call and after the name of the tool."""
     key, _, rest = after.partition(': {"x": 1}}')
     opened, closed = re.search(r"<tool_call>([ \n]*)\Z", before), re.match(r"([ \n]*)</tool_call>", rest)
-    listed = re.search(r"\[TOOL_CALLS\]( ?\[)\Z", before)
+    list_start = re.search(r"\[TOOL_CALLS\]( ?\[)\Z", before)
     if key == '"arguments"' and opened and closed:
         markers = _marker(tokenizer, "<tool_call>"), _marker(tokenizer, "</tool_call>")
-        form = ToolForm("hermes", "arguments", opened[1], closed[1], *markers)
-    elif listed and after.startswith('"arguments": {"x": 1}'):  # the id of the call may follow
-        form = ToolForm("mistral", "arguments", listed[1], "]", _marker(tokenizer, "[TOOL_CALLS]"), joint=", ")
+        form = ToolCallFormat("hermes", "arguments", opened[1], closed[1], *markers, repeats_markers=True)
+    elif list_start and after.startswith('"arguments": {"x": 1}'):  # the id of the call may follow
+        form = ToolCallFormat(
+            "mistral", "arguments", list_start[1], "]", _marker(tokenizer, "[TOOL_CALLS]"), separator=", "
+        )
     elif key == '"parameters"':
         tag = _marker(tokenizer, "<|python_tag|>")
-        form = ToolForm("llama", "parameters", begin=None if tag.token is None else tag)
+        form = ToolCallFormat("llama", "parameters", begin=None if tag.token is None else tag, marker_optional=True)
     else:
         return None
-    known = {i for i, token in tokenizer.backend.get_added_tokens_decoder().items() if _by_id(token)}
-    taken = {form.begin.token} if form.begin else set()
-    return replace(form, others=frozenset(known - taken - {*tokenizer.eos_ids}))
+    by_id = {i for i, token in tokenizer.backend.get_added_tokens_decoder().items() if _by_id(token)}
+    begin = {form.begin.token} if form.begin else set()
+    return replace(form, other_tokens=frozenset(by_id - begin - {*tokenizer.eos_ids}))
 
 
 def _marker(tokenizer: Tokenizer, text: str) -> Marker:
@@ -222,7 +235,7 @@ def _by_id(token: Any) -> bool:
     return bool(token.special) or (token.content.startswith("<") and token.content.endswith(">"))
 
 
-def _atom(marker: Marker | None) -> str:
+def _marker_symbol(marker: Marker | None) -> str:
     if marker is None:
         return ""
     return _quoted(marker.text) if marker.token is None else f"<[{marker.token}]>"
@@ -251,7 +264,7 @@ _TOOLS = [
         },
     }
 ]
-_TALK: list[dict[str, Any]] = [
+_PROBE_CONVERSATION: list[dict[str, Any]] = [
     {"role": "user", "content": "?"},
     {
         "role": "assistant",
