@@ -333,7 +333,7 @@ def test_nobody_remembers_a_prompt_that_it_has_answered_before() -> None:
     peak = SimpleNamespace(reset=lambda: None, read=lambda: None)
     decoder = SimpleNamespace(config=SimpleNamespace(vocab_size=10))
     target = SimpleNamespace(vocabulary=None, decoder=decoder)
-    engine = SimpleNamespace(runner=SimpleNamespace(waited=0.0))
+    engine = SimpleNamespace(runner=SimpleNamespace(communication_seconds=0.0))
     llm = SimpleNamespace(generate=generate, target=target, engine=engine, workers=1)
     method = DrafterMethod(llm, "suffix", peak)  # type: ignore[arg-type]
     for temperature, repeat in ((0.0, -1), (0.0, 0), (0.0, 1), (0.8, 0), (0.0, 0)):
