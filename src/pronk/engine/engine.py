@@ -193,9 +193,9 @@ class Engine:
                 _raise_errors(requests)
                 with self.lock:
                     tokens = [
-                        (index, token, request.finish_reason is not None and place == len(request.undelivered))
+                        (index, token, request.finish_reason is not None and count == len(request.undelivered))
                         for index, request in enumerate(requests)
-                        for place, token in enumerate(request.undelivered, 1)
+                        for count, token in enumerate(request.undelivered, 1)
                     ]
                     for request in requests:
                         request.undelivered.clear()

@@ -95,7 +95,7 @@ class OutputProcessor:
 
     def _commit_rows(self, request: Request, offsets: list[int] | range) -> None:
         if isinstance(offsets, list):
-            request.stats.moved += sum(offset != place for place, offset in enumerate(offsets))
+            request.stats.moved += sum(offset != index for index, offset in enumerate(offsets))
         self.cache.commit(request.block_table, offsets)
         self.cache.cache_blocks(request.block_table, request.tokens, request.salt)
         if self.window is not None:

@@ -160,7 +160,7 @@ class RequestFactory:
 
     def _bad_words(self, params: SamplingParams) -> list[list[int]]:
         encode = self.tokenizer.encode
-        words = [encode(lead + word, add_special_tokens=False) for word in params.bad_words for lead in ("", " ")]
+        words = [encode(prefix + word, add_special_tokens=False) for word in params.bad_words for prefix in ("", " ")]
         if not all(words):
             msg = f"bad_words: expected texts of at least one token, found {list(params.bad_words)!r}; change the text"
             raise OptionError(msg)

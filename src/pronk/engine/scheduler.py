@@ -99,13 +99,13 @@ class Scheduler:
         self._admit()
         counts: dict[Request, int] = {}
         decoding = sum(request.num_pending == 1 for request in self.running)
-        left = max(self.prefill_chunk - decoding, self.prefill_chunk // 2)
+        prefill_left = max(self.prefill_chunk - decoding, self.prefill_chunk // 2)
         for request in [*self.running]:
             pending = request.num_pending
-            tokens = 1 if pending == 1 else min(pending, left)
+            tokens = 1 if pending == 1 else min(pending, prefill_left)
             if not request.ended and tokens and self._allocate(request, tokens, counts):
                 counts[request] = tokens
-                left -= tokens if pending > 1 else 0
+                prefill_left -= tokens if pending > 1 else 0
         draft_slots = self._reserve_draft_slots(
             [request for request in counts if request.num_pending == 1 and request.needs_draft_slots]
         )
@@ -253,12 +253,12 @@ class Scheduler:
         """Return the blocks for a new request if ``lower_priority`` is preempted and the rest has a reserve."""
         allocator = self.cache.allocator
         released = sum(allocator.references[block] == 1 for each in lower_priority for block in each.block_table.blocks)
-        wanted = sum(
+        reserved = sum(
             max(self._missing_blocks(each) + 1, self._blocks_wanted(each))
             for each in self.running
             if each not in lower_priority
         )
-        return allocator.num_free + released - wanted
+        return allocator.num_free + released - reserved
 
     def _blocks_wanted(self, request: Request) -> int:
         """Return the blocks for the text so far plus a reserve for the tokens until ``max_tokens``.
@@ -278,9 +278,9 @@ class Scheduler:
         length = request.num_pending + 1
         if self.window is not None:
             length = min(length, self.window + self.prefill_chunk + 1)
-        held = block_table.num_released + len(block_table.blocks)
+        num_held = block_table.num_released + len(block_table.blocks)
         needed = allocator.blocks_for(block_table.length + length)
-        return allocator.num_missing(block_table, block_table.length + length) - max(0, held - needed)
+        return allocator.num_missing(block_table, block_table.length + length) - max(0, num_held - needed)
 
     def _preempt(self, request: Request) -> None:
         self.running.remove(request)
@@ -320,12 +320,12 @@ class Scheduler:
         allocator, size, draft_slots = self.cache.allocator, self.cache.block_size, dict[Request, int]()
         for number, request in enumerate(requests):
             block_table = request.block_table
-            held = block_table.num_released + len(block_table.blocks)
+            num_held = block_table.num_released + len(block_table.blocks)
             empty = (allocator.num_free - len(allocator.evictable)) // (len(requests) - number)
             end = allocator.blocks_for(len(request.prompt) + request.params.max_tokens)
-            if not empty and allocator.num_free and held * size - block_table.length <= size and held < end:
+            if not empty and allocator.num_free and num_held * size - block_table.length <= size and num_held < end:
                 empty = 1
-            draft_slots[request] = max(0, min(self.max_tree, (held + empty) * size - block_table.length) - 1)
+            draft_slots[request] = max(0, min(self.max_tree, (num_held + empty) * size - block_table.length) - 1)
             self.reserve(block_table, block_table.length + 1 + draft_slots[request])
         return draft_slots
 

@@ -63,7 +63,7 @@ def _parts(alternatives: Sequence[Tokens], max_nodes: int) -> list[list[Tokens]]
     parts, nodes, last = list[list[Tokens]](), 0, Tokens()
     for each in alternatives:
         shared = next(
-            (place for place, pair in enumerate(zip(last, each, strict=False)) if pair[0] != pair[1]), len(last)
+            (index for index, pair in enumerate(zip(last, each, strict=False)) if pair[0] != pair[1]), len(last)
         )
         new = len(each) - 1 - max(0, min(shared, len(last) - 1))
         if not parts or nodes + new > max_nodes:
@@ -87,13 +87,13 @@ def _tree(root: int, alternatives: Sequence[Tokens]) -> TokenTree:
 def _sum(alternative: Tokens, tree: TokenTree, logits: Tensor) -> float:
     """Return an alternative's log-probability from the logits ``[nodes, vocab]`` of the tree."""
     node, total = 0, 0.0
-    for place, token in enumerate(alternative):
+    for index, token in enumerate(alternative):
         row = logits[node].float()
         if not is_finite(row):
             msg = "choose: expected finite logits, found infinity or NaN; check the weights of the model"
             raise PronkError(msg) from NotFiniteError()
         total += float(row.log_softmax(0)[token])
-        if place + 1 < len(alternative):
+        if index + 1 < len(alternative):
             child = tree.child(node, token)
             assert child is not None, "every token but the last has a node"
             node = child

@@ -182,10 +182,10 @@ def _visible(tree: TokenTree, length: int, span: int | None, start: int) -> Tens
     window of ``span`` sees positions above ``p - span``.
     """
     size = len(tree)
-    committed = torch.ones(size, length - start, dtype=torch.bool)
-    below = torch.from_numpy(tree.visible)
+    committed_mask = torch.ones(size, length - start, dtype=torch.bool)
+    tree_mask = torch.from_numpy(tree.visible)
     if span is not None:
         depths = torch.tensor(tree.depths)
-        committed = torch.arange(start, length)[None] > (length + depths - span)[:, None]
-        below = below & (depths[None] > (depths - span)[:, None])
-    return torch.cat((committed, below), dim=1)
+        committed_mask = torch.arange(start, length)[None] > (length + depths - span)[:, None]
+        tree_mask = tree_mask & (depths[None] > (depths - span)[:, None])
+    return torch.cat((committed_mask, tree_mask), dim=1)

@@ -226,8 +226,8 @@ class ModelRunner:
         )
         x = None
         if start:
-            held = [row for i in active for row in (self._early(jobs[i].segment, start), rows[i]) if row is not None]
-            x = torch.cat(held)
+            inputs = [row for i in active for row in (self._early(jobs[i].segment, start), rows[i]) if row is not None]
+            x = torch.cat(inputs)
         out, collected, logits = self._executor.run(layer_range, x)
         for number, own in zip(active, _split(out, [part.rows for _, part in present]), strict=True):
             rows[number] = own

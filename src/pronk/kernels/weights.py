@@ -32,8 +32,8 @@ def mapped_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     if size < _HUGE_PAGE:
         return torch.zeros(shape, dtype=dtype)
     # A shared mapping, Python's default, is backed by a file, which rarely gets huge pages.
-    own = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
-    memory = mmap.mmap(-1, ceil(size / _HUGE_PAGE) * _HUGE_PAGE, **own)
+    flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+    memory = mmap.mmap(-1, ceil(size / _HUGE_PAGE) * _HUGE_PAGE, **flags)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # Linux without huge pages: slower, nothing else
             memory.madvise(mmap.MADV_HUGEPAGE)
@@ -154,16 +154,18 @@ def _pack_codes(kernels: Kernels, struct: CWeights, weight: CodedRows) -> tuple[
             struct.K_pad = slab.shape[1]
             data = mapped_zeros((int(kernels.library.pronk_packed_size(ctypes.byref(struct))),), torch.uint8)
             struct.data = data.data_ptr()
-        own = CWeights.from_buffer_copy(struct)
-        own.N, own.unit = stop - start, stop - start if one_unit else struct.unit
-        own.blocks = halves * ceil(own.N / 16) if one_unit else own.N // struct.unit * blocks_of_unit
-        before = halves * start // 16 if one_unit else start // struct.unit * blocks_of_unit
+        slab_struct = CWeights.from_buffer_copy(struct)
+        slab_struct.N, slab_struct.unit = stop - start, stop - start if one_unit else struct.unit
+        slab_struct.blocks = (
+            halves * ceil(slab_struct.N / 16) if one_unit else slab_struct.N // struct.unit * blocks_of_unit
+        )
+        num_blocks_before = halves * start // 16 if one_unit else start // struct.unit * blocks_of_unit
         kernels.library.pronk_pack_codes(
-            ctypes.byref(own),
+            ctypes.byref(slab_struct),
             slab.codes.data_ptr(),
             slab.scale.data_ptr(),
             None if slab.minimum is None else slab.minimum.data_ptr(),
-            struct.data + before * (len(data) // struct.blocks),
+            struct.data + num_blocks_before * (len(data) // struct.blocks),
             num_threads(),
         )
     order = None if parts[0].order is None else parts[0].order.to(torch.int32).contiguous()
@@ -173,11 +175,13 @@ def _pack_codes(kernels: Kernels, struct: CWeights, weight: CodedRows) -> tuple[
 
 def _stack_padded(parts: list[QuantizedMatrix]) -> QuantizedMatrix:
     """Stack the parts and pad the inputs to whole groups; the padding is multiplied by zeros."""
-    one, inputs = parts[0], parts[0].shape[1]
-    missing = -inputs % one.group
+    first, inputs = parts[0], parts[0].shape[1]
+    missing = -inputs % first.group
     if len(parts) == 1 and not missing:
-        minimum = None if one.minimum is None else one.minimum.contiguous()
-        return replace(one, codes=one.codes.contiguous(), scale=one.scale.contiguous(), minimum=minimum, order=None)
+        minimum = None if first.minimum is None else first.minimum.contiguous()
+        return replace(
+            first, codes=first.codes.contiguous(), scale=first.scale.contiguous(), minimum=minimum, order=None
+        )
     rows = [each.shape[0] for each in parts]
     codes = mapped_zeros(
         (sum(rows), inputs + missing), torch.uint8
@@ -186,7 +190,7 @@ def _stack_padded(parts: list[QuantizedMatrix]) -> QuantizedMatrix:
         target[:, :inputs] = each.codes
     scale = torch.cat([each.scale for each in parts])
     minima = [each.minimum for each in parts if each.minimum is not None]
-    return replace(one, codes=codes, scale=scale, minimum=torch.cat(minima) if minima else None, order=None)
+    return replace(first, codes=codes, scale=scale, minimum=torch.cat(minima) if minima else None, order=None)
 
 
 def _place(values: Tensor, unit: int, blocks: int, *, gated: bool) -> Tensor:

@@ -144,10 +144,10 @@ class BlockAllocator:
     def fork(self, block_table: BlockTable, tokens: int) -> BlockTable:
         """Return a second table over the blocks of the first ``tokens`` tokens."""
         count = max(0, self.blocks_for(tokens) - block_table.num_released)
-        made = BlockTable(num_released=block_table.num_released, length=tokens, version=block_table.version)
-        made.digests = block_table.digests[: tokens // self.block_size]
-        self.assign_cached(made, block_table.blocks[:count])
-        return made
+        forked = BlockTable(num_released=block_table.num_released, length=tokens, version=block_table.version)
+        forked.digests = block_table.digests[: tokens // self.block_size]
+        self.assign_cached(forked, block_table.blocks[:count])
+        return forked
 
     def assign_cached(self, block_table: BlockTable, blocks: Sequence[int]) -> None:
         """Set the blocks of an empty table to existing blocks, which other tables may hold as well."""

@@ -177,8 +177,8 @@ class PagedCache:
                 return tokens + base
         blocks = np.asarray(block_table.blocks, dtype=np.int64)
         index = tokens // self.block_size - block_table.num_released
-        held = (index >= 0) & (index < len(blocks))
-        return np.where(held, blocks[np.where(held, index, 0)] * self.block_size + tokens % self.block_size, 0)
+        in_table = (index >= 0) & (index < len(blocks))
+        return np.where(in_table, blocks[np.where(in_table, index, 0)] * self.block_size + tokens % self.block_size, 0)
 
     def slot_index(self, block_table: BlockTable, start: int, stop: int) -> slice | Tensor:
         """Return the index of the slots of tokens ``start .. stop - 1``.
@@ -233,8 +233,8 @@ class PagedCache:
         moves = [(offset, target) for target, offset in enumerate(offsets) if offset != target]
         if moves:
             length = block_table.length
-            held = self.slots(block_table, length, length + max(offsets) + 1)
-            self.move(held[[offset for offset, _ in moves]], held[[target for _, target in moves]])
+            slots = self.slots(block_table, length, length + max(offsets) + 1)
+            self.move(slots[[offset for offset, _ in moves]], slots[[target for _, target in moves]])
         block_table.length += len(offsets)
 
     def move(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:

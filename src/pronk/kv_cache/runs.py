@@ -37,10 +37,10 @@ class FreeRuns:
 
     def best_fit(self, length: int) -> range:
         """Return the shortest run of at least ``length`` numbers (keeps long runs long), else the longest."""
-        place = bisect_left(self._lengths, (length, 0))
-        if place == len(self._lengths):
-            place = bisect_left(self._lengths, (self._lengths[-1][0], 0))
-        found, start = self._lengths[place]
+        index = bisect_left(self._lengths, (length, 0))
+        if index == len(self._lengths):
+            index = bisect_left(self._lengths, (self._lengths[-1][0], 0))
+        found, start = self._lengths[index]
         return range(start, start + found)
 
     def after(self, number: int) -> range:
@@ -72,8 +72,8 @@ class FreeRuns:
 
     def _last_start(self, number: int) -> int | None:
         """Return the start of the last run that begins at or before ``number``."""
-        place = bisect_right(self._starts, number)
-        return self._starts[place - 1] if place else None
+        index = bisect_right(self._starts, number)
+        return self._starts[index - 1] if index else None
 
     def _insert(self, start: int, stop: int) -> None:
         insort(self._starts, start)

@@ -110,13 +110,13 @@ def _check_products(kernels: Kernels, dtype: torch.dtype) -> str | None:
         weight = torch.randn(outputs, inputs, generator=generator).to(dtype)
         x = torch.randn(max(_ROWS), inputs, generator=generator).to(dtype)
         linear = KernelLinear(kernels, weight, None, WeightLayout())
-        whole = linear.logits(x)
+        full = linear.logits(x)
         for rows in _ROWS:
-            if not torch.equal(linear.logits(x[:rows]), whole[:rows]):
+            if not torch.equal(linear.logits(x[:rows]), full[:rows]):
                 return f"a product of {rows} rows is not that of {len(x)}"
         expected = x.double() @ weight.double().T
-        if not torch.allclose(whole.double(), expected, rtol=0.0, atol=1e-4 * inputs**0.5):
-            return f"a product of {inputs} by {outputs} is off by {float((whole - expected).abs().max()):.1g}"
+        if not torch.allclose(full.double(), expected, rtol=0.0, atol=1e-4 * inputs**0.5):
+            return f"a product of {inputs} by {outputs} is off by {float((full - expected).abs().max()):.1g}"
     return None
 
 
@@ -126,14 +126,14 @@ def _check_codes(kernels: Kernels) -> str | None:
     for bits in get_args(Bits):
         coded = round_weights(kernels, weight, bits)
         linear = KernelLinear(kernels, coded, None, WeightLayout())
-        whole = linear.logits(x)
+        full = linear.logits(x)
         for rows in _ROWS:
-            if not torch.equal(linear.logits(x[:rows]), whole[:rows]):
+            if not torch.equal(linear.logits(x[:rows]), full[:rows]):
                 return f"a product of {rows} rows is not that of {len(x)} in {bits} bits"
         expected = x.double() @ coded.dequantize().double().T
         # Rounding inputs to 8 bits errs by at most 1/254 of the largest absolute value of each group.
-        if not torch.allclose(whole.double(), expected, rtol=0.0, atol=0.02 * float(expected.abs().max())):
-            return f"a product in {bits} bits is off by {float((whole - expected).abs().max()):.1g}"
+        if not torch.allclose(full.double(), expected, rtol=0.0, atol=0.02 * float(expected.abs().max())):
+            return f"a product in {bits} bits is off by {float((full - expected).abs().max()):.1g}"
     return None
 
 
@@ -162,10 +162,10 @@ def _check_layer(kernels: Kernels, dtype: torch.dtype, kv_dtype: torch.dtype | N
     pack_linears(packed, choose_linear(kernels, _CPU))
     tokens = torch.randint(32, (70,), generator=torch.Generator().manual_seed(1)).tolist()
     text = _CachedText(kernels, packed, dtype, kv_dtype)
-    whole = text.run(TokenTree.chain(tokens))
+    full = text.run(TokenTree.chain(tokens))
     text.reset()
     single = torch.cat([text.run(TokenTree.chain([token])) for token in tokens])
-    if not torch.equal(whole, single):
+    if not torch.equal(full, single):
         return "a text at once is not the text token by token"
     text.reset()
     start = 61
@@ -177,10 +177,10 @@ def _check_layer(kernels: Kernels, dtype: torch.dtype, kv_dtype: torch.dtype | N
         ids += [(token + 1) % 32, token]
         parents += [parent, parent]
     found = text.run(TokenTree(tuple(ids), tuple(parents)))[[0, *range(2, len(ids), 2)]]
-    if not torch.equal(found, whole[start:]):
+    if not torch.equal(found, full[start:]):
         return "a path of a tree is not the text"
     expected = _reference(plain.double(), tokens)
-    worst = float((whole.double() - expected).abs().max() / expected.abs().max())
+    worst = float((full.double() - expected).abs().max() / expected.abs().max())
     return None if worst < _TOLERANCES[kv_dtype or dtype] else f"a layer is off by {worst:.1g}"
 
 

@@ -194,6 +194,6 @@ class _Rounded:
         return self.weight.shape[0], self.weight.shape[1]
 
     def rows(self, start: int, stop: int) -> QuantizedMatrix:
-        made = round_weights(self.kernels, self.weight[start:stop], self.bits)
+        rounded = round_weights(self.kernels, self.weight[start:stop], self.bits)
         self.release()
-        return made
+        return rounded

@@ -116,8 +116,8 @@ class Program:
         With ``only_logits_rows`` the operation runs only on the rows of :meth:`ProgramRows.select_logits_rows`.
         """
         op = self._add(_LINEAR)
-        places = {"stream": _STREAM, "A": _A, "B": _B, "logits": _LOGITS}
-        op.input, op.output, op.residual, op.wanted = places[source], places[to], int(residual), int(only_logits_rows)
+        buffers = {"stream": _STREAM, "A": _A, "B": _B, "logits": _LOGITS}
+        op.input, op.output, op.residual, op.wanted = buffers[source], buffers[to], int(residual), int(only_logits_rows)
         op.activation = _ACTIVATIONS[activation]
         self._weights(op, linear)
         if norm is not None:
@@ -174,7 +174,7 @@ class Program:
 
     def _project(self, linear: Any, norm: nn.Module, c: ModelConfig, index: int | None, *, rope: int) -> list[COp]:
         """Add one operation per weight matrix of the heads; without ``index`` the heads are queries only."""
-        made, heads = [], 0
+        ops, heads = [], 0
         for part in linear.parts:
             op = self._add(_QKV)
             self._weights(op, part)
@@ -185,9 +185,9 @@ class Program:
                 op.kv_heads = c.num_kv_heads
                 self._pools(op, self.cache, index)
             heads += part.out_features // c.head_dim
-            made.append(op)
+            ops.append(op)
         assert heads == c.num_heads + (0 if index is None else 2 * c.num_kv_heads), "expected as many outputs as heads"
-        return made
+        return ops
 
     def _attend(self, c: ModelConfig, cache: PagedCache | None, layer: int, *, cross: bool = False) -> None:
         assert cache is not None
@@ -275,9 +275,9 @@ class ProgramRows:
     @classmethod
     def independent(cls, count: int) -> ProgramRows:
         """Return ``count`` rows without attention to other rows."""
-        made = cls(count=count)
-        made.call.rows = count
-        return made
+        rows = cls(count=count)
+        rows.call.rows = count
+        return rows
 
     def set_rope(self, number: int, table: Tensor | None, *, by_row: bool = False) -> None:
         """Set rotations 0 (self-attention) or 1 (cross-attention): float32 ``[lines, 2, head_dim / 2]``."""

@@ -117,10 +117,12 @@ class TensorSplit:
         """Return the outputs to keep of piece ``number``, counted from the start of the piece."""
         begin = sum(sizes[:number])
         piece = range(begin, begin + sizes[number])
-        wanted = [range(max(each.start, piece.start), min(each.stop, piece.stop)) for each in self._wanted(name, sizes)]
-        return [range(each.start - begin, each.stop - begin) for each in wanted if each]
+        ranges = [
+            range(max(each.start, piece.start), min(each.stop, piece.stop)) for each in self._output_ranges(name, sizes)
+        ]
+        return [range(each.start - begin, each.stop - begin) for each in ranges if each]
 
-    def _wanted(self, name: str, sizes: Sequence[int]) -> list[range]:
+    def _output_ranges(self, name: str, sizes: Sequence[int]) -> list[range]:
         """Return the outputs to keep of a whole layer."""
         config = self.config
         if name == "qkv":
@@ -138,18 +140,18 @@ class TensorSplit:
         return [range(sum(sizes))]
 
 
-def _rows(weight: Weight, wanted: Sequence[range]) -> Weight:
-    if len(wanted) == 1:
-        return weight[wanted[0].start : wanted[0].stop] if isinstance(weight, Tensor) else _outputs(weight, wanted)
+def _rows(weight: Weight, ranges: Sequence[range]) -> Weight:
+    if len(ranges) == 1:
+        return weight[ranges[0].start : ranges[0].stop] if isinstance(weight, Tensor) else _outputs(weight, ranges)
     if isinstance(weight, Tensor):
-        return torch.cat([weight[each.start : each.stop] for each in wanted]) if wanted else weight[:0]
-    return _outputs(weight, wanted)
+        return torch.cat([weight[each.start : each.stop] for each in ranges]) if ranges else weight[:0]
+    return _outputs(weight, ranges)
 
 
-def _outputs(weight: QuantizedMatrix, wanted: Sequence[range]) -> QuantizedMatrix:
-    if len(wanted) == 1:
-        return weight.rows(wanted[0].start, wanted[0].stop)
-    parts = [weight.rows(each.start, each.stop) for each in wanted]
+def _outputs(weight: QuantizedMatrix, ranges: Sequence[range]) -> QuantizedMatrix:
+    if len(ranges) == 1:
+        return weight.rows(ranges[0].start, ranges[0].stop)
+    parts = [weight.rows(each.start, each.stop) for each in ranges]
     minima = [part.minimum for part in parts if part.minimum is not None]
     return replace(
         weight,
@@ -159,26 +161,30 @@ def _outputs(weight: QuantizedMatrix, wanted: Sequence[range]) -> QuantizedMatri
     )
 
 
-def _columns(weight: Weight, wanted: range, where: str) -> Weight:
+def _columns(weight: Weight, columns: range, where: str) -> Weight:
     if isinstance(weight, Tensor):
-        return weight[:, wanted.start : wanted.stop]
+        return weight[:, columns.start : columns.stop]
     inputs = weight.shape[1]
     # A quantization group can be split into smaller groups with the same scale.
-    group = gcd(weight.group, wanted.start, wanted.stop if wanted.stop < inputs else 0)
-    while group > len(wanted) + _MAX_EXCESS and group % (2 * _MIN_GROUP) == 0:
+    group = gcd(weight.group, columns.start, columns.stop if columns.stop < inputs else 0)
+    while group > len(columns) + _MAX_EXCESS and group % (2 * _MIN_GROUP) == 0:
         group //= 2
-    if weight.order is not None or group % _MIN_GROUP or group > len(wanted) + _MAX_EXCESS:
+    if weight.order is not None or group % _MIN_GROUP or group > len(columns) + _MAX_EXCESS:
         found = "an order of their inputs" if weight.order is not None else f"groups of {weight.group}"
         msg = (
-            f"{where}: expected weights whose inputs can be split between processes at {wanted.start} and "
-            f"{wanted.stop}, found quantized ones with {found}; use parallel='tree'"
+            f"{where}: expected weights whose inputs can be split between processes at {columns.start} and "
+            f"{columns.stop}, found quantized ones with {found}; use parallel='tree'"
         )
         raise CheckpointError(msg)
-    times, places = weight.group // group, slice(wanted.start // group, ceil(wanted.stop / group))
-    minimum = None if weight.minimum is None else weight.minimum.repeat_interleave(times, dim=1)[:, places].contiguous()
+    splits_per_group, groups = weight.group // group, slice(columns.start // group, ceil(columns.stop / group))
+    minimum = (
+        None
+        if weight.minimum is None
+        else weight.minimum.repeat_interleave(splits_per_group, dim=1)[:, groups].contiguous()
+    )
     return QuantizedMatrix(
-        weight.codes[:, wanted.start : wanted.stop],
-        weight.scale.repeat_interleave(times, dim=1)[:, places].contiguous(),
+        weight.codes[:, columns.start : columns.stop],
+        weight.scale.repeat_interleave(splits_per_group, dim=1)[:, groups].contiguous(),
         minimum,
         weight.bits,
         group,

@@ -37,7 +37,7 @@ def make_work_rows(job: ForwardJob, piece: TreePart, lead: Sequence[int]) -> Wor
     tree, block_table = segment.tree, segment.block_table
     if piece.nodes == tuple(range(len(tree))) and not piece.num_ancestors and not lead:
         return WorkRows(job, 0)
-    new_nodes = {node: num_lead + place for place, node in enumerate(piece.nodes)}
+    new_nodes = {node: num_lead + offset for offset, node in enumerate(piece.nodes)}
     tokens = (*lead, *(tree.tokens[node] for node in piece.nodes))
     parents = (num_lead - 1 if node == 0 else new_nodes[tree.parents[node]] for node in piece.nodes)
     # Acceptance matters to the driver only.
@@ -47,9 +47,9 @@ def make_work_rows(job: ForwardJob, piece: TreePart, lead: Sequence[int]) -> Wor
         worker_table = BlockTable(list(block_table.blocks), block_table.num_released, block_table.length - num_lead)
         worker_table.update_derived()
         block_table = worker_table
-    wanted = own_logits_nodes(job, piece)
-    first = new_nodes[wanted[0]] if wanted else len(tokens)
-    assert [*range(first, len(tokens))] == [new_nodes[node] for node in wanted]
+    logits_nodes = own_logits_nodes(job, piece)
+    first = new_nodes[logits_nodes[0]] if logits_nodes else len(tokens)
+    assert [*range(first, len(tokens))] == [new_nodes[node] for node in logits_nodes]
     rows = job._replace(segment=Segment(block_table, part), logits_nodes=range(first, len(tokens)))
     return WorkRows(rows, num_lead + piece.num_ancestors)
 
@@ -80,8 +80,8 @@ class ScatteredLogits:
 
     def __getitem__(self, rows: int | slice | list[int], /) -> Tensor:
         """Return rows as float32; fetch remote ones first."""
-        asked = rows if isinstance(rows, list) else range(len(self))[rows]
-        self._fetch([asked] if isinstance(asked, int) else asked)
+        selected = rows if isinstance(rows, list) else range(len(self))[rows]
+        self._fetch([selected] if isinstance(selected, int) else selected)
         return self.rows[rows]
 
     def _fetch(self, rows: Sequence[int]) -> None:
@@ -146,7 +146,7 @@ class AssembledResult:
     def add_driver_result(self, share: WorkerShare, result: ForwardResult) -> None:
         """Add the result of this process."""
         for number, piece in enumerate(share.pieces):
-            self._driver_nodes[piece.job] = {node: place for place, node in enumerate(piece.nodes)}
+            self._driver_nodes[piece.job] = {node: offset for offset, node in enumerate(piece.nodes)}
             self._set_logits(piece, result.logits[number][:])
             for layer in self.collect:
                 self.hidden[layer][piece.job][list(piece.own)] = result.hidden[layer][number][piece.num_ancestors :]
@@ -176,14 +176,14 @@ class AssembledResult:
             if job.all_logits:
                 self._set_logits(piece, next_rows(logits.rows, len(logits_rows)))
             else:
-                logits.remote_rows |= {row: _RemoteRow(fetch, number, place) for place, row in enumerate(logits_rows)}
+                logits.remote_rows |= {row: _RemoteRow(fetch, number, offset) for offset, row in enumerate(logits_rows)}
             if job.stateless_sampler is not None:
                 # A token of -1 is dropped: reading its logits reports that they are not finite.
                 samples = zip(logits_rows, islice(tokens, len(logits_rows)), strict=True)
                 self.sampled[piece.job] |= {row: token for row, token in samples if token >= 0}
             first = job.segment.block_table.length
             self._worker_nodes[piece.job].append(
-                (copy, {node: first + place for place, node in enumerate(piece.nodes)})
+                (copy, {node: first + offset for offset, node in enumerate(piece.nodes)})
             )
         for layer in self.collect:
             for piece in share.pieces:

@@ -193,10 +193,12 @@ class TensorParallelExecutor(KernelExecutor):
                 collected[index + 1] = x.clone()
         if layer_range.logits_rows is None:
             return x, collected, None
-        own = torch.empty(packed.select_logits_rows(layer_range.logits_rows), len(self.split.tokens(self.split.rank)))
-        if len(own):
-            self._cached_program(("head",), self._head).run(packed, x, own)
-        return x, collected, self._gather_logits(own)
+        own_logits = torch.empty(
+            packed.select_logits_rows(layer_range.logits_rows), len(self.split.tokens(self.split.rank))
+        )
+        if len(own_logits):
+            self._cached_program(("head",), self._head).run(packed, x, own_logits)
+        return x, collected, self._gather_logits(own_logits)
 
     def _gather_logits(self, own: Tensor) -> Tensor:
         """Gather the logits of all tokens at rank 0; other ranks return their own part."""
@@ -246,8 +248,8 @@ class TensorParallelExecutor(KernelExecutor):
     def _own_head(self) -> Packed:
         head, tokens = self.decoder.head, self.split.tokens(self.split.rank)
         assert isinstance(head, KernelLinear), "expected weights packed for the kernels, found others"
-        whole = head.out_features == self.split.config.vocab_size
-        return head.packed.part(tokens.start, tokens.stop) if whole else head.packed
+        has_whole_head = head.out_features == self.split.config.vocab_size
+        return head.packed.part(tokens.start, tokens.stop) if has_whole_head else head.packed
 
 
 def serve_layer_orders(peer: PeerConnection, executor: TensorParallelExecutor) -> None:

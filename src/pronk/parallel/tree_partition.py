@@ -93,9 +93,9 @@ def partition_trees(
         if found is not None and (best is None or found[0] < best[0]):
             best = found
     assert best is not None
-    _, ends = best
-    begins = [0, *ends[:-1]]
-    shares = [nodes.share(begin, end) for begin, end in zip(begins, ends, strict=True)]
+    _, stops = best
+    starts = [0, *stops[:-1]]
+    shares = [nodes.share(begin, end) for begin, end in zip(starts, stops, strict=True)]
     return shares + [WorkerShare(())] * (len(costs) - len(shares))
 
 
@@ -133,12 +133,12 @@ def _cut(
         return None
     # A piece and its ancestors are nodes of the trees, so a process has at most len(row) rows.
     seconds = [
-        [*accumulate((more + cost(rows) for rows in range(1, len(nodes) + 1)), max)]
-        for cost, more in zip(costs, communication, strict=True)
+        [*accumulate((seconds_to_send + cost(rows) for rows in range(1, len(nodes) + 1)), max)]
+        for cost, seconds_to_send in zip(costs, communication, strict=True)
     ]
     low, high = 0.0, seconds[0][-1]
-    ends = _fill(nodes, seconds, high)
-    if len(costs) == 1 or ends is None:
+    stops = _fill(nodes, seconds, high)
+    if len(costs) == 1 or stops is None:
         return (high, [len(nodes)]) if len(costs) == 1 else None
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
@@ -146,8 +146,8 @@ def _cut(
         if found is None:
             low = middle
         else:
-            high, ends = middle, found
-    return high, ends
+            high, stops = middle, found
+    return high, stops
 
 
 def _fill(nodes: _NodeSequence, seconds: Sequence[Sequence[float]], max_seconds: float) -> list[int] | None:
@@ -155,11 +155,11 @@ def _fill(nodes: _NodeSequence, seconds: Sequence[Sequence[float]], max_seconds:
 
     The driver always gets a piece, since the cost of its forward passes has to stay known.
     """
-    ends, at = list[int](), 0
+    stops, at = list[int](), 0
     if seconds[0][0] > max_seconds:
         return None
     for process_seconds in seconds:
         rows = bisect_right(process_seconds, max_seconds)
         at = min(len(nodes), at + max(0, rows - nodes.num_ancestors[at])) if at < len(nodes) else at
-        ends.append(at)
-    return ends if at == len(nodes) else None
+        stops.append(at)
+    return stops if at == len(nodes) else None

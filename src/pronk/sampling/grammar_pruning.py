@@ -25,9 +25,9 @@ def visit(
     stack = [(child, 0) for child in reversed(children[0])]
     try:
         while stack:
-            node, level = stack.pop()
-            guide.rollback(depth - level)
-            depth = level
+            node, node_depth = stack.pop()
+            guide.rollback(depth - node_depth)
+            depth = node_depth
             if on_node(node):
                 guide.advance(tokens[node])
                 depth += 1

@@ -149,13 +149,13 @@ def make_processors(
     bad_words: Sequence[Sequence[int]] = (),
 ) -> list[LogitsProcessor]:
     """Return the processors for a request's options, in order of application."""
-    made: list[LogitsProcessor] = []
+    processors: list[LogitsProcessor] = []
     if (params.repetition_penalty, params.frequency_penalty, params.presence_penalty) != (1.0, 0.0, 0.0):
-        made.append(Penalties(params, context, vocab_size))
+        processors.append(Penalties(params, context, vocab_size))
     if params.logit_bias:
-        made.append(LogitBias(dict(params.logit_bias), context))
+        processors.append(LogitBias(dict(params.logit_bias), context))
     if bad_words:
-        made.append(BadWords(bad_words, context))
+        processors.append(BadWords(bad_words, context))
     if params.min_tokens and stop_token_ids:
-        made.append(MinTokens(params.min_tokens, stop_token_ids, context))
-    return made
+        processors.append(MinTokens(params.min_tokens, stop_token_ids, context))
+    return processors

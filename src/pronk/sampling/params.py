@@ -84,8 +84,8 @@ class SamplingParams:
         for name, low, high in _INTEGERS:
             if getattr(self, name) is not None or name not in _OPTIONAL:
                 check_integer(name, getattr(self, name), low, high)
-        for name, least, most, above in _NUMBERS:
-            check_number(name, getattr(self, name), least, most, above=above)
+        for name, minimum, maximum, above in _NUMBERS:
+            check_number(name, getattr(self, name), minimum, maximum, above=above)
         if self.min_tokens > self.max_tokens:
             msg = f"min_tokens: expected at most max_tokens = {self.max_tokens}, found {self.min_tokens}"
             raise OptionError(msg)

@@ -186,15 +186,15 @@ class TokenTree:
 
     def hang_below(self, chain: Sequence[int]) -> TokenTree:
         """Return this tree with its root as a child of the last token of ``chain``."""
-        above = len(chain)
-        if not above:
+        num_above = len(chain)
+        if not num_above:
             return self
-        lead = range(-1, above - 1)
+        lead = range(-1, num_above - 1)
         return TokenTree(
             (*chain, *self.tokens),
-            (*lead, above - 1, *(parent + above for parent in self.parents[1:])),
-            None if self.verify is None else ((True,) * above + (True, *self.verify[1:])),
-            None if self.probs is None else ((None,) * above + self.probs),
+            (*lead, num_above - 1, *(parent + num_above for parent in self.parents[1:])),
+            None if self.verify is None else ((True,) * num_above + (True, *self.verify[1:])),
+            None if self.probs is None else ((None,) * num_above + self.probs),
         )
 
     def with_unacceptable(self, other: TokenTree) -> TokenTree:
@@ -218,10 +218,10 @@ class TokenTree:
 
     def keep(self, nodes: Iterable[int]) -> TokenTree:
         """Return the tree of ``nodes`` in the same order, without nodes whose parent is not kept."""
-        wanted = set(nodes) | {0}
+        kept_nodes = set(nodes) | {0}
         new: dict[int, int] = {-1: -1}
         for node, parent in enumerate(self.parents):
-            if node in wanted and parent in new:
+            if node in kept_nodes and parent in new:
                 new[node] = len(new) - 1
         kept = [node for node in new if node >= 0]
         return TokenTree(

@@ -108,27 +108,27 @@ class GrammarProposer(CompositeProposer):
     def _add_forced(self, context: DraftContext[Parts], lead: Sequence[int], tree: TokenTree) -> TokenTree:
         if context.sampler.guide is None:
             return tree
-        grown = _ForcedTree(self.parts[0].name, context, lead, tree)
+        tree_with_forced = _ForcedTree(self.parts[0].name, context, lead, tree)
         with context.sampler.after():
-            grown.add_forced_chains()
-        return grown.tree()
+            tree_with_forced.add_forced_chains()
+        return tree_with_forced.tree()
 
 
 class _ForcedTree:
     """The part's tree below a forced chain, and the chains that the guide forces at its nodes."""
 
     def __init__(self, name: str, context: DraftContext[Parts], lead: Sequence[int], tree: TokenTree) -> None:
-        above = len(lead)
+        num_forced = len(lead)
         self.context = context
         self.tokens = [context.tokens[-1], *lead, *tree.tokens[1:]]
-        self.parents = [*range(-1, above), *(parent + above for parent in tree.parents[1:])]
-        self.depths = [*range(above + 1), *(depth + above for depth in tree.depths[1:])]
-        self.verify = [True] * above + [True, *tree.acceptable[1:]]
-        self.probs = None if tree.probs is None else [*(None,) * (above + 1), *tree.probs[1:]]
+        self.parents = [*range(-1, num_forced), *(parent + num_forced for parent in tree.parents[1:])]
+        self.depths = [*range(num_forced + 1), *(depth + num_forced for depth in tree.depths[1:])]
+        self.verify = [True] * num_forced + [True, *tree.acceptable[1:]]
+        self.probs = None if tree.probs is None else [*(None,) * (num_forced + 1), *tree.probs[1:]]
         unknown_gain = tree.gain is None and tree.num_draft_tokens > 0
-        self.gain = None if unknown_gain else [1.0] * (above + 1) + list((tree.gain or (1.0,))[1:])
-        own = tree.origin or (("", 0), *((name, 0),) * tree.num_draft_tokens)
-        self.origin = [("", 0), *((Grammar.name, 0),) * above, *own[1:]]
+        self.gain = None if unknown_gain else [1.0] * (num_forced + 1) + list((tree.gain or (1.0,))[1:])
+        part_origins = tree.origin or (("", 0), *((name, 0),) * tree.num_draft_tokens)
+        self.origin = [("", 0), *((Grammar.name, 0),) * num_forced, *part_origins[1:]]
         self.children: list[list[int]] = [[] for _ in self.tokens]
         for node in range(1, len(self.tokens)):
             if self.verify[node]:

@@ -101,8 +101,8 @@ class Window:
         tokens, parents = list(self.rows[0][1:]), list(range(width - 1))
         for number, row in enumerate(self.rows[1:], 1):
             tokens += row
-            above = (number - 1) * width
-            parents += range(above, above + width)
+            row_above = (number - 1) * width
+            parents += range(row_above, row_above + width)
         return tokens, parents
 
     def attach_to(self, trie: TokenTree, window_origin: Origin) -> TokenTree:

@@ -150,9 +150,9 @@ def _read(path: Path, vocabulary: str | None, vocab_size: int, max_tokens: int) 
             file.write(_header(vocabulary))
             return ()
         _check_header(path, header, vocabulary)
-        outputs, dropped, whole = _read_outputs(path, file, vocab_size, max_tokens)
-        if file.tell() > whole:
-            file.truncate(whole)
+        outputs, dropped, valid_size = _read_outputs(path, file, vocab_size, max_tokens)
+        if file.tell() > valid_size:
+            file.truncate(valid_size)
     if dropped:
         lines = (json.dumps(output).encode() + b"\n" for output in outputs)
         with replace_file(path, shared=True) as cut:
@@ -180,19 +180,19 @@ def _read_outputs(
     path: Path, file: BinaryIO, vocab_size: int, max_tokens: int
 ) -> tuple[Sequence[list[int]], bool, int]:
     """Return the latest outputs, whether others were dropped, and the end offset of the last whole line."""
-    outputs, kept, dropped, whole = deque[list[int]](), 0, False, file.tell()
+    outputs, num_tokens, dropped, valid_size = deque[list[int]](), 0, False, file.tell()
     for number, line in enumerate(file, 2):
         if not line.endswith(b"\n"):
             break
         outputs.append(_parse(path, number, line, vocab_size))
-        whole += len(line)
-        kept += len(outputs[-1])
-        while kept > max_tokens and len(outputs) > 1:
-            kept -= len(outputs.popleft())
+        valid_size += len(line)
+        num_tokens += len(outputs[-1])
+        while num_tokens > max_tokens and len(outputs) > 1:
+            num_tokens -= len(outputs.popleft())
             dropped = True
-        if kept > max_tokens:
-            outputs[0], kept, dropped = outputs[0][-max_tokens:], max_tokens, True
-    return outputs, dropped, whole
+        if num_tokens > max_tokens:
+            outputs[0], num_tokens, dropped = outputs[0][-max_tokens:], max_tokens, True
+    return outputs, dropped, valid_size
 
 
 def _parse(path: Path, number: int, line: bytes, vocab_size: int) -> list[int]:

@@ -82,12 +82,12 @@ def check_paths(drafter: str, option: str, paths: object, depth: int) -> tuple[P
         if not ranks or not 1 <= len(path) <= depth:
             msg = f"{drafter}: {option}: expected paths of 1..{depth} ranks in 0..{MAX_RANKS - 1}, found {path!r}"
             raise OptionError(msg)
-        whole = tuple(path)
-        if whole in found or (len(whole) > 1 and whole[:-1] not in found):
-            wrong = "twice" if whole in found else f"without {whole[:-1]} before it"
-            msg = f"{drafter}: {option}: expected each path once and after its parent, found {whole} {wrong}"
+        path_tuple = tuple(path)
+        if path_tuple in found or (len(path_tuple) > 1 and path_tuple[:-1] not in found):
+            wrong = "twice" if path_tuple in found else f"without {path_tuple[:-1]} before it"
+            msg = f"{drafter}: {option}: expected each path once and after its parent, found {path_tuple} {wrong}"
             raise OptionError(msg)
-        found.append(whole)
+        found.append(path_tuple)
     return tuple(found)
 
 

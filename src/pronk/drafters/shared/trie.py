@@ -103,16 +103,16 @@ class Trie:
 
         The main chain is therefore the greedy path. Of equal children the one added first wins.
         """
-        kept: Container[int] = range(len(self.tokens))
+        kept_nodes: Container[int] = range(len(self.tokens))
         if len(self.tokens) - 1 > max_nodes:
             ranked = sorted(range(1, len(self.tokens)), key=lambda node: -self.gains[node])
-            kept = {0, *ranked[: max(0, max_nodes)]}
+            kept_nodes = {0, *ranked[: max(0, max_nodes)]}
         order: list[int] = []
         stack = [0]
         while stack:
             node = stack.pop()
             order.append(node)
-            children = [child for child in self._children[node].values() if child in kept]
+            children = [child for child in self._children[node].values() if child in kept_nodes]
             if len(children) > 1:
                 children.sort(key=lambda child: (self.gains[child], -child))
             stack.extend(children)

@@ -131,18 +131,18 @@ def open_trained(drafter: str, model: str | None, default: str, target: Target) 
         CheckpointError: the folder is missing or damaged.
         OptionError: the drafter is of another kind or for another target, or ``model`` is ``None`` outside a clone.
     """
-    place = clone_model(default) if model is None else resolve_model(model).resolve()
+    folder = clone_model(default) if model is None else resolve_model(model).resolve()
     command = f"pronk train {_COMMANDS.get(drafter, drafter)} --target …"
-    if place is None:
+    if folder is None:
         msg = f'{drafter}: expected model="…", a folder or a Hub id of a trained drafter, found none; use {command}'
         raise OptionError(msg)
-    trained = Trained.read(place)
+    trained = Trained.read(folder)
     if trained.kind != drafter:
-        msg = f"{drafter}: expected a folder of this kind of drafter, found {trained.kind} in {place}"
+        msg = f"{drafter}: expected a folder of this kind of drafter, found {trained.kind} in {folder}"
         raise OptionError(msg)
     if not target.matches(trained.target):
         msg = (
-            f"{drafter}: expected the target that {default if model is None else place} was trained on "
+            f"{drafter}: expected the target that {default if model is None else folder} was trained on "
             f"({trained.target}), found another ({target.fingerprint}); train one for it: {command}"
         )
         raise OptionError(msg)

@@ -76,9 +76,9 @@ class GlideShape:
         first = target.num_layers - self.layers + 1 if self.cache_layer is None else self.cache_layer
         if not 1 <= first <= target.num_layers - self.layers + 1:
             option = "layers" if self.cache_layer is None else "cache-layer"
-            most = target.num_layers if self.cache_layer is None else target.num_layers - self.layers + 1
+            maximum = target.num_layers if self.cache_layer is None else target.num_layers - self.layers + 1
             msg = (
-                f"{option}: expected 1 to {most} for a target of {target.num_layers} layers, "
+                f"{option}: expected 1 to {maximum} for a target of {target.num_layers} layers, "
                 f"found {self.layers if self.cache_layer is None else self.cache_layer}"
             )
             raise OptionError(msg)

@@ -56,10 +56,10 @@ class HeadsShape:
     unembeddings: str = "shared"
 
     def __post_init__(self) -> None:
-        for name, most in (("num_heads", _MAX_HEADS), ("layer", None), ("mlp", None)):
+        for name, maximum in (("num_heads", _MAX_HEADS), ("layer", None), ("mlp", None)):
             value = getattr(self, name)
-            if not isinstance(value, int) or value < 1 or (most is not None and value > most):
-                expected = "at least 1" if most is None else f"1 to {most}"
+            if not isinstance(value, int) or value < 1 or (maximum is not None and value > maximum):
+                expected = "at least 1" if maximum is None else f"1 to {maximum}"
                 msg = f"{name.replace('_', '-')}: expected {expected}, found {value!r}"
                 raise OptionError(msg)
         for name, known in (("kind", KINDS), ("order", ORDERS), ("unembeddings", UNEMBEDDINGS)):

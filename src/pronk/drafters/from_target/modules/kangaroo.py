@@ -62,23 +62,25 @@ class KangarooShape:
         cls, config: ModelConfig, exit_layer: int | None, adapter: str, heads: int | None = None, mlp: int | None = None
     ) -> KangarooShape:
         """Return a shape; by default the exit is after 1/8 of the layers, the sizes are the target's."""
-        made = cls(
+        shape = cls(
             max(1, round(config.num_layers / _SHARE)) if exit_layer is None else exit_layer,
             adapter,
             config.num_heads if heads is None else heads,
             config.intermediate_size if mlp is None else mlp,
         )
-        made.check(config)
-        return made
+        shape.check(config)
+        return shape
 
     def check(self, config: ModelConfig) -> None:
         """Raise :class:`~pronk.errors.OptionError` if the target has no such exit layer."""
-        most = config.num_layers - 1
-        if not most:
+        max_layer = config.num_layers - 1
+        if not max_layer:
             msg = "exit-layer: expected a target of at least 2 layers, found 1; train another drafter for it"
             raise OptionError(msg)
-        if self.exit_layer > most:
-            msg = f"exit-layer: expected 1 to {most} for a target of {most + 1} layers, found {self.exit_layer}"
+        if self.exit_layer > max_layer:
+            msg = (
+                f"exit-layer: expected 1 to {max_layer} for a target of {max_layer + 1} layers, found {self.exit_layer}"
+            )
             raise OptionError(msg)
 
     @property

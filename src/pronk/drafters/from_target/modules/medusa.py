@@ -49,9 +49,9 @@ class MedusaShape:
         # JSON has lists, and a hashable shape needs tuples.
         object.__setattr__(self, "tree", tuple(tuple(path) for path in self.tree))
         object.__setattr__(self, "accuracies", tuple(tuple(ranks) for ranks in self.accuracies))
-        for name, value, most in (("heads", self.num_heads, 16), ("blocks", self.blocks, 8)):
-            if type(value) is not int or not 1 <= value <= most:
-                msg = f"{name}: expected 1 to {most}, found {value!r}"
+        for name, value, maximum in (("heads", self.num_heads, 16), ("blocks", self.blocks, 8)):
+            if type(value) is not int or not 1 <= value <= maximum:
+                msg = f"{name}: expected 1 to {maximum}, found {value!r}"
                 raise OptionError(msg)
         if self.unembeddings not in UNEMBEDDINGS:
             msg = f"unembeddings: expected one of {', '.join(UNEMBEDDINGS)}, found {self.unembeddings!r}"

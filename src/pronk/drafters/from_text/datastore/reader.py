@@ -136,9 +136,9 @@ class Datastore:
         while unknown - known > 1:
             length = (known + unknown) // 2
             part = phrase[-length * self._width :]
-            place = self._first_suffix(part)
-            if self._continues(place, part):
-                known, low = length, place
+            suffix = self._first_suffix(part)
+            if self._continues(suffix, part):
+                known, low = length, suffix
             else:
                 unknown = length
         if not known:

@@ -190,12 +190,12 @@ class Reencoder:
             end: count for count, end in enumerate(ends[: len(run) - _NUM_OPEN], 1) if _begins_character(data, end)
         }
         at = -recoding.prefix_length(data, mark.edge)
-        places: list[tuple[int, int]] = []
+        positions: list[tuple[int, int]] = []
         for index, token in enumerate(ids):
             if at in counts:
-                places.append((at, index))
+                positions.append((at, index))
             at += len(recoding.draft_texts.get(token, b""))
-        for cut, index in reversed(places[-_MAX_TRIES:] if at == len(data) else []):
+        for cut, index in reversed(positions[-_MAX_TRIES:] if at == len(data) else []):
             if recoding.encode_bytes(data[cut:], _MIDDLE)[0] == ids[index:]:
                 self._marks.append(_Mark(mark.target + counts[cut], mark.draft + index, _MIDDLE))
                 return
