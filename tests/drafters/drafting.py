@@ -178,12 +178,12 @@ def watch_draft(draft: DraftRunner) -> list[Pass]:
         passes.append(Pass([texts_of(job) for job in jobs]))
         return forward(jobs, collect)
 
-    def watched_growth(job: ForwardJob, sampler: Sampler, steps: int, hear: Callable[[DraftToken], bool]) -> int:
+    def watched_growth(job: ForwardJob, sampler: Sampler, steps: int, on_token: Callable[[DraftToken], bool]) -> int:
         before, draft_tokens = texts_of(job, steps - 1), list[int]()
 
         def told(guess: DraftToken) -> bool:
             draft_tokens.append(guess.token)
-            return hear(guess)
+            return on_token(guess)
 
         count = grow(job, sampler, steps, told)
         assert count - len(draft_tokens) in (0, 1)

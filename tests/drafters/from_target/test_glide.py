@@ -82,10 +82,10 @@ def listen(draft: DraftRunner) -> list[Said]:
                 note(lane, [*lane.tokens, tree.tokens[0], *(tree.tokens[i] for i in tree.path(node))], row)
         return rows
 
-    def grown(lane: DraftLane, chain: Chain, ends: Callable[[Chain], bool]) -> None:
+    def grown(lane: DraftLane, chain: Chain, is_complete: Callable[[Chain], bool]) -> None:
         assert chain.context.params.greedy, "with noise the scores are not the logits"
         text = list(chain.context.tokens)
-        grow(lane, chain, ends)
+        grow(lane, chain, is_complete)
         for number, guess in enumerate(chain.draft_tokens):
             note(lane, text + chain.tokens[:number], torch.from_numpy(guess.scores))
 

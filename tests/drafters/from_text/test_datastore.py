@@ -152,7 +152,7 @@ def test_limit_and_empty_documents(tmp_path: Path) -> None:
             yield [number] * number
 
     told = list[int]()
-    store = make(tmp_path / "s", documents(), limit=5, say=told.append)
+    store = make(tmp_path / "s", documents(), limit=5, on_progress=told.append)
     assert (store.header.tokens, store.header.documents, store.header.largest_id) == (5, 3, 3)
     assert taken == [0, 1, 2, 3]
     assert told == [0, 0, 1, 3, -1]
