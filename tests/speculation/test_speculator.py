@@ -51,7 +51,7 @@ def test_guessers_that_raise_for_one_request(verb: str, *, lasting: bool, caplog
         assert (said is None) == (recovered or not fuse.burnt)
         assert said is None or said.startswith("PlantedError: ")
         assert [record.getMessage() for record in caplog.records] == (
-            [] if said is None else [f"touchy: {said}; the request goes on without guesses"]
+            [] if said is None else [f"touchy: {said}; the request continues without draft tokens"]
         )
         assert all(each.stats.draft_error is None for each in requests if each is not requests[victim])
         if said is not None and verb == "start":

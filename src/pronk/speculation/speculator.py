@@ -1,4 +1,4 @@
-"""Calls the proposers of a step's requests, cuts their draft tokens to those that pay, and books costs and gains.
+"""Calls proposers, drops draft tokens that do not pay for their rows, and books costs and gains.
 
 Drafting costs time: the proposer's own time, and additional rows in the forward pass. The request budget
 (:mod:`pronk.speculation.request_budget`) counts both in *plain steps*: a request's share of a forward pass without
@@ -44,8 +44,7 @@ class Speculator:
     :attr:`~pronk.engine.stats.Stats.draft_error` and a line in the log give the reason.
 
     Attributes:
-        budget: whether draft tokens that do not pay for their rows are dropped
-            (:mod:`pronk.speculation.node_selection`).
+        budget: whether to drop draft tokens that do not pay (:mod:`pronk.speculation.node_selection`).
         costs: time of this step's forward pass by its number of rows; ``None`` until a forward pass without draft
             tokens has been measured.
         seconds: time spent in proposers during this step.
@@ -93,7 +92,7 @@ class Speculator:
     def update(
         self, steps: Sequence[RequestStep], outcomes: Mapping[Request, Outcome[Any]], context: int, began: float
     ) -> None:
-        """End a step: report outcomes to proposers, record the duration of the forward pass, book costs and gains.
+        """End a step: report outcomes to proposers, record the forward pass, book costs and gains.
 
         Args:
             steps: all requests of the step.
@@ -192,7 +191,7 @@ class Speculator:
     def _call(
         self, proposer: Proposer[Any], requests: Sequence[Request], draft_slots: Mapping[Request, int]
     ) -> dict[Request, TokenTree]:
-        """Return the proposals of one proposer; after an exception, call it per request to find the one that fails."""
+        """Return the proposals of a proposer; after an exception, call it for each request alone."""
         began = self.runner.clock()
         try:
             drafts = self._proposals(proposer, requests, draft_slots)
@@ -207,7 +206,7 @@ class Speculator:
         return drafts
 
     def _within_budget(self, proposer: Proposer[Any], requests: list[Request]) -> list[Request]:
-        """Return the requests with budget left; none until a forward pass without draft tokens has been measured."""
+        """Return the requests with budget left; none before a plain forward pass has been measured."""
         if not self.budget or proposer.capabilities.bypass_budget:
             return requests
         if self.costs is None:
@@ -225,7 +224,7 @@ class Speculator:
         return shared_budget
 
     def _book(self, requests: Sequence[Request], began: float, shares: dict[Request, float]) -> None:
-        """Add the proposer's time since ``began`` to the statistics, and an equal share per request to ``shares``."""
+        """Add the proposer's time since ``began`` to the statistics, and equal parts to ``shares``."""
         seconds = self.runner.clock() - began
         self.seconds += seconds
         for request in requests:
@@ -271,7 +270,7 @@ class Speculator:
         )
 
     def _select(self, batch: Sequence[ScheduledRequest], drafts: dict[Request, TokenTree]) -> dict[Request, TokenTree]:
-        """Drop draft tokens that do not pay for their rows, from trees with acceptance probabilities (``gain``)."""
+        """Drop draft tokens that do not pay for their rows, from trees that have a ``gain`` per node."""
         if not self.budget or all(tree.gain is None for tree in drafts.values()):
             return drafts
         requests, prompts = _rows(batch)
