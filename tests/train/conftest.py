@@ -2,14 +2,13 @@
 
 import io
 import random
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
-from pronk.train.data import prepare
+from pronk.train.data import Collection, prepare
 from pronk.train.export import export_model
 from pronk.train.lm import LanguageModel
 from pronk.train.loop import Trainer
@@ -17,7 +16,8 @@ from pronk.train.on_policy import continue_prompts, write_prompts
 from pronk.train.options import DataOptions
 from pronk.train.sources import parse_source
 from pronk.train.teacher import Teacher
-from train.tiny import OWN, SHAPE, TINY, TINY_DRAFT, lm_trainer, write_jsonl
+from train.kinds import STUDENTS, Start, begin, train
+from train.tiny import OWN, SHAPE, TOKENS, link, write_jsonl
 
 _NOUNS = ("cat", "dog", "bird", "tree", "house", "river", "stone", "child")
 _VERBS = ("sees", "likes", "finds", "draws", "follows")
@@ -59,39 +59,21 @@ def data_options(corpus: Path) -> DataOptions:
 @pytest.fixture(scope="session")
 def prepared(data_options: DataOptions, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("prepared")
-    prepare(data_options, folder, TINY.steps * TINY.batch + 1, SHAPE.context, lambda _: None)
+    prepare(data_options, folder, TOKENS, SHAPE.context, lambda _: None)
     return folder
-
-
-@pytest.fixture
-def new_run(prepared: Path, tmp_path: Path) -> Callable[[str], Path]:
-    """Folders of runs that share the prepared text."""
-
-    def create(name: str) -> Path:
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "data").symlink_to(prepared)
-        return tmp_path / name
-
-    return create
 
 
 @pytest.fixture(scope="session")
 def trained(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Trainer[LanguageModel]:
     """A finished run."""
-    folder = tmp_path_factory.mktemp("trained")
-    (folder / "data").symlink_to(prepared)
-    trainer = lm_trainer(folder, TINY)
-    trainer.train(lambda _: None, lambda _: None)
-    return trainer
+    return train(begin("lm", link(prepared, tmp_path_factory.mktemp("trained"))))
 
 
 @pytest.fixture(scope="session")
 def teacher(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Teacher:
-    """A target that has learned enough to say different things."""
-    folder = tmp_path_factory.mktemp("target")
-    (folder / "data").symlink_to(prepared)
-    trainer = lm_trainer(folder, replace(TINY, steps=150, evaluate_every=1000, save_every=1000))
-    trainer.train(lambda _: None, lambda _: None)
+    """A target that has learned enough to vary its text."""
+    folder = link(prepared, tmp_path_factory.mktemp("target"))
+    trainer = train(begin("lm", folder, steps=150, evaluate_every=1000, save_every=1000))
     export_model(trainer.objective.module, prepared, folder / "little", "")
     return Teacher(folder / "little", threads=1)
 
@@ -100,30 +82,26 @@ def teacher(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Teacher
 def draft_data(data_options: DataOptions, teacher: Teacher, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The text of a draft's run, with the target's own."""
     folder = tmp_path_factory.mktemp("draft") / "data"
-    tokens = TINY_DRAFT.steps * TINY_DRAFT.batch + 1
-    prepare(
-        data_options,
-        folder,
-        tokens,
-        SHAPE.context,
-        lambda _: None,
-        teacher.encoder,
-        lambda read: write_prompts(read, teacher, OWN, folder),
-    )
+
+    def prompts(read: Collection) -> None:
+        write_prompts(read, teacher, OWN, folder)
+
+    prepare(data_options, folder, TOKENS, SHAPE.context, lambda _: None, teacher.encoder, prompts)
     assert continue_prompts(teacher, folder, OWN, lambda _: None)
     return folder
 
 
 @pytest.fixture
-def new_draft_run(draft_data: Path, tmp_path: Path) -> Callable[[str], Path]:
-    """Folders of runs that share the text."""
+def start(request: pytest.FixtureRequest, tmp_path: Path) -> Start:
+    """Begin or resume a run: its kind, the name of its folder, and changed options."""
 
-    def create(name: str) -> Path:
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "data").symlink_to(draft_data)
-        return tmp_path / name
+    def begun(kind: str, name: str = "run", **changes: Any) -> Trainer[Any]:
+        student = kind in STUDENTS
+        if not (tmp_path / name).exists():
+            link(request.getfixturevalue("draft_data" if student else "prepared"), tmp_path / name)
+        return begin(kind, tmp_path / name, request.getfixturevalue("teacher") if student else None, **changes)
 
-    return create
+    return begun
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
-"""A tiny drafter of every kind that learns from a target, and a tiny language model with heads."""
+"""Runs of a second: tiny drafters of every kind, and tiny language models with and without heads."""
 
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -8,14 +9,17 @@ from pronk.drafters.from_target.modules.glide import GlideShape
 from pronk.drafters.from_target.modules.heads import HeadsShape
 from pronk.drafters.from_target.modules.kangaroo import KangarooShape
 from pronk.drafters.from_target.modules.medusa import MedusaShape
+from pronk.train.clock import Clock
+from pronk.train.distributed import ProcessGroup
 from pronk.train.draft import DraftStudent
 from pronk.train.future import FutureTokens, future_shape
 from pronk.train.glide import GlideStudent, VanillaStudent
 from pronk.train.heads import HeadsStudent
 from pronk.train.kangaroo import KangarooStudent
+from pronk.train.lm import LanguageModel
 from pronk.train.loop import Trainer
 from pronk.train.medusa import MedusaOptions, MedusaStudent
-from pronk.train.options import StudentOptions, TrainOptions
+from pronk.train.options import HeadsOptions, StudentOptions
 from pronk.train.student import Student
 from pronk.train.teacher import Teacher
 from train.tiny import SHAPE, TINY, TINY_DRAFT
@@ -28,23 +32,32 @@ STUDENTS: dict[str, tuple[type[Student[Any]], StudentOptions]] = {
     "vanilla": (VanillaStudent, StudentOptions(**LOOP | {"shape": GlideShape(1, 16, 2, 1, 24, cross=False)})),
     "kangaroo": (KangarooStudent, StudentOptions(**LOOP | {"shape": KangarooShape(1, "attention", 4, 48)})),
     "medusa": (MedusaStudent, MedusaOptions(**LOOP | {"shape": MedusaShape(2, 1)})),
-    "multi_token": (HeadsStudent, StudentOptions(**LOOP | {"shape": HeadsShape(2, 2, 24)})),
+    "multi_token": (HeadsStudent, HeadsOptions(**LOOP | {"shape": HeadsShape(2, 2, 24)})),
 }
 FUTURE = replace(TINY, heads=future_shape(SHAPE, 3, "transformer", "parallel", "shared"))
+
+# The fixture ``start``: kind, name of the folder, changed options.
+Start = Callable[..., Trainer[Any]]
 AnyTrainer = TypeVar("AnyTrainer", bound=Trainer[Any])
 
 
-def start_student(kind: str, folder: Path, teacher: Teacher, **changes: Any) -> Trainer[Any]:
-    """Begin or resume the run of a drafter."""
-    made, options = STUDENTS[kind]
-    options = replace(options, **changes)
-    return Trainer(folder, options, made(folder, options, teacher))
-
-
-def start_future(folder: Path, **changes: Any) -> Trainer[FutureTokens]:
-    """Begin or resume the run of a language model with heads."""
-    options: TrainOptions = replace(FUTURE, **changes)
-    return Trainer(folder, options, FutureTokens(folder, options))
+def begin(
+    kind: str,
+    folder: Path,
+    teacher: Teacher | None = None,
+    clock: Clock | None = None,
+    processes: ProcessGroup | None = None,
+    **changes: Any,
+) -> Trainer[Any]:
+    """Begin or resume a run of ``lm``, ``future`` (a language model with heads) or a drafter of ``STUDENTS``."""
+    if kind in STUDENTS:
+        made, plain = STUDENTS[kind]
+        options: Any = replace(plain, **changes)
+        return Trainer(folder, options, made(folder, options, teacher), processes, clock)
+    options = replace(TINY if kind == "lm" else FUTURE, **changes)
+    return Trainer(
+        folder, options, (LanguageModel if kind == "lm" else FutureTokens)(folder, options), processes, clock
+    )
 
 
 def train(trainer: AnyTrainer, stop_at: int | None = None) -> AnyTrainer:

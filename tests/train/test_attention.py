@@ -37,7 +37,6 @@ def test_windows_hide_what_is_further_back() -> None:
     ("family", "more"), [("llama", {}), ("gpt2", {}), ("mistral", {"sliding_window": 16}), ("qwen3", {})]
 )
 def test_teaching_pass_is_the_engine_s_pass(family: str, more: dict[str, int], checkpoint: MakeCheckpoint) -> None:
-    """With plain weights, as the engine packs its own for the kernels."""
     teacher = Teacher(checkpoint(family, **more), threads=1)
     assert (teacher.dtype, teacher.llm.engine.exact) == (torch.float32, True)
     ids = torch.randint(4, 300, (2, 40), generator=torch.Generator().manual_seed(2))

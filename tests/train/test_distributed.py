@@ -3,24 +3,18 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
-from typer.testing import CliRunner
 
-from pronk.cli.train.main import app
 from pronk.errors import OptionError
 from pronk.train.checkpoint import load_checkpoint
 from pronk.train.distributed import ProcessGroup, join_processes, local_device
-from pronk.train.lm import LanguageModel
-from pronk.train.loop import Trainer
 from pronk.train.teacher import Teacher
-from train.tiny import TINY, draft_command
+from train.kinds import Start
+from train.tiny import draft_command, run_command, same_weights
 
-# What each process checks before it trains: parameter 0 has a gradient everywhere, 1 in one process, 2 in none.
+# Each process checks this before it trains: parameter 0 has a gradient everywhere, 1 in one process, 2 in none.
 _WORKER = """
 import json, sys
 from contextlib import contextmanager
@@ -56,18 +50,17 @@ main(sys.argv[2:])
 """
 
 
-@pytest.fixture(scope="module")
-def command(corpus: Path, teacher: Teacher) -> Callable[[Path], list[str]]:
-    return lambda out: draft_command(teacher, corpus, out, "--steps 6 --evaluate-every 3 --num-tokens 2")
+MORE = "--steps 6 --evaluate-every 3 --num-tokens 2"
 
 
 @pytest.fixture(scope="module")
-def together(command: Callable[[Path], list[str]], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The folder of a run of two processes, and what they printed."""
+def together(corpus: Path, teacher: Teacher, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder and the output of a run of two processes."""
     folder = tmp_path_factory.mktemp("together")
     (folder / "worker.py").write_text(_WORKER)
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    words = [*start, str(folder / "worker.py"), str(folder), "train", *command(folder / "run")]
+    words = [*start, str(folder / "worker.py"), str(folder), "train"]
+    words += draft_command(teacher, corpus, folder / "run", MORE)
     done = subprocess.run(words, check=False, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     return folder, done.stdout
@@ -86,16 +79,11 @@ def test_processes_agree(together: tuple[Path, str]) -> None:
     }
 
 
-def test_two_processes_train_as_one(
-    together: tuple[Path, str], command: Callable[[Path], list[str]], tmp_path: Path
-) -> None:
+def test_two_processes_train_as_one(together: tuple[Path, str], corpus: Path, teacher: Teacher, tmp_path: Path) -> None:
     folder, output = together
-    alone = CliRunner().invoke(app, command(tmp_path / "run"))
-    assert alone.exit_code == 0, alone.output
-    ours, theirs = (load_file(each / "run" / "export" / "model.safetensors") for each in (folder, tmp_path))
-    assert ours.keys() == theirs.keys()
-    # A sum of two gradients has one order only, so not a bit is different.
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    run_command(draft_command(teacher, corpus, tmp_path / "run", MORE))
+    # A sum of two gradients has one order only, so the bits are equal.
+    assert same_weights(folder / "run", tmp_path / "run")
     states = [load_checkpoint(each / "run" / "checkpoint.pt") for each in (folder, tmp_path)]
     compared = [[(h["loss"], h["same"], h["norm"], h["valid"]) for h in state["history"]] for state in states]
     assert compared[0] == compared[1]
@@ -104,12 +92,11 @@ def test_two_processes_train_as_one(
     assert output.count("finished: ") == output.count("step 6 ") == output.count("reading sources") == 1
 
 
-def test_passes_of_a_step_are_shared_evenly(new_run: Callable[[str], Path]) -> None:
+def test_passes_of_a_step_are_shared_evenly(start: Start) -> None:
     assert [list(ProcessGroup(rank, 2).share(4)) for rank in (0, 1)] == [[0, 2], [1, 3]]
-    folder = new_run("run")
     message = r"batch: expected a multiple of micro times the processes, 128 × 3 tokens, found 256; change --batch or"
     with pytest.raises(OptionError, match=message):
-        Trainer(folder, TINY, LanguageModel(folder, TINY), ProcessGroup(0, 3))
+        start("lm", processes=ProcessGroup(0, 3))
 
 
 def test_a_single_process_is_not_distributed() -> None:

@@ -1,4 +1,5 @@
 import json
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,8 @@ TOKENS = torch.randint(4, 320, (2, 40), generator=torch.Generator().manual_seed(
 @pytest.fixture(scope="module")
 def exported(trained: Trainer[LanguageModel], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("exported") / "model"
-    card = model_card(trained, "little", "pronk train lm --source code=1 --out run", {"code": 1.25}, 64)
+    command = "pronk train lm --source code=1 --out run"
+    card = model_card(trained, "little", {"figures": {"code": 1.25}, "length": 64, "command": command})
     for _ in range(2):  # the second one replaces the first
         export_model(trained.objective.module, trained.folder / "data", folder, card)
     return folder
@@ -28,15 +30,9 @@ def exported(trained: Trainer[LanguageModel], tmp_path_factory: pytest.TempPathF
 def test_transformers_computes_the_same_logits(trained: Trainer[LanguageModel], exported: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float32)
     assert type(model).__name__ == "LlamaForCausalLM"
-    rounded = {name: weight.bfloat16().float() for name, weight in trained.objective.module.state_dict().items()}
-    exact = {name: weight.clone() for name, weight in trained.objective.module.state_dict().items()}
-    try:
-        trained.objective.module.load_state_dict(rounded)
-        with torch.no_grad():
-            ours = dense_logits(trained.objective.module, TOKENS).view(2, 40, -1)
-            theirs = model(TOKENS).logits
-    finally:
-        trained.objective.module.load_state_dict(exact)
+    rounded = deepcopy(trained.objective.module).bfloat16().float()
+    with torch.no_grad():
+        ours, theirs = dense_logits(rounded, TOKENS).view(2, 40, -1), model(TOKENS).logits
     torch.testing.assert_close(theirs, ours, rtol=0, atol=1e-4)
 
 

@@ -1,8 +1,6 @@
-"""The block-wise mask against the paper's rule, and which of the target's rows a row sees."""
+"""The block-wise mask against the paper's rule, and the target's rows that a row sees."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +10,7 @@ from pronk.drafters.from_target.modules.glide import GlideShape
 from pronk.train.features import Features, compute_features
 from pronk.train.glide import DelayedAttention, block_mask
 from pronk.train.teacher import Teacher
-from train.kinds import start_student
+from train.kinds import Start
 
 SHAPE = GlideShape(1, 16, 2, 1, 24)
 
@@ -30,7 +28,7 @@ def test_mask_of_two_blocks_cell_by_cell() -> None:
 @pytest.mark.parametrize("window", [None, 1, 4, 6, 30])
 @pytest.mark.parametrize("block", [1, 2, 5, 7, 40])
 def test_mask_is_the_papers_rule(block: int, window: int | None) -> None:
-    """Row ``j`` is about to say token ``j + 1``; it has been told of the blocks before its own, in the window."""
+    """Row ``j`` predicts token ``j + 1`` from the blocks before its own, in the window."""
     length = 23
     mask = block_mask(length, block, window)
     assert mask.shape == (length, length)
@@ -56,16 +54,16 @@ def test_rows_that_see_nothing_get_zeros_and_no_gradient() -> None:
     others = torch.tensor([3, 4, 5, 9, 10, 11])
     assert out[others].abs().amin(1).max() > 0
     assert q.grad[others].any(-1).all()
-    for rows, unseen in ((k, [3, 4, 5, 9, 10, 11]), (v, [3, 4, 5, 9, 10, 11])):
+    for rows in (k, v):
         assert rows.grad is not None
         assert torch.isfinite(rows.grad).all()
-        assert not rows.grad[unseen].any()
+        assert not rows.grad[others].any()
         assert rows.grad[blind].any()
 
 
 @torch.no_grad()
-def test_nothing_of_a_rows_own_block_reaches_it(new_draft_run: Callable[[str], Path], teacher: Teacher) -> None:
-    objective = start_student("glide", new_draft_run("run"), teacher).objective
+def test_nothing_of_a_rows_own_block_reaches_it(start: Start, teacher: Teacher) -> None:
+    objective = start("glide").objective
     for layer in objective.module.layers:
         layer.cross_out.weight.normal_(0, 0.3)
     inputs, _ = objective.phases[0].batch(0, 1)
@@ -88,9 +86,9 @@ def test_nothing_of_a_rows_own_block_reaches_it(new_draft_run: Callable[[str], P
         assert differs[reached : reached + 5].all()
 
 
-def test_the_layer_asked_for_is_read(new_draft_run: Callable[[str], Path], teacher: Teacher) -> None:
-    upper = start_student("glide", new_draft_run("upper"), teacher).objective
-    lower = start_student("glide", new_draft_run("lower"), teacher, shape=replace(SHAPE, cache_layer=1)).objective
+def test_the_layer_asked_for_is_read(start: Start) -> None:
+    upper = start("glide", "upper").objective
+    lower = start("glide", "lower", shape=replace(SHAPE, cache_layer=1)).objective
     assert (upper.cache, lower.cache) == ((2,), (1,))
     assert "cache of layer 1, trained" in lower.description
     lower.module.load_state_dict(upper.module.state_dict())

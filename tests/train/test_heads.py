@@ -1,6 +1,4 @@
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -8,10 +6,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pronk.drafters.from_target.modules.heads import HeadsShape
-from pronk.train.attention import DenseAttention, dense_logits
+from pronk.train.attention import DenseAttention, dense_hidden, dense_logits, dense_rope
 from pronk.train.heads import ahead, head_by_head
 from pronk.train.teacher import Teacher
-from train.kinds import start_student
+from train.kinds import Start
 
 SHAPE = HeadsShape(num_heads=2, layer=2, mlp=24)
 VARIANTS = [
@@ -66,21 +64,20 @@ def test_gradients_one_by_one_are_those_of_the_sum(*, chained: bool) -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_each_head_learns_what_the_target_says_further_on(
-    variant: dict[str, str], new_draft_run: Callable[[str], Path], teacher: Teacher
+    variant: dict[str, str], start: Start, teacher: Teacher
 ) -> None:
-    objective = start_student("multi_token", new_draft_run("run"), teacher, shape=replace(SHAPE, **variant)).objective
+    objective = start("multi_token", shape=replace(SHAPE, **variant)).objective
     torch.manual_seed(1)
     for parameter in objective.module.parameters():
         parameter.data += 0.05 * torch.randn_like(parameter)
     inputs, targets = objective.phases[0].batch(0, 3)
-    # Naive: both heads over whole sequences, and the sum of their divergences from the target.
+    # Reference: both heads over whole sequences, and the sum of their divergences from the target.
     heads, decoder, length = objective.module, teacher.decoder, inputs.shape[1]
     with torch.no_grad():
-        *_, z = (x for _, x in decoder.run(*states(teacher, inputs)))
+        z = dense_hidden(decoder, inputs, teacher.dtype)
         p = dense_logits(decoder, inputs, teacher.dtype).float().softmax(-1).view(3, length, -1)
-    positions = torch.arange(length).repeat(3)
-    rope, attend = decoder.rope(positions, positions + 1, torch.float32), DenseAttention(3, length)
-    made = dict(heads.run(z.float(), lambda index, x: heads.part(index, x, rope, attend), 2))
+    rope, attend = dense_rope(decoder, 3, length, torch.float32, inputs.device), DenseAttention(3, length)
+    made = dict(heads.run(z.float(), lambda index, x: heads.run_part(index, x, rope, attend), 2))
     losses = []
     for index, out in made.items():
         weight = heads.unembeddings[index].weight if heads.unembeddings else teacher.unembedding.float()
@@ -95,10 +92,3 @@ def test_each_head_learns_what_the_target_says_further_on(
     assert len(passed.same) == 2
     for name, parameter in heads.named_parameters():
         assert F.cosine_similarity(parameter.grad.flatten(), expected[name].flatten(), 0) > 0.99, name
-
-
-def states(teacher: Teacher, inputs: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor] | None, DenseAttention]:
-    batch, length = inputs.shape
-    positions, decoder = torch.arange(length).repeat(batch), teacher.decoder
-    x = decoder.embed(inputs.reshape(-1), positions, teacher.dtype)
-    return x, decoder.rope(positions, positions + 1, teacher.dtype), DenseAttention(batch, length)

@@ -1,30 +1,19 @@
-"""The loss of Kangaroo's adapter is equation 3."""
-
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 import torch
 
 from pronk.drafters.from_target.modules.kangaroo import ADAPTERS, KangarooShape
-from pronk.train.attention import DenseAttention, dense_logits
+from pronk.train.attention import DenseAttention, dense_hidden, dense_logits, dense_rope
 from pronk.train.teacher import Teacher
-from train.kinds import start_student
+from train.kinds import Start
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
-def test_loss_is_equation_3_less_the_target_s_entropy(
-    new_draft_run: Callable[[str], Path], teacher: Teacher, adapter: str
-) -> None:
-    shape = KangarooShape(1, adapter, 4, 48)
-    objective = start_student("kangaroo", new_draft_run("run"), teacher, shape=shape).objective
+def test_loss_is_equation_3_less_the_target_s_entropy(start: Start, teacher: Teacher, adapter: str) -> None:
+    objective = start("kangaroo", shape=KangarooShape(1, adapter, 4, 48)).objective
     inputs, targets = objective.phases[0].batch(0, 4)
     module, decoder = objective.module, teacher.decoder
-    places = torch.arange(32).repeat(4)
-    rope = decoder.rope(places, places + 1, torch.float32)
-    attend = DenseAttention(4, 32, decoder.config.windows)
-    early = decoder.embed(inputs.reshape(-1), places, torch.bfloat16)
-    (early,) = (x for _, x in decoder.run(early, decoder.rope(places, places + 1, torch.bfloat16), attend, 0, 1))
+    rope = dense_rope(decoder, 4, 32, torch.float32, inputs.device)
+    early = dense_hidden(decoder, inputs, torch.bfloat16, stop=1)
     with torch.no_grad():
         said = module(early.float(), rope, DenseAttention(4, 32, module.config.windows))
         head = teacher.unembedding.float() if module.head is None else module.get_parameter("head.weight")

@@ -1,4 +1,3 @@
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,17 +8,16 @@ import torch
 from torch import nn
 
 from pronk.errors import CheckpointError, OptionError, PronkError
-from pronk.train.lm import LanguageModel
 from pronk.train.loop import Report, Trainer
 from pronk.train.optim import Optimizers
-from train.kinds import train
-from train.tiny import SHAPE, TINY, lm_trainer
+from train.kinds import Start, train
+from train.tiny import SHAPE, TINY
 
 
-def test_loss_falls(new_run: Callable[[str], Path]) -> None:
+def test_loss_falls(start: Start) -> None:
     reports: list[Report] = []
     evaluated: list[int] = []
-    trainer = lm_trainer(new_run("run"), TINY)
+    trainer = start("lm")
     trainer.train(reports.append, lambda news: evaluated.append(news.step))
     assert trainer.finished
     assert [report.step for report in reports] == [3, 6, 9, 12]
@@ -31,109 +29,96 @@ def test_loss_falls(new_run: Callable[[str], Path]) -> None:
     assert trainer.tokens == reports[-1].tokens == 12 * 256
 
 
-def test_accumulated_passes_are_one_batch(new_run: Callable[[str], Path]) -> None:
-    one = train(lm_trainer(new_run("one"), replace(TINY, steps=3, micro=256, final_share=0.0, evaluate_every=9)))
-    two = train(lm_trainer(new_run("two"), replace(TINY, steps=3, micro=64, final_share=0.0, evaluate_every=9)))
-    assert one.history[0]["loss"] == pytest.approx(two.history[0]["loss"], rel=2e-3)
-    assert one.history[0]["norm"] == pytest.approx(two.history[0]["norm"], rel=2e-2)
+def test_accumulated_passes_are_one_batch(start: Start) -> None:
+    one, two = (
+        train(start("lm", f"{micro}", steps=3, micro=micro, final_share=0.0, evaluate_every=9)).history[0]
+        for micro in (256, 64)
+    )
+    assert one["loss"] == pytest.approx(two["loss"], rel=2e-3)
+    assert one["norm"] == pytest.approx(two["norm"], rel=2e-2)
 
 
-def test_time_limit_ends_the_run_with_its_schedule(new_run: Callable[[str], Path]) -> None:
-    trainer = lm_trainer(new_run("run"), replace(TINY, steps=10_000, minutes=0.02, final_share=0.5, log_every=1))
-    trainer.train(lambda _: None, lambda _: None)
+def test_time_limit_ends_the_run_with_its_schedule(start: Start) -> None:
+    trainer = train(start("lm", steps=10_000, minutes=0.02, final_share=0.5, log_every=1))
     assert trainer.finished
     assert trainer.step < 10_000
     assert trainer.history[-1]["rate"] < 0.5 * TINY.rate
     assert all(trainer.done)
 
 
-def test_checkpoint_of_other_options_is_refused(new_run: Callable[[str], Path]) -> None:
-    folder = new_run("run")
-    train(lm_trainer(folder, TINY), stop_at=1)
+def test_checkpoint_of_other_options_is_refused(start: Start) -> None:
+    train(start("lm"), stop_at=1)
     with pytest.raises(OptionError, match=r"expected lr = 0\.01 as before, found 0\.5"):
-        lm_trainer(folder, replace(TINY, rate=0.5))
+        start("lm", rate=0.5)
     with pytest.raises(OptionError, match=r"expected shape layers = 2 as before, found 1; use another --out folder"):
-        lm_trainer(folder, replace(TINY, shape=replace(SHAPE, layers=1)))
-    lm_trainer(folder, replace(TINY, minutes=5.0, evaluate_every=7))  # these may change
+        start("lm", shape=replace(SHAPE, layers=1))
+    start("lm", minutes=5.0, evaluate_every=7)  # these may change
 
 
 @pytest.mark.parametrize("content", [b"", b"not a checkpoint", None])
-def test_damaged_checkpoint_is_refused(new_run: Callable[[str], Path], content: bytes | None) -> None:
-    folder = new_run("run")
-    train(lm_trainer(folder, TINY), stop_at=1)
-    path = folder / "checkpoint.pt"
+def test_damaged_checkpoint_is_refused(start: Start, content: bytes | None) -> None:
+    path = train(start("lm"), stop_at=1).checkpoint
     path.write_bytes(path.read_bytes()[:-1000] if content is None else content)
     with pytest.raises(CheckpointError, match=r"checkpoint\.pt: expected a training checkpoint, found"):
-        lm_trainer(folder, TINY)
+        start("lm")
 
 
-def test_checkpoint_of_another_kind_is_refused(new_run: Callable[[str], Path]) -> None:
-    folder = new_run("run")
-    torch.save({"format": "other"}, folder / "checkpoint.pt")
+def test_checkpoint_of_another_kind_is_refused(start: Start) -> None:
+    torch.save({"format": "other"}, start("lm").checkpoint)
     with pytest.raises(CheckpointError, match="expected a training checkpoint of format pronk-train-1, found 'other'"):
-        lm_trainer(folder, TINY)
+        start("lm")
 
 
-def test_divergence_is_named_and_not_saved(new_run: Callable[[str], Path]) -> None:
-    folder = new_run("run")
-    trainer = train(lm_trainer(folder, TINY), stop_at=2)
+def test_unknown_device_is_named(start: Start) -> None:
+    message = "device: expected one that this machine has, for example cpu, found 'abacus'"
+    with pytest.raises(OptionError, match=message):
+        start("lm", device="abacus")
+
+
+def test_divergence_is_named_and_not_saved(start: Start) -> None:
+    trainer = train(start("lm"), stop_at=2)
     with torch.no_grad():
         trainer.objective.module.embedding.fill_(float("nan"))
     with pytest.raises(PronkError, match=r"step 3: expected a finite loss, found nan; use a lower --lr than 0\.01"):
-        trainer.train(lambda _: None, lambda _: None)
-    assert lm_trainer(folder, TINY).step == 2
-
-
-class Judged:
-    """An objective whose evaluations find what they are told to."""
-
-    def __init__(self, inner: LanguageModel, figures: list[float]) -> None:
-        self.inner, self.figures = inner, iter(figures)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    def evaluate(self, length: int, seconds: float) -> dict[str, float]:
-        return {"text": next(self.figures)}
+        train(trainer)
+    assert start("lm").step == 2
 
 
 FIGURES = [3.0, 2.0, 2.5, 1.5, 1.5, 1.75, 1.6, 1.0, 0.5]
 
 
+def judged(start: Start, patience: int | None, figures: list[float] = FIGURES) -> Trainer[Any]:
+    """Begin or resume a run whose evaluations return the given figures."""
+    trainer, values = start("lm", steps=9, evaluate_every=1, log_every=1, patience=patience), iter(figures)
+    trainer.objective.evaluate = lambda length, seconds: {"text": next(values)}
+    return trainer
+
+
 @pytest.mark.parametrize(("patience", "last"), [(1, 3), (2, 6), (3, 7), (4, 9), (None, 9)])
-def test_run_ends_when_it_gets_no_better(new_run: Callable[[str], Path], patience: int | None, last: int) -> None:
-    options = replace(TINY, steps=9, evaluate_every=1, log_every=1, patience=patience)
-    folder = new_run("run")
-    trainer = Trainer(folder, options, Judged(LanguageModel(folder, options), FIGURES))
-    trainer.train(lambda _: None, lambda _: None)
+def test_run_ends_when_it_gets_no_better(start: Start, patience: int | None, last: int) -> None:
+    trainer = train(judged(start, patience))
     assert trainer.finished
     assert trainer.step == last
     assert trainer.stopped_early == (last < 9)
 
 
-def test_patience_is_the_same_for_a_resumed_run(new_run: Callable[[str], Path]) -> None:
-    options = replace(TINY, steps=9, evaluate_every=1, log_every=1, patience=3)
-    folder = new_run("run")
+def test_patience_is_the_same_for_a_resumed_run(start: Start) -> None:
     for begin, stop in ((0, 2), (2, 5), (5, 9)):
-        trainer = Trainer(folder, options, Judged(LanguageModel(folder, options), FIGURES[begin:]))
-        trainer.train(lambda _: None, lambda _: None, lambda stop=stop, trainer=trainer: trainer.step == stop)
+        trainer = train(judged(start, 3, FIGURES[begin:]), stop_at=stop)
     assert trainer.step == 7
     assert trainer.stopped_early
     assert min(trainer.judged, key=lambda each: each[1]) == (4, 1.5)
-    # More patience, and it goes on.
-    options = replace(options, patience=5)
-    trainer = Trainer(folder, options, Judged(LanguageModel(folder, options), FIGURES[7:]))
+    # With more patience, the run continues.
+    trainer = judged(start, 5, FIGURES[7:])
     assert not trainer.finished
-    trainer.train(lambda _: None, lambda _: None)
-    assert trainer.step == 9
+    assert train(trainer).step == 9
 
 
-def test_patience_needs_held_out_text(new_run: Callable[[str], Path], tmp_path: Path) -> None:
-    options = replace(TINY, patience=1)
-    trainer = lm_trainer(new_run("run"), options)
+def test_patience_needs_held_out_text(start: Start, tmp_path: Path) -> None:
+    trainer = start("lm", patience=1)
     trainer.objective.data = tmp_path / "nothing"
     with pytest.raises(OptionError, match="patience: expected held-out text to go by, found none; give more text"):
-        trainer.train(lambda _: None, lambda _: None)
+        train(trainer)
 
 
 class Some(nn.Module):
@@ -150,7 +135,7 @@ def test_optimizers_take_what_there_is(names: str, kind: str) -> None:
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     last = list(model.parameters())[-1]
-    last.grad = None  # a part that was not used in this step
+    last.grad = None  # unused in this step
     optimizers = Optimizers(model, kind, 0.1)
     optimizers.step(0.1)
     assert torch.equal(last, torch.ones_like(last))

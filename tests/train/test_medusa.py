@@ -1,7 +1,6 @@
-"""Training Medusa heads: which position learns from which, and the choice of the tree."""
+"""Training of Medusa heads: positions that learn from each other, and the choice of the tree."""
 
 import json
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,22 +20,18 @@ from pronk.train.medusa import MedusaOptions, MedusaStudent
 from pronk.train.on_policy import held_out_prompts
 from pronk.train.served import measure
 from pronk.train.teacher import Teacher
-from train.kinds import LOOP, start_student, train
+from train.kinds import LOOP, Start, begin, train
+from train.tiny import link
 
 pytestmark = pytest.mark.usefixtures("short_evaluation")
-
-
-def start(folder: Path, teacher: Teacher, unembeddings: str = "shared", **changes: Any) -> Trainer[MedusaStudent]:
-    shape = MedusaShape(3, 1, unembeddings)
-    return start_student("medusa", folder, teacher, **{"rate": 0.1, "shape": shape} | changes)
+SHAPE = MedusaShape(3, 1)
+FINE: dict[str, Any] = {"shape": SHAPE, "rate": 0.1, "steps": 100, "evaluate_every": 1000}
 
 
 @pytest.fixture(scope="module")
 def fine(draft_data: Path, teacher: Teacher, tmp_path_factory: pytest.TempPathFactory) -> Trainer[MedusaStudent]:
-    """Heads that have learned something."""
-    folder = tmp_path_factory.mktemp("fine")
-    (folder / "data").symlink_to(draft_data)
-    return train(start(folder, teacher, steps=100, evaluate_every=1000))
+    """Trained heads."""
+    return train(begin("medusa", link(draft_data, tmp_path_factory.mktemp("fine")), teacher, **FINE))
 
 
 def disturb(module: torch.nn.Module) -> None:
@@ -51,7 +46,7 @@ def said(objective: MedusaStudent, inputs: Tensor) -> tuple[Tensor, Tensor]:
     """Log-probabilities of heads ``[heads, count, length, vocab]`` and target ``[count, length, vocab]``."""
     count, length = inputs.shape
     decoder, unembedding = objective.teacher.decoder, objective.teacher.unembedding
-    # In bfloat16, as the target is served.
+    # In bfloat16, as in the engine.
     hidden = decoder.norm(dense_hidden(decoder, inputs, torch.bfloat16))
     states = [head(hidden.float()).bfloat16() for head in objective.module.layers]
     own = [each.weight.bfloat16() for each in objective.module.unembeddings] or [unembedding] * len(states)
@@ -61,11 +56,9 @@ def said(objective: MedusaStudent, inputs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("unembeddings", ["shared", "replicated"])
-def test_a_head_learns_what_the_target_says_further_on(
-    new_draft_run: Callable[[str], Path], teacher: Teacher, unembeddings: str
-) -> None:
+def test_a_head_learns_what_the_target_says_further_on(start: Start, teacher: Teacher, unembeddings: str) -> None:
     """Position by position: head ``i`` at ``t`` against the target at ``t + i`` of the same sequence."""
-    objective = start(new_draft_run("run"), teacher, unembeddings, hard=0.25).objective
+    objective = start("medusa", shape=MedusaShape(3, 1, unembeddings), hard=0.25).objective
     disturb(objective.module)
     inputs, targets = objective.phases[0].batch(0, 4)
     q, p = said(objective, inputs)
@@ -87,24 +80,21 @@ def test_a_head_learns_what_the_target_says_further_on(
     assert not any(parameter.requires_grad for parameter in teacher.decoder.parameters())
 
 
-def test_heads_come_closer_to_their_target(
-    new_draft_run: Callable[[str], Path], teacher: Teacher, fine: Trainer[MedusaStudent]
-) -> None:
-    before = start(new_draft_run("run"), teacher).objective.evaluate(32)
+def test_heads_come_closer_to_their_target(start: Start, fine: Trainer[MedusaStudent]) -> None:
+    before = start("medusa", shape=SHAPE).objective.evaluate(32)
     after = fine.history[-1]["valid"]
     assert {f"on-policy {what} {number}" for what in ("KL", "same") for number in (1, 2, 3)} <= set(after)
     assert all(after[name] < 0.5 * before[name] for name in after if " KL" in name)
 
 
-def test_heads_begin_as_the_target_s_own(new_draft_run: Callable[[str], Path], teacher: Teacher) -> None:
-    inputs = torch.arange(64).view(2, 32)
-    for unembeddings in ("shared", "replicated"):
-        heads, p = said(start(new_draft_run(unembeddings), teacher, unembeddings).objective, inputs)
-        assert all(torch.equal(head, p) for head in heads)
+@pytest.mark.parametrize("unembeddings", ["shared", "replicated"])
+def test_heads_begin_as_the_target_s_own(start: Start, unembeddings: str) -> None:
+    heads, p = said(start("medusa", shape=MedusaShape(3, 1, unembeddings)).objective, torch.arange(64).view(2, 32))
+    assert all(torch.equal(head, p) for head in heads)
 
 
 def test_ranks_are_counted_on_the_target_s_own_text(fine: Trainer[MedusaStudent]) -> None:
-    """After the first three of six prompts; the engine gets the others."""
+    """The ranks use the text after the first three of six prompts, and the engine gets the other prompts."""
     prompts = held_out_prompts(fine.folder / "data")
     assert fine.objective.prompts() == prompts[3:]
     tokens = np.fromfile(fine.folder / "data" / "valid-on-policy.bin", dtype=np.uint16).astype(np.int64)
@@ -129,7 +119,7 @@ def test_ranks_are_counted_on_the_target_s_own_text(fine: Trainer[MedusaStudent]
 
 
 def ranks(q: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-    """Least and greatest rank among ``q`` of the target's likeliest token: logits of bfloat16 are often equal."""
+    """Return the least and greatest rank of the target's most likely token: logits in bfloat16 are often equal."""
     best = p.topk(2, -1)
     own, rounding = q.gather(-1, best.indices[..., :1]), q.abs().amax() / 2**9
     least, most = (q > own + rounding).sum(-1), (q >= own - rounding).sum(-1) - 1
@@ -142,8 +132,8 @@ def test_the_tree_is_chosen_for_the_heads_as_they_are(
 ) -> None:
     trees = []
     for size in (7, 12):
-        # Another size is no other run.
-        objective = start(fine.folder, teacher, steps=100, evaluate_every=1000, tree_size=size).objective
+        # A resumed run may have another size.
+        objective = begin("medusa", fine.folder, teacher, **FINE, tree_size=size).objective
         objective.export(tmp_path / "heads", "", {})
         shape = json.loads((tmp_path / "heads" / "drafter.json").read_text())["shape"]
         trees.append(tuple(tuple(path) for path in shape["tree"]))
@@ -155,10 +145,8 @@ def test_the_tree_is_chosen_for_the_heads_as_they_are(
         assert torch.equal(tensors[name], weight.bfloat16())
 
 
-def test_ranks_are_measured_once_a_step(
-    new_draft_run: Callable[[str], Path], teacher: Teacher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer, counted = start(new_draft_run("run"), teacher), list[int]()
+def test_ranks_are_measured_once_a_step(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer, counted = start("medusa", shape=SHAPE), list[int]()
     measure_ranks = MedusaStudent.measure_ranks
     monkeypatch.setattr(
         MedusaStudent, "measure_ranks", lambda self: counted.append(trainer.step) or measure_ranks(self)
@@ -174,7 +162,7 @@ def test_ranks_are_measured_once_a_step(
 
 def test_engine_measures_the_tree(fine: Trainer[MedusaStudent], teacher: Teacher) -> None:
     """A tree of the same heads accepts more than their chain."""
-    objective = start(fine.folder, teacher, steps=100, evaluate_every=1000, num_tokens=3).objective
+    objective = begin("medusa", fine.folder, teacher, **FINE, num_tokens=3).objective
     figures = objective.evaluate(32)
     assert {"T=0.8 alpha", "greedy CTAR(3)", "greedy S"} <= set(figures)
     assert 2 < figures["T=0.8 S"] <= 4
@@ -198,12 +186,9 @@ def test_options_that_are_refused(bad: dict[str, Any], message: str) -> None:
         MedusaOptions(**LOOP | {"shape": MedusaShape(3, 1)} | bad)
 
 
-def test_no_held_out_text_to_choose_by_is_named(
-    new_draft_run: Callable[[str], Path], draft_data: Path, teacher: Teacher, tmp_path: Path
-) -> None:
-    folder = tmp_path / "bare"
-    (folder / "data").mkdir(parents=True)
+def test_no_held_out_text_to_choose_by_is_named(draft_data: Path, teacher: Teacher, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
     for name in ("train.bin", "on-policy.bin"):
-        (folder / "data" / name).symlink_to(draft_data / name)
+        (tmp_path / "data" / name).symlink_to(draft_data / name)
     with pytest.raises(OptionError, match="expected held-out text of more than 3 tokens to choose the tree by"):
-        start(folder, teacher).objective.measure_ranks()
+        begin("medusa", tmp_path, teacher, shape=SHAPE).objective.measure_ranks()

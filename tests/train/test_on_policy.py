@@ -3,6 +3,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,15 +14,23 @@ from pronk.sampling.noise import derive_seed
 from pronk.train.clock import Clock
 from pronk.train.data import Collection, Pool
 from pronk.train.on_policy import continue_prompts, held_out_halves, held_out_prompts, write_prompts
-from pronk.train.options import OnPolicyOptions
 from pronk.train.teacher import Teacher
 from train.tiny import OWN
 
-FILES = ("on-policy.bin", "valid-on-policy.bin")
-
 
 def read(folder: Path) -> list[bytes]:
-    return [(folder / name).read_bytes() for name in FILES]
+    return [(folder / name).read_bytes() for name in ("on-policy.bin", "valid-on-policy.bin")]
+
+
+def chosen(folder: Path) -> dict[str, list[list[int]]]:
+    prompts: dict[str, list[list[int]]] = json.loads((folder / "prompts.json").read_text())
+    return prompts
+
+
+def write(folder: Path, teacher: Teacher, pools: list[Pool], late: bool = False, **changes: Any) -> list[list[int]]:
+    """Write prompts and return those for training."""
+    write_prompts(Collection(pools, []), teacher, replace(OWN, **changes), folder, lambda: late)
+    return chosen(folder)["train"]
 
 
 @pytest.fixture
@@ -37,7 +46,7 @@ def prompts(draft_data: Path, tmp_path: Path) -> Callable[[str], Path]:
 
 
 def test_text_is_prompts_with_their_continuations(draft_data: Path, teacher: Teacher) -> None:
-    prompts = json.loads((draft_data / "prompts.json").read_text())["train"]
+    prompts = chosen(draft_data)["train"]
     text = np.fromfile(draft_data / "on-policy.bin", dtype=np.uint16).tolist()
     state = json.loads((draft_data / "on-policy.json").read_text())
     assert state["bytes"] == 2 * len(text)
@@ -45,7 +54,7 @@ def test_text_is_prompts_with_their_continuations(draft_data: Path, teacher: Tea
     tokens = 0
     for number in range(state["prompts"]):
         prompt = prompts[number % len(prompts)]
-        temperature = (0.7, 1.0, 0.0)[number % 3]  # number 0 is the first held-out prompt's
+        temperature = (0.7, 1.0, 0.0)[number % 3]  # number 0 is the first held-out prompt
         params = SamplingParams(max_tokens=OWN.length, temperature=temperature, seed=derive_seed(0, number + 1))
         ids = teacher.llm.generate(prompt, params).token_ids
         tokens += len(ids)
@@ -63,20 +72,18 @@ def test_interrupted_text_is_the_uninterrupted_text(
     seen: list[int] = []
     assert not continue_prompts(teacher, folder, OWN, seen.append, lambda: len(seen) == 1)
     assert len(seen) == 1
-    # What an interruption in the middle of a batch leaves behind.
+    # An interruption in the middle of a batch.
     with (folder / "on-policy.bin").open("ab") as file:
         file.write(b"half a batch")
     assert continue_prompts(teacher, folder, OWN, seen.append)
     assert seen == sorted(seen)
     assert read(folder) == read(draft_data)
-    before = (folder / "on-policy.bin").stat().st_mtime_ns
     assert continue_prompts(teacher, folder, OWN, seen.append, lambda: True)
     assert (folder / "on-policy.bin").stat().st_size == json.loads((folder / "on-policy.json").read_text())["bytes"]
-    assert (folder / "on-policy.bin").stat().st_mtime_ns >= before
 
 
 class Scripted(Clock):
-    """A clock of a minute that is asked the time so often until it is over."""
+    """A clock of a minute whose time is over after ``asked`` readings."""
 
     def __init__(self, asked: int, minutes: float | None = 1.0) -> None:
         super().__init__(minutes)
@@ -99,12 +106,12 @@ def test_text_is_as_much_as_there_is_time_for(
     text, whole = ((each / "on-policy.bin").read_bytes() for each in (folder, draft_data))
     assert whole.startswith(text)
     assert json.loads((folder / "clock.json").read_text()).keys() == {"seconds"}
-    # The held-out text is that of the prompts that are left.
+    # The held-out text has only the remaining prompts.
     held_out, all_of_it = ((each / "valid-on-policy.bin").read_bytes() for each in (folder, draft_data))
     assert all_of_it.startswith(held_out)
-    given = json.loads((draft_data / "prompts.json").read_text())["held_out"]
+    given = chosen(draft_data)["held_out"]
     assert held_out_prompts(folder) == given[: len(held_out_prompts(folder))]
-    # More time, or no limit, does not change a text that something may have learned from.
+    # More time, or no limit, does not change the text: a drafter may have been trained on it.
     for clock in (Clock(1000.0), Clock(None)):
         assert continue_prompts(teacher, folder, options, lambda _: None, clock=clock, least=30)
         assert (folder / "on-policy.bin").read_bytes() == text
@@ -134,27 +141,23 @@ def test_text_that_was_asked_for_is_written_or_refused(
     assert continue_prompts(teacher, folder, OWN, lambda _: None, clock=Clock(1e6))
     assert read(folder) == read(draft_data)
     folder = prompts("refused")
-    with pytest.raises(
-        OptionError, match=r"on-policy: expected at most about \d+ tokens, .* in 0\.9 minutes, found 400; "
-    ):
+    message = r"on-policy: expected at most about \d+ tokens, .* in 0\.9 minutes, found 400; "
+    with pytest.raises(OptionError, match=message):
         continue_prompts(teacher, folder, OWN, lambda _: None, clock=Scripted(0))
-    # What is written is kept, and more time finishes it.
+    # The text is kept, and more time completes it.
     assert continue_prompts(teacher, folder, OWN, lambda _: None, clock=Clock(1e6))
     assert read(folder) == read(draft_data)
 
 
 def test_prompts_are_fewer_when_it_is_late(tmp_path: Path, teacher: Teacher) -> None:
     pools = [Pool("words", 1.0, [f"word {i} " * 99 for i in range(400)])]
-    for late in (False, True):
-        write_prompts(Collection(pools, []), teacher, replace(OWN, batch=5), tmp_path, lambda late=late: late)  # type: ignore[misc]
-        chosen = json.loads((tmp_path / "prompts.json").read_text())["train"]
-        assert len(chosen) == (5 if late else 4 * OWN.tokens // OWN.length)
+    assert len(write(tmp_path, teacher, pools, batch=5)) == 4 * OWN.tokens // OWN.length
+    assert len(write(tmp_path, teacher, pools, late=True, batch=5)) == 5
 
 
 def test_other_options_are_named(draft_data: Path, teacher: Teacher) -> None:
-    with pytest.raises(
-        OptionError, match=r"expected on-policy = 400 as before, found 500, and seed = 0 as before, found 3;"
-    ):
+    message = "expected on-policy = 400 as before, found 500, and seed = 0 as before, found 3;"
+    with pytest.raises(OptionError, match=message):
         continue_prompts(teacher, draft_data, replace(OWN, tokens=500, seed=3), lambda _: None)
 
 
@@ -162,9 +165,7 @@ def test_prompts_are_beginnings_stretches_and_questions(tmp_path: Path, teacher:
     documents = ["\n".join(f"line {i} of document {j} says {i * j}" for i in range(30)) for j in range(20)]
     talk = "User: What is it?\n\nAssistant: A cat.\n\nUser: And that?\n\nAssistant: A dog."
     pools = [Pool("lines", 0.5, documents, documents[:1]), Pool("talk", 0.5, [talk], [talk])]
-    options = OnPolicyOptions(tokens=240, prompt=30, length=12, batch=80, held_out=10)
-    write_prompts(Collection(pools, []), teacher, options, tmp_path)
-    prompts = json.loads((tmp_path / "prompts.json").read_text())["train"]
+    prompts = write(tmp_path, teacher, pools, tokens=240, prompt=30, batch=80, held_out=10)
     assert len(prompts) == 80
     assert all(8 <= len(prompt) <= 30 for prompt in prompts)
     assert len({len(prompt) for prompt in prompts}) > 5
@@ -181,17 +182,13 @@ def test_prompts_are_beginnings_stretches_and_questions(tmp_path: Path, teacher:
 
 def test_prompts_leave_half_the_context(tmp_path: Path, teacher: Teacher) -> None:
     pools = [Pool("words", 1.0, ["word " * 500])]
-    write_prompts(Collection(pools, []), teacher, replace(OWN, prompt=1000), tmp_path)
-    prompts = json.loads((tmp_path / "prompts.json").read_text())
-    assert 16 < max(map(len, prompts["train"])) <= 32
-    assert prompts["held_out"] == []
+    assert 16 < max(map(len, write(tmp_path, teacher, pools, prompt=1000))) <= 32
+    assert held_out_prompts(tmp_path) == []
 
 
 def test_held_out_documents_give_the_held_out_prompts(tmp_path: Path, teacher: Teacher) -> None:
     pools = [Pool("words", 1.0, ["apple " * 99] * 3, ["banana " * 99] * 2)]
-    write_prompts(Collection(pools, []), teacher, OWN, tmp_path)
     decode = teacher.llm.tokenizer.decode
-    prompts = json.loads((tmp_path / "prompts.json").read_text())
-    assert all("banana" not in decode(ids) for ids in prompts["train"])
+    assert all("banana" not in decode(ids) for ids in write(tmp_path, teacher, pools))
     assert all("apple" not in decode(ids) for ids in held_out_prompts(tmp_path))
     assert len(held_out_prompts(tmp_path)) == OWN.held_out

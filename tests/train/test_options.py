@@ -8,7 +8,7 @@ from pronk.errors import OptionError
 from pronk.train.lm import two_phases
 from pronk.train.options import DataOptions, LoopOptions, ModelShape, TrainOptions, fit_lengths
 from pronk.train.sources import parse_source
-from train.tiny import OWN, TINY, TINY_DRAFT
+from train.tiny import OWN, SHAPE, TINY, TINY_DRAFT
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,7 @@ from train.tiny import OWN, TINY, TINY_DRAFT
         (OWN, {"prompt": 7}, "prompt: expected an integer of at least 8, found 7"),
         (OWN, {"batch": 0}, "batch: expected an integer of at least 1, found 0"),
         (TINY, {"steps": 0}, "steps: expected an integer of at least 1, found 0"),
+        (SHAPE, {"layers": 0}, "layers: expected an integer of at least 1, found 0"),
         (TINY, {"minutes": -1.0}, "minutes: expected a finite number above 0, found -1.0"),
         (TINY, {"length": 65}, "length: expected an integer in 1..64, found 65"),
         (TINY, {"length": 0}, "length: expected an integer in 1..64, found 0"),
@@ -47,8 +48,6 @@ def test_options_out_of_range_are_named(options: Any, change: dict[str, object],
 def test_shapes_and_mixtures_out_of_range_are_named() -> None:
     with pytest.raises(OptionError, match="found hidden 30, heads 4, kv-heads 2"):
         ModelShape(hidden=30, heads=4, kv_heads=2)
-    with pytest.raises(OptionError, match="layers: expected an integer of at least 1, found 0"):
-        ModelShape(layers=0)
     with pytest.raises(OptionError, match="expected at least one source"):
         DataOptions(())
 

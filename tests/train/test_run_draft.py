@@ -1,38 +1,36 @@
 """``pronk train draft`` from end to end."""
 
-import io
 import json
 import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
-from safetensors.torch import load_file
-from torch import equal
-from typer.testing import CliRunner
 
 from pronk import LLM, SamplingParams
 from pronk.cli.main import main
-from pronk.cli.train.main import app
 from pronk.errors import OptionError
 from pronk.train.clock import Clock
 from pronk.train.draft import DraftStudent
-from pronk.train.options import DataOptions, DraftOptions
+from pronk.train.options import DataOptions, OnPolicyOptions
 from pronk.train.run import run_student
 from pronk.train.teacher import Teacher
-from train.tiny import OWN, TINY_DRAFT, InterruptingConsole, draft_command
+from train.tiny import OWN, TINY_DRAFT, InterruptingConsole, draft_command, link, run_command, same_weights, shown
 
 OPTIONS = replace(TINY_DRAFT, num_tokens=2)
 ASKED = "as long as the 400 tokens of --on-policy take"
 
-
 pytestmark = pytest.mark.usefixtures("short_evaluation")
 
 
-def run(data: DataOptions, teacher: Teacher, folder: Path, console: Console, options: DraftOptions = OPTIONS) -> bool:
-    return run_student(DraftStudent, data, OWN, options, teacher, folder, "small", "pronk train draft", console)
+def run(
+    data: DataOptions, teacher: Teacher, folder: Path, console: Console, own: OnPolicyOptions = OWN, **changes: Any
+) -> bool:
+    options = replace(OPTIONS, **changes)
+    return run_student(DraftStudent, data, own, options, teacher, folder, "small", "pronk train draft", console)
 
 
 def test_interrupted_run_ends_like_an_uninterrupted_one(
@@ -46,10 +44,8 @@ def test_interrupted_run_ends_like_an_uninterrupted_one(
     assert (parts / "latest" / "model.safetensors").exists()
     assert not (parts / "export").exists()
     assert run(data_options, teacher, parts, quiet)
-    whole, continued = (load_file(tmp_path / name / "export" / "model.safetensors") for name in ("whole", "parts"))
-    assert all(equal(whole[name], continued[name]) for name in whole)
-    assert isinstance(quiet.file, io.StringIO)
-    text = quiet.file.getvalue()
+    assert same_weights(tmp_path / "whole", parts)
+    text = shown(quiet)
     assert "saved what the target has written; the same command continues" in text
     assert "saved at step 9; the same command continues" in text
     assert re.search(r"step 9 +\d+\.\d% +loss \d\.\d+ +same 0\.\d\d +lr .* tokens/s +\d+ s left\n", text)
@@ -62,8 +58,7 @@ def test_interrupted_run_ends_like_an_uninterrupted_one(
 def test_command_makes_a_draft_that_serves(tmp_path: Path, corpus: Path, teacher: Teacher) -> None:
     more = "--steps 6 --evaluate-every 6 --num-tokens 2 --name small"
     command = draft_command(teacher, corpus, tmp_path / "run", more)
-    result = CliRunner().invoke(app, command)
-    assert result.exit_code == 0, result.output
+    run_command(command)
     export = tmp_path / "run" / "export"
     facts = json.loads((export / "draft.json").read_text())
     assert facts["target"] == {"name": "little", **teacher.fingerprints}
@@ -88,36 +83,31 @@ def test_command_makes_a_draft_that_serves(tmp_path: Path, corpus: Path, teacher
     out = served.generate("The cat", params)
     assert out.token_ids == teacher.llm.generate("The cat", params).token_ids
     assert out.stats.drafted > 0
-    again = CliRunner().invoke(app, command)
-    assert again.exit_code == 0
-    assert "step" not in again.output
+    assert "step" not in run_command(command)
 
 
 def test_mistakes_end_with_one_line(
     tmp_path: Path, corpus: Path, teacher: Teacher, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source = f"{corpus / 'stories.jsonl'}=1"
+    source = f"--source {corpus / 'stories.jsonl'}=1"
     common = (
-        f"train draft --target {teacher.folder} --out {tmp_path / 'run'} --on-policy 20 --layers 1 --hidden 16 --mlp 16"
+        f"train draft --target {teacher.folder} --out {tmp_path / 'run'} --on-policy 20 --layers 1 --hidden 16 "
+        "--mlp 16 --heads 2 --kv-heads 1 --steps 2 --batch 128 --micro 64 --length 32 --final-length 64 --num-tokens 0"
     )
-    sizes = "--heads 2 --kv-heads 1 --steps 2 --batch 128 --micro 64 --length 32 --final-length 64 --num-tokens 0"
     (tmp_path / "empty.jsonl").write_text("")
     (tmp_path / "short.txt").write_text("The cat sees the dog.")
     (tmp_path / "file").write_text("")
     for words, message in (
-        (f"{common} {sizes} --source nowhere.jsonl=1", "expected a file or folder at nowhere.jsonl, found nothing"),
-        (f"{common} {sizes} --source {tmp_path / 'empty.jsonl'}=1", "source 'empty': expected text to train on, found"),
-        (
-            f"{common} {sizes} --source {tmp_path / 'short.txt'}=1",
-            "text: expected at least 65 tokens, for one sequence",
-        ),
-        (f"{common} {sizes} --source {source} --out {tmp_path / 'file'}", "Not a directory; choose a writable folder"),
-        (f"{common} {sizes} --source {source} --patience 0", "patience: expected an integer of at least 1, found 0"),
-        (f"{common} {sizes} --source {source} --target nowhere", "no such folder: 'nowhere'"),
-        (f"{common} {sizes} --source {source} --share 0.999", "expected at least 33 tokens for sequences of 32, found"),
+        ("--source nowhere.jsonl=1", "expected a file or folder at nowhere.jsonl, found nothing"),
+        (f"--source {tmp_path / 'empty.jsonl'}=1", "source 'empty': expected text to train on, found"),
+        (f"--source {tmp_path / 'short.txt'}=1", "text: expected at least 65 tokens, for one sequence"),
+        (f"{source} --out {tmp_path / 'file'}", "Not a directory; choose a writable folder"),
+        (f"{source} --patience 0", "patience: expected an integer of at least 1, found 0"),
+        (f"{source} --target nowhere", "no such folder: 'nowhere'"),
+        (f"{source} --share 0.999", "expected at least 33 tokens for sequences of 32, found"),
     ):
         with pytest.raises(SystemExit) as end:
-            main(words.split())
+            main(f"{common} {words}".split())
         assert end.value.code == 2
         error = capsys.readouterr().err
         assert error.startswith("pronk: error: ")
@@ -126,10 +116,7 @@ def test_mistakes_end_with_one_line(
 
 
 def test_target_need_not_write(tmp_path: Path, data_options: DataOptions, teacher: Teacher, quiet: Console) -> None:
-    options = replace(OPTIONS, share=0.0)
-    assert run_student(
-        DraftStudent, data_options, replace(OWN, tokens=0), options, teacher, tmp_path, "small", "command", quiet
-    )
+    assert run(data_options, teacher, tmp_path, quiet, replace(OWN, tokens=0), share=0.0)
     assert (tmp_path / "data" / "on-policy.bin").stat().st_size == 0
     card = (tmp_path / "export" / "README.md").read_text()
     assert "that the target wrote itself" not in card
@@ -139,21 +126,18 @@ def test_target_need_not_write(tmp_path: Path, data_options: DataOptions, teache
 def test_text_of_another_tokenizer_is_refused(
     tmp_path: Path, prepared: Path, data_options: DataOptions, teacher: Teacher, quiet: Console
 ) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "data").symlink_to(prepared)
+    folder = link(prepared, tmp_path / "run")
     with pytest.raises(OptionError, match=r"expected tokenizer = None as before, found '[0-9a-f]{32}'"):
-        run(data_options, teacher, tmp_path / "run", quiet)
+        run(data_options, teacher, folder, quiet)
 
 
 def test_run_that_gets_no_better_says_so_and_is_exported(
     tmp_path: Path, data_options: DataOptions, teacher: Teacher, quiet: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(DraftStudent, "judge", lambda self, figures: 0.5)
-    options = replace(OPTIONS, evaluate_every=2, patience=2)
-    for _ in range(2):  # the second time it is exported again
-        assert run(data_options, teacher, tmp_path / "run", quiet, options)
-        assert isinstance(quiet.file, io.StringIO)
-        text = quiet.file.getvalue()
+    for _ in range(2):  # the second call exports again
+        assert run(data_options, teacher, tmp_path / "run", quiet, evaluate_every=2, patience=2)
+        text = shown(quiet)
         line = "stopped early: no validation after that of step 2 (0.5000) is better, with a patience of 2\nfinished: "
         assert line in text
         assert "step 6 " in text
@@ -171,8 +155,7 @@ def test_latest_is_what_is_exported_in_the_end(
     )
     assert latest == export
     assert latest["README.md"].startswith(b"---\nlibrary_name: transformers\n")
-    assert isinstance(quiet.file, io.StringIO)
-    last = quiet.file.getvalue().split("export, on sequences of 64 tokens\n")[1]
+    last = shown(quiet).split("export, on sequences of 64 tokens\n")[1]
     names = ["code", "extra", "on-policy", "stories", "greedy", "T=0.8"]
     assert [line.split()[1] for line in last.splitlines()] == names
 
@@ -187,14 +170,10 @@ def test_latest_is_what_is_exported_in_the_end(
 def test_time_is_shared_out_and_said(
     tmp_path: Path, data_options: DataOptions, teacher: Teacher, quiet: Console, at_most: bool, plan: str
 ) -> None:
-    own, options = replace(OWN, at_most=at_most), replace(OPTIONS, minutes=60.0)
-    interrupting = InterruptingConsole(quiet, "step 9 ")
-    for console, done in ((interrupting, False), (quiet, True)):
-        clock = Clock(60.0)
-        given = (data_options, own, options, teacher, tmp_path)
-        assert run_student(DraftStudent, *given, "s", "c", console, clock) == done
-    assert isinstance(quiet.file, io.StringIO)
-    text = quiet.file.getvalue()
+    own = replace(OWN, at_most=at_most)
+    for console, done in ((InterruptingConsole(quiet, "step 9 "), False), (quiet, True)):
+        assert run(data_options, teacher, tmp_path, console, own, minutes=60.0) == done
+    text = shown(quiet)
     assert text.startswith(plan)
     resumed = re.search(r"at step 9; the same command continues\n(minutes left of 60: 0.0 for text, .*)\n", text)
     assert resumed is not None
@@ -205,17 +184,15 @@ def test_time_is_shared_out_and_said(
 def test_time_that_is_over_makes_the_least_of_everything(
     tmp_path: Path, data_options: DataOptions, teacher: Teacher, quiet: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After 40 of 60 minutes there is time to train, and none for text; the target writes what one sequence takes."""
+    """After 40 of 60 minutes there is time for training only; the target writes text for one sequence."""
     monkeypatch.setattr("pronk.train.data._CHUNK", 2)
     clock = Clock(60.0)
     (tmp_path / "data").mkdir()
     clock.resume(2400.0)
     clock.save(tmp_path / "data")
-    own, options = replace(OWN, at_most=True), replace(OPTIONS, minutes=60.0)
-    assert run_student(DraftStudent, data_options, own, options, teacher, tmp_path, "s", "c", quiet, Clock(60.0))
-    assert isinstance(quiet.file, io.StringIO)
-    assert "minutes left of 60: 0.0 for text, 14.0 for training, 6.0 for evaluating\n" in quiet.file.getvalue()
+    assert run(data_options, teacher, tmp_path, quiet, replace(OWN, at_most=True), minutes=60.0)
+    assert "minutes left of 60: 0.0 for text, 14.0 for training, 6.0 for evaluating\n" in shown(quiet)
     written = json.loads((tmp_path / "data" / "on-policy.json").read_text())["tokens"]
-    assert options.longest < written < OWN.tokens
+    assert OPTIONS.longest < written < OWN.tokens
     tokenized = (tmp_path / "data" / "train.bin").stat().st_size // 2
-    assert options.least_text <= tokenized < options.steps * options.batch // 2
+    assert OPTIONS.least_text <= tokenized < OPTIONS.steps * OPTIONS.batch // 2

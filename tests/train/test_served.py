@@ -20,19 +20,27 @@ def spec(folder: Path, num_tokens: int) -> str:
     return f"draft_model(model={str(folder)!r}, num_tokens={num_tokens})"
 
 
-def test_target_guesses_itself_and_a_stranger_does_not(
-    trained: Trainer[LanguageModel], teacher: Teacher, draft_data: Path, tmp_path: Path
+@pytest.fixture
+def draft(trained: Trainer[LanguageModel], teacher: Teacher, tmp_path: Path) -> Path:
+    """A model that has learned a little: some of its draft tokens are accepted."""
+    export_model(trained.objective.module, teacher.folder, tmp_path / "little", "")
+    return tmp_path / "little"
+
+
+def test_target_predicts_itself_and_another_model_does_not(
+    draft: Path, teacher: Teacher, draft_data: Path, tmp_path: Path
 ) -> None:
-    prompts, draft = held_out_prompts(draft_data), tmp_path / "draft"
-    shutil.copytree(teacher.folder, draft)
-    same = measure(teacher.llm, spec(draft, 3), prompts, 16)
+    prompts, folder = held_out_prompts(draft_data), tmp_path / "draft"
+    shutil.copytree(teacher.folder, folder)
+    same = measure(teacher.llm, spec(folder, 3), prompts, 16)
     assert same["greedy alpha"] == same["T=0.8 alpha"] == 1.0
     assert same["greedy S"] > 2.5
-    kept = make_drafter(f"draft_model(model={str(draft)!r})")  # somebody else goes on using the first weights
+    kept = make_drafter(f"draft_model(model={str(folder)!r})")  # keeps the first weights in use
     teacher.llm.generate(prompts[0], SamplingParams(max_tokens=4), drafter=kept)
-    # The same folder with a model that has learned next to nothing: what was loaded before must not be measured again.
-    export_model(trained.objective.module, teacher.folder, draft, "")
-    other = measure(teacher.llm, spec(draft, 3), prompts, 16)
+    # With another model in the same folder, the loaded weights must not be measured again.
+    shutil.rmtree(folder)
+    draft.rename(folder)
+    other = measure(teacher.llm, spec(folder, 3), prompts, 16)
     assert other["greedy alpha"] < 0.5
     assert 1.0 <= other["greedy S"] < 1.5
     assert other["T=0.8 alpha"] < 0.5
@@ -40,15 +48,13 @@ def test_target_guesses_itself_and_a_stranger_does_not(
 
 @pytest.mark.parametrize(("name", "temperature"), [("greedy", 0.0), ("T=0.8", 0.8)])
 def test_figures_are_those_of_the_engine(
-    trained: Trainer[LanguageModel], teacher: Teacher, draft_data: Path, tmp_path: Path, name: str, temperature: float
+    draft: Path, teacher: Teacher, draft_data: Path, name: str, temperature: float
 ) -> None:
     prompts = held_out_prompts(draft_data)
-    # It has learned a little: some of its guesses are right.
-    export_model(trained.objective.module, teacher.folder, tmp_path / "draft", "")
-    figures = measure(teacher.llm, spec(tmp_path / "draft", 2), prompts, 20)
-    llm = LLM(teacher.folder, drafter=spec(tmp_path / "draft", 2), budget="all")
+    figures = measure(teacher.llm, spec(draft, 2), prompts, 20)
+    llm = LLM(teacher.folder, drafter=spec(draft, 2), budget="all")
     steps, tokens = [], 0
-    for number, prompt in enumerate(prompts):  # one by one, by an engine of their own
+    for number, prompt in enumerate(prompts):  # one by one, in another engine
         params = SamplingParams(max_tokens=20, temperature=temperature, seed=derive_seed(0, number))
         done = llm.generate(prompt, params)
         steps += done.stats.steps
@@ -77,14 +83,11 @@ def test_a_drafter_that_raises_has_no_figures(
         measure(teacher.llm, spec(teacher.folder, 3), held_out_prompts(draft_data)[:2], 8)
 
 
-def test_where_time_is_short_a_few_prompts_are_continued(
-    trained: Trainer[LanguageModel], teacher: Teacher, draft_data: Path, tmp_path: Path
-) -> None:
-    export_model(trained.objective.module, teacher.folder, tmp_path / "draft", "")
+def test_where_time_is_short_a_few_prompts_are_continued(draft: Path, teacher: Teacher, draft_data: Path) -> None:
     prompts = held_out_prompts(draft_data)
     assert len(prompts) > 4
-    few = measure(teacher.llm, spec(tmp_path / "draft", 2), prompts[:4], 20)
-    assert measure(teacher.llm, spec(tmp_path / "draft", 2), prompts, 20, seconds=0.0) == few
-    whole = measure(teacher.llm, spec(tmp_path / "draft", 2), prompts, 20)
-    # In pieces they are what they are together.
-    assert measure(teacher.llm, spec(tmp_path / "draft", 2), prompts, 20, seconds=1e6) == whole != few
+    few = measure(teacher.llm, spec(draft, 2), prompts[:4], 20)
+    assert measure(teacher.llm, spec(draft, 2), prompts, 20, seconds=0.0) == few
+    whole = measure(teacher.llm, spec(draft, 2), prompts, 20)
+    # Several batches have the figures of one.
+    assert measure(teacher.llm, spec(draft, 2), prompts, 20, seconds=1e6) == whole != few

@@ -1,8 +1,8 @@
-"""What all drafters that learn from a target share, by the example of one that guesses two tokens ahead."""
+"""The base class of the drafters that learn from a target, with an example of two branches."""
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,8 @@ from pronk.train.loop import Trainer
 from pronk.train.options import StudentOptions
 from pronk.train.student import Branch, Student
 from pronk.train.teacher import Teacher
-from train.kinds import LOOP
+from train.kinds import LOOP, train
+from train.tiny import link
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class AheadShape:
 
 
 class Ahead(Student[nn.Module]):
-    """Branch ``k`` says from the first layer's output what follows ``k`` tokens later."""
+    """Branch ``k`` predicts from the first layer's output the token ``k`` places after the next."""
 
     kind = "ahead"
     what = "An example"
@@ -58,12 +59,12 @@ OPTIONS = StudentOptions(
 
 
 @pytest.fixture
-def student(new_draft_run: Callable[[str], Path], teacher: Teacher) -> Ahead:
-    return Ahead(new_draft_run("run"), OPTIONS, teacher)
+def student(draft_data: Path, tmp_path: Path, teacher: Teacher) -> Ahead:
+    return Ahead(link(draft_data, tmp_path / "run"), OPTIONS, teacher)
 
 
 def slowly(student: Ahead, inputs: Tensor, targets: Tensor, hard: float) -> tuple[list[Tensor], list[float]]:
-    """Loss and agreement of each branch: one sequence and one position after the other, whole logits, float32."""
+    """Return loss and accuracy of each branch, position by position, from whole logits in float32."""
     teacher = student.teacher
     losses, same = [], []
     for later in (0, 1):
@@ -109,9 +110,9 @@ def test_every_branch_is_evaluated_and_judged(student: Ahead) -> None:
 
 
 def test_accuracy_of_every_position_is_reported_since_the_last_time(
-    new_draft_run: Callable[[str], Path], teacher: Teacher
+    draft_data: Path, tmp_path: Path, teacher: Teacher
 ) -> None:
-    folder = new_draft_run("whole")
+    folder = link(draft_data, tmp_path / "whole")
     seen: list[tuple[float, ...]] = []
 
     class Watched(Ahead):
@@ -120,8 +121,7 @@ def test_accuracy_of_every_position_is_reported_since_the_last_time(
             seen.append(passed.same)
             return passed
 
-    whole = Trainer(folder, OPTIONS, Watched(folder, OPTIONS, teacher))
-    whole.train(lambda _: None, lambda _: None)
+    whole = train(Trainer(folder, OPTIONS, Watched(folder, OPTIONS, teacher)))
     reported = {h["step"]: h["same"] for h in whole.history}
     assert list(reported) == [2, 3, 4, 6]
     for step, first in ((2, 0), (3, 2), (4, 3), (6, 4)):  # two passes in a step
@@ -129,11 +129,10 @@ def test_accuracy_of_every_position_is_reported_since_the_last_time(
         assert reported[step] == pytest.approx([sum(column) / len(part) for column in zip(*part, strict=True)])
         assert len(reported[step]) == 2
     assert len(set(reported.values())) == 4
-    # Interrupted between two reports, it reports the same.
-    folder = new_draft_run("parts")
+    # A run that is interrupted between two reports has the same reports.
+    folder = link(draft_data, tmp_path / "parts")
     for stop in (1, 5, 6):
-        parts = Trainer(folder, OPTIONS, Ahead(folder, OPTIONS, teacher))
-        parts.train(lambda _: None, lambda _: None, lambda stop=stop, parts=parts: parts.step == stop)
+        parts = train(Trainer(folder, OPTIONS, Ahead(folder, OPTIONS, teacher)), stop)
     assert {h["step"]: h["same"] for h in parts.history} == reported
     for name, weight in whole.objective.module.state_dict().items():
         assert torch.equal(weight, parts.objective.module.state_dict()[name])
@@ -141,13 +140,12 @@ def test_accuracy_of_every_position_is_reported_since_the_last_time(
 
 def test_the_folder_names_its_target(student: Ahead, teacher: Teacher, tmp_path: Path) -> None:
     student.export(tmp_path / "ahead", "# card", {"figures": {"S": 1.5}, "length": 64})
-    assert sorted(each.name for each in (tmp_path / "ahead").iterdir()) == [
-        "README.md", "drafter.json", "model.safetensors",
-    ]  # fmt: skip
+    names = {each.name for each in (tmp_path / "ahead").iterdir()}
+    assert names == {"README.md", "drafter.json", "model.safetensors"}
     trained = Trained.read(tmp_path / "ahead")
     assert trained.kind == "ahead"
     assert trained.target == teacher.fingerprint
-    assert trained.make(AheadShape) == AheadShape()
+    assert trained.make_shape(AheadShape) == AheadShape()
     document = json.loads((tmp_path / "ahead" / "drafter.json").read_text())
     assert document["figures"] == {"S": 1.5}
     assert document["target"]["name"] == "little"
@@ -159,6 +157,6 @@ def test_the_folder_names_its_target(student: Ahead, teacher: Teacher, tmp_path:
 def test_engine_is_not_asked_without_guesses_or_prompts(student: Ahead, tmp_path: Path) -> None:
     assert student.spec == "ahead(model={model!r}, num_tokens=0)"
     student.options = StudentOptions(**{**vars(OPTIONS), "num_tokens": 2})
-    student.data = tmp_path  # a run with no prompts held out
+    student.data = tmp_path  # a run without held-out prompts
     (tmp_path / "prompts.json").write_text(json.dumps({"held_out": []}))
     assert student.evaluate(32) == {}

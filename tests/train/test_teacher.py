@@ -25,20 +25,19 @@ def test_fingerprints_tell_weights_config_and_tokenizer(teacher: Teacher, tmp_pa
     assert other["weights"] != before["weights"]
 
 
-def test_name_is_the_folder_s(teacher: Teacher, tmp_path: Path) -> None:
+def test_name_is_that_of_the_folder_or_the_hub(
+    teacher: Teacher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert teacher.name == "little"
     (tmp_path / "link").symlink_to(teacher.folder)
     assert Teacher(tmp_path / "link").name == "little"
-
-
-def test_name_of_a_model_on_the_hub_is_its_id(teacher: Teacher, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pronk.llm.resolve_model", lambda _: teacher.folder)
     assert Teacher("somebody/small").name == "somebody/small"
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_it_teaches_with_plain_weights(checkpoint: MakeCheckpoint, *, tied: bool) -> None:
-    """Frozen, in the checkpoint's own dtype, and those that the engine's kernels have packed."""
+def test_distributions_are_computed_with_plain_weights(checkpoint: MakeCheckpoint, *, tied: bool) -> None:
+    """The plain weights are frozen, in the checkpoint's dtype, and equal to those that the kernels have packed."""
     teacher = Teacher(checkpoint("llama", tie_word_embeddings=tied, save_dtype=torch.bfloat16), threads=1)
     engine, decoder = teacher.llm.engine.target.decoder, teacher.decoder
     assert engine.kernels is not None

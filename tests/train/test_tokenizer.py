@@ -34,12 +34,8 @@ def test_transformers_reads_the_same_ids(prepared: Path) -> None:
 
 def test_chat_template_is_what_was_trained(prepared: Path) -> None:
     ours, theirs = load_tokenizer(prepared), AutoTokenizer.from_pretrained(prepared)
-    turns = [
-        ("user", "What is it?"),
-        ("assistant", "A tree.\n\nA *big* one."),
-        ("user", "And now?"),
-        ("assistant", "No."),
-    ]
+    said = ("What is it?", "A tree.\n\nA *big* one.", "And now?", "No.")
+    turns = list(zip(("user", "assistant") * 2, said, strict=True))
     messages = [{"role": role, "content": content} for role, content in turns]
     assert theirs.apply_chat_template(messages, return_dict=False) == dialogue_ids(ours, turns)
     prompt = theirs.apply_chat_template(messages[:3], add_generation_prompt=True, tokenize=False)

@@ -1,15 +1,19 @@
-"""Sizes of runs that take a second, and a writer of JSONL files."""
+"""Sizes of runs that take a second, their folders and commands, and a writer of JSONL files."""
 
+import io
 import json
 import os
 import signal
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
+from safetensors.torch import load_file
+from typer.testing import CliRunner
 
-from pronk.train.lm import LanguageModel
-from pronk.train.loop import Trainer
+from pronk.cli.train.main import app
+from pronk.errors import OptionError
 from pronk.train.options import DraftOptions, ModelShape, OnPolicyOptions, TrainOptions
 from pronk.train.teacher import Teacher
 
@@ -32,11 +36,12 @@ TINY = TrainOptions(shape=SHAPE, **PACE)
 TINY_DRAFT = DraftOptions(
     shape=ModelShape(hidden=16, layers=1, heads=2, kv_heads=1, mlp=24, vocab=320, context=64), num_tokens=0, **PACE
 )
+TOKENS = TINY.steps * TINY.batch + 1
 OWN = OnPolicyOptions(tokens=400, prompt=24, length=12, batch=16, held_out=6)
 
 
 def draft_command(teacher: Teacher, corpus: Path, out: Path, more: str) -> list[str]:
-    """``draft``, and options of a run of a moment; ``more`` are others."""
+    """Return a short run of ``draft``, with ``more`` options."""
     return (
         f"draft --target {teacher.folder} --source {corpus / 'stories.jsonl'}=1 --out {out} --on-policy 200 "
         "--hidden 16 --layers 1 --heads 2 --kv-heads 1 --mlp 16 --batch 128 --micro 64 --length 32 "
@@ -44,8 +49,28 @@ def draft_command(teacher: Teacher, corpus: Path, out: Path, more: str) -> list[
     ).split()
 
 
+def run_command(words: str | list[str]) -> str:
+    """Run ``pronk train`` and return its output."""
+    result = CliRunner().invoke(app, words.split() if isinstance(words, str) else words)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def refusal(words: str) -> str:
+    """Run ``pronk train`` and return its error."""
+    result = CliRunner().invoke(app, words.split())
+    assert isinstance(result.exception, OptionError), result.output
+    return str(result.exception)
+
+
+def shown(console: Console) -> str:
+    """Return the output on the console ``quiet``."""
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
 class InterruptingConsole(Console):
-    """Presses Ctrl-C when a line with the given start is shown."""
+    """A console that sends Ctrl-C when a line begins with ``start``."""
 
     def __init__(self, console: Console, start: str) -> None:
         super().__init__(file=console.file, width=200)
@@ -63,5 +88,14 @@ def write_jsonl(path: Path, texts: list[str], origin: str = "owner/name@abc:file
     return path
 
 
-def lm_trainer(folder: Path, options: TrainOptions) -> Trainer[LanguageModel]:
-    return Trainer(folder, options, LanguageModel(folder, options))
+def same_weights(one: Path, other: Path) -> bool:
+    """Compare the exported weights of two runs."""
+    mine, theirs = (load_file(each / "export" / "model.safetensors") for each in (one, other))
+    return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+def link(data: Path, folder: Path) -> Path:
+    """Make the folder of a run with the text of another one."""
+    folder.mkdir(exist_ok=True)
+    (folder / "data").symlink_to(data)
+    return folder

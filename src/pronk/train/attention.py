@@ -1,4 +1,4 @@
-"""Dense causal attention over a batch of equally long sequences: how rows see each other in training."""
+"""Dense causal attention over a batch of equally long sequences, for training."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor
 
 from pronk.models.decoder import Attend, Decoder
 
-__all__ = ["DenseAttention", "dense_hidden", "dense_logits", "dense_states"]
+__all__ = ["DenseAttention", "dense_hidden", "dense_logits", "dense_rope", "dense_states"]
 
 
 @dataclass(frozen=True)
 class DenseAttention:
-    """Rows are ``batch`` sequences of ``length`` tokens, one after the other; each token sees its own past.
+    """Causal attention whose rows are ``batch`` sequences of ``length`` tokens, one after the other.
 
-    ``windows`` says per layer how much of it, as in :class:`~pronk.architecture.config.ModelConfig`.
+    ``windows`` limits attention per layer, as in :class:`~pronk.architecture.config.ModelConfig`.
     """
 
     batch: int
@@ -26,7 +26,7 @@ class DenseAttention:
     windows: tuple[int | None, ...] = ()
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """``q`` ``[rows, heads, d]``, ``k`` and ``v`` ``[rows, kv_heads, d]`` to ``[rows, heads * d]``."""
+        """Map ``q`` ``[rows, heads, d]``, ``k`` and ``v`` ``[rows, kv_heads, d]`` to ``[rows, heads * d]``."""
         q, k, v = (t.reshape(self.batch, self.length, *t.shape[1:]).transpose(1, 2) for t in (q, k, v))
         mask = self._mask(layer, q.device)
         out = F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, enable_gqa=True)
@@ -41,24 +41,36 @@ class DenseAttention:
 
 
 def dense_logits(decoder: Decoder, tokens: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Logits ``[batch * length, vocab]`` of ``tokens`` ``[batch, length]``, in one pass without a cache."""
+    """Return the logits ``[batch * length, vocab]`` of ``tokens`` ``[batch, length]``."""
     return decoder.logits(dense_hidden(decoder, tokens, dtype))
 
 
 def dense_hidden(
-    decoder: Decoder, tokens: Tensor, dtype: torch.dtype = torch.float32, attend: Attend | None = None
+    decoder: Decoder,
+    tokens: Tensor,
+    dtype: torch.dtype = torch.float32,
+    attend: Attend | None = None,
+    stop: int | None = None,
 ) -> Tensor:
-    """The same up to the last layer's output ``[batch * length, hidden]``, before the final norm."""
-    *_, (_, hidden) = dense_states(decoder, tokens, dtype, attend)
+    """Return the output ``[batch * length, hidden]`` of layer ``stop`` (default: last), before the norm."""
+    *_, (_, hidden) = dense_states(decoder, tokens, dtype, attend, stop)
     return hidden
 
 
 def dense_states(
-    decoder: Decoder, tokens: Tensor, dtype: torch.dtype, attend: Attend | None = None
+    decoder: Decoder, tokens: Tensor, dtype: torch.dtype, attend: Attend | None = None, stop: int | None = None
 ) -> Iterator[tuple[int, Tensor]]:
-    """Every layer's number (1 is the first) and output, ``[batch * length, hidden]``; by default each sees its past."""
+    """Yield number (from 1) and output ``[batch * length, hidden]`` of each layer; causal by default."""
     batch, length = tokens.shape
     positions = torch.arange(length, device=tokens.device).repeat(batch)
     x = decoder.embed(tokens.reshape(-1), positions, dtype)
     rope = decoder.rope(positions, positions + 1, dtype)
-    yield from decoder.run(x, rope, attend or DenseAttention(batch, length, decoder.config.windows))
+    yield from decoder.run(x, rope, attend or DenseAttention(batch, length, decoder.config.windows), 0, stop)
+
+
+def dense_rope(
+    decoder: Decoder, batch: int, length: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor] | None:
+    """Return the rotations of ``batch`` sequences of ``length`` tokens; ``None`` for learned positions."""
+    positions = torch.arange(length, device=device).repeat(batch)
+    return decoder.rope(positions, positions + 1, dtype)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,33 +13,32 @@ import torch
 from torch import Tensor
 
 from pronk.errors import OptionError
+from pronk.train.clock import within
 
 __all__ = ["Batches", "Mixture", "Sequences", "token_dtype"]
 
 
 class Batches(Protocol):
-    """An endless row of sequences of one length."""
+    """An endless row of sequences of ``length`` tokens."""
 
     @property
     def length(self) -> int:
         """Tokens per sequence."""
-        ...
 
     def batch(self, start: int, count: int) -> tuple[Tensor, Tensor]:
-        """Inputs and targets, each ``[count, length]`` int64, of the sequences ``start .. start + count - 1``."""
-        ...
+        """Return inputs and targets, each ``[count, length]`` int64, from sequence ``start`` on."""
 
 
 def token_dtype(vocab_size: int) -> type[np.unsignedinteger[Any]]:
-    """The type of the ids in a token file."""
+    """Return the type of the token ids in a file."""
     return np.uint16 if vocab_size <= 1 << 16 else np.uint32
 
 
 class Sequences:
-    """The sequences of ``length`` tokens in one part of a token file, in a shuffled order that only the seed decides.
+    """The sequences of ``length`` tokens in one part of a token file, shuffled by ``seed``.
 
-    Each sequence comes with the token after it, so that there is a target for every position. After the last
-    sequence the first one follows again.
+    The token after each sequence is read too, as the last target. The last sequence is followed by the first.
+    ``start`` and ``stop`` are the borders of the part, as shares of the file.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Sequences:
         return len(self._starts)
 
     def check(self) -> None:
-        """Raise :class:`~pronk.errors.OptionError` if there is not one whole sequence."""
+        """Raise :class:`~pronk.errors.OptionError` if the part is shorter than one sequence."""
         if not len(self):
             msg = (
                 f"text: expected at least {self.length + 1} tokens for sequences of {self.length}, found "
@@ -70,15 +71,21 @@ class Sequences:
             raise OptionError(msg)
 
     def batch(self, start: int, count: int) -> tuple[Tensor, Tensor]:
-        """Inputs and targets, each ``[count, length]`` int64, of the sequences ``start .. start + count - 1``."""
+        """Return inputs and targets, each ``[count, length]`` int64, from sequence ``start`` on."""
         begins = self._starts[np.arange(start, start + count) % len(self._starts)]
         rows = torch.from_numpy(self._tokens[begins[:, None] + np.arange(self.length + 1)].astype(np.int64))
         return rows[:, :-1], rows[:, 1:]
 
+    def batches(self, tokens: int, seconds: float = inf) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield each sequence once, ``tokens`` at a time; after ``seconds``, at least one batch, stop."""
+        count = max(1, tokens // self.length)
+        for start in within(seconds, range(0, len(self), count)):
+            yield self.batch(start, min(count, len(self) - start))
+
 
 @dataclass(frozen=True)
 class Mixture:
-    """Sequences of two files in turn: ``share`` of them, evenly spread, are from ``second``."""
+    """Sequences of two files in turn: a ``share`` of them, evenly spread, is from ``second``."""
 
     first: Sequences
     second: Sequences
@@ -90,7 +97,7 @@ class Mixture:
         return self.first.length
 
     def batch(self, start: int, count: int) -> tuple[Tensor, Tensor]:
-        """See :class:`Batches`. Of the first ``n`` sequences ``floor(n * share)`` are from ``second``."""
+        """Return a batch; ``floor(n * share)`` of the first ``n`` sequences are from ``second``."""
         before, after = int(start * self.share), int((start + count) * self.share)
         parts = []
         if count > after - before:

@@ -1,7 +1,4 @@
-"""The model card: what a model was trained on, how, and what it is not.
-
-The texts are the templates in ``cards/``: one for each kind of card, on top of what they share.
-"""
+"""Model cards with training, text, figures and limits of a model; the templates are in ``cards/``."""
 
 from __future__ import annotations
 
@@ -24,22 +21,19 @@ from pronk.train.tokenizer import BYTE_VOCAB
 __all__ = ["heads_card", "model_card", "render", "student_card"]
 
 
-def model_card(
-    trainer: Trainer[TextModel[Any]], name: str, command: str, valid: Mapping[str, float], length: int
-) -> str:
-    """The text of ``README.md``.
+def model_card(trainer: Trainer[TextModel[Any]], name: str, facts: Mapping[str, Any]) -> str:
+    """Return the ``README.md`` of a language model.
 
     Args:
         trainer: the run.
-        name: of the model.
-        command: the one that started the run, without folders of the machine.
-        valid: validation losses in nats per token.
-        length: tokens per sequence that they were measured on.
+        name: name of the model.
+        facts: ``figures`` (validation losses), the ``length`` of the sequences that they were measured on, and the
+            ``command`` of the run, without folders of the machine.
     """
     config, heads = trainer.objective.config, trainer.objective.options.heads
     return render(
         "model",
-        **_run(trainer, name, command),
+        **_run(trainer, name, facts["command"]),
         library="transformers",
         parameters=_millions(trainer.objective.decoder),
         config=config,
@@ -47,47 +41,42 @@ def model_card(
         byte_vocab=BYTE_VOCAB,
         heads=heads,
         beside=describe(heads) if heads else "",
-        losses=_losses(valid, length),
+        losses=_losses(facts["figures"], facts["length"]),
         share=0,
     )
 
 
-def student_card(
-    trainer: Trainer[Student[Any]], name: str, command: str, figures: Mapping[str, float], length: int
-) -> str:
-    """The same for a drafter; ``figures`` are those of its evaluation."""
-    objective = trainer.objective
-    # A drafter of several branches has the number of the branch behind the figure's name.
+def student_card(trainer: Trainer[Student[Any]], name: str, facts: Mapping[str, Any]) -> str:
+    """Return the ``README.md`` of a drafter; the arguments are those of :func:`model_card`."""
+    objective, figures = trainer.objective, facts["figures"]
+    # With several branches, the number of the branch ends the figure's name.
     pairs = [(each, each.replace(" KL", " same", 1)) for each in figures if " KL" in each]
-    own = objective.data / "on-policy.json"
+    own, read = objective.data / "on-policy.json", objective.options.share > 0
     return render(
         "student",
-        **_run(trainer, name, command),
+        **_run(trainer, name, facts["command"]),
         library=objective.library,
         parameters=_millions(objective.module),
         objective=objective,
         context=objective.options.context,
-        length=length,
+        length=facts["length"],
         divergences=[(kl.replace(" KL", ""), figures[kl], figures[same]) for kl, same in pairs],
         served=_served(figures),
         num_tokens=objective.options.num_tokens,
         share=objective.options.share,
-        own_text=json.loads(own.read_text(encoding="utf-8"))["tokens"]
-        if objective.options.share and own.exists()
-        else 0,
+        own_text=json.loads(own.read_text(encoding="utf-8"))["tokens"] if read and own.exists() else 0,
     )
 
 
 def heads_card(name: str, what: str, fingerprint: str, num_heads: int, facts: Mapping[str, Any]) -> str:
-    """The same for the heads of a language model.
+    """Return the ``README.md`` of a language model's heads.
 
     Args:
-        name: of the model.
-        what: the heads in words.
-        fingerprint: of the model.
-        num_heads: how many there are.
-        facts: the run's ``figures``, the ``length`` of the sequences that they were measured on, and its ``command``;
-            an evaluation has none.
+        name: name of the model.
+        what: description of the heads.
+        fingerprint: fingerprint of the model.
+        num_heads: number of heads.
+        facts: as for :func:`model_card`, or empty during an evaluation.
     """
     figures = facts.get("figures", {})
     return render(
@@ -103,7 +92,7 @@ def heads_card(name: str, what: str, fingerprint: str, num_heads: int, facts: Ma
 
 
 def render(card: str, package: str = "pronk.train", **facts: Any) -> str:
-    """Fill in the template ``cards/NAME.md.j2`` of a package."""
+    """Fill in the template ``cards/CARD.md.j2`` of a package."""
     environment = Environment(  # noqa: S701 - Markdown, from files of the package
         loader=PackageLoader(package, "cards"),
         undefined=StrictUndefined,
@@ -120,9 +109,9 @@ def render(card: str, package: str = "pronk.train", **facts: Any) -> str:
 
 
 def _run(trainer: Trainer[Any], name: str, command: str) -> dict[str, Any]:
-    """What a card says of any run."""
+    """Return the facts of a run that every card has."""
     summary = json.loads((trainer.folder / "data" / "sources.json").read_text(encoding="utf-8"))
-    total = sum(summary["weights"].values())  # a share for dialogues goes to the others where there are none
+    total = sum(summary["weights"].values())  # below 1 if there are no dialogues: their share goes to the others
     packages = [f"{package} {version(package)}" for package in ("torch", "tokenizers", "safetensors", "numpy")]
     return {
         "name": name,
@@ -147,14 +136,13 @@ def _millions(module: torch.nn.Module) -> str:
 
 
 def _losses(figures: Mapping[str, float], length: int) -> str:
-    """Of a language model, in one line, if there are any."""
+    """Return a language model's losses in one line, empty if there are none."""
     losses = ", ".join(f"{each} {loss:.3f}" for each, loss in figures.items() if not is_served(each))
     return f"validation loss in nats per token, on sequences of {length}: {losses}" if losses else ""
 
 
 def _served(figures: Mapping[str, float]) -> list[dict[str, Any]]:
-    """What the engine measured with each kind of decoding."""
-    decodings = [name.removesuffix(" S") for name in figures if is_served(name) and name.endswith(" S")]
+    """Return the engine's figures for each kind of decoding (greedy, sampled)."""
     return [
         {
             "decoding": each,
@@ -162,5 +150,5 @@ def _served(figures: Mapping[str, float]) -> list[dict[str, Any]]:
             "ctar": [share for name, share in figures.items() if name.startswith(f"{each} CTAR(")],
             "S": figures[f"{each} S"],
         }
-        for each in decodings
+        for each in (name.removesuffix(" S") for name in figures if is_served(name) and name.endswith(" S"))
     ]

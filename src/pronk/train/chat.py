@@ -1,10 +1,10 @@
-"""The chat format that is trained in: which documents are dialogues, and how a dialogue is written.
+"""Chat format of trained models: recognize dialogues in the text and encode them.
 
 ::
 
     <|user|>Hello<|end|><|assistant|>Hi there<|end|>
 
-The markers are single tokens, and text is never read as a marker, so a turn cannot be forged by its content.
+The markers are single tokens. Text that spells a marker stays text, so the content of a turn cannot end the turn.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _LABEL = re.compile(rf"^({'|'.join(_ROLES)}): ?", re.MULTILINE)
 
 
 def parse_dialogue(text: str) -> list[tuple[str, str]] | None:
-    """Turns ``(role, content)`` of a dialogue that starts with the user and alternates; ``None`` for other text.
+    """Return the turns ``(role, content)`` of a dialogue, or ``None`` for other text.
 
-    Of the question and answer pairs only every second one counts, so that the plain form is learned too.
+    Roles alternate, and the user begins. Half of the question and answer pairs stay text, to train both forms.
     """
     if not text.startswith(("User: ", "Customer: ", "Question: ")):
         return None
@@ -55,7 +55,7 @@ def parse_dialogue(text: str) -> list[tuple[str, str]] | None:
 
 
 def dialogue_ids(tokenizer: Tokenizer, turns: list[tuple[str, str]]) -> list[int]:
-    """Token ids of a dialogue, the same that :data:`CHAT_TEMPLATE` gives for turns without marker texts."""
+    """Return the token ids of a dialogue, as of :data:`CHAT_TEMPLATE` for turns without marker texts."""
     _, user, assistant, end = special_ids(tokenizer)
     marker = {"user": user, "assistant": assistant}
     ids: list[int] = []
@@ -65,7 +65,7 @@ def dialogue_ids(tokenizer: Tokenizer, turns: list[tuple[str, str]]) -> list[int
 
 
 def special_ids(tokenizer: Tokenizer) -> list[int]:
-    """Ids of :data:`SPECIAL_TOKENS`, in their order.
+    """Return the ids of :data:`SPECIAL_TOKENS`, in their order.
 
     Raises:
         TokenizerError: the tokenizer lacks one of them.

@@ -1,4 +1,4 @@
-"""Checkpoints of a training run: one file, replaced atomically, read without running any code from it."""
+"""Checkpoints of a training run: one file, replaced atomically, read without executing code from it."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ _FORMAT = "pronk-train-1"
 
 
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
-    """Write ``state`` (tensors and plain values) so that ``path`` is always a whole checkpoint, old or new.
+    """Replace the checkpoint at ``path``; ``state`` holds tensors and plain values.
 
     Raises:
-        CheckpointError: it cannot be written, for want of room for example.
+        CheckpointError: the file cannot be written, for example on a full disk; the old one is intact.
     """
     what = "a training checkpoint" + (" (the one before is intact)" if path.exists() else "")
-    # torch has an error of its own for what a file refuses.
+    # torch raises RuntimeError when a write fails.
     with writing(path, what, RuntimeError), replace_file(path) as file:
         torch.save({"format": _FORMAT, **state}, file)
 
 
 def load_checkpoint(path: Path, *, mapped: bool = False) -> dict[str, Any]:
-    """Read what :func:`save_checkpoint` wrote; ``mapped`` tensors are read when they are used.
+    """Read a checkpoint of :func:`save_checkpoint`; ``mapped`` tensors are read on first use.
 
     Raises:
         CheckpointError: the file is damaged or of another format.
     """
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    except Exception as error:  # torch raises many kinds for a damaged file
+    except Exception as error:  # torch raises many types for a damaged file
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         msg = f"{path}: expected a training checkpoint, found a file that cannot be read ({reason})"
         raise CheckpointError(msg) from error

@@ -1,12 +1,12 @@
-"""The time that a run has, from the start of its command to the finished model.
+"""Time limit of a run, from the start of the command to the finished model.
 
-``--minutes`` are shared out so that every part of a run ends in time::
+``--minutes`` are divided so that every part of a run ends in time::
 
     0 ───── 1/6 ───── 1/3 ──────────────────────────────────── 9/10 ──────── 1
     tokenizing   own text    training, with evaluations as it goes    the last evaluations
 
-A part that needs less leaves the rest to those behind it. Each makes at least its smallest piece: text for one
-sequence, one step, one batch of each evaluation. Only reading the sources cannot be cut short.
+Unused time goes to the next parts. Each part does its minimum even if the time is over: text for one sequence, one
+step, one batch of each evaluation. Reading the sources is not cut short.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from pronk.files.atomic import write_json
 
 __all__ = ["EVALUATION", "TEXT_BY", "TOKENS_BY", "TRAINED_BY", "Clock", "within"]
 
-# Shares of the time: by when the text is tokenized, the target's own is written, and the training ends; and what one
-# evaluation during the training may take.
+# Shares of the time: ends of tokenizing, of the target's own text and of training; one evaluation during training.
 TOKENS_BY, TEXT_BY, TRAINED_BY = 1 / 6, 1 / 3, 0.9
 EVALUATION = 0.05
 
@@ -31,13 +30,9 @@ T = TypeVar("T")
 
 
 class Clock:
-    """How long a run has taken, over all its parts, and how long it may take.
+    """The duration of a run over all its parts, and its limit.
 
-    Attributes:
-        limit: in seconds; infinite if there is none.
-
-    Args:
-        minutes: that the run may take, from now on; ``None`` for as long as it likes.
+    ``limit`` is in seconds, infinite without ``minutes``, which count from now on.
     """
 
     def __init__(self, minutes: float | None) -> None:
@@ -46,39 +41,35 @@ class Clock:
 
     @property
     def limited(self) -> bool:
-        """Whether there is a limit."""
+        """Whether the run has a limit."""
         return self.limit < inf
 
     @property
     def seconds(self) -> float:
-        """Time so far, with that of earlier parts."""
+        """Seconds so far, with those of earlier parts."""
         return self._earlier + time.monotonic() - self._began
 
     def left(self, share: float = 1.0) -> float:
-        """Seconds until that share of the time is over, or since then, if negative."""
+        """Return the seconds until ``share`` of the limit; negative after that."""
         return share * self.limit - self.seconds
 
     def resume(self, seconds: float) -> None:
-        """Count from what earlier parts of the run have taken."""
+        """Set the duration of the earlier parts of the run."""
         self._earlier = seconds
 
     def save(self, folder: Path) -> None:
-        """Write the time so far into ``folder``, for the part of the run before its first checkpoint.
-
-        Raises:
-            CheckpointError: it cannot be written.
-        """
+        """Write the seconds so far into ``folder``, for the time before the first checkpoint."""
         write_json(folder / "clock.json", {"seconds": self.seconds})
 
     def restore(self, folder: Path) -> None:
-        """Count from what :meth:`save` wrote, if it did."""
+        """Resume from the file of :meth:`save`, if there is one."""
         file = folder / "clock.json"
         if file.exists():
             self.resume(json.loads(file.read_text(encoding="utf-8"))["seconds"])
 
 
 def within(seconds: float, items: Iterable[T]) -> Iterator[T]:
-    """The first of ``items``, and as many as are asked for in time."""
+    """Yield the first of ``items``, and more until ``seconds`` have passed."""
     end = time.monotonic() + seconds
     for number, item in enumerate(items):
         if number and time.monotonic() >= end:

@@ -1,12 +1,11 @@
-"""From sources to token files: deduplicate, exclude, hold out, tokenize, mix by weight, pack.
+"""Token files from sources: deduplicate, exclude, hold out, tokenize, mix by weight, pack.
 
-The result is a folder with the whole text of a run in a fixed order, so that a checkpoint has to remember only how far
-it has come::
+The result is a folder with the whole text of a run in a fixed order, so that a checkpoint stores only a position::
 
     train.bin          token ids (uint16, or uint32 for large vocabularies), documents separated by end-of-text
     valid-NAME.bin     the held-out text of one source
-    tokenizer.json     and the other tokenizer files, where the run trains a tokenizer
-    sources.json       what was read: documents, bytes and licence per origin
+    tokenizer.json     and the other tokenizer files, if the run trains a tokenizer
+    sources.json       documents, bytes and licence per origin; written last
 """
 
 from __future__ import annotations
@@ -29,19 +28,19 @@ from pronk.train.encoder import Encoder
 from pronk.train.exclude import Exclusion
 from pronk.train.options import DataOptions
 from pronk.train.resume import check_unchanged
-from pronk.train.sources import SourceSpec, read_source
+from pronk.train.sources import SourceSpec, json_lines_name, read_source
 from pronk.train.tokenizer import save_tokenizer, train_tokenizer
 
 __all__ = ["Collection", "OriginRecord", "Pool", "collect", "mix", "pack", "prepare"]
 
-_HOLD_OUT = 100  # one document in this many is kept for validation
-_HELD_OUT_CHARACTERS = 4000  # at least, if there are four times as many
+_HOLD_OUT = 100  # one document in 100 is for validation
+_HELD_OUT_CHARACTERS = 4000  # minimum of a source's held-out text, if the document is four times as long
 _CHUNK = 64  # documents tokenized together
 
 
 @dataclass
 class OriginRecord:
-    """One line of the model card: how much text an origin offers."""
+    """The amount of text from one origin, for the model card."""
 
     source: str
     origin: str
@@ -52,7 +51,7 @@ class OriginRecord:
 
 @dataclass
 class Pool:
-    """Documents that share one weight of the mixture."""
+    """Documents with one weight in the mixture."""
 
     name: str
     weight: float
@@ -62,7 +61,7 @@ class Pool:
 
 @dataclass
 class Collection:
-    """Everything that was read, sorted into pools, and the counts for the model card."""
+    """The documents of all sources in pools, and the counts for the model card."""
 
     pools: list[Pool]
     origins: list[OriginRecord]
@@ -71,9 +70,9 @@ class Collection:
 
 
 def collect(options: DataOptions) -> Collection:
-    """Read all sources; drop exact copies and excluded documents; set one document in 100 aside.
+    """Read all sources, drop exact copies and excluded documents, and hold out one document in 100.
 
-    Of a source with too few documents for that, the end of the longest one is set aside.
+    If none of a source is held out, the end of its longest document is.
 
     Raises:
         OptionError: a source is unreadable or leaves no text.
@@ -98,6 +97,7 @@ def collect(options: DataOptions) -> Collection:
 def _fill(
     result: Collection, spec: SourceSpec, pool: Pool, talk: Pool, unwanted: Callable[[str], bool], seen: set[bytes]
 ) -> None:
+    """Read one source: dialogues go to ``talk``, other documents to ``pool``."""
     origins: dict[tuple[str, str], OriginRecord] = {}
     for document in read_source(spec):
         digest = hashlib.blake2b(document.text.encode(), digest_size=16).digest()
@@ -119,7 +119,7 @@ def _fill(
 
 
 def _hold_some_out(pool: Pool) -> None:
-    """Text to measure on and text to train on, from whatever a source has."""
+    """Give a pool of few documents both training text and held-out text."""
     documents, held_out = pool.documents, pool.held_out
     if not documents:
         documents += held_out
@@ -132,14 +132,12 @@ def _hold_some_out(pool: Pool) -> None:
         held_out += [rest] if rest.strip() else []
 
 
-def _bytes(text: str) -> int:
-    return len(text.encode())
+def mix(
+    pools: Sequence[Pool], seed: int, size: Callable[[str], int] = lambda text: len(text.encode())
+) -> Iterator[str]:
+    """Yield documents without end, each from the pool furthest behind its weight.
 
-
-def mix(pools: Sequence[Pool], seed: int, size: Callable[[str], int] = _bytes) -> Iterator[str]:
-    """Endless documents: always from the pool that is furthest behind its weight, each pool reshuffled per epoch.
-
-    Weights are met in ``size``: bytes, a proxy for tokens that does not need the tokenizer.
+    Weights are shares of ``size``, by default in bytes, which need no tokenizer. Pools are reshuffled per epoch.
     """
     streams = [_shuffled(pool.documents, f"{seed}/{pool.name}") for pool in pools]
     given = [0.0] * len(pools)
@@ -156,7 +154,7 @@ def _shuffled(documents: Sequence[str], seed: str) -> Iterator[str]:
         yield from generator.sample(documents, len(documents))
 
 
-def prepare(  # noqa: PLR0917 - three of them are for some runs alone
+def prepare(  # noqa: PLR0917 - the last four have defaults
     options: DataOptions,
     folder: Path,
     tokens: int,
@@ -167,27 +165,28 @@ def prepare(  # noqa: PLR0917 - three of them are for some runs alone
     least: int = 0,
     enough: Callable[[int], bool] = lambda _: False,
 ) -> None:
-    """Write the token files for a run of ``tokens`` training tokens into ``folder``, unless they are there already.
+    """Write the token files of a run into ``folder``, unless they exist.
 
     Args:
-        options: what to read.
-        folder: of the token files.
-        tokens: size of the training text.
-        context: positions of the model, for the tokenizer's configuration.
-        say: told what is being done.
-        encoder: how text becomes tokens; by default a tokenizer is trained, and its files are written too.
-        also: called with what was read, to take more from it.
-        least: tokens that the sources must have: one sequence.
-        enough: asked now and then whether so many tokens will do.
+        options: sources and their mixture.
+        folder: folder of the token files.
+        tokens: length of the training text.
+        context: positions of the model.
+        say: prints a line of progress.
+        encoder: converts text to tokens; by default a tokenizer is trained and saved in ``folder``.
+        also: called with the documents, to make other files from them.
+        least: minimum number of tokens of the sources.
+        enough: whether to stop at this number of tokens; called between chunks.
 
     Raises:
-        OptionError: ``folder`` was made with other options; the text is too short; or see :func:`collect` and
+        OptionError: ``folder`` was made with other options, or the text is too short; see also :func:`collect` and
             :func:`~pronk.train.tokenizer.train_tokenizer`.
-        CheckpointError: the files cannot be written, for want of room for example.
+        CheckpointError: the files cannot be written.
     """
     recipe = _recipe(options, tokens, context, encoder)
     if (folder / "sources.json").exists():
-        _check_recipe(folder, recipe)
+        before = json.loads((folder / "sources.json").read_text(encoding="utf-8"))["recipe"]
+        check_unchanged(folder.parent, _named(before), _named(recipe))
         return
     say("reading sources")
     collection = collect(options)
@@ -215,7 +214,7 @@ def _size(count: int) -> str:
 
 
 def _check_length(collection: Collection, encoder: Encoder, least: int) -> None:
-    """A text is read again and again, but what is shorter than one sequence has nothing to teach."""
+    """Raise if the sources have fewer than ``least`` tokens; they may be read several times."""
     texts = iter([text for pool in collection.pools for text in pool.documents])
     found = len(pack(encoder, texts, least))
     if found < least:
@@ -227,7 +226,7 @@ def _check_length(collection: Collection, encoder: Encoder, least: int) -> None:
 
 
 def _write_summary(collection: Collection, recipe: dict[str, Any], file: Path) -> None:
-    """What the token files were made of; written last, it says that they are whole."""
+    """Write ``sources.json``; as the last file, it marks the folder as complete."""
     summary = {
         "recipe": recipe,
         "weights": {pool.name: pool.weight for pool in collection.pools},
@@ -239,7 +238,7 @@ def _write_summary(collection: Collection, recipe: dict[str, Any], file: Path) -
 
 
 def _train_encoder(collection: Collection, options: DataOptions, folder: Path, context: int, size: int) -> Encoder:
-    """A tokenizer learned from ``size`` bytes of the mixture; text that is read twice would teach it nothing."""
+    """Train a tokenizer on ``size`` bytes of the mixture, at most one epoch, and save it."""
     tokenizer = train_tokenizer(_until(mix(collection.pools, options.seed), size), options.vocab_size)
     with writing(folder, "the tokenizer", Exception):  # tokenizers raises bare Exception
         save_tokenizer(tokenizer, folder, context)
@@ -248,7 +247,9 @@ def _train_encoder(collection: Collection, options: DataOptions, folder: Path, c
 
 def _write_held_out(collection: Collection, options: DataOptions, encoder: Encoder, folder: Path) -> None:
     held_out = {pool.name: iter(pool.held_out) for pool in collection.pools if pool.held_out}
-    held_out |= {_stem(file): _texts(file) for file in options.valid}
+    for file in options.valid:
+        name = json_lines_name(file)
+        held_out[name] = (document.text for document in read_source(SourceSpec(name, "jsonl", file, 1.0)))
     for name, texts in held_out.items():
         tokens = pack(encoder, texts, options.valid_tokens)
         if len(tokens) < 2:
@@ -258,7 +259,7 @@ def _write_held_out(collection: Collection, options: DataOptions, encoder: Encod
 
 
 def _recipe(options: DataOptions, tokens: int, context: int, encoder: Encoder | None) -> dict[str, Any]:
-    """What decides the token files, but for the contents of the sources."""
+    """Return the options that determine the token files; contents of the sources are not compared."""
     return {
         **({"vocab": options.vocab_size} if encoder is None else {"tokenizer": encoder.fingerprint}),
         "sources": [[spec.name, spec.weight] for spec in options.sources],
@@ -271,22 +272,9 @@ def _recipe(options: DataOptions, tokens: int, context: int, encoder: Encoder | 
     }
 
 
-def _check_recipe(folder: Path, recipe: dict[str, Any]) -> None:
-    before = json.loads((folder / "sources.json").read_text(encoding="utf-8"))["recipe"]
-    check_unchanged(folder.parent, _named(before), _named(recipe))
-
-
 def _named(recipe: dict[str, Any]) -> dict[str, Any]:
-    """The recipe in the words of the options that decide it."""
+    """Return the recipe under the names of the command's options."""
     return {"tokens of text (steps times batch)" if key == "tokens" else key: value for key, value in recipe.items()}
-
-
-def _stem(file: Path) -> str:
-    return file.name.removesuffix(".gz").removesuffix(".jsonl")
-
-
-def _texts(file: Path) -> Iterator[str]:
-    return (document.text for document in read_source(SourceSpec(_stem(file), "jsonl", file, 1.0)))
 
 
 def _until(texts: Iterator[str], size: int) -> Iterator[str]:
@@ -300,7 +288,7 @@ def _until(texts: Iterator[str], size: int) -> Iterator[str]:
 def pack(
     encoder: Encoder, texts: Iterator[str], tokens: int, enough: Callable[[int], bool] = lambda _: False
 ) -> np.ndarray[tuple[int], np.dtype[np.integer[Any]]]:
-    """At most ``tokens`` ids of ``texts``, each document followed by the end-of-text token; fewer if those will do."""
+    """Return up to ``tokens`` ids of ``texts``, with an end-of-text token after each."""
     packed = np.empty(tokens, dtype=token_dtype(encoder.vocab_size))
     size = 0
     while size < tokens and not enough(size):

@@ -1,4 +1,4 @@
-"""What a run shows: lines of figures, and on a terminal a bar below them."""
+"""Progress of a run on the console: lines of figures, and on a terminal a bar below them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from math import inf
-from typing import Any, Self
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
@@ -16,56 +16,49 @@ from pronk.train.loop import Report
 
 __all__ = ["PLAIN", "TrainingDisplay", "WritingDisplay", "figure_lines"]
 
-# Lines are printed as they are: a path may hold what rich would read as markup.
+# Print lines unchanged: a path may contain rich's markup.
 PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}
 
-# A figure's name after that of what it was measured on: "on-policy KL 2", "greedy CTAR(1)".
+# A figure's name is that of the text and that of the measurement: "on-policy KL 2", "greedy CTAR(1)".
 _FIGURE = re.compile(r"(?P<of>.+?) (?P<what>(KL|same|alpha|CTAR|S)\b.*)")
 
 
-class _Bar:
-    """A bar, when the console is a terminal."""
+class _Bar(Progress):
+    """A progress bar, if the console is a terminal."""
 
-    def __init__(self, console: Console, what: str, total: float) -> None:
-        self._console = console
-        columns = (TextColumn(what), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[left]}"))
-        self._progress = Progress(*columns, console=console, disable=not console.is_terminal)
-        self._task = self._progress.add_task(what, total=total, left="")
+    what = "training"
 
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
+    def __init__(self, console: Console) -> None:
+        columns = (TextColumn(self.what), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[left]}"))
+        super().__init__(*columns, console=console, disable=not console.is_terminal)
+        self._task = self.add_task(self.what, total=1.0, left="")
 
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def _show(self, completed: float, lines: list[str], left: str) -> None:
-        self._progress.update(self._task, completed=completed, left=left)
+    def _show(self, share: float, lines: list[str], left: str) -> None:
+        self.update(self._task, completed=share, left=left)
         for line in lines:
-            self._console.print(line, **PLAIN)
+            self.console.print(line, **PLAIN)
 
 
 class WritingDisplay(_Bar):
-    """How much the target has written: a line for every twentieth, and a bar below them.
+    """Progress of the target's own text of ``total`` tokens: a bar, and a line for every twentieth.
 
-    Args:
-        console: where it is shown.
-        total: tokens to write.
-        clock: that may end the writing before.
+    The limit of ``clock``, if given, may end the text earlier.
     """
 
+    what = "writing"
+
     def __init__(self, console: Console, total: int, clock: Clock | None = None) -> None:
-        super().__init__(console, "writing", 1.0)
+        super().__init__(console)
         self._total, self._clock = total, clock
         self._start = self._began = time.monotonic()
         self._first: int | None = None
         self._twentieths = 0
 
     def show(self, done: int) -> None:
-        """``done`` tokens are there."""
+        """Show that ``done`` tokens are written."""
         now = time.monotonic()
         if self._first is None:
-            # What an earlier part of the run has written says nothing about the speed of this one.
+            # Tokens of an earlier part of the run do not count for the speed.
             self._first, self._began = done, now
         speed = (done - self._first) / max(now - self._began, 1e-9)
         seconds = (self._total - done) / speed if speed else inf
@@ -81,13 +74,10 @@ class WritingDisplay(_Bar):
 
 
 class TrainingDisplay(_Bar):
-    """Lines of figures, and a bar below them."""
-
-    def __init__(self, console: Console) -> None:
-        super().__init__(console, "training", 1.0)
+    """Progress of training: a bar, and lines of figures."""
 
     def show(self, news: Report) -> None:
-        """Print one line, and one for everything that was measured on held-out text."""
+        """Print one line for the report, and one for each validation text."""
         left = f"{_duration(news.seconds * (1 - news.progress) / max(news.progress, 1e-9))} left"
         parts = [f"step {news.step}", f"{news.progress:6.1%}", f"loss {news.loss:.4f}"]
         parts += ["same " + " ".join(f"{each:.2f}" for each in news.same)] if news.same else []
@@ -97,7 +87,7 @@ class TrainingDisplay(_Bar):
 
 
 def figure_lines(figures: Mapping[str, float]) -> Iterator[str]:
-    """A line for each thing that was measured on, with its figures."""
+    """Yield a line for each validation text, with its figures."""
     lines: dict[str, list[str]] = {}
     for name, value in figures.items():
         found = _FIGURE.fullmatch(name)

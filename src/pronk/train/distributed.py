@@ -1,12 +1,11 @@
-"""Several processes that train one model, each on its share of a step's passes.
+"""Training of one model by several processes, on one machine or with a shared folder.
 
-They are started, on one machine or over a shared folder, by::
+::
 
     torchrun --nproc-per-node 4 --no-python pronk train …
 
-Every process has the whole module and the whole optimizer. It computes every ``count``-th pass of a step; the gradients
-are summed, so that all of them make the step that one process would have made. The first process alone prints,
-evaluates and writes.
+Each process has the whole module and optimizer, and computes every ``count``-th forward pass of a step. Gradients are
+summed, so each process makes the same step as a single process would. Only the first one prints, evaluates and writes.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from torch import nn
 
 __all__ = ["ProcessGroup", "join_processes", "local_device"]
 
-# The others wait for the first while the target writes its text; a process that dies takes all with it in any case.
+# Long enough for the target's text, which only the first process writes; torchrun ends all processes if one dies.
 _PATIENCE = timedelta(days=7)
 
 T = TypeVar("T")
@@ -31,30 +30,30 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """This process, number ``rank`` of ``count``; by default it is alone, and nothing here costs anything."""
+    """Process number ``rank`` of ``count``; a single process does not communicate."""
 
     rank: int = 0
     count: int = 1
 
     @property
     def main(self) -> bool:
-        """Whether this is the one that prints, evaluates and writes."""
+        """Whether this process prints, evaluates and writes."""
         return self.rank == 0
 
     def from_main(self, compute: Callable[[], T]) -> T:
-        """What ``compute`` returns in the first process; the others wait for it."""
+        """Return the result of ``compute`` in the first process; the others wait for it."""
         if self.count == 1:
             return compute()
         box = [compute() if self.main else None]
         dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
-        return box[0]  # type: ignore[return-value]  # the first process has put it there
+        return box[0]  # type: ignore[return-value]  # set by the first process
 
     def agree(self, value: T) -> T:
-        """The first process's value."""
+        """Return the first process's value."""
         return self.from_main(lambda: value)
 
     def any(self, flag: bool) -> bool:
-        """Whether it is so in any process."""
+        """Return whether ``flag`` is true in any process."""
         if self.count == 1:
             return flag
         flags = torch.tensor(int(flag))
@@ -62,11 +61,11 @@ class ProcessGroup:
         return bool(flags)
 
     def share(self, passes: int) -> range:
-        """The numbers of the passes that this process makes; ``count`` divides ``passes``."""
+        """Return this process's part of the numbers of ``passes``, a multiple of ``count``."""
         return range(self.rank, passes, self.count)
 
     def gather(self, rows: Sequence[Sequence[float]]) -> list[list[float]]:
-        """The figures of all passes in their order, of which every process has those of its :meth:`share`."""
+        """Return the figures of all passes, in order, from those of each process's :meth:`share`."""
         if self.count == 1:
             return [list(row) for row in rows]
         own = torch.tensor(rows, dtype=torch.float64)
@@ -75,7 +74,7 @@ class ProcessGroup:
         return torch.stack(parts, dim=1).flatten(0, 1).tolist()
 
     def sum_gradients(self, module: nn.Module) -> None:
-        """Give every process the sum of all gradients; a parameter that has none anywhere is left without."""
+        """Set each gradient to its sum over the processes; a parameter without any keeps ``None``."""
         if self.count == 1:
             return
         parameters = [p for p in module.parameters() if p.requires_grad]
@@ -93,17 +92,16 @@ class ProcessGroup:
 
 
 def local_device(name: str) -> str:
-    """``cuda`` is one GPU for each process of a machine; any other name stays."""
+    """Return this process's GPU for ``cuda``, any other name unchanged."""
     several = name == "cuda" and dist.is_available() and dist.is_torchelastic_launched()
     return f"cuda:{dist.get_node_local_rank()}" if several else name
 
 
 @contextmanager
 def join_processes(device: str) -> Iterator[ProcessGroup]:
-    """The processes that ``torchrun`` has started, or this one alone.
+    """Join the processes of ``torchrun``; without it there is one process.
 
-    Args:
-        device: where it is trained; gradients on a GPU are summed by NCCL, everything else by Gloo.
+    NCCL sums gradients on a GPU ``device``; Gloo does everything else.
     """
     if not (dist.is_available() and dist.is_torchelastic_launched()):
         yield ProcessGroup()

@@ -1,4 +1,4 @@
-"""How training text becomes token ids: with the tokenizer that the run has trained, or with that of a target."""
+"""Conversion of training text to token ids, with the run's own tokenizer or the target's."""
 
 from __future__ import annotations
 
@@ -18,25 +18,17 @@ Turns = list[tuple[str, str]]
 
 @dataclass(frozen=True)
 class Encoder:
-    """Texts to token ids; markers spelled out in a text stay text.
+    """Converter of texts to token ids; markers spelled in a text stay text."""
 
-    Attributes:
-        plain: ids of ordinary texts.
-        dialogue: ids of a conversation.
-        end: the token that stands between documents.
-        vocab_size: ids are below it.
-        fingerprint: tells tokenizers apart.
-    """
-
-    plain: Callable[[list[str]], list[list[int]]]
-    dialogue: Callable[[Turns], list[int]]
-    end: int
-    vocab_size: int
-    fingerprint: str = ""
+    plain: Callable[[list[str]], list[list[int]]]  # encodes ordinary texts
+    dialogue: Callable[[Turns], list[int]]  # encodes the turns of one dialogue
+    end: int  # token after each document
+    vocab_size: int  # upper limit of the ids
+    fingerprint: str = ""  # identity of the tokenizer
 
     @classmethod
     def own(cls, backend: tokenizers.Tokenizer) -> Encoder:
-        """For a tokenizer of :mod:`pronk.train.tokenizer`."""
+        """Return the encoder of a tokenizer of :mod:`pronk.train.tokenizer`."""
 
         def plain(texts: list[str]) -> list[list[int]]:
             return [each.ids for each in backend.encode_batch_fast(texts, add_special_tokens=False)]
@@ -46,7 +38,7 @@ class Encoder:
 
     @classmethod
     def of_target(cls, tokenizer: Tokenizer, config: ModelConfig) -> Encoder:
-        """As the target sees text: with what its tokenizer puts around it, conversations in its chat template."""
+        """Return the encoder of a target, with its tokenizer's special tokens and its chat template."""
         backend = tokenizers.Tokenizer.from_str(tokenizer.backend.to_str())
         backend.encode_special_tokens = True
 
@@ -65,7 +57,7 @@ class Encoder:
         return cls(plain, dialogue, end, config.vocab_size, tokenizer.fingerprint)
 
     def encode(self, texts: list[str]) -> Iterator[list[int]]:
-        """Ids of documents; those that are dialogues are written as such."""
+        """Yield the ids of each document; dialogues get the chat format."""
         for text, ids in zip(texts, self.plain(texts), strict=True):
             turns = parse_dialogue(text)
             yield ids if turns is None else self.dialogue(turns)

@@ -1,4 +1,4 @@
-"""Keep measuring prompts out of training text: drop documents that share a run of 13 words with them."""
+"""Exclusion of texts that share a run of 13 words with an evaluation prompt."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pronk.files.json_lines import read_json_lines
 __all__ = ["RUN", "Exclusion"]
 
 RUN = 13
-# A run of 13 words holds the groups of 7 that start at its first 7 words, and one of these starts at a multiple of 7: a
-# look at every 7th group of a document finds each shared run, at a seventh of the cost.
+# A run of 13 words contains a group of 7 that starts at a multiple of 7 in the document. Looking up every 7th group
+# therefore finds each shared run, at a seventh of the cost.
 _GROUP = (RUN + 1) // 2
 _WORD = re.compile(r"\w+")
 
 
 class Exclusion:
-    """The runs of 13 words (lower case, punctuation ignored) of the texts in ``files``."""
+    """The runs of 13 words (lower case, without punctuation) of the excluded texts."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._groups: set[str] = set()
@@ -33,11 +33,11 @@ class Exclusion:
 
     @classmethod
     def from_files(cls, files: Iterable[Path]) -> Exclusion:
-        """Every string in every row of the JSONL files: prompts, references, solutions and tests alike."""
+        """Exclude every string in every row of the JSONL files: prompts, references, solutions and tests."""
         return cls(text for file in files for _, row in read_json_lines(file) for text in _strings(row))
 
     def __call__(self, text: str) -> bool:
-        """Whether ``text`` shares a run of 13 words with the excluded texts."""
+        """Return whether ``text`` shares a run of 13 words with the excluded texts."""
         if not self._runs:
             return False
         words = _words(text)

@@ -1,11 +1,11 @@
-"""Write what was trained: a decoder as a Hugging Face checkpoint that transformers loads as ``LlamaForCausalLM``.
+"""Export of trained decoders as Hugging Face checkpoints, and of drafters in a layout of their own.
 
-A drafter of another kind is a folder of its own layout (:mod:`pronk.drafters.from_target.modules.files`).
+transformers loads the checkpoints as ``LlamaForCausalLM``; drafters are read by
+:mod:`pronk.drafters.from_target.modules.files`. Weights are bfloat16. The target folder is replaced atomically.
 """
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,11 @@ from torch import Tensor, nn
 
 from pronk.architecture.config import ModelConfig
 from pronk.files.atomic import replace_folder, write_json, writing
+from pronk.files.companions import TOKENIZER_FILES, copy_companions
 from pronk.models.decoder import Decoder
 
-__all__ = ["export_drafter", "export_model", "hugging_face_config", "hugging_face_tensors"]
+__all__ = ["export_drafter", "export_model", "hugging_face_tensors"]
 
-_TOKENIZER_FILES = (
-    "tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json chat_template.jinja "
-    "tokenizer.model vocab.json merges.txt"
-).split()
 _LAYER_NAMES = {
     "attention_norm.weight": "input_layernorm.weight",
     "out.weight": "self_attn.o_proj.weight",
@@ -40,49 +37,45 @@ def export_model(
     card: str,
     documents: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
-    """Replace ``folder`` by the checkpoint, in bfloat16; at no time is it half written.
+    """Replace ``folder`` by a checkpoint.
 
     Args:
         decoder: a Llama-architecture decoder with plain, tied weights.
-        tokenizer_folder: has the tokenizer's files.
-        folder: the checkpoint; overwritten when it exists.
-        card: text of ``README.md``.
+        tokenizer_folder: folder with the tokenizer's files.
+        folder: folder of the checkpoint.
+        card: content of ``README.md``.
         documents: more JSON files, by name.
     """
+    config = _hugging_face_config(decoder.config)
+    special = {key: config[key] for key in ("bos_token_id", "eos_token_id")}
+    files = {"config.json": config, "generation_config.json": {**special, "do_sample": False}, **(documents or {})}
+    _export(folder, hugging_face_tensors(decoder), files, card, tokenizer_folder)
+
+
+def export_drafter(folder: Path, module: nn.Module, document: Mapping[str, Any], card: str) -> None:
+    """Replace ``folder`` by the drafter ``module``; ``document`` is the content of ``drafter.json``."""
+    _export(folder, module.state_dict(), {"drafter.json": document}, card)
+
+
+def _export(
+    folder: Path,
+    tensors: Mapping[str, Tensor],
+    files: Mapping[str, Mapping[str, Any]],
+    card: str,
+    tokenizer_folder: Path | None = None,
+) -> None:
+    stored = {name: tensor.detach().to("cpu", torch.bfloat16).contiguous() for name, tensor in tensors.items()}
     with writing(folder, "the model", SafetensorError), replace_folder(folder) as partial:
-        save_file(hugging_face_tensors(decoder), partial / "model.safetensors", metadata={"format": "pt"})
-        config = hugging_face_config(decoder.config)
-        write_json(partial / "config.json", config, indent=2)
-        special = {key: config[key] for key in ("bos_token_id", "eos_token_id")}
-        write_json(partial / "generation_config.json", {**special, "do_sample": False}, indent=2)
-        for name in _TOKENIZER_FILES:
-            if (tokenizer_folder / name).is_file():
-                shutil.copyfile(tokenizer_folder / name, partial / name)
-        for name, document in (documents or {}).items():
+        save_file(stored, partial / "model.safetensors", metadata={"format": "pt"})
+        if tokenizer_folder is not None:
+            copy_companions(tokenizer_folder, partial, TOKENIZER_FILES)
+        for name, document in files.items():
             write_json(partial / name, document, indent=2)
         (partial / "README.md").write_text(card, encoding="utf-8")
 
 
-def export_drafter(folder: Path, module: nn.Module, document: Mapping[str, Any], card: str) -> None:
-    """Replace ``folder`` by a drafter that :mod:`pronk.drafters.from_target.modules.files` reads, in bfloat16.
-
-    Args:
-        folder: overwritten when it exists; at no time is it half written.
-        module: its weights.
-        document: what ``drafter.json`` is to say.
-        card: text of ``README.md``.
-    """
-    tensors = {
-        name: tensor.detach().to("cpu", torch.bfloat16).contiguous() for name, tensor in module.state_dict().items()
-    }
-    with writing(folder, "the model", SafetensorError), replace_folder(folder) as partial:
-        save_file(tensors, partial / "model.safetensors", metadata={"format": "pt"})
-        write_json(partial / "drafter.json", document, indent=2)
-        (partial / "README.md").write_text(card, encoding="utf-8")
-
-
 def hugging_face_tensors(decoder: Decoder) -> dict[str, Tensor]:
-    """Weights under their Hugging Face names, bfloat16, with the fused projections split."""
+    """Return the weights under their Hugging Face names, with the fused projections split."""
     tensors: dict[str, Tensor] = {
         "model.embed_tokens.weight": decoder.embedding,
         "model.norm.weight": decoder.get_parameter("norm.weight"),
@@ -96,12 +89,10 @@ def hugging_face_tensors(decoder: Decoder) -> dict[str, Tensor]:
         gate, up = layer.get_parameter("up.weight").chunk(2)
         parts = {"self_attn.q": q, "self_attn.k": k, "self_attn.v": v, "mlp.gate": gate, "mlp.up": up}
         tensors |= {f"{prefix}{name}_proj.weight": part for name, part in parts.items()}
-    return {name: tensor.detach().to("cpu", torch.bfloat16).contiguous() for name, tensor in tensors.items()}
+    return tensors
 
 
-def hugging_face_config(config: ModelConfig) -> dict[str, Any]:
-    """The ``config.json`` document of a Llama-architecture decoder."""
-    theta = 10000.0 if config.rope is None else config.rope.theta
+def _hugging_face_config(config: ModelConfig) -> dict[str, Any]:
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -114,7 +105,7 @@ def hugging_face_config(config: ModelConfig) -> dict[str, Any]:
         "head_dim": config.head_dim,
         "max_position_embeddings": config.context,
         "rms_norm_eps": config.norm_eps,
-        "rope_theta": theta,
+        "rope_theta": 10000.0 if config.rope is None else config.rope.theta,
         "hidden_act": "silu",
         "attention_bias": False,
         "mlp_bias": False,

@@ -1,4 +1,4 @@
-"""What a drafter learns from of a target: computed with each batch, never stored."""
+"""Hidden states, keys and values of the target that drafters learn from, computed with each batch."""
 
 from __future__ import annotations
 
@@ -16,19 +16,12 @@ __all__ = ["Features", "compute_features"]
 
 @dataclass
 class Features:
-    """Of ``rows`` tokens, ``[batch * length]`` of them.
+    """States of ``rows`` tokens (batch times length); layers count from 1."""
 
-    Attributes:
-        last: ``[rows, hidden]``, the last layer's output before the final norm.
-        hidden: the same of the layers asked for, by number: 1 is the first layer's output.
-        keys: ``[rows, kv_heads, head_dim]`` of the layers asked for, by number, as the cache has them.
-        values: likewise.
-    """
-
-    last: Tensor
-    hidden: dict[int, Tensor] = field(default_factory=dict)
-    keys: dict[int, Tensor] = field(default_factory=dict)
-    values: dict[int, Tensor] = field(default_factory=dict)
+    last: Tensor  # output of the last layer before the final norm, ``[rows, hidden]``
+    hidden: dict[int, Tensor] = field(default_factory=dict)  # output of some layers, by layer
+    keys: dict[int, Tensor] = field(default_factory=dict)  # of some layers, ``[rows, kv_heads, head_dim]``, by layer
+    values: dict[int, Tensor] = field(default_factory=dict)  # values, likewise
 
 
 @torch.no_grad()
@@ -39,25 +32,16 @@ def compute_features(
     hidden: Collection[int] = (),
     cache: Collection[int] = (),
 ) -> Features:
-    """One pass over ``tokens`` ``[batch, length]``, whose ``hidden`` outputs and ``cache`` keys and values are kept."""
+    """Run ``tokens`` ``[batch, length]``; keep outputs of layers ``hidden``, keys and values of ``cache``."""
     batch, length = tokens.shape
-    found = Features(tokens.new_empty(0))
-    attend = _Remember(DenseAttention(batch, length, decoder.config.windows), frozenset(cache), found)
+    dense, found = DenseAttention(batch, length, decoder.config.windows), Features(tokens.new_empty(0))
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if layer + 1 in cache:
+            found.keys[layer + 1], found.values[layer + 1] = k, v
+        return dense(layer, q, k, v)
+
     for layer, found.last in dense_states(decoder, tokens, dtype, attend):
         if layer in hidden:
             found.hidden[layer] = found.last
     return found
-
-
-@dataclass(frozen=True)
-class _Remember:
-    """Dense attention that keeps the keys and values of some layers."""
-
-    attend: DenseAttention
-    layers: frozenset[int]
-    into: Features
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if layer + 1 in self.layers:
-            self.into.keys[layer + 1], self.into.values[layer + 1] = k, v
-        return self.attend(layer, q, k, v)

@@ -1,13 +1,12 @@
-"""A language model that learns to predict several tokens at once (Gloeckle et al. 2024).
+"""Training of a language model that predicts several tokens at once (Gloeckle et al. 2024).
 
-The loss of equation 2 over ``n`` heads, the first of which is the model's own::
+The loss is equation 2 over ``n`` heads, the first of which is the model's own; each head's term is its mean over the
+rows that have a token that far ahead::
 
     L = - Σ_t Σ_(i=1..n) log P(x[t+i] | x[..t])
 
-where each head's share is its mean over the rows that have such a token.
-
-What is exported is an ordinary checkpoint, whose own head predicts the next token, and in its folder ``heads`` the
-others, for the drafter ``multi_token``. In a model of ``L`` layers the heads read, by their order::
+The export is an ordinary checkpoint, whose own head predicts the next token, with the other heads in its folder
+``heads``, for the drafter ``multi_token``. In a model of ``L`` layers the heads read, by their order::
 
     parallel       the output of layer L - 1; the model's last layer is the first head
     causal         the output of layer L, which is the first head's
@@ -35,15 +34,15 @@ from pronk.errors import OptionError
 from pronk.llm import LLM
 from pronk.models.decoder import Decoder
 from pronk.models.fingerprint import Fingerprint
-from pronk.train.attention import DenseAttention
+from pronk.train.attention import DenseAttention, dense_hidden, dense_rope
 from pronk.train.card import heads_card
 from pronk.train.export import export_drafter
-from pronk.train.heads import Stage, ahead, check_lengths, describe, head_by_head, head_stages
+from pronk.train.heads import Stage, ahead, describe, head_by_head, head_stages, head_weight
 from pronk.train.lm import TextModel
 from pronk.train.loop import Passed
+from pronk.train.losses import text_loss
 from pronk.train.options import ModelShape
 from pronk.train.served import SERVED_TOKENS, beginnings, is_served, measure
-from pronk.train.text_loss import text_loss
 
 __all__ = ["FutureModel", "FutureTokens", "future_shape"]
 
@@ -51,15 +50,10 @@ __all__ = ["FutureModel", "FutureTokens", "future_shape"]
 def future_shape(
     model: ModelShape, tokens: int, kind: str, order: str, unembeddings: str, mlp: int | None = None
 ) -> HeadsShape | None:
-    """The extra heads of a model that predicts ``tokens`` tokens at a time; ``None`` for one token.
+    """Return the extra heads of a model that predicts ``tokens`` tokens at a time; ``None`` for one token.
 
-    Args:
-        model: the model, its own head included.
-        tokens: 1 is the next token alone.
-        kind: see :class:`~pronk.drafters.from_target.modules.heads.HeadsShape`, also for the next two.
-        order: of the heads.
-        unembeddings: of the heads.
-        mlp: width of a head; the model's by default.
+    ``kind``, ``order``, ``unembeddings`` and ``mlp`` are those of
+    :class:`~pronk.drafters.from_target.modules.heads.HeadsShape`; the default ``mlp`` is the model's.
 
     Raises:
         OptionError: a value out of its range, too few layers, or heads that cannot be layers of the model.
@@ -85,7 +79,7 @@ def future_shape(
 
 
 class FutureModel(nn.Module):
-    """A decoder and the heads beside its own; anticausal ones share their layers with it."""
+    """A decoder and further heads; anticausal heads are layers of the decoder."""
 
     def __init__(self, config: ModelConfig, shape: HeadsShape) -> None:
         super().__init__()
@@ -94,77 +88,56 @@ class FutureModel(nn.Module):
         self.heads = MultiTokenHeads(shape, config, inner)
 
     def initialize(self, seed: int) -> None:
-        """First weights; those of the decoder are the same as without heads."""
+        """Initialize the weights; the decoder's are the same as without heads."""
         self.heads.initialize(torch.Generator().manual_seed(seed + 1))
         self.decoder.initialize(torch.Generator().manual_seed(seed))
 
     def trunk(self, tokens: Tensor) -> Tensor:
-        """What the heads read, ``[batch * length, hidden]``, of ``tokens`` ``[batch, length]``."""
-        positions, rope, attend = self._batch(tokens)
-        x = self.decoder.embed(tokens.reshape(-1), positions, torch.float32)
-        *_, (_, z) = self.decoder.run(x, rope, attend, 0, self.heads.shape.layer)
-        return z
+        """Return the input of the heads, ``[batch * length, hidden]``, for ``tokens`` ``[batch, length]``."""
+        return dense_hidden(self.decoder, tokens, stop=self.heads.shape.layer)
 
     def stages(self, tokens: Tensor) -> list[Stage]:
-        """All heads above the trunk of ``tokens``, in the order in which they are applied; number 0 is the model's."""
-        _, rope, attend = self._batch(tokens)
-        others, shape, last = head_stages(self.heads, rope, attend), self.heads.shape, len(self.decoder.layers) - 1
-        index = [number + 1 for number, _ in others]
-        stages: list[Stage] = [(number, apply) for number, (_, apply) in zip(index, others, strict=True)]
-        whole = shape.layer > last  # the trunk is all of the model
+        """Return all heads above the trunk of ``tokens``, in order of execution; number 0 is the model's own."""
+        batch, length = tokens.shape
+        rope = dense_rope(self.decoder, batch, length, torch.float32, tokens.device)
+        attend, shape, last = DenseAttention(batch, length), self.heads.shape, len(self.decoder.layers) - 1
+        stages: list[Stage] = [(index + 1, apply) for index, apply in head_stages(self.heads, rope, attend)]
 
         def first(x: Tensor) -> Tensor:
-            out: Tensor = x if whole else self.decoder.layers[last](x, rope, last, attend)
+            # The trunk may be the whole model.
+            out: Tensor = x if shape.layer > last else self.decoder.layers[last](x, rope, last, attend)
             return out
 
         return [*stages, (0, first)] if shape.order == "anticausal" else [(0, first), *stages]
 
     def scored(self, number: int, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows ``[rows, hidden]`` that go into the unembedding of a head, and its weight ``[vocab, hidden]``."""
+        """Return the input ``[rows, hidden]`` of a head's unembedding and its weight ``[vocab, hidden]``."""
         if not number:
             return self.decoder.norm(x), self.decoder.embedding
-        own = self.heads.unembeddings[number - 1].get_parameter("weight") if self.heads.unembeddings else None
-        return self.heads.norm(number - 1, x), self.decoder.embedding if own is None else own
-
-    def _batch(self, tokens: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor] | None, DenseAttention]:
-        batch, length = tokens.shape
-        positions = torch.arange(length, device=tokens.device).repeat(batch)
-        return positions, self.decoder.rope(positions, positions + 1, torch.float32), DenseAttention(batch, length)
+        return self.heads.norm(number - 1, x), head_weight(self.heads, number - 1, self.decoder.embedding)
 
 
 class FutureTokens(TextModel[FutureModel]):
-    """See :class:`~pronk.train.loop.Objective`; the loss is that of equation 2, one head at a time.
+    """A model with ``options.heads``, trained with equation 2, one head at a time."""
 
-    Args:
-        folder: as for :class:`~pronk.train.lm.TextModel`.
-        options: with ``heads``.
-
-    Raises:
-        OptionError: as there, or sequences that end before what the last head is to predict.
-    """
-
-    # Of matrix products; the rest is float32.
-    dtype = torch.bfloat16
+    dtype = torch.bfloat16  # of matrix products; everything else is float32
 
     def build(self) -> FutureModel:
-        """The model and its heads."""
-        shape: HeadsShape = self.options.heads
-        check_lengths(self.options, shape.num_heads)
-        model = FutureModel(self.config, shape)
+        """Build the model and its heads."""
+        model = FutureModel(self.config, self.options.heads)
         model.initialize(self.options.seed)
         self._trunk = torch.compile(model.trunk) if self.options.compile else model.trunk
         return model
 
     @property
     def decoder(self) -> Decoder:
-        """The model without the heads beside its own."""
+        """The exported model, without the further heads."""
         return self.module.decoder
 
     def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> Passed:
-        """See :class:`~pronk.train.loop.Objective`.
+        """Return the mean loss of the heads; add ``scale`` times the gradient of their sum.
 
-        The loss is the heads' mean, the gradient that of their sum. The guesses of the heads beside the model's own are
-        compared with what the model itself finds likeliest where their token is next.
+        The most likely tokens of the further heads are compared with those of the model's own head at later rows.
         """
         inputs, targets = inputs.to(self.device), targets.to(self.device)
         with self._autocast():
@@ -182,7 +155,7 @@ class FutureTokens(TextModel[FutureModel]):
         return Passed(fmean(losses), tuple(same))
 
     def _losses(self, inputs: Tensor, targets: Tensor, z: Tensor) -> Any:
-        """Each head's number, loss and likeliest tokens, and the rows where these are next tokens."""
+        """Yield each head's number, loss and most likely tokens, and the rows where the model predicts those."""
         batch, length = inputs.shape
         with self._autocast():
             stages = self.module.stages(inputs)
@@ -202,22 +175,22 @@ class FutureTokens(TextModel[FutureModel]):
 
     @torch.no_grad()
     def measure(self, inputs: Tensor, targets: Tensor) -> list[float]:
-        """Mean loss of each head, the model's own first, in nats per token."""
+        """Return the loss of each head, the model's own first."""
         inputs, targets = inputs.to(self.device), targets.to(self.device)
         with self._autocast():
             z = self._trunk(inputs)
         return [float(loss) for _, loss, _, _ in self._losses(inputs, targets, z)]
 
     def evaluate(self, length: int, seconds: float = inf) -> dict[str, float]:
-        """See :class:`~pronk.train.lm.TextModel`; with alpha, CTAR and S, as the decoding engine measures them."""
+        """Measure the losses, and alpha, CTAR and S in the engine; each has half of ``seconds``."""
         return super().evaluate(length, seconds / 2) | self._serve(seconds / 2)
 
     def judge(self, figures: Mapping[str, float]) -> float:
-        """See :class:`~pronk.train.lm.TextModel`; what the engine measures is no loss."""
+        """Return the mean loss; figures of the engine do not count."""
         return super().judge({name: value for name, value in figures.items() if not is_served(name)})
 
     def _serve(self, seconds: float) -> dict[str, float]:
-        """What the engine makes of the model and its heads as they are now, in ``RUN/latest``."""
+        """Export the current model and heads to ``RUN/latest`` and measure them in the engine."""
         config, latest = self.config, self.folder / "latest"
         prompts = beginnings(self.data, config.vocab_size, config.eos_ids[0], config.context)
         if not prompts:
@@ -227,7 +200,7 @@ class FutureTokens(TextModel[FutureModel]):
         return measure(llm, f"multi_token(model={str(latest / 'heads')!r})", prompts, SERVED_TOKENS, seconds)
 
     def export(self, folder: Path, card: str, facts: Mapping[str, Any]) -> None:
-        """Replace ``folder`` by the model, and ``folder / "heads"`` by the other heads."""
+        """Replace ``folder`` by the model, with the further heads in ``folder / "heads"``."""
         super().export(folder, card, facts)
         shape, fingerprint = self.options.heads, Fingerprint.of(folder)
         rest = dict(facts)

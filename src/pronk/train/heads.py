@@ -1,10 +1,9 @@
-"""Multi-token heads that learn from a frozen target, and how heads are trained one at a time.
+"""Multi-token heads that learn from a frozen target, trained one head at a time.
 
-With ``k`` heads, their logits and the gradients of these would be the largest things in memory. So each head goes
-forward and backward before the next one begins, and what is kept of all of them is the gradient at the trunk, one row
-of the hidden size for each token (section 2 and figure 2 of the paper). Where heads read other heads, all go forward
-first, then come the losses one by one, and last the gradients from the head furthest from the trunk back to it
-(figure S11).
+The logits of all heads, and their gradients, would be the largest tensors in memory. Therefore each head goes forward
+and backward before the next one, and only the gradient at the trunk accumulates, one row of the hidden size per token
+(section 2 and figure 2 of the paper). If heads read other heads, all go forward first, then come the losses one by
+one, and last the gradients from the head furthest from the trunk back to the trunk (figure S11).
 """
 
 from __future__ import annotations
@@ -15,79 +14,49 @@ import torch
 from torch import Tensor
 
 from pronk.drafters.from_target.modules.heads import HeadsShape, MultiTokenHeads
-from pronk.errors import OptionError
-from pronk.train.attention import DenseAttention
+from pronk.drafters.from_target.modules.medusa import MedusaHeads
+from pronk.train.attention import DenseAttention, dense_rope
 from pronk.train.features import Features
-from pronk.train.options import LoopOptions, option_name
 from pronk.train.student import Branch, Student
 
-__all__ = [
-    "HeadsStudent",
-    "Stage",
-    "ahead",
-    "check_guesses",
-    "check_lengths",
-    "describe",
-    "head_by_head",
-    "head_stages",
-]
+__all__ = ["HeadsStudent", "Stage", "ahead", "describe", "head_by_head", "head_stages", "head_weight"]
 
-# The number of a guess, and how what it reads ``[rows, hidden]`` becomes what its norm and unembedding read.
+# The number of a prediction, and the function from its input ``[rows, hidden]`` to the input of its norm.
 Stage = tuple[int, Callable[[Tensor], Tensor]]
 
 
 class HeadsStudent(Student[MultiTokenHeads]):
-    """See :class:`~pronk.train.student.Student`; head ``i`` learns what the target says ``i`` places further on."""
+    """Heads of a ``HeadsShape``; head ``i`` learns the target's distribution ``i`` positions further on."""
 
     kind = "multi_token"
     what = "Multi-token heads"
 
     def build(self, generator: torch.Generator) -> MultiTokenHeads:
-        """Heads that hardly change what they read, below norms and unembeddings that are the target's."""
-        shape = self.options.shape
-        check_lengths(self.options, shape.num_heads)
-        check_guesses(self.options.num_tokens, shape.num_heads)
-        self.hidden = (shape.layer,)
-        heads = MultiTokenHeads(shape, self.teacher.llm.config)
+        """Build heads near the identity, with the target's norm and unembedding."""
+        self.hidden = (self.options.shape.layer,)
+        heads = MultiTokenHeads(self.options.shape, self.teacher.llm.config)
         heads.initialize(generator, self.teacher.decoder.norm, self.teacher.unembedding)
         return heads
 
     def branches(self, tokens: Tensor, features: Features) -> Iterator[Branch]:
-        """One for each head, from the nearest token on, without the last rows, after which nothing is known."""
-        heads, decoder, (batch, length) = self.module, self.teacher.decoder, tokens.shape
+        """Yield one branch per head, nearest token first, for the rows with a token that far ahead."""
+        heads, (batch, length) = self.module, tokens.shape
         z = features.hidden[heads.shape.layer].float()
-        positions = torch.arange(length, device=tokens.device).repeat(batch)
-        rope = decoder.rope(positions, positions + 1, z.dtype)
+        rope = dense_rope(self.teacher.decoder, batch, length, z.dtype, z.device)
         attend = DenseAttention(batch, length, heads.config.windows)
         for index, out in head_by_head(head_stages(heads, rope, attend), z, chained=heads.shape.chained):
             rows, said = ahead(batch, length, index + 1, tokens.device)
-            if len(rows):  # a held-out text may be that short
-                own = heads.unembeddings[index].get_parameter("weight") if heads.unembeddings else None
-                yield Branch(heads.norm(index, out[rows]), self.teacher.unembedding if own is None else own, said)
+            if len(rows):  # held-out sequences may be shorter
+                yield Branch(heads.norm(index, out[rows]), head_weight(heads, index, self.teacher.unembedding), said)
 
     @property
     def description(self) -> str:
-        """Its shape, in words, for the card."""
+        """Its shape in words, for the card."""
         return describe(self.options.shape)
 
 
-def check_lengths(options: LoopOptions, num_heads: int) -> None:
-    """Raise :class:`~pronk.errors.OptionError` if sequences end before what the last head is to guess."""
-    for name, length in options.lengths.items():
-        if length <= num_heads:
-            msg = f"{option_name(name)}: expected at least {num_heads + 1} for {num_heads} heads, found {length}"
-            raise OptionError(msg)
-
-
-def check_guesses(num_tokens: int, num_heads: int) -> None:
-    """Raise :class:`~pronk.errors.OptionError` if more is to be guessed than there are heads."""
-    if num_tokens > num_heads:
-        msg = f"num-tokens: expected 0 to {num_heads}, the heads, found {num_tokens}"
-        raise OptionError(msg)
-
-
 def describe(shape: HeadsShape) -> str:
-    """A shape in words, for a card."""
+    """Return a shape in words, for a card."""
     layer = f"a transformer layer with an MLP of {shape.mlp}" if shape.kind == "transformer" else "a linear layer"
     return (
         f"{shape.num_heads} heads for the tokens 2 to {shape.num_heads + 1} places ahead, {shape.order}, over the "
@@ -96,27 +65,30 @@ def describe(shape: HeadsShape) -> str:
     )
 
 
+def head_weight(heads: MultiTokenHeads | MedusaHeads, index: int, shared: Tensor) -> Tensor:
+    """Return the unembedding ``[vocab, hidden]`` of a head: its own, or else ``shared``, the target's."""
+    return heads.unembeddings[index].get_parameter("weight") if heads.unembeddings else shared
+
+
 def head_stages(heads: MultiTokenHeads, rope: tuple[Tensor, Tensor] | None, attend: DenseAttention) -> list[Stage]:
-    """The heads in the order in which they are applied, for rows with these rotations and this attention."""
+    """Return the heads in order of execution, for rows with these rotations and this attention."""
 
     def stage(index: int) -> Stage:
-        return index, lambda x: heads.part(index, x, rope, attend)
+        return index, lambda x: heads.run_part(index, x, rope, attend)
 
     return [stage(index) for index in heads.shape.sequence]
 
 
 def head_by_head(stages: Sequence[Stage], z: Tensor, *, chained: bool) -> Iterator[tuple[int, Tensor]]:
-    """Outputs of the stages, by number, each to be taken backward before the next is asked for.
+    """Yield number and output ``[rows, hidden]`` of each stage, by rising numbers.
 
-    After the last one the gradients go from stage to stage, if they are chained, and to ``z`` if it wants one.
+    The caller runs backward on an output before it takes the next one. After the last one, if ``chained``, the
+    gradients go from stage to stage, and to ``z`` if it requires a gradient.
 
     Args:
-        stages: in the order in which they are applied.
-        z: ``[rows, hidden]``, what they read; a leaf.
-        chained: whether each reads the output of the one before, or else all read ``z``.
-
-    Yields:
-        The number of a stage, and its output ``[rows, hidden]``, by rising numbers.
+        stages: stages in order of execution.
+        z: ``[rows, hidden]``, the trunk's output; a leaf.
+        chained: whether each stage reads the output of the one before; otherwise all read ``z``.
     """
     if not chained:
         for number, apply in sorted(stages, key=lambda stage: stage[0]):
@@ -136,7 +108,7 @@ def head_by_head(stages: Sequence[Stage], z: Tensor, *, chained: bool) -> Iterat
 
 
 def ahead(batch: int, length: int, places: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Row numbers of all tokens that have a successor ``places`` tokens later in their sequence, and of the successors.
+    """Return the rows with a token ``places`` later in their sequence, and the rows of these later tokens.
 
     For two sequences of 3 rows and 1 place: ``0 1 3 4`` and ``1 2 4 5``.
     """

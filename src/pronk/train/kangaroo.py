@@ -4,7 +4,7 @@ Equation 3 is the cross-entropy against the target's distribution at every posit
 
     A* = argmin_A  sum_t sum_n  -M^b_n(x_t) log M^s_n(x_t),    M^s = head ∘ A ∘ M^b[:l]
 
-which is the divergence of :mod:`pronk.train.distill` up to the target's own entropy, a constant: the same gradient.
+Its gradient is that of the divergence in :mod:`pronk.train.losses`; the difference, the target's entropy, is constant.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pronk.drafters.from_target.modules.kangaroo import KangarooAdapter as Adapter
 from pronk.models.decoder import Decoder
-from pronk.train.attention import DenseAttention
+from pronk.train.attention import DenseAttention, dense_rope
 from pronk.train.features import Features
 from pronk.train.student import Branch, Student
 
@@ -31,44 +31,43 @@ _WORDS = {
 
 
 class KangarooStudent(Student[Adapter]):
-    """See ``Student``; the shape is a ``KangarooShape``."""
+    """An adapter behind the exit layer, of a ``KangarooShape``."""
 
     kind = "kangaroo"
     what = "A Kangaroo adapter"
 
     def build(self, generator: torch.Generator) -> Adapter:
-        """The adapter; its last norm, and a head of its own, begin as the target's."""
+        """Build the adapter; its last norm, and a head of its own, start as copies of the target's."""
         shape, teacher = self.options.shape, self.teacher
         self.hidden = (shape.exit_layer,)
         adapter = Adapter(shape, teacher.llm.config)
         adapter.initialize(generator, teacher.decoder.norm, teacher.unembedding)
-        self._adapt = torch.compile(dense_adapter) if self.options.compile else dense_adapter
+        self._adapt = self.compiled(dense_adapter)
         return adapter
 
     def branches(self, tokens: Tensor, features: Features) -> Iterator[Branch]:
-        """What follows each token."""
+        """Yield one branch: the next token."""
         head = self.teacher.unembedding if self.module.head is None else self.module.get_parameter("head.weight")
         early = features.hidden[self.options.shape.exit_layer].float()
         yield Branch(self._adapt(self.module, self.teacher.decoder, early, *tokens.shape), head)
 
     @property
     def description(self) -> str:
-        """Its shape, in words, for the card."""
+        """Its shape in words, for the card."""
         shape, layers = self.options.shape, self.teacher.llm.config.num_layers
         heads = f" {shape.heads} attention heads." if shape.attends else ""
         return f"Exit after layer {shape.exit_layer} of {layers}; adapter of {_WORDS[shape.adapter]}.{heads}"
 
     @property
     def spec(self) -> str:
-        """Drafts of a fixed length, so that every guess is measured, the unsure ones too."""
+        """The drafter to measure; eta 0 keeps draft tokens of low confidence, so that all are measured."""
         return f"{self.kind}(model={{model!r}}, num_tokens={self.options.num_tokens}, eta=0)"
 
 
 def dense_adapter(adapter: Adapter, decoder: Decoder, early: Tensor, batch: int, length: int) -> Tensor:
-    """What goes into the head, ``[batch * length, hidden]``, for ``early`` of the same shape: the exit layer's output.
+    """Return the input of the head, ``[batch * length, hidden]``, for the exit layer's output ``early``.
 
     Rows are ``batch`` sequences of ``length`` tokens, one after the other; ``decoder`` is the target.
     """
-    positions = torch.arange(length, device=early.device).repeat(batch)
-    rope = decoder.rope(positions, positions + 1, early.dtype)
+    rope = dense_rope(decoder, batch, length, early.dtype, early.device)
     return adapter(early, rope, DenseAttention(batch, length, adapter.config.windows))

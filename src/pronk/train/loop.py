@@ -1,15 +1,15 @@
-"""The training loop, whatever is trained: a language model, a draft model.
+"""Training loop of language models and drafters.
 
-A run lives in one folder and can be stopped and continued at any time::
+A run is one folder and can be stopped and continued at any time::
 
     RUN/data/          token files, list of sources
-    RUN/checkpoint.pt  what is trained, optimizer, position, clock
-    RUN/latest/        the model at the last evaluation, as a Hugging Face checkpoint
+    RUN/checkpoint.pt  module, optimizer, position, clock
+    RUN/latest/        the model at the last evaluation
     RUN/export/        the finished model
 
-Where a run is in its text follows from the number of steps it has made in each of its two phases (short sequences, then
-long ones), so that a resumed run computes exactly the losses of an uninterrupted one. Several processes may share the
-work of a step (:mod:`pronk.train.distributed`); a run may be continued by more or fewer of them.
+The numbers of steps in the two phases (short sequences, then long ones) determine the position in the text, so a
+resumed run computes exactly the losses of an uninterrupted one. The number of processes that share the steps
+(:mod:`pronk.train.distributed`) may change when a run is resumed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pronk.train.batches import Batches
 from pronk.train.checkpoint import load_checkpoint, save_checkpoint
 from pronk.train.clock import EVALUATION, TRAINED_BY, Clock
 from pronk.train.distributed import ProcessGroup, local_device
-from pronk.train.optim import Optimizers, clip_gradients
+from pronk.train.optim import Optimizers
 from pronk.train.options import LoopOptions
 from pronk.train.resume import check_run
 from pronk.train.schedule import Schedule
@@ -41,46 +41,35 @@ __all__ = ["Objective", "Passed", "Report", "Trainer", "find_device"]
 
 @dataclass(frozen=True)
 class Passed:
-    """What a pass over some sequences says.
+    """Result of a forward and backward pass."""
 
-    Attributes:
-        loss: mean, in nats per token.
-        same: for each guess ahead, how often it is the target's own likeliest token; empty where nothing guesses.
-    """
-
-    loss: float
-    same: tuple[float, ...] = ()
+    loss: float  # mean loss in nats per token
+    same: tuple[float, ...] = ()  # by tokens ahead: accuracy against the target's most likely token; may be empty
 
 
 class Objective(Protocol):
-    """What is trained, on what, and how well it does."""
+    """A module with its loss, its text and its evaluation."""
 
     @property
     def module(self) -> nn.Module:
-        """The module whose parameters are trained; its large matrices are in ``module.layers``."""
-        ...
+        """The trained module; its large matrices are in ``module.layers``."""
 
     @property
     def phases(self) -> tuple[Batches, Batches]:
-        """The sequences of the first part of the run, and the sequences of the last."""
-        ...
+        """The sequences of the two phases."""
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What a resumed run must have as before, beyond the loop's options."""
-        ...
+        """Values that a resumed run must repeat, beyond the loop's options."""
 
     def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> Passed:
-        """Add ``scale`` times the gradient of the mean loss over ``inputs`` and ``targets`` ``[count, length]``."""
-        ...
+        """Add ``scale`` times the gradient of the mean loss; arguments are ``[count, length]``."""
 
     def evaluate(self, length: int, seconds: float = math.inf) -> dict[str, float]:
-        """Figures by name, on held-out sequences of (at most) ``length`` tokens, as many as ``seconds`` allow."""
-        ...
+        """Return figures by name, on held-out sequences of up to ``length`` tokens, in about ``seconds``."""
 
     def judge(self, figures: Mapping[str, float]) -> float:
-        """The one number, lower is better, that early stopping goes by; NaN if there is no held-out text."""
-        ...
+        """Return the number for early stopping, lower is better; NaN without held-out text."""
 
 
 Trained = TypeVar("Trained", bound=Objective)
@@ -88,10 +77,10 @@ Trained = TypeVar("Trained", bound=Objective)
 
 @dataclass
 class Report:
-    """What the loop says: means since the last report, and the objective's figures when they are new.
+    """Means since the last report, and the figures of an evaluation, if there was one.
 
-    ``same`` is as in :class:`Passed`. ``seconds`` is the time so far, ``speed`` in tokens/s that of the median step,
-    ``norm`` that of the last gradient.
+    ``seconds`` is the training time so far, ``speed`` is in tokens/s of the median step, ``norm`` is that of the last
+    gradient, and ``same`` as in :class:`Passed`.
     """
 
     step: int
@@ -107,18 +96,11 @@ class Report:
 
 
 class Trainer(Generic[Trained]):
-    """One run: ``train`` goes on from wherever the folder's checkpoint is.
-
-    Args:
-        folder: the run.
-        options: the loop's settings; those of a resumed run must agree with its checkpoint.
-        objective: what is trained; a resumed one takes the checkpoint's weights.
-        processes: that share the work.
-        clock: of the run, by which ``options.minutes`` end it; a resumed one goes on from the checkpoint's.
+    """One run; if its folder has a checkpoint, the run resumes from there, with its weights and its clock.
 
     Raises:
-        OptionError: options differ from the checkpoint's, the passes of a step cannot be shared evenly, or there is no
-            time left.
+        OptionError: options differ from the checkpoint's, the passes of a step cannot be shared evenly, or no time is
+            left.
         CheckpointError: the checkpoint is damaged.
     """
 
@@ -136,20 +118,20 @@ class Trainer(Generic[Trained]):
         if options.threads is not None:
             torch.set_num_threads(options.threads)
         self.optimizers = Optimizers(objective.module, options.optimizer, options.weight_decay)
-        self.seconds = 0.0  # of training, on the first process's clock, over all parts of the run
-        self.step, self.length_tracker = 0, 0.0  # seconds of the last step
-        self.done = [0, 0]  # steps made in each phase
-        self.passed: list[tuple[float, ...]] = []  # of each step since the last report: its loss, then ``same``
+        self.seconds = 0.0  # of training, by the first process's clock, over all parts of the run
+        self.step, self.step_seconds = 0, 0.0  # number and duration of the last step
+        self.done = [0, 0]  # steps of each phase
+        self.passed: list[tuple[float, ...]] = []  # loss and ``same`` of each step since the last report
         self.history: list[dict[str, Any]] = []
         if self.checkpoint.exists():
             self._restore(load_checkpoint(self.checkpoint))
-        # What the text took, and starting again; a run ends in time whatever came before the training.
+        # Seconds outside of training: text and restarts.
         self.before = self.processes.agree(self.clock.seconds) - self.seconds
         o = options
         self.schedule = Schedule(o.steps, self._minutes(), o.warmup, o.rate, o.floor)
 
     def _minutes(self) -> float | None:
-        """How long the training may take."""
+        """Return the time limit of the training."""
         if not self.clock.limited:
             return None
         left = TRAINED_BY * self.clock.limit - self.before
@@ -163,13 +145,13 @@ class Trainer(Generic[Trained]):
 
     @property
     def checkpoint(self) -> Path:
-        """The file that the run is saved in."""
+        """Path of the checkpoint."""
         return self.folder / "checkpoint.pt"
 
     @property
     def finished(self) -> bool:
-        """Whether the schedule has ended, or has no time for another step, or early stopping has ended it."""
-        return self.schedule.progress(self.step, self.seconds + self.length_tracker) >= 1.0 or self.stopped_early
+        """Whether the schedule is complete, has no time for another step, or early stopping has ended the run."""
+        return self.schedule.progress(self.step, self.seconds + self.step_seconds) >= 1.0 or self.stopped_early
 
     @property
     def stopped_early(self) -> bool:
@@ -179,7 +161,7 @@ class Trainer(Generic[Trained]):
 
     @property
     def judged(self) -> list[tuple[int, float]]:
-        """The step of each evaluation so far, and what early stopping goes by."""
+        """Step and judgement (:meth:`Objective.judge`) of each evaluation so far."""
         return [(each["step"], self.objective.judge(each["valid"])) for each in self.history if each["valid"]]
 
     @property
@@ -196,17 +178,13 @@ class Trainer(Generic[Trained]):
         self.optimizers.load_state_dict(state["optimizers"])
         torch.set_rng_state(state["rng"])
         self.step, self.done = state["step"], list(state["done"])
-        self.length_tracker = state.get("pace", 0.0)
+        self.step_seconds = state.get("pace", 0.0)
         self.seconds = state["seconds"]
         self.clock.resume(self.seconds + state.get("before", 0.0))
         self.passed, self.history = list(state.get("passed", [])), list(state["history"])
 
     def save(self) -> None:
-        """Write the checkpoint.
-
-        Raises:
-            CheckpointError: it cannot be written, for want of room for example; the one before is intact.
-        """
+        """Write the checkpoint; see :func:`~pronk.train.checkpoint.save_checkpoint`."""
         if not self.processes.main:
             return
         save_checkpoint(
@@ -217,7 +195,7 @@ class Trainer(Generic[Trained]):
                 "optimizers": self.optimizers.state_dict(),
                 "rng": torch.get_rng_state(),
                 "step": self.step,
-                "pace": self.length_tracker,
+                "pace": self.step_seconds,
                 "done": self.done,
                 "seconds": self.seconds,
                 "before": self.before,
@@ -232,15 +210,15 @@ class Trainer(Generic[Trained]):
         evaluated: Callable[[Report], None],
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Train to the end of the schedule, or until ``stop`` says so between two steps, and save.
+        """Train to the end of the schedule, or until ``stop`` returns true after a step, and save.
 
         Args:
             report: called every ``log_every`` steps and after each evaluation.
             evaluated: called after each evaluation, to export an intermediate model.
-            stop: asked after each step.
+            stop: called after each step.
 
         Raises:
-            PronkError: the loss is not finite any more; the last checkpoint stays.
+            PronkError: the loss is not finite; the last checkpoint stays.
         """
         last, durations = time.monotonic(), []
         while not self.processes.any(self.finished or stop()):
@@ -250,10 +228,10 @@ class Trainer(Generic[Trained]):
             norm = self._step(progress, rate)
             end = time.monotonic()
             durations.append(end - begin)
-            # Evaluations and the time a process was suspended count too: the time limit is a promise.
-            self.seconds, self.length_tracker = self.processes.agree((self.seconds + end - last, end - begin))
+            # Evaluations, and times when the process was suspended, count for the time limit too.
+            self.seconds, self.step_seconds = self.processes.agree((self.seconds + end - last, end - begin))
             last = end
-            # Where time is short, the finished model is measured, and not twice.
+            # With a time limit, the finished model is only evaluated after the training.
             evaluate = self.step % self.options.evaluate_every == 0 or (self.finished and not self.clock.limited)
             if evaluate or self.finished or self.step % self.options.log_every == 0:
                 news = self._news(rate, norm, median(durations))
@@ -270,7 +248,7 @@ class Trainer(Generic[Trained]):
         self.save()
 
     def _news(self, rate: float, norm: float, seconds: float) -> Report:
-        """What has passed since the last report, where a step took ``seconds``."""
+        """Return a report of the steps since the last one, with ``seconds`` per step."""
         loss, *same = (fmean(column) for column in zip(*self.passed, strict=True))
         self.passed.clear()
         progress, speed = self.schedule.progress(self.step, self.seconds), self.options.batch / seconds
@@ -285,7 +263,7 @@ class Trainer(Generic[Trained]):
         return figures
 
     def _step(self, progress: float, rate: float) -> float:
-        """One optimizer step; returns the norm of its gradient."""
+        """Make one optimizer step; return the norm of the gradient."""
         o = self.options
         number = 0 if progress < 1 - o.final_share else 1
         phase = self.objective.phases[number]
@@ -300,7 +278,7 @@ class Trainer(Generic[Trained]):
             msg = f"step {self.step + 1}: expected a finite loss, found {means[0]}; use a lower --lr than {o.rate:g}"
             raise PronkError(msg)
         self.processes.sum_gradients(self.objective.module)
-        norm = clip_gradients(self.objective.module, o.clip)
+        norm = float(nn.utils.clip_grad_norm_(self.objective.module.parameters(), o.clip))  # norm before clipping
         self.optimizers.step(rate)
         self.passed.append(means)
         self.done[number] += 1
@@ -309,7 +287,7 @@ class Trainer(Generic[Trained]):
 
 
 def _check_shares(options: LoopOptions, processes: int) -> None:
-    """Every process makes as many passes as the others."""
+    """Raise unless all processes compute the same number of passes."""
     if options.batch // options.micro % processes:
         msg = (
             f"batch: expected a multiple of micro times the processes, {options.micro} × {processes} tokens, "
@@ -319,11 +297,11 @@ def _check_shares(options: LoopOptions, processes: int) -> None:
 
 
 def find_device(name: str) -> torch.device:
-    """The device of that name, for ``cuda`` this process's own; :class:`~pronk.errors.OptionError` if there is none."""
+    """Return the device, for ``cuda`` this process's own; raise ``OptionError`` if it does not exist."""
     try:
         device = torch.device(local_device(name))
         torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:  # an unknown name; a device that this torch or machine lacks
+    except (RuntimeError, AssertionError) as error:  # unknown name; missing device
         msg = f"device: expected one that this machine has, for example cpu, found {name!r}"
         raise OptionError(msg) from error
     return device

@@ -1,9 +1,9 @@
-"""Medusa heads on a frozen target (``medusa``), and the tree that they will guess.
+"""Medusa heads on a frozen target, and the choice of their token tree.
 
-Head number ``i`` at position ``t`` learns the target's distribution at position ``t + i``: the target itself chooses
-the token ``t + 1``, so head 1 guesses token ``t + 2``. Which of their likeliest tokens make up the tree is decided
-whenever the heads are written, by how often each rank of each head is the target's token on text that was held out: the
-target's own, after one half of the held-out prompts. The engine measures the drafter on the other half.
+Head ``i`` at position ``t`` learns the target's distribution at position ``t + i``: the target itself chooses token
+``t + 1``, so head 1 predicts token ``t + 2``. Each export chooses the tree, by how often the token of each rank of each
+head is the target's on held-out text. That text is the target's own, after half of the held-out prompts; the engine
+measures the drafter on the other half.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,32 +21,26 @@ from pronk.drafters.from_target.modules.medusa import MedusaHeads, MedusaShape
 from pronk.drafters.shared.rank_tree import MAX_NODES, best_paths
 from pronk.errors import OptionError
 from pronk.train.batches import Sequences, token_dtype
-from pronk.train.distill import chunk_rows
 from pronk.train.features import Features
-from pronk.train.heads import check_guesses, check_lengths
+from pronk.train.heads import ahead, head_weight
 from pronk.train.lm import held_out_sets
 from pronk.train.loop import Passed
+from pronk.train.losses import TeacherLogits, chunks
 from pronk.train.on_policy import held_out_halves, held_out_prompts
-from pronk.train.options import StudentOptions
+from pronk.train.options import HeadsOptions
 from pronk.train.student import Branch, Student
 from pronk.train.teacher import Teacher
 
 __all__ = ["MedusaOptions", "MedusaStudent"]
 
-_RANKS = 16  # that are measured: no tree of use goes further
-
-# Where the target's own text was held out the heads are measured on that: it is what they will guess.
-_OWN = "valid-on-policy.bin"
+_RANKS = 16  # measured ranks; useful trees have no more
 
 
 @dataclass(frozen=True)
-class MedusaOptions(StudentOptions):
-    """The loop's settings for Medusa heads of ``shape``, whose tree is to have ``tree_size`` nodes.
+class MedusaOptions(HeadsOptions):
+    """Settings of Medusa heads; a finished run may change ``tree_size``, the draft tokens of the tree."""
 
-    A finished run whose command is given with another ``tree_size`` is written again with that.
-    """
-
-    FREE: ClassVar[frozenset[str]] = StudentOptions.FREE | {"tree_size"}
+    FREE: ClassVar[frozenset[str]] = HeadsOptions.FREE | {"tree_size"}
 
     shape: MedusaShape = field(default_factory=MedusaShape)
     tree_size: int = 15
@@ -54,12 +48,10 @@ class MedusaOptions(StudentOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_integer("tree-size", self.tree_size, 1, MAX_NODES)
-        check_lengths(self, self.shape.num_heads)
-        check_guesses(self.num_tokens, self.shape.num_heads)
 
 
 class MedusaStudent(Student[MedusaHeads]):
-    """See :class:`~pronk.train.student.Student`."""
+    """Medusa heads; see :class:`~pronk.train.student.Student`."""
 
     kind = "medusa"
     what = "Medusa heads"
@@ -68,57 +60,55 @@ class MedusaStudent(Student[MedusaHeads]):
 
     def __init__(self, folder: Path, options: MedusaOptions, teacher: Teacher) -> None:
         super().__init__(folder, options, teacher)
-        self._run = torch.compile(_run) if options.compile else _run
-        self._ranks: tuple[tuple[float, ...], ...] | None = None  # of the heads as they are, once they are measured
+        self._run = self.compiled(_run)
+        self._ranks: tuple[tuple[float, ...], ...] | None = None  # accuracies of the current heads, once measured
 
-    def build(self, generator: torch.Generator) -> MedusaHeads:  # noqa: ARG002 - heads begin as the target's own
-        """All heads say what the target says."""
+    def build(self, generator: torch.Generator) -> MedusaHeads:  # noqa: ARG002 - nothing is random
+        """Build heads that predict the target's next token."""
         heads = MedusaHeads(self.options.shape, self.teacher.llm.config)
         heads.initialize(self.teacher.unembedding)
         return heads
 
     def branches(self, tokens: Tensor, features: Features) -> Iterator[Branch]:
-        """One for each head: its guesses for the token after the next, and so on."""
+        """Yield one branch per head, nearest token first."""
         count, length = tokens.shape
         with torch.no_grad():
-            last = self.teacher.decoder.norm(features.last).float().view(count, length, -1)
-        rows = torch.arange(tokens.numel(), device=tokens.device).view(count, length)
-        for ahead, head in enumerate(self.module.layers, 1):
-            if length <= ahead:  # held-out text may be as short as it likes
+            last = self.teacher.decoder.norm(features.last).float()
+        for index, head in enumerate(self.module.layers):
+            rows, said = ahead(count, length, index + 1, tokens.device)
+            if not len(rows):  # held-out sequences may be shorter
                 return
-            states = self._run(head, last[:, : length - ahead].flatten(0, 1))
-            yield Branch(states, self._unembedding(ahead - 1), rows[:, ahead:].flatten())
+            weight = head_weight(self.module, index, self.teacher.unembedding)
+            yield Branch(self._run(head, last[rows]), weight, said)
 
     def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> Passed:
-        """See :class:`~pronk.train.loop.Objective`; the heads will be others."""
+        """Add the gradient; the measured accuracies become invalid."""
         self._ranks = None
         return super().backward(inputs, targets, scale)
 
     def exported_shape(self) -> MedusaShape:
-        """See :class:`~pronk.train.student.Student`; the tree is chosen for the heads as they are now."""
+        """Return the shape with the tree chosen for the current heads."""
         accuracies = self._ranks = self._ranks or self.measure_ranks()
         return replace(self.options.shape, tree=best_paths(accuracies, self.options.tree_size), accuracies=accuracies)
 
     def prompts(self) -> list[list[int]]:
-        """What the engine continues to measure the drafter; the half that the tree was not chosen by."""
+        """Return the half of the held-out prompts that the tree was not chosen by."""
         halves = held_out_halves(self.data, self.vocab_size)
         return held_out_prompts(self.data) if halves is None else halves[1]
 
     @torch.no_grad()
     def measure_ranks(self) -> tuple[tuple[float, ...], ...]:
-        """``[head][rank]``: how often that token of the head is the target's likeliest, on held-out text.
+        """Return ``[head][rank]``, how often the token is the target's most likely one, on held-out text.
 
         Raises:
-            OptionError: no text was held out, or none of a whole guess.
+            OptionError: no held-out text, or none with a token for each head.
         """
         o, data = self.options, self.data
         hits = torch.zeros(o.shape.num_heads, min(_RANKS, self.vocab_size), dtype=torch.int64, device=self.device)
         seen = [0] * o.shape.num_heads
         for sequences in self._judges():
-            count = max(1, o.micro // sequences.length)
-            for start in range(0, len(sequences), count):
-                inputs, _ = sequences.batch(start, min(count, len(sequences) - start))
-                for head, (branch, teacher, _) in enumerate(self._pass(inputs)):
+            for inputs, _ in sequences.batches(o.micro):
+                for head, (branch, teacher) in enumerate(self._pass(inputs)):
                     hits[head] += _hits(branch, teacher, hits.shape[1])
                     seen[head] += len(branch.hidden)
         if not all(seen):
@@ -127,17 +117,17 @@ class MedusaStudent(Student[MedusaHeads]):
         return tuple(tuple(round(hit / rows, 4) for hit in row.tolist()) for row, rows in zip(hits, seen, strict=True))
 
     def _judges(self) -> list[Sequences]:
-        """The sequences that the ranks are counted on."""
+        """Return the sequences to measure on: the target's own text if there is any, else all held-out text."""
         length, halves = self.options.first_length, held_out_halves(self.data, self.vocab_size)
         if halves is None:
             return [each for _, each in held_out_sets(self.data, length, self.vocab_size) if len(each)]
-        file, dtype = self.data / _OWN, token_dtype(self.vocab_size)
+        file, dtype = self.data / "valid-on-policy.bin", token_dtype(self.vocab_size)
         whole = file.stat().st_size // dtype().itemsize
         return [Sequences(file, min(length, halves[0] - 1), seed=0, stop=halves[0] / whole, dtype=dtype)]
 
     @property
     def description(self) -> str:
-        """See :class:`~pronk.train.student.Student`."""
+        """The shape in words, for the card."""
         s, c = self.options.shape, self.teacher.llm.config
         halves = held_out_halves(self.data, self.vocab_size)
         text = "held-out text" if halves is None else "what the target says after half of the held-out prompts"
@@ -148,22 +138,16 @@ class MedusaStudent(Student[MedusaHeads]):
             f"by {text}{'' if halves is None else '; the figures of decoding are those of the other half'}."
         )
 
-    def _unembedding(self, head: int) -> Tensor:
-        own = self.module.unembeddings
-        return own[head].get_parameter("weight") if own else self.teacher.unembedding
-
 
 def _run(head: torch.nn.Module, hidden: Tensor) -> Tensor:
     states: Tensor = head(hidden)
     return states
 
 
-def _hits(branch: Branch, teacher: Any, ranks: int) -> Tensor:
-    """``[ranks]``: at how many rows that token of the head is the teacher's likeliest."""
+def _hits(branch: Branch, teacher: TeacherLogits, ranks: int) -> Tensor:
+    """Return ``[ranks]``: in how many rows the token of that rank is the teacher's most likely one."""
     hits, weight = branch.hidden.new_zeros(ranks, dtype=torch.int64), branch.weight.bfloat16()
-    step = chunk_rows(len(weight))
-    for start in range(0, len(branch.hidden), step):
-        part = slice(start, min(start + step, len(branch.hidden)))
+    for part in chunks(len(branch.hidden), len(weight)):
         best = (branch.hidden[part].bfloat16() @ weight.T).topk(ranks).indices
         hits += (best == teacher(part).argmax(-1, keepdim=True)).sum(0)
     return hits

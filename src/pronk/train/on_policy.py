@@ -1,13 +1,13 @@
-"""The target's own text: beginnings of documents, continued by the decoding engine.
+"""The target's own text: beginnings of documents, continued by the engine.
 
-A draft is judged on what the target writes, so it learns from that as well. The text grows batch by batch, and the
-file always holds whole batches::
+A drafter predicts text of the target, so it also learns from this text. Files always hold whole batches::
 
-    prompts.json     token ids: what the target continues, and what is held out to measure on
-    on-policy.bin    the continued prompts, each followed by the end-of-text token
-    on-policy.json   how many there are, and how they were made
+    prompts.json           token ids of the prompts, for training and held out
+    on-policy.bin          the training prompts with their continuations, each followed by the end-of-text token
+    on-policy.json         numbers of prompts, tokens and bytes, and the target's fingerprints
+    valid-on-policy.bin    the held-out prompts, likewise
 
-A run with a time limit writes as much as its share of the time allows, unless the number of tokens was asked for.
+With a time limit, the target writes as much as its share of the time allows, unless the user gave a number of tokens.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -37,12 +37,15 @@ from pronk.train.teacher import Teacher
 
 __all__ = ["continue_prompts", "held_out_halves", "held_out_prompts", "write_prompts"]
 
-_SHORTEST = 8  # tokens of a prompt
-_CHARACTERS = 16  # per token, more than any text has: no need to encode a book for its first line
-_PER_PROMPT = 4  # as many prompts as if a quarter of the length were written after each
-_FEW = 8  # prompts that are continued together before the speed is known, or where there is time for less
-_SURE = 3  # batches after which the speed is known
-_HELD_OUT = 0.5  # share of the time that the held-out prompts may take, which come first
+_SHORTEST = 8  # minimum tokens of a prompt
+_CHARACTERS = 16  # per token, more than in any text: limits the encoded part of a long document
+_PER_PROMPT = 4  # enough prompts for continuations of a quarter of the maximum length
+_FEW = 8  # minimum batch, also used before the speed is known
+_SURE = 3  # batches until the measured speed is reliable
+_HELD_OUT = 0.5  # share of the writing time for the held-out prompts, which come first
+
+# A prompt and its continuation.
+Continued = tuple[list[int], list[int]]
 
 
 def write_prompts(
@@ -52,9 +55,9 @@ def write_prompts(
     folder: Path,
     late: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Choose prompts from what was read, in the proportions of its mixture, and short enough for the target.
+    """Choose prompts of up to half the target's context from the documents, by the weights of their pools.
 
-    Once it is ``late``, those for one batch will do.
+    Once ``late`` returns true, prompts for one batch are enough.
     """
     longest = min(options.prompt, teacher.llm.config.context // 2)
     count = max(options.batch, _PER_PROMPT * options.tokens // options.length) if options.tokens else 0
@@ -68,24 +71,24 @@ def write_prompts(
 
 
 def held_out_prompts(folder: Path) -> list[list[int]]:
-    """Prompts that nothing was trained on."""
+    """Return the prompts that no drafter is trained on."""
     prompts: list[list[int]] = json.loads((folder / "prompts.json").read_text(encoding="utf-8"))["held_out"]
     return prompts
 
 
 def held_out_halves(folder: Path, vocab_size: int) -> tuple[int, list[list[int]]] | None:
-    """Held-out text for a choice and prompts to judge it by, which have nothing in common; ``None`` if there is none.
+    """Split the held-out prompts into a half for a choice and a half to measure the choice on.
 
     Returns:
-        How many tokens at the start of ``valid-on-policy.bin`` come from the first half of the prompts, and the other
-        half.
+        The number of tokens of the first half, at the start of ``valid-on-policy.bin``, and the prompts of the second
+        half; ``None`` without held-out text.
     """
     if not (folder / "valid-on-policy.bin").exists():
         return None
     prompts = held_out_prompts(folder)
     middle = len(prompts) // 2
     tokens = np.fromfile(folder / "valid-on-policy.bin", dtype=token_dtype(vocab_size))
-    # Each prompt stands in front of what was written after it, in their order.
+    # Each prompt is followed by its continuation.
     first = sum(len(prompt) for prompt in prompts[:middle])
     if not first:
         return None
@@ -93,7 +96,7 @@ def held_out_halves(folder: Path, vocab_size: int) -> tuple[int, list[list[int]]
     return first + int((windows == prompts[middle]).all(1).argmax()), prompts[middle:]
 
 
-def _prompts(  # noqa: PLR0917 - the last two for a run in a hurry
+def _prompts(  # noqa: PLR0917 - the last two have defaults
     pools: Sequence[Pool],
     encoder: Encoder,
     seed: int,
@@ -104,7 +107,7 @@ def _prompts(  # noqa: PLR0917 - the last two for a run in a hurry
 ) -> list[list[int]]:
     draw = random.Random(f"{seed}/prompts")  # noqa: S311 - not for secrets
     found: list[list[int]] = []
-    # So many documents at most: the text may have none that is long enough.
+    # The limit ends the loop if no document is long enough.
     for text, _ in zip(mix(pools, seed, size=lambda _: 1), range(8 * count), strict=False):
         if len(found) == count or (len(found) >= least and late()):
             break
@@ -115,7 +118,7 @@ def _prompts(  # noqa: PLR0917 - the last two for a run in a hurry
 
 
 def _prompt(text: str, encoder: Encoder, longest: int, draw: random.Random) -> list[int]:
-    """A prompt: a conversation up to an answer, or the beginning of a text or of one of its lines, of varied length."""
+    """Return a dialogue up to an answer, or the beginning of a text or of a line, of random length."""
     turns = parse_dialogue(text)
     if turns is not None:
         asked: Turns = turns[: 1 + 2 * draw.randrange(len(turns) // 2)]
@@ -138,58 +141,45 @@ def continue_prompts(
     clock: Clock | None = None,
     least: int = 0,
 ) -> bool:
-    """Let the target write until there are ``options.tokens``; returns whether there are.
+    """Let the target write ``options.tokens``; return false if ``stop`` returned true before that.
 
-    If these are the most, and ``clock`` has a limit, as many will do as its share of the time allows.
-
-    Args:
-        teacher: the target.
-        folder: with ``prompts.json``; the text goes there, and is continued where it ends.
-        options: how much, and how.
-        progress: told the number of tokens so far.
-        stop: asked between batches.
-        clock: of the run.
-        least: tokens that it takes in any case.
+    With ``options.at_most`` and a limit of ``clock``, the share of the time decides, but at least ``least`` tokens are
+    written. A text of an earlier call in ``folder`` is continued. ``progress`` receives the number of tokens after each
+    batch, ``stop`` is called between batches.
 
     Raises:
-        OptionError: the folder's text was made with other options; or the tokens asked for take too long.
+        OptionError: the text was begun with other options, or the given number of tokens takes too long.
     """
-    length_tracker = _Pace(options, clock or Clock(None), least)
+    amount = _Amount(options, clock or Clock(None), least)
     prompts = json.loads((folder / "prompts.json").read_text(encoding="utf-8"))
     check_unchanged(folder.parent, prompts["recipe"], _recipe(options))
     if prompts["held_out"] and not (folder / "valid-on-policy.bin").exists():
-        _write_held_out(teacher, folder, prompts, options, length_tracker)
+        _write_held_out(teacher, folder, prompts, amount)
     state = _restore(folder, teacher)
-    while prompts["train"] and not length_tracker.enough(state):
+    while prompts["train"] and not amount.enough(state):
         if stop():
             return False
         missing = -(-(options.tokens - state["tokens"]) // options.length)
-        numbers = range(state["prompts"], state["prompts"] + length_tracker.together(min(options.batch, missing)))
+        numbers = range(state["prompts"], state["prompts"] + amount.together(min(options.batch, missing)))
         rounds = [prompts["train"][number % len(prompts["train"])] for number in numbers]
-        texts = length_tracker.written(_continue(teacher, rounds, options, 1 + numbers[0]))
+        texts = amount.write(teacher, rounds, 1 + numbers[0])
         text = folder / "on-policy.bin"
         with writing(text, "what the target says"), text.open("ab") as file:
-            file.write(_pack(iter(texts), teacher.encoder).tobytes())
+            file.write(_pack(texts, teacher.encoder).tobytes())
         state["prompts"] += len(numbers)
         state["tokens"] += sum(len(text) for _, text in texts)
         state["bytes"] = text.stat().st_size
-        # Whoever goes on with more time, or without a limit, goes on with the same text.
-        state["whole"] = length_tracker.enough(state)
+        # A resumed run with more time keeps the text as it is.
+        state["whole"] = amount.enough(state)
         write_json(folder / "on-policy.json", state)
-        length_tracker.clock.save(folder)
+        amount.clock.save(folder)
         progress(state["tokens"])
-        length_tracker.check(state["tokens"])
+        amount.check(state["tokens"])
     return True
 
 
-class _Pace:
-    """How much to write, by the time that there is and the speed so far.
-
-    Args:
-        options: of the text.
-        clock: of the run.
-        least: tokens that it takes in any case.
-    """
+class _Amount:
+    """Amount of text to write, by the remaining time and the measured speed."""
 
     def __init__(self, options: OnPolicyOptions, clock: Clock, least: int) -> None:
         self.clock, self._options, self._least = clock, options, least
@@ -197,36 +187,44 @@ class _Pace:
         self._room = max(0.0, clock.left(TEXT_BY))
         self._tokens, self._seconds, self._batches = 0, 0.0, 0
 
-    def written(self, texts: Iterator[tuple[list[int], list[int]]]) -> list[tuple[list[int], list[int]]]:
-        """The texts, whose speed is measured."""
-        began = time.monotonic()
-        found = list(texts)
+    def write(self, teacher: Teacher, prompts: list[list[int]], first: int) -> list[Continued]:
+        """Continue prompts number ``first`` and following; the number decides temperature and seed."""
+        began, o = time.monotonic(), self._options
+        params = [
+            SamplingParams(
+                max_tokens=min(o.length, teacher.llm.config.context - len(prompt)),
+                temperature=o.temperatures[number % len(o.temperatures)],
+                seed=derive_seed(o.seed, number),
+            )
+            for number, prompt in enumerate(prompts, first)
+        ]
+        texts = [each.token_ids for each in teacher.llm.generate(prompts, params)]
         self._seconds += time.monotonic() - began
-        self._tokens += sum(len(text) for _, text in found)
+        self._tokens += sum(map(len, texts))
         self._batches += 1
-        return found
+        return list(zip(prompts, texts, strict=True))
 
     def enough(self, state: dict[str, Any]) -> bool:
-        """Whether there is enough text."""
+        """Return whether the text is complete."""
         if state["tokens"] >= self._options.tokens or (self._options.at_most and state.get("whole")):
             return True
         return self._bounded and state["tokens"] >= self._least and self.clock.left(TEXT_BY) <= 0
 
     def late(self) -> bool:
-        """Whether the time for the held-out prompts is over."""
+        """Return whether the time for the held-out prompts is over."""
         return self._bounded and self.clock.left(TEXT_BY) <= (1 - _HELD_OUT) * self._room
 
     def together(self, most: int) -> int:
-        """Prompts to continue together, of ``most``: as many as there is time for."""
+        """Return the size of the next batch, up to ``most``, by the remaining time."""
         if not self._bounded:
             return most
         fit = int(self.clock.left(TEXT_BY) * self._speed / self._options.length)
         return min(most, max(_FEW, fit))
 
     def check(self, tokens: int) -> None:
-        """Raise :class:`~pronk.errors.OptionError` if the rest would leave no time for anything else."""
+        """Raise :class:`~pronk.errors.OptionError` if the rest would take longer than until the training ends."""
         missing, left = self._options.tokens - tokens, self.clock.left(TRAINED_BY)
-        sure = 2.0 if self._batches < _SURE else 1.2  # the first batches may have been slow
+        sure = 2.0 if self._batches < _SURE else 1.2  # tolerance; the first batches may be slow
         if not self._bounded and missing > 0 and missing > sure * self._speed * left:
             fit = max(tokens, tokens + int(self._speed * left))
             msg = (
@@ -238,42 +236,23 @@ class _Pace:
 
     @property
     def _speed(self) -> float:
-        """Tokens a second, 0 before the first."""
+        """Tokens per second; 0 before the first batch."""
         return self._tokens / max(self._seconds, 1e-9)
 
 
-def _write_held_out(
-    teacher: Teacher, folder: Path, prompts: dict[str, Any], options: OnPolicyOptions, length_tracker: _Pace
-) -> None:
-    """Continue the held-out prompts, or as many as there is time for: the others are none any more."""
-    given, texts = prompts["held_out"], list[tuple[list[int], list[int]]]()
-    while len(texts) < len(given) and not (texts and length_tracker.late()):
+def _write_held_out(teacher: Teacher, folder: Path, prompts: dict[str, Any], amount: _Amount) -> None:
+    """Continue the held-out prompts; those without time are removed from ``prompts.json``."""
+    given, texts = prompts["held_out"], list[Continued]()
+    while len(texts) < len(given) and not (texts and amount.late()):
         first = len(texts)
-        some = given[first : first + length_tracker.together(len(given) - first)]
-        texts += length_tracker.written(_continue(teacher, some, options, first))
+        some = given[first : first + amount.together(len(given) - first)]
+        texts += amount.write(teacher, some, first)
     if len(texts) < len(given):
         write_json(folder / "prompts.json", prompts | {"held_out": given[: len(texts)]})
-    write_tokens(folder / "valid-on-policy.bin", _pack(iter(texts), teacher.encoder))
+    write_tokens(folder / "valid-on-policy.bin", _pack(texts, teacher.encoder))
 
 
-def _continue(
-    teacher: Teacher, prompts: list[list[int]], options: OnPolicyOptions, first: int
-) -> Iterator[tuple[list[int], list[int]]]:
-    """Each prompt with its continuation; the number of a prompt decides its temperature and its seed."""
-    room = teacher.llm.config.context
-    params = [
-        SamplingParams(
-            max_tokens=min(options.length, room - len(prompt)),
-            temperature=options.temperatures[number % len(options.temperatures)],
-            seed=derive_seed(options.seed, number),
-        )
-        for number, prompt in enumerate(prompts, first)
-    ]
-    for prompt, done in zip(prompts, teacher.llm.generate(prompts, params), strict=True):
-        yield prompt, done.token_ids
-
-
-def _pack(texts: Iterator[tuple[list[int], list[int]]], encoder: Encoder) -> np.ndarray[Any, np.dtype[Any]]:
+def _pack(texts: list[Continued], encoder: Encoder) -> np.ndarray[Any, np.dtype[Any]]:
     ids: list[int] = []
     for prompt, text in texts:
         ids += [*prompt, *text]
@@ -283,12 +262,12 @@ def _pack(texts: Iterator[tuple[list[int], list[int]]], encoder: Encoder) -> np.
 
 def _recipe(options: OnPolicyOptions) -> dict[str, Any]:
     values = asdict(options)
-    del values["at_most"]  # says nothing of how the text is made
+    del values["at_most"]  # does not change the tokens
     return {"on-policy": values.pop("tokens"), **values, "temperatures": list(options.temperatures)}
 
 
 def _restore(folder: Path, teacher: Teacher) -> dict[str, Any]:
-    """Where the text ends; what an interruption left behind it is cut off."""
+    """Return the state of the text; bytes of an interrupted batch are cut off."""
     target = {"target": teacher.fingerprints}
     path, text = folder / "on-policy.json", folder / "on-policy.bin"
     if not path.exists():

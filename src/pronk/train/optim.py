@@ -1,25 +1,23 @@
-"""The two optimizers: AdamW for everything, or Muon for the matrices inside the layers and AdamW for the rest."""
+"""Optimizers: AdamW for all parameters, or Muon for the matrices of layers and AdamW for the rest."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import AdamW, Muon, Optimizer
 
-__all__ = ["Optimizers", "clip_gradients"]
+__all__ = ["Optimizers"]
 
 _BETAS = (0.9, 0.95)
 
 
 class Optimizers:
-    """One or two optimizers that step together at one learning rate.
+    """One or two optimizers with one learning rate.
 
-    Muon (Jordan et al. 2024) orthogonalizes the update of a matrix; its updates are rescaled to the size of AdamW's
-    (Liu et al. 2025), which is why one learning rate fits both. Embeddings and norms get no weight decay; frozen
-    parameters, and those without a gradient in a step, are left as they are. ``kind`` is one of
-    :data:`~pronk.train.options.OPTIMIZERS`.
+    Muon (Jordan et al. 2024) orthogonalizes the update of a matrix. Its updates are rescaled to the size of AdamW's
+    (Liu et al. 2025), so one learning rate fits both. Embeddings and norms have no weight decay. Frozen parameters,
+    and parameters without a gradient in a step, do not change.
     """
 
     def __init__(self, model: nn.Module, kind: str, weight_decay: float) -> None:
@@ -36,7 +34,7 @@ class Optimizers:
         self._members.append(AdamW(groups, betas=_BETAS, fused=True))
 
     def step(self, rate: float) -> None:
-        """Apply the gradients with learning rate ``rate`` and clear them."""
+        """Apply the gradients with this learning rate and clear them."""
         for member in self._members:
             for group in member.param_groups:
                 group["lr"] = rate
@@ -44,15 +42,10 @@ class Optimizers:
             member.zero_grad(set_to_none=True)
 
     def state_dict(self) -> list[dict[str, Any]]:
-        """State of all members, for a checkpoint."""
+        """Return the state of all members, for a checkpoint."""
         return [member.state_dict() for member in self._members]
 
     def load_state_dict(self, states: list[dict[str, Any]]) -> None:
-        """Restore what :meth:`state_dict` gave."""
+        """Restore the result of :meth:`state_dict`."""
         for member, state in zip(self._members, states, strict=True):
             member.load_state_dict(state)
-
-
-def clip_gradients(model: nn.Module, limit: float) -> float:
-    """Scale the gradients to a norm of at most ``limit``; returns the norm before."""
-    return float(torch.nn.utils.clip_grad_norm_(model.parameters(), limit))

@@ -1,4 +1,4 @@
-"""Everything that defines a training run, checked once. Light to import: ``pronk train --help`` needs it."""
+"""Options of training runs, checked on creation; without torch, so that ``--help`` is fast."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ __all__ = [
     "OPTIMIZERS",
     "DataOptions",
     "DraftOptions",
+    "HeadsOptions",
     "LoopOptions",
     "ModelShape",
     "OnPolicyOptions",
@@ -30,11 +31,7 @@ OPTIMIZERS = ("muon", "adamw")
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A Llama-architecture model with tied embeddings; ``mlp`` is the width of its gated layers.
-
-    Raises:
-        OptionError: sizes that are not positive or do not divide each other.
-    """
+    """Sizes of a Llama-architecture model with tied embeddings; ``mlp`` is the width of its gated layers."""
 
     hidden: int = 320
     layers: int = 8
@@ -57,14 +54,11 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class DataOptions:
-    """What to read and how to mix it.
+    """Sources of the text and their mixture.
 
-    ``dialogues`` is the share of the mixture that dialogues get, wherever they were found. ``valid`` files are
-    measured on, never trained on; ``exclude`` files name prompts that no training text may share 13 words with.
-    ``tokenizer_bytes`` and ``valid_tokens`` limit the text that the tokenizer and one validation look at.
-
-    Raises:
-        OptionError: no sources, no such file, or the share of dialogues is out of range.
+    ``dialogues`` is the share of the dialogues of all sources. ``valid`` files are held out. No training text shares
+    13 words with a prompt of an ``exclude`` file. ``tokenizer_bytes`` limits the text that the tokenizer is trained
+    on, ``valid_tokens`` each held-out set.
     """
 
     sources: tuple[SourceSpec, ...]
@@ -93,20 +87,14 @@ class DataOptions:
 
 @dataclass(frozen=True)
 class LoopOptions:
-    """Settings of the training loop, whatever is trained.
+    """Settings of the training loop; intervals and ``warmup`` are in steps.
 
-    ``batch`` is in tokens per step, ``micro`` in tokens per pass (gradients are accumulated over ``batch / micro``
-    passes). The last ``final_share`` of the run reads sequences of ``final_length`` tokens instead of ``length``; a
-    length that no part of the run reads may be any.
-    ``minutes`` on the clock (see :mod:`pronk.train.clock`) end the run early, with its schedule intact; so do
-    ``patience`` evaluations in a row that are no better than the best one before them, wherever the schedule is.
-    ``floor`` is the last learning rate as a share of the peak ``rate``. ``warmup`` and the intervals are in steps.
-
-    Raises:
-        OptionError: an option out of its range.
+    A step has ``batch`` tokens, a forward pass ``micro``, a sequence ``length``, or ``final_length`` in the last
+    ``final_share`` of the run. ``minutes`` is the time limit (:mod:`pronk.train.clock`); ``patience`` evaluations
+    without improvement end the run too. The learning rate falls from ``rate`` to ``floor * rate``.
     """
 
-    # Options that may change when a run is resumed; all others define what it computes.
+    # Options that may change when a run is resumed; the others determine its result.
     FREE: ClassVar[frozenset[str]] = frozenset(
         {"minutes", "patience", "threads", "compile", "device", "evaluate_every", "save_every", "log_every"}
     )
@@ -152,59 +140,66 @@ class LoopOptions:
                 raise OptionError(msg)
 
     def _given(self, *names: str) -> list[str]:
-        """Those of the options that have a value."""
         return [name for name in names if getattr(self, name) is not None]
 
     def _check(self, check: Callable[..., object], names: Iterable[str], *limits: float | None, **how: bool) -> None:
-        """Check each of the options, by its name on the command line."""
         for name in names:
             check(option_name(name), getattr(self, name), *limits, **how)
 
+    def _check_heads(self, num_heads: int) -> None:
+        """Raise if sequences are too short for the last head's token."""
+        for name, length in self.lengths.items():
+            if length <= num_heads:
+                msg = f"{option_name(name)}: expected at least {num_heads + 1} for {num_heads} heads, found {length}"
+                raise OptionError(msg)
+
     @property
     def lengths(self) -> dict[str, int]:
-        """Tokens of the sequences that are read, by the fields that say so: the first part's, then the last one's."""
+        """Sequence lengths of the parts of the run, in order, by field; a part of share 0 is left out."""
         shares = {"length": 1 - self.final_share, "final_length": self.final_share}
         return {name: getattr(self, name) for name, share in shares.items() if share > 0}
 
     @property
     def first_length(self) -> int:
-        """Tokens of the sequences that the run begins with."""
+        """Sequence length at the start of the run."""
         return next(iter(self.lengths.values()))
 
     @property
     def last_length(self) -> int:
-        """Tokens of the sequences that the run ends with."""
+        """Sequence length at the end of the run."""
         return [*self.lengths.values()][-1]
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sequence that is read."""
+        """Length of the longest sequence."""
         return max(self.lengths.values())
 
     @property
     def least_text(self) -> int:
-        """Tokens that a text must have for one sequence in each part of the run."""
+        """Minimum tokens of a text that has a sequence for each part of the run."""
         shares = {"length": 1 - self.final_share, "final_length": self.final_share}
         return 2 + max(math.ceil((value + 1) / shares[name]) for name, value in self.lengths.items())
 
     def defining(self) -> dict[str, Any]:
-        """The options that a resumed run must have as before."""
+        """Return the options that a resumed run must repeat."""
         return {name: value for name, value in asdict(self).items() if name not in self.FREE}
 
     def _longest(self) -> int | None:
-        """Positions that no sequence may exceed."""
+        """Return the limit of sequence lengths, if there is one."""
         return None
 
 
 @dataclass(frozen=True)
 class TrainOptions(LoopOptions):
-    """The loop's settings for a language model of ``shape``, whose context no sequence may exceed.
-
-    ``heads`` (``HeadsShape``) are trained with it to predict the tokens after the next.
-    """
+    """Settings of a language model of ``shape``, with optional ``heads`` (``HeadsShape``)."""
 
     shape: ModelShape = field(default_factory=ModelShape)
     heads: Any = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.heads is not None:
+            self._check_heads(self.heads.num_heads)
 
     def _longest(self) -> int | None:
         return self.shape.context
@@ -212,12 +207,11 @@ class TrainOptions(LoopOptions):
 
 @dataclass(frozen=True)
 class StudentOptions(LoopOptions):
-    """The loop's settings for a drafter that learns from a frozen target.
+    """Settings of a drafter of some ``shape`` that learns from a frozen target with this ``context``.
 
-    ``shape`` is what its kind is made by; no sequence may exceed the target's ``context``. ``share`` of the training
-    sequences are the target's own continuations. ``hard`` is the weight of the ordinary cross-entropy on the text; the
-    rest is that of the divergence from the target. ``num_tokens`` guesses a step are made when the decoding engine
-    measures the drafter; with 0 it does not.
+    The target wrote a ``share`` of the training sequences. ``hard`` is the weight of the text's cross-entropy, and
+    1 - ``hard`` that of the divergence from the target. The engine measures the drafter with ``num_tokens`` draft
+    tokens per step, and does not with 0.
     """
 
     FREE: ClassVar[frozenset[str]] = LoopOptions.FREE | {"num_tokens"}
@@ -239,7 +233,7 @@ class StudentOptions(LoopOptions):
 
 @dataclass(frozen=True)
 class DraftOptions(StudentOptions):
-    """The loop's settings for a draft model of ``shape``."""
+    """Settings of a draft model of ``shape``."""
 
     shape: ModelShape = field(default_factory=ModelShape)
 
@@ -248,15 +242,25 @@ class DraftOptions(StudentOptions):
 
 
 @dataclass(frozen=True)
+class HeadsOptions(StudentOptions):
+    """Settings of ``shape.num_heads`` heads, each for a token further ahead."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        count = self.shape.num_heads
+        self._check_heads(count)
+        if self.num_tokens > count:
+            msg = f"num-tokens: expected 0 to {count}, the heads, found {self.num_tokens}"
+            raise OptionError(msg)
+
+
+@dataclass(frozen=True)
 class OnPolicyOptions:
-    """What the target is to write.
+    """Amount and sampling of the target's own text.
 
-    ``tokens`` in all, after prompts of up to ``prompt`` tokens from the text, up to ``length`` tokens after each, one
-    third of them greedy and the rest sampled. ``batch`` prompts are continued together, and an interruption loses no
-    more. ``held_out`` prompts are kept to measure on. ``at_most``: a run with a time limit may do with less of it all.
-
-    Raises:
-        OptionError: an option out of its range.
+    The target writes ``tokens`` in all, up to ``length`` after each prompt of up to ``prompt`` tokens; prompts have the
+    ``temperatures`` in turn. ``batch`` prompts are continued together, and an interruption loses at most one batch.
+    ``held_out`` prompts are for evaluation. With ``at_most``, a time limit may reduce ``tokens``.
     """
 
     tokens: int = 1_000_000
@@ -274,11 +278,10 @@ class OnPolicyOptions:
 
 
 def fit_lengths(settings: Mapping[str, Any], context: int) -> dict[str, Any]:
-    """The loop's settings with whatever is ``None`` of ``micro``, ``length`` and ``final_length`` filled in.
+    """Return the loop's settings with ``None`` replaced in ``micro``, ``length`` and ``final_length``.
 
-    By default they are those of :class:`LoopOptions`, or the largest below, if it is more than half of that, that fits:
-    passes divide the batch and are made of whole sequences, and no sequence exceeds ``context``. Where nothing fits the
-    options' own rules say what is wrong.
+    Each value is the default of :class:`LoopOptions`, or the largest above its half such that passes divide the batch
+    and consist of whole sequences of at most ``context`` tokens. If nothing fits, the options' own checks raise.
     """
     found, share = dict(settings), settings["final_share"]
     used = [name for name, part in (("length", 1 - share), ("final_length", share)) if part > 0]
@@ -294,10 +297,10 @@ def fit_lengths(settings: Mapping[str, Any], context: int) -> dict[str, Any]:
 
 
 def _largest(most: int, fits: Callable[[int], bool]) -> int:
-    """The largest number up to ``most`` and above its half that fits, or else ``most``."""
+    """Return the largest number up to ``most`` and above its half that fits, or else ``most``."""
     return next((n for n in range(most, most // 2, -1) if fits(n)), most)
 
 
 def option_name(field_name: str) -> str:
-    """What the command line calls a field of :class:`LoopOptions`."""
+    """Return the command's name of a field of :class:`LoopOptions`."""
     return "lr" if field_name == "rate" else field_name.replace("_", "-")

@@ -1,7 +1,7 @@
-"""Python code that the machine already has: the standard library and permissively licensed packages.
+"""Python code of the machine: the standard library and permissively licensed packages.
 
-A package counts when its *metadata* declares a permissive licence for everything in it. Tests, generated files,
-vendored copies, and tables that merely look like code are left out.
+The metadata of a package must declare a permissive licence for all of its files. Tests, generated files, vendored
+copies and tables of data are left out.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ _MIN_BYTES, _MAX_BYTES, _MAX_LINE = 200, 120_000, 300
 def read_python(extra: Path | None) -> Iterator[tuple[str, str, str]]:
     """Yield ``(text, origin, licence)`` of every wanted file, sorted by package and path.
 
-    Args:
-        extra: one more folder of packages with their ``.dist-info``, as ``pip install --target`` leaves it.
+    ``extra`` is one more folder of packages with their ``.dist-info``, as of ``pip install --target``.
     """
     library = Path(sysconfig.get_path("stdlib"))
     yield from _read_files(library, sorted(library.rglob("*.py")), f"CPython {platform.python_version()}", "PSF-2.0")
@@ -48,7 +47,7 @@ def read_python(extra: Path | None) -> Iterator[tuple[str, str, str]]:
 
 
 def read_packages(places: Sequence[Path]) -> Iterator[tuple[str, str, str]]:
-    """The same for the packages in the folders ``places``; of two versions, that of the later folder."""
+    """Yield the files of all packages in ``places``; of two versions, the one in the later folder."""
     found = {d.metadata["Name"].lower(): d for place in places for d in distributions(path=[str(place)])}
     for name in sorted(found):
         license_name = _license_of(found[name])
@@ -71,10 +70,10 @@ def _read_files(root: Path, files: list[Path], origin: str, license_name: str) -
             continue
         try:
             text = file.read_text(encoding="utf-8")
-        except UnicodeDecodeError:  # the few files in other encodings are test data of one kind or another
+        except UnicodeDecodeError:  # files in other encodings are test data
             continue
         if wanted_code(text):
-            # The model card names the licences; thousands of copies of the notices would only teach to recite them.
+            # The model card names the licences; a model would only learn to recite thousands of notices.
             yield _NOTICE.sub("", text, count=1), origin, license_name
 
 
@@ -86,7 +85,7 @@ def _wanted_path(path: PurePath) -> bool:
 
 
 def wanted_code(text: str) -> bool:
-    """Whether ``text`` reads like code written by people: not generated, minified, or a table of data."""
+    """Return whether ``text`` is ordinary code: not generated, not minified, not a table of data."""
     if _GENERATED.search(text[:1500]) or _EVAL_STYLE.search(text):
         return False
     lines = text.splitlines()
@@ -97,7 +96,7 @@ def wanted_code(text: str) -> bool:
 
 
 def _license_of(distribution: Distribution) -> str | None:
-    """The declared licence when it is permissive, else ``None``."""
+    """Return the declared licence if it is permissive, else ``None``."""
     declared = {
         key: distribution.metadata.get_all(key) or [] for key in ("License-Expression", "Classifier", "License")
     }
@@ -110,11 +109,11 @@ def _license_of(distribution: Distribution) -> str | None:
 
 
 def is_permissive(expression: str) -> bool:
-    """Whether a licence expression (``A OR (B AND C)``) can be met with permissive licences alone."""
+    """Return whether permissive licences satisfy a licence expression such as ``A OR (B AND C)``."""
     if _FREE_FORM.fullmatch(expression.strip().lower()):
         return True
     flat = expression.replace("(", " ").replace(")", " ").lower()
     if "(" in expression and " or " in flat and " and " in flat:
-        # Mixed nesting is rare; treating OR as AND errs on the strict side.
+        # Mixed nesting is rare; treating OR as AND is stricter.
         flat = flat.replace(" or ", " and ")
     return any(all(_SPDX.fullmatch(term.strip()) for term in side.split(" and ")) for side in flat.split(" or "))

@@ -1,4 +1,4 @@
-"""What a resumed run must have as before."""
+"""Checks that a resumed run repeats the options of its checkpoint."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["check_run", "check_unchanged"]
 
 
 def check_run(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """:func:`check_unchanged` for all that a checkpoint says of its run; another ``kind`` is all that is said then.
+    """Check a checkpoint's options with :func:`check_unchanged`, after the ``kind`` of the run.
 
-    A checkpoint that says no kind is of any.
+    Old checkpoints have no kind, and fit every kind.
     """
     kind = now.get("kind")
     if before.get("kind", kind) != kind:
@@ -28,7 +28,7 @@ def check_run(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -
 
 
 def check_unchanged(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise :class:`~pronk.errors.OptionError` that names every option of the run in ``folder`` that is another now."""
+    """Raise :class:`~pronk.errors.OptionError` if options differ; the message names each of them."""
     changed = [
         f"{name} = {old!r} as before, found {new!r}"
         for key, value in now.items()
@@ -40,7 +40,7 @@ def check_unchanged(folder: Path, before: Mapping[str, Any], now: Mapping[str, A
 
 
 def _differences(name: str, before: object, now: object) -> Iterator[tuple[str, object, object]]:
-    """The values that differ, by name; those of a shape, or of a target, one by one."""
+    """Yield name, old and new value of each difference; mappings are compared key by key."""
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         for key in {**before, **now}:
             yield from _differences(f"{name} {option_name(str(key))}", before.get(key), now.get(key))

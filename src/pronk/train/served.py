@@ -1,4 +1,4 @@
-"""How good a drafter is where it counts: guessing for its target in the decoding engine."""
+"""Measurement of a drafter in the decoding engine."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ SERVED_TOKENS = 96  # after each held-out prompt
 
 _TEMPERATURE = 0.8
 _NAMES = ("greedy", f"T={_TEMPERATURE}")
-_TOGETHER = 4  # prompts, where time is short
-_SHORTEST, _LONGEST, _PROMPTS = 8, 64, 24  # of a beginning, in tokens, and how many there are at most
+_TOGETHER = 4  # prompts in a batch, with a time limit
+_SHORTEST, _LONGEST, _PROMPTS = 8, 64, 24  # tokens of a beginning; number of beginnings
 
 
 def measure(
     llm: LLM, spec: str, prompts: Sequence[list[int]], max_tokens: int, seconds: float = inf
 ) -> dict[str, float]:
-    """Acceptance rate alpha, CTAR(1), CTAR(2) … and step compression S, greedy and sampled.
+    """Return acceptance rate alpha, CTAR(1), CTAR(2) … and tokens per forward pass S, greedy and sampled.
 
     Args:
-        llm: the target; it must compute every guess (``budget="all"``).
+        llm: the target; it must verify every draft token (``budget="all"``).
         spec: the drafter.
-        prompts: what to continue, at least one, and each shorter than the context.
-        max_tokens: tokens after each prompt.
-        seconds: as many prompts are continued as they allow, at least a few.
+        prompts: at least one; each is shorter than the context.
+        max_tokens: maximum tokens after each prompt.
+        seconds: time limit; a few prompts are continued in any case.
 
     Raises:
         PronkError: the drafter cannot be loaded, or has raised.
     """
-    drafter = make_drafter(spec).bind(llm.target)  # its files anew: they may have been written again
+    drafter = make_drafter(spec).bind(llm.target)  # reads its files again, which may have changed
     figures: dict[str, float] = {}
     for name, temperature in zip(_NAMES, (0.0, _TEMPERATURE), strict=True):
         params = [
@@ -74,19 +74,15 @@ def measure(
 
 
 def is_served(name: str) -> bool:
-    """Whether a figure of that name is one of :func:`measure`."""
+    """Return whether a figure of that name is from :func:`measure`."""
     decoding, _, what = name.partition(" ")
     return decoding in _NAMES and (what in {"alpha", "S"} or what.startswith("CTAR("))
 
 
 def beginnings(data: Path, vocab_size: int, end: int, context: int) -> list[list[int]]:
-    """Beginnings of held-out documents, as many of each set of a run: at most half of the document or the context.
+    """Return beginnings of held-out documents as prompts, up to half of the document and of the context.
 
-    Args:
-        data: with the held-out token files.
-        vocab_size: of the ids in them.
-        end: the token after each document.
-        context: positions of the model.
+    ``end`` is the token after each document in the files of the folder ``data``.
     """
     files = sorted(data.glob("valid-*.bin"))
     found: list[list[int]] = []

@@ -1,6 +1,6 @@
-"""Where training text comes from: JSONL files, plain text, and the Python code of the machine itself.
+"""Sources of training text: JSONL files, plain text, and the Python code of the machine.
 
-A source is named on the command line as ``WHAT=WEIGHT``::
+On the command line, a source is ``WHAT=WEIGHT``::
 
     prose.jsonl.gz=0.25        one JSON object a line: text, and optionally source and license
     notes/=0.1                 every .txt, .md, .rst and .py file below a folder (or one such file)
@@ -19,7 +19,7 @@ from pronk.errors import OptionError
 from pronk.files.json_lines import read_json_lines
 from pronk.train.python_source import read_python
 
-__all__ = ["SourceSpec", "SourceText", "parse_source", "read_source", "spec_of"]
+__all__ = ["SourceSpec", "SourceText", "json_lines_name", "parse_source", "read_source", "spec_of"]
 
 _JSON_LINES = (".jsonl", ".jsonl.gz")
 _TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py")
@@ -27,7 +27,7 @@ _TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py")
 
 @dataclass(frozen=True)
 class SourceText:
-    """One text; ``origin`` and ``license`` are what the model card says about it."""
+    """One text, with its origin and licence for the model card."""
 
     text: str
     origin: str
@@ -36,7 +36,7 @@ class SourceText:
 
 @dataclass(frozen=True)
 class SourceSpec:
-    """One ``WHAT=WEIGHT``; ``path`` is ``None`` for the machine's own Python code alone."""
+    """One ``WHAT=WEIGHT``; ``path`` is ``None`` for the machine's own Python code."""
 
     name: str
     kind: str
@@ -45,7 +45,7 @@ class SourceSpec:
 
 
 def parse_source(text: str) -> SourceSpec:
-    """Read ``WHAT=WEIGHT``.
+    """Parse ``WHAT=WEIGHT``.
 
     Raises:
         OptionError: no weight, a weight that is not a positive number, or a path that does not exist.
@@ -64,7 +64,7 @@ def parse_source(text: str) -> SourceSpec:
         return SourceSpec("python", "python", _existing(what.removeprefix("python:"), text), value)
     path = _existing(what, text)
     if path.name.endswith(_JSON_LINES):
-        return SourceSpec(path.name.removesuffix(".gz").removesuffix(".jsonl"), "jsonl", path, value)
+        return SourceSpec(json_lines_name(path), "jsonl", path, value)
     if path.is_file() and path.suffix not in _TEXT_SUFFIXES:
         msg = f"source {text!r}: expected a folder or a file ending in .jsonl, .jsonl.gz or {', '.join(_TEXT_SUFFIXES)}"
         raise OptionError(msg)
@@ -72,15 +72,20 @@ def parse_source(text: str) -> SourceSpec:
 
 
 def spec_of(path: Path, option: str) -> SourceSpec:
-    """A file or folder that ``option`` names, without a weight: JSON lines by its name, else text.
+    """Return the source of an ``option`` without a weight: a JSON Lines file, a text file or a folder.
 
     Raises:
-        OptionError: there is none.
+        OptionError: the path does not exist.
     """
     if not path.exists():
         msg = f"{option}: expected text files, folders or JSON lines, found no {path}"
         raise OptionError(msg)
     return SourceSpec(path.name, "jsonl" if path.name.endswith(_JSON_LINES) else "text", path, 1.0)
+
+
+def json_lines_name(file: Path) -> str:
+    """Return the name without ``.jsonl`` or ``.jsonl.gz``."""
+    return file.name.removesuffix(".gz").removesuffix(".jsonl")
 
 
 def _existing(path: str, text: str) -> Path:
@@ -92,7 +97,7 @@ def _existing(path: str, text: str) -> Path:
 
 
 def read_source(spec: SourceSpec) -> Iterator[SourceText]:
-    """All documents of a source, in a fixed order."""
+    """Yield all documents of a source, in a fixed order."""
     if spec.kind == "python":
         for text, origin, license_name in read_python(spec.path):
             yield SourceText(text, origin, license_name)
@@ -108,7 +113,7 @@ def _document(row: dict[str, Any], path: Path) -> SourceText:
     if not isinstance(text, str):
         msg = f"{path}: expected a string under 'text', found {type(text).__name__}"
         raise OptionError(msg)
-    # 'owner/name@commit:path' is summed up as 'owner/name@commit'.
+    # 'owner/name@commit:path' counts as 'owner/name@commit' in the card.
     origin = str(row.get("source", path.name)).split(":", 1)[0]
     return SourceText(text, origin, str(row.get("license", "not stated")))
 

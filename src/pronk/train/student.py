@@ -1,15 +1,14 @@
-"""What all drafters that learn from a frozen target have in common.
+"""Base class of the drafters that learn from a frozen target.
 
-The target's features and its logits are computed with each batch. A drafter has one or several *branches*, each of
-which says what follows so many tokens ahead; they are trained one after the other, so that the largest thing in memory
-is a chunk of one branch's logits.
+The target's features and logits are computed with each batch. A drafter has one or more *branches*, each for a number
+of tokens ahead. Branches are trained one after the other, so the largest tensor is a chunk of one branch's logits.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -18,59 +17,48 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
+from pronk.architecture.config import ModelConfig
 from pronk.drafters.from_target.modules.files import FORMAT
 from pronk.train.batches import Batches, Mixture, Sequences, token_dtype
-from pronk.train.clock import within
-from pronk.train.distill import Comparison, TeacherLogits, compare, distillation_loss
 from pronk.train.export import export_drafter
 from pronk.train.features import Features, compute_features
 from pronk.train.lm import held_out_sets, two_phases
 from pronk.train.loop import Passed, find_device
+from pronk.train.losses import Comparison, TeacherLogits, distillation_loss
 from pronk.train.on_policy import held_out_prompts
 from pronk.train.options import StudentOptions
 from pronk.train.served import SERVED_TOKENS, measure
 from pronk.train.teacher import Teacher
 
-__all__ = ["Branch", "Student"]
+__all__ = ["Branch", "Student", "describe_decoder"]
 
 Module = TypeVar("Module", bound=nn.Module)
 
 
 @dataclass(frozen=True)
 class Branch:
-    """One guess ahead, for some rows of a batch.
+    """Predictions for ``n`` rows of a batch, all the same number of tokens ahead."""
 
-    Attributes:
-        hidden: ``[n, size]``, what goes into the head: the drafter's states after their last norm.
-        weight: ``[vocab, size]`` of the head.
-        rows: ``[n]``, at which rows of the batch the target says what is guessed; ``None`` where all do, in order.
-    """
-
-    hidden: Tensor
-    weight: Tensor
-    rows: Tensor | None = None
+    hidden: Tensor  # ``[n, size]``, the drafter's states after the last norm, the input of the head
+    weight: Tensor  # ``[vocab, size]`` of the head
+    rows: Tensor | None = None  # ``[n]``, rows whose target distribution is learned; ``None`` for all rows, in order
 
 
 class Student(ABC, Generic[Module]):
-    """See :class:`~pronk.train.loop.Objective`; the loss is that of :mod:`pronk.train.distill`.
+    """An objective with the loss of :func:`~pronk.train.losses.distillation_loss`.
 
-    A subclass builds the module, says what of the target it reads, and how its branches come from that.
-
-    Args:
-        folder: the run; ``folder / "data"`` must hold the text and the target's own.
-        options: of the run.
-        teacher: the target.
+    A subclass builds the module and computes its branches from the target's features.
 
     Raises:
-        OptionError: the text is shorter than one sequence, or there is no such device.
+        OptionError: the text is shorter than one sequence, or the device does not exist.
     """
 
-    # The drafter's name; what its card calls it; what loads its files; and which other targets it may serve.
+    # The drafter's name in the registry; its description, the library that loads it, and other targets, for the card.
     kind: ClassVar[str]
     what: ClassVar[str]
     library: ClassVar[str] = "pronk"
     others: ClassVar[str] = "No other target can use it."
-    # Layers of the target whose outputs, or keys and values, are read: 1 is the first.
+    # The target's layers whose outputs, or keys and values, are read, from 1.
     hidden: tuple[int, ...] = ()
     cache: tuple[int, ...] = ()
 
@@ -84,51 +72,59 @@ class Student(ABC, Generic[Module]):
 
     @classmethod
     def identify(cls, teacher: Teacher) -> dict[str, Any]:
-        """See :class:`~pronk.train.loop.Objective`; known before there is one."""
+        """Return :attr:`~pronk.train.loop.Objective.identity` before the run starts."""
         return {"kind": cls.kind, "target": teacher.fingerprints}
 
     @abstractmethod
     def build(self, generator: torch.Generator) -> Module:
-        """The module with its first weights, float32."""
+        """Return the module with its initial weights, float32."""
 
     @abstractmethod
     def branches(self, tokens: Tensor, features: Features) -> Iterator[Branch]:
-        """The branches for ``tokens`` ``[count, length]``, one at a time; runs under autocast."""
+        """Yield the branches for ``tokens`` ``[count, length]``, one at a time; runs under autocast."""
+
+    def compiled(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """Compile ``function`` if the option is set."""
+        return torch.compile(function) if self.options.compile else function
 
     def export(self, folder: Path, card: str, facts: Mapping[str, Any]) -> None:
-        """Replace ``folder`` by the drafter as it is now; ``facts`` are for its JSON file."""
+        """Replace ``folder`` by the current drafter; ``facts`` go into its JSON file."""
         document = {"format": FORMAT, "kind": self.kind, "shape": asdict(self.exported_shape()), **facts}
         document["target"] = {"name": self.teacher.name, **asdict(self.teacher.fingerprint)}
         export_drafter(folder, self.module, document, card)
 
     def exported_shape(self) -> Any:
-        """The dataclass that a drafter's folder has as its shape: what it is made by."""
+        """Return the shape for the drafter's folder, a dataclass."""
         return self.options.shape
 
     @property
     @abstractmethod
     def description(self) -> str:
-        """Its shape, in words, for the card."""
+        """The shape in words, for the card."""
 
     @property
     def spec(self) -> str:
-        """The drafter to measure, with ``{model}`` where its folder goes; it guesses ``num_tokens`` a step."""
+        """The drafter to measure, with ``{model}`` for its folder."""
         return f"{self.kind}(model={{model!r}}, num_tokens={self.options.num_tokens})"
 
     def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> Passed:
-        """See :class:`~pronk.train.loop.Objective`; the loss is the branches' mean, the gradient that of their sum."""
-        labels = targets.to(self.device).reshape(-1)
-        losses, same = [], []
-        for branch, teacher, seen in self._pass(inputs):
-            chosen = labels if branch.rows is None else labels[branch.rows]
-            loss = distillation_loss(branch.hidden, branch.weight, teacher, chosen, self.options.hard, into=seen)
+        """Return the mean loss of the branches; add ``scale`` times the gradient of their sum."""
+        losses, sums = list[float](), list[Comparison]()
+        for loss in self._losses(inputs, targets, sums):
             (loss * scale).backward()
             losses.append(float(loss.detach()))
-            same.append(seen.same / seen.rows)
-        return Passed(sum(losses) / len(losses), tuple(same))
+        return Passed(sum(losses) / len(losses), tuple(each.same / each.rows for each in sums))
 
-    def _pass(self, inputs: Tensor) -> Iterator[tuple[Branch, TeacherLogits, Comparison]]:
-        """The branches, the target's logits at their rows, to be computed by slices, and a count for each."""
+    def _losses(self, inputs: Tensor, targets: Tensor, sums: list[Comparison]) -> Iterator[Tensor]:
+        """Yield the loss of each branch, and add its rows to ``sums``, one for each branch."""
+        labels, hard = targets.to(self.device).reshape(-1), self.options.hard
+        for i, (branch, teacher) in enumerate(self._pass(inputs)):
+            sums += [Comparison()] if i == len(sums) else []
+            chosen = labels if branch.rows is None else labels[branch.rows]
+            yield distillation_loss(branch.hidden, branch.weight, teacher, chosen, hard, into=sums[i])
+
+    def _pass(self, inputs: Tensor) -> Iterator[tuple[Branch, TeacherLogits]]:
+        """Yield each branch with the target's logits at its rows, which are computed by slices."""
         tokens, target = inputs.to(self.device), self.teacher.decoder
         features = compute_features(target, tokens, self.teacher.dtype, self.hidden, self.cache)
 
@@ -146,24 +142,22 @@ class Student(ABC, Generic[Module]):
                 branch = next(found, None)
             if branch is None:
                 return
-            yield branch, logits(every if branch.rows is None else branch.rows), Comparison()
+            yield branch, logits(every if branch.rows is None else branch.rows)
 
     @torch.no_grad()
     def evaluate(self, length: int, seconds: float = math.inf) -> dict[str, float]:
-        """Divergence from the target, and how often both have the same likeliest token, on every held-out set.
+        """Measure the branches on all held-out sets, then the drafter in the engine, half of ``seconds`` each.
 
-        For several branches, each of them. With them alpha, CTAR and S, as the decoding engine measures them on
-        held-out prompts. Half of ``seconds`` is for each of the two, which read as much as it allows.
+        The figures of a branch are the divergence from the target, and the share of rows where both have the same most
+        likely token. The engine measures alpha, CTAR and S on held-out prompts.
         """
         figures: dict[str, float] = {}
         sets = list(held_out_sets(self.data, length, self.vocab_size))
         for name, sequences in sets:
-            count, sums = max(1, self.options.micro // sequences.length), list[Comparison]()
-            for start in within(seconds / 2 / len(sets), range(0, len(sequences), count)):
-                inputs, _ = sequences.batch(start, min(count, len(sequences) - start))
-                for i, (branch, teacher, fresh) in enumerate(self._pass(inputs)):
-                    sums += [fresh] if i == len(sums) else []
-                    compare(branch.hidden, branch.weight, teacher, sums[i])
+            sums = list[Comparison]()
+            for inputs, targets in sequences.batches(self.options.micro, seconds / 2 / len(sets)):
+                for _ in self._losses(inputs, targets, sums):
+                    pass
             for i, each in enumerate(sums, 1):
                 number = f" {i}" if len(sums) > 1 else ""
                 figures |= {
@@ -173,12 +167,12 @@ class Student(ABC, Generic[Module]):
         return figures | self._serve(seconds / 2)
 
     def judge(self, figures: Mapping[str, float]) -> float:
-        """The mean divergence from the target, over held-out sets and branches."""
+        """Return the mean divergence from the target, over held-out sets and branches."""
         found = [value for name, value in figures.items() if " KL" in name]
         return fmean(found) if found else math.nan
 
     def _serve(self, seconds: float) -> dict[str, float]:
-        """What the decoding engine makes of the drafter as it is now in ``RUN/latest``."""
+        """Export the current drafter to ``RUN/latest`` and measure it in the engine."""
         prompts = self.prompts()
         if not self.options.num_tokens or not prompts:
             return {}
@@ -188,7 +182,7 @@ class Student(ABC, Generic[Module]):
         return measure(self.teacher.llm, spec, prompts, SERVED_TOKENS, seconds)
 
     def prompts(self) -> list[list[int]]:
-        """What the engine continues to measure the drafter."""
+        """Return the prompts of the measurement in the engine."""
         return held_out_prompts(self.data)
 
     def _phases(self) -> tuple[Batches, Batches]:
@@ -205,3 +199,13 @@ class Student(ABC, Generic[Module]):
         if used and self.options.share:
             sequences.check()
         return sequences
+
+
+def describe_decoder(config: ModelConfig, extra: str = "") -> str:
+    """Return the sizes of a small decoder in words, for a card."""
+    c = config
+    return (
+        f"{c.num_layers} layers, hidden size {c.hidden_size}, {c.num_heads} heads of {c.head_dim} over "
+        f"{c.num_kv_heads} key/value heads, {extra and f'{extra}, '}MLP {c.intermediate_size}, tied embeddings. The "
+        f"target's tokenizer, {c.vocab_size} tokens."
+    )

@@ -1,6 +1,6 @@
-"""The target of a distillation: it writes text, teaches, and verifies guesses.
+"""Target of a distillation: it writes text, provides distributions and verifies draft tokens.
 
-Where it writes and verifies with the kernels, whose weights only they can read, it teaches with plain ones beside them.
+The engine's kernels pack their weights, so the distributions are computed from a second, plain copy.
 """
 
 from __future__ import annotations
@@ -24,29 +24,23 @@ from pronk.train.loop import find_device
 
 __all__ = ["Teacher"]
 
-_BATCH = 32  # requests in one pass, when it writes
+_BATCH = 32  # maximum requests in one forward pass
 
 
 class Teacher:
-    """A frozen model.
+    """A frozen model, from a folder, the Hub, or with ``None`` the clone's ``pronk-tiny``.
 
-    ``name`` is its id on the Hub, or that of its folder; ``encoder`` turns text into its tokens.
-
-    Args:
-        model: folder or id on the Hub; ``None`` is the clone's ``pronk-tiny``.
-        device: where it runs; ``cuda`` is this process's GPU.
-        threads: of the process.
+    ``name`` is its id on the Hub or the name of its folder; ``cuda`` is this process's GPU.
 
     Raises:
-        OptionError: a GGUF file, which has none of the files that drafters are written with; or no model outside a
-            clone.
+        OptionError: a GGUF file, which lacks files that drafters need; or no model outside a clone.
     """
 
     def __init__(self, model: str | Path | None, device: str = "cpu", threads: int | None = None) -> None:
         if model is not None and is_gguf(Path(model).expanduser()):
             msg = (
                 f"target: expected a model folder, found the GGUF file {model}; train with the folder that it was made "
-                "from: what is trained there guesses for the file, too"
+                "from, whose drafters also serve the file"
             )
             raise OptionError(msg)
         model = default_model("--target") if model is None else model
@@ -58,12 +52,12 @@ class Teacher:
 
     @property
     def folder(self) -> Path:
-        """Its checkpoint."""
+        """Folder of the checkpoint."""
         return self.llm.path
 
     @cached_property
     def decoder(self) -> Decoder:
-        """The model itself, with plain weights."""
+        """The model with plain weights."""
         decoder = self.llm.engine.target.decoder
         if decoder.kernels is None:
             return decoder
@@ -71,24 +65,24 @@ class Teacher:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Its own, in which it also teaches."""
+        """The checkpoint's dtype, also that of the distributions."""
         return parse_dtype("auto", self.llm.config)
 
     @cached_property
     def fingerprint(self) -> Fingerprint:
-        """What its drafters carry, to be refused by other targets: quick to find again, whenever one is loaded."""
+        """The fingerprint in its drafters' files, quick to compute whenever a drafter is loaded."""
         return Fingerprint.of(self.folder)
 
     @property
     def unembedding(self) -> Tensor:
-        """``[vocab, hidden]`` of its head."""
+        """The head's weight, ``[vocab, hidden]``."""
         return self.decoder.head.get_parameter("weight").detach()
 
     @cached_property
     def fingerprints(self) -> dict[str, str]:
-        """Sums over all its bytes, the tokenizer's and those of its weights with ``config.json``.
+        """Hashes of the tokenizer, and of all weights with ``config.json``.
 
-        What a resumed run must find as before, to the last bit; a :class:`Fingerprint` looks at samples alone.
+        A resumed run compares these; a :class:`Fingerprint` covers only samples of the weights.
         """
         weights = hashlib.sha256()
         for file in (self.folder / "config.json", *sorted(self.folder.glob("*.safetensors"))):

@@ -1,4 +1,4 @@
-"""A byte-level BPE tokenizer with GPT-2's pre-tokenization, trained from text and saved for every engine to load."""
+"""Byte-level BPE tokenizer with GPT-2's pre-tokenization, trained on the run's text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pronk.train.chat import ASSISTANT, CHAT_TEMPLATE, END, END_OF_TEXT, SPECIAL
 
 __all__ = ["BYTE_VOCAB", "load_tokenizer", "save_tokenizer", "train_tokenizer"]
 
-# Special tokens and bytes: nothing is merged, so a token is a byte of the text.
+# Special tokens and bytes, without merges: each token is a byte of the text.
 BYTE_VOCAB = len(SPECIAL_TOKENS) + 256
 
 
@@ -40,7 +40,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     if found != vocab_size:
         msg = f"vocabulary size: the text yields only {found} tokens, expected {vocab_size}; ask for fewer or add text"
         raise OptionError(msg)
-    # Training text is text: a marker spelled out in a file must not become the marker.
+    # A marker spelled in the text stays text.
     tokenizer.encode_special_tokens = True
     return tokenizer
 
@@ -50,7 +50,6 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
     names = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "unk_token": END_OF_TEXT}
     extra = [USER, ASSISTANT, END]
-    special = [{"id": i, "content": t} for i, t in enumerate(SPECIAL_TOKENS)]
     flags = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -58,7 +57,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> None:
         "add_bos_token": False,
         "add_prefix_space": False,
         "clean_up_tokenization_spaces": False,
-        "added_tokens_decoder": {str(t["id"]): {"content": t["content"], **flags} for t in special},
+        "added_tokens_decoder": {str(i): {"content": token, **flags} for i, token in enumerate(SPECIAL_TOKENS)},
         "extra_special_tokens": extra,
         "chat_template": CHAT_TEMPLATE,
         **names,
@@ -68,7 +67,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> None:
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a run, for encoding training text (spelled-out markers stay text).
+    """Load the tokenizer of a run; markers spelled in a text stay text.
 
     Raises:
         TokenizerError: the file is missing or damaged.

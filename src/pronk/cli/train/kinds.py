@@ -1,6 +1,6 @@
-"""The drafters that ``pronk train`` trains: a class each, and :data:`KINDS`.
+"""The drafters of ``pronk train``: a class each, and :data:`KINDS`.
 
-typer wants the real types of the options: no postponed annotations here.
+typer reads annotations at run time: none are postponed.
 """
 
 from abc import ABC, abstractmethod
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pronk.checks import check_integer
 from pronk.cli.train.options import HEAD_KIND, HEAD_ORDER, UNEMBEDDINGS, loop_option, model_option, refuse
-from pronk.train.options import DraftOptions, ModelShape, StudentOptions
+from pronk.train.options import DraftOptions, HeadsOptions, ModelShape, StudentOptions
 
 if TYPE_CHECKING:
     from pronk.architecture.config import ModelConfig
@@ -18,41 +18,36 @@ if TYPE_CHECKING:
 
 __all__ = ["KINDS", "DrafterKind", "Settings"]
 
-# The fields of StudentOptions that do not depend on the kind, for a drafter that reads so many tokens at most.
+# Returns the fields of StudentOptions that every kind has, for a drafter with this context.
 Settings = Callable[[int], dict[str, Any]]
+Plan = tuple["type[Student[Any]]", StudentOptions]
 
-_Rate = Annotated[float, loop_option("Peak learning rate.")]
-_LAYERS = "Layers; every one of them costs time for every guess."
+_Rate = Annotated[float, loop_option("Peak learning rate.", "--lr")]
+_LAYERS = "Layers; each one adds to the cost of every draft token."
 
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterKind(ABC):
     """A kind of drafter: its fields are the options of its command, its docstring is the help.
 
-    A field with the name of an option that all kinds share is shown in that one's place.
-
-    Attributes:
-        without: shared options that its command does not have.
+    A field with the name of a shared option replaces that option. ``without`` names shared options that the command
+    does not have.
     """
 
     without: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
-    def objective(self) -> "type[Student[Any]]":
-        """The class that makes and trains the drafter."""
-
-    @abstractmethod
-    def options(self, config: "ModelConfig", settings: Settings) -> StudentOptions:
-        """The run's options for a target of this ``config``.
+    def plan(self, config: "ModelConfig", settings: Settings) -> Plan:
+        """Return the class that trains the drafter, and its options for a target of this ``config``.
 
         Raises:
-            OptionError: there is no such drafter for it.
+            OptionError: the drafter is impossible for this target.
         """
 
 
 @dataclass(frozen=True, kw_only=True)
 class DraftKind(DrafterKind):
-    """Distil a small draft model from a target: same tokenizer, and at every position the target's own distribution.
+    """Distil a small draft model, with the same tokenizer, from a target's distribution at every position.
 
     The finished draft is in OUT/export, the latest one in OUT/latest; both are folders for the drafter draft_model.
     Ctrl-C saves; the same command continues.
@@ -70,22 +65,19 @@ class DraftKind(DrafterKind):
     kv_heads: Annotated[int, model_option("Key/value heads.")] = 1
     mlp: Annotated[int, model_option("Width of the gated MLP.")] = 448
     positions: Annotated[int | None, model_option("Longest text, in tokens.", show_default="the target's")] = None
-    lr: _Rate = 0.012
+    rate: _Rate = 0.012
 
-    def objective(self) -> "type[Student[Any]]":
+    def plan(self, config: "ModelConfig", settings: Settings) -> Plan:
         from pronk.train.draft import DraftStudent
 
-        return DraftStudent
-
-    def options(self, config: "ModelConfig", settings: Settings) -> DraftOptions:
         longest = config.context if self.positions is None else self.positions
         shape = ModelShape(self.hidden, self.layers, self.heads, self.kv_heads, self.mlp, config.vocab_size, longest)
-        return DraftOptions(**settings(longest), shape=shape)
+        return DraftStudent, DraftOptions(**settings(longest), shape=shape)
 
 
 @dataclass(frozen=True, kw_only=True)
 class KangarooKind(DrafterKind):
-    """Train Kangaroo's adapter: the target's own first layers guess, and it makes their output fit the target's head.
+    """Train Kangaroo's adapter, which fits the output of the target's first layers to the target's head.
 
     The finished drafter is in OUT/export, the latest one in OUT/latest; both are folders for the drafter kangaroo.
     Ctrl-C saves; the same command continues.
@@ -100,7 +92,7 @@ class KangarooKind(DrafterKind):
     exit_layer: Annotated[
         int | None,
         model_option(
-            "The target's layer after which guesses leave it: 1 is the first; the last is too late.",
+            "The target's layer whose output the adapter reads: 1 is the first; the last is too late.",
             show_default="an eighth of its layers",
         ),
     ] = None
@@ -115,7 +107,7 @@ class KangarooKind(DrafterKind):
     mlp: Annotated[
         int | None, model_option("Width of the transformer's feed-forward network.", show_default="the target's")
     ] = None
-    lr: _Rate = 0.01
+    rate: _Rate = 0.01
 
     def __post_init__(self) -> None:
         if self.adapter == "mlp":
@@ -123,16 +115,12 @@ class KangarooKind(DrafterKind):
         if self.adapter != "transformer":
             refuse({"mlp": self.mlp}, f"with --adapter {self.adapter}; it is for --adapter transformer")
 
-    def objective(self) -> "type[Student[Any]]":
+    def plan(self, config: "ModelConfig", settings: Settings) -> Plan:
+        from pronk.drafters.from_target.modules.kangaroo import KangarooShape
         from pronk.train.kangaroo import KangarooStudent
 
-        return KangarooStudent
-
-    def options(self, config: "ModelConfig", settings: Settings) -> StudentOptions:
-        from pronk.drafters.from_target.modules.kangaroo import KangarooShape
-
         shape = KangarooShape.of_target(config, self.exit_layer, self.adapter, self.heads, self.mlp)
-        return StudentOptions(**settings(config.context), shape=shape)
+        return KangarooStudent, StudentOptions(**settings(config.context), shape=shape)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,37 +154,27 @@ class GlideKind(DrafterKind):
         ),
     ] = None
     vanilla: Annotated[bool, model_option("Without cross-attention, for comparison; for the drafter vanilla.")] = False
-    lr: _Rate = 0.012
+    rate: _Rate = 0.012
 
     def __post_init__(self) -> None:
         if self.vanilla:
             refuse({"block": self.block, "cache-layer": self.cache_layer}, "with --vanilla")
 
-    def objective(self) -> "type[Student[Any]]":
+    def plan(self, config: "ModelConfig", settings: Settings) -> Plan:
+        from pronk.drafters.from_target.modules.glide import GlideShape
         from pronk.train.glide import GlideStudent, VanillaStudent
 
-        return VanillaStudent if self.vanilla else GlideStudent
-
-    def options(self, config: "ModelConfig", settings: Settings) -> StudentOptions:
-        from pronk.drafters.from_target.modules.glide import GlideShape
-
-        shape = GlideShape(
-            self.layers,
-            self.hidden,
-            self.heads,
-            self.kv_heads,
-            self.mlp,
-            5 if self.block is None else self.block,
-            cross=not self.vanilla,
-            cache_layer=self.cache_layer,
-        )
+        sizes = (self.layers, self.hidden, self.heads, self.kv_heads, self.mlp)
+        block = 5 if self.block is None else self.block
+        shape = GlideShape(*sizes, block, cross=not self.vanilla, cache_layer=self.cache_layer)
         shape.cache_layers(config)
-        return StudentOptions(**settings(config.context), shape=shape)
+        made = VanillaStudent if self.vanilla else GlideStudent
+        return made, StudentOptions(**settings(config.context), shape=shape)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MedusaKind(DrafterKind):
-    """Train Medusa heads on a frozen target: what follows its next token, guessed from its last hidden state.
+    """Train Medusa heads, which predict the tokens after the next from the target's last hidden state.
 
     The finished heads are in OUT/export, the latest ones in OUT/latest; both are folders for the drafter medusa. Ctrl-C
     saves; the same command continues.
@@ -208,37 +186,32 @@ class MedusaKind(DrafterKind):
     pronk train medusa --target ./checkpoint --source notes/=1 --heads 3 --blocks 1 --out run --minutes 30
     """
 
-    heads: Annotated[int, model_option("Heads: how many tokens are guessed after the target's own.")] = 4
+    heads: Annotated[int, model_option("Heads, one for each draft token after the target's own token.")] = 4
     blocks: Annotated[int, model_option("Residual blocks of a head.")] = 2
     unembeddings: Annotated[
         str, model_option("shared is the target's; replicated gives each head a copy to change, many times as large.")
     ] = "shared"
     tree_size: Annotated[
-        int, model_option("Guesses of the tree, which is chosen by what the heads get right on held-out text.")
+        int, model_option("Draft tokens of the tree, which is chosen by the accuracy of the heads on held-out text.")
     ] = 15
-    lr: _Rate = 0.02
+    rate: _Rate = 0.02
     num_tokens: Annotated[
         int | None,
         loop_option("Depth of the tree when the engine measures the drafter; 0 does not.", show_default="all heads"),
     ] = None
 
-    def objective(self) -> "type[Student[Any]]":
-        from pronk.train.medusa import MedusaStudent
-
-        return MedusaStudent
-
-    def options(self, config: "ModelConfig", settings: Settings) -> StudentOptions:
+    def plan(self, config: "ModelConfig", settings: Settings) -> Plan:
         from pronk.drafters.from_target.modules.medusa import MedusaShape
-        from pronk.train.medusa import MedusaOptions
+        from pronk.train.medusa import MedusaOptions, MedusaStudent
 
+        found = settings(config.context) | {"num_tokens": self.heads if self.num_tokens is None else self.num_tokens}
         shape = MedusaShape(self.heads, self.blocks, self.unembeddings)
-        draft_tokens = {"num_tokens": self.heads if self.num_tokens is None else self.num_tokens}
-        return MedusaOptions(**settings(config.context) | draft_tokens, shape=shape, tree_size=self.tree_size)
+        return MedusaStudent, MedusaOptions(**found, shape=shape, tree_size=self.tree_size)
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadsKind(DrafterKind):
-    """Train heads on a frozen target that guess several tokens in one pass (drafter multi_token).
+    """Train heads on a frozen target that predict several tokens in one pass (drafter multi_token).
 
     The finished heads are in OUT/export, the latest ones in OUT/latest; both are folders for the drafter multi_token.
     Ctrl-C saves; the same command continues.
@@ -252,7 +225,7 @@ class HeadsKind(DrafterKind):
 
     without = ("compile",)
 
-    heads: Annotated[int, model_option("Heads; the first guesses the token after the next.")] = 3
+    heads: Annotated[int, model_option("Heads; the first predicts the token after the next.")] = 3
     layer: Annotated[
         int | None, model_option("Layer of the target whose output they read.", show_default="the last")
     ] = None
@@ -263,32 +236,24 @@ class HeadsKind(DrafterKind):
         int | None, model_option("Width of a head's MLP.", show_default="1.2 times the target's hidden size")
     ] = None
     num_tokens: Annotated[
-        int | None, loop_option("Guesses per step when the engine measures them; 0 does not.", show_default="all")
+        int | None, loop_option("Draft tokens per step when the engine measures them; 0 does not.", show_default="all")
     ] = None
-    # Higher than a language model's: heads that begin with the target's norm have much to unlearn.
-    lr: _Rate = 0.02
+    # Higher than a language model's rate: the heads start from the target's norm, far from their optimum.
+    rate: _Rate = 0.02
 
     def __post_init__(self) -> None:
         check_integer("heads", self.heads, 1, 63)
 
-    def objective(self) -> "type[Student[Any]]":
-        from pronk.train.heads import HeadsStudent
-
-        return HeadsStudent
-
-    def options(self, config: "ModelConfig", settings: Settings) -> StudentOptions:
+    def plan(self, config: "ModelConfig", settings: Settings) -> Plan:
         from pronk.drafters.from_target.modules.heads import HeadsShape
-        from pronk.train.heads import check_guesses, check_lengths
+        from pronk.train.heads import HeadsStudent
 
         layer = config.num_layers if self.layer is None else self.layer
         width = 6 * config.hidden_size // 5 if self.mlp is None else self.mlp
         shape = HeadsShape(self.heads, layer, width, self.kind, self.order, self.unembeddings)
         shape.check(config)
-        draft_tokens = {"num_tokens": self.heads if self.num_tokens is None else self.num_tokens}
-        made = StudentOptions(**settings(config.context) | draft_tokens, shape=shape)
-        check_lengths(made, shape.num_heads)
-        check_guesses(made.num_tokens, shape.num_heads)
-        return made
+        found = settings(config.context) | {"num_tokens": self.heads if self.num_tokens is None else self.num_tokens}
+        return HeadsStudent, HeadsOptions(**found, shape=shape)
 
 
 # By the name of the command, in the order of the help.

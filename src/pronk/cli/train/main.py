@@ -1,49 +1,43 @@
-"""``pronk train``: train the models that pronk ships, or your own."""
+"""``pronk train``: train language models and drafters."""
 
 from collections.abc import Callable
 from functools import partial
 from inspect import getdoc
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from pronk.cli.options import shares
+from pronk.cli.options import given_options, shares
+from pronk.cli.progress import INTERRUPTED
 from pronk.cli.train.kinds import KINDS, DrafterKind
 from pronk.cli.train.options import (
     HEAD_KIND,
     HEAD_ORDER,
-    INTERRUPTED,
     UNEMBEDDINGS,
+    LoopSettings,
     StudentRun,
     command_line,
-    loop_options,
     model_option,
     refuse,
-    student_options,
     text_options,
 )
 from pronk.train.options import DataOptions, ModelShape, OnPolicyOptions, TrainOptions, fit_lengths
 
 __all__ = ["app"]
 
-_KIND, _ORDER, _UNEMBEDDINGS = "transformer", "parallel", "shared"  # of heads, by default
+_KIND, _ORDER, _UNEMBEDDINGS = "transformer", "parallel", "shared"  # defaults of heads
 
 app = typer.Typer(help="Train language models and drafters.", no_args_is_help=True, rich_markup_mode="rich")
 
 
-@app.callback()
-def _train() -> None:
-    """Train language models and drafters."""
-
-
 @app.command(no_args_is_help=True)
-@shares(text=text_options, loop=loop_options)
+@shares(text=text_options, loop=LoopSettings)
 def lm(
     context: typer.Context,
     text: Callable[..., DataOptions],
-    loop: Callable[[], dict[str, Any]],
+    loop: Callable[[], LoopSettings],
     *,
     out: Annotated[Path, typer.Option(help="Folder of the run; an unfinished run in it is continued.")],
     name: Annotated[str, typer.Option(help="Name of the model in its card.")] = "pronk-tiny",
@@ -78,11 +72,10 @@ def lm(
     """
     from pronk.train.clock import Clock
 
-    settings = loop()
+    settings = vars(loop())
     clock = Clock(settings["minutes"])  # before torch is imported, which takes seconds
 
     from pronk.train.future import future_shape
-    from pronk.train.heads import check_lengths
     from pronk.train.run import run
     from pronk.train.tokenizer import BYTE_VOCAB
 
@@ -98,42 +91,38 @@ def lm(
     words = (head_kind or _KIND, head_order or _ORDER, unembeddings or _UNEMBEDDINGS)
     future = future_shape(shape, future_tokens, *words, head_mlp)
     options = TrainOptions(**settings, shape=shape, heads=future)
-    if future is not None:
-        check_lengths(options, future.num_heads)
     if not run(data, options, out, name, command_line(context), Console(), clock):
         raise typer.Exit(INTERRUPTED)
 
 
 def _command(kind: type[DrafterKind]) -> Callable[..., None]:
-    """The command that trains drafters of one kind."""
+    """Return the command that trains drafters of one kind."""
 
-    @shares(kind=kind, text=text_options, student=student_options, loop=loop_options, without=kind.without)
+    @shares(kind=kind, text=text_options, student=StudentRun, loop=LoopSettings, without=kind.without)
     def train(
         context: typer.Context,
         kind: Callable[[], DrafterKind],
         text: Callable[..., DataOptions],
         student: Callable[[], StudentRun],
-        loop: Callable[[], dict[str, Any]],
+        loop: Callable[[], LoopSettings],
     ) -> None:
         from pronk.train.clock import Clock
 
-        own, run, settings = kind(), student(), loop()
+        own, run, settings = kind(), student(), vars(loop())
         clock = Clock(settings["minutes"])  # before torch is imported, which takes seconds
 
         from pronk.train.run import run_student
         from pronk.train.teacher import Teacher
 
         data = text(seed=settings["seed"])
-        source = context.get_parameter_source("on_policy")
-        asked = source is not None and source.name == "COMMANDLINE"
-        on_policy = OnPolicyOptions(tokens=run.on_policy, seed=settings["seed"], at_most=not asked)
+        at_most = "on_policy" not in given_options(context)
+        on_policy = OnPolicyOptions(tokens=run.on_policy, seed=settings["seed"], at_most=at_most)
         teacher = Teacher(run.target, settings["device"], settings["threads"])
         name = run.name or f"{teacher.name.rpartition('/')[2]}-{str(context.info_name).replace('_', '-')}"
         config = teacher.llm.config
-        options = own.options(config, partial(run.settings, settings, config.context))
-        command, console = command_line(context), Console()
-        done = run_student(own.objective(), data, on_policy, options, teacher, run.out, name, command, console, clock)
-        if not done:
+        made, options = own.plan(config, partial(run.settings, settings, config.context))
+        command = command_line(context)
+        if not run_student(made, data, on_policy, options, teacher, run.out, name, command, Console(), clock):
             raise typer.Exit(INTERRUPTED)
 
     return train

@@ -1,0 +1,143 @@
+"""Losses of a text and of distillation, without logits of all rows at a time.
+
+With logits ``z`` of the student and ``q = softmax(z)``, the teacher's distribution ``p``, the text's next token ``y``
+and the weight ``h`` of the text::
+
+    loss = (1 - h) * KL(p || q) + h * (-log q[y])        per row, then the mean over the rows
+    dloss/dz = q - ((1 - h) * p + h * onehot(y))
+
+Without a teacher, ``h`` is 1. The gradient is known in closed form, so the rows go through the vocabulary in chunks,
+and the largest tensor is one chunk of logits: all logits of 4,096 rows and 150,000 tokens would take 2.5 GB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["Comparison", "TeacherLogits", "chunks", "distillation_loss", "text_loss"]
+
+_CHUNK = 1 << 21  # logits in a chunk
+_ROWS = 128  # minimum rows of a chunk, as each chunk adds to the whole gradient of the head
+
+# From a slice of the rows to the teacher's logits ``[rows of the slice, vocab]``.
+TeacherLogits = Callable[[slice], Tensor]
+
+
+class Comparison:
+    """Sums over rows: divergence from the teacher in nats, and rows with the same most likely token."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.divergence = 0.0
+        self.same = 0
+
+
+def chunks(rows: int, vocab_size: int) -> list[slice]:
+    """Return the slices of rows that go through the vocabulary together."""
+    step = max(_ROWS, _CHUNK // vocab_size)
+    return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
+
+
+def distillation_loss(  # noqa: PLR0917 - the last three have defaults
+    hidden: Tensor,
+    weight: Tensor,
+    teacher: TeacherLogits,
+    labels: Tensor,
+    hard: float = 0.0,
+    dtype: torch.dtype = torch.bfloat16,
+    into: Comparison | None = None,
+) -> Tensor:
+    """Return the mean loss in nats per row.
+
+    Args:
+        hidden: ``[rows, size]``, the student's states after its final norm.
+        weight: ``[vocab, size]`` of the student's head.
+        teacher: computes the teacher's logits.
+        labels: ``[rows]``, the next tokens of the text.
+        hard: weight of the text, 0..1.
+        dtype: dtype of the matrix products; everything else is float32 or wider.
+        into: sums to add the rows to.
+    """
+    return _loss(hidden, weight, labels, hard, dtype, teacher, into, None)
+
+
+def text_loss(
+    hidden: Tensor, weight: Tensor, labels: Tensor, dtype: torch.dtype = torch.bfloat16
+) -> tuple[Tensor, Tensor]:
+    """Return the mean cross-entropy in nats per row, and the most likely token of each row.
+
+    The arguments are those of :func:`distillation_loss`.
+    """
+    likeliest = torch.empty_like(labels)
+    return _loss(hidden, weight, labels, 1.0, dtype, None, None, likeliest), likeliest
+
+
+def _loss(hidden: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+    if not torch.is_grad_enabled():  # in Function.forward, needs_input_grad ignores no_grad
+        hidden, weight = hidden.detach(), weight.detach()
+    return _ChunkedLoss.apply(hidden, weight, *rest)  # type: ignore[no-untyped-call]
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    """Loss and gradients in one loop over the chunks."""
+
+    @staticmethod
+    def forward(  # noqa: PLR0917 - autograd passes arguments by position
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        labels: Tensor,
+        hard: float,
+        dtype: torch.dtype,
+        teacher: TeacherLogits | None,
+        into: Comparison | None,
+        likeliest: Tensor | None,
+    ) -> Tensor:
+        rows, w, p = len(hidden), weight.to(dtype), None
+        d_hidden = torch.empty_like(hidden) if any(ctx.needs_input_grad) else None
+        # A frozen head needs no gradient, a third of the work.
+        d_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        total = hidden.new_zeros((), dtype=torch.float64)
+        for part in chunks(rows, len(weight)):
+            x, y = hidden[part].to(dtype), labels[part, None]
+            log_q = _log_softmax(x @ w.T)
+            loss = -hard * log_q.gather(1, y).sum()
+            if likeliest is not None:
+                likeliest[part] = log_q.argmax(-1)
+            if teacher is not None:
+                log_p = _log_softmax(teacher(part))
+                p = log_p.exp()
+                divergence = torch.linalg.vecdot(p, log_p - log_q).sum(dtype=torch.float64)
+                loss = (1 - hard) * divergence + loss
+                if into is not None:
+                    into.rows += len(log_q)
+                    into.divergence += float(divergence)
+                    into.same += int((log_q.argmax(-1) == log_p.argmax(-1)).sum())
+            total += loss
+            if d_hidden is None:
+                continue
+            d_logits = log_q.exp_()
+            if p is not None:
+                d_logits.sub_(p, alpha=1 - hard)
+            if hard:
+                d_logits.scatter_add_(1, y, d_logits.new_full(y.shape, -hard))
+            d = d_logits.div_(rows).to(dtype)
+            d_hidden[part] = d @ w
+            if d_weight is not None:
+                d_weight += d.T @ x
+        ctx.save_for_backward(d_hidden, d_weight)
+        return (total / rows).to(torch.promote_types(hidden.dtype, torch.float32))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        d_hidden, d_weight = ctx.saved_tensors
+        return d_hidden * grad, None if d_weight is None else d_weight * grad, *(None,) * 6
+
+
+def _log_softmax(logits: Tensor) -> Tensor:
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    return wide.log_softmax(-1)
