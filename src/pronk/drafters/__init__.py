@@ -2,19 +2,19 @@
 
 | package | source of the draft tokens |
 |---|---|
-| ``from_text`` | the request's text, earlier outputs, or a datastore |
+| ``from_text`` | the request's text, outputs of earlier requests, or a corpus on disk (datastore) |
 | ``from_outputs`` | logits of the target's earlier forward passes |
 | ``from_draft`` | a smaller model |
 | ``from_target`` | the target's own layers with modules trained on them |
 | ``combined`` | other drafters |
-| ``shared`` | none: helpers of several packages |
+| ``shared`` | none; code that several of these packages use |
 
-A module with a name of ``registry.py`` is a method. A module with a leading underscore is a helper of its package. The
-interface of drafters is :mod:`pronk.speculation.proposer`.
+Modules named like an entry of ``registry.py`` implement that drafter. Modules with a leading underscore are helpers of
+their package. The interface of drafters is :mod:`pronk.speculation.proposer`.
 
-A drafter is given as an object (``PromptLookup(num_tokens=8)``), as a name (``"prompt_lookup"``), or as a name with
-options (``"prompt_lookup(num_tokens=8, max_ngram=3)"``). A combined drafter takes its parts as first arguments
-(``"first_of(prompt_lookup, recycling(num_nodes=7))"``).
+Functions with a parameter ``drafter`` accept an object (``PromptLookup(num_tokens=8)``), a name (``"prompt_lookup"``),
+or a name with options (``"prompt_lookup(num_tokens=8, max_ngram=3)"``). A combined drafter takes the drafters that it
+combines as first arguments (``"first_of(prompt_lookup, recycling(num_nodes=7))"``).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from warnings import warn
 
-from pronk.drafters.registry import REGISTRY, class_names, make_drafter
+from pronk.drafters.registry import REGISTRY, class_modules, make_drafter
 
 if TYPE_CHECKING:
     from pronk.drafters.autoregressive import Autoregressive as Autoregressive
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from pronk.speculation.proposer import Proposer as Proposer
     from pronk.speculation.target import Target as Target
 
+# Exported classes of the drafter interface, and their modules in pronk.speculation.
 _INTERFACE = {
     "DraftContext": "proposer",
     "Drafter": "proposer",
@@ -62,14 +63,15 @@ _INTERFACE = {
     "Outcome": "proposer",
     "Target": "target",
 }
-__all__ = [*_INTERFACE, "REGISTRY", "make_drafter", *class_names()]  # noqa: PLE0604 - all are strings
+__all__ = [*_INTERFACE, "REGISTRY", "make_drafter", *class_modules()]  # noqa: PLE0604 - all are strings
 
 
 def __getattr__(name: str) -> Any:
+    """Import an exported class at its first use."""
     if name == "Guesser":
         warn("pronk.drafters.Guesser is deprecated; use pronk.drafters.Proposer", DeprecationWarning, stacklevel=2)
         name = "Proposer"
-    module = f"pronk.speculation.{_INTERFACE[name]}" if name in _INTERFACE else class_names().get(name)
+    module = f"pronk.speculation.{_INTERFACE[name]}" if name in _INTERFACE else class_modules().get(name)
     if module is None:
         msg = f"module 'pronk.drafters' has no attribute {name!r}"
         raise AttributeError(msg)

@@ -1,6 +1,6 @@
 """Plain autoregressive decoding: no draft tokens, one token per forward pass.
 
-It is the baseline of every comparison, and the fallback while speculation does not pay.
+Benchmarks and verification compare other drafters with it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Autoregressive"]
 
 @dataclass(frozen=True)
 class Autoregressive(Proposer[None]):
-    """Drafter without draft tokens and without options."""
+    """The drafter that never proposes; it has no options."""
 
     name = "autoregressive"
     capabilities = Capabilities(proposes=False)
@@ -25,7 +25,7 @@ class Autoregressive(Proposer[None]):
         """Return no state."""
 
     def propose(self, contexts: Sequence[DraftContext[None]]) -> list[TokenTree]:
-        """Return trees of the root alone."""
+        """Return a tree without draft tokens for each context."""
         return [TokenTree.chain(context.tokens[-1:]) for context in contexts]
 
     def observe(self, outcome: Outcome[None]) -> None:

@@ -1,4 +1,4 @@
-"""A cache of one target's proposers, by the options of their drafters."""
+"""A cache of the proposers of one target model, keyed by drafter (a class and its options)."""
 
 from __future__ import annotations
 
@@ -13,28 +13,27 @@ from pronk.speculation.target import Target
 
 __all__ = ["ProposerCache"]
 
-# Maximum numbers of cached proposers. Those with draft models take memory from the target's KV cache.
+# Maximum numbers of cached proposers without and with a draft model, which takes memory from the target's KV cache.
 _MAX_WITHOUT_MODELS, _MAX_WITH_MODELS = 64, 4
 
 
 class ProposerCache:
     """An LRU cache of proposers: equal drafters share one proposer and its learned state.
 
-    Freeing a draft model: its weights, keys and values belong to its proposers alone, since
-    :meth:`~pronk.speculation.target.Target.load_shared` and :class:`~pronk.kv_cache.budget.KVBudget` hold weak
-    references. A proposer is held by its running requests, by callers, and by this cache, which keeps at most 4 with
-    :attr:`~pronk.speculation.proposer.Proposer.models` beside the target's own. The memory is freed with the last
-    holder; the pool's share of the KV memory is divided again when the next draft model joins.
+    A draft model is freed with its last proposer, as only proposers hold strong references to its weights and its KV
+    cache. (:meth:`~pronk.speculation.target.Target.load_shared` and :class:`~pronk.kv_cache.budget.KVBudget` hold weak
+    ones.) Running requests, callers and this cache keep a proposer alive. The KV memory of a freed draft model is
+    divided among the remaining caches when the next draft model is loaded.
 
-    The cache is thread-safe. Binding a drafter, which may read files, holds a lock of its own: decoding and lookups of
-    cached proposers do not wait for it.
+    The cache is thread-safe. Binding a drafter may read files for seconds. It holds a separate lock, so decoding and
+    lookups of cached proposers do not wait for it.
 
     Attributes:
-        default: proposer of the target's own drafter; never evicted or reloaded.
+        default: proposer of requests that select no drafter; never evicted or reloaded.
     """
 
     def __init__(self, target: Target, drafter: Drafter) -> None:
-        """Bind the target's own drafter; raises as :meth:`get_proposer` does."""
+        """Bind the default ``drafter``; raises as :meth:`get_proposer` does."""
         self._target = target
         self._cache_lock, self._bind_lock = RLock(), RLock()
         self._cached: dict[Drafter, Proposer[Any]] = {}  # least recently used first
@@ -45,49 +44,52 @@ class ProposerCache:
             self.default = self._cached[drafter] = bind_proposer(drafter, target)
 
     def get_proposer(self, spec: str | Drafter) -> Proposer[Any]:
-        """Return the proposer of a drafter or of its name; a proposer is bound to the target and returned.
+        """Return the cached proposer of a drafter or specification, or bind and cache a new one.
 
-        If the checkpoint of its draft model was rewritten on disk, a new proposer loads the new one.
+        A cached proposer whose draft model was rewritten on disk is replaced by one that loads the new files. If
+        ``spec`` is itself a proposer, it is bound to the target and returned without being cached.
 
         Raises:
             OptionError: the drafter or option is unknown, or the drafter does not fit the target.
             CheckpointError: the draft model cannot be loaded.
         """
-        drafter = _parse(spec) if isinstance(spec, str) else make_drafter(spec)
+        drafter = _make_drafter_cached(spec) if isinstance(spec, str) else make_drafter(spec)
         if isinstance(drafter, Proposer):
             return bind_proposer(drafter, self._target)
         _check_hashable(drafter)
-        found = self._find(drafter)
-        return self._bind(drafter) if found is None else found
+        proposer = self._find(drafter)
+        return self._bind(drafter) if proposer is None else proposer
 
     def _bind(self, drafter: Drafter) -> Proposer[Any]:
         with self._bind_lock:
-            found = self._find(drafter)  # another thread may have bound it meanwhile
-            if found is None:
-                found = bind_proposer(drafter, self._target)
-                self._store(drafter, found)
-            return found
+            proposer = self._find(drafter)  # another thread may have bound it meanwhile
+            if proposer is None:
+                proposer = bind_proposer(drafter, self._target)
+                self._store(drafter, proposer)
+            return proposer
 
     def _find(self, drafter: Drafter) -> Proposer[Any] | None:
         """Return the cached proposer, or ``None`` if none is cached or its draft model's files have changed."""
         with self._cache_lock:
-            found = self._cached.pop(drafter, None)
-            if found is None or not all(map(self._target.is_current, found.models)):
+            proposer = self._cached.pop(drafter, None)
+            if proposer is None or not all(map(self._target.is_current, proposer.models)):
                 return None
-            self._cached[drafter] = found  # most recently used
-            return found
+            self._cached[drafter] = proposer  # at the end: most recently used
+            return proposer
 
     def _store(self, drafter: Drafter, proposer: Proposer[Any]) -> None:
+        """Cache a proposer, and evict the least recently used ones beyond the limits."""
         with self._cache_lock:
             self._cached[drafter] = proposer
-            others = [(each, bool(found.models)) for each, found in self._cached.items() if found is not self.default]
-            with_models = [each for each, has in others if has]
-            without = [each for each, has in others if not has]
-            for each in (*with_models[:-_MAX_WITH_MODELS], *without[:-_MAX_WITHOUT_MODELS]):
-                del self._cached[each]
+            evictable = [(key, cached) for key, cached in self._cached.items() if cached is not self.default]
+            with_models = [key for key, cached in evictable if cached.models]
+            without_models = [key for key, cached in evictable if not cached.models]
+            for key in (*with_models[:-_MAX_WITH_MODELS], *without_models[:-_MAX_WITHOUT_MODELS]):
+                del self._cached[key]
 
 
-_parse = lru_cache(256)(make_drafter)
+# Each request has a specification, and few are different.
+_make_drafter_cached = lru_cache(256)(make_drafter)
 
 
 def _check_hashable(drafter: Drafter) -> None:

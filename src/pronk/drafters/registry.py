@@ -1,7 +1,8 @@
 """The table of drafters by name, and the parser of drafter specifications.
 
-The table serves ``pronk.__all__`` and its lazy import, the command line, verification and the tests. A new drafter is
-one module and one line here. This module does not import torch, so that names are available at once.
+A specification is a string such as ``"merged(suffix, recycling(top_k=8))"``. To add a drafter, write its module and
+add one line to :data:`DRAFTERS`; ``pronk.__all__``, the command line, verification and the tests read that table. This
+module does not import torch, so that ``import pronk`` and ``pronk --help`` stay fast.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from pronk.errors import OptionError
 if TYPE_CHECKING:
     from pronk.speculation.proposer import Drafter
 
-__all__ = ["DRAFTERS", "REGISTRY", "class_names", "make_drafter"]
+__all__ = ["DRAFTERS", "REGISTRY", "class_modules", "make_drafter"]
 
+# Drafter name to "module:class", the module relative to ``pronk``.
 DRAFTERS: dict[str, str] = {
     "autoregressive": "drafters.autoregressive:Autoregressive",
     "jacobi": "drafters.from_outputs.jacobi:Jacobi",
@@ -46,22 +48,22 @@ DRAFTERS: dict[str, str] = {
 
 
 def _module_and_class(name: str) -> tuple[str, str]:
-    module, _, cls = DRAFTERS[name].partition(":")
-    return f"pronk.{module}", cls
+    module, _, class_name = DRAFTERS[name].partition(":")
+    return f"pronk.{module}", class_name
 
 
-def class_names() -> dict[str, str]:
-    """Return the module of each drafter class, by class name."""
-    return {cls: module for module, cls in map(_module_and_class, DRAFTERS)}
+def class_modules() -> dict[str, str]:
+    """Return a map of drafter class names to the full names of their modules."""
+    return {class_name: module for module, class_name in map(_module_and_class, DRAFTERS)}
 
 
-class _Classes(Mapping[str, "type[Drafter]"]):
-    """The classes of :data:`DRAFTERS`, each imported at its first use."""
+class _LazyClasses(Mapping[str, "type[Drafter]"]):
+    """Map of drafter names to the classes of :data:`DRAFTERS`, each imported at its first use."""
 
     def __getitem__(self, name: str) -> type[Drafter]:
-        module, cls = _module_and_class(name)
-        found: type[Drafter] = getattr(import_module(module), cls)
-        return found
+        module, class_name = _module_and_class(name)
+        drafter_class: type[Drafter] = getattr(import_module(module), class_name)
+        return drafter_class
 
     def __iter__(self) -> Iterator[str]:
         return iter(DRAFTERS)
@@ -70,14 +72,14 @@ class _Classes(Mapping[str, "type[Drafter]"]):
         return len(DRAFTERS)
 
 
-REGISTRY: Mapping[str, type[Drafter]] = _Classes()
+REGISTRY: Mapping[str, type[Drafter]] = _LazyClasses()
 
 
 def make_drafter(spec: str | Drafter) -> Drafter:
     """Build a drafter from a specification such as ``"suffix(num_nodes=7)"``; return a drafter unchanged.
 
     Raises:
-        OptionError: the drafter or option is unknown, or a value is out of range.
+        OptionError: the specification cannot be parsed, the drafter or an option is unknown, or a value is invalid.
     """
     if not isinstance(spec, str):
         return _check_drafter(spec)
@@ -99,29 +101,30 @@ def _check_drafter(spec: Any) -> Drafter:
 
 
 def _build(node: ast.expr, spec: str) -> Drafter:
-    """Build ``name`` or ``name(drafter, …, option=value, …)``; values are Python literals."""
-    call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
+    """Build the drafter of ``name`` or ``name(drafter, …, option=value, …)``; values are Python literals."""
+    call = node if isinstance(node, ast.Call) else ast.Call(node, args=[], keywords=[])
     if not isinstance(call.func, ast.Name):
         raise _syntax_error(spec)
     name = call.func.id
     if name not in REGISTRY:
         msg = f"unknown drafter {name!r}; expected one of {', '.join(REGISTRY)}"
         raise OptionError(msg)
-    known = list(inspect.signature(REGISTRY[name]).parameters)
-    options = _options(call, spec)
+    parameters = list(inspect.signature(REGISTRY[name]).parameters)
+    options = _read_options(call, spec)
     for option in options:
-        if option not in known or option == "parts":
-            listed = ", ".join(each for each in known if each != "parts")
-            msg = f"{name}: unknown option {option!r}; it has {listed or 'no options'}"
+        if option not in parameters or option == "parts":
+            valid_options = ", ".join(parameter for parameter in parameters if parameter != "parts")
+            msg = f"{name}: unknown option {option!r}; it has {valid_options or 'no options'}"
             raise OptionError(msg)
     if call.args:
-        if "parts" not in known:
+        if "parts" not in parameters:
             raise _syntax_error(spec)
         options["parts"] = tuple(_build(part, spec) for part in call.args)
     return REGISTRY[name](**options)
 
 
-def _options(call: ast.Call, spec: str) -> dict[str, Any]:
+def _read_options(call: ast.Call, spec: str) -> dict[str, Any]:
+    """Return the keyword arguments of a call as option values."""
     options: dict[str, Any] = {}
     for keyword in call.keywords:
         if keyword.arg in options:

@@ -1,4 +1,4 @@
-"""Default parts of combined drafters."""
+"""The drafters that ``first_of`` and ``merged`` combine by default."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ __all__ = ["default_parts"]
 
 
 def default_parts() -> tuple[Drafter, ...]:
-    """Return a drafter that copies repeated text, and one that nearly always has draft tokens."""
+    """Return ``suffix``, which copies repeated text, and ``recycling``, which nearly always proposes."""
     return Suffix(min_match=2), Recycling()

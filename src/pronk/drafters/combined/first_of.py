@@ -1,16 +1,16 @@
-"""The proposal of the first of several drafters that has draft tokens.
+"""The drafter ``first_of``: the first proposal with draft tokens, of several drafters in order.
 
-Source of the draft tokens: the parts, in order of precedence. Cheap and accurate parts come first, and parts that
-always have draft tokens last: ``first_of(suffix, prompt_lookup, recycling)`` copies where the text repeats itself and
-recycles elsewhere. The tree is that of one part ::
+Source of the draft tokens: other drafters, the parts, by descending precedence. Put cheap and accurate parts first, and
+a part that always has draft tokens last: ``first_of(suffix, prompt_lookup, recycling)`` copies where the text repeats
+itself and recycles elsewhere. Each tree comes from one part ::
 
-    prompt_lookup   the                        no match
+    prompt_lookup   the                        no match: no draft tokens
     recycling       the ── cat ── sat          used
                      └──── dog
 
-When it pays: where rows are expensive (CPU), or where the parts' proposals rarely complement each other; otherwise see
-``merged``. A part that need not propose still observes outcomes. Suffix and recycling together take 0.14 to 0.2 ms of
-host time per step.
+When it pays: where rows are expensive (CPU), or where the parts' proposals rarely complement each other. Otherwise use
+``merged``. All parts observe the outcome of every step. Suffix and recycling together take 0.14 to 0.2 ms of host time
+per step.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ __all__ = ["FirstOf"]
 
 @dataclass(frozen=True)
 class FirstOf(Composite):
-    """Options of the precedence.
+    """Options of ``first_of``.
 
     Attributes:
-        parts: drafters by descending precedence.
+        parts: drafters to combine, by descending precedence.
     """
 
     name = "first_of"
@@ -45,19 +45,19 @@ class FirstOf(Composite):
 
 
 class FirstOfProposer(CompositeProposer):
-    """Proposers by precedence: the first one with a verifiable draft token supplies a request's tree."""
+    """Proposer that returns the tree of the first part with an acceptable draft token, for each request."""
 
     name = FirstOf.name
 
     def propose(self, contexts: Sequence[DraftContext[Parts]]) -> list[TokenTree]:
-        """Return for each context the first part's tree that has a draft token that can be accepted."""
+        """Return for each context the first tree with an acceptable draft token (lookahead's window is not)."""
         trees = [TokenTree.chain(context.tokens[-1:]) for context in contexts]
-        pending = list(range(len(contexts)))
+        pending = list(range(len(contexts)))  # indices of contexts without such a tree
         for number, part in enumerate(self.parts):
             views = [replace(contexts[i], state=contexts[i].state[number]) for i in pending]
             for i, tree in zip(pending, part.propose(views), strict=True):
                 trees[i] = tree
-            pending = [i for i in pending if sum(trees[i].acceptable) == 1]
+            pending = [i for i in pending if sum(trees[i].acceptable) == 1]  # only the root is acceptable
             if not pending:
                 break
         return trees

@@ -1,25 +1,26 @@
-"""Draft tokens that a grammar forces, before and between another drafter's draft tokens.
+"""The drafter ``grammar``: tokens that a grammar forces, before and between another drafter's tokens.
 
-Source of the draft tokens: the request's guide (the grammar's state), and one other drafter, the part. Where the
-grammar allows one continuation, that continuation is a draft that costs next to nothing and is nearly always accepted.
-The part proposes after the forced text ::
+Source of the draft tokens: the request's guide, which is the state of its JSON schema, regular expression or grammar,
+and one other drafter, the part. Text is *forced* if the guide allows only one continuation. Forced tokens are draft
+tokens that cost next to nothing and are nearly always accepted. The part proposes after the forced text ::
 
     forced      {"name": "                                     ", "age":
-    the part                      Ada ─┬─ Lovelace                        36
+    the part                      Ada ─┬─ Lovelace
                                        └─ Yonath
     tree        {"name": " ─ Ada ─┬─ Lovelace ─ ", "age":
                                   └─ Yonath ─ ", "age":
 
-When it pays: always, for requests with a guide whose grammar forces text, such as JSON schemas. A request with
-``guide_mode="forced"`` gets this drafter around its own automatically. Without a guide it proposes what its part does.
+When it pays: always, for requests with a guide that forces text, such as a JSON schema. A request with
+``guide_mode="forced"`` automatically gets this drafter, with its own drafter as the part. Without a guide the proposal
+is that of the part.
 
-**Why forced tokens are accepted.** A text has several tokenizations, such as ``{"`` or ``{`` and ``"``. Where a
-grammar forces text, the draft tokens are the tokenizer's own spelling of it after the output so far, which is the
-spelling that models are trained on. The last tokens of forced text stay open if they might join the text that follows.
-The mask leaves only that spelling (:mod:`pronk.structured.grammar_processor`), so the target's choice is known before
-the forward pass, under every acceptance rule and at every temperature. The draft tokens are verified all the same, by
-rows that the text needs anyway, so a guide whose masks are wider is as safe. The only exception is the end of the text
-in a model with several stop tokens: the forced one is an ordinary draft token.
+**Why forced tokens are accepted.** A text has several tokenizations, such as ``{"`` or ``{`` and ``"``. The forced
+tokens are the tokenizer's own encoding of the forced text after the output so far, as in the training data of models.
+Tokens at the end of forced text are left out if the following text could change them. The guide's mask allows only this
+encoding (:mod:`pronk.structured.grammar_processor`), so the target's choice is known before the forward pass, under
+every acceptance rule and at every temperature. Forced tokens are verified nevertheless, in rows that the text needs
+anyway, so a guide with a wider mask does no harm. The end of the text is an exception in models with several stop
+tokens: the mask allows all of them, and the forced one may be rejected.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ __all__ = ["Grammar", "GrammarProposer"]
 
 @dataclass(frozen=True)
 class Grammar(Composite):
-    """Options of forced draft tokens.
+    """Options of ``grammar``.
 
     Attributes:
-        parts: one drafter, for text that is not forced.
+        parts: one drafter, which proposes text that is not forced.
     """
 
     name = "grammar"
@@ -61,13 +62,13 @@ class Grammar(Composite):
             raise OptionError(msg)
 
     def bind(self, target: Target) -> GrammarProposer:
-        """Bind the part and return a proposer of forced text and of the part's draft tokens."""
+        """Bind the part and return a proposer of forced tokens and of the part's draft tokens."""
         (part,) = self.bind_parts(target)
         return GrammarProposer(part)
 
 
 class GrammarProposer(CompositeProposer):
-    """A proposer of forced tokens, and of another proposer's draft tokens between them."""
+    """Proposer of forced tokens, and of the part's draft tokens between them."""
 
     name = Grammar.name
 
@@ -77,7 +78,10 @@ class GrammarProposer(CompositeProposer):
 
     @property
     def budget_owner(self) -> Proposer[Any]:
-        """Return the part's budget owner: forced tokens cost nothing, and this object ends with its requests."""
+        """Return the part's budget owner; forced tokens cost next to nothing.
+
+        A proposer made for ``guide_mode="forced"`` is freed with its last request, and would lose a budget of its own.
+        """
         return self.parts[0].budget_owner
 
     def source_reports(self, state: Parts) -> Sequence[SourceReport]:
@@ -90,77 +94,82 @@ class GrammarProposer(CompositeProposer):
 
     def propose(self, contexts: Sequence[DraftContext[Parts]]) -> list[TokenTree]:
         """Return for each context the forced chain, the part's tree below it, and forced chains below that."""
-        leads = [_forced(context) for context in contexts]
-        views = [_part_context(context, lead) for context, lead in zip(contexts, leads, strict=True)]
-        drafting = [
+        forced = [_forced_tokens(context) for context in contexts]
+        part_contexts = [_part_context(context, tokens) for context, tokens in zip(contexts, forced, strict=True)]
+        drafting = [  # indices of contexts that leave room for draft tokens of the part
             i
-            for i, view in enumerate(views)
-            if self.parts[0].capabilities.proposes and min(view.max_depth, view.max_nodes) > 0
+            for i, context in enumerate(part_contexts)
+            if self.parts[0].capabilities.proposes and min(context.max_depth, context.max_nodes) > 0
         ]
-        trees = [TokenTree.chain(view.tokens[-1:]) for view in views]
+        trees = [TokenTree.chain(context.tokens[-1:]) for context in part_contexts]
         with ExitStack() as samplers:
             for i in drafting:
-                samplers.enter_context(contexts[i].sampler.after(leads[i]))
-            for i, tree in zip(drafting, self.parts[0].propose([views[i] for i in drafting]), strict=True):
+                samplers.enter_context(contexts[i].sampler.after(forced[i]))
+            for i, tree in zip(drafting, self.parts[0].propose([part_contexts[i] for i in drafting]), strict=True):
                 trees[i] = tree
-        return [self._add_forced(*each) for each in zip(contexts, leads, trees, strict=True)]
+        return [self._add_forced(*each) for each in zip(contexts, forced, trees, strict=True)]
 
-    def _add_forced(self, context: DraftContext[Parts], lead: Sequence[int], tree: TokenTree) -> TokenTree:
+    def _add_forced(self, context: DraftContext[Parts], forced: Sequence[int], tree: TokenTree) -> TokenTree:
+        """Return the chain ``forced``, the part's tree below it, and forced chains below that tree."""
         if context.sampler.guide is None:
             return tree
-        tree_with_forced = _ForcedTree(self.parts[0].name, context, lead, tree)
+        combined = _ForcedTree(self.parts[0].name, context, forced, tree)
         with context.sampler.after():
-            tree_with_forced.add_forced_chains()
-        return tree_with_forced.tree()
+            combined.add_forced_chains()
+        return combined.tree()
 
 
 class _ForcedTree:
-    """The part's tree below a forced chain, and the chains that the guide forces at its nodes."""
+    """The tree under construction: a forced chain, the part's tree below it, and more forced chains.
 
-    def __init__(self, name: str, context: DraftContext[Parts], lead: Sequence[int], tree: TokenTree) -> None:
-        num_forced = len(lead)
+    The attributes are lists with the meaning of :class:`TokenTree`. The part's root is the last forced token.
+    """
+
+    def __init__(self, part_name: str, context: DraftContext[Parts], forced: Sequence[int], tree: TokenTree) -> None:
+        shift = len(forced)  # node i of the part's tree becomes node i + shift
         self.context = context
-        self.tokens = [context.tokens[-1], *lead, *tree.tokens[1:]]
-        self.parents = [*range(-1, num_forced), *(parent + num_forced for parent in tree.parents[1:])]
-        self.depths = [*range(num_forced + 1), *(depth + num_forced for depth in tree.depths[1:])]
-        self.verify = [True] * num_forced + [True, *tree.acceptable[1:]]
-        self.probs = None if tree.probs is None else [*(None,) * (num_forced + 1), *tree.probs[1:]]
+        self.tokens = [context.tokens[-1], *forced, *tree.tokens[1:]]
+        self.parents = [*range(-1, shift), *(parent + shift for parent in tree.parents[1:])]
+        self.depths = [*range(shift + 1), *(depth + shift for depth in tree.depths[1:])]
+        self.verify = [True] * shift + [True, *tree.acceptable[1:]]
+        self.probs = None if tree.probs is None else [*(None,) * (shift + 1), *tree.probs[1:]]
         unknown_gain = tree.gain is None and tree.num_draft_tokens > 0
-        self.gain = None if unknown_gain else [1.0] * (num_forced + 1) + list((tree.gain or (1.0,))[1:])
-        part_origins = tree.origin or (("", 0), *((name, 0),) * tree.num_draft_tokens)
-        self.origin = [("", 0), *((Grammar.name, 0),) * num_forced, *part_origins[1:]]
-        self.children: list[list[int]] = [[] for _ in self.tokens]
+        self.gain = None if unknown_gain else [1.0] * (shift + 1) + list((tree.gain or (1.0,))[1:])
+        part_origin = tree.origin or (("", 0), *((part_name, 0),) * tree.num_draft_tokens)
+        self.origin = [("", 0), *((Grammar.name, 0),) * shift, *part_origin[1:]]
+        self.children: list[list[int]] = [[] for _ in self.tokens]  # acceptable children of each node
         for node in range(1, len(self.tokens)):
             if self.verify[node]:
                 self.children[self.parents[node]].append(node)
 
     def add_forced_chains(self) -> None:
-        """Add the forced chains below all nodes that the guide allows."""
+        """Add the forced chain, if any, below every node whose path the guide allows."""
         guide = self.context.sampler.guide
         assert guide is not None
 
-        def visit_node(node: int) -> bool:
+        def visit_node(node: int) -> bool:  # False: do not visit the descendants
             if not guide.allows(self.tokens[node]):
                 return False
             guide.advance(self.tokens[node])
             chain = guide.forced()
             guide.rollback(1)
-            self._add(node, chain)
+            self._add_chain(node, chain)
             return True
 
         visit(self.tokens, self.children, guide, visit_node)
 
-    def _add(self, node: int, chain: Sequence[int]) -> None:
-        """Add ``chain`` below ``node`` within the limits, reusing existing nodes."""
+    def _add_chain(self, node: int, chain: Sequence[int]) -> None:
+        """Add ``chain`` below ``node`` within the request's limits, reusing nodes with the same tokens."""
         for token in chain:
-            existing = next((child for child in self.children[node] if self.tokens[child] == token), None)
-            if existing is None:
+            child = next((child for child in self.children[node] if self.tokens[child] == token), None)
+            if child is None:
                 if self.depths[node] >= self.context.max_depth or len(self.tokens) > self.context.max_nodes:
                     return
-                existing = self._new(node, token)
-            node = existing
+                child = self._add_node(node, token)
+            node = child
 
-    def _new(self, parent: int, token: int) -> int:
+    def _add_node(self, parent: int, token: int) -> int:
+        """Add a forced token with the gain of its parent; return its node."""
         node = len(self.tokens)
         self.tokens.append(token)
         self.parents.append(parent)
@@ -186,17 +195,18 @@ class _ForcedTree:
         )
 
 
-def _forced(context: DraftContext[Parts]) -> list[int]:
+def _forced_tokens(context: DraftContext[Parts]) -> list[int]:
+    """Return the forced tokens after the text, within the request's limits."""
     guide = context.sampler.guide
     return [] if guide is None else guide.forced()[: max(0, min(context.max_depth, context.max_nodes))]
 
 
-def _part_context(context: DraftContext[Parts], lead: Sequence[int]) -> DraftContext[Any]:
-    """Return the part's context: the text plus the forced tokens ``lead``."""
+def _part_context(context: DraftContext[Parts], forced: Sequence[int]) -> DraftContext[Any]:
+    """Return the part's context: the text plus the forced tokens, and what these leave of the limits."""
     return replace(
         context,
         state=context.state[0],
-        tokens=TokenView(context.tokens, lead) if lead else context.tokens,
-        max_depth=context.max_depth - len(lead),
-        max_nodes=context.max_nodes - len(lead),
+        tokens=TokenView(context.tokens, forced) if forced else context.tokens,
+        max_depth=context.max_depth - len(forced),
+        max_nodes=context.max_nodes - len(forced),
     )

@@ -1,1 +1,1 @@
-"""Drafters with a smaller model."""
+"""Drafters whose draft tokens come from a smaller model."""

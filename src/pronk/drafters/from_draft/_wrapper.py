@@ -1,4 +1,4 @@
-"""Base classes of drafters around another one that proposes chains."""
+"""Base classes of wrappers: drafters that change an inner drafter's chains (``threshold``, ``cape``)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Own = TypeVar("Own")
 
 @dataclass
 class WrappedState(Generic[Own]):
-    """One request's state: the wrapper's own, and that of the inner drafter."""
+    """One request's state: ``own`` is the wrapper's, ``inner`` the inner drafter's."""
 
     own: Own
     inner: Any
@@ -28,7 +28,7 @@ class WrappedState(Generic[Own]):
 
 @dataclass(frozen=True)
 class Wrapper(ChainDrafter):
-    """Options of a drafter around one that proposes chains; ``parts`` is a tuple of that one."""
+    """Options of a wrapper; ``parts`` holds the inner drafter alone."""
 
     parts: tuple[ChainDrafter, ...] = field(default_factory=lambda: (DraftModel(),))
 
@@ -37,14 +37,14 @@ class Wrapper(ChainDrafter):
             msg = f"{self.name}: expected one drafter of chains, such as draft_model; found {self.parts!r}"
             raise OptionError(msg)
         if self.inner.proposes_tree:
-            outer = self.inner.name
-            if outer == self.name:
-                advice = f"one {outer} is enough"
+            found = self.inner.name
+            if found == self.name:
+                advice = f"one {found} is enough"
             elif isinstance(self.inner, Wrapper):
-                advice = f"write {outer}({self.name}(…)) instead"
+                advice = f"write {found}({self.name}(…)) instead"
             else:
                 advice = "leave out its tree"
-            msg = f"{self.name}: expected a drafter of chains, found {outer}; {advice}"
+            msg = f"{self.name}: expected a drafter of chains, found {found}; {advice}"
             raise OptionError(msg)
 
     @property
@@ -53,7 +53,7 @@ class Wrapper(ChainDrafter):
         return self.parts[0]
 
     def bind_inner(self, target: Target) -> ChainProposer[Any]:
-        """Return the proposer of the inner drafter; OptionError if it does not propose chains."""
+        """Bind the inner drafter; raise OptionError if its proposer does not propose chains."""
         found = bind_proposer(self.inner, target)
         if not isinstance(found, ChainProposer):
             msg = (
@@ -65,11 +65,16 @@ class Wrapper(ChainDrafter):
 
 
 class WrapperProposer(ChainProposer[WrappedState[Own]]):
-    """A proposer around one that proposes chains, whose capabilities and models it has."""
+    """Base of a wrapper's proposer, with the capabilities and models of the inner proposer."""
 
-    def __init__(self, inner: ChainProposer[Any]) -> None:
-        self.inner = inner
+    def __init__(self, options: Wrapper, inner: ChainProposer[Any]) -> None:
+        self.options, self.inner = options, inner
         self.capabilities, self.models = inner.capabilities, inner.models
+
+    @property
+    def source(self) -> str:
+        """Name in the origins of the wrapper's draft tokens."""
+        return self.options.source
 
     def bind(self, target: Target) -> Self:
         """Bind the inner proposer to the target and return itself."""
@@ -81,25 +86,25 @@ class WrapperProposer(ChainProposer[WrappedState[Own]]):
         """Return the wrapper's own state for a new request."""
 
     def start(self, prompt: Sequence[int]) -> WrappedState[Own]:
-        """Return both states for a new request."""
+        """Return the state of a new request."""
         return WrappedState(self.make_own_state(), self.inner.start(prompt))
 
     def observe(self, outcome: Outcome[WrappedState[Own]]) -> None:
-        """Pass the outcome to the inner proposer."""
+        """Pass the outcome on to the inner proposer."""
         self.inner.observe(replace(outcome, state=outcome.state.inner))
 
     def on_preempt(self, state: WrappedState[Own]) -> None:
-        """Release the cache slots of the inner state."""
+        """Release the KV blocks that the inner drafter holds for a preempted request."""
         self.inner.on_preempt(state.inner)
 
     def stop(self, state: WrappedState[Own]) -> None:
-        """Stop the inner state."""
+        """Release the inner drafter's resources of a request that has ended."""
         self.inner.stop(state.inner)
 
     def inner_contexts(
         self, contexts: Sequence[DraftContext[WrappedState[Own]]], max_depth: int
     ) -> list[DraftContext[Any]]:
-        """Return the contexts for the inner proposer, limited to chains of ``max_depth`` tokens."""
+        """Return the contexts for the inner proposer, limited to chains of ``max_depth`` draft tokens."""
         return [
             replace(context, state=context.state.inner, max_depth=min(context.max_depth, max_depth))
             for context in contexts

@@ -1,9 +1,9 @@
-"""Beam search with a draft model: the baseline of CAPE (Du et al. 2024, section 5.3).
+"""Beam search with a draft model, the baseline of the CAPE paper (Du et al. 2024, section 5.3).
 
-A forward pass of the draft extends the ``width`` likeliest branches by one token each. The likeliest ``width`` of all
-continuations survive. The final branches are the proposal, merged where they begin alike. The tree has about as many
-tokens as CAPE's, but the draft runs ``width`` rows in each forward pass and sorts all continuations after it, and most
-branches are wasted where they part early. Prefer ``cape`` or ``staged``.
+A *hypothesis* is a sequence of draft tokens. After each forward pass of the draft, the ``width`` likeliest hypotheses
+that are one token longer replace the former ones. The proposal is the final hypotheses, merged into one tree. The tree
+has about as many draft tokens as CAPE's, but costs the draft ``width`` rows in each forward pass, and a sort of all
+continuations. Hypotheses that differ early are mostly rejected as a whole. Prefer ``cape`` or ``staged``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from pronk.checks import check_integer
-from pronk.drafters.from_draft._branches import Branches, compute_new_nodes, model_context
+from pronk.drafters.from_draft._cached_tree import CachedTree, compute_new_nodes, model_context
 from pronk.drafters.from_draft.draft_model import DraftModel, DraftState, ModelDrafter, ModelProposer
 from pronk.drafters.shared.composite import Composite, CompositeProposer, Parts
 from pronk.drafters.shared.trie import Trie
@@ -25,22 +25,22 @@ __all__ = ["Beam"]
 
 
 @dataclass(frozen=True)
-class _Branch:
-    """A branch: probability of its path, tokens with their probabilities, and its last node, if open."""
+class _Hypothesis:
+    """A sequence of draft tokens."""
 
-    probability: float
-    tokens: tuple[tuple[int, float], ...] = ()
-    node: int | None = 0
+    probability: float  # the draft's probability of the sequence
+    tokens: tuple[tuple[int, float], ...] = ()  # each token with the draft's probability of it
+    node: int | None = 0  # node of the last token in the cached tree; None if the sequence cannot be extended
 
 
 @dataclass(frozen=True)
 class Beam(Composite):
-    """Options of the search.
+    """Options of beam search.
 
     Attributes:
-        parts: ``draft_model``, ``glide`` or ``vanilla``; only its model is used, not the options of its chain.
-        width: number of branches, 1..16.
-        num_tokens: number of tokens of each branch, 1..64.
+        parts: ``draft_model``, ``glide`` or ``vanilla``. Only its model is used, not the options for its chains.
+        width: number of hypotheses, 1..16.
+        num_tokens: number of draft tokens of a hypothesis, 1..64.
     """
 
     name = "beam"
@@ -59,14 +59,14 @@ class Beam(Composite):
         check_integer(f"{self.name}: num_tokens", self.num_tokens, 1, 64)
 
     def bind(self, target: Target) -> BeamProposer:
-        """Return the proposer, with the model loaded beside the target."""
+        """Return the proposer, with the draft model loaded beside the target."""
         model = self.parts[0]
         assert isinstance(model, ModelDrafter)
         return BeamProposer(self, model.bind(target))
 
 
 class BeamProposer(CompositeProposer):
-    """Beam search with a draft model."""
+    """Proposes the hypotheses of a beam search as a tree; ``model`` owns the draft model."""
 
     name = Beam.name
 
@@ -75,52 +75,57 @@ class BeamProposer(CompositeProposer):
         self.options, self.model = options, model
 
     def propose(self, contexts: Sequence[DraftContext[Parts]]) -> list[TokenTree]:
-        """Return the likeliest branches for each context."""
+        """Return a tree of the final hypotheses for each context."""
         model, options = self.model, self.options
         model_contexts = [model_context(context) for context in contexts]
-        searches = Branches.create(model, model_contexts)
-        beams = {number: [_Branch(1.0)] for number in searches}
+        cached_trees = CachedTree.create(model, model_contexts)
+        beams = {number: [_Hypothesis(1.0)] for number in cached_trees}
         for length in range(1, options.num_tokens + 1):
             live = [
-                n
-                for n in searches
-                if length <= contexts[n].max_depth and any(each.node is not None for each in beams[n])
+                number
+                for number, beam in beams.items()
+                if length <= contexts[number].max_depth and any(hypothesis.node is not None for hypothesis in beam)
             ]
             if not live:
                 break
-            compute_new_nodes(model.draft, [searches[number] for number in live])
+            compute_new_nodes(model.draft, [cached_trees[number] for number in live])
             for number in live:
                 last = length == min(options.num_tokens, contexts[number].max_depth)
-                beams[number] = self._extend(searches[number], beams[number], last=last)
+                beams[number] = self._extend(cached_trees[number], beams[number], last=last)
         trees = [TokenTree.chain(context.tokens[-1:]) for context in contexts]
         for number, beam in beams.items():
             trees[number] = _merge(beam, model_contexts[number])
         return trees
 
-    def _extend(self, branches: Branches, beam: Sequence[_Branch], *, last: bool) -> list[_Branch]:
-        """Return the likeliest continuations; a branch that cannot be extended stays as it is."""
-        extended: list[tuple[_Branch, int | None]] = []
-        for branch in beam:
-            chosen = None if branch.node is None else branches.draft_token(branch.node)
-            for token, prob in [] if chosen is None else chosen.ranked(self.options.width):
-                extended.append(
-                    (_Branch(branch.probability * prob, (*branch.tokens, (token, prob)), None), branch.node)
-                )
+    def _extend(self, cached_tree: CachedTree, beam: Sequence[_Hypothesis], *, last: bool) -> list[_Hypothesis]:
+        """Return the likeliest hypotheses, one token longer; one that cannot be extended stays as it is.
+
+        Unless this is the ``last`` extension, their last tokens are added to the cached tree.
+        """
+        extended: list[tuple[_Hypothesis, int | None]] = []  # with the node above the new token
+        for hypothesis in beam:
+            node = hypothesis.node
+            chosen = None if node is None else cached_tree.draft_token(node)
             if chosen is None:
-                extended.append((replace(branch, node=None), None))
+                extended.append((replace(hypothesis, node=None), None))
+                continue
+            for token, prob in chosen.ranked(self.options.width):
+                tokens = (*hypothesis.tokens, (token, prob))
+                extended.append((_Hypothesis(hypothesis.probability * prob, tokens, None), node))
         extended.sort(key=lambda each: -each[0].probability)
         return [
-            branch if last or node is None else replace(branch, node=branches.add_node(node, branch.tokens[-1][0]))
-            for branch, node in extended[: self.options.width]
+            longer if last or node is None else replace(longer, node=cached_tree.add_node(node, longer.tokens[-1][0]))
+            for longer, node in extended[: self.options.width]
         ]
 
 
-def _merge(beam: Sequence[_Branch], context: DraftContext[DraftState]) -> TokenTree:
+def _merge(beam: Sequence[_Hypothesis], context: DraftContext[DraftState]) -> TokenTree:
+    """Return the tree of all hypotheses, cut to the request's limit of nodes."""
     calibration = context.state.calibration
     trie = Trie(context.tokens[-1])
-    for branch in beam:
+    for hypothesis in beam:
         node = 0
-        for token, prob in branch.tokens:
+        for token, prob in hypothesis.tokens:
             origin = calibration.origin(prob)
             node = trie.add(node, token, trie.gains[node] * calibration.rate(origin, trie.depths[node] + 1), origin)
     return trie.tree(context.max_nodes)

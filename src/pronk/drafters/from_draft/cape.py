@@ -1,36 +1,36 @@
 """CAPE: a chain with siblings, more where the drafter is less confident (Du et al. 2024, 4.2).
 
-At each token of a chain the drafter has a probability for every other token as well. The ``K`` likeliest others are
-verified beside the chain's token, with ``K`` by its confidence ::
+At each position of a chain the drafter has a probability for every token of the vocabulary. The ``K`` likeliest tokens
+beside the chain's own become its siblings, and the target verifies them too. ``K`` depends on the confidence ::
 
     confidence   (0, 0.3]   (0.3, 0.6]   (0.6, 0.8]   (0.8, 1]
     K                7           5            3           1
 
-or by appendix A's finer table of tenths. Siblings are leaves, so they cost the drafter no forward pass. In the paper's
-linear order, first the chain and then the siblings ::
+or follows appendix A's table by tenths. Siblings are leaves, so they cost the drafter no forward pass. The nodes are in
+the paper's order, first the chain and then the siblings ::
 
-    the ── cat ── sat ── on         the  cat sat on  dog man  ran  (mat: none)
-     ├──── dog     └ ran            0    1   2   3   4   5    6
-     └──── man
+    the ┬─ cat ┬─ sat ── on         node    0    1    2    3    4    5    6
+        ├─ dog └─ ran               token   the  cat  sat  on   dog  man  ran
+        └─ man                      parent       0    1    2    0    0    1
 
-its mask (row ``i`` sees column ``j`` of the chain if ``pos(i) > j``, and itself) is the tree's own rule.
+The paper's attention mask for this order is the mask of the token tree.
 
-*Confidence.* S(p) of the paper is a function of the drafter's largest probability, max p. Greedy decoding uses max p.
-The coupled rule uses the largest entry of softmax(logits / T + Gumbel noise), with the target's noise at the position.
-That value is noisy and is not max p: it depends on the noise as well as on the drafter's certainty. The rejection and
-block rules use max p at the request's temperature. They draw the chain's token from the drafter's distribution; the
-siblings are the likeliest other tokens, as point masses.
+*Confidence.* The paper's K is a function of the drafter's largest probability, max p. Greedy decoding uses max p. The
+coupled rule uses the largest entry of softmax(logits / T + Gumbel noise), with the target's noise at the position. That
+value is noisy and is not max p: it depends on the noise as well as on the drafter's certainty. The rejection and block
+rules use max p at the request's temperature. They draw the chain's token from the drafter's distribution. The siblings
+are the likeliest of the other tokens and are not drawn: the acceptance rule treats them as point masses.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from pronk.checks import check_choice, check_integer
 from pronk.drafters.from_draft._wrapper import WrappedState, Wrapper, WrapperProposer
-from pronk.drafters.shared.chain import Chain, ChainProposer, Stop
+from pronk.drafters.shared.chain import Chain, Stop
 from pronk.sampling.sampler import DraftToken
 from pronk.speculation.calibration import Calibration
 from pronk.speculation.proposer import DraftContext, Outcome
@@ -40,30 +40,25 @@ from pronk.speculation.tree import TokenTree
 
 __all__ = ["Cape"]
 
-# Appendix A, by tenths of the confidence; the paper's numbers include the chain's token.
-_TENTHS = (8, 8, 8, 8, 6, 6, 6, 6, 4, 4, 2, 2)
+# Appendix A: siblings and the chain's token together, for confidences from 0.0, 0.1, …, 1.0 on.
+_FINE_COUNTS = (8, 8, 8, 8, 6, 6, 6, 6, 4, 4, 2)
 
-
-def _paper(confidence: float) -> int:
-    return 7 if confidence <= 0.3 else 5 if confidence <= 0.6 else 3 if confidence <= 0.8 else 1
-
-
-def _fine(confidence: float) -> int:
-    return _TENTHS[int(10 * confidence)] - 1
-
-
-_SIZES: dict[str, Callable[[float], int]] = {"paper": _paper, "fine": _fine}
+# Number of siblings by confidence, for each value of the option ``sizes``.
+_SIBLING_COUNTS: dict[str, Callable[[float], int]] = {
+    "paper": lambda confidence: (7, 5, 3, 1)[bisect_left((0.3, 0.6, 0.8), confidence)],
+    "fine": lambda confidence: _FINE_COUNTS[int(10 * confidence)] - 1,
+}
 
 
 @dataclass(frozen=True)
 class Cape(Wrapper):
-    """Options of the expansion.
+    """Options of CAPE.
 
     Attributes:
-        parts: the drafter whose chains are expanded, ``draft_model`` by default.
-        sizes: numbers of siblings by confidence: ``"paper"`` is the table of section 4.2, ``"fine"`` that of appendix
-            A.
-        max_nodes: most tokens to verify, 1..127; the chain's come first, then the siblings from the first token on.
+        parts: the inner drafter, to whose chains siblings are added; ``draft_model`` by default.
+        sizes: table of K: ``"paper"`` is that of section 4.2, ``"fine"`` that of appendix A.
+        max_nodes: most draft tokens of a tree, 1..127. The chain comes first, then the siblings of its first token, of
+            its second token, and so on.
     """
 
     name = "cape"
@@ -73,45 +68,30 @@ class Cape(Wrapper):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice(f"{self.name}: sizes", self.sizes, tuple(_SIZES))
+        check_choice(f"{self.name}: sizes", self.sizes, tuple(_SIBLING_COUNTS))
         check_integer(f"{self.name}: max_nodes", self.max_nodes, 1, 127)
 
-    @property
-    def proposes_tree(self) -> bool:
-        """Always true: the proposal has siblings."""
-        return True
+    proposes_tree = True  # with siblings
 
     @property
     def source(self) -> str:
-        """Name of this drafter and of the inner one."""
+        """Name in the origins of the siblings: this drafter's name with the inner drafter's."""
         return f"{self.name}({self.inner.source})"
 
     def bind(self, target: Target) -> CapeProposer:
-        """Return the proposer around that of the inner drafter."""
+        """Return the proposer, with the inner drafter bound to the target."""
         return CapeProposer(self, self.bind_inner(target))
 
 
 class CapeProposer(WrapperProposer[Calibration]):
-    """Proposes chains with siblings."""
+    """Proposes the inner drafter's chains with siblings."""
 
     name = Cape.name
-
-    def __init__(self, options: Cape, inner: ChainProposer[Any]) -> None:
-        super().__init__(inner)
-        self.options = options
-
-    @property
-    def source(self) -> str:
-        """Source of the options."""
-        return self.options.source
-
-    @property
-    def proposes_tree(self) -> bool:
-        """Always true: the proposal has siblings."""
-        return True
+    options: Cape
+    proposes_tree = True  # with siblings
 
     def make_own_state(self) -> Calibration:
-        """Return the calibration of the siblings."""
+        """Return a calibration that estimates the acceptance of siblings from their probabilities."""
         return Calibration(self.source, known=SharedAcceptance.of(self.inner.target))
 
     def chains(
@@ -128,12 +108,12 @@ class CapeProposer(WrapperProposer[Calibration]):
         ]
 
     def observe(self, outcome: Outcome[WrappedState[Calibration]]) -> None:
-        """Count the accepted siblings."""
+        """Record the acceptance of the chain and of its siblings."""
         super().observe(outcome)
         outcome.state.own.learn(outcome)
 
     def expand(self, chain: Chain, calibration: Calibration) -> TokenTree:
-        """Return the chain with its siblings; ``calibration`` is that of the siblings."""
+        """Return the tree of a chain and its siblings; ``calibration`` gives the gains of the siblings."""
         tokens, parents = [chain.context.tokens[-1], *chain.tokens], [*range(-1, len(chain))]
         gain, origin = [1.0, *chain.gains], [("", 0), *chain.origin]
         num_left = min(self.options.max_nodes, chain.context.max_nodes) - len(chain)
@@ -150,7 +130,8 @@ class CapeProposer(WrapperProposer[Calibration]):
         return TokenTree(tuple(tokens), tuple(parents), probs=probs, gain=tuple(gain), origin=tuple(origin))
 
     def _siblings(self, draft_token: DraftToken, max_siblings: int) -> list[tuple[int, float]]:
-        count = min(max_siblings, _SIZES[self.options.sizes](draft_token.confidence))
+        """Return the likeliest tokens beside ``draft_token``, each with its probability."""
+        count = min(max_siblings, _SIBLING_COUNTS[self.options.sizes](draft_token.confidence))
         if count <= 0:
             return []
-        return [each for each in draft_token.ranked(count + 1) if each[0] != draft_token.token][:count]
+        return [(token, prob) for token, prob in draft_token.ranked(count + 1) if token != draft_token.token][:count]

@@ -1,9 +1,9 @@
 """A second, smaller model proposes chains (Leviathan et al. 2023, Chen et al. 2023).
 
-The draft model reads the same text and generates ``num_tokens`` tokens, one forward pass each. Between two proposals it
-runs the new tokens in one forward pass (:mod:`pronk.drafters.shared.draft`). All requests share its forward passes. A
-chain ends early where the next token would not pay for its forward pass (:mod:`pronk.speculation.draft_length`), except
-with ``budget="all"``.
+The draft model reads the request's text and generates up to ``num_tokens`` draft tokens, one forward pass each. Tokens
+that entered the text since the last proposal are run in one forward pass (:mod:`pronk.drafters.shared.draft`). All
+requests share the draft model's forward passes. A chain ends early where its next token would cost more time than it
+saves (:mod:`pronk.speculation.draft_length`), except with ``budget="all"``.
 """
 
 from __future__ import annotations
@@ -35,13 +35,15 @@ DraftState: TypeAlias = AdaptiveLengthState[DraftLane]
 
 @dataclass(frozen=True)
 class ModelDrafter(AdaptiveLengthDrafter):
-    """Options of all drafters with a causal model and a cache of its own.
+    """Options shared by the drafters that run a small decoder with a KV cache of its own.
 
     Attributes:
-        model: a folder or a Hub id; ``None`` is ``pronk-tiny-draft`` of the clone, for targets with its vocabulary.
-        num_tokens: most tokens of a proposal, 1..64. With the root, the default is a forward pass of 8 rows.
-        min_confidence: the chain ends at a token of less confidence, 0..1. The confidence is the draft's largest
-            probability, except under the coupled rule: see :mod:`pronk.drafters.from_draft.threshold`.
+        model: folder or Hub id of the draft model. ``None`` is a small model in a clone of the repository: for
+            ``draft_model`` it is ``models/pronk-tiny-draft``, for targets with the same vocabulary.
+        num_tokens: most draft tokens of a chain, 1..64. With the default, 7, the target verifies 8 rows.
+        min_confidence: a chain ends after a token with a lower confidence, 0..1; 0 never ends it. The confidence is
+            the draft's largest probability, except under the coupled rule
+            (:mod:`pronk.drafters.from_draft.threshold`).
     """
 
     min_confidence: float = 0.0
@@ -60,7 +62,7 @@ class ModelDrafter(AdaptiveLengthDrafter):
 
 
 class ModelProposer(AdaptiveLengthProposer[DraftLane]):
-    """Proposes chains of a draft model; ``draft`` runs the model."""
+    """Proposes chains of draft tokens; ``draft`` owns the draft model and runs it."""
 
     options: ModelDrafter
 
@@ -68,20 +70,19 @@ class ModelProposer(AdaptiveLengthProposer[DraftLane]):
         super().__init__(options)
         self.draft, self.target, self.models = draft, target, (draft,)
 
-    def start(self, prompt: Sequence[int]) -> DraftState:  # noqa: ARG002 - read with the first proposal
-        """Return an empty state."""
-        return DraftState(
-            Calibration(self.source, known=SharedAcceptance.of(self.target)), DraftLengthTracker(), self.draft.lane()
-        )
+    def start(self, prompt: Sequence[int]) -> DraftState:  # noqa: ARG002 - the first proposal reads it
+        """Return the state of a new request, with nothing cached."""
+        calibration = Calibration(self.source, known=SharedAcceptance.of(self.target))
+        return DraftState(calibration, DraftLengthTracker(), self.draft.make_lane())
 
     def chains(self, contexts: Sequence[DraftContext[DraftState]], stop: Stop | None = None) -> list[Chain]:
-        """Return a chain of the draft model's tokens for each context."""
+        """Return a chain for each context; chains that do not pay are empty."""
         chains, active = self.begin(contexts, stop)
         active_chains = [chains[number] for number in active]
         lanes = [chain.context.state.lane for chain in active_chains]
 
-        def logits(live: Sequence[int]) -> Sequence[Tensor | None]:
-            if not active_chains[live[0]].draft_tokens:
+        def next_logits(live: Sequence[int]) -> Sequence[Tensor | None]:
+            if not active_chains[live[0]].draft_tokens:  # chains grow together, so all of them are empty
                 return self.draft.forward_texts([lanes[i] for i in live], [active_chains[i].context for i in live])
             return self.draft.forward_tokens(
                 [lanes[i] for i in live], [self.draft.to_draft_ids(active_chains[i].tokens[-1:]) for i in live]
@@ -98,19 +99,17 @@ class ModelProposer(AdaptiveLengthProposer[DraftLane]):
         if len(active_chains) == 1 and self.draft.supports_draft_chain(active_chains[0].context):
             self.draft.draft_chain(lanes[0], active_chains[0], lambda chain: is_complete(0, chain))
         else:
-            extend_chains(active_chains, logits, is_complete)
+            extend_chains(active_chains, next_logits, is_complete)
         return chains
-
-    def on_preempt(self, state: DraftState) -> None:
-        """Free the lane's blocks; the lane is filled again by the next proposal."""
-        self.draft.release(state.lane)
 
     def stop(self, state: DraftState) -> None:
         """Free the lane's blocks."""
         self.draft.release(state.lane)
 
+    on_preempt = stop  # the next proposal fills the lane again
+
     def measured(self, target: CostCurve, context: int, requests: int) -> StepCost | None:
-        """Return the costs of the target's and the draft's forward passes; ``None`` before the first one."""
+        """Return the costs of the forward passes of target and draft; ``None`` before the draft's first one."""
         draft = self.draft.costs(context, requests)
         return None if draft is None else StepCost(target, draft, requests)
 
@@ -121,7 +120,7 @@ class DraftModel(ModelDrafter):
 
     Attributes:
         dtype: dtype of the weights; ``"auto"`` is the checkpoint's.
-        weights: ``"plain"``, ``"int8"`` or ``"int4"``, as for :class:`~pronk.llm.LLM`.
+        weights: how the weights are stored: ``"plain"``, ``"int8"`` or ``"int4"``, as for :class:`~pronk.llm.LLM`.
     """
 
     name = "draft_model"
@@ -135,5 +134,5 @@ class DraftModel(ModelDrafter):
         check_choice(f"{self.name}: weights", self.weights, WEIGHTS)
 
     def open(self, target: Target) -> DraftRunner:
-        """Load the draft model; another vocabulary is translated if possible."""
+        """Load the draft model, and map its vocabulary to the target's."""
         return DraftRunner.open(self.name, self.model, target, self.dtype, self.weights)

@@ -1,20 +1,20 @@
 """Staged speculative decoding: the draft model grows a tree and is itself sped up (Spector & Re 2023).
 
-*The tree.* The children of a node are the ``breadth`` tokens that the draft finds likeliest there. The tree has the
+*The tree.* The children of a node are the ``breadth`` tokens that the draft finds likeliest after it. The tree has the
 ``num_nodes`` nodes of largest probability (the product along the path), down to ``depth``. It grows best first: the
-likeliest node outside comes next, and its children become candidates once the draft has computed it.
+likeliest candidate enters the tree, and its children become candidates once the draft has computed it. The search waits
+for the draft when the node that entered last is not computed; that node is *pending*.
 
-*The draft's forward passes.* One forward pass computes the ``width`` likeliest nodes, and the nodes that a smaller
-drafter (``parts[1]``) proposes below the best of them. If the draft agrees with the smaller drafter, one forward pass
-yields several levels of the tree. The number of forward passes changes, the tree does not. ::
+*The draft's forward passes.* One forward pass computes the pending node, the ``width - 1`` likeliest candidates, and
+the nodes that a smaller drafter (``parts[1]``) proposes below the pending node. If the draft agrees with the smaller
+drafter, one forward pass yields several levels of the tree. The smaller drafter saves forward passes and never changes
+the tree. For example, ``the cat sat`` occurs earlier in the text, so prompt lookup proposes ``cat sat`` below ``the``::
 
-    pass 1   the → cat .6, dog .3           computed: the, and below it what followed earlier in the text: cat, sat
-             cat → sat .8                   computed already
-             sat → on .9, .5
-    pass 2   dog → …                        the likeliest node that is not computed yet
+    pass 1   computes the, cat, sat       the → cat .6, dog .3       cat → sat .8       sat → on .9
+    pass 2   computes on, dog             on (.6 · .8 · .9 = .43) is pending; dog (.3) is the likeliest candidate
 
-A forward pass of the draft that does not pay is left out (``length_tracker``), except with ``budget="all"``; the tree
-then consists of the nodes known so far.
+Growth ends before a forward pass of the draft that would not pay (``length_tracker``), except with ``budget="all"``.
+The remaining nodes of the tree are then the likeliest candidates so far.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pronk.checks import check_integer
-from pronk.drafters.from_draft._branches import Branches, compute_new_nodes, model_context
+from pronk.drafters.from_draft._cached_tree import CachedTree, compute_new_nodes, model_context
 from pronk.drafters.from_draft.draft_model import DraftModel, ModelDrafter, ModelProposer
 from pronk.drafters.from_text.prompt_lookup import PromptLookup
 from pronk.drafters.shared.composite import Composite, CompositeProposer, Parts
@@ -44,110 +44,116 @@ __all__ = ["Staged"]
 class _TreeSearch:
     """Best-first search for one request's tree.
 
-    Attributes:
-        branches: the nodes in the draft's cache.
-        calibration: calibration of the draft's probabilities.
-        breadth: most children of a node.
-        max_nodes: most nodes of the tree.
-        max_depth: largest depth of a node.
-        passes: number of forward passes of the draft so far.
-        pending: the last node added to the tree, if the draft must compute it before the next one is added.
+    The proposed tree (``trie``) and ``cached_tree`` number their nodes differently. The cached tree also has nodes that
+    were computed in advance, and lacks leaves of the proposed tree.
     """
 
-    branches: Branches
-    calibration: Calibration
-    breadth: int
-    max_nodes: int
-    max_depth: int
-    passes: int = 0
-    pending: int | None = 0
+    cached_tree: CachedTree  # the nodes in the draft's KV cache, computed or to be computed by the next forward pass
+    calibration: Calibration  # estimates the acceptance of a node from the draft's probability of its token
+    breadth: int  # most children of a node
+    max_nodes: int  # most draft tokens of the tree
+    max_depth: int  # largest depth of a node
+    num_passes: int = 0  # number of forward passes of the draft so far
+    pending: int | None = 0  # the node that entered the tree last, if the draft must compute it; otherwise ``None``
 
     def __post_init__(self) -> None:
-        self.trie = Trie(self.branches.tokens[0])
-        self._probabilities = [1.0]
-        self._branch_nodes: list[int | None] = [0]  # branch node of each node of the tree
+        self.trie = Trie(self.cached_tree.tokens[0])
+        self._probabilities = [1.0]  # of each node of the tree: the product along its path
+        self._cached_nodes: list[int | None] = [0]  # node of the cached tree for each node of the tree
+        # Candidates by the product along the path: parent in the tree, token, and the draft's probability of the token.
         self._frontier: Frontier[tuple[int, int, float]] = Frontier()
 
     @property
-    def pending_branch(self) -> int:
-        """Branch node of the pending node."""
-        branch = None if self.pending is None else self._branch_nodes[self.pending]
-        assert branch is not None, "a node is pending only if the draft can compute it"
-        return branch
+    def pending_cached(self) -> int:
+        """Node of the cached tree for the pending node."""
+        cached = None if self.pending is None else self._cached_nodes[self.pending]
+        assert cached is not None, "a node is pending only if the draft can compute it"
+        return cached
 
     def advance(self) -> None:
-        """Add nodes after a forward pass, best first, until the tree is full or a node must be computed."""
+        """After a forward pass, add the likeliest candidates until the tree is full or a node is pending."""
         while self.pending is not None and self._is_computed(self.pending):
             self._push_children(self.pending)
             self.pending = None
             while self.pending is None and self._frontier and len(self.trie) <= self.max_nodes:
                 self._add_best()
 
-    def request_nodes(self, width: int) -> None:
-        """Request the ``width - 1`` likeliest candidates, in addition to the pending node."""
+    def compute_in_advance(self, width: int) -> None:
+        """Let the next forward pass also compute the ``width - 1`` likeliest candidates, except leaves."""
         for parent, token, _ in self._frontier.peek(width - 1):
-            branch = self._branch_nodes[parent]
-            if branch is not None and self.trie.depths[parent] + 1 < self.max_depth:
-                self.request_node(branch, token)
+            cached = self._cached_nodes[parent]
+            if cached is not None and self.trie.depths[parent] + 1 < self.max_depth:
+                self.add_cached_node(cached, token)
 
-    def request_node(self, branch: int, token: int) -> int | None:
-        """Request a node that may never enter the tree, while the cache has slots to spare."""
-        missing = self.max_nodes + 1 - len(self.trie)
-        return self.branches.add_node(branch, token) if self.branches.num_free_nodes > missing else None
+    def add_cached_node(self, cached_parent: int, token: int) -> int | None:
+        """Add a node to the cached tree alone, or return ``None`` if the proposed tree may need its slot."""
+        num_missing = self.max_nodes + 1 - len(self.trie)
+        if self.cached_tree.num_free_nodes <= num_missing:
+            return None
+        return self.cached_tree.add_node(cached_parent, token)
 
     def tree(self) -> TokenTree:
+        """Fill the tree with the likeliest candidates, computed or not, and return it."""
         while self._frontier and len(self.trie) <= self.max_nodes:
             self._add_best()
         return self.trie.tree(self.max_nodes)
 
     def estimate(self) -> tuple[int, float, float]:
-        """Return the tree's nodes, its expected tokens, and the tokens that another forward pass may add."""
+        """Estimate the value of the tree, and of another forward pass of the draft.
+
+        Returns:
+            Three numbers: the number of draft tokens if growth ends now; the expected number of tokens of the step
+            (accepted draft tokens and the bonus token); and the expected number of accepted nodes below which another
+            forward pass of the draft may add children (the pending node and the likeliest candidates).
+        """
         best = self._frontier.peek(self.max_nodes + 1 - len(self.trie))
         gains = [self._gain(parent, self.calibration.origin(prob)) for parent, _, prob in best]
         pending = 0.0 if self.pending is None else self.trie.gains[self.pending]
         return len(self.trie) - 1 + len(best), sum(self.trie.gains) + sum(gains), pending + sum(gains)
 
     def _gain(self, parent: int, origin: Origin) -> float:
+        """Return the gain of a child of ``parent``."""
         return self.trie.gains[parent] * self.calibration.rate(origin, self.trie.depths[parent] + 1)
 
     def _is_computed(self, node: int) -> bool:
-        branch = self._branch_nodes[node]
-        return branch is not None and self.branches.is_computed(branch)
+        cached = self._cached_nodes[node]
+        return cached is not None and self.cached_tree.is_computed(cached)
 
     def _push_children(self, node: int) -> None:
-        branch = self._branch_nodes[node]
-        chosen = None if branch is None else self.branches.draft_token(branch)
+        """Make the children of a node candidates."""
+        cached = self._cached_nodes[node]
+        chosen = None if cached is None else self.cached_tree.draft_token(cached)
         for token, prob in [] if chosen is None else chosen.ranked(self.breadth):
             self._frontier.push(self._probabilities[node] * prob, (node, token, prob))
 
     def _add_best(self) -> None:
+        """Move the likeliest candidate into the tree, and into the cached tree unless it is a leaf."""
         probability, (parent, token, prob) = self._frontier.pop()
         origin = self.calibration.origin(prob)
         node = self.trie.add(parent, token, self._gain(parent, origin), origin)
         self._probabilities.append(probability)
-        branch, leaf = (
-            self._branch_nodes[parent],
-            self.trie.depths[node] >= self.max_depth or len(self.trie) > self.max_nodes,
-        )
-        self._branch_nodes.append(None if branch is None or leaf else self.branches.add_node(branch, token))
+        cached_parent = self._cached_nodes[parent]
+        is_leaf = self.trie.depths[node] >= self.max_depth or len(self.trie) > self.max_nodes
+        cached = None if cached_parent is None or is_leaf else self.cached_tree.add_node(cached_parent, token)
+        self._cached_nodes.append(cached)
         if self._is_computed(node):
             self._push_children(node)
-        elif self._branch_nodes[node] is not None:
+        elif cached is not None:
             self.pending = node
 
 
 @dataclass(frozen=True)
 class Staged(Composite):
-    """Options of the tree.
+    """Options of staged decoding.
 
     Attributes:
-        parts: the draft model, and the smaller drafter that speculates for it, by default ``prompt_lookup``. The limits
-            of the draft model's chain are not used.
-        num_nodes: draft tokens of a tree, 1..127.
+        parts: the draft model, and the smaller drafter that speculates for it, by default ``prompt_lookup``. The draft
+            model's options for chains are not used.
+        num_nodes: number of draft tokens of a tree, 1..127.
         breadth: most children of a node, 1..16.
-        depth: most tokens of a branch, 1..64.
-        width: nodes of a forward pass of the draft, beside those of the smaller drafter, 1..32.
-        lead: most draft tokens of the smaller drafter in a forward pass, 0..32.
+        depth: largest depth of a node, 1..64.
+        width: number of nodes that a forward pass of the draft computes, beside those of the smaller drafter, 1..32.
+        lead: most nodes of the smaller drafter in a forward pass of the draft, 0..32; 0 turns that drafter off.
     """
 
     name = "staged"
@@ -165,13 +171,8 @@ class Staged(Composite):
             found = ", ".join(part.name for part in self.parts)
             msg = f"{self.name}: expected a draft_model and a smaller drafter, as in staged(draft_model), found {found}"
             raise OptionError(msg)
-        for option, low, high in (
-            ("num_nodes", 1, 127),
-            ("breadth", 1, 16),
-            ("depth", 1, 64),
-            ("width", 1, 32),
-            ("lead", 0, 32),
-        ):
+        limits = (("num_nodes", 1, 127), ("breadth", 1, 16), ("depth", 1, 64), ("width", 1, 32), ("lead", 0, 32))
+        for option, low, high in limits:
             check_integer(f"{self.name}: {option}", getattr(self, option), low, high)
 
     def bind(self, target: Target) -> StagedProposer:
@@ -183,7 +184,7 @@ class Staged(Composite):
 
 
 class StagedProposer(CompositeProposer):
-    """Grows trees with a draft model; ``smaller`` proposes nodes for its forward passes."""
+    """Grows trees with the draft model of ``model``; ``smaller`` proposes nodes for its forward passes."""
 
     name = Staged.name
 
@@ -197,35 +198,37 @@ class StagedProposer(CompositeProposer):
         searches = self._start_searches(contexts)
         live = list(searches)
         while live:
-            self._request_smaller_drafts([searches[number] for number in live], [contexts[number] for number in live])
-            compute_new_nodes(self.model.draft, [searches[number].branches for number in live])
+            self._add_smaller_drafts([searches[number] for number in live], [contexts[number] for number in live])
+            compute_new_nodes(self.model.draft, [searches[number].cached_tree for number in live])
             for number in live:
-                searches[number].passes += 1
+                searches[number].num_passes += 1
                 searches[number].advance()
             live = [
                 n for n in live if searches[n].pending is not None and self._pays(searches[n], contexts[n], len(live))
             ]
             for number in live:
-                searches[number].request_nodes(self.options.width)
+                searches[number].compute_in_advance(self.options.width)
         for number, search in searches.items():
             trees[number] = search.tree()
         return trees
 
     def _start_searches(self, contexts: Sequence[DraftContext[Parts]]) -> dict[int, _TreeSearch]:
+        """Return searches by index of the context, for the contexts that can draft."""
         options, model_contexts = self.options, [model_context(context) for context in contexts]
         searches: dict[int, _TreeSearch] = {}
-        for number, branches in Branches.create(self.model, model_contexts).items():
+        for number, cached_tree in CachedTree.create(self.model, model_contexts).items():
             context = model_contexts[number]
-            nodes, depth = min(options.num_nodes, context.max_nodes), min(options.depth, context.max_depth)
-            searches[number] = _TreeSearch(branches, context.state.calibration, options.breadth, nodes, depth)
+            max_nodes, max_depth = min(options.num_nodes, context.max_nodes), min(options.depth, context.max_depth)
+            calibration = context.state.calibration
+            searches[number] = _TreeSearch(cached_tree, calibration, options.breadth, max_nodes, max_depth)
         return searches
 
-    def _request_smaller_drafts(self, searches: Sequence[_TreeSearch], contexts: Sequence[DraftContext[Parts]]) -> None:
-        """Request the nodes that the smaller drafter proposes below the waiting node."""
+    def _add_smaller_drafts(self, searches: Sequence[_TreeSearch], contexts: Sequence[DraftContext[Parts]]) -> None:
+        """Add the nodes that the smaller drafter proposes below the pending nodes to the cached trees."""
         if not self.options.lead:
             return
-        paths = [search.branches.path(search.pending_branch) for search in searches]
-        views = [
+        paths = [search.cached_tree.path(search.pending_cached) for search in searches]
+        smaller_contexts = [
             replace(
                 context,
                 state=context.state[1],
@@ -238,26 +241,25 @@ class StagedProposer(CompositeProposer):
             for search, context, path in zip(searches, contexts, paths, strict=True)
         ]
         with ExitStack() as stack:
-            for view, path in zip(views, paths, strict=True):
-                stack.enter_context(view.sampler.after(path))
-            proposals = self.smaller.propose(views)
+            for context, path in zip(smaller_contexts, paths, strict=True):
+                stack.enter_context(context.sampler.after(path))
+            proposals = self.smaller.propose(smaller_contexts)
         for search, tree in zip(searches, proposals, strict=True):
-            branches: list[int | None] = [search.pending_branch]
+            cached_nodes: list[int | None] = [search.pending_cached]  # for each node of the proposal
             for node in range(1, len(tree)):
-                parent = branches[tree.parents[node]]
-                branches.append(
-                    None
-                    if parent is None or not tree.acceptable[node]
-                    else search.request_node(parent, tree.tokens[node])
-                )
+                parent = cached_nodes[tree.parents[node]]
+                if parent is None or not tree.acceptable[node]:
+                    cached_nodes.append(None)
+                else:
+                    cached_nodes.append(search.add_cached_node(parent, tree.tokens[node]))
 
     def _pays(self, search: _TreeSearch, context: DraftContext[Parts], requests: int) -> bool:
+        """Whether another forward pass of the draft raises the expected tokens per second of the step."""
         step_cost = self.model.step_cost(context, requests)
         if step_cost is None:
             return True
-        nodes, tokens, extra = search.estimate()
-        extra *= context.state[0].length_tracker.rate
-        now = tokens / step_cost.seconds(nodes, search.passes)
-        return (tokens + extra) / step_cost.seconds(
-            min(nodes + self.options.width, search.max_nodes), search.passes + 1
-        ) > now
+        num_nodes, tokens, extendable = search.estimate()
+        extra_tokens = extendable * context.state[0].length_tracker.rate
+        new_num_nodes = min(num_nodes + self.options.width, search.max_nodes)
+        rate = tokens / step_cost.seconds(num_nodes, search.num_passes)
+        return (tokens + extra_tokens) / step_cost.seconds(new_num_nodes, search.num_passes + 1) > rate

@@ -1,17 +1,18 @@
-"""Threshold decoding: end a chain where the drafter's confidence falls, and adapt the limit.
+"""Threshold decoding: end a chain where the drafter's confidence falls below an adaptive threshold.
 
-The rule of the survey *How to make LLMs go fast* (section "Threshold decoding"). With ``c_i`` the product of the
-confidences of the first ``i`` tokens, a chain ends at the first token with ``c_i < threshold``. Then, with ``k`` of
-them accepted::
+The rule is from the survey *How to make LLMs go fast* (section "Threshold decoding"). Let ``c_i`` be the product of the
+confidences of the first ``i`` draft tokens. A chain ends after the first token with ``c_i < threshold``. If the target
+accepts ``k`` of the chain's tokens, the request's threshold changes, within ``lowest .. highest``::
 
     some rejected    threshold ← (threshold + c_(k+1)) / 2     towards the first rejected token
     all accepted     threshold ← threshold - boost             the chain was too short
 
-within ``lowest .. highest``, for each request by itself. For example, from 0.4: ``the`` with 0.75 and ``next`` with 0.5
-end the chain at c_2 = 0.375. If only ``the`` is accepted, the threshold becomes 0.3875.
+For example, with the threshold 0.4: ``the`` with 0.75 and ``next`` with 0.5 end the chain at c_2 = 0.375. If only
+``the`` is accepted, the threshold becomes (0.4 + 0.375) / 2 = 0.3875.
 
-This is the survey's code. The survey's text uses the last accepted token, c_k with c_0 = 1 (``toward="accepted"``).
-That gives shorter chains: within 5 % of the best fixed length where the draft is expensive, but not where it is cheap.
+The rule is that of the survey's code. The survey's text uses the last accepted token instead: c_k, with c_0 = 1
+(``toward="accepted"``). Its chains are shorter: within 5 % of the best fixed length where drafting is expensive, worse
+where it is cheap.
 
 *Confidence.* With greedy decoding a confidence is the draft's largest probability, max p. Under the coupled acceptance
 rule it is the largest entry of softmax(logits / T + Gumbel noise), with the target's noise at the position. That value
@@ -27,7 +28,7 @@ from typing import Any
 
 from pronk.checks import check_choice, check_integer, check_number
 from pronk.drafters.from_draft._wrapper import WrappedState, Wrapper, WrapperProposer
-from pronk.drafters.shared.chain import Chain, ChainProposer, Stop
+from pronk.drafters.shared.chain import Chain, Stop
 from pronk.errors import OptionError
 from pronk.speculation.proposer import DraftContext, Outcome
 from pronk.speculation.target import Target
@@ -36,16 +37,16 @@ __all__ = ["Threshold"]
 
 
 @dataclass
-class _Limit:
-    """One request's threshold, and its last chain: position of the root, tokens, and products from c_0 on."""
+class _ThresholdState:
+    """One request's threshold, and its last chain."""
 
     threshold: float
-    root: int = field(default=-1, compare=False)
-    tokens: list[int] = field(default_factory=list, compare=False)
-    cumulative_confidence: list[float] = field(default_factory=list, compare=False)
+    root: int = field(default=-1, compare=False)  # position in the text of the token before the chain
+    tokens: list[int] = field(default_factory=list, compare=False)  # the chain's draft tokens
+    cumulative_confidence: list[float] = field(default_factory=list, compare=False)  # c_0 = 1, c_1, c_2, …
 
-    def verified(self, outcome: Outcome[Any]) -> list[int]:
-        """Return the verified nodes of the last chain; other drafters may have added or replaced nodes."""
+    def verified_nodes(self, outcome: Outcome[Any]) -> list[int]:
+        """Return the verified nodes with the chain's first tokens; another drafter may have cut the chain."""
         nodes: list[int] = []
         node: int | None = 0 if outcome.position == self.root else None
         for token in self.tokens:
@@ -61,13 +62,14 @@ class Threshold(Wrapper):
     """Options of threshold decoding.
 
     Attributes:
-        parts: the drafter whose chains are cut, ``draft_model`` by default; its own limits are not used.
-        max_tokens: most tokens of a chain, 1..64.
+        parts: the inner drafter, ``draft_model`` by default. Its own length limits are not used.
+        max_tokens: most draft tokens of a chain, 1..64.
         threshold: initial threshold, within ``lowest .. highest``.
         boost: decrease of the threshold when all tokens were accepted, 0..1.
-        lowest: least threshold, 0..1.
+        lowest: smallest threshold, 0..1.
         highest: largest threshold, 0..1.
-        toward: the token to which the threshold moves when some were rejected: ``"rejected"`` or ``"accepted"``.
+        toward: after a rejection, the threshold moves towards c of the first rejected token (``"rejected"``) or of the
+            last accepted one (``"accepted"``).
     """
 
     name = "threshold"
@@ -91,30 +93,24 @@ class Threshold(Wrapper):
         check_choice(f"{self.name}: toward", self.toward, ("accepted", "rejected"))
 
     def bind(self, target: Target) -> ThresholdProposer:
-        """Return the proposer around that of the inner drafter."""
+        """Return the proposer, with the inner drafter bound to the target."""
         return ThresholdProposer(self, self.bind_inner(target))
 
 
-class ThresholdProposer(WrapperProposer[_Limit]):
-    """Proposes chains that end at an adaptive threshold."""
+class ThresholdProposer(WrapperProposer[_ThresholdState]):
+    """Proposes the inner drafter's chains, each ended by the request's threshold."""
 
     name = Threshold.name
+    options: Threshold
 
-    def __init__(self, options: Threshold, inner: ChainProposer[Any]) -> None:
-        super().__init__(inner)
-        self.options = options
+    def make_own_state(self) -> _ThresholdState:
+        """Return the state of a new request."""
+        return _ThresholdState(self.options.threshold)
 
-    @property
-    def source(self) -> str:
-        """Source of the options."""
-        return self.options.source
-
-    def make_own_state(self) -> _Limit:
-        """Return the initial threshold."""
-        return _Limit(self.options.threshold)
-
-    def chains(self, contexts: Sequence[DraftContext[WrappedState[_Limit]]], stop: Stop | None = None) -> list[Chain]:
-        """Return chains that end at the first product of confidences below the request's threshold."""
+    def chains(
+        self, contexts: Sequence[DraftContext[WrappedState[_ThresholdState]]], stop: Stop | None = None
+    ) -> list[Chain]:
+        """Return chains that end after the first product of confidences below the request's threshold."""
 
         def is_complete(number: int, chain: Chain) -> bool:
             low = chain.cumulative_confidence[-1] < contexts[number].state.own.threshold
@@ -122,26 +118,23 @@ class ThresholdProposer(WrapperProposer[_Limit]):
 
         chains = self.inner.chains(self.inner_contexts(contexts, self.options.max_tokens), is_complete)
         for context, chain in zip(contexts, chains, strict=True):
-            limit = context.state.own
-            limit.root, limit.tokens, limit.cumulative_confidence = (
-                len(context.tokens) - 1,
-                chain.tokens,
-                [1.0, *chain.cumulative_confidence],
-            )
+            state = context.state.own
+            state.root = len(context.tokens) - 1
+            state.tokens = chain.tokens
+            state.cumulative_confidence = [1.0, *chain.cumulative_confidence]
         return chains
 
-    def observe(self, outcome: Outcome[WrappedState[_Limit]]) -> None:
-        """Adapt the threshold."""
+    def observe(self, outcome: Outcome[WrappedState[_ThresholdState]]) -> None:
+        """Adapt the threshold to the number of accepted tokens of the last chain."""
         super().observe(outcome)
-        options, limit = self.options, outcome.state.own
-        drafted = limit.verified(outcome)
-        if not drafted:
+        options, state = self.options, outcome.state.own
+        verified = state.verified_nodes(outcome)
+        if not verified:
             return
-        accepted = len({*drafted} & {*outcome.path})
-        if accepted < len(drafted):
-            limit.threshold = (
-                limit.threshold + limit.cumulative_confidence[accepted + (options.toward == "rejected")]
-            ) / 2
+        num_accepted = len({*verified} & {*outcome.path})
+        if num_accepted < len(verified):
+            index = num_accepted + 1 if options.toward == "rejected" else num_accepted
+            state.threshold = (state.threshold + state.cumulative_confidence[index]) / 2
         else:
-            limit.threshold -= options.boost
-        limit.threshold = min(max(limit.threshold, options.lowest), options.highest)
+            state.threshold -= options.boost
+        state.threshold = min(max(state.threshold, options.lowest), options.highest)

@@ -1,1 +1,1 @@
-"""Drafters that learn from the logits of the target's earlier forward passes."""
+"""Drafters whose draft tokens come from the logits of the target's earlier forward passes."""

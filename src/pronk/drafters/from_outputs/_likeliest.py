@@ -1,4 +1,4 @@
-"""Helpers of drafters that learn from the target's logits."""
+"""Tokens of largest logit per node, and initial draft tokens, for the drafters of this package."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from pronk.speculation.proposer import Outcome
 
 __all__ = ["initial_draft_token", "top_tokens"]
 
-_MAX_ARGMAXES = 8  # up to this many, repeated argmax is faster than topk: 2.5 times for 4 of 128,256
+# Maximum number of tokens per node that are found by repeated argmax. For few tokens it is faster than torch's topk:
+# 2.5 times for 4 of 128,256 logits.
+_MAX_ARGMAXES = 8
 
 
 def top_tokens(outcome: Outcome[Any], count: int, nodes: Sequence[int] | None = None) -> list[list[int]]:
@@ -24,8 +26,8 @@ def top_tokens(outcome: Outcome[Any], count: int, nodes: Sequence[int] | None = 
 
     Args:
         outcome: outcome of a step, with logits.
-        count: number of tokens per node, limited to the vocabulary size.
-        nodes: nodes of the tree; all by default.
+        count: number of tokens per node; the whole vocabulary if that is smaller.
+        nodes: indices of the tree's nodes; all nodes by default.
     """
     logits = outcome.logits
     assert logits is not None, "expected a drafter with Capabilities(logits=True)"
@@ -39,16 +41,16 @@ def top_tokens(outcome: Outcome[Any], count: int, nodes: Sequence[int] | None = 
     if count > _MAX_ARGMAXES:
         best: list[list[int]] = logits.topk(count, dim=-1).indices.tolist()
         return best
-    table: NDArray[np.float32] = logits.to(torch.float32, copy=True).numpy()
-    found: list[list[int]] = []
+    remaining: NDArray[np.float32] = logits.to(torch.float32, copy=True).numpy()
+    by_rank: list[list[int]] = []  # [count][nodes]
     for _ in range(count):
-        largest = table.argmax(-1)
-        table[np.arange(len(table)), largest] = -np.inf
-        found.append(largest.tolist())
-    return [list(row) for row in zip(*found, strict=True)]
+        largest = remaining.argmax(-1)
+        remaining[np.arange(len(remaining)), largest] = -np.inf
+        by_rank.append(largest.tolist())
+    return [list(node_tokens) for node_tokens in zip(*by_rank, strict=True)]
 
 
 def initial_draft_token(prompt: Sequence[int], position: int) -> int:
-    """Return a token of the prompt as the initial draft token of a position without an earlier output."""
-    # The large prime 7919 (the 1000th) spreads the initial draft tokens over the prompt.
+    """Return a token of the prompt, the draft token of a text position for which no output is known."""
+    # Multiplying by a large prime gives neighbouring positions distant tokens of the prompt.
     return prompt[position * 7919 % len(prompt)]

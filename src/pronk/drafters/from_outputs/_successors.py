@@ -20,16 +20,11 @@ _FORMAT = "pronk-successors/1"
 
 @dataclass
 class Successors:
-    """A least-recently-updated table of the likeliest successors of tokens.
+    """A table with one row per token: the likeliest successors of that token."""
 
-    Attributes:
-        top_k: maximum number of successors per token.
-        max_tokens: maximum number of rows.
-        rows: token to its successors, likeliest first; the row updated longest ago comes first and is evicted first.
-    """
-
-    top_k: int
-    max_tokens: int
+    top_k: int  # maximum number of successors in a row
+    max_tokens: int  # maximum number of rows; a full table evicts the row that was updated longest ago
+    # Token id to the ids of its successors, likeliest first. The row updated longest ago is the first.
     rows: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def get(self, token: int) -> tuple[int, ...]:
@@ -37,14 +32,14 @@ class Successors:
         return self.rows.get(token, ())
 
     def put(self, token: int, successors: Sequence[int]) -> None:
-        """Replace the successors of ``token``."""
+        """Replace the row of ``token`` by the first ``top_k`` of ``successors``; evict a row if necessary."""
         self.rows.pop(token, None)
         self.rows[token] = tuple(successors[: self.top_k])
         if len(self.rows) > self.max_tokens:
             del self.rows[next(iter(self.rows))]
 
     def move_to_front(self, token: int, successor: int) -> None:
-        """Move ``successor`` to the front of the successors of ``token``."""
+        """Make ``successor`` the likeliest successor of ``token``."""
         self.put(token, (successor, *(other for other in self.get(token) if other != successor)))
 
     def copy(self) -> Successors:
@@ -53,12 +48,14 @@ class Successors:
 
 
 def save_successors(path: Path, table: Successors, vocabulary: str | None) -> None:
-    """Write a table as int32 rows ``[1 + top_k]``: the token, then its successors, padded with -1.
+    """Write a table to a safetensors file with the int32 tensor ``successors`` ``[rows, 1 + top_k]``.
+
+    A row is a token id and the ids of its successors, padded with -1. The metadata are ``format`` and ``vocabulary``.
 
     Raises:
         OptionError: the file cannot be written.
     """
-    rows = [[token, *after, *[-1] * (table.top_k - len(after))] for token, after in table.rows.items()]
+    rows = [[token, *found, *[-1] * (table.top_k - len(found))] for token, found in table.rows.items()]
     tensor = torch.tensor(rows, dtype=torch.int32).reshape(len(rows), 1 + table.top_k)
     content = save({"successors": tensor}, {"format": _FORMAT, "vocabulary": vocabulary or ""})
     try:
@@ -70,23 +67,23 @@ def save_successors(path: Path, table: Successors, vocabulary: str | None) -> No
 
 
 def load_successors(path: Path, table: Successors, vocabulary: str | None) -> None:
-    """Load the rows of a file into an empty table; if they exceed ``max_tokens``, the latest ones.
+    """Load the rows of a file into an empty table; of more than ``max_tokens`` rows, the latest ones.
 
     Raises:
         OptionError: the file is missing, damaged, or of another vocabulary; the table stays empty.
     """
     try:
         with safe_open(path, "pt") as file:
-            found, tensor = file.metadata() or {}, file.get_tensor("successors")
+            metadata, tensor = file.metadata() or {}, file.get_tensor("successors")
     except (OSError, SafetensorError) as error:
         msg = f"{path}: expected a table saved by RecyclingProposer.save, found: {error}; choose another table"
         raise OptionError(msg) from error
-    if found.get("format") != _FORMAT or tensor.dim() != 2 or tensor.dtype != torch.int32 or tensor.shape[1] < 1:
+    if metadata.get("format") != _FORMAT or tensor.dim() != 2 or tensor.dtype != torch.int32 or tensor.shape[1] < 1:
         shape = tuple(tensor.shape)
-        msg = f"{path}: expected a table of format {_FORMAT}, found {found.get('format')!r}, {shape}; save it again"
+        msg = f"{path}: expected a table of format {_FORMAT}, found {metadata.get('format')!r}, {shape}; save it again"
         raise OptionError(msg)
-    if found.get("vocabulary") != (vocabulary or ""):
+    if metadata.get("vocabulary") != (vocabulary or ""):
         msg = f"{path}: expected a table of this model's tokenizer, found one of another; save one with this model"
         raise OptionError(msg)
-    for token, *after in tensor.tolist():
-        table.put(token, [each for each in after if each >= 0])
+    for token, *successors in tensor.tolist():
+        table.put(token, [successor for successor in successors if successor >= 0])

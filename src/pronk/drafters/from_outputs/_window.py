@@ -1,4 +1,4 @@
-"""State of lookahead decoding: the n-gram pool, the two-dimensional window, and the tuner of its size."""
+"""The n-gram pool, the window and the window's tuner of lookahead decoding (see ``lookahead.py``)."""
 
 from __future__ import annotations
 
@@ -10,30 +10,29 @@ from pronk.drafters.from_outputs._likeliest import initial_draft_token
 from pronk.speculation.cost_model import CostCurve
 from pronk.speculation.tree import Origin, TokenTree
 
-__all__ = ["LADDER", "NO_WINDOW", "NgramPool", "Window", "WindowShape", "WindowTuner"]
+__all__ = ["NO_WINDOW", "WINDOW_SIZES", "NgramPool", "Window", "WindowShape", "WindowTuner"]
 
 
 @dataclass
 class NgramPool:
     """A bounded pool of n-grams by their first token.
 
-    A full pool evicts from the first token whose n-grams were touched longest ago, and of these the oldest n-gram.
-
-    Attributes:
-        grams: first token to its continuations, oldest first; each with whether only the window produced it.
+    A full pool selects the first token to which :meth:`add` was applied longest ago, and evicts its oldest n-gram.
     """
 
-    max_ngrams: int
-    size: int = 0
+    max_ngrams: int  # maximum number of n-grams
+    size: int = 0  # number of n-grams in the pool
+    # First token to its n-grams, the oldest first. The key is the n-gram without its first token; the value is True if
+    # only the window produced it, False if it occurs in the text.
     grams: dict[int, dict[tuple[int, ...], bool]] = field(default_factory=dict)
 
     def add(self, gram: Sequence[int], *, from_window: bool = False) -> None:
-        """Insert an n-gram or mark it as the latest; ``from_window``: the window produced it, not the text."""
+        """Insert an n-gram as the latest, even if it is known; ``from_window``: the window produced it."""
         first, rest = gram[0], tuple(gram[1:])
-        # Re-inserted at the end: the first token touched last.
-        own = self.grams[first] = self.grams.pop(first, {})
-        self.size += rest not in own
-        own[rest] = own.pop(rest, from_window) and from_window
+        # Move the first token and the n-gram to the ends of their dictionaries.
+        known = self.grams[first] = self.grams.pop(first, {})
+        self.size += rest not in known
+        known[rest] = known.pop(rest, from_window) and from_window
         while self.size > self.max_ngrams:
             oldest = next(iter(self.grams))
             del self.grams[oldest][next(iter(self.grams[oldest]))]
@@ -42,13 +41,13 @@ class NgramPool:
                 del self.grams[oldest]
 
     def continuations(self, token: int) -> Iterator[tuple[tuple[int, ...], bool]]:
-        """Yield the continuations of ``token``, latest first, each with whether only the window produced it."""
+        """Yield the keys and values of ``grams[token]``, the latest n-gram first."""
         return reversed(self.grams.get(token, {}).items())
 
 
 @dataclass(frozen=True)
 class WindowShape:
-    """Sizes of a window: W columns, n-grams of N tokens, G candidates. W = 0 means no window."""
+    """Sizes W, N, G of the paper: columns (0: no window), tokens per n-gram, candidates."""
 
     window: int
     ngram: int
@@ -56,66 +55,67 @@ class WindowShape:
 
     @property
     def num_window_nodes(self) -> int:
-        """Return the number of nodes of a full window without the root."""
+        """Return the number of draft tokens of a window with all N - 1 rows."""
         return max(0, self.window * (self.ngram - 1) - 1)
 
 
 @dataclass(frozen=True)
 class Window:
-    """The two-dimensional window after the text's last token.
+    """Outputs of the last forward passes for the next positions, one row per forward pass."""
 
-    ``rows[r][j]`` is the draft token ``r + j`` positions after the root. The root is ``rows[0][0]``, at ``position`` of
-    the text.
-    """
-
-    position: int
-    rows: tuple[tuple[int, ...], ...]
+    position: int  # position of the root, the text's last token
+    rows: tuple[tuple[int, ...], ...]  # ``rows[r][j]`` is the token ``r + j`` positions after the root ``rows[0][0]``
 
     @property
     def depth(self) -> int:
-        """Return the depth of the deepest node below the root."""
+        """Return the number of draft tokens on the longest path."""
         return len(self.rows[0]) + len(self.rows) - 2
 
     def shifted(self, position: int, root: int, shape: WindowShape, fill: Sequence[int]) -> Window:
-        """Return the window of ``shape`` at the text's new end; unknown cells get a token of ``fill``."""
+        """Return the window of size ``shape`` after the text has grown to the token ``root`` at ``position``.
+
+        Positions without an output get a token of ``fill``, the prompt.
+        """
         rows, shift = self.rows[-shape.ngram :], position - self.position
+        # Row r begins r positions after the root: without the oldest row, the others begin one position later.
         shift -= len(self.rows) - len(rows)
         if len(rows) == shape.ngram:
-            # One row too many: dropping the oldest makes each remaining row start one position later.
             rows, shift = rows[1:], shift - 1
         shifted_rows = [
             [
                 row[column + shift]
                 if 0 <= column + shift < len(row)
-                else initial_draft_token(fill, position + number + column)
+                else initial_draft_token(fill, position + row_number + column)
                 for column in range(shape.window)
             ]
-            for number, row in enumerate(rows or [()])
+            for row_number, row in enumerate(rows or [()])
         ]
         shifted_rows[0][0] = root
         return Window(position, tuple(tuple(row) for row in shifted_rows))
 
     def tree(self) -> tuple[list[int], list[int]]:
-        """Return tokens and parents of all nodes but the root, row by row; parent 0 is the root."""
+        """Return tokens and parents of all nodes but the root, by rows; parents are node numbers, 0 the root."""
         width = len(self.rows[0])
         tokens, parents = list(self.rows[0][1:]), list(range(width - 1))
-        for number, row in enumerate(self.rows[1:], 1):
+        for row_number, row in enumerate(self.rows[1:], 1):
             tokens += row
-            row_above = (number - 1) * width
-            parents += range(row_above, row_above + width)
+            first_above = (row_number - 1) * width
+            parents += range(first_above, first_above + width)
         return tokens, parents
 
-    def attach_to(self, trie: TokenTree, window_origin: Origin) -> TokenTree:
-        """Return ``trie`` plus this window's nodes, of origin ``window_origin`` and not acceptable."""
+    def attach_to(self, candidates: TokenTree, window_origin: Origin) -> TokenTree:
+        """Return the tree of candidates plus this window's nodes, which are computed but never accepted."""
         tokens, parents = self.tree()
         verify, origin = (True, *(False,) * len(tokens)), (("", 0), *(window_origin,) * len(tokens))
-        return trie.with_unacceptable(TokenTree((trie.tokens[0], *tokens), (-1, *parents), verify, origin=origin))
+        return candidates.with_unacceptable(
+            TokenTree((candidates.tokens[0], *tokens), (-1, *parents), verify, origin=origin)
+        )
 
 
 NO_WINDOW = WindowShape(0, 5, 3)
 
 # Sizes that the tuner tries in order. The three largest are the paper's for 34B, 13B and 7B models (section 5).
-LADDER = (
+WINDOW_SIZES = (
     NO_WINDOW,
     WindowShape(2, 3, 2),
     WindowShape(3, 4, 3),
@@ -125,71 +125,77 @@ LADDER = (
     WindowShape(15, 5, 15),
 )
 
-# Steps per trial of a size, and steps without a window after an unprofitable trial.
-_TRIAL, _REST = 16, 1024
+# Number of steps at a size before the measurement decides about it.
+_TRIAL_STEPS = 16
 
-# Tokens per request and step that the smallest window is assumed to gain before its first trial.
-_PRIOR_HARVEST = 0.25
+# Number of steps without a window after a window did not pay, and after which the measurement of a window begins anew.
+_LONG_STEPS = 1024
+
+# Tokens per request and step that the smallest window is assumed to add before it is tried.
+_PRIOR_WINDOW_TOKENS = 0.25
 
 
 @dataclass
 class WindowTuner:
-    """Choose the window size by measured throughput: climb a ladder while a larger size should pay.
+    """Choose the window size by expected throughput: try larger :data:`WINDOW_SIZES` one by one.
 
-    The worth of a rung of :data:`LADDER` is ``(a + h) / t``: ``a`` tokens per step without the window, ``h`` more from
-    its n-grams (the harvest), and ``t`` seconds of a forward pass with the window's rows, summed over all requests of
-    the step. The next rung is expected to double the harvest. One tuner serves all requests of a proposer.
+    The throughput of a size is ``(a + w) / t``: ``a`` tokens per step that need no window, ``w`` tokens per step from
+    n-grams of the window, and ``t`` seconds of a forward pass with the window's rows, each summed over the requests of
+    a step. The next larger size is assumed to double ``w``. One tuner serves all requests of a proposer.
     """
 
-    rung: int = 0
-    waiting: int = 0  # steps until rung 1 may be tried again
-    steps: int = 0  # steps at the current rung, whose measurements ``sums`` adds up
-    sums: Counter[str] = field(default_factory=Counter)
+    index: int = 0  # index of the current size in WINDOW_SIZES
+    retry_after: int = 0  # number of steps before a window may be tried again
+    num_steps: int = 0  # number of steps since the measurement of the current size began
+    sums: Counter[str] = field(default_factory=Counter)  # of the arguments of record_step in these steps
 
     def shape(self) -> WindowShape:
         """Return the current size."""
-        return LADDER[self.rung]
+        return WINDOW_SIZES[self.index]
 
-    def record_step(self, *, requests: int, rows: int, plain: int, harvest: int, costs: CostCurve) -> None:
-        """Record one step and move to another rung if that is expected to pay.
+    def record_step(self, *, requests: int, rows: int, other_tokens: int, window_tokens: int, costs: CostCurve) -> None:
+        """Record one step, and change the size if another one has a higher expected throughput.
 
         Args:
             requests: number of requests in the step.
-            rows: rows of the forward pass without the windows' rows.
-            plain: committed tokens that need no window.
-            harvest: committed tokens from n-grams that only the windows produced.
-            costs: seconds of a forward pass by its rows.
+            rows: number of rows of the forward pass, without the rows of windows.
+            other_tokens: number of committed tokens that need no window.
+            window_tokens: number of committed tokens from n-grams that only windows produced.
+            costs: seconds of a forward pass by its number of rows.
         """
-        self.steps += 1
-        self.sums.update(requests=requests, rows=rows, plain=plain, harvest=harvest)
-        if self.rung == 0:
-            self.waiting -= 1
-            prior = _PRIOR_HARVEST * self._mean("requests")
-            if self.waiting < 0 and self._tokens_per_second(1, costs, prior) > self._tokens_per_second(0, costs):
-                self._set_rung(1)
-            elif self.steps >= _TRIAL:
-                self._set_rung(0)
-        elif self.steps >= _TRIAL:
+        self.num_steps += 1
+        self.sums.update(requests=requests, rows=rows, other_tokens=other_tokens, window_tokens=window_tokens)
+        if self.index == 0:
+            self.retry_after -= 1
+            prior = _PRIOR_WINDOW_TOKENS * self._mean("requests")
+            if self.retry_after < 0 and self._tokens_per_second(1, costs, prior) > self._tokens_per_second(0, costs):
+                self._set_size(1)
+            elif self.num_steps >= _TRIAL_STEPS:
+                self._set_size(0)
+        elif self.num_steps >= _TRIAL_STEPS:
             self._evaluate(costs)
 
     def _evaluate(self, costs: CostCurve) -> None:
-        harvest, rung = self._mean("harvest"), self.rung
-        speed = self._tokens_per_second(rung, costs, harvest)
+        """Compare the current size with no window and with the next larger size."""
+        window_tokens, index = self._mean("window_tokens"), self.index
+        speed = self._tokens_per_second(index, costs, window_tokens)
         if speed < self._tokens_per_second(0, costs):
-            self._set_rung(0)
-            self.waiting = _REST
-        elif rung + 1 < len(LADDER) and self._tokens_per_second(rung + 1, costs, 2.0 * harvest) > speed:
-            self._set_rung(rung + 1)
-        elif self.steps >= _REST:
-            self._set_rung(rung)
+            self._set_size(0)
+            self.retry_after = _LONG_STEPS
+        elif index + 1 < len(WINDOW_SIZES) and self._tokens_per_second(index + 1, costs, 2.0 * window_tokens) > speed:
+            self._set_size(index + 1)
+        elif self.num_steps >= _LONG_STEPS:
+            self._set_size(index)
 
     def _mean(self, name: str) -> float:
-        return self.sums[name] / self.steps
+        return self.sums[name] / self.num_steps
 
-    def _tokens_per_second(self, rung: int, costs: CostCurve, harvest: float = 0.0) -> float:
-        rows = self._mean("rows") + self._mean("requests") * LADDER[rung].num_window_nodes
-        return (self._mean("plain") + harvest) / costs.at(round(rows))
+    def _tokens_per_second(self, index: int, costs: CostCurve, window_tokens: float = 0.0) -> float:
+        """Return the expected throughput with a size, if its window adds ``window_tokens`` per step."""
+        rows = self._mean("rows") + self._mean("requests") * WINDOW_SIZES[index].num_window_nodes
+        return (self._mean("other_tokens") + window_tokens) / costs.at(round(rows))
 
-    def _set_rung(self, rung: int) -> None:
-        self.rung, self.steps = rung, 0
+    def _set_size(self, index: int) -> None:
+        """Select a size, and begin a new measurement."""
+        self.index, self.num_steps = index, 0
         self.sums.clear()

@@ -1,15 +1,15 @@
-"""Gauss-Seidel decoding (Santilli et al. 2023): Jacobi iteration on a block that slides over the text.
+"""Gauss-Seidel decoding (Santilli et al. 2023): Jacobi decoding with a chain of constant length.
 
-Source of the draft tokens: the target's greedy outputs in the previous forward pass, as in ``jacobi``. ``jacobi``
-solves one block to its end before the next begins; here a new unknown enters for each solved one, so every forward pass
-has ``num_tokens`` draft tokens ::
+Source of the draft tokens: the target's greedy outputs in the previous forward pass, as in ``jacobi.py``. There the
+chain of draft tokens gets shorter until its block of ``num_tokens`` positions is solved. Here a new position is added
+for each accepted token, so every forward pass has ``num_tokens`` draft tokens, here 3 ::
 
     forward pass 1   the ── ?1 ── ?2 ── ?3              outputs  cat  a   b   c
     forward pass 2   cat ── a ── b ── c                 outputs  sat  on  c'  d
     forward pass 3   sat ── on ── c' ── d               "on" was already the output after "sat"
 
-When it pays: rarely by itself. It is the baseline of constant cost for methods with a memory. A step takes 50 µs on the
-host.
+When it pays: rarely. It is the baseline for methods that remember outputs of more than one forward pass. A step takes
+50 µs on the host.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class GaussSeidel(Jacobi):
     """Options of Gauss-Seidel decoding.
 
     Attributes:
-        num_tokens: draft tokens per forward pass (length of the block), 1..128.
+        num_tokens: number of draft tokens per forward pass, 1..128.
     """
 
     name = "gauss_seidel"
 
-    def _block_end(self, state: JacobiState, first: int) -> int:  # noqa: ARG002 - the block starts at the text's end
+    def _block_end(self, state: JacobiState, first: int) -> int:  # noqa: ARG002 - every step begins a block
         return first + self.num_tokens

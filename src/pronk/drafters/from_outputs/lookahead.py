@@ -1,26 +1,28 @@
 """Lookahead decoding (Fu et al. 2024, algorithm 1): n-grams of a Jacobi iteration, verified later.
 
-Source of the draft tokens: a pool of n-grams from the target's own outputs and from the request's text. Each forward
-pass *verifies* up to G candidates: n-grams of the pool that begin with the last token, merged by common prefixes. The
-same forward pass *explores*: a window of N - 1 rows and W columns holds the outputs of the last N - 1 forward passes
-for the next positions, row 0 the oldest. Row 0 is a chain below the root. The later rows are chains below its columns.
-The target's output at the end of column j completes that column's n-gram. With W = 5, N = 4 (figure 2 of the paper;
-digits are positions, the root is row 0's first column, o g r are the rows from old to new) ::
+Source of the draft tokens: a pool of n-grams (sequences of N tokens) from the target's own outputs and from the
+request's text. Each forward pass *verifies* up to G *candidates*: the n-grams of the pool that begin with the last
+token of the text, merged by common prefixes.
+
+The same forward pass produces new n-grams in the *window*, a table of W columns and N - 1 rows. Its rows are the
+outputs of the last N - 1 forward passes for the next positions, the oldest first. Row 0 is a chain below the root;
+each column continues downwards from it. The target's output at the lower end of a column completes an n-gram. With
+W = 5 and N = 4 (figure 2 of the paper; rows o, g, r from old to new; digits are positions; 0 is the root) ::
 
     0 ── o1 ── o2 ── o3 ── o4
     │     │     │     │     │
-    g1    g2    g3    g4    g5      outputs at the r's: n3 n4 n5 n6 n7
+    g1    g2    g3    g4    g5      outputs at r2 … r6: n3 n4 n5 n6 n7
     │     │     │     │     │       new n-grams: 0 g1 r2 n3, o1 g2 r3 n4, …
     r2    r3    r4    r5    r6
 
-Then the oldest row is dropped, the outputs become the newest row, and the window advances with the text. The outputs
-are greedy even under sampling.
+Then row o is dropped, the outputs n become the newest row, and the window advances with the text. The outputs are
+greedy even under sampling.
 
-When it pays: on a GPU with idle arithmetic, where tens of rows cost as much as one. On a CPU every row costs time, and
-``window="auto"`` settles on a small window or on none, which leaves the text's own n-grams.
+When it pays: on a GPU with idle arithmetic, where tens of rows cost as much as one. On a CPU every row costs time.
+There ``window="auto"`` selects a small window, or none and proposes n-grams of the text alone.
 
-Cost: 30 to 220 µs of host time per step, growing with the window (200 µs at W = 15). A pool takes 130 + 45 N bytes per
-n-gram, at most ``max_ngrams`` of them: 23 MB with N = 5 and the defaults.
+Cost: 30 to 220 µs of host time per step, growing with the window (200 µs at W = 15). The pool takes 130 + 45 N bytes
+for each of at most ``max_ngrams`` n-grams: 23 MB with N = 5 and the defaults.
 """
 
 from __future__ import annotations
@@ -45,41 +47,39 @@ from pronk.speculation.tree import Origin, TokenTree
 
 __all__ = ["Lookahead", "LookaheadState"]
 
-_NGRAM = 4  # default N of a window of fixed size
+_DEFAULT_NGRAM = 4  # N of a window of fixed size
 
-# Kinds of draft tokens, each with an acceptance rate: from n-grams of the text, and from those that only the window
-# produced; + 0 the first token of a candidate, + 1 a sibling of another draft token, + 2 a later token of a candidate.
+# Acceptance rates are measured by *kind* of draft token: the source of its n-gram plus its role. Sources are n-grams of
+# the text, and n-grams that only the window produced. Roles are the first token of a candidate, a token whose parent
+# already has another child, and any other token.
 _FROM_TEXT, _FROM_WINDOW = 0, 3
+_FIRST, _SIBLING, _NEXT = 0, 1, 2
+
+# Acceptance rates assumed before any measurement.
 _PRIORS = {
-    _FROM_TEXT: 0.35,
-    _FROM_TEXT + 1: 0.1,
-    _FROM_TEXT + 2: 0.6,
-    _FROM_WINDOW: 0.25,
-    _FROM_WINDOW + 1: 0.1,
-    _FROM_WINDOW + 2: 0.5,
+    _FROM_TEXT + _FIRST: 0.35,
+    _FROM_TEXT + _SIBLING: 0.1,
+    _FROM_TEXT + _NEXT: 0.6,
+    _FROM_WINDOW + _FIRST: 0.25,
+    _FROM_WINDOW + _SIBLING: 0.1,
+    _FROM_WINDOW + _NEXT: 0.5,
 }
 
 
 @dataclass
 class LookaheadState:
-    """State of one request.
+    """State of one request."""
 
-    Attributes:
-        prompt: prompt tokens, which fill window cells without an output.
-        pool: n-grams; shared by all requests with the option ``shared``.
-        rates: acceptance rates by kind of draft token.
-        window: window of the last step, or ``None`` before the first.
-        num_indexed: number of text tokens whose n-grams are in the pool.
-    """
-
-    prompt: tuple[int, ...]
-    pool: NgramPool
-    rates: AcceptanceRates
-    window: Window | None = None
-    num_indexed: int = 0
+    prompt: tuple[int, ...]  # token ids of the prompt, which fill window cells without an output
+    pool: NgramPool  # the same for all requests with the option ``shared``
+    rates: AcceptanceRates  # by kind of draft token
+    window: Window | None = None  # after the last forward pass; ``None`` before the first and after one without logits
+    num_indexed: int = 0  # number of leading tokens of the text whose n-grams are in the pool
 
 
 class _VerifiedTree(NamedTuple):
+    """One request's tree in the last step, and the accepted nodes."""
+
     tree: TokenTree
     path: tuple[int, ...]
 
@@ -89,13 +89,12 @@ class Lookahead(Drafter):
     """Options of lookahead decoding.
 
     Attributes:
-        window: W, number of columns of the window (row 0 includes the last token), 1..64; or ``"auto"``: W, N and G
-            follow measured costs and the measured gain of the window.
-        ngram: N, number of tokens of an n-gram including its first, 2..16; 4 if ``None``. Not with ``"auto"``. The
-            window takes W · (N - 1) of the at most 128 rows of a request in a forward pass. At 128 no row is left to
-            verify candidates.
+        window: W, number of columns of the window (in row 0 the last token counts), 1..64; or ``"auto"``, which selects
+            W, N and G by measured costs and by the tokens that the window adds.
+        ngram: N, number of tokens of an n-gram, 2..16; 4 if ``None``. Not with ``"auto"``. The window takes W · (N - 1)
+            of the at most 128 rows of a request in a forward pass. At 128 no row is left to verify candidates.
         guesses: G, maximum number of candidates per forward pass, 0..64; W if ``None``. Not with ``"auto"``.
-        use_prompt: whether n-grams of the prompt and the output are candidates as well.
+        use_prompt: whether n-grams of the request's text (prompt and output) are added to the pool.
         shared: whether all requests share one pool.
         max_ngrams: maximum number of n-grams in a pool, 1..1048576; :class:`NgramPool` describes the eviction.
     """
@@ -121,7 +120,7 @@ class Lookahead(Drafter):
             raise OptionError(msg)
         if self.window != "auto":
             check_integer(f"{self.name}: window", self.window, 1, 64)
-            if (rows := self.window * ((self.ngram or _NGRAM) - 1)) > MAX_NODES + 1:
+            if (rows := self.window * ((self.ngram or _DEFAULT_NGRAM) - 1)) > MAX_NODES + 1:
                 msg = (
                     f"{self.name}: expected window * (ngram - 1) of at most {MAX_NODES + 1}, found {rows}; "
                     "use a smaller window or ngram"
@@ -151,14 +150,14 @@ class LookaheadProposer(Proposer[LookaheadState]):
 
     @property
     def shape(self) -> WindowShape:
-        """Return the current sizes."""
+        """Return the current W, N and G."""
         window, ngram, guesses = self.options.window, self.options.ngram, self.options.guesses
         if window == "auto":
             return self._tuner.shape()
-        return WindowShape(window, ngram or _NGRAM, window if guesses is None else guesses)
+        return WindowShape(window, ngram or _DEFAULT_NGRAM, window if guesses is None else guesses)
 
     def start(self, prompt: Sequence[int]) -> LookaheadState:
-        """Return a state without a window; the first proposal reads the text's n-grams."""
+        """Return a state without a window; the first proposal adds the n-grams of the prompt to the pool."""
         pool = NgramPool(self.options.max_ngrams) if self._pool is None else self._pool
         return LookaheadState(
             tuple(prompt), pool, AcceptanceRates(self.name, _PRIORS, SharedAcceptance.of(self.target))
@@ -168,16 +167,17 @@ class LookaheadProposer(Proposer[LookaheadState]):
         """Return one tree per context: candidates from the pool plus the window."""
         self._tune()
         self._costs = contexts[0].costs if contexts else None
-        return [self._tree(context, self.shape) for context in contexts]
+        return [self._build_tree(context, self.shape) for context in contexts]
 
     def observe(self, outcome: Outcome[LookaheadState]) -> None:
-        """Add the window's new n-grams to the pool, and the outputs as a new row to the window."""
+        """Add the new n-grams of the window to the pool, and the outputs to the window as its newest row."""
         outcome.state.rates.learn(outcome)
         self._update_window(outcome, self.shape)
         if self.options.window == "auto" and not outcome.params.rejects:
             self._verified.append(_VerifiedTree(outcome.tree, outcome.path))
 
     def _index_text(self, context: DraftContext[LookaheadState]) -> None:
+        """Add the n-grams of newly committed tokens to the pool."""
         state, num_committed = context.state, context.root + 1
         if not self.options.use_prompt or self._is_private(context):
             return
@@ -187,14 +187,14 @@ class LookaheadProposer(Proposer[LookaheadState]):
             state.pool.add(text[start : start + size])
         state.num_indexed = num_committed
 
-    def _tree(self, context: DraftContext[LookaheadState], shape: WindowShape) -> TokenTree:
+    def _build_tree(self, context: DraftContext[LookaheadState], shape: WindowShape) -> TokenTree:
         self._index_text(context)
-        window = self._window(context, shape)
-        num_free = context.max_nodes - (0 if window is None else len(window.tree()[0]))
-        trie = self._candidates(context, shape).tree(num_free)
-        return trie if window is None else window.attach_to(trie, _window_origin(shape.window))
+        window = self._advance_window(context, shape)
+        max_nodes = context.max_nodes - (0 if window is None else len(window.tree()[0]))
+        candidates = self._find_candidates(context, shape).tree(max_nodes)
+        return candidates if window is None else window.attach_to(candidates, _window_origin(shape.window))
 
-    def _window(self, context: DraftContext[LookaheadState], shape: WindowShape) -> Window | None:
+    def _advance_window(self, context: DraftContext[LookaheadState], shape: WindowShape) -> Window | None:
         """Return the window at the text's end, or ``None`` if its size is 0 or the limits are too small."""
         if not shape.window:
             return None
@@ -204,20 +204,19 @@ class LookaheadProposer(Proposer[LookaheadState]):
         fits = window.depth <= context.max_depth and len(window.tree()[0]) <= context.max_nodes
         return window if fits else None
 
-    def _candidates(self, context: DraftContext[LookaheadState], shape: WindowShape) -> Trie:
-        """Return a trie of up to G n-grams that begin with the text's last token, latest first."""
+    def _find_candidates(self, context: DraftContext[LookaheadState], shape: WindowShape) -> Trie:
+        """Return a trie of the latest G n-grams that begin with the text's last token."""
         trie, rates = Trie(context.tokens[-1]), context.state.rates
         for gram, from_window in islice(context.state.pool.continuations(context.tokens[-1]), shape.num_candidates):
             node = 0
             for depth, token in enumerate(gram[: context.max_depth]):
-                kind = (_FROM_WINDOW if from_window else _FROM_TEXT) + (
-                    1 if trie.adds_sibling(node, token) else 2 if depth else 0
-                )
+                role = _SIBLING if trie.adds_sibling(node, token) else _NEXT if depth else _FIRST
+                kind = (_FROM_WINDOW if from_window else _FROM_TEXT) + role
                 node = trie.add(node, token, trie.gains[node] * rates.rate(kind, depth + 1), (self.name, kind))
         return trie
 
     def _update_window(self, outcome: Outcome[LookaheadState], shape: WindowShape) -> None:
-        """Append the outputs at the window's last row as its next row; pool the columns' n-grams if complete."""
+        """Append the outputs at the window's last row as a new row; pool the n-grams of complete columns."""
         tree, state, width = outcome.tree, outcome.state, shape.window
         if outcome.logits is None:
             state.window = None
@@ -226,7 +225,7 @@ class LookaheadProposer(Proposer[LookaheadState]):
         if not width or len(nodes) % width:
             return
         if len(nodes) == 1 and state.window is not None and shape.ngram > 2:
-            return  # a window is the root alone only in its first step: this later one did not fit
+            return  # the root alone is the first window; this later window did not fit into the limits
         rows = [tuple(tree.tokens[node] for node in nodes[i : i + width]) for i in range(0, len(nodes), width)]
         outputs = tuple(token for (token,) in top_tokens(outcome, 1, nodes[-width:]))
         if len(rows) == shape.ngram - 1 and not self._is_private(outcome):
@@ -239,29 +238,29 @@ class LookaheadProposer(Proposer[LookaheadState]):
         return self.options.shared and outcome.params.rejects
 
     def _tune(self) -> None:
-        """Let the tuner choose the window size by the last step, if that step had the window."""
+        """Pass the measurements of the last step to the tuner; trees without the window are left out."""
         shape, costs = self.shape, self._costs
         verified = [each for each in self._verified if not shape.window or _window_nodes(each.tree, shape.window)]
         self._verified.clear()
         if not verified or costs is None:
             return
         accepted = [tree.origin[node] for tree, path in verified if tree.origin is not None for node in path]
-        num_from_window = sum(name == self.name and kind >= _FROM_WINDOW for name, kind in accepted)
+        window_tokens = sum(name == self.name and kind >= _FROM_WINDOW for name, kind in accepted)
         self._tuner.record_step(
             requests=len(verified),
             rows=sum(sum(each.tree.acceptable) for each in verified),
-            plain=sum(1 + len(each.path) for each in verified) - num_from_window,
-            harvest=num_from_window,
+            other_tokens=sum(1 + len(each.path) for each in verified) - window_tokens,
+            window_tokens=window_tokens,
             costs=costs,
         )
 
 
 def _window_origin(width: int) -> Origin:
-    """Return the origin of window nodes: its number is negative, unlike those of draft tokens."""
+    """Return the origin of window nodes; its number is negative, whereas kinds of draft tokens are not."""
     return (Lookahead.name, -width)
 
 
 def _window_nodes(tree: TokenTree, width: int) -> list[int]:
-    """Return the nodes of a window of ``width`` columns, row by row; none in another drafter's tree."""
+    """Return the indices of the nodes of a window of ``width`` columns, row by row; none without a window."""
     window_origin = _window_origin(width)
     return [] if tree.origin is None else [node for node, origin in enumerate(tree.origin) if origin == window_origin]

@@ -1,8 +1,9 @@
-"""Token recycling (Luo et al. 2024): draft from the target's earlier successors of each token.
+"""Token recycling (Luo et al. 2024): propose successors of each token from earlier logits.
 
 Source of the draft tokens: the target's logits at all nodes of earlier trees, rejected nodes included. A table keeps
-the likeliest successors of each token. The next tree grows from the table, best node first: a node's gain is the
-product of the measured acceptance rates of the ranks on its path ::
+the ``top_k`` likeliest successors of each token, as of the last logits after it. The next tree grows from the table,
+largest gain first. A node's gain, the probability that verification reaches it, is the product of the measured
+acceptance rates of the ranks on its path; the likeliest successor has rank 0 ::
 
     successors          tree below "the", 5 draft tokens
     the → cat dog sun   the ── cat ── sat
@@ -12,10 +13,11 @@ product of the measured acceptance rates of the ranks on its path ::
 
 When it pays: for any text, above all for text without repetitions to copy. It needs no draft model and no match.
 
-Cost: 0.1 ms of host time per step with a vocabulary of 8,192, and 0.6 ms with 128,256. A table holds at most
-``max_tokens`` rows of ``top_k`` ids, about 300 bytes each: 5 MB with the defaults. Each request has its own
-table, which begins with the file ``table`` and learns from the prompt. With ``shared=True`` all requests share one,
-which :meth:`RecyclingProposer.save` writes to a file.
+Tables: each request has its own table. It begins with the rows of the file ``table`` and reads the successors in the
+prompt. With ``shared=True`` all requests share one table, which :meth:`RecyclingProposer.save` writes to a file.
+
+Cost: 0.1 ms of host time per step with a vocabulary of 8,192, and 0.6 ms with 128,256. A table has at most
+``max_tokens`` rows of ``top_k`` ids. A row takes about 300 bytes: 5 MB with the defaults.
 """
 
 from __future__ import annotations
@@ -38,26 +40,20 @@ from pronk.speculation.tree import TokenTree
 
 __all__ = ["Recycling", "RecyclingState"]
 
-# Prior acceptance rate of the likeliest successor, and the prior ratio of the rates of successive ranks.
+# Acceptance rate of rank r assumed before any measurement: _PRIOR * _DECAY**r.
 _PRIOR, _DECAY = 0.45, 0.35
 
 
 @dataclass
 class RecyclingState:
-    """State of one request.
+    """State of one request."""
 
-    Attributes:
-        successors: table of successors; shared by all requests with the option ``shared``.
-        rates: acceptance rates by rank.
-        num_read: number of text tokens whose successors are in the table.
-    """
-
-    successors: Successors
-    rates: AcceptanceRates
-    num_read: int = 0
+    successors: Successors  # the same for all requests with the option ``shared``
+    rates: AcceptanceRates  # by rank
+    num_read: int = 0  # number of leading tokens of the text whose successors are in the table
 
     def read_text(self, text: Sequence[int], num_committed: int) -> None:
-        """Add the successors in the first ``num_committed`` tokens of a text, from the unread part on."""
+        """Add the successors in the unread part of the first ``num_committed`` tokens of the text."""
         for token, successor in pairwise(text[max(0, self.num_read - 1) : num_committed]):
             self.successors.move_to_front(token, successor)
         self.num_read = num_committed
@@ -69,10 +65,10 @@ class Recycling(Drafter):
 
     Attributes:
         num_nodes: maximum number of draft tokens per step, 1..127.
-        top_k: number of successors per token, 1..32.
+        top_k: maximum number of successors per token, 1..32.
         max_tokens: maximum number of rows of a table, 16..1048576; the row updated longest ago is evicted first.
         shared: whether all requests share one table.
-        table: file of :meth:`RecyclingProposer.save` with the initial rows of tables.
+        table: file written by :meth:`RecyclingProposer.save` with the initial rows of each table, or ``None``.
     """
 
     name = "recycling"
@@ -123,18 +119,18 @@ class RecyclingProposer(Proposer[RecyclingState]):
             raise OptionError(msg)
         save_successors(Path(path), self._table, self._vocabulary)
 
-    def start(self, prompt: Sequence[int]) -> RecyclingState:  # noqa: ARG002 - read with the first proposal
-        """Return the initial state; the first proposal reads the prompt."""
+    def start(self, prompt: Sequence[int]) -> RecyclingState:  # noqa: ARG002 - contexts hold the text
+        """Return the initial state; the first proposal adds the successors in the prompt."""
         successors = self._table if self.options.shared else self._table.copy()
         priors = {rank: _PRIOR * _DECAY**rank for rank in range(self.options.top_k)}
         return RecyclingState(successors, AcceptanceRates(self.name, priors, SharedAcceptance.of(self.target)))
 
     def propose(self, contexts: Sequence[DraftContext[RecyclingState]]) -> list[TokenTree]:
         """Return one tree per context: the nodes of largest gain below the last token."""
-        return [self._tree(context) for context in contexts]
+        return [self._build_tree(context) for context in contexts]
 
     def observe(self, outcome: Outcome[RecyclingState]) -> None:
-        """Store the likeliest successors at all nodes; of two nodes with one token the later one counts."""
+        """Store the likeliest successors at all nodes; of nodes with equal tokens the last one counts."""
         state = outcome.state
         state.rates.learn(outcome)
         if outcome.logits is None or (self.options.shared and outcome.params.rejects):
@@ -142,28 +138,28 @@ class RecyclingProposer(Proposer[RecyclingState]):
         if state.num_read == outcome.position + 1:
             state.num_read += len(outcome.committed)
         successors = state.successors
-        for token, best in zip(outcome.tree.tokens, top_tokens(outcome, self.options.top_k), strict=True):
-            successors.put(token, best)
+        for token, likeliest in zip(outcome.tree.tokens, top_tokens(outcome, self.options.top_k), strict=True):
+            successors.put(token, likeliest)
 
-    def _tree(self, context: DraftContext[RecyclingState]) -> TokenTree:
+    def _build_tree(self, context: DraftContext[RecyclingState]) -> TokenTree:
         if not (self.options.shared and context.params.rejects):
             context.state.read_text(context.tokens, context.root + 1)
-        successors, size = context.state.successors, min(self.options.num_nodes, context.max_nodes)
+        successors, max_nodes = context.state.successors, min(self.options.num_nodes, context.max_nodes)
         rates = [context.state.rates.rate(rank) for rank in range(self.options.top_k)]
-        # Cumulative minima: a less likely successor never precedes a likelier one.
+        # Cumulative minima, so that a child of a lower rank is never added after one of a higher rank.
         rates = [min(rates[: rank + 1]) for rank in range(self.options.top_k)]
         trie = Trie(context.tokens[-1])
-        frontier = Frontier[tuple[int, int]]()
+        candidates = Frontier[tuple[int, int]]()  # parent node, rank of the child
 
-        def push(parent: int, rank: int) -> None:
+        def push_candidate(parent: int, rank: int) -> None:
             if trie.depths[parent] < context.max_depth and rank < len(successors.get(trie.tokens[parent])):
-                frontier.push(trie.gains[parent] * rates[rank], (parent, rank))
+                candidates.push(trie.gains[parent] * rates[rank], (parent, rank))
 
-        push(0, 0)
-        while frontier and len(trie) <= size:
-            gain, (parent, rank) = frontier.pop()
+        push_candidate(0, 0)
+        while candidates and len(trie) <= max_nodes:
+            gain, (parent, rank) = candidates.pop()
             token = successors.get(trie.tokens[parent])[rank]
             node = trie.add(parent, token, gain, (self.name, rank))
-            push(node, 0)
-            push(parent, rank + 1)
-        return trie.tree(size)
+            push_candidate(node, 0)
+            push_candidate(parent, rank + 1)
+        return trie.tree(max_nodes)

@@ -1,1 +1,1 @@
-"""Drafters that read the target's own layers, with modules trained on the target."""
+"""Drafters that read the target's hidden states or KV cache, with modules trained on this target."""

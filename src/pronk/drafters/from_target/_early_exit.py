@@ -1,15 +1,16 @@
-"""The target's own first layers as a draft model, with a trained adapter between them and the head.
+"""Drafts with the target's own first layers, a trained adapter, and a head (Kangaroo).
 
-Each draft token runs through the first ``l`` layers once. The keys and values, and the output of layer ``l``, go to the
-slots where the target's forward pass expects them. That forward pass therefore begins at layer ``l`` with these rows.
-For the text ``a b c`` of which the target has computed ``a b``, and the draft tokens ``x y z``::
+A draft token runs through the first ``l`` layers only once. Its keys and values, and its output of layer ``l``, are
+stored in the target's KV slots of the token. The target's forward pass reads them there and computes only the later
+layers of such a row. For the text ``a b c`` of which the target's cache has ``a b``, and the draft tokens ``x y z``::
 
-    first layers          c → x → y → z        three forward passes of one row; z, the last draft token, is not run
-    target's pass         layers 0 to l - 1    z alone
-                          layers l to the end  c x y z
+    draft's forward passes     first l layers of c, then of x, then of y     one row each; they give x, y and z
+    target's forward pass      first l layers of z
+                               later layers of c x y z
 
-The adapter has keys and values of its own, in a cache beside the target's. For tokens that entered the text without the
-adapter (the prompt, bonus tokens, other drafters' tokens) it reads the hidden states kept by the target's forward pass.
+An adapter with attention has a KV cache of its own (:mod:`pronk.drafters.shared.side_cache`). Tokens that entered the
+text without it (the prompt, bonus tokens, other drafters' tokens) are run through the adapter later: the target's
+forward pass keeps their outputs of layer ``l``.
 """
 
 from __future__ import annotations
@@ -39,40 +40,36 @@ __all__ = ["EarlyExit", "ExitDraft"]
 
 @dataclass
 class ExitDraft:
-    """One request's draft.
+    """One request's draft in one step."""
 
-    Attributes:
-        chain: the draft tokens so far.
-        lane: state of the adapter's cache for the request.
-        computed: number of nodes behind the target's text that ran through the first layers.
-        finite: whether all outputs of the first layers are finite.
-    """
-
-    chain: Chain
-    lane: SideLane
-    computed: int = 0
-    finite: bool = True
+    chain: Chain  # the draft tokens so far
+    lane: SideLane  # the request's part of the adapter's KV cache
+    computed: int = 0  # number of tokens, behind those in the target's cache, that ran through the first layers
+    finite: bool = True  # whether the first layers' outputs so far are finite
 
     @property
     def block_table(self) -> BlockTable:
-        """Blocks of the target's keys and values."""
+        """The request's block table in the target's cache."""
         return self.chain.context.block_table
 
     def text(self, start: int) -> list[int]:
-        """Return the request's tokens and the draft tokens from index ``start`` on."""
+        """Return the request's tokens, followed by the draft tokens, from position ``start`` on."""
         tokens = self.chain.context.tokens
         return [*tokens[start:], *self.chain.tokens[max(0, start - len(tokens)) :]]
 
     @property
     def segment(self) -> Segment:
-        """Segment of the text that the target's cache lacks; its end is the chain."""
+        """Rows of the tokens that the target's cache lacks: the end of the text, and the draft tokens."""
         return Segment(self.block_table, TokenTree.chain(self.text(self.block_table.length)), self.computed)
 
 
 class EarlyExit:
-    """Drafts with the first ``layers`` layers of a target and an adapter, in shared forward passes.
+    """Owns the adapter and its KV pool; drafts for several requests in shared forward passes.
 
-    The target's cache keeps the outputs of the exit layer. An OptionError means that there is no memory for them.
+    From now on the target's cache keeps the output of layer ``layers`` for every token.
+
+    Raises:
+        OptionError: the KV memory has no room for these outputs.
     """
 
     def __init__(self, target: Target, adapter: KangarooAdapter) -> None:
@@ -87,23 +84,23 @@ class EarlyExit:
 
     @classmethod
     def load(cls, trained: Trained, target: Target) -> EarlyExit:
-        """Load a trained adapter; damaged files are a CheckpointError, another target an OptionError."""
-        shape = trained.make(KangarooShape)
+        """Load a trained adapter; raise CheckpointError if its files are damaged."""
+        shape = trained.make_shape(KangarooShape)
         adapter = trained.build(lambda: KangarooAdapter(shape, target.decoder.config))
         return cls(target, trained.load(adapter, target.cache))
 
     def release(self, lane: SideLane) -> None:
-        """Free the blocks of a lane."""
+        """Free the blocks of a request in the adapter's cache."""
         if self._side_cache is not None:
             self._side_cache.release(lane)
 
     def reserve(self, draft: ExitDraft) -> bool:
-        """Allocate slots for a chain in both caches; return False if there are too few."""
+        """Allocate the chain's slots in the adapter's cache; return False if either cache has too few."""
         context, lane = draft.chain.context, draft.lane
         max_tokens = min(context.max_depth, context.max_nodes)
         block_table = draft.block_table
         if self.target.cache.allocator.num_missing(block_table, len(context.tokens) + max_tokens) > 0:
-            return False  # the scheduler has reserved slots for fewer draft tokens
+            return False  # in the target's cache, whose slots the scheduler allocates
         if self._side_cache is None:
             return True
         # The last row is always run again: its output is needed.
@@ -111,13 +108,11 @@ class EarlyExit:
         return self._side_cache.reserve(lane, context, max_tokens)
 
     def next_logits(self, drafts: Sequence[ExitDraft]) -> Tensor:
-        """Run the rows of the chains not run yet; return logits ``[drafts, vocab]`` of the next tokens."""
+        """Run the tokens not run yet; return logits ``[drafts, vocab]`` of the next draft tokens."""
         start_time = self.target.clock()
         jobs = [ForwardJob(draft.segment, range(0), draft.chain.context.sampler.context.num_prompt) for draft in drafts]
-        for draft in drafts:
-            self.runner.started_rows.put(
-                draft.block_table, None
-            )  # an error in the forward pass may leave rows incomplete
+        for draft in drafts:  # after an error in the forward pass the rows may be incomplete
+            self.runner.started_rows.put(draft.block_table, None)
         outputs = self.runner.run_first_layers(jobs, self.layers)
         last = [rows[-1] for rows in outputs]
         for draft, job, rows in zip(drafts, jobs, outputs, strict=True):
@@ -136,7 +131,7 @@ class EarlyExit:
         return logits
 
     def _run_side_cache(self, side_cache: SideCache, drafts: Sequence[ExitDraft]) -> list[Tensor]:
-        """Run the adapter's missing rows in one forward pass; long texts are first read in chunks."""
+        """Run the rows that the adapter's cache lacks in one forward pass; long texts first in chunks."""
         tokens, rows = list[list[int]](), list[Tensor]()
         for draft in drafts:
             lane, block_table = draft.lane, draft.block_table
@@ -151,7 +146,7 @@ class EarlyExit:
 
     @torch.inference_mode()
     def _adapt(self, rows: Tensor) -> Tensor:
-        """Run an adapter without attention, each row by itself."""
+        """Run an adapter without attention on rows ``[drafts, hidden]``."""
         kernels = self.target.cache.kernels
         if kernels is None:
             return self.adapter(rows, None, _no_attention)
@@ -164,7 +159,10 @@ class EarlyExit:
         return out
 
     def step_cost(self, target: CostCurve, context: int, requests: int) -> StepCost | None:
-        """Return the costs of draft and target for ``context`` positions; ``None`` before the first draft."""
+        """Return the costs of a draft's forward pass and of the target's later layers, once measured.
+
+        ``target`` is the cost of the target's whole forward passes; ``context`` counts all requests' cached tokens.
+        """
         draft = self._cost_model.costs(context, requests)
         fraction = self.layers / len(self.target.decoder.layers)
         return None if draft is None else StepCost(self.target.cost_model.rest(target, fraction), draft, requests)

@@ -1,8 +1,12 @@
-"""Trees of the likeliest tokens of heads that predict independently.
+"""Builds token trees for drafters with several heads, each of which predicts one of the next tokens.
 
-A node ``(r1, …, rd)`` carries the token of rank ``rd`` of head ``d`` (:mod:`~pronk.drafters.shared.rank_tree`). Under
-the coupled rule the ranks include the target's noise at the position. Penalties count the likeliest tokens of the heads
-above, also for nodes below other tokens. Draft tokens are point masses under every rule.
+The node with the path ``(r1, …, rd)`` carries the token of rank ``rd`` of head ``d``
+(:mod:`~pronk.drafters.shared.rank_tree`). A head's tokens are ranked once, for all nodes of its depth:
+
+- Under the coupled rule the ranking includes the target's noise at the position.
+- Penalties assume that the likeliest tokens of the heads before have been generated, whatever tokens are above a node.
+
+Draft tokens are not drawn at random, so the acceptance rule treats them as point masses.
 """
 
 from __future__ import annotations
@@ -19,8 +23,8 @@ from pronk.speculation.tree import Origin, TokenTree
 
 __all__ = ["draft_tree"]
 
-# Number of ranks of each head that a tree of a given number of nodes may use.
-_RANKS = 8
+# Likeliest tokens of each head among which a tree of a given number of nodes is chosen.
+_MAX_RANKS = 8
 
 
 def draft_tree(
@@ -30,16 +34,16 @@ def draft_tree(
 
     Args:
         context: the request.
-        logits: ``[heads, vocab]`` float32, of the tokens after the last one.
-        calibrations: calibration of each head's probabilities.
-        paths: paths of ranks, the main chain first; paths without a token are left out. A number of nodes selects the
-            likeliest paths by the heads' calibrated probabilities in this step, among the 8 likeliest tokens of each
-            head.
+        logits: ``[heads, vocab]`` float32; the first head predicts the token after the request's last token.
+        calibrations: for each head, the estimate of acceptance from its probabilities.
+        paths: the tree's paths of ranks, the main chain first. Paths beyond the request's limits are left out. Or the
+            number of nodes of the tree, which then has the likeliest paths by this step's calibrated probabilities,
+            among the ``_MAX_RANKS`` likeliest tokens of each head.
     """
     max_depth = min(context.max_depth, len(logits))
     if isinstance(paths, int):
         size = min(paths, context.max_nodes)
-        ranked = _ranked(context, logits, [min(_RANKS, size)] * max_depth)
+        ranked = _rank_tokens(context, logits, [min(_MAX_RANKS, size)] * max_depth)
         rates = [
             [calibration.rate(calibration.origin(prob), depth) for _, prob in tokens]
             for depth, (calibration, tokens) in enumerate(zip(calibrations, ranked, strict=False), 1)
@@ -48,14 +52,13 @@ def draft_tree(
     else:
         paths = [path for path in paths if len(path) <= max_depth][: context.max_nodes]
         depths = range(max(map(len, paths), default=0))
-        ranked = _ranked(
-            context, logits, [1 + max(path[depth] for path in paths if len(path) > depth) for depth in depths]
-        )
+        counts = [1 + max(path[depth] for path in paths if len(path) > depth) for depth in depths]
+        ranked = _rank_tokens(context, logits, counts)
     return _build_tree(context.tokens[-1], ranked, calibrations, paths)
 
 
-def _ranked(context: DraftContext[Any], logits: Tensor, counts: Sequence[int]) -> list[list[tuple[int, float]]]:
-    """Return the ``counts[depth]`` likeliest tokens of each depth with their probabilities."""
+def _rank_tokens(context: DraftContext[Any], logits: Tensor, counts: Sequence[int]) -> list[list[tuple[int, float]]]:
+    """Return the ``counts[i]`` likeliest tokens of each head ``i``, best first, with their probabilities."""
     sampler, ranked = context.sampler, list[list[tuple[int, float]]]()
     with sampler.after():
         for row, count in zip(logits, counts, strict=False):
@@ -70,7 +73,7 @@ def _ranked(context: DraftContext[Any], logits: Tensor, counts: Sequence[int]) -
 def _build_tree(
     root: int, ranked: Sequence[Sequence[tuple[int, float]]], calibrations: Sequence[Calibration], paths: Sequence[Path]
 ) -> TokenTree:
-    """Return the tree of the paths that have a token."""
+    """Return the tree of ``paths``, without paths whose rank has no token in ``ranked``."""
     tokens, parents = [root], [-1]
     gain, origin = [1.0], list[Origin]([("", 0)])
     nodes: dict[Path, int] = {(): 0}

@@ -1,7 +1,8 @@
-"""GLIDE: a draft model that attends to the target's KV cache, and its twin (Du et al. 2024, 4.1).
+"""GLIDE: a small draft model that also attends to the target's KV cache (Du et al. 2024, 4.1).
 
-Otherwise GLIDE is a draft model: a chain of tokens, one forward pass each, and a cache of its own. The twin has no such
-attention. Both are trained on their target (``pronk train glide``) and share its tokens and positions; see
+Like any draft model it drafts a chain, one forward pass per token, and has a KV cache of its own. ``vanilla`` is the
+same model without attention to the target's cache, for comparison. Both are trained on one target
+(``pronk train glide``) and use its vocabulary and positions. The layers are in
 :mod:`pronk.drafters.from_target.modules.glide`.
 """
 
@@ -32,52 +33,50 @@ __all__ = ["Glide", "Vanilla"]
 
 @dataclass
 class _GlideLane(DraftLane):
-    """A lane with the draft's view of the target's cache.
+    """One request's part of the draft's KV cache, and its block table in the target's cache."""
 
-    Attributes:
-        target_block_table: blocks of the target's keys and values of the text.
-        num_final_rows: number of leading rows whose view of the target's cache is complete.
-        num_prompt: number of prompt tokens, where the target's *dynamic* RoPE scaling starts.
-    """
-
-    target_block_table: BlockTable = field(default_factory=BlockTable)
-    num_final_rows: int = 0
-    num_prompt: int = 0
+    target_block_table: BlockTable = field(default_factory=BlockTable)  # block table of the text in the target's cache
+    num_final_rows: int = 0  # number of leading rows that stay valid in a draft of several layers, see ``_GlideRunner``
+    num_prompt: int = 0  # number of prompt tokens; *dynamic* RoPE scaling of the target depends on it
 
 
 class _GlideRunner(DraftRunner):
-    """Runs GLIDE for any number of requests.
+    """Owns a GLIDE model and its KV pool; runs the model for several requests in shared forward passes.
 
-    A draft token sees less of the target's cache than the same token as part of the text. With one layer that has no
-    effect: keys and values depend on the tokens alone. With several layers, accepted draft tokens are run again beside
-    the bonus token, so that proposals depend only on the text.
+    The target's cache ends before the first draft token. A draft token's row therefore sees less of that cache than
+    after its acceptance. The keys and values of the draft's first layer do not depend on what a row sees, those of
+    later layers do. With several layers, accepted draft tokens are therefore run again together with the bonus token,
+    so that a proposal depends only on the text.
     """
 
     @classmethod
     def load(cls, drafter: str, model: str | None, default: str, target: Target) -> DraftRunner:
-        """Load the drafter once for each target; errors are those of ``open_trained``."""
+        """Load a trained model beside the target; arguments and errors are those of :func:`open_trained`."""
         if target.is_split:
             msg = f"{drafter}: expected the target's whole KV cache in one process, found it split; use parallel='tree'"
             raise OptionError(msg)
         trained = open_trained(drafter, model, default, target)
 
         def make() -> DraftRunner:
-            shape = trained.make(GlideShape)
+            shape = trained.make_shape(GlideShape)
             module = trained.build(lambda: glide.GlideModule(shape, target.decoder.config))
             trained.load(module, target.cache).tie(target.cache.kernels)
             layers = tuple(layer - 1 for layer in module.cache_layers)
             cross_source = CrossAttentionSource(target.decoder, target.cache, layers) if layers else None
             runner = ModelRunner(module, open_pool(target, module.config), cross_source, clock=target.clock)
             size = target.decoder.config.vocab_size
-            return cls(runner, Translation.same(size, size))
+            return cls(runner, Translation.with_equal_ids(size, size))
 
         return target.load_shared(trained.folder, drafter, load=make)
 
-    def lane(self) -> DraftLane:
+    def make_lane(self) -> DraftLane:
         return _GlideLane()
 
     def align_lanes(self, lanes: Sequence[DraftLane], contexts: Sequence[DraftContext[Any]]) -> list[list[int] | None]:
-        """Align the lanes with their texts; the target's cache must not change until the next call."""
+        """Make each lane a prefix of its text, as :meth:`DraftRunner.align_lanes`.
+
+        The forward passes after this call read the target's cache, which must not change until the next call.
+        """
         recompute = len(self.runner.decoder.layers) > 1
         for lane, context in zip(lanes, contexts, strict=True):
             assert isinstance(lane, _GlideLane)
@@ -89,7 +88,7 @@ class _GlideRunner(DraftRunner):
         return super().align_lanes(lanes, contexts)
 
     def make_job(self, lane: DraftLane, tree: TokenTree, logits_nodes: range, computed: int = 0) -> ForwardJob:
-        """Return a lane's part of a forward pass, with cross-attention to the target's cache."""
+        """Return a lane's part of a forward pass, with the block table for attention to the target's cache."""
         assert isinstance(lane, _GlideLane)
         return ForwardJob(
             Segment(lane.block_table, tree, computed), logits_nodes, lane.num_prompt, lane.target_block_table
@@ -98,19 +97,19 @@ class _GlideRunner(DraftRunner):
 
 @dataclass(frozen=True)
 class Glide(ModelDrafter):
-    """Options of GLIDE, those of ``ModelDrafter``; the weights have the target's dtype."""
+    """Options of GLIDE: those of :class:`ModelDrafter`. The weights are loaded in the target's dtype."""
 
     name = "glide"
-    default: ClassVar[str] = "pronk-tiny-glide"
+    default: ClassVar[str] = "pronk-tiny-glide"  # the model in a clone of the repository
 
     def open(self, target: Target) -> DraftRunner:
-        """Load the model, once for each target; it must have been trained on this target."""
+        """Load the model; raise OptionError if it was not trained on this target."""
         return _GlideRunner.load(self.name, self.model, self.default, target)
 
 
 @dataclass(frozen=True)
 class Vanilla(Glide):
-    """The twin of GLIDE without cross-attention, for comparison."""
+    """Options of the same model without attention to the target's cache; the baseline of the paper."""
 
     name = "vanilla"
     default: ClassVar[str] = "pronk-tiny-vanilla"

@@ -1,18 +1,16 @@
 """Kangaroo: the target's own first layers draft for it (*Kangaroo*, Liu et al. 2024).
 
 The draft model is the target up to layer ``l``, a small trained adapter, and the target's head
-(:mod:`pronk.drafters.from_target.modules.kangaroo`). It exits early twice: from the target after layer ``l``, and from
-the chain at the first token of low confidence (equation 4)::
+(:mod:`pronk.drafters.from_target.modules.kangaroo`). The chain ends after the first token with
+``confidence <= eta`` (equation 4); this token is proposed too.
 
-    max_n M^s_n(x) <= eta
+*Confidence.* With greedy decoding the confidence is max p, the draft's largest probability, as in the paper. Under the
+coupled acceptance rule it is the largest entry of softmax(logits / T + Gumbel noise), with the target's noise at the
+position. That value is noisy and is not max p. Under the rejection and block rules it is max p at the request's
+temperature.
 
-*Confidence.* With greedy decoding the confidence is max p, the left side of equation 4. Under the coupled acceptance
-rule it is the largest entry of softmax(logits / T + Gumbel noise), with the target's noise at the position. That value
-is noisy and is not max p. Under the rejection and block rules it is max p at the request's temperature.
-
-The draft's rows are the beginning of the target's rows, so the target's forward pass continues from them
-(:mod:`pronk.drafters.from_target._early_exit`). The token that ends a chain is proposed as well. The target's forward
-pass computes its first layers, from which the next chain continues.
+The draft's forward passes compute the first ``l`` layers of rows that the target verifies, so the target's forward pass
+computes only the later layers of these rows (:mod:`pronk.drafters.from_target._early_exit`).
 """
 
 from __future__ import annotations
@@ -44,13 +42,13 @@ KangarooState: TypeAlias = AdaptiveLengthState[SideLane]
 
 @dataclass(frozen=True)
 class Kangaroo(AdaptiveLengthDrafter):
-    """Options of the early exit.
+    """Options of Kangaroo.
 
     Attributes:
-        model: a folder written by ``pronk train kangaroo``, or a Hub id; ``None`` is the clone's for ``pronk-tiny``.
-        num_tokens: most tokens of a chain, 1..64; gamma in the paper.
-        eta: the chain ends at a token of at most this confidence, 0..1; 0 turns the rule off. The confidence is noisy
-            under the coupled rule (see the module).
+        model: folder written by ``pronk train kangaroo``, or a Hub id. ``None`` is ``models/pronk-tiny-kangaroo`` of a
+            clone of the repository, which fits only pronk-tiny.
+        num_tokens: most draft tokens of a chain, 1..64; gamma in the paper.
+        eta: a chain ends after a token of at most this confidence, 0..1; 0 turns the rule off.
     """
 
     name = "kangaroo"
@@ -63,7 +61,7 @@ class Kangaroo(AdaptiveLengthDrafter):
         check_number(f"{self.name}: eta", self.eta, 0, 1)
 
     def bind(self, target: Target) -> KangarooProposer:
-        """Return the proposer, with the adapter loaded; errors: :func:`open_trained`, :class:`EarlyExit`."""
+        """Return the proposer; errors are those of :func:`open_trained` and :class:`EarlyExit`."""
         trained = open_trained(self.name, self.model, "pronk-tiny-kangaroo", target)
         return KangarooProposer(
             self, target.load_shared(trained.folder, self.name, load=lambda: EarlyExit.load(trained, target))
@@ -71,7 +69,7 @@ class Kangaroo(AdaptiveLengthDrafter):
 
 
 class KangarooProposer(AdaptiveLengthProposer[SideLane]):
-    """Proposes chains of the target's first layers; ``early_exit`` runs these layers and the adapter."""
+    """Proposes chains; ``early_exit`` runs the target's first layers and the adapter."""
 
     options: Kangaroo
 
@@ -79,37 +77,34 @@ class KangarooProposer(AdaptiveLengthProposer[SideLane]):
         super().__init__(options)
         self.early_exit, self.target, self.models = early_exit, early_exit.target, (early_exit,)
 
-    def start(self, prompt: Sequence[int]) -> KangarooState:  # noqa: ARG002 - read with the first proposal
-        """Return an empty state."""
-        return KangarooState(
-            Calibration(self.source, known=SharedAcceptance.of(self.target)), DraftLengthTracker(), SideLane()
-        )
+    def start(self, prompt: Sequence[int]) -> KangarooState:  # noqa: ARG002 - the first proposal reads it
+        """Return the state of a new request, with nothing cached."""
+        calibration = Calibration(self.source, known=SharedAcceptance.of(self.target))
+        return KangarooState(calibration, DraftLengthTracker(), SideLane())
 
     def chains(self, contexts: Sequence[DraftContext[KangarooState]], stop: Stop | None = None) -> list[Chain]:
-        """Return a chain of the first layers' tokens for each context."""
+        """Return a chain for each context; chains that do not pay, or have no cache slots, are empty."""
         chains, active = self.begin(contexts, stop)
         drafts = {number: ExitDraft(chains[number], contexts[number].state.lane) for number in active}
         drafts = {number: draft for number, draft in drafts.items() if self.early_exit.reserve(draft)}
         numbers = [*drafts]
 
-        def logits(live: Sequence[int]) -> Sequence[Tensor | None]:
+        def next_logits(live: Sequence[int]) -> Sequence[Tensor | None]:
             return list(self.early_exit.next_logits([drafts[numbers[i]] for i in live]))
 
         def is_complete(i: int, chain: Chain) -> bool:
             stopped = chain.draft_tokens[-1].confidence <= self.options.eta if stop is None else stop(numbers[i], chain)
             return stopped or not self.pays(chain, len(numbers))
 
-        extend_chains([chains[number] for number in numbers], logits, is_complete)
+        extend_chains([chains[number] for number in numbers], next_logits, is_complete)
         return chains
-
-    def on_preempt(self, state: KangarooState) -> None:
-        """Free the lane's blocks; the lane is filled again by the next proposal."""
-        self.early_exit.release(state.lane)
 
     def stop(self, state: KangarooState) -> None:
         """Free the lane's blocks."""
         self.early_exit.release(state.lane)
 
+    on_preempt = stop  # the next proposal fills the lane again
+
     def measured(self, target: CostCurve, context: int, requests: int) -> StepCost | None:
-        """Return the costs of the first layers with the adapter, and of the rest of the target."""
+        """Return the costs of a draft's forward pass and of the target's later layers; ``None`` if unmeasured."""
         return self.early_exit.step_cost(target, context, requests)

@@ -1,17 +1,17 @@
 """Medusa: heads on the target's last hidden state predict later tokens (Cai et al. 2024).
 
-The last forward pass left a hidden state at the last accepted node. The target chose the new root from that state. From
-the same state head 1 predicts the token after the root, head 2 the one after that, and so on, each without the others'
-predictions. All heads of all requests run in one batch; no cache is needed. The likeliest tokens of the heads form a
-tree of constant shape: the node ``(r1, …, rd)`` carries the token of rank ``rd`` of head ``d``
+From the hidden state of a token the target's own head predicts the next token, which is the root of the next tree.
+From the same hidden state head 1 predicts the token after the root, head 2 the one after that, and so on. No head knows
+another head's prediction. All heads of all requests run in one batch, and need no KV cache. The likeliest tokens of the
+heads form a tree of constant shape: the node ``(r1, …, rd)`` carries the token of rank ``rd`` of head ``d``
 (:mod:`pronk.drafters.from_target._ranked_heads`). ::
 
     hidden state ─ target's head    the                      root
                  ─ head 1           cat .6  dog .3           (0,) (1,)
                  ─ head 2           sat .5  ran .2           (0, 0) (0, 1) (1, 0)
 
-The nodes carry gains from the heads' probabilities, and the engine keeps the nodes that pay. After a step in which it
-keeps none, the request does not draft for 2 steps, then for twice as many each time, up to 32.
+The engine keeps the nodes whose gain, estimated from the heads' probabilities, pays for their rows. After a step in
+which the engine keeps none, the request does not draft for 2 steps; after further ones for 4, 8, 16 and at most 32.
 """
 
 from __future__ import annotations
@@ -47,30 +47,23 @@ _DEFAULT = "pronk-tiny-medusa"
 
 @dataclass
 class MedusaState:
-    """One request's hidden state, and the measured acceptance of the heads.
+    """State of one request."""
 
-    Attributes:
-        calibrations: calibration of each head's probabilities.
-        hidden: ``[hidden]``, the target's last hidden state at ``position``, before the final norm.
-        position: index of that token in the text.
-        backoff: back-off after unprofitable steps.
-    """
-
-    calibrations: list[Calibration]
-    hidden: Tensor | None = None
-    position: int = -1
-    backoff: Backoff = field(default_factory=Backoff)
+    calibrations: list[Calibration]  # for each head, the estimate of acceptance from its probabilities
+    hidden: Tensor | None = None  # ``[hidden]``, output of the target's last layer at ``position``, before the norm
+    position: int = -1  # position in the text of the token before the root
+    backoff: Backoff = field(default_factory=Backoff)  # pause after steps in which the engine kept no node
 
     def record(self, outcome: Outcome[MedusaState]) -> None:
-        """Record the verification of a tree."""
+        """Record which nodes of a tree were accepted."""
         for calibration in self.calibrations:
             calibration.learn(outcome)
         self.backoff.learn(outcome.tree, {each.source for each in self.calibrations}, guessed=self.hidden is not None)
 
 
 @dataclass(frozen=True)
-class _Loaded:
-    """Heads loaded beside their target, and their tree."""
+class _MedusaRunner:
+    """Owns the heads and runs them; ``paths`` is the shape of the tree."""
 
     heads: MedusaHeads
     decoder: Decoder
@@ -79,17 +72,21 @@ class _Loaded:
 
     @torch.inference_mode()
     def logits(self, hidden: Sequence[Tensor]) -> Tensor:
-        """Return logits ``[requests, heads, vocab]`` float32 on the CPU for hidden states before the norm."""
+        """Return logits ``[requests, heads, vocab]`` float32 on the CPU.
+
+        ``hidden`` are outputs ``[hidden]`` of the target's last layer before the final norm, one per request.
+        """
         rows = torch.stack(list(hidden))
         states = self._states(rows)
         own = self.heads.unembeddings
         if own:
-            logits = [cast(Linear, unembed).logits(state) for unembed, state in zip(own, states, strict=True)]
-            return torch.stack(logits, dim=1).cpu()
-        return self.decoder.head.logits(torch.cat(states)).view(len(states), len(rows), -1).transpose(0, 1).cpu()
+            by_head = [cast(Linear, unembed).logits(state) for unembed, state in zip(own, states, strict=True)]
+            return torch.stack(by_head, dim=1).cpu()
+        logits = self.decoder.head.logits(torch.cat(states)).view(len(states), len(rows), -1)
+        return logits.transpose(0, 1).cpu()
 
     def _states(self, rows: Tensor) -> list[Tensor]:
-        """Return the inputs of the unembeddings, one tensor for each head."""
+        """Return the input ``[requests, hidden]`` of each head's unembedding."""
         kernels = self.decoder.kernels
         if kernels is None:
             normed = self.decoder.norm(rows)
@@ -111,10 +108,12 @@ class Medusa(Drafter):
     """Options of Medusa heads.
 
     Attributes:
-        model: a folder written by ``pronk train medusa``, or a Hub id; ``None`` is the clone's for ``pronk-tiny``.
-        tree: paths of ranks, parents first, as in ``((0,), (1,), (0, 0))``; or a number of nodes, for the best tree of
-            that size; ``None`` is the tree chosen in training.
-        num_tokens: number of heads used, and so most tokens of a branch, 1..16; ``None`` is all of them.
+        model: folder written by ``pronk train medusa``, or a Hub id. ``None`` is ``models/pronk-tiny-medusa`` of a
+            clone of the repository, which fits only pronk-tiny.
+        tree: shape of the tree: paths of ranks, parents first, as in ``((0,), (1,), (0, 0))``; or a number of nodes,
+            1..127, for the best tree of that size by the accuracies measured in training. ``None`` is the tree chosen
+            in training.
+        num_tokens: number of heads used, which is the largest depth of the tree, 1..16; ``None`` is all heads.
     """
 
     name = "medusa"
@@ -135,7 +134,7 @@ class Medusa(Drafter):
         Errors are those of :func:`open_trained`; fewer heads than the tree is deep are an OptionError.
         """
         trained = open_trained(self.name, self.model, _DEFAULT, target)
-        shape, decoder = trained.make(MedusaShape), target.decoder
+        shape, decoder = trained.make_shape(MedusaShape), target.decoder
         paths = main_chain_first(self._paths(trained, shape))
 
         def make() -> MedusaHeads:
@@ -143,10 +142,10 @@ class Medusa(Drafter):
             return trained.load(heads, target.cache)
 
         heads = target.load_shared(trained.folder, self.name, load=make)
-        return MedusaProposer(self, _Loaded(heads, decoder, paths), target)
+        return MedusaProposer(self, _MedusaRunner(heads, decoder, paths), target)
 
     def _paths(self, trained: Trained, shape: MedusaShape) -> tuple[Path, ...]:
-        """Return the tree of the options, or else of the file."""
+        """Return the tree of the options, or by default that of ``drafter.json``."""
         tree = self.tree
         if isinstance(tree, tuple):
             return check_paths(self.name, "tree", tree, shape.num_heads)
@@ -159,22 +158,22 @@ class Medusa(Drafter):
 
 
 class MedusaProposer(Proposer[MedusaState]):
-    """Proposes trees of the heads' likeliest tokens; ``loaded`` runs the heads."""
+    """Proposes trees of the heads' likeliest tokens; ``runner`` runs the heads."""
 
     name = Medusa.name
 
-    def __init__(self, options: Medusa, loaded: _Loaded, target: Target) -> None:
-        self.options, self.loaded, self.target, self.models = options, loaded, target, (loaded.heads,)
-        self.capabilities = Capabilities(hidden=(loaded.decoder.config.num_layers,), observes_all_steps=False)
+    def __init__(self, options: Medusa, runner: _MedusaRunner, target: Target) -> None:
+        self.options, self.runner, self.target, self.models = options, runner, target, (runner.heads,)
+        self.capabilities = Capabilities(hidden=(runner.decoder.config.num_layers,), observes_all_steps=False)
 
-    def start(self, prompt: Sequence[int]) -> MedusaState:  # noqa: ARG002 - the hidden state comes with its forward pass
-        """Return a state without a hidden state."""
-        heads = self.loaded.heads.shape.num_heads
+    def start(self, prompt: Sequence[int]) -> MedusaState:  # noqa: ARG002 - the first outcome has its hidden state
+        """Return the state of a new request, which cannot draft before its first outcome."""
+        heads = self.runner.heads.shape.num_heads
         known = SharedAcceptance.of(self.target)
         return MedusaState([Calibration(f"{self.name} {number}", known=known) for number in range(1, heads + 1)])
 
     def propose(self, contexts: Sequence[DraftContext[MedusaState]]) -> list[TokenTree]:
-        """Return a tree for each context whose last token was chosen from the stored hidden state."""
+        """Return a tree for each context: the root alone without the hidden state that predicted the root."""
         trees = [TokenTree.chain(context.tokens[-1:]) for context in contexts]
         ready = [
             (number, context.state.hidden)
@@ -185,17 +184,17 @@ class MedusaProposer(Proposer[MedusaState]):
             and (context.ignore_backoff or not (context.prune_unprofitable and context.state.backoff.steps))
         ]
         if ready:
-            outputs = self.loaded.logits([hidden for _, hidden in ready])
+            outputs = self.runner.logits([hidden for _, hidden in ready])
             for (number, _), logits in zip(ready, outputs, strict=True):
                 calibrations = contexts[number].state.calibrations
                 trees[number] = draft_tree(
-                    contexts[number], logits[: self.options.num_tokens], calibrations, self.loaded.paths
+                    contexts[number], logits[: self.options.num_tokens], calibrations, self.runner.paths
                 )
         return trees
 
     def observe(self, outcome: Outcome[MedusaState]) -> None:
         """Keep the hidden state of the last accepted node, and record the acceptance."""
-        layer = self.loaded.decoder.config.num_layers
+        layer = self.runner.decoder.config.num_layers
         state, last = outcome.state, outcome.path[-1] if outcome.path else 0
         state.record(outcome)
         # A view would keep the tensor of the whole forward pass alive.

@@ -1,18 +1,14 @@
 """Multi-token heads: one forward pass drafts several tokens (Gloeckle et al. 2024, Stern et al. 2018).
 
-The heads read the output of one of the target's layers at the token before the last. The target chose the last token
-from that row, and the heads predict the tokens after it (blockwise parallel decoding). All heads of all requests run in
-one forward pass::
+The input of the heads is the output of one of the target's layers at a token ``c``. The target itself predicts the next
+token, ``d``, from ``c``'s row, and the heads predict the tokens after ``d`` (blockwise parallel decoding)::
 
-    text            a  b  c | d              c was computed in the last pass, which chose d
-    target's head            d               the root
-    head 1, 2, 3             e  f  g         one chain below it: each head sees the text up to c, not the other tokens
+    text                 a b c d      the target has computed a b c; d is the root of the tree
+    heads 1, 2 and 3     e f g        a chain below d; a head sees the text up to c, neither d nor other heads' tokens
 
-With ``tree`` the proposal is a tree of the likeliest tokens of each head
-(:mod:`pronk.drafters.from_target._ranked_heads`).
-
-Transformer heads attend to their own keys and values of all earlier tokens, in a cache beside the target's, which keeps
-the hidden states that the heads read.
+All heads of all requests run in one forward pass. With ``tree`` the proposal is a tree of the likeliest tokens of each
+head (:mod:`pronk.drafters.from_target._ranked_heads`). Transformer heads attend to their own keys and values of the
+earlier tokens, in a KV cache of their own (:mod:`pronk.drafters.shared.side_cache`).
 """
 
 from __future__ import annotations
@@ -43,29 +39,22 @@ from pronk.speculation.tree import TokenTree
 
 __all__ = ["MultiToken", "MultiTokenState", "find_target_heads"]
 
-_DEFAULT = "pronk-tiny-multi-token"
+_DEFAULT = "pronk-tiny-multi-token"  # in a clone of the repository
 _MAX_HEADS = 63
 
 
 @dataclass
 class MultiTokenState:
-    """State of one request.
+    """State of one request."""
 
-    Attributes:
-        calibration: calibration of the heads' probabilities.
-        lane: state of the heads' cache; it changes the cost of a proposal, never its tokens.
-        backoff: back-off after unprofitable steps.
-        can_draft: whether the heads could draft in the current step.
-    """
-
-    calibration: Calibration
-    lane: SideLane = field(compare=False)
-    backoff: Backoff = field(default_factory=Backoff)
-    can_draft: bool = field(default=False, compare=False)
+    calibration: Calibration  # estimates the acceptance of a draft token from the heads' probability of it
+    lane: SideLane = field(compare=False)  # changes the cost of a proposal, never its tokens
+    backoff: Backoff = field(default_factory=Backoff)  # pause after steps in which the engine kept no draft token
+    can_draft: bool = field(default=False, compare=False)  # whether the heads could draft in the current step
 
 
-class _Heads:
-    """Heads loaded beside their target."""
+class _HeadsRunner:
+    """Owns the heads and their KV pool; runs the heads for several requests in shared forward passes."""
 
     def __init__(self, target: Target, heads: MultiTokenHeads) -> None:
         self.target, self.heads = target, heads
@@ -76,7 +65,7 @@ class _Heads:
     def next_logits(
         self, states: Sequence[MultiTokenState], contexts: Sequence[DraftContext[Any]], count: int
     ) -> Tensor:
-        """Run the rows not read yet; return ``[requests, count, vocab]`` float32 for the next tokens."""
+        """Run the rows that the lanes lack; return float32 logits ``[requests, count, vocab]``."""
         tokens, rows = list[Sequence[int]](), list[Tensor]()
 
         def forward(x: Tensor, apply: Apply) -> Tensor:
@@ -94,14 +83,15 @@ class _Heads:
         return self._logits(torch.stack([each[-1] for each in outputs]))
 
     def reserve(self, state: MultiTokenState, context: DraftContext[Any]) -> bool:
-        """Whether draft tokens are allowed, their input rows are there, and the cache has slots for these."""
-        num_committed, num_released = (
-            context.block_table.length,
-            context.block_table.num_released * self.target.cache.block_size,
-        )
+        """Allocate slots in the heads' cache; return False if the request cannot draft in this step.
+
+        It cannot if no draft tokens are allowed, hidden states or slots are missing, or the text has draft tokens.
+        """
+        num_committed = context.block_table.length
+        num_released = context.block_table.num_released * self.target.cache.block_size
         if min(context.max_depth, context.max_nodes) < 1 or num_committed - 1 < num_released:
             return False
-        if len(context.tokens) - 1 > num_committed:  # another drafter's tokens, which the target has not verified
+        if len(context.tokens) - 1 > num_committed:  # draft tokens of another drafter, not computed by the target
             return False
         # The last row is always run again: its output is needed.
         _rollback(state.lane, num_committed - 1)
@@ -109,7 +99,7 @@ class _Heads:
 
     @torch.inference_mode()
     def _logits(self, rows: Tensor) -> Tensor:
-        """Map ``[requests, heads, hidden]`` to ``[requests, heads, vocab]``."""
+        """Return logits ``[requests, heads, vocab]`` for the heads' outputs ``[requests, heads, hidden]``."""
         decoder = self.target.decoder
         logits = [
             self.heads.unembedding(index, decoder.head).logits(self.heads.norm(index, rows[:, index].contiguous()))
@@ -123,11 +113,13 @@ class MultiToken(ChainDrafter):
     """Options of multi-token heads.
 
     Attributes:
-        model: a folder written by ``pronk train heads`` or ``pronk train lm --future-tokens``, or a Hub id; ``None`` is
-            the folder ``heads`` of the target, or else the clone's for ``pronk-tiny``.
-        num_tokens: number of heads used, and so most tokens of a branch, 1..63; ``None`` is all of them.
-        tree: ``None`` is a chain. A number of nodes is the likeliest tree of that size by the heads' probabilities in
-            each step. Paths of ranks, as in ``((0,), (1,), (0, 0))``, are a constant tree.
+        model: folder written by ``pronk train heads`` or ``pronk train lm --future-tokens``, or a Hub id. ``None`` is
+            the folder ``heads`` in the target's folder. Without one it is ``models/pronk-tiny-multi-token`` of a clone
+            of the repository, which fits only pronk-tiny.
+        num_tokens: number of heads used, which is the most draft tokens of a path, 1..63; ``None`` is all heads.
+        tree: shape of the proposal. ``None`` is a chain. A number of nodes, 1..127, is the tree of that size that is
+            likeliest by the heads' probabilities of the step. Paths of ranks, as in ``((0,), (1,), (0, 0))``, are the
+            same tree in every step (:mod:`~pronk.drafters.shared.rank_tree`).
     """
 
     name = "multi_token"
@@ -148,42 +140,42 @@ class MultiToken(ChainDrafter):
         Errors are those of :func:`open_trained`; too few heads or no memory for their cache are an OptionError.
         """
         trained = open_trained(self.name, self.model or find_target_heads(target), _DEFAULT, target)
-        shape = trained.make(HeadsShape)
+        shape = trained.make_shape(HeadsShape)
         if self.num_tokens is not None and self.num_tokens > shape.num_heads:
             msg = f"{self.name}: expected num_tokens of at most {shape.num_heads}, the heads, found {self.num_tokens}"
             raise OptionError(msg)
         if isinstance(self.tree, tuple):
             check_paths(self.name, "tree", self.tree, shape.num_heads)
 
-        def make() -> _Heads:
+        def make() -> _HeadsRunner:
             heads = trained.build(lambda: MultiTokenHeads(shape, target.decoder.config))
-            return _Heads(target, trained.load(heads, target.cache))
+            return _HeadsRunner(target, trained.load(heads, target.cache))
 
         return MultiTokenProposer(self, target.load_shared(trained.folder, self.name, load=make))
 
     @property
     def source(self) -> str:
-        """Name of the drafter and of its heads' folder."""
+        """Name in the origins of the draft tokens: the drafter's, and that of the folder ``model``."""
         return self.name if self.model is None else f"{self.name} {Path(self.model).name}"
 
     @property
     def proposes_tree(self) -> bool:
-        """Whether the proposal is a tree, of which a wrapper would lose all but a chain."""
+        """Whether the proposal is a tree; a wrapper reads only chains."""
         return self.tree is not None
 
 
 class MultiTokenProposer(ChainProposer[MultiTokenState]):
-    """Proposes chains or trees of multi-token heads; ``loaded`` runs the heads."""
+    """Proposes chains or trees of the heads' tokens; ``runner`` runs the heads."""
 
     name = MultiToken.name
     capabilities = Capabilities(observes_all_steps=False)
 
-    def __init__(self, options: MultiToken, loaded: _Heads) -> None:
-        self.options, self.loaded, self.target, self.models = options, loaded, loaded.target, (loaded,)
+    def __init__(self, options: MultiToken, runner: _HeadsRunner) -> None:
+        self.options, self.runner, self.target, self.models = options, runner, runner.target, (runner,)
 
     @property
     def source(self) -> str:
-        """Source of the options."""
+        """Name in the origins of the draft tokens."""
         return self.options.source
 
     @property
@@ -191,33 +183,36 @@ class MultiTokenProposer(ChainProposer[MultiTokenState]):
         """Whether the proposal is a tree."""
         return self.options.proposes_tree
 
-    def start(self, prompt: Sequence[int]) -> MultiTokenState:  # noqa: ARG002 - read with the first proposal
-        """Return an empty state."""
+    def start(self, prompt: Sequence[int]) -> MultiTokenState:  # noqa: ARG002 - the first proposal reads it
+        """Return the state of a new request, with nothing cached."""
         return MultiTokenState(Calibration(self.source, known=SharedAcceptance.of(self.target)), SideLane())
 
     def chains(self, contexts: Sequence[DraftContext[MultiTokenState]], stop: Stop | None = None) -> list[Chain]:
-        """Return a chain for each context; one forward pass drafts all tokens."""
-        heads = self.loaded.heads.shape.num_heads
+        """Return a chain for each context; one forward pass of the heads drafts all chains.
+
+        With ``stop`` all heads are used, whatever ``num_tokens`` is.
+        """
+        heads = self.runner.heads.shape.num_heads
         count = heads if stop is not None else self.options.num_tokens or heads
         chains = [Chain(context, context.state.calibration) for context in contexts]
         rows = self._run_heads(contexts, count)
         numbers = [*rows]
 
-        def logits(live: Sequence[int]) -> Sequence[Tensor | None]:
+        def next_logits(live: Sequence[int]) -> Sequence[Tensor | None]:
             return [rows[numbers[i]][len(chains[numbers[i]])] for i in live]
 
         def is_complete(i: int, chain: Chain) -> bool:
             return len(chain) >= count or (stop is not None and stop(numbers[i], chain))
 
-        extend_chains([chains[number] for number in numbers], logits, is_complete)
+        extend_chains([chains[number] for number in numbers], next_logits, is_complete)
         return chains
 
     def propose(self, contexts: Sequence[DraftContext[MultiTokenState]]) -> list[TokenTree]:
-        """Return the chains or the trees."""
+        """Return a chain, or with the option ``tree`` a tree, for each context."""
         if self.options.tree is None:
             return super().propose(contexts)
         trees = [TokenTree.chain(context.tokens[-1:]) for context in contexts]
-        heads = self.loaded.heads.shape.num_heads
+        heads = self.runner.heads.shape.num_heads
         max_depth = heads if isinstance(self.options.tree, int) else max(map(len, self.options.tree))
         for number, logits in self._run_heads(contexts, min(max_depth, self.options.num_tokens or heads)).items():
             calibrations = [contexts[number].state.calibration] * len(logits)
@@ -225,35 +220,33 @@ class MultiTokenProposer(ChainProposer[MultiTokenState]):
         return trees
 
     def _run_heads(self, contexts: Sequence[DraftContext[MultiTokenState]], count: int) -> dict[int, Tensor]:
-        """Return logits ``[count, vocab]`` of the first heads by index of the context, where possible."""
+        """Return logits ``[count, vocab]`` by index of the context, for the requests that can draft."""
         active = list[int]()
         for number, context in enumerate(contexts):
             state = context.state
             if context.ignore_backoff or not (context.prune_unprofitable and state.backoff.steps):
-                state.can_draft = self.loaded.reserve(state, context)
+                state.can_draft = self.runner.reserve(state, context)
                 if state.can_draft and min(context.max_depth, context.max_nodes):
                     active.append(number)
         if not active:
             return {}
         selected = [contexts[number] for number in active]
         return dict(
-            zip(active, self.loaded.next_logits([context.state for context in selected], selected, count), strict=True)
+            zip(active, self.runner.next_logits([context.state for context in selected], selected, count), strict=True)
         )
 
     def observe(self, outcome: Outcome[MultiTokenState]) -> None:
-        """Record the acceptance."""
+        """Record which draft tokens were accepted."""
         state = outcome.state
         state.calibration.learn(outcome)
         state.backoff.learn(outcome.tree, {self.source}, guessed=state.can_draft)
         state.can_draft = False
 
-    def on_preempt(self, state: MultiTokenState) -> None:
-        """Free the lane's blocks; the lane is filled again by the next proposal."""
-        self.loaded.side_cache.release(state.lane)
-
     def stop(self, state: MultiTokenState) -> None:
         """Free the lane's blocks."""
-        self.loaded.side_cache.release(state.lane)
+        self.runner.side_cache.release(state.lane)
+
+    on_preempt = stop  # the next proposal fills the lane again
 
 
 def _rollback(lane: SideLane, length: int) -> None:
@@ -263,6 +256,6 @@ def _rollback(lane: SideLane, length: int) -> None:
 
 
 def find_target_heads(target: Target) -> str | None:
-    """Return the folder of the heads that came with the target, if any."""
+    """Return the folder ``heads`` in the target's folder, or ``None`` if there is none."""
     folder = None if target.folder is None else target.folder / "heads"
     return str(folder) if folder is not None and (folder / "drafter.json").is_file() else None

@@ -1,7 +1,7 @@
-"""Growing the tree of a suffix drafter: continuations of a text's longest matches, best first.
+"""The tree builder of the drafter ``suffix``: it adds continuations of matches, largest gain first.
 
-There are two implementations with bit-identical results: Python here, and the compiled kernels, ten times as fast
-(``kernels/csrc/suffix.cpp``).
+Two implementations have bit-identical results: Python in this module, and C++ in ``kernels/csrc/suffix.cpp``, which is
+ten times as fast.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ __all__ = [
     "make_tree_builder",
 ]
 
-# Kinds of draft tokens, each with an acceptance rate: pairs of classes of the match length in tokens and of the token's
-# share of the match's occurrences. Each number is the lower bound of a class; the first class lies below all of them.
-_LENGTHS = (2, 4, 8)
-_SHARES = (0.25, 0.5, 0.75)
+# Acceptance rates are measured by *kind* of draft token: whether the match is in the store, a class of the match length
+# in tokens, and a class of the share of the match's occurrences that the token follows. These bounds separate the
+# classes: lengths of 1, 2 or 3, 4 to 7, and 8 or more tokens.
+_LENGTH_BOUNDS = (2, 4, 8)
+_SHARE_BOUNDS = (0.25, 0.5, 0.75)
 
-# Prior acceptance rates, measured on the second halves of Python modules and of other held-out texts: a row per class
-# of length, a column per class of share, for matches in the request's text and in the store.
+# Acceptance rates assumed before any measurement, for matches in the request's text and in the store: a row per class
+# of length, a column per class of share. Measured on the second halves of Python modules and of other held-out texts.
 _TEXT_PRIORS = (
     (0.05, 0.12, 0.31, 0.70),
     (0.05, 0.17, 0.52, 0.87),
@@ -53,16 +54,18 @@ _STORE_PRIORS = (
 )
 PRIORS = dict(enumerate(prior for table in (_TEXT_PRIORS, _STORE_PRIORS) for row in table for prior in row))
 
-# Maximum number of candidates examined per node of the tree: sources that share a candidate examine it repeatedly.
+# Maximum number of candidates taken from the queue per node of the tree. Several indexes may propose the same node, so
+# a candidate need not add a node.
 _MAX_CANDIDATES_PER_NODE = 2
 
 
 def _kind_of(*, stored: bool, length: int, share: float) -> int:
-    return 16 * stored + 4 * bisect(_LENGTHS, length) + bisect(_SHARES, share)
+    """Return the index into :data:`PRIORS`: two tables of 4 rows by 4 columns."""
+    return 16 * stored + 4 * bisect(_LENGTH_BOUNDS, length) + bisect(_SHARE_BOUNDS, share)
 
 
 class SuffixIndex(Protocol):
-    """An index of texts by their suffixes: :class:`SuffixAutomaton`, or the compiled ``CompiledSuffixes``."""
+    """An index of texts by their suffixes: ``SuffixAutomaton`` in Python, or ``CompiledSuffixes`` in C++."""
 
     max_match: int
 
@@ -74,7 +77,7 @@ class SuffixIndex(Protocol):
         """Append tokens to the text."""
 
     def end_text(self) -> None:
-        """End the text: the next token begins another."""
+        """End the text: the next token begins another text."""
 
     @property
     def nbytes(self) -> int:
@@ -82,39 +85,31 @@ class SuffixIndex(Protocol):
 
 
 class TreeLimits(NamedTuple):
-    """Limits of a tree.
+    """Limits of a tree."""
 
-    Attributes:
-        max_nodes: maximum number of draft tokens.
-        max_depth: maximum depth in tokens.
-        min_match: minimum match length in tokens.
-        depth_factor: maximum depth as a multiple of the match length; at least depth 1.
-        min_gain: minimum gain of a node.
-    """
-
-    max_nodes: int
-    max_depth: int
-    min_match: int
-    depth_factor: float
-    min_gain: float
+    max_nodes: int  # maximum number of draft tokens
+    max_depth: int  # maximum number of draft tokens on a path
+    min_match: int  # minimum match length in tokens
+    depth_factor: float  # maximum depth divided by the match length; depth 1 is always allowed
+    min_gain: float  # minimum gain (probability that verification reaches the node) of a node, 0..1
 
 
 class TreeBuilder(Protocol):
-    """Builder of one request's trees."""
+    """Builder of one request's trees: ``PythonTreeBuilder`` or ``CompiledTreeBuilder``."""
 
     def build(self, sources: Sequence[Any], tokens: Sequence[int], limits: TreeLimits) -> TokenTree:
-        """Return the tree of continuations of a text's longest matches, of largest gain first.
+        """Return the tree of the continuations of largest gain of a text's longest matches.
 
         Args:
-            sources: index of the text, then those of earlier outputs; all of the same class.
-            tokens: text; its last token is the root, and its end may be missing in the indexes.
+            sources: index of the request's text, then the indexes of earlier outputs; all of the same class.
+            tokens: token ids of the text; the last is the root. Its end need not be in the index.
             limits: limits of the tree.
         """
 
 
 @cache
 def _library() -> Any:
-    """Return the compiled suffix automaton, or ``None`` if it is not installed."""
+    """Return the shared library of the compiled suffix automaton, or ``None`` if it is not installed."""
     try:
         return open_suffix_library()
     except KernelsError:
@@ -128,7 +123,7 @@ def make_suffix_index(max_match: int) -> SuffixIndex:
 
 
 def make_tree_builder(rates: AcceptanceRates, source: str) -> TreeBuilder:
-    """Return the tree builder of a request with these rates; ``source`` is the name in nodes' origins."""
+    """Return the tree builder of a request; ``source`` is the drafter name in the origins of the nodes."""
     library = _library()
     return PythonTreeBuilder(rates, source) if library is None else CompiledTreeBuilder(library, rates, source)
 
@@ -144,31 +139,30 @@ class CompiledTreeBuilder:
     def build(self, sources: Sequence[CompiledSuffixes], tokens: Sequence[int], limits: TreeLimits) -> TokenTree:
         """Implement :meth:`TreeBuilder.build`."""
         rates, builder, origins = self._rates, self._builder, self._origins
-        if rates.known.temperature != self._temperature:
+        if rates.known.temperature != self._temperature:  # the builder caches priors, which depend on it
             self._temperature = rates.known.temperature
             builder.clear_priors()
         builder.set_counts(rates.offered, rates.taken)
         tail = tokens[-sources[0].max_match :]
-        found = builder.build(sources, tail, **limits._asdict())
-        origin = (("", 0), *[origins[kind] for kind in found.buckets[1:]])
-        return TokenTree(tuple(found.tokens), tuple(found.parents), gain=tuple(found.gains), origin=origin)
+        tree = builder.build(sources, tail, **limits._asdict())
+        origin = (("", 0), *[origins[kind] for kind in tree.buckets[1:]])  # the kernels call a kind a bucket
+        return TokenTree(tuple(tree.tokens), tuple(tree.parents), gain=tuple(tree.gains), origin=origin)
 
 
 class _MatchedNode(NamedTuple):
-    """A node of the tree, and the automaton state of its path in a source.
+    """A node of the tree, and the place in one automaton whose continuations may become its children."""
 
-    ``depth`` is the maximum depth of draft tokens from the same match.
-    """
-
-    node: int
-    source: int
-    state: int
-    length: int
-    depth: int
+    node: int  # index in the trie
+    source: int  # index of the automaton in ``sources``
+    state: int  # automaton state of the matched string
+    length: int  # number of tokens of the matched string
+    max_depth: int  # maximum depth of draft tokens, given by the match at the root
 
 
 class _Candidate(NamedTuple):
-    matched: _MatchedNode
+    """A possible child of a matched node, with its kind."""
+
+    parent: _MatchedNode
     continuation: Continuation
     kind: int
 
@@ -182,55 +176,54 @@ class PythonTreeBuilder:
 
     def build(self, sources: Sequence[SuffixAutomaton], tokens: Sequence[int], limits: TreeLimits) -> TokenTree:
         """Implement :meth:`TreeBuilder.build`."""
-        tree = _Tree(Trie(tokens[-1]), self.rates, limits, sources, self.source)
+        growth = _TreeGrowth(Trie(tokens[-1]), self.rates, limits, sources, self.source)
         for number, source in enumerate(sources):
             state, length = source.match(tokens)
-            known: set[int] = set()
-            while length >= limits.min_match and len(known) < limits.max_nodes:
-                depth = min(limits.max_depth, max(1, int(limits.depth_factor * length)))
-                tree.push_continuations(_MatchedNode(0, number, state, length, depth), known)
+            # Tokens that follow a longer match: they are not candidates of a shorter match again.
+            seen_tokens: set[int] = set()
+            while length >= limits.min_match and len(seen_tokens) < limits.max_nodes:
+                max_depth = min(limits.max_depth, max(1, int(limits.depth_factor * length)))
+                growth.push_continuations(_MatchedNode(0, number, state, length, max_depth), seen_tokens)
                 state, length = source.shorter(state)
-        return tree.build()
+        return growth.build()
 
 
 @dataclass
-class _Tree:
+class _TreeGrowth:
+    """A tree under construction, and the queue of candidates for its next node."""
+
     trie: Trie
     rates: AcceptanceRates
     limits: TreeLimits
     sources: Sequence[SuffixAutomaton]
     name: str
-    frontier: Frontier[_Candidate] = field(default_factory=Frontier)
+    candidates: Frontier[_Candidate] = field(default_factory=Frontier)
 
-    def push_continuations(self, matched: _MatchedNode, known: set[int]) -> None:
-        """Push the continuations of a matched node that are not in ``known``, and add them to ``known``."""
-        if self.trie.depths[matched.node] >= matched.depth or matched.length < self.limits.min_match:
+    def push_continuations(self, parent: _MatchedNode, seen_tokens: set[int]) -> None:
+        """Make candidates of the continuations that are not in ``seen_tokens``, and add them to that set."""
+        if self.trie.depths[parent.node] >= parent.max_depth or parent.length < self.limits.min_match:
             return
-        parent_gain, depth = self.trie.gains[matched.node], self.trie.depths[matched.node] + 1
-        following = self.sources[matched.source].continuations(matched.state)
-        total = 1 + sum([each.num_occurrences for each in following])
-        # nlargest is stable: of equal counts the newest comes first.
-        likeliest = (
-            nlargest(self.limits.max_nodes, following, key=attrgetter("num_occurrences"))
-            if len(following) > 1
-            else following
-        )
-        for each in likeliest:
-            if each.token not in known:
-                known.add(each.token)
-                kind = _kind_of(stored=matched.source > 0, length=matched.length, share=each.num_occurrences / total)
+        parent_gain, depth = self.trie.gains[parent.node], self.trie.depths[parent.node] + 1
+        following = self.sources[parent.source].continuations(parent.state)
+        total = 1 + sum([each.num_occurrences for each in following])  # + 1, as 1 of 1 is no certainty
+        if len(following) > 1:  # nlargest is stable: of equal counts the newest comes first
+            following = nlargest(self.limits.max_nodes, following, key=attrgetter("num_occurrences"))
+        for each in following:
+            if each.token not in seen_tokens:
+                seen_tokens.add(each.token)
+                kind = _kind_of(stored=parent.source > 0, length=parent.length, share=each.num_occurrences / total)
                 gain = parent_gain * self.rates.rate(kind, depth)
                 if gain >= self.limits.min_gain:
-                    self.frontier.push(gain, _Candidate(matched, each, kind))
+                    self.candidates.push(gain, _Candidate(parent, each, kind))
 
     def build(self) -> TokenTree:
         """Return the tree of the candidates of largest gain."""
         max_nodes = self.limits.max_nodes
         attempts = _MAX_CANDIDATES_PER_NODE * max_nodes
-        while self.frontier and len(self.trie) <= max_nodes and attempts:
+        while self.candidates and len(self.trie) <= max_nodes and attempts:
             attempts -= 1
-            gain, (matched, continuation, kind) = self.frontier.pop()
-            node = self.trie.add(matched.node, continuation.token, gain, (self.name, kind))
-            state, length = self.sources[matched.source].follow(continuation, matched.length)
-            self.push_continuations(_MatchedNode(node, matched.source, state, length, matched.depth), set())
+            gain, (parent, continuation, kind) = self.candidates.pop()
+            node = self.trie.add(parent.node, continuation.token, gain, (self.name, kind))
+            state, length = self.sources[parent.source].follow(continuation, parent.length)
+            self.push_continuations(_MatchedNode(node, parent.source, state, length, parent.max_depth), set())
         return self.trie.tree(max_nodes)

@@ -1,23 +1,23 @@
-"""A bounded store of outputs, shared by the requests of one proposer, and its file.
+"""Outputs of finished requests for the drafter ``suffix``, and the file that keeps them.
 
-The store is two automata (generations). Outputs are added to the young one. When an output would fill the young one
-beyond half of ``max_tokens``, the old one is dropped and the young one takes its place ::
+The store consists of two suffix automata, the generations. Outputs are added to the young generation. If an output
+would make it longer than ``max_tokens / 2``, the old generation is dropped, the young one becomes the old one, and the
+output begins a new young one. Only the last ``max_tokens / 2`` tokens of an output are added ::
 
     old    … t4 t5 t6              lookups search both: at most max_tokens tokens,
-    young  t7 t8                    at least the latest max_tokens / 2
+    young  t7 t8                   at least the latest max_tokens / 2
 
-The store takes at most about 85 bytes per token, 150 without the compiled kernels: 5 or 10 MB for the default of 65,536
-tokens.
+Memory: at most 85 bytes per token, or 150 without the compiled kernels. The default of 65,536 tokens takes 5 or 10 MB.
 
 The file is JSON lines: a header, then one list of token ids per output ::
 
     {"format": "pronk-suffix-store/1", "vocabulary": "9c0f…"}
     [464, 3797, 3332]
 
-Each output is appended by a single write, so several processes may share a file. A process reads the others' outputs
-when it starts. A torn last line, which a killed process leaves, is cut off. The file is cut to the latest
-``max_tokens`` tokens when a process reads it, and after a process has appended as many tokens. An output that another
-process appends during the cut is lost.
+Each output is appended by a single write, so several processes may share a file. A process reads the file when it
+opens the store, and does not see outputs that other processes append later. An incomplete last line, which a killed
+process leaves, is removed. Reading shortens the file to the latest ``max_tokens`` tokens; a process also does so after
+it has appended that many. An output that another process appends meanwhile is lost.
 """
 
 from __future__ import annotations
@@ -42,41 +42,34 @@ _FORMAT = "pronk-suffix-store/1"
 
 @dataclass
 class SuffixStore:
-    """The latest outputs of finished requests.
+    """The latest outputs of finished requests."""
 
-    Attributes:
-        max_match: maximum match length in tokens.
-        max_tokens: maximum number of tokens; 0 disables the store.
-        path: file that keeps the outputs across processes, or ``None``; read by :meth:`open`.
-    """
-
-    max_match: int
-    max_tokens: int
-    path: Path | None = None
+    max_match: int  # maximum match length in tokens
+    max_tokens: int  # maximum number of tokens; 0 disables the store
+    path: Path | None = None  # file that keeps the outputs across processes, or ``None``; ``open`` reads it
     _generations: list[SuffixIndex] = field(default_factory=list, repr=False)
     _vocabulary: str | None = field(default=None, repr=False)
-    # The file for appending, once it is open, and the number of tokens appended since it was last cut.
-    _file: Path | None = field(default=None, repr=False)
-    _appended: int = field(default=0, repr=False)
     _vocab_size: int = field(default=0, repr=False)
+    _file: Path | None = field(default=None, repr=False)  # the path, once open; None after a failed write
+    _num_appended: int = field(default=0, repr=False)  # tokens appended since the file was last shortened
 
     @property
     def generations(self) -> Sequence[SuffixIndex]:
-        """Return the automata, the young one first; empty before the first output."""
+        """Return the suffix automata, the young one first; none before the first output."""
         return self._generations
 
     @property
     def num_tokens(self) -> int:
         """Return the number of stored tokens."""
-        return sum(each.num_tokens for each in self._generations)
+        return sum(index.num_tokens for index in self._generations)
 
     @property
     def nbytes(self) -> int:
         """Return the memory of the automata in bytes."""
-        return sum(each.nbytes for each in self._generations)
+        return sum(index.nbytes for index in self._generations)
 
     def open(self, vocabulary: str | None, vocab_size: int) -> None:
-        """Read the file, or create it, for outputs of this vocabulary.
+        """Read the file, or create it; ``vocabulary`` is the fingerprint of the tokenizer.
 
         Raises:
             OptionError: the file is unreadable, not writable, damaged, or of another vocabulary; the store stays empty.
@@ -84,7 +77,7 @@ class SuffixStore:
         outputs: Sequence[list[int]] = ()
         if self.path is not None:
             try:
-                outputs = _read(self.path, vocabulary, vocab_size, self.max_tokens)
+                outputs = _read_file(self.path, vocabulary, vocab_size, self.max_tokens)
             except OSError as error:
                 msg = f"suffix: store: expected a readable and writable file, found: {error}; choose another path"
                 raise OptionError(msg) from error
@@ -93,7 +86,7 @@ class SuffixStore:
             self._insert(output)
 
     def add(self, output: Sequence[int]) -> None:
-        """Add an output, and append it to the file if that is open.
+        """Add the token ids of an output, and append them to the file.
 
         If the file cannot be written, a warning is issued and the file is no longer used.
         """
@@ -103,17 +96,17 @@ class SuffixStore:
         if self._file is None:
             return
         try:
-            _append(self._file, output)
-            self._appended += len(output)
-            if self._appended > self.max_tokens:
-                self._appended = 0
-                _read(self._file, self._vocabulary, self._vocab_size, self.max_tokens)
+            _append_line(self._file, output)
+            self._num_appended += len(output)
+            if self._num_appended > self.max_tokens:
+                self._num_appended = 0
+                _read_file(self._file, self._vocabulary, self._vocab_size, self.max_tokens)
         except (OSError, OptionError) as error:
             warnings.warn(f"{self._file}: past outputs are no longer saved: {error}", RuntimeWarning, stacklevel=2)
             self._file = None
 
     def _insert(self, output: Sequence[int]) -> None:
-        """Add an output to the young automaton; of one longer than ``max_tokens / 2``, its end."""
+        """Add the last ``max_tokens / 2`` tokens of an output to the young generation, or to a new one."""
         half = self.max_tokens // 2
         output = output[max(0, len(output) - half) :]
         if not output:
@@ -128,7 +121,8 @@ def _header(vocabulary: str | None) -> bytes:
     return json.dumps({"format": _FORMAT, "vocabulary": vocabulary}).encode() + b"\n"
 
 
-def _append(path: Path, output: Sequence[int]) -> None:
+def _append_line(path: Path, output: Sequence[int]) -> None:
+    """Append an output by a single write, so that lines of several processes do not mix."""
     line = json.dumps(list(output)).encode() + b"\n"
     file = os.open(path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_BINARY", 0))
     try:
@@ -140,23 +134,23 @@ def _append(path: Path, output: Sequence[int]) -> None:
         raise OSError(msg)
 
 
-def _read(path: Path, vocabulary: str | None, vocab_size: int, max_tokens: int) -> Sequence[list[int]]:
-    """Return a file's latest outputs, oldest first; create, repair or cut the file if necessary."""
+def _read_file(path: Path, vocabulary: str | None, vocab_size: int, max_tokens: int) -> Sequence[list[int]]:
+    """Return the outputs in the file, oldest first; create, repair or shorten the file if necessary."""
     with path.open("a+b") as file:
         file.seek(0)
         header = file.readline()
         if _header(vocabulary).startswith(header) and not header.endswith(b"\n"):
-            file.truncate(0)  # a new file, or a torn header
+            file.truncate(0)  # a new file, or an incomplete header
             file.write(_header(vocabulary))
             return ()
         _check_header(path, header, vocabulary)
-        outputs, dropped, valid_size = _read_outputs(path, file, vocab_size, max_tokens)
-        if file.tell() > valid_size:
-            file.truncate(valid_size)
-    if dropped:
+        outputs, has_dropped, end = _read_outputs(path, file, vocab_size, max_tokens)
+        if file.tell() > end:
+            file.truncate(end)
+    if has_dropped:
         lines = (json.dumps(output).encode() + b"\n" for output in outputs)
-        with replace_file(path, shared=True) as cut:
-            cut.writelines((header, *lines))
+        with replace_file(path, shared=True) as new_file:
+            new_file.writelines((header, *lines))
     return outputs
 
 
@@ -179,29 +173,29 @@ def _check_header(path: Path, header: bytes, vocabulary: str | None) -> None:
 def _read_outputs(
     path: Path, file: BinaryIO, vocab_size: int, max_tokens: int
 ) -> tuple[Sequence[list[int]], bool, int]:
-    """Return the latest outputs, whether others were dropped, and the end offset of the last whole line."""
-    outputs, num_tokens, dropped, valid_size = deque[list[int]](), 0, False, file.tell()
+    """Return the latest outputs, whether older ones were dropped, and where the last whole line ends."""
+    outputs, num_tokens, has_dropped, end = deque[list[int]](), 0, False, file.tell()
     for number, line in enumerate(file, 2):
         if not line.endswith(b"\n"):
             break
-        outputs.append(_parse(path, number, line, vocab_size))
-        valid_size += len(line)
+        outputs.append(_parse_line(path, number, line, vocab_size))
+        end += len(line)
         num_tokens += len(outputs[-1])
         while num_tokens > max_tokens and len(outputs) > 1:
             num_tokens -= len(outputs.popleft())
-            dropped = True
+            has_dropped = True
         if num_tokens > max_tokens:
-            outputs[0], num_tokens, dropped = outputs[0][-max_tokens:], max_tokens, True
-    return outputs, dropped, valid_size
+            outputs[0], num_tokens, has_dropped = outputs[0][-max_tokens:], max_tokens, True
+    return outputs, has_dropped, end
 
 
-def _parse(path: Path, number: int, line: bytes, vocab_size: int) -> list[int]:
+def _parse_line(path: Path, number: int, line: bytes, vocab_size: int) -> list[int]:
     try:
         output = json.loads(line)
     except (ValueError, RecursionError):
         output = None
     if not isinstance(output, list) or not all(type(token) is int and 0 <= token < vocab_size for token in output):
-        what = f"expected a list of ids below {vocab_size}, found {line[:60]!r}; repair or delete the file"
-        msg = f"{path}, line {number}: {what}"
+        problem = f"expected a list of ids below {vocab_size}, found {line[:60]!r}; repair or delete the file"
+        msg = f"{path}, line {number}: {problem}"
         raise OptionError(msg)
     return output

@@ -1,7 +1,8 @@
 """Retrieval (He et al. 2023, REST): propose the most frequent continuations in a datastore.
 
-Source of the draft tokens: a datastore of tokenized text. The longest suffix of the text that occurs in the datastore
-is looked up. Its continuations, weighted by frequency, become the tree; the most frequent path comes first ::
+Source of the draft tokens: a datastore, which is a tokenized corpus on disk with an index. The longest suffix of the
+request's text that occurs in the corpus (the match) is looked up. The tokens that follow it there become the tree, the
+most frequent path first ::
 
     text      … return self
     corpus    return self . _name      3 ×
@@ -10,12 +11,12 @@ is looked up. Its continuations, weighted by frequency, become the tree; the mos
                                                               └ ,  1 of 6
 
 When it pays: for outputs that resemble *other* texts, such as boilerplate, an API's idioms and answers like earlier
-answers. ``pronk datastore build`` makes a datastore of such texts. A clone of the repository has one for
-``pronk-tiny``, of 0.2 M tokens of Python, sums and prose. Without a match it proposes nothing.
+answers. ``pronk datastore build`` makes a datastore of such texts. A clone of the repository has one for the model
+``pronk-tiny``, of 0.2 M tokens of Python, sums and prose. Without a match retrieval proposes nothing.
 
-Cost: 0.13 ms of host time per step with 10 M tokens (maximum of 100 steps: 0.4 ms), with the accessed pages in memory;
-the time grows with the logarithm of the number of tokens. On disk a datastore takes 6 bytes per token (8 with a
-vocabulary of 65,536 or more).
+Cost: 0.13 ms of host time per step with 10 M tokens (0.4 ms at most in 100 steps), if the accessed pages of the file
+are in memory. The time grows with the logarithm of the number of tokens. On disk a datastore takes 6 bytes per token,
+or 8 with a vocabulary of 65,536 or more.
 """
 
 from __future__ import annotations
@@ -40,15 +41,15 @@ __all__ = ["Retrieval"]
 
 _BUILD = "build one with pronk datastore build OUT FILES --model MODEL and use it with retrieval(datastore='OUT')"
 
-# Kinds of draft tokens, each with an acceptance rate: pairs of a class of the match length and a class of the token's
-# share of the continuations. The share is k / (n + 1) for k of n occurrences, since one occurrence is no certainty.
-# Each number is the lower bound of a class; the first class lies below all of them.
-_LENGTHS = (3, 4, 6, 9)
-_SHARES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.66, 0.8, 0.92)
-_NUM_SHARES = len(_SHARES) + 1
+# Acceptance rates are measured by *kind* of draft token: a class of the match length, and a class of the token's share.
+# The share is k / (n + 1) for a token after k of the n occurrences of the match; + 1, as 1 of 1 is no certainty.
+# These bounds separate the classes: lengths of 1 or 2, 3, 4 or 5, 6 to 8, and 9 or more tokens.
+_LENGTH_BOUNDS = (3, 4, 6, 9)
+_SHARE_BOUNDS = (0.05, 0.1, 0.2, 0.35, 0.5, 0.66, 0.8, 0.92)
+_NUM_SHARE_CLASSES = len(_SHARE_BOUNDS) + 1
 
-# Prior acceptance rates: rows by length, columns by share. Measured on ``pronk-tiny`` with datastores of 0.2 M and 10 M
-# tokens.
+# Acceptance rates assumed before any measurement: a row per class of length, a column per class of share. Measured on
+# ``pronk-tiny`` with datastores of 0.2 M and 10 M tokens.
 _PRIORS = (
     (0.02, 0.03, 0.06, 0.10, 0.13, 0.16, 0.26, 0.50, 0.70),
     (0.02, 0.03, 0.06, 0.10, 0.19, 0.18, 0.44, 0.50, 0.80),
@@ -63,11 +64,11 @@ class Retrieval(Drafter):
     """Options of retrieval.
 
     Attributes:
-        datastore: folder of ``pronk datastore build``; ``None`` selects the clone's datastore for ``pronk-tiny``.
+        datastore: folder written by ``pronk datastore build``; ``None`` is the one for ``pronk-tiny`` in a clone.
         num_nodes: maximum number of draft tokens per step, 1..128.
         max_match: maximum match length in tokens, 1..64.
         min_match: minimum match length in tokens, 1..max_match.
-        max_depth: maximum depth of the tree in tokens, 1..64.
+        max_depth: maximum number of draft tokens on a path of the tree, 1..64.
     """
 
     name = "retrieval"
@@ -93,7 +94,7 @@ class Retrieval(Drafter):
 
         Raises:
             CheckpointError: the datastore is missing or damaged.
-            OptionError: the datastore was made with another tokenizer, or is not given outside a clone.
+            OptionError: the datastore was made with another tokenizer, or the option is ``None`` outside a clone.
         """
         store = Datastore.open(self._folder())
         header = store.header
@@ -106,15 +107,15 @@ class Retrieval(Drafter):
     def _folder(self) -> Path:
         if self.datastore is not None:
             return Path(self.datastore).expanduser()
-        own = clone_model(DEFAULT_MODEL)
-        if own is None:
+        model = clone_model(DEFAULT_MODEL)
+        if model is None:
             msg = f"{self.name}: expected a datastore, found none; {_BUILD}"
             raise OptionError(msg)
-        return own / "datastore"
+        return model / "datastore"
 
 
 class RetrievalProposer(Proposer[AcceptanceRates]):
-    """Retrieval from an open datastore."""
+    """Proposer from an open datastore."""
 
     name = Retrieval.name
     capabilities = Capabilities(observes_all_steps=False)
@@ -122,43 +123,50 @@ class RetrievalProposer(Proposer[AcceptanceRates]):
     def __init__(self, options: Retrieval, store: Datastore, target: Target) -> None:
         self.options, self.store, self.target = options, store, target
 
-    def start(self, prompt: Sequence[int]) -> AcceptanceRates:  # noqa: ARG002 - the context has the text
+    def start(self, prompt: Sequence[int]) -> AcceptanceRates:  # noqa: ARG002 - contexts hold the text
         """Return the prior acceptance rates."""
-        priors = {kind: _PRIORS[kind // _NUM_SHARES][kind % _NUM_SHARES] for kind in range(len(_PRIORS) * _NUM_SHARES)}
+        priors = {
+            kind: _PRIORS[kind // _NUM_SHARE_CLASSES][kind % _NUM_SHARE_CLASSES]
+            for kind in range(len(_PRIORS) * _NUM_SHARE_CLASSES)
+        }
         return AcceptanceRates(self.name, priors, SharedAcceptance.of(self.target))
 
     def propose(self, contexts: Sequence[DraftContext[AcceptanceRates]]) -> list[TokenTree]:
         """Return for each context a tree of the likeliest continuations."""
-        return [self._tree(context) for context in contexts]
+        return [self._build_tree(context) for context in contexts]
 
     def observe(self, outcome: Outcome[AcceptanceRates]) -> None:
         """Update the acceptance rates."""
         outcome.state.learn(outcome)
 
-    def _tree(self, context: DraftContext[AcceptanceRates]) -> TokenTree:
-        """Grow a tree best first: add the candidate of largest gain, then offer its children."""
+    def _build_tree(self, context: DraftContext[AcceptanceRates]) -> TokenTree:
+        """Grow a tree best first: add the candidate of largest gain, then make candidates of its children.
+
+        The gain of a node is the product of the acceptance rates of the kinds on its path.
+        """
         trie = Trie(context.tokens[-1])
-        options, store = self.options, self.store
-        nodes, depth = min(options.num_nodes, context.max_nodes), min(options.max_depth, context.max_depth)
-        found = store.find(context.tokens, options.max_match)
-        if found.length < options.min_match or nodes < 1 or depth < 1:
+        options, store, rates = self.options, self.store, context.state
+        max_nodes, max_depth = min(options.num_nodes, context.max_nodes), min(options.max_depth, context.max_depth)
+        match = store.find(context.tokens, options.max_match)
+        if match.length < options.min_match or max_nodes < 1 or max_depth < 1:
             return trie.tree(0)
-        frontier = Frontier[tuple[int, int, Child]]()  # parent, kind, and the interval in the datastore
-        parent, low, high = 0, found.low, found.high
-        while len(trie) <= nodes:
-            parent_depth, rates = trie.depths[parent], context.state
-            if parent_depth < depth:
-                length = found.length + parent_depth
-                for child in store.children(low, high, length, nodes - len(trie) + 1):
+        candidates = Frontier[tuple[int, int, Child]]()  # parent node, kind, token with its suffixes
+        parent, low, high = 0, match.low, match.high
+        while len(trie) <= max_nodes:
+            depth = trie.depths[parent]
+            if depth < max_depth:
+                length = match.length + depth
+                for child in store.children(low, high, length, max_nodes - len(trie) + 1):
                     kind = _kind_of(length, child.high - child.low, high - low)
-                    frontier.push(trie.gains[parent] * rates.rate(kind, parent_depth + 1), (parent, kind, child))
-            if not frontier:
+                    candidates.push(trie.gains[parent] * rates.rate(kind, depth + 1), (parent, kind, child))
+            if not candidates:
                 break
-            gain, (parent, kind, (token, low, high)) = frontier.pop()
+            gain, (parent, kind, (token, low, high)) = candidates.pop()
             parent = trie.add(parent, token, gain, (self.name, kind))
-        return trie.tree(nodes)
+        return trie.tree(max_nodes)
 
 
 def _kind_of(length: int, count: int, total: int) -> int:
-    """Return the kind of a token that follows a match of ``length`` in ``count`` of ``total`` places."""
-    return bisect_right(_LENGTHS, length) * _NUM_SHARES + bisect_right(_SHARES, count / (total + 1))
+    """Return the kind of a token after ``count`` of ``total`` occurrences of a match of ``length`` tokens."""
+    length_class, share_class = bisect_right(_LENGTH_BOUNDS, length), bisect_right(_SHARE_BOUNDS, count / (total + 1))
+    return length_class * _NUM_SHARE_CLASSES + share_class

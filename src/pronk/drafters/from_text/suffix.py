@@ -1,28 +1,28 @@
 """Suffix decoding (Oliaro et al. 2024): propose the most frequent continuations of the longest match.
 
-Source of the draft tokens: the request's text, and a store of earlier outputs. The text is one suffix automaton and the
-store is two more. The longest suffix of the text that occurs in an automaton is looked up. The tree grows from its
-continuations, likeliest first ::
+Source of the draft tokens: the request's text, and the *store*, which holds outputs of earlier requests. The longest
+suffix of the text that occurs in them (the match) is looked up in suffix automata, which are indexes of all substrings.
+The tree grows from the tokens that follow the match there, likeliest first ::
 
     store   …for i in range(n): …  (6 times)          in ─┬─ range .6 ─── ( .5 ─┬─ n .4 ─── ): .3
             …for i in range(10): … (2 times)              │                     └─ 10 .1
     text    …for i in names: … for i in                   └─ names .3
 
-A node's gain is its parent's gain times the measured acceptance rate of its kind. The kind is the match length at the
-node, the token's share of the match's occurrences, and whether the match is in the text or in the store. Where row
-costs are known, nodes that cannot pay for their row are left out. A match supports draft tokens to a depth of
-``depth_factor`` times its length. A match without a continuation is replaced by its longest suffix with one. The
-engine's budget and ``num_nodes`` limit the tree.
+A node's gain, the probability that verification reaches it, is its parent's gain times the measured acceptance rate of
+its kind. The kind is the match length, the share of the match's occurrences that the token follows, and whether the
+match is in the text or in the store. If the cost of forward passes is known, nodes with too small a gain to pay for
+their row are left out. A match of n tokens gives draft tokens to depth ``depth_factor`` · n. A match that no token
+follows is shortened at its front until one does. ``num_nodes`` and the engine limit the number of nodes.
 
 When it pays: for texts that repeat themselves or each other, such as code, edits, agents, templates and repeated
 questions. Prefer it to prompt lookup where requests resemble each other or the text branches.
 
 Cost: 0.03 to 0.1 ms of host time per step with the compiled kernels, 0.3 to 1 ms without. A running request takes 30 to
-85 bytes per token of its text (150 without the kernels). The store takes as much per token, for at most
-``store_tokens``: 5 MB by default.
+85 bytes per token of its text (150 without the kernels). The store takes as much for each of at most ``store_tokens``
+tokens: 5 MB by default.
 
-Security: the store is shared by all requests of a proposer, so response times may reveal other users' outputs. Bind one
-proposer for each user, or set ``store_tokens=0``.
+Security: all requests with equal options share a store, so response times may reveal other users' outputs. Set
+``store_tokens=0`` to disable the store, or bind one proposer for each user.
 """
 
 from __future__ import annotations
@@ -53,20 +53,14 @@ __all__ = ["Suffix", "SuffixState"]
 
 @dataclass
 class SuffixState:
-    """State of one request.
+    """State of one request."""
 
-    Attributes:
-        index: index of the committed tokens up to the last proposal; extended only when a proposal needs it.
-        rates: acceptance rates by kind of draft token.
-        tree_builder: builder of the request's trees.
-        output: committed output tokens, if the store is to keep them.
-        private: whether the output must not reach other requests (rejection sampling).
-    """
-
-    index: SuffixIndex
-    rates: AcceptanceRates
-    tree_builder: TreeBuilder = field(repr=False, compare=False)
-    output: list[int] = field(default_factory=list)
+    index: SuffixIndex  # of the request's text; each proposal adds the tokens committed since the one before
+    rates: AcceptanceRates  # by kind of draft token
+    tree_builder: TreeBuilder = field(repr=False, compare=False)  # uses ``rates``
+    output: list[int] = field(default_factory=list)  # committed tokens for the store; empty if the store is disabled
+    # Whether the store must not get the output: under rejection sampling, outputs depend on random numbers, on which
+    # the draft tokens of other requests must not depend.
     private: bool = False
 
 
@@ -78,9 +72,9 @@ class Suffix(Drafter):
         num_nodes: maximum number of draft tokens per step, 1..128.
         max_match: maximum match length in tokens, 2..64.
         min_match: minimum match length in tokens, 1..max_match.
-        depth_factor: maximum depth of draft tokens as a multiple of the match length, 0.25..64; at least depth 1.
+        depth_factor: maximum depth of draft tokens divided by the match length, 0.25..64; depth 1 is always allowed.
         store_tokens: maximum number of tokens of earlier outputs in the store, 0..16777216; 0 disables the store.
-        store: file that keeps the store across processes (``_suffix_store``); read by :meth:`bind`.
+        store: file that keeps the store across processes, in the format of ``_suffix_store.py``, or ``None``.
     """
 
     name = "suffix"
@@ -123,14 +117,14 @@ class SuffixProposer(Proposer[SuffixState]):
         self.options, self.store, self.target = options, store, target
         self.capabilities = Capabilities(costs=True, observes_all_steps=options.store_tokens > 0)
 
-    def start(self, prompt: Sequence[int]) -> SuffixState:  # noqa: ARG002 - read with the first proposal
+    def start(self, prompt: Sequence[int]) -> SuffixState:  # noqa: ARG002 - contexts hold the text
         """Return an empty state; the first proposal reads the text."""
         rates = AcceptanceRates(self.name, PRIORS, SharedAcceptance.of(self.target))
         return SuffixState(make_suffix_index(self.options.max_match), rates, make_tree_builder(rates, self.name))
 
     def propose(self, contexts: Sequence[DraftContext[SuffixState]]) -> list[TokenTree]:
         """Return for each context a tree of the likeliest continuations of its longest matches."""
-        return [self._tree(context, len(contexts)) for context in contexts]
+        return [self._build_tree(context, len(contexts)) for context in contexts]
 
     def observe(self, outcome: Outcome[SuffixState]) -> None:
         """Update the acceptance rates, and collect the output for the store."""
@@ -141,16 +135,16 @@ class SuffixProposer(Proposer[SuffixState]):
         state.private = outcome.params.rejects
 
     def stop(self, state: SuffixState) -> None:
-        """Add the output to the store."""
+        """Add the output to the store, unless it is private."""
         if not state.private:
             self.store.add(state.output)
 
-    def _tree(self, context: DraftContext[SuffixState], requests: int) -> TokenTree:
+    def _build_tree(self, context: DraftContext[SuffixState], num_requests: int) -> TokenTree:
         options, state = self.options, context.state
         costs = context.costs if context.prune_unprofitable else None
         state.index.extend(context.tokens[state.index.num_tokens : context.root + 1])
         max_nodes = min(options.num_nodes, context.max_nodes)
-        min_gain = 0.0 if costs is None else costs.least_gain(requests)
+        min_gain = 0.0 if costs is None else costs.least_gain(num_requests)
         limits = TreeLimits(max_nodes, context.max_depth, options.min_match, options.depth_factor, min_gain)
-        # The tokens may end with some that a composite appended; they are not in the index.
+        # A composite drafter may have appended draft tokens to ``context.tokens``; they are not in the index.
         return state.tree_builder.build([state.index, *self.store.generations], context.tokens, limits)

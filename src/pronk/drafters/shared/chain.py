@@ -1,4 +1,4 @@
-"""Base classes of drafters that propose a chain, token by token.
+"""Base classes of drafters that propose a chain: draft tokens in sequence, without alternatives.
 
 Each token is sampled from the drafter's own distribution with the request's sampling options. Under the coupled
 acceptance rule the draw uses the target's noise.
@@ -30,9 +30,9 @@ class Chain:
     Attributes:
         context: the request.
         draft_tokens: the tokens so far, with their scores and confidences.
-        gains: estimated probability that each token is accepted together with all before it (calibrated).
-        cumulative_confidence: product of the drafter's confidences down to each token (not calibrated).
-        origin: source and confidence of each token.
+        gains: for each token, the estimated probability that it and all tokens before it are accepted (calibrated).
+        cumulative_confidence: for each token, the product of the confidences up to it (not calibrated).
+        origin: for each token, the drafter's source name and the confidence in thousandths.
     """
 
     def __init__(self, context: DraftContext[Any], calibration: Calibration) -> None:
@@ -48,12 +48,12 @@ class Chain:
 
     @property
     def is_full(self) -> bool:
-        """Whether the chain has reached its limit of length."""
+        """Whether the chain has ``max_tokens`` tokens."""
         return len(self) >= self.max_tokens
 
     @property
     def max_tokens(self) -> int:
-        """Largest useful number of draft tokens: the smaller of the limits of depth and of nodes."""
+        """Largest number of draft tokens: the smaller of the request's limits of depth and of nodes."""
         return min(self.context.max_depth, self.context.max_nodes)
 
     @property
@@ -63,15 +63,13 @@ class Chain:
 
     @property
     def distributions(self) -> tuple[Tensor | None, ...] | None:
-        """Distributions that the root and each token were drawn from; ``None`` if no rule needs them."""
-        return (
-            (None, *(each.q for each in self.draft_tokens))
-            if self.context.params.rejects and self.context.draws
-            else None
-        )
+        """``probs`` of the chain as a tree; ``None`` unless its tokens are drawn for a rejection rule."""
+        if not (self.context.params.rejects and self.context.draws):
+            return None
+        return (None, *(each.q for each in self.draft_tokens))
 
     def append_from_logits(self, logits: Tensor) -> bool:
-        """Sample the next token from the drafter's logits ``[vocab]``; return False if none is possible."""
+        """Sample and append a token from the drafter's logits ``[vocab]``; return False if none can be chosen."""
         context = self.context
         chosen = context.sampler.draft_token(logits, context.root, draw=context.draws)
         if chosen is not None:
@@ -79,15 +77,15 @@ class Chain:
         return chosen is not None
 
     def append(self, chosen: DraftToken) -> None:
-        """Append a token that is already chosen."""
+        """Append a chosen token, and advance the request's sampler over it."""
+        last_gain = self.gains[-1] if self.gains else 1.0
+        last_confidence = self.cumulative_confidence[-1] if self.cumulative_confidence else 1.0
         self.context.sampler.advance(chosen.token)
         self.draft_tokens.append(chosen)
-        self.cumulative_confidence.append(
-            (self.cumulative_confidence[-1] if self.cumulative_confidence else 1.0) * chosen.confidence
-        )
+        self.cumulative_confidence.append(last_confidence * chosen.confidence)
         self.origin.append(self._calibration.origin(chosen.confidence))
         rate = self._calibration.rate(self.origin[-1], len(self.draft_tokens))
-        self.gains.append((self.gains[-1] if self.gains else 1.0) * rate)
+        self.gains.append(last_gain * rate)
 
     def tree(self) -> TokenTree:
         """Return the chain as a tree below the request's last token."""
@@ -101,21 +99,21 @@ class Chain:
         )
 
 
-# Whether the chain of the context with this index is complete.
+# Returns whether a chain is complete. The first argument is the index of the chain's context.
 Stop = Callable[[int, Chain], bool]
 
 
 class ChainDrafter(Drafter):
-    """Options of a drafter that proposes a chain, token by token."""
+    """Options of a drafter that proposes chains."""
 
     @property
     def proposes_tree(self) -> bool:
-        """Whether the proposal holds more than its chain; a wrapper would lose the rest."""
+        """Whether the proposal also has nodes off its chain; a wrapper reads only the chain."""
         return False
 
     @property
     def source(self) -> str:
-        """Name in the origins of its draft tokens; drafters with different models have different names."""
+        """Name of the drafter in the origins of its draft tokens; one name for each drafter and model."""
         return self.name
 
     @abstractmethod
@@ -124,13 +122,14 @@ class ChainDrafter(Drafter):
 
 
 class ChainProposer(Proposer[State], ChainDrafter):
-    """Proposes a chain, token by token."""
+    """Proposes chains."""
 
     @abstractmethod
     def chains(self, contexts: Sequence[DraftContext[State]], stop: Stop | None = None) -> list[Chain]:
-        """Return a chain for each context; ``stop`` replaces the drafter's own rule to end it.
+        """Return a chain for each context; ``stop`` replaces the drafter's own rule that ends chains.
 
-        A chain also ends where its next token would not pay for its time, if the context has ``prune_unprofitable``.
+        If the context has ``prune_unprofitable``, a drafter that pays for each token (such as a draft model) also ends
+        a chain where the next token would cost more time than it saves.
         """
 
     def propose(self, contexts: Sequence[DraftContext[State]]) -> list[TokenTree]:
@@ -140,22 +139,23 @@ class ChainProposer(Proposer[State], ChainDrafter):
 
 def extend_chains(
     chains: Sequence[Chain],
-    logits: Callable[[Sequence[int]], Sequence[Tensor | None]],
+    next_logits: Callable[[Sequence[int]], Sequence[Tensor | None]],
     is_complete: Callable[[int, Chain], bool],
 ) -> None:
     """Add one token at a time to all chains until each is complete.
 
     Args:
         chains: empty chains.
-        logits: returns the drafter's logits ``[vocab]`` after each chain of the given numbers; ``None`` ends a chain.
-        is_complete: whether the chain with the given number is complete.
+        next_logits: given indices of ``chains``, returns the drafter's logits ``[vocab]`` after each of these chains;
+            ``None`` ends a chain.
+        is_complete: given an index of ``chains`` and that chain, returns whether the chain is complete.
     """
     live = [number for number, chain in enumerate(chains) if not chain.is_full]
     with ExitStack() as stack:
         for chain in chains:
             stack.enter_context(chain.context.sampler.after())
         while live:
-            rows = logits(live)
+            rows = next_logits(live)
             live = [
                 number
                 for number, row in zip(live, rows, strict=True)

@@ -1,4 +1,4 @@
-"""Base classes of drafters that consist of other drafters."""
+"""Base classes of composite drafters, which combine the proposals of several drafters (their parts)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pronk.speculation.tree import TokenTree
 
 __all__ = ["Composite", "CompositeProposer", "Parts"]
 
-# One state per part.
+# State of a composite drafter for one request: the state of each part.
 Parts = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
 class Composite(Drafter):
-    """Options of a drafter that consists of others, ``parts``, in order of precedence."""
+    """Options of a composite drafter; ``parts`` are the combined drafters, in order of precedence."""
 
     parts: tuple[Drafter, ...]
 
@@ -30,13 +30,13 @@ class Composite(Drafter):
             raise OptionError(msg)
 
     def bind_parts(self, target: Target) -> tuple[Proposer[Any], ...]:
-        """Return the proposer of each part."""
+        """Bind each part to the target and return the proposers."""
         return tuple(bind_proposer(part, target) for part in self.parts)
 
 
 @dataclass(frozen=True)
 class _StopPart:
-    """Stops a part when an exit stack unwinds; an error that is already on its way wins over a new one."""
+    """Exit callback that stops a part. An error that already unwinds the stack hides an error of ``stop``."""
 
     part: Proposer[Any]
     state: Any
@@ -50,7 +50,7 @@ class _StopPart:
 
 
 class CompositeProposer(Proposer[Parts]):
-    """Several proposers, ``parts``, with a state each; all of them observe every step."""
+    """Base of a composite drafter's proposer; ``parts`` are the proposers of its parts."""
 
     def __init__(self, parts: Sequence[Proposer[Any]]) -> None:
         self.parts = tuple(parts)
@@ -73,7 +73,7 @@ class CompositeProposer(Proposer[Parts]):
         return self
 
     def start(self, prompt: Sequence[int]) -> Parts:
-        """Return the states of all parts; if a part raises, those started before it are stopped."""
+        """Return the states of all parts; if a part raises, stop the parts that have started."""
         with ExitStack() as started:
             states: list[Any] = []
             for part in self.parts:
@@ -83,22 +83,22 @@ class CompositeProposer(Proposer[Parts]):
         return tuple(states)
 
     def observe(self, outcome: Outcome[Parts]) -> None:
-        """Pass the outcome to every part, draft tokens of the others included."""
+        """Pass the outcome to every part; the verified tree may hold draft tokens of several parts."""
         for part, part_state in zip(self.parts, outcome.state, strict=True):
             part.observe(replace(outcome, state=part_state))
 
     def on_preempt(self, state: Parts) -> None:
-        """Release the cache slots of every part."""
+        """Release the KV blocks that the parts hold for a preempted request."""
         for part, part_state in zip(self.parts, state, strict=True):
             part.on_preempt(part_state)
 
     def stop(self, state: Parts) -> None:
-        """Stop every part, even if one raises; the first error is raised at the end."""
+        """Stop every part, even if one raises; then raise the first error."""
         with ExitStack() as stops:
             for part, part_state in reversed([*zip(self.parts, state, strict=True)]):
                 stops.push(_StopPart(part, part_state))
 
     def proposals(self, contexts: Sequence[DraftContext[Parts]]) -> Iterator[list[TokenTree]]:
-        """Yield the proposals of one part after the other, for all contexts."""
+        """Yield each part's proposals for all contexts, in order of the parts."""
         for number, part in enumerate(self.parts):
             yield part.propose([replace(context, state=context.state[number]) for context in contexts])

@@ -1,14 +1,13 @@
-"""Runs a draft model: its weights, its KV cache, and the state of that cache for each request.
+"""Runs a draft model: its weights, and its KV cache.
 
-The cache follows the text of a request. The accepted part of the last proposal is already cached. New tokens (a bonus
-token, tokens of another drafter, at first the prompt) are run in one forward pass, whose last row gives the next
-logits. For the text ``a b c`` and the draft tokens ``x y`` below it ::
+A *lane* is the part of the KV cache that holds one request: the request's text, and behind it the draft tokens of the
+last proposal. At the next proposal the accepted draft tokens are already cached. Other new tokens (the prompt, a bonus
+token, another drafter's tokens) are run in one forward pass, whose last row gives the logits of the first draft token.
+For the text ``a b c`` and the draft tokens ``x y``, with run tokens in brackets::
 
-    proposal       a b c [x]  y       x was run to propose y; y itself was not run
-    x accepted,    a b c  x  [z]      one row: the bonus token z
-    z the bonus
-
-so no token is run twice while its keys and values stay cached.
+    first proposal      [a b c] [x] y       c gives x, x gives y; y is not run
+    target              accepts x, rejects y; the bonus token is z
+    next proposal        a b c   x [z]      z alone is run: a b c x are cached
 """
 
 from __future__ import annotations
@@ -44,47 +43,39 @@ __all__ = ["DraftLane", "DraftRunner"]
 
 @dataclass
 class DraftLane:
-    """State of the draft's cache for one request: the text, and behind it the tree of the last proposal.
+    """One request's part of a draft model's KV cache."""
 
-    Attributes:
-        block_table: blocks of the text and of the tree's nodes behind it.
-        tokens: the cached text, in the draft's ids.
-        tree: the cached nodes, in the draft's ids, or ``None``; the root is the token after the text.
-        num_target_committed: number of leading tokens of the target's text that were final at the last proposal.
-        num_committed: number of leading ``tokens`` that are final, and may enter the prefix cache.
-        salt: the request's salt for prefix caching.
-        reencoder: converts the text, for a draft with another vocabulary than the target's.
-    """
-
-    block_table: BlockTable = field(default_factory=BlockTable)
-    tokens: list[int] = field(default_factory=list)
+    block_table: BlockTable = field(default_factory=BlockTable)  # of the cached text, and of the tree's nodes behind it
+    tokens: list[int] = field(default_factory=list)  # cached text in the draft's ids, draft tokens of a chain included
+    # For drafters that propose trees, the cached nodes of the last proposal in the draft's ids. The root is the token
+    # after the cached text. ``None`` if no tree is cached.
     tree: TokenTree | None = None
-    num_target_committed: int = 0
-    num_committed: int = 0
-    salt: bytes = b""
-    reencoder: Reencoder | None = None
+    num_target_committed: int = 0  # leading tokens of the target's text that were final at the last proposal
+    num_committed: int = 0  # leading ``tokens`` that are final, and may enter the prefix cache
+    salt: bytes = b""  # the request's salt for prefix caching
+    reencoder: Reencoder | None = None  # converts the target's ids to the draft's; ``None`` if the ids are equal
 
 
 class DraftRunner:
-    """Runs a draft model for any number of requests, batched into shared forward passes.
+    """Owns the draft model and its KV pool; runs the model for several requests in shared forward passes.
 
     Attributes:
-        runner: the model and its cache.
+        runner: the draft model with its KV pool.
         translation: maps between the vocabularies of target and draft.
-        context: number of positions of the model.
+        context_length: context length of the draft model, in tokens.
     """
 
     def __init__(self, runner: ModelRunner, translation: Translation) -> None:
         self.runner = runner
         self.translation = translation
-        self.context = runner.decoder.config.context
+        self.context_length = runner.decoder.config.context
 
     @classmethod
     def open(cls, drafter: str, model: str | None, target: Target, dtype: str, weights: str) -> DraftRunner:
-        """Load a draft model, once for each target.
+        """Load a draft model, once for all drafters of the target with the same model, dtype and weights.
 
-        ``model`` is a folder or a Hub id; ``None`` is ``pronk-tiny-draft`` of the clone. ``dtype`` and ``weights`` are
-        those of :class:`~pronk.llm.LLM`. Errors begin with the name ``drafter``.
+        ``model`` is a folder or a Hub id; ``None`` is ``models/pronk-tiny-draft`` of a clone of the repository.
+        ``dtype`` and ``weights`` are those of :class:`~pronk.llm.LLM`. Errors begin with the name ``drafter``.
 
         Raises:
             CheckpointError: the model cannot be loaded.
@@ -95,25 +86,25 @@ class DraftRunner:
         def make() -> DraftRunner:
             config = read_config(path)
             translation = _make_translation(drafter, target, path, config)
-            kind = parse_dtype(dtype, config)
+            weights_dtype = parse_dtype(dtype, config)
             kernels = target.cache.kernels if kernels_support(target.cache.kernels, config) else None
             if kernels is None and target.cache.kernels is not None:
                 reason = f"{drafter}: no kernels for heads of {config.head_dim} in {path.name}"
                 warnings.warn(f"{reason}; torch computes the draft instead, slower", stacklevel=2)
             device = target.cache.device
-            decoder = load_decoder(path, config, dtype=kind, device=device, kernels=kernels, weights=weights)
-            pool = open_pool(target, config, compute_dtype(kind, kernels), kernels)
+            decoder = load_decoder(path, config, dtype=weights_dtype, device=device, kernels=kernels, weights=weights)
+            pool = open_pool(target, config, compute_dtype(weights_dtype, kernels), kernels)
             return cls(ModelRunner(decoder, pool, clock=target.clock), translation)
 
         return target.load_shared(path, dtype, weights, load=make)
 
     def costs(self, context: int, requests: int) -> CostCurve | None:
-        """Return the cost of a forward pass by its rows, at ``context`` cached positions, once measured."""
+        """Return the draft's cost curve, once measured; ``context`` counts all requests' cached tokens."""
         return self.runner.cost_model.costs(context, requests)
 
-    def lane(self) -> DraftLane:
-        """Return the lane of a new request."""
-        return DraftLane(reencoder=self.translation.reencoder())
+    def make_lane(self) -> DraftLane:
+        """Return an empty lane for a new request."""
+        return DraftLane(reencoder=self.translation.make_reencoder())
 
     def release(self, lane: DraftLane) -> None:
         """Free the blocks of a lane."""
@@ -124,22 +115,25 @@ class DraftRunner:
             lane.tree = None
 
     def forward_texts(self, lanes: Sequence[DraftLane], contexts: Sequence[DraftContext[Any]]) -> list[Tensor | None]:
-        """Run the pending text of each lane; return logits ``[vocab]`` each, ``None`` where slots are missing."""
+        """Run the tokens of each text that its lane lacks; return the logits ``[vocab]`` after each text.
+
+        The logits are ``None`` for requests that cannot draft in this step (see :meth:`align_lanes`).
+        """
         pending = self.align_lanes(lanes, contexts)
-        fed = [(lane, new) for lane, new in zip(lanes, pending, strict=True) if new is not None]
-        rows = iter(self.forward_tokens([lane for lane, _ in fed], [new for _, new in fed]))
+        ready = [(lane, new) for lane, new in zip(lanes, pending, strict=True) if new is not None]
+        rows = iter(self.forward_tokens([lane for lane, _ in ready], [new for _, new in ready]))
         return [None if new is None else next(rows) for new in pending]
 
     def align_lanes(self, lanes: Sequence[DraftLane], contexts: Sequence[DraftContext[Any]]) -> list[list[int] | None]:
-        """Align the lanes with their texts: roll back, keep accepted tokens, run long pending text.
+        """Make each lane a prefix of its text: keep accepted tokens, drop rejected ones, run long texts.
 
-        A single request reads its whole prompt at once. With several requests a step reads at most one chunk, the
-        shortest texts first, so that no request waits for another's long prompt. A request whose prompt is not complete
-        yet has no proposal.
+        A single request reads its whole text in this call, in chunks of ``CHUNK`` rows. Several requests together read
+        at most ``CHUNK`` rows per step, the shortest texts first, so that no request waits for another's long prompt.
 
         Returns:
-            The tokens still to be run for each lane, at least the last one; ``None`` where slots are missing or the
-            prompt is not complete yet.
+            For each lane the tokens of the text that are still to be run, in the draft's ids, at least the last one.
+            ``None`` if the request cannot draft in this step: slots or positions are missing, the draft's vocabulary
+            lacks the last token, or a part of the text has to wait for the next step.
         """
         pending: list[list[int] | None] = []
         for lane, context in zip(lanes, contexts, strict=True):
@@ -150,7 +144,7 @@ class DraftRunner:
                     text = lane.reencoder.tokens
                 self._match_prefix(lane, text, context.salt)
                 self._align(lane, text, num_unchanged)
-                # Later tokens of the text may be a composite's draft tokens.
+                # Tokens behind these may be draft tokens, if another drafter wraps this one.
                 lane.num_target_committed = context.block_table.length + 1
                 lane.num_committed = lane.num_target_committed if lane.reencoder is None else num_unchanged
                 self._register_prefix(lane)
@@ -161,6 +155,7 @@ class DraftRunner:
         return pending
 
     def _prefill(self, lanes: Sequence[DraftLane], pending: list[list[int] | None]) -> None:
+        """Run chunks of long texts and shorten ``pending``; texts that exceed the step's rows become ``None``."""
         rows_left = CHUNK
         for size, number in sorted((len(new), number) for number, new in enumerate(pending) if new is not None):
             lane, new = lanes[number], pending[number] or []
@@ -174,7 +169,7 @@ class DraftRunner:
             rows_left = max(0, rows_left - size)
 
     def forward_tokens(self, lanes: Sequence[DraftLane], tokens: Sequence[Sequence[int]]) -> list[Tensor]:
-        """Append at least one token (the draft's id) to each lane; return logits ``[vocab]`` each."""
+        """Run at least one token (draft's id) behind each lane; return the logits ``[vocab]`` after them."""
         if not lanes:
             return []
         jobs = [
@@ -188,15 +183,15 @@ class DraftRunner:
         return [row[0] for row in rows]
 
     def supports_draft_chain(self, context: DraftContext[Any]) -> bool:
-        """Whether :meth:`draft_chain` supports a request."""
+        """Whether :meth:`draft_chain` can be used for a request."""
         return self.runner.supports_draft_chain and self.translation.is_identity and context.sampler.drafts_statelessly
 
     def draft_chain(self, lane: DraftLane, chain: Chain, is_complete: Callable[[Chain], bool]) -> None:
-        """Read one request's text and extend its chain until it is complete, in one call of the kernels."""
+        """Draft a whole chain for one request in one call of the kernels, until ``is_complete`` returns True."""
         (new,) = self.align_lanes([lane], [chain.context])
         if new is None:
             return
-        steps = min(chain.max_tokens, 1 + self.num_free_positions(lane) - len(new))
+        max_steps = min(chain.max_tokens, 1 + self.num_free_positions(lane) - len(new))
         job = self.make_job(lane, TokenTree.chain(new), range(len(new) - 1, len(new)))
 
         def append(token: DraftToken) -> bool:
@@ -205,25 +200,25 @@ class DraftRunner:
 
         # KeyboardInterrupt cannot cross the kernels' callback: append() ends the chain instead.
         with chain.context.sampler.after(), uninterrupted():
-            passes = self.runner.draft_chain(job, chain.context.sampler, steps, append)
-            _append(lane, [*new, *chain.tokens[: passes - 1]])
+            num_passes = self.runner.draft_chain(job, chain.context.sampler, max_steps, append)
+            _append(lane, [*new, *chain.tokens[: num_passes - 1]])
 
     def forward_trees(
-        self, lanes: Sequence[DraftLane], trees: Sequence[TokenTree], leads: Sequence[Sequence[int]]
+        self, lanes: Sequence[DraftLane], trees: Sequence[TokenTree], pending_texts: Sequence[Sequence[int]]
     ) -> list[Tensor]:
-        """Compute the new nodes of trees (the draft's ids) and return their logits ``[new nodes, vocab]``.
+        """Compute the new nodes of one tree per lane; return their logits ``[new nodes, vocab]``.
 
-        A tree is rooted at the token after the lane's text and ``lead``; the nodes of ``lane.tree`` come first.
-        ``lead`` is empty if ``lane.tree`` is set.
+        A tree is rooted at the text's last token, has the draft's ids, and begins with the cached nodes ``lane.tree``.
+        ``pending_texts`` are the tokens before the root that the lanes lack: none for a lane with a ``tree``.
         """
         jobs = []
-        for lane, tree, lead in zip(lanes, trees, leads, strict=True):
-            computed, full_tree = len(lane.tree or ()), tree.hang_below(lead)
-            jobs.append(self.make_job(lane, full_tree, range(computed or len(lead), len(full_tree)), computed))
+        for lane, tree, pending in zip(lanes, trees, pending_texts, strict=True):
+            computed, full_tree = len(lane.tree or ()), tree.hang_below(pending)
+            jobs.append(self.make_job(lane, full_tree, range(computed or len(pending), len(full_tree)), computed))
         rows = self._run(jobs)
         with uninterrupted():
-            for lane, tree, lead in zip(lanes, trees, leads, strict=True):
-                _append(lane, lead)
+            for lane, tree, pending in zip(lanes, trees, pending_texts, strict=True):
+                _append(lane, pending)
                 lane.tree = tree
         return rows
 
@@ -241,23 +236,25 @@ class DraftRunner:
 
     def num_free_positions(self, lane: DraftLane) -> int:
         """Number of further tokens for which the draft model has positions."""
-        return self.context - len(lane.tokens)
+        return self.context_length - len(lane.tokens)
 
     def num_free_slots(self, lane: DraftLane) -> int:
-        """Number of further tokens for which the lane has cache slots; may be less than requested."""
+        """Number of further tokens for which the lane has cache slots."""
         return len(lane.block_table.blocks) * self.runner.cache.block_size - len(lane.tokens)
 
     def to_draft_ids(self, tokens: Sequence[int]) -> list[int]:
-        """Return the draft's ids of tokens that it proposed."""
+        """Return the draft's ids of the target's tokens; tokens that the draft lacks are left out."""
         ids = [self.translation.to_draft(token) for token in tokens]
         return [token for token in ids if token is not None]
 
     def _run(self, jobs: Sequence[ForwardJob]) -> list[Tensor]:
+        """Run one forward pass; return the logits of each job, ``[nodes, target's vocab]`` float32."""
         result = self.runner.forward(jobs)
         self.runner.record_duration(jobs, result.context, result.seconds)
         return [self.translation.to_target(each[:].float()) for each in result.logits]
 
     def _match_prefix(self, lane: DraftLane, text: Sequence[int], salt: bytes) -> None:
+        """Fill an empty lane from the prefix cache."""
         lane.salt = salt
         found = None if lane.block_table.blocks or lane.tokens else self.runner.cache.match_prefix(text, salt)
         if found is not None:
@@ -267,7 +264,10 @@ class DraftRunner:
         self.runner.cache.cache_blocks(lane.block_table, lane.tokens, lane.salt, lane.num_committed)
 
     def _align(self, lane: DraftLane, text: Sequence[int], num_unchanged: int) -> None:
-        """Keep the cached tokens that agree with ``text``, except its last; the first ``num_unchanged`` do."""
+        """Keep the cached tokens and nodes that agree with ``text``; the first ``num_unchanged`` do.
+
+        The text's last token is always run again: its logits are needed.
+        """
         num_kept = common_prefix_length(lane.tokens, text, num_unchanged)
         if lane.tree is not None and num_kept == len(lane.tokens) < len(text) - 1:
             path = _matching_path(lane.tree, text[num_kept:-1])
@@ -282,11 +282,12 @@ class DraftRunner:
         self.runner.cache.rollback(lane.block_table, length)
 
     def _reserve(self, lane: DraftLane, length: int, context: DraftContext[Any]) -> bool:
-        """Allocate blocks for the text, at first also for all future tokens, to get consecutive blocks."""
-        if length > self.context:
+        """Allocate slots for ``length`` tokens and the draft tokens; return False if there are too few."""
+        if length > self.context_length:
             return False
         num_future = max(context.max_depth, context.params.max_tokens - context.sampler.context.num_generated)
-        for num_extra in (num_future, 0):  # if memory is short, only what this step needs
+        # First try to get consecutive blocks for all future tokens, then only what this step needs.
+        for num_extra in (num_future, 0):
             try:
                 self.runner.cache.prepare(lane.block_table, length + num_extra + context.max_nodes)
             except CacheFullError:
@@ -296,11 +297,13 @@ class DraftRunner:
 
 
 def _append(lane: DraftLane, new: Sequence[int]) -> None:
+    """Add tokens that a forward pass has just cached."""
     lane.tokens += new
     lane.block_table.length = len(lane.tokens)
 
 
 def _matching_path(tree: TokenTree, text: Sequence[int]) -> list[int]:
+    """Return the nodes, from the root down, that carry the first tokens of ``text``."""
     path: list[int] = []
     node: int | None = 0 if text and tree.tokens[0] == text[0] else None
     while node is not None:
@@ -310,6 +313,7 @@ def _matching_path(tree: TokenTree, text: Sequence[int]) -> list[int]:
 
 
 def _default_model(drafter: str, target: Target) -> Path:
+    """Return the folder of pronk-tiny-draft; raise OptionError without a clone or for another vocabulary."""
     path = clone_model("pronk-tiny-draft")
     tokenizer = target.tokenizer
     if path is None or tokenizer is None or Tokenizer.load(path).fingerprint != tokenizer.fingerprint:
@@ -322,7 +326,7 @@ def _default_model(drafter: str, target: Target) -> Path:
 def _make_translation(drafter: str, target: Target, path: Path, config: ModelConfig) -> Translation:
     size = target.decoder.config.vocab_size
     if target.tokenizer is None:
-        return Translation.same(size, config.vocab_size)
+        return Translation.with_equal_ids(size, config.vocab_size)
     return Translation.between(
         drafter, target.tokenizer, size, Tokenizer.load(path, config.vocab_size), config.vocab_size
     )

@@ -1,10 +1,10 @@
-"""KV cache of drafter modules that attend to the target's hidden states.
+"""KV cache of modules that read the target's hidden states: Kangaroo's adapter, multi-token heads.
 
-Such a module reads outputs of the target's layers, one row per token, instead of tokens. It attends to its own keys and
-values of all earlier rows, which a lane holds for one request, row by row at the tokens' positions::
+Such a module reads the output of one of the target's layers, one row per token, and attends to its own keys and values
+of the earlier rows. A *lane* is the part of the module's KV cache that holds one request. It can lag behind the text::
 
-    text         a b c d | e f        a b c d are in the target's cache, with hidden states; e f are not yet
-    lane         a b                  c and d are still to be run
+    text         a b c d e       a b c d are in the target's KV cache, with hidden states; e is not yet
+    lane         a b             c and d are still to be run by the module
 
 Rows of draft tokens are added behind the text, and stay if the draft tokens are accepted.
 """
@@ -34,49 +34,40 @@ from pronk.speculation.tree import TokenTree
 
 __all__ = ["CHUNK", "AttendingModule", "Forward", "SideCache", "SideLane", "common_prefix_length", "open_pool"]
 
-# Rows of a forward pass over new text, which bounds the memory of a long prompt.
+# Most rows of a forward pass over new text, which bounds the memory that a long prompt needs.
 CHUNK = 512
 
-# Runs the part of a module with the given index on ``[rows, size]``.
+# Runs the part of a module with the given index on ``[rows, size]`` and returns the same shape.
 Apply = Callable[[int, Tensor], Tensor]
 
-# Maps hidden states ``[rows, size]`` to one output of any shape per row; the second argument runs the module's parts.
+# Runs a whole module: maps hidden states ``[rows, size]`` to one output of any shape per row, with calls of ``Apply``.
 Forward = Callable[[Tensor, Apply], Tensor]
 
 
 class AttendingModule(Protocol):
-    """A module of parts from ``[rows, size]`` to the same shape, each with its own attention layer."""
+    """A module of parts from ``[rows, size]`` to the same shape, with at most one attention layer each."""
 
     config: ModelConfig
 
-    def part(self, index: int, x: Tensor, rope: tuple[Tensor, Tensor] | None, attend: Attend) -> Tensor:
-        """Run one part in torch."""
-        ...
+    def run_part(self, index: int, x: Tensor, rope: tuple[Tensor, Tensor] | None, attend: Attend) -> Tensor:
+        """Run one part in torch; arguments as those of :meth:`pronk.models.decoder.Layer.forward`."""
 
     def compile_part(self, index: int, program: Program) -> None:
         """Compile one part for the kernels."""
-        ...
 
 
 @dataclass
 class SideLane:
-    """State of a side cache for one request.
+    """One request's part of a side cache."""
 
-    Attributes:
-        block_table: blocks of the rows.
-        tokens: the text of the rows.
-        num_committed: number of leading tokens of the text that were final at the last proposal.
-        salt: the request's salt for prefix caching.
-    """
-
-    block_table: BlockTable = field(default_factory=BlockTable)
-    tokens: list[int] = field(default_factory=list)
-    num_committed: int = 0
-    salt: bytes = b""
+    block_table: BlockTable = field(default_factory=BlockTable)  # of the cached rows
+    tokens: list[int] = field(default_factory=list)  # the token of each cached row
+    num_committed: int = 0  # leading tokens of the text that were final at the last proposal
+    salt: bytes = b""  # the request's salt for prefix caching
 
 
 class SideCache:
-    """Runs a module over the target's hidden states; ``cache`` has one layer for each part of it."""
+    """Owns the KV pool of ``module``, one layer for each part, and runs the module for several requests."""
 
     def __init__(self, target: Target, module: AttendingModule) -> None:
         self.target = target
@@ -86,12 +77,12 @@ class SideCache:
         self._rope = RopeTable(target.decoder.config.rope)
 
     def reserve(self, lane: SideLane, context: DraftContext[Any], extra_rows: int) -> bool:
-        """Roll a lane back to the text; allocate the rest of it and ``extra_rows`` more, or return False."""
+        """Keep rows that agree with the text; allocate the others and ``extra_rows``, or return False."""
         text, size = context.tokens, self.cache.block_size
         self._match_prefix(lane, context)
         num_kept = common_prefix_length(lane.tokens, text, lane.num_committed)
-        lane.num_committed = context.block_table.length + 1  # the tokens behind it may be a composite's draft tokens
-        # Rows that left the target's sliding window are gone, and no later token attends to them.
+        lane.num_committed = context.block_table.length + 1  # tokens behind these may be draft tokens
+        # The hidden states of tokens that left the target's sliding window are gone; no later row attends to them.
         num_released = context.block_table.num_released * self.target.cache.block_size
         window = self.cache.config.window
         with uninterrupted():
@@ -105,7 +96,7 @@ class SideCache:
             )
             if not lane.block_table.blocks:
                 lane.block_table.num_released = num_released // size
-            if window is None:  # all future tokens at once, to get consecutive blocks
+            if window is None:  # allocate all future tokens at once, to get consecutive blocks
                 extra_rows += max(context.max_depth, context.params.max_tokens - context.sampler.context.num_generated)
             try:
                 self.cache.prepare(lane.block_table, len(text) + extra_rows)
@@ -114,7 +105,7 @@ class SideCache:
         return True
 
     def _match_prefix(self, lane: SideLane, context: DraftContext[Any]) -> None:
-        """Fill a new lane from the prefix cache; at least the target's last row stays to be run."""
+        """Fill an empty lane from the prefix cache."""
         lane.salt = context.salt
         if lane.block_table.blocks or lane.tokens or self.cache.config.window is not None:
             return
@@ -124,10 +115,7 @@ class SideCache:
                 lane.block_table, lane.tokens = found, list(context.tokens[: found.length])
 
     def _register_prefix(self, lane: SideLane) -> None:
-        """Register the final rows in the prefix cache.
-
-        Lanes with a sliding window are left out: the target may have dropped the first rows before the lane began.
-        """
+        """Add the final rows to the prefix cache; with a sliding window a lane may lack the text's first rows."""
         if self.cache.config.window is None:
             self.cache.cache_blocks(lane.block_table, lane.tokens, lane.salt, max(0, lane.num_committed - 1))
 
@@ -143,8 +131,8 @@ class SideCache:
     ) -> Tensor | None:
         """Run the rows of ``text`` that the target's cache holds and the lane lacks, in chunks.
 
-        ``block_table`` is the target's, and ``layer`` the layer whose kept outputs are read. Returns the output of
-        ``forward`` for the last row; ``None`` if there was no row to run.
+        ``block_table`` is the request's in the target's cache. ``layer`` (from 1) is the target's layer whose output
+        the module reads. Returns the output of ``forward`` for the last row; ``None`` if no row was missing.
         """
         last = None
         for start in range(len(lane.tokens), block_table.length, CHUNK):
@@ -157,10 +145,10 @@ class SideCache:
     def run(
         self, lanes: Sequence[SideLane], tokens: Sequence[Sequence[int]], rows: Sequence[Tensor], forward: Forward
     ) -> list[Tensor]:
-        """Add rows to the lanes of different requests, in one forward pass; the slots must be allocated.
+        """Run new rows of several requests in one forward pass; their slots must be allocated.
 
-        Each lane has at least one new token, and its ``rows`` are hidden states ``[tokens, size]``. Returns the output
-        of ``forward`` at each row, one tensor for each lane.
+        Each lane has at least one new token, and in ``rows`` the hidden states ``[tokens, size]`` of its new tokens.
+        Returns for each lane the outputs of ``forward``, one for each new token.
         """
         segments = [Segment(lane.block_table, TokenTree.chain(new)) for lane, new in zip(lanes, tokens, strict=True)]
         outputs = forward(torch.cat(list(rows)), self._make_apply(segments))
@@ -171,6 +159,7 @@ class SideCache:
         return list(outputs.split([len(new) for new in tokens]))
 
     def _make_apply(self, segments: Sequence[Segment]) -> Apply:
+        """Return a function that runs the module's parts on the rows of ``segments``."""
         row_positions = [
             position for s in segments for position in range(s.block_table.length, s.block_table.length + s.rows)
         ]
@@ -179,14 +168,14 @@ class SideCache:
             positions = torch.tensor(row_positions, device=self.cache.device)
             rope = self.target.decoder.rope(positions, positions + 1, self.cache.dtype)
             attend = PagedAttention(self.cache.config, self.cache, segments)
-            return lambda index, x: self.module.part(index, x, rope, attend)
+            return lambda index, x: self.module.run_part(index, x, rope, attend)
         packed = ProgramRows().add([(segment.block_table, segment.tree, 0) for segment in segments])
         if self._rope.dynamic:
             packed.set_rope(
-                0, self._rope.lines(row_positions, [position + 1 for position in row_positions]), by_row=True
+                0, self._rope.compute_entries(row_positions, [position + 1 for position in row_positions]), by_row=True
             )
         elif self._rope.config is not None:
-            packed.set_rope(0, self._rope.upto(max(row_positions) + 1))
+            packed.set_rope(0, self._rope.up_to(max(row_positions) + 1))
 
         def apply(index: int, x: Tensor) -> Tensor:
             out = x.clone()
@@ -196,13 +185,14 @@ class SideCache:
         return apply
 
     def _program(self, index: int) -> Program:
+        """Return the kernels' program of a part, compiled again when the pool is replaced."""
         key = (index, self.cache.version)
         if key not in self._programs:
             assert self.cache.kernels is not None
             size = self.cache.config.hidden_size
             program = Program(self.cache.kernels, size, self.cache.dtype, self.cache)
             self.module.compile_part(index, program)
-            self._programs = {known: each for known, each in self._programs.items() if known[1] == key[1]}
+            self._programs = {old: each for old, each in self._programs.items() if old[1] == self.cache.version}
             self._programs[key] = program
         return self._programs[key]
 
@@ -210,13 +200,16 @@ class SideCache:
 def open_pool(
     target: Target, config: ModelConfig, dtype: torch.dtype | None = None, kernels: Kernels | None = None
 ) -> PagedCache:
-    """Return a cache for a drafter in the target's memory, by default with its dtype and kernels."""
+    """Return a new KV pool for a drafter, within the memory budget that it shares with the target's pool.
+
+    ``dtype`` and ``kernels`` are by default those of the target's pool.
+    """
     target_cache = target.cache
     share_prefixes = target_cache.prefix_cache is not None
     if dtype is None:
         dtype, kernels = target_cache.dtype, target_cache.kernels
     if target.budget is not None:
-        with target.lock:  # the other pools shrink
+        with target.lock:  # the new pool takes memory from the other pools
             return target.budget.add(config, dtype, kernels, share_prefixes=share_prefixes)
     return PagedCache(
         config,
@@ -231,6 +224,6 @@ def open_pool(
 
 
 def common_prefix_length(cached: Sequence[int], text: Sequence[int], start: int) -> int:
-    """Return the length of the common prefix; the first ``start`` tokens are known to agree."""
+    """Return the length of the common prefix of two texts whose first ``start`` tokens agree."""
     stop = min(len(cached), len(text))
     return next((i for i in range(min(start, stop), stop) if cached[i] != text[i]), stop)

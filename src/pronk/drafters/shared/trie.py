@@ -1,4 +1,7 @@
-"""Candidate continuations merged into one tree, the likeliest nodes first."""
+"""Merges candidate continuations of a text into one token tree of the likeliest nodes.
+
+The *gain* of a node is the estimated probability that the target accepts it and all nodes above it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ Candidate = TypeVar("Candidate")
 
 
 class Frontier(Generic[Candidate]):
-    """Priority queue of candidates for a tree: the largest gain first, equal gains in order of insertion."""
+    """Priority queue of candidates: the highest priority first, equal ones in order of insertion."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Candidate]] = []
@@ -23,26 +26,26 @@ class Frontier(Generic[Candidate]):
     def __bool__(self) -> bool:
         return bool(self._heap)
 
-    def push(self, gain: float, candidate: Candidate) -> None:
-        """Insert a candidate with its gain."""
+    def push(self, priority: float, candidate: Candidate) -> None:
+        """Insert a candidate; its priority is a gain or another estimate of its acceptance."""
         # The counter breaks ties, so that candidates are never compared.
         self._num_pushed += 1
-        heappush(self._heap, (-gain, self._num_pushed, candidate))
+        heappush(self._heap, (-priority, self._num_pushed, candidate))
 
     def peek(self, count: int) -> list[Candidate]:
         """Return the ``count`` best candidates without removing them."""
         return [candidate for _, _, candidate in nsmallest(count, self._heap)]
 
     def pop(self) -> tuple[float, Candidate]:
-        """Remove the best candidate and return it with its gain."""
-        loss, _, candidate = heappop(self._heap)
-        return -loss, candidate
+        """Remove the best candidate; return its priority and the candidate."""
+        negative_priority, _, candidate = heappop(self._heap)
+        return -negative_priority, candidate
 
 
 class Trie:
-    """Grows a tree of draft tokens below ``root`` in any order; :meth:`tree` keeps the best of them.
+    """Tree of draft tokens, grown node by node; :meth:`tree` returns the nodes of largest gain.
 
-    ::
+    Node 0 is the root, and nodes are numbered in order of insertion. For ``add(parent, token, gain)``::
 
         add(0, cat, .5)  add(1, sat, .3)  add(0, dog, .4)      0 ┬ cat .5 ─ sat .3
                                                                  └ dog .4
@@ -62,7 +65,7 @@ class Trie:
     def add(self, parent: int, token: int, gain: float, origin: Origin) -> int:
         """Return the child of ``parent`` with ``token``, added if it is new.
 
-        A known child keeps the larger gain and its origin. A gain is cut to the parent's.
+        An existing child gets the larger gain and its origin. A gain above the parent's is lowered to it.
         """
         gain = min(gain, self.gains[parent])
         node = self._children[parent].get(token)
@@ -79,17 +82,17 @@ class Trie:
         return node
 
     def child(self, node: int, token: int) -> int | None:
-        """Return the child of ``node`` with ``token``, if any."""
+        """Return the child of ``node`` with ``token``, or ``None``."""
         return self._children[node].get(token)
 
     def adds_sibling(self, node: int, token: int) -> bool:
-        """Whether ``token`` would be another child of a node that already has one."""
+        """Whether ``node`` has children, but none with ``token``."""
         return bool(self._children[node]) and token not in self._children[node]
 
     def merge(self, tree: TokenTree, origin: Origin = ("", 0)) -> None:
-        """Add the acceptable nodes of a tree with the same root; ``origin`` is for a tree without origins.
+        """Add the acceptable nodes of a tree with the same root.
 
-        In a tree without gains a node counts as accepted half the time if its parent is.
+        If ``tree`` has no origins, its nodes get ``origin``. If it has no gains, a node gets half its parent's gain.
         """
         own_nodes = {0: 0}
         for node in range(1, len(tree)):
@@ -99,9 +102,10 @@ class Trie:
                 own_nodes[node] = self.add(own_nodes[tree.parents[node]], tree.tokens[node], gain, node_origin)
 
     def tree(self, max_nodes: int) -> TokenTree:
-        """Return the ``max_nodes`` nodes of largest gain; the likeliest child of a node comes first.
+        """Return the tree of the ``max_nodes`` draft tokens of largest gain.
 
-        The main chain is therefore the greedy path. Of equal children the one added first wins.
+        The nodes are in depth-first order. The child of largest gain comes first, so the main chain is the likeliest
+        path. Of children with equal gains the one added first comes first.
         """
         kept_nodes: Container[int] = range(len(self.tokens))
         if len(self.tokens) - 1 > max_nodes:

@@ -1,1 +1,1 @@
-"""Modules trained on a target, and their files."""
+"""Neural modules that are trained on a target, and their files."""

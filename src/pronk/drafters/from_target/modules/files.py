@@ -1,10 +1,13 @@
-"""Files of a drafter that was trained on a target.
+"""Reads the folder of a drafter that ``pronk train`` has trained on a target.
 
-A folder holds three files; the drafter fits that target alone, and is refused for any other::
+The folder has three files::
 
-    drafter.json        kind, shape, the target's fingerprint, measurements of the training
-    model.safetensors   the weights
+    drafter.json        {"format": "pronk-drafter-1", "kind": "medusa", "shape": {"num_heads": 4, …},
+                         "target": {"architecture": …, "weights": …}, …}
+    model.safetensors   the weights of the module
     README.md           the model card
+
+``target`` is the fingerprint of the target. The drafter is refused for any other target.
 """
 
 from __future__ import annotations
@@ -31,65 +34,56 @@ __all__ = ["FORMAT", "Trained", "open_trained"]
 FORMAT = "pronk-drafter-1"
 _FILE = "drafter.json"
 
-# Commands of ``pronk train`` that are not named after the drafter.
+# Arguments of ``pronk train`` for drafters with a name of their own there.
 _COMMANDS = {"multi_token": "heads", "vanilla": "glide --vanilla"}
 
-Made = TypeVar("Made")
+Built = TypeVar("Built")
 Module = TypeVar("Module", bound=nn.Module)
 Shape = TypeVar("Shape")
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained drafter on disk.
-
-    Attributes:
-        folder: the folder.
-        kind: name of the drafter in the registry.
-        shape: fields of the module's shape.
-        target: fingerprint of the model that it was trained on.
-        facts: the whole JSON document.
-    """
+    """A trained drafter on disk."""
 
     folder: Path
-    kind: str
-    shape: Mapping[str, Any]
-    target: Fingerprint
-    facts: Mapping[str, Any]
+    kind: str  # name of the drafter in the registry
+    shape: Mapping[str, Any]  # sizes of the module: the fields of its dataclass, such as ``MedusaShape``
+    target: Fingerprint  # of the target that the drafter was trained on
 
     @classmethod
     def read(cls, folder: Path) -> Trained:
-        """Read ``drafter.json``; a missing or damaged file is a CheckpointError."""
+        """Read ``drafter.json``; raise CheckpointError if the file is missing or damaged."""
         path = folder / _FILE
         if not path.is_file():
             msg = f"{folder}: expected a folder that pronk train has written, with {_FILE}; found none there"
             raise CheckpointError(msg)
-        facts = read_json(path)
-        target, shape, kind = (facts.get(key) for key in ("target", "shape", "kind"))
+        document = read_json(path)
+        target, shape, kind = (document.get(key) for key in ("target", "shape", "kind"))
         if not (
-            facts.get("format") == FORMAT
+            document.get("format") == FORMAT
             and isinstance(kind, str)
             and isinstance(shape, dict)
             and isinstance(target, dict)
             and {"architecture", "weights"} <= target.keys()
         ):
-            msg = f"{path}: expected a drafter of format {FORMAT}, found {facts.get('format')!r}; train it again"
+            msg = f"{path}: expected a drafter of format {FORMAT}, found {document.get('format')!r}; train it again"
             raise CheckpointError(msg)
         fingerprint = Fingerprint(str(target["architecture"]), str(target["weights"]))
-        return cls(folder, kind, shape, fingerprint, facts)
+        return cls(folder, kind, shape, fingerprint)
 
-    def make(self, shape: type[Shape]) -> Shape:
-        """Return ``self.shape`` as the dataclass ``shape``; other fields or values are a CheckpointError."""
-        names = {each.name for each in fields(shape)}  # type: ignore[arg-type]
+    def make_shape(self, dataclass_type: type[Shape]) -> Shape:
+        """Return ``shape`` as a dataclass; raise CheckpointError for other fields or invalid values."""
+        names = {each.name for each in fields(dataclass_type)}  # type: ignore[arg-type]
         if names != self.shape.keys():
             expected, found = ", ".join(sorted(names)), ", ".join(sorted(self.shape))
             msg = f"{self.folder / _FILE}: expected a shape with {expected}, found {found}; train it again"
             raise CheckpointError(msg)
         values = {key: tuple(value) if isinstance(value, list) else value for key, value in self.shape.items()}
-        return self.build(lambda: shape(**values))
+        return self.build(lambda: dataclass_type(**values))
 
-    def build(self, make: Callable[[], Made]) -> Made:
-        """Call ``make`` and return its result; its refusal of ``self.shape`` becomes a CheckpointError."""
+    def build(self, make: Callable[[], Built]) -> Built:
+        """Return the result of ``make``; raise CheckpointError if ``make`` refuses the values of ``shape``."""
         try:
             return make()
         except (OptionError, TypeError) as error:
@@ -97,8 +91,8 @@ class Trained:
             raise CheckpointError(msg) from error
 
     def open(self, module: nn.Module) -> Checkpoint:
-        """Open the weights; other tensors or shapes than those of ``module`` are a CheckpointError."""
-        checkpoint = Checkpoint(self.folder, again="train it again")
+        """Open the weights; raise CheckpointError if their names or shapes are not those of ``module``."""
+        checkpoint = Checkpoint(self.folder, remedy="train it again")
         found = {name: checkpoint.shape(name) for name in checkpoint}
         expected = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
         for name in sorted(expected.keys() | found.keys()):
@@ -112,7 +106,7 @@ class Trained:
         return checkpoint
 
     def load(self, module: Module, cache: PagedCache) -> Module:
-        """Load the weights into ``module``, frozen, in the dtype, device and layout of ``cache``."""
+        """Load the weights into ``module`` and freeze it; dtype, device and layout are those of ``cache``."""
         checkpoint = self.open(module)
         tensors = {name: checkpoint.tensor(name).to(cache.device, cache.dtype, copy=True) for name in checkpoint}
         module.load_state_dict(tensors, assign=True)
@@ -124,8 +118,8 @@ class Trained:
 def open_trained(drafter: str, model: str | None, default: str, target: Target) -> Trained:
     """Read a trained drafter and check that it was trained on the target.
 
-    ``drafter`` is the name in the registry. ``model`` is a folder or a Hub id; ``None`` is the drafter ``default`` of
-    the clone.
+    ``drafter`` is the name in the registry. ``model`` is a folder or a Hub id; ``None`` is the folder
+    ``models/<default>`` of a clone of the repository.
 
     Raises:
         CheckpointError: the folder is missing or damaged.

@@ -1,15 +1,14 @@
 """GLIDE (Du et al. 2024, section 4.1): a small decoder that also attends to the target's KV cache.
 
 Each layer has cross-attention between self-attention and the MLP: a row attends to the cached keys and values of one of
-the target's layers. There is a query for every query head of the target, with the target's rotation at the row's
-position. With ``h`` the rows after self-attention, ``K`` and ``V`` the target's of layer ``l``, and head ``j`` of width
-``d_k``::
+the target's layers, with as many query heads as the target and with the target's RoPE. Let ``h`` be the rows after
+self-attention, ``K`` and ``V`` the keys and values of the target's layer ``l``, and ``d_k`` a head's size::
 
     head_j = softmax((h W_j) K_jᵀ / √d_k) V_j          h ← h + concat(head_1, head_2, …) W_O
 
-Draft layer ``m`` of ``N_D`` attends to layer ``l = N_T - N_D + m`` of ``N_T``, counted from 1. The attention object
-decides which tokens a row sees. In a decoding step the target's cache ends before the first draft token, for all draft
-tokens of the step. Without cross-attention the module is the *vanilla* twin, GLIDE's baseline.
+Layer ``m`` of ``N_D`` attends to the target's layer ``l = N_T - N_D + m`` of ``N_T``, counted from 1. In decoding, all
+draft tokens of a step see the target's cache up to the text's last token but one. Without cross-attention the module is
+the *vanilla* drafter, the paper's baseline.
 """
 
 from __future__ import annotations
@@ -32,28 +31,19 @@ __all__ = ["CrossAttend", "GlideModule", "GlideShape"]
 
 @dataclass(frozen=True)
 class GlideShape:
-    """Sizes of the module, beside its target's.
-
-    Attributes:
-        layers: number of layers.
-        hidden: hidden size, divisible by ``2 * heads``.
-        heads: heads of self-attention, divisible by ``kv_heads``.
-        kv_heads: key/value heads of self-attention.
-        mlp: width of the gated MLP.
-        block: block length of the mask that imitates in training how far the target's cache lags behind; L in the
-            paper.
-        cross: whether there is cross-attention.
-        cache_layer: the target's layer, from 1, that the first draft layer attends to; the next layer uses the next.
-            ``None`` is the paper's choice: the last draft layer attends to the target's last layer.
-    """
+    """Sizes of the module that do not follow from the target."""
 
     layers: int = 1
-    hidden: int = 192
-    heads: int = 6
-    kv_heads: int = 2
-    mlp: int = 512
+    hidden: int = 192  # divisible by ``2 * heads``
+    heads: int = 6  # query heads of self-attention, divisible by ``kv_heads``
+    kv_heads: int = 2  # key/value heads of self-attention
+    mlp: int = 512  # width of the gated MLP
+    # Used in training only: number of consecutive tokens that see the target's cache up to the same token, as the draft
+    # tokens of a step do; L in the paper.
     block: int = 5
-    cross: bool = True
+    cross: bool = True  # whether the layers have cross-attention
+    # The target's layer, from 1, that the first draft layer attends to; the next layer uses the next. ``None`` is the
+    # paper's choice: the last draft layer attends to the target's last layer.
     cache_layer: int | None = None
 
     def __post_init__(self) -> None:
@@ -70,22 +60,25 @@ class GlideShape:
             raise OptionError(msg)
 
     def cache_layers(self, target: ModelConfig) -> tuple[int, ...]:
-        """Return the target's layer, from 1, for each draft layer; none without cross-attention."""
+        """Return, for each draft layer, the number (from 1) of the target's layer that it attends to.
+
+        Return an empty tuple without cross-attention. Raise OptionError if the target has too few layers.
+        """
         if not self.cross:
             return ()
-        first = target.num_layers - self.layers + 1 if self.cache_layer is None else self.cache_layer
-        if not 1 <= first <= target.num_layers - self.layers + 1:
-            option = "layers" if self.cache_layer is None else "cache-layer"
-            maximum = target.num_layers if self.cache_layer is None else target.num_layers - self.layers + 1
-            msg = (
-                f"{option}: expected 1 to {maximum} for a target of {target.num_layers} layers, "
-                f"found {self.layers if self.cache_layer is None else self.cache_layer}"
-            )
+        last_start = target.num_layers - self.layers + 1
+        first = last_start if self.cache_layer is None else self.cache_layer
+        if not 1 <= first <= last_start:
+            if self.cache_layer is None:
+                option, most, found = "layers", target.num_layers, self.layers
+            else:
+                option, most, found = "cache-layer", last_start, self.cache_layer
+            msg = f"{option}: expected 1 to {most} for a target of {target.num_layers} layers, found {found}"
             raise OptionError(msg)
         return tuple(range(first, first + self.layers))
 
     def config(self, target: ModelConfig) -> ModelConfig:
-        """Return the draft's decoder: a Llama with the target's vocabulary and positions."""
+        """Return the configuration of the draft: a Llama with the target's vocabulary and context length."""
         return llama_config(
             hidden=self.hidden,
             layers=self.layers,
@@ -100,14 +93,14 @@ class GlideShape:
 
 
 class CrossAttend(Attend, Protocol):
-    """Attention of a draft that also attends to a target's cache."""
+    """Attention of a draft's rows, with cross-attention to a target's KV cache."""
 
     def cross(self, layer: int, q: Tensor) -> Tensor:
-        """Attend from ``q`` ``[rows, heads, d]`` of draft layer ``layer`` (from 0) to the target's cache.
+        """Attend from the queries of draft layer ``layer`` (from 0) to the target's cache.
 
-        ``q`` has the target's heads, not rotated yet. Returns ``[rows, heads * d]``; a row that sees no token is zero.
+        ``q`` is ``[rows, heads, d]`` with the target's number and size of heads, before RoPE. Returns
+        ``[rows, heads * d]``; a row that sees no token is zero.
         """
-        ...
 
 
 class _GlideLayer(Layer):
@@ -136,7 +129,7 @@ class _GlideLayer(Layer):
 
 
 class GlideModule(Decoder):
-    """The module, whose embedding is also its head; the head exists only after :meth:`tie`."""
+    """GLIDE's decoder; its head is its embedding, and exists only after :meth:`tie`."""
 
     def __init__(self, shape: GlideShape, target: ModelConfig) -> None:
         super().__init__(shape.config(target))
@@ -146,5 +139,5 @@ class GlideModule(Decoder):
         del self.head
 
     def tie(self, kernels: Kernels | None = None) -> None:
-        """Make the head from the present embedding, for ``kernels`` or for torch."""
+        """Set the head to the embedding's weights, in the layout of ``kernels`` or of torch."""
         self.head = choose_linear(kernels, self.embedding.device)(self.embedding.detach(), None, WeightLayout())

@@ -1,8 +1,7 @@
-"""Heads that predict several tokens at once (Gloeckle et al. 2024).
+"""Multi-token heads (Gloeckle et al. 2024, *Better & Faster LLMs via Multi-token Prediction*).
 
-*Better & Faster LLMs via Multi-token Prediction*: let ``z`` be the output of one of the target's layers (the trunk),
-``u`` the unembedding and ``h_i`` the head of the token ``i`` places ahead. The target itself predicts the next token,
-and the heads predict those after it::
+Let ``z`` be the output of one of the target's layers at position ``t``, ``u`` the unembedding, and ``h_i`` the head for
+the token at position ``t + i``. The target itself predicts the next token, ``i = 1``; the heads have ``i = 2 … n``::
 
     parallel       P(x[t+i] | z) = softmax u(norm(h_i(z)))                        section 2
     causal         P(x[t+i] | z) = softmax u(norm(h_i(… h_3(h_2(z)))))            appendix B
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from pronk.architecture.config import ModelConfig
+from pronk.checks import check_choice
 from pronk.errors import OptionError
 from pronk.models.decoder import Attend, Layer, empty_linear, make_norm
 from pronk.models.linear import Linear
@@ -37,23 +37,14 @@ _MAX_HEADS = 63
 
 @dataclass(frozen=True)
 class HeadsShape:
-    """Sizes of the heads, beside the target's.
+    """Sizes of the heads that do not follow from the target."""
 
-    Attributes:
-        num_heads: number of heads, 1..63; the first predicts the token after the next.
-        layer: the target's layer whose output is read, from 1.
-        mlp: width of a transformer head's feed-forward network.
-        kind: one of :data:`KINDS`.
-        order: one of :data:`ORDERS`.
-        unembeddings: one of :data:`UNEMBEDDINGS`.
-    """
-
-    num_heads: int
-    layer: int
-    mlp: int = 1
-    kind: str = "transformer"
-    order: str = "parallel"
-    unembeddings: str = "shared"
+    num_heads: int  # 1..63; the first head predicts the token after the next
+    layer: int  # the target's layer whose output is read, from 1
+    mlp: int = 1  # width of a transformer head's feed-forward network
+    kind: str = "transformer"  # one of ``KINDS``
+    order: str = "parallel"  # one of ``ORDERS``
+    unembeddings: str = "shared"  # one of ``UNEMBEDDINGS``
 
     def __post_init__(self) -> None:
         for name, maximum in (("num_heads", _MAX_HEADS), ("layer", None), ("mlp", None)):
@@ -62,14 +53,11 @@ class HeadsShape:
                 expected = "at least 1" if maximum is None else f"1 to {maximum}"
                 msg = f"{name.replace('_', '-')}: expected {expected}, found {value!r}"
                 raise OptionError(msg)
-        for name, known in (("kind", KINDS), ("order", ORDERS), ("unembeddings", UNEMBEDDINGS)):
-            value = getattr(self, name)
-            if value not in known:
-                msg = f"{name}: expected one of {', '.join(known)}, found {value!r}"
-                raise OptionError(msg)
+        for name, choices in (("kind", KINDS), ("order", ORDERS), ("unembeddings", UNEMBEDDINGS)):
+            check_choice(name, getattr(self, name), choices)
 
     def check(self, config: ModelConfig) -> None:
-        """Raise :class:`~pronk.errors.OptionError` if the target has no such layer."""
+        """Raise :class:`~pronk.errors.OptionError` if the target has no layer ``layer``."""
         if self.layer > config.num_layers:
             msg = f"layer: expected 1 to {config.num_layers}, the target's layers, found {self.layer}"
             raise OptionError(msg)
@@ -81,7 +69,7 @@ class HeadsShape:
 
     @property
     def sequence(self) -> Sequence[int]:
-        """Indices of the heads in order of execution; 0 is the head of the nearest token."""
+        """Indices of the heads in order of execution; 0 is the first head, ``h_2``."""
         heads = range(self.num_heads)
         return heads[::-1] if self.order == "anticausal" else heads
 
@@ -89,16 +77,17 @@ class HeadsShape:
 def heads_config(shape: HeadsShape, target: ModelConfig) -> ModelConfig:
     """Return the configuration of the heads' attention: a decoder with one layer for each head.
 
-    The heads see no further back than the target: rows that left a sliding window may be gone.
+    All heads have the target's sliding window, since hidden states of tokens outside it may be gone.
     """
     count = shape.num_heads
     return replace(target, num_layers=count, intermediate_size=shape.mlp, windows=(target.window,) * count)
 
 
 class MultiTokenHeads(nn.Module):
-    """The heads, on packed rows; the weights are float32 and not initialized.
+    """Heads on packed rows ``[rows, hidden]``; the weights are float32 and not initialized.
 
-    ``layers`` are layers of the heads that are also the target's own; by default the heads have new layers.
+    ``layers``, one per head, are layers of a target that is trained together with its heads. By default the heads have
+    layers of their own.
     """
 
     def __init__(self, shape: HeadsShape, target: ModelConfig, layers: Sequence[nn.Module] | None = None) -> None:
@@ -116,17 +105,17 @@ class MultiTokenHeads(nn.Module):
         size = self.config.hidden_size
         return Layer(self.config, empty_linear) if self.shape.kind == "transformer" else empty_linear(size, size, False)
 
-    def part(self, index: int, x: Tensor, rope: tuple[Tensor, Tensor] | None, attend: Attend) -> Tensor:
+    def run_part(self, index: int, x: Tensor, rope: tuple[Tensor, Tensor] | None, attend: Attend) -> Tensor:
         """Run head ``index`` without its norm: ``[rows, hidden]`` to the same shape.
 
-        ``x`` is the trunk's output or that of the head before. ``attend`` is called for layer ``index``.
+        ``x`` is ``z`` or the output of another head, as ``order`` says. ``attend`` is called with layer ``index``.
         """
         layer = self.layers[index]
         out: Tensor = layer(x, rope, index, attend) if self.shape.kind == "transformer" else layer(x)
         return out.to(x.dtype)  # autocast returns a narrower dtype for a linear layer
 
     def compile_part(self, index: int, program: Program) -> None:
-        """Compile :meth:`part` for the kernels."""
+        """Add :meth:`run_part` to a program of the kernels."""
         layer = self.layers[index]
         if isinstance(layer, Layer):
             layer.compile(program, index)
@@ -134,9 +123,10 @@ class MultiTokenHeads(nn.Module):
             program.linear(layer)
 
     def run(self, z: Tensor, apply: Callable[[int, Tensor], Tensor], count: int) -> Iterator[tuple[int, Tensor]]:
-        """Yield index and output ``[rows, hidden]`` of the first ``count`` heads, in order of execution.
+        """Yield the index and the output ``[rows, hidden]`` of each head, in order of execution.
 
-        ``apply(index, x)`` runs one head: :meth:`part` or its compiled form. The anticausal order runs all heads.
+        ``apply(index, x)`` runs one head: :meth:`run_part` or its compiled form. Only the first ``count`` heads run,
+        except in the anticausal order, in which the first heads need the others' outputs.
         """
         x = z
         for index in self.shape.sequence:
@@ -152,15 +142,15 @@ class MultiTokenHeads(nn.Module):
         return out
 
     def unembedding(self, index: int, shared: Linear) -> Linear:
-        """Return the head's own unembedding, or else ``shared``, the target's."""
+        """Return the unembedding of a head: its own, or without one ``shared``, the target's."""
         own = self.unembeddings[index] if self.unembeddings else None
         return own if isinstance(own, Linear) else shared
 
     def initialize(self, generator: torch.Generator, norm: nn.Module | None = None, head: Tensor | None = None) -> None:
-        """Initialize for training: heads near the identity, with the target's norm and unembedding.
+        """Set initial weights for training: random ones, near the identity for the heads.
 
-        ``norm`` is the target's final norm; by default it scales by 1. ``head`` ``[vocab, hidden]`` is the target's
-        unembedding, for replicated ones; random by default.
+        ``norm`` is the target's final norm, copied to each head's norm; by default these scale by 1. ``head``
+        ``[vocab, hidden]`` is the target's unembedding, copied to replicated ones; by default these are random.
         """
         with torch.no_grad():
             for name, parameter in self.named_parameters():

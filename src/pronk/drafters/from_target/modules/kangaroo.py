@@ -1,10 +1,10 @@
 """Kangaroo's adapter: from an early layer's output to the target's head (Liu et al. 2024, 3.1).
 
-With ``f`` the output of the target's layer number ``l``, the self-draft model of the paper is ``head(A(f))``, where ::
+Let ``f`` be the output of the target's layer ``l``. The draft's logits are ``head(A(f))``, with one of four adapters::
 
-    attention      A(f) = norm(f + attention(norm(f)))          the paper's; the head is the target's own
-    head           the same, with a head of its own
-    transformer    A(f) = norm(layer(f))                        with post norm and feed-forward network
+    attention      A(f) = norm(f + attention(norm(f)))          with the target's head: the paper's choice
+    head           A(f) = norm(f + attention(norm(f)))          with a head of its own
+    transformer    A(f) = norm(layer(f))                        a whole layer, with the target's head
     mlp            A(f) = norm(f + W₂ silu(W₁ norm(f)))         no attention, with a head of its own
 
 The last three are the ablations of table 2. Attention is multi-head: as many key/value heads as query heads.
@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pronk.architecture.config import ModelConfig
+from pronk.checks import check_choice
 from pronk.errors import OptionError
 from pronk.models.decoder import Attend, Layer, empty_linear, make_norm
 from pronk.models.linear import Linear
@@ -28,29 +29,20 @@ from pronk.models.program import Program
 __all__ = ["ADAPTERS", "KangarooAdapter", "KangarooShape"]
 
 ADAPTERS = ("attention", "head", "transformer", "mlp")
-_SHARE = 8  # by default the exit is after the first 1/8 of the target's layers
+_DEFAULT_EXIT = 1 / 8  # fraction of the target's layers before the exit
 
 
 @dataclass(frozen=True)
 class KangarooShape:
-    """Sizes of an adapter, beside the target's.
+    """Sizes of an adapter that do not follow from the target."""
 
-    Attributes:
-        exit_layer: the layer whose output is read, from 1 to the one before the target's last.
-        adapter: one of :data:`ADAPTERS`.
-        heads: attention heads, each of the target's head size.
-        mlp: width of the feed-forward network of ``transformer``.
-    """
-
-    exit_layer: int
-    adapter: str = "attention"
-    heads: int = 1
-    mlp: int = 1
+    exit_layer: int  # the target's layer whose output the adapter reads: 1 up to the last but one
+    adapter: str = "attention"  # one of ``ADAPTERS``
+    heads: int = 1  # attention heads, each of the target's head size
+    mlp: int = 1  # width of the feed-forward network of ``transformer``
 
     def __post_init__(self) -> None:
-        if self.adapter not in ADAPTERS:
-            msg = f"adapter: expected one of {', '.join(ADAPTERS)}, found {self.adapter!r}"
-            raise OptionError(msg)
+        check_choice("adapter", self.adapter, ADAPTERS)
         for name in ("exit_layer", "heads", "mlp"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
@@ -61,9 +53,9 @@ class KangarooShape:
     def of_target(
         cls, config: ModelConfig, exit_layer: int | None, adapter: str, heads: int | None = None, mlp: int | None = None
     ) -> KangarooShape:
-        """Return a shape; by default the exit is after 1/8 of the layers, the sizes are the target's."""
+        """Return a valid shape; ``None`` is 1/8 of the layers for the exit, else the target's own size."""
         shape = cls(
-            max(1, round(config.num_layers / _SHARE)) if exit_layer is None else exit_layer,
+            max(1, round(config.num_layers * _DEFAULT_EXIT)) if exit_layer is None else exit_layer,
             adapter,
             config.num_heads if heads is None else heads,
             config.intermediate_size if mlp is None else mlp,
@@ -73,14 +65,12 @@ class KangarooShape:
 
     def check(self, config: ModelConfig) -> None:
         """Raise :class:`~pronk.errors.OptionError` if the target has no such exit layer."""
-        max_layer = config.num_layers - 1
-        if not max_layer:
+        most = config.num_layers - 1
+        if not most:
             msg = "exit-layer: expected a target of at least 2 layers, found 1; train another drafter for it"
             raise OptionError(msg)
-        if self.exit_layer > max_layer:
-            msg = (
-                f"exit-layer: expected 1 to {max_layer} for a target of {max_layer + 1} layers, found {self.exit_layer}"
-            )
+        if self.exit_layer > most:
+            msg = f"exit-layer: expected 1 to {most} for a target of {most + 1} layers, found {self.exit_layer}"
             raise OptionError(msg)
 
     @property
@@ -89,14 +79,14 @@ class KangarooShape:
         return self.adapter != "mlp"
 
     @property
-    def own_head(self) -> bool:
+    def has_own_head(self) -> bool:
         """Whether the adapter has a head of its own."""
         return self.adapter in {"head", "mlp"}
 
     def config(self, target: ModelConfig) -> ModelConfig:
-        """Return the configuration of the adapter's attention, a decoder of one layer.
+        """Return the configuration of the adapter's attention: a decoder of one layer.
 
-        The window is that of the exit layer, whose rows may be gone beyond it.
+        The sliding window is that of the exit layer, since hidden states of tokens outside it may be gone.
         """
         window = target.windows[self.exit_layer - 1] if target.windows else None
         return replace(
@@ -110,7 +100,7 @@ class KangarooShape:
 
 
 class KangarooAdapter(nn.Module):
-    """The adapter, on packed rows; the weights are float32 and not initialized."""
+    """Adapter on packed rows ``[rows, hidden]``; the weights are float32 and not initialized."""
 
     def __init__(self, shape: KangarooShape, target: ModelConfig) -> None:
         super().__init__()
@@ -120,23 +110,26 @@ class KangarooAdapter(nn.Module):
         self.layers = nn.ModuleList([_BLOCKS[shape.adapter](self.config)])
         vocab, size = target.vocab_size, target.hidden_size
         self.norm = make_norm(target, size)
-        self.head: Linear | None = empty_linear(vocab, size, False) if shape.own_head else None
+        self.head: Linear | None = empty_linear(vocab, size, False) if shape.has_own_head else None
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, attend: Attend) -> Tensor:
-        """Map the exit layer's output ``[rows, hidden]`` to the head's input; ``attend`` is for layer 0."""
+        """Map the exit layer's output ``[rows, hidden]`` to the head's input; ``attend`` gets layer 0."""
         return self.norm(self.layers[0](x, rope, 0, attend))
 
-    def part(self, index: int, x: Tensor, rope: tuple[Tensor, Tensor] | None, attend: Attend) -> Tensor:  # noqa: ARG002 - there is one
-        """Call :meth:`forward`, as a :class:`~pronk.drafters.shared.side_cache.AttendingModule`."""
+    def run_part(self, index: int, x: Tensor, rope: tuple[Tensor, Tensor] | None, attend: Attend) -> Tensor:  # noqa: ARG002 - an adapter has one part
+        """Call :meth:`forward`; for :class:`~pronk.drafters.shared.side_cache.AttendingModule`."""
         return self(x, rope, attend)
 
     def compile_part(self, index: int, program: Program) -> None:
-        """Compile the adapter for the kernels."""
+        """Add the adapter to a program of the kernels."""
         self.layers[index].compile(program, index)
         program.norm(self.norm)
 
     def initialize(self, generator: torch.Generator, norm: nn.Module, head: Tensor) -> None:
-        """Set random weights for training; ``norm``, and ``head`` if used, are copied from the target."""
+        """Set initial weights for training: random ones, and copies of the target's ``norm`` and ``head``.
+
+        ``head`` is not used by an adapter without a head of its own.
+        """
         with torch.no_grad():
             for name, parameter in self.layers.named_parameters():
                 if parameter.dim() == 1:
@@ -149,7 +142,7 @@ class KangarooAdapter(nn.Module):
 
 
 class _Attention(Layer):
-    """Input norm, attention and residual: the first half of a layer."""
+    """The first half of a layer: input norm, attention and residual."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config, empty_linear)
@@ -163,7 +156,7 @@ class _Attention(Layer):
 
 
 class _TwoLinears(nn.Module):
-    """Input norm, two linears and residual."""
+    """Input norm, two linear layers and residual."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

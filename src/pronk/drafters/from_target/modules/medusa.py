@@ -1,12 +1,13 @@
-"""Medusa heads (Cai et al. 2024): predict later tokens from the target's last hidden state.
+"""Medusa heads (Cai et al. 2024), which predict later tokens from the target's last hidden state.
 
-Let ``h`` be the last layer's output at a position after the final norm, from which the target's unembedding ``U``
-predicts the next token. Head ``i`` (1 is the first) predicts the token ``i`` places further on::
+Let ``h`` be the output of the target's last layer and final norm at position ``t``. From ``h`` the target's unembedding
+``U`` predicts the token at ``t + 1``. Head ``i`` (1 is the first) predicts the token at ``t + 1 + i``, with ``n``
+residual blocks::
 
-    h_0 = h      h_j = h_(j-1) + SiLU(W_j h_(j-1) + b_j)      logits = U h_blocks
+    h_0 = h      h_j = h_(j-1) + SiLU(W_j h_(j-1) + b_j)  for j = 1 … n      logits = U h_n
 
-``W`` and ``b`` are initialized to zeros, so that every head begins as the target's own. The heads share the target's
-unembedding, or each trains a copy of it.
+``W_j`` and ``b_j`` are initialized to zeros, so every head at first predicts what the target predicts. The heads share
+the target's unembedding, or each head trains a copy of it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pronk.architecture.config import ModelConfig
+from pronk.checks import check_choice
 from pronk.errors import OptionError
 from pronk.models.linear import PlainLinear
 from pronk.models.program import Program
@@ -29,33 +31,24 @@ UNEMBEDDINGS = ("shared", "replicated")
 
 @dataclass(frozen=True)
 class MedusaShape:
-    """Sizes of the heads, and their tree.
+    """Sizes of the heads, and the tree of their tokens."""
 
-    Attributes:
-        num_heads: number of heads, 1..16.
-        blocks: residual blocks of a head, 1..8.
-        unembeddings: ``"shared"`` is the target's, ``"replicated"`` one for each head.
-        tree: paths of ranks (:mod:`~pronk.drafters.shared.rank_tree`), parents first; empty before it is chosen.
-        accuracies: ``[head][rank]``, how often the rank was the target's token; empty before it is measured.
-    """
-
-    num_heads: int = 4
-    blocks: int = 2
-    unembeddings: str = "shared"
-    tree: tuple[tuple[int, ...], ...] = ()
+    num_heads: int = 4  # 1..16
+    blocks: int = 2  # residual blocks of a head, 1..8
+    unembeddings: str = "shared"  # ``"shared"``: all heads use the target's; ``"replicated"``: each head has its own
+    tree: tuple[tuple[int, ...], ...] = ()  # paths of ranks (``rank_tree``), parents first; empty during training
+    # ``[head][rank]``: how often the head's token of this rank was the target's, 0..1; empty during training.
     accuracies: tuple[tuple[float, ...], ...] = ()
 
     def __post_init__(self) -> None:
-        # JSON has lists, and a hashable shape needs tuples.
+        # JSON files have lists; a hashable shape needs tuples.
         object.__setattr__(self, "tree", tuple(tuple(path) for path in self.tree))
         object.__setattr__(self, "accuracies", tuple(tuple(ranks) for ranks in self.accuracies))
         for name, value, maximum in (("heads", self.num_heads, 16), ("blocks", self.blocks, 8)):
             if type(value) is not int or not 1 <= value <= maximum:
                 msg = f"{name}: expected 1 to {maximum}, found {value!r}"
                 raise OptionError(msg)
-        if self.unembeddings not in UNEMBEDDINGS:
-            msg = f"unembeddings: expected one of {', '.join(UNEMBEDDINGS)}, found {self.unembeddings!r}"
-            raise OptionError(msg)
+        check_choice("unembeddings", self.unembeddings, UNEMBEDDINGS)
         if self.accuracies and len(self.accuracies) != self.num_heads:
             msg = f"accuracies: expected those of {self.num_heads} heads, found {len(self.accuracies)}"
             raise OptionError(msg)
@@ -69,19 +62,19 @@ class Head(nn.Module):
         self.blocks = nn.ModuleList(_zero_linear(size) for _ in range(blocks))
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Map ``[rows, hidden]`` after the target's final norm to the input of the unembedding."""
+        """Map rows ``[rows, hidden]`` after the target's final norm to the input of the unembedding."""
         for block in self.blocks:
             hidden = hidden + F.silu(block(hidden))
         return hidden
 
     def compile(self, program: Program) -> None:
-        """Compile :meth:`forward` for the kernels."""
+        """Add :meth:`forward` to a program of the kernels."""
         for block in self.blocks:
             program.linear(block, activation="silu", residual=True)
 
 
 class MedusaHeads(nn.Module):
-    """The heads of one target, on packed rows; ``config`` is the target's."""
+    """Heads of one target, on packed rows ``[rows, hidden]``; ``config`` is the target's."""
 
     def __init__(self, shape: MedusaShape, config: ModelConfig) -> None:
         super().__init__()
@@ -93,15 +86,15 @@ class MedusaHeads(nn.Module):
         )
 
     def initialize(self, unembedding: Tensor) -> None:
-        """Copy the target's unembedding ``[vocab, hidden]`` into those of replicated heads."""
+        """Copy the target's unembedding ``[vocab, hidden]`` to the heads' own unembeddings, if there are any."""
         with torch.no_grad():
             for each in self.unembeddings:
                 each.get_parameter("weight").copy_(unembedding)
 
     def logits(self, hidden: Tensor, unembed: nn.Module) -> Tensor:
-        """Return ``[heads, rows, vocab]`` for ``hidden`` ``[rows, hidden]`` after the target's final norm.
+        """Return logits ``[heads, rows, vocab]``; ``hidden`` ``[rows, hidden]`` is after the final norm.
 
-        ``unembed`` is the target's unembedding; shared heads call it once for all rows.
+        ``unembed`` is the target's unembedding. It is called once for all heads, if they share it.
         """
         states = [head(hidden) for head in self.layers]
         if self.unembeddings:

@@ -1,1 +1,1 @@
-"""Datastores: token ids of a corpus with a suffix array, searched by the drafter ``retrieval``."""
+"""Datastores for the drafter ``retrieval``: a corpus as token ids, with its suffix array, on disk."""

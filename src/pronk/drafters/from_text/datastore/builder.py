@@ -1,7 +1,7 @@
 """Building a datastore: write the token ids of all documents to a file, then sort their suffixes.
 
-The sort needs ``pydivsufsort`` of the extra ``pronk[datastore]``; reading a datastore does not. Sorting 10 M tokens
-takes 20 bytes of memory per token (50 with a vocabulary of 65,536 or more) and 1 to 2 seconds.
+The sort needs the package ``pydivsufsort`` (``pip install 'pronk[datastore]'``); reading a datastore does not. Sorting
+takes 20 bytes of memory per token, or 50 with a vocabulary of 65,536 or more. 10 M tokens take 1 to 2 seconds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pronk.errors import OptionError
 
 __all__ = ["SORTING", "OnProgress", "require_sorter", "write_datastore"]
 
-# Progress callback: receives the number of written tokens before each document, and SORTING before the sort.
+# Progress callback. Its argument is the number of tokens written so far, or SORTING when the sort begins.
 OnProgress = Callable[[int], None]
 SORTING = -1
 
@@ -61,68 +61,70 @@ def write_datastore(
 
     Args:
         folder: an existing folder.
-        documents: token ids of each document, 0..vocab_size - 1; empty ones are skipped. Read lazily up to ``limit``.
+        documents: token ids of each document, 0..vocab_size - 1. Empty documents are skipped. The iterable is read one
+            document at a time, until ``limit`` is reached.
         vocabulary: fingerprint of the tokenizer.
-        vocab_size: number of token ids, which determines the bytes per id.
+        vocab_size: number of different token ids; ids take 2 bytes in the file up to 65,535 and 4 bytes above.
         limit: maximum number of tokens, at least 1; the document that exceeds it is cut.
-        sources: names of the text's files.
-        on_progress: callback for a line about the present phase.
+        sources: names of the files that the documents come from, kept in the header for ``pronk datastore info``.
+        on_progress: called before each document and before the sort.
 
     Raises:
         OptionError: the documents have no tokens, or the sorting library is not installed.
     """
     sorter = require_sorter()
-    kind = np.dtype(TOKEN_TYPES[vocab_size > np.iinfo(TOKEN_TYPES[0]).max])
-    count, largest, ended = _write_tokens(folder / TOKENS, documents, kind, limit, on_progress)
-    if not count:
+    token_type = np.dtype(TOKEN_TYPES[vocab_size > np.iinfo(TOKEN_TYPES[0]).max])
+    num_tokens, largest_id, num_documents = _write_tokens(folder / TOKENS, documents, token_type, limit, on_progress)
+    if not num_tokens:
         msg = "datastore: expected documents with tokens, found none; choose files with text"
         raise OptionError(msg)
     on_progress(SORTING)
-    tokens = np.fromfile(folder / TOKENS, dtype=kind)
-    suffixes = sorter.divsufsort(tokens.astype(kind.newbyteorder("=")))
-    order = np.dtype(SUFFIX_TYPES[len(tokens) > np.iinfo(SUFFIX_TYPES[0]).max])
-    suffixes.astype(order).tofile(folder / SUFFIXES)
+    tokens = np.fromfile(folder / TOKENS, dtype=token_type)
+    suffixes = sorter.divsufsort(tokens.astype(token_type.newbyteorder("=")))
+    suffix_type = np.dtype(SUFFIX_TYPES[len(tokens) > np.iinfo(SUFFIX_TYPES[0]).max])
+    suffixes.astype(suffix_type).tofile(folder / SUFFIXES)
     header = Header(
-        vocabulary,
-        largest,
-        count,
-        ended,
-        kind.str,
-        order.str,
-        _checksum(folder / TOKENS),
-        _checksum(folder / SUFFIXES),
-        tuple(sources),
+        vocabulary=vocabulary,
+        largest_id=largest_id,
+        tokens=num_tokens,
+        documents=num_documents,
+        token_type=token_type.str,
+        suffix_type=suffix_type.str,
+        tokens_sha256=_sha256(folder / TOKENS),
+        suffixes_sha256=_sha256(folder / SUFFIXES),
+        sources=tuple(sources),
     )
-    document = {"format": FORMAT, **asdict(header)}
-    (folder / HEADER).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    fields = {"format": FORMAT, **asdict(header)}
+    (folder / HEADER).write_text(json.dumps(fields, indent=1) + "\n", encoding="utf-8")
     return header
 
 
 def _write_tokens(
     path: Path,
     documents: Iterable[Sequence[int]],
-    kind: np.dtype[np.unsignedinteger],
+    token_type: np.dtype[np.unsignedinteger],
     limit: int | None,
     on_progress: OnProgress,
 ) -> tuple[int, int, int]:
     """Write the documents; return the number of tokens, the largest id, and the number of documents."""
-    separator = np.array([np.iinfo(kind).max], dtype=kind)
-    count, largest, ended = 0, 0, 0
+    separator = np.array([np.iinfo(token_type).max], dtype=token_type)
+    num_tokens, largest_id, num_documents = 0, 0, 0
     with path.open("wb") as stream:
         for document in documents:
-            on_progress(count)
-            tokens = np.asarray(document, dtype=np.int64)[: None if limit is None else limit - count]
+            on_progress(num_tokens)
+            tokens = np.asarray(document, dtype=np.int64)[: None if limit is None else limit - num_tokens]
             if len(tokens):
-                largest = max(largest, int(tokens.max()))
-                assert 0 <= tokens.min() <= largest < separator[0], "expected ids of the vocabulary"
-                stream.write(tokens.astype(kind).tobytes())
+                largest_id = max(largest_id, int(tokens.max()))
+                assert 0 <= tokens.min() <= largest_id < separator[0], "expected ids of the vocabulary"
+                stream.write(tokens.astype(token_type).tobytes())
                 stream.write(separator.tobytes())
-                count, ended = count + len(tokens), ended + 1
-            if count == limit:
+                num_tokens += len(tokens)
+                num_documents += 1
+            if num_tokens == limit:
                 break
-    return count, largest, ended
+    return num_tokens, largest_id, num_documents
 
 
-def _checksum(path: Path) -> str:
+def _sha256(path: Path) -> str:
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""File names of a datastore and its header ``datastore.json`` (format: see ``reader``)."""
+"""File names of a datastore, and its header ``datastore.json`` (``reader.py`` has the other files)."""
 
 from __future__ import annotations
 
@@ -15,51 +15,40 @@ __all__ = ["FORMAT", "HEADER", "SUFFIXES", "SUFFIX_TYPES", "TOKENS", "TOKEN_TYPE
 FORMAT = "pronk-datastore/1"
 HEADER, TOKENS, SUFFIXES = "datastore.json", "tokens.bin", "suffixes.bin"
 
-# numpy types by size. Token ids are big-endian so that byte order is token order; suffixes are native for arithmetic.
+# numpy types: 2 or 4 bytes per token id, 4 or 8 per suffix. Token ids are big-endian, so that comparing bytes compares
+# ids. Suffixes have native byte order, since the reader calculates with them.
 TOKEN_TYPES = (">u2", ">u4")
 SUFFIX_TYPES = (np.dtype("u4").str, np.dtype("u8").str)
 
 
 @dataclass(frozen=True)
 class Header:
-    """Fields of ``datastore.json`` besides the format.
+    """Fields of ``datastore.json`` besides the format."""
 
-    Attributes:
-        vocabulary: fingerprint of the tokenizer.
-        largest_id: largest token id.
-        tokens: number of tokens without separators, at least 1.
-        documents: number of documents, each ended by one separator.
-        token_type: numpy type of ``tokens.bin``, one of :data:`TOKEN_TYPES`.
-        suffix_type: numpy type of ``suffixes.bin``, one of :data:`SUFFIX_TYPES`.
-        tokens_sha256: checksum of ``tokens.bin``.
-        suffixes_sha256: checksum of ``suffixes.bin``.
-        sources: names of the text's files.
-    """
-
-    vocabulary: str
-    largest_id: int
-    tokens: int
-    documents: int
-    token_type: str
-    suffix_type: str
-    tokens_sha256: str
-    suffixes_sha256: str
-    sources: tuple[str, ...]
+    vocabulary: str  # fingerprint of the tokenizer
+    largest_id: int  # largest token id in the documents
+    tokens: int  # number of tokens without separators, at least 1
+    documents: int  # number of documents, each ended by one separator
+    token_type: str  # numpy type of ``tokens.bin``, one of ``TOKEN_TYPES``
+    suffix_type: str  # numpy type of ``suffixes.bin``, one of ``SUFFIX_TYPES``
+    tokens_sha256: str  # checksum of ``tokens.bin``
+    suffixes_sha256: str  # checksum of ``suffixes.bin``
+    sources: tuple[str, ...]  # names of the files that the documents come from
 
     @property
     def entries(self) -> int:
-        """Return the number of entries of each file: tokens and separators."""
+        """Return the number of entries of each file: one per token and one per separator."""
         return self.tokens + self.documents
 
     @property
     def separator(self) -> int:
-        """Return the entry that ends a document: the largest number of ``token_type``."""
+        """Return the id that ends a document in ``tokens.bin``: the largest number of ``token_type``."""
         return int(np.iinfo(self.token_type).max)
 
-    def sizes(self) -> dict[str, int]:
-        """Return the size of each file in bytes."""
+    def file_sizes(self) -> dict[str, int]:
+        """Return the sizes in bytes of ``tokens.bin`` and ``suffixes.bin``, by file name."""
         types = {TOKENS: self.token_type, SUFFIXES: self.suffix_type}
-        return {name: self.entries * np.dtype(kind).itemsize for name, kind in types.items()}
+        return {name: self.entries * np.dtype(entry_type).itemsize for name, entry_type in types.items()}
 
     @classmethod
     def read(cls, folder: Path) -> Header:
@@ -79,27 +68,27 @@ class Header:
         sources = raw.get("sources")
         if isinstance(sources, list) and all(isinstance(name, str) for name in sources):
             raw["sources"] = tuple(sources)
-        for each in fields(cls):
-            kind = {"str": str, "int": int}.get(str(each.type), tuple)
-            if type(raw.get(each.name)) is not kind:
-                raise CheckpointError(_damaged(path, each.name, raw.get(each.name)))
-        header = cls(**{each.name: raw[each.name] for each in fields(cls)})
+        for item in fields(cls):
+            expected_type = {"str": str, "int": int}.get(str(item.type), tuple)
+            if type(raw.get(item.name)) is not expected_type:
+                raise CheckpointError(_damaged_message(path, item.name, raw.get(item.name)))
+        header = cls(**{item.name: raw[item.name] for item in fields(cls)})
         header._check(path)
         return header
 
     def _check(self, path: Path) -> None:
-        rules = (
+        checks = (
             ("token_type", self.token_type in TOKEN_TYPES),
             ("suffix_type", self.suffix_type in SUFFIX_TYPES),
             ("tokens", self.tokens >= 1),
             ("documents", 1 <= self.documents <= self.tokens),
         )
-        for name, valid in rules:
+        for name, valid in checks:
             if not valid:
-                raise CheckpointError(_damaged(path, name, getattr(self, name)))
+                raise CheckpointError(_damaged_message(path, name, getattr(self, name)))
         if not 0 <= self.largest_id < self.separator:
-            raise CheckpointError(_damaged(path, "largest_id", self.largest_id))
+            raise CheckpointError(_damaged_message(path, "largest_id", self.largest_id))
 
 
-def _damaged(path: Path, name: str, value: object) -> str:
+def _damaged_message(path: Path, name: str, value: object) -> str:
     return f"{path}: found a damaged {name}: {value!r:.60}; build the datastore again or restore the file"

@@ -8,13 +8,14 @@
         number   0           1       2         3     …
         suffix   a b c | …   a b d | b c | …   b d | …
 
-Suffixes 0 to 1 begin with ``a b``, and suffixes 2 to 3 with ``b``. Within an interval the continuations are sorted, so
-phrases and their continuations are found by bisection. Token ids are big-endian: byte order is token order, and one
-memory comparison compares two phrases. The separator is the largest number of the type, so it sorts after every token.
+A *phrase* is a sequence of tokens. The suffixes that begin with it are consecutive: 0 and 1 begin with ``a b``, 2 and 3
+with ``b``. They are sorted by the token after the phrase, so bisection finds phrases and their continuations. Token ids
+are big-endian, so that comparing bytes compares phrases. The separator is the largest number of the type and sorts
+after every token.
 
-Both files are memory-mapped: an open datastore takes the memory of the accessed pages, which processes share. On disk
-it takes 6 bytes per token (8 with a vocabulary of 65,536 or more). File sizes are checked against ``datastore.json`` on
-opening, contents by :meth:`Datastore.verify`. Undetected damage makes draft tokens worse and never changes the output.
+Both files are memory-mapped: an open datastore takes the memory of the accessed pages, which processes share. Opening
+checks the file sizes and a few suffixes; :meth:`Datastore.verify` checks all contents. Undetected damage can make draft
+tokens worse. It never changes the output.
 """
 
 from __future__ import annotations
@@ -35,14 +36,16 @@ from pronk.errors import CheckpointError, OptionError
 
 __all__ = ["Child", "Datastore", "Match"]
 
-# Sample size in large intervals: enough to find every token with a share of a thousandth.
+# Number of suffixes examined for the continuations of a phrase with more suffixes. They are evenly spaced, so a token
+# that follows at least 1/1024 of the phrase's occurrences is always found.
 _SAMPLE = 1024
-# Intervals between the suffixes checked on opening, and tokens compared per suffix.
+
+# Opening checks the order of 65 suffixes, evenly spaced over the file, by their first 8 tokens.
 _SPOTS, _SPOT_TOKENS = 64, 8
 
 
 class Match(NamedTuple):
-    """A phrase of ``length`` tokens and its suffixes ``low .. high - 1``; length 0 means no match."""
+    """A found phrase: its length in tokens, and its suffixes ``low .. high - 1``. Length 0 means no match."""
 
     length: int
     low: int
@@ -50,7 +53,7 @@ class Match(NamedTuple):
 
 
 class Child(NamedTuple):
-    """A token that follows a phrase in suffixes ``low .. high - 1``."""
+    """A token that follows a phrase, and the suffixes ``low .. high - 1`` in which it does."""
 
     token: int
     low: int
@@ -63,13 +66,13 @@ class Datastore:
     def __init__(self, folder: Path, header: Header, tokens: mmap.mmap, suffixes: mmap.mmap) -> None:
         self.folder = folder
         self.header = header
-        self._text = tokens
-        self._width = np.dtype(header.token_type).itemsize
-        self._token_array = np.frombuffer(tokens, dtype=header.token_type)
+        # Each file twice: bytes and a memoryview for bisection (faster than numpy scalars), arrays for samples.
+        self._token_bytes = tokens
+        self._tokens = np.frombuffer(tokens, dtype=header.token_type)
         self._suffix_array = np.frombuffer(suffixes, dtype=header.suffix_type)
-        # A memoryview yields Python integers, much faster than numpy scalars.
         self._suffixes = memoryview(suffixes).cast("I" if self._suffix_array.itemsize == 4 else "Q")
-        self._separator = header.separator.to_bytes(self._width, "big")
+        self._token_size = np.dtype(header.token_type).itemsize  # bytes per token id
+        self._separator = header.separator.to_bytes(self._token_size, "big")
 
     @classmethod
     def open(cls, folder: Path, vocabulary: str | None = None) -> Datastore:
@@ -80,7 +83,7 @@ class Datastore:
             vocabulary: expected fingerprint of the tokenizer; ``None`` accepts any.
 
         Raises:
-            CheckpointError: files are missing, damaged, or of another format.
+            CheckpointError: a file is missing, damaged, or of another format.
             OptionError: the datastore was made with another tokenizer.
         """
         header = Header.read(folder)
@@ -90,16 +93,17 @@ class Datastore:
                 "build one for this model: pronk datastore build OUT FILES --model MODEL"
             )
             raise OptionError(msg)
-        store = cls(folder, header, *(_map(folder / name, size) for name, size in header.sizes().items()))
+        store = cls(folder, header, *(_map_file(folder / name, size) for name, size in header.file_sizes().items()))
         store._spot_check()
         return store
 
     def _spot_check(self) -> None:
-        """Check some suffixes: each must lie in the text, and they must be sorted."""
-        spots = [self._suffixes[i * (self.header.entries - 1) // _SPOTS] for i in range(_SPOTS + 1)]
-        phrases = [self._read(at, _SPOT_TOKENS) for at in spots]
-        ended = self._read(self.header.entries - 1, 1) == self._separator
-        if not ended or max(spots) >= self.header.entries or phrases != sorted(phrases):
+        """Check that the last token is a separator, and that some suffixes lie in the file and are sorted."""
+        num_entries = self.header.entries
+        starts = [self._suffixes[i * (num_entries - 1) // _SPOTS] for i in range(_SPOTS + 1)]
+        phrases = [self._read(start, _SPOT_TOKENS) for start in starts]
+        ends_with_separator = self._read(num_entries - 1, 1) == self._separator
+        if not ends_with_separator or max(starts) >= num_entries or phrases != sorted(phrases):
             msg = f"{self.folder}: expected {SUFFIXES} to sort {TOKENS}, found otherwise; build the datastore again"
             raise CheckpointError(msg)
 
@@ -120,98 +124,105 @@ class Datastore:
                 raise CheckpointError(msg)
 
     def find(self, tail: Sequence[int], max_match: int) -> Match:
-        """Return the longest suffix of ``tail``, up to ``max_match`` tokens, that continues in a document.
+        """Return the longest suffix of ``tail`` of at most ``max_match`` tokens that has a continuation.
 
-        If a phrase has a continuation, so have its suffixes. The length is therefore found by bisection, and for each
-        length the interval. An id outside ``0..largest_id`` matches nothing.
+        A continuation is a token after it in a document. An id outside ``0..largest_id`` matches nothing. The length is
+        found by bisection, since each suffix of a phrase with a continuation has a continuation, too.
         """
         usable: list[int] = []
         for token in reversed(tail[max(0, len(tail) - max_match) :]):
             if not 0 <= token <= self.header.largest_id:
                 break
             usable.append(token)
-        phrase = b"".join(token.to_bytes(self._width, "big") for token in reversed(usable))
-        known, low = 0, 0
-        unknown = len(usable) + 1
-        while unknown - known > 1:
-            length = (known + unknown) // 2
-            part = phrase[-length * self._width :]
-            suffix = self._first_suffix(part)
-            if self._continues(suffix, part):
-                known, low = length, suffix
+        phrase = b"".join(token.to_bytes(self._token_size, "big") for token in reversed(usable))
+        matched_length, low = 0, 0  # ``low``: the first suffix that begins with the match
+        unmatched_length = len(usable) + 1
+        while unmatched_length - matched_length > 1:
+            length = (matched_length + unmatched_length) // 2
+            ending = phrase[-length * self._token_size :]
+            first = self._first_suffix(ending)
+            if self._has_continuation(first, ending):
+                matched_length, low = length, first
             else:
-                unknown = length
-        if not known:
+                unmatched_length = length
+        if not matched_length:
             return Match(0, 0, 0)
-        return Match(known, low, self._first_suffix(phrase[-known * self._width :] + self._separator, low))
+        match = phrase[-matched_length * self._token_size :]
+        return Match(matched_length, low, self._first_suffix(match + self._separator, low))
 
     def children(self, low: int, high: int, length: int, max_children: int) -> list[Child]:
-        """Return up to ``max_children`` continuations of a phrase of ``length`` tokens, by frequency, then id.
+        """Return the tokens that follow a phrase, the most frequent first; equally frequent ones by id.
 
-        The phrase has suffixes ``low .. high - 1``. In a large interval an even sample is examined: it finds every
-        token with a share of a thousandth and may miss rarer ones. The returned intervals are exact, except in a
-        damaged datastore.
+        The phrase has ``length`` tokens and suffixes ``low .. high - 1``. Of more than 1024 suffixes, 1024 are
+        examined: tokens that follow fewer than 1/1024 of the occurrences may be missed. Returned intervals are exact.
         """
         count = high - low
         if count <= 0 or max_children <= 0:
             return []
         if count == 1:
             following = self._read(self._suffixes[low] + length, 1)
-            ended = following in (self._separator, b"")
-            return [] if ended else [Child(int.from_bytes(following, "big"), low, high)]
+            document_ends = following in (self._separator, b"")
+            return [] if document_ends else [Child(int.from_bytes(following, "big"), low, high)]
         step = max(1.0, count / _SAMPLE)
         samples = low + (np.arange(min(count, _SAMPLE)) * step).astype(np.int64)
-        begins = self._suffix_array[samples].astype(np.int64)
+        starts = self._suffix_array[samples].astype(np.int64)
         # Clip: a position beyond the end, in a damaged file, must not raise during decoding.
-        tokens = self._token_array.take(begins + length, mode="clip")
+        tokens = self._tokens.take(starts + length, mode="clip")
+        # Equal tokens are adjacent: split the sample into runs (start, stop) of one token, the longest run first.
         edges = [0, *(np.flatnonzero(tokens[1:] != tokens[:-1]) + 1).tolist(), len(tokens)]
         runs = [(edges[i], edges[i + 1]) for i in range(len(edges) - 1)]
         runs.sort(key=lambda run: run[0] - run[1])
-        found = [
+        children = [
             Child(token, *self._exact_interval(samples, run, length, low, high))
-            for run in runs[: max_children + 1]
+            for run in runs[: max_children + 1]  # one more than asked for, as one run may be the separator
             if (token := int(tokens[run[0]])) <= self.header.largest_id
         ]
-        found.sort(key=lambda child: (child.low - child.high, child.token))
-        return found[:max_children]
+        children.sort(key=lambda child: (child.low - child.high, child.token))
+        return children[:max_children]
 
     def _exact_interval(
         self, samples: NDArray[np.int64], run: tuple[int, int], length: int, low: int, high: int
     ) -> tuple[int, int]:
-        """Return the exact interval of a run of equal tokens in the sample ``samples`` of ``low .. high - 1``."""
+        """Return the first suffix, and one more than the last, in which the token of a run follows the phrase.
+
+        ``run`` is a range of indices into ``samples``, the examined suffixes of ``low .. high - 1``.
+        """
+        start, stop = run
         if len(samples) == high - low:
-            return low + run[0], low + run[1]
-        token = self._read(self._suffixes[int(samples[run[0]])] + length, 1)
-        before, first = (int(samples[run[0] - 1]) + 1 if run[0] else low), int(samples[run[0]])
-        last, after = int(samples[run[1] - 1]), (int(samples[run[1]]) if run[1] < len(samples) else high)
+            return low + start, low + stop
+        # The bounds lie between the run's samples and their neighbours, which have other tokens.
+        token = self._read(self._suffixes[int(samples[start])] + length, 1)
+        previous_end = int(samples[start - 1]) + 1 if start else low
+        next_start = int(samples[stop]) if stop < len(samples) else high
 
-        def following(suffix: int) -> bytes:
-            return self._read(suffix + length, 1)
+        def following(position: int) -> bytes:
+            return self._read(position + length, 1)
 
-        begin = bisect_left(self._suffixes, token, before, first, key=following)
-        return begin, bisect_right(self._suffixes, token, last + 1, after, key=following)
+        first = bisect_left(self._suffixes, token, previous_end, int(samples[start]), key=following)
+        return first, bisect_right(self._suffixes, token, int(samples[stop - 1]) + 1, next_start, key=following)
 
     def _first_suffix(self, phrase: bytes, low: int = 0) -> int:
         """Return the first suffix from ``low`` on that does not sort before ``phrase``."""
-        text, width, size = self._text, self._width, len(phrase)
-        return bisect_left(self._suffixes, phrase, low, key=lambda at: text[at * width : at * width + size])
+        text, token_size, length = self._token_bytes, self._token_size, len(phrase)
+        return bisect_left(self._suffixes, phrase, low, key=lambda i: text[i * token_size : i * token_size + length])
 
-    def _continues(self, number: int, phrase: bytes) -> bool:
-        """Return whether suffix ``number`` begins with ``phrase`` and continues in its document.
+    def _has_continuation(self, first: int, phrase: bytes) -> bool:
+        """Return whether a token follows ``phrase`` in a document; ``first`` is its first suffix.
 
-        Separators sort last: of all suffixes with the phrase, the first continues if any does.
+        Separators sort last: if a token follows the phrase anywhere, one follows it in the first suffix.
         """
-        if number >= self.header.entries:
+        if first >= self.header.entries:
             return False
-        found = self._read(self._suffixes[number], len(phrase) // self._width + 1)
+        found = self._read(self._suffixes[first], len(phrase) // self._token_size + 1)
         return found.startswith(phrase) and not found.endswith(self._separator) and len(found) > len(phrase)
 
     def _read(self, start: int, count: int) -> bytes:
-        """Return ``count`` entries of the text as bytes, fewer at its end."""
-        return self._text[start * self._width : (start + count) * self._width]
+        """Return ``count`` entries of ``tokens.bin`` as bytes, fewer at the end of the file."""
+        return self._token_bytes[start * self._token_size : (start + count) * self._token_size]
 
 
-def _map(path: Path, size: int) -> mmap.mmap:
+def _map_file(path: Path, size: int) -> mmap.mmap:
+    """Map a file of exactly ``size`` bytes into memory."""
     try:
         with path.open("rb") as stream:
             found = os.fstat(stream.fileno()).st_size

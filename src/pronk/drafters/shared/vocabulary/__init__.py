@@ -1,1 +1,1 @@
-"""Between a target and a draft of another vocabulary."""
+"""Lets a draft model draft for a target with another vocabulary."""

@@ -1,11 +1,11 @@
 """Re-encodes a request's text from the target's tokens into the draft model's, incrementally.
 
-The bytes of the target's tokens are encoded with the draft's tokenizer. Tokens before a *mark* are not encoded again. A
-mark is a position where tokens of both begin, and where encoding the rest of the text gives the same tokens as encoding
-all of it ::
+The bytes of the target's tokens are encoded with the draft's tokenizer. As the text grows, only the part behind the
+last *mark* is encoded again. A mark is a position where tokens of both tokenizers begin, and from which the rest of the
+text alone encodes to the same tokens as within the whole text. For example::
 
-    target    the| quick| br|own| fox      tokens of both begin at the bytes 0, 3, 9 and 15;
-    draft     the| qui|ck| brown| fox      a mark at 9: the first 2 target tokens are the first 3 of the draft
+    target    the| quick| br|own| fox      tokens of both tokenizers begin at the bytes 0, 3, 9 and 15;
+    draft     the| qui|ck| brown| fox      the mark at byte 9 lies behind 2 target tokens and 3 draft tokens
 """
 
 from __future__ import annotations
@@ -21,63 +21,58 @@ from pronk.tokenization.tokenizer import Tokenizer
 
 __all__ = ["Recoding", "Reencoder"]
 
-# A mark is set when more than _MARK_INTERVAL target tokens lie behind the last one. The last _NUM_OPEN tokens stay
-# open: more than the last word, which further text may change. The last _MAX_TRIES positions are tried. If no position
-# leaves the tokens unchanged, a mark is set nevertheless beyond _MAX_INTERVAL target tokens.
-_MARK_INTERVAL, _NUM_OPEN, _MAX_INTERVAL, _MAX_TRIES = 64, 32, 256, 8
+_MARK_INTERVAL = 64  # target tokens behind the last mark before a new mark is tried
+_NUM_OPEN = 32  # last target tokens, among which no mark is set: further text may change how the last word is encoded
+_MAX_TRIES = 8  # positions tried for a mark, the last ones first
+_MAX_INTERVAL = 256  # target tokens behind the last mark before a mark is set even if that changes draft tokens
 
 _BLOCK = 256  # tokens compared at once
 
 # Bytes that are not valid UTF-8, as Python's surrogate escapes.
 _INVALID_UTF8 = re.compile("([\udc80-\udcff]+)")
 
-# Kinds of edges at which a piece begins: within a text, after a special token, or at the start of everything.
+# Where a piece of text begins: within running text, after a special token, or at the start of the whole text. Some
+# tokenizers add a space before the latter two (``Prefix``).
 _MIDDLE, _AFTER_SPECIAL, _START = range(3)
 
 
 @dataclass(frozen=True)
 class Recoding:
-    """Constants of a pair of tokenizers; the same for all requests.
+    """Conversion from the target's tokenizer to the draft's, the same for all requests."""
 
-    Attributes:
-        texts: bytes of the target's tokens.
-        special_ids: the target's special tokens, each with the draft's counterpart or ``None``.
-        bos: the target's token that begins a text.
-        target_prefix: when the target's tokens begin with a space that is not in the text.
-        draft_texts: bytes of the draft's tokens.
-        draft_prefix: when the draft's tokens begin with a space that is not in the text.
-        bos_ids: special tokens that the draft's tokenizer puts before a text.
-        encoder: the draft's tokenizer without the prefix space, for a piece from the middle of a text.
-        byte_tokens: the draft's token for each single byte.
-    """
-
-    texts: Mapping[int, bytes]
-    special_ids: Mapping[int, int | None]
-    bos: int | None
-    target_prefix: Prefix
-    draft_texts: Mapping[int, bytes]
-    draft_prefix: Prefix
-    bos_ids: tuple[int, ...]
-    encoder: Tokenizer
-    byte_tokens: Mapping[int, int]
+    texts: Mapping[int, bytes]  # bytes of each target token, by id; special tokens are missing
+    special_ids: Mapping[int, int | None]  # the draft's id for each special token of the target; ``None`` without one
+    bos: int | None  # id of the target's token that begins a text, if any
+    target_prefix: Prefix  # where the target's tokenizer adds a space that is not in the text
+    draft_texts: Mapping[int, bytes]  # bytes of each draft token, by id; special tokens are missing
+    draft_prefix: Prefix  # where the draft's tokenizer adds a space that is not in the text
+    bos_ids: tuple[int, ...]  # ids of the special tokens that the draft's tokenizer puts before a text
+    encoder: Tokenizer  # the draft's tokenizer, changed to add no space before a text
+    byte_tokens: Mapping[int, int]  # the draft's token id for each single byte that has one
 
     def target_bytes(self, tokens: Sequence[int], edge: int) -> tuple[bytes, list[int]]:
-        """Return the bytes of target tokens, and the offset at which each token ends."""
+        """Return the bytes of target tokens, and the byte offset at which each token ends.
+
+        ``edge`` is where the piece begins: ``_MIDDLE``, ``_AFTER_SPECIAL`` or ``_START``.
+        """
         pieces = [self.texts.get(token, b"") for token in tokens]
         data = b"".join(pieces)
-        extra = int(_has_prefix_space(self.target_prefix, edge) and data.startswith(b" "))
-        return data[extra:], [end - extra for end in accumulate(map(len, pieces))]
+        prefix = int(_has_prefix_space(self.target_prefix, edge) and data.startswith(b" "))
+        return data[prefix:], [end - prefix for end in accumulate(map(len, pieces))]
 
     def encode_bytes(self, data: bytes, edge: int) -> tuple[list[int], bool]:
-        """Return the draft's tokens for a text, one per invalid byte, and whether its end could be encoded."""
+        """Return the draft's token ids of a piece of text, and whether the end of the piece could be encoded.
+
+        Each byte of invalid UTF-8, as of a character whose last bytes are still to come, is one token.
+        """
         text = " " * self.prefix_length(data, edge) + data.decode("utf-8", "surrogateescape")
         ids: list[int] = []
         complete = True
         for part in filter(None, _INVALID_UTF8.split(text)):
             if _INVALID_UTF8.match(part):
-                found = [self.byte_tokens.get(ord(c) - 0xDC00) for c in part]
-                complete = None not in found
-                ids += [token for token in found if token is not None]
+                byte_ids = [self.byte_tokens.get(ord(c) - 0xDC00) for c in part]
+                complete = None not in byte_ids
+                ids += [token for token in byte_ids if token is not None]
                 continue
             try:
                 ids += self.encoder.encode(part, add_special_tokens=False)
@@ -87,13 +82,13 @@ class Recoding:
         return ids, complete
 
     def prefix_length(self, data: bytes, edge: int) -> int:
-        """Return the number of bytes that the draft's tokens have beyond the text."""
+        """Return the number of bytes, 0 or 1, that the draft's tokenizer adds before a text: a space."""
         return int(_has_prefix_space(self.draft_prefix, edge) and len(data) > 0)
 
 
 @dataclass(frozen=True)
 class _Mark:
-    """The first ``target`` target tokens are the first ``draft`` draft tokens; then comes an ``edge``."""
+    """A mark: numbers of target and of draft tokens before it, and what precedes it (``_MIDDLE``, …)."""
 
     target: int
     draft: int
@@ -101,42 +96,44 @@ class _Mark:
 
 
 class Reencoder:
-    """One request's text in the draft's tokens.
+    """Keeps one request's text in the draft's tokens.
 
     Attributes:
-        tokens: the draft's tokens for the text of the last :meth:`update`; read-only.
-        is_complete: whether ``tokens`` cover the last target token. They do not at an incomplete UTF-8 character, for a
-            vocabulary without byte tokens, or at a special token that only the target has. The draft must not propose
-            then.
+        tokens: the draft's token ids for the text of the last :meth:`update`; read-only.
+        is_complete: whether ``tokens`` include the last target token. If not, the draft must not propose. Examples: the
+            first byte of a UTF-8 character, if the draft has no byte tokens; a special token that only the target has.
 
     Args:
-        recoding: the tokenizers; ``None`` if ids are the same, and are copied.
-        missing_ids: ids that the draft lacks; used if ids are the same.
-        limit: number of the draft's ids; used if ids are the same.
+        recoding: conversion between the tokenizers. ``None`` if a token has the same id in both vocabularies: the ids
+            are copied, except those that the draft lacks.
+        missing_ids: without ``recoding``, the target's ids that the draft lacks.
+        limit: without ``recoding``, the number of the draft's ids.
     """
 
     def __init__(self, recoding: Recoding | None, missing_ids: frozenset[int] = frozenset(), limit: int = 0) -> None:
         self.tokens: list[int] = [] if recoding is None else list(recoding.bos_ids)
         self.is_complete = False
         self._recoding, self._missing_ids, self._limit = recoding, missing_ids, limit
-        self._seen: list[int] = []
-        self._dropped: list[int] = []
+        self._target_tokens: list[int] = []
+        self._dropped: list[int] = []  # positions in the target's text of tokens that were not copied
         self._marks = [_Mark(0, len(self.tokens), _START)]
 
     def update(self, tokens: Sequence[int], known: int = 0) -> int:
-        """Follow the target's text, of which the last tokens may differ from the previous call.
+        """Set the target's text; return the number of leading draft tokens that have not changed.
 
-        Returns the number of leading draft tokens that are unchanged; ``known`` leading target tokens are known to be.
+        The first ``known`` target tokens are known to be unchanged.
         """
-        same = min(known, len(self._seen), len(tokens))
-        same += _count_same(self._seen, tokens, same)
-        unchanged = (
-            self._copy_ids(tokens, same) if self._recoding is None else self._reencode(self._recoding, tokens, same)
-        )
-        self._seen[same:] = tokens[same:]
+        same = min(known, len(self._target_tokens), len(tokens))
+        same += _count_same(self._target_tokens, tokens, same)
+        if self._recoding is None:
+            unchanged = self._copy_ids(tokens, same)
+        else:
+            unchanged = self._reencode(self._recoding, tokens, same)
+        self._target_tokens[same:] = tokens[same:]
         return unchanged
 
     def _copy_ids(self, tokens: Sequence[int], same: int) -> int:
+        """Copy the target's ids from position ``same`` on; return the number of unchanged tokens."""
         while self._dropped and self._dropped[-1] >= same:
             self._dropped.pop()
         unchanged = same - len(self._dropped)
@@ -150,23 +147,24 @@ class Reencoder:
         return unchanged
 
     def _reencode(self, recoding: Recoding, tokens: Sequence[int], same: int) -> int:
+        """Encode the text again behind the last usable mark; return the number of unchanged tokens."""
         while self._marks[-1].target > same:
             self._marks.pop()
         start = self._marks[-1]
-        before = self.tokens[start.draft :]
+        old_tokens = self.tokens[start.draft :]
         del self.tokens[start.draft :]
         for position in range(start.target, len(tokens)):
             if tokens[position] in recoding.special_ids:
                 self._append_special(recoding, tokens, position)
-        run = tokens[self._marks[-1].target :]
-        data, _ = recoding.target_bytes(run, self._marks[-1].edge)
+        open_tokens = tokens[self._marks[-1].target :]
+        data, _ = recoding.target_bytes(open_tokens, self._marks[-1].edge)
         ids, complete = recoding.encode_bytes(data, self._marks[-1].edge)
         self.tokens += ids
-        if run:
-            self.is_complete = complete and run[-1] in recoding.texts
-        if len(run) > _MARK_INTERVAL:
-            self._set_mark(recoding, run)
-        return start.draft + _count_same(before, self.tokens[start.draft :], 0)
+        if open_tokens:
+            self.is_complete = complete and open_tokens[-1] in recoding.texts
+        if len(open_tokens) > _MARK_INTERVAL:
+            self._set_mark(recoding, open_tokens)
+        return start.draft + _count_same(old_tokens, self.tokens[start.draft :], 0)
 
     def _append_special(self, recoding: Recoding, tokens: Sequence[int], position: int) -> None:
         """Encode the text before the special token at ``position``, append the token, and set a mark after it."""
@@ -181,44 +179,51 @@ class Reencoder:
         self.is_complete = already_written or draft_token is not None
         self._marks.append(_Mark(position + 1, len(self.tokens), _START if is_bos else _AFTER_SPECIAL))
 
-    def _set_mark(self, recoding: Recoding, run: Sequence[int]) -> None:
-        """Set a mark within the text behind the last mark."""
+    def _set_mark(self, recoding: Recoding, open_tokens: Sequence[int]) -> None:
+        """Set a mark within ``open_tokens``, the target tokens behind the last mark, if possible."""
         mark = self._marks[-1]
         ids = self.tokens[mark.draft :]
-        data, ends = recoding.target_bytes(run, mark.edge)
-        counts = {
-            end: count for count, end in enumerate(ends[: len(run) - _NUM_OPEN], 1) if _begins_character(data, end)
+        data, ends = recoding.target_bytes(open_tokens, mark.edge)
+        # Number of target tokens before each byte offset at which a target token and a character begin.
+        num_target = {
+            end: count
+            for count, end in enumerate(ends[: len(open_tokens) - _NUM_OPEN], 1)
+            if _begins_character(data, end)
         }
-        at = -recoding.prefix_length(data, mark.edge)
-        positions: list[tuple[int, int]] = []
-        for index, token in enumerate(ids):
-            if at in counts:
-                positions.append((at, index))
-            at += len(recoding.draft_texts.get(token, b""))
-        for cut, index in reversed(positions[-_MAX_TRIES:] if at == len(data) else []):
-            if recoding.encode_bytes(data[cut:], _MIDDLE)[0] == ids[index:]:
-                self._marks.append(_Mark(mark.target + counts[cut], mark.draft + index, _MIDDLE))
+        # Byte offsets of these at which a draft token begins too, with the number of draft tokens before.
+        places: list[tuple[int, int]] = []
+        offset = -recoding.prefix_length(data, mark.edge)
+        for num_draft, token in enumerate(ids):
+            if offset in num_target:
+                places.append((offset, num_draft))
+            offset += len(recoding.draft_texts.get(token, b""))
+        covers_text = offset == len(data)
+        for cut, num_draft in reversed(places[-_MAX_TRIES:] if covers_text else []):
+            if recoding.encode_bytes(data[cut:], _MIDDLE)[0] == ids[num_draft:]:
+                self._marks.append(_Mark(mark.target + num_target[cut], mark.draft + num_draft, _MIDDLE))
                 return
-        if len(run) > _MAX_INTERVAL and counts:
-            cut = max(counts)
-            first, rest = recoding.encode_bytes(data[:cut], mark.edge)[0], recoding.encode_bytes(data[cut:], _MIDDLE)[0]
+        if len(open_tokens) > _MAX_INTERVAL and num_target:
+            cut = max(num_target)
+            first = recoding.encode_bytes(data[:cut], mark.edge)[0]
+            rest = recoding.encode_bytes(data[cut:], _MIDDLE)[0]
             self.tokens[mark.draft :] = first + rest
-            self._marks.append(_Mark(mark.target + counts[cut], mark.draft + len(first), _MIDDLE))
+            self._marks.append(_Mark(mark.target + num_target[cut], mark.draft + len(first), _MIDDLE))
 
 
 def _has_prefix_space(prefix: Prefix, edge: int) -> bool:
+    """Whether a tokenizer adds a space to a piece of text that begins at ``edge``."""
     return (prefix == "always" and edge != _MIDDLE) or (prefix == "first" and edge == _START)
 
 
-def _begins_character(data: bytes, at: int) -> bool:
-    return 0 < at < len(data) and data[at] & 0xC0 != 0x80
+def _begins_character(data: bytes, offset: int) -> bool:
+    return 0 < offset < len(data) and data[offset] & 0xC0 != 0x80  # 10xxxxxx continues a UTF-8 character
 
 
 def _count_same(old: Sequence[int], new: Sequence[int], start: int) -> int:
     """Return the number of equal tokens from ``start`` on; comparing blocks is ten times as fast."""
-    stop, at = min(len(old), len(new)), start
-    while at + _BLOCK <= stop and old[at : at + _BLOCK] == new[at : at + _BLOCK]:
-        at += _BLOCK
-    while at < stop and old[at] == new[at]:
-        at += 1
-    return at - start
+    stop, index = min(len(old), len(new)), start
+    while index + _BLOCK <= stop and old[index : index + _BLOCK] == new[index : index + _BLOCK]:
+        index += _BLOCK
+    while index < stop and old[index] == new[index]:
+        index += 1
+    return index - start

@@ -1,11 +1,12 @@
 """Translation between the vocabularies of a target and of a draft model.
 
-Vocabularies are *identical* if every token has the same id in both. Ids are then used as they are; differences in
-padding and in added tokens cost only those tokens. Otherwise the draft proposes only tokens that both vocabularies have
-(token-level intersection, Timor et al. 2025): tokens of the same bytes, special tokens of the same name, and the end of
-text. The draft reads the text re-encoded in its own tokens (:mod:`~pronk.drafters.shared.vocabulary.reencoder`).
+Two vocabularies are *identical* if every token has the same id in both, apart from padding and added tokens. Ids then
+need no translation; the draft neither reads nor proposes the tokens that differ. For other vocabularies the draft
+proposes only tokens that both have (token-level intersection, Timor et al. 2025): tokens with the same bytes, special
+tokens with the same name, and the end of text. The draft reads the text re-encoded in its own tokens
+(:mod:`~pronk.drafters.shared.vocabulary.reencoder`).
 
-The output is never affected: a text that is cut short or encoded otherwise only lowers the acceptance.
+A wrong or incomplete translation cannot change the output. It only lowers the acceptance rate of draft tokens.
 """
 
 from __future__ import annotations
@@ -24,19 +25,20 @@ from pronk.tokenization.tokenizer import Tokenizer
 
 __all__ = ["Reencoder", "Translation"]
 
-# Least fraction of the smaller vocabulary's tokens of two bytes or more that the other one must have. Vocabularies of
-# 1,024 to 16,384 tokens, trained on licences, documentation, Python and C, share 0.3 or more, which covers at least
-# half of a text. With a tenth or less, the common tokens are little more than short pieces of words.
-_MIN_SHARE = 0.1
+# A draft model is refused if its vocabulary and the target's have fewer tokens in common than this fraction of the
+# smaller vocabulary (of tokens of at least 2 bytes). Any two of the vocabularies measured (1,024 to 16,384 tokens,
+# trained on licences, documentation, Python and C) have 0.3 or more in common, and these tokens make up at least half
+# of a text. At 0.1 or less the common tokens are mostly short pieces of words.
+_MIN_OVERLAP = 0.1
 
 
 class Translation:
-    """Maps between a target's vocabulary and a draft model's; made by :meth:`between`.
+    """Maps between a target's vocabulary and a draft model's.
 
     Attributes:
         identical: whether every token has the same id in both, apart from padding and added tokens.
-        num_shared: number of tokens that both have.
-        is_identity: whether the two sets of ids are equal.
+        num_shared: number of tokens that both vocabularies have.
+        is_identity: whether all ids, padding and added tokens included, are the same: logits need no change.
     """
 
     def __init__(
@@ -51,28 +53,28 @@ class Translation:
         self.num_shared = len(pairs)
         self._pairs, self._recoding, self._missing_ids = pairs, recoding, frozenset(missing_ids)
         self._target_size, self._draft_size = target_size, draft_size
-        if self.identical:
+        if self.identical:  # the ids to exclude
             self._index = torch.tensor(sorted(i for i in missing_ids if i < target_size), dtype=torch.long)
-        else:
+        else:  # the draft's id for each of the target's ids; draft_size for none
             self._index = torch.full((target_size,), draft_size)
             self._index[list(pairs)] = torch.tensor(list(pairs.values()))
         self.is_identity = self.identical and target_size == draft_size and not self._index.numel()
 
     @classmethod
-    def same(cls, target_size: int, draft_size: int) -> Translation:
-        """Return a translation for models without known tokenizers, whose ids are taken as equal."""
+    def with_equal_ids(cls, target_size: int, draft_size: int) -> Translation:
+        """Return a translation for models whose equal ids are taken for equal tokens."""
         return cls({i: i for i in range(min(target_size, draft_size))}, target_size, draft_size, None, set())
 
     @classmethod
     def between(
         cls, drafter: str, target: Tokenizer, target_size: int, draft: Tokenizer, draft_size: int
     ) -> Translation:
-        """Return the translation between two models; errors begin with the name ``drafter``.
+        """Return the translation between two models.
 
-        The sizes are the numbers of logits of the models, padding included.
+        The sizes are the models' numbers of logits, padding included. The error begins with the name ``drafter``.
 
         Raises:
-            OptionError: the two share too few tokens.
+            OptionError: the vocabularies have too few tokens in common.
         """
         missing_ids = _differences(target, draft)
         if missing_ids is not None:
@@ -83,23 +85,28 @@ class Translation:
         texts = _pair_texts(target_spelling, draft_spelling)
         specials = _pair_specials(target, draft)
         pairs = {t: d for t, d in (texts | specials).items() if t < target_size and d < draft_size}
-        if not _share_enough(target_spelling, draft_spelling, texts):
+        if not _overlap_enough(target_spelling, draft_spelling, texts):
             msg = (
                 f"{drafter}: expected a draft model with a similar vocabulary, found {len(pairs)} tokens in common: "
                 f"the target's tokenizer has {target.vocab_size} tokens (its model {target_size}), the draft's "
                 f"{draft.vocab_size} (its model {draft_size}); choose a draft of the same family"
             )
             raise OptionError(msg)
-        return cls(
-            pairs,
-            target_size,
-            draft_size,
-            _make_recoding(target, draft, target_spelling, draft_spelling, specials),
-            set(),
+        recoding = Recoding(
+            texts=target_spelling.texts,
+            special_ids={i: specials.get(i) for i in target.special_ids},
+            bos=target.bos_id,
+            target_prefix=target_spelling.prefix,
+            draft_texts=draft_spelling.texts,
+            draft_prefix=draft_spelling.prefix,
+            bos_ids=tuple(takewhile(draft.special_ids.__contains__, draft.encode("a"))),
+            encoder=without_prefix(draft),
+            byte_tokens={text[0]: token for token, text in draft_spelling.texts.items() if len(text) == 1},
         )
+        return cls(pairs, target_size, draft_size, recoding, set())
 
     def to_target(self, logits: Tensor) -> Tensor:
-        """Map logits ``[rows, draft_size]`` to ``[rows, target_size]``, ``-inf`` where the draft has no token."""
+        """Map logits ``[rows, draft_size]`` to ``[rows, target_size]``, ``-inf`` for tokens without a pair."""
         if self.is_identity:
             return logits
         if self._index.device != logits.device:
@@ -117,15 +124,15 @@ class Translation:
             return token if token < self._draft_size and token not in self._missing_ids else None
         return self._pairs.get(token)
 
-    def reencoder(self) -> Reencoder | None:
-        """Return a converter for one request's text; ``None`` if the target's ids can be used as they are."""
+    def make_reencoder(self) -> Reencoder | None:
+        """Return a converter for one request's text; ``None`` if the draft reads the target's ids unchanged."""
         if self.identical and self._draft_size >= self._target_size and not len(self._index):
             return None
         return Reencoder(self._recoding, self._missing_ids, self._draft_size)
 
     def encode(self, tokens: Sequence[int]) -> list[int]:
-        """Return the draft's tokens for the target's text; tokens that the draft lacks are left out."""
-        reencoder = self.reencoder()
+        """Return a whole text in the draft's ids; parts that the draft cannot encode are left out."""
+        reencoder = self.make_reencoder()
         if reencoder is None:
             return list(tokens)
         reencoder.update(tokens)
@@ -133,33 +140,30 @@ class Translation:
 
 
 def _differences(target: Tokenizer, draft: Tokenizer) -> set[int] | None:
-    """Return the ids that differ; ``None`` if more than added tokens differ: ids must be translated."""
+    """Return the ids whose tokens differ; ``None`` if the vocabularies are not identical (see the module)."""
     target_tokens, draft_tokens = (
         {i: t for t, i in x.backend.get_vocab(with_added_tokens=True).items()} for x in (target, draft)
     )
-    missing_ids = {i for i in target_tokens.keys() | draft_tokens.keys() if target_tokens.get(i) != draft_tokens.get(i)}
-    added = target.backend.get_added_tokens_decoder(), draft.backend.get_added_tokens_decoder()
-    if any(
-        (i in target_tokens and i not in added[0]) or (i in draft_tokens and i not in added[1]) for i in missing_ids
-    ):
-        return None
-    moved = {target_tokens[i] for i in missing_ids if i in target_tokens} & {
-        draft_tokens[i] for i in missing_ids if i in draft_tokens
-    }
-    return None if moved else missing_ids
+    differing = {i for i in target_tokens.keys() | draft_tokens.keys() if target_tokens.get(i) != draft_tokens.get(i)}
+    target_only, draft_only = ({i: x[i] for i in differing if i in x} for x in (target_tokens, draft_tokens))
+    target_added, draft_added = (x.backend.get_added_tokens_decoder().keys() for x in (target, draft))
+    if not (target_only.keys() <= target_added and draft_only.keys() <= draft_added):
+        return None  # tokens of the trained vocabulary differ
+    moved = {*target_only.values()} & {*draft_only.values()}  # tokens that both have, under other ids
+    return None if moved else differing
 
 
 def _pair_texts(target: Spelling, draft: Spelling) -> dict[int, int]:
-    """Map the target's ids to the draft's ids with the same bytes; of several the first."""
-    first: list[dict[bytes, int]] = [{}, {}]
-    for found, spelling in zip(first, (target, draft), strict=True):
+    """Map the target's ids to the draft's ids with the same bytes, the first of each vocabulary."""
+    target_ids, draft_ids = dict[bytes, int](), dict[bytes, int]()
+    for ids, spelling in ((target_ids, target), (draft_ids, draft)):
         for token, text in spelling.texts.items():
-            found.setdefault(text, token)
-    return {token: first[1][text] for text, token in first[0].items() if text and text in first[1]}
+            ids.setdefault(text, token)
+    return {token: draft_ids[text] for text, token in target_ids.items() if text and text in draft_ids}
 
 
 def _pair_specials(target: Tokenizer, draft: Tokenizer) -> dict[int, int]:
-    """Map the target's special ids to the draft's: tokens of the same name, and tokens that end a text."""
+    """Map the target's special ids to the draft's: tokens with the same name, and ends of text."""
     names = {draft.backend.id_to_token(i): i for i in sorted(draft.special_ids)}
     pairs = {i: names[name] for i in sorted(target.special_ids) if (name := target.backend.id_to_token(i)) in names}
     for target_eos, draft_eos in zip(target.eos_ids, draft.eos_ids, strict=False):
@@ -168,28 +172,8 @@ def _pair_specials(target: Tokenizer, draft: Tokenizer) -> dict[int, int]:
     return pairs
 
 
-def _share_enough(target: Spelling, draft: Spelling, pairs: Mapping[int, int]) -> bool:
+def _overlap_enough(target: Spelling, draft: Spelling, pairs: Mapping[int, int]) -> bool:
+    """Whether the tokens with the same bytes, ``pairs``, reach ``_MIN_OVERLAP``."""
     smaller = min(sum(len(text) > 1 for text in spelling.texts.values()) for spelling in (target, draft))
     shared = sum(len(target.texts[token]) > 1 for token in pairs)
-    return shared > 0 and shared >= _MIN_SHARE * smaller
-
-
-def _make_recoding(
-    target: Tokenizer,
-    draft: Tokenizer,
-    target_spelling: Spelling,
-    draft_spelling: Spelling,
-    specials: Mapping[int, int],
-) -> Recoding:
-    around = draft.encode("a")
-    return Recoding(
-        texts=target_spelling.texts,
-        special_ids={i: specials.get(i) for i in target.special_ids},
-        bos=target.bos_id,
-        target_prefix=target_spelling.prefix,
-        draft_texts=draft_spelling.texts,
-        draft_prefix=draft_spelling.prefix,
-        bos_ids=tuple(takewhile(draft.special_ids.__contains__, around)),
-        encoder=without_prefix(draft),
-        byte_tokens={text[0]: token for token, text in draft_spelling.texts.items() if len(text) == 1},
-    )
+    return shared > 0 and shared >= _MIN_OVERLAP * smaller

@@ -1,4 +1,8 @@
-"""Several continuations of a text in a draft model's cache, for drafters that propose trees."""
+"""Token trees in a draft model's KV cache, for drafters that search for the best tree to propose.
+
+A search adds nodes, computes all new nodes in one forward pass of the draft, and reads the draft's probabilities after
+each of them. The proposed tree need not contain every node of the cached tree.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +19,23 @@ from pronk.sampling.sampler import DraftToken
 from pronk.speculation.proposer import DraftContext
 from pronk.speculation.tree import TokenTree
 
-__all__ = ["Branches", "compute_new_nodes", "model_context"]
+__all__ = ["CachedTree", "compute_new_nodes", "model_context"]
 
 
-class Branches:
-    """Nodes below one request's text, in order of insertion; node 0 is the text's last token."""
+class CachedTree:
+    """Token tree below one request's text in the draft's KV cache.
+
+    Attributes:
+        context: the request, with the state of the draft model's proposer.
+        tokens: target's token id of each node, in order of insertion; node 0, the root, is the text's last token.
+        parents: parent of each node; -1 for the root.
+        depths: depth of each node; 0 for the root.
+        lane: the request's part of the draft's KV cache.
+        pending_text: tokens before the root that the cache lacks, in the draft's ids; empty after a forward pass.
+    """
 
     def __init__(self, draft: DraftRunner, lane: DraftLane, context: DraftContext[Any], pending: Sequence[int]) -> None:
-        """``pending`` is the text that ``lane`` lacks, from :meth:`DraftRunner.align_lanes`."""
+        """``pending`` are the tokens that ``lane`` lacks, root included, from :meth:`DraftRunner.align_lanes`."""
         self.context = context
         self.tokens = [context.tokens[-1]]
         self.parents = [-1]
@@ -30,16 +43,16 @@ class Branches:
         self.lane = lane
         self.pending_text = list(pending[:-1])
         self._draft = draft
-        self._ids = list(pending[-1:])
-        self._rows: list[Tensor] = []
+        self._draft_ids = list(pending[-1:])
+        self._logits: list[Tensor] = []  # ``[vocab]`` of each computed node
         self._draft_tokens: dict[int, DraftToken | None] = {}
         self._children: list[dict[int, int]] = [{}]
 
     @classmethod
-    def create(cls, model: ModelProposer, contexts: Sequence[DraftContext[DraftState]]) -> dict[int, Branches]:
-        """Return the branches of the contexts for which drafting pays, by index of the context.
+    def create(cls, model: ModelProposer, contexts: Sequence[DraftContext[DraftState]]) -> dict[int, CachedTree]:
+        """Return trees of the root alone, not yet computed, by index of the context.
 
-        The lanes are aligned with the texts; roots are still to be computed. Contexts without free slots are missing.
+        Contexts for which drafting does not pay, or the draft's cache has too few free slots, have no tree.
         """
         chosen = [n for n, c in enumerate(contexts) if model.begins(c, len(contexts))]
         lanes = [contexts[number].state.lane for number in chosen]
@@ -55,17 +68,17 @@ class Branches:
 
     @property
     def max_depth(self) -> int:
-        """Largest depth of a node: the draft model has no positions beyond."""
+        """Largest depth of a node, limited by the draft model's number of positions."""
         return self._draft.num_free_positions(self.lane) - len(self.pending_text) - 1
 
     @property
     def num_free_nodes(self) -> int:
-        """Number of further nodes for which the cache has slots."""
+        """Number of nodes that can still be added: limited by the cache slots and by the request."""
         max_nodes = self.context.max_depth + self.context.max_nodes + 1
         return min(max_nodes, self._draft.num_free_slots(self.lane) - len(self.pending_text)) - len(self)
 
     def add_node(self, parent: int, token: int) -> int | None:
-        """Return the node of ``token`` below ``parent``, added if new; ``None`` if it cannot be computed."""
+        """Return the child with ``token``, added if new; ``None`` if the draft lacks the token or has no room."""
         node = self._children[parent].get(token)
         if node is not None:
             return node
@@ -76,16 +89,16 @@ class Branches:
         self.tokens.append(token)
         self.parents.append(parent)
         self.depths.append(self.depths[parent] + 1)
-        self._ids += ids
+        self._draft_ids += ids
         self._children.append({})
         return node
 
     def is_computed(self, node: int) -> bool:
-        """Whether a forward pass has computed the node."""
-        return node < len(self._rows)
+        """Whether a forward pass of the draft has computed the node."""
+        return node < len(self._logits)
 
     def path(self, node: int) -> list[int]:
-        """Return the tokens below the root down to ``node``."""
+        """Return the tokens from below the root down to ``node``."""
         tokens: list[int] = []
         while node:
             tokens.append(self.tokens[node])
@@ -93,31 +106,32 @@ class Branches:
         return tokens[::-1]
 
     def draft_token(self, node: int) -> DraftToken | None:
-        """Return the draft's choice after a computed node; ``None`` if every token is excluded."""
+        """Return the draft's choice of the token after a computed node; ``None`` if every token is excluded."""
         if node not in self._draft_tokens:
             sampler = self.context.sampler
             with sampler.after(self.path(node)):
-                self._draft_tokens[node] = sampler.draft_token(self._rows[node], self.context.root, draw=False)
+                self._draft_tokens[node] = sampler.draft_token(self._logits[node], self.context.root, draw=False)
         return self._draft_tokens[node]
 
-    def draft_tree(self) -> TokenTree:
-        """Return all nodes, in the draft's ids."""
-        return TokenTree(tuple(self._ids), tuple(self.parents))
+    def to_draft_ids(self) -> TokenTree:
+        """Return the tree with the draft's token ids."""
+        return TokenTree(tuple(self._draft_ids), tuple(self.parents))
 
     def append_logits(self, rows: Tensor) -> None:
-        """Store the logits ``[new nodes, vocab]`` of a forward pass over the nodes added since the last one."""
-        self._rows += rows.unbind()
+        """Store the logits ``[new nodes, vocab]`` of the nodes that a forward pass has just computed."""
+        self._logits += rows.unbind()
         self.pending_text = []
 
 
-def compute_new_nodes(draft: DraftRunner, branches: Sequence[Branches]) -> None:
-    """Run one forward pass over the nodes added since the last one; each of ``branches`` has some."""
-    trees = [each.draft_tree() for each in branches]
-    rows = draft.forward_trees([each.lane for each in branches], trees, [each.pending_text for each in branches])
-    for each, new in zip(branches, rows, strict=True):
-        each.append_logits(new)
+def compute_new_nodes(draft: DraftRunner, trees: Sequence[CachedTree]) -> None:
+    """Compute the new nodes of all trees in one forward pass of the draft; each tree has at least one."""
+    rows = draft.forward_trees(
+        [tree.lane for tree in trees], [tree.to_draft_ids() for tree in trees], [tree.pending_text for tree in trees]
+    )
+    for tree, new_rows in zip(trees, rows, strict=True):
+        tree.append_logits(new_rows)
 
 
 def model_context(context: DraftContext[Parts]) -> DraftContext[DraftState]:
-    """Return a composite's context as the draft model, its first part, receives it."""
+    """Return the context that a composite drafter passes to its first part, the draft model."""
     return cast("DraftContext[DraftState]", replace(context, state=context.state[0]))
