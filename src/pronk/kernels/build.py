@@ -50,15 +50,10 @@ class BuildError(Exception):
 
 @dataclass(frozen=True)
 class BuildTarget:
-    """Platform to compile for.
+    """Platform to compile for."""
 
-    Attributes:
-        machine: ``"x86_64"`` or ``"aarch64"``, as :func:`platform.machine` names them.
-        system: ``"linux"``, ``"darwin"`` or ``"win32"``, as :data:`sys.platform` names them.
-    """
-
-    machine: str
-    system: str
+    machine: str  # ``"x86_64"`` or ``"aarch64"``, as ``platform.machine`` names them
+    system: str  # ``"linux"``, ``"darwin"`` or ``"win32"``, as ``sys.platform`` names them
 
     @classmethod
     def here(cls) -> BuildTarget:

@@ -37,17 +37,19 @@ __all__ = [
     "open_library",
 ]
 
+# ``PRONK_VERSION`` of ``csrc/pronk.h``.
 VERSION = 6
 
-# Indexed by ``pronk_isa``, each wider than the one before.
+# Instruction sets by ``pronk_isa``; a processor with one also has all earlier ones.
 INSTRUCTION_SETS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
+# Choices of the option ``kernels``.
 CHOICES = ("auto", *INSTRUCTION_SETS, "torch")
 
+# ``pronk_type`` by dtype, and of quantized weights by the bits of a code.
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 5}
-# Types of quantized weights, by bits.
 CODED_TYPES: dict[int, int] = {8: 3, 4: 4}
 
-_MAX_HEAD_DIM = 512
+_MAX_HEAD_DIM = 512  # ``MAX_HEAD_DIM`` of ``csrc/common.h``
 
 
 class KernelsError(Exception):
@@ -56,17 +58,11 @@ class KernelsError(Exception):
 
 @dataclass(frozen=True)
 class Kernels:
-    """A loaded library and the instruction set to use.
-
-    Attributes:
-        library: the loaded library.
-        path: its path.
-        isa: index of the instruction set in :data:`INSTRUCTION_SETS`.
-    """
+    """A loaded library and the instruction set to use."""
 
     library: Any = field(repr=False)
-    path: Path
-    isa: int
+    path: Path  # of the library
+    isa: int  # index of the instruction set in ``INSTRUCTION_SETS``
 
     @property
     def name(self) -> str:
@@ -79,21 +75,13 @@ class Kernels:
         return head_dim % 2 == 0 and head_dim <= _MAX_HEAD_DIM
 
     def run(self, ops: Any, count: int, call: CForward) -> None:
-        """Run one forward pass of ``count`` operations.
-
-        Raises:
-            MemoryError: the workspace cannot be allocated.
-        """
+        """Run ``count`` operations over the rows of ``call``; raise a MemoryError without workspace."""
         _check_status(self.library.pronk_run(ops, count, ctypes.byref(call)), call)
 
     def draft_chain(self, ops: Any, count: int, call: CForward, chain: CDraftChain) -> int:
-        """Run a draft chain: repeated forward passes, each over the token sampled from the one before.
+        """Run repeated forward passes, each over the token sampled from the one before; return their number.
 
-        Returns:
-            Number of forward passes.
-
-        Raises:
-            MemoryError: the workspace cannot be allocated.
+        Arguments and errors are those of :meth:`run`.
         """
         return _check_status(self.library.pronk_draft_chain(ops, count, ctypes.byref(call), ctypes.byref(chain)), call)
 
@@ -113,11 +101,13 @@ class Kernels:
     def draft_token(
         self, logits: Tensor, temperature: float, key: int | None
     ) -> tuple[int, float, NDArray[np.float32]]:
-        """Sample a draft token, with less precise noise or none; a logit of ``-inf`` bans its token.
+        """Sample a draft token, with less precise noise than :meth:`choose`; logits of ``-inf`` ban tokens.
+
+        The arguments are those of :meth:`choose`; without a ``key`` there is no noise.
 
         Returns:
-            The token, or -1 if all tokens are banned or a logit is NaN or ``inf``; its softmax probability among the
-            scores; the scores, float32 ``[vocab]``.
+            The token, or -1 if all tokens are banned or a logit is NaN or ``inf``; the token's softmax probability over
+            the scores; the scores (``logits / temperature + noise``), float32 ``[vocab]``.
         """
         vocab, confidence = logits.numel(), c_float()
         scores = np.empty(vocab, np.float32)
@@ -163,28 +153,31 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 @cache
 def open_library(path: Path) -> Any:
-    """Load the kernels' library and check its version.
-
-    Raises:
-        KernelsError: the library is missing, damaged, or has another version.
-    """
+    """Load the kernels' library; errors as of :func:`load_library`."""
     return load_library(path, "pronk", VERSION, STRUCTURES, _SIGNATURES)
 
 
 def load_library(
     path: Path, prefix: str, version: int, structures: Sequence[type[Structure]], signatures: Mapping[str, Any]
 ) -> Any:
-    """Load a library whose functions begin with ``prefix`` and declare their signatures.
+    """Load a library and declare the signatures of its functions.
+
+    Args:
+        path: path of the library.
+        prefix: beginning of the functions' names, before an underscore.
+        version: expected result of ``{prefix}_version``.
+        structures: structures whose sizes ``{prefix}_sizes`` returns.
+        signatures: result type and argument types by a function's name without the prefix.
 
     Raises:
         KernelsError: the library is missing, damaged, or its version or sizes of structures differ.
     """
-    again = "install pronk again"
+    remedy = "install pronk again"
     if not path.is_file():
-        msg = f"found no compiled kernels at {path}; {again}, with a C++ compiler or from a wheel for this platform"
+        msg = f"found no compiled kernels at {path}; {remedy}, with a C++ compiler or from a wheel for this platform"
         raise KernelsError(msg)
     if not _is_complete(path):
-        msg = f"{path}: expected pronk's kernels, found a part of the file; {again}"
+        msg = f"{path}: expected pronk's kernels, found a part of the file; {remedy}"
         raise KernelsError(msg)
     try:
         library = ctypes.CDLL(str(path))
@@ -192,14 +185,14 @@ def load_library(
         sizes = (c_int32 * len(structures))()
         getattr(library, f"{prefix}_sizes")(sizes)
     except (OSError, AttributeError) as error:
-        msg = f"{path}: expected pronk's kernels, found a file that cannot be loaded ({str(error)[:80]}); {again}"
+        msg = f"{path}: expected pronk's kernels, found a file that cannot be loaded ({str(error)[:80]}); {remedy}"
         raise KernelsError(msg) from error
     if found != version:
-        msg = f"{path}: expected kernels of version {version}, found version {found}; {again}"
+        msg = f"{path}: expected kernels of version {version}, found version {found}; {remedy}"
         raise KernelsError(msg)
     expected = [ctypes.sizeof(each) for each in structures]
     if list(sizes) != expected:
-        msg = f"{path}: expected structures of {expected} bytes, found {list(sizes)}; {again}"
+        msg = f"{path}: expected structures of {expected} bytes, found {list(sizes)}; {remedy}"
         raise KernelsError(msg)
     for name, (result, arguments) in signatures.items():
         function = getattr(library, f"{prefix}_{name}")
@@ -223,11 +216,11 @@ def installed() -> Path:
 
 
 def candidates(choice: str = "auto", path: Path | None = None) -> list[Kernels]:
-    """Return the kernels that match an option, best first, before their self-check.
+    """Return the kernels that match the option ``kernels``, widest first; callers run their self-check.
 
     Args:
         choice: ``"auto"`` for every instruction set of this processor, or the name of one.
-        path: the library; by default the installed one.
+        path: path of the library; by default the installed one.
 
     Raises:
         KernelsError: the library cannot be loaded.

@@ -1,8 +1,9 @@
 """Quantize weights to 8 and 4 bits: nearest codes, at the scale with the smallest squared error.
 
-With a scale for the full range, the largest weight of a group makes all codes coarse. So the kernel tries several
-scales, from the full range down, with the extra code on either side of zero, and takes the scale with the smallest sum
-of squared errors (like the search for a clipping range in AWQ; Lin et al. 2024, section 3.2).
+If the scale covers the largest weight of a group, the codes of all other weights are coarse. So the kernel tries
+several scales, from the full range down, and takes the one with the smallest sum of squared errors (like the search for
+a clipping range in AWQ; Lin et al. 2024, section 3.2). Two's complement has one negative code more than positive codes;
+the kernel also tries scales whose sign assigns this code to the largest weight.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
 
 __all__ = ["DEFAULT_GROUPS", "default_group", "round_weights"]
 
-# Group by bits: scales cost little memory, and a smaller group would not gain much accuracy.
+# Default number of weights per scale, by bits of a code: a smaller group needs more memory and is little more accurate.
 DEFAULT_GROUPS: dict[int, int] = {8: 128, 4: 32}
 
-# Number of ranges to try, each 5 % narrower than the one before; at 8 bits clipping gains nothing.
+# Number of ranges to try (100 %, 95 %, … 75 % of the full one) by bits of a code; at 8 bits clipping gains nothing.
 _TRIES = {8: 0, 4: 6}
 
 
 def default_group(bits: Bits, inputs: int) -> int:
-    """Return the group, at most the default, with the fewest bytes per row; ties go to the larger group.
+    """Return the group size of the fewest bytes per row, at most the default; the larger one of equals.
 
     Rows are padded to whole groups: 320 weights of 8 bits are 3 groups of 128 (396 bytes with their scales), 5 of 64
     (340) or 10 of 32 (360).
@@ -56,9 +57,8 @@ def round_weights(kernels: Kernels, weight: Tensor, bits: Bits, group: int | Non
     outputs, inputs = weight.shape
     group = min(group or default_group(bits, inputs), ceil(inputs / 32) * 32)
     weight = weight if weight.stride(1) == 1 else weight.contiguous()
-    codes = mapped_zeros(
-        (outputs, inputs), torch.uint8
-    )  # a mapping of its own, which is returned to the system after packing
+    # A memory mapping goes back to the operating system when the codes are freed after packing.
+    codes = mapped_zeros((outputs, inputs), torch.uint8)
     scale = torch.empty(outputs, ceil(inputs / group))
     status = kernels.library.pronk_round(
         *(weight.data_ptr(), TYPES[weight.dtype], outputs, inputs, weight.stride(0), bits, group),

@@ -4,100 +4,63 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_uint64, c_void_p
+from typing import Any
 
-__all__ = ["STRUCTURES", "CDraftChain", "CForward", "COp", "CSegment", "CWeights", "OnToken"]
+__all__ = ["STRUCTURES", "CDraftChain", "CForward", "COp", "CSegment", "CWeights", "OnToken", "structure_fields"]
+
+
+def structure_fields(*groups: tuple[str, Any]) -> list[tuple[str, Any]]:
+    """Return the fields of a structure from consecutive names of one type: ``("type gated", c_int32)``."""
+    return [(name, kind) for names, kind in groups for name in names.split()]
 
 
 class CWeights(Structure):
     """``pronk_weights``: a packed matrix."""
 
-    _fields_ = [
-        ("type", c_int32),
-        ("gated", c_int32),
-        ("group", c_int32),
-        ("minima", c_int32),
-        ("N", c_int64),
-        ("K", c_int64),
-        ("K_pad", c_int64),
-        ("unit", c_int64),
-        ("blocks", c_int64),
-        ("data", c_void_p),
-        ("bias", c_void_p),
-        ("order", c_void_p),
-    ]
+    _fields_ = structure_fields(
+        ("type gated group minima", c_int32),
+        ("N K K_pad unit blocks", c_int64),
+        ("data bias order", c_void_p),
+    )
 
 
 class COp(Structure):
     """``pronk_op``: one operation of a program."""
 
-    _fields_ = [
-        ("kind", c_int32),
-        ("input", c_int32),
-        ("output", c_int32),
-        ("residual", c_int32),
-        ("activation", c_int32),
-        ("wanted", c_int32),
-        ("norm", c_int32),
+    _fields_ = structure_fields(
+        ("kind input output residual activation wanted norm", c_int32),
         ("eps", c_float),
-        ("norm_weight", c_void_p),
-        ("norm_bias", c_void_p),
+        ("norm_weight norm_bias", c_void_p),
         ("w", POINTER(CWeights)),
-        ("heads", c_int32),
-        ("kv_heads", c_int32),
-        ("head_dim", c_int32),
-        ("first_head", c_int32),
-        ("rope", c_int32),
-        ("window", c_int32),
-        ("cross", c_int32),
-        ("block_size", c_int32),
-        ("kv_type", c_int32),
+        ("heads kv_heads head_dim first_head rope window cross block_size kv_type", c_int32),
         ("slots", c_int64),
-        ("q_norm", c_void_p),
-        ("k_norm", c_void_p),
-        ("keys", c_void_p),
-        ("values", c_void_p),
-        ("table", c_void_p),
-        ("positions", c_void_p),
-        ("table_type", c_int32),
-        ("collected", c_int32),
-    ]
+        ("q_norm k_norm keys values table positions", c_void_p),
+        ("table_type collected", c_int32),
+    )
 
 
 class CSegment(Structure):
     """``pronk_segment``: the rows of one request."""
 
-    _fields_ = [
-        ("blocks", c_void_p),
-        ("parents", c_void_p),
-        ("released", c_int32),
-        ("length", c_int32),
-        ("nodes", c_int32),
-        ("computed", c_int32),
-        ("num_blocks", c_int32),
-    ]
+    _fields_ = structure_fields(
+        ("blocks parents", c_void_p),
+        ("released length nodes computed num_blocks", c_int32),
+    )
 
 
 class CForward(Structure):
     """``pronk_pass``: the rows of a forward pass and the addresses of its results."""
 
-    _fields_ = [
-        ("rows", c_int64),
-        ("segments", c_int64),
-        ("num_wanted", c_int64),
-        ("type", c_int32),
-        ("hidden", c_int32),
-        ("isa", c_int32),
-        ("threads", c_int32),
+    _fields_ = structure_fields(
+        ("rows segments num_wanted", c_int64),
+        ("type hidden isa threads", c_int32),
         ("tokens", c_void_p),
-        ("segment", POINTER(CSegment)),
-        ("cross_segment", POINTER(CSegment)),
+        ("segment cross_segment", POINTER(CSegment)),
         ("stream", c_void_p),
         ("rope", c_void_p * 2),
         ("rope_by_row", c_int32 * 2),
-        ("wanted", c_void_p),
-        ("logits", c_void_p),
-        ("collected", c_void_p),
-    ]
+        ("wanted logits collected", c_void_p),
+    )
 
 
 # ``on_token(token, confidence)`` receives each token of a chain; returning 0 ends the chain.
@@ -107,14 +70,14 @@ OnToken = ctypes.CFUNCTYPE(c_int32, c_int32, c_float)
 class CDraftChain(Structure):
     """``pronk_chain``: a chain of tokens from a draft model."""
 
-    _fields_ = [
+    _fields_ = structure_fields(
         ("key", c_uint64),
         ("position", c_int64),
         ("steps", c_int32),
         ("temperature", c_float),
         ("scores", c_void_p),
         ("on_token", OnToken),
-    ]
+    )
 
 
 # In the order of ``pronk_sizes``.

@@ -1,4 +1,9 @@
-"""Suffix automata in C++ (``csrc/suffix.cpp``), and the draft trees that grow from them."""
+"""Suffix automata in C++ (``csrc/suffix.cpp``), and the draft trees that are built from them.
+
+A draft token's *acceptance bucket* is a class of similar draft tokens whose acceptance is counted together, by the kind
+of source, the length of the match, and the token's share of the continuations. A draft token's *gain* is the product of
+the estimated acceptance probabilities along its path: the probability that verification reaches and accepts it.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +16,17 @@ from weakref import finalize
 from pronk.kernels import library as kernels
 from pronk.kernels.build import suffix_library
 from pronk.kernels.library import load_library
+from pronk.kernels.structures import structure_fields
 
 __all__ = ["NUM_BUCKETS", "CompiledSuffixes", "NativeTree", "NativeTreeBuilder", "open_suffix_library"]
 
 _VERSION = 1
 
-# Acceptance buckets of draft tokens, and depths with a prior of their own; the last depth covers all greater ones.
+# Number of acceptance buckets, and of depths with a prior of their own; the last depth stands for all greater ones.
 NUM_BUCKETS, _DEPTHS = 32, 4
 
-_UNKNOWN: list[c_double | float] = [float("nan")] * (NUM_BUCKETS * _DEPTHS)
+# Cached priors of all buckets and depths; NaN: not computed yet.
+_UNKNOWN_PRIORS: list[c_double | float] = [float("nan")] * (NUM_BUCKETS * _DEPTHS)
 
 # ``prior(bucket, depth)``: the prior acceptance probability.
 _Prior = ctypes.CFUNCTYPE(c_double, c_int32, c_int32)
@@ -28,26 +35,16 @@ _Prior = ctypes.CFUNCTYPE(c_double, c_int32, c_int32)
 class _Call(Structure):
     """``pronk_suffix_tree`` of ``csrc/suffix.cpp``, which documents the fields."""
 
-    _fields_ = [
+    _fields_ = structure_fields(
         ("sources", POINTER(c_void_p)),
         ("tail", POINTER(c_int32)),
-        ("num_sources", c_int32),
-        ("tail_tokens", c_int32),
-        ("width", c_int32),
-        ("max_depth", c_int32),
-        ("min_match", c_int32),
-        ("depth_factor", c_double),
-        ("min_gain", c_double),
-        ("weight", c_double),
-        ("offered", POINTER(c_double)),
-        ("accepted", POINTER(c_double)),
-        ("priors", POINTER(c_double)),
+        ("num_sources tail_tokens width max_depth min_match", c_int32),
+        ("depth_factor min_gain weight", c_double),
+        ("offered accepted priors", POINTER(c_double)),
         ("prior", _Prior),
-        ("tokens", POINTER(c_int32)),
-        ("parents", POINTER(c_int32)),
-        ("buckets", POINTER(c_int32)),
+        ("tokens parents buckets", POINTER(c_int32)),
         ("gains", POINTER(c_double)),
-    ]
+    )
 
 
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
@@ -63,30 +60,20 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 def open_suffix_library() -> Any:
-    """Load the suffix automaton's library, which is installed beside the kernels.
-
-    Raises:
-        KernelsError: the library is missing, damaged, or has another version.
-    """
+    """Load the suffix automaton's library, beside the kernels'; errors as of :func:`load_library`."""
     return load_library(suffix_library(kernels.installed()), "pronk_suffixes", _VERSION, (_Call,), _SIGNATURES)
 
 
 class CompiledSuffixes:
-    """The substrings of one or more texts, with counts and continuations.
-
-    Attributes:
-        max_match: longest match that is searched, at least 1 token.
-        handle: address of the automaton.
-    """
+    """The substrings of one or more texts, with counts and continuations."""
 
     def __init__(self, library: Any, max_match: int) -> None:
         """Create an empty automaton in a library of :func:`open_suffix_library`.
 
-        Raises:
-            MemoryError: memory is exhausted.
+        ``max_match`` is the maximum number of tokens of a match, at least 1.
         """
         self.max_match, self._library = max_match, library
-        self.handle: int | None = library.pronk_suffixes_new(max_match)
+        self.handle: int | None = library.pronk_suffixes_new(max_match)  # address of the automaton
         if self.handle is None:
             raise MemoryError
         finalize(self, library.pronk_suffixes_free, self.handle)
@@ -106,11 +93,7 @@ class CompiledSuffixes:
     def extend(self, tokens: Iterable[int]) -> None:
         """Append tokens to the current text, in amortized constant time per token plus ``max_match`` steps.
 
-        Args:
-            tokens: ids, each at least 0 and below 2**31.
-
-        Raises:
-            MemoryError: memory is exhausted, and the automaton is unusable.
+        Ids are at least 0 and below 2**31. After a MemoryError the automaton is unusable.
         """
         ids = [*tokens]
         if self._library.pronk_suffixes_extend(self.handle, (c_int32 * len(ids))(*ids), len(ids)):
@@ -132,7 +115,7 @@ class CompiledSuffixes:
 
 
 class NativeTree(NamedTuple):
-    """A draft tree as lists, parents before their children; ``buckets`` are the acceptance buckets."""
+    """A draft tree in lists, one entry per node, parents first; ``parents`` are indices, -1 for the root."""
 
     tokens: list[int]
     parents: list[int]
@@ -141,7 +124,7 @@ class NativeTree(NamedTuple):
 
 
 class NativeTreeBuilder:
-    """Builds the draft trees of one request in the compiled library.
+    """Builder of one request's draft trees in the compiled library.
 
     The estimated acceptance probability of a bucket is ``(accepted + prior * weight) / (offered + weight)``.
     """
@@ -152,12 +135,12 @@ class NativeTreeBuilder:
         Args:
             library: from :func:`open_suffix_library`.
             weight: number of observations that a prior counts for.
-            prior: prior acceptance probability of a bucket, below ``NUM_BUCKETS``, at a depth, from 1 on; called once
-                for each pair until :meth:`clear_priors`.
+            prior: returns the prior acceptance probability of a bucket, below ``NUM_BUCKETS``, at a depth, from 1 on.
+                The probabilities are cached until :meth:`clear_priors`.
         """
         self._library = library
         self._offered, self._accepted = (c_double * NUM_BUCKETS)(), (c_double * NUM_BUCKETS)()
-        self._priors = (c_double * len(_UNKNOWN))(*_UNKNOWN)
+        self._priors = (c_double * len(_UNKNOWN_PRIORS))(*_UNKNOWN_PRIORS)
         self._call = _Call(offered=self._offered, accepted=self._accepted, priors=self._priors, weight=weight)
         self._raised: list[BaseException] = []
         raised = self._raised
@@ -174,13 +157,13 @@ class NativeTreeBuilder:
 
     def clear_priors(self) -> None:
         """Drop the cached priors."""
-        self._priors[:] = _UNKNOWN
+        self._priors[:] = _UNKNOWN_PRIORS
 
     def set_counts(self, offered: Mapping[int, float], accepted: Mapping[int, float]) -> None:
         """Set how many draft tokens of each bucket were verified, and how many of them were accepted."""
-        for counts, known in ((self._offered, offered), (self._accepted, accepted)):
+        for counts, new_counts in ((self._offered, offered), (self._accepted, accepted)):
             memset(counts, 0, sizeof(counts))
-            for bucket, count in known.items():
+            for bucket, count in new_counts.items():
                 counts[bucket] = count
 
     def build(
@@ -194,11 +177,11 @@ class NativeTreeBuilder:
         depth_factor: float,
         min_gain: float,
     ) -> NativeTree:
-        """Grow a draft tree from the continuations of the longest matching suffixes, likeliest first.
+        """Build a draft tree from the continuations of the longest matching suffixes, the largest gain first.
 
         Args:
             sources: automata, the text's own first.
-            tail: last tokens of the text, at least one; the last one is the root.
+            tail: last tokens of the text, at least one; the last token is the root.
             max_nodes: maximum number of draft tokens.
             max_depth: maximum depth.
             min_match: shortest match in tokens that is used.

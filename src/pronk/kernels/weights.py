@@ -19,10 +19,10 @@ from pronk.quantization.formats.matrix import QuantizedMatrix
 
 __all__ = ["CodedRows", "Packed", "mapped_zeros", "pack"]
 
-# Codes that are packed at a time, to limit the memory of unpacked codes.
+# Number of codes that are packed at a time: 4 MiB of unpacked codes.
 _SLAB = 1 << 22
 
-# Weights are mapped in huge pages, because the TLB covers few small ones. Linux on x86 and Arm: 2 MiB.
+# Bytes of a huge page, on Linux on x86 and Arm. The TLB covers too few small pages for the weights of a model.
 _HUGE_PAGE = 1 << 21
 
 
@@ -53,21 +53,13 @@ class CodedRows(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """A matrix ``[outputs, inputs]`` in the kernels' layout.
-
-    Attributes:
-        kernels: kernels that the layout is for.
-        struct: description of the matrix for the kernels.
-        data: elements, or groups of scales, minima and codes, in blocks of 16 outputs.
-        bias: float32 ``[blocks * 16]`` in the order of the blocks, or ``None``.
-        order: of quantized weights, int32 ``[inputs]`` or ``None``; see ``QuantizedMatrix``.
-    """
+    """A matrix ``[outputs, inputs]`` in the kernels' layout."""
 
     kernels: Kernels = field(repr=False)
-    struct: CWeights
-    data: Tensor = field(repr=False)
-    bias: Tensor | None = field(repr=False)
-    order: Tensor | None = field(repr=False)
+    struct: CWeights  # description of the matrix for the kernels
+    data: Tensor = field(repr=False)  # elements, or groups of scales, minima and codes, in blocks of 16 outputs
+    bias: Tensor | None = field(repr=False)  # float32 ``[blocks * 16]`` in the order of the blocks
+    order: Tensor | None = field(repr=False)  # int32 ``[inputs]``, as in ``QuantizedMatrix``
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -75,7 +67,7 @@ class Packed:
         return self.struct.N * (2 if self.struct.gated else 1), self.struct.K
 
     def part(self, start: int, stop: int) -> Packed:
-        """Return a view of some outputs of a matrix of one unit, not gated; ``start`` is a multiple of 16."""
+        """Return a view of outputs ``start`` to ``stop`` - 1 of one unit; ``start`` is a multiple of 16."""
         assert not self.struct.gated, "expected outputs that follow each other, found a gate"
         assert self.struct.unit == self.struct.N, "expected outputs of one unit, found several"
         assert not start % 16, f"expected the beginning of a block, found {start}"
@@ -109,8 +101,8 @@ def pack(
         kernels: kernels that the layout is for.
         weight: ``[outputs, inputs]``, float32, bfloat16, float16, or quantized; may be freed afterwards.
         bias: ``[outputs]``.
-        unit: outputs that start a block of their own: the size of a head.
-        gated: the first half of the outputs gates the second.
+        unit: number of outputs after which a new block begins, such as ``head_dim``; by default all outputs.
+        gated: the first half of the outputs is the gate, the second half the up projection.
     """
     rows, inputs = weight.shape
     outputs = rows // 2 if gated else rows
@@ -124,7 +116,7 @@ def pack(
         data, order = _pack_codes(kernels, struct, weight)
     placed = None
     if bias is not None:
-        placed = _place(bias.detach().float(), unit, blocks, gated=gated)
+        placed = _place_bias(bias.detach().float(), unit, blocks, gated=gated)
         struct.bias = placed.data_ptr()
     return Packed(kernels, struct, data, placed, order)
 
@@ -140,8 +132,8 @@ def _pack_numbers(kernels: Kernels, struct: CWeights, weight: Tensor) -> Tensor:
 
 
 def _pack_codes(kernels: Kernels, struct: CWeights, weight: CodedRows) -> tuple[Tensor, Tensor | None]:
-    """Pack a slab of outputs at a time, so that no more codes exist unpacked."""
-    halves, blocks_of_unit = 1 + struct.gated, ceil(struct.unit / 16)
+    """Pack quantized weights, a slab of outputs at a time to limit the memory of unpacked codes."""
+    halves, blocks_of_unit = 1 + struct.gated, ceil(struct.unit / 16)  # halves: gate and up projection
     one_unit = struct.gated or struct.unit == struct.N
     step = 16 if one_unit else struct.unit
     step *= max(1, _SLAB // (step * struct.K * halves))
@@ -183,9 +175,8 @@ def _stack_padded(parts: list[QuantizedMatrix]) -> QuantizedMatrix:
             first, codes=first.codes.contiguous(), scale=first.scale.contiguous(), minimum=minimum, order=None
         )
     rows = [each.shape[0] for each in parts]
-    codes = mapped_zeros(
-        (sum(rows), inputs + missing), torch.uint8
-    )  # a mapping of its own: on the heap it would fragment
+    # A memory mapping, because the heap would fragment.
+    codes = mapped_zeros((sum(rows), inputs + missing), torch.uint8)
     for target, each in zip(codes.split(rows), parts, strict=True):
         target[:, :inputs] = each.codes
     scale = torch.cat([each.scale for each in parts])
@@ -193,7 +184,7 @@ def _stack_padded(parts: list[QuantizedMatrix]) -> QuantizedMatrix:
     return replace(first, codes=codes, scale=scale, minimum=torch.cat(minima) if minima else None, order=None)
 
 
-def _place(values: Tensor, unit: int, blocks: int, *, gated: bool) -> Tensor:
+def _place_bias(values: Tensor, unit: int, blocks: int, *, gated: bool) -> Tensor:
     """Reorder ``[outputs]`` to the blocks, with zeros as padding: ``[blocks * 16]``."""
     placed = torch.zeros(blocks * 16)
     if gated:

@@ -25,13 +25,14 @@ _c10d: Any = dist  # the type stubs lack some of its names
 
 _NO_BYTES = torch.empty(0, dtype=torch.uint8)
 
-# Timeouts. A worker waits for work, and for the driver to receive its results, without limit. The driver sends only to
-# workers that are already receiving, and a message that has begun arrives at once.
+# Timeouts. A worker waits without limit for work, and for the driver to receive its results. The driver waits
+# _MESSAGE_TIMEOUT for a worker to receive, because workers are already receiving. The rest of a message follows its
+# header at once, so _MESSAGE_TIMEOUT limits it too.
 _NO_TIMEOUT, _MESSAGE_TIMEOUT = timedelta(days=365), timedelta(seconds=10)
 
 
 def open_store(host: str, port: int, processes: int, *, master: bool, timeout: float) -> Any:
-    """Open the rendezvous store; the master may pass port 0 for a free port.
+    """Open the rendezvous store of ``processes`` processes; the master may pass port 0 for a free port.
 
     Raises:
         OSError: the port is in use.
@@ -67,28 +68,22 @@ class ConnectionLostError(PronkError):
 class MessageKind(IntEnum):
     """Kinds of messages."""
 
-    HELLO = 0  # worker to driver: identity of the loaded model, as JSON
-    POOL = 1  # driver to worker: number of blocks of the KV pool, and layers whose outputs it keeps
-    WORK = 2  # driver to worker: a share of a forward pass
-    DONE = 3  # worker to driver: seconds, sampled tokens, logits that are always needed, and collected layers' outputs
+    HELLO = 0  # worker to driver: properties of the loaded model, as JSON
+    POOL = 1  # driver to worker: number of blocks of the KV pool, and layers whose outputs the pool keeps
+    WORK = 2  # driver to worker: nodes of a forward pass, or a range of layers, to compute
+    DONE = 3  # worker to driver: results of WORK (seconds, sampled tokens, logits, layers' outputs), or POOL is done
     LOGITS = 4  # request for further logits of the last forward pass, and its answer
     ROWS = 5  # request for the contents of KV slots, and its answer
     FAILED = 6  # worker to driver: error message
-    STOP = 7  # driver to worker: end
+    STOP = 7  # driver to worker: exit
 
 
 class PeerMessage(NamedTuple):
-    """A message between two processes.
-
-    Attributes:
-        kind: kind of the message.
-        numbers: integers, int64 ``[n]``.
-        data: bytes, uint8 ``[bytes]``.
-    """
+    """A message between two processes."""
 
     kind: MessageKind
-    numbers: Tensor
-    data: Tensor
+    numbers: Tensor  # int64 ``[n]``
+    data: Tensor  # uint8 ``[bytes]``
 
     @property
     def text(self) -> str:
@@ -106,7 +101,7 @@ class PeerConnection:
     """
 
     def __init__(self, store: Any, rank: int, *, driver: bool, timeout: float) -> None:
-        """Connect; both processes have to.
+        """Connect to the other process, which has to connect too.
 
         Args:
             store: rendezvous store of ``torch.distributed``.
@@ -114,10 +109,11 @@ class PeerConnection:
             driver: whether this process is the driver.
             timeout: seconds to wait; then :class:`ConnectionLostError` is raised.
         """
-        self.rank, self._other = rank if driver else 0, 1 if driver else 0
+        # In the group of the pair the driver has rank 0 and the worker rank 1.
+        self.rank, self._other_rank = rank if driver else 0, 1 if driver else 0
         self.bytes_sent = self.bytes_received = 0
         try:
-            self._group = open_group(store, str(rank), 1 - self._other, 2, timeout=timeout)
+            self._group = open_group(store, str(rank), 1 - self._other_rank, 2, timeout=timeout)
         except RuntimeError as error:
             raise self._lost_error(error) from error
 
@@ -134,7 +130,7 @@ class PeerConnection:
         try:
             for part in parts:
                 if len(part):
-                    self._group.send([part], self._other, 0).wait(_MESSAGE_TIMEOUT if self.rank else _NO_TIMEOUT)
+                    self._group.send([part], self._other_rank, 0).wait(_MESSAGE_TIMEOUT if self.rank else _NO_TIMEOUT)
         except RuntimeError as error:
             raise self._lost_error(error) from error
         self.bytes_sent += sum(part.nbytes for part in parts)
@@ -143,18 +139,18 @@ class PeerConnection:
         """Receive the next message; ``timeout`` in seconds, ``None`` waits without limit.
 
         Raises:
-            ConnectionLostError: the other process has ended or is silent for too long, or the message is malformed.
+            ConnectionLostError: the other process has ended or sends nothing in time, or the message is malformed.
         """
         header = torch.zeros(3, dtype=torch.int64)
         try:
-            self._group.recv([header], self._other, 0).wait(
+            self._group.recv([header], self._other_rank, 0).wait(
                 _NO_TIMEOUT if timeout is None else timedelta(seconds=timeout)
             )
             kind, count, size = header.tolist()
             numbers, data = torch.empty(count, dtype=torch.int64), torch.empty(size, dtype=torch.uint8)
             for part in (numbers, data):
                 if len(part):
-                    self._group.recv([part], self._other, 0).wait(_MESSAGE_TIMEOUT)
+                    self._group.recv([part], self._other_rank, 0).wait(_MESSAGE_TIMEOUT)
             message = PeerMessage(MessageKind(kind), numbers, data)
         except (RuntimeError, ValueError) as error:
             raise self._lost_error(error) from error

@@ -1,8 +1,9 @@
 """The KV pool of the driver process, and its record of the workers' pools, under tree parallelism.
 
-All pools have the same blocks, and a token has the same slot in each of them. A worker's pool holds only the rows that
-the worker computed or received. The driver's pool holds all committed tokens: rows of an accepted path that a worker
-computed are fetched on commit. They are sent to other workers when needed, unless recomputing them there is cheaper.
+All pools have the same blocks, and a token has the same slot in each of them. A *KV row* is the contents of one slot:
+the keys and values of one token. A worker's pool holds only the KV rows that the worker computed or received. The
+driver's pool holds all committed tokens: on commit it fetches the KV rows of accepted tokens that a worker computed.
+Another worker receives these rows when it needs them, or recomputes them if that is cheaper.
 """
 
 from __future__ import annotations
@@ -27,19 +28,13 @@ Fetch = Callable[[NDArray[np.int64]], Tensor | None]
 
 @dataclass(eq=False)
 class RemoteCopy:
-    """The driver's record of one worker's pool.
-
-    Attributes:
-        fetch: fetches the contents of slots from the worker.
-        valid: whether the worker's slot has the contents of the driver's, bool ``[slots]``.
-        moves: pairs of slots (source, target) that the worker has to copy before its next work.
-        pool_sent: whether the worker has received the size of the pool.
-    """
+    """The driver's record of one worker's pool."""
 
     fetch: Fetch
+    # Bool ``[slots]``, True where the worker's slot has the contents of the driver's slot.
     valid: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
-    moves: list[tuple[int, int]] = field(default_factory=list)
-    pool_sent: bool = False
+    moves: list[tuple[int, int]] = field(default_factory=list)  # slots (source, target) to copy before the next pass
+    pool_sent: bool = False  # whether the worker has received the size of the pool
 
     def reset(self, slots: int) -> None:
         """Reset the record for a new pool."""
@@ -48,16 +43,13 @@ class RemoteCopy:
 
 @dataclass(frozen=True)
 class PartitionedTree:
-    """Processes that computed the nodes of one request's tree in the last forward pass.
-
-    Attributes:
-        tree: tree of the forward pass.
-        driver_nodes: driver's nodes to their offsets after the block table's length; ``None``: all nodes in tree order.
-        worker_nodes: for each worker with nodes of the tree, node to its position in the block table.
-    """
+    """A request's tree in the last forward pass, with the processes that computed its nodes."""
 
     tree: TokenTree
+    # Offset of each of the driver's nodes after the block table's length; ``None`` if the driver computed all nodes, in
+    # tree order.
     driver_nodes: Mapping[int, int] | None = None
+    # For each worker with nodes of the tree, the position of each node in the block table.
     worker_nodes: tuple[tuple[RemoteCopy, Mapping[int, int]], ...] = ()
 
 
@@ -66,7 +58,7 @@ class MirroredCache(PagedCache):
 
     Attributes:
         copies: records of the workers' pools.
-        partitioned: partitioned trees of the last forward pass, by the ``id`` of their block table.
+        partitioned: trees of the last forward pass, by the ``id`` of their block table.
         tokens: committed token of each slot, int64 ``[slots]``.
     """
 
@@ -111,9 +103,9 @@ class MirroredCache(PagedCache):
             copy.valid[slots] = False
 
     def commit(self, block_table: BlockTable, offsets: Sequence[int]) -> None:
-        """Commit a path; fetch those of its rows that a worker computed.
+        """Commit a path of the tree, and fetch the KV rows of its nodes that a worker computed.
 
-        If that worker is gone, only the rows before are committed, and the missing ones are computed again later.
+        If the worker is gone, only the nodes before its first one are committed; the engine computes the rest again.
         """
         partitioned, length = self.partitioned.pop(id(block_table), None), block_table.length
         if partitioned is None or partitioned.driver_nodes is None:
@@ -134,7 +126,7 @@ class MirroredCache(PagedCache):
                 )
 
     def _fetch(self, block_table: BlockTable, partitioned: PartitionedTree, missing: Sequence[int]) -> None:
-        """Fetch the rest of a path from the worker that computed it, and append it."""
+        """Fetch the KV rows of the nodes ``missing`` from the worker that computed them, and append them."""
         if not missing:
             return
         copy, positions = next(each for each in partitioned.worker_nodes if missing[-1] in each[1])
@@ -146,7 +138,7 @@ class MirroredCache(PagedCache):
             block_table.length += len(missing)
 
     def _record_moves(self, copy: RemoteCopy, block_table: BlockTable, positions: Sequence[int], length: int) -> None:
-        """Record the rows of a path that a worker has; it moves them to the slots of the committed text."""
+        """Record a worker's KV rows of a committed path, and their moves to the slots of the committed text."""
         if not positions:
             return
         stop = max(length + len(positions), max(positions) + 1)

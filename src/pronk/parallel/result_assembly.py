@@ -1,4 +1,8 @@
-"""Splitting a forward pass into workers' rows, and assembling the results of all processes."""
+"""Rows that each process computes in a forward pass, and the assembly of all processes' results.
+
+Shares and pieces are defined in :mod:`~pronk.parallel.tree_partition`; a *job* is one request's tree. *Logits rows* are
+the rows of a job's logits, one for each node whose logits are needed.
+"""
 
 from __future__ import annotations
 
@@ -15,47 +19,47 @@ from pronk.execution.forward_job import ForwardJob
 from pronk.execution.model_runner import ForwardResult, ModelRunner
 from pronk.kv_cache.blocks import BlockTable
 from pronk.parallel.mirrored_cache import PartitionedTree, RemoteCopy
-from pronk.parallel.tree_partition import TreePart, WorkerShare
+from pronk.parallel.tree_partition import TreePiece, WorkerShare
 from pronk.parallel.work_request import WorkRows
 from pronk.speculation.tree import TokenTree
 
 __all__ = ["AssembledResult", "FetchLogits", "ScatteredLogits", "make_work_rows", "own_logits_nodes"]
 
-# ``fetch(piece, rows)`` fetches the logits of some logits rows of a worker's piece, float32 ``[len(rows), vocab]``;
+# ``fetch(piece, rows)`` fetches logits rows of a piece (index in the worker's share), float32 ``[len(rows), vocab]``;
 # ``None`` if the worker is gone.
 FetchLogits = Callable[[int, Sequence[int]], Tensor | None]
 
 
-def own_logits_nodes(job: ForwardJob, piece: TreePart) -> list[int]:
+def own_logits_nodes(job: ForwardJob, piece: TreePiece) -> list[int]:
     """Return the piece's own nodes whose logits are needed."""
     return [node for node in piece.own if node in job.logits_nodes]
 
 
-def make_work_rows(job: ForwardJob, piece: TreePart, lead: Sequence[int]) -> WorkRows:
-    """Return the rows of a piece, after ``lead``: tokens at the text's end that the worker recomputes."""
+def make_work_rows(job: ForwardJob, piece: TreePiece, lead: Sequence[int]) -> WorkRows:
+    """Return the rows of a piece, after ``lead``: last committed tokens, which the worker recomputes."""
     segment, num_lead = job.segment, len(lead)
     tree, block_table = segment.tree, segment.block_table
     if piece.nodes == tuple(range(len(tree))) and not piece.num_ancestors and not lead:
         return WorkRows(job, 0)
-    new_nodes = {node: num_lead + offset for offset, node in enumerate(piece.nodes)}
+    new_nodes = {node: num_lead + place for place, node in enumerate(piece.nodes)}
     tokens = (*lead, *(tree.tokens[node] for node in piece.nodes))
     parents = (num_lead - 1 if node == 0 else new_nodes[tree.parents[node]] for node in piece.nodes)
-    # Acceptance matters to the driver only.
+    # Only the driver verifies; a worker needs no flags of the nodes to verify.
     verify = (True,) + (False,) * (len(tokens) - 1)
     part = TokenTree(tokens, (*range(-1, num_lead - 1), *parents), verify)
     if lead:
         worker_table = BlockTable(list(block_table.blocks), block_table.num_released, block_table.length - num_lead)
         worker_table.update_derived()
         block_table = worker_table
-    logits_nodes = own_logits_nodes(job, piece)
-    first = new_nodes[logits_nodes[0]] if logits_nodes else len(tokens)
-    assert [*range(first, len(tokens))] == [new_nodes[node] for node in logits_nodes]
+    wanted = own_logits_nodes(job, piece)
+    first = new_nodes[wanted[0]] if wanted else len(tokens)
+    assert [*range(first, len(tokens))] == [new_nodes[node] for node in wanted]
     rows = job._replace(segment=Segment(block_table, part), logits_nodes=range(first, len(tokens)))
     return WorkRows(rows, num_lead + piece.num_ancestors)
 
 
 class _RemoteRow(NamedTuple):
-    """Location of a row of logits: the worker's ``fetch``, the number of the piece, and the row in it."""
+    """Location of a logits row: the worker's ``fetch``, the index of the piece, and the row in the piece."""
 
     fetch: FetchLogits
     piece: int
@@ -63,11 +67,11 @@ class _RemoteRow(NamedTuple):
 
 
 class ScatteredLogits:
-    """Logits of one job, ``[logits rows, vocab]``, whose remote rows are fetched at the first access.
+    """Logits of one job, ``[logits rows, vocab]``. Rows in a worker are fetched at the first access.
 
     Attributes:
-        rows: logits, undefined in rows that are still remote.
-        remote_rows: remote rows to their locations.
+        rows: logits, undefined in rows that are still in a worker.
+        remote_rows: location of each logits row that is still in a worker.
     """
 
     def __init__(self, rows: Tensor, recompute: Callable[[], Tensor]) -> None:
@@ -79,9 +83,9 @@ class ScatteredLogits:
         return len(self.rows)
 
     def __getitem__(self, rows: int | slice | list[int], /) -> Tensor:
-        """Return rows as float32; fetch remote ones first."""
-        selected = rows if isinstance(rows, list) else range(len(self))[rows]
-        self._fetch([selected] if isinstance(selected, int) else selected)
+        """Return logits rows as float32, and fetch them from workers first."""
+        indices = rows if isinstance(rows, list) else range(len(self))[rows]
+        self._fetch([indices] if isinstance(indices, int) else indices)
         return self.rows[rows]
 
     def _fetch(self, rows: Sequence[int]) -> None:
@@ -106,8 +110,8 @@ class AssembledResult:
 
     Attributes:
         logits: logits of each job.
-        sampled: for each job, logits rows to the tokens that workers sampled after them.
-        hidden: layer number to the layer's outputs for each job, ``[rows, hidden]``.
+        sampled: for each job, the token that a worker sampled after a logits row, by the row.
+        hidden: by layer number, the layer's outputs for each job, ``[rows, hidden]``.
     """
 
     def __init__(
@@ -117,7 +121,7 @@ class AssembledResult:
         collect: frozenset[int],
         recompute: Callable[[ForwardJob], Tensor],
     ) -> None:
-        """Begin without results; after a worker's failure, ``recompute`` computes a job's logits here."""
+        """Begin without results. ``recompute`` computes a job's logits in this process if a worker is gone."""
         config, cache = runner.decoder.config, runner.cache
         self.jobs, self.collect = jobs, sorted(collect)
         vocab = config.vocab_size
@@ -127,26 +131,21 @@ class AssembledResult:
         self.sampled = [dict[int, int]() for _ in jobs]
         sizes = [(len(job.segment.tree), config.hidden_size) for job in jobs]
         self.hidden = {layer: [torch.empty(size, dtype=cache.dtype) for size in sizes] for layer in self.collect}
-        self._driver_nodes: dict[int, dict[int, int]] = {number: {} for number in range(len(jobs))}
-        self._worker_nodes: dict[int, list[tuple[RemoteCopy, dict[int, int]]]] = {
-            number: [] for number in range(len(jobs))
-        }
+        self._driver_nodes = [dict[int, int]() for _ in jobs]
+        self._worker_nodes = [list[tuple[RemoteCopy, dict[int, int]]]() for _ in jobs]
 
     @property
     def partitioned(self) -> dict[int, PartitionedTree]:
-        """Return the partitioned trees by the ``id`` of their block table."""
-        segments = [job.segment for job in self.jobs]
+        """Return the jobs' trees and the processes of their nodes, by the ``id`` of the block table."""
         return {
-            id(segment.block_table): PartitionedTree(
-                segment.tree, self._driver_nodes[number], tuple(self._worker_nodes[number])
-            )
-            for number, segment in enumerate(segments)
+            id(job.segment.block_table): PartitionedTree(job.segment.tree, driver_nodes, tuple(worker_nodes))
+            for job, driver_nodes, worker_nodes in zip(self.jobs, self._driver_nodes, self._worker_nodes, strict=True)
         }
 
     def add_driver_result(self, share: WorkerShare, result: ForwardResult) -> None:
         """Add the result of this process."""
         for number, piece in enumerate(share.pieces):
-            self._driver_nodes[piece.job] = {node: offset for offset, node in enumerate(piece.nodes)}
+            self._driver_nodes[piece.job] = {node: place for place, node in enumerate(piece.nodes)}
             self._set_logits(piece, result.logits[number][:])
             for layer in self.collect:
                 self.hidden[layer][piece.job][list(piece.own)] = result.hidden[layer][number][piece.num_ancestors :]
@@ -158,14 +157,14 @@ class AssembledResult:
 
         Args:
             copy: record of the worker's pool.
-            share: share that the worker computed.
-            sampled: sampled tokens of the pieces with a stateless sampler; -1 where logits are not finite.
-            data: logits of the pieces that need all of them, then each collected layer's outputs of own nodes.
-            fetch: fetches the other logits.
+            share: nodes that the worker computed.
+            sampled: sampled tokens of the jobs with a stateless sampler; -1 if the logits are not finite.
+            data: logits of the jobs that need all their logits, then each collected layer's outputs of own nodes.
+            fetch: fetches logits that ``data`` lacks.
         """
         begin, tokens = 0, iter(sampled)
 
-        def next_rows(like: Tensor, rows: int) -> Tensor:
+        def next_rows(like: Tensor, rows: int) -> Tensor:  # of the dtype and width of `like`
             nonlocal begin
             size = rows * like.shape[-1] * like.itemsize
             begin += size
@@ -176,14 +175,14 @@ class AssembledResult:
             if job.all_logits:
                 self._set_logits(piece, next_rows(logits.rows, len(logits_rows)))
             else:
-                logits.remote_rows |= {row: _RemoteRow(fetch, number, offset) for offset, row in enumerate(logits_rows)}
+                logits.remote_rows |= {row: _RemoteRow(fetch, number, place) for place, row in enumerate(logits_rows)}
             if job.stateless_sampler is not None:
-                # A token of -1 is dropped: reading its logits reports that they are not finite.
+                # Drop tokens of -1: the sampler then reads the logits and reports that they are not finite.
                 samples = zip(logits_rows, islice(tokens, len(logits_rows)), strict=True)
                 self.sampled[piece.job] |= {row: token for row, token in samples if token >= 0}
             first = job.segment.block_table.length
             self._worker_nodes[piece.job].append(
-                (copy, {node: first + offset for offset, node in enumerate(piece.nodes)})
+                (copy, {node: first + place for place, node in enumerate(piece.nodes)})
             )
         for layer in self.collect:
             for piece in share.pieces:
@@ -191,11 +190,11 @@ class AssembledResult:
                     self.hidden[layer][piece.job], len(piece.own)
                 )
 
-    def _logits_rows(self, piece: TreePart) -> list[int]:
+    def _logits_rows(self, piece: TreePiece) -> list[int]:
         job = self.jobs[piece.job]
         return [node - job.logits_nodes.start for node in own_logits_nodes(job, piece)]
 
-    def _set_logits(self, piece: TreePart, rows: Tensor) -> None:
+    def _set_logits(self, piece: TreePiece, rows: Tensor) -> None:
         logits_rows = self._logits_rows(piece)
         if logits_rows:
             self.logits[piece.job].rows[logits_rows] = rows

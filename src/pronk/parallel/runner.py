@@ -1,4 +1,8 @@
-"""Tree parallelism in the driver: forward passes whose token trees are split among processes."""
+"""Tree parallelism in the driver: forward passes whose token trees are split among processes.
+
+Shares and pieces are defined in :mod:`~pronk.parallel.tree_partition`, exchanges in
+:mod:`~pronk.parallel.worker_handle`.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ from pronk.models.decoder import Decoder
 from pronk.parallel.connection import ConnectionLostError, MessageKind, PeerConnection, PeerMessage
 from pronk.parallel.mirrored_cache import MirroredCache, PartitionedTree
 from pronk.parallel.result_assembly import AssembledResult, make_work_rows
-from pronk.parallel.tree_partition import TreePart, WorkerShare, partition_trees
+from pronk.parallel.tree_partition import TreePiece, WorkerShare, partition_trees
 from pronk.parallel.work_request import WorkRequest, WorkRows
 from pronk.parallel.worker_handle import WorkerHandle
 from pronk.speculation.cost_model import CostCurve, CostModel
@@ -29,14 +33,13 @@ __all__ = ["TreeRunner"]
 
 _log = logging.getLogger(__name__)
 
-# Prior cost of a further row, as a multiple of the first row's.
-_PRIOR_ROW = 0.1
+# Cost of a further row before the first measurement, as a multiple of the cost of a forward pass of one row.
+_PRIOR_COST_PER_ROW = 0.1
 
-# Steps over which the cost of sending missing KV rows is spread: rows are sent once and used in many steps.
-_STEPS = 8
+# Number of steps that the cost of sending KV rows is divided by: rows are sent once and used in many steps.
+_AMORTIZATION_STEPS = 8
 
-# Timeout of a worker's answer: _TIMEOUT_FACTOR times the driver's own forward pass plus _TIMEOUT
-# seconds.
+# Timeout of a worker's answer: _TIMEOUT seconds plus _TIMEOUT_FACTOR times the driver's own forward pass.
 _TIMEOUT_FACTOR, _TIMEOUT = 10.0, 20.0
 
 
@@ -65,11 +68,11 @@ class TreeRunner(ModelRunner):
 
         Args:
             decoder: the model.
-            cache: its KV cache, which tracks the copies of the workers.
+            cache: KV cache of the model, with records of the workers' pools.
             peers: connections to the workers.
-            is_alive: returns whether the process of a rank runs, without communication.
+            is_alive: returns whether the process of a rank is running, without communication.
             on_lost: callback with the rank of a worker that has failed.
-            clock: returns seconds.
+            clock: returns the time in seconds.
         """
         super().__init__(decoder, cache, clock=clock)
         self.mirrored, self.driver_costs = cache, CostModel()
@@ -86,7 +89,7 @@ class TreeRunner(ModelRunner):
 
         def fetch(slots: NDArray[np.int64]) -> Tensor | None:
             tree_runner, worker = runner(), handles[0]()
-            return None if tree_runner is None or worker is None else tree_runner._fetch(worker, slots)  # noqa: SLF001 - own instance
+            return None if tree_runner is None or worker is None else tree_runner._fetch_kv_rows(worker, slots)  # noqa: SLF001 - own instance
 
         worker = WorkerHandle(peer, self.mirrored.add_copy(fetch))
         handles.append(ref(worker))
@@ -98,57 +101,54 @@ class TreeRunner(ModelRunner):
         return self._communication_seconds
 
     def forward(self, jobs: Sequence[ForwardJob], collect: frozenset[int] = frozenset()) -> ForwardResult:
-        """Compute all jobs' trees, split among the processes that make it fastest."""
+        """Compute all jobs' trees, split among processes so that the forward pass is fastest."""
         shares = self._partition(jobs)
         if sum(bool(share.pieces) for share in shares) > 1:
             with uninterrupted():
                 try:
                     return self._forward_shared(jobs, shares, collect)
-                except _LostError as error:
+                except _LostWorkerError as error:
                     self._drop_worker(error.worker, error)
                     self._drain()
                 except BaseException:
                     self._drain()
-                    self.mirrored.reset_copies()  # some data for them may not have been sent
+                    self.mirrored.reset_copies()  # KV rows that are marked as valid may not have been sent
                     raise
         result = super().forward(jobs, collect)
-        self.driver_costs.learn(_rows(jobs), result.context, result.seconds)
+        self.driver_costs.learn(_num_rows(jobs), result.context, result.seconds)
         self.mirrored.partitioned = {id(job.segment.block_table): PartitionedTree(job.segment.tree) for job in jobs}
         return result
 
     def _partition(self, jobs: Sequence[ForwardJob]) -> list[WorkerShare]:
-        """Return the share of each process; the driver takes all if the trees cannot be split."""
+        """Return each process's share, the driver's first; without a split the driver's share is everything."""
         driver_only = [
-            WorkerShare(tuple(TreePart(n, tuple(range(len(j.segment.tree))), 0) for n, j in enumerate(jobs)))
+            WorkerShare(tuple(TreePiece(n, tuple(range(len(j.segment.tree))), 0) for n, j in enumerate(jobs)))
         ]
-        rows = _rows(jobs)
-        pinned = any(
+        rows = _num_rows(jobs)
+        # The driver alone has the results of earlier layers or forward passes, and the cross-attention cache.
+        needs_driver = any(
             job.segment.early is not None or job.segment.computed or job.cross_block_table is not None for job in jobs
         )
-        if not self.workers or pinned or rows < 2:
+        if not self.workers or needs_driver or rows < 2:
             return driver_only
         context = sum(job.segment.block_table.length for job in jobs)
-        costs = [_costs(self.driver_costs, context)]
-        costs += [_costs(worker.cost_model, context, costs[0]) for worker in self.workers]
+        costs = [_cost_function(self.driver_costs, context)]
+        costs += [_cost_function(worker.cost_model, context, costs[0]) for worker in self.workers]
         communication = [0.0, *(worker.exchange_seconds + self._sync_seconds(worker, jobs) for worker in self.workers)]
         for worker in self.workers:
             worker.idle_steps += 1
         return partition_trees([job.segment.tree for job in jobs], costs, communication)
 
     def _sync_seconds(self, worker: WorkerHandle, jobs: Sequence[ForwardJob]) -> float:
-        """Return this step's share of the seconds to send a worker the KV rows that it lacks."""
+        """Return the seconds to send the KV rows that a worker lacks, divided by the steps that use them."""
         missing = sum(int((~worker.copy.valid[self._committed_slots(job)]).sum()) for job in jobs)
-        return missing * self.cache.bytes_per_token * worker.seconds_per_byte / _STEPS
+        return missing * self.cache.bytes_per_token * worker.seconds_per_byte / _AMORTIZATION_STEPS
 
     def _committed_slots(self, job: ForwardJob) -> NDArray[np.int64]:
-        """Return the slots of the committed text that a forward pass reads."""
+        """Return the slots of the job's committed tokens, without released blocks."""
         block_table = job.segment.block_table
         begin = block_table.num_released * self.cache.block_size
-        return (
-            self.cache.slots(block_table, begin, block_table.length)
-            if block_table.length > begin
-            else np.zeros(0, np.int64)
-        )
+        return self.cache.slots(block_table, begin, block_table.length)
 
     def _forward_shared(
         self, jobs: Sequence[ForwardJob], shares: Sequence[WorkerShare], collect: frozenset[int]
@@ -171,24 +171,24 @@ class TreeRunner(ModelRunner):
         longest = result.seconds
         for worker, share, recomputed in busy:
             message = self._receive_answer(worker, number, _TIMEOUT_FACTOR * result.seconds)
-            longest = max(longest, self._record_costs(worker, share, recomputed, message))
-            fetch = partial(self._logits, worker, number)
-            assembled.add_worker_result(worker.copy, share, message.numbers[3:].tolist(), message.data, fetch)
+            worker_seconds, worker_context, *sampled = message.numbers[1:].tolist()
+            worker.cost_model.learn(share.rows + sum(recomputed), worker_context, 1e-9 * worker_seconds)
+            longest = max(longest, 1e-9 * worker_seconds)
+            fetch = partial(self._fetch_logits, worker, number)
+            assembled.add_worker_result(worker.copy, share, sampled, message.data, fetch)
             for piece, recompute in zip(share.pieces, recomputed, strict=True):
                 committed_slots = self._committed_slots(jobs[piece.job])
                 worker.copy.valid[committed_slots[len(committed_slots) - recompute :]] = True
         seconds = self.clock() - start_time
         for worker, _, _ in busy:
             worker.record_step(seconds, longest)
-        self._communication_seconds, self.num_shared_passes = (
-            self._communication_seconds + seconds - result.seconds,
-            self.num_shared_passes + 1,
-        )
+        self._communication_seconds += seconds - result.seconds
+        self.num_shared_passes += 1
         self.mirrored.partitioned = assembled.partitioned
         return ForwardResult(assembled.logits, assembled.hidden, seconds, context, assembled.sampled)
 
     def _recompute(self, job: ForwardJob) -> Tensor:
-        """Recompute a job in this process after the loss of a worker; return all its logits."""
+        """Recompute a job in this process after the loss of a worker; return all logits of the job."""
         result = super().forward([job])
         self.mirrored.partitioned[id(job.segment.block_table)] = PartitionedTree(job.segment.tree)
         return result.logits[0][:]
@@ -196,9 +196,9 @@ class TreeRunner(ModelRunner):
     def _make_request(
         self, worker: WorkerHandle, jobs: Sequence[ForwardJob], share: WorkerShare, collect: frozenset[int]
     ) -> tuple[WorkRequest, list[int]]:
-        """Return a worker's request, and for each piece the number of text tokens that the worker recomputes."""
+        """Return the request to a worker, and each piece's number of committed tokens to recompute there."""
         rows, slots, recomputed = list[WorkRows](), list[NDArray[np.int64]](), list[int]()
-        costs = _costs(worker.cost_model, 0, _costs(self.driver_costs, 0))
+        costs = _cost_function(worker.cost_model, 0, _cost_function(self.driver_costs, 0))
         for piece in share.pieces:
             committed_slots = self._committed_slots(jobs[piece.job])
             missing = np.flatnonzero(~worker.copy.valid[committed_slots])
@@ -206,17 +206,13 @@ class TreeRunner(ModelRunner):
             recompute_seconds = costs(share.rows + recompute) - costs(share.rows)
             # With a sliding window, blocks that a recomputed row would read may have been released.
             has_released = jobs[piece.job].segment.block_table.num_released > 0
-            # Without measured row costs the comparison is false, and the rows are sent.
-            if (
-                has_released
-                or not recompute_seconds <= len(missing) * self.cache.bytes_per_token * worker.seconds_per_byte
-            ):
+            send_seconds = len(missing) * self.cache.bytes_per_token * worker.seconds_per_byte
+            # Beyond the measured numbers of rows costs are infinite; with inf - inf the rows are sent as well.
+            if has_released or not recompute_seconds <= send_seconds:
                 slots.append(committed_slots[missing])
                 recompute = 0
             recomputed.append(recompute)
-            lead = (
-                self.mirrored.tokens[committed_slots[len(committed_slots) - recompute :]].tolist() if recompute else []
-            )
+            lead = self.mirrored.tokens[committed_slots[len(committed_slots) - recompute :]].tolist()
             rows.append(make_work_rows(jobs[piece.job], piece, lead))
         copy = worker.copy
         sent = np.concatenate(slots) if slots else np.zeros(0, np.int64)
@@ -227,7 +223,7 @@ class TreeRunner(ModelRunner):
 
     def _send(self, worker: WorkerHandle, request: WorkRequest) -> None:
         if not self._is_alive(worker.peer.rank):
-            raise _LostError(worker, ConnectionLostError(f"worker {worker.peer.rank} is gone"))
+            raise _LostWorkerError(worker, ConnectionLostError(f"worker {worker.peer.rank} is gone"))
         try:
             if not worker.copy.pool_sent:
                 pool = self.mirrored
@@ -236,10 +232,10 @@ class TreeRunner(ModelRunner):
                 worker.copy.pool_sent, worker.has_new_pool = True, True
             start_time = self.clock()
             worker.peer.send(
-                MessageKind.WORK, request.numbers(), request.kv_rows.flatten() if request.kv_rows is not None else b""
+                MessageKind.WORK, request.serialize(), request.kv_rows.flatten() if request.kv_rows is not None else b""
             )
         except ConnectionLostError as error:
-            raise _LostError(worker, error) from error
+            raise _LostWorkerError(worker, error) from error
         if request.kv_rows is not None:
             worker.record_send(request.kv_rows.nbytes, self.clock() - start_time)
 
@@ -249,44 +245,37 @@ class TreeRunner(ModelRunner):
             try:
                 message = worker.peer.receive(_TIMEOUT + timeout)
             except ConnectionLostError as error:
-                raise _LostError(worker, error) from error
+                raise _LostWorkerError(worker, error) from error
             if message.kind == MessageKind.FAILED:
-                raise _LostError(worker, ConnectionLostError(f"worker {worker.peer.rank} has failed: {message.text}"))
+                failure = ConnectionLostError(f"worker {worker.peer.rank} has failed: {message.text}")
+                raise _LostWorkerError(worker, failure)
             if len(message.numbers) and int(message.numbers[0]) == number:
                 if worker in self._unanswered:
                     self._unanswered.remove(worker)
                 return message
 
     def _drain(self) -> None:
-        """Receive all outstanding answers of an aborted forward pass, since workers send before they receive."""
+        """Receive all outstanding answers of an aborted forward pass: workers send before they receive."""
         while self._unanswered:
             worker = self._unanswered.pop()
             if worker in self.workers:
                 try:
                     self._receive_answer(worker, self._message_number, _TIMEOUT)
-                except _LostError as error:
+                except _LostWorkerError as error:
                     self._drop_worker(worker, error)
 
-    def _record_costs(
-        self, worker: WorkerHandle, share: WorkerShare, recomputed: Sequence[int], message: PeerMessage
-    ) -> float:
-        """Record the cost of a worker's forward pass; return its seconds."""
-        seconds, context = 1e-9 * int(message.numbers[1]), int(message.numbers[2])
-        worker.cost_model.learn(share.rows + sum(recomputed), context, seconds)
-        return seconds
-
-    def _fetch(self, worker: WorkerHandle, slots: NDArray[np.int64]) -> Tensor | None:
-        """Fetch the contents of slots of a worker's pool; ``None`` if the worker is gone."""
+    def _fetch_kv_rows(self, worker: WorkerHandle, slots: NDArray[np.int64]) -> Tensor | None:
+        """Fetch the KV rows of slots of a worker's pool; ``None`` if the worker is gone."""
         found = self._request(worker, MessageKind.ROWS, slots.tolist())
         return None if found is None else found.view(len(slots), -1)
 
-    def _logits(self, worker: WorkerHandle, number: int, piece: int, piece_rows: Sequence[int]) -> Tensor | None:
-        """Fetch logits of a worker's forward pass ``number``; ``None`` if the worker is gone."""
+    def _fetch_logits(self, worker: WorkerHandle, number: int, piece: int, piece_rows: Sequence[int]) -> Tensor | None:
+        """Fetch logits of a piece from the worker's request ``number``; ``None`` if the worker is gone."""
         found = self._request(worker, MessageKind.LOGITS, [number, piece, *piece_rows])
         return None if found is None else found.view(torch.float32).view(len(piece_rows), -1)
 
     def _request(self, worker: WorkerHandle, kind: MessageKind, numbers: Sequence[int]) -> Tensor | None:
-        """Return the bytes of a worker's answer; ``None`` if the worker is gone."""
+        """Send a message and return the bytes of the worker's answer; ``None`` if the worker is gone."""
         if worker not in self.workers:
             return None
         start_time = self.clock()
@@ -295,7 +284,7 @@ class TreeRunner(ModelRunner):
             with uninterrupted():
                 worker.peer.send(kind, [self._message_number, *numbers])
                 found = self._receive_answer(worker, self._message_number, 0.0).data
-        except (ConnectionLostError, _LostError) as error:
+        except (ConnectionLostError, _LostWorkerError) as error:
             self._drop_worker(worker, error)
             return None
         self._communication_seconds += self.clock() - start_time
@@ -314,7 +303,7 @@ class TreeRunner(ModelRunner):
             self._on_lost(worker.peer.rank)
 
 
-class _LostError(Exception):
+class _LostWorkerError(Exception):
     """A worker is lost during a forward pass."""
 
     def __init__(self, worker: WorkerHandle, error: Exception) -> None:
@@ -322,13 +311,15 @@ class _LostError(Exception):
         self.worker = worker
 
 
-def _rows(jobs: Sequence[ForwardJob]) -> int:
+def _num_rows(jobs: Sequence[ForwardJob]) -> int:
     return sum(job.segment.rows for job in jobs)
 
 
-def _costs(times: CostModel, context: int, default: Callable[[int], float] | None = None) -> Callable[[int], float]:
-    """Return seconds by rows of a forward pass: measured, else ``default``, else a prior (relative)."""
-    found: CostCurve | None = times.costs(context)
+def _cost_function(
+    model: CostModel, context: int, default: Callable[[int], float] | None = None
+) -> Callable[[int], float]:
+    """Return seconds by number of rows: measured, else ``default``, else prior costs without a unit."""
+    found: CostCurve | None = model.costs(context)
     if found is not None:
         return found.at
-    return default or (lambda rows: 1.0 + _PRIOR_ROW * (rows - 1))
+    return default or (lambda rows: 1.0 + _PRIOR_COST_PER_ROW * (rows - 1))

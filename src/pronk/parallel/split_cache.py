@@ -1,4 +1,4 @@
-"""Tensor parallelism: the KV cache of some heads, and serialized orders to compute ranges of layers."""
+"""Tensor parallelism: the KV cache of one process's heads, and orders to compute a range of layers."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from pronk.parallel.wire_format import parse_segment, parsing, serialize_segment
 
 __all__ = ["LayerOrder", "SplitCache"]
 
+# Sources and targets of slot copies, each int64 ``[n]``.
 Moves = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
@@ -24,8 +25,8 @@ class SplitCache(PagedCache):
     """The KV pool of one process's heads; all processes have the same blocks.
 
     Attributes:
-        num_resizes: number of resizes, which identifies the current pool.
-        moves: batches of slot copies (source, target) that the other processes have not received yet.
+        num_resizes: number of resizes so far, which identifies the current pool.
+        moves: batches of slot copies (sources, targets) that the driver has not sent to the workers yet.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -33,12 +34,12 @@ class SplitCache(PagedCache):
         super().__init__(*args, **options)
 
     def resize(self, num_blocks: int) -> None:
-        """Resize the pool; the other processes resize theirs with the next order."""
+        """Resize the pool; the workers resize their pools when they receive the next order."""
         self.num_resizes, self.moves = self.num_resizes + 1, []
         super().resize(num_blocks)
 
     def move(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
-        """Copy slots here, and in the other processes before their next range of layers."""
+        """Copy slots here now, and in the workers before their next range of layers."""
         self.moves.append((source, target))
         super().move(source, target)
 
@@ -49,21 +50,14 @@ class SplitCache(PagedCache):
 
 
 class LayerOrder(NamedTuple):
-    """An order to compute a range of layers.
+    """The driver's order to all workers to compute a range of layers."""
 
-    Attributes:
-        pool: number of the pool (see :attr:`SplitCache.num_resizes`) and its blocks.
-        moves: batches of slot copies to make first.
-        layer_range: layers and jobs; the layers to collect are not transmitted.
-        embedded: whether the order comes with input rows; otherwise the range begins with the embedding.
-    """
+    pool: tuple[int, int]  # number of the pool (``SplitCache.num_resizes``), and its number of blocks
+    moves: Sequence[Moves]  # batches of slot copies to make before the computation
+    layer_range: LayerRange  # ``collect`` is not sent, because only the driver collects layers' outputs
+    embedded: bool  # whether the order comes with input rows; otherwise the range begins with the embedding
 
-    pool: tuple[int, int]
-    moves: Sequence[Moves]
-    layer_range: LayerRange
-    embedded: bool
-
-    def numbers(self) -> Tensor:
+    def serialize(self) -> Tensor:
         """Serialize the order, int64 ``[n]``."""
         layer_range = self.layer_range
         wanted = [-1] if layer_range.logits_rows is None else [len(layer_range.logits_rows), *layer_range.logits_rows]
@@ -78,8 +72,8 @@ class LayerOrder(NamedTuple):
         return torch.from_numpy(np.concatenate(parts))
 
     @classmethod
-    def read(cls, numbers: Tensor) -> LayerOrder:
-        """Parse the integers of :meth:`numbers`.
+    def parse(cls, numbers: Tensor) -> LayerOrder:
+        """Parse the integers of :meth:`serialize`.
 
         Raises:
             ValueError: the integers are truncated.
@@ -90,17 +84,13 @@ class LayerOrder(NamedTuple):
             moves = list[Moves]()
             for _ in range(next(integers)):
                 size = next(integers)
-                moves.append(
-                    (
-                        np.array(take_integers(integers, size), np.int64),
-                        np.array(take_integers(integers, size), np.int64),
-                    )
-                )
-            jobs = [_job(integers) for _ in range(next(integers))]
+                source, target = (np.array(take_integers(integers, size), np.int64) for _ in range(2))
+                moves.append((source, target))
+            jobs = [_parse_job(integers) for _ in range(next(integers))]
         return cls((number, blocks), moves, LayerRange(jobs, start, stop, (), wanted), bool(embedded))
 
 
-def _job(integers: Iterator[int]) -> tuple[ForwardJob, Segment]:
+def _parse_job(integers: Iterator[int]) -> tuple[ForwardJob, Segment]:
     prompt_length = next(integers)
     segment = parse_segment(integers)
     return ForwardJob(segment, range(0), prompt_length), segment

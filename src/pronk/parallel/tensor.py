@@ -1,13 +1,13 @@
 """Tensor parallelism: each process computes some heads and columns; an all-reduce adds the parts.
 
 Sums are in the order of ranks, independent of timing and of the number of rows. A row's bits therefore depend only on
-its own text and on the number of processes: speculation does not change them. One process sums in another order, so its
-logits differ in the last digits.
+the row's own text and on the number of processes: speculation does not change them. A single process sums in another
+order, so the logits of a single process differ in the last digits.
 
-All processes hold the hidden states of all rows and compute each range of layers in parallel ::
+All processes hold the hidden states of all rows. One layer in two processes ::
 
-    first       norm, its heads   ┐   + sum   norm, its columns   ┐   + sum   …
-    second      norm, its heads   ┘           norm, its columns   ┘
+    rank 0      norm, attention of its heads   ┐   sum, add   norm, its MLP columns   ┐   sum, add
+    rank 1      norm, attention of its heads   ┘              norm, its MLP columns   ┘
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from functools import cached_property, partial
+from functools import cached_property
 from time import perf_counter
 from typing import Any
 
@@ -61,10 +61,10 @@ class AllReduceGroup:
         try:
             self._group = open_group(store, "all", rank, workers, timeout=timeout)
         except RuntimeError as error:
-            raise _lost(error) from error
+            raise _lost_error(error) from error
 
     def sum(self, part: Tensor) -> Tensor:
-        """Return the sum of all processes' parts in the order of ranks, float32.
+        """Return the sum of all processes' ``part`` in the order of ranks, float32.
 
         Raises:
             ConnectionLostError: a process has ended or does not answer.
@@ -94,22 +94,22 @@ class AllReduceGroup:
             begin().wait(timedelta(seconds=_TIMEOUT))
             self.communication_seconds += perf_counter() - start_time
         except RuntimeError as error:
-            raise _lost(error) from error
+            raise _lost_error(error) from error
 
 
-def _lost(error: Exception) -> ConnectionLostError:
+def _lost_error(error: Exception) -> ConnectionLostError:
     cause = str(error).splitlines()[0][-160:]
     return ConnectionLostError(f"one of the processes of the model is gone, or does not answer: {cause}")
 
 
 class TensorParallelExecutor(KernelExecutor):
-    """An executor of this process's part of each layer.
+    """An executor that computes this process's heads and columns of each layer.
 
     Args:
-        split: this process's part of the model, which ``decoder`` and ``cache`` hold.
+        split: description of the part of the model that ``decoder`` and ``cache`` hold.
         all_reduce: all-reduce group of all processes.
         peers: connections to the workers, which receive each order; empty in a worker.
-        on_lost: callback after the first failure of a process.
+        on_lost: called after the first failure of a process.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class TensorParallelExecutor(KernelExecutor):
         return self._error is None
 
     def run(self, layer_range: LayerRange, rows: Tensor | None) -> tuple[Tensor, dict[int, Tensor], Tensor | None]:
-        """Run rows ``[rows, hidden]`` through a range of layers; ``None`` begins with the embedding.
+        """Run rows ``[rows, hidden]`` through a range of layers; ``rows=None`` begins with the embedding.
 
         Raises:
             ConnectionLostError: a process is lost; all later calls raise as well.
@@ -171,7 +171,7 @@ class TensorParallelExecutor(KernelExecutor):
         moves, cache.moves = cache.moves, []
         numbers = LayerOrder(
             (cache.num_resizes, cache.allocator.num_blocks), moves, layer_range, rows is not None
-        ).numbers()
+        ).serialize()
         data = torch.empty(0, dtype=torch.uint8) if rows is None else rows.contiguous().view(-1).view(torch.uint8)
         for peer in self._peers:
             peer.send(MessageKind.WORK, numbers, data)
@@ -180,28 +180,26 @@ class TensorParallelExecutor(KernelExecutor):
         packed, size = self._pack(layer_range, embedded=rows is not None), self.decoder.config.hidden_size
         x = torch.empty(packed.count, size, dtype=self.cache.dtype) if rows is None else rows.contiguous()
         if rows is None:
-            self._cached_program(("embed",), self._embed).run(packed, x)
+            self._part_program("embed").run(packed, x)
         collected = dict[int, Tensor]()
         for index in range(layer_range.start, layer_range.stop):
-            for number, half in enumerate((self._attention, self._mlp)):
+            for half in ("attention", "mlp"):
                 part = torch.empty(packed.count, size)
-                self._cached_program((number, index), partial(half, index)).run(packed, x, part)
+                self._part_program(half, index).run(packed, x, part)
                 x.copy_(self.all_reduce.sum(part).add_(x))
             if index + 1 in self.cache.hidden:
-                self._cached_program(("keep", index), partial(self._keep, index + 1)).run(packed, x)
+                self._part_program("keep", index).run(packed, x)
             if index + 1 in layer_range.collect:
                 collected[index + 1] = x.clone()
         if layer_range.logits_rows is None:
             return x, collected, None
-        own_logits = torch.empty(
-            packed.select_logits_rows(layer_range.logits_rows), len(self.split.tokens(self.split.rank))
-        )
-        if len(own_logits):
-            self._cached_program(("head",), self._head).run(packed, x, own_logits)
-        return x, collected, self._gather_logits(own_logits)
+        own = torch.empty(packed.select_logits_rows(layer_range.logits_rows), len(self.split.tokens(self.split.rank)))
+        if len(own):
+            self._part_program("head").run(packed, x, own)
+        return x, collected, self._gather_logits(own)
 
     def _gather_logits(self, own: Tensor) -> Tensor:
-        """Gather the logits of all tokens at rank 0; other ranks return their own part."""
+        """Gather the logits of the whole vocabulary in rank 0; other ranks return ``own``."""
         all_reduce, split = self.all_reduce, self.split
         if split.rank:
             if len(own):
@@ -216,40 +214,32 @@ class TensorParallelExecutor(KernelExecutor):
             logits[:, tokens.start : tokens.stop] = part
         return logits
 
-    def _begin(self) -> Program:
-        return Program(self.kernels, self.decoder.config.hidden_size, self.cache.dtype, self.cache)
+    def _part_program(self, part: str, index: int = 0) -> Program:
+        """Return the cached program of one part of the model; ``index`` is that of the layer."""
 
-    def _embed(self) -> Program:
-        program = self._begin()
-        program.embed(self.decoder)
-        return program
+        def make() -> Program:
+            decoder = self.decoder
+            program = Program(self.kernels, decoder.config.hidden_size, self.cache.dtype, self.cache)
+            if part == "embed":
+                program.embed(decoder)
+            elif part == "attention":
+                program.attention(decoder.layers[index], index, partial=True)
+            elif part == "mlp":
+                program.mlp(decoder.layers[index], partial=True)
+            elif part == "keep":
+                program.store_hidden(index + 1)
+            else:
+                program.linear(self._own_head, norm=decoder.norm, to="logits", only_logits_rows=True)
+            return program
 
-    def _attention(self, index: int) -> Program:
-        program = self._begin()
-        program.attention(self.decoder.layers[index], index, partial=True)
-        return program
-
-    def _mlp(self, index: int) -> Program:
-        program = self._begin()
-        program.mlp(self.decoder.layers[index], partial=True)
-        return program
-
-    def _keep(self, layer: int) -> Program:
-        program = self._begin()
-        program.store_hidden(layer)
-        return program
-
-    def _head(self) -> Program:
-        program = self._begin()
-        program.linear(self._own_head, norm=self.decoder.norm, to="logits", only_logits_rows=True)
-        return program
+        return self._cached_program((part, index), make)
 
     @cached_property
     def _own_head(self) -> Packed:
         head, tokens = self.decoder.head, self.split.tokens(self.split.rank)
         assert isinstance(head, KernelLinear), "expected weights packed for the kernels, found others"
-        has_whole_head = head.out_features == self.split.config.vocab_size
-        return head.packed.part(tokens.start, tokens.stop) if has_whole_head else head.packed
+        whole = head.out_features == self.split.config.vocab_size
+        return head.packed.part(tokens.start, tokens.stop) if whole else head.packed
 
 
 def serve_layer_orders(peer: PeerConnection, executor: TensorParallelExecutor) -> None:
@@ -258,12 +248,12 @@ def serve_layer_orders(peer: PeerConnection, executor: TensorParallelExecutor) -
     Raises:
         ConnectionLostError: the driver or another process has ended.
     """
-    cache, number = executor.split_cache, 0
+    cache, pool_number = executor.split_cache, 0
     try:
         while (message := peer.receive()).kind == MessageKind.WORK:
-            order = LayerOrder.read(message.numbers)
-            if order.pool[0] != number:
-                number, blocks = order.pool
+            order = LayerOrder.parse(message.numbers)
+            if order.pool[0] != pool_number:
+                pool_number, blocks = order.pool
                 cache.resize(blocks)
             for source, target in order.moves:
                 cache.move(source, target)

@@ -1,15 +1,15 @@
 """Splitting trees among processes: lookahead parallelism (Fu et al. 2024, section 3.4) for any tree.
 
 A branch depends only on its ancestors, not on its siblings. All nodes form one sequence, each tree in preorder, and the
-sequence is cut into one piece per process. A process recomputes the ancestors of its piece's first node. With two
-processes ::
+sequence is cut into one *share* per process. The nodes of one tree in a share are a *piece*; a process also recomputes
+the ancestors of the piece's first node. One tree and two processes ::
 
     0 ┬ 1 ─ 2 ─ 3          preorder   0 1 2 3 4 5 6        first   0 1 2 3
       └ 4 ┬ 5              ancestors  · · · · 1 2 2        second  (0) 4 5 6
           └ 6
 
-For lookahead decoding this splits window columns and candidates as the paper does. The cuts minimize the time of the
-slowest process, by the measured cost of each process's forward passes.
+For the trees of lookahead decoding this is the paper's split of window columns and candidates. The cuts minimize the
+time of the slowest process, by the measured costs of forward passes.
 """
 
 from __future__ import annotations
@@ -22,45 +22,39 @@ from typing import NamedTuple
 
 from pronk.speculation.tree import TokenTree
 
-__all__ = ["TreePart", "WorkerShare", "partition_trees", "preorder"]
+__all__ = ["TreePiece", "WorkerShare", "partition_trees", "preorder"]
 
-# Steps of the bisection for the minimum time: a relative precision of one in a million.
-_HALVINGS = 20
+# Steps of the bisection for the minimum time: 2**-20 is a relative precision of one in a million.
+_NUM_BISECTIONS = 20
 
 
-class TreePart(NamedTuple):
-    """The nodes of one tree that one process computes.
+class TreePiece(NamedTuple):
+    """The nodes of one tree that one process computes."""
 
-    Attributes:
-        job: index of the tree.
-        nodes: nodes of the tree, parents before children: recomputed ancestors, then own nodes.
-        num_ancestors: number of recomputed ancestors.
-    """
-
-    job: int
-    nodes: tuple[int, ...]
-    num_ancestors: int
+    job: int  # index of the tree
+    nodes: tuple[int, ...]  # nodes of the tree, parents before children: recomputed ancestors, then own nodes
+    num_ancestors: int  # number of recomputed ancestors
 
     @property
     def own(self) -> tuple[int, ...]:
-        """Return the nodes whose outputs only this process delivers."""
+        """Return the nodes whose outputs the driver takes from this process."""
         return self.nodes[self.num_ancestors :]
 
 
 @dataclass(frozen=True)
 class WorkerShare:
-    """The nodes of all trees that one process computes in a step."""
+    """The nodes of all trees that one process, the driver or a worker, computes in a forward pass."""
 
-    pieces: tuple[TreePart, ...]
+    pieces: tuple[TreePiece, ...]
 
     @property
     def rows(self) -> int:
-        """Return the number of rows of the process's forward pass."""
+        """Return the number of rows of the process's forward pass, recomputed ancestors included."""
         return sum(len(piece.nodes) for piece in self.pieces)
 
 
 def preorder(tree: TokenTree) -> list[int]:
-    """Return the nodes in preorder, first children first."""
+    """Return the nodes of a tree in preorder, siblings in the order of their numbers."""
     if tree.main_chain == len(tree):
         return list(range(len(tree)))
     children: list[list[int]] = [[] for _ in range(len(tree))]
@@ -83,83 +77,83 @@ def partition_trees(
 
     Args:
         trees: trees, at least one.
-        costs: for each process, seconds of its forward pass by its rows, increasing; the first process is the driver.
-        communication: for each process, seconds of communication if its share is not empty.
+        costs: for each process, the driver first, a function from a number of rows to the seconds of a forward pass.
+        communication: for each process, seconds of communication if its share is not empty; by default none.
     """
     nodes = _NodeSequence(trees)
     best: tuple[float, list[int]] | None = None
     for used in range(1, len(costs) + 1):
-        found = _cut(nodes, costs[:used], (communication or [0.0] * len(costs))[:used])
+        found = _find_cuts(nodes, costs[:used], (communication or [0.0] * len(costs))[:used])
         if found is not None and (best is None or found[0] < best[0]):
             best = found
     assert best is not None
-    _, stops = best
-    starts = [0, *stops[:-1]]
-    shares = [nodes.share(begin, end) for begin, end in zip(starts, stops, strict=True)]
+    _, ends = best
+    begins = [0, *ends[:-1]]
+    shares = [nodes.share(begin, end) for begin, end in zip(begins, ends, strict=True)]
     return shares + [WorkerShare(())] * (len(costs) - len(shares))
 
 
 class _NodeSequence:
-    """The sequence of all trees' nodes, each tree in preorder."""
+    """The sequence of all trees' nodes, each tree in preorder; a position is an index in the sequence."""
 
     def __init__(self, trees: Sequence[TokenTree]) -> None:
         self.trees = trees
         self.orders = [preorder(tree) for tree in trees]
         self.positions = [(job, position) for job, order in enumerate(self.orders) for position in range(len(order))]
-        # Number of ancestors that a piece beginning at each position recomputes.
+        # For each position, the number of ancestors that a piece recomputes if it begins there.
         self.num_ancestors = [self.trees[job].depths[self.orders[job][position]] for job, position in self.positions]
 
     def __len__(self) -> int:
         return len(self.positions)
 
     def share(self, begin: int, end: int) -> WorkerShare:
-        """Return the pieces of the positions ``begin .. end - 1``."""
-        pieces, at = list[TreePart](), begin
+        """Return the share of the positions ``begin .. end - 1``."""
+        pieces, at = list[TreePiece](), begin
         while at < end:
             job, position = self.positions[at]
             count = min(end - at, len(self.orders[job]) - position)
             own = self.orders[job][position : position + count]
             ancestors = (0, *self.trees[job].path(own[0]))[:-1] if own[0] else ()
-            pieces.append(TreePart(job, (*ancestors, *own), len(ancestors)))
+            pieces.append(TreePiece(job, (*ancestors, *own), len(ancestors)))
             at += count
         return WorkerShare(tuple(pieces))
 
 
-def _cut(
+def _find_cuts(
     nodes: _NodeSequence, costs: Sequence[Callable[[int], float]], communication: Sequence[float]
 ) -> tuple[float, list[int]] | None:
-    """Return the seconds of the best cut and each piece's end; ``None`` if the nodes do not suffice."""
+    """Return the minimum seconds and each share's end position; ``None`` for fewer nodes than processes."""
     if len(costs) > len(nodes):
         return None
-    # A piece and its ancestors are nodes of the trees, so a process has at most len(row) rows.
+    # seconds[p][r - 1]: process p with r rows, made non-decreasing. A process has at most all nodes as rows.
     seconds = [
-        [*accumulate((seconds_to_send + cost(rows) for rows in range(1, len(nodes) + 1)), max)]
-        for cost, seconds_to_send in zip(costs, communication, strict=True)
+        [*accumulate((more + cost(rows) for rows in range(1, len(nodes) + 1)), max)]
+        for cost, more in zip(costs, communication, strict=True)
     ]
     low, high = 0.0, seconds[0][-1]
-    stops = _fill(nodes, seconds, high)
-    if len(costs) == 1 or stops is None:
+    ends = _fill_shares(nodes, seconds, high)
+    if len(costs) == 1 or ends is None:
         return (high, [len(nodes)]) if len(costs) == 1 else None
-    for _ in range(_HALVINGS):
+    for _ in range(_NUM_BISECTIONS):
         middle = (low + high) / 2
-        found = _fill(nodes, seconds, middle)
+        found = _fill_shares(nodes, seconds, middle)
         if found is None:
             low = middle
         else:
-            high, stops = middle, found
-    return high, stops
+            high, ends = middle, found
+    return high, ends
 
 
-def _fill(nodes: _NodeSequence, seconds: Sequence[Sequence[float]], max_seconds: float) -> list[int] | None:
-    """Give each process the rows that it computes in ``max_seconds``; ``None`` if nodes are left over.
+def _fill_shares(nodes: _NodeSequence, seconds: Sequence[Sequence[float]], max_seconds: float) -> list[int] | None:
+    """Return each share's end if every process computes as much as ``max_seconds`` allow, or ``None``.
 
-    The driver always gets a piece, since the cost of its forward passes has to stay known.
+    ``None`` means that nodes are left over, or that the driver gets none: its costs are measured in every forward pass.
     """
-    stops, at = list[int](), 0
+    ends, at = list[int](), 0
     if seconds[0][0] > max_seconds:
         return None
     for process_seconds in seconds:
         rows = bisect_right(process_seconds, max_seconds)
         at = min(len(nodes), at + max(0, rows - nodes.num_ancestors[at])) if at < len(nodes) else at
-        stops.append(at)
-    return stops if at == len(nodes) else None
+        ends.append(at)
+    return ends if at == len(nodes) else None

@@ -17,7 +17,7 @@ __all__ = ["parse_segment", "parsing", "serialize_segment", "take_integers"]
 
 @contextmanager
 def parsing(numbers: Tensor, what: str) -> Generator[Iterator[int]]:
-    """Yield an iterator over a message's integers; ``what`` names the message in the error.
+    """Yield an iterator over a message's integers; ``what`` names the message in the error text.
 
     Raises:
         ValueError: the message is truncated.
@@ -45,7 +45,7 @@ def serialize_segment(segment: Segment) -> list[int]:
 
 
 def parse_segment(integers: Iterator[int]) -> Segment:
-    """Parse the integers of :func:`serialize_segment`; only the root of the tree is acceptable."""
+    """Parse the integers of :func:`serialize_segment`; only the root is marked as acceptable."""
     length, released, computed, blocks, nodes = take_integers(integers, 5)
     block_table = BlockTable(take_integers(integers, blocks), released, length)
     block_table.update_derived()

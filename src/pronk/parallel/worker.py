@@ -1,4 +1,4 @@
-"""The worker process: it computes shares of the driver's forward passes."""
+"""The worker process: it computes parts of the driver's forward passes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pronk.architecture.config import ModelConfig
 from pronk.execution.model_runner import ModelRunner
-from pronk.kernels.threads import lend_threads
+from pronk.kernels.threads import dedicate_threads
 from pronk.kv_cache.budget import BLOCK_SIZE
 from pronk.kv_cache.paged import PagedCache
 from pronk.models.decoder import Decoder
@@ -31,14 +31,14 @@ from pronk.parallel.split_cache import SplitCache
 from pronk.parallel.tensor import AllReduceGroup, TensorParallelExecutor, serve_layer_orders
 from pronk.parallel.work_request import WorkRequest, WorkRows
 
-__all__ = ["WorkerLoop", "WorkerSettings", "identity", "loaded_key", "serve"]
+__all__ = ["WorkerLoop", "WorkerSettings", "loaded_key", "model_properties", "serve"]
 
 
 class WorkerSettings(dict[str, Any]):
     """Settings of a worker, serializable as JSON.
 
-    The keys are ``model``, ``dtype``, ``weights``, ``kernels``, ``kv_dtype``, ``threads``, ``workers`` and ``parallel``
-    (``"tree"`` or ``"tensor"``).
+    The keys are the options ``model``, ``dtype``, ``weights``, ``kernels``, ``kv_dtype``, ``threads``, ``workers`` and
+    ``parallel`` (``"tree"`` or ``"tensor"``).
     """
 
     @property
@@ -48,15 +48,15 @@ class WorkerSettings(dict[str, Any]):
         return found
 
     def split(self, rank: int, config: ModelConfig) -> TensorSplit | None:
-        """Return the part of the model for a rank under tensor parallelism, else ``None`` (the whole model).
+        """Return the part of the model for a rank under tensor parallelism, else ``None``: the whole model.
 
         Raises:
-            OptionError: see :class:`~pronk.models.split.TensorSplit`.
+            OptionError: the model cannot be split, see :class:`~pronk.models.split.TensorSplit`.
         """
         return TensorSplit(config, rank, self["workers"]) if self["parallel"] == "tensor" else None
 
     def load(self, rank: int) -> WorkerModel:
-        """Load the model, with a KV pool of one block until the driver sends its size.
+        """Load the model, with a KV pool of one block until the driver sends the size of the pool.
 
         Raises:
             PronkError: the model cannot be loaded.
@@ -81,21 +81,15 @@ class WorkerSettings(dict[str, Any]):
 
 
 class WorkerModel(NamedTuple):
-    """A worker's model.
+    """A worker's model."""
 
-    Attributes:
-        decoder: model, or this process's part of it.
-        cache: KV pool.
-        split: description of the part, or ``None`` for the whole model.
-    """
-
-    decoder: Decoder
+    decoder: Decoder  # the model, or this process's part of the model
     cache: PagedCache
-    split: TensorSplit | None
+    split: TensorSplit | None  # the part; ``None`` for the whole model
 
 
-class _Owner:
-    """An owner for :meth:`~pronk.kv_cache.paged.PagedCache.keep_hidden`."""
+class _HiddenOwner:
+    """Owner of one layer's outputs: :meth:`~pronk.kv_cache.paged.PagedCache.keep_hidden` needs an object."""
 
 
 class WorkerLoop:
@@ -103,11 +97,16 @@ class WorkerLoop:
 
     def __init__(self, peer: PeerConnection, runner: ModelRunner) -> None:
         self.peer, self.runner, self.cache = peer, runner, runner.cache
-        self._owners: dict[int, _Owner] = {}
+        self._hidden_owners: dict[int, _HiddenOwner] = {}
+        # Number of the last request, and the logits of its pieces.
         self._request_number, self._logits = 0, list[Tensor]()
 
     def run(self) -> None:
-        """Answer messages until the driver sends ``STOP`` or its connection is lost."""
+        """Answer messages until the driver sends ``STOP`` or the connection is lost.
+
+        Raises:
+            ConnectionLostError: the connection is lost.
+        """
         while True:
             message = self.peer.receive()
             if message.kind == MessageKind.STOP:
@@ -121,7 +120,7 @@ class WorkerLoop:
 
     def _answer(self, message: PeerMessage) -> None:
         if message.kind == MessageKind.WORK:
-            self._run_request(WorkRequest.read(message.numbers, message.data))
+            self._run_request(WorkRequest.parse(message.numbers, message.data))
         elif message.kind == MessageKind.ROWS:
             number, *slots = message.numbers.tolist()
             self.peer.send(MessageKind.ROWS, [number], self.cache.export_slots(np.array(slots, np.int64)).flatten())
@@ -130,7 +129,7 @@ class WorkerLoop:
             if request_number != self._request_number:
                 msg = f"expected a request for logits of request {self._request_number}, found {request_number}"
                 raise ValueError(msg)
-            self.peer.send(MessageKind.LOGITS, [number], _bytes(self._logits[piece][piece_rows].float()))
+            self.peer.send(MessageKind.LOGITS, [number], _as_bytes(self._logits[piece][piece_rows].float()))
         elif message.kind == MessageKind.POOL:
             number, blocks, *layers = message.numbers.tolist()
             self._resize(blocks, layers)
@@ -140,9 +139,9 @@ class WorkerLoop:
             raise ValueError(msg)
 
     def _resize(self, blocks: int, layers: Sequence[int]) -> None:
-        """Resize the pool to ``blocks``, and keep exactly the outputs of ``layers``."""
-        self._owners = {layer: _Owner() for layer in layers}
-        for layer, owner in self._owners.items():
+        """Resize the pool to ``blocks`` blocks, and let it keep the outputs of exactly ``layers``."""
+        self._hidden_owners = {layer: _HiddenOwner() for layer in layers}
+        for layer, owner in self._hidden_owners.items():
             self.cache.keep_hidden(layer, owner)
         self.cache.drop_unused_hidden()
         self.cache.resize(blocks)
@@ -161,13 +160,15 @@ class WorkerLoop:
             outputs = result.hidden[layer]
             parts += [outputs[number][rows.first_own :] for number, rows in enumerate(request.rows)]
         sampled = [
-            t for rows, logits in zip(request.rows, self._logits, strict=True) for t in self._sample(rows, logits)
+            token
+            for rows, logits in zip(request.rows, self._logits, strict=True)
+            for token in self._sample(rows, logits)
         ]
         numbers = [request.number, round(1e9 * result.seconds), result.context, *sampled]
-        self.peer.send(MessageKind.DONE, numbers, torch.cat([_bytes(part) for part in parts]) if parts else b"")
+        self.peer.send(MessageKind.DONE, numbers, torch.cat([_as_bytes(part) for part in parts]) if parts else b"")
 
     def _sample(self, rows: WorkRows, logits: Tensor) -> list[int]:
-        """Sample the tokens after a request's logits nodes, if its sampler is stateless."""
+        """Sample a token after each node whose logits are needed, if the request's sampler is stateless."""
         job, kernels = rows.job, self.runner.decoder.kernels
         if job.stateless_sampler is None or kernels is None:
             return []
@@ -179,12 +180,12 @@ class WorkerLoop:
         ]
 
 
-def _bytes(part: Tensor) -> Tensor:
+def _as_bytes(part: Tensor) -> Tensor:
     return part.contiguous().view(-1).view(torch.uint8)
 
 
 def serve(store: Any, rank: int, setting: WorkerSettings, timeout: float) -> None:
-    """Load the model, send its identity, and compute until the driver ends or stops this worker.
+    """Load the model, send its properties, and compute until the driver ends or stops this worker.
 
     Raises:
         ConnectionLostError: the driver does not connect within ``timeout`` seconds.
@@ -202,9 +203,9 @@ def serve(store: Any, rank: int, setting: WorkerSettings, timeout: float) -> Non
     if cause:
         peer.send(MessageKind.FAILED, data=cause)
         return
-    own_identity = identity(loaded.decoder, loaded.cache, setting)
+    properties = model_properties(loaded.decoder, loaded.cache, setting)
     with suppress(ConnectionLostError):
-        peer.send(MessageKind.HELLO, data=json.dumps(own_identity).encode())
+        peer.send(MessageKind.HELLO, data=json.dumps(properties).encode())
         _compute(peer, loaded, store, timeout)
 
 
@@ -214,21 +215,21 @@ def loaded_key(rank: int) -> str:
 
 
 def _compute(peer: PeerConnection, loaded: WorkerModel, store: Any, timeout: float) -> None:
-    """Compute the driver's requests until the connection is lost."""
+    """Compute the driver's requests until the driver stops this worker or the connection is lost."""
     decoder, cache, split = loaded
     if split is None:
-        lend_threads()
+        dedicate_threads()
         WorkerLoop(peer, ModelRunner(decoder, cache)).run()
         return
     assert decoder.kernels is not None, "expected kernels, found none"
     assert isinstance(cache, SplitCache), "expected a SplitCache, found another cache"
     all_reduce = AllReduceGroup(store, split.rank, split.workers, timeout=timeout)
-    lend_threads()
+    dedicate_threads()
     serve_layer_orders(peer, TensorParallelExecutor(decoder.kernels, decoder, cache, split, all_reduce))
 
 
-def identity(decoder: Decoder, cache: PagedCache, setting: WorkerSettings) -> dict[str, str]:
-    """Return the properties that must be equal in all processes."""
+def model_properties(decoder: Decoder, cache: PagedCache, setting: WorkerSettings) -> dict[str, str]:
+    """Return the properties of a loaded model that must be equal in all processes."""
     from pronk import __version__  # noqa: PLC0415 - avoids an import cycle
 
     kernels = decoder.kernels
@@ -247,12 +248,12 @@ def main() -> None:
     """Run a worker with ``host port rank processes timeout`` from the command line."""
     host, port, rank, world, timeout = sys.argv[1:6]
 
-    def watch() -> None:
+    def exit_with_driver() -> None:
         # Stdin reaches its end when the driver ends. os.read avoids the lock of sys.stdin, which would block the exit.
         os.read(0, 1)
         os._exit(1)
 
-    threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=exit_with_driver, daemon=True).start()
     try:
         store = open_store(host, int(port), int(world), master=False, timeout=float(timeout))
         serve(store, int(rank), WorkerSettings(json.loads(store.get("pronk/setting"))), float(timeout))

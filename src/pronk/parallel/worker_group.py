@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from time import monotonic, sleep
-from typing import Any, Protocol
+from typing import Any
 from weakref import finalize, ref
 
 import torch.distributed as dist
@@ -27,30 +27,30 @@ from pronk.parallel.mirrored_cache import MirroredCache
 from pronk.parallel.runner import TreeRunner
 from pronk.parallel.split_cache import SplitCache
 from pronk.parallel.tensor import AllReduceGroup, TensorParallelExecutor
-from pronk.parallel.worker import WorkerSettings, identity, loaded_key, serve
+from pronk.parallel.worker import WorkerSettings, loaded_key, model_properties, serve
 
 __all__ = ["PARALLEL", "SingleProcess", "WorkerGroup", "check_launched", "is_launched", "start_workers"]
 
 _c10d: Any = dist  # the type stubs lack some of its names
 
-# Choices of the option parallel: split branches of token trees, or heads and columns.
+# Choices of the option ``parallel``: split the branches of token trees, or the heads and columns of each layer.
 PARALLEL = ("tree", "tensor")
 
-# Seconds for all workers to start and load the model.
+# Timeout in seconds for all workers to start and load the model.
 _TIMEOUT = 600.0
-# Seconds for all workers to connect after that.
+# Timeout in seconds for all workers to connect after they have loaded the model.
 _CONNECT_TIMEOUT = 30.0
-# Seconds between two polls for a loaded worker.
-_POLL = 0.05
+# Seconds between two checks whether a worker has loaded the model.
+_POLL_SECONDS = 0.05
 
 
 def is_launched(workers: int) -> bool:
-    """Return whether ``torchrun`` launched the processes of a model with several workers."""
+    """Return whether ``torchrun`` launched this process as one of several with a model."""
     return workers > 1 and dist.is_torchelastic_launched()
 
 
 def check_launched(workers: int) -> None:
-    """Check that ``torchrun`` launched one process if ``workers`` is 1; several would each run everything.
+    """Refuse one worker in each of several processes of ``torchrun``: each would run everything.
 
     Raises:
         OptionError: ``torchrun`` launched several processes.
@@ -62,7 +62,7 @@ def check_launched(workers: int) -> None:
 
 
 class SingleProcess:
-    """A model in this process alone."""
+    """A model in this process alone, with the interface of :class:`WorkerGroup`."""
 
     split = None
     pool: type[PagedCache] = PagedCache
@@ -77,45 +77,26 @@ class SingleProcess:
         """Do nothing: no processes were started."""
 
 
-class WorkerProcesses(Protocol):
-    """The worker processes and their rendezvous store.
-
-    Attributes:
-        store: rendezvous store of ``torch.distributed``.
-    """
-
-    store: Any
-
-    def alive(self, rank: int) -> bool:
-        """Return whether a worker runs, without communication."""
-        ...
-
-    def end(self, rank: int | None = None) -> None:
-        """End one worker, or all; idempotent."""
-        ...
-
-
 class SpawnedProcesses:
     """Worker processes on this machine, spawned by the driver and ended with it."""
 
     def __init__(self, setting: WorkerSettings) -> None:
         workers = setting["workers"]
-        self.store = open_store("127.0.0.1", 0, workers, master=True, timeout=_TIMEOUT)
+        self.store = open_store("127.0.0.1", 0, workers, master=True, timeout=_TIMEOUT)  # for the rendezvous
         self.store.set("pronk/setting", json.dumps(setting))
-        arguments = (self.store.port, workers, _TIMEOUT)
-        self.processes = [_start(rank, *arguments) for rank in range(1, workers)]
-        self._end = finalize(self, _end, self.processes)
+        self.processes = [_spawn(self.store.port, rank, workers) for rank in range(1, workers)]
+        self._end_all = finalize(self, _kill, self.processes)
 
     def alive(self, rank: int) -> bool:
-        """Implement :meth:`WorkerProcesses.alive`."""
+        """Return whether a worker process is running, without communication."""
         return self.processes[rank - 1].poll() is None
 
     def end(self, rank: int | None = None) -> None:
-        """Implement :meth:`WorkerProcesses.end`."""
+        """End the worker with this rank, or all workers if ``rank`` is ``None``; idempotent."""
         if rank is None:
-            self._end()
+            self._end_all()
         else:
-            _end(self.processes[rank - 1 : rank])
+            _kill(self.processes[rank - 1 : rank])
 
 
 class LaunchedProcesses:
@@ -125,7 +106,7 @@ class LaunchedProcesses:
         self.store = store
 
     def alive(self, rank: int) -> bool:
-        """Return True: ``torchrun`` watches its processes."""
+        """Return True, because ``torchrun`` monitors the processes."""
         del rank
         return True
 
@@ -139,22 +120,24 @@ class WorkerGroup:
     Attributes:
         setting: settings that all processes load.
         split: the driver's part of the model under tensor parallelism, else ``None``.
-        shard_config: configuration of that part, or of the whole model.
+        shard_config: configuration of the driver's part of the model, or of the whole model.
         pool: class of the KV cache.
         processes: worker processes.
-        peers: connections to the workers, once connected.
+        peers: connections to the workers; empty before :meth:`runner`.
     """
 
-    def __init__(self, config: ModelConfig, setting: WorkerSettings, processes: WorkerProcesses) -> None:
+    def __init__(
+        self, config: ModelConfig, setting: WorkerSettings, processes: SpawnedProcesses | LaunchedProcesses
+    ) -> None:
         self.setting, self.processes, self.peers = setting, processes, list[PeerConnection]()
-        self._made: Callable[[], TreeRunner | None] = lambda: None
+        self._tree_runner: Callable[[], TreeRunner | None] = lambda: None  # a weak reference once it exists
         self.split = setting.split(0, config)
         self.shard_config = config if self.split is None else self.split.shard_config
         self.pool: type[PagedCache] = MirroredCache if self.split is None else SplitCache
 
     def end(self) -> None:
         """End the spawned workers; idempotent."""
-        runner = self._made()
+        runner = self._tree_runner()
         if runner is not None:
             runner.drop_workers()
         self.processes.end()
@@ -165,23 +148,23 @@ class WorkerGroup:
         Raises:
             OptionError: a worker does not connect, cannot load the model, or has another model.
         """
-        own_identity, workers = identity(decoder, cache, self.setting), self.setting["workers"]
-        self.peers += [self._connect(rank, own_identity) for rank in range(1, workers)]
+        properties, workers = model_properties(decoder, cache, self.setting), self.setting["workers"]
+        self.peers += [self._connect(rank, properties) for rank in range(1, workers)]
         if isinstance(cache, MirroredCache):
-            made = TreeRunner(decoder, cache, self.peers, self.processes.alive, self.processes.end)
-            self._made = ref(made)
-            return made
+            tree_runner = TreeRunner(decoder, cache, self.peers, self.processes.alive, self.processes.end)
+            self._tree_runner = ref(tree_runner)
+            return tree_runner
         assert isinstance(cache, SplitCache)
         assert self.split is not None
         assert decoder.kernels is not None
         all_reduce = AllReduceGroup(self.processes.store, 0, workers, timeout=_CONNECT_TIMEOUT)
-        end = self.processes.end
         executor = TensorParallelExecutor(
-            decoder.kernels, decoder, cache, self.split, all_reduce, peers=self.peers, on_lost=end
+            decoder.kernels, decoder, cache, self.split, all_reduce, peers=self.peers, on_lost=self.processes.end
         )
         return ModelRunner(decoder, cache, executor=executor)
 
-    def _connect(self, rank: int, identity: dict[str, str]) -> PeerConnection:
+    def _connect(self, rank: int, properties: dict[str, str]) -> PeerConnection:
+        """Connect to a worker and compare the properties of its model with the driver's."""
         self._wait_until_loaded(rank)
         try:
             peer = PeerConnection(self.processes.store, rank, driver=True, timeout=_CONNECT_TIMEOUT)
@@ -192,10 +175,10 @@ class WorkerGroup:
         if message.kind == MessageKind.FAILED:
             msg = f"workers: worker {rank} cannot load the model: {message.text}"
             raise OptionError(msg)
-        worker_identity: dict[str, Any] = json.loads(message.text)
-        for field, own in identity.items():
-            if worker_identity.get(field) != own:
-                found = worker_identity.get(field)
+        worker_properties: dict[str, Any] = json.loads(message.text)
+        for field, own in properties.items():
+            found = worker_properties.get(field)
+            if found != own:
                 msg = f"workers: expected the same {field} in all, {own}; found {found} in worker {rank}"
                 raise OptionError(msg)
         return peer
@@ -212,13 +195,13 @@ class WorkerGroup:
             if monotonic() > end:
                 msg = f"workers: worker {rank} has not loaded the model in {_TIMEOUT:.0f} seconds; use fewer workers"
                 raise OptionError(msg)
-            sleep(_POLL)
+            sleep(_POLL_SECONDS)
 
 
 def start_workers(
     workers: int, parallel: str, config: ModelConfig, kernels: Kernels | None, **setting: Any
 ) -> SingleProcess | WorkerGroup:
-    """Start or find the processes of a model; in workers launched by ``torchrun`` this never returns.
+    """Start the worker processes, or join those of ``torchrun``; in a worker this never returns.
 
     Args:
         workers: number of processes, this one included.
@@ -228,8 +211,8 @@ def start_workers(
         setting: entries of :class:`~pronk.parallel.worker.WorkerSettings`.
 
     Raises:
-        OptionError: several workers without compiled kernels, which bit-identical rows need; more processes than heads;
-            or a number of processes other than ``torchrun`` launched.
+        OptionError: ``workers`` is above 1 without compiled kernels, which bit-identical rows need; or more than the
+            heads; or not the number of processes that ``torchrun`` launched.
     """
     check_choice("parallel", parallel, PARALLEL)
     if workers == 1:
@@ -237,15 +220,17 @@ def start_workers(
     if kernels is None:
         msg = f"workers: expected 1 without the compiled kernels, found {workers}; install the kernels or set 1"
         raise OptionError(msg)
-    kind = str(setting["dtype"]).removeprefix("torch.")
-    own = {"model": str(setting["model"]), "dtype": kind, "kernels": kernels.name, "threads": num_threads()}
+    dtype = str(setting["dtype"]).removeprefix("torch.")
+    own = {"model": str(setting["model"]), "dtype": dtype, "kernels": kernels.name, "threads": num_threads()}
     settings = WorkerSettings(setting | own | {"parallel": parallel, "workers": workers})
     settings.split(0, config)  # raises for more workers than heads, before any worker starts
-    return WorkerGroup(config, settings, _find(settings) if is_launched(workers) else SpawnedProcesses(settings))
+    return WorkerGroup(
+        config, settings, _join_launched(settings) if is_launched(workers) else SpawnedProcesses(settings)
+    )
 
 
-def _find(setting: WorkerSettings) -> LaunchedProcesses:
-    """Connect the processes of ``torchrun``; return in rank 0 only, the others serve until they exit.
+def _join_launched(setting: WorkerSettings) -> LaunchedProcesses:
+    """Join the processes of ``torchrun``; return in rank 0, serve as a worker until exit in other ranks.
 
     Raises:
         OptionError: the number of processes is not ``workers``, or the rendezvous fails.
@@ -267,21 +252,20 @@ def _find(setting: WorkerSettings) -> LaunchedProcesses:
     sys.exit(0)
 
 
-# Workers ignore the terminal's Ctrl-C, which the driver handles. They inherit sys.path, so that they import the same
-# pronk.
+# Program of a spawned worker. The worker ignores the terminal's Ctrl-C, which the driver handles, and has the sys.path
+# of the driver, so that it imports the same pronk.
 _PROGRAM = (
     "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
     f"sys.path[:] = {sys.path!r}; from pronk.parallel.worker import main; main()"
 )
 
 
-def _start(rank: int, *arguments: float) -> subprocess.Popen[bytes]:
-    port, workers, timeout = arguments
-    command = [sys.executable, "-c", _PROGRAM, "127.0.0.1", port, rank, workers, timeout]
+def _spawn(port: int, rank: int, workers: int) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", _PROGRAM, "127.0.0.1", port, rank, workers, _TIMEOUT]
     return subprocess.Popen([str(each) for each in command], stdin=subprocess.PIPE)  # noqa: S603 - this interpreter
 
 
-def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+def _kill(processes: Sequence[subprocess.Popen[bytes]]) -> None:
     for process in processes:
         process.kill()
         if process.stdin is not None:

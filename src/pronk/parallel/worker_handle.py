@@ -1,4 +1,7 @@
-"""The driver's record of one worker under tree parallelism: its KV pool and its measured costs."""
+"""The driver's record of one worker under tree parallelism: connection, KV pool and measured costs.
+
+An *exchange* is the communication of one forward pass: a request to a worker and the worker's answer.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,12 @@ from pronk.speculation.cost_model import CostModel
 
 __all__ = ["IDLE_HALF_LIFE", "MIN_TIMED_BYTES", "NUM_TIMINGS", "WorkerHandle"]
 
-# Prior costs of communication: seconds per exchange, and seconds per byte.
+# Costs of communication before the first measurement: seconds per exchange, and seconds per byte.
 _PRIOR_EXCHANGE, _PRIOR_BYTE = 1e-3, 1e-9
 
 # Minimum message size in bytes for a measurement of seconds per byte; latency dominates smaller messages.
 MIN_TIMED_BYTES = 2**18
-# Number of recent measurements in a median.
+# Number of recent measurements whose median is the estimate.
 NUM_TIMINGS = 9
 # Forward passes without this worker after which its estimated exchange time halves.
 IDLE_HALF_LIFE = 256
@@ -25,31 +28,22 @@ IDLE_HALF_LIFE = 256
 
 @dataclass(eq=False)
 class WorkerHandle:
-    """A worker with a copy of the model.
-
-    Attributes:
-        peer: connection to the worker.
-        copy: record of the worker's KV pool.
-        cost_model: cost model of the worker's forward passes.
-        exchange_times: recent seconds of steps beyond the longest forward pass of any process.
-        idle_steps: number of forward passes since the worker's last share.
-        has_new_pool: whether the worker's pool is new, so that its next step is not measured.
-        byte_times: recent seconds per sent byte.
-    """
+    """A worker with a copy of the model, as seen by the driver."""
 
     peer: PeerConnection
-    copy: RemoteCopy
-    cost_model: CostModel = field(default_factory=CostModel)
+    copy: RemoteCopy  # record of the worker's KV pool
+    cost_model: CostModel = field(default_factory=CostModel)  # of the worker's forward passes
+    # Recent exchange seconds: duration of a step minus its longest forward pass in any process.
     exchange_times: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_TIMINGS))
-    idle_steps: int = 0
-    has_new_pool: bool = True
-    byte_times: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_TIMINGS))
+    idle_steps: int = 0  # forward passes since the last one in which this worker computed nodes
+    has_new_pool: bool = True  # whether the worker's pool is new; the first step with a new pool is not measured
+    byte_times: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_TIMINGS))  # recent seconds per sent byte
 
     @property
     def exchange_seconds(self) -> float:
-        """Return the estimated seconds of an exchange; decays while idle, so that a slow worker is retried."""
-        usual = median(self.exchange_times) if self.exchange_times else _PRIOR_EXCHANGE
-        return usual * 0.5 ** (self.idle_steps / IDLE_HALF_LIFE)
+        """Return the estimated seconds of an exchange, halved per idle half-life to retry a slow worker."""
+        measured = median(self.exchange_times) if self.exchange_times else _PRIOR_EXCHANGE
+        return measured * 0.5 ** (self.idle_steps / IDLE_HALF_LIFE)
 
     @property
     def seconds_per_byte(self) -> float:
@@ -62,7 +56,7 @@ class WorkerHandle:
             self.byte_times.append(seconds / size)
 
     def record_step(self, seconds: float, longest: float) -> None:
-        """Record a step with a share of the worker: its seconds, and those of its longest forward pass."""
+        """Record a step that used this worker: its seconds, and the seconds of its longest forward pass."""
         if not self.has_new_pool:
             self.exchange_times.append(max(0.0, seconds - longest))
         self.has_new_pool, self.idle_steps = False, 0

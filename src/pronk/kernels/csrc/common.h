@@ -18,8 +18,8 @@
 
 namespace pronk {
 
-// Positions per KV block of the attention loop; KV blocks begin at multiples of KV_BLOCK in the text, in whatever cache
-// slots the keys are.
+// Positions per KV block, a step of the attention loop. KV blocks begin at multiples of KV_BLOCK in the text and are
+// unrelated to the blocks of the cache.
 const int KV_BLOCK = 64;
 // Maximum queries of an attention tile.
 const int MAX_QUERIES = 12;
@@ -27,27 +27,28 @@ const int MAX_QUERIES = 12;
 // epilogue reads them, so that they stay in the cache.
 const int CHUNK_M = 512;
 const int CHUNK_BLOCKS = 8;
-// Maximum rows of a GEMM tile. For up to this many rows every thread prepares the GEMM input for itself, which is
+// Maximum rows of a GEMM tile. If a GEMM has at most this many rows, every thread prepares the whole input for itself:
 // cheaper than a barrier.
 const int MAX_TILE_M = 12;
-// A multiple of 16.
+// Maximum head_dim; a multiple of 16, because vectors have 16 lanes.
 const int MAX_HEAD_DIM = 512;
 
 inline int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
 
-// Elements between rows of activations: an odd number of vectors of 32, so that equal columns of adjacent rows use
-// different cache sets. With a power of two they would all use the same few.
+// Elements between rows of activations: an odd multiple of 32, so that equal columns of adjacent rows are in different
+// sets of the L1 cache. With a power of two they would compete for few sets.
 inline int64_t row_stride(int64_t width) { return ((width + 31) / 32 | 1) * 32; }
 
 // One row: its position in the request's text, its cache slot, and the layout of its path in the cache.
 struct Row {
   int32_t position, slot;
-  int32_t contiguous;  // leading nodes of its path, from the root, that are in the slots a chain would have
-  int32_t tail;        // offset in State.path of the remaining nodes: the scattered part of the path
+  int32_t contiguous;  // leading nodes of its path, from the root, whose number is their depth, as in a chain
+  int32_t tail;        // offset in State.path of the path's remaining nodes, the scattered part
 };
 
+// The rows of one request: `rows` rows of the forward pass from `first_row` on.
 struct Segment {
-  const pronk_segment* given;
+  const pronk_segment* given;  // as passed by the caller
   int32_t first_row, rows;
 };
 
@@ -58,21 +59,21 @@ struct State {
   const pronk_op* ops;
   int64_t count;
   const pronk_pass* pass;
-  bool bf16;                   // activations between operations are bf16
+  bool bf16;                   // buffers A and B hold bf16 instead of float32
   const QuantKernels* quant;   // GEMM with weights of 8 and 4 bits
   Row* row;
   Segment* segment;
   int32_t* path;               // scattered parts of all paths, see Row.tail
-  std::atomic<int32_t>* next;  // per operation: the next attention work item
-  void *a, *b, *x;             // activations [rows, row_stride(width)], and the prepared input of a GEMM of many rows
-  int64_t widest;              // row_stride of the widest GEMM input
+  std::atomic<int32_t>* next;  // [count] number of each operation's next attention work item
+  void *a, *b, *x;             // buffers A and B [rows, row_stride(width)]; the prepared input of a GEMM of many rows
+  int64_t input_stride;        // row_stride of the widest GEMM input
   float* q;                    // queries [rows, heads, head_dim rounded up to 16]
   char* scratch;               // scratch_bytes per thread
   int64_t scratch_bytes;
 };
 
-// Prefetch distances of a GEMM tile, in bytes from its first weight: from `start` on; in the last `lead` k from
-// `next_blocks` on, the weights of the next tile. The address advances by `stride` with each step along K.
+// Prefetch addresses of a GEMM tile, in bytes from its first weight. They begin at `start` (for the last `lead`
+// inputs at `next_blocks`, weights of the next tile) and advance by `stride` with each step along K.
 struct Prefetch {
   int64_t start, next_blocks, stride, lead;
 };
@@ -90,18 +91,19 @@ struct GemmTiles {
 // Operands of a GEMM tile with q8 or q4 weights, see quantized.inc.
 struct QuantTile {
   const uint8_t* weights;
-  int64_t block, group_bytes, group;  // bytes of a block and of a group of 16 outputs; weights per group
-  int64_t prefetch, stride;           // per 64 bytes read: distance of the prefetch, and its step
+  int64_t block, group_bytes, group;  // bytes of a block and of a group of 16 outputs; weights per group and output
+  int64_t prefetch, stride;           // prefetch: first distance in bytes; bytes to advance per 64 bytes of weights
   int64_t rows;                       // rows of the row tile; the pointers below start at the first row to compute
-  const int32_t* codes;               // [K / 4][rows]: four codes of a row
+  const int32_t* codes;               // [K / 4][rows]: four codes of a row per element
   const float* scale;                 // [groups][rows]
   const float* total;                 // with minima: [groups][rows], scale times the sum of the codes
   const int32_t* start;               // without minima: [groups][rows], minus zero point times the sum of the codes
 };
 
-// Compute groups `from` <= g < `to`; the outputs are added to c [rows, ldc].
+// Compute groups from <= g < to and add the outputs to c [rows, ldc].
 typedef void (*QuantTileFunction)(const QuantTile* tile, float* c, int64_t ldc, int64_t from, int64_t to);
 
+// As GemmTiles.
 struct QuantTiles {
   QuantTileFunction by_rows[MAX_TILE_M + 1][3];
 };
@@ -111,12 +113,14 @@ struct QuantKernels {
   QuantTiles tiles[2][2];  // [8 bits, 4 bits][without, with minima]
 };
 
+// Implementations of pronk_sample and pronk_sample_draft.
 struct Sampling {
   int32_t (*sample)(const float* logits, int64_t vocab, float temperature, uint64_t key);
   int32_t (*sample_draft)(const float* logits, int64_t vocab, float temperature, const uint64_t* key, float* scores,
                           float* confidence);
 };
 
+// Quantize one row of K float32 weights, see round.inc.
 typedef void (*RoundFunction)(const float* x, int64_t K, int bits, int64_t group, int tries, uint8_t* codes,
                               float* scales);
 
@@ -126,7 +130,7 @@ struct IsaKernels {
   const QuantKernels* quant;
   RoundFunction round;
   const Sampling* sampling;
-  bool bf16;  // GEMM with bf16 weights takes bf16 activations
+  bool bf16;  // GEMM with bf16 weights rounds its input to bf16
 };
 
 extern const IsaKernels kernels_portable;

@@ -1,4 +1,4 @@
-// Selection of the instruction set at run time, and the entry points that need nothing but the selected kernels.
+// Choice of the instruction set at run time; sampling, draft chains and reading, which call the chosen kernels.
 
 #if defined(__linux__) && defined(__x86_64__)
 #include <sys/syscall.h>
@@ -16,35 +16,39 @@ void cpuid(uint32_t leaf, uint32_t sub, uint32_t out[4]) {
   __asm__ __volatile__("cpuid" : "=a"(out[0]), "=b"(out[1]), "=c"(out[2]), "=d"(out[3]) : "a"(leaf), "c"(sub));
 }
 
-bool amx_allowed() {
+// Request the operating system's permission to use the AMX tile registers.
+bool request_amx() {
 #if defined(__linux__)
   return syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* tile data */) == 0;
 #else
-  return false;  // Windows and macOS have no such permission to request
+  return false;  // Windows and macOS have no such request
 #endif
 }
 
+// Return the highest pronk_isa. XCR0 (xgetbv) tells which registers the operating system saves: XMM and YMM (bits 1 and
+// 2), AVX-512 (5 to 7), AMX tiles (17 and 18).
 int detect() {
-  uint32_t r[4], low = 0, high = 0;
+  uint32_t r[4], xcr0 = 0, xcr0_high = 0;
   cpuid(0, 0, r);
   if (r[0] < 7) return PRONK_PORTABLE;
   cpuid(1, 0, r);
   bool osxsave = r[2] >> 27 & 1, fma = r[2] >> 12 & 1, f16c = r[2] >> 29 & 1;
   if (!osxsave || !fma || !f16c) return PRONK_PORTABLE;
-  __asm__ __volatile__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  __asm__ __volatile__("xgetbv" : "=a"(xcr0), "=d"(xcr0_high) : "c"(0));
   cpuid(7, 0, r);
-  if ((low & 6) != 6 || !(r[1] >> 5 & 1)) return PRONK_PORTABLE;
+  if ((xcr0 & 6) != 6 || !(r[1] >> 5 & 1 /* AVX2 */)) return PRONK_PORTABLE;
   const uint32_t avx512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;  // F, DQ, BW, VL
-  if ((low & 0xe6) != 0xe6 || (r[1] & avx512) != avx512) return PRONK_AVX2;
+  if ((xcr0 & 0xe6) != 0xe6 || (r[1] & avx512) != avx512) return PRONK_AVX2;
 #if defined(PRONK_EMULATE)
   return PRONK_AMX;
 #endif
-  bool tiles = (r[3] >> 24 & 1) && (r[3] >> 22 & 1) && (r[3] >> 25 & 1) && (low >> 17 & 3) == 3;
-  uint32_t most = r[0];
-  if (most < 1) return PRONK_AVX512;
+  // AMX-TILE, AMX-BF16, AMX-INT8.
+  bool amx = (r[3] >> 24 & 1) && (r[3] >> 22 & 1) && (r[3] >> 25 & 1) && (xcr0 >> 17 & 3) == 3;
+  uint32_t max_subleaf = r[0];
+  if (max_subleaf < 1) return PRONK_AVX512;
   cpuid(7, 1, r);
-  if (!(r[0] >> 5 & 1)) return PRONK_AVX512;
-  return tiles && amx_allowed() ? PRONK_AMX : PRONK_AVX512_BF16;
+  if (!(r[0] >> 5 & 1 /* AVX512-BF16 */)) return PRONK_AVX512;
+  return amx && request_amx() ? PRONK_AMX : PRONK_AVX512_BF16;
 }
 
 // Whether a processor with AVX-512 has VNNI, the 8-bit dot product.
@@ -81,10 +85,11 @@ const QuantKernels* pronk::quant_kernels(int isa) {
 }
 
 namespace {
+// Arguments of pronk_read, and the sum of each thread.
 struct Read {
   const char* data;
   int64_t bytes;
-  double sum[256];
+  double sum[256];  // one per thread of the pool
 };
 
 void read_part(void* argument, int thread, int threads) {
@@ -129,9 +134,9 @@ int32_t pronk_draft_chain(const pronk_op* ops, int64_t count, const pronk_pass* 
   const pronk_op* head = ops + count - 1;
   if (pass->segments != 1 || count < 1 || head->output != PRONK_LOGITS || pass->num_wanted != 1) return -2;
   pronk_pass p = *pass;
-  pronk_segment own = *pass->segment;
-  p.segment = &own;
-  const int32_t first = 0;
+  pronk_segment segment = *pass->segment;
+  p.segment = &segment;
+  const int32_t first_row = 0;
   int32_t token = 0, passes = 0;
   while (passes < chain->steps) {
     int32_t code = pronk_run(ops, count, &p);
@@ -142,13 +147,13 @@ int32_t pronk_draft_chain(const pronk_op* ops, int64_t count, const pronk_pass* 
                                chain->scores + passes * head->w->N, &confidence, p.isa);
     passes++;
     if (token < 0 || !chain->on_token(token, confidence)) break;
-    own.length += own.nodes;
-    own.nodes = 1;
-    own.computed = 0;
-    own.parents = nullptr;
+    segment.length += segment.nodes;
+    segment.nodes = 1;
+    segment.computed = 0;
+    segment.parents = nullptr;
     p.rows = 1;
     p.tokens = &token;
-    p.wanted = &first;
+    p.wanted = &first_row;
   }
   return passes;
 }

@@ -10,6 +10,7 @@
 
 namespace emulate {
 
+// vdpbf16ps: sum[i] += a[2i + 1] * b[2i + 1], then sum[i] += a[2i] * b[2i], the odd element first as in the processor.
 static inline __m512 dot(__m512 sum, __m512bh a, __m512bh b) {
   float s[16];
   uint16_t x[32], y[32];
@@ -23,40 +24,48 @@ static inline __m512 dot(__m512 sum, __m512bh a, __m512bh b) {
   return sum;
 }
 
+// The eight tile registers and their configuration, the operand of LDTILECFG: byte 0 is the palette, bytes 16-31 hold
+// the bytes per row of each tile (uint16, low byte first), bytes 48-55 its number of rows.
 struct Tiles {
   uint8_t config[64];
-  uint8_t data[8][16][64];
+  uint8_t data[8][16][64];  // [tile][row][byte]
   int rows(int t) const { return config[48 + t]; }
-  int bytes(int t) const { return config[16 + 2 * t] | config[17 + 2 * t] << 8; }
+  int row_bytes(int t) const { return config[16 + 2 * t] | config[17 + 2 * t] << 8; }
 };
 static thread_local Tiles tiles;
 
+// Shapes at which the processor would raise an exception abort the process, here and in check_shapes. Palette 1 is the
+// only one with tiles.
 static inline void load_config(const void* config) {
   memcpy(tiles.config, config, 64);
   memset(tiles.data, 0, sizeof tiles.data);
   if (tiles.config[0] != 1) abort();
   for (int t = 0; t < 8; t++)
-    if (tiles.rows(t) < 1 || tiles.rows(t) > 16 || tiles.bytes(t) > 64) abort();
+    if (tiles.rows(t) < 1 || tiles.rows(t) > 16 || tiles.row_bytes(t) > 64) abort();
 }
 static inline void release() { memset(&tiles, 0, sizeof tiles); }
 static inline void zero(int t) { memset(tiles.data[t], 0, sizeof tiles.data[t]); }
 static inline void load(int t, const void* base, int64_t stride) {
   zero(t);
   for (int r = 0; r < tiles.rows(t); r++)
-    memcpy(tiles.data[t][r], (const char*)base + r * stride, (size_t)tiles.bytes(t));
+    memcpy(tiles.data[t][r], (const char*)base + r * stride, (size_t)tiles.row_bytes(t));
 }
 static inline void store(int t, void* base, int64_t stride) {
-  for (int r = 0; r < tiles.rows(t); r++) memcpy((char*)base + r * stride, tiles.data[t][r], (size_t)tiles.bytes(t));
+  for (int r = 0; r < tiles.rows(t); r++)
+    memcpy((char*)base + r * stride, tiles.data[t][r], (size_t)tiles.row_bytes(t));
 }
+// sum [M rows][N outputs of 4 bytes] += a [M][K units of 4 bytes] * b [K][N].
 static inline void check_shapes(int sum, int a, int b) {
-  if (tiles.rows(sum) != tiles.rows(a) || tiles.bytes(a) / 4 != tiles.rows(b)) abort();
-  if (tiles.bytes(sum) != tiles.bytes(b)) abort();
+  if (tiles.rows(sum) != tiles.rows(a) || tiles.row_bytes(a) / 4 != tiles.rows(b)) abort();
+  if (tiles.row_bytes(sum) != tiles.row_bytes(b)) abort();
 }
+
+// tdpbf16ps: a unit is a pair of bf16; the even element is added first.
 static inline void multiply(int sum, int a, int b) {
   check_shapes(sum, a, b);
   for (int m = 0; m < tiles.rows(a); m++)
     for (int k = 0; k < tiles.rows(b); k++)
-      for (int n = 0; n < tiles.bytes(b) / 4; n++) {
+      for (int n = 0; n < tiles.row_bytes(b) / 4; n++) {
         uint16_t x[2], y[2];
         float s;
         memcpy(x, tiles.data[a][m] + 4 * k, 4);
@@ -68,11 +77,12 @@ static inline void multiply(int sum, int a, int b) {
       }
 }
 
+// tdpbsud: a unit is four codes, signed in `a` and unsigned in `b`.
 static inline void multiply_codes(int sum, int a, int b) {
   check_shapes(sum, a, b);
   for (int m = 0; m < tiles.rows(a); m++)
     for (int k = 0; k < tiles.rows(b); k++)
-      for (int n = 0; n < tiles.bytes(b) / 4; n++) {
+      for (int n = 0; n < tiles.row_bytes(b) / 4; n++) {
         int32_t s;
         memcpy(&s, tiles.data[sum][m] + 4 * n, 4);
         for (int j = 0; j < 4; j++) s += (int8_t)tiles.data[a][m][4 * k + j] * (int32_t)tiles.data[b][k][4 * n + j];

@@ -29,27 +29,28 @@ struct Arena {
 
 Arena arena;
 
-// Row stride of an activation buffer: of its widest contents in the program.
-int64_t widest(const pronk_op* ops, int64_t count, int buffer) {
+// Row stride of buffer A or B, for its widest contents in the program.
+int64_t buffer_stride(const pronk_op* ops, int64_t count, int buffer) {
   int64_t width = 0;
   for (int64_t i = 0; i < count; i++) {
     const pronk_op* op = ops + i;
-    int64_t own = op->kind == PRONK_LINEAR && op->output == buffer ? op->w->N
-                  : op->kind == PRONK_ATTEND && buffer == PRONK_A  ? (int64_t)op->heads * op->head_dim
-                                                                   : 0;
+    int64_t own = 0;
+    if (op->kind == PRONK_LINEAR && op->output == buffer) own = op->w->N;
+    else if (op->kind == PRONK_ATTEND && buffer == PRONK_A) own = (int64_t)op->heads * op->head_dim;
     if (own > width) width = own;
   }
   return row_stride(width);
 }
 
 // Row stride of the widest GEMM input.
-int64_t widest_input(const pronk_op* ops, int64_t count, int64_t hidden) {
+int64_t input_stride(const pronk_op* ops, int64_t count, int64_t hidden) {
   int64_t width = 0;
   for (int64_t i = 0; i < count; i++)
     if (ops[i].w && ops[i].w->K > width) width = ops[i].w->K;
   return row_stride(width > hidden ? width : hidden);
 }
 
+// Elements of a row's queries in State.q, for the widest QKV operation.
 int64_t query_width(const pronk_op* ops, int64_t count) {
   int64_t width = 0;
   for (int64_t i = 0; i < count; i++)
@@ -58,7 +59,8 @@ int64_t query_width(const pronk_op* ops, int64_t count) {
   return width;
 }
 
-// Fill in position, slot and path of every row. `depth`, `contiguous` and `tail` are scratch, one entry per node.
+// Fill in the rows, segments and paths of State. `depth`, `contiguous` and `tail` are scratch, an entry per node of the
+// largest tree.
 void place_rows(const pronk_pass* pass, const pronk_op* ops, int64_t count, Row* row, Segment* segment, int32_t* path,
                 int32_t* depth, int32_t* contiguous, int32_t* tail) {
   int64_t block_size = 16, at = 0, used = 0;
@@ -95,7 +97,7 @@ void place_rows(const pronk_pass* pass, const pronk_op* ops, int64_t count, Row*
   }
 }
 
-// Whether every request has cache blocks for its rows, or for all that cross-attention reads.
+// Whether every request has cache blocks for the slots that an operation reads and writes.
 bool has_slots(const pronk_pass* pass, const pronk_op* op) {
   for (int64_t i = 0; i < pass->segments; i++) {
     const pronk_segment* g = (op->cross ? pass->cross_segment : pass->segment) + i;
@@ -105,6 +107,7 @@ bool has_slots(const pronk_pass* pass, const pronk_op* op) {
   return true;
 }
 
+// Argument of run_program.
 struct Job {
   State* state;
   const IsaKernels* isa;
@@ -117,15 +120,15 @@ void run_program(void* argument, int thread, int threads) {
 
 // Bytes of scratch per thread: the layouts of Scratch (ops.inc) and AttentionScratch (attention.inc).
 int64_t scratch_size(const pronk_op* ops, int64_t count, const pronk_pass* pass, int64_t input, int64_t nodes) {
-  int64_t heads = CHUNK_BLOCKS, dims = 16, width = row_stride(pass->hidden);
+  int64_t blocks = CHUNK_BLOCKS, dims = 16, width = row_stride(pass->hidden);
   for (int64_t i = 0; i < count; i++) {
     int64_t own = round_up(ops[i].head_dim, 16);
-    if (own / 16 > heads) heads = own / 16;
+    if (own / 16 > blocks) blocks = own / 16;
     if (own > dims) dims = own;
   }
   int64_t rows = pass->rows > pass->num_wanted ? pass->rows : pass->num_wanted;
   if (rows > CHUNK_M + MAX_TILE_M) rows = CHUNK_M + MAX_TILE_M;
-  int64_t products = 2 * width + input + MAX_TILE_M * 2 * input + rows * heads * 16;
+  int64_t products = 2 * width + input + MAX_TILE_M * 2 * input + rows * blocks * 16;
   int64_t attention = MAX_QUERIES * (2 * dims + 2 * KV_BLOCK + round_up(nodes + KV_BLOCK, KV_BLOCK) + KV_BLOCK);
   return round_up((products > attention ? products : attention) * 4, 256) + 256;
 }
@@ -150,14 +153,14 @@ int32_t pronk_run(const pronk_op* ops, int64_t count, const pronk_pass* pass) {
     const pronk_segment* g = pass->segment + i;
     if (g->nodes > nodes) nodes = g->nodes;
     if (!g->parents) continue;
-    // A node off the main chain stores the scattered part of its path: at most all nodes off the main chain.
+    // Upper bound: each node off the main chain stores a scattered part of at most all nodes off the main chain.
     int64_t chain = 0;
     while (chain < g->nodes && g->parents[chain] == chain - 1) chain++;
     scattered += (g->nodes - chain) * (g->nodes - chain);
   }
   int64_t rows = pass->rows > pass->num_wanted ? pass->rows : pass->num_wanted, size = bf16 ? 2 : 4;
-  int64_t a = widest(ops, count, PRONK_A), b = widest(ops, count, PRONK_B), q = query_width(ops, count);
-  int64_t input = widest_input(ops, count, pass->hidden), scratch = scratch_size(ops, count, pass, input, nodes);
+  int64_t a = buffer_stride(ops, count, PRONK_A), b = buffer_stride(ops, count, PRONK_B), q = query_width(ops, count);
+  int64_t input = input_stride(ops, count, pass->hidden), scratch = scratch_size(ops, count, pass, input, nodes);
   int64_t bytes = pass->rows * (int64_t)sizeof(Row) + pass->segments * (int64_t)sizeof(Segment) + count * 4 +
                   scattered * 4 + nodes * 12 + rows * (a + b + input) * size + rows * q * 4 + scratch * pass->threads;
   PoolLock locked;  // there is one arena: forward passes of several callers run one after the other
@@ -177,7 +180,7 @@ int32_t pronk_run(const pronk_op* ops, int64_t count, const pronk_pass* pass) {
   s.a = arena.allocate(rows * a * size);
   s.b = arena.allocate(rows * b * size);
   s.x = arena.allocate(rows * input * size);
-  s.widest = input;
+  s.input_stride = input;
   s.q = (float*)arena.allocate(rows * q * 4);
   s.scratch = arena.allocate(scratch * pass->threads);
   s.scratch_bytes = scratch;

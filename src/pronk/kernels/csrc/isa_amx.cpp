@@ -1,4 +1,4 @@
-// AMX tiles for all bf16 GEMM, a single row included; AVX-512 for everything else.
+// AMX tiles for every bf16 GEMM, even of one row, and for 8- and 4-bit GEMM of more rows; AVX-512 for everything else.
 #include <immintrin.h>
 
 #include "common.h"

@@ -1,4 +1,5 @@
-// AVX-512 with the 8-bit dot product (VNNI), for weights of 8 and 4 bits only: the same bits as all other sets.
+// AVX-512 with the 8-bit dot product (VNNI), for GEMM with weights of 8 and 4 bits only. Its results have the same
+// bits as those of all other instruction sets.
 #include <immintrin.h>
 
 #include "common.h"

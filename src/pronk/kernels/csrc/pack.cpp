@@ -7,6 +7,7 @@
 using namespace pronk;
 
 namespace {
+// Argument of pack_part and pack_codes_part; `scale` and `minimum` belong to codes only.
 struct Pack {
   const pronk_weights* w;
   const void* source;
@@ -31,7 +32,8 @@ int64_t block_rows(const pronk_weights* w, int64_t block, int64_t* count) {
   return first;
 }
 
-// Pack `count` rows of a block over k0 <= k < k1; 64 k at a time keep the written block in the L1 cache.
+// Pack `count` source rows of a block over k0 <= k < k1. Callers take 64 inputs at a time, so that the written part of
+// the block stays in the L1 cache.
 template <class T>
 void pack_rows(const Pack* p, int64_t block, int64_t first, int64_t count, int64_t k0, int64_t k1) {
   bool pairs = p->w->type == PRONK_BF16;
@@ -58,14 +60,16 @@ void pack_part(void* argument, int thread, int threads) {
   }
 }
 
+// Pack q8 or q4 groups, see pronk_weights.
 void pack_codes_part(void* argument, int thread, int threads) {
   const Pack* p = (const Pack*)argument;
   const pronk_weights* w = p->w;
-  int64_t line = quant_group_bytes(w), groups = w->K_pad / w->group, header = w->minima ? 128 : 64;
+  int64_t group_bytes = quant_group_bytes(w), groups = w->K_pad / w->group;
+  int64_t header = w->minima ? 128 : 64;  // bytes of the scales and minima
   for (int64_t b = w->blocks * thread / threads; b < w->blocks * (thread + 1) / threads; b++) {
     int64_t count, first = block_rows(w, b, &count);
     for (int64_t g = 0; g < groups; g++) {
-      char* to = (char*)p->data + (b * groups + g) * line;
+      char* to = (char*)p->data + (b * groups + g) * group_bytes;
       for (int64_t i = 0; i < count; i++) {
         ((float*)to)[i] = p->scale[(first + i) * groups + g];
         if (w->minima) ((float*)to)[16 + i] = p->minimum[(first + i) * groups + g];
@@ -80,6 +84,8 @@ void pack_codes_part(void* argument, int thread, int threads) {
     }
   }
 }
+
+// Argument of round_part, see pronk_round.
 struct Round {
   const void* source;
   int32_t type;
@@ -88,7 +94,7 @@ struct Round {
   int64_t group;
   int32_t tries;
   uint8_t* codes;
-  float *scale, *lines;  // lines: a row of float32 per thread, if the source has another type
+  float *scale, *converted;  // `converted`: a float32 row per thread, if the source has another type
   RoundFunction round;
 };
 
@@ -99,10 +105,10 @@ void round_part(void* argument, int thread, int threads) {
     const float* x = (const float*)r->source + row * r->stride;
     if (r->type != PRONK_F32) {
       const uint16_t* from = (const uint16_t*)r->source + row * r->stride;
-      float* line = r->lines + thread * r->K;
+      float* row_x = r->converted + thread * r->K;
       bool bf16 = r->type == PRONK_BF16;
-      for (int64_t k = 0; k < r->K; k++) line[k] = bf16 ? bf16_to_float(from[k]) : half_to_float(from[k]);
-      x = line;
+      for (int64_t k = 0; k < r->K; k++) row_x[k] = bf16 ? bf16_to_float(from[k]) : half_to_float(from[k]);
+      x = row_x;
     }
     r->round(x, r->K, r->bits, r->group, r->tries, r->codes + row * r->K, r->scale + row * groups);
   }
@@ -111,16 +117,16 @@ void round_part(void* argument, int thread, int threads) {
 
 int32_t pronk_round(const void* source, int32_t type, int64_t N, int64_t K, int64_t stride, int32_t bits,
                     int64_t group, int32_t tries, uint8_t* codes, float* scale, int32_t threads, int32_t isa) {
-  float* lines = nullptr;
-  if (type != PRONK_F32 && !(lines = (float*)malloc((size_t)(threads * K) * 4))) return -1;
+  float* converted = nullptr;
+  if (type != PRONK_F32 && !(converted = (float*)malloc((size_t)(threads * K) * 4))) return -1;
   RoundFunction round = isa_kernels(isa)->round;
 #if defined(__x86_64__) || defined(_M_X64)
   if (!round) round = round_avx512;
 #endif
-  Round job = {source, type, N, K, stride, bits, group, tries, codes, scale, lines, round};
+  Round job = {source, type, N, K, stride, bits, group, tries, codes, scale, converted, round};
   PoolLock locked;
   pool_run(threads, round_part, &job);
-  free(lines);
+  free(converted);
   return 0;
 }
 
@@ -142,15 +148,15 @@ void pronk_pack_codes(const pronk_weights* w, const uint8_t* codes, const float*
   pool_run(threads, pack_codes_part, &pack);
 }
 
-// Weight k of output `lane` of a block of q8 or q4.
+// Return weight k of output number `lane` of a q8 or q4 block.
 static float dequantize(const pronk_weights* w, int64_t block, int64_t lane, int64_t k) {
-  const char* line = (const char*)w->data + (block * (w->K_pad / w->group) + k / w->group) * quant_group_bytes(w);
-  const uint8_t* codes = (const uint8_t*)line + (w->minima ? 128 : 64) + lane * 4;
-  float scale = ((const float*)line)[lane];
+  const char* group = (const char*)w->data + (block * (w->K_pad / w->group) + k / w->group) * quant_group_bytes(w);
+  const uint8_t* codes = (const uint8_t*)group + (w->minima ? 128 : 64) + lane * 4;
+  float scale = ((const float*)group)[lane];
   k %= w->group;
   int32_t code = w->type == PRONK_Q8 ? codes[k / 4 * 64 + k % 4] : codes[k / 8 * 64 + k % 4] >> (k & 4) & 15;
   if (!w->minima) return scale * (float)(code - (w->type == PRONK_Q8 ? 128 : 8));
-  return scale * (float)code + ((const float*)line)[16 + lane];
+  return scale * (float)code + ((const float*)group)[16 + lane];
 }
 
 void pronk::unpack_row(const pronk_weights* w, int64_t row, float* out) {
@@ -176,7 +182,7 @@ void pronk::unpack_row(const pronk_weights* w, int64_t row, float* out) {
 
 void pronk_unpack(const pronk_weights* w, int64_t row, float* out) { unpack_row(w, row, out); }
 
-// Copy the bytes of one key from its panel to `copy`, or back.
+// Copy one key (`lane` of its panel) to `copy`, or back if `writing`.
 static void move_key(char* panel, int type, int64_t width, int64_t lane, char* copy, bool writing) {
   auto copy_bytes = [&](char* at, int64_t bytes) {
     writing ? memcpy(at, copy, (size_t)bytes) : memcpy(copy, at, (size_t)bytes);

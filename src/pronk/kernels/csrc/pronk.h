@@ -1,9 +1,10 @@
 // C interface of the compute kernels. Only plain data and pointers, so the library depends on no version of torch or
 // Python.
 //
-// A *program* is a list of operations over packed rows; a `pronk_pass` describes the rows of one forward pass.
-// `pronk_run` executes a program on the library's thread pool. Sizes are in elements unless a comment says bytes; all
-// pointers belong to the caller and must outlive the call. Matrix dimensions: M rows, N outputs, K inputs.
+// A *program* is a list of operations (pronk_op), such as the layers of a model. `pronk_run` executes a program for one
+// forward pass (pronk_pass) on the library's thread pool. A *row* is one token; the rows of all requests follow each
+// other. The *stream* is the residual stream, the hidden state of every row. Matrix dimensions: M rows, N outputs, K
+// inputs. Sizes are in elements unless bytes are mentioned. Pointers belong to the caller and must outlive the call.
 // `structures.py` mirrors every structure; `library.py` compares `pronk_version` and `pronk_sizes` when it loads the
 // library.
 #pragma once
@@ -18,15 +19,16 @@ enum pronk_kind {
   PRONK_EMBED = 0,   // stream = table[token], or row `token` of w (+ positions[position])
   PRONK_LINEAR = 1,  // output = activate(norm(input) W + b), see pronk_op
   PRONK_QKV = 2,     // project, rotate and scale queries; write keys and values to the cache; one op per weight format
-  PRONK_ATTEND = 3,  // A = attention of the queries
-  PRONK_STORE = 4,   // copy stream rows to a pool (by slot) or to the pass's `collected` (by row)
+  PRONK_ATTEND = 3,  // buffer A = attention outputs of the queries
+  PRONK_STORE = 4,   // copy stream rows to the pool `keys` (by slot) or to pass.collected (by row)
   PRONK_NORM = 5,    // stream = norm(stream)
 };
+// A and B hold activations between operations.
 enum pronk_buffer { PRONK_STREAM = 0, PRONK_A = 1, PRONK_B = 2, PRONK_LOGITS = 3 };
 enum pronk_norm_kind { PRONK_NO_NORM = 0, PRONK_RMS = 1, PRONK_LAYER = 2 };
 enum pronk_activation { PRONK_IDENTITY = 0, PRONK_SILU = 1, PRONK_GELU = 2, PRONK_GELU_TANH = 3 };
 
-// A matrix [N, K] packed in blocks of 16 outputs. Zeros pad the last block of each unit:
+// A matrix [N, K] packed in blocks of 16 outputs. Each unit of outputs begins a block; zeros pad the unit's last block:
 //   f32, f16   [blocks][K][16]
 //   bf16       [blocks][K_pad / 2][16][2], K_pad = K rounded up to 32: 16 pairs of k are one AMX tile
 //   q8, q4     [blocks][K_pad / group] groups, K_pad = K rounded up to `group`. A group is 16 scales, 16 minima if
@@ -35,15 +37,15 @@ enum pronk_activation { PRONK_IDENTITY = 0, PRONK_SILU = 1, PRONK_GELU = 2, PRON
 // A weight is scale * code + minimum; without minima scale * (code - 128) for q8 and scale * (code - 8) for q4.
 typedef struct {
   int32_t type;
-  int32_t gated;         // blocks alternate between the gate and the gated half (up projection)
+  int32_t gated;         // 1: gate and up projection in one matrix, whose blocks alternate
   int32_t group;         // q8, q4: weights along K that share a scale, a multiple of 8
   int32_t minima;        // q8, q4: whether groups have a minimum
-  int64_t N, K, K_pad;   // outputs (of one half, if gated), inputs, padded inputs
-  int64_t unit;          // outputs that are padded to whole blocks together: a head, or N
+  int64_t N, K, K_pad;   // outputs (of the gate alone, if gated), inputs, padded inputs
+  int64_t unit;          // outputs of a unit: head_dim, or N
   int64_t blocks;
   const void* data;
   const float* bias;     // [blocks * 16] or null
-  const int32_t* order;  // q8, q4: [K] the input that each weight multiplies; null: the identity
+  const int32_t* order;  // q8, q4: [K] index of the input that each weight multiplies; null: 0, 1, …, K - 1
 } pronk_weights;
 
 typedef struct {
@@ -51,7 +53,7 @@ typedef struct {
   int32_t input, output;  // pronk_buffer
   int32_t residual;       // add to the stream instead of replacing it
   int32_t activation;
-  int32_t wanted;         // compute only the rows of pass.wanted
+  int32_t wanted;         // 1: compute only the rows of pass.wanted, those whose logits are requested
   int32_t norm;
   float eps;
   const float *norm_weight, *norm_bias;
@@ -60,18 +62,19 @@ typedef struct {
   int32_t first_head;     // qkv: index of w's first head among all heads: queries, then keys, then values
   int32_t rope;           // 0: none; 1, 2: rotate by pass.rope[0], pass.rope[1]
   int32_t window;         // sliding window in tokens; 0: none
-  int32_t cross;          // attend to pass.cross_segment instead of pass.segment
+  int32_t cross;          // 1: cross-attention, to pass.cross_segment instead of pass.segment
   int32_t block_size;     // slots of a cache block, a multiple of 16
   int32_t kv_type;        // f32, bf16 or i8
-  int64_t slots;          // of a pool
+  int64_t slots;          // number of slots of a pool
   const float *q_norm, *k_norm;
   void *keys, *values;    // pools of one layer, see store_key and store_value in ops.inc
   const void *table, *positions;
   int32_t table_type, collected;  // collected: 1 + index in pass.collected; 0: store to the pool `keys`
 } pronk_op;
 
-// Rows of one request: a tree of `nodes` draft tokens below `length` cached tokens. The keys and values of the first
-// `computed` nodes are in the cache already, so these nodes have no rows.
+// Rows of one request: a tree of `nodes` tokens after `length` cached tokens, either a chunk of the prompt (a chain) or
+// the last token with its draft tokens. The keys and values of the first `computed` nodes are in the cache already, so
+// these nodes have no rows.
 typedef struct {
   const int32_t* blocks;   // cache block numbers, from the first one still held
   const int32_t* parents;  // [nodes], or null for a chain
@@ -82,7 +85,7 @@ typedef struct {
 
 typedef struct {
   int64_t rows, segments, num_wanted;
-  int32_t type;              // of the stream: f32 or bf16
+  int32_t type;              // type of the stream: f32 or bf16
   int32_t hidden;            // width of the stream
   int32_t isa;               // pronk_isa, at most pronk_detect()
   int32_t threads;           // at least 1
@@ -90,16 +93,16 @@ typedef struct {
   const pronk_segment *segment, *cross_segment;  // [segments]
   void* stream;              // [rows, hidden]
   const float* rope[2];      // [positions or rows, 2, head_dim / 2]: cosines, sines
-  int32_t rope_by_row[2];    // the table has a line per row instead of per position
+  int32_t rope_by_row[2];    // 1: the table has an entry per row instead of per position
   const int32_t* wanted;     // [num_wanted] rows whose logits are requested
-  float* logits;             // [num_wanted or rows, N]
+  float* logits;             // [num_wanted, N], or [rows, N] if the operation's `wanted` is 0
   void* collected;           // [layers, rows, hidden]
 } pronk_pass;
 
 // A chain of tokens from a draft model: each token is sampled from one forward pass and is the only row of the next.
 typedef struct {
-  uint64_t key;      // of the request; the noise key of each position is a hash of it
-  int64_t position;  // of the first token
+  uint64_t key;      // key of the request; a position's noise key is hash_token(key, position)
+  int64_t position;  // position of the first token
   int32_t steps;     // at most this many tokens
   float temperature; // 0: without noise
   float* scores;     // [steps, vocab]
@@ -117,7 +120,7 @@ PRONK_API void pronk_pack(const pronk_weights* w, const void* source, int64_t st
 PRONK_API void pronk_pack_codes(const pronk_weights* w, const uint8_t* codes, const float* scale, const float* minimum,
                                 void* data, int32_t threads);
 // Quantize `source` [N, K] (f32, bf16 or f16, `stride` elements between rows) to 8 or 4 bits without minima: `codes`
-// [N, K], `scale` [N, groups]. Besides the full range, `tries` ranges are tried, each 5 % narrower. Returns 0, or -1 if
+// [N, K], `scale` [N, groups]. `tries`: number of ranges to try, each 5 % narrower, see round.inc. Returns 0, or -1 if
 // memory is exhausted.
 PRONK_API int32_t pronk_round(const void* source, int32_t type, int64_t N, int64_t K, int64_t stride, int32_t bits,
                               int64_t group, int32_t tries, uint8_t* codes, float* scale, int32_t threads, int32_t isa);
@@ -131,7 +134,7 @@ PRONK_API int32_t pronk_run(const pronk_op* ops, int64_t count, const pronk_pass
 // temperature 0. Returns -1 if a logit is not finite.
 PRONK_API int32_t pronk_sample(const float* logits, int64_t vocab, float temperature, uint64_t key, int32_t isa);
 // Sample a draft token, with less precise noise, or none if `key` is null. `scores` [vocab] receives the values under
-// the argmax, `confidence` the chosen token's softmax probability among them. A logit of minus infinity bans its token.
+// the argmax, `confidence` the sampled token's softmax probability over `scores`. A logit of -infinity bans its token.
 // Returns -1 if all tokens are banned or a logit is NaN or plus infinity.
 PRONK_API int32_t pronk_sample_draft(const float* logits, int64_t vocab, float temperature, const uint64_t* key,
                                      float* scores, float* confidence, int32_t isa);

@@ -1,7 +1,8 @@
-// Vectors of 16 floats with the same lanes on every instruction set. Included once per instruction set, inside its
+// Vectors of 16 floats (vf) with the same lanes on every instruction set. Included once per instruction set, inside its
 // namespace, by a file that is compiled with its flags.
 //
-// vmax and vmin return their second argument if either is NaN, as the instructions do.
+// vmax and vmin return their second argument if one of the two is NaN, as the x86 instructions do. veven and vodd load
+// the elements of even and of odd index from 32 bf16.
 
 #if defined(PRONK_SIMD_AVX512)
 
@@ -143,7 +144,7 @@ static inline vf vround(vf x) {
 #else
 
 // Loops over 16 lanes, which the compiler vectorizes for the target (SSE2, NEON, SVE …). On a target without fused
-// multiply-add vfma rounds twice; the rule is the same within one build.
+// multiply-add vfma rounds twice, for all rows alike.
 struct vf { float x[16]; };
 #define PRONK_EACH for (int i = 0; i < 16; i++)
 static inline float bits_to_float(uint32_t bits) { float x; memcpy(&x, &bits, 4); return x; }
@@ -195,8 +196,8 @@ static inline void vadd_product(vf& sum, vf a, vf b) { sum = vfma(a, b, sum); }
 static inline void vadd_product_at(vf& sum, vf a, const float* b) { sum = vfma(a, vset(*b), sum); }
 #endif
 
-// sum[m][n] += a[n] * b[m * STRIDE]. With AVX-512 every second factor is a memory operand of the FMA: fewer
-// instructions, more loads, and neither is the bottleneck.
+// sum[m][n] += a[n] * b[m * STRIDE]. With AVX-512 every second factor b is a memory operand of the FMA, which balances
+// the number of instructions and the number of loads.
 template <int M, int N, int STRIDE>
 static inline void vadd_products(vf (&sum)[M][N], const vf (&a)[N], const float* b) {
 #pragma GCC unroll 16
@@ -231,7 +232,7 @@ static inline float vsum(vf x) {  // a fixed tree of sums: halves, quarters, eig
 #endif
 }
 
-static inline float vlargest(vf x) {
+static inline float vlargest(vf x) {  // largest lane
 #if defined(PRONK_SIMD_AVX512)
   return _mm512_reduce_max_ps(x);
 #else

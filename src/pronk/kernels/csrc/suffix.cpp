@@ -1,7 +1,7 @@
-// Suffix automaton and the draft trees that grow from it, a library of its own. drafters/from_text/_automaton.py and
-// _growth.py explain the algorithm: they are the Python fallback and build the same trees, gains equal to the last bit.
-// `suffixes.py` mirrors `pronk_suffix_tree` and compares version and size when it loads the library. After a failed
-// allocation the call returns an error and the automaton is unusable.
+// A suffix automaton and the draft trees that grow from it; compiled to a library of its own. The Python fallback,
+// drafters/from_text/_automaton.py and _growth.py, explains the algorithm and builds bit-identical trees. `suffixes.py`
+// mirrors `pronk_suffix_tree` and compares version and size when it loads the library. If an allocation fails, the call
+// returns an error and the automaton is unusable.
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -67,11 +67,11 @@ struct Array {
   }
 };
 
-// Hash table of the edges of states with many edges, by state and token. The entry of NO_TOKEN is the head of the list
-// of the state's oldest edges.
+// Hash table of the edges of states with more than MAX_CHAINED_EDGES edges, by state and token. The entry of NO_TOKEN
+// is the head of the list of the state's MAX_LISTED_EDGES oldest edges.
 struct EdgeTable {
   struct Entry {
-    int32_t state, token, edge;  // edge -1: an empty match
+    int32_t state, token, edge;  // edge -1: an unused entry
   };
   Entry* at = nullptr;
   int64_t size = 0, capacity = 0;  // the capacity is a power of two
@@ -87,6 +87,7 @@ struct EdgeTable {
     return h ^ h >> 29;
   }
 
+  // Return the edge, or -1.
   int32_t find(int32_t state, int32_t token) const {
     if (!capacity) return -1;
     for (uint64_t i = hash(state, token);; i++) {
@@ -121,6 +122,7 @@ struct EdgeTable {
   }
 };
 
+// A string in the automaton: its state and its number of tokens.
 struct Match {
   int32_t state, length;
 };
@@ -132,15 +134,17 @@ struct pronk_suffixes {
   int32_t max_match;
   bool broken = false;  // an allocation failed in the middle of a change
   // One entry per state; state 0 is the root. The edges of a state form a linked list, newest first.
+  // `length`: of its longest string; `link`: suffix link, -1 for the root; `count`: occurrences; `edges`: newest edge.
   Array<int32_t> length, link, count, edges;
   Array<uint8_t> degree;  // number of edges, at most MAX_LISTED_EDGES + 1
   Array<int32_t> token, target, next;  // one entry per edge
   EdgeTable edge_table;
-  int64_t tokens = 0;
-  // State of the whole current text, and match of its longest counted suffix.
+  int64_t tokens = 0;  // number of tokens appended
+  // State of the whole current text; match of its longest suffix of at most max_match + 1 tokens.
   int32_t last = 0;
   Match counted = {0, 0};
 
+  // Return the edge of a state for a token, or -1.
   int32_t find(int32_t state, int32_t wanted) const {
     if (wanted < 0) return -1;
     if (degree[state] > MAX_CHAINED_EDGES) return edge_table.find(state, wanted);
@@ -192,6 +196,7 @@ struct pronk_suffixes {
     return clone;
   }
 
+  // Add copies of a state's edges to another state, in the same order. Returns false if memory is exhausted.
   bool copy_edges(int32_t from, int32_t to) {
     Array<int32_t> found;
     for (int32_t edge = edges[from]; edge >= 0; edge = next[edge])
@@ -203,6 +208,7 @@ struct pronk_suffixes {
     return true;
   }
 
+  // Append a token to the current text. Returns false if memory is exhausted.
   bool extend(int32_t own_token) {
     int32_t state = last, edge = find(state, own_token);
     if (edge >= 0) {
@@ -221,6 +227,7 @@ struct pronk_suffixes {
     return count_suffixes(own_token);
   }
 
+  // Count one more occurrence of each suffix of the current text, up to max_match + 1 tokens.
   bool count_suffixes(int32_t own_token) {
     int32_t before = state_of(counted.state, counted.length);  // the state may have been split since
     counted.length = counted.length < max_match ? counted.length + 1 : max_match + 1;
@@ -241,6 +248,7 @@ struct pronk_suffixes {
     return match;
   }
 
+  // The longest suffix of `tail`, of at most max_match tokens, that has a continuation in the automaton.
   Match longest_match(const int32_t* tail, int64_t tokens) const {
     Match match = {0, 0};
     for (int64_t i = tokens > max_match ? tokens - max_match : 0; i < tokens; i++) {
@@ -252,11 +260,13 @@ struct pronk_suffixes {
     return continued(match);
   }
 
+  // The match after one more token: `state` is the target of its edge, `before` the length of the match before.
   Match follow(int32_t state, int32_t before) const {
     int32_t own = before < max_match ? before + 1 : max_match;
     return continued({state_of(state, own), own});
   }
 
+  // The next shorter match, which occurs in more contexts.
   Match shorter(int32_t state) const {
     int32_t own = link[state] > 0 ? link[state] : 0;
     return {own, length[own]};
@@ -271,13 +281,15 @@ struct pronk_suffixes {
 
 namespace {
 
-// A node of the tree with the match of its text in one source. Nodes grown from this match are at most `depth` deep.
+// A node of the draft tree with the match of its text in one source (index into call->sources). Nodes that grow from
+// this match are at most `depth` deep.
 struct Site {
   int32_t node, source;
   Match match;
   int32_t depth;
 };
 
+// A draft token that may be added below site.node.
 struct Candidate {
   double gain;
   int64_t number;  // order of insertion, breaks ties
@@ -289,6 +301,7 @@ struct Candidate {
   }
 };
 
+// A token that follows a match, the state after it, and its number of occurrences.
 struct Continuation {
   int32_t token, state, count;
 };
@@ -298,12 +311,15 @@ struct Node {
   double gain;
 };
 
+// Acceptance bucket by source (the text itself, or `stored`: an earlier output), length of the match, and share of the
+// token among the continuations: 2 * 4 * 4 buckets.
 int32_t bucket_of(bool stored, int32_t length, double share) {
   int lengths = (length >= 2) + (length >= 4) + (length >= 8);
   int shares = (share >= 0.25) + (share >= 0.5) + (share >= 0.75);
   return 16 * stored + 4 * lengths + shares;
 }
 
+// The growth of one draft tree: `heap` has the candidates, the largest gain first.
 struct Growth {
   const pronk_suffix_tree* call;
   Array<Candidate> heap;
@@ -331,14 +347,15 @@ struct Growth {
     return best;
   }
 
+  // Estimated acceptance probability, see pronk_suffix_tree.
   double rate(int32_t bucket, int32_t depth) {
     double* prior = &call->priors[4 * bucket + (depth < 4 ? depth : 4) - 1];
     if (isnan(*prior)) *prior = call->prior(bucket, depth);
     return (call->accepted[bucket] + *prior * call->weight) / (call->offered[bucket] + call->weight);
   }
 
-  // Add the continuations of a match as candidates, except tokens in `excluded`: continuations of longer matches. New
-  // tokens join `excluded`.
+  // Add the continuations of a match as candidates, except tokens in `excluded` (continuations of longer matches). Add
+  // the tokens of the new candidates to `excluded`.
   bool add_candidates(const Site& site, Array<int32_t>* excluded) {
     const Node above = nodes[site.node];
     if (above.depth >= site.depth || site.match.length < call->min_match) return true;
@@ -403,11 +420,12 @@ struct Growth {
     return true;
   }
 
+  // Compute `nodes`. Returns false if memory is exhausted or a source is broken.
   bool grow() {
     if (!nodes.push({call->tail[call->tail_tokens - 1], -1, 0, 0, 1.0})) return false;
     for (int32_t number = 0; number < call->num_sources; number++)
       if (!add_matches(number)) return false;
-    // Several sources may propose the same token, which costs an expansion without adding a node: bound their number.
+    // Bound the number of expansions: one whose token another source has proposed already adds no node.
     for (int64_t left = 2 * (int64_t)call->width; left && heap.size && nodes.size <= call->width; left--) {
       Candidate candidate = pop();
       int32_t node = add(candidate);

@@ -20,9 +20,10 @@ const int MAX_THREADS = 256;
 const double SPIN_SECONDS = 60e-6;      // at a barrier: longer than running threads arrive apart
 const double IDLE_SPIN_SECONDS = 2e-3;  // between runs: longer than a step spends outside its forward pass
 
-// A run that loses more than this share of its threads' time to waiting was disturbed by other processes: most of the
-// time goes into waiting for a thread that is not scheduled. Some runs then use one thread, twice as many after each
-// further disturbance, until one run tries all threads again. Runs that had to wake a thread are not judged.
+// If the threads of a run wait for more than this share of their time, other processes occupy a core: the wait is for a
+// thread that is not scheduled. The next runs then use one thread (solo runs), before one run tries all threads again.
+// If that run waits too long as well, the number of solo runs doubles. Runs that had to wake a sleeping thread do not
+// count.
 const double MAX_WAIT_SHARE = 0.35;
 const int MIN_SOLO_RUNS = 4, MAX_SOLO_RUNS = 256;
 
@@ -72,7 +73,7 @@ struct Event {
   Mutex mutex = MUTEX_INIT;
   Condition condition = CONDITION_INIT;
 
-  // Returns whether a sleeping thread had to be woken.
+  // Set the value. Returns whether a sleeping thread had to be woken.
   bool set(uint64_t next) {
     value.store(next, std::memory_order_seq_cst);
     if (!sleepers.load(std::memory_order_seq_cst)) return false;
@@ -111,7 +112,7 @@ struct ThreadPool {
   void* argument = nullptr;
   std::atomic<int64_t> waited_ns{0};  // total over the threads of the current run
   int solo_runs = 0;                  // runs that will still use one thread
-  int solo_penalty = MIN_SOLO_RUNS;   // solo runs after the next disturbance
+  int solo_penalty = MIN_SOLO_RUNS;   // solo runs after the next run that waits too long
 };
 
 ThreadPool pool;
@@ -121,6 +122,7 @@ struct Worker {
   uint64_t last_seen;
 } workers[MAX_THREADS];
 
+// Take part in every run that uses this worker's number.
 void worker_loop(Worker* self) {
   for (uint64_t last_seen = self->last_seen;;) {
     pool.start.wait(last_seen, IDLE_SPIN_SECONDS);
