@@ -1,1 +1,1 @@
-"""Model configuration and rotary position embedding."""
+"""Model configuration, and rotary position embedding (RoPE)."""

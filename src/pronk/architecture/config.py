@@ -1,6 +1,6 @@
 """Model configuration: every supported family yields the same frozen :class:`ModelConfig`.
 
-A key of ``config.json`` that would change the computation is supported or raises an error that names the key.
+A key of ``config.json`` that would change the computation in an unsupported way raises an error that names the key.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pronk.errors import ConfigError
 
 __all__ = ["FAMILIES", "ModelConfig", "llama_config", "parse_config"]
 
-_MAX_LAYERS = 10_000  # more than any model has; refuses a damaged file before allocating memory
+_MAX_LAYERS = 10_000  # more than any model has; a damaged file fails before memory is allocated
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 
@@ -30,15 +30,15 @@ _ACTIVATIONS: dict[str, Activation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
 }
 
-# Defaults of transformers for absent keys that differ from the meaning of `null` or from other families.
-_ABSENT: dict[str, dict[str, int]] = {
+# Values in transformers of keys that config.json lacks, where they differ from those of null or of other families.
+_DEFAULTS: dict[str, dict[str, int]] = {
     "mistral": {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
     "qwen2": {"max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096},
     "qwen3": {"max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096, "head_dim": 128},
 }
 
-# Keys of related families (Gemma, Granite, Cohere, Mixtral, encoders) that require unsupported arithmetic.
-_REFUSED = (
+# Keys of related families (Gemma, Granite, Cohere, Mixtral, encoders) that turn on computations not implemented here.
+_UNSUPPORTED_KEYS = (
     "add_cross_attention alibi attention_chunk_size attention_multiplier attn_logit_softcapping clip_qkv "
     "embedding_multiplier final_logit_softcapping is_encoder_decoder logit_scale logits_scaling no_rope_layers "
     "num_experts num_local_experts query_pre_attn_scalar residual_multiplier scale_attn_by_inverse_layer_idx "
@@ -48,14 +48,7 @@ _REFUSED = (
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The configuration of a decoder.
-
-    Attributes:
-        context: number of positions that the checkpoint supports, RoPE scaling included.
-        rope: rotary embedding, or ``None`` for learned positions.
-        windows: sliding window of each layer, the token itself included; ``None`` means full attention.
-        quantization: unparsed ``quantization_config``; ``None`` means plain weights.
-    """
+    """Configuration of a decoder."""
 
     family: str
     vocab_size: int
@@ -65,42 +58,42 @@ class ModelConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    context: int
+    context: int  # context length in tokens, RoPE scaling included
     norm_eps: float
     norm: Literal["rms", "layer"] = "rms"
     activation: Activation = "silu"
-    gated: bool = True
-    rope: RopeConfig | None = None
-    windows: tuple[int | None, ...] = ()
+    gated: bool = True  # whether the MLP has a gate, as in SwiGLU
+    rope: RopeConfig | None = None  # rotary embedding; ``None`` means learned positions
+    windows: tuple[int | None, ...] = ()  # per layer in tokens, the current one included; ``None`` is full attention
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False
-    tied: bool = False
+    qk_norm: bool = False  # whether queries and keys are normalized before RoPE
+    tied: bool = False  # whether the LM head shares the weights of the embedding
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
-    dtype: str = "float32"
-    quantization: Mapping[str, Any] | None = field(default=None, hash=False)
+    dtype: str = "float32"  # dtype of the checkpoint's plain weights
+    quantization: Mapping[str, Any] | None = field(default=None, hash=False)  # unparsed; ``None`` means plain weights
 
     @cached_property
     def digest(self) -> str:
-        """16 hexadecimal digits that identify the configuration."""
+        """Hash of the configuration, 16 hexadecimal digits."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True, default=str).encode()).hexdigest()[:16]
 
     @property
     def group(self) -> int:
-        """Query heads per key/value head."""
+        """Number of query heads per key/value head."""
         return self.num_heads // self.num_kv_heads
 
     @property
     def qkv_sizes(self) -> tuple[int, int, int]:
-        """Rows of queries, keys and values in the fused QKV projection."""
+        """Numbers of outputs of the query, key and value projections."""
         kv = self.num_kv_heads * self.head_dim
         return self.num_heads * self.head_dim, kv, kv
 
     @property
     def window(self) -> int | None:
-        """Largest sliding window, or ``None`` if a layer has full attention."""
+        """Largest sliding window in tokens; ``None`` if a layer has full attention."""
         spans = [w for w in self.windows if w is not None]
         return max(spans) if len(spans) == self.num_layers else None
 
@@ -117,7 +110,7 @@ def llama_config(
     bos_id: int | None,
     eos_ids: tuple[int, ...],
 ) -> ModelConfig:
-    """Return the config of a small Llama for training: tied embeddings, weights in bfloat16."""
+    """Return the config of a small Llama to be trained: tied embeddings, weights in bfloat16."""
     head_dim = hidden // heads
     return ModelConfig(
         family="llama",
@@ -151,29 +144,34 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     if quantization and not isinstance(quantization, Mapping):
         msg = f"config.json: expected an object as quantization_config, found {quantization!r:.80}"
         raise ConfigError(msg)
-    refused = [key for key in _REFUSED if raw.get(key)] + ["is_causal"] * (raw.get("is_causal") is False)
-    if refused:
-        msg = f"config.json: {refused[0]} = {raw[refused[0]]!r} is not supported; expected a plain {family} model"
+    unsupported = [key for key in _UNSUPPORTED_KEYS if raw.get(key)] + ["is_causal"] * (raw.get("is_causal") is False)
+    if unsupported:
+        msg = (
+            f"config.json: {unsupported[0]} = {raw[unsupported[0]]!r} is not supported; expected a plain {family} model"
+        )
         raise ConfigError(msg)
-    config = FAMILIES[family](_Reader({**_ABSENT.get(family, {}), **raw}, family))
-    _check(config)
+    config = FAMILIES[family](_ConfigReader({**_DEFAULTS.get(family, {}), **raw}, family))
+    _check_heads(config)
     return replace(config, quantization=quantization or None)
 
 
-class _Reader:
+class _ConfigReader:
+    """Typed access to the keys of ``config.json``, with a ConfigError for invalid values."""
+
     def __init__(self, raw: Mapping[str, Any], family: str) -> None:
         self.raw = raw
         self.family = family
 
     def get(self, key: str, default: Any = None) -> Any:
+        """Return a value, or the default if the key is absent or null."""
         value = self.raw.get(key)
         return default if value is None else value
 
-    def integer(self, key: str, default: int | None = None, least: int = 1, most: int = 2**31 - 1) -> int:
-        return check_integer(f"config.json: {key}", self.get(key, default), least, most, error=ConfigError)
+    def integer(self, key: str, default: int | None = None, low: int = 1, high: int = 2**31 - 1) -> int:
+        return check_integer(f"config.json: {key}", self.get(key, default), low, high, error=ConfigError)
 
     def layers(self, key: str) -> int:
-        return self.integer(key, most=_MAX_LAYERS)
+        return self.integer(key, high=_MAX_LAYERS)
 
     def number(self, key: str, default: float) -> float:
         return check_number(f"config.json: {key}", self.get(key, default), 0, above=True, error=ConfigError)
@@ -190,27 +188,32 @@ class _Reader:
         return check_choice("config.json: dtype", name, ("float32", "float16", "bfloat16"), error=ConfigError)
 
     def special_ids(self) -> tuple[int | None, tuple[int, ...]]:
+        """Return the BOS id, the first one of a list, and all EOS ids."""
         bos, eos = self.raw.get("bos_token_id"), self.raw.get("eos_token_id")
         ids = () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,)
         bos = (bos or [None])[0] if isinstance(bos, list) else bos
-        most = self.integer("vocab_size") - 1
+        high = self.integer("vocab_size") - 1
         for key, token in (("bos_token_id", 0 if bos is None else bos), *(("eos_token_id", token) for token in ids)):
-            check_integer(f"config.json: {key}", token, 0, most, error=ConfigError)
+            check_integer(f"config.json: {key}", token, 0, high, error=ConfigError)
         return bos, ids
 
-    def windows(self, span: int | None, first: int = 0) -> tuple[int | None, ...]:
-        """Return the window of each layer; without ``layer_types``, layers from ``first`` on slide."""
+    def windows(self, size: int | None, first: int = 0) -> tuple[int | None, ...]:
+        """Return the sliding window of each layer, which is ``size`` or ``None``.
+
+        The key ``layer_types`` lists the layers with a window; if absent, these are the layers from ``first`` on.
+        """
         layers = self.layers("num_hidden_layers")
-        implied = ["full_attention" if span is None or i < first else "sliding_attention" for i in range(layers)]
+        implied = ["full_attention" if size is None or i < first else "sliding_attention" for i in range(layers)]
         kinds = self.get("layer_types", implied)
-        known = ["full_attention"] if span is None else ["full_attention", "sliding_attention"]
-        if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in known for kind in kinds):
-            msg = f"config.json: expected {layers} layer_types, each {' or '.join(known)}, found {kinds!r:.80}"
+        supported = ["full_attention"] if size is None else ["full_attention", "sliding_attention"]
+        if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in supported for kind in kinds):
+            msg = f"config.json: expected {layers} layer_types, each {' or '.join(supported)}, found {kinds!r:.80}"
             raise ConfigError(msg)
-        return tuple(span if kind == "sliding_attention" else None for kind in kinds)
+        return tuple(size if kind == "sliding_attention" else None for kind in kinds)
 
 
-def _decoder(r: _Reader, *, windows: tuple[int | None, ...], **features: Any) -> ModelConfig:
+def _llama_like(r: _ConfigReader, *, windows: tuple[int | None, ...], **features: Any) -> ModelConfig:
+    """Parse the keys that Llama, Mistral and Qwen share; ``features`` are fields that differ."""
     hidden, heads = r.integer("hidden_size"), r.integer("num_attention_heads")
     head_dim = r.integer("head_dim", hidden // heads)
     if r.get("head_dim") is None and hidden % heads:
@@ -241,36 +244,36 @@ def _decoder(r: _Reader, *, windows: tuple[int | None, ...], **features: Any) ->
     return ModelConfig(**(values | features))
 
 
-def _llama(r: _Reader) -> ModelConfig:
+def _llama(r: _ConfigReader) -> ModelConfig:
     bias, mlp_bias = r.flag("attention_bias"), r.flag("mlp_bias")
-    return _decoder(r, windows=r.windows(None), qkv_bias=bias, out_bias=bias, mlp_bias=mlp_bias)
+    return _llama_like(r, windows=r.windows(None), qkv_bias=bias, out_bias=bias, mlp_bias=mlp_bias)
 
 
-def _mistral(r: _Reader) -> ModelConfig:
-    span = None if r.get("sliding_window") is None else r.integer("sliding_window")
-    windows = r.windows(span)
-    if None in windows and span is not None:
+def _mistral(r: _ConfigReader) -> ModelConfig:
+    size = None if r.get("sliding_window") is None else r.integer("sliding_window")
+    windows = r.windows(size)
+    if None in windows and size is not None:
         msg = "config.json: layer_types asks for full attention in some layers; expected sliding_attention in all"
         raise ConfigError(msg)
-    return _decoder(r, windows=windows)
+    return _llama_like(r, windows=windows)
 
 
-def _qwen_windows(r: _Reader) -> tuple[int | None, ...]:
+def _qwen_windows(r: _ConfigReader) -> tuple[int | None, ...]:
     if not r.get("use_sliding_window", False) or r.get("sliding_window") is None:
         return r.windows(None)
-    return r.windows(r.integer("sliding_window"), r.integer("max_window_layers", 28, least=0))
+    return r.windows(r.integer("sliding_window"), r.integer("max_window_layers", 28, low=0))
 
 
-def _qwen2(r: _Reader) -> ModelConfig:
-    return _decoder(r, windows=_qwen_windows(r), qkv_bias=True)
+def _qwen2(r: _ConfigReader) -> ModelConfig:
+    return _llama_like(r, windows=_qwen_windows(r), qkv_bias=True)
 
 
-def _qwen3(r: _Reader) -> ModelConfig:
+def _qwen3(r: _ConfigReader) -> ModelConfig:
     bias = r.flag("attention_bias")
-    return _decoder(r, windows=_qwen_windows(r), qkv_bias=bias, out_bias=bias, qk_norm=True)
+    return _llama_like(r, windows=_qwen_windows(r), qkv_bias=bias, out_bias=bias, qk_norm=True)
 
 
-def _gpt2(r: _Reader) -> ModelConfig:
+def _gpt2(r: _ConfigReader) -> ModelConfig:
     if not r.get("scale_attn_weights", True):
         msg = "config.json: scale_attn_weights = false is not supported"
         raise ConfigError(msg)
@@ -301,7 +304,7 @@ def _gpt2(r: _Reader) -> ModelConfig:
     )
 
 
-FAMILIES: dict[str, Callable[[_Reader], ModelConfig]] = {
+FAMILIES: dict[str, Callable[[_ConfigReader], ModelConfig]] = {
     "gpt2": _gpt2,
     "llama": _llama,
     "mistral": _mistral,
@@ -310,7 +313,8 @@ FAMILIES: dict[str, Callable[[_Reader], ModelConfig]] = {
 }
 
 
-def _check(config: ModelConfig) -> None:
+def _check_heads(config: ModelConfig) -> None:
+    """Raise a :class:`ConfigError` if the numbers of heads do not divide as required."""
     if config.num_heads % config.num_kv_heads:
         msg = (
             f"config.json: {config.num_heads} attention heads cannot share {config.num_kv_heads} key/value heads; "

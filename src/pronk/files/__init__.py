@@ -1,1 +1,1 @@
-"""Files that are there whole or not at all."""
+"""Reading and writing of files: atomic writes, safetensors shards, JSON Lines."""

@@ -21,7 +21,7 @@ from pronk.errors import CheckpointError, PronkError
 
 __all__ = ["new_folder", "replace_file", "replace_folder", "write_json", "write_tokens", "writing"]
 
-_FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+_FULL_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextmanager
@@ -32,8 +32,9 @@ def replace_file(path: Path, *, shared: bool = False) -> Iterator[BinaryIO]:
 
     Args:
         path: existing file or new name.
-        shared: whether other processes may replace the file at the same time. Each process then has its own temporary
-            file, which stays behind if the process is killed; otherwise the next call overwrites it.
+        shared: whether several processes may replace the file at the same time. If so, every process writes a
+            temporary file of its own, which stays behind if the process is killed. Otherwise the next call overwrites
+            the temporary file.
     """
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial" if shared else f"{path.name}.partial")
     try:
@@ -56,35 +57,35 @@ def replace_folder(folder: Path) -> Iterator[Path]:
     call restores.
     """
     old = folder.with_name(f"{folder.name}.old")
-    _put_back(old, folder)
+    _restore(old, folder)
     try:
-        with _unfinished(folder) as partial:
+        with _partial_folder(folder) as partial:
             yield partial
-            _sync(partial)
+            _fsync_files(partial)
             shutil.rmtree(old, ignore_errors=True)
             if folder.exists():
                 folder.rename(old)
             partial.rename(folder)
     except BaseException:
-        _put_back(old, folder)
+        _restore(old, folder)
         raise
     shutil.rmtree(old, ignore_errors=True)
 
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """Create a temporary folder that becomes ``folder``, which must be missing or empty, once on disk."""
-    with _unfinished(folder) as partial:
+    """Create a temporary folder, and rename it to the missing or empty ``folder`` once it is on disk."""
+    with _partial_folder(folder) as partial:
         yield partial
-        _sync(partial)
+        _fsync_files(partial)
         if folder.is_dir():
             folder.rmdir()
         partial.rename(folder)
 
 
 @contextmanager
-def _unfinished(folder: Path) -> Iterator[Path]:
-    """Create a temporary folder beside ``folder``, which is removed at the end unless it was renamed."""
+def _partial_folder(folder: Path) -> Iterator[Path]:
+    """Create the temporary folder ``NAME.partial``; remove it at the end unless the caller renamed it."""
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
@@ -94,12 +95,13 @@ def _unfinished(folder: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _put_back(old: Path, folder: Path) -> None:
+def _restore(old: Path, folder: Path) -> None:
+    """Rename the previous version ``old`` back to ``folder`` if ``folder`` is missing."""
     if old.exists() and not folder.exists():
         old.rename(folder)
 
 
-def _sync(folder: Path) -> None:
+def _fsync_files(folder: Path) -> None:
     for path in folder.rglob("*"):
         if path.is_file():
             with path.open("rb") as file:
@@ -107,41 +109,42 @@ def _sync(folder: Path) -> None:
 
 
 @contextmanager
-def writing(path: Path, what: str, *also: type[Exception]) -> Iterator[None]:
-    """Turn an error while ``path`` is written into a one-line error.
+def writing(path: Path, what: str, *error_types: type[Exception]) -> Iterator[None]:
+    """Run a block that writes ``path``; turn its write errors into a one-line error.
 
     Args:
         path: file or folder that the block writes.
-        what: content in words, for the message.
-        also: exception types besides ``OSError`` that a library raises for failed writes.
+        what: content of ``path`` in words, for the message.
+        error_types: exceptions that count as write errors, besides ``OSError``.
 
     Raises:
-        CheckpointError: the block raises ``OSError`` or one of ``also``.
+        CheckpointError: the block raised a write error.
     """
-    refused: tuple[type[Exception], ...] = (OSError, *also)
+    reported: tuple[type[Exception], ...] = (OSError, *error_types)
     try:
         yield
     except PronkError:
         raise
-    except refused as error:
+    except reported as error:
         msg = f"{path}: expected to write {what}, found {_reason(error)}"
         raise CheckpointError(msg) from error
 
 
 def _reason(error: Exception) -> str:
-    words = error.strerror if isinstance(error, OSError) and error.strerror else (str(error).splitlines() or ["?"])[0]
-    if isinstance(error, OSError) and error.errno not in (*_FULL_DISK, None):
-        return f"{words}; choose a writable folder"
-    return f"{words}; make room and give the same command again"
+    """Describe a write error and its remedy in one line."""
+    problem = error.strerror if isinstance(error, OSError) and error.strerror else (str(error).splitlines() or ["?"])[0]
+    if isinstance(error, OSError) and error.errno not in (*_FULL_DISK_ERRORS, None):
+        return f"{problem}; choose a writable folder"
+    return f"{problem}; make room and give the same command again"
 
 
 def write_json(path: Path, value: Mapping[str, Any], indent: int | None = None) -> None:
-    """Replace ``path`` by a JSON document; errors are those of :func:`writing`."""
+    """Replace ``path`` by a JSON document; raise a CheckpointError if this fails."""
     with writing(path, "JSON"), replace_file(path) as file:
         file.write((json.dumps(value, indent=indent) + "\n").encode())
 
 
 def write_tokens(path: Path, tokens: np.ndarray[Any, np.dtype[Any]]) -> None:
-    """Replace ``path`` by raw token ids, without NumPy's ``tofile``, which ignores a full disk."""
+    """Replace ``path`` by raw token ids; NumPy's ``tofile`` is not used, since it ignores a full disk."""
     with writing(path, "token ids"), replace_file(path) as file:
         file.write(tokens.data)

@@ -1,20 +1,22 @@
-"""Files beside the weights that a derived checkpoint takes over."""
+"""Copying of tokenizer, licence and similar files to a checkpoint that is derived from another one."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["copy_companions"]
+__all__ = ["TOKENIZER_FILES", "copy_companions"]
 
-_COPIED = (
+TOKENIZER_FILES = (
     "tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json tokenizer.model vocab.json "
-    "merges.txt chat_template.jinja chat_template.json generation_config.json LICENSE LICENSE.txt LICENSE.md NOTICE"
+    "merges.txt chat_template.jinja"
 ).split()
+_MORE = "chat_template.json generation_config.json LICENSE LICENSE.txt LICENSE.md NOTICE".split()
 
 
-def copy_companions(source: Path, folder: Path) -> None:
+def copy_companions(source: Path, folder: Path, files: Iterable[str] = (*TOKENIZER_FILES, *_MORE)) -> None:
     """Copy the tokenizer, chat template, generation defaults and licence from ``source`` to ``folder``."""
-    for file in _COPIED:
+    for file in files:
         if (source / file).is_file():
             shutil.copyfile(source / file, folder / file)

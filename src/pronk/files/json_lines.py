@@ -14,9 +14,9 @@ __all__ = ["read_json_lines"]
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Iterate over ``(line number, object)`` of a ``.jsonl`` or ``.jsonl.gz`` file.
+    """Yield the line number, from 1, and the object of each line of a ``.jsonl`` or ``.jsonl.gz`` file.
 
-    Lines count from 1; empty lines are skipped.
+    Empty lines are skipped.
 
     Raises:
         OptionError: the file is missing, not gzip, not UTF-8, or a line is not a JSON object.

@@ -1,7 +1,7 @@
 """Memory-mapped access to the safetensors files of a model folder.
 
-Only the headers are read at first. A tensor is a view of the mapped file; the operating system loads its pages on
-access, and :meth:`Checkpoint.release` frees them.
+Opening a checkpoint reads only the headers of its files. A tensor is a view of the mapped file: the operating system
+loads its pages on access, and :meth:`Checkpoint.release` frees them.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from pronk.quantization.gguf.checkpoint import GgufCheckpoint, is_gguf
 
 __all__ = ["AnyCheckpoint", "Checkpoint", "open_checkpoint", "read_json"]
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-_FLOATS = ("F32", "F16", "BF16")
-# Plain weights are F32, F16 or BF16; quantized checkpoints use the other types.
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"  # file of one shard, list of several shards
+_PICKLE_FILES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+_FLOAT_TYPES = ("F32", "F16", "BF16")
+# Types of safetensors that are supported; those that are not in _FLOAT_TYPES occur in quantized checkpoints only.
 _DTYPES = {
     "F32": torch.float32,
     "F16": torch.float16,
@@ -40,8 +40,8 @@ _DTYPES = {
 
 
 @dataclass(frozen=True)
-class _Entry:
-    """Location of a tensor: ``start`` and ``size`` in bytes within the mapped file."""
+class _MappedTensor:
+    """Tensor in a mapped file, with its safetensors dtype; ``start`` and ``size`` are in bytes."""
 
     file: mmap.mmap
     dtype: str
@@ -51,22 +51,20 @@ class _Entry:
 
 
 class Checkpoint:
-    """The tensors of a model folder, by name.
-
-    ``config_source`` is the file that determines the expected tensors, for errors.
+    """Tensors of a model folder by name.
 
     Raises:
-        CheckpointError: no safetensors file, a missing, truncated or damaged one, or an index that does not fit.
+        CheckpointError: safetensors files are absent, truncated or damaged, or do not match the index.
     """
 
-    config_source = "config.json"
+    config_source = "config.json"  # file with the model configuration, for error messages
 
-    def __init__(self, folder: Path, again: str = "download it again") -> None:
-        """Map the files of ``folder``; ``again`` is the advice in errors about incomplete files."""
+    def __init__(self, folder: Path, remedy: str = "download it again") -> None:
+        """Map the files of ``folder``; ``remedy`` is given in error messages about incomplete files."""
         self.folder = folder
-        self._entries: dict[str, _Entry] = {}
-        for path in _paths(folder, again):
-            entries = _map_file(path, again)
+        self._entries: dict[str, _MappedTensor] = {}
+        for path in _safetensors_files(folder, remedy):
+            entries = _map_file(path, remedy)
             for name in entries.keys() & self._entries.keys():
                 msg = f"{folder}: expected tensor {name} in one file, found it in two; remove the leftover shards"
                 raise CheckpointError(msg)
@@ -86,14 +84,14 @@ class Checkpoint:
         """Size of a tensor in the file, in bytes."""
         return self._entries[name].size
 
-    def check_dtype(self, name: str, dtypes: Sequence[str] = _FLOATS) -> None:
+    def check_dtype(self, name: str, dtypes: Sequence[str] = _FLOAT_TYPES) -> None:
         """Raise a :class:`CheckpointError` if the tensor's safetensors dtype is not in ``dtypes``."""
         found = self._entries[name].dtype
         if found in dtypes:
             return
-        if tuple(dtypes) == _FLOATS:
+        if tuple(dtypes) == _FLOAT_TYPES:
             msg = (
-                f"{self.folder}: tensor {name}: expected float32, float16 or bfloat16 ({', '.join(_FLOATS)}), "
+                f"{self.folder}: tensor {name}: expected float32, float16 or bfloat16 ({', '.join(_FLOAT_TYPES)}), "
                 f"found {found}; convert the checkpoint to one of them"
             )
         else:
@@ -143,12 +141,12 @@ def read_json(path: Path, error: type[CheckpointError] = CheckpointError) -> dic
     return document
 
 
-def _paths(folder: Path, again: str) -> list[Path]:
-    """List the safetensors files; a single file has priority over an index, as in transformers."""
+def _safetensors_files(folder: Path, remedy: str) -> list[Path]:
+    """Return the paths of the safetensors files; as in transformers, a single file precedes an index."""
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
     if not (folder / INDEX).is_file():
-        raise CheckpointError(_no_weights(folder))
+        raise CheckpointError(_describe_missing_weights(folder))
     weight_map = read_json(folder / INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         msg = f"{folder / INDEX}: expected an object 'weight_map' of file names, found {type(weight_map).__name__}"
@@ -157,13 +155,14 @@ def _paths(folder: Path, again: str) -> list[Path]:
     for name in names:
         # A name with a path separator could lead out of the folder.
         if Path(name).name != name or not (folder / name).is_file():
-            msg = f"{folder}: expected the {len(names)} shards that {INDEX} lists, found no {name}; {again}"
+            msg = f"{folder}: expected the {len(names)} shards that {INDEX} lists, found no {name}; {remedy}"
             raise CheckpointError(msg)
     return [folder / name for name in names]
 
 
-def _no_weights(folder: Path) -> str:
-    pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
+def _describe_missing_weights(folder: Path) -> str:
+    """Return the error message for a folder without safetensors files that can be loaded."""
+    pickles = sorted(path.name for pattern in _PICKLE_FILES for path in folder.glob(pattern))
     if pickles:
         return (
             f"{folder}: expected {SINGLE}, found {pickles[0]}; pickle files can run code and are not loaded: "
@@ -174,8 +173,8 @@ def _no_weights(folder: Path) -> str:
     return f"{folder}: expected {SINGLE} or {INDEX}, found {listed}"
 
 
-def _map_file(path: Path, again: str) -> dict[str, _Entry]:
-    """Map one file: eight bytes of header length, a JSON header, then the data."""
+def _map_file(path: Path, remedy: str) -> dict[str, _MappedTensor]:
+    """Map a safetensors file, which is the length of its header (8 bytes), a JSON header, and the tensors."""
     try:
         # safe_open validates the header: offsets within the file, sizes that match shapes and dtypes.
         with safe_open(path, framework="pt"):
@@ -188,12 +187,12 @@ def _map_file(path: Path, again: str) -> dict[str, _Entry]:
     except (SafetensorError, OSError, ValueError) as error:
         msg = (
             f"{path}: expected a complete safetensors file, found a truncated or damaged one "
-            f"({path.stat().st_size} bytes: {error}); {again}"
+            f"({path.stat().st_size} bytes: {error}); {remedy}"
         )
         raise CheckpointError(msg) from error
     header.pop("__metadata__", None)
     return {
-        name: _Entry(file, at["dtype"], tuple(at["shape"]), 8 + length + begin, end - begin)
+        name: _MappedTensor(file, at["dtype"], tuple(at["shape"]), 8 + length + begin, end - begin)
         for name, at in header.items()
         for begin, end in (at["data_offsets"],)
     }

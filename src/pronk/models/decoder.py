@@ -1,11 +1,11 @@
-"""The decoder module; Llama, Mistral, Qwen and GPT-2 are configurations of it.
+"""Decoder-only transformer, configured as Llama, Mistral, Qwen or GPT-2.
 
-Input is *packed rows* ``[rows, hidden]`` of any requests and positions. All interaction between rows (KV cache, mask,
-batch) is behind the :class:`Attend` argument, so the same module is trained with dense causal attention and served from
-a paged cache. A range of layers can run alone, as early-exit drafters require.
+The input is *packed rows* ``[rows, hidden]``: tokens of any requests and positions, without a batch dimension. Only the
+:class:`Attend` argument lets rows interact, so the same module is trained with dense causal attention and served from a
+paged KV cache. A range of layers can run alone, as early-exit drafters require.
 
-``forward`` is the torch reference and is used for training. ``compile`` describes a module to the kernels, which run
-all layers of a forward pass in one call.
+``forward`` computes with torch, for training and as a reference. ``compile`` appends a layer to a :class:`Program`,
+which the kernels run in one call.
 """
 
 from __future__ import annotations
@@ -33,27 +33,15 @@ _ACTIVATE: dict[Activation, Callable[[Tensor], Tensor]] = {
 
 
 class Attend(Protocol):
-    """Attention over the keys and values that the caller holds: a KV cache or a training batch."""
+    """Attention of one layer; the caller's implementation reads a KV cache or a training batch."""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Map ``q`` ``[rows, heads, d]``, new ``k``, ``v`` ``[rows, kv_heads, d]`` to ``[rows, heads * d]``."""
+        """Map ``q`` ``[rows, heads, d]`` and ``k``, ``v`` ``[rows, kv_heads, d]`` to ``[rows, heads * d]``."""
         ...
 
 
-class RMSNorm(nn.Module):
-    """RMSNorm (Zhang & Sennrich 2019), computed in float32."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
-
-
 class Layer(nn.Module):
-    """One transformer block on packed rows."""
+    """Transformer layer on packed rows: attention, then MLP."""
 
     def __init__(self, config: ModelConfig, linear: Callable[[int, int, bool], Linear]) -> None:
         super().__init__()
@@ -61,8 +49,8 @@ class Layer(nn.Module):
         self.config = c
         self.attention_norm = make_norm(c, c.hidden_size)
         self.qkv = linear(sum(c.qkv_sizes), c.hidden_size, c.qkv_bias)
-        self.q_norm = RMSNorm(c.head_dim, c.norm_eps) if c.qk_norm else None
-        self.k_norm = RMSNorm(c.head_dim, c.norm_eps) if c.qk_norm else None
+        self.q_norm = nn.RMSNorm(c.head_dim, c.norm_eps) if c.qk_norm else None
+        self.k_norm = nn.RMSNorm(c.head_dim, c.norm_eps) if c.qk_norm else None
         self.out = linear(c.hidden_size, c.num_heads * c.head_dim, c.out_bias)
         self.mlp_norm = make_norm(c, c.hidden_size)
         self.up = linear(c.intermediate_size * (2 if c.gated else 1), c.hidden_size, c.mlp_bias)
@@ -70,7 +58,7 @@ class Layer(nn.Module):
         self.activate = _ACTIVATE[c.activation]
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, index: int, attend: Attend) -> Tensor:
-        """Map ``x`` ``[rows, hidden]`` to the same shape; ``index`` is the layer number passed to ``attend``."""
+        """Map ``x`` ``[rows, hidden]`` to the same shape; ``attend`` receives ``index``, the layer number."""
         return self.apply_mlp(self.apply_attention(x, rope, index, attend))
 
     def apply_attention(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, index: int, attend: Attend) -> Tensor:
@@ -87,21 +75,22 @@ class Layer(nn.Module):
         return x + self.down(self.activate(h))
 
     def compile(self, program: Program, index: int) -> None:
-        """Add the layer to a kernel program; ``index`` is the layer number in the cache."""
+        """Append the layer to a program of the kernels; ``index`` is the layer number in the KV cache."""
         program.attention(self, index)
         program.mlp(self)
 
     def layout(self, name: str) -> WeightLayout:
-        """Return the weight layout of the linear layer ``name``."""
+        """Return the weight layout of the linear layer ``name``: ``qkv``, ``out``, ``up`` or ``down``."""
         if name == "qkv":
             return WeightLayout(unit=self.config.head_dim)
         return WeightLayout(gated=self.config.gated and name == "up")
 
     def _project(self, x: Tensor, rope: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return rotated queries, rotated keys, and values, each ``[rows, heads or kv_heads, head_dim]``."""
         c = self.config
-        both = c.num_heads + c.num_kv_heads
-        heads = self.qkv(x).view(x.shape[0], both + c.num_kv_heads, c.head_dim)
-        qk, v = heads[:, :both], heads[:, both:]
+        num_qk = c.num_heads + c.num_kv_heads
+        heads = self.qkv(x).view(x.shape[0], num_qk + c.num_kv_heads, c.head_dim)
+        qk, v = heads[:, :num_qk], heads[:, num_qk:]
         if self.q_norm is not None and self.k_norm is not None:
             qk = torch.cat((self.q_norm(qk[:, : c.num_heads]), self.k_norm(qk[:, c.num_heads :])), dim=1)
         if rope is not None:
@@ -110,16 +99,16 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A decoder-only language model on packed rows; its plain weights are uninitialized at first.
+    """Language model on packed rows; the weights of a new object are uninitialized.
 
     Attributes:
-        embedding: ``[vocab, hidden]``; empty if there is a ``table``.
-        table: quantized embedding from which the kernels look up rows; a tied ``head`` is the same object.
-        positions: learned positions ``[context, hidden]``, or ``None``.
+        embedding: ``[vocab, hidden]``; without rows if there is a ``table``.
+        table: quantized embedding from which the kernels look up rows, or ``None``; a tied ``head`` is the same object.
+        positions: learned position embeddings ``[context, hidden]``; ``None`` with RoPE.
     """
 
     def __init__(self, config: ModelConfig, layer_config: ModelConfig | None = None) -> None:
-        """``layer_config``: with tensor parallelism, the layer configuration of this process."""
+        """Create the modules; ``layer_config`` is the config of this process's layers in tensor parallelism."""
         super().__init__()
         self.config = config
         self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
@@ -135,18 +124,18 @@ class Decoder(nn.Module):
 
     @property
     def kernels(self) -> Kernels | None:
-        """The kernels that run the model; ``None`` means torch."""
+        """Kernels that compute the model; ``None`` means torch."""
         return self.head.packed.kernels if isinstance(self.head, KernelLinear) else None
 
     def embed(self, tokens: Tensor, positions: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the input of layer 0: ``tokens`` ``[rows]`` to ``[rows, hidden]``."""
+        """Return the input of layer 0, ``[rows, hidden]``, for token ids and positions ``[rows]``."""
         x = F.embedding(tokens, self.embedding)
         if self.positions is not None:
             x = x.to(dtype) + F.embedding(positions, self.positions).to(dtype)
         return x.to(dtype)
 
     def rope(self, positions: Tensor, spans: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
-        """Return the rotations of a forward pass, shared by all layers; ``None`` for learned positions."""
+        """Return the cosines and sines of :class:`RotaryEmbedding`; ``None`` for learned positions."""
         if self.config.rope is None:
             return None
         device = positions.device
@@ -167,7 +156,7 @@ class Decoder(nn.Module):
         return self.head(self.norm(hidden))
 
     def initialize(self, generator: torch.Generator) -> None:
-        """Draw random weights: normal, residual outputs scaled down by depth (Radford et al. 2019)."""
+        """Draw normal weights; layer outputs get a smaller deviation in deep models (Radford et al. 2019)."""
         shrink = (2 * self.config.num_layers) ** -0.5
         with torch.no_grad():
             for name, parameter in self.named_parameters():
@@ -180,7 +169,7 @@ class Decoder(nn.Module):
 
 def make_norm(config: ModelConfig, size: int) -> nn.Module:
     """Return a norm layer of the model's type over ``size`` features."""
-    return RMSNorm(size, config.norm_eps) if config.norm == "rms" else nn.LayerNorm(size, config.norm_eps)
+    return nn.RMSNorm(size, config.norm_eps) if config.norm == "rms" else nn.LayerNorm(size, config.norm_eps)
 
 
 def empty_linear(out_features: int, in_features: int, bias: bool) -> PlainLinear:
@@ -192,7 +181,7 @@ def empty_linear(out_features: int, in_features: int, bias: bool) -> PlainLinear
 
 
 def pack_linears(module: nn.Module, linear: LinearFactory) -> None:
-    """Replace every plain linear layer within ``module`` by the result of ``linear``."""
+    """Replace every plain linear layer within ``module`` by the layer that ``linear`` builds."""
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, PlainLinear):

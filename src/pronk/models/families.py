@@ -1,14 +1,15 @@
 """Mapping of checkpoint tensors to decoder weights, per model family.
 
-A family is data: each module of a layer maps to the checkpoint modules that are stacked into it, in order. ``qkv`` is
-the query, key and value projections; ``up`` is the gate and the up projection. The config determines biases and sizes.
+A family is described by data: for each module of a decoder layer, the checkpoint modules whose weights are stacked into
+it, in order. ``qkv`` stacks the query, key and value projections, ``up`` the gate and up projections. Sizes and biases
+follow from the config.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from pronk.architecture.config import ModelConfig
@@ -18,26 +19,20 @@ __all__ = ["FAMILY_NAMES", "GGUF_NAMES", "CheckpointTensor", "DecoderPart", "Fam
 
 @dataclass(frozen=True)
 class FamilyNames:
-    """Tensor names of one family, without ``prefix``, which is optional in a checkpoint.
+    """Names of the modules in checkpoints of one family, without ``prefix``."""
 
-    Attributes:
-        layer: checkpoint modules that make up each module of :class:`pronk.models.decoder.Layer`.
-        transposed: whether matrices are stored ``[in, out]``.
-        ignored: pattern of tensors that the decoder does not need, such as buffers in older checkpoints.
-    """
-
-    prefix: str
+    prefix: str  # beginning of the names, which some checkpoints omit
     layers: str
-    layer: Mapping[str, tuple[str, ...]]
+    layer: Mapping[str, tuple[str, ...]]  # checkpoint modules stacked into each module of ``decoder.Layer``
     embedding: str
     norm: str
-    positions: str | None = None
+    positions: str | None = None  # learned position embeddings; ``None`` with RoPE
     head: str = "lm_head"
-    transposed: bool = False
-    ignored: re.Pattern[str] = field(default=re.compile(r"(?!)"))
+    transposed: bool = False  # whether matrices are stored ``[in, out]``
+    ignored: re.Pattern[str] = re.compile(r"(?!)")  # tensors that the decoder does not need, such as older buffers
 
     def canonical(self, name: str) -> str:
-        """Return ``name`` without the prefix."""
+        """Return ``name`` without the prefix of the family."""
         return name.removeprefix(self.prefix)
 
 
@@ -79,7 +74,7 @@ _GPT2 = FamilyNames(
     ignored=re.compile(r"h\.\d+\.attn\.(masked_)?bias"),
 )
 
-# GGUF tensor names are the same for all families. ``rope_freqs`` is ignored because the config holds these divisors.
+# Tensor names in GGUF files are the same for all families. ``rope_freqs`` is ignored here, as the config contains it.
 GGUF_NAMES = FamilyNames(
     prefix="",
     layers="blk",
@@ -110,7 +105,7 @@ FAMILY_NAMES: dict[str, FamilyNames] = {
 
 @dataclass(frozen=True)
 class CheckpointTensor:
-    """A tensor of the checkpoint: name without prefix, and expected shape."""
+    """Tensor that a checkpoint must have: its name without the family's prefix, and its shape."""
 
     name: str
     shape: tuple[int, ...]
@@ -118,22 +113,22 @@ class CheckpointTensor:
 
 @dataclass(frozen=True)
 class DecoderPart:
-    """A module or table of the decoder and the checkpoint tensors that are stacked into it."""
+    """Module or table of the decoder, and the checkpoint tensors that are stacked into it."""
 
-    target: str
+    target: str  # path of the module in the decoder, such as ``layers.0.qkv``
     kind: Literal["linear", "norm", "table"]
-    weight: tuple[CheckpointTensor, ...]
-    bias: tuple[CheckpointTensor, ...] = ()
-    transposed: bool = False
+    weight: tuple[CheckpointTensor, ...]  # tensors of the weight; none for an LM head that is tied to the embedding
+    bias: tuple[CheckpointTensor, ...] = ()  # tensors of the bias, if any
+    transposed: bool = False  # whether the tensors of the weight are stored ``[in, out]``
 
     @property
     def pieces(self) -> tuple[CheckpointTensor, ...]:
-        """Weight and bias tensors together."""
+        """Tensors of the weight, then of the bias."""
         return self.weight + self.bias
 
 
 def plan_tensors(config: ModelConfig, names: FamilyNames | None = None) -> Iterator[DecoderPart]:
-    """Yield every part of the decoder: tables, head (without tensors if tied), norm, then each layer."""
+    """Yield every part of the decoder; ``names`` are those of the config's family by default."""
     names = names or FAMILY_NAMES[config.family]
     table = (config.vocab_size, config.hidden_size)
     yield DecoderPart("embedding", "table", (CheckpointTensor(f"{names.embedding}.weight", table),))
@@ -147,12 +142,12 @@ def plan_tensors(config: ModelConfig, names: FamilyNames | None = None) -> Itera
 
 
 def _layer(config: ModelConfig, names: FamilyNames, index: int) -> Iterator[DecoderPart]:
-    c, inner = config, config.num_heads * config.head_dim
-    mlp = (c.intermediate_size,) * (2 if c.gated else 1)
+    c, up_sizes = config, (config.intermediate_size,) * (2 if config.gated else 1)
+    # Outputs of each stacked matrix, inputs, bias.
     linears = {
         "qkv": (c.qkv_sizes, c.hidden_size, c.qkv_bias),
-        "out": ((c.hidden_size,), inner, c.out_bias),
-        "up": (mlp, c.hidden_size, c.mlp_bias),
+        "out": ((c.hidden_size,), c.num_heads * c.head_dim, c.out_bias),
+        "up": (up_sizes, c.hidden_size, c.mlp_bias),
         "down": ((c.hidden_size,), c.intermediate_size, c.mlp_bias),
     }
     for module, sources in names.layer.items():
@@ -160,6 +155,7 @@ def _layer(config: ModelConfig, names: FamilyNames, index: int) -> Iterator[Deco
         target = f"layers.{index}.{module}"
         if module in linears:
             rows, columns, bias = linears[module]
+            # GPT-2 stores query, key and value projections as one matrix.
             rows = rows if len(stored) == len(rows) else (sum(rows),)
             yield _linear(target, stored, rows, columns, bias, names.transposed)
         elif module in ("attention_norm", "mlp_norm"):

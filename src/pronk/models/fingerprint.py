@@ -1,6 +1,7 @@
-"""Fingerprint of a checkpoint, which ties a trained drafter to its model.
+"""Fingerprint of a checkpoint, by which a trained drafter recognizes its model.
 
-The hash covers samples of every tensor, which takes milliseconds for any model size and ignores the sharding.
+The hash covers evenly spaced values of every tensor, so computing it takes milliseconds for any model size. The
+distribution of the tensors over files does not matter.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from pronk.quantization.gguf.checkpoint import GgufCheckpoint
 
 __all__ = ["Fingerprint"]
 
-_SAMPLES = 4096  # approximate number of values hashed per tensor, evenly spaced
+_SAMPLES = 4096  # approximate number of values hashed per tensor
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """The identity of one checkpoint: readable sizes, and a hash of 16 hexadecimal digits."""
+    """Identification of a checkpoint: family and sizes in words, and a hash of 16 hexadecimal digits."""
 
     architecture: str
     weights: str
@@ -37,7 +38,7 @@ class Fingerprint:
         )
         checkpoint, digest = open_checkpoint(folder), hashlib.sha256(architecture.encode())
         for name in sorted(checkpoint):
-            values = _numbers(checkpoint, name)
+            values = _hashable_values(checkpoint, name)
             sample = values[:: max(1, len(values) // _SAMPLES)].float().contiguous()
             digest.update(f"{name} {checkpoint.shape(name)}".encode())
             digest.update(sample.numpy().tobytes())
@@ -48,6 +49,6 @@ class Fingerprint:
         return f"{self.architecture}, weights {self.weights}"
 
 
-def _numbers(checkpoint: AnyCheckpoint, name: str) -> Tensor:
-    """Return a tensor's values as one row; of GGUF blocks the raw bytes, to avoid dequantizing them."""
+def _hashable_values(checkpoint: AnyCheckpoint, name: str) -> Tensor:
+    """Return a tensor's values as a vector; for GGUF files its bytes, to avoid dequantization."""
     return checkpoint.stored(name) if isinstance(checkpoint, GgufCheckpoint) else checkpoint.tensor(name).flatten()

@@ -1,7 +1,7 @@
-"""Matching of checkpoint tensors to the parts of a model, with a complete account of both.
+"""Matching of checkpoint tensors to the parts of a decoder; any mismatch raises an error.
 
-A matrix is one plain tensor, several tensors in a quantized checkpoint (codes, scales, …), or one tensor of a GGUF
-file, possibly in blocks.
+A matrix is one plain tensor, several tensors of a quantized checkpoint (codes, scales, …), or one tensor of a GGUF file
+in plain or quantized form.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pronk.architecture.config import ModelConfig
 from pronk.errors import CheckpointError
 from pronk.models.checkpoint import AnyCheckpoint
 from pronk.models.families import FAMILY_NAMES, GGUF_NAMES, CheckpointTensor, DecoderPart, FamilyNames
-from pronk.quantization.formats.formats import scheme_of
+from pronk.quantization.formats.formats import parse_scheme
 from pronk.quantization.formats.matrix import QuantizedMatrix
 from pronk.quantization.formats.scheme import LinearModule, Scheme, StoredTensor, StoredWeight
 from pronk.quantization.gguf.checkpoint import GgufCheckpoint
@@ -24,82 +24,78 @@ __all__ = ["Inventory", "tensor_names"]
 
 
 def tensor_names(checkpoint: AnyCheckpoint, config: ModelConfig) -> FamilyNames:
-    """Return the naming scheme of a checkpoint: that of GGUF files or of the model family."""
+    """Return the tensor names of a checkpoint, which GGUF files or the model family determine."""
     return GGUF_NAMES if isinstance(checkpoint, GgufCheckpoint) else FAMILY_NAMES[config.family]
 
 
 class Inventory:
-    """The tensors of a checkpoint by their names in the model; any mismatch raises a CheckpointError."""
+    """Tensors of a checkpoint for the parts of a decoder; any mismatch raises a CheckpointError."""
 
     def __init__(self, checkpoint: AnyCheckpoint, config: ModelConfig, parts: Sequence[DecoderPart]) -> None:
         self.checkpoint = checkpoint
         names = tensor_names(checkpoint, config)
-        self._scheme = None if config.quantization is None else scheme_of(config.quantization)
-        self._stored = _index(checkpoint, names)
+        self._scheme = None if config.quantization is None else parse_scheme(config.quantization)
+        self._stored_name = _stored_names(checkpoint, names)
         if config.tied:
-            _check_tied(checkpoint, names, self._stored)
+            _check_tied(checkpoint, names, self._stored_name)
         plain = {piece.name: StoredTensor((piece.shape,)) for part in parts for piece in part.pieces}
-        self._weights = {} if self._scheme is None else _weights(checkpoint, names, self._scheme, parts)
-        expected = {name: stored for name, stored in plain.items() if name not in self._weights}
-        self._tensors: dict[str, dict[str, str]] = {}
-        for name, weight in self._weights.items():
-            # A bias of the model is a separate piece and is already in ``expected``.
-            tensors = {f"{_module(name)}.{key}": (key, stored) for key, stored in weight.tensors.items()}
-            own = {
-                full: pair
-                for full, pair in tensors.items()
-                if full not in expected and self._is_expected(full, pair[1])
-            }
-            expected |= {full: stored for full, (_, stored) in own.items()}
-            self._tensors[name] = {key: full for full, (key, _) in own.items()}
+        self._quantized = {} if self._scheme is None else _quantized_weights(checkpoint, names, self._scheme, parts)
+        expected = {name: stored for name, stored in plain.items() if name not in self._quantized}
+        # Names of the tensors of each quantized weight, by their names within the module (``qweight``).
+        self._members: dict[str, dict[str, str]] = {}
+        for name, weight in self._quantized.items():
+            members = self._members[name] = {}
+            for key, stored in weight.tensors.items():
+                member = f"{_module_of(name)}.{key}"
+                # A format may list a bias, which is already in ``expected`` if the decoder has one.
+                if member not in expected and (stored.required or member in self._stored_name):
+                    expected[member] = stored
+                    members[key] = member
         self._check_complete(expected, names)
 
     @property
     def notes(self) -> Sequence[str]:
-        """Warnings where loading deviates from the checkpoint; one line each."""
+        """Ways in which the weights are used differently than ``config.json`` says, one line each."""
         return () if self._scheme is None else self._scheme.notes
 
     def nbytes(self, part: DecoderPart) -> int:
-        """Size of a part in the file, in bytes."""
-        names = [name for piece in part.pieces for name in self._tensors.get(piece.name, {"": piece.name}).values()]
-        return sum(self.checkpoint.nbytes(self._stored[name]) for name in names)
+        """Return the size of a part in the file, in bytes."""
+        members = [self._members.get(piece.name, {"": piece.name}).values() for piece in part.pieces]
+        return sum(self.checkpoint.nbytes(self._stored_name[name]) for names in members for name in names)
 
     def tensor(self, piece: CheckpointTensor) -> Tensor:
         """Return a plain tensor as a view of the mapped file."""
-        return self.checkpoint.tensor(self._stored[piece.name])
+        return self.checkpoint.tensor(self._stored_name[piece.name])
 
     def is_quantized(self, piece: CheckpointTensor) -> bool:
         """Return whether a matrix is stored quantized."""
         if isinstance(self.checkpoint, GgufCheckpoint):
-            return self.checkpoint.has_blocks(self._stored[piece.name])
-        return piece.name in self._weights
+            return self.checkpoint.has_blocks(self._stored_name[piece.name])
+        return piece.name in self._quantized
 
     def weight(self, piece: CheckpointTensor, codes: Tensor) -> Tensor | QuantizedMatrix:
-        """Read a quantized matrix; the result is plain if its format stores no integer codes.
+        """Read a quantized matrix; the result is a dequantized tensor if the format has no integer codes.
 
         ``codes``, uint8 ``[outputs, inputs]``, receives the codes. Invalid values raise a CheckpointError.
         """
         if isinstance(self.checkpoint, GgufCheckpoint):
-            return self.checkpoint.weight(self._stored[piece.name], codes)
-        stored = {key: self._stored[name] for key, name in self._tensors[piece.name].items()}
+            return self.checkpoint.weight(self._stored_name[piece.name], codes)
+        stored = {key: self._stored_name[name] for key, name in self._members[piece.name].items()}
         try:
             tensors = {key: self.checkpoint.tensor(name) for key, name in stored.items()}
-            return self._weights[piece.name].read(tensors, codes)
+            return self._quantized[piece.name].read(tensors, codes)
         except CheckpointError as error:
-            msg = f"{self.checkpoint.folder}: {_module(next(iter(stored.values())))}: {error}"
+            msg = f"{self.checkpoint.folder}: {_module_of(next(iter(stored.values())))}: {error}"
             raise CheckpointError(msg) from error
 
-    def _is_expected(self, name: str, stored: StoredTensor) -> bool:
-        return stored.required or name in self._stored
-
     def _check_complete(self, expected: Mapping[str, StoredTensor], names: FamilyNames) -> None:
-        """Raise a :class:`CheckpointError` unless the file has exactly the expected tensors."""
-        folder, stored = self.checkpoint.folder, self._stored
+        """Raise a :class:`CheckpointError` unless the checkpoint has exactly the expected tensors."""
+        folder, stored = self.checkpoint.folder, self._stored_name
         ignored = [names.ignored] + ([] if self._scheme is None else [self._scheme.ignored])
-        left = [name for name in stored if name not in expected]
-        extra = [stored[name] for name in left if not any(pattern.fullmatch(name) for pattern in ignored)]
+        extra = [name for name in stored if name not in expected]
+        unexpected = [stored[name] for name in extra if not any(pattern.fullmatch(name) for pattern in ignored)]
         missing = [name for name in expected if name not in stored]
-        for kind, found in (("missing", missing), ("unexpected", extra)):
+        for kind, found in (("missing", missing), ("unexpected", unexpected)):
             if found:
                 listed = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
                 msg = (
@@ -109,15 +105,15 @@ class Inventory:
                 )
                 raise CheckpointError(msg)
         for name, each in expected.items():
-            _check(self.checkpoint, stored[name], each)
+            _check_shape_and_dtype(self.checkpoint, stored[name], each)
 
 
-def _module(name: str) -> str:
+def _module_of(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def _index(checkpoint: AnyCheckpoint, names: FamilyNames) -> dict[str, str]:
-    """Map names without prefix to names in the file."""
+def _stored_names(checkpoint: AnyCheckpoint, names: FamilyNames) -> dict[str, str]:
+    """Return the name in the file of each tensor, by its name without the family's prefix."""
     stored: dict[str, str] = {}
     for name in checkpoint:
         plain = names.canonical(name)
@@ -128,13 +124,14 @@ def _index(checkpoint: AnyCheckpoint, names: FamilyNames) -> dict[str, str]:
     return stored
 
 
-def _weights(
+def _quantized_weights(
     checkpoint: AnyCheckpoint, names: FamilyNames, scheme: Scheme, parts: Sequence[DecoderPart]
 ) -> dict[str, StoredWeight]:
+    """Return the quantized weights of the checkpoint, by tensor name without the family's prefix."""
     # Patterns in quantization_config match full names, with the prefix.
     prefix = names.prefix if any(name.startswith(names.prefix) for name in checkpoint) else ""
     found = {}
-    for module, piece in _modules(names, parts, prefix):
+    for module, piece in _linear_modules(names, parts, prefix):
         try:
             weight = scheme.weight(module)
         except CheckpointError as error:
@@ -145,18 +142,18 @@ def _weights(
     return found
 
 
-def _modules(
+def _linear_modules(
     names: FamilyNames, parts: Sequence[DecoderPart], prefix: str
 ) -> Iterator[tuple[LinearModule, CheckpointTensor]]:
     for part in parts:
         for piece in part.weight if part.kind == "linear" else ():
-            name, shape = _module(piece.name), piece.shape
+            name, shape = _module_of(piece.name), piece.shape
             outputs, inputs = shape[::-1] if part.transposed else shape
             head = name == names.head
             yield LinearModule(name if head else prefix + name, outputs, inputs, head, part.transposed), piece
 
 
-def _check(checkpoint: AnyCheckpoint, name: str, stored: StoredTensor) -> None:
+def _check_shape_and_dtype(checkpoint: AnyCheckpoint, name: str, stored: StoredTensor) -> None:
     found = checkpoint.shape(name)
     if stored.shapes is not None and found not in stored.shapes:
         source = checkpoint.config_source
@@ -169,11 +166,11 @@ def _check(checkpoint: AnyCheckpoint, name: str, stored: StoredTensor) -> None:
 
 
 def _check_tied(checkpoint: AnyCheckpoint, names: FamilyNames, stored: dict[str, str]) -> None:
-    """Drop a head that equals the embedding; raise if a tied config comes with a different head."""
+    """Remove a tied head from ``stored``; raise a CheckpointError if it differs from the embedding."""
     head, embedding = stored.pop(f"{names.head}.weight", None), stored.get(f"{names.embedding}.weight")
     if head is None or embedding is None:
         return
-    _check(checkpoint, head, StoredTensor((checkpoint.shape(embedding),)))
+    _check_shape_and_dtype(checkpoint, head, StoredTensor((checkpoint.shape(embedding),)))
     if not torch.equal(checkpoint.tensor(head), checkpoint.tensor(embedding)):
         msg = (
             f"{checkpoint.folder}: expected {head} to equal {embedding}, as tie_word_embeddings in config.json says, "

@@ -1,9 +1,8 @@
 """Selection of CPU kernels: the best instruction set of this machine that passes a self-check at load.
 
-The self-check runs matrix products and texts through a small layer. Different ways to compute the same result must
-agree bit for bit, and one result is compared with torch within a tolerance. It also checks argmax and sampling. It runs
-once per instruction set and process and takes some milliseconds. The torch path is not checked, because
-:attr:`~pronk.execution.model_runner.ModelRunner.exact` is false there.
+The self-check computes matrix products, and a text in a small decoder layer, in different batches. The results must
+agree bit for bit, and with torch within a tolerance. Argmax and sampling are compared with torch, too. The self-check
+runs once per instruction set and process, in some milliseconds.
 """
 
 from __future__ import annotations
@@ -35,17 +34,18 @@ from pronk.speculation.tree import TokenTree
 __all__ = ["check", "choose_kernels", "load_kernels", "open_device"]
 
 _CPU = torch.device("cpu")
-_ROWS = (1, 4, 20, 64, 512)  # batch sizes
-_SIZES = ((96, 80), (320, 48), (1100, 48))  # inputs, outputs
+_BATCH_SIZES = (1, 4, 20, 64, 512)  # rows of the products that are compared
+_MATRIX_SIZES = ((96, 80), (320, 48), (1100, 48))  # inputs and outputs of the matrices
+# Largest allowed error of the layer, relative to its largest output, by dtype of the weights or of the KV cache.
 _TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.int8: 5e-2}
 
 
 @cache
 def load_kernels(choice: str = "auto", path: Path | None = None) -> Kernels:
-    """Return the best kernels that ``choice`` allows, skipping any that fail the self-check.
+    """Return the best kernels that ``choice`` allows and that pass the self-check.
 
-    ``choice`` is ``"auto"`` or an instruction set; an unsupported one raises an OptionError. If no kernels remain, a
-    KernelsError gives the reason in one line. ``path`` is the library file, by default the installed one.
+    ``choice`` is ``"auto"`` or an instruction set; one that the processor lacks raises an OptionError. If no kernels
+    are left, a KernelsError gives the reason in one line. ``path`` is the library file, by default the installed one.
     """
     failure = ""
     for kernels in candidates(choice, path):
@@ -70,8 +70,8 @@ def open_device(name: str) -> torch.device:
 def choose_kernels(choice: str, device: torch.device, config: ModelConfig) -> Kernels | None:
     """Return the kernels that run a model, or ``None`` for torch.
 
-    The fallback to torch emits a warning, unless the choice or the device implies torch. An unknown choice, or one that
-    this processor does not support, raises an OptionError.
+    The choice ``"torch"`` returns ``None``, as does ``"auto"`` on an accelerator. Otherwise, a warning says why no
+    kernels can be used. An unknown choice, or one that this processor does not support, raises an OptionError.
     """
     if choice not in CHOICES:
         msg = f"kernels: expected {', '.join(CHOICES)}; found {choice!r}"
@@ -101,56 +101,56 @@ def check(kernels: Kernels) -> str | None:
         )
         if failure is not None:
             return f"{failure} in {str(dtype).removeprefix('torch.')}"
-    return _check_codes(kernels) or _check_choices(kernels)
+    return _check_quantized_products(kernels) or _check_sampling(kernels)
 
 
 def _check_products(kernels: Kernels, dtype: torch.dtype) -> str | None:
     generator = torch.Generator().manual_seed(0)
-    for inputs, outputs in _SIZES:
+    for inputs, outputs in _MATRIX_SIZES:
         weight = torch.randn(outputs, inputs, generator=generator).to(dtype)
-        x = torch.randn(max(_ROWS), inputs, generator=generator).to(dtype)
+        x = torch.randn(max(_BATCH_SIZES), inputs, generator=generator).to(dtype)
         linear = KernelLinear(kernels, weight, None, WeightLayout())
-        full = linear.logits(x)
-        for rows in _ROWS:
-            if not torch.equal(linear.logits(x[:rows]), full[:rows]):
-                return f"a product of {rows} rows is not that of {len(x)}"
+        whole = linear.logits(x)
+        for rows in _BATCH_SIZES:
+            if not torch.equal(linear.logits(x[:rows]), whole[:rows]):
+                return f"a product of {rows} rows is not that of {len(x)} rows"
         expected = x.double() @ weight.double().T
-        if not torch.allclose(full.double(), expected, rtol=0.0, atol=1e-4 * inputs**0.5):
-            return f"a product of {inputs} by {outputs} is off by {float((full - expected).abs().max()):.1g}"
+        if not torch.allclose(whole.double(), expected, rtol=0.0, atol=1e-4 * inputs**0.5):
+            return f"a product of {inputs} by {outputs} is off by {float((whole - expected).abs().max()):.1g}"
     return None
 
 
-def _check_codes(kernels: Kernels) -> str | None:
+def _check_quantized_products(kernels: Kernels) -> str | None:
     generator = torch.Generator().manual_seed(0)
-    weight, x = torch.randn(48, 320, generator=generator), torch.randn(max(_ROWS), 320, generator=generator)
+    weight, x = torch.randn(48, 320, generator=generator), torch.randn(max(_BATCH_SIZES), 320, generator=generator)
     for bits in get_args(Bits):
         coded = round_weights(kernels, weight, bits)
         linear = KernelLinear(kernels, coded, None, WeightLayout())
-        full = linear.logits(x)
-        for rows in _ROWS:
-            if not torch.equal(linear.logits(x[:rows]), full[:rows]):
+        whole = linear.logits(x)
+        for rows in _BATCH_SIZES:
+            if not torch.equal(linear.logits(x[:rows]), whole[:rows]):
                 return f"a product of {rows} rows is not that of {len(x)} in {bits} bits"
         expected = x.double() @ coded.dequantize().double().T
-        # Rounding inputs to 8 bits errs by at most 1/254 of the largest absolute value of each group.
-        if not torch.allclose(full.double(), expected, rtol=0.0, atol=0.02 * float(expected.abs().max())):
-            return f"a product in {bits} bits is off by {float((full - expected).abs().max()):.1g}"
+        # The kernels round x to 8 bits, with an error of at most 1/254 of the largest absolute value of each group.
+        if not torch.allclose(whole.double(), expected, rtol=0.0, atol=0.02 * float(expected.abs().max())):
+            return f"a product in {bits} bits is off by {float((whole - expected).abs().max()):.1g}"
     return None
 
 
-def _check_choices(kernels: Kernels) -> str | None:
+def _check_sampling(kernels: Kernels) -> str | None:
     generator = torch.Generator().manual_seed(0)
     for seed, vocab in enumerate((33, 700)):
         logits = torch.randn(vocab, generator=generator)
         scores = (logits / 0.7).double() + gumbel_noise(seed, 5, torch.arange(vocab))
         if kernels.choose(logits, 0.0, 0) != int(logits.argmax()):
-            return f"the largest of {vocab} logits is another"
+            return f"the argmax of {vocab} logits is not that of torch"
         if kernels.choose(logits, 0.7, noise_key(seed, 5)) != int(scores.argmax()):
-            return f"a sample of {vocab} tokens is another"
+            return f"a sample from {vocab} tokens is not that of torch"
     return None
 
 
 def _check_layer(kernels: Kernels, dtype: torch.dtype, kv_dtype: torch.dtype | None = None) -> str | None:
-    """Run 70 tokens through one layer: in one forward pass, token by token, and as a path of a draft tree."""
+    """Compute 70 tokens in one forward pass, one by one, as a path of a draft tree, and with torch."""
     shape = {"hidden": 64, "layers": 1, "heads": 4, "kv_heads": 2, "mlp": 96, "vocab": 32, "context": 128}
     config = llama_config(**shape, bos_id=None, eos_ids=())
     plain = Decoder(dataclasses.replace(config, tied=False))
@@ -161,30 +161,32 @@ def _check_layer(kernels: Kernels, dtype: torch.dtype, kv_dtype: torch.dtype | N
     packed.to(dtype)
     pack_linears(packed, choose_linear(kernels, _CPU))
     tokens = torch.randint(32, (70,), generator=torch.Generator().manual_seed(1)).tolist()
-    text = _CachedText(kernels, packed, dtype, kv_dtype)
-    full = text.run(TokenTree.chain(tokens))
-    text.reset()
-    single = torch.cat([text.run(TokenTree.chain([token])) for token in tokens])
-    if not torch.equal(full, single):
-        return "a text at once is not the text token by token"
-    text.reset()
+    runner = _LayerRunner(kernels, packed, dtype, kv_dtype)
+    whole = runner.run(TokenTree.chain(tokens))
+    runner.reset()
+    single = torch.cat([runner.run(TokenTree.chain([token])) for token in tokens])
+    if not torch.equal(whole, single):
+        return "a text in one forward pass is not that text token by token"
+    runner.reset()
     start = 61
-    text.run(TokenTree.chain(tokens[:start]))
-    # The true path takes the second child of every node; the first child is a wrong token.
+    runner.run(TokenTree.chain(tokens[:start]))
+    # The text is the path of the second children; each first child is another token. In ``ids`` it has even indices.
     ids, parents = [tokens[start]], [-1]
     for token in tokens[start + 1 :]:
         parent = len(ids) - 1
         ids += [(token + 1) % 32, token]
         parents += [parent, parent]
-    found = text.run(TokenTree(tuple(ids), tuple(parents)))[[0, *range(2, len(ids), 2)]]
-    if not torch.equal(found, full[start:]):
-        return "a path of a tree is not the text"
+    found = runner.run(TokenTree(tuple(ids), tuple(parents)))[[0, *range(2, len(ids), 2)]]
+    if not torch.equal(found, whole[start:]):
+        return "a path of a draft tree is not that text in one forward pass"
     expected = _reference(plain.double(), tokens)
-    worst = float((full.double() - expected).abs().max() / expected.abs().max())
+    worst = float((whole.double() - expected).abs().max() / expected.abs().max())
     return None if worst < _TOLERANCES[kv_dtype or dtype] else f"a layer is off by {worst:.1g}"
 
 
-class _CachedText:
+class _LayerRunner:
+    """Layer 0 of a decoder on the kernels, with the KV cache of one text."""
+
     def __init__(self, kernels: Kernels, decoder: Decoder, dtype: torch.dtype, kv_dtype: torch.dtype | None) -> None:
         config = decoder.config
         self.cache = PagedCache(
@@ -198,14 +200,15 @@ class _CachedText:
         self.hidden, self.dtype = config.hidden_size, dtype
 
     def reset(self) -> None:
+        """Start a new text."""
         self.cache.release(self.block_table)
 
     def run(self, tree: TokenTree) -> Tensor:
-        """Return the layer's output for every node; commit the tree's main chain to the cache."""
+        """Return the layer's output for every node, and append the tree's main chain to the text."""
         length = self.block_table.length
         self.cache.prepare(self.block_table, length + len(tree))
         rows = ProgramRows().add([(self.block_table, tree, 0)], tree.tokens)
-        rows.set_rope(0, self.rope.upto(length + len(tree)))
+        rows.set_rope(0, self.rope.up_to(length + len(tree)))
         out = torch.empty(len(tree), self.hidden, dtype=self.dtype)
         self.program.run(rows, out)
         self.cache.commit(self.block_table, range(tree.main_chain))
@@ -213,7 +216,7 @@ class _CachedText:
 
 
 def _reference(decoder: Decoder, tokens: list[int]) -> Tensor:
-    """Compute the same output with torch in float64."""
+    """Return the output of layer 0 for a text, computed by torch in float64."""
     positions = torch.arange(len(tokens))
 
     def attend(_: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

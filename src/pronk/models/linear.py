@@ -1,7 +1,4 @@
-"""Linear layers: plain weights for torch, packed weights for the kernels, quantized or not.
-
-Every implementation maps ``[rows, in]`` to ``[rows, out]`` in the dtype of its input.
-"""
+"""Linear layers with plain weights for torch, or weights packed for the kernels, quantized or not."""
 
 from __future__ import annotations
 
@@ -31,26 +28,22 @@ __all__ = [
     "choose_linear",
 ]
 
-# Values of the option ``weights``: stored precision, or rounding at load.
+# Values of the option ``weights``: the precision of the checkpoint, or rounding to 8 or 4 bits at load.
 WEIGHTS = ("plain", "int8", "int4")
 
 
 class WeightLayout(NamedTuple):
-    """Use of a product's outputs, which determines how the weights are packed.
+    """Meaning of a linear layer's outputs, which determines the order of the packed weights."""
 
-    Attributes:
-        unit: number of outputs that form a unit, such as a head; ``None`` means all outputs.
-        gated: whether the first half of the outputs gates the second.
-        head: whether the outputs are logits, for which 4 bits are not precise enough.
-    """
-
+    # Number of outputs of a head, if the kernels process the outputs head by head: each head then starts a block of 16
+    # packed outputs; ``None`` if there are no heads.
     unit: int | None = None
-    gated: bool = False
-    head: bool = False
+    gated: bool = False  # whether the first half of the outputs gates the second half, as in SwiGLU
+    head: bool = False  # whether the outputs are logits, for which rounding to 4 bits is not precise enough
 
 
 class Linear(nn.Module):
-    """``y = x Wᵀ + b``."""
+    """Linear layer ``y = x Wᵀ + b``; ``y`` has the dtype of ``x``."""
 
     in_features: int
     out_features: int
@@ -60,7 +53,7 @@ class Linear(nn.Module):
         raise NotImplementedError
 
     def logits(self, x: Tensor) -> Tensor:
-        """Return the product in float32; the kernels do not round it to the input's dtype first."""
+        """Return ``y`` in float32; kernels compute it in float32 without rounding to the dtype of ``x``."""
         return self(x).float()
 
     @property
@@ -69,17 +62,17 @@ class Linear(nn.Module):
         return (self,)
 
 
-# Arguments: weight ``[out, in]``, plain or quantized; bias ``[out]`` or None; layout of the outputs.
+# Builds a layer from its weight ``[out, in]``, plain or quantized, its bias ``[out]`` or ``None``, and its layout.
 LinearFactory = Callable[[Tensor | QuantizedMatrix, Tensor | None, WeightLayout], Linear]
 
 
 class PlainLinear(Linear):
-    """Torch weights ``[out, in]``; the only trainable implementation."""
+    """Linear layer of torch with weights ``[out, in]``; the only trainable implementation."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        # Keep a given Parameter, so that a head can be tied to the embedding.
+        # Keep a given Parameter instead of copying it, so that a head can be tied to the embedding.
         self.weight = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight, weight.requires_grad)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=bias.requires_grad)
 
@@ -89,9 +82,10 @@ class PlainLinear(Linear):
 
 
 class KernelLinear(Linear):
-    """Weights packed for the kernels; the bits of a row's result do not depend on other rows.
+    """Linear layer with weights packed for the kernels; the bits of a row do not depend on other rows.
 
-    A compiled layer uses the packed weights directly; ``forward`` computes a single product.
+    The :class:`Program` of a model reads ``packed`` itself. ``forward`` and ``logits`` run the layer alone, which
+    requires a layout without heads and gate.
     """
 
     def __init__(self, kernels: Kernels, weight: Tensor | CodedRows, bias: Tensor | None, layout: WeightLayout) -> None:
@@ -102,26 +96,26 @@ class KernelLinear(Linear):
         self._programs: dict[torch.dtype, Program] = {}
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map ``x`` ``[rows, in]`` to ``[rows, out]``; the layout must have one unit and no gate."""
+        """Map ``x`` ``[rows, in]`` to ``[rows, out]``."""
         return self.logits(x).to(x.dtype)
 
     def logits(self, x: Tensor) -> Tensor:
-        """Return the product in float32; the layout must have one unit and no gate."""
-        plain = self.layout.unit is None and not self.layout.gated
-        assert plain, "expected a layout with one unit and no gate, found a layer-internal layout"
+        """Return ``y`` in float32."""
+        runs_alone = self.layout.unit is None and not self.layout.gated
+        assert runs_alone, "expected a layout without heads and gate, found that of a qkv or gated up projection"
         dtype = x.dtype if x.dtype == torch.bfloat16 else torch.float32
         if dtype not in self._programs:
             program = Program(self.packed.kernels, self.in_features, dtype)
             program.linear(self, to="logits")
             self._programs[dtype] = program
-        out = torch.empty(len(x), self.out_features)
+        y = torch.empty(len(x), self.out_features)
         if len(x):
-            self._programs[dtype].run(ProgramRows.independent(len(x)), x.contiguous().to(dtype), out)
-        return out
+            self._programs[dtype].run(ProgramRows.independent(len(x)), x.contiguous().to(dtype), y)
+        return y
 
 
 class StackedLinear(Linear):
-    """Matrices with the same inputs and concatenated outputs, each stored in its own format."""
+    """Linear layers on one input with concatenated outputs; the weight formats of the parts may differ."""
 
     def __init__(self, parts: Sequence[Linear]) -> None:
         super().__init__()
@@ -148,41 +142,41 @@ def choose_linear(
     """Return the factory that makes the linear layers of a model.
 
     Args:
-        kernels: kernels that use the weights; ``None`` means torch.
+        kernels: kernels that compute the layers; ``None`` means torch.
         device: device of the weights.
-        weights: ``"plain"`` keeps the stored precision; ``"int8"`` and ``"int4"`` round weights that are not quantized
-            yet, the head to 8 bits in both cases. Rounding without kernels raises an OptionError.
-        dtype: dtype to which torch dequantizes quantized weights; ``None`` is float32.
-        release: callback that frees mapped pages, called after each slice of a rounded weight.
+        weights: ``"plain"`` keeps the precision of the checkpoint; ``"int8"`` and ``"int4"`` round weights that are not
+            quantized yet, except that the LM head always gets 8 bits. Rounding without kernels raises an OptionError.
+        dtype: dtype to which quantized weights are dequantized for torch; ``None`` means float32.
+        release: callback that frees pages of the mapped checkpoint, called after each slice of a rounded weight.
     """
     if weights not in WEIGHTS:
         msg = f"weights: expected {', '.join(WEIGHTS)}; found {weights!r}"
         raise OptionError(msg)
     if kernels is not None:
 
-        def packed(weight: Tensor | QuantizedMatrix, bias: Tensor | None, layout: WeightLayout) -> Linear:
+        def build_packed(weight: Tensor | QuantizedMatrix, bias: Tensor | None, layout: WeightLayout) -> Linear:
             if isinstance(weight, QuantizedMatrix) or weights == "plain":
                 return KernelLinear(kernels, weight, bias, layout)
             bits: Bits = 4 if weights == "int4" and not layout.head else 8
-            return KernelLinear(kernels, _Rounded(kernels, weight.detach(), bits, release), bias, layout)
+            return KernelLinear(kernels, _SlicewiseRounding(kernels, weight.detach(), bits, release), bias, layout)
 
-        return packed
+        return build_packed
     if weights != "plain":
         found = "no kernels" if device.type == "cpu" else f"device {device}"
         msg = f"weights: expected a CPU and pronk's kernels for {weights}, found {found}; use plain"
         raise OptionError(msg)
 
-    def plain(weight: Tensor | QuantizedMatrix, bias: Tensor | None, _: WeightLayout) -> Linear:
+    def build_plain(weight: Tensor | QuantizedMatrix, bias: Tensor | None, _: WeightLayout) -> Linear:
         if isinstance(weight, QuantizedMatrix):
             weight = weight.dequantize().to(device, dtype)
         return PlainLinear(weight, bias)
 
-    return plain
+    return build_plain
 
 
 @dataclass(frozen=True)
-class _Rounded:
-    """A matrix that is rounded slice by slice while it is packed, to bound peak memory."""
+class _SlicewiseRounding:
+    """Matrix that is rounded slice by slice while it is packed, to bound peak memory."""
 
     kernels: Kernels
     weight: Tensor

@@ -1,8 +1,8 @@
 """Loading of a model: find its folder, read its config, and load its weights into a decoder.
 
-Weights are loaded part by part. Peak memory is the weights loaded so far plus the copies for the current part, so a
-checkpoint needs little more than its own size in the loaded dtype. On a CPU the embedding is not copied: its rows are
-read from the mapped file. Quantized weights stay quantized if there are kernels; for torch they are dequantized.
+Weights are loaded module by module, so peak memory is little more than their size in the loaded dtype. On a CPU, the
+embedding is not copied: its rows are read from the mapped file. Quantized weights stay quantized for the kernels and
+are dequantized for torch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pronk.models.inventory import Inventory, tensor_names
 from pronk.models.linear import choose_linear
 from pronk.models.placer import WeightPlacer
 from pronk.models.split import TensorSplit
-from pronk.quantization.formats.formats import scheme_of
+from pronk.quantization.formats.formats import parse_scheme
 from pronk.quantization.gguf.checkpoint import GgufCheckpoint, is_gguf
 from pronk.quantization.gguf.config import parse_gguf
 
@@ -34,7 +34,7 @@ __all__ = ["compute_dtype", "kernels_support", "load_decoder", "parse_dtype", "r
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
-# Files that held the quantization config before config.json did, and their quant_method.
+# Files with the quantization config in older checkpoints, and the quant_method that the file implies.
 _QUANTIZATION_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 
 # Download no executable code, and skip the second copy of the weights in Mistral's repositories (``consolidated*``).
@@ -43,15 +43,16 @@ _IGNORE_PATTERNS = ["*/*", "consolidated*.safetensors"]
 
 
 def resolve_model(name: str | Path | None, *, revision: str | None = None) -> Path:
-    """Return the folder or GGUF file of a model; a model of the Hugging Face Hub is downloaded.
+    """Return the folder or GGUF file of a model, downloaded from the Hugging Face Hub if needed.
 
     Args:
-        name: a folder, a GGUF file, ``owner/name`` of a model on the Hub, or in a clone the name of a folder in
-            ``models/``; ``None`` is the clone's ``pronk-tiny``, and an OptionError outside a clone.
+        name: a folder, a GGUF file, ``owner/name`` of a model on the Hub, or in a clone of the repository the name of
+            a folder in ``models/``; ``None`` means ``pronk-tiny`` of the clone.
         revision: branch, tag or commit on the Hub.
 
     Raises:
         CheckpointError: there is no such folder, file or model, or the download fails.
+        OptionError: ``name`` is ``None`` without a clone.
     """
     if name is None:
         return default_model()
@@ -101,7 +102,7 @@ def _download(repo: str, revision: str | None) -> Path:
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """Read the config of a model folder or GGUF file; raise a CheckpointError if it is unusable.
+    """Read the config of a model folder or GGUF file; raise a CheckpointError if it is invalid.
 
     End-of-text ids in ``generation_config.json`` override those in ``config.json``.
     """
@@ -121,7 +122,7 @@ def read_config(folder: Path) -> ModelConfig:
     try:
         config = parse_config(raw | _separate_quantization(folder, raw))
         if config.quantization is not None:
-            scheme_of(config.quantization)  # raise early for unsupported formats
+            parse_scheme(config.quantization)  # raise early for unsupported formats
         return config
     except ConfigError as error:
         msg = f"{folder}: {error}"
@@ -129,7 +130,7 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def _separate_quantization(folder: Path, raw: dict[str, Any]) -> dict[str, Any]:
-    """Return the ``quantization_config`` of a folder that stores it in a separate file."""
+    """Return ``{"quantization_config": …}`` from a separate file, or ``{}`` if none is needed or found."""
     for name, method in _QUANTIZATION_FILES.items():
         if not (raw.get("quantization_config") or raw.get("compression_config")) and (folder / name).is_file():
             return {"quantization_config": {"quant_method": method, **read_json(folder / name, ConfigError)}}
@@ -137,7 +138,7 @@ def _separate_quantization(folder: Path, raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def parse_dtype(name: str, config: ModelConfig) -> torch.dtype:
-    """Return the torch dtype called ``name``; ``auto`` is the checkpoint's own."""
+    """Return the torch dtype called ``name``; ``auto`` means the dtype in the config."""
     dtype = _DTYPES.get(config.dtype if name == "auto" else name)
     if dtype is None:
         msg = f"dtype: expected auto, {', '.join(_DTYPES)}; found {name!r}"
@@ -146,12 +147,12 @@ def parse_dtype(name: str, config: ModelConfig) -> torch.dtype:
 
 
 def kernels_support(kernels: Kernels | None, config: ModelConfig) -> bool:
-    """Return whether kernels are given and support the head size of the model."""
+    """Return whether ``kernels`` is not ``None`` and supports the head size of the model."""
     return kernels is not None and kernels.supports_head_dim(config.head_dim)
 
 
 def compute_dtype(dtype: torch.dtype, kernels: Kernels | None) -> torch.dtype:
-    """Return the dtype of the computation; kernels compute float16 weights in float32."""
+    """Return the dtype of activations for weights of ``dtype``: kernels compute float32 for float16."""
     return torch.float32 if kernels is not None and dtype == torch.float16 else dtype
 
 
@@ -168,24 +169,24 @@ def load_decoder(
 ) -> Decoder:
     """Return a decoder with the weights of a model folder or GGUF file, in ``dtype`` on ``device``.
 
-    On a CPU a plain embedding and learned positions stay mapped, in the file's dtype. With kernels, a quantized
-    embedding stays quantized. ``weights`` is as in :func:`~pronk.models.linear.choose_linear`. ``split`` selects the
-    shard of this process. ``on_progress`` receives the bytes read so far and in total.
+    On a CPU, an unquantized embedding and learned positions stay mapped, in the file's dtype. ``weights`` is as in
+    :func:`~pronk.models.linear.choose_linear`. ``split`` selects the shard of this process in tensor parallelism.
+    ``on_progress`` receives the number of bytes read so far, and in total.
 
     Raises:
-        CheckpointError: tensors are missing, left over, damaged, of a wrong shape or dtype, or quantized in a format
-            that cannot be split as requested.
+        CheckpointError: tensors are missing, unexpected, damaged, of a wrong shape or dtype, or quantized in a format
+            that tensor parallelism cannot split.
         OptionError: ``weights`` is unknown, or the device cannot compute with rounded weights.
     """
     checkpoint = open_checkpoint(folder)
     linear = choose_linear(kernels, device, weights, dtype, checkpoint.release)
     parts = list(plan_tensors(config, tensor_names(checkpoint, config)))
     inventory = Inventory(checkpoint, config, parts)
-    # Tables first, because a tied head refers to the embedding. Largest parts next, while memory use is low.
+    # Tables first, because a tied head, which follows, is the embedding. Then the largest parts, while memory is free.
     parts.sort(key=lambda part: (part.kind != "table", bool(part.weight), -inventory.nbytes(part)))
     with torch.device("meta"):
         decoder = Decoder(config, None if split is None else split.shard_config)
-    placer = WeightPlacer(decoder, inventory, dtype, device, linear, split, quantized=kernels is not None)
+    placer = WeightPlacer(decoder, inventory, dtype, device, linear, split, keep_quantized=kernels is not None)
     sizes = [inventory.nbytes(part) for part in parts]
     done, total = 0, sum(sizes)
     for part, size in zip(parts, sizes, strict=True):

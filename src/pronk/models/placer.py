@@ -1,4 +1,4 @@
-"""Placement of a checkpoint's weights into a decoder, part by part."""
+"""Conversion of a checkpoint's weights to the modules of a decoder, part by part."""
 
 from __future__ import annotations
 
@@ -21,12 +21,15 @@ from pronk.quantization.formats.matrix import QuantizedMatrix
 
 __all__ = ["WeightPlacer"]
 
-_OWN_PAGES = 1 << 20  # bytes from which a matrix gets its own mapping
-_OUTPUTS = 1024  # outputs that are dequantized at a time
+_MIN_MAPPED_BYTES = 1 << 20  # smallest matrix that gets a memory mapping of its own
+_OUTPUTS_PER_SLICE = 1024  # number of outputs that are dequantized at a time
 
 
 class WeightPlacer:
-    """Builds the parts of a decoder, one after the other; ``quantized``: keep quantized weights quantized."""
+    """Builds the modules of a decoder from the tensors of a checkpoint.
+
+    With ``keep_quantized``, quantized weights stay quantized; otherwise they are dequantized to ``dtype``.
+    """
 
     def __init__(
         self,
@@ -37,9 +40,9 @@ class WeightPlacer:
         linear: LinearFactory,
         split: TensorSplit | None,
         *,
-        quantized: bool,
+        keep_quantized: bool,
     ) -> None:
-        self.decoder, self.inventory, self.quantized, self.split = decoder, inventory, quantized, split
+        self.decoder, self.inventory, self.keep_quantized, self.split = decoder, inventory, keep_quantized, split
         self.dtype, self.device, self.linear = dtype, device, linear
         self._num_unfused = 0
 
@@ -50,7 +53,7 @@ class WeightPlacer:
         return [f"{what}, and are dequantized to {self.dtype}".replace("torch.", "")] if self._num_unfused else []
 
     def place(self, part: DecoderPart) -> None:
-        """Load one part into the decoder."""
+        """Load one module or table into the decoder."""
         path, _, name = part.target.rpartition(".")
         parent = self.decoder.get_submodule(path)
         if part.kind == "table":
@@ -68,12 +71,12 @@ class WeightPlacer:
         self.inventory.checkpoint.release()
 
     def _table(self, piece: CheckpointTensor) -> Tensor:
-        """Load an embedding; a quantized one becomes the decoder's ``table`` if quantized weights are kept."""
+        """Load an embedding; if it stays quantized, set the decoder's ``table`` and return an empty tensor."""
         if not self.inventory.is_quantized(piece):
             table = self.inventory.tensor(piece)
             return table if self.device.type == "cpu" else table.to(self.device, self.dtype)
         stored = self._read(piece, mapped_zeros(piece.shape, torch.uint8))
-        if not self.quantized:
+        if not self.keep_quantized:
             return self._stack([stored])
         packed = self.linear(stored, None, WeightLayout(head=True))
         assert isinstance(packed, KernelLinear)
@@ -86,34 +89,33 @@ class WeightPlacer:
             return self.linear(weights[0], bias, layout)
         rows = [weight.shape[0] for weight in weights]
         biases = [None] * len(rows) if bias is None else bias.split(rows)
-        return StackedLinear([self.linear(weight, own, layout) for weight, own in zip(weights, biases, strict=True)])
+        return StackedLinear([self.linear(w, b, layout) for w, b in zip(weights, biases, strict=True)])
 
     def _weights(self, part: DecoderPart, layout: WeightLayout) -> list[Tensor | QuantizedMatrix]:
-        """Return the matrices of a linear layer: one, or several if its pieces differ in format."""
+        """Return the matrices of a linear layer: one, or several if its tensors differ in format."""
         if not any(self.inventory.is_quantized(piece) for piece in part.weight):
             plain = [self.inventory.tensor(piece) for piece in part.weight] or [self.decoder.embedding.detach()]
             return [self._stack([self._shard(part, n, weight) for n, weight in enumerate(plain)], part.transposed)]
         shapes = [piece.shape[::-1] if part.transposed else piece.shape for piece in part.weight]
         rows, inputs = [shape[0] for shape in shapes], shapes[0][1]
-        # One allocation holds the codes of all pieces, so that it is freed as a whole.
+        # One allocation holds all codes: stacking needs no copy, and the memory is freed as a whole.
         codes = mapped_zeros((sum(rows), inputs), torch.uint8)
         weights = list(map(self._read, part.weight, codes.split(rows)))
         if self.split is not None:
             weights, codes = self._shard_codes(part, weights)
             rows = [weight.shape[0] for weight in weights]
-        # Heads may lie in several matrices; gate and up projection are interleaved in one.
-        runs = fusible_runs(weights) if self.quantized and layout.unit is not None else [slice(0, len(weights))]
-        places = [slice(sum(rows[: run.start]), sum(rows[: run.stop])) for run in runs]
-        return [
-            self._joined(weights[run], codes[place], part.transposed) for run, place in zip(runs, places, strict=True)
-        ]
+        # The kernels accept heads in several matrices, but gate and up projections only in one.
+        runs = fusible_runs(weights) if self.keep_quantized and layout.unit is not None else [slice(0, len(weights))]
+        row_slices = [slice(sum(rows[: run.start]), sum(rows[: run.stop])) for run in runs]
+        slices = zip(runs, row_slices, strict=True)
+        return [self._fuse(weights[run], codes[rows_of_run], part.transposed) for run, rows_of_run in slices]
 
-    def _joined(
+    def _fuse(
         self, weights: Sequence[Tensor | QuantizedMatrix], codes: Tensor, transposed: bool
     ) -> Tensor | QuantizedMatrix:
-        """Stack weights into one matrix, quantized if all of them are and can be stacked."""
+        """Stack weights into one matrix; it is quantized if all weights are and agree in input order."""
         parts = [weight for weight in weights if isinstance(weight, QuantizedMatrix)]
-        if self.quantized and parts:
+        if self.keep_quantized and parts:
             stacked = stack_matrices(parts, codes) if len(parts) == len(weights) else None
             if stacked is not None:
                 return stacked
@@ -130,47 +132,45 @@ class WeightPlacer:
     def _shard(self, part: DecoderPart, number: int, weight: Tensor) -> Tensor:
         if self.split is None:
             return weight
-        return (
-            self.split.shard(part, number, weight.t()).t()
-            if part.transposed
-            else self.split.shard(part, number, weight)
-        )
+        if part.transposed:
+            return self.split.shard(part, number, weight.t()).t()
+        return self.split.shard(part, number, weight)
 
     def _shard_codes(
         self, part: DecoderPart, weights: Sequence[Tensor | QuantizedMatrix]
     ) -> tuple[list[Tensor | QuantizedMatrix], Tensor]:
-        """Return this process's share of the weights, and their codes in one allocation."""
+        """Return this process's shards of the weights, and all their codes in one allocation."""
         assert self.split is not None
-        made = list[Tensor | QuantizedMatrix]()
+        shards = list[Tensor | QuantizedMatrix]()
         for number, weight in enumerate(weights):
             if isinstance(weight, Tensor):
-                made.append(self._shard(part, number, weight))
+                shards.append(self._shard(part, number, weight))
             else:
-                made.append(self.split.shard(part, number, weight))
-        inputs = next((weight.shape[1] for weight in made if isinstance(weight, QuantizedMatrix)), 0)
-        codes = mapped_zeros((sum(weight.shape[0] for weight in made), inputs), torch.uint8)
-        for number, place in enumerate(codes.split([weight.shape[0] for weight in made])):
-            weight = made[number]
+                shards.append(self.split.shard(part, number, weight))
+        inputs = next((weight.shape[1] for weight in shards if isinstance(weight, QuantizedMatrix)), 0)
+        codes = mapped_zeros((sum(weight.shape[0] for weight in shards), inputs), torch.uint8)
+        for number, rows in enumerate(codes.split([weight.shape[0] for weight in shards])):
+            weight = shards[number]
             if isinstance(weight, QuantizedMatrix):
-                made[number] = replace(weight, codes=place.copy_(weight.codes))
-        return made, codes
+                shards[number] = replace(weight, codes=rows.copy_(weight.codes))
+        return shards, codes
 
     def _bias(self, part: DecoderPart) -> Tensor | None:
         pieces = [self.inventory.tensor(piece) for piece in part.bias]
         if self.split is not None:
-            cut = [self.split.shard_bias(part, number, piece) for number, piece in enumerate(pieces)]
-            pieces = [piece for piece in cut if piece is not None]
+            shards = [self.split.shard_bias(part, number, piece) for number, piece in enumerate(pieces)]
+            pieces = [shard for shard in shards if shard is not None]
         return self._stack(pieces) if pieces else None
 
     def _stack(self, weights: Sequence[Tensor | QuantizedMatrix], transposed: bool = False) -> Tensor:
-        """Stack weights in the loaded dtype; a single tensor is copied only if it must be converted."""
+        """Stack weights along the outputs in the loaded dtype; a single tensor is copied only for conversion."""
         single = weights[0] if len(weights) == 1 and not transposed else None
         if isinstance(single, Tensor) and (self.device.type != "cpu" or single.dtype == self.dtype):
             return single.to(self.device, self.dtype)
-        # Quantized matrices are ``[outputs, inputs]`` already, however they are stored.
+        # Quantized matrices are always ``[outputs, inputs]``, even if plain ones of the checkpoint are transposed.
         weights = [each.t() if transposed and isinstance(each, Tensor) else each for each in weights]
         rows = [weight.shape[0] for weight in weights]
-        # Convert every piece directly into one allocation, to avoid temporary copies.
+        # Convert every weight directly into one allocation, to avoid temporary copies.
         stacked = self._empty(sum(rows), *weights[0].shape[1:])
         for target, weight in zip(stacked.split(rows), weights, strict=True):
             _fill(target, weight)
@@ -180,16 +180,16 @@ class WeightPlacer:
     def _empty(self, *shape: int) -> Tensor:
         """Allocate a matrix; a large one on a CPU gets its own mapping, to avoid heap fragmentation."""
         size = math.prod(shape) * self.dtype.itemsize
-        if self.device.type != "cpu" or size < _OWN_PAGES:
+        if self.device.type != "cpu" or size < _MIN_MAPPED_BYTES:
             return torch.empty(shape, dtype=self.dtype, device=self.device)
         return torch.frombuffer(mmap.mmap(-1, size), dtype=self.dtype).view(shape)
 
 
 def _fill(target: Tensor, weight: Tensor | QuantizedMatrix) -> None:
-    """Copy a weight into ``target``; a quantized one in slices, to bound the float32 copy."""
+    """Copy a weight into ``target``; dequantize slice by slice, to bound the float32 copy."""
     if isinstance(weight, Tensor):
         target.copy_(weight)
         return
-    for start in range(0, len(target), _OUTPUTS):
-        rows = weight.rows(start, min(start + _OUTPUTS, len(target)))
-        target[start : start + _OUTPUTS].copy_(rows.dequantize())
+    for start in range(0, len(target), _OUTPUTS_PER_SLICE):
+        rows = weight.rows(start, min(start + _OUTPUTS_PER_SLICE, len(target)))
+        target[start : start + _OUTPUTS_PER_SLICE].copy_(rows.dequantize())

@@ -1,8 +1,8 @@
 """Sharding of a model over processes by tensor parallelism (Shoeybi et al. 2019, section 3).
 
 Heads and MLP columns are distributed. ``qkv`` and ``up`` are split by outputs, ``out`` and ``down`` by inputs, so a
-layer needs two all-reduce sums. Embeddings, norms and the residual stream are replicated. The head's outputs are
-distributed in blocks of 16 tokens, except that rank 0 holds the whole head, which drafters share.
+layer needs two all-reduce sums. Embeddings, norms and the residual stream are replicated. The LM head is split by
+outputs, in blocks of 16 token ids; rank 0 also holds the whole head, since drafters use it there.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ __all__ = ["TensorSplit"]
 
 Weight = TypeVar("Weight", Tensor, QuantizedMatrix, Tensor | QuantizedMatrix)
 
-# Granularity of the MLP column split: the largest of these that gives every process some. Large values keep
-# quantization groups, mostly of 32 to 128 inputs, whole.
+# MLP columns are distributed in multiples of the largest of these sizes of which every process gets one. Large
+# multiples keep quantization groups whole, which mostly have 32 to 128 inputs.
 _GRANULARITIES = (128, 64, 32, 16, 8, 1)
-_BLOCK = 16  # outputs per block of packed weights
-_MIN_GROUP = 8  # inputs that share a scale
-_MAX_EXCESS = 31  # inputs by which a quantization group may exceed the shard
+_BLOCK_OUTPUTS = 16  # outputs per block of the packed weights
+_MIN_GROUP_INPUTS = 8  # smallest number of inputs per scale
+_MAX_EXCESS = 31  # inputs by which a group may exceed the shard, as in QuantizedMatrix
 
 
 @dataclass(frozen=True)
 class TensorSplit:
-    """The shard of one of several processes; ``config`` is that of the whole model.
+    """Part of a model that process ``rank`` of ``workers`` holds; ``config`` is that of the whole model.
 
-    An OptionError is raised if ``workers`` exceeds the key/value heads, MLP columns or vocabulary blocks.
+    An OptionError is raised if ``workers`` exceeds the number of key/value heads, MLP columns or blocks of token ids.
     """
 
     config: ModelConfig
@@ -46,7 +46,7 @@ class TensorSplit:
 
     def __post_init__(self) -> None:
         max_workers = min(
-            self.config.num_kv_heads, self.config.intermediate_size, ceil(self.config.vocab_size / _BLOCK)
+            self.config.num_kv_heads, self.config.intermediate_size, ceil(self.config.vocab_size / _BLOCK_OUTPUTS)
         )
         if self.workers > max_workers:
             msg = (
@@ -57,7 +57,7 @@ class TensorSplit:
 
     @property
     def shard_config(self) -> ModelConfig:
-        """The config of this process's layers."""
+        """Config of the layers of this process."""
         heads, columns = self._heads, self._columns
         return replace(
             self.config,
@@ -67,69 +67,69 @@ class TensorSplit:
         )
 
     def tokens(self, rank: int) -> range:
-        """Return the token ids whose logits a process computes; a multiple of 16, except for the last process."""
-        size, blocks = self.config.vocab_size, ceil(self.config.vocab_size / _BLOCK)
-        begin, end = (_BLOCK * (blocks * each // self.workers) for each in (rank, rank + 1))
+        """Return the token ids whose logits process ``rank`` computes, in blocks of 16."""
+        size, blocks = self.config.vocab_size, ceil(self.config.vocab_size / _BLOCK_OUTPUTS)
+        begin, end = (_BLOCK_OUTPUTS * (blocks * each // self.workers) for each in (rank, rank + 1))
         return range(begin, min(end, size))
 
     def shard(self, part: DecoderPart, number: int, weight: Weight) -> Weight:
-        """Return this process's shard of piece ``number`` of a linear layer's weights ``[outputs, inputs]``.
+        """Return this process's shard of tensor ``part.weight[number]`` of a linear layer.
 
-        A quantization format that cannot be split at this place raises a CheckpointError.
+        ``weight`` is ``[outputs, inputs]``. A CheckpointError is raised if its quantization groups cannot be split.
         """
         name = part.target.rpartition(".")[2]
-        inputs = self._inputs(name)
+        inputs = self._kept_inputs(name)
         if inputs is not None and inputs != range(weight.shape[1]):
-            weight = _columns(weight, inputs, part.target)
+            weight = _take_inputs(weight, inputs, part.target)
         sizes = [piece.shape[1 if part.transposed else 0] for piece in part.weight] or [weight.shape[0]]
-        return _rows(weight, self._outputs(name, sizes, number))
+        return _take_outputs(weight, self._kept_of_tensor(name, sizes, number))
 
     def shard_bias(self, part: DecoderPart, number: int, bias: Tensor) -> Tensor | None:
-        """Return the shard of a bias ``[outputs]``; the bias of a summed product belongs to rank 0 alone."""
+        """Return the shard of a bias ``[outputs]``; where products of ranks are summed, only rank 0 adds one."""
         name = part.target.rpartition(".")[2]
-        if self._inputs(name) is not None and self.rank:
+        if self._kept_inputs(name) is not None and self.rank:
             return None
-        return _rows(bias, self._outputs(name, [piece.shape[0] for piece in part.bias], number))
+        return _take_outputs(bias, self._kept_of_tensor(name, [piece.shape[0] for piece in part.bias], number))
 
     @cached_property
     def _heads(self) -> range:
-        return self._range_of_rank(self.config.num_kv_heads, 1)
+        return self._own_range(self.config.num_kv_heads, 1)
 
     @cached_property
     def _columns(self) -> range:
         size = self.config.intermediate_size
-        unit = next(each for each in _GRANULARITIES if size // each >= self.workers)
-        return self._range_of_rank(size, unit)
+        granularity = next(each for each in _GRANULARITIES if size // each >= self.workers)
+        return self._own_range(size, granularity)
 
-    def _range_of_rank(self, size: int, unit: int) -> range:
-        whole = size // unit
-        begin, end = (unit * (whole * each // self.workers) for each in (self.rank, self.rank + 1))
+    def _own_range(self, size: int, granularity: int) -> range:
+        """Return this process's part of ``range(size)``, which begins at a multiple of ``granularity``."""
+        count = size // granularity
+        begin, end = (granularity * (count * each // self.workers) for each in (self.rank, self.rank + 1))
         return range(begin, size if self.rank == self.workers - 1 else end)
 
-    def _inputs(self, name: str) -> range | None:
-        """Return the inputs of a layer that is split by inputs, or ``None``."""
+    def _kept_inputs(self, name: str) -> range | None:
+        """Return the inputs to keep of a layer that is split by inputs; ``None`` for other layers."""
         if name == "out":
             width = self.config.group * self.config.head_dim
             return range(self._heads.start * width, self._heads.stop * width)
         return self._columns if name == "down" else None
 
-    def _outputs(self, name: str, sizes: Sequence[int], number: int) -> list[range]:
-        """Return the outputs to keep of piece ``number``, counted from the start of the piece."""
+    def _kept_of_tensor(self, name: str, sizes: Sequence[int], number: int) -> list[range]:
+        """Return the outputs to keep of tensor ``number`` of the layer, counted from the first of the tensor."""
         begin = sum(sizes[:number])
         piece = range(begin, begin + sizes[number])
-        ranges = [
-            range(max(each.start, piece.start), min(each.stop, piece.stop)) for each in self._output_ranges(name, sizes)
-        ]
-        return [range(each.start - begin, each.stop - begin) for each in ranges if each]
+        layer = self._kept_outputs(name, sizes)
+        kept = [range(max(each.start, piece.start), min(each.stop, piece.stop)) for each in layer]
+        return [range(each.start - begin, each.stop - begin) for each in kept if each]
 
-    def _output_ranges(self, name: str, sizes: Sequence[int]) -> list[range]:
-        """Return the outputs to keep of a whole layer."""
+    def _kept_outputs(self, name: str, sizes: Sequence[int]) -> list[range]:
+        """Return the outputs to keep of a layer, counted over its stacked tensors."""
         config = self.config
         if name == "qkv":
             sections, begin = list[range](), 0
-            for size, width in zip(config.qkv_sizes, (config.group, 1, 1), strict=True):
-                unit = width * config.head_dim
-                sections.append(range(begin + self._heads.start * unit, begin + self._heads.stop * unit))
+            for size, heads_per_kv_head in zip(config.qkv_sizes, (config.group, 1, 1), strict=True):
+                width = heads_per_kv_head * config.head_dim
+                sections.append(range(begin + self._heads.start * width, begin + self._heads.stop * width))
                 begin += size
             return sections
         if name == "up":
@@ -140,18 +140,18 @@ class TensorSplit:
         return [range(sum(sizes))]
 
 
-def _rows(weight: Weight, ranges: Sequence[range]) -> Weight:
-    if len(ranges) == 1:
-        return weight[ranges[0].start : ranges[0].stop] if isinstance(weight, Tensor) else _outputs(weight, ranges)
-    if isinstance(weight, Tensor):
-        return torch.cat([weight[each.start : each.stop] for each in ranges]) if ranges else weight[:0]
-    return _outputs(weight, ranges)
+def _take_outputs(weight: Weight, kept: Sequence[range]) -> Weight:
+    if not isinstance(weight, Tensor):
+        return _take_quantized_outputs(weight, kept)
+    if len(kept) == 1:
+        return weight[kept[0].start : kept[0].stop]
+    return torch.cat([weight[each.start : each.stop] for each in kept]) if kept else weight[:0]
 
 
-def _outputs(weight: QuantizedMatrix, ranges: Sequence[range]) -> QuantizedMatrix:
-    if len(ranges) == 1:
-        return weight.rows(ranges[0].start, ranges[0].stop)
-    parts = [weight.rows(each.start, each.stop) for each in ranges]
+def _take_quantized_outputs(weight: QuantizedMatrix, kept: Sequence[range]) -> QuantizedMatrix:
+    if len(kept) == 1:
+        return weight.rows(kept[0].start, kept[0].stop)
+    parts = [weight.rows(each.start, each.stop) for each in kept]
     minima = [part.minimum for part in parts if part.minimum is not None]
     return replace(
         weight,
@@ -161,31 +161,27 @@ def _outputs(weight: QuantizedMatrix, ranges: Sequence[range]) -> QuantizedMatri
     )
 
 
-def _columns(weight: Weight, columns: range, where: str) -> Weight:
+def _take_inputs(weight: Weight, kept: range, target: str) -> Weight:
     if isinstance(weight, Tensor):
-        return weight[:, columns.start : columns.stop]
+        return weight[:, kept.start : kept.stop]
     inputs = weight.shape[1]
     # A quantization group can be split into smaller groups with the same scale.
-    group = gcd(weight.group, columns.start, columns.stop if columns.stop < inputs else 0)
-    while group > len(columns) + _MAX_EXCESS and group % (2 * _MIN_GROUP) == 0:
+    group = gcd(weight.group, kept.start, kept.stop if kept.stop < inputs else 0)
+    while group > len(kept) + _MAX_EXCESS and group % (2 * _MIN_GROUP_INPUTS) == 0:
         group //= 2
-    if weight.order is not None or group % _MIN_GROUP or group > len(columns) + _MAX_EXCESS:
+    if weight.order is not None or group % _MIN_GROUP_INPUTS or group > len(kept) + _MAX_EXCESS:
         found = "an order of their inputs" if weight.order is not None else f"groups of {weight.group}"
         msg = (
-            f"{where}: expected weights whose inputs can be split between processes at {columns.start} and "
-            f"{columns.stop}, found quantized ones with {found}; use parallel='tree'"
+            f"{target}: expected weights whose inputs can be split between processes at {kept.start} and "
+            f"{kept.stop}, found quantized ones with {found}; use parallel='tree'"
         )
         raise CheckpointError(msg)
-    splits_per_group, groups = weight.group // group, slice(columns.start // group, ceil(columns.stop / group))
-    minimum = (
-        None
-        if weight.minimum is None
-        else weight.minimum.repeat_interleave(splits_per_group, dim=1)[:, groups].contiguous()
-    )
+    parts_per_group, groups = weight.group // group, slice(kept.start // group, ceil(kept.stop / group))
+
+    def take_groups(values: Tensor) -> Tensor:
+        return values.repeat_interleave(parts_per_group, dim=1)[:, groups].contiguous()
+
+    minimum = None if weight.minimum is None else take_groups(weight.minimum)
     return QuantizedMatrix(
-        weight.codes[:, columns.start : columns.stop],
-        weight.scale.repeat_interleave(splits_per_group, dim=1)[:, groups].contiguous(),
-        minimum,
-        weight.bits,
-        group,
+        weight.codes[:, kept.start : kept.stop], take_groups(weight.scale), minimum, weight.bits, group
     )

@@ -1,4 +1,4 @@
-"""Size and storage format of the weights that a forward pass reads."""
+"""Number of parameters, and the size and formats of the weights that a forward pass reads."""
 
 from __future__ import annotations
 
@@ -17,20 +17,16 @@ from pronk.models.linear import KernelLinear, Linear, StackedLinear
 
 __all__ = ["ForwardWeights", "count_parameters", "forward_weights"]
 
-_BITS = {number: bits for bits, number in CODED_TYPES.items()}
+_BITS_OF_TYPE = {number: bits for bits, number in CODED_TYPES.items()}
 
 
 @dataclass(frozen=True)
 class ForwardWeights:
-    """The weights that every forward pass reads: all matrices except a lookup table.
+    """Weights that a forward pass reads: all matrices except an embedding from which rows are looked up."""
 
-    ``kinds`` lists the storage formats, largest share first: ``int4 in groups of 32, int8 in groups of 128``.
-    ``nbytes`` includes scales, minima and padding. ``count`` is the number of parameters.
-    """
-
-    kinds: str
-    nbytes: int
-    count: int
+    kinds: str  # formats in memory, most bytes first, such as ``int4 in groups of 32, int8 in groups of 128``
+    nbytes: int  # size in memory in bytes, scales, minima and padding included
+    count: int  # number of parameters
 
     @property
     def bits(self) -> float:
@@ -39,11 +35,11 @@ class ForwardWeights:
 
 
 def forward_weights(decoder: Decoder) -> ForwardWeights:
-    """Measure the weights of a loaded model."""
+    """Return the size and formats of the weights of a loaded model."""
     sizes, count = Counter[str](), 0
     for linear in decoder.modules():
-        looked_up = linear is decoder.table and linear is not decoder.head
-        if isinstance(linear, Linear) and not isinstance(linear, StackedLinear) and not looked_up:
+        is_lookup_table = linear is decoder.table and linear is not decoder.head
+        if isinstance(linear, Linear) and not isinstance(linear, StackedLinear) and not is_lookup_table:
             kind, nbytes = _format_and_bytes(linear)
             sizes[kind] += nbytes
             count += linear.in_features * linear.out_features
@@ -51,20 +47,20 @@ def forward_weights(decoder: Decoder) -> ForwardWeights:
 
 
 def count_parameters(config: ModelConfig) -> int:
-    """Count the parameters of a model, independent of how a checkpoint packs them."""
+    """Return the number of parameters of a model; a tied head and quantization scales do not count."""
     return sum(math.prod(piece.shape) for part in plan_tensors(config) for piece in part.pieces)
 
 
 def _format_and_bytes(linear: Linear) -> tuple[str, int]:
     if isinstance(linear, KernelLinear):
-        return _kind(linear.packed), linear.packed.data.nbytes
+        return _packed_format(linear.packed), linear.packed.data.nbytes
     weight = linear.weight
     assert isinstance(weight, Tensor), "expected a torch weight, found none"
     return str(weight.dtype).removeprefix("torch."), weight.nbytes
 
 
-def _kind(packed: Packed) -> str:
-    bits = _BITS.get(packed.struct.type)
+def _packed_format(packed: Packed) -> str:
+    bits = _BITS_OF_TYPE.get(packed.struct.type)
     if bits is None:
         return str(packed.data.dtype).removeprefix("torch.")
     return f"int{bits} in groups of {packed.struct.group}"

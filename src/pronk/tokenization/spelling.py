@@ -28,17 +28,12 @@ _SPACE = "\u2581"
 
 @dataclass(frozen=True)
 class Spelling:
-    """The bytes of a tokenizer's tokens.
+    """The bytes of a tokenizer's tokens."""
 
-    Attributes:
-        texts: bytes of every token except special tokens. Of tokens with the same bytes, the one that the tokenizer
-            itself uses comes first. Empty if the decoder is neither byte-level nor SentencePiece-like.
-        prefix: whether the tokenizer adds a space before the first text, before every text after a special token
-            too (``"always"``), or never.
-    """
-
+    # Bytes of every token except special tokens. Of tokens with the same bytes, the one that the tokenizer itself uses
+    # comes first. Empty if the decoder is neither byte-level nor SentencePiece-like.
     texts: Mapping[int, bytes]
-    prefix: Prefix
+    prefix: Prefix  # a space is added before the first text, also after special tokens (``"always"``), or never
 
 
 def spell(tokenizer: Tokenizer) -> Spelling:

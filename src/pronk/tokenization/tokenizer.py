@@ -56,15 +56,16 @@ class Tokenizer:
         or have ids beyond the model's ``vocab_size`` raise a TokenizerError.
         """
         if is_gguf(folder):
-            return cls._of_gguf(folder, vocab_size)
+            parts = read_tokenizer(GgufFile(folder))
+            _check_vocabulary(parts.backend, folder, vocab_size)
+            return cls(parts.backend, special_tokens=parts.special_tokens, chat_template=parts.chat_template)
         config = _read_optional(folder / "tokenizer_config.json")
         special = _special_tokens(_read_optional(folder / "special_tokens_map.json") | config)
         if (folder / "tokenizer.json").is_file():
             backend = _read_backend(folder / "tokenizer.json")
         else:
             backend = _build_gpt2(folder, config, special)
-        if vocab_size is not None:
-            _check_vocabulary(backend, folder, vocab_size)
+        _check_vocabulary(backend, folder, vocab_size)
         templates = _find_templates(folder, config)
         return cls(
             backend,
@@ -72,13 +73,6 @@ class Tokenizer:
             chat_template=templates.get("default"),
             tool_template=templates.get("tool_use"),
         )
-
-    @classmethod
-    def _of_gguf(cls, path: Path, vocab_size: int | None) -> Tokenizer:
-        parts = read_tokenizer(GgufFile(path))
-        if vocab_size is not None:
-            _check_vocabulary(parts.backend, path, vocab_size)
-        return cls(parts.backend, special_tokens=parts.special_tokens, chat_template=parts.chat_template)
 
     @property
     def vocab_size(self) -> int:
@@ -268,7 +262,10 @@ def _find_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
         raise TokenizerError(msg) from error
 
 
-def _check_vocabulary(backend: tokenizers.Tokenizer, folder: Path, vocab_size: int) -> None:
+def _check_vocabulary(backend: tokenizers.Tokenizer, folder: Path, vocab_size: int | None) -> None:
+    """Raise a :class:`TokenizerError` if the tokenizer has ids beyond ``vocab_size``; ``None`` allows all."""
+    if vocab_size is None:
+        return
     largest = max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
     if largest >= vocab_size:
         msg = (

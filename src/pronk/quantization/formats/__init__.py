@@ -1,1 +1,1 @@
-"""Checkpoint formats of 8-bit and 4-bit weights, and their conversion to a common representation."""
+"""Checkpoint formats of quantized weights, and their conversion to :class:`QuantizedMatrix`."""

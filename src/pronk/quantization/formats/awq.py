@@ -1,8 +1,8 @@
 """AWQ checkpoints in the version ``gemm``, as AutoAWQ writes them (Lin et al. 2024).
 
-4-bit codes (``qweight`` ``[inputs, outputs / 8]``) and zero points (``qzeros`` ``[groups, outputs / 8]``) are packed
-along the outputs. The nibbles of a word, the lowest first, belong to the outputs 0, 2, 4, 6, 1, 3, 5, 7. A weight is
-``scales[g] * (code - zero[g])`` with ``g = input / group``.
+Eight 4-bit codes (``qweight`` ``[inputs, outputs / 8]``) or zero points (``qzeros`` ``[groups, outputs / 8]``) of
+neighbouring outputs are packed into one int32 word. From the lowest bits up, they belong to outputs 0 2 4 6 1 3 5 7. A
+weight is ``scales[g] * (code - zero[g])`` with ``g = input / group``.
 """
 
 from __future__ import annotations
@@ -17,54 +17,56 @@ from torch import Tensor
 from pronk.checks import check_integer
 from pronk.errors import CheckpointError, ConfigError
 from pronk.quantization.formats.matrix import QuantizedMatrix
-from pronk.quantization.formats.packing import OUTPUTS, affine, group_size, unpack
-from pronk.quantization.formats.scheme import NOTHING, LinearModule, StoredTensor, check_bits, listed, refuse
+from pronk.quantization.formats.packing import SLICE_OUTPUTS, group_size, to_quantized_matrix, unpack
+from pronk.quantization.formats.scheme import (
+    MATCHES_NOTHING,
+    LinearModule,
+    StoredTensor,
+    check_bits,
+    read_names,
+    refuse,
+)
 
 __all__ = ["AWQ"]
 
-_INSTEAD = "use an AWQ checkpoint of 4 bits in the version gemm, or the model's 16-bit weights"
-# Nibble of a word that holds each of its eight outputs: the inverse of 0 2 4 6 1 3 5 7.
-_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]
+_REMEDY = "use an AWQ checkpoint of 4 bits in the version gemm, or the model's 16-bit weights"
+# Position in a word of each of its eight outputs: the inverse of the permutation 0 2 4 6 1 3 5 7.
+_POSITIONS = [0, 4, 1, 5, 2, 6, 3, 7]
 
 
 @dataclass(frozen=True)
 class AWQ:
-    """Scheme of an AWQ checkpoint.
+    """Scheme of an AWQ checkpoint."""
 
-    Attributes:
-        group: number of inputs per group; -1 is the whole row.
-        plain: substrings of the names of unquantized modules, matched anywhere in a name as in AutoAWQ.
-    """
-
-    group: int
-    plain: tuple[str, ...] = ()
+    group: int  # number of inputs per group; -1 means all inputs
+    plain: tuple[str, ...] = ()  # substrings of the names of unquantized modules, as in AutoAWQ
 
     name = "AWQ"
     notes = ()
-    ignored = NOTHING
+    ignored = MATCHES_NOTHING
 
     @classmethod
     def parse(cls, config: Mapping[str, Any]) -> AWQ:
         """Parse a ``quantization_config``, or the ``quant_config.json`` of older checkpoints."""
-        check_bits("bits", config.get("bits", config.get("w_bit", 4)), (4,), _INSTEAD)
+        check_bits("bits", config.get("bits", config.get("w_bit", 4)), (4,), _REMEDY)
         version = config.get("checkpoint_format") or config.get("format") or config.get("version") or "gemm"
         if str(version).lower() != "gemm":
-            refuse("the version gemm", version, _INSTEAD)
+            refuse("the version gemm", version, _REMEDY)
         if config.get("backend", "autoawq") == "llm-awq":  # llm-awq packs along the inputs
-            refuse("the backend autoawq", "llm-awq", _INSTEAD)
+            refuse("the backend autoawq", "llm-awq", _REMEDY)
         if config.get("zero_point", True) is not True:
-            refuse("zero_point true", config["zero_point"], _INSTEAD)
+            refuse("zero_point true", config["zero_point"], _REMEDY)
         size = config.get("group_size", config.get("q_group_size", 128))
         if size != -1 and check_integer("quantization_config: group_size", size, 8, error=ConfigError) % 8:
-            refuse("a group_size of a multiple of 8, or -1", size, _INSTEAD)
-        return cls(size, tuple(listed(config, "modules_to_not_convert")))
+            refuse("a group_size of a multiple of 8, or -1", size, _REMEDY)
+        return cls(size, tuple(read_names(config, "modules_to_not_convert")))
 
     def weight(self, module: LinearModule) -> _Weight | None:
         """Implement :meth:`Scheme.weight <pronk.quantization.formats.scheme.Scheme.weight>`."""
         if module.head or module.transposed or any(part in module.name for part in self.plain):
             return None
         if module.outputs % 8:
-            msg = f"{module.name}: expected a multiple of 8 outputs, found {module.outputs}; {_INSTEAD}"
+            msg = f"{module.name}: expected a multiple of 8 outputs, found {module.outputs}; {_REMEDY}"
             raise CheckpointError(msg)
         return _Weight(module, group_size(self.group, module.inputs))
 
@@ -86,12 +88,12 @@ class _Weight:
 
     def read(self, tensors: Mapping[str, Tensor], codes: Tensor) -> QuantizedMatrix:
         outputs, packed = self.module.outputs, tensors["qweight"]
-        for start in range(0, outputs, OUTPUTS):
-            stop = min(start + OUTPUTS, outputs)
+        for start in range(0, outputs, SLICE_OUTPUTS):
+            stop = min(start + SLICE_OUTPUTS, outputs)
             codes[start:stop] = _unpack(packed[:, start // 8 : stop // 8], stop - start).t()
-        return affine(codes, _unpack(tensors["qzeros"], outputs).t(), tensors["scales"].t(), 4, self.group)
+        return to_quantized_matrix(codes, _unpack(tensors["qzeros"], outputs).t(), tensors["scales"].t(), 4, self.group)
 
 
 def _unpack(packed: Tensor, outputs: int) -> Tensor:
     """Unpack int32 ``[rows, outputs / 8]`` to uint8 ``[rows, outputs]``."""
-    return unpack(packed, 4, outputs).unflatten(1, (-1, 8))[..., _PLACES].flatten(1)
+    return unpack(packed, 4, outputs).unflatten(1, (-1, 8))[..., _POSITIONS].flatten(1)

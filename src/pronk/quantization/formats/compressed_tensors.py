@@ -1,9 +1,8 @@
 """Checkpoints in the format compressed-tensors, as LLM Compressor writes them.
 
-Each of the ``config_groups`` in ``config.json`` is a rule for the modules that its ``targets`` match and ``ignore``
-does not; a target is a module name, ``re:`` and a regular expression, or a class. A weight is
-``scale * (code - zero_point)`` with signed codes. Packed codes are stored with an offset of ``2**(bits - 1)``, int8
-codes without.
+Each entry of ``config_groups`` in ``config.json`` is a rule for the modules that its ``targets`` match, unless
+``ignore`` matches them too. A target is a module name, ``re:`` with a regular expression, or a class name. A weight is
+``scale * (code - zero_point)`` with signed codes, which are stored as int8, or packed as ``code + 2**(bits - 1)``.
 """
 
 from __future__ import annotations
@@ -19,41 +18,42 @@ from pronk.quantization.formats.fp8 import FP8_NOTE, FP8Weight
 from pronk.quantization.formats.integers import PackedIntegers
 from pronk.quantization.formats.matrix import Bits
 from pronk.quantization.formats.scheme import (
-    NO_EXPRESSION,
-    NOTHING,
+    EXPRESSION_ERRORS,
+    MATCHES_NOTHING,
     STATIC_NOTE,
     LinearModule,
     StoredWeight,
     check_bits,
-    listed,
+    read_names,
     refuse,
 )
 
 __all__ = ["CompressedTensors"]
 
+# Supported formats and the types of their weights; ``None`` means any type.
 _FORMATS = {"pack-quantized": "int", "int-quantized": "int", "float-quantized": "float", "naive-quantized": None}
-_INSTEAD = f"use a checkpoint in the format {', '.join(_FORMATS)}, or the model's 16-bit weights"
-# Options that change the forward pass or the weights in ways that are not implemented.
-_REFUSED = ("transform_config", "moe_sparsity_config")
+_REMEDY = f"use a checkpoint in the format {', '.join(_FORMATS)}, or the model's 16-bit weights"
+# Options that change the weights or the forward pass in ways that are not implemented here.
+_UNSUPPORTED_OPTIONS = ("transform_config", "moe_sparsity_config")
 
-# Scales of a quantized KV cache, stored beside the projections or at their outputs.
+# Names of the scales of a quantized KV cache.
 _CACHE_SCALES = re.compile(r"layers\.\d+\.self_attn\.([qkv]_proj\.output_|[qkv]_)(scale|zero_point)")
 _CACHE_NOTE = "kv_cache_scheme is ignored: the KV cache is not quantized"
 
 
 @dataclass(frozen=True)
 class _Rule:
-    """One of the ``config_groups``; ``bits`` is ``None`` if the weights are not quantized."""
+    """Entry of ``config_groups``."""
 
     targets: tuple[str, ...]
     format: str = ""
-    bits: Bits | None = None
-    floats: bool = False
+    bits: Bits | None = None  # bits of a code; ``None`` if the weights are not quantized
+    floats: bool = False  # whether the weights are FP8 numbers, not integer codes
     symmetric: bool = True
-    strategy: str = "tensor"
-    group: int = -1
-    block: tuple[int, int] | None = None
-    static: bool = False
+    strategy: str = "tensor"  # part that shares a scale: ``tensor``, ``channel`` (an output), ``group`` or ``block``
+    group: int = -1  # number of inputs per scale, for the strategy *group*
+    block: tuple[int, int] | None = None  # numbers of outputs and inputs per scale, for the strategy *block*
+    static: bool = False  # whether the checkpoint has static scales of activations
 
     def weight(self, module: LinearModule) -> StoredWeight | None:
         if self.bits is None:
@@ -68,35 +68,28 @@ class _Rule:
 
 @dataclass(frozen=True)
 class CompressedTensors:
-    """Scheme of a compressed-tensors checkpoint.
+    """Scheme of a compressed-tensors checkpoint."""
 
-    Attributes:
-        rules: rules in the order of ``config_groups``.
-        ignore: targets of modules that are not quantized.
-        notes: deviations from ``config.json``, one line each.
-        ignored: pattern of the names of unused tensors.
-    """
-
-    rules: tuple[_Rule, ...]
-    ignore: tuple[str, ...] = ()
+    rules: tuple[_Rule, ...]  # rules in the order of ``config_groups``
+    ignore: tuple[str, ...] = ()  # targets that match modules without quantization
     notes: tuple[str, ...] = ()
-    ignored: re.Pattern[str] = NOTHING
+    ignored: re.Pattern[str] = MATCHES_NOTHING
 
     name = "compressed-tensors"
 
     @classmethod
     def parse(cls, config: Mapping[str, Any]) -> CompressedTensors:
         """Parse a ``quantization_config``."""
-        for key in _REFUSED:
+        for key in _UNSUPPORTED_OPTIONS:
             if config.get(key):
-                refuse(f"no {key}", config[key], _INSTEAD)
+                refuse(f"no {key}", config[key], _REMEDY)
         sparsity = config.get("sparsity_config")
         if sparsity and (not isinstance(sparsity, dict) or sparsity.get("format") not in (None, "dense")):
-            refuse("no sparse weights in sparsity_config", sparsity, _INSTEAD)
+            refuse("no sparse weights in sparsity_config", sparsity, _REMEDY)
         groups = config.get("config_groups")
         if not isinstance(groups, dict) or not groups:
             refuse("an object of rules as config_groups", groups, "restore config.json from its source")
-        rules = tuple(_rule(group, config.get("format")) for group in groups.values())
+        rules = tuple(_parse_rule(group, config.get("format")) for group in groups.values())
         cache = bool(config.get("kv_cache_scheme"))
         notes = (
             (FP8_NOTE, any(rule.floats for rule in rules)),
@@ -105,27 +98,27 @@ class CompressedTensors:
         )
         return cls(
             rules,
-            _targets(listed(config, "ignore")),
+            _check_targets(read_names(config, "ignore")),
             tuple(note for note, holds in notes if holds),
-            _CACHE_SCALES if cache else NOTHING,
+            _CACHE_SCALES if cache else MATCHES_NOTHING,
         )
 
     def weight(self, module: LinearModule) -> StoredWeight | None:
         """Implement :meth:`Scheme.weight <pronk.quantization.formats.scheme.Scheme.weight>`."""
-        # compressed-tensors matches the classes Linear and Embedding only; GPT-2's matrices are of the class Conv1D.
-        if module.transposed or any(_rank(target, module.name) is not None for target in self.ignore):
+        # compressed-tensors quantizes the classes Linear and Embedding only; GPT-2's matrices are of the class Conv1D.
+        if module.transposed or any(_match_rank(target, module.name) is not None for target in self.ignore):
             return None
         matches = [
-            (rank, target, -number)  # closest match; ties go to the first target by name, then to the last rule
+            (rank, target, -number)  # the least one wins: best match, then first target by name, then last rule
             for number, rule in enumerate(self.rules)
             for target in rule.targets
-            if (rank := _rank(target, module.name)) is not None
+            if (rank := _match_rank(target, module.name)) is not None
         ]
         return self.rules[-min(matches)[2]].weight(module) if matches else None
 
 
-def _rank(target: str, name: str) -> int | None:
-    """Return 0 for a match by name, 1 by regular expression, 2 by class, ``None`` for no match."""
+def _match_rank(target: str, name: str) -> int | None:
+    """Return how a target matches a module: 0 by name, 1 by regular expression, 2 by class, ``None`` not."""
     if target == name:
         return 0
     if target.startswith("re:"):
@@ -133,69 +126,71 @@ def _rank(target: str, name: str) -> int | None:
     return 2 if target in ("Linear", "LinearBase", "LinearModule") else None
 
 
-def _targets(targets: Sequence[str]) -> tuple[str, ...]:
+def _check_targets(targets: Sequence[str]) -> tuple[str, ...]:
+    """Return ``targets``; raise a ConfigError for an invalid regular expression."""
     for target in targets:
         if target.startswith("re:"):
             try:
                 re.compile(target.removeprefix("re:"))
-            except NO_EXPRESSION as error:
+            except EXPRESSION_ERRORS as error:
                 refuse("regular expressions after re:", target, f"correct the expression ({error})")
     return tuple(targets)
 
 
-def _rule(group: object, default: object) -> _Rule:
+def _parse_rule(group: object, default: object) -> _Rule:
+    """Parse an entry of ``config_groups``; ``default`` is the format if the entry has none."""
     if not isinstance(group, dict):
         refuse("objects in config_groups", group, "write out the fields of the preset scheme")
-    targets = _targets(listed(group, "targets"))
+    targets = _check_targets(read_names(group, "targets"))
     weights = group.get("weights")
     if group.get("output_activations"):
-        refuse("no output_activations", group["output_activations"], _INSTEAD)
+        refuse("no output_activations", group["output_activations"], _REMEDY)
     if weights is None:
         return _Rule(targets)
     if not isinstance(weights, dict):
         refuse("an object as weights", weights, "restore config.json from its source")
     layout = group.get("format") or default
     if not isinstance(layout, str) or layout not in _FORMATS:
-        refuse(f"the format {' or '.join(_FORMATS)}", layout, _INSTEAD)
+        refuse(f"the format {' or '.join(_FORMATS)}", layout, _REMEDY)
     inputs = group.get("input_activations")
     static = isinstance(inputs, dict) and inputs.get("dynamic") is False
-    return _Rule(targets, layout, static=static, **_weights(weights, layout))
+    return _Rule(targets, layout, static=static, **_parse_weights(weights, layout))
 
 
-def _weights(weights: Mapping[str, Any], layout: str) -> dict[str, Any]:
+def _parse_weights(weights: Mapping[str, Any], layout: str) -> dict[str, Any]:
     """Parse the ``weights`` of a rule into arguments of :class:`_Rule`."""
     kind = check_choice("quantization_config: type", weights.get("type", "int"), ("int", "float"), error=ConfigError)
     if _FORMATS[layout] not in (None, kind):
         refuse(f"weights of the type {_FORMATS[layout]} for {layout}", kind, "restore config.json from its source")
     floats = kind == "float"
-    bits = check_bits(f"{kind} weights with num_bits", weights.get("num_bits", 8), (8,) if floats else (4, 8), _INSTEAD)
+    bits = check_bits(f"{kind} weights with num_bits", weights.get("num_bits", 8), (8,) if floats else (4, 8), _REMEDY)
     symmetric = check_flag("quantization_config: symmetric", weights.get("symmetric", True), error=ConfigError)
     if floats and not symmetric:
-        refuse("symmetric floats", weights, _INSTEAD)
+        refuse("symmetric floats", weights, _REMEDY)
     if weights.get("dynamic"):
-        refuse("weights that are not dynamic", weights["dynamic"], _INSTEAD)
+        refuse("weights that are not dynamic", weights["dynamic"], _REMEDY)
     size, strategy = weights.get("group_size"), weights.get("strategy")
     if strategy is None:
         strategy = "tensor" if size is None else "channel" if size == -1 else "group"
-    known = ("tensor", "channel", "group", *(("block",) if floats else ()))
-    check_choice("quantization_config: strategy", strategy, known, error=ConfigError)
-    made = {"bits": bits, "floats": floats, "symmetric": symmetric, "strategy": strategy}
+    strategies = ("tensor", "channel", "group", *(("block",) if floats else ()))
+    check_choice("quantization_config: strategy", strategy, strategies, error=ConfigError)
+    fields = {"bits": bits, "floats": floats, "symmetric": symmetric, "strategy": strategy}
     if strategy == "group":
-        made["group"] = check_integer("quantization_config: group_size", size, 8, error=ConfigError)
-        if made["group"] % 8:
-            refuse("a group_size of a multiple of 8", size, _INSTEAD)
+        fields["group"] = check_integer("quantization_config: group_size", size, 8, error=ConfigError)
+        if fields["group"] % 8:
+            refuse("a group_size of a multiple of 8", size, _REMEDY)
     if strategy == "block":
-        made["block"] = _block(weights.get("block_structure"))
-    return made
+        fields["block"] = _parse_block(weights.get("block_structure"))
+    return fields
 
 
-def _block(structure: object) -> tuple[int, int]:
-    """Parse ``[128, 128]``, or ``"128x128"`` of older versions, as outputs and inputs of a block."""
+def _parse_block(structure: object) -> tuple[int, int]:
+    """Return the numbers of outputs and inputs of a block from ``[128, 128]`` or ``"128x128"``."""
     found = structure
     if isinstance(structure, str):
         text = re.fullmatch(r"([0-9]{1,9})x([0-9]{1,9})", structure)
         found = [int(size) for size in text.groups()] if text else None
     if not isinstance(found, list) or len(found) != 2:
-        refuse("two sizes as block_structure", structure, _INSTEAD)
-    high, wide = (check_integer("quantization_config: block_structure", n, 1, error=ConfigError) for n in found)
-    return high, wide
+        refuse("two sizes as block_structure", structure, _REMEDY)
+    outputs, inputs = (check_integer("quantization_config: block_structure", n, 1, error=ConfigError) for n in found)
+    return outputs, inputs

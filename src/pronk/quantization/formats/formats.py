@@ -1,4 +1,4 @@
-"""Selection of the quantization format of a checkpoint."""
+"""Table of the quantization formats, by ``quant_method``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pronk.quantization.formats.fp8 import FP8
 from pronk.quantization.formats.gptq import GPTQ
 from pronk.quantization.formats.scheme import Scheme
 
-__all__ = ["scheme_of"]
+__all__ = ["parse_scheme"]
 
 _FORMATS: dict[str, Callable[[Mapping[str, Any]], Scheme]] = {
     "compressed-tensors": CompressedTensors.parse,
@@ -23,8 +23,8 @@ _FORMATS: dict[str, Callable[[Mapping[str, Any]], Scheme]] = {
 }
 
 
-def scheme_of(config: Mapping[str, Any]) -> Scheme:
-    """Return the scheme of a ``quantization_config``; refuse an invalid or unsupported one."""
+def parse_scheme(config: Mapping[str, Any]) -> Scheme:
+    """Parse a ``quantization_config``; raise a ConfigError if it is invalid or not supported."""
     method = config.get("quant_method")
     if method is None and "config_groups" in config:
         method = "compressed-tensors"

@@ -1,8 +1,8 @@
 """FP8 (e4m3) checkpoints, as DeepSeek, Qwen, vLLM and FBGEMM write them.
 
-The scale of a weight belongs to a block of outputs and inputs (``weight_scale_inv``, usually 128 by 128), to an output,
-or to the whole matrix (``weight_scale``). CPUs have no FP8 arithmetic, and e4m3 values do not fit 8-bit integers. So
-the weights are dequantized: ``weight * scale`` is computed in float32 and rounded to bfloat16.
+There is one scale per block of outputs and inputs (``weight_scale_inv``, usually 128 by 128), per output, or per matrix
+(``weight_scale``). CPUs have no FP8 arithmetic, and e4m3 values are not integers of 8 bits. So the weights are
+dequantized: ``weight * scale`` is computed in float32 and rounded to bfloat16.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 
 from pronk.errors import CheckpointError
-from pronk.quantization.formats.packing import OUTPUTS
+from pronk.quantization.formats.packing import SLICE_OUTPUTS
 from pronk.quantization.formats.scheme import (
     FLOATS,
-    NOTHING,
+    MATCHES_NOTHING,
     STATIC_NOTE,
     LinearModule,
     StoredTensor,
-    listed,
-    names,
+    matches_components,
+    read_names,
     refuse,
 )
 
@@ -32,65 +32,53 @@ __all__ = ["FP8", "FP8_NOTE", "FP8Weight"]
 
 FP8_NOTE = "FP8 weights are dequantized to bfloat16, which takes twice the memory of the file"
 
-_INSTEAD = "use a checkpoint of e4m3 weights with blocks, or the model's 16-bit weights"
-_SCALES = ("weight_scale_inv", "weight_scale")
-# Names of activation scales in checkpoints of transformers and vLLM.
-_ACTIVATIONS = ("activation_scale", "input_scale", "input_scale_ub")
+_REMEDY = "use a checkpoint of e4m3 weights with blocks, or the model's 16-bit weights"
+_SCALES = ("weight_scale_inv", "weight_scale")  # names of the tensor of scales
+# Names of the scales of activations, which are not used.
+_ACTIVATION_SCALES = ("activation_scale", "input_scale", "input_scale_ub")
 
 
 @dataclass(frozen=True)
 class FP8:
-    """Scheme of an FP8 checkpoint.
+    """Scheme of an FP8 checkpoint."""
 
-    Attributes:
-        block: number of outputs and inputs per scale; ``None`` is one scale per output or per matrix.
-        plain: patterns of the names of unquantized modules.
-        notes: deviations from ``config.json``, one line each.
-    """
-
-    block: tuple[int, int] | None
-    plain: tuple[str, ...] = ()
+    block: tuple[int, int] | None  # outputs and inputs per scale; ``None`` means one scale per output or per matrix
+    plain: tuple[str, ...] = ()  # patterns for names of unquantized modules; see ``matches_components``
     notes: tuple[str, ...] = (FP8_NOTE,)
 
     name = "fp8"
-    ignored = NOTHING
+    ignored = MATCHES_NOTHING
 
     @classmethod
     def parse(cls, config: Mapping[str, Any]) -> FP8:
         """Parse a ``quantization_config``."""
         if config.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
-            refuse("fmt e4m3", config["fmt"], _INSTEAD)
+            refuse("fmt e4m3", config["fmt"], _REMEDY)
         if config.get("modules_to_convert"):
-            refuse("no modules_to_convert", config["modules_to_convert"], _INSTEAD)
+            refuse("no modules_to_convert", config["modules_to_convert"], _REMEDY)
         block = config.get("weight_block_size")
         if block is not None and not (
             isinstance(block, list) and len(block) == 2 and all(type(n) is int and n > 0 for n in block)
         ):
-            refuse("two sizes as weight_block_size", block, _INSTEAD)
-        plain = listed(config, "modules_to_not_convert") + listed(config, "ignored_layers")
+            refuse("two sizes as weight_block_size", block, _REMEDY)
+        plain = read_names(config, "modules_to_not_convert") + read_names(config, "ignored_layers")
         static = (STATIC_NOTE,) if config.get("activation_scheme") == "static" else ()
         return cls(None if block is None else (block[0], block[1]), tuple(plain), (FP8_NOTE, *static))
 
     def weight(self, module: LinearModule) -> FP8Weight | None:
         """Implement :meth:`Scheme.weight <pronk.quantization.formats.scheme.Scheme.weight>`."""
-        if module.head or module.transposed or any(names(module.name, pattern) for pattern in self.plain):
+        if module.head or module.transposed or any(matches_components(module.name, pattern) for pattern in self.plain):
             return None
         return FP8Weight(module, self.block, _SCALES[:1] if self.block else _SCALES)
 
 
 @dataclass(frozen=True)
 class FP8Weight:
-    """Stored weight of e4m3 values and its scales.
-
-    Attributes:
-        module: linear module of the weight.
-        block: number of outputs and inputs per scale; ``None`` is one scale per output or per matrix.
-        scales: possible names of the scale tensor, exactly one of which is in the file.
-    """
+    """FP8 form of a linear module's weight: e4m3 values and scales."""
 
     module: LinearModule
-    block: tuple[int, int] | None
-    scales: tuple[str, ...]
+    block: tuple[int, int] | None  # outputs and inputs per scale; ``None`` means one scale per output or per matrix
+    scales: tuple[str, ...]  # possible names of the tensor of scales; the checkpoint has exactly one of them
 
     @property
     def tensors(self) -> Mapping[str, StoredTensor]:
@@ -102,7 +90,7 @@ class FP8Weight:
         return {
             "weight": StoredTensor(((outputs, inputs),), ("F8_E4M3",)),
             **{name: StoredTensor(shapes, FLOATS, required=len(self.scales) == 1) for name in self.scales},
-            **{name: StoredTensor(None, FLOATS, required=False) for name in _ACTIVATIONS},
+            **{name: StoredTensor(None, FLOATS, required=False) for name in _ACTIVATION_SCALES},
         }
 
     def read(self, tensors: Mapping[str, Tensor], codes: Tensor) -> Tensor:  # noqa: ARG002 - FP8 has no integer codes
@@ -116,18 +104,18 @@ class FP8Weight:
 
 
 def _dequantize(weight: Tensor, scale: Tensor, block: tuple[int, int], name: str) -> Tensor:
-    """Dequantize to bfloat16 ``[outputs, inputs]``, in parts to keep float32 temporaries small."""
+    """Dequantize to bfloat16 ``[outputs, inputs]``, slice by slice to keep float32 temporaries small."""
     outputs, inputs = weight.shape
-    high, wide = min(block[0], outputs), min(block[1], inputs)
+    block_outputs, block_inputs = min(block[0], outputs), min(block[1], inputs)
     if scale.dim() < 2 or scale.numel() == 1:
         scale = scale.reshape(-1, 1).expand(outputs, 1)
     out = torch.empty(outputs, inputs, dtype=torch.bfloat16)
-    for start in range(0, outputs, OUTPUTS):
-        rows = torch.arange(start, min(start + OUTPUTS, outputs)) // high
-        factors = scale[rows].repeat_interleave(wide, 1)[:, :inputs]
-        found = weight[start : start + OUTPUTS].float() * factors
+    for start in range(0, outputs, SLICE_OUTPUTS):
+        rows = torch.arange(start, min(start + SLICE_OUTPUTS, outputs)) // block_outputs
+        scales = scale[rows].repeat_interleave(block_inputs, 1)[:, :inputs]
+        found = weight[start : start + SLICE_OUTPUTS].float() * scales
         if not bool(found.isfinite().all()):
             msg = f"expected finite numbers in weight and {name}, found NaN or infinity; download the weights again"
             raise CheckpointError(msg)
-        out[start : start + OUTPUTS] = found
+        out[start : start + SLICE_OUTPUTS] = found
     return out

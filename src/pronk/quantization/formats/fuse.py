@@ -1,4 +1,4 @@
-"""Fusion of quantized matrices that share their inputs, such as the query, key and value projections."""
+"""Stacking of quantized matrices with the same inputs, such as the query, key and value projections."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ __all__ = ["fusible_runs", "stack_matrices"]
 
 
 def fusible_runs(weights: Sequence[Tensor | QuantizedMatrix]) -> list[slice]:
-    """Return the runs of consecutive weights that can be concatenated without conversion.
+    """Return the runs of consecutive weights that can be stacked without conversion.
 
-    These are unquantized weights, or quantized ones that agree in bits, group size, input order and presence of minima.
+    The weights of a run are all unquantized, or agree in bits, group size, input order and presence of minima.
     """
-    starts = [i for i, weight in enumerate(weights) if i == 0 or not _is_like(weights[i - 1], weight)]
+    starts = [i for i, weight in enumerate(weights) if i == 0 or not _have_same_format(weights[i - 1], weight)]
     return [slice(start, stop) for start, stop in zip(starts, [*starts[1:], len(weights)], strict=True)]
 
 
 def stack_matrices(parts: Sequence[QuantizedMatrix], codes: Tensor) -> QuantizedMatrix | None:
-    """Concatenate matrices along the outputs without loss; ``None`` if their input orders differ.
+    """Stack matrices along the outputs without loss; ``None`` if their input orders differ.
 
     A 4-bit code is an 8-bit code with the same scale, a group can be split into smaller groups with the same scale, and
     a zero point can be expressed as a minimum. So the result has the most bits of all parts, the greatest common
     divisor of their group sizes, and minima if any part has minima.
 
     Args:
-        parts: matrices whose codes are consecutive rows of ``codes``; their codes may be changed in place.
-        codes: uint8 ``[sum of outputs, inputs]``.
+        parts: matrices to stack.
+        codes: uint8 ``[sum of outputs, inputs]``, whose rows are the codes of the parts; may be changed in place.
     """
     order = parts[0].order
     if not all(_is_equal(order, part.order) for part in parts[1:]):
         return None
     group, bits = gcd(*(part.group for part in parts)), max(part.bits for part in parts)
-    lowest = any(part.minimum is not None for part in parts)
-    alike = [_finer(_wider(part, bits), group, lowest=lowest) for part in parts]
-    minima = [part.minimum for part in alike if part.minimum is not None]
-    scale = torch.cat([part.scale for part in alike])
-    return QuantizedMatrix(codes, scale, torch.cat(minima) if minima else None, alike[0].bits, group, order)
+    with_minima = any(part.minimum is not None for part in parts)
+    converted = [_with_group(_with_bits(part, bits), group, minima=with_minima) for part in parts]
+    minima = [part.minimum for part in converted if part.minimum is not None]
+    scale = torch.cat([part.scale for part in converted])
+    return QuantizedMatrix(codes, scale, torch.cat(minima) if minima else None, converted[0].bits, group, order)
 
 
-def _is_like(one: Tensor | QuantizedMatrix, other: Tensor | QuantizedMatrix) -> bool:
+def _have_same_format(one: Tensor | QuantizedMatrix, other: Tensor | QuantizedMatrix) -> bool:
     if isinstance(one, Tensor) or isinstance(other, Tensor):
         return isinstance(one, Tensor) and isinstance(other, Tensor)
     forms = [(each.bits, each.group, each.minimum is None) for each in (one, other)]
@@ -58,7 +58,8 @@ def _is_equal(one: Tensor | None, other: Tensor | None) -> bool:
     return torch.equal(one, other)
 
 
-def _wider(part: QuantizedMatrix, bits: int) -> QuantizedMatrix:
+def _with_bits(part: QuantizedMatrix, bits: int) -> QuantizedMatrix:
+    """Return the matrix with codes of ``bits`` bits, no fewer than before; codes are changed in place."""
     if part.bits == bits:
         return part
     if part.minimum is None:
@@ -66,9 +67,10 @@ def _wider(part: QuantizedMatrix, bits: int) -> QuantizedMatrix:
     return replace(part, bits=8)
 
 
-def _finer(part: QuantizedMatrix, group: int, *, lowest: bool) -> QuantizedMatrix:
+def _with_group(part: QuantizedMatrix, group: int, *, minima: bool) -> QuantizedMatrix:
+    """Return the matrix with smaller groups and, if ``minima``, with minima instead of a zero point."""
     scale, minimum = part.scale, part.minimum
-    if lowest and minimum is None:
+    if minima and minimum is None:
         minimum = -scale * part.zero
     if part.group != group:
         groups, times = ceil(part.shape[1] / group), part.group // group

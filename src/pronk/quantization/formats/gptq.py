@@ -1,8 +1,9 @@
 """GPTQ checkpoints, as AutoGPTQ and GPTQModel write them (Frantar et al. 2023).
 
-Codes (``qweight`` ``[inputs * bits / 32, outputs]``) are packed along the inputs, zero points (``qzeros``
-``[groups, outputs * bits / 32]``) along the outputs. A weight is ``scales[g] * (code - zero[g])`` with
-``g = g_idx[input]``. The format ``gptq`` stores ``zero - 1``, the format ``gptq_v2`` stores ``zero``.
+Codes (``qweight`` ``[inputs * bits / 32, outputs]``) of neighbouring inputs are packed into one int32 word, as are zero
+points (``qzeros`` ``[groups, outputs * bits / 32]``) of neighbouring outputs. A weight is
+``scales[g] * (code - zero[g])`` with ``g = g_idx[input]``. The format ``gptq`` stores ``zero - 1``, the format
+``gptq_v2`` stores ``zero``.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from torch import Tensor
 from pronk.checks import check_flag, check_integer
 from pronk.errors import CheckpointError, ConfigError
 from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
-from pronk.quantization.formats.packing import affine, group_size, order_of, unpack, unpack_into
+from pronk.quantization.formats.packing import group_size, input_order, to_quantized_matrix, unpack, unpack_into
 from pronk.quantization.formats.scheme import (
+    EXPRESSION_ERRORS,
     FLOATS,
-    NO_EXPRESSION,
-    NOTHING,
+    MATCHES_NOTHING,
     LinearModule,
     StoredTensor,
     check_bits,
@@ -33,65 +34,54 @@ from pronk.quantization.formats.scheme import (
 __all__ = ["GPTQ"]
 
 # Zero point minus its stored value, by checkpoint_format.
-_OFFSETS = {"gptq": 1, "gptq_v2": 0}
-_INSTEAD = "use a GPTQ checkpoint with 4 or 8 bits in the format gptq or gptq_v2, or the model's 16-bit weights"
-# Options that change the forward pass or the layout of the weights in ways that are not implemented.
-_REFUSED = ("adapter", "rotation", "is_marlin_format", "use_marlin")
+_ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
+_REMEDY = "use a GPTQ checkpoint with 4 or 8 bits in the format gptq or gptq_v2, or the model's 16-bit weights"
+# Options that change the weights or the forward pass in ways that are not implemented here.
+_UNSUPPORTED_OPTIONS = ("adapter", "rotation", "is_marlin_format", "use_marlin")
 
 
 @dataclass(frozen=True)
 class GPTQ:
-    """Scheme of a GPTQ checkpoint.
+    """Scheme of a GPTQ checkpoint."""
 
-    Attributes:
-        bits: bits of a code.
-        group: number of inputs per group; -1 is the whole row.
-        offset: zero point minus its stored value.
-        symmetric: whether all zero points are ``2**(bits - 1)``.
-        ordered: ``desc_act``: whether ``g_idx`` assigns inputs to groups.
-        head: whether the LM head is quantized.
-        excluded: patterns of the names of unquantized modules.
-        inside: suffixes of the names of quantized modules in the layers; ``None`` is all modules.
-    """
-
-    bits: Bits
-    group: int
-    offset: int
-    symmetric: bool
-    ordered: bool
-    head: bool = False
-    excluded: tuple[re.Pattern[str], ...] = ()
-    inside: frozenset[str] | None = None
+    bits: Bits  # bits of a code
+    group: int  # number of inputs per group; -1 means all inputs
+    offset: int  # zero point minus its stored value
+    symmetric: bool  # whether all zero points are ``2**(bits - 1)``
+    ordered: bool  # whether the tensor ``g_idx``, which assigns inputs to groups, is required (``desc_act``)
+    head: bool = False  # whether the LM head is quantized
+    excluded: tuple[re.Pattern[str], ...] = ()  # patterns for names of unquantized modules
+    inside: frozenset[str] | None = None  # suffixes of quantized modules in the layers; ``None`` means all modules
 
     notes = ()
-    ignored = NOTHING
+    ignored = MATCHES_NOTHING
 
     @classmethod
     def parse(cls, config: Mapping[str, Any]) -> GPTQ:
         """Parse a ``quantization_config``, or the ``quantize_config.json`` of older checkpoints."""
-        bits = check_bits("bits", config.get("bits"), (4, 8), _INSTEAD)
+        bits = check_bits("bits", config.get("bits"), (4, 8), _REMEDY)
         found = config.get("checkpoint_format") or config.get("format") or "gptq"
-        if not isinstance(found, str) or found not in _OFFSETS:
-            refuse(f"checkpoint_format {' or '.join(_OFFSETS)}", found, _INSTEAD)
+        if not isinstance(found, str) or found not in _ZERO_OFFSETS:
+            refuse(f"checkpoint_format {' or '.join(_ZERO_OFFSETS)}", found, _REMEDY)
         if config.get("pack_dtype") not in (None, "int32"):
-            refuse("pack_dtype int32", config["pack_dtype"], _INSTEAD)
-        for key in _REFUSED:
+            refuse("pack_dtype int32", config["pack_dtype"], _REMEDY)
+        for key in _UNSUPPORTED_OPTIONS:
             if config.get(key):
-                refuse(f"no {key}", config[key], _INSTEAD)
+                refuse(f"no {key}", config[key], _REMEDY)
         return cls(
             bits=bits,
-            group=_group(config.get("group_size", -1)),
-            offset=_OFFSETS[found],
-            symmetric=_flag(config, "sym", default=True),
-            ordered=_flag(config, "desc_act", default=False),
-            head=_flag(config, "lm_head", default=False),
-            excluded=_excluded(config.get("dynamic")),
-            inside=_inside(config),
+            group=_parse_group_size(config.get("group_size", -1)),
+            offset=_ZERO_OFFSETS[found],
+            symmetric=_read_flag(config, "sym", default=True),
+            ordered=_read_flag(config, "desc_act", default=False),
+            head=_read_flag(config, "lm_head", default=False),
+            excluded=_parse_excluded(config.get("dynamic")),
+            inside=_parse_quantized_names(config),
         )
 
     @property
     def name(self) -> str:
-        """Name of the format with its bits."""
+        """Name of the format, with the bits of a code."""
         return f"GPTQ of {self.bits} bits"
 
     def weight(self, module: LinearModule) -> _Weight | None:
@@ -133,8 +123,8 @@ class _Weight:
         unpack_into(codes, tensors["qweight"].t(), bits)
         order = None
         if "g_idx" in tensors:
-            order = order_of("g_idx", tensors["g_idx"], group, ordered=self.scheme.ordered)
-        return affine(codes, self._zeros(tensors["qzeros"]), tensors["scales"].t(), bits, group, order)
+            order = input_order("g_idx", tensors["g_idx"], group, ordered=self.scheme.ordered)
+        return to_quantized_matrix(codes, self._zeros(tensors["qzeros"]), tensors["scales"].t(), bits, group, order)
 
     def _zeros(self, packed: Tensor) -> Tensor:
         """Unpack and check the zero points, int16 ``[outputs, groups]``."""
@@ -142,7 +132,7 @@ class _Weight:
         zeros = unpack(packed, bits, self.module.outputs).t().short() + offset
         most, middle = (1 << bits) - 1, 1 << (bits - 1)
         if int(zeros.max()) > most:
-            # For a zero point of 0, the stored -1 overwrites its neighbours in the word. Engines decode it differently.
+            # A zero point of 0 is stored as -1, which overwrites the other values in its word: engines disagree on it.
             msg = f"qzeros: expected 0..{most}, found {int(zeros.max())}; use a checkpoint in the format gptq_v2"
             raise CheckpointError(msg)
         if self.scheme.symmetric and bool((zeros != middle).any()):
@@ -154,22 +144,22 @@ class _Weight:
         return zeros
 
 
-def _group(size: object) -> int:
+def _parse_group_size(size: object) -> int:
     if size == -1 and not isinstance(size, bool):
         return -1
     found = check_integer("quantization_config: group_size", size, 8, error=ConfigError)
     if found % 8:
-        refuse("a group_size of a multiple of 8, or -1", size, _INSTEAD)
+        refuse("a group_size of a multiple of 8, or -1", size, _REMEDY)
     return found
 
 
-def _flag(config: Mapping[str, Any], key: str, *, default: bool) -> bool:
+def _read_flag(config: Mapping[str, Any], key: str, *, default: bool) -> bool:
     value = config.get(key)
     return check_flag(f"quantization_config: {key}", default if value is None else value, error=ConfigError)
 
 
-def _excluded(dynamic: object) -> tuple[re.Pattern[str], ...]:
-    """Compile the ``dynamic`` rules that exclude modules (``-:``); refuse other rules."""
+def _parse_excluded(dynamic: object) -> tuple[re.Pattern[str], ...]:
+    """Compile the rules ``-:PATTERN`` of ``dynamic``, which exclude modules; refuse other rules."""
     if not dynamic:
         return ()
     if not isinstance(dynamic, dict):
@@ -180,12 +170,13 @@ def _excluded(dynamic: object) -> tuple[re.Pattern[str], ...]:
             refuse("only rules in dynamic that exclude modules (-:)", rule, "use a checkpoint with one bit width")
         try:
             patterns.append(re.compile(rule.removeprefix("-:")))
-        except NO_EXPRESSION as error:
+        except EXPRESSION_ERRORS as error:
             refuse("regular expressions in dynamic", rule, f"correct the expression ({error})")
     return tuple(patterns)
 
 
-def _inside(config: Mapping[str, Any]) -> frozenset[str] | None:
+def _parse_quantized_names(config: Mapping[str, Any]) -> frozenset[str] | None:
+    """Return the names in ``modules_in_block_to_quantize``, a list or a list of lists; ``None`` if absent."""
     blocks = config.get("modules_in_block_to_quantize") or config.get("inside_layer_modules")
     if not blocks:
         return None

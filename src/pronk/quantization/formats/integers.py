@@ -1,4 +1,4 @@
-"""Integer weights of compressed-tensors: packed into 32-bit words, or one int8 each."""
+"""Weights of compressed-tensors with integer codes, packed into 32-bit words or one int8 each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pronk.errors import CheckpointError
 from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
-from pronk.quantization.formats.packing import affine, group_size, order_of, unpack, unpack_into
+from pronk.quantization.formats.packing import group_size, input_order, to_quantized_matrix, unpack, unpack_into
 from pronk.quantization.formats.scheme import FLOATS, LinearModule, StoredTensor, check_zeros
 
 __all__ = ["PackedIntegers"]
@@ -19,26 +19,18 @@ __all__ = ["PackedIntegers"]
 
 @dataclass(frozen=True)
 class PackedIntegers:
-    """Stored weight of integer codes.
+    """Stored form of a linear module's weight.
 
-    If packed, ``weight_packed`` is int32 ``[outputs, inputs * bits / 32]`` with the first code in the lowest bits, and
-    zero points are packed along the outputs, ``[outputs * bits / 32, groups]``. Otherwise, both are int8.
-
-    Attributes:
-        module: linear module of the weight.
-        bits: bits of a code.
-        size: number of inputs per group; -1 is the whole row.
-        packed: whether codes are packed into 32-bit words.
-        symmetric: whether all zero points are 0.
-        whole: whether the matrix has a single scale.
+    If packed, the codes ``weight_packed`` are int32 ``[outputs, inputs * bits / 32]``, the first code in the lowest
+    bits, and the zero points are int32 ``[outputs * bits / 32, groups]``. Otherwise, both tensors are int8.
     """
 
     module: LinearModule
-    bits: Bits
-    size: int
-    packed: bool
-    symmetric: bool
-    whole: bool
+    bits: Bits  # bits of a code
+    size: int  # number of inputs per group; -1 means all inputs
+    packed: bool  # whether codes are packed into 32-bit words
+    symmetric: bool  # whether all zero points are 0
+    whole: bool  # whether the matrix has a single scale
 
     @property
     def tensors(self) -> Mapping[str, StoredTensor]:
@@ -49,7 +41,7 @@ class PackedIntegers:
         words = ((ceil(outputs * self.bits / 32), groups),)
         found = {
             "weight_scale": StoredTensor(shapes),
-            # Packed since compressed-tensors 0.9. Older versions write zeros for symmetric weights.
+            # Zero points are packed since version 0.9. Older versions write zeros for symmetric weights.
             "weight_zero_point": StoredTensor(
                 shapes + (words if self.packed and not self.whole else ()), ("I8", "I32"), required=not self.symmetric
             ),
@@ -78,11 +70,11 @@ class PackedIntegers:
         else:
             self._to_unsigned("weight", tensors["weight"], codes)
         index = tensors.get("weight_g_idx")
-        order = None if index is None else order_of("weight_g_idx", index, self._group)
+        order = None if index is None else input_order("weight_g_idx", index, self._group)
         scale = tensors["weight_scale"]
         if self.whole:
             scale = scale.reshape(1, 1).expand(outputs, 1)
-        return affine(codes, self._zeros(tensors), scale, self.bits, self._group, order)
+        return to_quantized_matrix(codes, self._zeros(tensors), scale, self.bits, self._group, order)
 
     def _zeros(self, tensors: Mapping[str, Tensor]) -> Tensor | None:
         """Return unsigned zero points ``[outputs, groups]``; ``None`` if all are ``2**(bits - 1)``."""
@@ -98,11 +90,11 @@ class PackedIntegers:
         return found.reshape(1, 1).expand(outputs, 1) if self.whole else found
 
     def _to_unsigned(self, name: str, integers: Tensor, codes: Tensor) -> None:
-        """Write ``integers + 2**(bits - 1)`` into ``codes``, uint8."""
+        """Write ``integers + 2**(bits - 1)`` to ``codes``, uint8; refuse integers of more than ``bits`` bits."""
         middle = 1 << (self.bits - 1)
         low, high = int(integers.min()), int(integers.max())
         if low < -middle or high >= middle:
             msg = f"{name}: expected {self.bits}-bit integers of {-middle}..{middle - 1}, found {low}..{high}"
             raise CheckpointError(msg)
-        # Addition modulo 256 needs no wider temporary.
+        # Addition modulo 256 avoids a temporary tensor of wider integers.
         codes.copy_(integers.to(torch.int8).view(torch.uint8)).add_(middle)

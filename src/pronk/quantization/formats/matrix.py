@@ -1,4 +1,4 @@
-"""Common representation of quantized weights, which all file formats are converted to.
+"""Common representation of quantized weights, to which all file formats are converted.
 
 A weight is ``scale * code + minimum``, or without minima ``scale * (code - zero)`` with ``zero = 2**(bits - 1)``. Scale
 and minimum belong to a group of consecutive codes along the inputs. The kernels round activations to 8 bits in the same
@@ -18,49 +18,41 @@ __all__ = ["Bits", "QuantizedMatrix"]
 
 Bits = Literal[8, 4]
 
-# Divisor of group sizes: the kernels read four bytes of codes at a time, and a byte holds two 4-bit codes.
+# Group sizes are multiples of this number, as the kernels read four bytes of codes at a time, eight 4-bit codes.
 _UNIT = 8
-# Limit of inputs per row: so many products of at most 255 * 127 sum to less than 2**31.
-_MOST_INPUTS = 65_536
-# Most inputs by which a group may exceed the row. The kernels store a row, padded to whole groups and with 8 bytes per
-# group, in the space of its 16-bit weights, padded to 32 inputs.
-_BEYOND = 31
+# Limit of inputs, for which a sum of products code * activation, each at most 255 * 127, stays below 2**31.
+_MAX_INPUTS = 65_536
+# Limit of inputs by which a group may exceed the row. A packed row, padded to whole groups and with 8 bytes per group,
+# must fit into the space of its 16-bit weights, padded to 32 inputs.
+_MAX_EXCESS = 31
 
 
 @dataclass(frozen=True, eq=False)
 class QuantizedMatrix:
     """Quantized matrix ``[outputs, inputs]`` with groups along the inputs.
 
-    Attributes:
-        codes: uint8 ``[outputs, inputs]``, each in 0 .. 2**bits - 1, with the columns of a group adjacent.
-        scale: float32 ``[outputs, groups]``, ``groups = ceil(inputs / group)``.
-        minimum: float32 ``[outputs, groups]``; ``None`` for a zero point of ``2**(bits - 1)``.
-        bits: bits of a code, 8 or 4.
-        group: number of inputs per group, a multiple of 8 and at most ``inputs + 31``; the last group of a row may be
-            shorter.
-        order: int64 ``[inputs]``, the input of each column of ``codes``; ``None`` for the identity.
-
     Raises:
         ValueError: the shapes, types or values are invalid; the message is one line.
     """
 
-    codes: Tensor
-    scale: Tensor
-    minimum: Tensor | None
-    bits: Bits
+    codes: Tensor  # uint8 ``[outputs, inputs]``, in 0 .. 2**bits - 1; the columns of a group are adjacent
+    scale: Tensor  # float32 ``[outputs, groups]``, ``groups = ceil(inputs / group)``
+    minimum: Tensor | None  # float32 ``[outputs, groups]``; ``None`` means a zero point of ``2**(bits - 1)``
+    bits: Bits  # of a code
+    # Number of inputs per group, a multiple of 8 and at most ``inputs + 31``; the last group of a row may be shorter.
     group: int
-    order: Tensor | None = None
+    order: Tensor | None = None  # int64 ``[inputs]``, the input of each column; ``None``: column ``i`` is input ``i``
 
     def __post_init__(self) -> None:
         outputs, inputs = self.codes.shape
         if self.codes.dtype != torch.uint8 or self.bits not in (8, 4):
             msg = f"expected codes of 8 or 4 bits as uint8, found {self.bits} bits as {self.codes.dtype}"
             raise ValueError(msg)
-        if self.group % _UNIT or self.group < _UNIT or not 0 < inputs <= _MOST_INPUTS:
-            msg = f"expected groups of a multiple of {_UNIT} and 1..{_MOST_INPUTS} inputs, found {self.group}, {inputs}"
+        if self.group % _UNIT or self.group < _UNIT or not 0 < inputs <= _MAX_INPUTS:
+            msg = f"expected groups of a multiple of {_UNIT} and 1..{_MAX_INPUTS} inputs, found {self.group}, {inputs}"
             raise ValueError(msg)
-        if self.group > inputs + _BEYOND:
-            msg = f"expected groups of at most {inputs + _BEYOND} for {inputs} inputs, found {self.group}"
+        if self.group > inputs + _MAX_EXCESS:
+            msg = f"expected groups of at most {inputs + _MAX_EXCESS} for {inputs} inputs, found {self.group}"
             raise ValueError(msg)
         for name, values in (("scale", self.scale), ("minimum", self.minimum)):
             if values is None:
@@ -78,7 +70,7 @@ class QuantizedMatrix:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Number of outputs and inputs."""
+        """Numbers of outputs and inputs."""
         return self.codes.shape[0], self.codes.shape[1]
 
     @property
@@ -98,6 +90,6 @@ class QuantizedMatrix:
         return torch.empty_like(weight).index_copy_(1, self.order, weight)
 
     def rows(self, start: int, stop: int) -> QuantizedMatrix:
-        """Return the outputs ``start`` to ``stop - 1`` as views."""
+        """Return the rows of outputs ``start`` to ``stop - 1``, as views."""
         minimum = None if self.minimum is None else self.minimum[start:stop]
         return replace(self, codes=self.codes[start:stop], scale=self.scale[start:stop], minimum=minimum)

@@ -1,4 +1,4 @@
-"""Unpacking of 32-bit words into codes, and conversion of integer formats to :class:`QuantizedMatrix`."""
+"""Unpacking of 32-bit words into codes, and conversion of formats to :class:`QuantizedMatrix`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor
 from pronk.errors import CheckpointError
 from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
 
-__all__ = ["OUTPUTS", "affine", "group_size", "order_of", "unpack", "unpack_into"]
+__all__ = ["SLICE_OUTPUTS", "group_size", "input_order", "to_quantized_matrix", "unpack", "unpack_into"]
 
-# Outputs that are converted at a time, to keep temporary tensors small.
-OUTPUTS = 512
+# Number of outputs that are converted at a time, to keep temporary tensors small.
+SLICE_OUTPUTS = 512
 
 
 def group_size(size: int, inputs: int) -> int:
-    """Return ``size``, at most the row rounded up to a multiple of 8; ``-1`` is the whole row."""
+    """Return ``size``, limited to ``inputs`` rounded up to a multiple of 8; ``-1`` means all inputs."""
     whole = ceil(inputs / 8) * 8
     return whole if size == -1 else min(size, whole)
 
@@ -35,11 +35,11 @@ def unpack(packed: Tensor, bits: Bits, count: int) -> Tensor:
 
 def unpack_into(codes: Tensor, packed: Tensor, bits: Bits) -> None:
     """Unpack 32-bit words into ``codes``, uint8 ``[outputs, inputs]``; see :func:`unpack`."""
-    for start in range(0, len(codes), OUTPUTS):
-        codes[start : start + OUTPUTS] = unpack(packed[start : start + OUTPUTS], bits, codes.shape[1])
+    for start in range(0, len(codes), SLICE_OUTPUTS):
+        codes[start : start + SLICE_OUTPUTS] = unpack(packed[start : start + SLICE_OUTPUTS], bits, codes.shape[1])
 
 
-def affine(
+def to_quantized_matrix(
     codes: Tensor, zeros: Tensor | None, scale: Tensor, bits: Bits, group: int, order: Tensor | None = None
 ) -> QuantizedMatrix:
     """Convert weights ``scale * (code - zero)`` to a :class:`QuantizedMatrix`.
@@ -50,39 +50,39 @@ def affine(
 
     Args:
         codes: uint8 ``[outputs, inputs]``, in the order of the inputs; permuted by ``order`` in place.
-        zeros: integers ``[outputs, groups]`` in 0 .. 2**bits - 1; ``None`` is ``2**(bits - 1)`` everywhere.
+        zeros: integers ``[outputs, groups]`` in 0 .. 2**bits - 1; ``None`` means ``2**(bits - 1)`` everywhere.
         scale: any float type, ``[outputs, groups]``; must be finite.
         bits: bits of a code.
         group: number of inputs per group, a multiple of 8.
-        order: int64 ``[inputs]``, the input of each column of the result; ``None`` for the identity.
+        order: int64 ``[inputs]``, the input of each column of the result; ``None`` keeps the order of the inputs.
     """
-    wide = scale.float().contiguous()
+    scale = scale.float().contiguous()
     minimum = None
     if zeros is not None and bool((zeros != 1 << (bits - 1)).any()):
-        minimum = -wide * zeros
-    for start in range(0, len(codes) if order is not None else 0, OUTPUTS):
-        codes[start : start + OUTPUTS] = codes[start : start + OUTPUTS, order]
+        minimum = -scale * zeros
+    for start in range(0, len(codes) if order is not None else 0, SLICE_OUTPUTS):
+        codes[start : start + SLICE_OUTPUTS] = codes[start : start + SLICE_OUTPUTS, order]
     try:
-        return QuantizedMatrix(codes, wide, minimum, bits, group, order)
+        return QuantizedMatrix(codes, scale, minimum, bits, group, order)
     except ValueError as error:
         raise CheckpointError(str(error)) from error
 
 
-def order_of(name: str, index: Tensor, group: int, *, ordered: bool = False) -> Tensor | None:
-    """Return the permutation (int64) that makes inputs of a group adjacent; ``None`` for the identity.
+def input_order(name: str, index: Tensor, group: int, *, ordered: bool = False) -> Tensor | None:
+    """Return the order of inputs (int64) that makes groups contiguous; ``None`` if none is needed.
 
     Args:
-        name: name of the index tensor, for errors.
+        name: name of the tensor ``index``, for error messages.
         index: integers ``[inputs]``, the group of each input (``g_idx``).
         group: number of inputs per group.
-        ordered: whether the config has ``desc_act``, so that the index must be set.
+        ordered: whether ``desc_act`` is true in the config, so that the index must be set.
 
     Raises:
         CheckpointError: the groups have other sizes than ``group``, or the index is not set although ``ordered``.
     """
     inputs = len(index)
     plain = torch.arange(inputs) // group
-    # For the identity, some writers leave the tensor at its initial value: all 0, or all -1.
+    # If inputs of a group are adjacent, some writers leave the tensor at its initial value: all 0, or all -1.
     unset = not bool((index != 0).any()) or not bool((index != -1).any())
     if torch.equal(index.long(), plain) or (unset and not (ordered and len(plain) > group)):
         return None

@@ -1,4 +1,4 @@
-"""Interface of the quantization formats.
+"""Interface of the quantization formats, and helpers for them.
 
 The ``quantization_config`` of a checkpoint is parsed into a :class:`Scheme`. For each linear module of the model, the
 scheme returns a :class:`StoredWeight`: the tensors that the file must have, and their conversion to a weight.
@@ -17,9 +17,9 @@ from pronk.errors import CheckpointError, ConfigError
 from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
 
 __all__ = [
+    "EXPRESSION_ERRORS",
     "FLOATS",
-    "NOTHING",
-    "NO_EXPRESSION",
+    "MATCHES_NOTHING",
     "STATIC_NOTE",
     "LinearModule",
     "Scheme",
@@ -27,68 +27,54 @@ __all__ = [
     "StoredWeight",
     "check_bits",
     "check_zeros",
-    "listed",
-    "names",
+    "matches_components",
+    "read_names",
     "refuse",
 ]
 
 # Float types by their names in safetensors.
 FLOATS = ("F32", "F16", "BF16")
 
-NOTHING = re.compile(r"(?!)")  # matches no name
+MATCHES_NOTHING = re.compile(r"(?!)")
 
-# Raised by re.compile for invalid expressions, huge repetition counts and deep nesting.
-NO_EXPRESSION = (re.error, OverflowError, RecursionError)
+# Errors of re.compile for invalid expressions, huge repetition counts and deep nesting.
+EXPRESSION_ERRORS = (re.error, OverflowError, RecursionError)
 
 STATIC_NOTE = "static scales of activations are not used: activations are quantized dynamically, or not at all"
 
 
 class LinearModule(NamedTuple):
-    """Linear module of a model.
+    """Linear module of a model."""
 
-    Attributes:
-        name: name in the checkpoint, such as ``model.layers.0.mlp.up_proj``.
-        outputs: number of output features.
-        inputs: number of input features.
-        head: whether the module is the LM head.
-        transposed: whether an unquantized weight is stored ``[inputs, outputs]``, as in GPT-2.
-    """
-
-    name: str
-    outputs: int
-    inputs: int
-    head: bool = False
-    transposed: bool = False
+    name: str  # name in the checkpoint, such as ``model.layers.0.mlp.up_proj``
+    outputs: int  # number of output features
+    inputs: int  # number of input features
+    head: bool = False  # whether the module is the LM head
+    transposed: bool = False  # whether an unquantized weight is stored ``[inputs, outputs]``, as in GPT-2
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Requirements on a tensor of a checkpoint.
+    """Requirements on a tensor of a checkpoint."""
 
-    Attributes:
-        shapes: allowed shapes; ``None`` is any.
-        dtypes: allowed types by their names in safetensors.
-        required: whether the tensor must exist.
-    """
-
-    shapes: tuple[tuple[int, ...], ...] | None
-    dtypes: tuple[str, ...] = FLOATS
-    required: bool = True
+    shapes: tuple[tuple[int, ...], ...] | None  # allowed shapes; ``None`` allows any shape
+    dtypes: tuple[str, ...] = FLOATS  # allowed types by their names in safetensors
+    required: bool = True  # whether the tensor must exist
 
 
 class StoredWeight(Protocol):
-    """Quantized weight of a linear module in a file."""
+    """Quantized weight of a linear module, as stored in a checkpoint."""
 
     @property
     def tensors(self) -> Mapping[str, StoredTensor]:
-        """Tensors of the file, by their names within the module (``qweight``)."""
+        """Tensors of the checkpoint, by their names within the module (``qweight``)."""
         ...
 
     def read(self, tensors: Mapping[str, Tensor], codes: Tensor) -> QuantizedMatrix | Tensor:
-        """Convert to a quantized matrix, or dequantize to bfloat16 ``[outputs, inputs]``.
+        """Return the weight as a quantized matrix, or dequantized to bfloat16 ``[outputs, inputs]``.
 
         Args:
-            tensors: the tensors of :attr:`tensors` that the file has, with shapes and types checked.
+            tensors: those :attr:`tensors` that the checkpoint has; their shapes and types are checked already.
             codes: destination of the codes of a quantized matrix, uint8 ``[outputs, inputs]``; may be a view.
 
         Raises:
@@ -107,12 +93,12 @@ class Scheme(Protocol):
 
     @property
     def notes(self) -> Sequence[str]:
-        """Deviations of the engine from ``config.json``, one line each."""
+        """Ways in which pronk deviates from ``config.json``, one line each."""
         ...
 
     @property
     def ignored(self) -> re.Pattern[str]:
-        """Pattern of the names, without the family's prefix, of unused tensors."""
+        """Pattern for the names of tensors that are not used; names lack the model family's prefix."""
         ...
 
     def weight(self, module: LinearModule) -> StoredWeight | None:
@@ -120,21 +106,21 @@ class Scheme(Protocol):
         ...
 
 
-def refuse(what: str, found: object, instead: str) -> NoReturn:
-    """Raise a :class:`ConfigError` with the expected value, the found value and the remedy."""
-    msg = f"quantization_config: expected {what}, found {found!r:.80}; {instead}"
+def refuse(what: str, found: object, remedy: str) -> NoReturn:
+    """Raise a :class:`ConfigError`: ``quantization_config: expected WHAT, found FOUND; REMEDY``."""
+    msg = f"quantization_config: expected {what}, found {found!r:.80}; {remedy}"
     raise ConfigError(msg)
 
 
-def check_bits(name: str, found: object, known: Sequence[int], instead: str) -> Bits:
-    """Return ``found`` if it is an integer of ``known``; refuse a bool or a float of the same value."""
-    if isinstance(found, bool) or not isinstance(found, int) or found not in known:
-        refuse(f"{name} of {' or '.join(map(str, known))}", found, instead)
+def check_bits(name: str, found: object, allowed: Sequence[int], remedy: str) -> Bits:
+    """Return ``found`` if it is an int in ``allowed``, not a bool or float; else raise a ConfigError."""
+    if isinstance(found, bool) or not isinstance(found, int) or found not in allowed:
+        refuse(f"{name} of {' or '.join(map(str, allowed))}", found, remedy)
     return cast(Bits, found)
 
 
-def listed(config: Mapping[str, Any], key: str) -> list[str]:
-    """Return a list of names in a config, empty without the key; refuse another value."""
+def read_names(config: Mapping[str, Any], key: str) -> list[str]:
+    """Return the list of names ``config[key]``, empty if absent; raise a ConfigError for another type."""
     found = config.get(key)
     if found is None:
         return []
@@ -143,21 +129,21 @@ def listed(config: Mapping[str, Any], key: str) -> list[str]:
     return found
 
 
-def names(module: str, pattern: str) -> bool:
+def matches_components(module: str, pattern: str) -> bool:
     """Return whether ``pattern`` matches whole components of a module's name.
 
-    A pattern is a part of the name (``mlp.up_proj``) or a regular expression for its beginning.
+    For ``layers.0.mlp.up_proj``, the part ``mlp.up_proj`` and the regular expression ``layers.[01]`` match.
     """
     if f".{pattern.strip('.')}." in f".{module}.":
         return True
     try:
         return re.match(rf"(?:{pattern})(?=\.|$)", module) is not None
-    except NO_EXPRESSION:
+    except EXPRESSION_ERRORS:
         return False
 
 
 def check_zeros(name: str, tensors: Mapping[str, Tensor], why: str) -> None:
-    """Raise a :class:`CheckpointError` if the tensor ``name`` exists and is not all zeros."""
+    """Raise a CheckpointError if tensor ``name`` exists and is not all zeros; ``why`` gives the reason."""
     if name in tensors and bool(tensors[name].count_nonzero()):
         msg = f"{name}: expected zeros, {why}, found other numbers; check that config.json and the weights match"
         raise CheckpointError(msg)

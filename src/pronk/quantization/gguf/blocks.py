@@ -1,8 +1,9 @@
 """Exact conversion of GGUF blocks to codes, scales and minima; dequantized weights equal llama.cpp's.
 
-Each conversion takes blocks, uint8 ``[..., size]``, and returns codes ``[..., values]`` in the order of the inputs, a
-scale per group, and a minimum per group or ``None``. 5-bit and 6-bit codes become 8-bit codes; without minima their
-zero point becomes 128. Source: ``ggml-quants.c`` and ``gguf/quants.py`` of llama.cpp.
+A GGUF block holds the codes of 32 or 256 consecutive inputs of a row, with their scales. Each conversion, such as
+:func:`_q4_0`, takes the bytes of blocks, uint8 ``[..., size]``, and returns codes ``[..., values]`` in the order of the
+inputs, a scale per group, and a minimum per group or ``None``. 5-bit and 6-bit codes become 8-bit codes, with a zero
+point of 128 if the format has no minima. Source: ``ggml-quants.c`` and ``gguf/quants.py`` of llama.cpp.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from pronk.quantization.gguf.layout import TensorType
 
 __all__ = ["BLOCKS", "unpack"]
 
-Unpacked = tuple[Tensor, Tensor, Tensor | None]
+Unpacked = tuple[Tensor, Tensor, Tensor | None]  # codes, scales, minima
 
-# Bytes of blocks that are converted at a time; temporary tensors are a few times as large.
+# Number of bytes of blocks that are converted at a time, to bound temporary tensors, which are a few times as large.
 _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
-class _Block:
-    """Type of blocks: its conversion, the bits of the resulting codes, and the number of inputs per scale."""
+class _BlockFormat:
+    """Conversion of one block format, the bits of the resulting codes, and the number of inputs per scale."""
 
     convert: Callable[[Tensor], Unpacked]
     bits: Bits
@@ -40,7 +41,7 @@ def unpack(stored: Tensor, type_: TensorType, codes: Tensor, rows: Tensor | None
         stored: uint8 ``[outputs, bytes of a row]``.
         type_: a type in :data:`BLOCKS`.
         codes: destination of the codes, uint8 ``[outputs, inputs]``.
-        rows: int64 ``[outputs]``, the stored row of each output; ``None`` for the identity.
+        rows: int64 ``[outputs]``, the row of ``stored`` for each output; ``None`` for the order of ``stored``.
 
     Raises:
         ValueError: a scale is not finite, or the matrix has more inputs than the kernels support.
@@ -57,46 +58,46 @@ def unpack(stored: Tensor, type_: TensorType, codes: Tensor, rows: Tensor | None
     return QuantizedMatrix(codes, torch.cat(scales), torch.cat(minima) if minima else None, block.bits, block.group)
 
 
-def _half(stored: Tensor) -> Tensor:
+def _to_float32(stored: Tensor) -> Tensor:
     """Convert bytes of float16 ``[..., 2n]`` to float32 ``[..., n]``."""
     return stored.contiguous().view(torch.float16).float()
 
 
-def _nibbles(stored: Tensor, run: int) -> Tensor:
+def _unpack_nibbles(stored: Tensor, run: int) -> Tensor:
     """Unpack two codes per byte: of each ``run`` bytes, first all low nibbles, then all high nibbles."""
     runs = stored.unflatten(-1, (-1, run))
     return torch.stack((runs & 15, runs >> 4), dim=-2).flatten(-3)
 
 
-def _bits(stored: Tensor) -> Tensor:
+def _unpack_bits(stored: Tensor) -> Tensor:
     """Unpack bytes ``[..., n]`` to bits ``[..., 8n]``, the lowest first."""
     return (stored[..., None] >> torch.arange(8, dtype=torch.uint8)).bitwise_and_(1).flatten(-2)
 
 
 def _q8_0(blocks: Tensor) -> Unpacked:
-    return blocks[..., 2:] ^ 128, _half(blocks[..., :2]), None
+    return blocks[..., 2:] ^ 128, _to_float32(blocks[..., :2]), None
 
 
 def _q4_0(blocks: Tensor) -> Unpacked:
-    return _nibbles(blocks[..., 2:], 16), _half(blocks[..., :2]), None
+    return _unpack_nibbles(blocks[..., 2:], 16), _to_float32(blocks[..., :2]), None
 
 
 def _q4_1(blocks: Tensor) -> Unpacked:
-    return _nibbles(blocks[..., 4:], 16), _half(blocks[..., :2]), _half(blocks[..., 2:4])
+    return _unpack_nibbles(blocks[..., 4:], 16), _to_float32(blocks[..., :2]), _to_float32(blocks[..., 2:4])
 
 
 def _q5_0(blocks: Tensor) -> Unpacked:
-    codes = _nibbles(blocks[..., 6:], 16) | _bits(blocks[..., 2:6]) << 4
-    return codes + (128 - 16), _half(blocks[..., :2]), None
+    codes = _unpack_nibbles(blocks[..., 6:], 16) | _unpack_bits(blocks[..., 2:6]) << 4
+    return codes + (128 - 16), _to_float32(blocks[..., :2]), None
 
 
 def _q5_1(blocks: Tensor) -> Unpacked:
-    codes = _nibbles(blocks[..., 8:], 16) | _bits(blocks[..., 4:8]) << 4
-    return codes, _half(blocks[..., :2]), _half(blocks[..., 2:4])
+    codes = _unpack_nibbles(blocks[..., 8:], 16) | _unpack_bits(blocks[..., 4:8]) << 4
+    return codes, _to_float32(blocks[..., :2]), _to_float32(blocks[..., 2:4])
 
 
-def _six_bits(packed: Tensor) -> tuple[Tensor, Tensor]:
-    """Unpack eight 6-bit scales and eight 6-bit minima, ``[..., 12]`` bytes to twice ``[..., 8]``.
+def _unpack_six_bits(packed: Tensor) -> tuple[Tensor, Tensor]:
+    """Unpack eight 6-bit scales and eight 6-bit minima: bytes ``[..., 12]`` to two tensors ``[..., 8]``.
 
     The low six bits of bytes 0-3 are scales 0-3, those of bytes 4-7 are minima 0-3. Scales (minima) 4-7 have their low
     four bits in the low (high) nibbles of bytes 8-11, and their high two bits in the high two bits of bytes 0-3 (4-7).
@@ -107,38 +108,38 @@ def _six_bits(packed: Tensor) -> tuple[Tensor, Tensor]:
     return scales, minima
 
 
-def _scales_k(blocks: Tensor) -> tuple[Tensor, Tensor]:
+def _unpack_k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
     """Unpack the scales and minima of the eight groups of a Q4_K or Q5_K block from its first 16 bytes."""
-    unit, least = _half(blocks[..., :2]), _half(blocks[..., 2:4])
-    scales, minima = _six_bits(blocks[..., 4:16])
+    unit, least = _to_float32(blocks[..., :2]), _to_float32(blocks[..., 2:4])
+    scales, minima = _unpack_six_bits(blocks[..., 4:16])
     return unit * scales, -(least * minima)
 
 
 def _q4_k(blocks: Tensor) -> Unpacked:
-    return _nibbles(blocks[..., 16:], 32), *_scales_k(blocks)
+    return _unpack_nibbles(blocks[..., 16:], 32), *_unpack_k_scales(blocks)
 
 
 def _q5_k(blocks: Tensor) -> Unpacked:
     # Bit g of byte i belongs to input i of group g.
     high = blocks[..., None, 16:48] >> torch.arange(8, dtype=torch.uint8)[:, None]
-    return _nibbles(blocks[..., 48:], 32) | high.bitwise_and_(1).flatten(-2) << 4, *_scales_k(blocks)
+    return _unpack_nibbles(blocks[..., 48:], 32) | high.bitwise_and_(1).flatten(-2) << 4, *_unpack_k_scales(blocks)
 
 
 def _q6_k(blocks: Tensor) -> Unpacked:
     # The four bit pairs of each 32 bytes of high bits belong to four runs of 32 inputs.
     high = blocks[..., 128:192].unflatten(-1, (2, 1, 32)) >> torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]
-    codes = _nibbles(blocks[..., :128], 64) | high.bitwise_and_(3).flatten(-3) << 4
+    codes = _unpack_nibbles(blocks[..., :128], 64) | high.bitwise_and_(3).flatten(-3) << 4
     scales = blocks[..., 192:208].contiguous().view(torch.int8).float()
-    return codes + (128 - 32), _half(blocks[..., 208:]) * scales, None
+    return codes + (128 - 32), _to_float32(blocks[..., 208:]) * scales, None
 
 
 BLOCKS = {
-    "Q8_0": _Block(_q8_0, 8, 32),
-    "Q4_0": _Block(_q4_0, 4, 32),
-    "Q4_1": _Block(_q4_1, 4, 32),
-    "Q5_0": _Block(_q5_0, 8, 32),
-    "Q5_1": _Block(_q5_1, 8, 32),
-    "Q4_K": _Block(_q4_k, 4, 32),
-    "Q5_K": _Block(_q5_k, 8, 32),
-    "Q6_K": _Block(_q6_k, 8, 16),
+    "Q8_0": _BlockFormat(_q8_0, 8, 32),
+    "Q4_0": _BlockFormat(_q4_0, 4, 32),
+    "Q4_1": _BlockFormat(_q4_1, 4, 32),
+    "Q5_0": _BlockFormat(_q5_0, 8, 32),
+    "Q5_1": _BlockFormat(_q5_1, 8, 32),
+    "Q4_K": _BlockFormat(_q4_k, 4, 32),
+    "Q5_K": _BlockFormat(_q5_k, 8, 32),
+    "Q6_K": _BlockFormat(_q6_k, 8, 16),
 }

@@ -1,7 +1,7 @@
 """Tensors of a GGUF model, in one file or in the parts that ``llama-gguf-split`` writes.
 
 For the architecture ``llama``, GGUF permutes the rows of the query and key projections for a RoPE of adjacent pairs.
-:class:`GgufCheckpoint` returns these rows in the order for a RoPE of the two halves of a head.
+:class:`GgufCheckpoint` undoes this, since pronk rotates pairs of the two halves of a head.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from pronk.quantization.gguf.reader import GgufFile, TensorInfo
 __all__ = ["GgufCheckpoint", "is_gguf"]
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
-# Projections with permuted rows, and the metadata key of their number of heads.
-_ROTATED = {"attn_q": "llama.attention.head_count", "attn_k": "llama.attention.head_count_kv"}
+_PART_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
+# Projections with permuted rows, and the metadata key with the number of their heads.
+_PERMUTED = {"attn_q": "llama.attention.head_count", "attn_k": "llama.attention.head_count_kv"}
 
 
 def is_gguf(path: Path) -> bool:
@@ -37,19 +37,14 @@ class GgufCheckpoint:
 
     Only the headers are read on construction.
 
-    Attributes:
-        folder: path of the file, or of the first part.
-        header: header of this file, with the metadata.
-        config_source: source of the list of expected tensors, for messages.
-
     Raises:
         CheckpointError: a part is damaged or missing, or the path is not the first part.
     """
 
-    config_source = "its metadata"
+    config_source = "its metadata"  # place of the model configuration, for error messages
 
     def __init__(self, path: Path) -> None:
-        self.folder = path
+        self.folder = path  # the file, or the first of its parts; named as in ``Checkpoint``
         self.header = GgufFile(path)
         self._files = [self.header, *_other_parts(self.header)]
         self._infos: dict[str, tuple[GgufFile, TensorInfo]] = {}
@@ -76,20 +71,20 @@ class GgufCheckpoint:
         return self._infos[name][1].shape
 
     def nbytes(self, name: str) -> int:
-        """Size of a tensor in the file."""
+        """Size of a tensor in the file, in bytes."""
         return self._infos[name][1].size
 
     def type(self, name: str) -> str:
-        """Name of the GGUF type of a tensor, such as ``F32`` or ``Q4_K``."""
+        """GGUF type of a tensor, such as ``F32`` or ``Q4_K``."""
         return self._infos[name][1].type.name
 
     def check_dtype(self, name: str, dtypes: Sequence[str] = tuple(_DTYPES)) -> None:
-        """Raise a :class:`CheckpointError` unless the tensor is of a type in ``dtypes`` or :data:`BLOCKS`."""
+        """Raise a :class:`CheckpointError` unless a tensor is of ``dtypes`` or, a matrix, of :data:`BLOCKS`."""
         found = self.type(name)
-        known = [*dtypes, *(BLOCKS if len(self.shape(name)) == 2 else ())]
-        if found not in known:
+        types = [*dtypes, *(BLOCKS if len(self.shape(name)) == 2 else ())]
+        if found not in types:
             msg = (
-                f"{self.folder}: tensor {name}: expected {', '.join(known)}, found {found}; use a Q4_K_M or Q8_0 file "
+                f"{self.folder}: tensor {name}: expected {', '.join(types)}, found {found}; use a Q4_K_M or Q8_0 file "
                 "of this model, or convert the original: llama-quantize MODEL-F16.gguf OUT.gguf Q4_K_M"
             )
             raise CheckpointError(msg)
@@ -100,24 +95,29 @@ class GgufCheckpoint:
         return torch.frombuffer(file.buffer, dtype=torch.uint8, count=info.size, offset=info.start)
 
     def tensor(self, name: str) -> Tensor:
-        """Return a float tensor in the dtype of the file; a view unless its rows are permuted."""
+        """Return a float tensor in the dtype of the file; a view of the mapped file unless rows are reordered."""
         info = self._infos[name][1]
-        values, rows = self.stored(name).view(_DTYPES[info.type.name]).view(info.shape), self._rows(name)
-        return values if rows is None else values[rows]
+        values = self.stored(name).view(_DTYPES[info.type.name]).view(info.shape)
+        order = self._row_order(name)
+        return values if order is None else values[order]
 
     def has_blocks(self, name: str) -> bool:
         """Return whether a tensor is stored in quantized blocks, not as floats."""
         return self.type(name) not in _DTYPES
 
     def weight(self, name: str, codes: Tensor) -> QuantizedMatrix:
-        """Return a matrix that :meth:`has_blocks`, with its codes in ``codes`` (uint8).
+        """Return a matrix for which :meth:`has_blocks` is true; its codes are written to ``codes``.
+
+        Args:
+            name: name of the tensor.
+            codes: destination, uint8 ``[outputs, inputs]``.
 
         Raises:
             CheckpointError: the blocks are damaged, or the kernels do not support the matrix.
         """
         info = self._infos[name][1]
         try:
-            return unpack(self.stored(name).view(info.shape[0], -1), info.type, codes, self._rows(name))
+            return unpack(self.stored(name).view(info.shape[0], -1), info.type, codes, self._row_order(name))
         except ValueError as error:
             msg = f"{self.folder}: tensor {name} ({info.type.name}): {error}; download the file again"
             raise CheckpointError(msg) from error
@@ -128,16 +128,16 @@ class GgufCheckpoint:
             for file in self._files:
                 file.buffer.madvise(mmap.MADV_DONTNEED)
 
-    def _rows(self, name: str) -> Tensor | None:
-        """Return the stored row of each row, int64 ``[rows]``; ``None`` for the identity.
+    def _row_order(self, name: str) -> Tensor | None:
+        """Return the index in the file of each row, int64 ``[rows]``; ``None`` for the order of the file.
 
-        For a head of size 6, the stored rows are 0 3 1 4 2 5, so the permutation is 0 2 4 1 3 5.
+        For a head of size 6, GGUF stores rows 0 3 1 4 2 5, so the result is 0 2 4 1 3 5.
         """
-        key = _ROTATED.get(name.split(".")[-2]) if "." in name else None
+        key = _PERMUTED.get(name.split(".")[-2]) if "." in name else None
         if key is None or self.header.get("general.architecture") != "llama":
             return None
         heads = self.header.get(key)
-        heads = self.header.get(_ROTATED["attn_q"]) if heads is None else heads
+        heads = self.header.get(_PERMUTED["attn_q"]) if heads is None else heads
         heads = heads[0] if isinstance(heads, list) and heads else heads
         size = self.shape(name)[0]
         if not isinstance(heads, int) or heads < 1 or size % (2 * heads):
@@ -147,10 +147,11 @@ class GgufCheckpoint:
 
 
 def _other_parts(first: GgufFile) -> list[GgufFile]:
+    """Open the parts of a split model after the first; none if the model is one file."""
     count, number = first.get("split.count"), first.get("split.no")
     if not isinstance(count, int) or count < 2:
         return []
-    name = _PART.fullmatch(first.path.name)
+    name = _PART_NAME.fullmatch(first.path.name)
     if name is None or int(name[3]) != count:
         wanted = f"a name that ends in -00001-of-{count:05}.gguf, as it is the first of {count} files"
         first.refuse(f"expected {wanted}, found {first.path.name}", "restore the original names of the parts")

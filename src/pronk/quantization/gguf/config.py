@@ -1,7 +1,7 @@
 """Conversion of GGUF metadata to a :class:`~pronk.architecture.config.ModelConfig`.
 
-Keys that change the forward pass are either supported or refused by name; unknown keys are ignored. llama.cpp stores
-Mistral models under the architecture ``llama``.
+A listed key that changes the forward pass in an unsupported way raises an error; unlisted keys are ignored. llama.cpp
+stores Mistral models under the architecture ``llama``.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from pronk.quantization.gguf.vocabulary import Vocabulary
 __all__ = ["parse_gguf"]
 
 _ARCHITECTURES = ("llama", "qwen2", "qwen3")
-_MAX_LAYERS = 10_000  # bounds memory and time for damaged files
-_MAX_NUMBER = 1e15  # far above any RoPE base, scaling factor or epsilon
-_ROPE_FREQUENCIES = "rope_freqs.weight"
-# Keys of related architectures that are not implemented, with the values that have no effect and are accepted.
-_REFUSED: dict[str, tuple[object, ...]] = {
+_MAX_LAYERS = 10_000  # more than any model has; bounds memory and time for damaged files
+_MAX_NUMBER = 1e15  # limit of numeric values, far above any RoPE base, scaling factor or epsilon
+_ROPE_FREQUENCIES = "rope_freqs.weight"  # tensor of the divisors of the RoPE frequencies
+# Keys of features that are not implemented, with the values that turn the feature off. Other values raise an error.
+_UNSUPPORTED_KEYS: dict[str, tuple[object, ...]] = {
     "attention.causal": (True,),
     "attention.clamp_kqv": (0,),
     "attention.kv_lora_rank": (0,),
@@ -73,11 +73,11 @@ def parse_gguf(checkpoint: GgufCheckpoint) -> ModelConfig:
     """
     architecture = checkpoint.header.get("general.architecture")
     if architecture not in _ARCHITECTURES:
-        known = ", ".join(_ARCHITECTURES)
-        msg = f"{checkpoint.folder}: unknown architecture {architecture!r:.40}; supported in GGUF files are {known}"
+        supported = ", ".join(_ARCHITECTURES)
+        msg = f"{checkpoint.folder}: unknown architecture {architecture!r:.40}; supported in GGUF files are {supported}"
         raise ConfigError(msg)
     keys = _Keys(checkpoint, architecture)
-    keys.refuse_unsupported()
+    keys.check_unsupported()
     vocabulary = Vocabulary.read(checkpoint.header)
     layers, context = keys.integer("block_count", most=_MAX_LAYERS), keys.integer("context_length")
     rope = _rope(keys, checkpoint, _head_dim(keys), context)
@@ -99,23 +99,24 @@ def parse_gguf(checkpoint: GgufCheckpoint) -> ModelConfig:
         mlp_bias="blk.0.ffn_down.bias" in checkpoint,
         qk_norm=architecture == "qwen3",
         tied="output.weight" not in checkpoint,
-        bos_id=vocabulary.ids.get("bos"),
+        bos_id=vocabulary.special_ids.get("bos"),
         eos_ids=vocabulary.eos_ids,
         dtype=_dtype(checkpoint),
     )
 
 
 class _Keys:
-    """Typed access to the metadata keys of one architecture, with one-line errors."""
+    """Typed access to the metadata keys ``ARCHITECTURE.KEY``; invalid values raise a ConfigError."""
 
     def __init__(self, checkpoint: GgufCheckpoint, architecture: str) -> None:
         self.checkpoint, self.architecture = checkpoint, architecture
 
     def where(self, key: str) -> str:
+        """Return the file and full key, for error messages."""
         return f"{self.checkpoint.folder}: {self.architecture}.{key}"
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return a value; for an array with one value per layer, the common value of all layers."""
+        """Return a value; an array with one value per layer must hold one common value, which is returned."""
         value = self.checkpoint.header.get(f"{self.architecture}.{key}")
         if isinstance(value, list):
             if len(set(value)) != 1:
@@ -132,8 +133,9 @@ class _Keys:
         value = check_number(self.where(key), self.get(key, default), low, _MAX_NUMBER, above=True, error=ConfigError)
         return _decimal(value)
 
-    def refuse_unsupported(self) -> None:
-        for key, accepted in _REFUSED.items():
+    def check_unsupported(self) -> None:
+        """Raise a :class:`ConfigError` if a key turns on a feature that is not implemented."""
+        for key, accepted in _UNSUPPORTED_KEYS.items():
             found = self.checkpoint.header.get(f"{self.architecture}.{key}")
             values = found if isinstance(found, list) else [found]
             if found is not None and any(value not in accepted for value in values):
@@ -146,7 +148,7 @@ class _Keys:
 
 
 def _decimal(value: float) -> float:
-    """Return the decimal number of 7 digits with the same float32: 1e-05 for 9.999999747378752e-06."""
+    """Return the shorter decimal number that was stored as this float32: 1e-05 for 9.999999747378752e-06."""
     decimal = float(f"{value:.7g}")
     return decimal if struct.pack("<f", decimal) == struct.pack("<f", value) else value
 
@@ -177,7 +179,7 @@ def _kv_heads(keys: _Keys) -> int:
 
 
 def _rope(keys: _Keys, checkpoint: GgufCheckpoint, head_dim: int, context: int) -> RopeConfig:
-    """Return the RoPE: with divisors of its frequencies (Llama 3), with a named scaling, or plain."""
+    """Return the RoPE: plain, with linear or YaRN scaling, or with divisors of its frequencies (Llama 3)."""
     plain = RopeConfig(head_dim, keys.number("rope.freq_base", 10000.0, low=1))
     factor = keys.get("rope.scaling.factor", keys.get("rope.scale_linear", 0))
     kind = keys.get("rope.scaling.type", "linear")
@@ -220,7 +222,7 @@ def _divisors(checkpoint: GgufCheckpoint, head_dim: int) -> tuple[float, ...]:
 
 
 def _vocab_size(checkpoint: GgufCheckpoint) -> int:
-    """Return the rows of the embedding; the metadata may lack the size, the tokenizer some tokens."""
+    """Return the number of rows of the embedding, since the metadata may give none or fewer tokens."""
     if "token_embd.weight" not in checkpoint or len(checkpoint.shape("token_embd.weight")) != 2:
         msg = f"{checkpoint.folder}: expected a matrix token_embd.weight, found none; is it a language model?"
         raise ConfigError(msg)
@@ -228,7 +230,7 @@ def _vocab_size(checkpoint: GgufCheckpoint) -> int:
 
 
 def _dtype(checkpoint: GgufCheckpoint) -> str:
-    """Return the type with the most bytes if all matrices are floats, else ``bfloat16``."""
+    """Return the dtype of most weights by bytes if no matrix is quantized, else ``bfloat16``."""
     sizes: Counter[str] = Counter()
     for name in checkpoint:
         if len(checkpoint.shape(name)) > 1:

@@ -1,4 +1,4 @@
-"""Type numbers of GGUF files: of metadata values, and of tensors (``gguf/constants.py`` of llama.cpp)."""
+"""Type numbers of metadata values and tensors in GGUF files (``gguf/constants.py`` of llama.cpp)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 __all__ = ["ARRAY", "BOOL", "SCALARS", "STRING", "TENSOR_TYPES", "TensorType"]
 
-# Formats of `struct` for the numeric types.
+# Format characters of `struct` for the numeric types of metadata, by type number.
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q", 12: "d"}
-BOOL, STRING, ARRAY = 7, 8, 9
+BOOL, STRING, ARRAY = 7, 8, 9  # other types of metadata
 
 
 class TensorType(NamedTuple):

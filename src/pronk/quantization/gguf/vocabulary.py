@@ -1,4 +1,4 @@
-"""Tokens of a GGUF file: their texts, kinds and special ids."""
+"""Vocabulary of a GGUF file: texts and kinds of tokens, and ids of special tokens such as BOS."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from pronk.checks import check_flag, check_integer
 from pronk.errors import TokenizerError
 from pronk.quantization.gguf.reader import GgufFile
 
-__all__ = ["TokenKind", "Vocabulary", "flag", "scores", "texts"]
+__all__ = ["TokenKind", "Vocabulary", "read_flag", "read_scores", "read_strings"]
 
-_PREFIX = "tokenizer.ggml."
-_IDS = ("bos", "eos", "eot", "eom", "unknown", "padding")
-_SENTENCEPIECE_IDS = {"unknown": 0, "bos": 1, "eos": 2}  # default ids of tokenizer.ggml.model = llama
-# Limit in characters. Real tokens are far shorter, and merges are searched at every split of a token.
-_LONGEST = 1024
-# Control tokens that also end a generation (mostly a chat turn) if the file names another end token. Source:
+_KEY_PREFIX = "tokenizer.ggml."  # of the metadata keys about the tokenizer
+# Special tokens whose ids a file may give, as ``tokenizer.ggml.NAME_token_id``.
+_SPECIAL_NAMES = ("bos", "eos", "eot", "eom", "unknown", "padding")
+_SENTENCEPIECE_IDS = {"unknown": 0, "bos": 1, "eos": 2}  # defaults for tokenizer.ggml.model = llama
+# Only damaged files have longer tokens, for which the search for merges at every split would take too long.
+_MAX_TOKEN_CHARACTERS = 1024
+# Control tokens that end a generation (mostly a chat turn) besides the EOS, EOT and EOM ids of the file. Source:
 # `llama-vocab.cpp`, without tokens of unsupported architectures.
 _END_TOKENS = frozenset(
     "<|eot_id|> <|im_end|> <|end|> <end_of_turn> <|endoftext|> </s> <|eom_id|> <EOT> [EOT] [EOS] "
@@ -40,96 +41,94 @@ class TokenKind(IntEnum):
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Tokens of a file, by id.
+    """Tokens of a file; the id of a token is its index."""
 
-    Attributes:
-        tokens: texts of the tokens in the tokenizer's own encoding; ``None`` for padding of the vocabulary.
-        kinds: :class:`TokenKind` of each token.
-        ids: ids of the named tokens ``bos``, ``eos``, ``eot``, ``eom``, ``unknown`` and ``padding``, if any.
-    """
-
-    tokens: Sequence[str | None]
-    kinds: Sequence[int]
-    ids: dict[str, int]
+    tokens: Sequence[str | None]  # text as stored (``Ġthe`` or ``▁the``); ``None`` for a placeholder of an unused id
+    kinds: Sequence[int]  # ``TokenKind`` of each token
+    special_ids: dict[str, int]  # of ``bos``, ``eos``, ``eot``, ``eom``, ``unknown`` and ``padding``, if they exist
 
     @classmethod
     def read(cls, file: GgufFile) -> Vocabulary:
-        """Read the tokens of a file, none without a tokenizer; refuse inconsistent tokens."""
-        texts = _array(file, "tokens", str)
-        kinds = _array(file, "token_type", int, len(texts)) or [int(TokenKind.NORMAL)] * len(texts)
+        """Read the vocabulary, empty without a tokenizer; raise a TokenizerError if it is inconsistent."""
+        texts = read_strings(file, "tokens")
+        kinds = _read_array(file, "token_type", int, len(texts)) or [int(TokenKind.NORMAL)] * len(texts)
         entries = zip(range(len(texts)), texts, kinds, strict=True)
-        tokens = [None if _is_padding(*entry) else entry[1] for entry in entries]
-        _check(file, [token for token in tokens if token is not None])
-        ids = {}
-        default = _SENTENCEPIECE_IDS if file.get(f"{_PREFIX}model") == "llama" else {}
-        for name in _IDS:
-            value = file.get(f"{_PREFIX}{name}_token_id")
-            value = default.get(name) if value is None else value
+        tokens = [None if _is_placeholder(i, text, kind) else text for i, text, kind in entries]
+        _check_tokens(file, [token for token in tokens if token is not None])
+        special_ids = {}
+        defaults = _SENTENCEPIECE_IDS if file.get(f"{_KEY_PREFIX}model") == "llama" else {}
+        for name in _SPECIAL_NAMES:
+            value = file.get(f"{_KEY_PREFIX}{name}_token_id")
+            value = defaults.get(name) if value is None else value
             if value is not None and texts:
-                where = f"{file.path}: {_PREFIX}{name}_token_id"
-                ids[name] = check_integer(where, value, 0, len(texts) - 1, error=TokenizerError)
-        return cls(tokens, kinds, ids)
+                where = f"{file.path}: {_KEY_PREFIX}{name}_token_id"
+                special_ids[name] = check_integer(where, value, 0, len(texts) - 1, error=TokenizerError)
+        return cls(tokens, kinds, special_ids)
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        """Ids that end a text: the named tokens of the file, then control tokens with well-known texts."""
-        named = [self.ids[name] for name in ("eos", "eot", "eom") if name in self.ids]
+        """Ids that end a generation: EOS, EOT and EOM of the file, then well-known control tokens."""
+        named = [self.special_ids[name] for name in ("eos", "eot", "eom") if name in self.special_ids]
         control = [i for i, kind in enumerate(self.kinds) if kind == TokenKind.CONTROL]
         return tuple(dict.fromkeys([*named, *(i for i in control if self.tokens[i] in _END_TOKENS)]))
 
     @property
-    def vocab(self) -> dict[str, int]:
-        """Ids by text."""
+    def ids_by_text(self) -> dict[str, int]:
+        """Id of each token, without placeholders."""
         return {token: i for i, token in enumerate(self.tokens) if token is not None}
 
-    def text(self, name: str) -> str | None:
-        """Return the text of a named token, or ``None``."""
-        return self.tokens[self.ids[name]] if name in self.ids else None
+    def special_text(self, name: str) -> str | None:
+        """Return the text of a special token, such as ``bos``; ``None`` if the vocabulary has none."""
+        return self.tokens[self.special_ids[name]] if name in self.special_ids else None
 
 
-def flag(file: GgufFile, name: str, *, default: bool) -> bool:
-    """Return a boolean setting of the tokenizer; refuse another value."""
-    value = file.get(_PREFIX + name)
-    return default if value is None else check_flag(f"{file.path}: {_PREFIX}{name}", value, error=TokenizerError)
+def read_flag(file: GgufFile, name: str, *, default: bool) -> bool:
+    """Return the boolean ``tokenizer.ggml.NAME``; raise a TokenizerError if it has another type."""
+    value = file.get(_KEY_PREFIX + name)
+    return default if value is None else check_flag(f"{file.path}: {_KEY_PREFIX}{name}", value, error=TokenizerError)
 
 
-def texts(file: GgufFile, name: str) -> list[str]:
-    """Return an array of strings, empty if absent; refuse another value."""
-    return _array(file, name, str)
+def read_strings(file: GgufFile, name: str) -> list[str]:
+    """Return the array ``tokenizer.ggml.NAME``, empty if absent; raise a TokenizerError for another type."""
+    return _read_array(file, name, str)
 
 
-def scores(file: GgufFile, count: int) -> list[float]:
-    """Return the scores of ``count`` tokens; tokens with higher scores are merged first."""
-    found = _array(file, "scores", float, count)
+def read_scores(file: GgufFile, count: int) -> list[float]:
+    """Return the score of each of ``count`` tokens; merges into tokens of higher scores come first."""
+    found = _read_array(file, "scores", float, count)
     if len(found) != count or not all(map(math.isfinite, found)):
-        msg = f"{file.path}: {_PREFIX}scores: expected a finite number for each of {count} tokens, found others"
+        msg = f"{file.path}: {_KEY_PREFIX}scores: expected a finite number for each of {count} tokens, found others"
         raise TokenizerError(msg)
     return found
 
 
-def _array(file: GgufFile, name: str, kind: type, count: int | None = None) -> list[Any]:
-    found = file.get(_PREFIX + name)
+def _read_array(file: GgufFile, name: str, kind: type, count: int | None = None) -> list[Any]:
+    """Return an array with elements of type ``kind``, empty if absent; ``count`` is its expected length."""
+    found = file.get(_KEY_PREFIX + name)
     if found is None:
         return []
     if not isinstance(found, list) or (found and type(found[0]) is not kind):
-        msg = f"{file.path}: {_PREFIX}{name}: expected an array of {kind.__name__}, found another type"
+        msg = f"{file.path}: {_KEY_PREFIX}{name}: expected an array of {kind.__name__}, found another type"
         raise TokenizerError(msg)
     if count is not None and len(found) != count:
-        msg = f"{file.path}: {_PREFIX}{name}: expected one for each of {count} tokens, found {len(found)}"
+        msg = f"{file.path}: {_KEY_PREFIX}{name}: expected one for each of {count} tokens, found {len(found)}"
         raise TokenizerError(msg)
     return found
 
 
-def _is_padding(token_id: int, text: str, kind: int) -> bool:
-    """Return whether the converter added a token for an id that has none in the original tokenizer."""
+def _is_placeholder(token_id: int, text: str, kind: int) -> bool:
+    """Return whether the converter of llama.cpp filled an id that the original tokenizer does not use."""
     return not text or (text == f"[PAD{token_id}]" and kind in (TokenKind.UNUSED, TokenKind.USER_DEFINED))
 
 
-def _check(file: GgufFile, tokens: Sequence[str]) -> None:
+def _check_tokens(file: GgufFile, tokens: Sequence[str]) -> None:
+    """Raise a :class:`TokenizerError` for a duplicate or overlong token."""
     seen: set[str] = set()
     for token in tokens:
-        if len(token) > _LONGEST:
-            msg = f"{file.path}: expected tokens of at most {_LONGEST} characters, found one of {len(token)}"
+        if len(token) > _MAX_TOKEN_CHARACTERS:
+            msg = (
+                f"{file.path}: expected tokens of at most {_MAX_TOKEN_CHARACTERS} characters, found one of {len(token)}"
+            )
             raise TokenizerError(msg)
         if token in seen:
             msg = f"{file.path}: expected every token once, found {token[:40]!r} twice; convert the model again"

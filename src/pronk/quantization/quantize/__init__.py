@@ -1,1 +1,1 @@
-"""Quantization of checkpoints: calibration, rounding, and output in the format compressed-tensors."""
+"""Quantization of a checkpoint: calibration, rounding, and output in the format compressed-tensors."""

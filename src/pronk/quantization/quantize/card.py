@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["METHODS", "quantized_card"]
 
-# Descriptions of the methods for the card.
+# Descriptions of the methods for the model card.
 METHODS = {
     "nearest": "nearest code of each weight, with the clipping of each group that has the smallest squared error",
     "scaled": "inputs scaled by powers of their RMS before rounding, folded into the previous norm or matrix (AWQ)",
@@ -21,18 +21,18 @@ METHODS = {
 }
 
 
-def quantized_card(made: QuantizedCheckpoint, name: str, source: str, command: str, text: str) -> str:
-    """Render ``README.md`` from the result, model names, command line and name of the evaluation text."""
+def quantized_card(result: QuantizedCheckpoint, name: str, source: str, command: str, evaluation_text: str) -> str:
+    """Render the model card from the result, the names of the new model and the source, and the command."""
     return render(
         "quantized",
         "pronk.quantization.quantize",
-        made=made,
+        made=result,
         name=name,
         source=source,
         command=command,
-        text=text,
+        text=evaluation_text,
         methods=METHODS,
-        dtype=str(made.rule.dtype).removeprefix("torch."),
-        groups="whole rows" if made.rule.group == WHOLE_ROW else f"groups of {made.rule.group} inputs",
+        dtype=str(result.rule.dtype).removeprefix("torch."),
+        groups="whole rows" if result.rule.group == WHOLE_ROW else f"groups of {result.rule.group} inputs",
         versions=", ".join(f"{package} {version(package)}" for package in ("torch", "safetensors", "numpy")),
     )

@@ -1,8 +1,8 @@
-"""Write a checkpoint with 8-bit or 4-bit weights in the format compressed-tensors.
+"""Writing of a checkpoint with 8-bit or 4-bit weights in the format compressed-tensors.
 
-The matrices of the layers are quantized, but not the embedding, LM head, norms and biases. All possible methods are
-tried, and the one with the lowest perplexity on the evaluation text is kept. Memory holds one layer and the hidden
-states of the texts.
+The matrices of the layers are quantized, but not the embedding, LM head, norms and biases. Of all methods, the one with
+the lowest perplexity on the evaluation text is kept. One layer at a time is in memory, with the hidden states of the
+texts.
 """
 
 from __future__ import annotations
@@ -19,47 +19,37 @@ from torch import Tensor
 from pronk.errors import CheckpointError, OptionError
 from pronk.files.atomic import new_folder, write_json, writing
 from pronk.files.companions import copy_companions
-from pronk.files.shards import ShardEntry, check_target, write_weights
+from pronk.files.shards import ShardEntry, check_output_folder, write_weights
 from pronk.kernels.library import Kernels, KernelsError
 from pronk.models.families import CheckpointTensor
 from pronk.models.kernels import load_kernels
 from pronk.quantization.quantize.card import quantized_card
-from pronk.quantization.quantize.methods import CalibrationTexts, layer_file, measure, run
-from pronk.quantization.quantize.packing import layout, quantization_config
+from pronk.quantization.quantize.methods import CalibrationTexts, layer_file, measure_perplexity, quantize_layers
+from pronk.quantization.quantize.packing import packed_shapes, quantization_config
 from pronk.quantization.quantize.rounding import RoundingRule, choose_group
 from pronk.quantization.quantize.source import SourceCheckpoint
 
 __all__ = ["QuantizedCheckpoint", "Status", "quantize"]
 
-# Progress callback: the current step, the number of units done, and their total.
+# Progress callback: name of the current step, number of units of work done in it, and their total number.
 Status = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
 class QuantizedCheckpoint:
-    """Result of the quantization.
+    """Result of the quantization."""
 
-    Attributes:
-        rule: rounding rule of the matrices.
-        method: method that was kept.
-        tried: perplexity of each method.
-        before: perplexity of the original model.
-        tokens: number of tokens that perplexity was measured on.
-        num_bytes: size of the quantized weights.
-        source_bytes: size of the original weights.
-    """
-
-    rule: RoundingRule
-    method: str
-    tried: Mapping[str, float]
-    before: float
-    tokens: int
-    num_bytes: int
-    source_bytes: int
+    rule: RoundingRule  # rounding rule of the matrices
+    method: str  # method whose weights were written
+    tried: Mapping[str, float]  # perplexity of each method
+    before: float  # perplexity of the original model
+    tokens: int  # number of tokens on which perplexity was measured
+    num_bytes: int  # size of the written weights in bytes
+    source_bytes: int  # size of the original weights in bytes
 
     @property
     def after(self) -> float:
-        """Perplexity of the written checkpoint, computed like ``before``."""
+        """Perplexity of the written checkpoint."""
         return self.tried[self.method]
 
 
@@ -68,7 +58,7 @@ def quantize(
     out: Path,
     bits: int,
     group: int | None,
-    read: Callable[[], CalibrationTexts],
+    read_texts: Callable[[], CalibrationTexts],
     *,
     name: str | None = None,
     command: str = "",
@@ -76,55 +66,48 @@ def quantize(
     status: Status = lambda *_: None,
     shard_bytes: int = 10**9,
 ) -> QuantizedCheckpoint:
-    """Write the checkpoint ``out``; the folder appears when it is complete.
+    """Write a quantized checkpoint; the folder ``out`` appears when it is complete.
 
     Args:
         folder: folder of an unquantized checkpoint.
         out: folder that does not exist or is empty.
         bits: bits of a weight, 8 or 4.
         group: number of inputs per scale; see :func:`~pronk.quantization.quantize.rounding.choose_group`.
-        read: reads the evaluation and calibration texts; called after all other checks.
-        name: name of the source for the model card; the name of its folder by default.
+        read_texts: returns the evaluation and calibration texts; called after all other checks.
+        name: name of the source for the model card, by default that of ``folder``.
         command: command line for the model card.
         text: description of the evaluation text for the model card.
         status: progress callback.
-        shard_bytes: size limit of a file with more than one tensor.
+        shard_bytes: size limit in bytes of a file with more than one tensor.
 
     Raises:
-        OptionError: bits, group or folder are invalid, disk space or kernels are missing, or ``read`` fails.
+        OptionError: ``bits``, ``group`` or ``out`` is invalid, disk space or kernels are missing, or texts are.
         CheckpointError: the source is unreadable, already quantized, of an unsupported family or not finite; or
             ``out`` cannot be written.
     """
     source = SourceCheckpoint(folder)
-    known, size = choose_group(source.config, bits, group)
-    rule = RoundingRule(_kernels(), known, size, source.dtype)
+    checked_bits, size = choose_group(source.config, bits, group)
+    rule = RoundingRule(_kernels(), checked_bits, size, source.dtype)
     entries = list(_entries(source, rule))
-    num_bytes = sum(entry.size for entry in entries)
-    check_target(out, num_bytes)
-    texts = read()
-    # The layers of every method stay on disk until the best one is known.
-    check_target(out, num_bytes * (1 + len(texts.methods)))
+    num_bytes = sum(entry.num_bytes for entry in entries)
+    check_output_folder(out, num_bytes)
+    texts = read_texts()
+    # The layers of every method stay on disk until the best method is known.
+    check_output_folder(out, num_bytes * (1 + len(texts.methods)))
     with writing(out, "the checkpoint", SafetensorError), new_folder(out) as partial:
-        before, tried = _try_all(source, rule, texts, partial, status)
-        made = QuantizedCheckpoint(
-            rule,
-            _best(tried, folder),
-            tried,
-            before,
-            texts.evaluation[:, 1:].numel(),
-            num_bytes,
-            source.num_bytes,
-        )
-        build = _Builder(source, partial / made.method)
-        write_weights(partial, entries, build.tensor, shard_bytes, lambda done, total: status("writing", done, total))
+        before, tried = _quantize_with_all_methods(source, rule, texts, partial, status)
+        method, tokens = _best_method(tried, folder), texts.evaluation[:, 1:].numel()
+        result = QuantizedCheckpoint(rule, method, tried, before, tokens, num_bytes, source.num_bytes)
+        reader = _OutputReader(source, partial / method)
+        write_weights(partial, entries, reader.tensor, shard_bytes, lambda done, total: status("writing", done, total))
         for method in texts.methods:
             shutil.rmtree(partial / method)
         copy_companions(folder, partial)
-        card = quantized_card(made, out.name, name or folder.resolve().name, command, text)
+        card = quantized_card(result, out.name, name or folder.resolve().name, command, text)
         (partial / "README.md").write_text(card, encoding="utf-8")
         document = {**source.document, "quantization_config": quantization_config(rule, source.names.head)}
         write_json(partial / "config.json", document, indent=2)
-    return made
+    return result
 
 
 def _kernels() -> Kernels:
@@ -135,32 +118,33 @@ def _kernels() -> Kernels:
         raise OptionError(msg) from error
 
 
-def _try_all(
+def _quantize_with_all_methods(
     source: SourceCheckpoint, rule: RoundingRule, texts: CalibrationTexts, partial: Path, status: Status
 ) -> tuple[float, dict[str, float]]:
-    """Return the perplexity of the source and of each method, whose layers are written to its folder."""
+    """Return the perplexity of the source and of each method; write the layers of each to ``partial``."""
     total = source.config.num_layers * (1 + len(texts.methods))
     done = 0
 
     def begin(step: str) -> Callable[[], None]:
         status(step, done, total)
 
-        def layer_done() -> None:
+        def on_layer_done() -> None:
             nonlocal done
             done += 1
             status(step, done, total)
 
-        return layer_done
+        return on_layer_done
 
-    before = measure(source, texts, begin("measuring"))
+    before = measure_perplexity(source, texts, begin("measuring"))
     tried = {}
     for method in texts.methods:
         (partial / method).mkdir()
-        tried[method] = run(source, method, rule, texts, partial / method, begin(f"quantizing, {method}"))
+        tried[method] = quantize_layers(source, method, rule, texts, partial / method, begin(f"quantizing, {method}"))
     return before, tried
 
 
-def _best(tried: Mapping[str, float], folder: Path) -> str:
+def _best_method(tried: Mapping[str, float], folder: Path) -> str:
+    """Return the method with the lowest perplexity; raise a CheckpointError if none is finite."""
     finite = {method: perplexity for method, perplexity in tried.items() if math.isfinite(perplexity)}
     if not finite:
         found = ", ".join(f"{perplexity} by {method}" for method, perplexity in tried.items())
@@ -170,21 +154,24 @@ def _best(tried: Mapping[str, float], folder: Path) -> str:
 
 
 def _entries(source: SourceCheckpoint, rule: RoundingRule) -> Iterator[ShardEntry]:
-    for piece in source.beside():
-        yield ShardEntry(piece, source.file_name(piece.name), source.inventory.tensor(piece).dtype)
+    """Yield all tensors of the quantized checkpoint."""
+    for piece in source.tensors_outside_layers():
+        yield ShardEntry(piece, source.stored_name(piece.name), source.inventory.tensor(piece).dtype)
     for index in range(source.config.num_layers):
-        for part in source.of_layer(index):
+        for part in source.parts_of_layer(index):
             for piece in part.pieces:
                 if part.kind == "linear" and piece in part.weight:
                     shape = (piece.shape[0], piece.shape[1])
-                    for name, (own, dtype) in layout(piece.name.removesuffix("weight"), shape, rule).items():
-                        yield ShardEntry(CheckpointTensor(name, own), source.file_name(name), dtype)
+                    for name, (tensor_shape, dtype) in packed_shapes(
+                        piece.name.removesuffix("weight"), shape, rule
+                    ).items():
+                        yield ShardEntry(CheckpointTensor(name, tensor_shape), source.stored_name(name), dtype)
                 else:
-                    yield ShardEntry(piece, source.file_name(piece.name), source.inventory.tensor(piece).dtype)
+                    yield ShardEntry(piece, source.stored_name(piece.name), source.inventory.tensor(piece).dtype)
 
 
-class _Builder:
-    """Reader of the output tensors: of layers from the files of a method, of other parts from the source."""
+class _OutputReader:
+    """Reader of the output tensors: layers from the files of a method, the rest from the source."""
 
     def __init__(self, source: SourceCheckpoint, layers: Path) -> None:
         self.source = source

@@ -18,16 +18,16 @@ from pronk.quantization.quantize.rounding import RoundingRule
 
 __all__ = ["gptq", "output_error"]
 
-# Damping that is added to the diagonal of H, relative to its mean (section 3.3 of the paper).
+# Damping: number added to the diagonal of H, relative to the mean of the diagonal (section 3.3 of the paper).
 _DAMPING = 0.01
-# Number of attempts, each with ten times the damping of the one before.
-_TRIES = 8
-# Columns whose errors are applied to all later columns in one matrix product.
-_BLOCK = 128
+# Number of attempts to invert H, each with ten times the damping of the attempt before.
+_MAX_ATTEMPTS = 8
+# Number of columns whose errors are applied to all later columns in one matrix product.
+_BLOCK_COLUMNS = 128
 
 
 def gptq(weight: Tensor, hessian: Tensor, rule: RoundingRule) -> QuantizedMatrix:
-    """Quantize ``weight``, float32 ``[outputs, inputs]``, with ``hessian``, a multiple of ``H``.
+    """Quantize ``weight``, float32 ``[outputs, inputs]``; ``hessian`` is ``H`` or a multiple of ``H``.
 
     The scale of a group is chosen from the updated weights, when the first column of the group is rounded.
 
@@ -36,23 +36,24 @@ def gptq(weight: Tensor, hessian: Tensor, rule: RoundingRule) -> QuantizedMatrix
     """
     inputs = weight.shape[1]
     group = rule.group or inputs
-    block = _block(group)
-    left = weight.t().clone(memory_format=torch.contiguous_format)  # [inputs, outputs]: columns are contiguous
-    factor = _factor(hessian)
-    codes, scales = torch.empty_like(left), torch.empty(inputs // group, len(weight))
+    block = _block_size(group)
+    # [inputs, outputs], so that columns of W are contiguous.
+    remaining = weight.t().clone(memory_format=torch.contiguous_format)
+    factor = _inverse_factor(hessian)
+    codes, scales = torch.empty_like(remaining), torch.empty(inputs // group, len(weight))
     for start in range(0, inputs, block):
         end = min(start + block, inputs)
         if start % group == 0 and group >= block:
-            scales[start // group] = _scale(left[start : start + group], rule)
+            scales[start // group] = _scale(remaining[start : start + group], rule)
         errors = torch.empty(end - start, len(weight))
         for j in range(start, end):
             if j % group == 0 and group < block:
-                scales[j // group] = _scale(left[j : j + group], rule)
+                scales[j // group] = _scale(remaining[j : j + group], rule)
             scale = scales[j // group]
-            codes[j] = rule.codes(left[j], scale)
-            errors[j - start] = (left[j] - codes[j] * scale) / factor[j, j]
-            left[j + 1 : end].addr_(factor[j, j + 1 : end], errors[j - start], alpha=-1)
-        left[end:].addmm_(factor[start:end, end:].t(), errors, alpha=-1)
+            codes[j] = rule.codes(remaining[j], scale)
+            errors[j - start] = (remaining[j] - codes[j] * scale) / factor[j, j]
+            remaining[j + 1 : end].addr_(factor[j, j + 1 : end], errors[j - start], alpha=-1)
+        remaining[end:].addmm_(factor[start:end, end:].t(), errors, alpha=-1)
     return QuantizedMatrix(
         codes.t().add(rule.zero).to(torch.uint8).contiguous(), scales.t().contiguous(), None, rule.bits, group
     )
@@ -68,25 +69,25 @@ def _scale(columns: Tensor, rule: RoundingRule) -> Tensor:
     return rule.scales(columns.t())[:, 0]
 
 
-def _block(group: int) -> int:
-    """Return the columns of a block: a multiple of the group, or a divisor of a large group."""
-    if group <= _BLOCK:
-        return _BLOCK // group * group
-    return next(size for size in range(_BLOCK, 0, -1) if group % size == 0)
+def _block_size(group: int) -> int:
+    """Return the number of columns of a block: a multiple of a small group, or a divisor of a large one."""
+    if group <= _BLOCK_COLUMNS:
+        return _BLOCK_COLUMNS // group * group
+    return next(size for size in range(_BLOCK_COLUMNS, 0, -1) if group % size == 0)
 
 
-def _factor(hessian: Tensor) -> Tensor:
-    """Return ``U`` with ``H⁻¹ = Uᵀ U``, float32. Inputs that are always 0 do not affect other columns."""
+def _inverse_factor(hessian: Tensor) -> Tensor:
+    """Return ``U`` with ``H⁻¹ = Uᵀ U``, float32."""
     if not bool(hessian.isfinite().all()):
         msg = "expected finite products of the inputs, found NaN or inf; quantize without a calibration text"
         raise ValueError(msg)
-    wide = hessian.double()
-    wide.diagonal().masked_fill_(wide.diagonal() <= 0, 1.0)
-    mean = wide.diagonal().mean()
+    damped = hessian.double()
+    damped.diagonal().masked_fill_(damped.diagonal() <= 0, 1.0)  # inputs that are always 0
+    mean = damped.diagonal().mean()
     damping = _DAMPING
-    for _ in range(_TRIES):
-        wide.diagonal().add_(damping * mean)
-        lower, failed = torch.linalg.cholesky_ex(wide)
+    for _ in range(_MAX_ATTEMPTS):
+        damped.diagonal().add_(damping * mean)
+        lower, failed = torch.linalg.cholesky_ex(damped)
         if not failed:
             upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
             if not failed:

@@ -19,40 +19,40 @@ from pronk.models.decoder import Layer
 from pronk.models.linear import PlainLinear
 from pronk.quantization.formats.matrix import QuantizedMatrix
 from pronk.quantization.quantize.gptq import gptq
-from pronk.quantization.quantize.layers import LINEARS, LayerStream, hessians
-from pronk.quantization.quantize.packing import packed
+from pronk.quantization.quantize.layers import LINEARS, LayerStream, collect_hessians
+from pronk.quantization.quantize.packing import pack_codes
 from pronk.quantization.quantize.rounding import RoundingRule
 from pronk.quantization.quantize.scaling import scale_layer
 from pronk.quantization.quantize.source import SourceCheckpoint
 
-__all__ = ["CALIBRATED", "NEAREST", "CalibrationTexts", "layer_file", "measure", "run"]
+__all__ = ["CALIBRATED", "NEAREST", "CalibrationTexts", "layer_file", "measure_perplexity", "quantize_layers"]
 
 NEAREST = "nearest"
 CALIBRATED = ("scaled", "gptq")  # methods that need a calibration text
 
-Tick = Callable[[], None]  # called after each layer
+Tick = Callable[[], None]  # callback after each layer
 
 
 @dataclass(frozen=True)
 class CalibrationTexts:
-    """Evaluation text for perplexity and optional calibration text, as token ids ``[sequences, length]``."""
+    """Text to measure perplexity on, and optional text for calibration; token ids ``[sequences, length]``."""
 
     evaluation: Tensor
     calibration: Tensor | None = None
 
     @property
     def methods(self) -> Sequence[str]:
-        """Methods that are possible with these texts."""
+        """Quantization methods that are possible with these texts."""
         return (NEAREST,) if self.calibration is None else (NEAREST, *CALIBRATED)
 
 
 @torch.no_grad()
-def measure(source: SourceCheckpoint, texts: CalibrationTexts, tick: Tick) -> float:
-    """Return the perplexity of the original model in float32; refuse hidden states that are not finite."""
-    stream = LayerStream(source.frame(), texts.evaluation)
+def measure_perplexity(source: SourceCheckpoint, texts: CalibrationTexts, tick: Tick) -> float:
+    """Return the perplexity of the source in float32; raise a CheckpointError for NaN or infinity."""
+    stream = LayerStream(source.load_without_layers(), texts.evaluation)
     _check_finite(stream.rows, f"{source.folder}: embedding")
     for index in range(source.config.num_layers):
-        stream.through(source.layer(index), index)
+        stream.run_layer(source.load_layer(index), index)
         _check_finite(stream.rows, f"{source.folder}: layer {index}")
         tick()
     found = stream.perplexity()
@@ -61,67 +61,67 @@ def measure(source: SourceCheckpoint, texts: CalibrationTexts, tick: Tick) -> fl
 
 
 @torch.no_grad()
-def run(
+def quantize_layers(
     source: SourceCheckpoint, method: str, rule: RoundingRule, texts: CalibrationTexts, folder: Path, tick: Tick
 ) -> float:
-    """Quantize every layer, write its tensors to its :func:`layer_file` in ``folder``, and measure.
+    """Quantize all layers with ``method``, write each to its :func:`layer_file`, return the perplexity.
 
-    Returns:
-        Perplexity with the quantized weights, computed in float32; NaN or infinity after an overflow.
+    The perplexity is computed in float32 with the quantized weights. It is NaN or infinity after an overflow.
     """
-    frame = source.frame()
-    evaluation = LayerStream(frame, texts.evaluation)
+    outer = source.load_without_layers()
+    evaluation = LayerStream(outer, texts.evaluation)
     calibration = None
     if method != NEAREST:
         assert texts.calibration is not None
-        calibration = LayerStream(frame, texts.calibration)
+        calibration = LayerStream(outer, texts.calibration)
     for index in range(source.config.num_layers):
-        layer = source.layer(index)
-        seen: Mapping[str, Tensor] = {}
+        layer = source.load_layer(index)
+        layer_hessians: Mapping[str, Tensor] = {}
         if calibration is not None:
-            with hessians(layer) as seen:
-                calibration.through(layer, index, keep=False)
-        matrices = _quantize(layer, method, rule, seen, f"{source.folder}: layer {index}")
+            with collect_hessians(layer) as layer_hessians:
+                calibration.run_layer(layer, index, keep=False)
+        matrices = _quantize_layer(layer, method, rule, layer_hessians, f"{source.folder}: layer {index}")
         for stream in (evaluation, calibration):
             if stream is not None:
-                stream.through(layer, index)
-        _write(source, index, layer, matrices, rule, folder)
+                stream.run_layer(layer, index)
+        _write_layer(source, index, layer, matrices, rule, folder)
         tick()
     return evaluation.perplexity()
 
 
 def layer_file(folder: Path, index: int) -> Path:
-    """Return the temporary file of a quantized layer."""
+    """Return the path of the temporary file with the tensors of a quantized layer."""
     return folder / f"layer-{index}.safetensors"
 
 
 def _check_finite(states: Tensor, where: str) -> None:
+    """Raise a :class:`CheckpointError` unless ``states``, the output of module ``where``, are finite."""
     if not bool(states.isfinite().all()):
         msg = f"{where}: expected finite numbers in its output, found NaN or inf; restore the weights from their source"
         raise CheckpointError(msg)
 
 
-def _quantize(
-    layer: Layer, method: str, rule: RoundingRule, seen: Mapping[str, Tensor], where: str
+def _quantize_layer(
+    layer: Layer, method: str, rule: RoundingRule, layer_hessians: Mapping[str, Tensor], where: str
 ) -> dict[str, QuantizedMatrix]:
-    """Quantize the matrices of a layer, and replace its weights by the dequantized ones."""
-    made: dict[str, QuantizedMatrix] = {}
+    """Return the quantized matrices of a layer, and set its weights to the dequantized matrices."""
+    quantized: dict[str, QuantizedMatrix] = {}
     try:
         if method == "scaled":
-            scale_layer(layer, seen, rule)
+            scale_layer(layer, layer_hessians, rule)
         for name in LINEARS:
             linear = layer.get_submodule(name)
             assert isinstance(linear, PlainLinear)
             weight = linear.weight.data
-            made[name] = gptq(weight, seen[name], rule) if method == "gptq" else rule.nearest(weight)
-            linear.weight.data = made[name].dequantize()
+            quantized[name] = gptq(weight, layer_hessians[name], rule) if method == "gptq" else rule.nearest(weight)
+            linear.weight.data = quantized[name].dequantize()
     except ValueError as error:  # weights or products of inputs that are not finite
         msg = f"{where}: {error}"
         raise CheckpointError(msg) from error
-    return made
+    return quantized
 
 
-def _write(
+def _write_layer(
     source: SourceCheckpoint,
     index: int,
     layer: Layer,
@@ -130,9 +130,9 @@ def _write(
     folder: Path,
 ) -> None:
     tensors: dict[str, Tensor] = {}
-    for name, value in source.tensors(index, layer, matrices):
+    for name, value in source.layer_tensors(index, layer, matrices):
         if isinstance(value, QuantizedMatrix):
-            tensors |= packed(name.removesuffix("weight"), value, rule.dtype)
+            tensors |= pack_codes(name.removesuffix("weight"), value, rule.dtype)
         else:
             tensors[name] = value.contiguous()
     save_file(tensors, layer_file(folder, index))

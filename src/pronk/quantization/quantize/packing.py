@@ -1,4 +1,4 @@
-"""Tensors and ``quantization_config`` of the format ``pack-quantized`` of compressed-tensors.
+"""Output in the format ``pack-quantized`` of compressed-tensors: tensors and ``quantization_config``.
 
 The unsigned codes of a row are packed into 32-bit words, the first code in the lowest bits. A weight is
 ``scale * (code - 2 ** (bits - 1))`` with the ``weight_scale`` of its group.
@@ -15,14 +15,14 @@ from torch.nn.functional import pad
 from pronk.quantization.formats.matrix import QuantizedMatrix
 from pronk.quantization.quantize.rounding import WHOLE_ROW, RoundingRule
 
-__all__ = ["layout", "packed", "quantization_config"]
+__all__ = ["pack_codes", "packed_shapes", "quantization_config"]
 
 # Version of compressed-tensors that the output was tested with.
 _VERSION = "0.20.0"
 
 
-def packed(prefix: str, weight: QuantizedMatrix, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return the tensors of a matrix by name, with ``prefix``; ``dtype`` must hold the scales exactly."""
+def pack_codes(prefix: str, weight: QuantizedMatrix, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return the tensors of a matrix by name; the dtype of scales, ``dtype``, must hold them exactly."""
     integers = weight.codes
     if weight.bits == 4:
         integers = pad(integers, (0, integers.shape[1] % 2))
@@ -35,8 +35,10 @@ def packed(prefix: str, weight: QuantizedMatrix, dtype: torch.dtype) -> dict[str
     }
 
 
-def layout(prefix: str, shape: tuple[int, int], rule: RoundingRule) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """Return the shapes and types of the tensors of :func:`packed` for a matrix of shape ``shape``."""
+def packed_shapes(
+    prefix: str, shape: tuple[int, int], rule: RoundingRule
+) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Return shape and dtype of each tensor of :func:`pack_codes` for a matrix of shape ``shape``."""
     outputs, inputs = shape
     groups = inputs // (rule.group or inputs)
     return {

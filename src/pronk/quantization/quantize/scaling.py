@@ -1,8 +1,8 @@
 """Scaling of inputs before rounding, as in AWQ (Lin et al. 2024, section 3.2).
 
 ``W x = (W diag(s)) (x / s)``: the weights of large inputs become larger within their groups, so their relative rounding
-error shrinks. The division by ``s`` is free if folded into the gain of the norm or the rows of the matrix that computes
-``x``. The search tries powers of the inputs' RMS and keeps the one with the smallest error of the outputs::
+error shrinks. The division by ``s`` is free, as the weights of the norm or matrix that computes ``x`` are divided
+instead. The search tries powers of the inputs' RMS and keeps the power with the smallest error of the outputs::
 
     s = rms(x) ** α        α = 0 is no scaling
 """
@@ -23,8 +23,8 @@ from pronk.quantization.quantize.rounding import RoundingRule
 __all__ = ["scale_layer"]
 
 _POWERS = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
-# Lower limit of the RMS of an input, relative to the largest RMS. It bounds the scales of inputs that are almost 0.
-_LEAST = 1e-4
+# Lower limit of the RMS of an input, relative to the largest RMS, so that inputs near 0 get no extreme scale.
+_MIN_RELATIVE_RMS = 1e-4
 
 
 def scale_layer(layer: Layer, hessians: Mapping[str, Tensor], rule: RoundingRule) -> None:
@@ -37,25 +37,25 @@ def scale_layer(layer: Layer, hessians: Mapping[str, Tensor], rule: RoundingRule
     """
     for name, norm in (("qkv", layer.attention_norm), ("up", layer.mlp_norm)):
         linear = _linear(layer, name)
-        scale = _search(linear.weight, hessians[name], rule)
-        norm.weight.data, by = _divide(cast(Tensor, norm.weight.data), scale, rule)
-        linear.weight.data.mul_(by)
+        scale = _best_scale(linear.weight, hessians[name], rule)
+        norm.weight.data, divisors = _divide(cast(Tensor, norm.weight.data), scale, rule)
+        linear.weight.data.mul_(divisors)
     if layer.config.gated:
         down, up = _linear(layer, "down"), _linear(layer, "up")
-        scale = _search(down.weight, hessians["down"], rule)
+        scale = _best_scale(down.weight, hessians["down"], rule)
         if up.bias is not None:
             bias = up.bias.data[len(scale) :]
-            divided, by = _divide(bias, scale, rule)
-            scale = torch.where(bias == 0, scale, by)
+            divided, divisors = _divide(bias, scale, rule)
+            scale = torch.where(bias == 0, scale, divisors)
             bias.copy_(divided)
         down.weight.data.mul_(scale)
         up.weight.data[len(scale) :].div_(scale[:, None])
 
 
 def _divide(values: Tensor, scale: Tensor, rule: RoundingRule) -> tuple[Tensor, Tensor]:
-    """Return ``values / scale`` in the precision of the file, and the divisors after this rounding.
+    """Return ``values / scale``, rounded to the dtype of the file, and the divisors after this rounding.
 
-    A value whose quotient would round to 0 or infinity is not divided.
+    A value whose quotient would round to 0 or infinity is not divided: its divisor is 1.
     """
     divided = (values / scale).to(rule.dtype).float()
     fits = (divided != 0) & divided.isfinite()
@@ -68,16 +68,16 @@ def _linear(layer: Layer, name: str) -> PlainLinear:
     return linear
 
 
-def _search(weight: Tensor, hessian: Tensor, rule: RoundingRule) -> Tensor:
-    """Return the scale of each input with the smallest error of the outputs, float32 ``[inputs]``."""
-    size = hessian.diagonal().clamp_min(0).sqrt()
-    size = size.clamp_min(_LEAST * float(size.max()) + 1e-30)
-    best = torch.ones_like(size)
-    least = output_error(weight, rule.nearest(weight).dequantize(), hessian)
+def _best_scale(weight: Tensor, hessian: Tensor, rule: RoundingRule) -> Tensor:
+    """Return the scales of the inputs that minimize the error of the outputs, float32 ``[inputs]``."""
+    rms = hessian.diagonal().clamp_min(0).sqrt()
+    rms = rms.clamp_min(_MIN_RELATIVE_RMS * float(rms.max()) + 1e-30)
+    best = torch.ones_like(rms)
+    min_error = output_error(weight, rule.nearest(weight).dequantize(), hessian)
     for power in _POWERS:
-        scale = size**power
+        scale = rms**power
         scale = scale / (scale.max() * scale.min()).sqrt()
         error = output_error(weight, rule.nearest(weight * scale).dequantize() / scale, hessian)
-        if error < least:
-            best, least = scale, error
+        if error < min_error:
+            best, min_error = scale, error
     return best

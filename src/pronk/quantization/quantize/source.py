@@ -1,4 +1,4 @@
-"""Layer-by-layer access to the checkpoint that is quantized, with one layer in memory."""
+"""Access to the unquantized checkpoint, one layer at a time."""
 
 from __future__ import annotations
 
@@ -21,17 +21,11 @@ from pronk.quantization.gguf.checkpoint import is_gguf
 
 __all__ = ["SourceCheckpoint"]
 
-_INSTEAD = "give the checkpoint with float32, float16 or bfloat16 weights that it was made from"
+_REMEDY = "give the checkpoint with float32, float16 or bfloat16 weights that it was made from"
 
 
 class SourceCheckpoint:
-    """Unquantized checkpoint.
-
-    Attributes:
-        folder: folder of the checkpoint.
-        document: content of ``config.json``.
-        config: configuration of the model.
-        dtype: dtype of the model.
+    """Unquantized checkpoint that is to be quantized.
 
     Raises:
         CheckpointError: the checkpoint is unreadable, already quantized, or of a family that compressed-tensors does
@@ -40,13 +34,13 @@ class SourceCheckpoint:
 
     def __init__(self, folder: Path) -> None:
         if is_gguf(folder):
-            msg = f"{folder}: expected a folder with safetensors files, found a GGUF file; {_INSTEAD}"
+            msg = f"{folder}: expected a folder with safetensors files, found a GGUF file; {_REMEDY}"
             raise CheckpointError(msg)
         self.folder, self.config = folder, read_config(folder)
-        self.document = read_json(folder / "config.json", ConfigError)
+        self.document = read_json(folder / "config.json", ConfigError)  # unparsed
         if self.config.quantization is not None:
             method = self.config.quantization.get("quant_method", "unknown")
-            msg = f"{folder}: expected plain weights, found a model that is quantized already ({method}); {_INSTEAD}"
+            msg = f"{folder}: expected plain weights, found a model that is quantized already ({method}); {_REMEDY}"
             raise CheckpointError(msg)
         self.names = FAMILY_NAMES[self.config.family]
         if self.names.transposed:
@@ -62,53 +56,53 @@ class SourceCheckpoint:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the weights."""
+        """Size of the weights in the files."""
         return sum(self.inventory.nbytes(part) for part in self.parts)
 
-    def file_name(self, name: str) -> str:
-        """Return the name of a tensor in the files of the checkpoint."""
+    def stored_name(self, name: str) -> str:
+        """Return a tensor's name in the files: with the family's prefix, unless it belongs to the LM head."""
         return name if name.startswith(f"{self.names.head}.") else self.names.prefix + name
 
-    def beside(self) -> list[CheckpointTensor]:
-        """Return the tensors outside the layers."""
+    def tensors_outside_layers(self) -> list[CheckpointTensor]:
+        """Return the tensors of embedding, final norm and LM head."""
         return [piece for part in self.parts if not part.target.startswith("layers.") for piece in part.pieces]
 
-    def of_layer(self, index: int) -> list[DecoderPart]:
+    def parts_of_layer(self, index: int) -> list[DecoderPart]:
         """Return the parts of a layer."""
         return [part for part in self.parts if part.target.startswith(f"layers.{index}.")]
 
-    def frame(self) -> Decoder:
-        """Return the model without its layers (embedding, last norm and LM head), in float32."""
+    def load_without_layers(self) -> Decoder:
+        """Return the model without its layers: embedding, final norm and LM head."""
         with torch.device("meta"):
             decoder = Decoder(self.config)
         decoder.layers = nn.ModuleList()
         decoder.norm = make_norm(self.config, self.config.hidden_size)
-        plain = {part.target: part for part in self.parts}
-        decoder.embedding = nn.Parameter(self.inventory.tensor(plain["embedding"].weight[0]), requires_grad=False)
-        self._fill(decoder.norm, plain["norm"])
-        head = plain["head"].weight
+        parts = {part.target: part for part in self.parts}
+        decoder.embedding = nn.Parameter(self.inventory.tensor(parts["embedding"].weight[0]), requires_grad=False)
+        self._fill(decoder.norm, parts["norm"])
+        head = parts["head"].weight
         decoder.head = PlainLinear(self.inventory.tensor(head[0]) if head else decoder.embedding)
         return decoder.requires_grad_(False).eval()
 
-    def layer(self, index: int) -> Layer:
+    def load_layer(self, index: int) -> Layer:
         """Return a layer with unquantized weights in float32."""
         layer = Layer(self.config, empty_linear)
-        for part in self.of_layer(index):
+        for part in self.parts_of_layer(index):
             self._fill(layer.get_submodule(part.target.rpartition(".")[2]), part)
         self.checkpoint.release()
         return layer.requires_grad_(False).eval()
 
-    def tensors(
+    def layer_tensors(
         self, index: int, layer: Layer, matrices: Mapping[str, QuantizedMatrix]
     ) -> Iterator[tuple[str, Tensor | QuantizedMatrix]]:
-        """Yield names and tensors of a layer: quantized matrices, and others in their original dtypes.
+        """Yield names and tensors of a layer: its quantized matrices, and all others in their original dtypes.
 
         Args:
             index: index of the layer.
-            layer: layer with the norms and biases.
-            matrices: quantized matrices by linear module; a fused module is split into the checkpoint's matrices.
+            layer: layer with the values of norms and biases.
+            matrices: quantized matrix of each linear module, which is split into the matrices of the checkpoint.
         """
-        for part in self.of_layer(index):
+        for part in self.parts_of_layer(index):
             name = part.target.rpartition(".")[2]
             module = layer.get_submodule(name)
             weight: Any = matrices.get(name, module.weight)
@@ -124,6 +118,7 @@ class SourceCheckpoint:
                     start = end
 
     def _fill(self, module: nn.Module, part: DecoderPart) -> None:
+        """Copy weight and bias of a part into its module."""
         for key, pieces in (("weight", part.weight), ("bias", part.bias)):
             if pieces:
                 values = getattr(module, key).data

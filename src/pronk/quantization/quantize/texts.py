@@ -1,4 +1,4 @@
-"""Texts for calibration and perplexity: token ids in sequences of one length.
+"""Texts for calibration and perplexity, as token ids in sequences of equal length.
 
 By default, perplexity is measured on ``evaluation.jsonl`` of this package: solved Python problems and arithmetic word
 problems.
@@ -25,10 +25,10 @@ from pronk.train.sources import SourceSpec, read_source, spec_of
 
 __all__ = ["LENGTH", "read_texts"]
 
-LENGTH = 512  # tokens of a sequence, limited by the model's context
-_MAX_EVALUATION, _MIN_TOKENS = 8192, 128  # tokens of the evaluation text, of any text
-# Characters of a piece of text. Pieces are shuffled, so that calibration covers all parts of a long text.
-_PIECE = 4096
+LENGTH = 512  # tokens of a sequence, or fewer if the model's context is shorter
+_MAX_EVALUATION_TOKENS, _MIN_TOKENS = 8192, 128  # limit of the evaluation text, least of any text
+# Calibration texts are shuffled in pieces of this length, so that calibration covers all parts of a long text.
+_PIECE_CHARACTERS = 4096
 
 
 def read_texts(folder: Path, text: Path | None = None, tokens: int = 32_768) -> CalibrationTexts:
@@ -37,9 +37,9 @@ def read_texts(folder: Path, text: Path | None = None, tokens: int = 32_768) -> 
     Args:
         folder: folder of the model.
         text: file or folder with the calibration text, in the formats of ``pronk train``. One document in 100, or the
-            end of the longest one, is held out for perplexity. With ``None``, there is no calibration, and perplexity
-            is measured on the package's text.
-        tokens: limit of calibration tokens.
+            end of the longest document, is held out for perplexity. ``None`` means no calibration, and perplexity on
+            the text of this package.
+        tokens: largest number of tokens to calibrate with.
 
     Raises:
         OptionError: the text is missing, unreadable or too short.
@@ -50,22 +50,23 @@ def read_texts(folder: Path, text: Path | None = None, tokens: int = 32_768) -> 
     length = min(LENGTH, config.context)
     if text is None:
         with as_file(files("pronk.quantization.quantize") / "evaluation.jsonl") as path:
-            own = [each.text for each in read_source(SourceSpec("evaluation", "jsonl", path, 1.0))]
-        return CalibrationTexts(_sequences(encoder, own, _MAX_EVALUATION, length, "evaluation text"))
+            documents = [each.text for each in read_source(SourceSpec("evaluation", "jsonl", path, 1.0))]
+        return CalibrationTexts(_tokenize(encoder, documents, _MAX_EVALUATION_TOKENS, length, "evaluation text"))
     (pool, *_) = collect(DataOptions((spec_of(text, "calibrate"),), dialogues=0.0)).pools
     return CalibrationTexts(
-        _sequences(encoder, pool.held_out, _MAX_EVALUATION, length, f"calibrate: held-out part of {text}"),
-        _sequences(encoder, _shuffled(pool.documents), tokens, length, f"calibrate: rest of {text}"),
+        _tokenize(encoder, pool.held_out, _MAX_EVALUATION_TOKENS, length, f"calibrate: held-out part of {text}"),
+        _tokenize(encoder, _shuffled(pool.documents), tokens, length, f"calibrate: rest of {text}"),
     )
 
 
 def _shuffled(documents: Iterable[str]) -> Iterator[str]:
-    pieces = [text[at : at + _PIECE] for text in documents for at in range(0, len(text), _PIECE)]
+    """Yield pieces of the documents, in an order that is always the same."""
+    pieces = [text[at : at + _PIECE_CHARACTERS] for text in documents for at in range(0, len(text), _PIECE_CHARACTERS)]
     yield from random.Random(0).sample(pieces, len(pieces))  # noqa: S311 - not for secrets
 
 
-def _sequences(encoder: Encoder, texts: Iterable[str], tokens: int, length: int, what: str) -> Tensor:
-    """Return the first ``tokens`` ids as ``[sequences, length]``; a shorter text is one sequence."""
+def _tokenize(encoder: Encoder, texts: Iterable[str], tokens: int, length: int, what: str) -> Tensor:
+    """Return at most ``tokens`` ids as ``[sequences, length]``; a short text is one shorter sequence."""
     ids = torch.from_numpy(pack(encoder, iter(texts), tokens).astype("int64"))
     if len(ids) < min(_MIN_TOKENS, length):
         msg = f"{what}: expected at least {min(_MIN_TOKENS, length)} tokens, found {len(ids)}; give more text"

@@ -22,19 +22,12 @@ _BRACKETS, _IN_STRING = re.compile(r'["{}\[\]]'), re.compile(r'["\\]')
 
 @dataclass(frozen=True)
 class CallPart:
-    """Part of a call.
+    """Part of a call."""
 
-    Attributes:
-        index: number of the call within the answer, from 0.
-        arguments: the next piece of the arguments' JSON.
-        ident: id of the call, in its first part only.
-        name: name of the tool, in the first part only.
-    """
-
-    index: int
-    arguments: str = ""
-    ident: str | None = None
-    name: str | None = None
+    index: int  # number of the call within the answer, from 0
+    arguments: str = ""  # the next piece of the arguments' JSON
+    ident: str | None = None  # id of the call, in its first part only
+    name: str | None = None  # name of the tool, in the first part only
 
 
 class CallReader:

@@ -44,16 +44,7 @@ class ChatTemplate:
         self._loops_over_content = found["loops_over_content"]
 
     def render(self, messages: Messages, *, add_generation_prompt: bool = True, tools: Tools | None = None) -> str:
-        """Return the prompt of a conversation.
-
-        Args:
-            messages: see :mod:`pronk.tokenization.chat.messages`.
-            add_generation_prompt: end with the text that comes before the assistant's answer.
-            tools: that the model may call, as in OpenAI's interface.
-
-        Raises:
-            PromptError: the messages are malformed, the template refuses them, or it exceeds a limit.
-        """
+        """Return the prompt of a conversation; arguments and errors as of :meth:`Tokenizer.chat`."""
         # Without keys whose value is None, as in transformers: many templates test only whether a key is there.
         checked = check_messages(messages)
         plain = [{name: value for name, value in message.items() if value is not None} for message in checked]

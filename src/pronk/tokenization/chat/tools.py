@@ -36,17 +36,11 @@ _PROBE = "zanzibar_9"  # a tool's name that no template contains
 
 
 class Marker(NamedTuple):
-    """Text or token that begins or ends calls.
-
-    Attributes:
-        text: the text.
-        token: its id, if it is a token that grammars accept by id only; ``None`` if it is ordinary text.
-        is_special: whether the token is special, so that a decoded answer does not contain its text.
-    """
+    """Text or token that begins or ends calls."""
 
     text: str
-    token: int | None = None
-    is_special: bool = False
+    token: int | None = None  # its id, if grammars accept the token by id only; ``None`` for ordinary text
+    is_special: bool = False  # whether the token is special, so that a decoded answer does not contain its text
 
     @property
     def decoded(self) -> str:
@@ -56,31 +50,18 @@ class Marker(NamedTuple):
 
 @dataclass(frozen=True)
 class ToolCallFormat:
-    """Format of a model's calls.
+    """Format of a model's calls."""
 
-    Attributes:
-        name: ``"hermes"``, ``"mistral"`` or ``"llama"``.
-        key: key of the arguments.
-        opening: text between the begin marker and the first brace.
-        closing: text between the last brace and the end marker.
-        begin: marker before calls, optional for Llama.
-        end: marker after calls, if the format has one.
-        separator: text between calls within one pair of markers; empty if a pair holds one call only.
-        marker_optional: whether a call at the beginning of an answer needs no begin marker.
-        repeats_markers: whether each of several calls has markers of its own, with a line break between calls.
-        other_tokens: ids of tokens, besides markers and end tokens, that grammars accept by id only. Free text may
-            contain these tokens.
-    """
-
-    name: str
-    key: str = "arguments"
-    opening: str = ""
-    closing: str = ""
-    begin: Marker | None = None
-    end: Marker | None = None
-    separator: str = ""
-    marker_optional: bool = False
-    repeats_markers: bool = False
+    name: str  # ``"hermes"``, ``"mistral"`` or ``"llama"``
+    key: str = "arguments"  # key of the arguments
+    opening: str = ""  # text between the begin marker and the first brace
+    closing: str = ""  # text between the last brace and the end marker
+    begin: Marker | None = None  # marker before calls, optional for Llama
+    end: Marker | None = None  # marker after calls, if the format has one
+    separator: str = ""  # text between calls within one pair of markers; empty if a pair holds one call only
+    marker_optional: bool = False  # whether a call at the beginning of an answer needs no begin marker
+    repeats_markers: bool = False  # each of several calls has markers of its own, with a line break between calls
+    # Ids of tokens, besides markers and end tokens, that grammars accept by id only; free text may contain such tokens.
     other_tokens: frozenset[int] = field(default=frozenset(), repr=False)
 
     @property
