@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from warnings import warn
 
-from pronk.drafters.registry import class_names
+from pronk.drafters.registry import class_modules
 
 if TYPE_CHECKING:
     from pronk.async_llm import AsyncLLM as AsyncLLM
@@ -58,14 +58,14 @@ _HOMES = {
     "pronk.speculation.tree": ("TokenTree",),
 }
 
-__all__ = [*(name for names in _HOMES.values() for name in names), *class_names(), "__version__"]  # noqa: PLE0604 - names
+__all__ = [*(name for names in _HOMES.values() for name in names), *class_modules(), "__version__"]  # noqa: PLE0604 - names
 
 
 def __getattr__(name: str) -> Any:
     if name == "Guesser":
         warn("pronk.Guesser is deprecated; use pronk.Proposer", DeprecationWarning, stacklevel=2)
         name = "Proposer"
-    found = next((module for module, names in _HOMES.items() if name in names), class_names().get(name))
+    found = next((module for module, names in _HOMES.items() if name in names), class_modules().get(name))
     if found is None:
         msg = f"module 'pronk' has no attribute {name!r}"
         raise AttributeError(msg)

@@ -32,21 +32,13 @@ __all__ = ["AsyncLLM", "EngineLoad"]
 
 
 class EngineLoad(NamedTuple):
-    """Current load of an engine.
+    """Current load of an engine."""
 
-    Attributes:
-        running: number of running requests.
-        waiting: number of queued requests.
-        kv_used: fraction of the KV blocks in use, 0..1.
-        kv_idle: number of KV blocks held only by the prefix cache.
-        resumed: number of requests resumed on another replica so far.
-    """
-
-    running: int = 0
-    waiting: int = 0
-    kv_used: float = 0.0
-    kv_idle: int = 0
-    resumed: int = 0
+    running: int = 0  # number of running requests
+    waiting: int = 0  # number of queued requests
+    kv_used: float = 0.0  # fraction of the KV blocks in use, 0..1
+    kv_idle: int = 0  # number of KV blocks held only by the prefix cache
+    resumed: int = 0  # number of requests resumed on another replica so far
 
 
 class AsyncLLM:
@@ -127,13 +119,11 @@ class AsyncLLM:
         tenant: str = "",
     ) -> Completion:
         """Continue one prompt; arguments and errors are those of :meth:`stream`."""
-        found = dict[int, Completion]()
-        steps = self.steps(
-            [prompt], params, drafter=drafter, priority=priority, deadline=deadline, salt=salt, tenant=tenant
+        pieces = self.stream(
+            prompt, params, drafter=drafter, priority=priority, deadline=deadline, salt=salt, tenant=tenant
         )
-        async with aclosing(steps):
-            async for pieces in steps:
-                found.update((piece.index, piece.completion) for piece in pieces if piece.completion is not None)
+        async with aclosing(pieces):
+            found = {piece.index: piece.completion async for piece in pieces if piece.completion is not None}
         first, *others = (found[index] for index in sorted(found))
         return first.beside(others)
 

@@ -21,16 +21,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class PendingRequests:
-    """Requests of one caller, which end together.
+    """Requests of one caller, which end together."""
 
-    Attributes:
-        requests: sample index to request.
-        loop: event loop of the caller.
-        queue: pieces of each step, ended by an exception or ``None``.
-    """
-
-    requests: Mapping[int, Request]
-    loop: asyncio.AbstractEventLoop
+    requests: Mapping[int, Request]  # by the index of the sample
+    loop: asyncio.AbstractEventLoop  # event loop of the caller
+    # Pieces of each step, ended by an exception or None.
     queue: asyncio.Queue[list[Piece] | BaseException | None] = field(default_factory=asyncio.Queue)
 
     def put(self, item: list[Piece] | BaseException | None) -> None:

@@ -19,38 +19,23 @@ __all__ = ["Explanation", "SourceShare", "explain"]
 
 @dataclass(frozen=True)
 class SourceShare:
-    """Contribution of one drafter to a text.
+    """Contribution of one drafter to a text."""
 
-    Attributes:
-        source: drafter name.
-        asked: number of steps with a proposal; 0 if the drafter is not part of a selection.
-        explored: number of those steps that measured acceptance instead of expecting a gain.
-        seconds: time of the proposals, without that of ``observe``.
-        drafted: number of verified draft tokens.
-        accepted: number of accepted draft tokens.
-    """
-
-    source: str
-    asked: int
-    explored: int
-    seconds: float
-    drafted: int
-    accepted: int
+    source: str  # name of the drafter
+    asked: int  # number of steps with a proposal; 0 if the drafter is not part of a selection
+    explored: int  # number of steps with a proposal that measured acceptance instead of expecting a gain
+    seconds: float  # time of the proposals, without that of observe()
+    drafted: int  # number of verified draft tokens
+    accepted: int  # number of accepted draft tokens
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """A completion and its decoding steps.
-
-    Attributes:
-        completion: generated text.
-        steps: decoding steps; the first ends the prefill and has no draft tokens.
-        shares: contributions of the drafters.
-    """
+    """A completion and its decoding steps."""
 
     completion: Completion
-    steps: tuple[Decision, ...]
-    shares: tuple[SourceShare, ...]
+    steps: tuple[Decision, ...]  # the first ends the prefill and has no draft tokens
+    shares: tuple[SourceShare, ...]  # contributions of the drafters
 
     @property
     def plain(self) -> float | None:

@@ -125,9 +125,9 @@ class LLM:
         self.dtype, self.workers = kind, workers
         setting = {"model": self.path, "dtype": kind, "weights": weights, "kv_dtype": kv_dtype}
         memory = KVBudget(kv_memory, max_batch, target, workers)
-        self._team = start_workers(workers, parallel, self.config, chosen, **setting)
+        self._team = team = start_workers(workers, parallel, self.config, chosen, **setting)
         with ExitStack() as failed:
-            failed.callback(self._team.end)
+            failed.callback(team.end)
             decoder = load_decoder(
                 self.path,
                 self.config,
@@ -135,11 +135,10 @@ class LLM:
                 device=target,
                 kernels=chosen,
                 weights=weights,
-                split=self._team.split,
+                split=team.split,
                 on_progress=progress,
             )
             computed, kept = compute_dtype(kind, chosen), torch.int8 if kv_dtype == "int8" else None
-            team = self._team
             cache = memory.add(team.shard_config, computed, chosen, kept, share_prefixes=prefix_cache, kind=team.pool)
             self.engine = Engine(
                 decoder,
@@ -151,7 +150,7 @@ class LLM:
                 kv_budget=memory,
                 folder=self.path,
                 acceptance_stats=self.calibration.acceptance_stats,
-                runner=self._team.runner(decoder, cache),
+                runner=team.runner(decoder, cache),
             )
             self.request_factory = RequestFactory(self.config, self.tokenizer, decoder.kernels)
             self._proposers = ProposerCache(self.engine.target, self.drafter)
@@ -235,7 +234,7 @@ class LLM:
         ]
         requests = [request for group in groups for request in group]
         self.engine.run(requests, None if progress is None else lambda ended: progress(ended, len(requests)))
-        completions = [_completion(group) for group in groups]
+        completions = [Completion.of(first, tuple(map(Completion.of, others))) for first, *others in groups]
         return completions[0] if single else completions
 
     def stream(
@@ -246,11 +245,8 @@ class LLM:
         Closing the iterator aborts the request.
         """
         (options,) = self._options(params, 1)
-        return self._pieces(
-            self.request_factory.create_samples(
-                self.request_factory.encode_prompt(prompt), options, self.get_proposer(drafter)
-            )
-        )
+        ids, proposer = self.request_factory.encode_prompt(prompt), self.get_proposer(drafter)
+        return self._pieces(self.request_factory.create_samples(ids, options, proposer))
 
     def chat(
         self, messages: Messages, params: SamplingParams | None = None, *, drafter: str | Drafter | None = None
@@ -332,7 +328,3 @@ class LLM:
             CheckpointError: the draft model cannot be loaded.
         """
         return self._proposers.default if spec is None else self._proposers.get_proposer(spec)
-
-
-def _completion(group: Sequence[Request]) -> Completion:
-    return Completion.of(group[0], tuple(Completion.of(request) for request in group[1:]))

@@ -54,9 +54,7 @@ class Completion:
     @classmethod
     def of(cls, request: Request, others: tuple[Completion, ...] = ()) -> Completion:
         """Return the result of a finished request."""
-        if request.finish_reason is None:
-            msg = "expected a finished request, found one without finish_reason"
-            raise AssertionError(msg)
+        assert request.finish_reason is not None, "expected a finished request, found one without finish_reason"
         params = request.params
         return cls(
             text=request.output_text,

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from pronk.bench.outputs import Outputs
-from pronk.cli.options import model_options, panel, shares
+from pronk.cli.options import given_options, model_options, panel, shares
 from pronk.cli.progress import INTERRUPTED, status_bar
 from pronk.errors import OptionError, PromptError
 
@@ -28,7 +28,6 @@ __all__ = ["bench"]
 _BUNDLED = "pronk-tiny"
 _DRAFTERS = ["auto"]  # a list, as typer requires; never modified
 _SHOWING = ("replay", "as_json", "markdown", "report")
-
 
 _what, _how = panel("What to measure"), panel("How to measure")
 _peers, _output = panel("Other engines", show_default=False), panel("Output", show_default=False)
@@ -188,9 +187,8 @@ def bench(
 
 def _refuse_ignored(context: typer.Context) -> None:
     """Raise if ``--replay`` would ignore an option of the command line."""
-    for name in context.params:
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE" and name not in _SHOWING:
+    for name in given_options(context):
+        if name not in _SHOWING:
             msg = f"replay: expected only options of the output, found --{name.replace('_', '-')}"
             raise OptionError(msg)
 

@@ -36,12 +36,7 @@ _CONTROL = {code: 0xFFFD for code in (*range(32), *range(127, 160)) if code not 
 
 
 class TerminalOutput:
-    """Standard output and standard error of one command.
-
-    Args:
-        stats: whether to print statistics; ``None`` prints them on a terminal only.
-        color_drafts: whether to colour accepted draft tokens.
-    """
+    """Standard output and standard error of one command; ``stats=None`` is statistics on a terminal only."""
 
     def __init__(self, *, stats: bool | None = None, color_drafts: bool = False) -> None:
         for stream in (sys.stdout, sys.stderr):
@@ -101,11 +96,9 @@ class TerminalOutput:
     def _write(self, text: str, style: Style) -> None:
         if not text:
             return
-        if self.interactive:
-            text = text.translate(_CONTROL)
         self._fresh_line = text.endswith("\n")
         if self.interactive:
-            self._out.print(Segments([Segment(text, style)]), end="")
+            self._out.print(Segments([Segment(text.translate(_CONTROL), style)]), end="")
         else:
             sys.stdout.write(text)
         sys.stdout.flush()

@@ -5,7 +5,7 @@ Torch is imported when a command runs. typer reads annotations at run time, so n
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,8 +22,7 @@ __all__ = ["app"]
 
 app = typer.Typer(help="Build datastores for the drafter retrieval.", no_args_is_help=True, rich_markup_mode="rich")
 
-# Approximate compression ratio of text, for the progress bar.
-_COMPRESSION = 3
+_COMPRESSION = 3  # approximate compression ratio of text, for the progress bar
 # Documents per tokenizer call, and characters per piece: a longer text is cut at the end of a line.
 _CHUNK, _PIECE = 64, 1 << 20
 
@@ -91,12 +90,12 @@ def info(path: Annotated[Path, typer.Argument(help="Folder of the datastore.", s
 def _build(out: Path, text: Sequence[Path], model: str | None, limit: int | None, status: Status) -> None:
     from pronk.drafters.from_text.datastore.builder import SORTING, require_sorter, write_datastore
     from pronk.files.atomic import new_folder, writing
-    from pronk.files.shards import check_target
+    from pronk.files.shards import check_output_folder
     from pronk.models.loader import read_config, resolve_model
     from pronk.tokenization.tokenizer import Tokenizer
 
     require_sorter()
-    check_target(out, 0)
+    check_output_folder(out, 0)
     sources = [spec_of(path, "files") for path in text]
     folder = resolve_model(model)
     vocab_size = read_config(folder).vocab_size
@@ -152,8 +151,8 @@ class _Reader:
         # JSON strings can hold lone surrogates, which tokenizers reject.
         data = [text.encode(errors="replace") for text in texts]
         pieces = [list(_pieces(text.decode())) for text in data]
-        flat = self.tokenizer.backend.encode_batch_fast([p for each in pieces for p in each], add_special_tokens=False)
-        encoded = iter(flat)
+        flat = [*chain.from_iterable(pieces)]
+        encoded = iter(self.tokenizer.backend.encode_batch_fast(flat, add_special_tokens=False))
         for text, own in zip(data, pieces, strict=True):
             self.done += len(text)
             yield [token for encoding in islice(encoded, len(own)) for token in encoding.ids]
@@ -180,5 +179,5 @@ def _summary(folder: Path) -> str:
     from pronk.drafters.from_text.datastore.layout import Header
 
     header = Header.read(folder)
-    size = sum(header.sizes().values())
+    size = sum(header.file_sizes().values())
     return f"{header.tokens:,} tokens of {header.documents:,} documents, {size:,} bytes"

@@ -21,9 +21,24 @@ if TYPE_CHECKING:
     from pronk.llm import LLM
     from pronk.sampling.params import SamplingParams
 
-__all__ = ["Progress", "model_options", "panel", "read_prompt", "require_extra", "sampling_params", "shares"]
+__all__ = [
+    "Progress",
+    "given_options",
+    "model_options",
+    "panel",
+    "read_prompt",
+    "require_extra",
+    "sampling_params",
+    "shares",
+]
 
 Progress = Callable[[int, int], None]
+
+
+def given_options(context: typer.Context) -> list[str]:
+    """Return the names of the options on the command line, those that repeat a default included."""
+    sources = ((name, context.get_parameter_source(name)) for name in context.params)
+    return [name for name, source in sources if source is not None and source.name == "COMMANDLINE"]
 
 
 def panel(title: str, **common: Any) -> Callable[..., Any]:

@@ -14,14 +14,7 @@ _REPLACEMENTS = {
 
 
 def refuse_removed(arguments: Sequence[str]) -> None:
-    """Raise if the command line names a removed command or option.
-
-    Args:
-        arguments: command-line words after ``pronk``.
-
-    Raises:
-        OptionError: the command or option was removed; the message names its replacement.
-    """
+    """Raise ``OptionError`` if the words after ``pronk`` name a removed command or option."""
     command = next((word for word in arguments if not word.startswith("-")), "")
     words = {word.partition("=")[0] for word in arguments}
     for removed, replacement in _REPLACEMENTS.items():

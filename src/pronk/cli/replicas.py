@@ -24,17 +24,11 @@ _ray = panel("Replicas")
 
 @dataclass(frozen=True)
 class ReplicaOptions:
-    """Number and place of the replicas of a model.
+    """Number and place of the replicas of a model."""
 
-    Attributes:
-        replicas: maximum number of replicas.
-        least: minimum number of replicas under low load; ``None`` always runs all of them.
-        address: address of a Ray cluster; ``None`` starts one on this machine.
-    """
-
-    replicas: int
-    least: int | None = None
-    address: str | None = None
+    replicas: int  # maximum number of replicas
+    least: int | None = None  # minimum number of replicas under low load; None always runs all of them
+    address: str | None = None  # address of a Ray cluster; None starts one on this machine
 
     def __bool__(self) -> bool:
         """Whether the model runs outside this process."""
@@ -69,8 +63,10 @@ class ReplicaOptions:
     ) -> "Iterator[tuple[Path, ReplicaPlan]]":
         """Connect to the cluster and yield the model's path and the plan; raises as :meth:`front` does."""
         plan = self.plan(options, also, max_requests, drain)
+        import ray
+
         from pronk.models.loader import resolve_model
-        from pronk.replicas.cluster import connect, leave
+        from pronk.replicas.cluster import connect
 
         path = resolve_model(options["model"])
         screen.note(f"starting {self.replicas} replica{'s' if self.replicas > 1 else ''} of {path.name}")
@@ -78,7 +74,7 @@ class ReplicaOptions:
             connect(self.address, _cores())
             yield path, plan
         finally:
-            leave()
+            ray.shutdown()  # ends a local cluster
 
     def plan(self, options: dict[str, Any], also: Sequence[str], max_requests: int, drain: float) -> "ReplicaPlan":
         """Return the model, options and cores of each replica; raises as :meth:`front` does."""
@@ -91,7 +87,7 @@ class ReplicaOptions:
         if not isinstance(options["calibration"], bool):
             msg = f"calibration: expected on or off with replicas, found {options['calibration']}; leave the file out"
             raise OptionError(msg)
-        workers, threads, cores = options["workers"], options["threads"], _cores()
+        workers, threads, cores, model = options["workers"], options["threads"], _cores(), options["model"]
         if self.address is None:
             threads = threads or max(1, cores // (self.replicas * workers))
             if self.replicas * workers * threads > cores:
@@ -102,7 +98,6 @@ class ReplicaOptions:
                 )
                 raise OptionError(msg)
         cpus = float(workers * (threads or 1))
-        model = options["model"]
         # A replica has another working directory, so a relative path becomes absolute.
         placed = str(Path(model).resolve()) if model is not None and Path(model).exists() else model
         own = {**options, "threads": threads, "model": placed}

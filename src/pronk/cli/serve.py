@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 __all__ = ["SERVER_MODULES", "serve"]
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
-
-
 SERVER_MODULES = ("fastapi", "uvicorn", "prometheus_client")
 
 _server, _limit = panel("Server"), panel("Limits")

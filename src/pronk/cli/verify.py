@@ -25,10 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["verify"]
 
-_NOT_VERIFIED = 1
-
-# Default number of prompts from the sample suite, spread over its tasks.
-_LIMIT = 8
+_NOT_VERIFIED = 1  # exit code
+_LIMIT = 8  # default number of prompts from the sample suite, spread over its tasks
 
 
 @shares(load=model_options, without=("drafter", "budget"))

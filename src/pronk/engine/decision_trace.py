@@ -16,33 +16,19 @@ __all__ = ["Decision", "DecisionTrace"]
 
 @dataclass(frozen=True)
 class Decision:
-    """Speculation decisions and results of one decoding step.
+    """Speculation decisions and results of one decoding step."""
 
-    Attributes:
-        source_reports: reports of the drafters that proposed, in order.
-        offered: proposed tree.
-        kept: verified tree, a part of ``offered``.
-        path: accepted nodes of ``kept``.
-        tokens: committed token ids.
-        plain: estimated seconds of a step without draft tokens, per request; ``None`` without measured costs.
-        expected: estimated seconds of the step with ``kept``, per request and without drafting; ``None`` likewise.
-        asking: measured seconds of drafting.
-        seconds: measured seconds of the step without drafting, for all requests together.
-        credit: time gained by speculation that the request may spend, in plain steps.
-        shared_budget: time that all requests of the proposer may lose together, in plain steps.
-    """
-
-    source_reports: tuple[SourceReport, ...]
-    offered: TokenTree
-    kept: TokenTree
-    path: tuple[int, ...]
-    tokens: tuple[int, ...]
-    plain: float | None
-    expected: float | None
-    asking: float
-    seconds: float
-    credit: float | None
-    shared_budget: float | None
+    source_reports: tuple[SourceReport, ...]  # reports of the drafters that proposed, in order
+    offered: TokenTree  # proposed tree
+    kept: TokenTree  # verified tree, a part of ``offered``
+    path: tuple[int, ...]  # accepted nodes of ``kept``
+    tokens: tuple[int, ...]  # committed token ids
+    plain: float | None  # estimated seconds of a step without draft tokens, per request; ``None`` without costs
+    expected: float | None  # estimated seconds of the step with ``kept``, per request and without drafting
+    asking: float  # measured seconds of drafting
+    seconds: float  # measured seconds of the step without drafting, for all requests together
+    credit: float | None  # time gained by speculation that the request may spend, in plain steps
+    shared_budget: float | None  # time that all requests of the proposer may lose together, in plain steps
 
     @property
     def counts(self) -> tuple[int, int, int]:

@@ -27,7 +27,7 @@ from pronk.execution.attention import Segment
 from pronk.execution.forward_job import ForwardJob
 from pronk.execution.model_runner import ForwardResult, JobResult, ModelRunner
 from pronk.interrupts import interruptible, uninterrupted
-from pronk.kernels.threads import lend_threads, return_threads
+from pronk.kernels.threads import dedicate_threads, restore_threads
 from pronk.kv_cache.blocks import BlockTable
 from pronk.kv_cache.budget import KVBudget
 from pronk.kv_cache.paged import PagedCache
@@ -106,11 +106,7 @@ class Engine:
         return self.runner.exact
 
     def add(self, request: Request) -> None:
-        """Queue a request.
-
-        Raises:
-            CacheFullError: the request does not fit into the empty KV cache.
-        """
+        """Queue a request; raise ``CacheFullError`` if the request does not fit into the empty KV cache."""
         with self.lock:
             request.start_time = self.runner.clock()
             self.scheduler.add(request)
@@ -214,12 +210,12 @@ class Engine:
             try:
                 self._stepping = True
                 if self.exact:
-                    lend_threads()
+                    dedicate_threads()
                 yield
             finally:
                 self._stepping = False
                 if self.exact:
-                    return_threads()
+                    restore_threads()
                 self._remove_finished()
 
     def _tree_logits(self, prompt: Sequence[int], trees: Sequence[TokenTree]) -> list[Tensor]:
@@ -227,10 +223,9 @@ class Engine:
 
         def forward(tree: TokenTree, logits_nodes: range) -> Logits:
             self.scheduler.reserve(block_table, block_table.length + len(tree))
+            job = ForwardJob(Segment(block_table, tree), logits_nodes, len(prompt))
             with interruptible():
-                return self.runner.forward([ForwardJob(Segment(block_table, tree), logits_nodes, len(prompt))]).logits[
-                    0
-                ]
+                return self.runner.forward([job]).logits[0]
 
         try:
             while block_table.length < len(prompt):

@@ -20,13 +20,9 @@ _PREFILLED, _GENERATED = 1, 2
 
 @dataclass
 class FairShare:
-    """Token counters of the tenants with waiting or running requests.
+    """Token counters of the tenants with waiting or running requests."""
 
-    Attributes:
-        served: tenant to weighted token count; a missing tenant counts as the minimum.
-    """
-
-    served: dict[str, int] = field(default_factory=dict)
+    served: dict[str, int] = field(default_factory=dict)  # weighted tokens; a missing tenant counts as the minimum
     _requests: Counter[str] = field(default_factory=Counter)
 
     def join(self, tenant: str) -> None:

@@ -34,35 +34,21 @@ class TextOutput(Protocol):
 
 @dataclass(frozen=True)
 class Token:
-    """One generated token.
-
-    Attributes:
-        token_id: id of the token.
-        text: text that became final with this token; may be empty, or include text of earlier tokens.
-        source: name of the drafter, if the token was an accepted draft token.
-        step: number of the step that produced the token, from 0.
-        logprobs: token id to log-probability, of this token and the most likely ones, if requested.
-    """
+    """One generated token."""
 
     token_id: int
-    text: str
-    source: str | None
-    step: int
-    logprobs: dict[int, float] | None
+    text: str  # text that became final with this token; may be empty, or include text of earlier tokens
+    source: str | None  # name of the drafter, if the token was an accepted draft token
+    step: int  # number of the step that produced the token, from 0
+    logprobs: dict[int, float] | None  # by token id: of this token and the most likely ones, if requested
 
 
 class AdmissionRefusal(NamedTuple):
-    """State of the prefix cache when a request was refused for lack of free blocks.
+    """State of the prefix cache when a request was refused for lack of free blocks."""
 
-    Attributes:
-        cached_blocks: cached blocks of the request's prefix.
-        next_digest: digest of the first block after ``cached_blocks``; empty if the text has none.
-        cache_version: version of the cache; a different version has different blocks.
-    """
-
-    cached_blocks: list[int]
-    next_digest: bytes
-    cache_version: int
+    cached_blocks: list[int]  # of the request's prefix
+    next_digest: bytes  # digest of the first block after ``cached_blocks``; empty if the text has none
+    cache_version: int  # version of the cache; a different version has different blocks
 
 
 @dataclass(eq=False)
@@ -72,67 +58,42 @@ class Request:
     ``tokens`` is the prompt followed by the output. The KV cache holds its first ``block_table.length`` tokens. The
     rest is *pending*: a chunk of the prompt, or the last token, which the next forward pass starts from. The sampler
     and the proposer read this list and must not change it.
-
-    Attributes:
-        proposer: proposer of draft tokens; ``None`` after the proposer has raised an exception.
-        detokenizer: detokenizer of the output.
-        stop_token_ids: token ids that end the text.
-        parent: first sample of the same prompt, whose KV blocks this request may fork.
-        priority: scheduling priority; higher values are scheduled first.
-        deadline: ``perf_counter`` time at which the request fails if it is unfinished; ``None`` is no deadline.
-        salt: key of the prefix cache; only requests with equal salts share cached blocks.
-        tenant: client name for fair scheduling among requests of equal priority.
-        arrival: sequence number among added requests.
-        start_order: sequence number among started requests; ``None`` before the first start.
-        num_charged: number of generated tokens already counted for the tenant.
-        digests: digests of the text's blocks computed so far (:mod:`pronk.kv_cache.prefix`).
-        admission_refusal: reason of the last refused start, if any.
-        draft_state: proposer's state for this request, valid while ``draft_started``.
-        draft_started: whether the proposer has started this request.
-        from_draft: for each generated token, whether it was an accepted draft token.
-        undelivered: generated tokens not yet delivered to the caller.
-        finish_reason: reason of a regular end.
-        stop_reason: token id or stop string that ended the text.
-        aborted: whether the caller has cancelled the request.
-        request_budget: measured gain and cost of speculation; ``None`` before the first proposal.
-        decision_trace: record of the speculation decisions, if requested.
-        start_time: time of :meth:`~pronk.engine.engine.Engine.add`, by the engine's clock.
     """
 
     prompt: Sequence[int]
     tokens: list[int]
     params: SamplingParams
     seed: int
-    proposer: Proposer[Any] | None
+    proposer: Proposer[Any] | None  # ``None`` after the proposer has raised an exception
     sampler: Sampler
     detokenizer: TextOutput
-    stop_token_ids: frozenset[int]
-    parent: Request | None = None
-    priority: int = 0
-    deadline: float | None = None
-    salt: bytes = b""
-    tenant: str = ""
-    arrival: int = field(default=0, init=False)
-    start_order: int | None = field(default=None, init=False)
-    num_charged: int = field(default=0, init=False)
+    stop_token_ids: frozenset[int]  # token ids that end the text
+    parent: Request | None = None  # first sample of the same prompt, whose KV blocks this request may fork
+    priority: int = 0  # scheduling priority; higher values are scheduled first
+    deadline: float | None = None  # ``perf_counter`` time at which an unfinished request fails
+    salt: bytes = b""  # key of the prefix cache; only requests with equal salts share cached blocks
+    tenant: str = ""  # client name for fair scheduling among requests of equal priority
+    arrival: int = field(default=0, init=False)  # sequence number among added requests
+    start_order: int | None = field(default=None, init=False)  # among started requests; ``None`` before the first start
+    num_charged: int = field(default=0, init=False)  # number of generated tokens already counted for the tenant
     block_table: BlockTable = field(default_factory=BlockTable, init=False)
-    digests: list[bytes] = field(default_factory=list, init=False)
-    admission_refusal: AdmissionRefusal | None = field(default=None, init=False)
-    draft_state: Any = field(default=None, init=False)
-    draft_started: bool = field(default=False, init=False)
-    from_draft: list[bool] = field(default_factory=list, init=False)
+    digests: list[bytes] = field(default_factory=list, init=False)  # of the text's blocks, as far as computed
+    admission_refusal: AdmissionRefusal | None = field(default=None, init=False)  # reason of the last refused start
+    draft_state: Any = field(default=None, init=False)  # of the proposer; valid while ``draft_started``
+    draft_started: bool = field(default=False, init=False)  # whether the proposer has started this request
+    from_draft: list[bool] = field(default_factory=list, init=False)  # whether each token was an accepted draft token
     logprobs: list[dict[int, float]] = field(default_factory=list, init=False)
     prompt_logprobs: list[dict[int, float] | None] = field(default_factory=list, init=False)
     output_text: str = field(default="", init=False)
-    undelivered: deque[Token] = field(default_factory=deque, init=False)
-    finish_reason: FinishReason | None = field(default=None, init=False)
-    stop_reason: str | int | None = field(default=None, init=False)
+    undelivered: deque[Token] = field(default_factory=deque, init=False)  # generated tokens for the caller
+    finish_reason: FinishReason | None = field(default=None, init=False)  # reason of a regular end
+    stop_reason: str | int | None = field(default=None, init=False)  # token id or stop string that ended the text
     error: Exception | None = field(default=None, init=False)
-    aborted: bool = field(default=False, init=False)
-    request_budget: RequestBudget | None = field(default=None, init=False)
-    decision_trace: DecisionTrace | None = field(default=None, init=False)
+    aborted: bool = field(default=False, init=False)  # whether the caller has cancelled the request
+    request_budget: RequestBudget | None = field(default=None, init=False)  # ``None`` before the first proposal
+    decision_trace: DecisionTrace | None = field(default=None, init=False)  # speculation decisions, if requested
     stats: Stats = field(default_factory=Stats, init=False)
-    start_time: float = field(default=0.0, init=False)
+    start_time: float = field(default=0.0, init=False)  # time of ``Engine.add``, by the engine's clock
 
     def __post_init__(self) -> None:
         self.stats.prompt_tokens = len(self.prompt)

@@ -24,17 +24,11 @@ __all__ = ["RequestStep", "Verified", "plan_step", "verify"]
 
 
 class RequestStep(NamedTuple):
-    """One request's rows in the forward pass of a step.
+    """One request's rows in the forward pass of a step."""
 
-    Attributes:
-        scheduled: request and number of pending tokens to compute.
-        draft: draft tokens below the last pending token; only the root in a step without a proposal.
-        job: rows of the forward pass: the pending tokens, then the draft tokens.
-    """
-
-    scheduled: ScheduledRequest
-    draft: TokenTree
-    job: ForwardJob
+    scheduled: ScheduledRequest  # request and number of pending tokens to compute
+    draft: TokenTree  # draft tokens below the last pending token; only the root in a step without a proposal
+    job: ForwardJob  # rows of the forward pass: the pending tokens, then the draft tokens
 
     @property
     def request(self) -> Request:
@@ -54,21 +48,13 @@ class RequestStep(NamedTuple):
 
 
 class Verified(NamedTuple):
-    """Result of verifying one request's draft.
-
-    Attributes:
-        step: verified rows.
-        prompt_logits: logits ``[rows, vocab]`` of the prompt rows before the draft's root.
-        logits: logits ``[nodes, vocab]`` of the draft.
-        result: the request's part of the forward pass.
-        path: accepted nodes and sampled tokens; ``None`` during prefill.
-    """
+    """Result of verifying one request's draft."""
 
     step: RequestStep
-    prompt_logits: torch.Tensor
-    logits: Logits
-    result: JobResult
-    path: VerifiedPath | None
+    prompt_logits: torch.Tensor  # logits ``[rows, vocab]`` of the prompt rows before the draft's root
+    logits: Logits  # logits ``[nodes, vocab]`` of the draft
+    result: JobResult  # the request's part of the forward pass
+    path: VerifiedPath | None  # accepted nodes and sampled tokens; ``None`` during prefill
 
 
 def plan_step(scheduled: ScheduledRequest, draft: TokenTree | None, runner: ModelRunner) -> RequestStep:

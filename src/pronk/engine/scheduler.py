@@ -36,17 +36,11 @@ _RESERVE_INCREASE, _RESERVE_DECAY = 1 / 8, 0.99
 
 @dataclass(frozen=True)
 class ScheduledRequest:
-    """A request's part of the next forward pass.
-
-    Attributes:
-        request: scheduled request.
-        num_tokens: number of pending tokens to compute.
-        num_draft_slots: number of reserved KV slots for draft tokens after the pending tokens.
-    """
+    """A request's part of the next forward pass."""
 
     request: Request
-    num_tokens: int
-    num_draft_slots: int = 0
+    num_tokens: int  # number of pending tokens to compute
+    num_draft_slots: int = 0  # number of reserved KV slots for draft tokens after the pending tokens
 
     @property
     def includes_last_token(self) -> bool:
@@ -56,27 +50,18 @@ class ScheduledRequest:
 
 @dataclass
 class Scheduler:
-    """Queues of waiting and running requests, and the KV blocks of the running ones.
-
-    Attributes:
-        window: attention window in tokens, if every layer has one.
-        max_batch: maximum number of requests per forward pass.
-        prefill_chunk: maximum number of rows per forward pass without draft tokens: one per decoding request, and the
-            rest, but at least half of ``prefill_chunk``, for prompts.
-        max_tree: maximum number of rows per decoding request and forward pass.
-        waiting: waiting requests by priority and arrival.
-        running: running requests by priority and start.
-        preempted: requests preempted by the last :meth:`schedule`.
-    """
+    """Queues of waiting and running requests, and the KV blocks of the running ones."""
 
     cache: PagedCache
-    window: int | None
-    max_batch: int
+    window: int | None  # attention window in tokens, if every layer has one
+    max_batch: int  # maximum number of requests per forward pass
+    # Maximum number of rows per forward pass without draft tokens: one per decoding request, and the rest, but at least
+    # half of ``prefill_chunk``, for prompts.
     prefill_chunk: int
-    max_tree: int
-    waiting: list[Request] = field(default_factory=list)
-    running: list[Request] = field(default_factory=list)
-    preempted: list[Request] = field(default_factory=list)
+    max_tree: int  # maximum number of rows per decoding request and forward pass
+    waiting: list[Request] = field(default_factory=list)  # waiting requests by priority and arrival
+    running: list[Request] = field(default_factory=list)  # running requests by priority and start
+    preempted: list[Request] = field(default_factory=list)  # requests preempted by the last ``schedule``
     fair_share: FairShare = field(default_factory=FairShare)
     _arrivals: Iterator[int] = field(default_factory=count)
     _starts: Iterator[int] = field(default_factory=count)

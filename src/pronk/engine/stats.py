@@ -12,32 +12,27 @@ from pronk.errors import PronkError
 __all__ = ["GainStats", "SourceStats", "Stats", "StepStats"]
 
 _NUM_BINS = 10  # of gain_stats
+_JSON_KEYS = (
+    "prompt_tokens generated_tokens preemptions cached_tokens target_steps step_compression drafted accepted "
+    "compile_seconds jumped moved sources draft_error acceptance draft_seconds target_seconds total_seconds ttft "
+    "tokens_per_second"
+).split()
 
 
 class StepStats(NamedTuple):
     """Counts of one decoding step of a request, and cumulative times at its end.
 
     The difference of two consecutive clocks is the duration of a step. The first step includes the prefill.
-
-    Attributes:
-        rows: number of rows in the forward pass.
-        drafted: number of verified draft tokens.
-        depth: depth of the verified tree.
-        accepted: number of accepted draft tokens.
-        tokens: number of committed tokens.
-        draft_clock: seconds of drafting so far, for whole batches that included the request.
-        target_clock: seconds of forward passes so far, for whole batches that included the request.
-        clock: seconds since the request's start.
     """
 
-    rows: int
-    drafted: int
-    depth: int
-    accepted: int
-    tokens: int
-    draft_clock: float
-    target_clock: float
-    clock: float
+    rows: int  # number of rows in the forward pass
+    drafted: int  # number of verified draft tokens
+    depth: int  # depth of the verified tree
+    accepted: int  # number of accepted draft tokens
+    tokens: int  # number of committed tokens
+    draft_clock: float  # seconds of drafting so far, for whole batches that included the request
+    target_clock: float  # seconds of forward passes so far, for whole batches that included the request
+    clock: float  # seconds since the request's start
 
 
 class SourceStats(NamedTuple):
@@ -57,35 +52,24 @@ class GainStats(NamedTuple):
 
 @dataclass
 class Stats:
-    """Counts and seconds of one request.
-
-    Attributes:
-        cached_tokens: number of tokens taken from the prefix cache, summed over all starts.
-        compile_seconds: time of the first compilation of the request's guide.
-        jumped: number of tokens that the guide forced without a forward pass.
-        moved: number of KV rows moved because the accepted path was not the main chain of the tree.
-        draft_seconds: time of drafting, for whole batches that included the request.
-        target_seconds: time of forward passes, for whole batches that included the request.
-        steps: decoding steps; the first is the last chunk of the prefill, so plain decoding has one token per step.
-        sources: drafter name to acceptance counts.
-        gain_stats: predicted and actual acceptance given an accepted parent, in ten bins of the prediction.
-        draft_error: exception of the drafter, if the request continued without it.
-    """
+    """Counts and seconds of one request."""
 
     prompt_tokens: int = 0
     generated_tokens: int = 0
     preemptions: int = 0
-    cached_tokens: int = 0
-    compile_seconds: float = 0.0
-    jumped: int = 0
-    moved: int = 0
-    draft_seconds: float = 0.0
-    target_seconds: float = 0.0
+    cached_tokens: int = 0  # number of tokens taken from the prefix cache, summed over all starts
+    compile_seconds: float = 0.0  # time of the first compilation of the request's guide
+    jumped: int = 0  # number of tokens that the guide forced without a forward pass
+    moved: int = 0  # number of KV rows moved because the accepted path was not the main chain of the tree
+    draft_seconds: float = 0.0  # time of drafting, for whole batches that included the request
+    target_seconds: float = 0.0  # time of forward passes, for whole batches that included the request
     total_seconds: float = 0.0
+    # The first step is the last chunk of the prefill, so plain decoding has one token per step.
     steps: list[StepStats] = field(default_factory=list, repr=False)
-    sources: dict[str, SourceStats] = field(default_factory=dict)
+    sources: dict[str, SourceStats] = field(default_factory=dict)  # acceptance counts by drafter name
+    # Predicted and actual acceptance given an accepted parent, in ten bins of the prediction.
     gain_stats: list[GainStats] = field(default_factory=lambda: [GainStats(0, 0.0, 0)] * _NUM_BINS, repr=False)
-    draft_error: str | None = None
+    draft_error: str | None = None  # exception of the drafter, if the request continued without it
 
     def count_sources(self, draft_tokens: Iterable[tuple[str, bool]]) -> None:
         """Count verified draft tokens as ``(drafter name, accepted)`` pairs."""
@@ -148,24 +132,5 @@ class Stats:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the statistics as JSON values."""
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "generated_tokens": self.generated_tokens,
-            "preemptions": self.preemptions,
-            "cached_tokens": self.cached_tokens,
-            "target_steps": self.target_steps,
-            "step_compression": self.step_compression,
-            "drafted": self.drafted,
-            "accepted": self.accepted,
-            "compile_seconds": self.compile_seconds,
-            "jumped": self.jumped,
-            "moved": self.moved,
-            "sources": {name: source._asdict() for name, source in self.sources.items()},
-            "draft_error": self.draft_error,
-            "acceptance": self.acceptance,
-            "draft_seconds": self.draft_seconds,
-            "target_seconds": self.target_seconds,
-            "total_seconds": self.total_seconds,
-            "ttft": self.ttft,
-            "tokens_per_second": self.tokens_per_second,
-        }
+        values = {name: getattr(self, name) for name in _JSON_KEYS}
+        return values | {"sources": {name: source._asdict() for name, source in self.sources.items()}}

@@ -25,20 +25,14 @@ __all__ = ["CrossAttention", "PagedAttention", "Segment", "VisibleKeys"]
 
 
 class Segment(NamedTuple):
-    """One request's rows in a forward pass: the nodes of ``tree``, behind the table's committed tokens.
+    """One request's rows in a forward pass: the nodes of ``tree``, behind the table's committed tokens."""
 
-    Attributes:
-        block_table: block table of the request; the nodes' slots follow its committed tokens, in order.
-        tree: nodes of the request.
-        computed: number of leading nodes whose keys and values are in the cache from an earlier forward pass over the
-            same growing tree: visible, but not rows of this forward pass.
-        early: nodes that are rows of the later layers only, or ``None``.
-    """
-
-    block_table: BlockTable
+    block_table: BlockTable  # the slots of the nodes follow its committed tokens, in order
     tree: TokenTree
+    # Number of leading nodes whose keys and values are in the cache from an earlier forward pass over the same growing
+    # tree: visible, but not rows of this forward pass.
     computed: int = 0
-    early: EarlyRows | None = None
+    early: EarlyRows | None = None  # nodes that are rows of the later layers only, or ``None``
 
     @property
     def rows(self) -> int:
@@ -48,15 +42,10 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True)
 class VisibleKeys:
-    """Cached keys and values that one segment's rows read, in layers with the same window.
-
-    Attributes:
-        slots: slots to read.
-        mask: bool mask ``[rows, slots]``.
-    """
+    """Cached keys and values that one segment's rows read, in layers with the same window."""
 
     slots: slice | Tensor
-    mask: Tensor
+    mask: Tensor  # bool ``[rows, slots]``
 
     def attend(self, cache: PagedCache, layer: int, q: Tensor) -> Tensor:
         """Attend from ``q`` ``[rows, heads, d]`` to the visible keys of a layer; return ``[rows, heads * d]``.

@@ -18,24 +18,15 @@ __all__ = ["CrossAttentionSource", "Executor", "ForwardJob", "LayerRange"]
 
 
 class ForwardJob(NamedTuple):
-    """One request's share of a forward pass.
-
-    Attributes:
-        segment: rows of the request.
-        logits_nodes: nodes whose logits are needed, in order.
-        prompt_length: tokens of the prompt; start of *dynamic* RoPE scaling.
-        cross_block_table: block table of the request in the other model's cache, for cross-attention.
-        all_logits: whether the logits of all ``logits_nodes`` will be read; otherwise a worker process keeps them until
-            requested.
-        stateless_sampler: sampler that a worker process may apply to its logits, or ``None``.
-    """
+    """One request's share of a forward pass."""
 
     segment: Segment
-    logits_nodes: range
-    prompt_length: int
-    cross_block_table: BlockTable | None = None
+    logits_nodes: range  # nodes whose logits are needed, in order
+    prompt_length: int  # tokens of the prompt; start of *dynamic* RoPE scaling
+    cross_block_table: BlockTable | None = None  # in the other model's cache, for cross-attention
+    # Whether the logits of all ``logits_nodes`` will be read; otherwise a worker process keeps them until requested.
     all_logits: bool = True
-    stateless_sampler: StatelessSampler | None = None
+    stateless_sampler: StatelessSampler | None = None  # a worker process may apply this sampler to its logits
 
 
 @dataclass(frozen=True)
@@ -48,21 +39,13 @@ class CrossAttentionSource:
 
 
 class LayerRange(NamedTuple):
-    """Consecutive layers and the rows that go through them.
+    """Consecutive layers and the rows that go through them."""
 
-    Attributes:
-        jobs: jobs with rows in these layers, each with the part of its segment that these layers compute.
-        start: first layer.
-        stop: last layer + 1.
-        collect: layer numbers (from 1) whose output is returned.
-        logits_rows: rows whose logits are returned, in order; ``None`` unless the last layer is included.
-    """
-
-    jobs: Sequence[tuple[ForwardJob, Segment]]
+    jobs: Sequence[tuple[ForwardJob, Segment]]  # each with the part of its segment that these layers compute
     start: int
-    stop: int
-    collect: tuple[int, ...]
-    logits_rows: Sequence[int] | range | None
+    stop: int  # last layer + 1
+    collect: tuple[int, ...]  # layer numbers (from 1) whose output is returned
+    logits_rows: Sequence[int] | range | None  # in order; ``None`` unless the last layer is included
 
     @staticmethod
     def find_logits_rows(jobs: Sequence[tuple[ForwardJob, Segment]]) -> list[int] | range:

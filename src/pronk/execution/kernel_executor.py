@@ -29,13 +29,8 @@ class KernelExecutor:
     def __init__(
         self, kernels: Kernels, decoder: Decoder, cache: PagedCache, cross_source: CrossAttentionSource | None
     ) -> None:
-        self.kernels, self.decoder, self.cache, self.cross_source, self.communication_seconds = (
-            kernels,
-            decoder,
-            cache,
-            cross_source,
-            0.0,
-        )
+        self.kernels, self.decoder, self.cache, self.cross_source = kernels, decoder, cache, cross_source
+        self.communication_seconds = 0.0
         self._programs: dict[tuple[object, ...], Program] = {}
         self._version = (-1, -1)
         self._rope = RopeTable(decoder.config.rope)
@@ -95,10 +90,10 @@ class KernelExecutor:
                 continue
             if table.dynamic:
                 _, positions, spans = layer_range.row_inputs()
-                packed.set_rope(number, table.lines(positions, spans), by_row=True)
+                packed.set_rope(number, table.compute_entries(positions, spans), by_row=True)
             else:
                 stop = max(segment.block_table.length + len(segment.tree) for _, segment in layer_range.jobs)
-                packed.set_rope(number, table.upto(stop + extra_positions))
+                packed.set_rope(number, table.up_to(stop + extra_positions))
         return packed
 
     def _program(self, layer_range: LayerRange) -> Program:

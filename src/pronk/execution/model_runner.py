@@ -41,20 +41,13 @@ _MAX_CHAIN_ROWS = 4
 
 
 class ForwardResult(NamedTuple):
-    """Result of a forward pass.
+    """Result of a forward pass."""
 
-    Attributes:
-        logits: one ``[len(job.logits_nodes), vocab]`` per job: float32 from the kernels, else in the model's dtype.
-        hidden: for each collected layer, one ``[rows, hidden]`` per job.
-        seconds: duration of the forward pass.
-        context: cached tokens before its rows, summed over the requests.
-        sampled: for each job, tokens already sampled by a worker process, by index in ``logits_nodes``; may be empty.
-    """
-
-    logits: Sequence[Logits]
-    hidden: Mapping[int, list[Tensor]]
-    seconds: float
-    context: int
+    logits: Sequence[Logits]  # ``[len(logits_nodes), vocab]`` per job: float32 from the kernels, else the model's dtype
+    hidden: Mapping[int, list[Tensor]]  # for each collected layer, one ``[rows, hidden]`` per job
+    seconds: float  # duration of the forward pass
+    context: int  # cached tokens before its rows, summed over the requests
+    # For each job, tokens already sampled by a worker process, by index in ``logits_nodes``; may be empty.
     sampled: Sequence[Mapping[int, int]] = ()
 
     def job_result(self, number: int) -> JobResult:
@@ -72,14 +65,7 @@ class JobResult(NamedTuple):
 
 
 class ModelRunner:
-    """Run a decoder over packed rows and record the durations.
-
-    Attributes:
-        exact: whether the bits of a row depend on its own text alone, not on the batch.
-        clock: function that returns seconds.
-        cost_model: cost model of the forward passes.
-        started_rows: rows of this step whose first layers a drafter has computed.
-    """
+    """Run a decoder over packed rows and record the durations."""
 
     def __init__(
         self,
@@ -93,12 +79,12 @@ class ModelRunner:
         """``executor`` is an executor with worker processes; ``None`` runs in this process."""
         self.decoder = decoder
         self.cache = cache
-        self.clock = clock
+        self.clock = clock  # in seconds
         self.cost_model = CostModel()
-        self.started_rows = StartedRowsByTable()
+        self.started_rows = StartedRowsByTable()  # rows of this step whose first layers a drafter has computed
         self.dtype = cache.dtype
         self.device = cache.device
-        self.exact = decoder.kernels is not None
+        self.exact = decoder.kernels is not None  # the bits of a row depend on its own text alone, not on the batch
         self._layers = len(decoder.layers)
         self._kernels = None
         if decoder.kernels is not None and executor is None:

@@ -26,22 +26,15 @@ class BlockTable:
     Token ``p`` is in ``blocks[p // block_size - num_released]`` at offset ``p % block_size``. For example, with blocks
     of 16, ``num_released = 2`` and ``blocks = [7, 8]``: tokens 0-31 have left the window, and token 37 is in block 7 at
     offset 5, which is slot ``7 * 16 + 5 = 117``.
-
-    Attributes:
-        blocks: block numbers.
-        num_released: number of leading blocks that have been freed.
-        length: number of committed tokens in the cache; later slots hold draft tokens.
-        contiguous: whether the block numbers are consecutive.
-        digests: digest of the text up to the end of each full block, as far as computed (:mod:`pronk.kv_cache.prefix`).
-        version: version of the pool (:class:`~pronk.kv_cache.paged.PagedCache`) at the table's first allocation.
     """
 
     blocks: list[int] = field(default_factory=list)
-    num_released: int = 0
-    length: int = 0
-    contiguous: bool = True
+    num_released: int = 0  # number of leading blocks that have been freed
+    length: int = 0  # number of committed tokens in the cache; later slots hold draft tokens
+    contiguous: bool = True  # whether the block numbers are consecutive
+    # Digest of the text up to the end of each full block, as far as computed (:mod:`pronk.kv_cache.prefix`).
     digests: list[bytes] = field(default_factory=list)
-    version: int = -1
+    version: int = -1  # version of the ``PagedCache`` at the table's first allocation
     _c_blocks: ctypes.Array[ctypes.c_int32] | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
@@ -75,22 +68,14 @@ class CachedBlockIndex(Protocol):
 
 
 class BlockAllocator:
-    """Allocate blocks and count references to them.
-
-    Attributes:
-        num_blocks: total number of blocks.
-        block_size: tokens per block.
-        references: number of tables that hold each block.
-        num_free: number of blocks without references; includes evictable blocks.
-        evictable: unreferenced blocks with cached content, least recently used first; reused after the empty blocks.
-        prefix_cache: prefix cache, or ``None``.
-    """
+    """Allocate blocks of ``block_size`` tokens and count references to them."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.references = [0] * num_blocks
-        self.num_free = num_blocks
+        self.references = [0] * num_blocks  # number of tables that hold each block
+        self.num_free = num_blocks  # number of blocks without references; includes evictable blocks
+        # Unreferenced blocks with cached content, least recently used first; reused after the empty blocks.
         self.evictable: dict[int, None] = {}
         self.prefix_cache: CachedBlockIndex | None = None
         self._empty = FreeRuns(num_blocks)  # free, and not evictable

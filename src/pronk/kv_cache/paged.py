@@ -39,18 +39,7 @@ _ROW, _VALUE, _KEY = range(3)
 
 
 class PagedCache:
-    """The pool, its allocator, and the operations that commit and roll back.
-
-    Attributes:
-        keys: one tensor per layer; see :mod:`pronk.kv_cache.layout`.
-        values: one tensor per layer.
-        hidden: ``[1, slots, hidden]`` outputs of the layers that are kept, by layer number from 1.
-        dtype: dtype of computed keys and values, and of ``hidden``.
-        kv_dtype: dtype of stored keys and values: ``dtype`` or int8.
-        kernels: kernels that read the pool; ``None`` for torch.
-        version: counter that increases whenever the tensors are replaced.
-        prefix_cache: prefix cache, or ``None`` if it is disabled.
-    """
+    """The pool, its allocator, and the operations that commit and roll back."""
 
     def __init__(
         self,
@@ -68,19 +57,19 @@ class PagedCache:
         """``poison`` is written over freed blocks; tests use it to prove that freed blocks are not read."""
         assert kernels is None or block_size % PANEL == 0, "the kernels read keys in panels of 16"
         self.kernels = kernels
-        self.version = 0
+        self.version = 0  # increases whenever the tensors are replaced
         self.config = config
-        self.dtype = dtype
-        self.kv_dtype = kv_dtype or dtype
+        self.dtype = dtype  # of computed keys and values, and of ``hidden``
+        self.kv_dtype = kv_dtype or dtype  # of stored keys and values: ``dtype`` or int8
         self.device = device
         self.block_size = block_size
         self.poison = poison
         # Under dynamic RoPE scaling, keys depend on the prompt's length, so prompts cannot share them.
         dynamic = config.rope is not None and config.rope.kind == "dynamic"
         self.prefix_cache = PrefixCache() if share_prefixes and not dynamic else None
-        self.keys: list[Tensor]
+        self.keys: list[Tensor]  # one tensor per layer; see ``pronk.kv_cache.layout``
         self.values: list[Tensor]
-        self.hidden: dict[int, Tensor] = {}
+        self.hidden: dict[int, Tensor] = {}  # outputs ``[1, slots, hidden]`` that are kept, by layer number from 1
         self._keys, self._values = layouts(dtype, self.kv_dtype, packed=kernels is not None)
         self._owners: dict[int, WeakSet[object]] = {}
         self._move_arguments: tuple[Any, ...] | None = None  # arguments of pronk_move, for one version

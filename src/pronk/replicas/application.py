@@ -39,52 +39,34 @@ _INFO_TIMEOUT = 60.0  # seconds for a replica to describe itself
 
 
 class ApplicationArgs(BaseModel):
-    """Options of the application. All others have the defaults of ``pronk serve``.
-
-    Attributes:
-        model: folder on every machine, or a Hub id; ``None`` is the ``pronk-tiny`` of a clone.
-        replicas: maximum number of replicas.
-        least: minimum number of replicas under low load; ``None`` always runs all of them.
-        servers: number of server processes.
-        cpus: cores of each replica.
-        resources: Ray resources of each replica, by name.
-        name: name of the model in requests.
-        api_key_file: file of API keys, one per line, read when the application is built.
-        open_to_all: serve every client that reaches Ray's proxy, without a key.
-        drain: seconds that a stopping replica has for its requests.
-        max_requests: maximum number of samples in progress.
-        options: further options of :class:`pronk.LLM`: ``drafter``, ``weights``, …
-    """
+    """Options of the application. All others have the defaults of ``pronk serve``."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
-    model: str | None = None
-    replicas: int = 1
-    least: int | None = None
-    servers: int = 1
-    cpus: int = 1
-    resources: dict[str, float] = {}
-    name: str | None = None
-    api_key_file: str | None = None
-    open_to_all: bool = False
-    drain: float = 60.0
-    max_requests: int = 256
-    options: dict[str, Any] = {}
+    model: str | None = None  # folder on every machine, or a Hub id; None is the pronk-tiny of a clone
+    replicas: int = 1  # maximum number of replicas
+    least: int | None = None  # minimum number of replicas under low load; None always runs all of them
+    servers: int = 1  # number of server processes
+    cpus: int = 1  # cores of each replica
+    resources: dict[str, float] = {}  # Ray resources of each replica, by name
+    name: str | None = None  # of the model in requests
+    api_key_file: str | None = None  # file of API keys, one per line, read when the application is built
+    open_to_all: bool = False  # serve every client that reaches Ray's proxy, without a key
+    drain: float = 60.0  # seconds that a stopping replica has for its requests
+    max_requests: int = 256  # maximum number of samples in progress
+    options: dict[str, Any] = {}  # further options of pronk.LLM: drafter, weights, …
 
 
 def app(args: ApplicationArgs) -> Any:
-    """Build the application for Ray Serve.
-
-    Raises:
-        OptionError: neither ``api_key_file`` nor ``open_to_all`` is set.
-    """
+    """Build the application for Ray Serve; clients need a key unless ``open_to_all`` is set."""
     if args.api_key_file is None and not args.open_to_all:
         msg = "expected api_key_file=FILE with the keys of clients, found none; add it, or open_to_all=true"
         raise OptionError(msg)
     options = {"prefix_cache": True, "max_batch": 32, "threads": args.cpus, "model": args.model, **args.options}
     limits = RequestLimits(requests=args.max_requests)
-    replicas, least, drain = args.replicas, args.least, args.drain
-    plan = ReplicaPlan(options, replicas, least, (), limits.requests, drain, args.cpus, resources=args.resources)
+    plan = ReplicaPlan(
+        options, args.replicas, args.least, (), limits.requests, args.drain, args.cpus, resources=args.resources
+    )
     keys = read_keys(Path(args.api_key_file)) if args.api_key_file else ()
     name = args.name or resolve_model(args.model).name
     settings = ServerSettings(name, keys, limits=limits)

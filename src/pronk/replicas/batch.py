@@ -44,13 +44,7 @@ class BatchReplica:
     """One replica in an actor process of Ray Data."""
 
     def __init__(self, options: Mapping[str, Any], name: str, folder: str) -> None:
-        """Load the model.
-
-        Args:
-            options: options of :class:`pronk.LLM`.
-            name: name of the model in requests.
-            folder: working directory for relative paths in the options.
-        """
+        """Load the model in the working directory ``folder``; ``name`` is its name in requests."""
         enter(folder)
         llm, limits = LLM(**options), RequestLimits(requests=2**20, n=1024, seconds=1e6)
         self._service = Service(AsyncLLM(llm, max_requests=limits.requests), ServerSettings(name=name, limits=limits))
@@ -81,17 +75,9 @@ def run_on_replicas(
     answers: BatchOutput,
     progress: Callable[[], None] = lambda: None,
 ) -> int:
-    """Answer the requests without an answer on replicas, and write the answers as they arrive.
+    """Answer the requests without an answer on replicas, and return the number of refused requests.
 
-    Args:
-        plan: number, resources and options of the replicas.
-        name: name of the model in requests.
-        lines: all requests.
-        answers: file of answers.
-        progress: called after each answer.
-
-    Returns:
-        Number of refused requests.
+    ``lines`` has all requests. Answers are written as they arrive; then ``progress`` is called.
 
     Raises:
         OptionError: the cluster has too few cores.
@@ -103,7 +89,9 @@ def run_on_replicas(
         if line.custom_id not in answers.done
     )
     check_cores(plan)
-    _silence_ray_data()
+    context = DataContext.get_current()
+    context.enable_progress_bars = context.print_on_execution_start = False
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
     refused = 0
     try:
         while part := list(islice(waiting, _MAX_ROWS)):
@@ -136,10 +124,3 @@ def _dataset(plan: ReplicaPlan, name: str, waiting: list[dict[str, Any]]) -> Any
             num_cpus=plan.cpus,
             max_restarts=_MAX_RESTARTS,
         )
-
-
-def _silence_ray_data() -> None:
-    context = DataContext.get_current()
-    context.enable_progress_bars = False
-    context.print_on_execution_start = False
-    logging.getLogger("ray.data").setLevel(logging.ERROR)

@@ -33,7 +33,6 @@ __all__ = [
     "connect",
     "deploy",
     "deployed",
-    "leave",
     "model_deployment",
 ]
 
@@ -58,31 +57,18 @@ _CORE_TOLERANCE = 1e-4  # Ray counts cores in units of 1e-4
 
 @dataclass(frozen=True)
 class ReplicaPlan:
-    """Number, resources and options of the replicas.
+    """Number, resources and options of the replicas."""
 
-    Attributes:
-        options: options of :class:`pronk.LLM`.
-        replicas: maximum number of replicas.
-        least: minimum number of replicas under low load; ``None`` always runs all of them.
-        also: further drafters that requests may name.
-        max_requests: maximum number of concurrent requests of one replica.
-        drain: seconds that a stopping replica has for its requests; after that, other replicas resume the rest.
-        cpus: cores of each replica.
-        quiet: seconds of low load before a replica is removed.
-        resources: Ray resources of each replica, by name.
-        folder: working directory for relative paths in the options.
-    """
-
-    options: Mapping[str, Any]
-    replicas: int
-    least: int | None = None
-    also: Sequence[str] = ()
-    max_requests: int = 1024
-    drain: float = 60.0
-    cpus: float = 1.0
-    quiet: float = 60.0
-    resources: Mapping[str, float] = field(default_factory=dict)
-    folder: str = field(default_factory=os.getcwd)
+    options: Mapping[str, Any]  # of pronk.LLM
+    replicas: int  # maximum number of replicas
+    least: int | None = None  # minimum number of replicas under low load; None always runs all of them
+    also: Sequence[str] = ()  # further drafters that requests may name
+    max_requests: int = 1024  # maximum number of concurrent requests of one replica
+    drain: float = 60.0  # seconds that a stopping replica has for its requests; other replicas then resume the rest
+    cpus: float = 1.0  # cores of each replica
+    quiet: float = 60.0  # seconds of low load before a replica is removed
+    resources: Mapping[str, float] = field(default_factory=dict)  # Ray resources of each replica, by name
+    folder: str = field(default_factory=os.getcwd)  # working directory for relative paths in the options
 
 
 def connect(address: str | None, cpus: int) -> None:
@@ -133,12 +119,9 @@ def model_deployment(plan: ReplicaPlan) -> Any:
     """Return the deployment of the replicas for Ray Serve."""
     scale: dict[str, Any] = {"num_replicas": plan.replicas}
     if plan.least is not None and plan.least < plan.replicas:
-        limits = {
-            "min_replicas": plan.least,
-            "max_replicas": plan.replicas,
-            "target_ongoing_requests": _TARGET_REQUESTS,
-        }
-        scale = {"autoscaling_config": {**limits, "upscale_delay_s": _UPSCALE_DELAY, "downscale_delay_s": plan.quiet}}
+        limits = {"min_replicas": plan.least, "max_replicas": plan.replicas}
+        delays = {"upscale_delay_s": _UPSCALE_DELAY, "downscale_delay_s": plan.quiet}
+        scale = {"autoscaling_config": {**limits, **delays, "target_ongoing_requests": _TARGET_REQUESTS}}
     deployment = serve.deployment(
         name=MODEL,
         max_ongoing_requests=plan.max_requests,
@@ -181,11 +164,7 @@ def deploy(plan: ReplicaPlan) -> Generator[Deployed]:
 
 
 def check_cores(plan: ReplicaPlan) -> None:
-    """Check that the cluster has free cores for the minimum number of replicas.
-
-    Raises:
-        OptionError: the cluster has too few cores, or other processes use them.
-    """
+    """Raise ``OptionError`` unless the cluster has free cores for the minimum number of replicas."""
     nodes = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
     count = plan.least or plan.replicas
     needed = plan.cpus * count
@@ -229,11 +208,7 @@ def _start(plan: ReplicaPlan, app: str) -> Deployed:
 
 
 def _wait_until_running(app: str) -> None:
-    """Wait until the replicas of an application serve.
-
-    Raises:
-        RuntimeError: a replica failed, or the timeout has passed.
-    """
+    """Wait until the replicas of an application serve; raise ``RuntimeError`` if one fails or time is up."""
     end = monotonic() + _LOAD_TIMEOUT
     while (found := serve.status().applications.get(app)) is None or found.status != ApplicationStatus.RUNNING:
         if found is not None and found.status in (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY):
@@ -244,17 +219,8 @@ def _wait_until_running(app: str) -> None:
         sleep(_POLL_INTERVAL)
 
 
-def leave() -> None:
-    """Disconnect from the cluster; a local cluster that :func:`connect` started ends."""
-    ray.shutdown()
-
-
 class Deployed:
-    """Replicas on Ray Serve.
-
-    Args:
-        handle: the deployment's ``ray.serve.handle.DeploymentHandle``.
-    """
+    """Replicas on Ray Serve, called by the ``ray.serve.handle.DeploymentHandle`` of their deployment."""
 
     def __init__(self, handle: Any) -> None:
         self.handle = handle

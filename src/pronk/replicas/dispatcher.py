@@ -45,11 +45,7 @@ class Replicas(Protocol):
     """Set of replicas; :class:`~pronk.replicas.cluster.Deployed` is the one on Ray."""
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[ReplicaMessage]:
-        """Continue prompts on one of the replicas.
-
-        Raises:
-            ReplicaLostError: the replica is gone or unreachable.
-        """
+        """Continue prompts on one of the replicas; raise ``ReplicaLostError`` if it is gone."""
 
 
 @dataclass(frozen=True)
@@ -60,17 +56,7 @@ class NamedProposer:
 
 
 class ModelReader:
-    """Model without weights, for tokenization and for checks of options.
-
-    Attributes:
-        path: folder of the model.
-        config: configuration of the model.
-        tokenizer: tokenizer of the model.
-        request_factory: tokenizes prompts.
-        drafter: options of the default drafter.
-        about: description of a replica.
-        kernels: name of the replicas' kernels.
-    """
+    """Model without weights, for tokenization and for checks of options."""
 
     def __init__(self, path: Path, drafter: str | Drafter, about: ReplicaInfo) -> None:
         """Read a model folder and compare it with the description of a replica.
@@ -102,15 +88,12 @@ class Dispatcher:
     The same seed gives the same text on every replica. So when a replica dies, another one continues after the tokens
     that were delivered, and the client sees one stream. If only replicas with another model or other kernels are left,
     the stream ends with an error.
-
-    Attributes:
-        llm: the model without weights.
-        resumed: number of times that a request was sent to another replica.
     """
 
     def __init__(self, llm: ModelReader, replicas: Replicas, *, max_requests: int = 1024) -> None:
         """Accept requests; ``max_requests`` limits the samples in progress, queued ones included."""
-        self.llm, self.resumed = llm, 0
+        self.llm = llm
+        self.resumed = 0  # number of times that a request was sent to another replica
         self._replicas, self._admission = replicas, AdmissionQueue(max_requests)
         self._closed = False
         # For each replica with requests: its last load, its number of requests, and that number at its death.
@@ -163,9 +146,8 @@ class Dispatcher:
         self._check_open()
         with self._admission.hold(len(prompts) * params.n):
             own = None if drafter is None else make_drafter(drafter)
-            ids = await asyncio.to_thread(
-                lambda: [self.llm.request_factory.encode_prompt(prompt) for prompt in prompts]
-            )
+            encode = self.llm.request_factory.encode_prompt
+            ids = await asyncio.to_thread(lambda: [encode(prompt) for prompt in prompts])
             prefix = await asyncio.to_thread(prefix_digests, ids[0], salt)
             model = self.llm.about.model
             request = GenerateRequest(ids, params, prefix, model, None, {}, own, priority, None, salt, tenant)
@@ -255,37 +237,22 @@ class Dispatcher:
 
 @dataclass
 class _Failures:
-    """Failures of one request since its last new token.
+    """Failures of one request since its last new token."""
 
-    Attributes:
-        count: number of deaths and mismatches.
-        replay_deaths: number of deaths while pieces were generated a second time.
-        mismatches: number of replicas with another model or other kernels.
-        blame: sum of the request's shares of the deaths.
-    """
-
-    count: int = 0
-    replay_deaths: int = 0
-    mismatches: int = 0
-    blame: float = 0.0
+    count: int = 0  # deaths and mismatches
+    replay_deaths: int = 0  # deaths while pieces were generated a second time
+    mismatches: int = 0  # replicas with another model or other kernels
+    blame: float = 0.0  # sum of the request's shares of the deaths
 
     def add_death(self, blame: float, *, replaying: bool) -> None:
-        """Count the death of a replica.
-
-        Raises:
-            ClosedError: a limit is reached.
-        """
+        """Count the death of a replica; raise ``ClosedError`` if a limit is reached."""
         self.count, self.replay_deaths, self.blame = self.count + 1, self.replay_deaths + replaying, self.blame + blame
         if self.blame >= _MAX_BLAME or self.count >= _MAX_DEATHS or self.replay_deaths >= _MAX_REPLAY_DEATHS:
             msg = f"expected a running replica, found {self.count} that ended in a row; see the logs of the replicas"
             raise ClosedError(msg)
 
     def add_mismatch(self, error: ReplicaMismatchError) -> None:
-        """Count a replica that cannot continue the text.
-
-        Raises:
-            ResumeError: the limit is reached.
-        """
+        """Count a replica that cannot continue the text; raise ``ResumeError`` if the limit is reached."""
         self.count, self.mismatches = self.count + 1, self.mismatches + 1
         if self.mismatches >= _MAX_MISMATCHES:
             msg = f"expected a replica of the same model and kernels to resume on, found {error}; try again"
@@ -310,11 +277,7 @@ async def _next(messages: AsyncGenerator[ReplicaMessage], ends_at: float | None)
 
 
 def _left(ends_at: float | None) -> float | None:
-    """Return the seconds to the deadline.
-
-    Raises:
-        DeadlineError: the deadline has passed.
-    """
+    """Return the seconds to the deadline; raise ``DeadlineError`` if it has passed."""
     left = None if ends_at is None else ends_at - perf_counter()
     if left is not None and left <= 0.0:
         msg = "the request was not done by its deadline; try again later"

@@ -24,9 +24,7 @@ __all__ = ["check_model", "identity"]
 def identity(llm: LLM, options: Mapping[str, Any]) -> tuple[str, str]:
     """Return everything that the tokens of a model depend on, as JSON: with the kernels, and without.
 
-    Args:
-        llm: the model.
-        options: options of :class:`pronk.LLM` with which the model was loaded.
+    ``options`` are those of :class:`pronk.LLM` with which the model was loaded.
     """
     model = _model(llm.path, llm.config, llm.tokenizer) | {
         "dtype": str(llm.dtype).removeprefix("torch."),
@@ -40,16 +38,9 @@ def identity(llm: LLM, options: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def check_model(path: Path, config: ModelConfig, tokenizer: Tokenizer, model: str) -> None:
-    """Check that the server's files are those of the replicas' model.
+    """Raise ``OptionError`` unless the server's files are those of the replicas' model.
 
-    Args:
-        path: folder of the server's files.
-        config: configuration read from these files.
-        tokenizer: tokenizer read from these files.
-        model: second result of :func:`identity` on a replica.
-
-    Raises:
-        OptionError: the files belong to another model or version.
+    ``model`` is the second result of :func:`identity` on a replica; the other arguments come from the files.
     """
     theirs = json.loads(model)
     for name, own in _model(path, config, tokenizer).items():

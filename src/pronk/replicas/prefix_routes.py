@@ -47,10 +47,7 @@ class PrefixRoutes:
         """Return the replica with the longest cached prefix; skip replicas that are much busier than others.
 
         Without a cached prefix, return the least busy replica, of equals the one with the fewest prompts so far.
-
-        Args:
-            prefix: digests of the prompt.
-            busy: number of requests of each available replica; not empty.
+        ``busy`` is the number of requests of each available replica; at least one is available.
         """
         least = min(busy.values())
         for digest in reversed(prefix):

@@ -33,15 +33,9 @@ class Replica:
     """Model that Ray Serve deploys."""
 
     def __init__(self, options: Mapping[str, Any], also: Sequence[str], folder: str) -> None:
-        """Load the model.
+        """Load the model in the working directory ``folder``, if this machine has it.
 
-        Args:
-            options: options of :class:`pronk.LLM`.
-            also: further drafters that requests may name.
-            folder: working directory for relative paths in the options, if it exists on this machine.
-
-        Raises:
-            PronkError: the model cannot be loaded.
+        ``also`` are further drafters that requests may name.
         """
         from ray import get_runtime_context, serve  # noqa: PLC0415 - the extra pronk[ray]
 
@@ -58,11 +52,7 @@ class Replica:
         return ReplicaInfo(self._identity, self._model, self._llm.kernels, self._llm.get_proposer().name)
 
     def check_health(self) -> None:
-        """Raise if the engine has stopped; Ray Serve then replaces the replica.
-
-        Raises:
-            ClosedError: the engine has stopped.
-        """
+        """Raise ``ClosedError`` if the engine has stopped; Ray Serve then replaces the replica."""
         if not self._engine.alive:
             msg = "expected a running engine, found one that has stopped; see the log of the replica"
             raise ClosedError(msg)

@@ -27,14 +27,12 @@ class ResumableStream:
 
     With ``prompt_logprobs`` a resumed request would lack the log-probabilities of the prompt, so the next replica
     generates the text from the beginning, and the pieces delivered before are dropped.
-
-    Attributes:
-        replica: name of the current replica; empty before it accepts the request.
-        replaying: whether the current replica still generates pieces that were delivered before.
     """
 
     def __init__(self, request: GenerateRequest) -> None:
-        self._request, self.replica, self.replaying = request, "", False
+        self._request = request
+        self.replica = ""  # name of the current replica; empty before it accepts the request
+        self.replaying = False  # whether the current replica still generates pieces that were delivered before
         self._from_start = request.params.prompt_logprobs is not None
         self._given: dict[int, list[Piece]] = {}
         self._skip: dict[int, int] = {}  # for each sample, pieces of the current replica still to drop

@@ -133,11 +133,8 @@ class MinTokens(_ContextProcessor):
 
     def mask(self, logits: Tensor) -> Tensor:
         """Ban stop tokens while the output is too short."""
-        return (
-            logits.index_fill(0, self.stop_token_ids, -math.inf)
-            if self.context.num_generated < self.min_tokens
-            else logits
-        )
+        too_short = self.context.num_generated < self.min_tokens
+        return logits.index_fill(0, self.stop_token_ids, -math.inf) if too_short else logits
 
 
 def make_processors(

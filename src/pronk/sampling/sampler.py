@@ -57,13 +57,6 @@ class Sampler:
 
     Verification advances the sampler along the target's tokens. Drafters advance it along their draft tokens and roll
     it back. Logits processors therefore always see the true context of a node.
-
-    Attributes:
-        params: options of the request.
-        seed: seed of the request's noise.
-        context: tokens before the next one.
-        guide: processor of the request's guide, or ``None``; the last of ``processors``.
-        processors: logits processors, in order of application.
     """
 
     def __init__(
@@ -92,6 +85,7 @@ class Sampler:
         self.context = TokenContext(text, num_prompt)
         own = make_processors(params, self.context, vocab_size, stop_token_ids=stop_token_ids, bad_words=bad_words)
         self.guide = guide
+        # In order of application, the guide last.
         self.processors: tuple[LogitsProcessor, ...] = (*own, *processors, *([] if guide is None else [guide]))
         self.kernels = None if self.processors or params.truncates else kernels
         self._stateless = StatelessSampler(0.0 if params.greedy else max(params.temperature, _MIN_TEMPERATURE), seed)

@@ -11,16 +11,12 @@ class TokenContext:
     """A request's committed tokens, followed by tentative tokens.
 
     The committed tokens are the request's own list, not a copy: an append by the request is visible here at once.
-
-    Attributes:
-        committed: committed tokens, prompt and output; owned by the request and not modified here.
-        tentative: tentative tokens after them, of a verification walk or of a drafter.
-        num_prompt: number of committed tokens that are the prompt; all by default.
+    ``num_prompt`` of them are the prompt, all by default.
     """
 
     def __init__(self, committed: Sequence[int], num_prompt: int | None = None) -> None:
-        self.committed = committed
-        self.tentative: list[int] = []
+        self.committed = committed  # owned by the request and not modified here
+        self.tentative: list[int] = []  # of a verification walk or of a drafter
         self.num_prompt = len(committed) if num_prompt is None else num_prompt
 
     def __len__(self) -> int:

@@ -30,15 +30,10 @@ Accepts = Callable[[int, float], bool]
 
 
 class VerifiedPath(NamedTuple):
-    """Result of verifying one tree.
+    """Result of verifying one tree."""
 
-    Attributes:
-        path: accepted nodes, from the child of the root downwards.
-        tokens: tokens of ``path``, then the bonus token.
-    """
-
-    path: tuple[int, ...]
-    tokens: tuple[int, ...]
+    path: tuple[int, ...]  # accepted nodes, from the child of the root downwards
+    tokens: tuple[int, ...]  # tokens of ``path``, then the bonus token
 
 
 def verify_tree(tree: TokenTree, choose: Callable[[int, int], int]) -> VerifiedPath:

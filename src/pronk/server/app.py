@@ -215,12 +215,11 @@ async def _events(
 
 
 def _encode(events: list[dict[str, Any]], *, named: bool) -> str:
-    head = "event: {type}\n" if named else ""
-    lines = [
-        f"{head.format(**event)}data: {json.dumps(event, ensure_ascii=False, separators=(',', ':'))}\n\n"
-        for event in events
-    ]
-    return "".join(lines)
+    text = ""
+    for event in events:
+        head = f"event: {event['type']}\n" if named else ""
+        text += f"{head}data: {json.dumps(event, ensure_ascii=False, separators=(',', ':'))}\n\n"
+    return text
 
 
 def _check_open(service: Service) -> None:

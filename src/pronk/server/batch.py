@@ -41,16 +41,10 @@ _LINE_START = b'{"id": "batch_req_'  # of every line of the output file
 
 
 class BatchLine(NamedTuple):
-    """One request of a batch.
+    """One request of a batch."""
 
-    Attributes:
-        custom_id: unique id, repeated in the answer.
-        url: route, e.g. ``/v1/completions``.
-        body: JSON body of the request.
-    """
-
-    custom_id: str
-    url: str
+    custom_id: str  # unique, repeated in the answer
+    url: str  # route, e.g. /v1/completions
     body: dict[str, Any]
 
 

@@ -26,15 +26,7 @@ _MAX_MESSAGE = 300  # characters; a message may quote a long value of the reques
 
 
 class ApiError(Exception):
-    """Error response.
-
-    Attributes:
-        status: HTTP status.
-        message: one line, at most 300 characters.
-        code: error code for programs.
-        param: wrong field of the request, if any.
-        headers: headers of the response.
-    """
+    """Error response; ``param`` is the wrong field of the request, ``code`` is for programs."""
 
     def __init__(
         self, status: int, message: str, code: str, param: str | None = None, headers: Mapping[str, str] | None = None

@@ -52,12 +52,9 @@ Answer with the letter of one category and nothing else."""
 def add_system_prompt(
     messages: Sequence[Mapping[str, Any]], prompt: str | None, *, system: bool
 ) -> list[dict[str, Any]]:
-    """Return a copy of the conversation with ``prompt`` in front of its system prompt.
+    """Return a copy of the conversation with ``prompt`` (if any) in front of its system prompt.
 
-    Args:
-        messages: conversation.
-        prompt: text to add; ``None`` adds nothing.
-        system: whether the chat template has a system role; if not, the text goes before the first user message.
+    Without ``system``, a system role in the chat template, the text goes before the first user message.
     """
     plain = [dict(message) for message in messages]
     if prompt is None:
@@ -85,16 +82,11 @@ def has_system_role(tokenizer: Tokenizer) -> bool:
 
 @dataclass(frozen=True)
 class Reflection:
-    """Prompt with which a model classifies texts.
-
-    Attributes:
-        tokenizer: tokenizer of the model.
-        prompt: template with ``{text}``, ``{categories}`` and optionally ``{kind}`` (prompt or answer).
-        categories: name to description; the last category is that of acceptable texts.
-    """
+    """Prompt with which a model classifies texts."""
 
     tokenizer: Tokenizer
-    prompt: str = REFLECTION
+    prompt: str = REFLECTION  # template with {text}, {categories} and optionally {kind} (prompt or answer)
+    # Name to description; the last category is that of acceptable texts.
     categories: Mapping[str, str] = field(default_factory=lambda: CATEGORIES)
 
     def __post_init__(self) -> None:
@@ -104,11 +96,7 @@ class Reflection:
             raise OptionError(msg)
 
     def letters(self) -> dict[str, int]:
-        """Return for each category the token id of its letter at the start of an answer.
-
-        Raises:
-            TokenizerError: two letters have the same token.
-        """
+        """Return the token id of each category's letter; raise ``TokenizerError`` if two are equal."""
         found = {
             name: self.tokenizer.encode(letter, add_special_tokens=False)[-1]
             for name, letter in zip(self.categories, ascii_uppercase, strict=False)
@@ -127,14 +115,10 @@ class Reflection:
         return [{"role": "user", "content": _fill(self.prompt, values)}]
 
     def scores(self, report: Mapping[int, float]) -> tuple[dict[str, float], bool]:
-        """Return the scores of a text, and whether it is flagged.
+        """Return the probability of each category but the last, and whether one exceeds that of the last.
 
-        Args:
-            report: log-probabilities of the answer's first token, by token id; includes every letter.
-
-        Returns:
-            The probability of each category but the last, normalized over all categories, and whether one of them is
-            more probable than the last.
+        ``report`` has the log-probabilities of the answer's first token, by token id, every letter included. The
+        probabilities are normalized over all categories.
         """
         letters = self.letters()
         choice = Choice(tuple(letters), tuple(report[token] for token in letters.values()))

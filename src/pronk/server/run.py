@@ -71,7 +71,7 @@ class Server(uvicorn.Server):
         Args:
             service: answers the requests.
             host: address to listen at.
-            port: port to listen at; 0 picks a free port.
+            port: 0 picks a free port.
             drain_seconds: time limit for running requests after the first signal.
             access_log: log client, route and status of each request; texts are never logged.
             on_start: called with the address and the port as soon as connections are accepted.
@@ -80,9 +80,7 @@ class Server(uvicorn.Server):
         self._on_start = on_start
         self._access_log = access_log
         self._drain_seconds = drain_seconds
-        limits = service.settings.limits
-        names = {"limits": limits, "count_response": service.metrics.count_response}
-        protocol = type("HttpProtocol", (_HttpProtocol,), names)
+        limits, count_response = service.settings.limits, service.metrics.count_response
         config = uvicorn.Config(
             Guard(
                 make_app(service),
@@ -92,7 +90,7 @@ class Server(uvicorn.Server):
             ),
             host=host,
             port=port,
-            http=protocol,
+            http=type("HttpProtocol", (_HttpProtocol,), {"limits": limits, "count_response": count_response}),
             ws="none",
             lifespan="off",
             server_header=False,
@@ -105,11 +103,7 @@ class Server(uvicorn.Server):
         super().__init__(config)
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
-        """Start to accept connections.
-
-        Raises:
-            OptionError: the address cannot be listened at.
-        """
+        """Start to accept connections; raise ``OptionError`` if the address cannot be listened at."""
         await super().startup(sockets or _listen(self.config.host, self.config.port))
         if self.started and self._on_start is not None:
             host, port, *_ = self.servers[0].sockets[0].getsockname()
@@ -164,11 +158,7 @@ class Server(uvicorn.Server):
 
 
 def check_free(host: str, port: int) -> None:
-    """Check that an address is free, before a model is loaded.
-
-    Raises:
-        OptionError: the address cannot be listened at.
-    """
+    """Raise ``OptionError`` if an address cannot be listened at; called before a model is loaded."""
     for sock in _listen(host, port):
         sock.close()
 

@@ -19,30 +19,20 @@ __all__ = ["ServedEngine", "ServedModel"]
 
 
 class ServedModel(Protocol):
-    """Metadata of a served model.
-
-    Attributes:
-        path: checkpoint folder.
-        tokenizer: tokenizer of the model.
-        config: configuration of the model.
-        request_factory: tokenizes prompts.
-        drafter: default drafter.
-    """
+    """Metadata of a served model."""
 
     path: Path
     tokenizer: Tokenizer
     config: ModelConfig
     request_factory: RequestFactory
-    drafter: Drafter
+    drafter: Drafter  # the default
 
     @property
     def kernels(self) -> str:
         """Instruction set of the kernels in use, or ``"torch"``."""
-        ...
 
     def get_proposer(self, spec: str | Drafter | None = None) -> Any:
         """Return the proposer of a drafter, by default the model's; see :meth:`pronk.llm.LLM.get_proposer`."""
-        ...
 
 
 class ServedEngine(Protocol):
@@ -51,22 +41,18 @@ class ServedEngine(Protocol):
     @property
     def llm(self) -> ServedModel:
         """Model of the engine."""
-        ...
 
     @property
     def num_requests(self) -> int:
         """Number of running and waiting samples."""
-        ...
 
     @property
     def alive(self) -> bool:
         """Whether the engine accepts requests."""
-        ...
 
     @property
     def load(self) -> EngineLoad:
         """Current load."""
-        ...
 
     def steps(
         self,
@@ -80,12 +66,9 @@ class ServedEngine(Protocol):
         tenant: str = "",
     ) -> AsyncGenerator[list[Piece]]:
         """Continue prompts and yield the pieces of each step; see :meth:`pronk.async_llm.AsyncLLM.steps`."""
-        ...
 
     def stop(self) -> None:
         """Fail all requests after the current step and refuse new ones."""
-        ...
 
     async def close(self) -> None:
         """Stop and wait for the end of the engine thread."""
-        ...

@@ -46,15 +46,7 @@ _READING_THREADS = 2  # leave the other cores to the engine while long prompts a
 
 
 class Service:
-    """One model, shared by clients that do not trust each other.
-
-    Attributes:
-        engine: runs the requests.
-        settings: settings of the server.
-        metrics: counters of the server.
-        reflection: prompt of moderations.
-        draining: whether the server is shutting down and refuses new requests.
-    """
+    """One model, shared by clients that do not trust each other."""
 
     def __init__(self, engine: ServedEngine, settings: ServerSettings, *, reflection: Reflection | None = None) -> None:
         self.engine = engine
@@ -62,8 +54,8 @@ class Service:
         self.metrics = Metrics(engine, settings.name)
         # Bound at the start, so that errors show at once and loaded draft models stay in memory.
         self._allowed = {make_drafter(spec): engine.llm.get_proposer(spec) for spec in settings.drafters}
-        self.reflection = reflection or Reflection(engine.llm.tokenizer)
-        self.draining = False
+        self.reflection = reflection or Reflection(engine.llm.tokenizer)  # prompt of moderations
+        self.draining = False  # whether the server is shutting down and refuses new requests
         self._pool = ThreadPoolExecutor(_READING_THREADS, "pronk-reading")
         self._reading = 0  # requests in the pool or waiting for it
         self._drafter = lru_cache(256)(self._check_drafter)
@@ -100,9 +92,7 @@ class Service:
     async def complete(self, body: TextRequest, tenant: str = "") -> dict[str, Any]:
         """Return the whole reply to a request.
 
-        Args:
-            body: validated body of the request.
-            tenant: digest of the client's API key; cached KV blocks are shared within a tenant only.
+        ``tenant`` is the digest of the client's API key; cached KV blocks are shared within a tenant only.
 
         Raises:
             ApiError: see :meth:`prepare`.
@@ -281,8 +271,8 @@ class Service:
             raise refuse("drafter", f"expected at most {_MAX_PARTS} drafters in one, found {len(parts)}")
         if not any(map(_reads_files, parts)):
             return drafter
-        message = "expected a drafter without files, or one that the server allows with --also"
-        raise refuse("drafter", f"{message}, found {spec!r}", "drafter_not_allowed")
+        message = f"expected a drafter without files, or one that the server allows with --also, found {spec!r}"
+        raise refuse("drafter", message, "drafter_not_allowed")
 
     async def _read(self, work: Callable[..., T], *args: Any) -> T:
         """Run a function in a reading thread, within the limits of concurrent requests and of time."""

@@ -14,39 +14,22 @@ __all__ = ["RequestLimits", "ServerSettings", "read_keys", "read_text"]
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """Limits of requests, with the HTTP status that refuses a request beyond each.
+    """Limits of requests, with the HTTP status that refuses a request beyond each."""
 
-    Attributes:
-        body: bytes of the body (413).
-        headers: bytes of path, query and headers (431).
-        prompts: prompts in one request (400).
-        max_tokens: tokens to generate per sample; ``None`` is the context of the model (400).
-        n: samples per prompt (400).
-        stop: number of stop strings, of stop token ids and of bad words (400).
-        stop_length: characters of a stop string or bad word (400).
-        logprobs: most likely tokens to report (400).
-        logit_bias: tokens with a bias (400).
-        requests: running and waiting samples of all clients (429).
-        connections: open connections (429); twice as many are closed without an answer.
-        seconds: time from the arrival of a request to its end (408).
-        receive_seconds: time for the head and for the body of a request to arrive (408).
-        send_seconds: time for which a client may read nothing; then its connection is closed.
-    """
-
-    body: int = 4 * 2**20
-    headers: int = 16 * 2**10
-    prompts: int = 64
-    max_tokens: int | None = None
-    n: int = 16
-    stop: int = 16
-    stop_length: int = 256
-    logprobs: int = 20
-    logit_bias: int = 1024
-    requests: int = 256
-    connections: int = 512
-    seconds: float = 600.0
-    receive_seconds: float = 30.0
-    send_seconds: float = 60.0
+    body: int = 4 * 2**20  # bytes of the body (413)
+    headers: int = 16 * 2**10  # bytes of path, query and headers (431)
+    prompts: int = 64  # prompts in one request (400)
+    max_tokens: int | None = None  # tokens to generate per sample; None is the context of the model (400)
+    n: int = 16  # samples per prompt (400)
+    stop: int = 16  # number of stop strings, of stop token ids and of bad words (400)
+    stop_length: int = 256  # characters of a stop string or bad word (400)
+    logprobs: int = 20  # most likely tokens to report (400)
+    logit_bias: int = 1024  # tokens with a bias (400)
+    requests: int = 256  # running and waiting samples of all clients (429)
+    connections: int = 512  # open connections (429); twice as many are closed without an answer
+    seconds: float = 600.0  # time from the arrival of a request to its end (408)
+    receive_seconds: float = 30.0  # time for the head and for the body of a request to arrive (408)
+    send_seconds: float = 60.0  # time for which a client may read nothing; then its connection is closed
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -59,26 +42,17 @@ class RequestLimits:
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """Settings of a server.
+    """Settings of a server."""
 
-    Attributes:
-        name: name of the model in requests.
-        keys: accepted API keys; empty accepts every client.
-        hosts: accepted values of the ``Host`` header, or ``None`` for any. The check stops DNS rebinding: a page of
-            another site whose name resolves to this server sends its own name.
-        limits: limits of requests.
-        drafters: drafters that requests may select besides those without files.
-        guardrails: system prompt in front of every conversation, or ``None``.
-        page: whether to serve the chat page at ``/``.
-    """
-
-    name: str
-    keys: Collection[str] = field(default=(), repr=False)
+    name: str  # of the model in requests
+    keys: Collection[str] = field(default=(), repr=False)  # accepted API keys; empty accepts every client
+    # Accepted values of the Host header, or None for any. The check stops DNS rebinding: a page of another site whose
+    # name resolves to this server sends its own name.
     hosts: Collection[str] | None = None
     limits: RequestLimits = RequestLimits()
-    drafters: Collection[str] = ()
-    guardrails: str | None = None
-    page: bool = True
+    drafters: Collection[str] = ()  # drafters that requests may select besides those without files
+    guardrails: str | None = None  # system prompt in front of every conversation
+    page: bool = True  # whether to serve the chat page at /
 
     def __post_init__(self) -> None:
         for key in self.keys:

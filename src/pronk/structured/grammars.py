@@ -20,6 +20,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from functools import cached_property
@@ -131,25 +132,16 @@ class Grammars:
 
         _check_multiples(guide)
         grammar = _to_grammar(guide)
-        if guide.kind != "choice" and len(guide.source) > MAX_UNTRIED_CHARS:
-            self._trial_compile(guide.kind, grammar)
-        matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**_LIMITS))
-        if matcher.is_error():
-            msg = f"guide: {guide.kind}: expected one that can be followed, found: {error_message(matcher)}"
-            raise GuideError(msg)
-        try:
+        with _naming(guide.kind):
+            if guide.kind != "choice" and len(guide.source) > MAX_UNTRIED_CHARS:
+                serialized = self._model_tokenizer.backend.to_str()
+                trial_compile(grammar, serialized, self._vocab_size, self._stop_token_ids, _LIMITS)
+            matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**_LIMITS))
+            if matcher.is_error():
+                msg = f"guide: expected one that can be followed, found: {error_message(matcher)}"
+                raise GuideError(msg)
             GrammarProcessor(matcher, self._stop_token_ids).check()
-        except GuideError as error:
-            raise _with_kind(guide.kind, error) from error
         return matcher
-
-    def _trial_compile(self, kind: str, grammar: str) -> None:
-        try:
-            trial_compile(
-                grammar, self._model_tokenizer.backend.to_str(), self._vocab_size, self._stop_token_ids, _LIMITS
-            )
-        except GuideError as error:
-            raise _with_kind(kind, error) from error
 
     @cached_property
     def _tokenizer(self) -> LLTokenizer:
@@ -175,30 +167,26 @@ def _to_grammar(guide: Guide) -> str:
     from llguidance import LLMatcher  # noqa: PLC0415 - an extra
 
     if guide.choice is not None:
-        return LLMatcher.grammar_from_lark("start: " + " | ".join(map(_literal, guide.choice)))
+        literals = [json.dumps(text, ensure_ascii=False) for text in guide.choice]
+        return LLMatcher.grammar_from_lark("start: " + " | ".join(literals))
     if guide.regex is not None:
         return LLMatcher.grammar_from_regex(guide.regex)
     if guide.grammar is not None:
         return LLMatcher.grammar_from_lark(guide.grammar)
     schema = json.loads(guide.source)
-    return LLMatcher.grammar_from_json_schema(
-        json.dumps({} if schema is True else schema), overrides=_json_options(guide)
-    )
-
-
-def _json_options(guide: Guide) -> Any:
-    """Return llguidance's JSON options: white space, and errors for unsupported parts of a schema."""
+    options: Any = {**JSON_DUMPS_STYLE}
     if guide.whitespace:
-        return {"whitespace_flexible": True, "whitespace_pattern": None, "lenient": False}
-    return {**JSON_DUMPS_STYLE}
+        options = {"whitespace_flexible": True, "whitespace_pattern": None, "lenient": False}
+    return LLMatcher.grammar_from_json_schema(json.dumps({} if schema is True else schema), overrides=options)
 
 
-def _with_kind(kind: str, error: GuideError) -> GuideError:
-    return GuideError(str(error).replace("guide: ", f"guide: {kind}: ", 1))
-
-
-def _literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+@contextmanager
+def _naming(kind: str) -> Iterator[None]:
+    """Insert the kind of the guide into the errors of a block."""
+    try:
+        yield
+    except GuideError as error:
+        raise GuideError(str(error).replace("guide: ", f"guide: {kind}: ", 1)) from error
 
 
 def _check_multiples(guide: Guide) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import time
 from typing import Annotated, Any, ClassVar, Literal
 from uuid import uuid4
@@ -121,12 +121,7 @@ class ChatRequest(ToolRequest):
     ) -> GenerationWork:
         """Return the request in the form that the engine takes.
 
-        Args:
-            prompt: token ids of the conversation.
-            max_tokens: maximum number of generated tokens.
-            tokenizer: tokenizer of the model.
-            frame: fields of every reply and chunk.
-            form: format of tool calls, if the request allows calls.
+        ``frame`` has fields of every reply and chunk. ``form`` is the format of tool calls, if calls are allowed.
         """
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
         params = self.params(max_tokens, logprobs, guide=self.guide() if form is None else self.call_guide(form))
@@ -140,25 +135,16 @@ def plain_messages(messages: Sequence[ChatTurn]) -> list[dict[str, Any]]:
 
 @dataclass
 class ChatReply:
-    """Builder of the replies of ``/v1/chat/completions``.
-
-    Attributes:
-        request: the request.
-        frame: fields of every reply and chunk.
-        texts: texts of the model's tokens.
-        form: format of tool calls, if the request allows calls.
-        ident: id of the reply.
-    """
+    """Builder of the replies of ``/v1/chat/completions``."""
 
     request: ChatRequest
-    frame: dict[str, Any]
+    frame: dict[str, Any]  # fields of every reply and chunk
     texts: TokenTexts
-    form: ToolCallFormat | None = None
-    ident: str = field(default_factory=lambda: f"chatcmpl-{uuid4().hex}")
+    form: ToolCallFormat | None = None  # format of tool calls, if the request allows calls
 
     def __post_init__(self) -> None:
         self.n = self.request.n or 1
-        head = {"id": self.ident, "created": int(time()), **self.frame}
+        head = {"id": f"chatcmpl-{uuid4().hex}", "created": int(time()), **self.frame}
         self._whole = {**head, "object": "chat.completion"}
         self._part = {**head, "object": "chat.completion.chunk"}
         if self.request.include_usage:

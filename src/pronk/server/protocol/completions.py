@@ -82,10 +82,7 @@ class CompletionRequest(GuidedRequest):
     def work(self, prompts: Sequence[list[int]], tokenizer: Tokenizer, frame: dict[str, Any]) -> GenerationWork:
         """Return the request in the form that the engine takes.
 
-        Args:
-            prompts: token ids of :meth:`texts`.
-            tokenizer: tokenizer of the model.
-            frame: fields of every reply and chunk.
+        ``prompts`` has the token ids of :meth:`texts`, and ``frame`` the fields of every reply and chunk.
         """
         wanted = _MAX_TOKENS if self.max_tokens is None else self.max_tokens
         of_prompt = self.logprobs if self.echo else None
@@ -101,21 +98,13 @@ class CompletionRequest(GuidedRequest):
 
 @dataclass
 class CompletionReply:
-    """Builder of the replies of ``/v1/completions``.
-
-    Attributes:
-        request: the request.
-        frame: fields of every reply and chunk.
-        texts: texts of the model's tokens.
-        echoes: texts of the prompts, if ``echo`` is set.
-        echo_only: whether the reply has no generated tokens (``max_tokens`` 0).
-    """
+    """Builder of the replies of ``/v1/completions``."""
 
     request: CompletionRequest
-    frame: dict[str, Any]
+    frame: dict[str, Any]  # fields of every reply and chunk
     texts: TokenTexts
-    echoes: Sequence[str]
-    echo_only: bool
+    echoes: Sequence[str]  # texts of the prompts, if the field echo is set
+    echo_only: bool  # whether the reply has no generated tokens (max_tokens is 0)
     # For each sample: decoder with the bytes of an incomplete character, and number of characters so far.
     _offsets: dict[int, tuple[IncrementalDecoder, int]] = field(default_factory=dict)
 

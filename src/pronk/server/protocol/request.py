@@ -39,13 +39,10 @@ _SEEDS = 2**63  # seeds of OpenAI may be negative; the engine takes 0.._SEEDS - 
 
 
 class RequestBody(BaseModel):
-    """JSON object of a request. Unknown fields and numbers written as strings are refused.
-
-    Attributes:
-        noop_values: unsupported fields of other APIs, each with the values that request nothing and are accepted.
-    """
+    """JSON object of a request. Unknown fields and numbers written as strings are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    # Unsupported fields of other APIs, each with the values that request nothing and are accepted.
     noop_values: ClassVar[Mapping[str, Sequence[Any]]] = {}
 
     @model_validator(mode="before")
@@ -167,10 +164,9 @@ class TextRequest(RequestBody):
             longest = max(map(len, texts), default=0)
             if longest > limits.stop_length:
                 raise refuse(name, f"expected at most {limits.stop_length} characters each, found {longest}")
-        if self.stream_options is not None and not self.stream:
-            raise refuse("stream_options", "expected stream: true, found no stream; add it, or leave the field out")
-        if self.leaps and not self.stream:
-            raise refuse("leaps", "expected stream: true, found no stream; add it, or leave the field out")
+        for name, given in (("stream_options", self.stream_options is not None), ("leaps", self.leaps)):
+            if given and not self.stream:
+                raise refuse(name, "expected stream: true, found no stream; add it, or leave the field out")
 
     def params(
         self,
@@ -199,17 +195,11 @@ class TextRequest(RequestBody):
 
 @dataclass(frozen=True)
 class GenerationWork:
-    """A request in the form that the engine takes.
-
-    Attributes:
-        prompts: token ids of each prompt.
-        params: sampling options of all prompts.
-        answer: builder of the reply.
-    """
+    """A request in the form that the engine takes."""
 
     prompts: Sequence[list[int]]
-    params: SamplingParams
-    answer: Reply
+    params: SamplingParams  # of all prompts
+    answer: Reply  # builder of the reply
 
 
 class Reply(Protocol):
@@ -242,11 +232,7 @@ def unsupported(param: str, message: str) -> ApiError:
 
 
 def check_most(param: str, found: int | None, most: int) -> None:
-    """Check the value of a field against its maximum.
-
-    Raises:
-        ApiError: the value is larger.
-    """
+    """Raise ``ApiError`` if the value of a field exceeds its maximum."""
     if (found or 0) > most:
         raise refuse(param, f"expected at most {most}, found {found}")
 
@@ -262,12 +248,7 @@ def leaps(pieces: Sequence[Piece]) -> list[Mapping[str, Any]]:
 
 
 class RunningUsage:
-    """Token counts of each sample of a stream so far.
-
-    Args:
-        prompts: token ids of each prompt.
-        n: number of samples per prompt.
-    """
+    """Token counts of each sample of a stream so far; ``n`` is the number of samples per prompt."""
 
     def __init__(self, prompts: Sequence[list[int]], n: int) -> None:
         self._prompts, self._n = prompts, n
@@ -291,13 +272,12 @@ def usage(done: Sequence[Completion], n: int) -> dict[str, Any]:
     stats = [completion.stats for completion in done]
     prompt = sum(each.prompt_tokens for each in stats[::n])
     generated = sum(each.generated_tokens for each in stats)
-    drafted, accepted = sum(each.drafted for each in stats), sum(each.accepted for each in stats)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": generated,
         "total_tokens": prompt + generated,
         "prompt_tokens_details": {"cached_tokens": sum(min(s.cached_tokens, s.prompt_tokens) for s in stats[::n])},
         "steps": sum(each.target_steps for each in stats),
-        "drafted": drafted,
-        "accepted": accepted,
+        "drafted": sum(each.drafted for each in stats),
+        "accepted": sum(each.accepted for each in stats),
     }

@@ -6,7 +6,7 @@ The server stores no responses, so ``previous_response_id`` is not supported.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from time import time
 from typing import Annotated, Any, ClassVar, Literal
@@ -102,24 +102,15 @@ class ResponsesRequest(FormattedRequest):
 
 @dataclass
 class ResponsesReply:
-    """Builder of the replies of ``/v1/responses``, whose streams consist of numbered events.
-
-    Attributes:
-        request: the request.
-        frame: fields of every response object.
-        texts: texts of the model's tokens.
-        ident: id of the response.
-        item: id of the message in the response.
-    """
+    """Builder of the replies of ``/v1/responses``, whose streams consist of numbered events."""
 
     request: ResponsesRequest
-    frame: dict[str, Any]
+    frame: dict[str, Any]  # fields of every response object
     texts: TokenTexts
-    ident: str = field(default_factory=lambda: f"resp_{uuid4().hex}")
-    item: str = field(default_factory=lambda: f"msg_{uuid4().hex}")
 
     def __post_init__(self) -> None:
-        self._created = int(time())
+        self._head = {"id": f"resp_{uuid4().hex}", "object": "response", "created_at": int(time()), **self.frame}
+        self._item = f"msg_{uuid4().hex}"  # id of the message in the response
         self._numbers = count()
 
     def start(self) -> list[dict[str, Any]]:
@@ -174,10 +165,7 @@ class ResponsesReply:
     def _response(self, status: str, output: list[Any]) -> dict[str, Any]:
         request = self.request
         return {
-            "id": self.ident,
-            "object": "response",
-            "created_at": self._created,
-            **self.frame,
+            **self._head,
             "status": status,
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
@@ -206,7 +194,7 @@ class ResponsesReply:
         return {"type": form.type, **named, "strict": form.strict}
 
     def _message(self, status: str, content: list[Any]) -> dict[str, Any]:
-        return {"id": self.item, "type": "message", "status": status, "role": "assistant", "content": content}
+        return {"id": self._item, "type": "message", "status": status, "role": "assistant", "content": content}
 
     def _part(self, text: str, logprobs: list[Any]) -> dict[str, Any]:
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
@@ -217,7 +205,7 @@ class ResponsesReply:
         return list(chat_logprobs(self.texts, reports, self.request.top_logprobs or 0)["content"])
 
     def _text_event(self, kind: str, **values: Any) -> dict[str, Any]:
-        return self._event(kind, item_id=self.item, output_index=0, content_index=0, **values)
+        return self._event(kind, item_id=self._item, output_index=0, content_index=0, **values)
 
     def _event(self, kind: str, **values: Any) -> dict[str, Any]:
         return {"type": kind, "sequence_number": next(self._numbers), **values}

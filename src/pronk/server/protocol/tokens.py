@@ -40,12 +40,9 @@ class TokenTexts:
 
 
 def chat_logprobs(texts: TokenTexts, reports: Sequence[Report], top: int) -> dict[str, Any]:
-    """Return the ``logprobs`` of ``/v1/chat/completions``.
+    """Return the ``logprobs`` of ``/v1/chat/completions``, with the ``top`` most likely tokens.
 
-    Args:
-        texts: texts of the model's tokens.
-        reports: for each generated token, token ids to log-probabilities; the generated token comes first.
-        top: number of most likely tokens to list.
+    ``reports`` maps, for each generated token, token ids to log-probabilities; the generated token comes first.
     """
     return {"content": [_entry(texts, report, top) for report in reports], "refusal": None}
 

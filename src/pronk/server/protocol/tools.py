@@ -149,12 +149,9 @@ class ToolRequest(GuidedRequest):
 
 
 class ToolCallMessage:
-    """Streaming parser of one answer that may call tools.
+    """Streaming parser of one answer that may call the tools ``names``.
 
-    Args:
-        form: format of the model's calls.
-        names: names of the tools that the model may call.
-        free: whether the answer may have text. Otherwise text is an incomplete call, and is dropped.
+    Without ``free``, the answer may have no text: text is an incomplete call, and is dropped.
     """
 
     def __init__(self, form: ToolCallFormat, names: Sequence[str], *, free: bool) -> None:
