@@ -1,7 +1,7 @@
-"""Small random checkpoints, written by transformers, and a tokenizer that fits them.
+"""Small random checkpoints written by transformers, with a matching tokenizer.
 
-The weights are far larger than a training run would start from, norm gains and biases included: otherwise all
-logits are almost equal and a comparison of them shows nothing.
+Weights, norm gains and biases are far larger than at the start of a training run. Otherwise all logits are almost equal
+and a comparison of logits shows nothing.
 """
 
 from collections.abc import Callable
@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from pronk.testing import byte_tokenizer
 
 MakeCheckpoint = Callable[..., Path]
 
@@ -55,7 +56,7 @@ def make_checkpoint(
     tokenizer: bool = True,
     **overrides: Any,
 ) -> Path:
-    """Write a random model of ``family`` into ``folder``; ``overrides`` are config values."""
+    """Write a random model of a family into a folder; ``overrides`` are values of its config."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(family, **(_DEFAULTS[family] | overrides))
@@ -70,7 +71,7 @@ def make_checkpoint(
 
 @torch.no_grad()
 def randomize(model: torch.nn.Module, seed: int = 0) -> None:
-    """Weights whose products keep the scale of their input; gains around 1; biases well away from 0."""
+    """Draw weights whose products keep the scale of their input, gains around 1, and biases far from 0."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1:
@@ -83,33 +84,10 @@ def randomize(model: torch.nn.Module, seed: int = 0) -> None:
 
 
 def transformers_logits(folder: Path, tokens: list[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """The oracle: logits ``[len(tokens), vocab]`` of transformers' own implementation."""
+    """Return logits ``[len(tokens), vocab]`` of transformers' own implementation."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
     with torch.no_grad():
         logits: torch.Tensor = model(torch.tensor([tokens])).logits[0]
     return logits
-
-
-def byte_tokenizer(vocab_size: int = VOCAB) -> Tokenizer:
-    """A byte-level BPE: id 0 ends a text, 256 bytes, then as many merges as fit."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=["<|endoftext|>"],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(_TEXT, trainer)
-    return tokenizer
-
-
-_TEXT = [
-    "def add(a, b):\n    return a + b\n\n\ndef mean(values):\n    return sum(values) / len(values)\n",
-    "The quick brown fox jumps over the lazy dog, and then the dog sleeps in the sun.",
-    "for i in range(10):\n    print(i, i * i)\n",
-    "Grüße aus Köln — naïve café, 東京と大阪, 🙂🙃",
-]

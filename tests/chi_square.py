@@ -1,4 +1,4 @@
-"""Is this sample from that distribution?"""
+"""Chi-square tests of a sample against a distribution."""
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
@@ -10,7 +10,7 @@ from pronk.verification import chi_square
 
 
 def p_value(counts: Sequence[int] | torch.Tensor, probs: Sequence[float] | torch.Tensor) -> float:
-    """Pearson's test: the probability of counts at least as far from ``probs``. Nothing may occur that cannot."""
+    """Return the p-value of Pearson's test; raise if a value of probability 0 occurred."""
     observed = torch.as_tensor(counts, dtype=torch.float64).flatten()
     expected = torch.as_tensor(probs, dtype=torch.float64).flatten()
     expected = expected / expected.sum() * observed.sum()
@@ -20,10 +20,10 @@ def p_value(counts: Sequence[int] | torch.Tensor, probs: Sequence[float] | torch
     return chi_square.p_value(*chi_square.chi_square(observed[possible].tolist(), expected[possible].tolist()))
 
 
-def p_value_of(sample: Sequence[Hashable], law: Mapping[Any, float], least_cells: int = 2) -> float:
-    """The same for a sample from a law with rare values, which are put together."""
+def p_value_of(sample: Sequence[Hashable], distribution: Mapping[Any, float], least_cells: int = 2) -> float:
+    """Return the p-value of a sample; rare values of the distribution are merged into common cells."""
     counts = Counter(sample)
-    possible = {value: chance for value, chance in law.items() if chance > 0}
+    possible = {value: chance for value, chance in distribution.items() if chance > 0}
     assert counts.keys() <= possible.keys(), "something occurred that has probability 0"
     expected = [chance * len(sample) for chance in possible.values()]
     observed, expected = chi_square.merge_small([counts[value] for value in possible], expected)

@@ -1,4 +1,4 @@
-"""Fixtures for everyone: small checkpoints, written once per session, and the tokenizer that fits them."""
+"""Fixtures of all tests: small checkpoints, written once per session, and the matching tokenizer."""
 
 import gzip
 import json
@@ -23,14 +23,14 @@ from pronk.tokenization.tokenizer import Tokenizer
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--kernels=avx2``: a lower instruction set than the processor's; ``--library``: another file, a sanitizer's."""
-    parser.addoption("--kernels", default="auto", choices=library.CHOICES[:-1], help="what the tests compute with")
-    parser.addoption("--library", type=Path, help="the file of the kernels")
-    parser.addoption("--schemas", type=Path, help="more JSON schemas for guides to fit: JSON lines with a schema each")
+    """Add ``--kernels`` (an instruction set), ``--library`` (e.g. a sanitizer's build) and ``--schemas``."""
+    parser.addoption("--kernels", default="auto", choices=library.CHOICES[:-1], help="instruction set of the kernels")
+    parser.addoption("--library", type=Path, help="file of the kernels")
+    parser.addoption("--schemas", type=Path, help="JSON lines, each with a JSON schema for the tests of guides")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Whoever asks for the best kernels gets those that the tests ask for."""
+    """Replace the best kernels by the requested ones."""
     tiny_models.asked, path = config.getoption("--kernels"), config.getoption("--library")
     if path is not None:
         library.installed = path.resolve
@@ -43,14 +43,14 @@ def pytest_configure(config: pytest.Config) -> None:
         kernels.load_kernels = load
 
 
-torch.set_num_threads(1)  # for what is set up before the first test, too
-# A shell that starts the tests in the background lets them ignore Ctrl-C, which some of them are about.
+torch.set_num_threads(1)  # also for module-level set-up
+# A process that a shell starts in the background ignores SIGINT, which some tests raise.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> MakeCheckpoint:
-    """``checkpoint(family, **overrides)``: a folder that nobody may write into."""
+    """Return ``checkpoint(family, **overrides)``, which makes a folder once; tests must not write into it."""
     made: dict[str, Path] = {}
 
     def get(family: str, **overrides: Any) -> Path:
@@ -64,13 +64,13 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> MakeCheckpoint:
 
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
-    """A byte-level BPE with as many ids as the small checkpoints have."""
+    """Return the byte-level BPE tokenizer of the small checkpoints."""
     return Tokenizer(byte_tokenizer(), special_tokens={"eos_token": "<|endoftext|>"})
 
 
 @pytest.fixture(scope="session")
 def schemas(pytestconfig: pytest.Config) -> list[dict[str, Any]]:
-    """Those of the file that was given; none, if none was."""
+    """Return the schemas of the file of ``--schemas``; an empty list without the option."""
     path = pytestconfig.getoption("--schemas")
     if path is None:
         return []
@@ -80,14 +80,14 @@ def schemas(pytestconfig: pytest.Config) -> list[dict[str, Any]]:
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """One thread unless a test asks for more: the models are so small that threads only wait for each other."""
+    """Use one thread unless a test sets more: threads only wait for each other with such small models."""
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(1)
 
 
 @pytest.fixture
-def quickly_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same noise, sooner: for tests that draw with thousands of seeds from a small vocabulary."""
+def numpy_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute the same noise in NumPy: faster for thousands of seeds and a small vocabulary."""
     for module in (noise, sampler):
         monkeypatch.setattr(module, "gumbel_noise", quick_noise.gumbel_noise)

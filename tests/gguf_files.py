@@ -1,4 +1,4 @@
-"""GGUF files for the tests: whole models, made of checkpoints by llama.cpp's own writer, and headers byte by byte."""
+"""GGUF files for tests: models converted by llama.cpp's own writer, and headers byte by byte."""
 
 import json
 import struct
@@ -27,26 +27,26 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-# Where a block has its scales of 16 bits.
+# Offsets of the float16 scales within a block, in bytes.
 SCALES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
 
 
 def random_blocks(kind: str, rows: int, columns: int, seed: int, scale: float = 0.05) -> NDArray[np.uint8]:
-    """``[rows, bytes]``: every bit is drawn, but for the scales of 16 bits, so that weights are about ``scale``."""
+    """Return random blocks ``[rows, bytes]`` whose float16 scales give weights of about ``scale``."""
     values, size = GGML_QUANT_SIZES[Type[kind]]
     rng = np.random.default_rng(seed)
     blocks = rng.integers(0, 256, (rows, columns // values, size), dtype=np.uint8)
     unit = {"Q8_0": 127, "Q6_K": 31 * 127, "Q4_K": 15 * 63, "Q5_K": 31 * 63, "Q5_0": 16, "Q5_1": 31}.get(kind, 15)
     for number, at in enumerate(SCALES.get(kind, (0,))):
-        # A minimum takes half of the range away.
-        size_ = 2 * scale / unit if number == 0 else (scale / 63 if kind.endswith("K") else -scale)
-        drawn = (size_ * rng.uniform(0.5, 1.0, blocks.shape[:2])).astype(np.float16)
+        # The minimum shifts weights by half of their range.
+        largest = 2 * scale / unit if number == 0 else (scale / 63 if kind.endswith("K") else -scale)
+        drawn = (largest * rng.uniform(0.5, 1.0, blocks.shape[:2])).astype(np.float16)
         blocks[..., at : at + 2] = drawn[..., None].view(np.uint8)
     return blocks.reshape(rows, -1)
 
 
 def encode(kind: str, weight: NDArray[np.float32], seed: int) -> NDArray[Any]:
-    """A matrix of a type; of one that gguf cannot make, blocks that have nothing to do with the matrix."""
+    """Encode a matrix; return random blocks for types that the ``gguf`` package cannot encode."""
     if kind in ("F32", "F16"):
         return weight.astype(np.float32 if kind == "F32" else np.float16)
     if kind in ("BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"):
@@ -55,12 +55,12 @@ def encode(kind: str, weight: NDArray[np.float32], seed: int) -> NDArray[Any]:
 
 
 def decode(kind: str, stored: NDArray[Any]) -> NDArray[np.float32]:
-    """What llama.cpp's own rule makes of it."""
+    """Dequantize by llama.cpp's own rule."""
     return gguf.quants.dequantize(stored, Type[kind])
 
 
 def reorder(weight: NDArray[Any], heads: int) -> NDArray[Any]:
-    """Rows of queries and keys as ``convert_hf_to_gguf.py`` stores them for the architecture ``llama``."""
+    """Permute rows of queries or keys as ``convert_hf_to_gguf.py`` does for the architecture ``llama``."""
     halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(weight.shape)
 
@@ -75,16 +75,16 @@ def convert(
     pre: str = "gpt-2",
     change: Any = None,
 ) -> Path:
-    """Write the checkpoint of a folder as GGUF.
+    """Write the checkpoint of a folder as a GGUF file.
 
     Args:
-        folder: in safetensors, in one file.
-        path: of the file.
-        kinds: the type of all matrices, or of some by the ends of their names, ``""`` for the others.
-        twin: a folder that gets the same model with the weights that the blocks stand for.
-        tokenizer: a byte-level BPE; ``None``: that of the folder.
-        pre: how it splits texts.
-        change: called with the writer, before it writes.
+        folder: checkpoint with a single safetensors file.
+        path: output file.
+        kinds: type of all matrices, or types by suffixes of names with ``""`` as the default.
+        twin: output folder for the same model with the dequantized weights.
+        tokenizer: a byte-level BPE; ``None``: the tokenizer of the folder.
+        pre: name of the pre-tokenizer.
+        change: called with the writer before it writes.
     """
     raw = json.loads((folder / "config.json").read_text())
     arch = "llama" if raw["model_type"] == "mistral" else raw["model_type"]
@@ -96,7 +96,7 @@ def convert(
     for seed, (name, tensor) in enumerate(sorted(tensors.items())):
         theirs, weight = str(names.get_name(name, (".weight", ".bias"))), tensor.float().numpy()
         kind = _kind(theirs, kinds) if weight.ndim == 2 else "F32"
-        # Whole rows are moved, so blocks and permutation can be done in either order.
+        # The permutation moves whole rows, so it commutes with quantization.
         stored = encode(kind, weight, seed)
         dequantized[name] = torch.from_numpy(decode(kind, stored)) if weight.ndim == 2 else tensor.float()
         if arch == "llama" and (".attn_q." in theirs or ".attn_k." in theirs):
@@ -112,7 +112,7 @@ def convert(
 
 
 def finish(writer: gguf.GGUFWriter) -> None:
-    """Write all that the writer was told."""
+    """Write header, metadata and tensors, and close the file."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -126,7 +126,7 @@ def _kind(name: str, kinds: str | Mapping[str, str]) -> str:
 
 
 def write_twin(folder: Path, twin: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """The same model with other weights, in float32."""
+    """Write the model of ``folder`` with other weights, in float32."""
     twin.mkdir()
     for name in ("config.json", "tokenizer.json"):
         (twin / name).write_bytes((folder / name).read_bytes())
@@ -134,7 +134,7 @@ def write_twin(folder: Path, twin: Path, tensors: Mapping[str, torch.Tensor]) ->
 
 
 def write_keys(writer: gguf.GGUFWriter, raw: Mapping[str, Any]) -> None:
-    """The keys that ``convert_hf_to_gguf.py`` writes for these families."""
+    """Write the keys that ``convert_hf_to_gguf.py`` writes for these families."""
     writer.add_context_length(raw["max_position_embeddings"])
     writer.add_embedding_length(raw["hidden_size"])
     writer.add_feed_forward_length(raw["intermediate_size"])
@@ -160,7 +160,7 @@ def write_keys(writer: gguf.GGUFWriter, raw: Mapping[str, Any]) -> None:
 
 
 def llama3_divisors(rope: Mapping[str, Any], size: int) -> NDArray[np.float32]:
-    """As ``convert_hf_to_gguf.py`` computes them."""
+    """Return the divisors of Llama 3's rotations, as ``convert_hf_to_gguf.py`` computes them."""
     base = 1.0 / rope["rope_theta"] ** (np.arange(0, size, 2, dtype=np.float32) / size)
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
     original, factors = rope["original_max_position_embeddings"], []
@@ -176,7 +176,7 @@ def llama3_divisors(rope: Mapping[str, Any], size: int) -> NDArray[np.float32]:
 
 
 def write_bytes_bpe(writer: gguf.GGUFWriter, tokenizer: tokenizers.Tokenizer, pre: str, pad: int = 0) -> None:
-    """A byte-level BPE, with ``pad`` tokens that only pad the vocabulary."""
+    """Write a byte-level BPE tokenizer with ``pad`` unused tokens at the end."""
     model = json.loads(tokenizer.to_str())["model"]
     added = {i: token.special for i, token in tokenizer.get_added_tokens_decoder().items()}
     vocab = {i: token for token, i in tokenizer.get_vocab(with_added_tokens=True).items()}
@@ -196,18 +196,18 @@ def write_bytes_bpe(writer: gguf.GGUFWriter, tokenizer: tokenizers.Tokenizer, pr
 
 
 def text(value: str | bytes) -> bytes:
-    """A length and that many bytes."""
+    """Return a string: its length as 64 bits, then its bytes."""
     value = value.encode() if isinstance(value, str) else value
     return struct.pack("<Q", len(value)) + value
 
 
 def pair(key: str | bytes, kind: int, value: bytes) -> bytes:
-    """A key and its value."""
+    """Return a key with the type and the bytes of its value."""
     return text(key) + struct.pack("<I", kind) + value
 
 
 def tensor_info(name: str | bytes, shape: Sequence[int], kind: int, offset: int) -> bytes:
-    """A tensor's description, the shortest stride first."""
+    """Return a tensor's description; ``shape`` begins with the dimension of the shortest stride."""
     dimensions = struct.pack(f"<I{len(shape)}Q", len(shape), *shape)
     return text(name) + dimensions + struct.pack("<IQ", kind, offset)
 
@@ -221,7 +221,7 @@ def file_of(
     counts: tuple[int, int] | None = None,
     alignment: int = 32,
 ) -> bytes:
-    """A file; ``counts``: tensors and pairs that it announces."""
+    """Return a whole file; ``counts`` overrides the announced numbers of tensors and pairs."""
     num_tensors, num_pairs = counts or (len(infos), len(pairs))
     head = b"GGUF" + struct.pack("<IQQ", version, num_tensors, num_pairs) + b"".join(pairs) + b"".join(infos)
     return head + bytes(-len(head) % alignment) + data

@@ -1,4 +1,4 @@
-"""A guide over token ids that is a table: the slow, obvious follower that real ones are held against in the engine."""
+"""A guide over token ids given by a table, as a slow reference in tests of the engine."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -13,16 +13,16 @@ from pronk.drafters import Proposer
 from pronk.drafters.combined.grammar import GrammarProposer
 from pronk.sampling.guide import Guide
 
-# What requests of the tests have in their options, where they follow the table below.
+# The guide of requests that follow the table below.
 TOY = Guide(regex="a table of tokens")
 
-# Of 7 states in a row the first three force text, in the third it has two spellings; behind the last two it may end.
+# Of 7 consecutive states the first 3 force text; the third of them allows 2 spellings. The last 2 allow the end.
 _STATES, _KINDS, _FORCED = 287, 7, 3
 
 
 @cache
 def allowed(state: int, vocab: int, stop_token_ids: frozenset[int]) -> frozenset[int]:
-    """Tokens that may come next: one, two of which the first is the usual one, many, or all; at times an end."""
+    """Return the tokens allowed in a state: 1, 2 (the first is the usual one), many, or all with the ends."""
     others = [token for token in range(vocab) if token not in stop_token_ids]
     kind = state % _KINDS
     if kind < _FORCED - 1:
@@ -35,18 +35,18 @@ def allowed(state: int, vocab: int, stop_token_ids: frozenset[int]) -> frozenset
 
 
 def after(state: int, token: int) -> int:
-    """The next state; what is forced comes to an end."""
+    """Return the state after a token; forced states advance one by one, so that forced text ends."""
     if state % _KINDS < _FORCED:
         return state + 1
     return (state * 31 + token * 7 + 1) % _STATES
 
 
 class ToyFollower:
-    """Follows the table; see :class:`pronk.sampling.logits_processors.GuideProcessor`."""
+    """A :class:`pronk.sampling.logits_processors.GuideProcessor` of the table."""
 
     def __init__(self, vocab: int, stop_token_ids: Iterable[int] = ()) -> None:
         self.vocab, self.stop_token_ids = vocab, frozenset(stop_token_ids)
-        self.states: list[int | None] = [0]  # one for each token; none behind an end, or what was forbidden
+        self.states: list[int | None] = [0]  # the state before each token; None after an end or a forbidden token
 
     def mask(self, logits: Tensor) -> Tensor:
         state = self.states[-1]
@@ -79,7 +79,7 @@ class ToyFollower:
 
 
 def fits(output: Sequence[int], vocab: int, stop_token_ids: Iterable[int] = ()) -> bool:
-    """Whether the table allows an output, up to its end or as far as it came."""
+    """Return whether the table allows an output, complete or not."""
     state, stops = 0, frozenset(stop_token_ids)
     for place, token in enumerate(output):
         if token not in allowed(state, vocab, stops):
@@ -94,7 +94,7 @@ _wrapped: WeakValueDictionary[int, GrammarProposer] = WeakValueDictionary()
 
 
 def with_forced(proposer: Proposer[Any]) -> Proposer[Any]:
-    """The guesser with forced guesses around it: the same one for the same guesser."""
+    """Wrap a proposer so that forced tokens become draft tokens; one wrapper per proposer."""
     if isinstance(proposer, GrammarProposer):
         return proposer
     found = _wrapped.get(id(proposer))

@@ -1,4 +1,4 @@
-"""The obvious, slow attention that everything faster is compared with."""
+"""Slow dense attention as the reference of all faster implementations."""
 
 import torch
 from torch import Tensor
@@ -8,13 +8,10 @@ from pronk.models.decoder import Decoder
 
 
 class DenseAttend:
-    """Causal attention of one text whose rows are its tokens in order, in one pass.
-
-    Scores, softmax and sums are plain matrix products over all positions, in float32 or wider.
-    """
+    """Causal attention of one text in one pass: matrix products over all positions, in float32 or wider."""
 
     def __init__(self, config: ModelConfig, *, coded: bool = False) -> None:
-        """``coded``: keys and values are rounded as a cache of 8 bits has them."""
+        """``coded``: round keys and values as an 8-bit KV cache does."""
         self.config = config
         self.coded = coded
 
@@ -32,13 +29,13 @@ class DenseAttend:
 
 
 def round_to_8_bits(rows: Tensor) -> Tensor:
-    """``[rows, heads, size]`` in steps of a 127th of each head's largest magnitude."""
+    """Round ``[rows, heads, size]`` to multiples of 1/127 of each head's largest magnitude."""
     step = rows.abs().amax(-1, keepdim=True).clamp_min(1e-30) / 127
     return torch.round(rows / step) * step
 
 
 def visible(rows: int, window: int | None) -> Tensor:
-    """``[rows, rows]``: may row ``i`` see row ``j``? Only the past, itself, and no further back than the window."""
+    """Return ``[rows, rows]``: whether row ``i`` sees row ``j``, which is the past and itself, within the window."""
     distance = torch.arange(rows)[:, None] - torch.arange(rows)[None, :]
     return (distance >= 0) & (distance < (rows if window is None else window))
 
@@ -47,7 +44,7 @@ def visible(rows: int, window: int | None) -> Tensor:
 def dense_logits(
     decoder: Decoder, tokens: list[int], dtype: torch.dtype = torch.float32, *, coded: bool = False
 ) -> Tensor:
-    """Logits ``[len(tokens), vocab]`` of a whole text in one pass."""
+    """Return logits ``[len(tokens), vocab]`` of a whole text in one pass."""
     ids = torch.tensor(tokens)
     positions = torch.arange(len(tokens))
     x = decoder.embed(ids, positions, dtype)

@@ -1,8 +1,8 @@
-"""Checkpoints in the formats of others: random ones, and the rule of each format once more.
+"""Random checkpoints in quantized formats, with an independent dequantization rule for each format.
 
-The rules are written from the formats' own programs (AutoGPTQ's and GPTQModel's ``qlinear``, AutoAWQ's
-``packing_utils``, compressed-tensors' ``pack_quantized`` and ``naive_quantized``, transformers' ``finegrained_fp8``),
-number by number, and know nothing of how pronk reads them.
+The rules follow the formats' own programs number by number and use no code of pronk: AutoGPTQ's and GPTQModel's
+``qlinear``, AutoAWQ's ``packing_utils``, compressed-tensors' ``pack_quantized`` and ``naive_quantized``, transformers'
+``finegrained_fp8``.
 """
 
 import json
@@ -27,7 +27,7 @@ AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 
 @dataclass(frozen=True)
 class Format:
-    """``make(random, outputs, inputs)`` gives a module's tensors, ``rule(tensors)`` float32 ``[outputs, inputs]``."""
+    """``make(random, outputs, inputs)`` returns a module's tensors; ``rule(tensors)`` returns its float32 weight."""
 
     config: dict[str, Any]
     make: Callable[[np.random.Generator, int, int], Tensors]
@@ -36,17 +36,17 @@ class Format:
 
 
 def words(random: np.random.Generator, *shape: int) -> Tensor:
-    """Any 32 bits."""
+    """Return random 32-bit words."""
     return torch.from_numpy(random.integers(-(2**31), 2**31, shape, dtype=np.int64).astype(np.int32))
 
 
 def scales(random: np.random.Generator, bits: int, *shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
-    """Such that weights are about 0.2."""
+    """Return random scales that give weights of about 0.2."""
     return torch.from_numpy(random.uniform(0.5, 1.5, shape) * 0.7 / 2**bits).to(dtype)
 
 
 def pack(values: Array, bits: int, axis: int) -> Tensor:
-    """Integers along an axis into words, the first in the lowest bits."""
+    """Pack integers along an axis into 32-bit words, the first in the lowest bits."""
     rows = np.moveaxis(values, axis, -1)
     count = -(-rows.shape[-1] * bits // 32)
     packed = np.zeros((*rows.shape[:-1], count), np.uint32)
@@ -56,7 +56,7 @@ def pack(values: Array, bits: int, axis: int) -> Tensor:
 
 
 def field_of(word: int, place: int, bits: int) -> int:
-    """Integer number ``place`` of those in a word."""
+    """Return the integer at index ``place`` of a word."""
     return (word & 0xFFFFFFFF) >> (place * bits) & ((1 << bits) - 1)
 
 
@@ -216,14 +216,14 @@ def ints(bits: int, strategy: str, *, packed: bool = True, sym: bool = True, ord
 
 
 def e4m3(byte: int) -> float:
-    """A sign, four bits of exponent biased by 7, three of mantissa."""
+    """Decode 8 bits: sign, 4 bits of exponent with bias 7, 3 bits of mantissa."""
     exponent, mantissa = byte >> 3 & 15, byte & 7
     size = mantissa * 2.0**-9 if exponent == 0 else (8 + mantissa) * 2.0 ** (exponent - 10)
     return -size if byte & 128 else size
 
 
 def to_bfloat16(values: Array) -> Array:
-    """Rounded to the nearest, to even."""
+    """Round to the nearest bfloat16, ties to even."""
     bits = values.view(np.uint32)
     return ((bits + (0x7FFF + ((bits >> 16) & 1))) & np.uint32(0xFFFF0000)).view(np.float32)
 
@@ -232,7 +232,7 @@ def make_fp8(
     random: np.random.Generator, outputs: int, inputs: int, *, name: str, block: tuple[int, int] | None, whole: bool
 ) -> Tensors:
     stored = random.integers(0, 256, (outputs, inputs), dtype=np.uint8)
-    stored[stored & 127 == 127] = 0  # not a number
+    stored[stored & 127 == 127] = 0  # replace NaN
     shape: tuple[int, ...] = (1,) if whole else (outputs, 1)
     if block is not None:
         shape = (-(-outputs // block[0]), -(-inputs // block[1]))
@@ -307,12 +307,12 @@ FORMATS: dict[str, Format] = {
 
 
 def is_quantized(name: str) -> bool:
-    """Whether a plain tensor is one that these formats quantize."""
+    """Return whether these formats quantize the tensor of this name."""
     return "_proj.weight" in name or (".c_" in name and name.endswith(".weight"))
 
 
 def write_quantized(plain: Path, folder: Path, kind: Format, seed: int = 0) -> tuple[Path, Path]:
-    """The model of ``plain`` with random weights of a format, and the same with what they stand for."""
+    """Write the model of ``plain`` with random weights of a format, and a twin with the dequantized weights."""
     random, stored, twin = np.random.default_rng(seed), dict[str, Tensor](), dict[str, Tensor]()
     for name, tensor in load_file(plain / "model.safetensors").items():
         if not is_quantized(name):
@@ -333,9 +333,9 @@ def write_quantized(plain: Path, folder: Path, kind: Format, seed: int = 0) -> t
 
 
 def align(path: Path) -> None:
-    """Let the numbers of a file begin at a multiple of 64 bytes.
+    """Pad a file's header so that its tensors begin at a multiple of 64 bytes.
 
-    On AMD's processors MKL's product of one row has other bits where a weight does not lie at a multiple of 16.
+    On AMD processors, MKL's product of one row has different bits if the weight's address is not a multiple of 16.
     """
     data = path.read_bytes()
     start = 8 + int.from_bytes(data[:8], "little")
@@ -344,7 +344,7 @@ def align(path: Path) -> None:
 
 
 def write_rounded(plain: Path, folder: Path) -> Path:
-    """The model of ``plain`` itself, its layers rounded to 4 bits as compressed-tensors packs them."""
+    """Write the model of ``plain`` with layers rounded to 4 bits, packed as compressed-tensors does."""
     shutil.copytree(plain, folder)
     stored = dict[str, Tensor]()
     for name, tensor in load_file(plain / "model.safetensors").items():
@@ -366,13 +366,13 @@ def write_rounded(plain: Path, folder: Path) -> Path:
 
 
 def edit_config(folder: Path, **values: Any) -> None:
-    """Change ``config.json``; ``None`` takes a value out."""
+    """Change values of ``config.json``; ``None`` removes a value."""
     config = json.loads((folder / "config.json").read_text()) | values
     (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
 
 
 def edit(folder: Path, change: Callable[[Tensors], Any]) -> None:
-    """Change the tensors of a folder; what ``change`` returns may take their place."""
+    """Change the tensors of a folder in place; a dictionary returned by ``change`` replaces all of them."""
     tensors = {name: tensor.clone() for name, tensor in load_file(folder / "model.safetensors").items()}
     changed = change(tensors)
     save_file(changed if isinstance(changed, dict) else tensors, folder / "model.safetensors")

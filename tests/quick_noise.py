@@ -1,7 +1,6 @@
-"""The noise of many seeds at once, for tests that draw with thousands of them.
+"""The noise of :mod:`pronk.sampling.noise` in NumPy, for tests that draw with thousands of seeds.
 
-It is that of :mod:`pronk.sampling.noise` written down a second time, in NumPy, where a small vocabulary costs a tenth
-of what it costs in torch. ``tests/sampling/test_quick_noise.py`` compares the two.
+For a small vocabulary it costs a tenth of the time in torch. ``tests/sampling/test_quick_noise.py`` compares both.
 """
 
 from collections.abc import Iterable
@@ -20,7 +19,7 @@ SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(12)
 
 
 def by_keys(keys: NDArray[np.uint64], tokens: Any) -> Tensor:
-    """Noise at places whose :func:`noise_key` is known; keys and tokens are broadcast."""
+    """Return the noise for values of :func:`noise_key`; keys and tokens are broadcast."""
     x = tokens * INCREMENT + keys
     x = (x ^ (x >> SHIFTS[0])) * MULTIPLIERS[0]
     x = (x ^ (x >> SHIFTS[1])) * MULTIPLIERS[1]
@@ -29,11 +28,11 @@ def by_keys(keys: NDArray[np.uint64], tokens: Any) -> Tensor:
 
 
 def gumbel_noise(seed: int, position: int, tokens: Tensor) -> Tensor:
-    """In the place of :func:`pronk.sampling.noise.gumbel_noise`."""
+    """Replace :func:`pronk.sampling.noise.gumbel_noise`."""
     return by_keys(np.array([noise_key(seed, position)], dtype=np.uint64), tokens.numpy().astype(np.uint64))
 
 
 def noise_over(places: Iterable[tuple[int, int]], vocab: int) -> Tensor:
-    """The noise of all tokens at each (seed, position): ``[places, vocab]``."""
+    """Return the noise of all tokens at each (seed, position): ``[places, vocab]``."""
     keys = np.array([noise_key(seed, position) for seed, position in places], dtype=np.uint64)
     return by_keys(keys[:, None], np.arange(vocab, dtype=np.uint64))

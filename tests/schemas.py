@@ -1,4 +1,4 @@
-"""JSON schemas at random, of the kinds that people fill, and whether a text fits one."""
+"""Random JSON schemas, and a check of texts against a schema."""
 
 import json
 import random
@@ -13,19 +13,19 @@ _WORDS = "name age kind tags place size 'quoted' id_1 größe items note".split(
 
 
 def random_schema(dice: random.Random, depth: int = 3) -> dict[str, Any]:
-    """An object, at the top; what it may hold ends sooner or later, so that any text comes to an end."""
+    """Return a random schema of an object; every part has a bounded length, so that each text ends."""
     return _object(dice, depth)
 
 
 def fits(text: str, schema: dict[str, Any]) -> bool:
-    """Whether a text is JSON that fits a schema, by the ``jsonschema`` package."""
+    """Return whether a text is JSON that fits a schema, by the ``jsonschema`` package."""
     kind = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
     exact = jsonschema.validators.extend(kind, {"multipleOf": _multiple})
     return bool(exact(schema).is_valid(json.loads(text)))
 
 
-def judged(schema: dict[str, Any]) -> bool:
-    """Whether the package can say what fits a schema: patterns may be of JavaScript, and no expressions of Python."""
+def is_checkable(schema: dict[str, Any]) -> bool:
+    """Return whether Python compiles all patterns of a schema, which may be JavaScript's."""
     for pattern in _patterns(schema):
         try:
             re.compile(pattern)
@@ -48,7 +48,7 @@ def _patterns(value: Any) -> Iterator[str]:
 
 
 def _multiple(_: Any, of: float, value: Any, __: Any) -> Iterator[jsonschema.ValidationError]:
-    """As the package does it, but for numbers of any size, and without rounding."""
+    """Check ``multipleOf`` as the package does, but exactly and for numbers of any size."""
     if isinstance(value, int | float) and not isinstance(value, bool) and Fraction(str(value)) % Fraction(str(of)):
         yield jsonschema.ValidationError(f"{value} is not a multiple of {of}")
 

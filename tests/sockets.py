@@ -1,4 +1,4 @@
-"""Where processes listen, as Linux says."""
+"""Listening sockets of processes, read from Linux's ``/proc``."""
 
 from collections.abc import Iterator, Sequence
 from ipaddress import IPv4Address, IPv6Address
@@ -8,7 +8,7 @@ __all__ = ["sockets"]
 
 
 def sockets(processes: Sequence[int]) -> Iterator[tuple[int, IPv4Address | IPv6Address, int]]:
-    """Where processes listen: which one, at which address and port."""
+    """Yield the process, address and port of each listening socket."""
     holders = dict[str, int]()
     for process in processes:
         for file in Path(f"/proc/{process}/fd").glob("*"):

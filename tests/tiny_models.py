@@ -1,9 +1,8 @@
-"""Tiny random models, and the shortest way to run the engine on them without a checkpoint.
+"""Tiny random models, and engines that run them without a checkpoint.
 
-The weights are large enough that the likeliest token has a probability of about a half, as in a trained model, and that
-greedy output does not fall into a loop, which would hide errors of position: no 4-gram of 100 greedy tokens repeats
-(``tests/engine/test_equality.py`` checks it). The pool is poisoned from the start, not only where blocks are freed, and
-it is no number, so a read of anything that was not written shows.
+The weights are large enough that the likeliest token has a probability of about 0.5, as in a trained model. Greedy
+output does not loop, which would hide errors of position (``tests/engine/test_equality.py`` checks it). The whole KV
+cache is filled with NaN, so that each read of an unwritten slot shows in the logits.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -56,9 +55,11 @@ def tiny_config(
     qk_norm: bool = False,
     dynamic: bool = False,
 ) -> ModelConfig:
-    """One layer per window. ``classic`` has what GPT-2 has: learned positions, LayerNorm, biases, a tied head.
+    """Return a config with one layer per window.
 
-    ``dynamic``: rotations by *dynamic* scaling, which depend on more than the position.
+    Args:
+        classic: as GPT-2: learned positions, LayerNorm, biases, tied head.
+        dynamic: rotations with *dynamic* scaling, which depend on the length of the text.
     """
     family = {"norm": "layer", "activation": "gelu_tanh", "gated": False, "tied": True} if classic else {}
     biases = dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), classic)
@@ -74,10 +75,12 @@ def tiny_config(
 def tiny_decoder(
     dtype: torch.dtype = torch.float32, *, packed: bool = True, weights: str = "plain", seed: int = 0, **shape: Any
 ) -> Decoder:
-    """A decoder with random weights; decoders keep no state, so equal ones are shared.
+    """Return a decoder with random weights; decoders have no state, so equal ones are shared.
 
-    ``packed``: for the kernels, else for torch; ``weights`` as in :func:`~pronk.models.linear.choose_linear`; ``shape``
-    as in :func:`tiny_config`.
+    Args:
+        packed: for the kernels; otherwise for torch.
+        weights: as in :func:`~pronk.models.linear.choose_linear`.
+        shape: as in :func:`tiny_config`.
     """
     config = tiny_config(**shape)
     decoder = Decoder(config)
@@ -94,9 +97,7 @@ def tiny_decoder(
             else:
                 parameter.uniform_(0.5, 1.5, generator=generator)
         if config.tied:
-            decoder.norm.weight.mul_(
-                4.0 * config.hidden_size**-0.5
-            )  # the head is the embedding, which is larger than a head
+            decoder.norm.weight.mul_(4.0 * config.hidden_size**-0.5)  # the embedding is larger than an untied head
     decoder.to(dtype).requires_grad_(requires_grad=False)
     if packed:
         pack_linears(decoder, choose_linear(kernels(), CPU, weights))
@@ -104,10 +105,7 @@ def tiny_decoder(
 
 
 def several_forms(layer: Layer, by: Kernels) -> list[tuple[Tensor | QuantizedMatrix, Tensor | None]]:
-    """The projections of a plain layer, weights and biases, each in a form of its own.
-
-    Queries have 4 bits and minima, keys 8 bits and an order of their inputs, values are as they are.
-    """
+    """Return weights and biases of q, k and v: q in 4 bits with minima, k in 8 bits with an input order, v plain."""
     c, bias = layer.config, layer.qkv.bias
     q, k, v = layer.qkv.weight.detach().split(c.qkv_sizes)
     low = round_weights(by, q, 4, 16)
@@ -118,7 +116,7 @@ def several_forms(layer: Layer, by: Kernels) -> list[tuple[Tensor | QuantizedMat
 
 
 def pack_several_forms(plain: Decoder, by: Kernels) -> Decoder:
-    """The model for the kernels, the heads of all layers in :func:`several_forms`."""
+    """Return the model for the kernels with q, k and v of all layers in :func:`several_forms`."""
     made = Decoder(plain.config).to(plain.embedding.dtype)
     made.load_state_dict(plain.state_dict())
     pack_linears(made, choose_linear(by, CPU))
@@ -128,12 +126,11 @@ def pack_several_forms(plain: Decoder, by: Kernels) -> Decoder:
     return made.requires_grad_(requires_grad=False).eval()
 
 
-# The instruction set that the tests ask for: ``pytest --kernels=avx2``.
+# The instruction set of ``pytest --kernels=avx2``.
 asked = "auto"
 
 
 def kernels() -> Kernels:
-    """The kernels that the tests run with."""
     return load_kernels(asked)
 
 
@@ -149,18 +146,12 @@ def make_cache(
     share_prefixes: bool = False,
     kind: type[PagedCache] = PagedCache,
 ) -> PagedCache:
-    """A pool that is full of ``poison``, for the kernels or for torch."""
+    """Return a KV cache filled with ``poison``, for the kernels or for torch."""
     if not packed and poison is not None:
-        poison = 1e4  # torch multiplies what a mask hides by zero
+        poison = 1e4  # torch multiplies masked values by zero, which NaN would survive
+    by = kernels() if packed else None
     shape: dict[str, Any] = {"num_blocks": num_blocks, "block_size": block_size, "dtype": dtype, "device": CPU}
-    made = kind(
-        config,
-        **shape,
-        kv_dtype=kv_dtype,
-        poison=poison,
-        kernels=kernels() if packed else None,
-        share_prefixes=share_prefixes,
-    )
+    made = kind(config, **shape, kv_dtype=kv_dtype, poison=poison, kernels=by, share_prefixes=share_prefixes)
     for pool in (*made.keys, *made.values):
         if poison is not None:
             fill_poison(pool, poison)
@@ -168,7 +159,7 @@ def make_cache(
 
 
 class Clock:
-    """Seconds that pass only where somebody says so."""
+    """A clock whose time the test sets."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -178,30 +169,32 @@ class Clock:
 
 
 class GivenTimes(CostModel):
-    """Passes that cost what they are said to, whatever they take."""
+    """A cost model with fixed costs, which ignores measured durations.
+
+    Args:
+        costs: costs of forward passes.
+        rest: costs of passes with early rows; ``None``: ``costs``.
+    """
 
     def __init__(self, costs: CostCurve | None, rest: CostCurve | None = None) -> None:
-        """``rest`` are the costs of passes whose first layers were computed before; by default the same."""
         super().__init__()
         self.given, self.given_rest = costs, rest
 
     def learn(self, rows: int, context: int, seconds: float) -> None:
-        """Not from these."""
+        pass
 
     def learn_rest(self, share: float, rows: int, context: int, seconds: float) -> None:
-        """The same."""
+        pass
 
     def costs(self, context: int, plain: int = 1) -> CostCurve | None:
-        """What was given."""
         return self.given
 
     def rest(self, whole: CostCurve, share: float) -> CostCurve:
-        """The same."""
         return whole if self.given_rest is None else self.given_rest
 
 
 def set_costs(engine: Engine, costs: CostCurve | None, rest: CostCurve | None = None) -> None:
-    """Let passes cost what they are said to."""
+    """Set fixed costs of forward passes; see :class:`GivenTimes`."""
     times = GivenTimes(costs, rest)
     engine.runner.cost_model = times
     engine.target = replace(engine.target, cost_model=times)
@@ -220,10 +213,13 @@ def make_engine(
     runner: Callable[[Decoder, PagedCache], ModelRunner] | None = None,
     **options: Any,
 ) -> Engine:
-    """An engine with a pool of its own, in the dtype of the decoder; ``options`` are the engine's.
+    """Return an engine with its own KV cache in the decoder's dtype.
 
-    With ``costs`` it drops guesses that do not pay at these. ``runner`` makes what makes its passes, if not one of this
-    process alone; ``kind`` is that of its pool.
+    Args:
+        costs: fixed costs of forward passes, by which the engine drops draft tokens; ``None``: keep all draft tokens.
+        kind: class of the KV cache.
+        runner: makes the model runner; ``None``: a runner in this process.
+        options: options of the engine.
     """
     dtype = decoder.embedding.dtype
     packed = decoder.kernels is not None
@@ -246,7 +242,7 @@ def text_logits(
     dtype: torch.dtype = torch.float32,
     kv_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Logits ``[len(tokens), vocab]`` of a whole text in one pass through the cache, as those of a prompt."""
+    """Return logits ``[len(tokens), vocab]`` of a whole text, computed as a prompt in one pass through the KV cache."""
     packed = decoder.kernels is not None
     shape: dict[str, Any] = {"num_blocks": len(tokens) // 16 + 1, "kv_dtype": kv_dtype}
     cache = make_cache(decoder.config, compute_dtype(dtype, decoder.kernels), **shape, packed=packed)
@@ -257,7 +253,7 @@ def text_logits(
 
 
 class StrictAllocator(BlockAllocator):
-    """The engine forgets all blocks when nothing runs any more; here none may be left to forget."""
+    """Raise if the engine resets the allocator while a block is in use."""
 
     def reset(self) -> None:
         assert not any(self.references)
@@ -266,7 +262,7 @@ class StrictAllocator(BlockAllocator):
 
 
 class NullText:
-    """Text output of a request whose text nobody reads."""
+    """The text stream of a request without text."""
 
     def push(self, token: int) -> tuple[str, str | None]:
         return "", None
@@ -285,7 +281,7 @@ def make_request(
     parent: Request | None = None,
     vocab: int = VOCAB,
 ) -> Request:
-    """A request whose ``params`` have a seed, or that needs none; a guide is that of :mod:`guides`."""
+    """Return a request with the seed of ``params`` or 0; any guide is replaced by the guide of :mod:`guides`."""
     seed = params.seed or 0
     stop_token_ids = frozenset(stop_token_ids)
     tokens = list(prompt)
@@ -300,7 +296,7 @@ def make_request(
 
 
 def samples(prompt: Sequence[int], params: SamplingParams, drafter: Proposer[Any] | None = None) -> list[Request]:
-    """The ``params.n`` samples of a prompt; the later ones start from the cache of the first."""
+    """Return the ``params.n`` samples of a prompt; all but the first start from the KV cache of the first."""
     made: list[Request] = []
     for sample in range(params.n):
         own = replace(params, seed=derive_seed(params.seed or 0, sample))
@@ -309,12 +305,12 @@ def samples(prompt: Sequence[int], params: SamplingParams, drafter: Proposer[Any
 
 
 def context_of(sampler: Sampler) -> list[int]:
-    """The tokens that a chooser's next choice follows."""
+    """Return the tokens before the sampler's next choice."""
     return sampler.context.last(len(sampler.context))
 
 
 def run(engine: Engine, requests: Sequence[Request]) -> None:
-    """Run the requests to their end, which none of them and no guesser fails; every block is free afterwards."""
+    """Run requests to their end; raise if a request or its proposer fails, or if a block stays in use."""
     for request in requests:
         engine.add(request)
     steps = 0
@@ -329,8 +325,15 @@ def run(engine: Engine, requests: Sequence[Request]) -> None:
     assert_idle(engine)
 
 
+def run_alone(decoder: Decoder, prompt: Sequence[int], params: SamplingParams, **given: Any) -> Request:
+    """Return the finished request of plain decoding in a fresh engine; ``given`` as in :func:`make_request`."""
+    request = make_request(prompt, params, **given)
+    run(make_engine(decoder), [request])
+    return request
+
+
 def assert_idle(engine: Engine) -> None:
-    """Nothing runs or waits, and every block is free."""
+    """Check that no request runs or waits, and that every block is free."""
     allocator = engine.cache.allocator
     assert not engine.scheduler.running
     assert not engine.scheduler.waiting

@@ -1,4 +1,4 @@
-"""What the tests of the benchmark share: hand-made records, methods that do as they are told, a model loaded once."""
+"""Shared helpers of the benchmark's tests: hand-made records, fake methods, a model loaded once."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,7 +12,7 @@ from pronk.bench.summary import summarize
 from pronk.engine.stats import StepStats
 from pronk.llm import LLM
 
-GUESS = "prompt_lookup"
+DRAFTER = "prompt_lookup"
 
 
 @cache
@@ -27,13 +27,13 @@ def start(**more: Any) -> Start:
 
 
 def model(*methods: str, **more: Any) -> Model:
-    """A model of 500 parameters in bfloat16."""
+    """Return a model of 500 parameters in bfloat16."""
     values: dict[str, Any] = {"parameters": 500, "pass_bytes": 1000, "kv_bytes_per_token": 10}
-    return Model("m", dtype="bfloat16", context=100, methods=methods or (PLAIN, GUESS), **(values | more))
+    return Model("m", dtype="bfloat16", context=100, methods=methods or (PLAIN, DRAFTER), **(values | more))
 
 
 def sample(method: str, id: str = "a", repeat: int = 0, tokens: Sequence[int] = (1, 2, 3), **more: Any) -> Sample:  # noqa: A002
-    """One second for three tokens of a prompt of task ``code``, unless told otherwise."""
+    """Return a sample of one second for three tokens of a prompt of task ``code``, by default."""
     values: dict[str, Any] = {
         "task": "code",
         "engine": "pronk",
@@ -47,7 +47,7 @@ def sample(method: str, id: str = "a", repeat: int = 0, tokens: Sequence[int] = 
 
 
 def steps(*rows: Sequence[float]) -> tuple[StepStats, ...]:
-    """Steps from ``(rows, drafted, depth, accepted, tokens, draft_clock, target_clock, clock)``."""
+    """Return steps from ``(rows, drafted, depth, accepted, tokens, draft_clock, target_clock, clock)``."""
     return tuple(StepStats(*(int(count) for count in row[:5]), *row[5:]) for row in rows)
 
 
@@ -56,7 +56,7 @@ def document(*records: Record, of: Model | None = None) -> Document:
 
 
 def figures(found: Document, method: str, task: str = "all", temperature: float = 0.0) -> Figures:
-    """The one entry of a document that fits."""
+    """Return the only figures of a document for a method, a task and a temperature."""
     (one,) = [
         each
         for each in found.models[0].figures
@@ -66,7 +66,7 @@ def figures(found: Document, method: str, task: str = "all", temperature: float 
 
 
 class Fake(Method):
-    """Answers what ``answer`` says, at once, and writes down in ``log`` what it was asked."""
+    """A method that returns ``answer`` at once and records its items in ``log``."""
 
     def __init__(
         self, name: str, answer: Callable[[Item], Sequence[int]], log: list[tuple[str, Item]], engine: str = "pronk"
@@ -80,7 +80,7 @@ class Fake(Method):
 
 
 class Meter:
-    """A memory that is always as fast."""
+    """A memory of constant bandwidth."""
 
     nbytes = 0
 

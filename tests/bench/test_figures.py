@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench.bench_cases import GUESS, document, figures, model, sample, start, steps
+from bench.bench_cases import DRAFTER, document, figures, model, sample, start, steps
 from pronk.bench.document import Failure, Latency, PassCost, Range, Split
 from pronk.bench.records import (
     FORMAT,
@@ -54,19 +54,19 @@ SAMPLES = [
     # The drafter's later steps take (draft, target, clock) = (1, 3, 5) and (.5, 3, 4) seconds in the first repeat,
     # (2, 5, 8) and (.5, 5, 6) in the second.
     sample(
-        GUESS, "a", 0, A, seconds=12, total_seconds=11, ttft=5.0, peak_memory=120,
+        DRAFTER, "a", 0, A, seconds=12, total_seconds=11, ttft=5.0, peak_memory=120,
         steps=steps((10, 0, 0, 0, 1, 0, 4, 5), (4, 3, 3, 2, 3, 1, 7, 10)),
     ),
     sample(
-        GUESS, "b", 0, B, seconds=8, total_seconds=8, ttft=3.0, prompt_tokens=20, peak_memory=130,
+        DRAFTER, "b", 0, B, seconds=8, total_seconds=8, ttft=3.0, prompt_tokens=20, peak_memory=130,
         steps=steps((20, 0, 0, 0, 1, 0.5, 2, 3), (5, 4, 2, 0, 1, 1, 5, 7)),
     ),
     sample(
-        GUESS, "a", 1, A, seconds=10, total_seconds=14, ttft=5.0, peak_memory=110,
+        DRAFTER, "a", 1, A, seconds=10, total_seconds=14, ttft=5.0, peak_memory=110,
         steps=steps((10, 0, 0, 0, 1, 0, 4, 5), (4, 3, 3, 2, 3, 2, 9, 13)),
     ),
     sample(
-        GUESS, "b", 1, B, seconds=5, total_seconds=11, ttft=4.0, prompt_tokens=20, peak_memory=110,
+        DRAFTER, "b", 1, B, seconds=5, total_seconds=11, ttft=4.0, prompt_tokens=20, peak_memory=110,
         steps=steps((20, 0, 0, 0, 1, 0.5, 3, 4), (5, 4, 2, 0, 1, 1, 8, 10)),
     ),
 ]  # fmt: skip
@@ -75,8 +75,8 @@ LOOP, VARIED = (7,) * 12, tuple(range(12))
 
 
 def test_every_figure_of_a_drafter() -> None:
-    found = figures(document(*SPEEDS, *SAMPLES), GUESS)
-    assert (found.task, found.method, found.engine, found.temperature) == ("all", GUESS, "pronk", 0.0)
+    found = figures(document(*SPEEDS, *SAMPLES), DRAFTER)
+    assert (found.task, found.method, found.engine, found.temperature) == ("all", DRAFTER, "pronk", 0.0)
     assert (found.prompts, found.asked, found.failures, found.tokens) == (2, 2, (), 6)
     # 6 tokens in 12 + 8 and in 10 + 5 seconds; plain in 24 and in 30: 0.3 / 0.25 and 0.4 / 0.2.
     assert_range(found.tokens_per_second, 0.35, 0.05)
@@ -131,12 +131,12 @@ def test_plain_decoding_is_compared_with_itself() -> None:
 
 
 def test_a_batch_reads_its_keys_and_values_in_one_pass() -> None:
-    found = figures(document(*SPEEDS, *(replace(s, batch=2) for s in SAMPLES)), GUESS)
+    found = figures(document(*SPEEDS, *(replace(s, batch=2) for s in SAMPLES)), DRAFTER)
     assert found.over_floor == pytest.approx(23 / 4 / ((1000 + 2 * 165) / 10e3))
 
 
 def test_without_bandwidth_there_is_no_floor() -> None:
-    found = figures(document(*SAMPLES), GUESS)
+    found = figures(document(*SAMPLES), DRAFTER)
     assert found.over_floor is None
     assert found.verify_cost == pytest.approx(4 / 3)
 
@@ -146,9 +146,9 @@ def test_acceptance_counts_draft_tokens_of_the_first_step_and_costs_do_not() -> 
     own = [
         replace(s, steps=steps((9, 2, 2, 2, 3, 9, 4, 13), (3, 2, 2, 0, 1, 10, 7, 17)))
         for s in SAMPLES
-        if s.method == GUESS and s.id == "a"
+        if s.method == DRAFTER and s.id == "a"
     ]
-    found = figures(document(*[s for s in SAMPLES if s.method == PLAIN and s.id == "a"], *own), GUESS)
+    found = figures(document(*[s for s in SAMPLES if s.method == PLAIN and s.id == "a"], *own), DRAFTER)
     assert (found.alpha, found.acceptance, found.ctar) == (0.5, (0.5, 0.5), (0.5, 0.5))
     # Plain 2 and 4; later: one second for two positions that came to nothing.
     assert found.verify_cost == pytest.approx(1.0)
@@ -160,17 +160,17 @@ def test_acceptance_counts_draft_tokens_of_the_first_step_and_costs_do_not() -> 
 
 
 def test_curves_end_at_sixteen_positions() -> None:
-    own = sample(GUESS, tokens=range(22), steps=steps((1, 0, 0, 0, 1, 0, 1, 1), (31, 30, 30, 20, 21, 1, 2, 3)))
+    own = sample(DRAFTER, tokens=range(22), steps=steps((1, 0, 0, 0, 1, 0, 1, 1), (31, 30, 30, 20, 21, 1, 2, 3)))
     plain = sample(PLAIN, tokens=range(22), steps=steps(*[(1, 0, 0, 0, 1, 0, i, i) for i in range(22)]))
-    found = figures(document(plain, own), GUESS)
+    found = figures(document(plain, own), DRAFTER)
     assert found.acceptance == (1.0,) * 16
     assert found.ctar == (1.0,) * 16
 
 
 def test_output_of_one_step_has_no_later_passes() -> None:
     one = steps((4, 0, 0, 0, 1, 0, 1, 2))
-    both = [sample(m, tokens=(1,), ttft=2.0, total_seconds=2.0, seconds=2.0, steps=one) for m in (PLAIN, GUESS)]
-    found = figures(document(*SPEEDS, *both), GUESS)
+    both = [sample(m, tokens=(1,), ttft=2.0, total_seconds=2.0, seconds=2.0, steps=one) for m in (PLAIN, DRAFTER)]
+    found = figures(document(*SPEEDS, *both), DRAFTER)
     assert (found.S, found.speedup) == (1.0, Range(1.0, 0.0))
     assert [found.decode_speedup, found.itl, found.rows_per_pass, found.verify_cost, found.over_floor] == [None] * 5
     assert found.split == Split(0.0, 0.5, 0.5)
@@ -199,31 +199,31 @@ def test_sampled_outputs_of_a_peer_are_not_compared() -> None:
     records = [
         sample(method, temperature=t, tokens=tokens, engine=engine)
         for t in (0.0, 0.8)
-        for method, engine, tokens in ((PLAIN, "pronk", A), (GUESS, "pronk", A), ("openvino", "openvino", B))
+        for method, engine, tokens in ((PLAIN, "pronk", A), (DRAFTER, "pronk", A), ("openvino", "openvino", B))
     ]
-    found = document(*records, of=model(PLAIN, GUESS, "openvino"))
+    found = document(*records, of=model(PLAIN, DRAFTER, "openvino"))
     assert figures(found, "openvino").compared == 1
     assert figures(found, "openvino").same == 0
     assert figures(found, "openvino", temperature=0.8).compared is None
-    assert figures(found, GUESS, temperature=0.8).same == 1
+    assert figures(found, DRAFTER, temperature=0.8).same == 1
 
 
 @pytest.mark.parametrize("other", [A[:-1], (*A, 9), (), (1, 2, 3, 9)])
 @pytest.mark.parametrize("repeat", [0, 1])
 def test_an_output_is_equal_in_every_repeat_or_not(other: tuple[int, ...], repeat: int) -> None:
-    changed = [replace(s, tokens=other) if (s.method, s.id, s.repeat) == (GUESS, "a", repeat) else s for s in SAMPLES]
-    found = figures(document(*changed), GUESS)
+    changed = [replace(s, tokens=other) if (s.method, s.id, s.repeat) == (DRAFTER, "a", repeat) else s for s in SAMPLES]
+    found = figures(document(*changed), DRAFTER)
     assert (found.same, found.compared, found.near_ties) == (1, 2, 0)
 
 
 def test_near_ties_are_counted_for_their_own_output() -> None:
     other = (1, 2, 3, 9)
-    changed = [replace(s, tokens=other) if (s.method, s.id) == (GUESS, "a") else s for s in SAMPLES]
+    changed = [replace(s, tokens=other) if (s.method, s.id) == (DRAFTER, "a") else s for s in SAMPLES]
 
     def ties(*divergences: DivergenceRecord) -> int | None:
-        return figures(document(*changed, *divergences), GUESS).near_ties
+        return figures(document(*changed, *divergences), DRAFTER).near_ties
 
-    tie = DivergenceRecord("code", "a", GUESS, 0.0, 3, 0.01, near_tie=True)
+    tie = DivergenceRecord("code", "a", DRAFTER, 0.0, 3, 0.01, near_tie=True)
     assert ties(tie) == 1
     assert ties(replace(tie, near_tie=False)) == 0
     for elsewhere in ({"temperature": 0.8}, {"method": "openvino"}, {"id": "b"}, {"task": "maths"}):
@@ -234,11 +234,11 @@ def test_what_failed_once_is_left_out_on_both_sides() -> None:
     """Only ``b`` counts: 2 tokens in 8 and 5 seconds, plain in 8 and 10."""
     records = [
         replace(s, tokens=(), steps=None, ttft=None, seconds=0.0, error="out of memory")
-        if (s.method, s.id, s.repeat) == (GUESS, "a", 1)
+        if (s.method, s.id, s.repeat) == (DRAFTER, "a", 1)
         else s
         for s in SAMPLES
     ]
-    found = figures(document(*records), GUESS)
+    found = figures(document(*records), DRAFTER)
     assert (found.prompts, found.asked, found.tokens) == (1, 2, 2)
     assert found.failures == (Failure("code/a", "out of memory"),)
     assert_range(found.speedup, 1.5, 0.5)
@@ -248,8 +248,8 @@ def test_what_failed_once_is_left_out_on_both_sides() -> None:
 
 def test_a_repeat_that_only_plain_decoding_finished() -> None:
     """Interrupted in the second repeat: one half of a pair of speeds says nothing."""
-    records = [s for s in SAMPLES if (s.method, s.repeat) != (GUESS, 1)]
-    found = figures(document(*records), GUESS)
+    records = [s for s in SAMPLES if (s.method, s.repeat) != (DRAFTER, 1)]
+    found = figures(document(*records), DRAFTER)
     assert (found.prompts, found.asked, found.speedup) == (0, 2, None)
     assert figures(document(*records), PLAIN).prompts == 2
 
@@ -259,7 +259,7 @@ def test_where_plain_decoding_failed_there_is_nothing_to_compare_with() -> None:
         replace(s, tokens=(), steps=None, ttft=None, error="broken") if (s.method, s.id) == (PLAIN, "b") else s
         for s in SAMPLES
     ]
-    found = figures(document(*records), GUESS)
+    found = figures(document(*records), DRAFTER)
     assert (found.prompts, found.asked, found.tokens) == (1, 2, 4)
     assert [(f.id, "plain decoding" in f.reason) for f in found.failures] == [("code/b", True)]
     assert figures(document(*records), PLAIN).failures == (Failure("code/b", "broken"),)
@@ -271,55 +271,55 @@ def test_a_method_that_fails_everywhere() -> None:
             s, method="openvino", engine="openvino", tokens=(), steps=None, ttft=None, error=f"no package {s.repeat}"
         )
         for s in SAMPLES
-        if s.method == GUESS
+        if s.method == DRAFTER
     ]
-    found = document(*SPEEDS, *SAMPLES, *failed, of=model(PLAIN, GUESS, "openvino"))
+    found = document(*SPEEDS, *SAMPLES, *failed, of=model(PLAIN, DRAFTER, "openvino"))
     theirs = figures(found, "openvino")
     assert (theirs.prompts, theirs.asked, theirs.tokens) == (0, 2, 0)
     assert [f.reason for f in theirs.failures] == ["no package 0", "no package 0"]
     absent = (theirs.speedup, theirs.tokens_per_second, theirs.same, theirs.repeated, theirs.S, theirs.ttft)
     assert absent == (None,) * 6
-    assert figures(found, GUESS).prompts == 2
+    assert figures(found, DRAFTER).prompts == 2
 
 
 def test_repetition_of_own_outputs() -> None:
     """Of 9 four-grams 8 repeat the first; of 9 in the other output none."""
     records = [
         sample(method, id_, tokens=tokens)
-        for method, outputs in ((PLAIN, (VARIED, VARIED)), (GUESS, (LOOP, VARIED)))
+        for method, outputs in ((PLAIN, (VARIED, VARIED)), (DRAFTER, (LOOP, VARIED)))
         for id_, tokens in zip("ab", outputs, strict=True)
     ]
     found = document(*records)
     assert found.degenerate_above == 0.5
-    assert figures(found, GUESS).repeated == pytest.approx(4 / 9)
-    assert (figures(found, GUESS).degenerated, figures(found, PLAIN).degenerated) == (1, 0)
+    assert figures(found, DRAFTER).repeated == pytest.approx(4 / 9)
+    assert (figures(found, DRAFTER).degenerated, figures(found, PLAIN).degenerated) == (1, 0)
 
 
 def test_a_half_repeated_output_is_not_yet_a_loop() -> None:
     """Six four-grams, three of them twice: exactly the threshold."""
     half = (1, 2, 3, 1, 2, 3, 1, 2, 3)
-    found = document(sample(PLAIN, tokens=half), sample(GUESS, tokens=half))
+    found = document(sample(PLAIN, tokens=half), sample(DRAFTER, tokens=half))
     assert figures(found, PLAIN).repeated == 0.5
     assert figures(found, PLAIN).degenerated == 0
-    assert figures(found, GUESS, "sound").prompts == 1
+    assert figures(found, DRAFTER, "sound").prompts == 1
 
 
 def test_sound_leaves_out_what_plain_decoding_loops_on() -> None:
     """``a`` loops greedily, for plain decoding; ``b`` for the drafter only; at temperature 0.8 nothing loops."""
     outputs = {
         (PLAIN, "a", 0.0): LOOP,
-        (GUESS, "a", 0.0): VARIED,
+        (DRAFTER, "a", 0.0): VARIED,
         (PLAIN, "b", 0.0): VARIED,
-        (GUESS, "b", 0.0): LOOP[:6],
+        (DRAFTER, "b", 0.0): LOOP[:6],
     }
     records = [
         sample(method, id_, task=task, temperature=t, tokens=outputs.get((method, id_, t), VARIED))
         for t in (0.0, 0.8)
         for id_, task in (("a", "code"), ("b", "chat"))
-        for method in (PLAIN, GUESS)
+        for method in (PLAIN, DRAFTER)
     ]
     found = document(*records)
-    for method, tokens in ((PLAIN, 12), (GUESS, 6)):
+    for method, tokens in ((PLAIN, 12), (DRAFTER, 6)):
         assert (figures(found, method, "sound").asked, figures(found, method, "sound").tokens) == (1, tokens)
         assert figures(found, method, "sound", 0.8).asked == 2
         assert figures(found, method, "all").asked == 2
@@ -329,14 +329,14 @@ def test_sound_leaves_out_what_plain_decoding_loops_on() -> None:
 
 
 def test_what_went_into_other_processes_is_a_share_of_the_time() -> None:
-    samples = [sample(PLAIN, id, waited=0.0) for id in "ab"] + [sample(GUESS, id, waited=0.2) for id in "ab"]  # noqa: A001
-    found = document(*samples, sample("peer", "a"), sample("peer", "b"), of=model(PLAIN, GUESS, "peer"))
-    shares = [figures(found, method).waited for method in (PLAIN, GUESS, "peer")]
+    samples = [sample(PLAIN, id, waited=0.0) for id in "ab"] + [sample(DRAFTER, id, waited=0.2) for id in "ab"]  # noqa: A001
+    found = document(*samples, sample("peer", "a"), sample("peer", "b"), of=model(PLAIN, DRAFTER, "peer"))
+    shares = [figures(found, method).waited for method in (PLAIN, DRAFTER, "peer")]
     assert shares == [0.0, pytest.approx(0.2), None]
 
 
 def test_if_everything_loops_nothing_is_sound() -> None:
-    found = document(sample(PLAIN, tokens=LOOP), sample(GUESS, tokens=LOOP))
+    found = document(sample(PLAIN, tokens=LOOP), sample(DRAFTER, tokens=LOOP))
     assert {each.task for each in found.models[0].figures} == {"code", "all"}
 
 
@@ -376,8 +376,8 @@ def test_a_trace_without_its_end_was_interrupted() -> None:
     """The last prompt was in its second repeat: what both have done in full counts, the rest is named."""
     found = document(*SPEEDS, *SAMPLES[:-1])
     assert found.interrupted
-    assert (figures(found, GUESS).prompts, figures(found, GUESS).asked) == (1, 2)
-    assert [f.id for f in figures(found, GUESS).failures] == ["code/b"]
+    assert (figures(found, DRAFTER).prompts, figures(found, DRAFTER).asked) == (1, 2)
+    assert [f.id for f in figures(found, DRAFTER).failures] == ["code/b"]
     assert summarize([start()]).models == ()
     assert summarize([start(), End(0.5, interrupted=True)]).harness_share == 0.5
     assert document(Bandwidth(1.0)).models[0].figures == ()

@@ -1,4 +1,4 @@
-"""What is said of the machine, of its memory and of what a process takes of it."""
+"""Facts about the machine: memory bandwidth, peak memory, hardware, versions."""
 
 import re
 import subprocess
@@ -19,14 +19,14 @@ TESTS = Path(__file__).parents[1]
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not tell")
-def test_peak_memory_sees_what_was_there_for_a_moment() -> None:
+def test_peak_memory_includes_freed_memory() -> None:
     peak = PeakMemory(CPU)
     peak.reset()
     before = peak.read()
     assert before is not None
     if before > machine_resident() + 8 * MIB:
         pytest.skip("the system does not forget earlier peaks")
-    with mmap(-1, 64 * MIB) as held:  # a tensor could lie in memory that earlier tests freed
+    with mmap(-1, 64 * MIB) as held:  # a tensor could reuse memory of earlier tests
         for page in range(0, len(held), PAGESIZE):
             held[page] = 1
     after = peak.read()
@@ -45,7 +45,7 @@ def machine_resident() -> int:
     return int(found[1]) * 1024
 
 
-def test_peak_memory_where_the_system_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_peak_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> str:
         raise PermissionError
 
@@ -57,10 +57,10 @@ def test_peak_memory_where_the_system_does_not_tell(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not tell")
-def test_bandwidth_is_that_of_memory_which_is_really_there() -> None:
-    """Pages that nobody wrote would all be one page of zeros, read from the cache.
+def test_the_bandwidth_buffer_is_resident() -> None:
+    """Unwritten pages would all be one page of zeros in the processor's cache.
 
-    In a process of its own: in this one, the buffer could lie in memory that earlier tests wrote and freed.
+    A process of its own, because the buffer could reuse memory of earlier tests.
     """
     code = """
         from bench.test_machine import CPU, MIB, BandwidthMeter, machine, machine_resident
@@ -84,7 +84,7 @@ def test_bandwidth_is_the_best_of_three(monkeypatch: pytest.MonkeyPatch) -> None
     assert BandwidthMeter(CPU).measure() == 500.0
 
 
-def test_hardware_has_what_figures_depend_on() -> None:
+def test_fields_of_the_hardware() -> None:
     found = hardware(CPU)
     keys = {"processor", "cores", "threads", "memory", "capability", "system", "device"}
     assert set(found) == keys
@@ -94,7 +94,7 @@ def test_hardware_has_what_figures_depend_on() -> None:
     assert isinstance(found["cores"], int)
 
 
-def test_versions_of_all_that_computes() -> None:
+def test_versions_of_packages() -> None:
     found = versions()
     assert set(found) == {"python", "pronk", "torch", "tokenizers", "safetensors", "numpy"}
     assert found["torch"].split("+")[0] == torch.__version__.split("+")[0]

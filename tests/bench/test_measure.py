@@ -1,4 +1,4 @@
-"""The loop: the order of the runs, what conversations go on with, what is skipped, and where failures stay."""
+"""The benchmark's loop: order of runs, conversations, skipped prompts, failures."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -30,12 +30,12 @@ Answer = Callable[[Item], Sequence[int]]
 
 @pytest.fixture(autouse=True)
 def no_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their cost has tests of its own."""
+    """Fix the costs of forward passes, which ``test_passes.py`` covers."""
     monkeypatch.setattr(measure, "pass_times", lambda llm, ids: iter([PassTime(1, 0.5)]))
 
 
 class Ran:
-    """A benchmark of fakes that is through: the calls without the warm-up's, and the records."""
+    """A finished benchmark of fakes: its calls without the warm-up, and its records."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ def fail(error: BaseException, *, on: str | None = None, repeat: int | None = No
 THREE = {PLAIN: always(1, 2), "x": always(1, 2), "y": always(1, 2)}
 
 
-def test_methods_take_turns_and_each_repeat_begins_with_another() -> None:
+def test_each_repeat_begins_with_another_method() -> None:
     ran = Ran([SHORT, OTHER], THREE, repeats=4)
     orders = [[PLAIN, "x", "y"], ["x", "y", PLAIN], ["y", PLAIN, "x"], [PLAIN, "x", "y"]]
     expected = [(p, repeat, name) for p in ("short", "other") for repeat, order in enumerate(orders) for name in order]
@@ -89,15 +89,15 @@ def test_methods_take_turns_and_each_repeat_begins_with_another() -> None:
     assert [(s.id, s.repeat, s.method) for s in ran.of(Sample)] == expected
 
 
-def test_temperatures_follow_each_other_prompt_by_prompt() -> None:
+def test_each_prompt_runs_at_all_temperatures() -> None:
     ran = Ran([SHORT, OTHER], {PLAIN: always(1)}, temperatures=(0.0, 0.8))
     expected = [("short", 0.0), ("short", 0.8), ("other", 0.0), ("other", 0.8)]
     assert [(item.sample.id, item.params.temperature) for _, item in ran.calls] == expected
     assert [(s.id, s.temperature) for s in ran.of(Sample)] == expected
-    assert [b.bytes_per_second for b in ran.of(Bandwidth)] == [1e9] * 4  # beside each of them
+    assert [b.bytes_per_second for b in ran.of(Bandwidth)] == [1e9] * 4  # one for each
 
 
-def test_a_batch_goes_through_together() -> None:
+def test_batches_of_prompts() -> None:
     prompts = [Prompt(f"p{i}", "code", text="x") for i in range(3)]
     ran = Ran(prompts, {PLAIN: always(1), "x": always(1)}, batch=2)
     assert [(name, item.sample.id) for name, item in ran.calls] == [
@@ -120,14 +120,14 @@ def test_the_warm_up_is_not_recorded() -> None:
     assert all(record.id for record in ran.of(Sample))
 
 
-def test_options_reach_the_requests() -> None:
+def test_requests_have_the_options() -> None:
     ran = Ran([SHORT], {PLAIN: always(1)}, max_tokens=9, ignore_eos=True)
     ((_, item),) = ran.calls
     assert (item.params.max_tokens, item.params.ignore_eos) == (9, True)
     assert item.ids == pronk_tiny().tokenizer.encode("def f(x):")
 
 
-def test_seeds_belong_to_prompts() -> None:
+def test_each_prompt_has_its_own_seed() -> None:
     prompts = [SHORT, OTHER, Prompt("short", "chat", text="x"), TALK]
     ran = Ran(prompts, THREE, repeats=2)
     seeds: dict[tuple[str, str], set[int | None]] = {}
@@ -144,14 +144,14 @@ def test_seeds_belong_to_prompts() -> None:
     assert not {item.params.seed for _, item in others.calls} & set.union(*seeds.values())
 
 
-def test_conversations_go_on_with_plain_decodings_answers() -> None:
-    """Each temperature has a conversation of its own, and what other methods answer is of no matter."""
+def test_conversations_continue_with_answers_of_plain_decoding() -> None:
+    """Each temperature has its own conversation; answers of other methods do not matter."""
     texts = {0.0: " Fine.", 0.8: " Not so fine."}
     answers: dict[str, Answer] = {
         PLAIN: lambda item: answer_text(texts[item.params.temperature])(item),
         "x": answer_text(" Whatever."),
     }
-    ran = Ran([TALK], answers, {"x": "somebody"}, temperatures=(0.0, 0.8), repeats=2)
+    ran = Ran([TALK], answers, {"x": "other"}, temperatures=(0.0, 0.8), repeats=2)
     asked: dict[tuple[str, float], list[list[int]]] = {}
     for _, item in ran.calls:
         asked.setdefault((item.sample.id, item.params.temperature), []).append(item.ids)
@@ -163,7 +163,7 @@ def test_conversations_go_on_with_plain_decodings_answers() -> None:
     assert ran.progress[-1] == (16, 16)
 
 
-def test_conversations_of_a_batch_may_have_different_lengths() -> None:
+def test_conversations_of_different_lengths_in_a_batch() -> None:
     talk = [Prompt(f"t{n}", "chat", turns=("Hi",) * n) for n in (1, 3, 2)]
     ran = Ran(talk, {PLAIN: always(50, 51)}, batch=3)
     ids = [item.sample.id for _, item in ran.calls]
@@ -178,7 +178,7 @@ def test_a_conversation_ends_where_plain_decoding_failed() -> None:
     assert ran.progress[-1] == (6, 6)
 
 
-def test_a_method_that_fails_is_recorded_and_the_others_go_on() -> None:
+def test_a_failure_is_recorded_and_other_methods_go_on() -> None:
     answers = THREE | {"x": fail(CacheFullError("no\n room"), on="short", repeat=1)}
     ran = Ran([SHORT, OTHER], answers, repeats=2)
     failed = [s for s in ran.of(Sample) if s.error is not None]
@@ -189,7 +189,7 @@ def test_a_method_that_fails_is_recorded_and_the_others_go_on() -> None:
     assert [figures(found, name).prompts for name in THREE] == [2, 1, 2]
 
 
-def test_a_failure_without_words_has_its_kind() -> None:
+def test_a_failure_without_a_message_has_its_type() -> None:
     ran = Ran([SHORT], {PLAIN: always(1), "x": fail(ValueError())})
     assert [s.error for s in ran.of(Sample)] == [None, "ValueError"]
 
@@ -199,7 +199,7 @@ def test_a_whole_batch_fails_together() -> None:
     assert [(s.id, s.error) for s in ran.of(Sample) if s.method == "x"] == [("short", "no"), ("other", "no")]
 
 
-def test_an_interrupt_is_no_failure() -> None:
+def test_an_interrupt_is_raised() -> None:
     with pytest.raises(KeyboardInterrupt):
         Ran([SHORT], {PLAIN: always(1), "x": fail(KeyboardInterrupt(), on="short")})
 
@@ -209,7 +209,7 @@ def test_too_long_prompts_are_skipped_and_counted() -> None:
     assert Counter(s.id for s in ran.of(Sample)) == {"short": 12, "other": 12}
     assert ran.progress[-1] == (36, 36)
     assert [done for done, _ in ran.progress] == sorted(done for done, _ in ran.progress)
-    (skipped,) = document(*ran.trace.records).models[0].skipped  # once, at whatever temperatures
+    (skipped,) = document(*ran.trace.records).models[0].skipped  # once for all temperatures
     assert skipped.id == "code/long"
     count = len(pronk_tiny().tokenizer.encode("word " * 3000))
     assert all(str(number) in skipped.reason for number in (count, 16, 2048))
@@ -223,14 +223,14 @@ def test_the_longest_prompt_that_fits() -> None:
     assert (measured(count), measured(count - 1)) == (1, 0)
 
 
-def test_a_conversation_that_grows_too_long_is_skipped_from_there() -> None:
+def test_later_turns_of_a_too_long_conversation_are_skipped() -> None:
     ran = Ran([TALK], {PLAIN: lambda item: [50] * 2040, "x": always(1)}, temperatures=(0.0, 0.8))
     assert Counter(s.id for s in ran.of(Sample)) == {"talk": 4}
     assert {(s.id, s.task) for s in ran.of(Skip)} == {("talk turn 2", "chat")}
     assert ran.progress[-1] == (8, 8)
 
 
-def test_fit_keeps_both_ends() -> None:
+def test_fit_keeps_the_beginning_and_the_end() -> None:
     ran = Ran([LONG, SHORT], {PLAIN: always(1)}, fit=True)
     whole = encode(pronk_tiny(), LONG)
     ids = {item.sample.id: item.ids for _, item in ran.calls}
@@ -239,7 +239,7 @@ def test_fit_keeps_both_ends() -> None:
     assert not ran.of(Skip)
 
 
-def test_nothing_fits_where_the_output_takes_the_whole_context() -> None:
+def test_no_prompt_fits_if_the_output_takes_the_whole_context() -> None:
     for fit in (False, True):
         for max_tokens in (2048, 3000):
             ran = Ran([SHORT], {PLAIN: always(1)}, max_tokens=max_tokens, fit=fit)
@@ -249,7 +249,7 @@ def test_nothing_fits_where_the_output_takes_the_whole_context() -> None:
 
 
 def test_a_prompt_that_cannot_be_encoded_is_skipped() -> None:
-    """A lone surrogate, which JSON can write; first, so that the warm-up meets it as well."""
+    """A lone surrogate, which JSON allows; first, so that the warm-up gets it as well."""
     bad = Prompt("bad", "code", text="x\ud800")
     ran = Ran([bad, SHORT], {PLAIN: always(1)})
     assert [s.id for s in ran.of(Sample)] == ["short"]
@@ -259,7 +259,7 @@ def test_a_prompt_that_cannot_be_encoded_is_skipped() -> None:
     assert not Ran([bad], {PLAIN: always(1)}).calls
 
 
-def test_a_conversation_that_the_template_refuses_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_conversation_refused_by_the_template_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: LLM, messages: object) -> list[int]:
         raise PromptError("the template refuses a system's message")
 
@@ -273,8 +273,8 @@ def test_a_conversation_that_the_template_refuses_is_skipped(monkeypatch: pytest
     assert ran.progress[-1] == (3, 3)
 
 
-def test_every_output_that_parts_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of our drafters at each temperature; a peer draws its own noise, so only its greedy ones."""
+def test_each_different_output_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our drafters at every temperature; peers have other noise and are compared greedily only."""
     monkeypatch.setattr(
         measure,
         "find_divergence",
@@ -293,7 +293,7 @@ def test_every_output_that_parts_is_looked_at_once(monkeypatch: pytest.MonkeyPat
     assert found == Counter((id_, *which) for id_ in ("short", "other") for which in expected)
 
 
-def test_the_first_repeats_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_repeats_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[tuple[int, int, tuple[int, ...]]] = []
     monkeypatch.setattr(
         measure,
@@ -304,7 +304,7 @@ def test_the_first_repeats_are_compared(monkeypatch: pytest.MonkeyPatch) -> None
     assert compared == [(0, 0, (1,)), (0, 0, (0,))]
 
 
-def test_the_timer_tells_work_from_the_harness(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_timer_separates_runs_from_the_harness(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 1.0, 5.0, 6.0, 10.0, 20.0, 50.0, 52.0])
     monkeypatch.setattr(measure, "perf_counter", lambda: next(clock))
     timer = Timer()
@@ -318,12 +318,12 @@ def test_the_timer_tells_work_from_the_harness(monkeypatch: pytest.MonkeyPatch) 
     assert (end.harness_share, end.interrupted) == (14 / 8, True)  # of 52 seconds 8 were runs and 30 preparations
 
 
-def test_a_benchmark_that_measured_nothing_has_no_share() -> None:
+def test_without_runs_the_harness_has_no_share() -> None:
     assert Timer().end(interrupted=True).harness_share == 0.0
 
 
-def test_nobody_remembers_a_prompt_that_it_has_answered_before() -> None:
-    """A drafter may learn from other prompts of its repeat, but not from another repeat of the same ones."""
+def test_each_repeat_has_its_own_proposer() -> None:
+    """A memory may learn from other prompts of its repeat, not from another repeat of the same ones."""
     seen: list[Any] = []
 
     def generate(prompts: list[list[int]], _: object, drafter: Any) -> list[SimpleNamespace]:
@@ -340,3 +340,29 @@ def test_nobody_remembers_a_prompt_that_it_has_answered_before() -> None:
         method.run([Item([1], SamplingParams(), Sample("", "", "suffix", "pronk", temperature, 0, repeat))])
     assert len({id(drafter) for drafter in seen}) == 4
     assert seen[1] is seen[4]
+
+
+def test_a_forward_pass_warms_the_caches_before_plain_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bandwidth measurement before it empties the processor's caches."""
+    log: list[Any] = []
+    meter = Meter()
+
+    def logged(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **more: Any) -> Any:
+            log.append((name, None))
+            return original(*args, **more)
+
+        return call
+
+    monkeypatch.setattr(pronk_tiny(), "generate", logged("pass", pronk_tiny().generate))
+    monkeypatch.setattr(meter, "measure", logged("bandwidth", meter.measure))
+    bench = Bench(
+        pronk_tiny(),
+        [Fake(PLAIN, lambda _: [1], log)],
+        Options(max_tokens=2, temperatures=(0.0,), repeats=1),
+        bandwidth=meter,  # type: ignore[arg-type]
+        trace=StepTrace(),
+        timer=Timer(),
+    )
+    bench.run({"code": [SHORT]})
+    assert [name for name, _ in log[-3:]] == ["bandwidth", "pass", PLAIN]

@@ -1,4 +1,4 @@
-"""The cost of a pass by its rows, and where outputs part: both on pronk-tiny."""
+"""Costs of forward passes by their rows, and divergent outputs, on pronk-tiny."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -23,8 +23,8 @@ from pronk.verification.plain_decoding import Recorder
 PROMPT = "def mean(values):\n"
 
 
-def test_passes_have_the_rows_that_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every pass that is reported is one that the engine's statistics have, and all sizes are there, interleaved."""
+def test_forward_passes_have_the_requested_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All sizes are measured in turn, and each record is a forward pass of the engine's statistics."""
     llm = pronk_tiny()
     original, seen = LLM.generate, list[Completion]()
 
@@ -68,45 +68,45 @@ def plain_tokens(asked: Item) -> list[int]:
     return pronk_tiny().generate(asked.ids, asked.params, drafter="autoregressive").token_ids
 
 
-def part(asked: Item, plain: Sequence[int], other: Sequence[int], **more: str) -> DivergenceRecord | None:
+def divergence(asked: Item, plain: Sequence[int], other: Sequence[int], **more: str) -> DivergenceRecord | None:
     made = [replace(asked.sample, method=m, tokens=tuple(tokens)) for m, tokens in ((PLAIN, plain), ("x", other))]
     return find_divergence(pronk_tiny(), asked, made[0], replace(made[1], **more))  # type: ignore[arg-type]
 
 
 def logits_after(ids: Sequence[int]) -> torch.Tensor:
-    """An answer of another way than the judge's: log-probabilities of all likely tokens, 64 at most."""
+    """Return log-probabilities, by another way than the judge's: all likely tokens, 64 at most."""
     (found,) = pronk_tiny().generate(list(ids), SamplingParams(max_tokens=1, logprobs=64)).logprobs or ()
     return torch.tensor([found.get(token, -torch.inf) for token in range(pronk_tiny().config.vocab_size)])
 
 
-def test_equal_outputs_and_failures_do_not_part() -> None:
+def test_equal_outputs_and_failures_do_not_diverge() -> None:
     asked = item()
-    assert part(asked, (1, 2, 3), (1, 2, 3)) is None
-    assert part(asked, (1, 2, 3), (), error="out of memory") is None
+    assert divergence(asked, (1, 2, 3), (1, 2, 3)) is None
+    assert divergence(asked, (1, 2, 3), (), error="out of memory") is None
 
 
 @pytest.mark.parametrize(("other", "position"), [((1, 2), 2), ((), 0), ((1, 2, 3, 4), 3)])
-def test_another_length_is_a_defect(other: tuple[int, ...], position: int) -> None:
-    found = part(item(), (1, 2, 3), other)
+def test_an_output_of_another_length_is_a_defect(other: tuple[int, ...], position: int) -> None:
+    found = divergence(item(), (1, 2, 3), other)
     assert found == DivergenceRecord("code", "a", "x", 0.0, position, None, near_tie=False)
 
 
 @pytest.mark.parametrize("position", [0, 7])
-def test_a_token_that_is_much_less_likely_is_a_defect(position: int) -> None:
+def test_a_much_less_likely_token_is_a_defect(position: int) -> None:
     asked = item()
     plain = plain_tokens(asked)
     scores = logits_after(asked.ids + plain[:position])
     assert int(scores.argmax()) == plain[position]
     rival = int(scores.topk(30).indices[-1])
-    found = part(asked, plain, [*plain[:position], rival, 9, 9])
+    found = divergence(asked, plain, [*plain[:position], rival, 9, 9])
     assert found is not None
     assert (found.position, found.method, found.temperature, found.near_tie) == (position, "x", 0.0, False)
     assert found.gap == pytest.approx(float(scores.max() - scores[rival]), abs=0.1)  # bfloat16
     assert found.gap > 1
 
 
-def test_a_token_that_is_as_likely_is_a_near_tie(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The logits are moved so that the rival is a hair behind, and then further than rounding goes."""
+def test_an_equally_likely_token_is_a_near_tie(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rival's logit is a little below the maximum, and then further than rounding reaches."""
     asked = item()
     plain = plain_tokens(asked)
     rival = int(logits_after(asked.ids + plain[:4]).topk(30).indices[-1])
@@ -119,10 +119,10 @@ def test_a_token_that_is_as_likely_is_a_near_tie(monkeypatch: pytest.MonkeyPatch
             return original(self, moved)
 
         monkeypatch.setattr(Recorder, "choose", choose)
-        parted = part(asked, plain, [*plain[:4], rival])
-        assert parted is not None
-        assert parted.gap == pytest.approx(gap, abs=0.02)
-        return parted
+        diverged = divergence(asked, plain, [*plain[:4], rival])
+        assert diverged is not None
+        assert diverged.gap == pytest.approx(gap, abs=0.02)
+        return diverged
 
     assert found(0.0).near_tie
     assert found(0.05).near_tie  # less than a unit in the last place of logits around 20
@@ -130,7 +130,7 @@ def test_a_token_that_is_as_likely_is_a_near_tie(monkeypatch: pytest.MonkeyPatch
 
 
 def test_sampled_outputs_are_judged_with_their_noise() -> None:
-    """Plain decoding's own choice at 0.8 need not be the likeliest; whoever takes the likeliest there has a defect."""
+    """At 0.8 plain decoding may choose a token that is not the likeliest, and then the likeliest is a defect."""
     asked = replace(item(0.8), params=SamplingParams(max_tokens=12, temperature=0.8, seed=9, ignore_eos=True))
     plain = plain_tokens(asked)
     position, likeliest = next(
@@ -138,7 +138,7 @@ def test_sampled_outputs_are_judged_with_their_noise() -> None:
         for i, token in enumerate(plain)
         if int((scores := logits_after(asked.ids + plain[:i])).argmax()) != token and scores.max() - scores[token] > 1
     )
-    found = part(asked, plain, [*plain[:position], likeliest])
+    found = divergence(asked, plain, [*plain[:position], likeliest])
     assert found is not None
     assert (found.position, found.temperature, found.near_tie) == (position, 0.8, False)
     assert found.gap is not None

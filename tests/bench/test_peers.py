@@ -1,4 +1,4 @@
-"""The peers: tokens equal to ours, and every way for a worker to fail is one line and leaves no process behind."""
+"""Peers: equal tokens, and failures of workers as one line without a leftover process."""
 
 import os
 import sys
@@ -19,7 +19,7 @@ from pronk.errors import OptionError
 
 TOKENS = 20
 
-# A worker that does what the prompt's first token says.
+# A worker whose action is the prompt's first token.
 FAKE = """
 import json, os, sys, time
 for line in sys.stdin:
@@ -57,19 +57,19 @@ class FakePeer(Peer):
 
 
 class Successor(Peer):
-    """A peer that shares a worker process with others, so that the engine is imported once."""
+    """A peer that shares a worker process, so that the engine is imported once."""
 
     def __init__(self, *args: Any, worker: WorkerProcess | None, **options: Any) -> None:
         super().__init__(*args, **options)
         self._worker = worker
 
     def close(self) -> None:
-        """Leave the worker to the next peer."""
+        """Keep the worker for the next peer."""
 
 
 @pytest.fixture(scope="module")
 def workers() -> Iterator[dict[str, WorkerProcess]]:
-    """One worker for each engine; nothing is left running."""
+    """Return one worker for each engine, closed at the end."""
     made: dict[str, WorkerProcess] = {}
     yield made
     for worker in made.values():
@@ -79,7 +79,7 @@ def workers() -> Iterator[dict[str, WorkerProcess]]:
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundled model as a GGUF file."""
+    """Return the bundled model as a GGUF file."""
     path = tmp_path_factory.mktemp("gguf") / "bundled.gguf"
     return convert(LLM(dtype="float32").path, path, "F16", change=lambda writer: writer.add_file_type(1))
 
@@ -113,7 +113,7 @@ def alive(pid: int) -> bool:
 
 
 def check_method(method: str, model: Path, llm: LLM, workers: dict[str, WorkerProcess]) -> None:
-    """Greedy tokens are those of pronk, a stop token ends the output, and a sample has the requested length."""
+    """Check greedy tokens against pronk's, a stop token, and the length of a sample."""
     plain = llm.generate("def fibonacci(n):\n", SamplingParams(max_tokens=TOKENS, ignore_eos=True))
     prompt, ours = plain.prompt_token_ids, plain.token_ids
     engine = PEERS[method].engine
@@ -146,7 +146,7 @@ def test_tokens_of_peers_that_read_gguf_files(method: str, file: Path, workers: 
     check_method(method, file, LLM(file, dtype="float32"), workers)
 
 
-def test_all_stands_for_the_peers_that_read_the_model() -> None:
+def test_all_means_the_peers_that_read_the_model() -> None:
     folder, file = Path("model"), Path("a.gguf")
     assert [str(spec) for spec in choose_peers(["all"], [folder], with_draft=False)] == [
         "transformers",
@@ -170,13 +170,13 @@ def test_all_stands_for_the_peers_that_read_the_model() -> None:
         ("all", ["a.gguf", "b"], "peer openvino: expected a GGUF file as --model, found a folder .*, b"),
     ],
 )
-def test_wrong_peers_are_refused(name: str, models: list[str], message: str) -> None:
+def test_unknown_peers_and_unreadable_models_are_refused(name: str, models: list[str], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         choose_peers([name], list(map(Path, models)), with_draft=False)
 
 
 @pytest.mark.parametrize("method", ["openvino", "llama_cpp"])
-def test_a_missing_package_says_what_to_install(method: str, llm: LLM, tmp_path: Path) -> None:
+def test_a_missing_package_is_named_with_its_installation(method: str, llm: LLM, tmp_path: Path) -> None:
     package = {"openvino": "openvino"}.get(method, method)
     try:
         __import__(package)
@@ -210,7 +210,7 @@ def test_a_failure_is_one_line(fake: FakePeer, action: int, message: str) -> Non
     with pytest.raises(PeerError, match=message) as raised:
         fake.generate(request([action]))
     assert "\n" not in str(raised.value)
-    # The next prompt is measured: by the same worker after a report, by a new one if it died or answered no JSON.
+    # The next prompt goes to the same worker after an error, to a new one after a crash or an answer without JSON.
     assert fake.generate(request([0])) == PeerResult([1, 2], 0.5, None, 1)
     assert fake._worker is not None
     assert (fake._worker._process.pid == worker._process.pid) == (action not in (1, 3, 6))
@@ -218,7 +218,7 @@ def test_a_failure_is_one_line(fake: FakePeer, action: int, message: str) -> Non
     assert not alive(worker._process.pid)
 
 
-def test_a_worker_that_keeps_dying_is_given_up(fake: FakePeer) -> None:
+def test_a_worker_that_crashes_again_is_not_restarted(fake: FakePeer) -> None:
     for _ in range(3):
         with pytest.raises(PeerError, match=r"exit status 3$"):
             fake.generate(request([6]))
@@ -237,7 +237,7 @@ def test_a_hung_worker_is_killed(fake: FakePeer) -> None:
     assert not alive(worker._process.pid)
 
 
-def test_a_peer_that_is_dropped_leaves_no_process(tmp_path: Path) -> None:
+def test_a_freed_peer_leaves_no_process(tmp_path: Path) -> None:
     peer = FakePeer(PEERS["transformers"], tmp_path, draft=None, dtype="float32", threads=1)
     peer.load()
     assert peer._worker is not None
@@ -246,7 +246,7 @@ def test_a_peer_that_is_dropped_leaves_no_process(tmp_path: Path) -> None:
     assert not alive(pid)
 
 
-def test_wrong_options_are_refused(tmp_path: Path, llm: LLM) -> None:
+def test_invalid_options_are_refused(tmp_path: Path, llm: LLM) -> None:
     def load(method: str, dtype: str = "float32", python: str | None = None) -> None:
         with closing(Peer(PEERS[method], llm.path, draft=None, dtype=dtype, threads=1, python=python)) as peer:
             peer.load()

@@ -1,4 +1,4 @@
-"""Prompts: every form a file may have, every mistake with its line, and what becomes of them before the model."""
+"""Prompts: forms of a file, errors with their line, and encoding."""
 
 import gzip
 import json
@@ -23,7 +23,7 @@ ANSWER = {"role": "assistant", "content": "Hello"}
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """Write rows as JSON lines; a row that is a text is a line as it is."""
+    """Write rows as JSON lines; a row of text is a line as it is."""
 
     def call(*rows: Any, name: str = "mine.jsonl") -> Path:
         text = "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
@@ -34,19 +34,19 @@ def write(tmp_path: Path) -> Write:
     return call
 
 
-def test_a_prompt_is_text(write: Write) -> None:
+def test_prompts_of_text(write: Write) -> None:
     path = write({"prompt": " def f():\n", "id": 3, "task": "code", "licence": "MIT"})
     assert load_prompts(path) == [Prompt("3", "code", text=" def f():\n")]
 
 
-def test_turns_are_answered_one_after_the_other(write: Write) -> None:
+def test_prompts_of_turns(write: Write) -> None:
     (prompt,) = load_prompts(write({"turns": ["a", "b"], "id": "x"}))
     assert prompt == Prompt("x", "mine", turns=("a", "b"))
     assert prompt.num_turns == 2
     assert Prompt("x", "mine", text="a").num_turns == 1
 
 
-def test_messages_end_with_the_turn_to_answer(write: Write) -> None:
+def test_prompts_of_messages(write: Write) -> None:
     (prompt,) = load_prompts(write({"messages": [SYSTEM, USER, ANSWER, {"role": "user", "content": "And?"}]}))
     assert prompt == Prompt("mine_1", "mine", history=(SYSTEM, USER, ANSWER), turns=("And?",))
 
@@ -57,7 +57,7 @@ def test_messages_may_have_parts_and_other_keys(write: Write) -> None:
     assert load_prompts(write({"messages": [message]}))[0] == Prompt("mine_1", "mine", turns=("Sum up.",))
 
 
-def test_ids_and_tasks_come_from_file_and_line(write: Write) -> None:
+def test_default_ids_and_tasks(write: Write) -> None:
     path = write({"prompt": "a"}, "", {"prompt": "b"}, {"prompt": "c", "task": "other"}, name="my.suite.jsonl")
     named = [(prompt.id, prompt.task) for prompt in load_prompts(path)]
     assert named == [("my_1", "my"), ("my_3", "my"), ("my_4", "other")]
@@ -68,7 +68,7 @@ def test_compressed_files(write: Write) -> None:
     assert load_prompts(path) == [Prompt("mine_1", "mine", text="ü")]
 
 
-def test_any_other_file_is_text_with_a_prompt_a_line(write: Write) -> None:
+def test_other_files_have_one_prompt_per_line(write: Write) -> None:
     path = write("Once upon", "", '{"prompt": 1}', " Grüße", name="story.txt")
     expected = [("story_1", "Once upon"), ("story_3", '{"prompt": 1}'), ("story_4", " Grüße")]
     assert load_prompts(path) == [Prompt(name, "story", text=text) for name, text in expected]
@@ -111,7 +111,7 @@ def test_a_malformed_line_is_named(write: Write, row: Any, expected: str) -> Non
 
 
 @pytest.mark.parametrize("name", ["all.txt", "sound.txt", "sound.jsonl"])
-def test_a_file_may_not_be_called_as_the_sums_are(write: Write, name: str) -> None:
+def test_names_of_sums_are_refused(write: Write, name: str) -> None:
     with pytest.raises(OptionError, match=rf"{name}.*another task than '(all|sound)'"):
         load_prompts(write('{"prompt": "x"}', name=name))
 
@@ -125,7 +125,7 @@ def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
         load_prompts(tmp_path)
 
 
-def test_bytes_that_are_no_text(tmp_path: Path) -> None:
+def test_invalid_utf_8_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.txt"
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(OptionError, match=r"x\.txt: expected .* UTF-8"):
@@ -133,12 +133,12 @@ def test_bytes_that_are_no_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["empty.jsonl", "empty.jsonl.gz", "empty.txt"])
-def test_no_prompt_is_a_mistake(write: Write, name: str) -> None:
+def test_files_without_prompts_are_refused(write: Write, name: str) -> None:
     with pytest.raises(PromptError, match=rf"{name}: expected at least one prompt"):
         load_prompts(write("", " ", name=name))
 
 
-def test_the_suite_of_the_package() -> None:
+def test_the_bundled_suite() -> None:
     prompts = load_suite("sample", None)
     assert prompts == sample_prompts()
     assert len(prompts) == len({(prompt.task, prompt.id) for prompt in prompts}) == 14
@@ -154,7 +154,7 @@ def test_suites_of_a_folder(write: Write, tmp_path: Path) -> None:
         load_suite("three", tmp_path)
 
 
-def test_suites_that_are_not_there(tmp_path: Path) -> None:
+def test_missing_suites_are_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"'humaneval': expected --data .*'sample'"):
         load_suite("humaneval", None)
     for folder in (tmp_path, tmp_path / "none"):
@@ -162,7 +162,7 @@ def test_suites_that_are_not_there(tmp_path: Path) -> None:
             load_suite("humaneval", folder)
 
 
-def test_limit_is_per_task() -> None:
+def test_the_limit_is_per_task() -> None:
     prompts = [Prompt(name, name[0], text="x") for name in ("b1", "a1", "b2", "a2", "a3", "c1")]
     chosen = limit_per_task(prompts, 2)
     assert {task: [p.id for p in some] for task, some in chosen.items()} == {
@@ -182,14 +182,14 @@ def test_ids_become_unique_within_their_task() -> None:
     assert len({p.id for p in limit_per_task(awkward, None)["t"]}) == 3
 
 
-def test_text_is_encoded_as_it_is() -> None:
+def test_text_is_encoded_unchanged() -> None:
     llm = pronk_tiny()
     text = "\n def f():\n"
     assert llm.tokenizer.decode(encode(llm, Prompt("x", "t", text=text))) == text
     assert encode(llm, Prompt("x", "t", text=text)) == llm.tokenizer.encode(text)
 
 
-def test_a_conversation_goes_through_the_template() -> None:
+def test_conversations_use_the_chat_template() -> None:
     llm, prompt = pronk_tiny(), Prompt("x", "t", history=(SYSTEM,), turns=("one", "two", "three"))
     first = [SYSTEM, {"role": "user", "content": "one"}]
     assert encode(llm, prompt) == llm.chat_ids(first)
@@ -198,7 +198,7 @@ def test_a_conversation_goes_through_the_template() -> None:
     assert encode(llm, prompt, ["A", "B"]) == llm.chat_ids(third)
 
 
-def test_a_conversation_without_template_is_text(checkpoint: MakeCheckpoint) -> None:
+def test_conversations_without_a_template_are_text(checkpoint: MakeCheckpoint) -> None:
     prompt, expected = Prompt("x", "t", history=(SYSTEM,), turns=("one", "two")), "Be brief.\n\none\n\nA\n\ntwo\n\n"
     llm = pronk_tiny()
     assert llm.tokenizer.has_chat_template
@@ -212,5 +212,5 @@ def test_a_conversation_without_template_is_text(checkpoint: MakeCheckpoint) -> 
     ("room", "expected"),
     [(7, [0, 1, 2, 3, 4, 5, 6]), (9, [0, 1, 2, 3, 4, 5, 6]), (5, [0, 1, 4, 5, 6]), (4, [0, 1, 5, 6]), (1, [6])],
 )
-def test_fit_cuts_the_middle_out(room: int, expected: list[int]) -> None:
+def test_fit_removes_the_middle(room: int, expected: list[int]) -> None:
     assert fit(range(7), room) == expected

@@ -1,4 +1,4 @@
-"""A trace file: what was written is what is read, and nothing else is taken for one."""
+"""Trace files: records survive a round trip, and other files are refused."""
 
 import json
 from pathlib import Path
@@ -46,7 +46,7 @@ def save(path: Path, records: list[Record]) -> Path:
     return path
 
 
-def test_every_record_comes_back(tmp_path: Path) -> None:
+def test_records_survive_a_round_trip(tmp_path: Path) -> None:
     read = read_trace(save(tmp_path / "t.jsonl", EVERY))
     assert read == EVERY
     assert [type(record) for record in read] == [type(record) for record in EVERY]
@@ -55,8 +55,7 @@ def test_every_record_comes_back(tmp_path: Path) -> None:
     assert isinstance(sample.tokens, tuple)
 
 
-def test_a_trace_from_before_there_were_kernels_can_be_read(tmp_path: Path) -> None:
-    """Torch computed what is in it."""
+def test_traces_without_kernels_were_computed_by_torch(tmp_path: Path) -> None:
     path = save(tmp_path / "t.jsonl", [EVERY[0], model(kernels="avx2")])
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert rows[1].pop("kernels") == "avx2"
@@ -64,7 +63,7 @@ def test_a_trace_from_before_there_were_kernels_can_be_read(tmp_path: Path) -> N
     assert read_trace(path)[1] == model(kernels="torch")
 
 
-def test_a_record_is_on_disk_at_once(tmp_path: Path) -> None:
+def test_records_are_written_at_once(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     with path.open("w", encoding="utf-8") as file:
         trace = StepTrace(file=file)
@@ -73,14 +72,13 @@ def test_a_record_is_on_disk_at_once(tmp_path: Path) -> None:
         assert read_trace(path) == EVERY[:2]
 
 
-def test_a_trace_that_was_cut_off_can_be_read(tmp_path: Path) -> None:
-    """Wherever it was cut: what is whole is read."""
+def test_the_complete_records_of_a_truncated_trace_are_read(tmp_path: Path) -> None:
     whole = save(tmp_path / "t.jsonl", EVERY).read_bytes()
     ends = [i for i, byte in enumerate(whole) if byte == 10]
     path = tmp_path / "cut.jsonl"
     for size in (ends[5], ends[5] + 1, ends[5] + 2, ends[6] - 1, len(whole) - 2):
         path.write_bytes(whole[:size])
-        count = sum(end <= size for end in ends)  # a line without its newline is whole as well
+        count = sum(end <= size for end in ends)  # a line without its newline is complete
         assert read_trace(path) == EVERY[:count]
 
 
@@ -106,8 +104,8 @@ def test_a_damaged_line_is_named(tmp_path: Path, line: str) -> None:
         read_trace(path)
 
 
-def test_a_damaged_line_is_refused_in_a_trace_that_was_cut_off_as_well(tmp_path: Path) -> None:
-    """What follows the damage must not go missing silently."""
+def test_a_damaged_line_of_a_truncated_trace_is_named(tmp_path: Path) -> None:
+    """The complete records after the damage must not be lost silently."""
     path = save(tmp_path / "t.jsonl", EVERY)
     lines = path.read_text().splitlines()
     lines[3] = lines[3][:-5]

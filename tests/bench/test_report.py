@@ -1,4 +1,4 @@
-"""The page of ``pronk bench --report``: whole, self-contained, escaped, the same for the same document."""
+"""The page of ``pronk bench --report``: complete, self-contained, escaped, reproducible."""
 
 import builtins
 import re
@@ -43,7 +43,7 @@ VOID = {"meta", "img", "source"}
 
 
 def make_figures(method: str, task: str, temperature: float, gain: float) -> Figures:
-    """What a benchmark of a 1 B model on two cores might have found."""
+    """Return plausible figures of a 1 B model on two cores."""
     engine = next((peer for peer in PEERS if method.startswith(peer)), "pronk")
     plain = method == "autoregressive"
     weight = 1.0 if plain else TASKS.get(task, 1.1 if task == ALL else 1.02)
@@ -132,7 +132,7 @@ def make_document(*models: ModelResult, **changes: Any) -> Document:
 
 
 def bare(figures: Figures) -> Figures:
-    """The same without a single figure, as when nothing was finished."""
+    """Return figures without values, as when no prompt finished."""
     failures = (Failure("a/1", "it went wrong"),)
     return Figures(figures.task, figures.method, figures.engine, figures.temperature, 0, figures.asked, failures)
 
@@ -143,7 +143,7 @@ def pick(model: ModelResult, **wanted: Any) -> ModelResult:
 
 
 class Page(HTMLParser):
-    """Checks that a page is well-formed as it reads it."""
+    """An HTML parser that checks well-formedness."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -185,25 +185,25 @@ def render(document: Document, folder: Path) -> tuple[str, Page]:
 
 
 def few(model: ModelResult) -> ModelResult:
-    """One or two of each kind of method and task, at one temperature, which are drawn in a fraction of the time."""
+    """Keep one or two methods and tasks of each kind at one temperature, which are drawn in a fraction of the time."""
     methods = {"autoregressive", "prompt_lookup", "jacobi", "openvino"}
     return pick(model, method=methods, task={"code", ALL, SOUND}, temperature={0.0})
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Page]:
-    """The page of all that a benchmark may find."""
+    """Return the page of a complete benchmark."""
     return render(make_document(), tmp_path_factory.mktemp("whole"))
 
 
 def images(page: Page) -> list[str]:
-    """The SVG files of the page."""
+    """Return the SVG files of the page."""
     found = [*page.values("src"), *page.values("srcset")]
     assert all(url.startswith("data:image/svg+xml;base64,") for url in found)
     return [b64decode(url.partition(",")[2]).decode() for url in found]
 
 
-def test_page_needs_nothing_else(tmp_path: Path) -> None:
+def test_the_page_is_self_contained(tmp_path: Path) -> None:
     document = make_document(few(make_model()), few(make_model(name="second")))
     text, page = render(document, tmp_path / "new" / "folder")
     assert images(page)
@@ -215,7 +215,7 @@ def test_page_needs_nothing_else(tmp_path: Path) -> None:
     assert len(text.encode()) < 2_500_000
 
 
-def test_plots_come_in_a_light_and_a_dark_theme(whole: tuple[str, Page]) -> None:
+def test_plots_have_a_light_and_a_dark_theme(whole: tuple[str, Page]) -> None:
     page = whole[1]
     plots = images(page)
     assert len(plots) == 2 * (2 * 6 + 1)
@@ -227,7 +227,7 @@ def test_plots_come_in_a_light_and_a_dark_theme(whole: tuple[str, Page]) -> None
     assert sum("prompt_lookup" in plot and "speed relative to plain decoding" in plot for plot in plots) == 4
 
 
-def test_figures_are_there(whole: tuple[str, Page]) -> None:
+def test_contents_of_the_page(whole: tuple[str, Page]) -> None:
     page = whole[1]
     for part in (
         "1.65 ± 0.05 times the speed of plain decoding, over 48 of 48 prompts",
@@ -251,26 +251,26 @@ def test_figures_are_there(whole: tuple[str, Page]) -> None:
     assert "Interrupted" not in page.text
 
 
-def test_a_loss_is_called_a_loss(tmp_path: Path) -> None:
+def test_losses_are_reported(tmp_path: Path) -> None:
     model = pick(make_model(), method={"autoregressive", "jacobi", "openvino"}, temperature={0.0})
     page = render(make_document(model), tmp_path)[1]
     assert "every drafter loses to plain decoding: the best, jacobi, runs at 0.81 ± 0.05 times its speed" in page.text
     assert "jacobi loses to it: 0.73 ± 0.08 times its speed." in page.text
 
 
-def test_no_clear_difference_is_no_win(tmp_path: Path) -> None:
+def test_differences_within_the_spread_are_no_win(tmp_path: Path) -> None:
     model = pick(make_model(), method={"autoregressive", "draft_model"}, temperature={0.8})
     text = render(make_document(model), tmp_path)[1].text
     assert "no drafter is clearly faster than plain decoding: the best, draft_model, runs at 0.95 ± 0.05" in text
     assert "The best peer" not in text
 
 
-def test_interrupted_is_said(tmp_path: Path) -> None:
+def test_interruptions_are_reported(tmp_path: Path) -> None:
     document = make_document(few(make_model()), interrupted=True)
     assert "Interrupted: stopped before its end" in render(document, tmp_path)[1].text
 
 
-def test_markup_in_names_is_text(tmp_path: Path) -> None:
+def test_markup_in_names_is_escaped(tmp_path: Path) -> None:
     evil = '<script>alert("$x$ & \\alpha^2")</script>'
     model = make_model(
         name=evil,
@@ -288,7 +288,7 @@ def test_markup_in_names_is_text(tmp_path: Path) -> None:
     assert any("&lt;script&gt;" in plot for plot in images(page))
 
 
-def test_dollars_and_odd_characters_stay(tmp_path: Path) -> None:
+def test_special_characters_in_names(tmp_path: Path) -> None:
     names = ("a$b$c_1", "日本語\U0001f407", "bell\x07\udc80", "tab\tnew\nline")
     figures = tuple(
         replace(f, method=name)
@@ -300,7 +300,7 @@ def test_dollars_and_odd_characters_stay(tmp_path: Path) -> None:
         assert any(name in plot for plot in plots)
 
 
-def test_same_document_same_page(tmp_path: Path) -> None:
+def test_the_page_is_reproducible(tmp_path: Path) -> None:
     document = make_document(few(make_model()))
     assert render(document, tmp_path / "a")[0] == render(document, tmp_path / "b")[0]
 
@@ -328,7 +328,7 @@ def test_same_document_same_page(tmp_path: Path) -> None:
     ],
     ids="nothing failed plain one peer no-cost no-floor zero sparse short".split(),
 )
-def test_what_is_missing_is_left_out(model: ModelResult, tmp_path: Path) -> None:
+def test_missing_values_are_left_out(model: ModelResult, tmp_path: Path) -> None:
     page = render(make_document(model), tmp_path)[1]
     assert model.name in page.text
     assert not re.search(r"\b(None|nan|inf)\b", page.text)
@@ -349,7 +349,7 @@ def test_many_methods_and_tasks(tmp_path: Path) -> None:
     assert all(len(label) < 60 for plot in images(page) for label in re.findall(r"<text[^>]*>([^<]*)", plot))
 
 
-def test_missing_matplotlib_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_matplotlib_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     imported = builtins.__import__
 
     def refuse(name: str, *rest: Any) -> Any:
@@ -363,7 +363,7 @@ def test_missing_matplotlib_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert not (tmp_path / "page").exists()
 
 
-def test_page_is_written_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_page_is_written_completely_or_not_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     document = make_document(make_model(figures=()))
     page = write_report(document, tmp_path)
@@ -382,7 +382,7 @@ def test_page_is_written_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatch, tm
     assert "pronk bench" in page.read_text(encoding="utf-8")
 
 
-def test_folder_that_is_a_file(tmp_path: Path) -> None:
+def test_a_file_as_folder_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     (tmp_path / "file").touch()
     with pytest.raises(
@@ -391,7 +391,7 @@ def test_folder_that_is_a_file(tmp_path: Path) -> None:
         write_report(make_document(make_model(figures=())), tmp_path / "file")
 
 
-def test_a_page_that_cannot_be_written_is_told_beforehand(tmp_path: Path) -> None:
+def test_the_folder_is_checked_beforehand(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     check_report(tmp_path / "new" / "page")
     assert not (tmp_path / "new").exists()

@@ -1,22 +1,21 @@
-"""Whole benchmarks on pronk-tiny: the same twice, peers that come and go, and what an early end leaves."""
+"""Whole benchmarks on pronk-tiny: reproducible counts, records, peers, early ends."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from bench.bench_cases import GUESS, figures, pronk_tiny
+from bench.bench_cases import DRAFTER, figures, pronk_tiny
 from checkpoints import MakeCheckpoint
-from pronk.bench import machine, methods, passes, run
+from pronk.bench import machine, passes, run
 from pronk.bench.machine import PeakMemory
 from pronk.bench.measure import Options
 from pronk.bench.methods import DrafterMethod, Item
@@ -37,7 +36,7 @@ from pronk.bench.records import (
 from pronk.bench.run import PeerOptions, Plan
 from pronk.bench.summary import summarize
 from pronk.drafters import PromptLookup
-from pronk.errors import CheckpointError, OptionError
+from pronk.errors import CheckpointError
 from pronk.kv_cache.layout import kv_bytes_per_token
 from pronk.llm import LLM
 from pronk.models.weights import forward_weights
@@ -54,7 +53,7 @@ LOOKUP = "prompt_lookup(min_ngram=1)"
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Little memory to read, few passes to time."""
+    """Read little memory and time few forward passes."""
     monkeypatch.setattr(machine, "_BUFFER_BYTES", 2**20)
     monkeypatch.setattr(passes, "_ROUNDS", 1)
     monkeypatch.setattr(passes, "ROWS", (1, 4))
@@ -72,17 +71,17 @@ def measured(made: Plan, progress: run.Progress = lambda *_: None) -> StepTrace:
 
 @cache
 def usual(time: int) -> tuple[StepTrace, list[tuple[str, int, int]]]:
-    """The benchmark that several tests look at, run the ``time``-th time, and what it told of its progress."""
-    told: list[tuple[str, int, int]] = []
-    return measured(plan(LOOKUP, PLAIN, LOOKUP), lambda *what: told.append(what)), told
+    """Run the benchmark of several tests for the ``time``-th time; return its trace and its progress."""
+    progress_calls: list[tuple[str, int, int]] = []
+    return measured(plan(LOOKUP, PLAIN, LOOKUP), lambda *what: progress_calls.append(what)), progress_calls
 
 
 def of(trace: StepTrace, kind: type[Any]) -> list[Any]:
     return [record for record in trace.records if isinstance(record, kind)]
 
 
-def test_a_benchmark_gives_the_same_tokens_and_counts_again() -> None:
-    """Drafters change no token, and draft tokens were accepted."""
+def test_tokens_and_counts_are_reproducible() -> None:
+    """Draft tokens are accepted and change no token."""
     first, second = (usual(time)[0] for time in (1, 2))
     outputs = [
         [(s.id, s.method, s.temperature, s.repeat, s.seed, s.tokens) for s in of(t, Sample)] for t in (first, second)
@@ -107,7 +106,7 @@ def test_a_benchmark_gives_the_same_tokens_and_counts_again() -> None:
 
 
 def test_records_of_a_benchmark() -> None:
-    trace, told = usual(1)
+    trace, progress_calls = usual(1)
     kinds = [type(record) for record in trace.records]
     assert kinds[:4] == [Start, Model, PassTime, PassTime]
     assert kinds[-1] is End
@@ -116,7 +115,7 @@ def test_records_of_a_benchmark() -> None:
     assert len(of(trace, Bandwidth)) == 6  # three turns at two temperatures
     assert (of(trace, End)[0].interrupted, of(trace, Start)[0].arguments) == (False, {"seed": 7})
     assert 0 <= of(trace, End)[0].harness_share < 0.5
-    assert told[-1] == ("tiny", 24, 24)
+    assert progress_calls[-1] == ("tiny", 24, 24)
 
     (one,) = of(trace, Model)
     tensors = load_file(pronk_tiny().path / "model.safetensors")
@@ -126,7 +125,7 @@ def test_records_of_a_benchmark() -> None:
     assert one.kernels == kernels().name
 
 
-def test_clocks_of_a_sample_fit_into_each_other() -> None:
+def test_clocks_of_a_sample_are_consistent() -> None:
     for sample in of(usual(1)[0], Sample):
         assert sample.error is None
         assert sample.steps
@@ -147,53 +146,30 @@ def test_the_time_of_a_batch_is_shared() -> None:
     assert len({s.seconds for s in done}) == 1
     whole = sum(s.seconds for s in done)
     assert max(s.total_seconds for s in done) <= whole
-    assert max(s.total_seconds for s in done) > 0.5 * whole  # they ran side by side
+    assert max(s.total_seconds for s in done) > 0.5 * whole  # the requests ran in one batch
     assert [list(s.tokens) for s in done] == [llm.generate(i.ids, i.params, drafter=PLAIN).token_ids for i in items]
 
 
+def test_a_sample_has_the_actual_size_of_its_batch() -> None:
+    trace = measured(plan(batch=512, repeats=1, temperatures=(0.0,), tasks={"code": TASKS["code"]}))
+    assert [sample.batch for sample in of(trace, Sample)] == [1]
+
+
 def test_a_drafter_that_raises_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its requests continue without draft tokens, so their times are not those of the drafter."""
+    """Its requests continue without draft tokens, whose times are not the drafter's."""
 
     def propose(self: PromptLookup, contexts: Sequence[Any]) -> None:
-        raise ValueError("no\nproposal")
+        raise ValueError("no\nguess")
 
     monkeypatch.setattr(PromptLookup, "propose", propose)
     trace = measured(plan("prompt_lookup"))
     errors = {(sample.method, sample.error) for sample in of(trace, Sample)}
-    found = "found ValueError: no proposal; nothing was measured, fix the drafter"
+    found = "found ValueError: no guess; nothing was measured, fix the drafter"
     assert errors == {(PLAIN, None), ("prompt_lookup", f"drafter: expected no exception, {found}")}
 
 
-def test_a_batch_gives_the_same_tokens() -> None:
-    prompts = [
-        Prompt(str(i), "code", text=text) for i, text in enumerate(("def f(", "x = 1\nx = ", "The", "1 2 1 2 1"))
-    ]
-    alone, together = (
-        {(s.id, s.method): s.tokens for s in of(measured(plan(LOOKUP, tasks={"code": prompts}, **more)), Sample)}
-        for more in ({"repeats": 1, "temperatures": (0.0,)}, {"repeats": 1, "temperatures": (0.0,), "batch": 3})
-    )
-    assert alone == together
-    assert len(alone) == 8
-
-
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_other_models(checkpoint: MakeCheckpoint, family: str) -> None:
-    """Without a chat template; random weights, two prompts of which one is too long."""
-    tasks = {"chat": [*TASKS["chat"], Prompt("long", "chat", text="word " * 300)]}
-    trace = StepTrace()
-    folder = checkpoint(family)
-    run.run({family: lambda _: LLM(folder, kv_memory="4MiB", budget="all")}, plan(LOOKUP, tasks=tasks), trace, {})
-    found = summarize(trace.records)
-    (one,) = found.models
-    assert [each.id for each in one.skipped] == ["chat/long"]
-    assert figures(found, LOOKUP).same == figures(found, LOOKUP).compared == 2
-    tensors = load_file(folder / "model.safetensors")
-    assert one.parameters == sum(math.prod(tensor.shape) for tensor in tensors.values())
-    assert one.dtype == "float32"
-
-
-def test_float16_is_what_weights_are_stored_in(checkpoint: MakeCheckpoint, fake: type[FakePeer]) -> None:
-    """The kernels widen it as they read it: keys and values are float32, and peers still get what was asked for."""
+def test_float16_weights(checkpoint: MakeCheckpoint, fake: type[FakePeer]) -> None:
+    """The kernels widen the weights; keys and values are float32, and peers get float16."""
     folder, trace = checkpoint("llama", save_dtype=torch.float16), StepTrace()
     llm = LLM(folder, kv_memory="4MiB", budget="all")
     made = plan(LOOKUP, peers=("openvino",), repeats=1, temperatures=(0.0,))
@@ -208,7 +184,7 @@ def test_float16_is_what_weights_are_stored_in(checkpoint: MakeCheckpoint, fake:
 
 
 class FakePeer:
-    """Answers at once; says what it was given."""
+    """A peer that answers at once and records its requests."""
 
     made: list[FakePeer]
     error: BaseException | None = None
@@ -242,15 +218,15 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakePeer]:
     return FakePeer
 
 
-def test_a_peer_takes_part(fake: type[FakePeer]) -> None:
-    trace = measured(plan(GUESS, peers=("openvino",), tasks={"code": TASKS["code"]}))
+def test_records_of_a_peer(fake: type[FakePeer]) -> None:
+    trace = measured(plan(DRAFTER, peers=("openvino",), tasks={"code": TASKS["code"]}))
     (peer,) = fake.made
     assert not peer.open
     assert peer.path == pronk_tiny().path
     expected = {"dtype": "bfloat16", "threads": 1, "draft": None, "python": None}
     assert {key: peer.options[key] for key in expected} == expected
     assert of(trace, PeerRecord) == [PeerRecord("openvino", {"engine": "9.9", "threads": "1"})]
-    assert of(trace, Model)[0].methods == (PLAIN, GUESS, "openvino")
+    assert of(trace, Model)[0].methods == (PLAIN, DRAFTER, "openvino")
     request = peer.asked[1]
     assert (request.max_tokens, request.ignore_eos, request.temperature) == (12, True, 0.0)
     assert request.prompt == pronk_tiny().tokenizer.encode(str(TASKS["code"][0].text))
@@ -265,20 +241,18 @@ def test_a_peer_takes_part(fake: type[FakePeer]) -> None:
 
 def test_a_peer_that_cannot_start_fails_at_every_prompt(fake: type[FakePeer]) -> None:
     fake.error = PeerError("openvino: no package openvino_genai")
-    trace = measured(plan(GUESS, peers=("openvino",), tasks={"code": TASKS["code"]}))
+    trace = measured(plan(DRAFTER, peers=("openvino",), tasks={"code": TASKS["code"]}))
     assert not fake.made[0].open
     assert of(trace, PeerRecord) == [PeerRecord("openvino", {"error": "openvino: no package openvino_genai"})]
     found = summarize(trace.records)
     assert figures(found, "openvino").prompts == 0
     assert figures(found, "openvino").asked == 1
     assert {f.reason for f in figures(found, "openvino").failures} == {"openvino: no package openvino_genai"}
-    assert figures(found, GUESS).prompts == 1
+    assert figures(found, DRAFTER).prompts == 1
 
 
 @pytest.mark.parametrize("where", ["load", "generate"])
-def test_no_peer_is_left_running_after_an_interrupt(
-    fake: type[FakePeer], monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
+def test_peers_are_closed_after_an_interrupt(fake: type[FakePeer], monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     if where == "load":
         fake.error = KeyboardInterrupt()
     else:
@@ -290,35 +264,6 @@ def test_no_peer_is_left_running_after_an_interrupt(
 
 def interrupt(*_: Any) -> Any:
     raise KeyboardInterrupt
-
-
-def interrupt_call(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    original: Callable[..., list[Sample]] = methods.DrafterMethod.run
-    calls = SimpleNamespace(count=0)
-
-    def count(self: DrafterMethod, items: list[Item]) -> list[Sample]:
-        calls.count += 1
-        return interrupt() if calls.count == number else original(self, items)  # type: ignore[no-any-return]
-
-    monkeypatch.setattr(methods.DrafterMethod, "run", count)
-
-
-def test_an_interrupt_leaves_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two runs to warm up, four of the first prompt's greedy outputs, then one of the next."""
-    interrupt_call(monkeypatch, 2 + 4 + 2)
-    trace = StepTrace()
-    with pytest.raises(KeyboardInterrupt):
-        run.run({"tiny": lambda _: pronk_tiny()}, plan(LOOKUP), trace, {})
-    assert [(s.temperature, s.repeat, s.method) for s in of(trace, Sample)] == [
-        (0.0, 0, PLAIN), (0.0, 0, LOOKUP), (0.0, 1, LOOKUP), (0.0, 1, PLAIN), (0.8, 0, PLAIN),
-    ]  # fmt: skip
-    assert isinstance(trace.records[-1], End)
-    assert trace.records[-1].interrupted
-    found = summarize(trace.records)
-    assert found.interrupted
-    assert figures(found, LOOKUP).prompts == 1
-    monkeypatch.undo()
-    assert pronk_tiny().engine.cache.allocator.num_free == pronk_tiny().engine.cache.allocator.num_blocks
 
 
 def test_a_model_that_cannot_be_loaded() -> None:
@@ -336,22 +281,6 @@ def test_a_model_that_cannot_be_loaded() -> None:
     assert summarize(trace.records).interrupted
 
 
-@pytest.mark.parametrize(
-    ("drafters", "peers", "options", "expected"),
-    [
-        (("magic",), (), {}, "'magic'"),
-        (("prompt_lookup(speed=9)",), (), {}, "speed"),
-        ((), ("transformers_assisted",), {}, "transformers_assisted: expected --peer-draft"),
-        ((), ("openvino",), {"batch": 2}, "--batch 1, found 2"),
-    ],
-)
-def test_mistakes_are_found_first(
-    drafters: tuple[str, ...], peers: tuple[str, ...], options: dict[str, Any], expected: str
-) -> None:
-    with pytest.raises(OptionError, match=expected):
-        run.check(plan(*drafters, peers=peers, **options))
-
-
-def test_what_can_be_measured_passes() -> None:
+def test_a_valid_plan_passes_the_check() -> None:
     run.check(plan(LOOKUP, batch=4))
     run.check(replace(plan(), peers=PeerOptions((PEERS["transformers_assisted"],), draft=pronk_tiny().path)))

@@ -1,4 +1,4 @@
-"""The tables: at 80 columns no figure is cut, whatever the methods are called, and what is missing is a dash."""
+"""Tables: every figure fits into 80 columns, long names are folded, and missing values are dashes."""
 
 import io
 import re
@@ -52,7 +52,7 @@ FULL: dict[str, Any] = {
     "repeated": 1.0,
     "degenerated": 9,
 }
-# Of a row of each table, in order.
+# The cells of a row of each table.
 GAIN = ["2.35±0.12", "2.72", "0.62", "100%"]
 COST = ["1234.6", "14.57", "234", "32.1", "457", "0.046", "1.62", "3.46", "12/18", "3.00"]
 
@@ -86,12 +86,12 @@ def shown(of: Document, width: int = 80) -> str:
 
 
 def rows_of(text: str, name: str) -> list[list[str]]:
-    """The cells behind a method's name, wherever it stands."""
+    """Return the cells behind a method's name."""
     return [line.split()[1:] for line in text.splitlines() if line.split()[:1] == [name]]
 
 
 @pytest.mark.parametrize("temperatures", [(0.0,), (0.0, 0.8), (0.0, 0.8, 1.2), (0.0, 0.3, 0.8, 1.0)])
-def test_no_figure_is_cut_and_long_names_fold(temperatures: tuple[float, ...]) -> None:
+def test_figures_are_complete_and_long_names_are_folded(temperatures: tuple[float, ...]) -> None:
     tasks = ("humaneval", "gsm8k", ALL, SOUND)
     of = document(*[make(m, task, t, **FULL) for task in tasks for t in temperatures for m in METHODS])
     text = shown(of)
@@ -103,17 +103,17 @@ def test_no_figure_is_cut_and_long_names_fold(temperatures: tuple[float, ...]) -
         assert len(re.findall(rf"(?<= ){re.escape(cell)}(?= |$)", body, re.MULTILINE)) == len(METHODS) * len(
             temperatures
         )
-    # A name may fold, but all of it is there: beside its figures, and in the lines below them.
+    # A folded name continues in the lines below its figures.
     names = "".join(re.split(r" {2,}(?=\d)| (?=\d+\.\d+[ ±])", line)[0].replace(" ", "") for line in body.splitlines())
     for method in METHODS:
         tables = -(-len(temperatures) // 2) * len(tasks) + len(temperatures)
         assert names.count(method.replace(" ", "")) >= tables, method
 
 
-def test_rows_have_their_figures_in_order() -> None:
-    of = document(*[make("guess", task, t, **FULL) for task in ("code", ALL) for t in (0.0, 0.8)])
+def test_cells_of_a_row() -> None:
+    of = document(*[make("drafter", task, t, **FULL) for task in ("code", ALL) for t in (0.0, 0.8)])
     text = shown(of)
-    rows = rows_of(text, "guess")
+    rows = rows_of(text, "drafter")
     assert rows[:2] == [[*GAIN, *GAIN, "324/328*", "164"]] * 2
     assert rows[2:] == [COST] * 2
     lines = [line.strip() for line in text.splitlines()]
@@ -121,21 +121,21 @@ def test_rows_have_their_figures_in_order() -> None:
     assert "T = 0    S    α loops   T = 0.8    S    α loops" in text
 
 
-def test_what_is_missing_is_a_dash() -> None:
+def test_missing_values_are_dashes() -> None:
     peer = make("peer", speedup=Range(1.0, 0.0), repeated=0.25, tokens_per_second=Range(5.0, 0.1))
     (gain, cost) = rows_of(shown(document(peer)), "peer")
     assert gain == ["1.00±0.00", "–", "–", "25%", "1"]  # nothing compared
     assert cost == ["5.0", *["–"] * 9]
 
 
-def test_a_method_that_failed_everywhere_is_there() -> None:
+def test_a_method_that_failed_everywhere_is_listed() -> None:
     failed = tuple(Failure(f"code/{i}", "no package" if i else "out of luck") for i in range(7))
     text = shown(document(make("good", **FULL), make("peer", prompts=0, asked=7, failures=failed)))
     assert rows_of(text, "peer") == [["–"] * 4 + ["0/7"]]
     assert "failed:\n  peer, code/0: out of luck\n  peer, code/1 and 5 more: no package\n" in text
 
 
-def test_prompts_are_the_least_of_all_temperatures() -> None:
+def test_the_number_of_prompts_is_the_least_of_all_temperatures() -> None:
     text = shown(document(make("x", prompts=3, asked=4), make("x", temperature=0.8, prompts=4, asked=4)))
     assert rows_of(text, "x")[0][-1] == "3/4"
 
@@ -152,8 +152,8 @@ def test_the_fastest_drafter_is_compared_with_the_fastest_peer() -> None:
     assert "The best peer" not in shown(document(*figures[:2]))
 
 
-def test_a_temperature_that_was_not_reached() -> None:
-    """Interrupted: one method has both, the other only the first."""
+def test_an_interrupted_temperature() -> None:
+    """One method has both temperatures, the other only the first."""
     reached = [make("a", temperature=t, **FULL) for t in (0.0, 0.8)]
     text = shown(document(*reached, make("b", **FULL), interrupted=True))
     assert rows_of(text, "b")[0] == [*GAIN, *["–"] * 4, "162/164*", "164"]
@@ -171,7 +171,7 @@ def test_a_temperature_that_was_not_reached() -> None:
         ([(0, 5, 0)], "0/5"),
     ],
 )
-def test_a_star_stands_where_all_others_are_near_ties(counts: list[tuple[int, int, int]], expected: str) -> None:
+def test_a_star_marks_differences_that_are_all_near_ties(counts: list[tuple[int, int, int]], expected: str) -> None:
     figures = [
         make("x", temperature=float(t), same=same, compared=compared, near_ties=ties)
         for t, (same, compared, ties) in enumerate(counts)
@@ -179,7 +179,7 @@ def test_a_star_stands_where_all_others_are_near_ties(counts: list[tuple[int, in
     assert rows_of(shown(document(*figures)), "x")[0][-2] == expected
 
 
-def test_what_stands_above_the_tables() -> None:
+def test_the_heading() -> None:
     of = document(
         make("x", **FULL),
         bandwidth=Range(4.2e10, 1.1e9),
@@ -194,7 +194,7 @@ def test_what_stands_above_the_tables() -> None:
     assert "Real acceptance, simulated size: the function is that of tiny (15.7 M parameters)" in text
 
 
-def test_workers_have_a_column_where_there_are_some() -> None:
+def test_the_column_of_workers() -> None:
     one = document(make("own", **FULL, waited=0.0123), make("peer", **FULL))
     text = shown(replace(one, arguments={"workers": 2, "parallel": "tree"}))
     assert [rows_of(text, name)[-1] for name in ("own", "peer")] == [[*COST, "1.2"], [*COST, "–"]]
@@ -214,7 +214,7 @@ def test_nothing_measured() -> None:
     assert "T =" not in text
 
 
-def test_names_are_no_markup() -> None:
+def test_markup_in_names_is_text() -> None:
     text = shown(document(make("x[bold]", "[red]task", **FULL), skipped=(Failure("[b]id[/b]", "[/]"),)))
     assert all(name in text for name in ("x[bold]", "[red]task", "[b]id[/b]: [/]"))
 
@@ -235,10 +235,10 @@ def test_markdown_has_the_same_cells() -> None:
     assert cells[-1] == ["", "prompt\\_lookup", *COST]
 
 
-def test_what_weights_are_said_to_be() -> None:
+def test_descriptions_of_weights() -> None:
     of = document()
     (plain,) = of.models
-    for kept in ({"weights": "bfloat16", "weight_bits": 16.1}, {}):  # a trace from before has neither
+    for kept in ({"weights": "bfloat16", "weight_bits": 16.1}, {}):  # older traces have neither
         assert "bfloat16 · kernels" in describe(replace(plain, **kept), of)
     rounded = replace(plain, weights="int4 in groups of 32", weight_bits=5.0, pass_bytes=6_100_000)
     assert "bfloat16 · int4 in groups of 32: 5.00 bits a weight, 6.1 MB a forward pass · kernels" in describe(

@@ -1,4 +1,4 @@
-"""A guesser that raises costs its request the guesses and nothing else: here no text would show it, so the log does."""
+"""Check after every test that no proposer failed: only the log shows it, because the text stays the same."""
 
 from collections.abc import Iterator
 
@@ -6,8 +6,8 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def no_guesser_fails(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """But for those that a test has cleared from the log."""
+def no_proposer_fails(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """A test that makes a proposer fail clears the log."""
     yield
     failures = [each.getMessage() for each in caplog.get_records("call") if each.name == "pronk.speculation.speculator"]
     assert not failures

@@ -1,4 +1,4 @@
-"""Looking over a draft model's shoulder: what it would say without a cache, what it was asked, what it ran."""
+"""Helpers that record what a draft model computes, and references without a KV cache."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -27,13 +27,27 @@ from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import DraftToken, Sampler
 from pronk.speculation.tree import TokenTree
 from pronk.train.attention import dense_logits
-from tiny_models import CPU, VOCAB, StrictAllocator, kernels, make_cache, make_engine, make_request, run, tiny_decoder
+from tiny_models import (
+    CPU,
+    VOCAB,
+    StrictAllocator,
+    assert_idle,
+    kernels,
+    make_cache,
+    make_engine,
+    make_request,
+    run,
+    tiny_decoder,
+)
+
+# A bias that leaves few likely tokens, so that some draft tokens of random heads are right.
+LIKELY = dict.fromkeys(range(5), 30.0)
 
 
 class Dense:
-    """A model that starts anew: whatever it is asked, it runs the whole text.
+    """Reference of a draft model without a KV cache: computes the whole text for every call.
 
-    It does so with the kernels, whose bits are to be met again, and what they say is close to what torch says.
+    The kernels compute it, so that bits can be compared; torch computes nearly the same.
     """
 
     def __init__(self, folder: str) -> None:
@@ -44,14 +58,14 @@ class Dense:
         self._after: dict[tuple[int, ...], Tensor] = {}
 
     def __call__(self, tokens: Sequence[int]) -> Tensor:
-        """Logits ``[vocab]`` after ``tokens``."""
+        """Return the logits ``[vocab]`` after ``tokens``."""
         key = tuple(tokens)
         if key not in self._after:
             self._after[key] = self._run(key)[0]
         return self._after[key]
 
     def rows(self, tokens: Sequence[int]) -> list[Tensor]:
-        """Keys and values of all layers after a pass over ``tokens``, ``[kv_heads, tokens, head_dim]`` each."""
+        """Return keys and values of all layers for ``tokens``, ``[kv_heads, tokens, head_dim]`` each."""
         return self._run(tuple(tokens))[1]
 
     def _run(self, tokens: tuple[int, ...]) -> tuple[Tensor, list[Tensor]]:
@@ -75,14 +89,14 @@ def dense(noise: float) -> Dense:
 
 
 def kept_rows(runner: ModelRunner, block_table: BlockTable) -> list[Tensor]:
-    """Copies of the keys and values that a table has in all layers."""
+    """Return copies of the cached keys and values of a request in all layers."""
     pools = [pool for layer in range(len(runner.cache.keys)) for pool in runner.cache.read(layer, block_table)]
     return [pool.clone() for pool in pools]
 
 
 @dataclass
 class Asked:
-    """One proposal: the text, the limits, the tree, what was accepted of it, and what had been computed by then."""
+    """One proposal: the text, the limits, the tree, the accepted path, and the rows that were started early."""
 
     tokens: list[int]
     depth: int
@@ -93,19 +107,19 @@ class Asked:
 
 
 def started_tables(drafter: Proposer[Any]) -> StartedRowsByTable | None:
-    """The rows that early exits have started, whatever wraps the early exit; ``None`` for other drafters."""
+    """Return the rows that an early exit has started, or ``None`` for other drafters."""
     return next((model.runner.started_rows for model in drafter.models if isinstance(model, EarlyExit)), None)
 
 
 def started_of(drafter: Proposer[Any], block_table: BlockTable) -> StartedRows | None:
-    """The rows behind a table that a drafter has taken through the first layers."""
+    """Return the rows of a request that went through the first layers already."""
     tables = started_tables(drafter)
     return None if tables is None else tables.get(block_table)
 
 
 @dataclass(frozen=True, eq=False)
 class Watched(Proposer[Any]):
-    """Notes what the drafter within is asked and says, by request."""
+    """Records the proposals of the drafter within, by request."""
 
     name = "watched"
 
@@ -114,6 +128,7 @@ class Watched(Proposer[Any]):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "capabilities", self.inner.capabilities)
+        object.__setattr__(self, "models", self.inner.models)
 
     def start(self, prompt: Sequence[int]) -> Any:
         return self.inner.start(prompt)
@@ -138,13 +153,40 @@ class Watched(Proposer[Any]):
         self.inner.stop(state)
 
     def of(self, request: Request) -> list[Asked]:
-        """What was asked for one request."""
+        """Return the proposals for one request."""
         return self.asked.get(id(request.sampler), [])
+
+
+@dataclass(frozen=True, eq=False)
+class Turns(Proposer[Any]):
+    """Alternates between two drafters, which both observe every step."""
+
+    name = "turns"
+
+    one: Proposer[Any]
+    other: Proposer[Any]
+
+    def start(self, prompt: Sequence[int]) -> Any:
+        return [0, self.one.start(prompt), self.other.start(prompt)]
+
+    def propose(self, contexts: Sequence[DraftContext[Any]]) -> list[TokenTree]:
+        (context,) = contexts
+        context.state[0] += 1
+        number = 1 + context.state[0] % 2
+        return (self.one, self.other)[number - 1].propose([replace(context, state=context.state[number])])
+
+    def observe(self, outcome: Outcome[Any]) -> None:
+        for number, part in enumerate((self.one, self.other), 1):
+            part.observe(replace(outcome, state=outcome.state[number]))
+
+    def stop(self, state: Any) -> None:
+        for number, part in enumerate((self.one, self.other), 1):
+            part.stop(state[number])
 
 
 @dataclass
 class Pass:
-    """One pass of a draft: for each of its requests, the texts that end with the tokens that it ran."""
+    """A forward pass of a draft: for each request, the texts that end with the tokens of its rows."""
 
     texts: list[list[tuple[int, ...]]]
 
@@ -154,8 +196,8 @@ class Pass:
 
 
 def watch_draft(draft: DraftRunner) -> list[Pass]:
-    """The passes that ``draft`` will make; its pool counts strictly from now on."""
-    passes, lanes, lane = list[Pass](), [], draft.lane
+    """Record the forward passes of ``draft``, whose pool gets a strict allocator."""
+    passes, lanes, lane = list[Pass](), [], draft.make_lane
     forward, grow = draft.runner.forward, draft.runner.draft_chain
     allocator = draft.runner.cache.allocator
     draft.runner.cache.allocator = StrictAllocator(allocator.num_blocks, allocator.block_size)
@@ -170,7 +212,7 @@ def watch_draft(draft: DraftRunner) -> list[Pass]:
         (own,) = [each for each in lanes if each.block_table is job.segment.block_table]
         assert own.block_table.length == len(own.tokens)
         tree, places = job.segment.tree, len(own.block_table.blocks) * draft.runner.cache.block_size
-        assert own.block_table.length + len(tree) + more <= places, "a pass writes where the request has no places"
+        assert own.block_table.length + len(tree) + more <= places, "the request has no KV slots for its rows"
         nodes = range(job.segment.computed, len(tree))
         return [(*own.tokens, tree.tokens[0], *(tree.tokens[i] for i in tree.path(n))) for n in nodes]
 
@@ -178,14 +220,14 @@ def watch_draft(draft: DraftRunner) -> list[Pass]:
         passes.append(Pass([texts_of(job) for job in jobs]))
         return forward(jobs, collect)
 
-    def watched_growth(job: ForwardJob, sampler: Sampler, steps: int, on_token: Callable[[DraftToken], bool]) -> int:
+    def watched_growth(job: ForwardJob, sampler: Sampler, steps: int, take: Callable[[DraftToken], bool]) -> int:
         before, draft_tokens = texts_of(job, steps - 1), list[int]()
 
-        def told(guess: DraftToken) -> bool:
-            draft_tokens.append(guess.token)
-            return on_token(guess)
+        def recorded(draft_token: DraftToken) -> bool:
+            draft_tokens.append(draft_token.token)
+            return take(draft_token)
 
-        count = grow(job, sampler, steps, told)
+        count = grow(job, sampler, steps, recorded)
         assert count - len(draft_tokens) in (0, 1)
         passes.append(Pass([before]))
         passes.extend(Pass([[(*before[-1], *draft_tokens[:number])]]) for number in range(1, count))
@@ -193,31 +235,35 @@ def watch_draft(draft: DraftRunner) -> list[Pass]:
 
     draft.runner.forward = watched  # type: ignore[method-assign]
     draft.runner.draft_chain = watched_growth  # type: ignore[method-assign]
-    draft.lane = watched_lane  # type: ignore[method-assign]
+    draft.make_lane = watched_lane  # type: ignore[method-assign]
     return passes
 
 
-def assert_no_blocks(draft: DraftRunner) -> None:
-    """No request holds anything of the draft's pool."""
-    allocator = draft.runner.cache.allocator
-    assert allocator.num_free == allocator.num_blocks
-    assert not any(allocator.references)
+def assert_no_blocks(drafter: Proposer[Any]) -> None:
+    """Check that no request holds a block of the caches of a drafter's models."""
+    assert drafter.models
+    for model in drafter.models:
+        owners = (getattr(model, name, None) for name in ("_side_cache", "side_cache", "runner"))
+        owner: Any = next(each for each in owners if each is not None)
+        allocator = owner.cache.allocator
+        assert allocator.num_free == allocator.num_blocks
+        assert not any(allocator.references)
 
 
 def bound(spec: str, engine: Engine | None = None) -> Proposer[Any]:
-    """A drafter that has met a target."""
+    """Return a proposer, by default for the tiny target."""
     engine = engine or make_engine(tiny_decoder())
     return make_drafter(spec).bind(engine.target)
 
 
 def watched(spec: str, **options: Any) -> tuple[Engine, Watched]:
-    """An engine, and a drafter for it that notes what it is asked."""
+    """Return an engine, and a proposer that records its proposals for this engine."""
     engine = make_engine(tiny_decoder(), **options)
     return engine, Watched(bound(spec, engine))
 
 
 def decode(engine: Engine, drafter: Proposer[Any], prompts: Sequence[Sequence[int]], **options: Any) -> list[Request]:
-    """The prompts in one batch, the outputs of which are those of plain decoding."""
+    """Decode the prompts in one batch; the outputs must equal plain decoding."""
     params = [SamplingParams(**{"max_tokens": 30, "seed": seed, **options}) for seed in range(len(prompts))]
     requests = [make_request(prompt, own, drafter) for prompt, own in zip(prompts, params, strict=True)]
     run(engine, requests)
@@ -225,15 +271,27 @@ def decode(engine: Engine, drafter: Proposer[Any], prompts: Sequence[Sequence[in
     return requests
 
 
+def abort_one_and_finish(engine: Engine, drafter: Proposer[Any], requests: Sequence[Request]) -> None:
+    """Abort the second request after an interrupted step; the others must end with the tokens of plain decoding."""
+    engine.abort(requests[1])
+    rest = [*requests[:1], *requests[2:]]
+    while any(request.finish_reason is None for request in rest):
+        engine.step()
+    assert_plain(engine, rest)
+    assert all(request.stats.accepted > 0 for request in rest)
+    assert_idle(engine)
+    assert_no_blocks(drafter)
+
+
 def assert_plain(engine: Engine, requests: Sequence[Request]) -> None:
-    """The outputs are those of decoding without guesses."""
+    """Check that the outputs equal plain decoding."""
     for request in requests:
         params = replace(request.params, n=1, seed=request.seed)
         assert request.output == plain_output(request.prompt, params, engine.runner.decoder)
 
 
 def plain_output(prompt: Sequence[int], params: SamplingParams, decoder: Decoder | None = None) -> list[int]:
-    """Output of plain decoding, by default of the tiny decoder."""
+    """Return the output of plain decoding, by default of the tiny decoder."""
     decoder = decoder or tiny_decoder()
     key = (decoder, tuple(prompt), repr(params))
     if key not in _PLAIN:
@@ -247,12 +305,11 @@ _PLAIN: dict[Any, list[int]] = {}
 
 
 def text(seed: int, length: int) -> list[int]:
-    """Random tokens."""
     return random.Random(seed).choices(range(VOCAB), k=length)
 
 
-def chooser_at(request: Request, tokens: Sequence[int]) -> Sampler:
-    """A fresh chooser of the request's tokens after ``tokens``."""
+def sampler_at(request: Request, tokens: Sequence[int]) -> Sampler:
+    """Return a fresh sampler for the request's tokens after ``tokens``."""
     return Sampler(request.params, request.seed, list(tokens), VOCAB, num_prompt=len(request.prompt))
 
 
@@ -261,17 +318,17 @@ def context(
     tokens: Sequence[int],
     *,
     state: Any = None,
-    guessed: int = 0,
+    drafted: int = 0,
     depth: int = 20,
     nodes: int = 60,
     params: SamplingParams | None = None,
     **more: Any,
 ) -> DraftContext[Any]:
-    """What a drafter is asked about ``tokens``, the last ``guessed`` of which are another one's guesses."""
+    """Return the context of a proposal after ``tokens``, whose last ``drafted`` are another drafter's draft tokens."""
     state = drafter.start(tokens) if state is None else state
-    return plain_context(state, tokens, depth, nodes, guessed=guessed, params=params, vocab=VOCAB, **more)
+    return plain_context(state, tokens, depth, nodes, drafted=drafted, params=params, vocab=VOCAB, **more)
 
 
 def paths(tree: TokenTree) -> set[tuple[int, ...]]:
-    """The guesses of a tree, each with those above it."""
+    """Return the root paths of all draft tokens of a tree."""
     return {tuple(tree.tokens[i] for i in tree.path(node)) for node in range(1, len(tree))}

@@ -1,7 +1,10 @@
-"""A model that is asked at every node, and the shortest way to let a drafter decode with it."""
+"""Toy models, and the shortest way to decode with one drafter outside the engine."""
 
+import atexit
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
@@ -18,27 +21,31 @@ from pronk.speculation.tree import TokenTree
 Kind = TypeVar("Kind")
 
 VOCAB = 11
+_TEMPORARY = TemporaryDirectory()
+atexit.register(_TEMPORARY.cleanup)
+# Folder of the checkpoints and data that tests write once per process.
+CHECKPOINTS = Path(_TEMPORARY.name)
 
 
-def named(vocabulary: str | None) -> Any:
-    """A tokenizer of which nothing is known but its fingerprint; ``None`` for none."""
+def tokenizer_stub(vocabulary: str | None) -> Any:
+    """Return a tokenizer stub with a fingerprint; ``None`` for none."""
     return None if vocabulary is None else SimpleNamespace(fingerprint=vocabulary)
 
 
 @cache
-def stranger(vocabulary: str | None, size: int) -> Target:
-    """A model of which nothing is known but its vocabulary, and the size of it."""
+def target_stub(vocabulary: str | None, size: int) -> Target:
+    """Return a target with nothing but a vocabulary."""
     decoder = SimpleNamespace(config=SimpleNamespace(vocab_size=size))
     return cast(Target, SimpleNamespace(vocabulary=vocabulary, decoder=decoder, acceptance_stats=None))
 
 
-def met(drafter: Drafter, vocabulary: str | None = None, size: int = VOCAB) -> Any:
-    """What guesses for such a model."""
-    return drafter.bind(stranger(vocabulary, size))
+def bind(drafter: Drafter, vocabulary: str | None = None, size: int = VOCAB) -> Any:
+    """Return the proposer for a target stub."""
+    return drafter.bind(target_stub(vocabulary, size))
 
 
 def within(drafter: Any, kind: type[Kind]) -> list[Kind]:
-    """The guessers of a kind that one is made of, first to last; it may be one itself."""
+    """Return the proposers of a kind inside a proposer, first to last; it may be one itself."""
     if isinstance(drafter, kind):
         return [drafter]
     inside = getattr(drafter, "parts", None) or ([drafter.inner] if hasattr(drafter, "inner") else [])
@@ -49,18 +56,18 @@ Model = Callable[[Sequence[int]], int]
 
 
 def scrambled(tokens: Sequence[int]) -> int:
-    """A model: the next token depends on the last three."""
+    """Return a token that depends on the last three tokens."""
     a, b, c = ([0, 0, 0, *tokens])[-3:]
     return (5 * a + 3 * b * b + c + 1) % VOCAB
 
 
 def looping(tokens: Sequence[int]) -> int:
-    """A model that counts, so that most guesses are right."""
+    """Count up to 4 in a loop, so that most draft tokens are right."""
     return (tokens[-1] + 1) % 5
 
 
 def markov(tokens: Sequence[int]) -> int:
-    """A model whose next token depends on the last one alone."""
+    """Return a token that depends on the last token alone."""
     return (7 * tokens[-1] + 3) % VOCAB
 
 
@@ -70,24 +77,24 @@ def context(
     depth: int = 99,
     nodes: int = 99,
     *,
-    guessed: int = 0,
+    drafted: int = 0,
     params: SamplingParams | None = None,
     vocab: int = VOCAB,
     **more: Any,
 ) -> DraftContext[Any]:
-    """What a drafter sees of a text, the last ``guessed`` tokens of which are another one's guesses."""
+    """Return the context of a text, whose last ``drafted`` tokens are another drafter's draft tokens."""
     params, text = params or SamplingParams(), list(tokens)
-    sampler, block_table = Sampler(params, params.seed or 0, text, vocab), BlockTable(length=len(text) - 1 - guessed)
+    sampler, block_table = Sampler(params, params.seed or 0, text, vocab), BlockTable(length=len(text) - 1 - drafted)
     return DraftContext(state, text, depth, nodes, params, sampler, block_table, **more)
 
 
-def said_of(tree: TokenTree, path: Sequence[int], **more: Any) -> Outcome[Any]:
-    """What a drafter hears of a tree of which a path was accepted."""
+def outcome_of(tree: TokenTree, path: Sequence[int], **more: Any) -> Outcome[Any]:
+    """Return the outcome of a tree of which a path was accepted."""
     committed = (*(tree.tokens[node] for node in path), VOCAB)
     return Outcome(None, tree, tuple(path), committed, 0, **{"params": SamplingParams(), **more})
 
 
-def hear(
+def verify_step(
     drafter: Proposer[Any],
     state: Any,
     tree: TokenTree,
@@ -95,7 +102,7 @@ def hear(
     model: Model,
     params: SamplingParams | None = None,
 ) -> tuple[int, ...]:
-    """Verify a tree below ``tokens``, which grows; the drafter hears of it. Returns the accepted nodes."""
+    """Verify a tree below ``tokens``, append the committed tokens, inform the drafter; return the accepted nodes."""
     paths = [[*tokens, *(tree.tokens[i] for i in tree.path(node))] for node in range(len(tree))]
     logits = torch.nn.functional.one_hot(torch.tensor([model(path) for path in paths]), VOCAB).float()
     found = verify_tree(tree, lambda node, _: int(logits[node].argmax()))
@@ -107,7 +114,7 @@ def hear(
 
 
 def step(drafter: Proposer[Any], state: Any, tokens: list[int], model: Model, **options: Any) -> TokenTree:
-    """One step of decoding; ``tokens`` grows."""
+    """Decode one step and append its tokens to ``tokens``; return the tree."""
     (tree,) = drafter.propose([context(state, tokens, **options)])
-    hear(drafter, state, tree, tokens, model)
+    verify_step(drafter, state, tree, tokens, model)
     return tree

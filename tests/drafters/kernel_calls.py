@@ -1,4 +1,4 @@
-"""Looking over the kernels' shoulder: which layers they are told to compute for which rows, and stopping them there."""
+"""Record which layers the kernels compute for which rows, and interrupt them."""
 
 import ctypes
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ _QKV = 2  # see csrc/pronk.h
 
 
 def layers_of(program: Program) -> list[int]:
-    """The layers of the program's own cache whose keys and values it stores, in order."""
+    """Return the layers of the program's cache whose keys and values it stores, in order."""
     if program.cache is None:
         return []
     where = {keys.data_ptr(): layer for layer, keys in enumerate(program.cache.keys)}
@@ -22,7 +22,7 @@ def layers_of(program: Program) -> list[int]:
 
 
 def slots_of(rows: ProgramRows, block_size: int) -> list[int]:
-    """Where the rows of a pass go, by what the kernels are told of them."""
+    """Return the KV slots of the rows of a forward pass, as the kernels get them."""
     found: list[int] = []
     for segment in rows.call.segment[: rows.call.segments]:
         blocks = ctypes.cast(segment.blocks, ctypes.POINTER(ctypes.c_int32))
@@ -32,7 +32,7 @@ def slots_of(rows: ProgramRows, block_size: int) -> list[int]:
 
 
 class Calls:
-    """What is computed into a cache, in the order of the passes: ``(layer, slots)`` for every layer of every pass."""
+    """Records ``(layer, slots)`` for every layer of every forward pass that computes into a cache."""
 
     def __init__(self, cache: PagedCache, patch: pytest.MonkeyPatch) -> None:
         self.calls: list[tuple[int, list[int]]] = []
@@ -52,9 +52,10 @@ class Calls:
 
 @contextmanager
 def burning(cache: PagedCache, at: int, *, after: bool = True) -> Iterator[Callable[[], int]]:
-    """Ctrl-C at pass number ``at`` (0 is the next one) of whoever computes into ``cache``.
+    """Raise KeyboardInterrupt at forward pass ``at`` (0 is the next one) that computes into ``cache``.
 
-    ``after``: when it has been computed, and nobody has been told; or else before. Yields how many passes there were.
+    With ``after`` the pass has been computed and its caller has not been informed; otherwise the pass has not begun.
+    Yields a function that returns the number of passes.
     """
     passes, run = 0, Program.run
 

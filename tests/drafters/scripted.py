@@ -1,4 +1,4 @@
-"""A drafter whose chains are written down: for tests of what is done with them."""
+"""A proposer with given chains, for tests of its wrappers."""
 
 import math
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ from pronk.speculation.calibration import Calibration
 from pronk.speculation.tree import TokenTree
 
 
-def guess(token: int, confidence: float, *others: int, vocab: int = VOCAB) -> DraftToken:
-    """A guess that is this sure; ``others`` come after it, and share what it leaves."""
+def drafted(token: int, confidence: float, *others: int, vocab: int = VOCAB) -> DraftToken:
+    """Return a draft token of this confidence; ``others`` are the next likeliest tokens."""
     scores = np.full(vocab, -math.inf)
     scores[token] = math.log(confidence)
     for rank, other in enumerate(others):
@@ -25,7 +25,7 @@ def guess(token: int, confidence: float, *others: int, vocab: int = VOCAB) -> Dr
 
 @dataclass(frozen=True)
 class Scripted(ChainProposer[Calibration]):
-    """Guesses ``script``, whatever the text."""
+    """Proposes ``script`` for every text."""
 
     name = "scripted"
 
@@ -49,7 +49,7 @@ class Scripted(ChainProposer[Calibration]):
         return chains
 
     def observe(self, outcome: Outcome[Calibration]) -> None:
-        """It learns nothing."""
+        """Ignore the outcome."""
 
     def drafted(self, tree: TokenTree) -> list[int]:
         return [node for node in range(1, len(tree)) if tree.origin and tree.origin[node][0] == self.name]

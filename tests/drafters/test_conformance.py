@@ -1,7 +1,7 @@
-"""What every drafter must do; a new one gets these tests by being in the registry.
+"""Rules for every registered drafter.
 
-Its name alone has to be enough to make it, or else ``SPECS`` of ``engine/cases.py`` says how tests make it. That no
-text depends on it is in ``engine/test_equality.py``.
+Tests make a drafter by its name alone or by its entry in ``SPECS`` of ``engine/cases.py``. ``engine/test_equality.py``
+checks that no drafter changes a text.
 """
 
 import random
@@ -23,14 +23,12 @@ from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
 from pronk.speculation.acceptance_rates import AcceptanceRates
 from pronk.speculation.tree import TokenTree
-from tiny_models import VOCAB, make_engine, tiny_decoder
+from tiny_models import VOCAB, context_of, make_engine, tiny_decoder
 
-STATEFUL = list(REGISTRY)
+# Drafters whose state depends on their draft tokens beyond acceptance rates.
+ADAPTIVE = {"draft_model", "threshold", "staged", "cape", "beam", "multi_token", "kangaroo", "glide", "vanilla"}
 
-# Drafters whose state has more than rates that is learned from guesses.
-PACED = {"draft_model", "threshold", "staged", "cape", "beam", "multi_token", "kangaroo", "glide", "vanilla"}
-
-# Drafters that read the target's cache: it must have computed the text.
+# Drafters that read the target's KV cache, which must hold the text.
 READERS = {"multi_token", "kangaroo", "glide", "vanilla"}
 
 
@@ -40,14 +38,14 @@ def make(name: str) -> Drafter:
 
 
 def rows(path: Sequence[int], width: int) -> Tensor:
-    """A row of numbers that depends on the tokens of ``path`` alone, as hidden states and logits do."""
+    """Return a row of numbers that depends on ``path`` alone, like hidden states and logits."""
     return torch.randn(width, generator=torch.Generator().manual_seed(hash(tuple(path)) % 2**60))
 
 
 def outcome(
     drafter: Proposer[Any], state: Any, before: Sequence[int], tree: TokenTree, path: Sequence[int], new: Sequence[int]
 ) -> Outcome[Any]:
-    """What the engine would say of ``tree`` below the text ``before``."""
+    """Return the engine's outcome of ``tree`` below the text ``before``."""
     nodes = [[*before, *(tree.tokens[i] for i in tree.path(node))] for node in range(len(tree))]
     config = tiny_decoder().config
     logits = torch.stack([rows(node, VOCAB) for node in nodes]) if drafter.capabilities.logits else None
@@ -59,7 +57,7 @@ def outcome(
 
 
 class Stage:
-    """A drafter and its target, outside the engine: one table for every state, computed as far as the text is."""
+    """A drafter and its target outside the engine; the block tables hold the text up to the last token."""
 
     def __init__(self, name: str) -> None:
         engine = make_engine(tiny_decoder())
@@ -69,12 +67,12 @@ class Stage:
         self.tables: dict[int, BlockTable] = {}
 
     def context(
-        self, state: Any, tokens: Sequence[int], guessed: int = 0, max_depth: int = 40, max_nodes: int = 40
+        self, state: Any, tokens: Sequence[int], drafted: int = 0, max_depth: int = 40, max_nodes: int = 40
     ) -> DraftContext:
-        """What the engine would say of a request; or a composite, ``guessed`` of whose tokens are others' guesses."""
+        """Return the context of a request, whose last ``drafted`` tokens are another drafter's draft tokens."""
         params = SamplingParams()
         sampler = Sampler(params, 0, tokens, VOCAB)
-        block_table = self._table(state, tokens, len(tokens) - 1 - guessed)
+        block_table = self._table(state, tokens, len(tokens) - 1 - drafted)
         return DraftContext(state, list(tokens), max_depth, max_nodes, params, sampler, block_table)
 
     def _table(self, state: Any, tokens: Sequence[int], length: int) -> BlockTable:
@@ -90,7 +88,7 @@ class Stage:
         return block_table
 
     def start(self, tokens: Sequence[int]) -> Any:
-        """The state of a request after a step that said the last token."""
+        """Return the state of a request after the step that chose the last token."""
         state = self.drafter.start(tokens)
         if self.drafter.capabilities.hidden and len(tokens) > 1:
             root = TokenTree.chain(tokens[-2:-1])
@@ -98,16 +96,16 @@ class Stage:
         return state
 
     def stop(self, state: Any) -> None:
-        """The request has ended."""
+        """End the request."""
         self.drafter.stop(state)
         self.runner.cache.release(self.tables.pop(id(state), BlockTable()))
 
 
 def replay(stage: Stage, tokens: Sequence[int], prompt: int, dice: random.Random, *, disturbed: bool = False) -> Any:
-    """The state after the engine's way through ``tokens``: guesses, some of which do not pay, right and wrong.
+    """Return the state after decoding ``tokens``, with right, wrong and dropped draft tokens.
 
-    ``disturbed``: with another request in the same batches, and proposals below others' guesses, right and wrong, that
-    nobody hears of again.
+    With ``disturbed`` another request shares the batches, and some proposals follow another drafter's draft tokens,
+    right or wrong, whose outcome is not observed.
     """
     drafter, context = stage.drafter, stage.context
     state = drafter.start(tokens[:prompt])
@@ -133,7 +131,7 @@ def replay(stage: Stage, tokens: Sequence[int], prompt: int, dice: random.Random
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two states are equal, whatever they are made of."""
+    """Whether two states are equal; states are nested dataclasses, containers and tensors."""
     if isinstance(a, Tensor):
         return isinstance(b, Tensor) and torch.equal(a, b)
     if is_dataclass(a):
@@ -146,39 +144,39 @@ def same(a: Any, b: Any) -> bool:
 
 
 def forget_rates(state: Any) -> None:
-    """What was learned from guesses alone goes."""
+    """Clear the acceptance counts, which depend on draft tokens."""
     if isinstance(state, AcceptanceRates):
         state.offered.clear()
         state.taken.clear()
     elif is_dataclass(state):
         for field in fields(state):
             forget_rates(getattr(state, field.name))
-    elif isinstance(state, tuple):  # a composite's: its parts'
+    elif isinstance(state, tuple):  # the parts of a composite
         for part in state:
             forget_rates(part)
 
 
-@pytest.mark.parametrize("name", STATEFUL)
-def test_state_depends_on_the_text_and_on_what_the_target_said(name: str) -> None:
-    """Rates are made of guesses; all else, for a drafter that hears no logits, is made of committed tokens alone."""
+@pytest.mark.parametrize("name", REGISTRY)
+def test_state_depends_on_the_text_and_the_targets_outputs_alone(name: str) -> None:
+    """Without logits, only acceptance rates may depend on draft tokens."""
     stage = Stage(name)
     drafter, context = stage.drafter, stage.context
-    for seed in range(3 if name in PACED else 6):
+    for seed in range(3 if name in ADAPTIVE else 6):
         dice = random.Random(seed)
-        # Few letters, so that much is guessed, and some of it right.
+        # Few letters, so that drafters propose much and some of it is right.
         tokens, prompt = [dice.randrange(4) for _ in range(80)], dice.randint(1, 60)
         again = random.Random()
         again.setstate(dice.getstate())
-        state = replay(stage, tokens, prompt, dice)
-        if drafter.capabilities.logits or drafter.capabilities.hidden or name in PACED:
-            fresh = replay(stage, tokens, prompt, again, disturbed=True)
+        state = replay(stage, tokens, prompt, dice, disturbed=True)
+        if drafter.capabilities.logits or drafter.capabilities.hidden or name in ADAPTIVE:
+            fresh = replay(stage, tokens, prompt, again)
         else:
             fresh = drafter.start(tokens[:prompt])
             root = TokenTree.chain(tokens[prompt - 1 : prompt])
             drafter.observe(outcome(drafter, fresh, tokens[:prompt], root, (), tokens[prompt:]))
             forget_rates(state)
             forget_rates(fresh)
-        # First, as what only guessing needs may be read when guesses are asked for.
+        # Before the comparison, because a proposal may read what only drafting needs.
         (one,), (other,) = (drafter.propose([context(s, tokens)]) for s in (state, fresh))
         assert same(state, fresh)
         assert (one.tokens, one.parents, one.verify) == (other.tokens, other.parents, other.verify)
@@ -186,17 +184,17 @@ def test_state_depends_on_the_text_and_on_what_the_target_said(name: str) -> Non
             stage.stop(each)
 
 
-@pytest.mark.parametrize("name", STATEFUL)
+@pytest.mark.parametrize("name", REGISTRY)
 def test_proposals_are_trees_within_the_limits(name: str) -> None:
     stage = Stage(name)
     drafter, context = stage.drafter, stage.context
     dice, largest = random.Random(0), 0
     for _ in range(20):
         tokens = [dice.randrange(3) for _ in range(dice.randint(1, 60))]
-        guessed = dice.randint(0, min(3, len(tokens) - 1))  # so many at the end are others' guesses
+        drafted = dice.randint(0, min(3, len(tokens) - 1))
         limits = [(depth, nodes) for depth in (0, 1, 2, 40) for nodes in (0, 1, 2, 40)]
-        states = [stage.start(tokens[: len(tokens) - guessed]) for _ in limits]
-        contexts = [context(state, tokens, guessed, *limit) for state, limit in zip(states, limits, strict=True)]
+        states = [stage.start(tokens[: len(tokens) - drafted]) for _ in limits]
+        contexts = [context(state, tokens, drafted, *limit) for state, limit in zip(states, limits, strict=True)]
         trees = drafter.propose(contexts)
         assert len(trees) == len(contexts)
         for (depth, nodes), tree in zip(limits, trees, strict=True):
@@ -210,13 +208,13 @@ def test_proposals_are_trees_within_the_limits(name: str) -> None:
             )
             largest = max(largest, tree.num_draft_tokens)
         for each in contexts:
+            assert context_of(each.sampler) == tokens
             stage.stop(each.state)
     assert (largest > 1) == (name != "autoregressive")
 
 
-@pytest.mark.parametrize("name", STATEFUL)
-def test_proposing_leaves_no_trace_and_ignores_company(name: str) -> None:
-    """A tree depends on its own context, not on the others of the batch nor on proposals before."""
+@pytest.mark.parametrize("name", REGISTRY)
+def test_proposals_do_not_depend_on_the_batch_or_on_earlier_proposals(name: str) -> None:
     stage = Stage(name)
     drafter, context = stage.drafter, stage.context
     dice = random.Random(1)
@@ -227,8 +225,8 @@ def test_proposing_leaves_no_trace_and_ignores_company(name: str) -> None:
     assert [(tree.tokens, tree.parents) for tree in together] == [(tree.tokens, tree.parents) for tree in alone]
 
 
-@pytest.mark.parametrize("name", STATEFUL)
-def test_a_drafter_is_a_value_that_meets_models(name: str) -> None:
+@pytest.mark.parametrize("name", REGISTRY)
+def test_equal_options_bind_to_equal_proposers_of_each_target(name: str) -> None:
     made, again = make(name), make(name)
     one, other = (make_engine(tiny_decoder()).target for _ in range(2))
     proposers = []
@@ -246,3 +244,6 @@ def test_a_drafter_is_a_value_that_meets_models(name: str) -> None:
         assert made == again
         assert hash(made) == hash(again)
     assert len(set(map(id, proposers))) == (3 if not isinstance(made, Proposer) else 2)
+    first, other_target, second = ({*map(id, proposer.models)} for proposer in proposers)
+    assert first == second
+    assert not first & other_target

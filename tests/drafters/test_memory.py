@@ -1,10 +1,10 @@
-"""What drafters remember from one request to the next: for which model, and of which requests."""
+"""Memory of drafters across requests: which target it belongs to, and which requests enter it."""
 
 from typing import Any
 
 import pytest
 
-from drafters.helpers import context, hear, markov, met, named
+from drafters.helpers import bind, context, markov, tokenizer_stub, verify_step
 from pronk.drafters import Drafter, Lookahead, Proposer, Recycling, Suffix
 from pronk.drafters.from_outputs.lookahead import LookaheadProposer
 from pronk.drafters.from_outputs.recycling import RecyclingProposer
@@ -13,15 +13,15 @@ from pronk.llm import LLM
 from pronk.sampling.params import SamplingParams
 from tiny_models import make_engine, tiny_decoder
 
-REMEMBERING: dict[str, Drafter] = {
+WITH_MEMORY: dict[str, Drafter] = {
     "suffix": Suffix(),
     "recycling": Recycling(shared=True),
     "lookahead": Lookahead(window=2, ngram=3, shared=True),
 }
 
 
-def remembered(drafter: Proposer[Any]) -> object:
-    """What other requests can learn from."""
+def memory_of(drafter: Proposer[Any]) -> object:
+    """Return the memory that later requests draft from."""
     if isinstance(drafter, SuffixProposer):
         return drafter.store.num_tokens
     if isinstance(drafter, RecyclingProposer):
@@ -31,55 +31,53 @@ def remembered(drafter: Proposer[Any]) -> object:
 
 
 def decode(drafter: Proposer[Any], params: SamplingParams | None = None) -> None:
-    """One request, from which others may learn."""
+    """Decode one request, whose output may enter the memory."""
     tokens, params = [1, 2, 3], params or SamplingParams()
     state = drafter.start(tokens)
     for _ in range(8):
         (tree,) = drafter.propose([context(state, tokens, params=params)])
-        hear(drafter, state, tree, tokens, markov, params)
+        verify_step(drafter, state, tree, tokens, markov, params)
     drafter.stop(state)
 
 
-@pytest.mark.parametrize("name", REMEMBERING)
+@pytest.mark.parametrize("name", WITH_MEMORY)
 @pytest.mark.parametrize("rule", ["coupled", "rejection"])
-def test_a_request_under_rejection_is_not_remembered(name: str, rule: Any) -> None:
-    """Its tokens depend on the guesses; a guess that came from them would bias a request of the same seed."""
-    drafter = met(REMEMBERING[name])
+def test_requests_under_rejection_do_not_enter_the_memory(name: str, rule: Any) -> None:
+    """Their tokens depend on draft tokens, and would bias later requests of the same seed."""
+    drafter = bind(WITH_MEMORY[name])
     drafter.start([1, 2, 3])
-    before = remembered(drafter)
+    before = memory_of(drafter)
     decode(drafter, SamplingParams(temperature=1.0, rule=rule))
-    assert (remembered(drafter) == before) == (rule == "rejection")
+    assert (memory_of(drafter) == before) == (rule == "rejection")
 
 
-@pytest.mark.parametrize("name", REMEMBERING)
-def test_memory_belongs_to_one_model(name: str) -> None:
-    """Models of different vocabularies may be given the same options; what one has learned is not told the other."""
+@pytest.mark.parametrize("name", WITH_MEMORY)
+def test_memory_belongs_to_one_target(name: str) -> None:
     one, other = (
-        REMEMBERING[name].bind(make_engine(tiny_decoder(), tokenizer=named(vocabulary)).target)
+        WITH_MEMORY[name].bind(make_engine(tiny_decoder(), tokenizer=tokenizer_stub(vocabulary)).target)
         for vocabulary in ("one", "other")
     )
     assert one is not other
-    before = remembered(one)
-    assert remembered(other) == before
+    before = memory_of(one)
+    assert memory_of(other) == before
     decode(one)
-    assert remembered(one) != before
-    assert remembered(other) == before
-    again = REMEMBERING[name].bind(make_engine(tiny_decoder(), tokenizer=named("one")).target)
-    assert remembered(again) == before
+    assert memory_of(one) != before
+    assert memory_of(other) == before
+    again = WITH_MEMORY[name].bind(make_engine(tiny_decoder(), tokenizer=tokenizer_stub("one")).target)
+    assert memory_of(again) == before
 
 
-@pytest.mark.parametrize("name", REMEMBERING)
-def test_equal_options_given_to_one_model_share_a_memory(name: str) -> None:
+@pytest.mark.parametrize("name", WITH_MEMORY)
+def test_equal_options_of_one_llm_share_a_memory(name: str) -> None:
     llm = LLM()
-    one = llm.get_proposer(REMEMBERING[name])
-    assert llm.get_proposer(REMEMBERING[name]) is one
-    assert LLM().get_proposer(REMEMBERING[name]) is not one
+    one = llm.get_proposer(WITH_MEMORY[name])
+    assert llm.get_proposer(WITH_MEMORY[name]) is one
+    assert LLM().get_proposer(WITH_MEMORY[name]) is not one
 
 
-def test_what_remembers_nothing_goes_with_any_model() -> None:
+def test_drafters_without_memory_keep_nothing() -> None:
     for drafter in (Suffix(store_tokens=0), Lookahead(), Recycling()):
-        for name in ("one", "other"):
-            made = drafter.bind(make_engine(tiny_decoder(), tokenizer=named(name)).target)
-            before = remembered(made)
-            decode(made)
-            assert remembered(made) == before
+        made = drafter.bind(make_engine(tiny_decoder(), tokenizer=tokenizer_stub("one")).target)
+        before = memory_of(made)
+        decode(made)
+        assert memory_of(made) == before

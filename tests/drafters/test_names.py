@@ -1,4 +1,4 @@
-"""Names of drafters with their options: what they make, and what is refused, in one line each."""
+"""Drafters by name and options: valid specifications, and one-line errors for invalid ones."""
 
 import math
 import re
@@ -10,7 +10,7 @@ import pytest
 from pronk.drafters import REGISTRY, PromptLookup, make_drafter
 from pronk.errors import OptionError
 
-BAD: dict[type, tuple[Any, ...]] = {
+OUT_OF_RANGE: dict[type, tuple[Any, ...]] = {
     int: (-1, 10**9, 1.5, "many", True, None),
     float: (-1.0, 1e9, math.nan, "many", None),
     bool: (2, "yes", None),
@@ -19,9 +19,9 @@ BAD: dict[type, tuple[Any, ...]] = {
 
 @pytest.mark.parametrize("name", REGISTRY)
 def test_options_out_of_range_are_refused(name: str) -> None:
-    """The message names the option, what it may be, and what was found."""
+    """The message names the option, its range and the value."""
     for option in fields(REGISTRY[name]):
-        for value in BAD.get(type(option.default), ()):
+        for value in OUT_OF_RANGE.get(type(option.default), ()):
             with pytest.raises(OptionError, match=re.escape(option.name)) as caught:
                 REGISTRY[name](**{option.name: value})
             message = str(caught.value)
@@ -39,12 +39,12 @@ def test_a_name_makes_a_drafter(name: str) -> None:
     assert make_drafter(f" {name}( ) ") == made
     assert make_drafter(made) is made
     for option in fields(REGISTRY[name]):
-        if type(option.default) in BAD:
+        if type(option.default) in OUT_OF_RANGE:
             spec = f"{name}({option.name}={option.default!r})"
             assert make_drafter(spec) == make_drafter(name)
 
 
-def test_options_in_a_name() -> None:
+def test_options_may_be_part_of_the_name() -> None:
     want = PromptLookup(num_tokens=9, max_ngram=3)
     assert make_drafter("prompt_lookup(num_tokens=9, max_ngram=3)") == want
     assert make_drafter("prompt_lookup( max_ngram = 3,num_tokens=9, )") == want
@@ -57,7 +57,6 @@ def test_options_in_a_name() -> None:
     [
         ("", "cannot be read"),
         ("prompt_lookup(", "cannot be read"),
-        ("prompt_lookup)", "cannot be read"),
         ("prompt lookup", "cannot be read"),
         ("prompt_lookup; autoregressive", "cannot be read"),
         ("prompt_lookup(7)", "cannot be read"),
@@ -86,11 +85,11 @@ def test_options_in_a_name() -> None:
         ("draft_model(model=7)", "draft_model: model: expected a path, found 7"),
         ("threshold(lowest=0.5, highest=0.4)", "threshold: lowest: expected at most highest = 0.4, found 0.5"),
         ("threshold(threshold=0.01)", "threshold: threshold: expected a number in 0.05..0.95, found 0.01"),
-        ("threshold(suffix)", "threshold: expected one drafter of chains"),
         ("cape(sizes='big')", "cape: sizes: expected one of paper, fine, found"),
-        ("cape(cape, cape)", "cape: expected one drafter of chains"),
-        ("staged(suffix, draft_model)", "staged: expected a draft_model and a smaller drafter"),
-        ("beam(threshold)", "beam: expected draft_model"),
+        (
+            "beam(draft_model, draft_model)",
+            "beam: expected draft_model, glide or vanilla alone, found draft_model, ",
+        ),
         ("threshold(cape(draft_model))", r"threshold: expected a drafter of chains, found cape; write cape\(threshold"),
         ("cape(cape(draft_model))", r"cape: expected a drafter of chains, found cape; one cape is enough"),
         ("threshold(prompt_lookup)", "threshold: expected one drafter of chains"),
@@ -100,7 +99,6 @@ def test_options_in_a_name() -> None:
         ("beam(prompt_lookup)", "beam: expected draft_model"),
         ("first_of(oracle)", "unknown drafter 'oracle'"),
         ("first_of(7)", "cannot be read"),
-        ("first_of('recycling')", "cannot be read"),
         ("first_of(*recycling)", "cannot be read"),
         ("first_of(recycling, num_nodes=2)", "unknown option 'num_nodes'; it has no options"),
         ("merged(parts=(1,))", "unknown option 'parts'; it has num_nodes"),
@@ -109,10 +107,8 @@ def test_options_in_a_name() -> None:
         ("kangaroo(num_tokens=0)", "num_tokens: expected an integer in 1..64, found 0"),
         ("kangaroo(eta=1.5)", "eta: expected a number in 0..1, found 1.5"),
         ("kangaroo(model=3)", "model: expected a path, found 3"),
-        ("retrieval(num_nodes=0)", "num_nodes: expected an integer in 1..128, found 0"),
-        ("retrieval(num_nodes=129)", "num_nodes: expected an integer in 1..128"),
+        ("retrieval(num_nodes=129)", "num_nodes: expected an integer in 1..128, found 129"),
         ("retrieval(max_match=65)", "max_match: expected an integer in 1..64"),
-        ("retrieval(min_match=True)", "min_match: expected an integer in 1..64, found True"),
         ("retrieval(max_depth=65)", "max_depth: expected an integer in 1..64"),
         ("retrieval(datastore=3)", "datastore: expected .*found 3"),
         ("retrieval(datastore='')", "datastore: expected .*found ''"),
@@ -124,7 +120,6 @@ def test_options_in_a_name() -> None:
         ("suffix(store=3)", "suffix: store: expected a path, found 3"),
         ("suffix(store='x', store_tokens=0)", "suffix: expected store_tokens of at least 1 for store='x', found 0"),
         ("medusa(tree=0)", r"medusa: tree: expected an integer in 1\.\.127, found 0"),
-        ("medusa(tree=True)", r"medusa: tree: expected an integer in 1\.\.127, found True"),
         ("medusa(tree='0 1')", r"medusa: tree: expected 1\.\.127 paths of ranks, .* found '0 1'"),
         (
             "medusa(tree=((0,), (1, 0)))",
@@ -133,18 +128,12 @@ def test_options_in_a_name() -> None:
         ("medusa(num_tokens=17)", r"medusa: num_tokens: expected an integer in 1\.\.16, found 17"),
         ("medusa(model=3)", "medusa: model: expected a path, found 3"),
         ("multi_token(tree=0)", r"multi_token: tree: expected an integer in 1\.\.127, found 0"),
-        ("multi_token(tree=True)", r"multi_token: tree: expected an integer in 1\.\.127, found True"),
-        ("multi_token(tree='0 1')", r"multi_token: tree: expected 1\.\.127 paths of ranks, .* found '0 1'"),
-        (
-            "multi_token(tree=((1, 0),))",
-            r"multi_token: tree: expected each path once .* found \(1, 0\) without \(1,\) before it",
-        ),
-        ("lookahead(window=0)", "lookahead: "),
-        ("lookahead(window=65)", "lookahead: "),
-        ("lookahead(window='wide')", "lookahead: "),
-        ("lookahead(ngram=3)", "lookahead: "),
-        ("lookahead(guesses=1)", "lookahead: "),
-        ("lookahead(window=3, ngram=1)", "lookahead: "),
+        ("lookahead(window=0)", "lookahead: window"),
+        ("lookahead(window=65)", "lookahead: window"),
+        ("lookahead(window='wide')", "lookahead: window"),
+        ("lookahead(ngram=3)", "lookahead: expected no ngram with window="),
+        ("lookahead(guesses=1)", "lookahead: expected no guesses with window="),
+        ("lookahead(window=3, ngram=1)", "lookahead: ngram"),
         ("multi_token(num_tokens=0)", r"num_tokens: expected an integer in 1\.\.63, found 0"),
         ("auto(num_nodes=0)", "auto: num_nodes"),
         ("auto(bundled=2)", "auto: bundled"),
@@ -153,7 +142,7 @@ def test_options_in_a_name() -> None:
     ],
     ids=lambda value: value[:60],
 )
-def test_bad_names(spec: str, message: str) -> None:
+def test_invalid_specifications_are_refused(spec: str, message: str) -> None:
     with pytest.raises(OptionError, match=message) as caught:
         make_drafter(spec)
     assert "\n" not in str(caught.value)

@@ -1,8 +1,7 @@
-"""What drafters' modules say on the kernels is what torch makes of the same weights, without caches.
+"""Drafters' modules on the kernels against torch with the same weights, without caches.
 
-In bfloat16 the kernels may round elsewhere than torch does, so what both say is compared with the same weights in
-float32, and has to be about as close to it as torch's own path is. Every comparison is of use only where what is
-compared matters: each test also looks at what would be said without it.
+In bfloat16 both are compared with the same weights in float32: the kernels' error must not be much larger than torch's.
+Each test also measures the error of outputs without the compared part, so that a comparison cannot be vacuous.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from drafters.drafting import Watched
 from drafters.from_target.exits import WINDOWS, Slow, kangaroo_of
-from drafters.from_target.test_glide import listen, model_of
+from drafters.from_target.test_glide import model_of, record_rows
 from drafters.from_target.trained_glide import DenseGlide, glide_folder
 from drafters.from_target.trained_kangaroo import adapter_folder, calm_decoder
 from drafters.from_target.trained_medusa import medusa_folder, plain_heads
@@ -24,7 +23,7 @@ from drafters.from_target.trained_multi_token import SHAPE, dense_heads, heads_f
 from pronk.drafters import make_drafter
 from pronk.drafters.from_target._early_exit import EarlyExit, ExitDraft
 from pronk.drafters.from_target.modules.kangaroo import ADAPTERS
-from pronk.drafters.from_target.multi_token import _Heads
+from pronk.drafters.from_target.multi_token import _HeadsRunner
 from pronk.models.decoder import Decoder
 from pronk.models.linear import KernelLinear
 from pronk.models.program import Program
@@ -33,22 +32,22 @@ from tiny_models import make_engine, make_request, run, tiny_decoder
 
 PROMPTS = [[1, 2, 3], [(7 * i * i + 3 * i) % 131 for i in range(75)], [9]]
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-# Where torch's own path has to be run for a comparison in bfloat16, that runs on demand.
+# The comparison in bfloat16 needs a slow run by torch.
 FLOAT32 = pytest.mark.parametrize(
     "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)], ids=["float32", "bfloat16"]
 )
-# Whose weights, for whom: the kernels or torch.
+# Weights packed for the kernels, and plain ones for torch.
 BOTH = (True, False)
 Pairs = list[tuple[Tensor, Tensor]]
 
 
 def widened(decoder: Decoder) -> Decoder:
-    """The same weights in float32."""
+    """Return the same weights in float32."""
     return deepcopy(decoder).float()
 
 
 def serve(decoder: Decoder, spec: str, *, tokens: int = 12, **options: Any) -> None:
-    """The prompts in one batch."""
+    """Decode the prompts in one batch."""
     engine = make_engine(decoder, **options)
     drafter = make_drafter(spec).bind(engine.target)
     requests = [make_request(prompt, SamplingParams(max_tokens=tokens), drafter) for prompt in PROMPTS]
@@ -56,13 +55,13 @@ def serve(decoder: Decoder, spec: str, *, tokens: int = 12, **options: Any) -> N
 
 
 def error(pairs: Pairs) -> float:
-    """Of what was said against what was wanted: the root of the mean square, as a share of what was wanted."""
+    """Return the root of the mean square error, relative to the wanted values."""
     got, want = (torch.stack([pair[i].float() for pair in pairs]) for i in (0, 1))
     return float((got - want).square().mean().sqrt() / want.square().mean().sqrt())
 
 
 def assert_close(said: dict[bool, Pairs], dtype: torch.dtype, without: Sequence[Tensor]) -> None:
-    """By the kernels (``True``) and by torch; ``without`` is what would be said in place of the kernels' wants."""
+    """Check the outputs of the kernels (``True``) and of torch; ``without`` are outputs without the compared part."""
     assert len(said[True]) > 10
     if dtype == torch.float32:
         assert error(said[True]) < 1e-5
@@ -78,7 +77,7 @@ def assert_close(said: dict[bool, Pairs], dtype: torch.dtype, without: Sequence[
 
 @pytest.fixture
 def exits(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], Tensor]]:
-    """What early exits say: the texts, and the logits after them."""
+    """Record the texts and logits of early exits."""
     found: list[tuple[list[int], Tensor]] = []
     read = EarlyExit.next_logits
 
@@ -99,7 +98,7 @@ def exits(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], Tensor]]:
     ids=["all", "window", "classic"],
 )
 @pytest.mark.parametrize("adapter", ADAPTERS)
-def test_adapters_of_kangaroo(
+def test_kangaroo_adapters(
     adapter: str, target: dict[str, Any], dtype: torch.dtype, exits: list[tuple[list[int], Tensor]]
 ) -> None:
     said: dict[bool, Pairs] = {}
@@ -124,7 +123,7 @@ def test_adapters_of_kangaroo(
 
 
 def linears(module: torch.nn.Module) -> list[torch.nn.Module]:
-    """The products of a module."""
+    """Return the matrix products of a module."""
     found = [each for each in module.modules() if hasattr(each, "out_features")]
     assert found
     return found
@@ -133,13 +132,13 @@ def linears(module: torch.nn.Module) -> list[torch.nn.Module]:
 @DTYPES
 @pytest.mark.parametrize("classic", [False, True], ids=["", "classic"])
 @pytest.mark.parametrize("unembeddings", ["shared", "replicated"])
-def test_heads_of_medusa(unembeddings: str, dtype: torch.dtype, *, classic: bool) -> None:
+def test_medusa_heads(unembeddings: str, dtype: torch.dtype, *, classic: bool) -> None:
     folder, said = medusa_folder(unembeddings), dict[bool, Pairs]()
     wide = widened(tiny_decoder(dtype, classic=classic, packed=False))
     states = torch.randn(20, wide.config.hidden_size, generator=torch.Generator().manual_seed(0)).to(dtype)
     for packed in BOTH:
         engine = make_engine(tiny_decoder(dtype, classic=classic, packed=packed))
-        loaded = make_drafter(f"medusa(model={folder!r})").bind(engine.target).loaded
+        loaded = make_drafter(f"medusa(model={folder!r})").bind(engine.target).runner
         assert all(isinstance(each, KernelLinear) == packed for each in linears(loaded.heads))
         rows = torch.cat([loaded.logits(list(part)) for part in states.split((1, 3, 16))])
         want = plain_heads(folder).logits(wide.norm(states.float()), wide.head).transpose(0, 1)
@@ -159,17 +158,17 @@ VARIANTS = {
 
 @DTYPES
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_heads_of_several_tokens(variant: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_multi_token_heads(variant: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     shape, said, classic = VARIANTS[variant], dict[bool, Pairs](), variant == "classic"
-    read, found = _Heads.next_logits, list[tuple[list[int], Tensor]]()
+    read, found = _HeadsRunner.next_logits, list[tuple[list[int], Tensor]]()
 
-    def watched(self: _Heads, states: Any, contexts: Any, count: int) -> Tensor:
+    def watched(self: _HeadsRunner, states: Any, contexts: Any, count: int) -> Tensor:
         logits = read(self, states, contexts, count)
         assert all(isinstance(each, KernelLinear) == packed for each in linears(self.heads))
         found.extend((list(each.tokens), rows) for each, rows in zip(contexts, logits, strict=True))
         return logits
 
-    monkeypatch.setattr(_Heads, "next_logits", watched)
+    monkeypatch.setattr(_HeadsRunner, "next_logits", watched)
     wide, without = widened(tiny_decoder(dtype, classic=classic, packed=False)), list[Tensor]()
     for packed in BOTH:
         found.clear()
@@ -179,7 +178,7 @@ def test_heads_of_several_tokens(variant: str, dtype: torch.dtype, monkeypatch: 
         for text, rows in found:
             wanted = [each[len(text) - 2] for each in dense_heads(wide, shape, text, classic=classic)]
             said[packed] += zip(rows, wanted, strict=True)
-            # Another head in the place of each.
+            # The outputs of another head.
             without += [*wanted[1:], wanted[0]] if packed else []
     assert_close(said, dtype, without)
 
@@ -187,7 +186,7 @@ def test_heads_of_several_tokens(variant: str, dtype: torch.dtype, monkeypatch: 
 @FLOAT32
 @pytest.mark.parametrize("windows", [(None, None), (None, 12), (12, 12)], ids=str)
 @pytest.mark.parametrize("layers", [1, 2])
-def test_the_cross_attention_of_glide(layers: int, windows: tuple[int | None, ...], dtype: torch.dtype) -> None:
+def test_glide_cross_attention(layers: int, windows: tuple[int | None, ...], dtype: torch.dtype) -> None:
     folder, said = glide_folder(layers=layers, windows=windows), dict[bool, Pairs]()
     target = widened(tiny_decoder(dtype, windows=windows, packed=False))
     wide, without = DenseGlide(folder, target, layers), list[Tensor]()
@@ -195,7 +194,7 @@ def test_the_cross_attention_of_glide(layers: int, windows: tuple[int | None, ..
         engine = make_engine(tiny_decoder(dtype, windows=windows, packed=packed), prefill_chunk=32)
         drafter = make_drafter(f"glide(model={folder!r}, num_tokens=4)").bind(engine.target)
         assert all(isinstance(each, KernelLinear) == packed for each in linears(model_of(drafter).runner.decoder))
-        notes = listen(model_of(drafter))
+        notes = record_rows(model_of(drafter))
         run(engine, [make_request(prompt, SamplingParams(max_tokens=9), drafter) for prompt in PROMPTS])
         said[packed] = [(each.logits, wide(each.text, each.verified, each.oldest)) for each in notes]
         without += [wide(each.text, 0) for each in notes] if packed else []
@@ -212,8 +211,8 @@ def test_the_cross_attention_of_glide(layers: int, windows: tuple[int | None, ..
     ],
     ids=["medusa", "medusa's heads", "kangaroo", "multi_token"],
 )
-def test_a_description_that_was_interrupted_begins_anew(spec: Callable[[], str], part: str) -> None:
-    """Ctrl-C while a module tells the kernels what it is, at every call in turn: half of it would be another module."""
+def test_an_interrupted_description_starts_again(spec: Callable[[], str], part: str) -> None:
+    """Interrupt the description of a module for the kernels at every call; half of it would be another module."""
     prompt, params = [1, 2, 3], SamplingParams(max_tokens=8, logit_bias=dict.fromkeys(range(5), 30.0))
 
     def decode(interrupt: int | None) -> tuple[list[list[int]], int]:
@@ -230,7 +229,7 @@ def test_a_description_that_was_interrupted_begins_anew(spec: Callable[[], str],
 
         request = make_request(prompt, params, watched)
         engine.add(request)
-        for _ in range(2):  # the prompt, so that the target's own programs are there, and its first answer
+        for _ in range(2):  # builds the target's own programs
             if not request.output:
                 engine.step()
         with pytest.MonkeyPatch.context() as patch:
@@ -244,7 +243,7 @@ def test_a_description_that_was_interrupted_begins_anew(spec: Callable[[], str],
             engine.step()
         return [list(asked.tree.tokens) for asked in watched.of(request)], calls
 
-    decode(None)  # what the tests of a process share of the target is there then
+    decode(None)  # builds the programs that all tests share
     want, calls = decode(None)
     assert max(map(len, want)) > 2
     assert calls > 0

@@ -1,4 +1,4 @@
-"""Which guessers a model keeps, what goes with those that it forgets, and what is no drafter at all."""
+"""The cache of proposers: which stay, which models go with evicted ones, and objects that are no drafter."""
 
 import gc
 import os
@@ -21,7 +21,7 @@ from pronk.drafters import REGISTRY, Drafter, Proposer, Target
 from pronk.drafters.autoregressive import Autoregressive
 from pronk.drafters.proposer_cache import ProposerCache
 from pronk.drafters.shared.chain import ChainDrafter
-from pronk.speculation.proposer import DraftContext, Outcome, bind_proposer
+from pronk.speculation.proposer import bind_proposer
 from tiny_models import make_engine, tiny_decoder
 
 PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)
@@ -29,7 +29,7 @@ PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)
 
 @pytest.fixture
 def folders(checkpoint: MakeCheckpoint, tmp_path: Path) -> list[str]:
-    """Draft models for the target of :func:`llm`, all different to whoever goes by folders."""
+    """Return folders of draft models for the target of :func:`llm`, all equal but for their paths."""
     made = checkpoint("llama", num_hidden_layers=1, seed=5)
     return [shutil.copytree(made, tmp_path / str(number)).as_posix() for number in range(8)]
 
@@ -46,7 +46,7 @@ def target() -> Target:
 
 @pytest.fixture
 def without_collector() -> Iterator[None]:
-    """What is freed is freed because nobody has it."""
+    """Without the garbage collector, only reference counts free a model."""
     gc.collect()
     gc.disable()
     yield
@@ -54,21 +54,21 @@ def without_collector() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("without_collector")
-def test_few_guessers_with_models_are_kept_and_the_memory_for_texts_stays(llm: LLM, folders: list[str]) -> None:
+def test_four_draft_models_stay_and_the_target_keeps_its_memory(llm: LLM, folders: list[str]) -> None:
     blocks = []
     for folder in folders:
         assert llm.generate("def", PARAMS, drafter=DraftModel(folder)).stats.drafted > 0
         blocks.append(llm.engine.cache.allocator.num_blocks)
     assert len(llm.target.shared_models) == 4
     assert blocks[4] == blocks[-1] > 0.4 * blocks[0]
-    again = llm.get_proposer(DraftModel(folders[5]))  # asked for lately
+    again = llm.get_proposer(DraftModel(folders[5]))  # used recently
     for folder in (folders[1], folders[0], folders[2]):
         llm.get_proposer(DraftModel(folder))
     assert llm.get_proposer(DraftModel(folders[5])) is again
 
 
 @pytest.mark.usefixtures("without_collector")
-def test_whoever_holds_a_guesser_keeps_its_model(llm: LLM, folders: list[str]) -> None:
+def test_a_referenced_proposer_keeps_its_model(llm: LLM, folders: list[str]) -> None:
     held = llm.get_proposer(DraftModel(folders[0]))
     for folder in folders[1:]:
         llm.get_proposer(DraftModel(folder))
@@ -79,11 +79,11 @@ def test_whoever_holds_a_guesser_keeps_its_model(llm: LLM, folders: list[str]) -
     assert len(llm.target.shared_models) == 4
 
 
-def test_guessers_without_models_push_none_out_that_has_one(llm: LLM, folders: list[str]) -> None:
+def test_proposers_without_models_evict_none_with_a_model(llm: LLM, folders: list[str]) -> None:
     held, first = llm.get_proposer(DraftModel(folders[0])), llm.get_proposer(Suffix(num_nodes=1))
     for num_nodes in range(2, 65):
         llm.get_proposer(Suffix(num_nodes=num_nodes))
-    assert llm.get_proposer(Suffix(num_nodes=1)) is first  # of 64; now it is the last that was asked for
+    assert llm.get_proposer(Suffix(num_nodes=1)) is first  # one of 64, and now the most recently used
     for num_nodes in range(65, 129):
         llm.get_proposer(Suffix(num_nodes=num_nodes))
     assert llm.get_proposer(Suffix(num_nodes=1)) is not first
@@ -91,7 +91,7 @@ def test_guessers_without_models_push_none_out_that_has_one(llm: LLM, folders: l
 
 
 @pytest.mark.parametrize("drafter", ["suffix", "draft_model"])
-def test_the_drafter_given_at_loading_stays(drafter: str, checkpoint: MakeCheckpoint, folders: list[str]) -> None:
+def test_the_default_drafter_is_never_evicted(drafter: str, checkpoint: MakeCheckpoint, folders: list[str]) -> None:
     given = Suffix() if drafter == "suffix" else DraftModel(folders[0])
     llm = LLM(checkpoint("llama"), drafter=given)
     own = llm.get_proposer()
@@ -103,7 +103,7 @@ def test_the_drafter_given_at_loading_stays(drafter: str, checkpoint: MakeCheckp
 
 
 @pytest.mark.parametrize("kind", ["draft_model", "cape", "merged"])
-def test_a_folder_that_was_written_again_is_loaded_again(kind: str, target: Target, tmp_path: Path) -> None:
+def test_a_rewritten_folder_is_loaded_again(kind: str, target: Target, tmp_path: Path) -> None:
     folder = tmp_path / "draft"
     write_checkpoint(folder, tiny_decoder(packed=False), noise=0.1)
     model = DraftModel(str(folder))
@@ -117,7 +117,7 @@ def test_a_folder_that_was_written_again_is_loaded_again(kind: str, target: Targ
     assert new is not old
     assert new.models != old.models
     assert other.get_proposer(drafter) is new
-    # The one that was given with the target is as it was loaded, unless it is asked for by its options.
+    # The default proposer keeps the weights that it was loaded with; its options load the new ones.
     assert proposers.default.models == old.models
     assert proposers.get_proposer(drafter).models == new.models
     shutil.rmtree(folder)
@@ -125,7 +125,7 @@ def test_a_folder_that_was_written_again_is_loaded_again(kind: str, target: Targ
 
 
 @pytest.mark.parametrize("name", REGISTRY)
-def test_guessers_say_which_models_they_hold(name: str) -> None:
+def test_proposers_list_their_models(name: str) -> None:
     llm = LLM(drafter="autoregressive")  # pronk-tiny, which has a trained drafter of every kind
     proposer = llm.get_proposer(name)
     assert {*map(id, proposer.models)} == {*map(id, llm.target.shared_models.values())}
@@ -134,7 +134,7 @@ def test_guessers_say_which_models_they_hold(name: str) -> None:
 
 @dataclass(frozen=True)
 class Slow(Drafter):
-    """Takes until somebody says so to bind."""
+    """Binds only after a signal of the test."""
 
     name = "slow"
     begun: threading.Event = field(default_factory=threading.Event, compare=False)
@@ -147,7 +147,7 @@ class Slow(Drafter):
         return Suffix().bind(target)
 
 
-def test_others_decode_and_meet_while_a_drafter_is_bound(llm: LLM) -> None:
+def test_other_requests_and_drafters_go_on_while_a_drafter_is_bound(llm: LLM) -> None:
     slow = Slow()
     llm.get_proposer("suffix")
     with ThreadPoolExecutor(1) as pool:
@@ -160,34 +160,34 @@ def test_others_decode_and_meet_while_a_drafter_is_bound(llm: LLM) -> None:
     assert slow.ended == [True]
 
 
-def test_threads_that_meet_one_drafter_get_one_guesser(llm: LLM) -> None:
+def test_threads_that_bind_one_drafter_get_one_proposer(llm: LLM) -> None:
     slow = Slow()
     with ThreadPoolExecutor(4) as pool:
-        met = [pool.submit(llm.get_proposer, slow) for _ in range(4)]
+        binding = [pool.submit(llm.get_proposer, slow) for _ in range(4)]
         assert slow.begun.wait(20)
         sleep(0.05)
         slow.go.set()
-        assert len({id(each.result()) for each in met}) == 1
+        assert len({id(each.result()) for each in binding}) == 1
     assert len(slow.ended) == 1
 
 
-def test_a_draft_joins_between_two_steps_of_others(llm: LLM, folders: list[str]) -> None:
-    """It takes memory of the cache that the others' steps are in."""
+def test_a_draft_model_is_added_between_steps(llm: LLM, folders: list[str]) -> None:
+    """Its cache takes memory of the cache that the steps use."""
     want, blocks = llm.generate("def", PARAMS).token_ids, llm.engine.cache.allocator.num_blocks
     with ThreadPoolExecutor(1) as pool:
         with llm.engine.lock:
-            joining = pool.submit(llm.get_proposer, DraftModel(folders[0]))
+            adding = pool.submit(llm.get_proposer, DraftModel(folders[0]))
             sleep(0.3)
-            assert not joining.done()
+            assert not adding.done()
             assert llm.engine.cache.allocator.num_blocks == blocks
-        proposer = joining.result()
+        proposer = adding.result()
     assert llm.engine.cache.allocator.num_blocks < blocks
     assert llm.generate("def", PARAMS, drafter=proposer).token_ids == want
 
 
 @dataclass
 class Changing(Drafter):
-    """Equal to others, and so not to be hashed."""
+    """Compares equal by its fields, and so is not hashable."""
 
     name = "changing"
     places: list[int] = field(default_factory=list)
@@ -198,7 +198,7 @@ class Changing(Drafter):
 
 @dataclass(frozen=True)
 class Frozen(Drafter):
-    """Can be hashed, but for what it has."""
+    """Hashable but for its list."""
 
     name = "frozen"
     places: list[int] = field(default_factory=list)
@@ -207,10 +207,10 @@ class Frozen(Drafter):
         return Suffix().bind(target)
 
 
-class Gives(Drafter):
-    """Gives something or other for a guesser."""
+class Returns(Drafter):
+    """Returns a given object instead of a proposer."""
 
-    name = "gives"
+    name = "returns"
 
     def __init__(self, made: object) -> None:
         self.made = made
@@ -219,14 +219,14 @@ class Gives(Drafter):
         return self.made
 
 
-class GivesChains(Gives, ChainDrafter):
-    """The same, for a wrapper."""
+class ReturnsChains(Returns, ChainDrafter):
+    """The same, as a drafter of chains."""
 
-    name = "gives_chains"
+    name = "returns_chains"
 
 
-class Astray(Autoregressive):
-    """A guesser that is lost when it is met."""
+class Unbindable(Autoregressive):
+    """A proposer that fails to bind."""
 
     def bind(self, target: Target) -> Any:
         return None
@@ -242,21 +242,24 @@ class Astray(Autoregressive):
         (Changing(), "drafter changing: expected hashable options, found an unhashable type: 'Changing'"),
         (Frozen(), "drafter frozen: expected hashable options, found an unhashable type: 'list'"),
         (Merged((Changing(), PromptLookup())), "drafter merged: expected hashable options"),
-        (Gives(None), r"drafter gives: expected bind\(\) to return a Proposer, found NoneType"),
-        (Gives(Suffix()), r"drafter gives: expected bind\(\) to return a Proposer, found Suffix"),
-        (Gives(Autoregressive), r"drafter gives: expected bind\(\) to return a Proposer, found ABCMeta"),
+        (Returns(None), r"drafter returns: expected bind\(\) to return a Proposer, found NoneType"),
+        (Returns(Suffix()), r"drafter returns: expected bind\(\) to return a Proposer, found Suffix"),
+        (Returns(Autoregressive), r"drafter returns: expected bind\(\) to return a Proposer, found ABCMeta"),
         (
-            Merged((PromptLookup(), Gives(None))),
-            r"drafter gives: expected bind\(\) to return a Proposer, found NoneType",
+            Merged((PromptLookup(), Returns(None))),
+            r"drafter returns: expected bind\(\) to return a Proposer, found NoneType",
         ),
-        (Staged((DraftModel(), Gives(3))), r"drafter gives: expected bind\(\) to return a Proposer, found int"),
-        (Cape((GivesChains(None),)), r"drafter gives_chains: expected bind\(\) to return a Proposer, found NoneType"),
-        (Cape((GivesChains(PromptLookup()),)), "drafter gives_chains: expected bind.. to return a ChainProposer"),
-        (Astray(), r"drafter autoregressive: expected bind\(\) to return a Proposer, found NoneType"),
+        (Staged((DraftModel(), Returns(3))), r"drafter returns: expected bind\(\) to return a Proposer, found int"),
+        (
+            Cape((ReturnsChains(None),)),
+            "drafter returns_chains: expected bind.. to return a Proposer, found NoneType",
+        ),
+        (Cape((ReturnsChains(PromptLookup()),)), "drafter returns_chains: expected bind.. to return a ChainProposer"),
+        (Unbindable(), r"drafter autoregressive: expected bind\(\) to return a Proposer, found NoneType"),
     ],
     ids=lambda value: value[:50] if isinstance(value, str) else type(value).__name__,
 )
-def test_what_is_no_drafter(drafter: Any, message: str) -> None:
+def test_objects_that_are_no_drafter_are_refused(drafter: Any, message: str) -> None:
     llm = LLM()
     for ask in (
         llm.get_proposer,
@@ -278,7 +281,6 @@ def test_what_is_no_drafter(drafter: Any, message: str) -> None:
         ("payer", "budget_owner"),
         ("skips", "should_skip"),
         ("give_way", "on_preempt"),
-        ("expands", "proposes_tree"),
     ],
 )
 def test_old_attribute_names_are_refused(target: Target, old: str, new: str) -> None:
@@ -286,18 +288,3 @@ def test_old_attribute_names_are_refused(target: Target, old: str, new: str) -> 
     message = f"drafter old: expected no attribute {old}, found one; rename it to {new}"
     with pytest.raises(OptionError, match=f"^{re.escape(message)}$"):
         bind_proposer(drafter, target)
-
-
-@pytest.mark.parametrize(
-    ("value", "old", "hint"),
-    [
-        (DraftContext, "thrifty", "; rename it to prune_unprofitable"),
-        (DraftContext, "allowance", "; rename it to max_seconds"),
-        (DraftContext, "judged", ""),
-        (Outcome, "judged", "; rename it to evaluated"),
-        (Outcome, "other", ""),
-    ],
-)
-def test_an_old_field_is_refused_with_its_new_name(value: type[Any], old: str, hint: str) -> None:
-    with pytest.raises(AttributeError, match=f"^expected a field of {value.__name__}, found {old}{hint}$"):
-        getattr(value(*[None] * 7), old)

@@ -1,4 +1,4 @@
-"""A drafter is one file and one line of the table; everything else finds it there."""
+"""A new drafter is one file and one line of the registry."""
 
 from pathlib import Path
 
@@ -38,7 +38,7 @@ class Echo(Proposer[None]):
 
 @pytest.fixture
 def echo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The drafter as a file of the package ``from_text``, with its line in the registry."""
+    """Register the drafter as a file of the package ``from_text``."""
     (tmp_path / "echo.py").write_text(FILE, encoding="utf-8")
     package = pronk.drafters.from_text
     monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
@@ -46,7 +46,7 @@ def echo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("echo")
-def test_one_file_and_one_line() -> None:
+def test_a_registered_drafter_is_available_everywhere() -> None:
     drafter = make_drafter("echo(times=2)")
     assert type(drafter) is REGISTRY["echo"] is pronk.Echo  # type: ignore[comparison-overlap]
     llm, params = LLM(budget="all"), SamplingParams(max_tokens=24)

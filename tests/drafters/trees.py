@@ -1,8 +1,8 @@
-"""Drafters for tests: random trees, trees that know the answer, and trees that try to break the engine.
+"""Drafters for tests: random trees, trees of right draft tokens, and trees that try to break the engine.
 
-A *shape* makes one tree from what it knows of a request: its root, and the text that plain decoding gives after it,
-if the test has put it in. The drafter has no state, and its dice depend on the request's seed and length alone, so
-what it proposes does not depend on what else is in the batch.
+A *shape* makes one tree from the root and the tokens that plain decoding gives after it, if the test provides these.
+The drafter has no state. Its dice depend on the request's seed and length alone, and so a proposal does not depend on
+the rest of the batch.
 """
 
 import random
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from laws import Same, Table, TreeSampler
+from exact_distributions import Same, Table, TreeSampler
 from pronk.drafters import DraftContext, Outcome, Proposer
 from pronk.speculation.tree import TokenTree
 
@@ -19,16 +19,16 @@ Prompt = tuple[int, ...]
 
 @dataclass(frozen=True)
 class DraftCase:
-    """What a shape may use.
+    """The input of a shape.
 
     Attributes:
         root: the last token of the text.
-        truth: the tokens that plain decoding gives after it; may be empty.
-        depth: the engine's limits, which a shape may ignore.
-        nodes: likewise.
+        truth: the tokens of plain decoding after the root; may be empty.
+        depth: the engine's limit of the depth, which a shape may ignore.
+        nodes: the engine's limit of the number of draft tokens, likewise.
         vocab: size of the vocabulary.
         stop_token_ids: token ids that end the text.
-        dice: for choices at random.
+        dice: source of random choices.
     """
 
     root: int
@@ -40,7 +40,7 @@ class DraftCase:
     dice: random.Random
 
     def wrong(self, depth: int) -> int:
-        """A token that is not the right one ``depth`` tokens below the root, where depth 1 is next to it."""
+        """Return a token other than the right one at a depth, 1 for the children of the root."""
         right = self.truth[depth - 1] if depth <= len(self.truth) else -1
         return self.dice.choice([token for token in range(self.vocab) if token != right])
 
@@ -50,7 +50,7 @@ Shape = Callable[[DraftCase], TokenTree]
 
 @dataclass
 class Growing:
-    """A tree under construction, in which a token occurs once among the acceptable children of a node."""
+    """A tree under construction; a token occurs once among the acceptable children of a node."""
 
     tokens: list[int]
     parents: list[int] = field(default_factory=lambda: [-1])
@@ -60,7 +60,7 @@ class Growing:
     children: list[dict[int, int]] = field(default_factory=lambda: [{}])
 
     def add(self, parent: int, token: int, truth: Sequence[int] = (), *, verify: bool = True) -> int:
-        """The child of ``parent`` that carries ``token``, new or old; always a new one if it may not be accepted."""
+        """Return the child of ``parent`` with ``token``; it is always new if it may not be accepted."""
         if verify and token in self.children[parent]:
             return self.children[parent][token]
         depth, node = self.depths[parent], len(self.tokens)
@@ -75,7 +75,7 @@ class Growing:
         return node
 
     def chain(self, parent: int, tokens: Sequence[int], truth: Sequence[int] = ()) -> int:
-        """Hang ``tokens`` below ``parent``, one below the other; returns the last node."""
+        """Append a chain of ``tokens`` below ``parent`` and return the last node."""
         for token in tokens:
             parent = self.add(parent, token, truth)
         return parent
@@ -84,129 +84,129 @@ class Growing:
         return TokenTree(tuple(self.tokens), tuple(self.parents), None if all(self.verify) else tuple(self.verify))
 
 
-def random_trees(guess: DraftCase) -> TokenTree:
-    """Any shape and any tokens; once in a while more of them than the engine allows."""
-    dice, tree = guess.dice, Growing([guess.root])
-    size = dice.choice((0, 1, 2, 5, 9, 14, 14, 14, 2 * guess.nodes + 3))
+def random_trees(case: DraftCase) -> TokenTree:
+    """Any shape and any tokens, sometimes beyond the engine's limits."""
+    dice, tree = case.dice, Growing([case.root])
+    size = dice.choice((0, 1, 2, 5, 9, 14, 14, 14, 2 * case.nodes + 3))
     for _ in range(size):
         parent = dice.randrange(len(tree.tokens)) if dice.random() < 0.5 else len(tree.tokens) - 1
-        tree.add(parent, dice.randrange(guess.vocab), guess.truth)
+        tree.add(parent, dice.randrange(case.vocab), case.truth)
     return tree.done()
 
 
 def oracle_trees(right: float, size: int = 12) -> Shape:
-    """Each node right with probability ``right`` where its parent is; wherever in the tree that is."""
+    """Each node below a right one is right with probability ``right``, anywhere in the tree."""
 
-    def shape(guess: DraftCase) -> TokenTree:
-        dice, tree = guess.dice, Growing([guess.root])
+    def shape(case: DraftCase) -> TokenTree:
+        dice, tree = case.dice, Growing([case.root])
         for _ in range(dice.randrange(size + 1)):
             parent = dice.randrange(len(tree.tokens))
             if dice.random() < 0.6:
                 parent = max(node for node, fine in enumerate(tree.right) if fine or node == parent)
             depth = tree.depths[parent]
-            hit = tree.right[parent] and depth < len(guess.truth) and dice.random() < right
-            tree.add(parent, guess.truth[depth] if hit else guess.wrong(depth + 1), guess.truth)
+            hit = tree.right[parent] and depth < len(case.truth) and dice.random() < right
+            tree.add(parent, case.truth[depth] if hit else case.wrong(depth + 1), case.truth)
         return tree.done()
 
     return shape
 
 
-def explore_trees(guess: DraftCase) -> TokenTree:
-    """Right guesses among nodes that may not be accepted, which may carry the right token too, and have children."""
-    dice, tree = guess.dice, Growing([guess.root])
+def explore_trees(case: DraftCase) -> TokenTree:
+    """Right draft tokens among nodes that may not be accepted, which may carry the right token and have children."""
+    dice, tree = case.dice, Growing([case.root])
     node = 0
-    for token in guess.truth[: dice.randrange(6)]:
+    for token in case.truth[: dice.randrange(6)]:
         for _ in range(dice.randrange(3)):
-            explorer = tree.add(node, dice.choice((token, guess.wrong(1))), verify=False)
-            tree.chain(explorer, guess.truth[tree.depths[explorer] :][: dice.randrange(3)])
-        node = tree.add(node, token, guess.truth)
+            explorer = tree.add(node, dice.choice((token, case.wrong(1))), verify=False)
+            tree.chain(explorer, case.truth[tree.depths[explorer] :][: dice.randrange(3)])
+        node = tree.add(node, token, case.truth)
     for _ in range(3):
         parent = dice.randrange(len(tree.tokens))
-        right = guess.truth[tree.depths[parent] :][:1]
-        tree.add(parent, right[0] if right else guess.root, verify=False)
+        right = case.truth[tree.depths[parent] :][:1]
+        tree.add(parent, right[0] if right else case.root, verify=False)
     return tree.done()
 
 
-def last_branch(guess: DraftCase) -> TokenTree:
-    """The main chain is wrong at once; what is right is the last and deepest branch."""
-    tree = Growing([guess.root])
-    tree.chain(0, [guess.wrong(1), *(guess.wrong(9) for _ in range(4))])
-    tree.chain(0, [guess.wrong(1), guess.wrong(9)])
-    tree.chain(0, guess.truth[:6], guess.truth)
+def last_branch(case: DraftCase) -> TokenTree:
+    """A wrong main chain; the right tokens are the last and deepest branch."""
+    tree = Growing([case.root])
+    tree.chain(0, [case.wrong(1), *(case.wrong(9) for _ in range(4))])
+    tree.chain(0, [case.wrong(1), case.wrong(9)])
+    tree.chain(0, case.truth[:6], case.truth)
     return tree.done()
 
 
-def wide_star(guess: DraftCase) -> TokenTree:
+def wide_star(case: DraftCase) -> TokenTree:
     """Many children of the root, the right one last, and one more level below it."""
-    tree = Growing([guess.root])
+    tree = Growing([case.root])
     for _ in range(20):
-        tree.add(0, guess.wrong(1), guess.truth)
-    node = tree.chain(0, guess.truth[:1], guess.truth)
+        tree.add(0, case.wrong(1), case.truth)
+    node = tree.chain(0, case.truth[:1], case.truth)
     for _ in range(5):
-        tree.add(node, guess.wrong(2), guess.truth)
-    tree.chain(node, guess.truth[1:2])
+        tree.add(node, case.wrong(2), case.truth)
+    tree.chain(node, case.truth[1:2])
     return tree.done()
 
 
-def right_then_wrong(guess: DraftCase) -> TokenTree:
-    """A chain that is right for some tokens and then wrong, sometimes with a right branch where it goes wrong."""
-    count = guess.dice.randrange(6)
-    tree = Growing([guess.root])
-    fork = tree.chain(0, guess.truth[:count], guess.truth)
-    tree.chain(fork, [guess.wrong(count + 1), *guess.truth[count + 1 : count + 4]], guess.truth)
-    if guess.dice.random() < 0.5:
-        tree.chain(fork, guess.truth[count : count + 4], guess.truth)
+def right_then_wrong(case: DraftCase) -> TokenTree:
+    """A chain that is right for some tokens and then wrong, sometimes with a right branch from there."""
+    count = case.dice.randrange(6)
+    tree = Growing([case.root])
+    fork = tree.chain(0, case.truth[:count], case.truth)
+    tree.chain(fork, [case.wrong(count + 1), *case.truth[count + 1 : count + 4]], case.truth)
+    if case.dice.random() < 0.5:
+        tree.chain(fork, case.truth[count : count + 4], case.truth)
     return tree.done()
 
 
-def repeats(guess: DraftCase) -> TokenTree:
-    """The same token again and again, in depth and as the child of every node."""
-    tree = Growing([guess.root])
-    right = guess.truth[:1] or [guess.root]
-    tree.chain(0, [guess.root] * 4)
+def repeats(case: DraftCase) -> TokenTree:
+    """The same token again and again, in depth and as a child of every node."""
+    tree = Growing([case.root])
+    right = case.truth[:1] or [case.root]
+    tree.chain(0, [case.root] * 4)
     tree.chain(0, [*right] * 5)
     for node in range(len(tree.tokens)):
-        tree.add(node, guess.root, guess.truth)
+        tree.add(node, case.root, case.truth)
     return tree.done()
 
 
-def past_the_end(guess: DraftCase) -> TokenTree:
-    """Ends of the text everywhere, and tokens after them; and the right tokens with an end after each."""
-    tree = Growing([guess.root])
+def past_the_end(case: DraftCase) -> TokenTree:
+    """Stop tokens with tokens after them, also below right tokens."""
+    tree = Growing([case.root])
     node = 0
-    for token in guess.truth[:5]:
-        node = tree.add(node, token, guess.truth)
-        for end in guess.stop_token_ids:
-            tree.chain(node, [end, end, guess.root, *guess.truth[:2]])
-    for end in guess.stop_token_ids:
-        tree.chain(0, [end, guess.wrong(9), end, guess.root])
+    for token in case.truth[:5]:
+        node = tree.add(node, token, case.truth)
+        for end in case.stop_token_ids:
+            tree.chain(node, [end, end, case.root, *case.truth[:2]])
+    for end in case.stop_token_ids:
+        tree.chain(0, [end, case.wrong(9), end, case.root])
     return tree.done()
 
 
-def too_large(guess: DraftCase) -> TokenTree:
-    """Deeper and wider than the engine allows; right beyond its limits."""
-    tree = Growing([guess.root])
-    tree.chain(0, guess.truth[:4] + [guess.wrong(999) for _ in range(guess.depth + 3)], guess.truth)
-    for _ in range(guess.nodes + 3):
-        tree.add(guess.dice.randrange(len(tree.tokens)), guess.dice.randrange(guess.vocab), guess.truth)
+def too_large(case: DraftCase) -> TokenTree:
+    """A tree deeper and wider than the engine allows, right beyond its limits."""
+    tree = Growing([case.root])
+    tree.chain(0, case.truth[:4] + [case.wrong(999) for _ in range(case.depth + 3)], case.truth)
+    for _ in range(case.nodes + 3):
+        tree.add(case.dice.randrange(len(tree.tokens)), case.dice.randrange(case.vocab), case.truth)
     return tree.done()
 
 
-def off_chain(guess: DraftCase) -> TokenTree:
-    """One wrong child, and everything right beside it: all that is accepted has to be moved."""
-    tree = Growing([guess.root])
-    tree.add(0, guess.wrong(1), guess.truth)
-    tree.chain(0, guess.truth[:4], guess.truth)
+def off_chain(case: DraftCase) -> TokenTree:
+    """A wrong first child and a right branch beside it: the rows of all accepted tokens must move."""
+    tree = Growing([case.root])
+    tree.add(0, case.wrong(1), case.truth)
+    tree.chain(0, case.truth[:4], case.truth)
     return tree.done()
 
 
-def outside(guess: DraftCase) -> TokenTree:
-    """Right guesses beside and below tokens that the vocabulary does not have."""
-    tree = Growing([guess.root])
-    tree.chain(0, [guess.vocab, *guess.truth[1:3]])
+def outside(case: DraftCase) -> TokenTree:
+    """Right draft tokens beside and below tokens outside the vocabulary."""
+    tree = Growing([case.root])
+    tree.chain(0, [case.vocab, *case.truth[1:3]])
     tree.chain(0, [-1, 10**9])
-    tree.chain(0, [*guess.truth[:2], guess.vocab + 7, *guess.truth[3:5]], guess.truth)
-    tree.add(0, guess.wrong(1))
+    tree.chain(0, [*case.truth[:2], case.vocab + 7, *case.truth[3:5]], case.truth)
+    tree.add(0, case.wrong(1))
     return tree.done()
 
 
@@ -222,13 +222,13 @@ ADVERSARIAL: tuple[Shape, ...] = (
 )
 
 
-def adversarial(guess: DraftCase) -> TokenTree:
-    """Another trick at every step."""
-    return guess.dice.choice(ADVERSARIAL)(guess)
+def adversarial(case: DraftCase) -> TokenTree:
+    """One of the adversarial shapes at each step."""
+    return case.dice.choice(ADVERSARIAL)(case)
 
 
 class Rolled:
-    """The dice, as a source of draws for :class:`laws.TreeSampler`."""
+    """Draws from dice, for :class:`exact_distributions.TreeSampler`."""
 
     def __init__(self, dice: random.Random) -> None:
         self.dice = dice
@@ -238,32 +238,32 @@ class Rolled:
 
 
 def drawn_trees(parents: tuple[int, ...], drawn: float = 1.0, *, honest: bool = True) -> Shape:
-    """Trees of one shape, each node drawn from a distribution of its own with probability ``drawn``.
+    """Trees of one shape; each node is drawn from a distribution of its own with probability ``drawn``.
 
-    The others are point masses. Without ``honest`` the trees say that all tokens were as likely.
+    The other nodes are point masses. Without ``honest`` the trees claim that all tokens were equally likely.
     """
     dice, q, flat = random.Random(str(parents)), dict[int, Table](), dict[int, Table]()
     random_nodes = tuple(dice.random() < drawn for _ in parents)
 
-    def shape(guess: DraftCase) -> TokenTree:
-        law = q.setdefault(guess.vocab, Table("drawn", guess.vocab, 0.0))
-        claim = None if honest else flat.setdefault(guess.vocab, Same(*[1] * guess.vocab))
-        tree = TreeSampler(parents, random_nodes, law, claim)(Rolled(guess.dice), (guess.root,))
-        return replace(tree, tokens=(guess.root, *tree.tokens[1:]))
+    def shape(case: DraftCase) -> TokenTree:
+        law = q.setdefault(case.vocab, Table("drawn", case.vocab, 0.0))
+        claim = None if honest else flat.setdefault(case.vocab, Same(*[1] * case.vocab))
+        tree = TreeSampler(parents, random_nodes, law, claim)(Rolled(case.dice), (case.root,))
+        return replace(tree, tokens=(case.root, *tree.tokens[1:]))
 
     return shape
 
 
 @dataclass(frozen=True, eq=False)
 class TreeDrafter(Proposer[Prompt]):
-    """Proposes what ``shape`` makes.
+    """Proposes the trees of ``shape``.
 
     Attributes:
         shape: makes a tree.
-        texts: what plain decoding gives: (prompt, seed) to the whole text.
+        texts: the whole text of plain decoding for each (prompt, seed).
         vocab: size of the vocabulary.
         stop_token_ids: token ids that end a text.
-        dice: seed of the choices at random.
+        dice: seed of random choices.
     """
 
     name = "trees"
@@ -281,13 +281,13 @@ class TreeDrafter(Proposer[Prompt]):
         return [self.shape(self.case(context, context.state)) for context in contexts]
 
     def observe(self, outcome: Outcome[Prompt]) -> None:
-        """Nothing to learn."""
+        """Ignore the outcome."""
 
     def case(self, context: DraftContext[Any], prompt: Prompt) -> DraftCase:
-        """What the shape is told."""
+        """Return the input of the shape."""
         length = len(context.tokens)
         text = self.texts.get((prompt, context.sampler.seed), [])
-        # Provisional tokens may be wrong; then nothing is known of what follows.
+        # After a wrong draft token of another drafter the right tokens are unknown.
         truth = text[length:] if list(context.tokens) == text[:length] else []
         dice = random.Random(f"{self.dice} {context.sampler.seed} {length}")
         return DraftCase(

@@ -1,4 +1,4 @@
-"""What the engine's tests run: prompts, sampling options, drafters, and what plain decoding gives for each."""
+"""Prompts, sampling options and drafters of the engine's tests, with the results of plain decoding."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -11,13 +11,7 @@ import torch
 from drafters.from_draft import drafts
 from drafters.from_target import trained_glide, trained_kangaroo, trained_medusa, trained_multi_token
 from drafters.from_text.stores import conformance_spec
-from drafters.trees import (
-    TreeDrafter,
-    adversarial,
-    explore_trees,
-    oracle_trees,
-    random_trees,
-)
+from drafters.trees import TreeDrafter, adversarial, explore_trees, oracle_trees, random_trees
 from guides import TOY
 from pronk.drafters import REGISTRY, Drafter, make_drafter
 from pronk.engine.engine import Engine
@@ -31,16 +25,16 @@ SEED = 100
 
 
 def text(seed: int, length: int) -> list[int]:
-    """Random tokens, the second half of which repeats the first as far as it goes."""
+    """Return random tokens whose second half repeats the first half."""
     dice = random.Random(seed)
     half = [dice.randrange(VOCAB) for _ in range(-(-length // 2))]
     return (half + half)[:length]
 
 
-# Ragged: a single token, a whole block, across the boundary of 512 keys, across two chunks of prefill.
+# Lengths: one token, one block, across attention's boundary of 512 keys, across two chunks of prefill.
 PROMPTS = tuple(tuple(text(seed, length)) for seed, length in enumerate((1, 16, 77, 300, 505, 520)))
 
-# Options of drafters of the registry; the others are made by their names alone.
+# Drafters of the registry that need options; all others are made by their names.
 SPECS: dict[str, str] = {
     "prompt_lookup": "prompt_lookup(min_ngram=1, num_tokens=12, num_chains=4)",
     "lookahead": "lookahead(window=4, ngram=3, guesses=5)",
@@ -69,7 +63,7 @@ DRAFTERS: dict[str, Drafter] = {
     "explore": TreeDrafter(explore_trees),
 }
 
-# One for each prompt, where a test mixes them: what is right and wrong in every way a tree can be.
+# One drafter per prompt, for mixed batches.
 MIXED = ("autoregressive", "prompt_lookup", "random", "oracle", "adversarial", "explore")
 
 CORE = ("greedy", "temperature", "top_p", "penalties", "bias", "all", "guided", "guided all")
@@ -91,7 +85,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "bias": {"temperature": 0.8, "logit_bias": {3: 6.0, 50: 4.0, 90: -100.0}},
     "min_tokens": {"temperature": 1.0, "min_tokens": 30, "logit_bias": {7: 5.0}},
     "bad_words": {"bad_words": ["given as tokens"], "logit_bias": {3: 9.0, 5: 8.0}},
-    "repetitive": {"temperature": 0.7, "logit_bias": {3: 100.0, 5: 100.0}},  # in two letters all has been said before
+    "repetitive": {"temperature": 0.7, "logit_bias": {3: 100.0, 5: 100.0}},  # two tokens, so texts repeat themselves
     "all": {
         "temperature": 1.0,
         "top_k": 40,
@@ -111,17 +105,17 @@ OPTIONS |= {
     "guided all": OPTIONS["all"] | {"guide": TOY},
     "guided unforced": OPTIONS["temperature"] | {"guide": TOY, "guide_mode": "plain"},
 }
-# What the tokenizer would make of the bad words: a token, and the end of two likely sequences.
+# Token sequences of the bad words: one token, and two likely sequences.
 BAD_WORDS = [[11], [3, 3], [3, 5, 3]]
 
 
 def params(options: str, index: int, max_tokens: int = 40) -> SamplingParams:
-    """Options of request number ``index``, each with a seed of its own."""
+    """Return options of request number ``index``, with its own seed."""
     return SamplingParams(max_tokens=max_tokens, seed=SEED + index, logprobs=2, **OPTIONS[options])
 
 
 def ask(prompt: Sequence[int], options: SamplingParams, drafter: Drafter | None = None) -> Request:
-    """A request that ends at ``ENDS``."""
+    """Return a request with the stop tokens ``ENDS``."""
     return make_request(prompt, options, drafter, stop_token_ids=ENDS, bad_words=BAD_WORDS if options.bad_words else ())
 
 
@@ -133,7 +127,7 @@ def plain(
     max_tokens: int = 40,
     **variant: Any,
 ) -> tuple[Request, ...]:
-    """Plain decoding of each prompt on its own, in a fresh engine."""
+    """Return the finished requests of plain decoding, each alone in a fresh engine."""
     made = []
     for index, prompt in enumerate(prompts):
         made.append(ask(prompt, params(options, index, max_tokens=max_tokens)))
@@ -142,23 +136,27 @@ def plain(
 
 
 def engine_of(dtype: torch.dtype, *, kv_dtype: torch.dtype | None = None, **variant: Any) -> Engine:
-    """A fresh engine for a model of some shape, and with a cache of some dtype."""
+    """Return a fresh engine; ``variant`` are options of the model."""
     return make_engine(tiny_decoder(dtype, **variant), kv_dtype=kv_dtype)
 
 
+def texts(known: Sequence[Request]) -> dict[tuple[tuple[int, ...], int], list[int]]:
+    """Return the texts of finished requests by (prompt, seed), for :class:`TreeDrafter`."""
+    return {(tuple(request.prompt), request.seed): request.tokens for request in known}
+
+
 def drafter(name: str, known: Sequence[Request]) -> Drafter:
-    """A drafter by the name the tests give it; ``known`` are the answers that some of them are told."""
-    texts = {(tuple(request.prompt), request.seed): request.tokens for request in known}
-    return replace(DRAFTERS[name], texts=texts) if isinstance(DRAFTERS[name], TreeDrafter) else DRAFTERS[name]
+    """Return the drafter of a name; trees with right tokens take them from the ``known`` requests."""
+    return replace(DRAFTERS[name], texts=texts(known)) if isinstance(DRAFTERS[name], TreeDrafter) else DRAFTERS[name]
 
 
 def total(requests: Sequence[Request], count: str) -> int:
-    """Sum of one of the counts of :class:`Stats`."""
+    """Return the sum of one count of :class:`Stats`."""
     return sum(getattr(request.stats, count) for request in requests)
 
 
 def assert_same(got: Sequence[Request], want: Sequence[Request]) -> None:
-    """The same tokens for the same reason, and log-probabilities that are the same bits."""
+    """Check that tokens, finish reasons and the bits of logprobs are equal."""
     for one, other in zip(got, want, strict=True):
         assert (one.prompt, one.seed) == (other.prompt, other.seed)
         assert one.output == other.output
@@ -167,7 +165,7 @@ def assert_same(got: Sequence[Request], want: Sequence[Request]) -> None:
 
 
 def assert_not_vacuous(name: str, requests: Sequence[Request]) -> None:
-    """The drafter guessed; what it knew was accepted; and some of that was off the main chain."""
+    """Check that draft tokens were verified and, for drafters with right tokens, accepted, also off the main chain."""
     forced = any(request.params.guide and request.params.guide_mode == "forced" for request in requests)
     assert (total(requests, "drafted") > 0) == (name != "autoregressive" or forced)
     if forced:
@@ -183,7 +181,7 @@ def assert_not_vacuous(name: str, requests: Sequence[Request]) -> None:
 
 
 def watch(engine: Engine, after: Callable[[Sequence[ForwardJob], ForwardResult], None]) -> None:
-    """Call ``after(jobs, result)`` after every pass."""
+    """Call ``after(jobs, result)`` after every forward pass."""
     forward = engine.runner.forward
 
     def watched(jobs: Sequence[ForwardJob], collect: frozenset[int] = frozenset()) -> ForwardResult:
@@ -192,3 +190,12 @@ def watch(engine: Engine, after: Callable[[Sequence[ForwardJob], ForwardResult],
         return result
 
     engine.runner.forward = watched  # type: ignore[method-assign]
+
+
+def step_until_ended(engine: Engine, requests: Sequence[Request]) -> None:
+    """Step the engine until all requests have ended."""
+    for _ in range(20_000):
+        if all(request.ended for request in requests):
+            return
+        engine.step()
+    raise AssertionError("the requests do not end")

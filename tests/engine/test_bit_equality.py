@@ -1,12 +1,11 @@
-"""With the kernels a token's logits are the same bits, whatever else is computed and however it is.
+"""Kernels give each text the same bits of logits and KV cache in all forward passes.
 
-The logits and the KV cache of a text are bit-equal to those of *plain decoding*: one token a pass, alone, on one
-thread, its blocks in a run. That holds however the text is cut into passes, whatever shares them, in whatever token
-tree it is drafted, wherever its blocks lie, and on however many threads. Everything goes through
-:meth:`ModelRunner.forward`, so that what is compared is not only the tokens that were chosen.
+The reference is plain decoding: one token per forward pass, alone, on one thread, in consecutive blocks. Compared are
+other chunks of prompts, token trees, shared passes, scattered blocks and numbers of threads, by
+:meth:`ModelRunner.forward`.
 
-The properties are functions ``*_differ`` that say what differs. A planted defect, which sums one product in two halves
-in just the passes that a property is about, has to make each of them say so.
+Functions ``*_differ`` yield the differences. A planted defect, which sums one product in two halves, must change the
+result of each of them.
 """
 
 import random
@@ -33,17 +32,17 @@ from pronk.speculation.tree import TokenTree
 from tiny_models import StrictAllocator, kernels, make_cache, make_engine, pack_several_forms, tiny_decoder
 
 LENGTH = 1300
-CHUNKS = (2, 3, 5, 16, 33, 64, 100, 512)  # 1 is what they are compared with
+CHUNKS = (2, 3, 5, 16, 33, 64, 100, 512)  # the reference has chunks of 1
 MOST_NODES = 128
 MOST_ROWS = 700
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-# What differs between the two is in the tests of all shapes.
+# float32 is slow here: the tests of all variants cover the difference of the two.
 MOSTLY = pytest.mark.parametrize(
     "dtype", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.bfloat16], ids=["float32", "bfloat16"]
 )
 
-# Query heads per key/value head, below, at and above the number that the kernels take together.
+# Query heads per key/value head: below, at and above the number that the kernels compute together.
 VARIANTS: dict[str, dict[str, Any]] = {
     "group 1": {"heads": 4, "kv_heads": 4},
     "group 2": {"heads": 4, "kv_heads": 2},
@@ -65,7 +64,7 @@ OTHER_WEIGHTS: dict[str, tuple[torch.dtype, dict[str, Any]]] = {
     "int4, rows of bfloat16": (torch.bfloat16, {"weights": "int4", "qk_norm": True}),
     "int8, rows of bfloat16": (torch.bfloat16, {"weights": "int8", "classic": True}),
 }
-# In float32 most variants run on demand.
+# In float32 most variants are slow tests.
 EACH = pytest.mark.parametrize(
     ("variant", "dtype"),
     [
@@ -78,14 +77,14 @@ EACH = pytest.mark.parametrize(
     ],
     ids=str,
 )
-# The products' tiles are chosen by their sizes, so the tiny ones prove little about real ones.
+# The kernels choose the tiles of a product by its size, so one model has realistic sizes.
 WIDE = {"hidden": 576, "heads": 9, "kv_heads": 3, "head_dim": 64, "vocab": 1024, "windows": (None,)}
 
 MakeRunner = Callable[[Decoder, PagedCache], ModelRunner]
 
 
-class ScatteredLogits(StrictAllocator):
-    """Any free block may be next."""
+class ScatteredBlocks(StrictAllocator):
+    """Allocates blocks in random order."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         super().__init__(num_blocks, block_size)
@@ -95,8 +94,8 @@ class ScatteredLogits(StrictAllocator):
         return [self.dice.choice([block for block, count in enumerate(self.references) if not count])]
 
 
-class Desk:
-    """A runner, and texts of which it has computed something."""
+class Texts:
+    """A model runner and its KV cache, for texts that the test writes pass by pass."""
 
     def __init__(
         self,
@@ -112,22 +111,20 @@ class Desk:
         packed = decoder.kernels is not None
         shape: dict[str, Any] = {"num_blocks": blocks, "block_size": block_size, "kv_dtype": kv_dtype}
         self.cache = make_cache(decoder.config, dtype, **shape, packed=packed)
-        self.cache.allocator = (ScatteredLogits if scattered else StrictAllocator)(blocks, block_size)
+        self.cache.allocator = (ScatteredBlocks if scattered else StrictAllocator)(blocks, block_size)
         self.runner = make(decoder, self.cache)
         self.window = decoder.config.window
 
     def job(self, block_table: BlockTable, tree: TokenTree, computed: int = 0) -> ForwardJob:
-        """All nodes of a tree from number ``computed`` on, with places for them."""
+        """Return the job for all nodes of a tree from number ``computed`` on; their KV slots are reserved."""
         self.cache.prepare(block_table, block_table.length + len(tree))
         return ForwardJob(Segment(block_table, tree, computed), range(computed, len(tree)), prompt_length=1)
 
     def compute(self, block_table: BlockTable, tree: TokenTree, cuts: Sequence[int] = ()) -> Tensor:
-        """``[nodes, vocab]``: a tree in a pass of its own, or in several between which it grows."""
-        places = sorted({0, *cuts, len(tree)})
-        steps = pairwise(places)
-        return torch.cat(
-            [self.runner.forward([self.job(block_table, tree.keep(range(b)), a)]).logits[0] for a, b in steps]
-        )
+        """Return logits ``[nodes, vocab]`` of a tree, in one pass or in several passes that end at ``cuts``."""
+        steps = pairwise(sorted({0, *cuts, len(tree)}))
+        jobs = (self.job(block_table, tree.keep(range(stop)), start) for start, stop in steps)
+        return torch.cat([self.runner.forward([job]).logits[0] for job in jobs])
 
     def commit(self, block_table: BlockTable, nodes: Sequence[int]) -> None:
         self.cache.commit(block_table, nodes)
@@ -135,7 +132,7 @@ class Desk:
             self.cache.release_before(block_table, block_table.length - self.window + 1)
 
     def read(self, block_table: BlockTable, tokens: Sequence[int], chunks: Sequence[int] | None = None) -> Tensor:
-        """``[len(tokens), vocab]``: tokens that follow in the text, cut into ``chunks``, or one by one."""
+        """Append tokens to the text in ``chunks`` or one by one; return logits ``[len(tokens), vocab]``."""
         rows, start = list[Tensor](), 0
         for count in chunks or [1] * len(tokens):
             rows.append(self.compute(block_table, TokenTree.chain(tokens[start : start + count])))
@@ -145,12 +142,12 @@ class Desk:
         return torch.cat(rows)
 
     def held(self, block_table: BlockTable) -> list[Tensor]:
-        """Keys and values of the text, as far as they are still held, layer by layer."""
+        """Return the keys and values of the text that are still held, layer by layer."""
         return [each for layer in range(len(self.cache.keys)) for each in self.cache.read(layer, block_table)]
 
 
 def same(one: Tensor, other: Tensor) -> bool:
-    """The same bits, none of which stand for no number."""
+    """Return whether all bits are equal and all numbers finite."""
     assert one.shape == other.shape
     assert one.dtype == other.dtype
     as_bits = torch.int32 if one.itemsize == 4 else torch.int16
@@ -158,7 +155,7 @@ def same(one: Tensor, other: Tensor) -> bool:
 
 
 def same_caches(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
-    """The same keys and values, as far as both still hold them: with larger blocks it is more."""
+    """Return whether keys and values that both still hold are equal; larger blocks hold more of them."""
     kept = [(a[:, -b.shape[1] :], b[:, -a.shape[1] :]) for a, b in zip(one, other, strict=True)]
     return all(same(a, b) for a, b in kept)
 
@@ -172,20 +169,20 @@ def some_text(decoder: Decoder, seed: int = 0, length: int = LENGTH) -> list[int
 def plain(
     decoder: Decoder, length: int, seed: int = 0, kv_dtype: torch.dtype | None = None
 ) -> tuple[Tensor, list[Tensor]]:
-    """Plain decoding of ``some_text``: logits, keys and values."""
+    """Return logits, keys and values of ``some_text`` by plain decoding."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    desk, block_table = Desk(decoder, kv_dtype=kv_dtype), BlockTable()
-    logits = desk.read(block_table, some_text(decoder, seed, length))
+    texts, block_table = Texts(decoder, kv_dtype=kv_dtype), BlockTable()
+    logits = texts.read(block_table, some_text(decoder, seed, length))
     torch.set_num_threads(threads)
-    return logits, desk.held(block_table)
+    return logits, texts.held(block_table)
 
 
 def cut(length: int, size: int) -> list[int]:
     return [size] * (length // size) + [length % size] * (length % size > 0)
 
 
-def cut_anyhow(length: int, seed: int) -> list[int]:
+def random_cut(length: int, seed: int) -> list[int]:
     dice, chunks = random.Random(seed), list[int]()
     while (left := length - sum(chunks)) > 0:
         chunks.append(min(left, dice.choice((1, 1, 2, 3, 4, 5, 7, 8, 16, 17, 31, 33, 64, 100, 129, 400))))
@@ -193,7 +190,7 @@ def cut_anyhow(length: int, seed: int) -> list[int]:
 
 
 def random_tree(dice: random.Random, vocab: int, size: int) -> TokenTree:
-    """Any tree: its parents are chosen among all nodes, the latest, or the first ones, or it begins as a chain."""
+    """Return a random tree whose parents are any nodes, the latest or the first ones, or that begins as a chain."""
     kind = dice.choice(("any", "deep", "wide", "chain"))
     trunk = dice.randint(1, size) if kind == "chain" else 1
     tokens, parents, taken = [dice.randrange(vocab)], [-1], {(-1, -1)}
@@ -211,8 +208,8 @@ def random_tree(dice: random.Random, vocab: int, size: int) -> TokenTree:
     return TokenTree(tuple(tokens), tuple(parents))
 
 
-def paths_alone(desk: Desk, block_table: BlockTable, tree: TokenTree) -> Tensor:
-    """``[nodes, vocab]``: plain decoding of every path of a tree, the text before it being committed."""
+def paths_alone(texts: Texts, block_table: BlockTable, tree: TokenTree) -> Tensor:
+    """Return logits ``[nodes, vocab]`` by plain decoding of every path of a tree below the committed text."""
     rows: list[Tensor] = [torch.empty(0)] * len(tree)
     children: list[list[int]] = [[] for _ in tree.tokens]
     for node, parent in enumerate(tree.parents[1:], 1):
@@ -221,7 +218,7 @@ def paths_alone(desk: Desk, block_table: BlockTable, tree: TokenTree) -> Tensor:
     while waiting:
         node = waiting.pop()
         block_table.length = length + tree.depths[node]
-        rows[node] = desk.compute(block_table, TokenTree.chain([tree.tokens[node]]))[0]
+        rows[node] = texts.compute(block_table, TokenTree.chain([tree.tokens[node]]))[0]
         waiting += children[node]
     block_table.length = length
     return torch.stack(rows)
@@ -233,13 +230,13 @@ def chunks_differ(
     *,
     length: int = LENGTH,
     chunks: Sequence[int] = CHUNKS,
-    **desk: Any,
+    **texts: Any,
 ) -> Iterator[str]:
-    """A text cut into passes of any size."""
-    tokens, (want, cached) = some_text(decoder, length=length), plain(decoder, length, kv_dtype=desk.get("kv_dtype"))
+    """Compute a text in chunks of several sizes."""
+    tokens, (want, cached) = some_text(decoder, length=length), plain(decoder, length, kv_dtype=texts.get("kv_dtype"))
     cuts = {f"chunks of {size}": cut(length, size) for size in chunks}
-    for name, parts in (cuts | {"any chunks": cut_anyhow(length, 0)}).items():
-        own, block_table = Desk(decoder, make, **desk), BlockTable()
+    for name, parts in (cuts | {"any chunks": random_cut(length, 0)}).items():
+        own, block_table = Texts(decoder, make, **texts), BlockTable()
         got = own.read(block_table, tokens, parts)
         if not same(got, want):
             yield f"{name}: the logits of {int((got != want).any(-1).sum())} tokens"
@@ -248,14 +245,14 @@ def chunks_differ(
 
 
 def trees_differ(
-    decoder: Decoder, make: MakeRunner = ModelRunner, *, seed: int = 0, steps: int = 5, **desk: Any
+    decoder: Decoder, make: MakeRunner = ModelRunner, *, seed: int = 0, steps: int = 5, **texts: Any
 ) -> Iterator[str]:
-    """A text that is written by accepting some path of some tree, again and again: every node of every tree."""
+    """Verify random trees one after the other and accept a random path of each."""
     dice, vocab = random.Random(seed), decoder.config.vocab_size
-    own, alone = Desk(decoder, make, **desk), Desk(decoder, kv_dtype=desk.get("kv_dtype"))
+    own, alone = Texts(decoder, make, **texts), Texts(decoder, kv_dtype=texts.get("kv_dtype"))
     block_table, reference = BlockTable(), BlockTable()
     for step in range(steps):
-        # A stretch of text in between: none, some, and up to a place around a boundary of blocks.
+        # Text between two trees: none, some, or up to about a boundary of blocks.
         rest = -block_table.length % 64
         lead = some_text(decoder, dice.random(), dice.choice((0, 1, 40, rest + 63, rest + 319) if step else (0, 63)))
         if lead:
@@ -272,17 +269,17 @@ def trees_differ(
             yield f"step {step}: the cache after {len(path)} nodes were accepted"
 
 
-def company_differs(decoder: Decoder, make: MakeRunner = ModelRunner, *, seed: int = 0, **desk: Any) -> Iterator[str]:
-    """Requests that share passes of up to 700 rows, each with a tree or with a part of its prompt, and come and go."""
+def batches_differ(decoder: Decoder, make: MakeRunner = ModelRunner, *, seed: int = 0, **texts: Any) -> Iterator[str]:
+    """Compute changing batches of up to 700 rows; each request has a tree or a chunk of its prompt."""
     dice, vocab = random.Random(seed), decoder.config.vocab_size
-    own = Desk(decoder, make, tokens=7000, **desk)
-    alone = Desk(decoder, tokens=7000, kv_dtype=desk.get("kv_dtype"))
+    own = Texts(decoder, make, tokens=7000, **texts)
+    alone = Texts(decoder, tokens=7000, kv_dtype=texts.get("kv_dtype"))
     lengths, sizes = (0, 1, 15, 64, 200, 500, 777), (1, 1, 2, 9, 64, 128, 490)
     tables = [(BlockTable(), BlockTable()) for _ in lengths]
     for index, (length, pair) in enumerate(zip(lengths, tables, strict=True)):
-        for place, block_table in zip((own, alone), pair, strict=True):
+        for each, block_table in zip((own, alone), pair, strict=True):
             if length:
-                place.read(block_table, some_text(decoder, index, length), [length])
+                each.read(block_table, some_text(decoder, index, length), [length])
     for step in range(2):
         chosen = dice.sample(tables, dice.randint(2, len(tables)) if step else len(tables))
         trees = [
@@ -303,45 +300,45 @@ def company_differs(decoder: Decoder, make: MakeRunner = ModelRunner, *, seed: i
 
 
 @EACH
-def test_any_chunking(variant: str, dtype: torch.dtype) -> None:
+def test_chunks_of_prompts(variant: str, dtype: torch.dtype) -> None:
     chunks = CHUNKS if variant in ("group 3", "windows of all kinds") else (33, 512)
     assert not [*chunks_differ(tiny_decoder(dtype, **VARIANTS[variant]), chunks=chunks)]
 
 
 @EACH
-def test_any_tree(variant: str, dtype: torch.dtype) -> None:
+def test_token_trees(variant: str, dtype: torch.dtype) -> None:
     for seed in range(2):
         assert not [*trees_differ(tiny_decoder(dtype, **VARIANTS[variant]), seed=seed)]
 
 
 @EACH
-def test_any_company(variant: str, dtype: torch.dtype) -> None:
-    assert not [*company_differs(tiny_decoder(dtype, **VARIANTS[variant]))]
+def test_shared_passes(variant: str, dtype: torch.dtype) -> None:
+    assert not [*batches_differ(tiny_decoder(dtype, **VARIANTS[variant]))]
 
 
 @pytest.mark.parametrize("name", OTHER_WEIGHTS)
 def test_weights_of_other_types(name: str) -> None:
     dtype, variant = OTHER_WEIGHTS[name]
     decoder = tiny_decoder(dtype, **variant)
-    assert not [*chunks_differ(decoder, length=300), *trees_differ(decoder), *company_differs(decoder)]
+    assert not [*chunks_differ(decoder, length=300), *trees_differ(decoder), *batches_differ(decoder)]
 
 
 @MOSTLY
 @pytest.mark.parametrize(
     "variant", ["group 3", "group 8", "windows of all kinds", "head of 80", "odd sizes", "classic"]
 )
-def test_a_cache_of_8_bits(variant: str, dtype: torch.dtype) -> None:
-    decoder, desk = tiny_decoder(dtype, **VARIANTS[variant]), {"kv_dtype": torch.int8}
-    assert not [*chunks_differ(decoder, length=600, chunks=(33, 512), **desk), *trees_differ(decoder, **desk)]
-    assert not [*company_differs(decoder, **desk)]
+def test_8_bit_cache(variant: str, dtype: torch.dtype) -> None:
+    decoder, texts = tiny_decoder(dtype, **VARIANTS[variant]), {"kv_dtype": torch.int8}
+    assert not [*chunks_differ(decoder, length=600, chunks=(33, 512), **texts), *trees_differ(decoder, **texts)]
+    assert not [*batches_differ(decoder, **texts)]
     assert not same(plain(decoder, 600)[0], plain(decoder, 600, kv_dtype=torch.int8)[0])
 
 
 @MOSTLY
 @pytest.mark.parametrize("variant", ["group 3", "odd sizes", "classic", "norms and a scaling"])
-def test_heads_of_several_forms(variant: str, dtype: torch.dtype) -> None:
+def test_projections_of_several_forms(variant: str, dtype: torch.dtype) -> None:
     decoder = pack_several_forms(tiny_decoder(dtype, packed=False, **VARIANTS[variant]), kernels())
-    assert not [*chunks_differ(decoder, length=300), *trees_differ(decoder), *company_differs(decoder)]
+    assert not [*chunks_differ(decoder, length=300), *trees_differ(decoder), *batches_differ(decoder)]
     torch.set_num_threads(3)
     assert not [*chunks_differ(decoder, length=150, chunks=(1, 16, 100))]
 
@@ -350,32 +347,32 @@ def test_heads_of_several_forms(variant: str, dtype: torch.dtype) -> None:
 def test_a_wider_model(dtype: torch.dtype) -> None:
     decoder = tiny_decoder(dtype, **WIDE)
     assert not [*chunks_differ(decoder, length=560, chunks=(3, 16, 100, 560)), *trees_differ(decoder, steps=3)]
-    assert not [*company_differs(decoder)]
+    assert not [*batches_differ(decoder)]
 
 
 @MOSTLY
 @pytest.mark.parametrize("scattered", [False, True], ids=["run", "scattered"])
 @pytest.mark.parametrize("block_size", [16, 32, 64])
-def test_any_layout(block_size: int, dtype: torch.dtype, *, scattered: bool) -> None:
-    desk = {"block_size": block_size, "scattered": scattered}
+def test_block_sizes_and_scattered_blocks(block_size: int, dtype: torch.dtype, *, scattered: bool) -> None:
+    texts = {"block_size": block_size, "scattered": scattered}
     for variant in ("group 3", "windows"):
         decoder = tiny_decoder(dtype, **VARIANTS[variant])
-        assert not [*chunks_differ(decoder, chunks=(100,), **desk)]
-        assert not [*trees_differ(decoder, **desk)]
-    assert not [*company_differs(decoder, **desk)]
+        assert not [*chunks_differ(decoder, chunks=(100,), **texts)]
+        assert not [*trees_differ(decoder, **texts)]
+    assert not [*batches_differ(decoder, **texts)]
 
 
 @DTYPES
 @pytest.mark.parametrize("threads", [2, 3, 5, 8])
-def test_any_number_of_threads(threads: int, dtype: torch.dtype) -> None:
+def test_numbers_of_threads(threads: int, dtype: torch.dtype) -> None:
     torch.set_num_threads(threads)
     decoder, odd, wide = (tiny_decoder(dtype, **each) for each in (VARIANTS["group 8"], VARIANTS["odd sizes"], WIDE))
     assert not [*chunks_differ(decoder, length=150, chunks=(1, 16, 100, 150)), *trees_differ(decoder, steps=1)]
-    assert not [*company_differs(odd), *chunks_differ(wide, length=150, chunks=(16, 100))]
+    assert not [*batches_differ(odd), *chunks_differ(wide, length=150, chunks=(16, 100))]
 
 
-class Halved(Layer):
-    """A layer whose last product is summed in two halves."""
+class HalvedLayer(Layer):
+    """A layer that sums its last product in two halves."""
 
     def compile(self, program: Program, index: int) -> None:
         program.attention(self, index)
@@ -385,14 +382,14 @@ class Halved(Layer):
 
 
 def halved(decoder: Decoder) -> Decoder:
-    """The same model, computed in another order."""
+    """Return the model with :class:`HalvedLayer`, whose logits have other bits."""
     made = Decoder(decoder.config)
     made.__dict__.update(decoder.__dict__)
     made._modules = dict(decoder._modules)
     made.layers = nn.ModuleList()
     assert decoder.kernels is not None
     for layer in decoder.layers:
-        other = Halved.__new__(Halved)
+        other = HalvedLayer.__new__(HalvedLayer)
         other.__dict__.update(layer.__dict__)
         weight = layer.down.packed.unpack().to(decoder.embedding.dtype)
         half, parts = weight.shape[1] // 2, (weight.clone(), weight.clone())
@@ -405,10 +402,10 @@ def halved(decoder: Decoder) -> Decoder:
 
 DEFECTS: dict[str, tuple[Callable[[Sequence[ForwardJob]], bool], Callable[..., Iterator[str]], dict[str, Any]]] = {
     "more than 16 rows": (lambda jobs: sum(job.segment.rows for job in jobs) > 16, chunks_differ, {"length": 300}),
-    "company": (lambda jobs: len(jobs) > 1, company_differs, {}),
+    "shared passes": (lambda jobs: len(jobs) > 1, batches_differ, {}),
     "branches": (lambda jobs: any(j.segment.tree.main_chain < len(j.segment.tree) for j in jobs), trees_differ, {}),
-    "a tree that has grown": (lambda jobs: any(job.segment.computed for job in jobs), trees_differ, {}),
-    "blocks that are no run": (
+    "trees in several passes": (lambda jobs: any(job.segment.computed for job in jobs), trees_differ, {}),
+    "scattered blocks": (
         lambda jobs: any(not job.segment.block_table.contiguous for job in jobs),
         chunks_differ,
         {"length": 300, "chunks": (1,), "scattered": True},
@@ -419,8 +416,7 @@ DEFECTS: dict[str, tuple[Callable[[Sequence[ForwardJob]], bool], Callable[..., I
 
 @DTYPES
 @pytest.mark.parametrize("defect", DEFECTS)
-def test_a_planted_defect_is_found(defect: str, dtype: torch.dtype) -> None:
-    """A product that is summed in another order, in some passes."""
+def test_planted_defects_are_detected(defect: str, dtype: torch.dtype) -> None:
     applies, differ, options = DEFECTS[defect]
 
     class Planted(ModelRunner):
@@ -441,10 +437,10 @@ def test_a_planted_defect_is_found(defect: str, dtype: torch.dtype) -> None:
 
 
 @EACH
-def test_plain_decoding_is_the_model(variant: str, dtype: torch.dtype) -> None:
-    """What all the others are compared with is as near as a dense pass by torch to one in float64, or nearer."""
+def test_plain_decoding_is_as_exact_as_torch(variant: str, dtype: torch.dtype) -> None:
+    """The reference of this file is compared with dense passes in float64 and by torch."""
     decoder, by_torch = tiny_decoder(dtype, **VARIANTS[variant]), tiny_decoder(dtype, **VARIANTS[variant], packed=False)
-    tokens = some_text(decoder)[:200]  # from there on a dense pass has other rotations, if they are dynamic
+    tokens = some_text(decoder)[:200]  # dynamic rotations of a dense pass differ beyond 200 tokens
     exact = dense_logits(deepcopy(by_torch).double(), tokens, torch.float64)
     mine, theirs = plain(decoder, LENGTH)[0][:200], dense_logits(by_torch, tokens, dtype)
     errors = [float((got.double() - exact).norm() / exact.norm()) for got in (mine, theirs)]
@@ -453,32 +449,29 @@ def test_plain_decoding_is_the_model(variant: str, dtype: torch.dtype) -> None:
 
 
 @DTYPES
-def test_torch_is_close_and_says_that_it_is_no_more(dtype: torch.dtype) -> None:
+def test_torch_is_close_and_reports_that_it_is_not_exact(dtype: torch.dtype) -> None:
     decoder = tiny_decoder(dtype, packed=False)
     want = plain(tiny_decoder(dtype), 300)[0]
     tokens, near = some_text(decoder, length=300), {"rtol": 0.0, "atol": 2e-4 if dtype == torch.float32 else 1.0}
-    for parts in ([300], cut(300, 33), cut_anyhow(300, 0)):
-        desk, block_table = Desk(decoder, scattered=len(parts) > 1), BlockTable()
-        torch.testing.assert_close(desk.read(block_table, tokens, parts).float(), want, **near)
+    for parts in ([300], cut(300, 33), random_cut(300, 0)):
+        texts, block_table = Texts(decoder, scattered=len(parts) > 1), BlockTable()
+        torch.testing.assert_close(texts.read(block_table, tokens, parts).float(), want, **near)
     tree = random_tree(random.Random(0), decoder.config.vocab_size, 60)
-    alone = paths_alone(desk, block_table, tree)
-    torch.testing.assert_close(desk.compute(block_table, tree, (20, 30)), alone, **near)
-    assert not desk.runner.exact
+    alone = paths_alone(texts, block_table, tree)
+    torch.testing.assert_close(texts.compute(block_table, tree, (20, 30)), alone, **near)
+    assert not texts.runner.exact
     assert not make_engine(decoder).exact
     assert make_engine(tiny_decoder(dtype)).exact
 
 
-def test_only_the_wanted_nodes() -> None:
-    """The logits of some nodes are those of all; hidden states come for every node, per request."""
+def test_logits_of_wanted_nodes_and_hidden_states_of_all() -> None:
     decoder = tiny_decoder()
-    desk, trees = (
-        Desk(decoder),
-        [TokenTree.chain(some_text(decoder, seed, size)) for seed, size in enumerate((7, 1, 12))],
-    )
-    jobs = [desk.job(BlockTable(), tree) for tree in trees]
-    every = desk.runner.forward(jobs, frozenset({1, 2}))
+    texts = Texts(decoder)
+    trees = [TokenTree.chain(some_text(decoder, seed, size)) for seed, size in enumerate((7, 1, 12))]
+    jobs = [texts.job(BlockTable(), tree) for tree in trees]
+    every = texts.runner.forward(jobs, frozenset({1, 2}))
     wanted = [range(3, 7), range(0), range(11, 12)]
-    some = desk.runner.forward([ForwardJob(job.segment, nodes, 1) for job, nodes in zip(jobs, wanted, strict=True)])
+    some = texts.runner.forward([ForwardJob(job.segment, nodes, 1) for job, nodes in zip(jobs, wanted, strict=True)])
     for i, nodes in enumerate(wanted):
         assert some.logits[i].shape == (len(nodes), decoder.config.vocab_size)
         assert torch.equal(some.logits[i], every.logits[i][list(nodes)])
@@ -487,5 +480,5 @@ def test_only_the_wanted_nodes() -> None:
         assert every.hidden[1][i].shape == (len(trees[i]), 64)
         assert not torch.equal(every.hidden[1][i], every.hidden[2][i])
     assert not some.hidden
-    none = desk.runner.forward([ForwardJob(jobs[0].segment, range(7, 7), 1)])
+    none = texts.runner.forward([ForwardJob(jobs[0].segment, range(7, 7), 1)])
     assert none.logits[0].shape == (0, decoder.config.vocab_size)

@@ -1,4 +1,4 @@
-"""Caches of drafters remember prefixes where the target's does: fewer passes, the same guesses, nobody else's text."""
+"""Prefix hits in the KV caches of drafters: fewer rows, equal draft tokens, nothing shared across salts."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,7 +11,7 @@ from drafters.drafting import Watched, watch_draft
 from drafters.from_target import exits, trained_glide
 from drafters.from_target.trained_kangaroo import calm_decoder
 from drafters.helpers import within
-from engine.cases import assert_same, drafter, text
+from engine.cases import assert_same, drafter, step_until_ended, text
 from engine.test_shared_pool import ALONE, WITH_POOLS, Pools
 from pronk.drafters import Drafter, make_drafter
 from pronk.drafters.from_draft.draft_model import ModelProposer
@@ -20,7 +20,7 @@ from pronk.engine.request import Request
 from pronk.kv_cache.budget import KVBudget
 from pronk.models.decoder import Decoder
 from pronk.sampling.params import SamplingParams
-from tiny_models import make_engine, make_request, run, tiny_decoder
+from tiny_models import make_engine, make_request, run, run_alone, tiny_decoder
 
 FIRST, NEW = text(3, 100), text(4, 23)
 ONCE = SamplingParams(max_tokens=40, seed=1, temperature=0.7, logprobs=2)
@@ -29,7 +29,7 @@ AGAIN = replace(ONCE, seed=2)
 
 @pytest.fixture(autouse=True)
 def pools(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Tokens that drafters' caches have found, each time that they were asked."""
+    """Return the list of prefix hits of all drafters' KV caches, in tokens."""
     Pools.install(monkeypatch)
     return Pools.found
 
@@ -37,7 +37,7 @@ def pools(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def second_turn(
     engine: Engine, made: Drafter, prompts: Sequence[Sequence[int]], salts: tuple[bytes, bytes] = (b"", b"")
 ) -> tuple[Request, list[Any]]:
-    """A conversation of two turns: the second request, and the trees that were proposed for it."""
+    """Run a conversation of two turns; return the second request and its proposals."""
     proposer = Watched(made.bind(engine.target))
     batch = [make_request(prompt, params, proposer) for prompt, params in zip(prompts, (ONCE, AGAIN), strict=True)]
     for request, salt in zip(batch, salts, strict=True):
@@ -47,22 +47,19 @@ def second_turn(
 
 
 def conversation(decoder: Decoder, first: Sequence[int] = FIRST) -> list[list[int]]:
-    """The prompts of its two turns."""
-    request = make_request(first, ONCE)
-    run(make_engine(decoder), [request])
-    return [list(first), [*request.tokens, *NEW]]
+    """Return the prompts of two turns."""
+    return [list(first), [*run_alone(decoder, first, ONCE).tokens, *NEW]]
 
 
 def compare(decoder: Decoder, made: Drafter, pools: list[int], first: Sequence[int] = FIRST, **options: Any) -> Request:
-    """The second turn with remembered prefixes, which is as it is without them; what the pools found stays in them."""
+    """Return the second turn with shared prefixes, after a comparison with the turn without sharing."""
     prompts = conversation(decoder, first)
-    plain = make_request(prompts[1], AGAIN)
-    run(make_engine(decoder), [plain])
-    forgetful, trees = second_turn(make_engine(decoder), made, prompts)
+    plain = run_alone(decoder, prompts[1], AGAIN)
+    unshared, trees = second_turn(make_engine(decoder), made, prompts)
     assert not any(pools)
     pools.clear()
     got, others = second_turn(make_engine(decoder, share_prefixes=True, **options), made, prompts)
-    assert_same([got, forgetful], [plain, plain])
+    assert_same([got, unshared], [plain, plain])
     assert others == trees
     assert got.stats.drafted > 0
     assert got.stats.cached_tokens > 0
@@ -71,15 +68,14 @@ def compare(decoder: Decoder, made: Drafter, pools: list[int], first: Sequence[i
 
 @pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.bfloat16])
 @pytest.mark.parametrize("name", WITH_POOLS)
-def test_guesses_are_the_same(name: str, dtype: torch.dtype, pools: list[int]) -> None:
+def test_draft_tokens_are_equal(name: str, dtype: torch.dtype, pools: list[int]) -> None:
     got = compare(tiny_decoder(dtype), drafter(name, ()), pools)
     assert got.stats.cached_tokens == 128
-    # A drafter has not seen the last step of the first turn.
-    assert max(pools) >= 112
+    assert max(pools) >= 112  # the drafter did not compute the last step of the first turn
 
 
-def test_a_glide_of_several_layers(pools: list[int]) -> None:
-    """Its rows depend on what they have seen of the target's cache; what is remembered has seen all of it."""
+def test_glide_of_several_layers(pools: list[int]) -> None:
+    """Its rows attend to the target's KV cache, so only rows computed with the whole text may be cached."""
     made = make_drafter(f"glide(model={trained_glide.glide_folder(layers=2)!r})")
     got = compare(tiny_decoder(), made, pools)
     assert got.stats.accepted > 0
@@ -87,8 +83,7 @@ def test_a_glide_of_several_layers(pools: list[int]) -> None:
 
 
 @pytest.mark.parametrize("windows", [exits.WINDOWS, (None,) * 4], ids=["window", "all"])
-def test_a_side_cache_behind_a_window_remembers_nothing(windows: tuple[int | None, ...], pools: list[int]) -> None:
-    """There a lane may begin in the middle of a text."""
+def test_a_drafter_with_a_sliding_window_shares_no_prefixes(windows: tuple[int | None, ...], pools: list[int]) -> None:
     decoder = calm_decoder(windows=windows)
     for prompt in (FIRST, FIRST[:5]):
         pools.clear()
@@ -97,8 +92,8 @@ def test_a_side_cache_behind_a_window_remembers_nothing(windows: tuple[int | Non
 
 
 @pytest.mark.parametrize("name", ALONE)
-def test_guesses_are_not_remembered(name: str, pools: list[int]) -> None:
-    """Only text is, as far as the target has computed it, whenever a request leaves."""
+def test_only_committed_text_is_cached(name: str, pools: list[int]) -> None:
+    """Requests are aborted after different numbers of steps; no cached block contains draft tokens."""
     engine = make_engine(tiny_decoder(), share_prefixes=True)
     proposer = drafter(name, ()).bind(engine.target)
     known = set[tuple[int, ...]]()
@@ -130,7 +125,7 @@ def test_nothing_is_shared_across_salts(name: str, pools: list[int]) -> None:
 
 @pytest.mark.parametrize("shares", [True, False])
 @pytest.mark.parametrize("name", ["draft_model", "glide"])
-def test_a_second_turn_costs_the_draft_no_pass_over_the_first(name: str, shares: bool) -> None:
+def test_the_draft_model_computes_new_tokens_only(name: str, shares: bool) -> None:
     engine = make_engine(tiny_decoder(), share_prefixes=shares)
     proposer = drafter(name, ()).bind(engine.target)
     (model,) = within(proposer, ModelProposer)
@@ -146,8 +141,7 @@ def test_a_second_turn_costs_the_draft_no_pass_over_the_first(name: str, shares:
     assert passes[0].rows == [len(second.prompt) + 1 - (128 if shares else 0)]
 
 
-def test_a_preempted_request_finds_its_draft_again(pools: list[int]) -> None:
-    """What it gave away is idle, in both caches."""
+def test_a_preempted_request_hits_its_own_prefix_in_both_caches(pools: list[int]) -> None:
     engine = make_engine(tiny_decoder(), num_blocks=24, max_batch=1, share_prefixes=True)
     proposer = drafter("draft_model", ()).bind(engine.target)
     low, urgent = (make_request(text(seed, 60), replace(ONCE, seed=seed), proposer) for seed in (1, 2))
@@ -157,24 +151,17 @@ def test_a_preempted_request_finds_its_draft_again(pools: list[int]) -> None:
         engine.step()
     engine.add(urgent)
     pools.clear()
-    while not (low.ended and urgent.ended):
-        engine.step()
+    step_until_ended(engine, [low, urgent])
     assert low.stats.preemptions == 1
     assert low.stats.cached_tokens >= 64
     assert max(pools) >= 64
-    for request in (low, urgent):
-        alone = make_request(request.prompt, request.params)
-        run(make_engine(tiny_decoder()), [alone])
-        assert_same([request], [alone])
+    assert_same([low, urgent], [run_alone(tiny_decoder(), each.prompt, each.params) for each in (low, urgent)])
 
 
-def test_tight_pools_of_both(pools: list[int]) -> None:
-    """Blocks that are remembered go when a lane needs them, and lanes that share some write nowhere else."""
+def test_prefix_hits_and_evictions_in_small_caches(pools: list[int]) -> None:
     decoder = tiny_decoder()
     prompts = [text(7, 48)[: 20 + 9 * number] + text(number, 10) for number in range(8)]
-    want = [make_request(prompt, replace(ONCE, seed=seed)) for seed, prompt in enumerate(prompts)]
-    for request in want:
-        run(make_engine(decoder), [request])
+    want = [run_alone(decoder, prompt, replace(ONCE, seed=seed)) for seed, prompt in enumerate(prompts)]
     engine = make_engine(decoder, num_blocks=20, share_prefixes=True)
     for name in ("draft_model", "kangaroo", "multi_token", "glide"):
         proposer = drafter(name, ()).bind(engine.target)
@@ -186,7 +173,7 @@ def test_tight_pools_of_both(pools: list[int]) -> None:
         assert any(pools)
 
 
-def test_pools_of_a_budget_remember_as_the_target_s_does() -> None:
+def test_draft_caches_share_prefixes_if_the_target_does() -> None:
     decoder = tiny_decoder()
     for shares in (True, False):
         budget = KVBudget("4MB", 4, torch.device("cpu"))

@@ -1,7 +1,7 @@
-"""Same seed, same tokens: whoever guesses, whatever shares the batch, whichever options, in both dtypes.
+"""Same seed, same tokens for all drafters, batches, options and dtypes.
 
-The reference is plain decoding of each request on its own. Log-probabilities are compared too, bit by bit, because they
-show a difference long before a token changes. In torch, where the bits may differ, they are close.
+The reference is plain decoding of each request alone. Bits of logprobs are compared too, because they show a difference
+long before a token changes. By torch, logprobs are close.
 """
 
 import random
@@ -28,6 +28,7 @@ from engine.cases import (
     params,
     plain,
     text,
+    texts,
     total,
     watch,
 )
@@ -48,24 +49,26 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=[
 def decode(
     engine: Engine, proposers: Sequence[Proposer[Any]], options: str, prompts: Prompts = PROMPTS, max_tokens: int = 40
 ) -> list[Request]:
-    """All prompts in one batch; the drafters take turns."""
+    """Decode all prompts in one batch; prompt number i has drafter number i modulo their count."""
     proposer = cycle([each.bind(engine.target) for each in proposers])
     requests = [ask(p, params(options, i, max_tokens), next(proposer)) for i, p in enumerate(prompts)]
     run(engine, requests)
     return requests
 
 
-# Every option runs with trees that are right and wrong in every way, and with two real drafters. All other drafters run
-# greedily, with all options at once and on texts that repeat themselves; alone, in bfloat16. The rest runs on demand.
+# Drafters that run with all options; the others run with few options, and the rest are slow tests.
 CLOSE = ("suffix", "merged with trained", "oracle", "adversarial")
-SLOW = ("staged", "beam")  # a tree of drafts takes as long as all the others
-GUESSING = [name for name in DRAFTERS if name != "autoregressive"]
+SLOW = ("staged", "beam")  # trees of draft models take as long as all other drafters
+DRAFTING = [name for name in DRAFTERS if name != "autoregressive"]
 
 
 def matrix(names: Sequence[str], close: Sequence[str], others: Sequence[str], dtype: torch.dtype) -> list[Any]:
-    """``names`` by options and dtypes: what options run for those of :data:`CLOSE`, and what for the others.
+    """Return the cases (name, options, dtype), most of them slow.
 
-    Those of :data:`CLOSE` run in float32, and with all options at once in bfloat16.
+    Args:
+        names: names of drafters.
+        close: options of drafters in :data:`CLOSE`, in float32; ``all`` also in bfloat16.
+        others: options of all other drafters, in ``dtype``.
     """
     cases = []
     for name, options, each in product(names, OPTIONS, (torch.float32, torch.bfloat16)):
@@ -76,13 +79,7 @@ def matrix(names: Sequence[str], close: Sequence[str], others: Sequence[str], dt
     return cases
 
 
-def texts(known: Sequence[Request]) -> dict[tuple[tuple[int, ...], int], list[int]]:
-    """Answers, as :class:`TreeDrafter` is told them."""
-    return {(tuple(request.prompt), request.seed): request.tokens for request in known}
-
-
 def assert_stats_add_up(request: Request) -> None:
-    """Counts and clocks of a request that has ended, and which of its tokens were guessed."""
     stats = request.stats
     assert stats.generated_tokens == len(request.output) == len(request.from_draft)
     assert stats.prompt_tokens == len(request.prompt)
@@ -125,7 +122,7 @@ def test_ragged_batch(name: str, options: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize(
     ("name", "options", "dtype"),
-    matrix(GUESSING, ("greedy", "temperature", "penalties", "all"), ("temperature",), torch.bfloat16),
+    matrix(DRAFTING, ("greedy", "temperature", "penalties", "all"), ("temperature",), torch.bfloat16),
     ids=str,
 )
 def test_batch_of_one(name: str, options: str, dtype: torch.dtype) -> None:
@@ -139,8 +136,8 @@ def test_batch_of_one(name: str, options: str, dtype: torch.dtype) -> None:
     assert total(got, "drafted") > 0
 
 
-def test_the_reference_is_worth_comparing_with() -> None:
-    """Outputs do not loop, differ between options and seeds, and end for both reasons."""
+def test_texts_of_plain_decoding_are_varied() -> None:
+    """Outputs do not loop, differ between options and seeds, and have both finish reasons."""
     outputs = [request.output for options in CORE for request in plain(torch.float32, options)]
     assert len({tuple(output) for output in outputs}) > 0.9 * len(outputs)  # one noise, so two may agree
     for output in outputs:
@@ -156,14 +153,14 @@ def test_the_reference_is_worth_comparing_with() -> None:
     assert all(len(request.output) >= 30 for request in plain(torch.float32, "min_tokens"))
 
 
-# Of each kind of what workers answer: choices, logits that somebody looks at, all logits, layers' outputs.
+# Cases for each kind of result of workers: choices, some logits, all logits, layers' outputs.
 DEALT = {
     *product(("oracle", "lookahead", "glide", "draft_model"), ("temperature",)),
     ("suffix", "greedy"),
     ("suffix", "guided"),
     ("adversarial", "all"),
 }
-# What was begun in the first layers alone goes on where it is.
+# Drafters with early rows, which are not sent to workers.
 BEGUN = ("kangaroo", "cape of kangaroo", "merged with trained")
 
 
@@ -171,8 +168,8 @@ BEGUN = ("kangaroo", "cape of kangaroo", "merged with trained")
     ("name", "options"),
     [pytest.param(*case, marks=() if case in DEALT else pytest.mark.slow) for case in product(DRAFTERS, OPTIONS)],
 )
-def test_trees_that_are_dealt(name: str, options: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows are computed by three workers, and chosen from there, unless somebody here looks at the logits."""
+def test_trees_on_several_workers(name: str, options: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three processes compute the rows; logits are fetched from workers only if a drafter reads them."""
     deal_by_chance(monkeypatch)
     want, fetched = plain(torch.float32, options, PROMPTS[:5], 30), list[int]()
     fetch = ScatteredLogits._fetch
@@ -215,7 +212,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("options", ["temperature", pytest.param("all", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_other_models(variant: str, options: str, dtype: torch.dtype) -> None:
-    """Other groupings of heads, windows and matrix products; drafters take turns within a batch."""
     want = plain(dtype, options, **VARIANTS[variant])
     proposers = [drafter(name, want) for name in ("oracle", "adversarial", "prompt_lookup", "random")]
     got = decode(engine_of(dtype, **VARIANTS[variant]), proposers, options)
@@ -226,10 +222,9 @@ def test_other_models(variant: str, options: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [name if name in CLOSE or name == "glide" else pytest.param(name, marks=pytest.mark.slow) for name in GUESSING],
+    [name if name in CLOSE or name == "glide" else pytest.param(name, marks=pytest.mark.slow) for name in DRAFTING],
 )
-def test_a_cache_of_8_bits(name: str) -> None:
-    """Every drafter, those that read the target's cache among them; and it is another model than without."""
+def test_8_bit_cache(name: str) -> None:
     want = plain(torch.bfloat16, "temperature", kv_dtype=torch.int8)
     got = decode(engine_of(torch.bfloat16, kv_dtype=torch.int8), [drafter(name, want)], "temperature")
     assert_same(got, want)
@@ -249,13 +244,12 @@ def test_a_cache_of_8_bits(name: str) -> None:
         {"max_tree": 2},
         {"max_tree": 7, "block_size": 32},
         {"block_size": 64},
-        {"num_blocks": 48},  # room for one long request at a time
+        {"num_blocks": 48},  # one long request at a time
         {"poison": None},
     ],
     ids=str,
 )
 def test_other_settings(settings: dict[str, Any], dtype: torch.dtype) -> None:
-    """Queues, chunks of prompts, tight caches and limits do not show in the output."""
     want = plain(dtype, "temperature")
     engine = make_engine(tiny_decoder(dtype), **settings)
     got = decode(engine, [drafter(name, want) for name in MIXED], "temperature")
@@ -266,7 +260,7 @@ def test_other_settings(settings: dict[str, Any], dtype: torch.dtype) -> None:
 @DTYPES
 @pytest.mark.parametrize("windows", [(None, None), (100, 600)], ids=str)
 def test_boundaries_of_blocks(windows: tuple[int | None, ...], dtype: torch.dtype) -> None:
-    """Prompts that end around a boundary of panels, of attention's blocks or rotations, and outputs that cross it."""
+    """Prompts end and outputs cross near boundaries of panels, attention's blocks and tables of rotations."""
     prompts = tuple(tuple(text(i, n)) for i, n in enumerate((15, 16, 62, 63, 64, 65, 511, 512, 1021, 1022, 1023, 1024)))
     want = plain(dtype, "temperature", prompts, 12, windows=windows)
     for names in (["oracle"], ["prompt_lookup", "adversarial"]):
@@ -279,20 +273,19 @@ def test_boundaries_of_blocks(windows: tuple[int | None, ...], dtype: torch.dtyp
 @pytest.mark.parametrize("options", ["greedy", "temperature"])
 @pytest.mark.parametrize("shape", ADVERSARIAL, ids=lambda shape: shape.__name__)
 def test_adversarial_trees(shape: Any, options: str) -> None:
-    """Every trick on its own, told the answer."""
     want = plain(torch.float32, options)
     got = decode(make_engine(tiny_decoder()), [TreeDrafter(shape, texts(want), stop_token_ids=ENDS)], options)
     assert_same(got, want)
     assert total(got, "drafted") > total(got, "accepted") > 0
     assert (total(got, "moved") > 0) == (shape not in (too_large, outside))
-    # What is accepted off the main chain is not lost.
+    # Nodes off the main chain are accepted too.
     assert total(got, "target_steps") < 0.6 * total(got, "generated_tokens")
 
 
 @pytest.mark.parametrize("options", ["greedy", "penalties"])
 @pytest.mark.parametrize("name", ["oracle", "adversarial", "recycling", "merged"])
-def test_every_choice_is_final(name: str, options: str) -> None:
-    """After each step the text is as it stays, and the cache holds all of it but the last token."""
+def test_committed_tokens_never_change(name: str, options: str) -> None:
+    """After each step the KV cache holds all tokens of the text but the last one."""
     want = plain(torch.float32, options)
     engine = make_engine(tiny_decoder())
     proposer = drafter(name, want).bind(engine.target)
@@ -337,7 +330,6 @@ def test_no_pass_is_larger_than_allowed(max_tree: int) -> None:
 
 @pytest.mark.parametrize("max_batch", [1, 2, 4])
 def test_requests_are_served_in_order(max_batch: int) -> None:
-    """Never more than ``max_batch`` in a pass, and the first come is the first to start."""
     engine, started = make_engine(tiny_decoder(), max_batch=max_batch), list[int]()
 
     def check(jobs: Sequence[ForwardJob], _: ForwardResult) -> None:
@@ -356,7 +348,7 @@ def test_requests_are_served_in_order(max_batch: int) -> None:
     ids=str,
 )
 def test_inexact_mode(options: str, kv_dtype: torch.dtype | None) -> None:
-    """By torch, which promises no bits: the same tokens, of nearly the same probability."""
+    """Torch gives the same tokens and close logprobs."""
     want = plain(torch.float32, options, kv_dtype=kv_dtype, packed=kv_dtype is None)
     proposers = [drafter(name, want) for name in MIXED[1:]]
     for first, block_size in ((0, 16), (2, 4)):
@@ -369,7 +361,7 @@ def test_inexact_mode(options: str, kv_dtype: torch.dtype | None) -> None:
         for one, other in zip(got, want, strict=True):
             assert one.output == other.output
             for mine, theirs in zip(one.logprobs, other.logprobs, strict=True):
-                # A number that is nearly between two codes may get either.
+                # Rounding to 8 bits may differ for numbers near the middle between two codes.
                 assert mine == pytest.approx(theirs, rel=0.0, abs=1e-4 if kv_dtype is None else 2e-2)
 
 
@@ -377,7 +369,6 @@ def test_inexact_mode(options: str, kv_dtype: torch.dtype | None) -> None:
 @DTYPES
 @pytest.mark.parametrize("seed", range(6))
 def test_long_outputs_of_random_models(seed: int, dtype: torch.dtype) -> None:
-    """Other weights, longer texts, every drafter in one batch, passes of all sizes."""
     dice = random.Random(seed)
     prompts = tuple(tuple(text(dice.randrange(999), dice.choice((3, 60, 400, 900)))) for _ in range(8))
     windows = dice.choice(((None, None, None), (70, None, 70), (64, 64, 64)))
@@ -400,7 +391,6 @@ def test_long_outputs_of_random_models(seed: int, dtype: torch.dtype) -> None:
     ids=["tiny trees", "short windows", "tight cache"],
 )
 def test_drafters_that_read_logits(name: str, windows: tuple[int | None, ...], settings: dict[str, Any]) -> None:
-    """Sliding windows, queues and limits on trees: what they learn from is what the target said, wherever it was."""
     want = plain(torch.bfloat16, "temperature", windows=windows)
     engine = make_engine(tiny_decoder(torch.bfloat16, windows=windows), **settings)
     got = decode(engine, [drafter(name, want)], "temperature")

@@ -1,7 +1,6 @@
-"""A failure stays with its request: in a batch of eight something raises somewhere, and seven texts are what they were.
+"""An error in a logits processor or a text stream ends its request alone; the other seven requests are unchanged.
 
-What raises in a request's processors or its text ends that request with the very error. (Guessers that raise are in
-``test_proposing.py``.)
+Errors in proposers are in ``tests/speculation/test_speculator.py``.
 """
 
 import random
@@ -14,80 +13,86 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.touchy import (
+from engine.cases import total
+from engine.failing import (
     PROMPTS,
+    FailingProcessor,
+    FailingProposer,
+    FailingText,
     Fuse,
     PlantedError,
-    Touchy,
-    TouchyProcessor,
-    TouchyText,
     assert_as_plain,
-    assert_heard,
+    assert_observed,
     batch,
+    failing_proposer,
     finish,
     options,
     plain,
-    touchy,
 )
+from pronk.engine.request import Request
 from tiny_models import NullText, assert_idle, make_engine, make_request, tiny_decoder
 
 
+def add_processor(request: Request, processor: FailingProcessor) -> None:
+    """Add a logits processor; the kernels do not call processors, so torch computes the choices."""
+    sampler = request.sampler
+    sampler.processors, sampler.kernels = (*sampler.processors, processor), None
+
+
 def test_nothing_raises() -> None:
-    proposer = touchy()
+    proposer = failing_proposer()
     requests = batch(proposer)
     finish(make_engine(tiny_decoder()), requests)
     assert_as_plain(requests)
-    assert_heard(proposer, requests)
-    assert sum(request.stats.accepted for request in requests) > 60
-    assert sum(request.stats.moved for request in requests) == 0
+    assert_observed(proposer, requests)
+    assert total(requests, "accepted") > 60
+    assert total(requests, "moved") == 0
 
 
 @pytest.mark.parametrize("verb", ["mask", "advance", "rollback"])
 def test_processors_that_raise(verb: str) -> None:
-    dice, burnt = random.Random(verb), 0
+    dice, raised = random.Random(verb), 0
     for _ in range(12):
-        proposer, fuse, victim = touchy(), Fuse(dice.randrange(1, 6 if verb == "rollback" else 40)), dice.randrange(8)
-        requests = batch(proposer)
-        sampler = requests[victim].sampler
-        sampler.processors, sampler.kernels = (*sampler.processors, TouchyProcessor(verb, fuse)), None
+        fuse, victim = Fuse(dice.randrange(1, 6 if verb == "rollback" else 40)), dice.randrange(8)
+        requests = batch(proposer := failing_proposer())
+        add_processor(requests[victim], FailingProcessor(verb, fuse))
         finish(make_engine(tiny_decoder()), requests)
         assert_as_plain(requests, but=[victim])
-        assert_heard(proposer, requests, but=[victim])
-        burnt += bool(fuse.burnt)
+        assert_observed(proposer, requests, but=[victim])
+        raised += bool(fuse.raised)
         want = plain()[victim].output
         assert requests[victim].output == want[: len(requests[victim].output)]
-        assert isinstance(requests[victim].error, PlantedError) == bool(fuse.burnt)
-        assert fuse.burnt or requests[victim].output == want
-    assert burnt > 4
+        assert isinstance(requests[victim].error, PlantedError) == bool(fuse.raised)
+        assert fuse.raised or requests[victim].output == want
+    assert raised > 4
 
 
 @pytest.mark.parametrize("verb", ["push", "flush"])
 def test_texts_that_raise(verb: str) -> None:
     dice = random.Random(verb)
     for _ in range(8):
-        proposer, victim = touchy(), dice.randrange(8)
-        fuse = Fuse(dice.randrange(1, 16) if verb == "push" else 1)
-        requests = batch(proposer)
-        requests[victim].detokenizer = TouchyText(verb, fuse)
+        victim, fuse = dice.randrange(8), Fuse(dice.randrange(1, 16) if verb == "push" else 1)
+        requests = batch(proposer := failing_proposer())
+        requests[victim].detokenizer = FailingText(verb, fuse)
         finish(make_engine(tiny_decoder()), requests)
         assert_as_plain(requests, but=[victim])
-        assert_heard(proposer, requests, but=[victim])
-        assert fuse.burnt == 1
+        assert_observed(proposer, requests, but=[victim])
+        assert fuse.raised == 1
         assert isinstance(requests[victim].error, PlantedError)
 
 
 @pytest.mark.parametrize("verb", ["start", "propose", "observe"])
 def test_requests_that_are_aborted_within_a_step(verb: str) -> None:
-    """As when the garbage collector closes a stream there; one of them is still waiting for its turn."""
+    """A running and a waiting request are aborted, as by the garbage collector that closes a stream."""
     engine = make_engine(tiny_decoder(), max_batch=7)
 
-    class Closing(Touchy):
+    class AbortingProposer(FailingProposer):
         def _burn(self, at: str, prompt: tuple[int, ...]) -> None:
             if at == verb and prompt == PROMPTS[1]:
                 engine.abort(requests[5])
                 engine.abort(requests[7])
 
-    proposer = Closing(touchy().texts)
+    proposer = AbortingProposer(failing_proposer().texts)
     requests = batch(proposer)
     for request in requests:
         engine.add(request)
@@ -102,20 +107,20 @@ def test_requests_that_are_aborted_within_a_step(verb: str) -> None:
     assert len(proposer.stopped) == 7
 
 
-def test_an_error_keeps_no_pass_alive() -> None:
-    class Kept:
+def test_an_error_keeps_no_local_variables_alive() -> None:
+    class Local:
         pass
 
-    seen: list[weakref.ref[Kept]] = []
+    seen: list[weakref.ref[Local]] = []
 
-    class Masking(TouchyProcessor):
+    class Masking(FailingProcessor):
         def mask(self, logits: Tensor) -> Tensor:
-            local = Kept()
+            local = Local()
             seen.append(weakref.ref(local))
             return super().mask(logits)
 
     request = make_request(PROMPTS[0], options(0))
-    request.sampler.processors, request.sampler.kernels = (Masking("mask", Fuse(3)),), None
+    add_processor(request, Masking("mask", Fuse(3)))
     finish(make_engine(tiny_decoder()), [request])
     assert isinstance(request.error, PlantedError)
     assert len(seen) == 3
@@ -123,18 +128,17 @@ def test_an_error_keeps_no_pass_alive() -> None:
     assert any("mask" in line for line in traceback.format_exception(request.error))
 
 
-def test_a_request_ends_well_or_badly() -> None:
-    """The text raises at its last token, which has ended the request already."""
+def test_a_text_that_raises_at_the_last_token_leaves_no_finish_reason() -> None:
     for end in ("push", "flush"):
         request = make_request(PROMPTS[0], options(0))
-        request.detokenizer = TouchyText(end, Fuse(1 if end == "flush" else len(plain()[0].output)))
+        request.detokenizer = FailingText(end, Fuse(1 if end == "flush" else len(plain()[0].output)))
         finish(make_engine(tiny_decoder()), [request])
         assert isinstance(request.error, PlantedError)
         assert request.finish_reason is None
         assert request.stop_reason is None
 
 
-def test_an_overflow_of_somebody_else_s_is_not_the_model_s() -> None:
+def test_an_overflow_error_of_a_text_is_not_reported_as_bad_logits() -> None:
     request = make_request(PROMPTS[0], options(0))
 
     class Overflowing(NullText):
@@ -146,27 +150,24 @@ def test_an_overflow_of_somebody_else_s_is_not_the_model_s() -> None:
     assert isinstance(request.error, OverflowError)
 
 
-def test_everything_at_once() -> None:
-    """Many of the eight fail in different ways, at different times, while new ones come in."""
+def test_several_failures_at_once() -> None:
     dice = random.Random(5)
     for _ in range(10):
-        proposer = touchy(verb=dice.choice(["propose", "observe"]), fuse=Fuse(dice.randrange(5, 60), lasting=False))
-        requests, failing = batch(proposer), dice.sample(range(8), 4)
+        verb, fuse = dice.choice(["propose", "observe"]), Fuse(dice.randrange(5, 60))
+        requests, failing = batch(failing_proposer(verb=verb, fuse=fuse)), dice.sample(range(8), 4)
         fuses = {index: Fuse(dice.randrange(1, 14)) for index in failing}
         for index in failing[:2]:
-            requests[index].detokenizer = TouchyText("push", fuses[index])
+            requests[index].detokenizer = FailingText("push", fuses[index])
         for index in failing[2:]:
-            sampler, verb = requests[index].sampler, dice.choice(["mask", "advance"])
-            sampler.processors, sampler.kernels = (*sampler.processors, TouchyProcessor(verb, fuses[index])), None
+            add_processor(requests[index], FailingProcessor(dice.choice(["mask", "advance"]), fuses[index]))
         finish(make_engine(tiny_decoder(), max_batch=dice.choice((3, 8))), requests)
         assert_as_plain(requests, but=failing)
         for index in failing:
-            assert isinstance(requests[index].error, PlantedError) == bool(fuses[index].burnt)
+            assert isinstance(requests[index].error, PlantedError) == bool(fuses[index].raised)
 
 
-def test_numbers_that_overflow_end_one_request_alone() -> None:
-    """A row of NaN in one request's logits, as a damaged cache would give."""
-    engine, requests = make_engine(tiny_decoder()), batch(touchy())
+def test_logits_of_nan_end_one_request_alone() -> None:
+    engine, requests = make_engine(tiny_decoder()), batch(failing_proposer())
     forward = engine.runner.forward
 
     def damaged(jobs: Any, collect: Any = frozenset()) -> Any:
@@ -177,8 +178,7 @@ def test_numbers_that_overflow_end_one_request_alone() -> None:
         return result
 
     engine.runner.forward = damaged  # type: ignore[method-assign]
-    longer = [replace(each.params, max_tokens=30) for each in requests[3:4]]
-    requests[3] = make_request(PROMPTS[3], longer[0])
+    requests[3] = make_request(PROMPTS[3], replace(requests[3].params, max_tokens=30))
     finish(engine, requests)
     assert_as_plain(requests, but=[3])
     assert "expected finite logits" in str(requests[3].error)

@@ -1,4 +1,4 @@
-"""Whose turn it is: counters, and what becomes of them when somebody goes and comes back."""
+"""Fair share of tenants: counters of served tokens, also after a tenant leaves and comes back."""
 
 from collections.abc import Sequence
 
@@ -9,10 +9,10 @@ from pronk.engine.engine import Engine
 from pronk.engine.fair_share import FairShare
 from pronk.engine.request import Request
 from pronk.sampling.params import SamplingParams
-from tiny_models import make_engine, make_request, run, tiny_decoder
+from tiny_models import make_engine, make_request, run, run_alone, tiny_decoder
 
 
-def test_what_is_said_counts_twice() -> None:
+def test_generated_tokens_count_twice() -> None:
     fair_share = FairShare()
     fair_share.join("a")
     fair_share.serve("a", prefilled=10)
@@ -20,14 +20,14 @@ def test_what_is_said_counts_twice() -> None:
     assert fair_share.served == {"a": 18}
 
 
-def test_nobody_saves_up_turns() -> None:
+def test_an_idle_tenant_gains_no_credit() -> None:
     fair_share = FairShare()
     for tenant in ("a", "b"):
         fair_share.join(tenant)
     fair_share.serve("a", prefilled=100)
     fair_share.serve("b", prefilled=70)
     fair_share.join("c")
-    assert fair_share.served["c"] == 70, "as if it had always been here"
+    assert fair_share.served["c"] == 70, "the smallest count of active tenants"
     fair_share.leave("c")
     fair_share.serve("b", prefilled=50)
     fair_share.join("c")
@@ -36,7 +36,7 @@ def test_nobody_saves_up_turns() -> None:
     assert fair_share.served["c"] == 100
 
 
-def test_who_has_had_more_is_remembered_as_long_as_that_matters() -> None:
+def test_a_tenant_that_left_keeps_its_count_while_it_is_above_the_others() -> None:
     fair_share = FairShare()
     for tenant in ("a", "b"):
         fair_share.join(tenant)
@@ -44,7 +44,7 @@ def test_who_has_had_more_is_remembered_as_long_as_that_matters() -> None:
     fair_share.leave("b")
     assert fair_share.served == {"a": 0, "b": 50}
     fair_share.join("b")
-    assert fair_share.served["b"] == 50, "leaving is no way to get ahead"
+    assert fair_share.served["b"] == 50
     fair_share.leave("b")
     fair_share.serve("a", prefilled=60)
     fair_share.join("c")
@@ -55,7 +55,7 @@ def test_who_has_had_more_is_remembered_as_long_as_that_matters() -> None:
 
 
 def of_tenants(want: Sequence[Request], engine: Engine, names: Sequence[str]) -> list[Request]:
-    """The same requests again, of several tenants."""
+    """Return the requests again, with a drafter and a tenant each."""
     proposer = drafter("suffix", want).bind(engine.target)
     got = [make_request(each.prompt, each.params, proposer) for each in want]
     for request, name in zip(got, names, strict=True):
@@ -64,11 +64,8 @@ def of_tenants(want: Sequence[Request], engine: Engine, names: Sequence[str]) ->
 
 
 @pytest.mark.parametrize("num_blocks", [400, 14])
-def test_whose_a_request_is_does_not_show(num_blocks: int) -> None:
-    prompts = tuple(tuple(text(seed, 20 + 5 * seed)) for seed in range(8))
-    want = [make_request(prompt, params("temperature", index)) for index, prompt in enumerate(prompts)]
-    for each in want:
-        run(make_engine(tiny_decoder()), [each])
+def test_tenants_change_the_order_and_not_the_tokens(num_blocks: int) -> None:
+    want = [run_alone(tiny_decoder(), text(seed, 20 + 5 * seed), params("temperature", seed)) for seed in range(8)]
     order = []
     for names in ("aaaaaaaa", "aaaaaabc", "abababab"):
         engine = make_engine(tiny_decoder(), num_blocks=num_blocks, max_batch=3)
@@ -80,7 +77,7 @@ def test_whose_a_request_is_does_not_show(num_blocks: int) -> None:
     assert order[1] != order[0] != order[2]
 
 
-def test_who_is_late_gives_its_place_away_at_once() -> None:
+def test_a_request_after_its_deadline_gives_way_at_once() -> None:
     engine = make_engine(tiny_decoder(), max_batch=1)
     late, after = (make_request(text(seed, 10), SamplingParams(max_tokens=20, seed=seed)) for seed in range(2))
     engine.add(late)

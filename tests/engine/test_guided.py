@@ -1,8 +1,7 @@
-"""Texts with a guide: they fit it, and are the same whoever guesses; neighbours do not notice; laws are exact.
+"""Guided texts fit their guide, have the tokens of plain decoding and the masked distribution.
 
-What a text is, is held against ``jsonschema``; which tokens it has, against plain decoding of it alone; how likely it
-is, against the masked and renormalized distribution, token by token. The table of :mod:`guides` is in the matrices of
-``test_equality.py`` and its like.
+References are ``jsonschema``, plain decoding of each request alone, and the masked and renormalized distribution token
+by token. The guide of :mod:`guides` is also an option of ``test_equality.py``.
 """
 
 import random
@@ -18,8 +17,8 @@ import torch
 
 from chi_square import p_value_of
 from drafters.trees import TreeDrafter, drawn_trees
-from engine.cases import ENDS, PROMPTS, ask, assert_same, drafter, params, plain, total
-from engine.test_rejection_law import BATCH, PROMPT, SMALL, bushy, logits_of
+from engine.cases import ENDS, PROMPTS, ask, assert_same, drafter, params, plain, step_until_ended, total
+from engine.test_rejection_distribution import BATCH, PROMPT, SMALL, bushy, logits_of
 from guides import TOY, ToyFollower, allowed
 from guides import fits as table_fits
 from pronk.drafters.registry import DRAFTERS
@@ -28,8 +27,8 @@ from pronk.errors import GuideError, OptionError, PronkError
 from pronk.llm import LLM
 from pronk.outputs import Completion
 from pronk.sampling.guide import Guide
-from pronk.sampling.params import SamplingParams
-from schemas import fits, judged, random_schema
+from pronk.sampling.params import Rule, SamplingParams
+from schemas import fits, is_checkable, random_schema
 from tiny_models import VOCAB, make_engine, make_request, run, tiny_decoder
 
 PERSON = {
@@ -50,18 +49,17 @@ WARM = {"greedy": 0.0, "warm": 0.8, "hot": 1.5}
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM(threads=1, prefix_cache=True, budget="all")  # what is guessed depends on no clock
+    return LLM(threads=1, prefix_cache=True, budget="all")  # draft tokens do not depend on measured time
 
 
 def guided(index: int, temperature: float = 0.8, **more: Any) -> SamplingParams:
-    """Options of text number ``index``."""
     options = {"max_tokens": 100, "temperature": temperature, "seed": 50 + index, "guide": Guide(json=PERSON)}
     return SamplingParams(**(options | more))
 
 
 @cache
 def alone(temperature: float) -> list[Completion]:
-    """Plain decoding, without guesses of any kind, one text after the other."""
+    """Return the completions of plain decoding, one text after the other."""
     model = LLM(threads=1, drafter="autoregressive")
     asked = [guided(i, temperature, guide_mode="plain", logprobs=1) for i in range(len(TEXTS))]
     return [model.generate(text, each) for text, each in zip(TEXTS, asked, strict=True)]
@@ -69,7 +67,6 @@ def alone(temperature: float) -> list[Completion]:
 
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_every_drafter_gives_the_same_guided_tokens(llm: LLM, name: str) -> None:
-    """Beside requests without a guide, which are what they are alone."""
     for temperature in WARM.values() if name in CLOSE else [WARM["warm"]]:
         want = alone(temperature)
         free = SamplingParams(max_tokens=20, seed=9, temperature=0.7)
@@ -97,7 +94,7 @@ def test_texts_fit_by_every_rule(llm: LLM, name: str, rule: str) -> None:
 
 
 def assert_fits(llm: LLM, done: Completion, params: SamplingParams, schema: dict[str, Any]) -> None:
-    """It fits; one that was cut off is a prefix of a text that does, which is found by going on with it."""
+    """Check that a text fits the schema; a truncated text is first continued to its end."""
     if done.finish_reason == "stop":
         assert fits(done.text, schema)
         return
@@ -112,7 +109,7 @@ def assert_fits(llm: LLM, done: Completion, params: SamplingParams, schema: dict
 
 
 def check_schemas(llm: LLM, found: Sequence[dict[str, Any]], names: Sequence[str]) -> Counter[str]:
-    """Texts for every schema, at three temperatures, by drafters in turns, in batches with free requests."""
+    """Check texts for every schema at three temperatures, in batches with an unguided request."""
     counts = Counter[str]()
     for number, schema in enumerate(found):
         try:
@@ -121,8 +118,8 @@ def check_schemas(llm: LLM, found: Sequence[dict[str, Any]], names: Sequence[str
         except OptionError:
             counts["refused"] += 1
             continue
-        if not judged(schema):
-            counts["not judged"] += 1
+        if not is_checkable(schema):
+            counts["not checkable"] += 1
             continue
         counts["schemas"] += 1
         asked = [
@@ -152,7 +149,6 @@ def test_texts_fit_schemas_at_random(llm: LLM) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(3))
 def test_texts_fit_many_schemas(llm: LLM, part: int) -> None:
-    """300 schemas at random, with every drafter among them."""
     dice = random.Random(part + 2)
     counts = check_schemas(llm, [random_schema(dice) for _ in range(100)], [*DRAFTERS])
     assert counts["stop"] > 200
@@ -165,32 +161,29 @@ def test_texts_fit_the_schemas_of_a_file(llm: LLM, schemas: Sequence[dict[str, A
     if not schemas:
         pytest.skip("no file of --schemas")
     counts = check_schemas(llm, schemas[part::3], [*DRAFTERS])
-    print(dict(counts))  # noqa: T201 - what a reader of the run wants to know
+    print(dict(counts))  # noqa: T201 - a summary of the run
     assert counts["stop"] > 0
 
 
 @pytest.mark.parametrize("mode", ["forced", "jump"])
-def test_preempted_and_found_in_the_cache(mode: str) -> None:
-    """A text is read again, and goes on where its guide stood."""
+def test_preemption_and_prefix_hits(mode: str) -> None:
     small = LLM(threads=1, prefix_cache=True, max_batch=2, budget="all")
     asked = [guided(i, guide_mode=mode, logprobs=1 if mode == "forced" else None) for i in range(len(TEXTS))]
     texts = [text * 12 for text in TEXTS]
     want = [small.generate(text, each, drafter="suffix") for text, each in zip(texts, asked, strict=True)]
+    proposer, factory = small.get_proposer("suffix"), small.request_factory
     requests = [
-        small.request_factory.create_request(
-            small.request_factory.encode_prompt(text), each, small.get_proposer("suffix"), seed=each.seed or 0
-        )
+        factory.create_request(factory.encode_prompt(text), each, proposer, seed=each.seed or 0)
         for text, each in zip(texts, asked, strict=True)
     ]
     for number, request in enumerate(requests):
-        request.priority = number // 2  # the later ones push the first ones out
+        request.priority = number // 2  # later requests preempt the first two
         small.engine.add(request)
         for _ in range(number * 2):
             small.engine.step()
-    while not all(request.ended for request in requests):
-        small.engine.step()
-    assert sum(request.stats.preemptions for request in requests) > 0
-    assert sum(request.stats.cached_tokens for request in requests) > 0
+    step_until_ended(small.engine, requests)
+    assert total(requests, "preemptions") > 0
+    assert total(requests, "cached_tokens") > 0
     for request, done in zip(requests, want, strict=True):
         assert request.output == done.token_ids
         assert mode == "jump" or request.logprobs == done.logprobs
@@ -206,8 +199,6 @@ def test_samples_of_one_prompt(llm: LLM) -> None:
 
 
 class TestJump:
-    """Forced text is appended without asking."""
-
     @pytest.mark.parametrize("name", ["autoregressive", "suffix", "draft_model", "lookahead", "medusa", "kangaroo"])
     def test_texts_fit_in_fewer_passes(self, llm: LLM, name: str) -> None:
         asked = [guided(i, guide_mode="jump") for i in range(len(TEXTS))]
@@ -215,18 +206,16 @@ class TestJump:
         *got, other = llm.generate([*TEXTS, "Once"], [*asked, free], drafter=name)
         for done, plainly in zip(got, alone(0.8), strict=True):
             assert fits(done.text, PERSON)
-            assert done.token_ids[:-1] == plainly.token_ids[:-1]  # of several ends the first is taken
+            assert done.token_ids[:-1] == plainly.token_ids[:-1]  # several tokens may end a text
             assert done.stats.draft_error is None
             assert done.stats.jumped > 0
             assert done.stats.target_steps < plainly.stats.target_steps - 10
             assert sum(step.tokens for step in done.stats.steps) == len(done.token_ids)
         assert other.token_ids == llm.generate("Once", free, drafter="autoregressive").token_ids
 
-    def test_what_is_appended_is_what_the_tokenizer_writes(self, llm: LLM) -> None:
-        done = llm.generate(
-            "x", guided(0, guide=Guide(regex="a fixed text, whatever the model thinks[.]"), guide_mode="jump")
-        )
-        assert done.text == "a fixed text, whatever the model thinks."
+    def test_forced_text_has_the_ids_of_the_tokenizer(self, llm: LLM) -> None:
+        done = llm.generate("x", guided(0, guide=Guide(regex="a fixed text of the guide[.]"), guide_mode="jump"))
+        assert done.text == "a fixed text of the guide."
         rest = llm.tokenizer.encode(done.text, add_special_tokens=False)
         assert done.token_ids[-8:-1] == rest[-7:]
         assert done.finish_reason == "stop"
@@ -237,13 +226,12 @@ class TestJump:
         assert len(done.token_ids) == most
         assert done.finish_reason == "length"
 
-    def test_pieces_say_where_tokens_come_from(self, llm: LLM) -> None:
+    def test_pieces_report_the_source_of_tokens(self, llm: LLM) -> None:
         pieces = [*llm.stream(TEXTS[0], guided(0, guide_mode="jump"))]
         assert sum(piece.source == "guide" for piece in pieces) == pieces[-1].completion.stats.jumped  # type: ignore[union-attr]
         assert fits("".join(piece.text for piece in pieces), PERSON)
 
-    def test_penalties_count_it(self, llm: LLM) -> None:
-        """What is appended has been said, as far as the other options know."""
+    def test_penalties_count_forced_tokens(self, llm: LLM) -> None:
         asked = guided(0, guide=Guide(regex="aaaa[ab]{30}"), guide_mode="jump", frequency_penalty=2.0, temperature=0.0)
         got = llm.generate("x", asked, drafter="autoregressive")
         request = llm.request_factory.create_request(got.prompt_token_ids, asked, llm.get_proposer("autoregressive"))
@@ -259,15 +247,15 @@ class TestBesideOtherOptions:
         assert '"age"' not in done.text
         assert done.text == alone(0.8)[0].text[: len(done.text)]
 
-    def test_more_tokens_than_the_guide_has(self, llm: LLM) -> None:
+    def test_min_tokens_beyond_the_guide_are_refused(self, llm: LLM) -> None:
         with pytest.raises(OptionError, match="together with the guide"):
             llm.generate("x", guided(0, guide=Guide(choice=["yes"]), min_tokens=50))
 
-    def test_bad_words_that_the_guide_demands(self, llm: LLM) -> None:
+    def test_bad_words_demanded_by_the_guide_are_refused(self, llm: LLM) -> None:
         with pytest.raises(OptionError, match="together with the guide"):
             llm.generate("x", guided(0, guide=Guide(regex="[0-9]"), bad_words=[*"0123456789"]))
 
-    def test_log_probabilities_are_the_models_own(self, llm: LLM) -> None:
+    def test_logprobs_are_those_of_the_model_without_the_guide(self, llm: LLM) -> None:
         done = llm.generate(TEXTS[0], guided(0, logprobs=3, max_tokens=30))
         whole = SamplingParams(max_tokens=1, prompt_logprobs=3)
         ids = [*done.prompt_token_ids, *done.token_ids]
@@ -276,21 +264,19 @@ class TestBesideOtherOptions:
         assert done.logprobs == again[-len(done.token_ids) :]
 
     @pytest.mark.parametrize("mode", ["forced", "jump"])
-    def test_a_token_that_ends_the_text(self, llm: LLM, mode: str) -> None:
+    def test_a_forced_stop_token_ends_the_text(self, llm: LLM, mode: str) -> None:
         (brace,) = llm.tokenizer.encode("{", add_special_tokens=False)
-        done = llm.generate(
-            "x", guided(0, guide=Guide(regex="ab{c}"[:2] + "[{]cd"), guide_mode=mode, stop_token_ids=[brace])
-        )
+        done = llm.generate("x", guided(0, guide=Guide(regex="ab[{]cd"), guide_mode=mode, stop_token_ids=[brace]))
         assert done.text == "ab"
         assert done.stop_reason == brace
 
 
 STRING, SAMPLES = 6, 300
-LAW = SamplingParams(temperature=2.0, max_tokens=STRING + 1, guide=TOY, top_p=0.95, presence_penalty=0.3)
+SAMPLED = SamplingParams(temperature=2.0, max_tokens=STRING + 1, guide=TOY, top_p=0.95, presence_penalty=0.3)
 
 
 def continuations(output: tuple[int, ...] = (), chance: float = 1.0) -> Iterator[tuple[tuple[int, ...], float]]:
-    """Every string that the table allows, with its probability: masked, cut to top-p, renormalized, token by token."""
+    """Yield every allowed string with its probability: masked, cut to top-p and renormalized at each token."""
     if len(output) == STRING:
         yield output, chance
         return
@@ -314,7 +300,7 @@ def continuations(output: tuple[int, ...] = (), chance: float = 1.0) -> Iterator
 
 
 @cache
-def exact_law() -> dict[tuple[int, ...], float]:
+def exact_distribution() -> dict[tuple[int, ...], float]:
     return dict(continuations())
 
 
@@ -325,7 +311,7 @@ TREES = {
 }
 
 
-@pytest.mark.usefixtures("quickly_drawn")
+@pytest.mark.usefixtures("numpy_noise")
 @pytest.mark.parametrize(
     ("trees", "rule"),
     [
@@ -337,23 +323,23 @@ TREES = {
         pytest.param("point masses", "block", marks=pytest.mark.slow),
     ],
 )
-def test_strings_have_the_masked_law(trees: str, rule: str) -> None:
-    """Guesses that the mask forbids among them, and forced ones around them."""
-    law, seeds = exact_law(), range(SAMPLES)
-    asked = [make_request(PROMPT, replace(LAW, rule=rule, seed=seed), TREES[trees], vocab=SMALL) for seed in seeds]  # type: ignore[arg-type]
+def test_strings_have_the_masked_distribution(trees: str, rule: Rule) -> None:
+    """The trees also contain forced draft tokens, and tokens that the guide forbids."""
+    given = [replace(SAMPLED, rule=rule, seed=seed) for seed in range(SAMPLES)]
+    asked = [make_request(PROMPT, each, TREES[trees], vocab=SMALL) for each in given]
     run(make_engine(tiny_decoder(vocab=SMALL), max_batch=BATCH, num_blocks=16 * BATCH), asked)
-    assert p_value_of([tuple(request.output[:STRING]) for request in asked], law, least_cells=11) > 1e-4
+    strings = [tuple(request.output[:STRING]) for request in asked]
+    assert p_value_of(strings, exact_distribution(), least_cells=11) > 1e-4
     assert total(asked, "accepted") > SAMPLES
     assert sum(request.stats.sources["grammar"].accepted for request in asked) > SAMPLES / 2
 
 
-def test_the_law_is_one() -> None:
-    assert abs(sum(exact_law().values()) - 1.0) < 1e-9
-    assert len(exact_law()) > 20
+def test_the_exact_distribution_sums_to_1() -> None:
+    assert abs(sum(exact_distribution().values()) - 1.0) < 1e-9
+    assert len(exact_distribution()) > 20
 
 
-def test_forbidden_guesses_take_no_rows() -> None:
-    """A tree of wrong and right guesses goes into the pass without those that the table forbids."""
+def test_forbidden_draft_tokens_take_no_rows() -> None:
     want = plain(torch.float32, "guided")
     by = drafter("random", want)
     engine = make_engine(tiny_decoder())
@@ -373,14 +359,14 @@ def test_forbidden_guesses_take_no_rows() -> None:
         for node in range(1, len(tree)):
             if tree.acceptable[node]:
                 path = [tree.tokens[step] for step in tree.path(node)]
-                behind_an_end = not {*path[:-1]}.isdisjoint(ENDS)  # where nothing counts, and nothing is forbidden
+                behind_an_end = not {*path[:-1]}.isdisjoint(ENDS)  # the guide forbids nothing after the end
                 assert behind_an_end or table_fits([*output, *path], VOCAB, ENDS)
                 draft_tokens += 1
     assert draft_tokens > 100
 
 
 class Collapse(ToyFollower):
-    """Fails after so many tokens, as a grammar that takes too much work does."""
+    """A guide that fails after 12 tokens, like a grammar that needs too much work."""
 
     def mask(self, logits: torch.Tensor) -> torch.Tensor:
         if len(self.states) > 12:
@@ -398,8 +384,7 @@ def test_a_guide_that_fails_ends_its_own_request() -> None:
     sampler.processors = (*sampler.processors[:-1], sampler.guide)
     for request in got:
         engine.add(request)
-    while any(not request.ended for request in got):
-        engine.step()
+    step_until_ended(engine, got)
     assert isinstance(got[2].error, PronkError)
     assert 0 < len(got[2].output) <= 12
     assert_same([*got[:2], *got[3:]], [*want[:2], *want[3:]])
@@ -426,8 +411,8 @@ def test_texts_fit_other_guides(llm: LLM) -> None:
                     assert fits(each.text, {"type": "object"})
 
 
-class Moody(ToyFollower):
-    """Cannot be followed behind one token, as a grammar may take too much work behind some texts."""
+class FailingMask(ToyFollower):
+    """A guide that fails in states divisible by 5, like a grammar that needs too much work after some texts."""
 
     def mask(self, logits: torch.Tensor) -> torch.Tensor:
         if self.states[-1] is not None and self.states[-1] % 5 == 0:
@@ -436,14 +421,14 @@ class Moody(ToyFollower):
         return super().mask(logits)
 
 
-def test_a_mask_that_fails_ends_a_guess_and_not_the_proposal() -> None:
-    """Whether a proposal fails must not depend on what was drawn; so the chain ends behind the token."""
+def test_a_mask_that_fails_ends_the_chain_of_draft_tokens() -> None:
+    """The proposal must not fail depending on sampled draft tokens, so the chain ends before the failing mask."""
     for rule in ("coupled", "block"):
         request = make_request((1, 2, 3), SamplingParams(temperature=1.0, guide=TOY, rule=rule))  # type: ignore[arg-type]
-        request.sampler.guide = moody = Moody(VOCAB)
-        request.sampler.processors = (moody,)
+        request.sampler.guide = guide = FailingMask(VOCAB)
+        request.sampler.processors = (guide,)
         assert request.sampler.draft_token(torch.zeros(VOCAB), 2) is None
         with pytest.raises(GuideError):
             request.sampler.scores(torch.zeros(VOCAB))
-        moody.states[-1] = 3
+        guide.states[-1] = 3
         assert request.sampler.draft_token(torch.zeros(VOCAB), 2) is not None

@@ -1,10 +1,7 @@
-"""An exception at any point of a step, also one that nobody expects, leaves an engine that works.
-
-All that was started is stopped, all blocks are free, and what comes later is what it would have been.
-"""
+"""KeyboardInterrupt at any point of a step: draft states are stopped, blocks are free, later texts are unchanged."""
 
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -15,7 +12,8 @@ import torch
 
 from checkpoints import MakeCheckpoint
 from drafters.trees import TreeDrafter, oracle_trees
-from engine.cases import PROMPTS, ask, assert_same, drafter, params, plain, text
+from engine.cases import PROMPTS, ask, assert_same, drafter, params, plain, step_until_ended, text
+from engine.failing import Fuse
 from pronk.drafters import DraftContext, Outcome, Proposer
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
@@ -28,67 +26,36 @@ from pronk.speculation.tree import TokenTree
 from tiny_models import NullText, StrictAllocator, assert_idle, make_engine, make_request, run, samples, tiny_decoder
 
 
-@dataclass
-class Fuse:
-    """Burns at its call number ``at``, once."""
-
-    at: int
-    calls: Iterator[int] = field(default_factory=lambda: count(1))
-    burnt: bool = False
-
-    def __call__(self) -> None:
-        if next(self.calls) == self.at:
-            self.burnt = True
-            raise KeyboardInterrupt
-
-    def before(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            self()
-            return function(*args, **kwargs)
-
-        return wrapped
-
-    def after(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            result = function(*args, **kwargs)
-            self()
-            return result
-
-        return wrapped
-
-
 @dataclass(eq=False)
-class Tab:
-    """A request's draft state: what :class:`Tabs` was told of it."""
-
-    prompt: list[int]
+class DraftState:
+    prompt: tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class Tabs(Proposer[Tab]):
-    """Guesses the answer; keeps account of the states that were started and not stopped; burns where it is told."""
+class TrackingProposer(Proposer[DraftState]):
+    """Proposes the trees of a drafter, keeps the list of open draft states, and raises by its fuses."""
 
-    name = "tabs"
+    name = "tracking"
 
     trees: TreeDrafter
-    open: list[Tab] = field(default_factory=list)
+    open: list[DraftState] = field(default_factory=list)
     fuses: dict[str, Fuse] = field(default_factory=dict)
 
-    def start(self, prompt: Sequence[int]) -> Tab:
+    def start(self, prompt: Sequence[int]) -> DraftState:
         self._burn("start")
-        self.open.append(Tab(list(prompt)))
+        self.open.append(DraftState(tuple(prompt)))
         return self.open[-1]
 
-    def propose(self, contexts: Sequence[DraftContext[Tab]]) -> list[TokenTree]:
+    def propose(self, contexts: Sequence[DraftContext[DraftState]]) -> list[TokenTree]:
         self._burn("propose")
         assert all(context.state in self.open for context in contexts)
-        return [self.trees.shape(self.trees.case(context, tuple(context.state.prompt))) for context in contexts]
+        return [self.trees.shape(self.trees.case(context, context.state.prompt)) for context in contexts]
 
-    def observe(self, outcome: Outcome[Tab]) -> None:
+    def observe(self, outcome: Outcome[DraftState]) -> None:
         self._burn("observe")
         assert outcome.state in self.open
 
-    def stop(self, state: Tab) -> None:
+    def stop(self, state: DraftState) -> None:
         self.open.remove(state)
 
     def _burn(self, verb: str) -> None:
@@ -96,17 +63,21 @@ class Tabs(Proposer[Tab]):
             self.fuses[verb]()
 
 
+def interrupt(at: int) -> Fuse:
+    return Fuse(at, error=KeyboardInterrupt)
+
+
 @contextmanager
-def burning(engine: Engine, proposer: Tabs, place: str, fuse: Fuse) -> Iterator[None]:
-    """``fuse`` burns at a place of the step, while this lasts."""
+def burning(engine: Engine, proposer: TrackingProposer, place: str, fuse: Fuse) -> Iterator[None]:
+    """Let a fuse raise at a place of the step."""
     if place in ("start", "propose", "observe"):
         proposer.fuses[place] = fuse
         yield
         proposer.fuses.clear()
         return
     owner, name = {
-        "write": (engine.cache, "write"),  # in the middle of the layers, by torch
-        "compute": (Program, "run"),  # the kernels are through, and nobody has been told
+        "write": (engine.cache, "write"),  # between two layers, by torch
+        "compute": (Program, "run"),  # after the kernels, before their results are used
         "forward": (engine.runner, "forward"),
         "prepare": (engine.cache, "prepare"),
         "commit": (engine.cache, "commit"),
@@ -118,6 +89,14 @@ def burning(engine: Engine, proposer: Tabs, place: str, fuse: Fuse) -> Iterator[
         wrap = fuse.before if place in ("choose", "text", "write") else fuse.after
         patch.setattr(owner, name, wrap(getattr(owner, name)))
         yield
+
+
+def tracking(want: Sequence[Request]) -> TrackingProposer:
+    return TrackingProposer(drafter("oracle", want))  # type: ignore[arg-type]
+
+
+def batch(proposer: TrackingProposer) -> list[Request]:
+    return [ask(prompt, params("penalties", i), proposer) for i, prompt in enumerate(PROMPTS)]
 
 
 PLACES = {
@@ -136,21 +115,20 @@ PLACES = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_all_requests_are_given_up(place: str) -> None:
-    """What the facade does: whatever is raised, every request of the call is aborted."""
-    want, packed = plain(torch.float32, "penalties"), place != "write"
-    engine, proposer = make_engine(tiny_decoder(packed=packed)), Tabs(drafter("oracle", want))  # type: ignore[arg-type]
+def test_all_requests_are_aborted_after_an_interrupt(place: str) -> None:
+    want = plain(torch.float32, "penalties")
+    engine, proposer = make_engine(tiny_decoder(packed=place != "write")), tracking(want)
     for at in PLACES[place]:
-        requests = [ask(prompt, params("penalties", i), proposer) for i, prompt in enumerate(PROMPTS)]
-        fuse = Fuse(at)
+        requests = batch(proposer)
+        fuse = interrupt(at)
         with burning(engine, proposer, place, fuse), pytest.raises(KeyboardInterrupt):
             run(engine, requests)
-        assert fuse.burnt
+        assert fuse.raised
         for request in requests:
             engine.abort(request)
         assert_idle(engine)
         assert not proposer.open
-    again = [ask(prompt, params("penalties", i), proposer) for i, prompt in enumerate(PROMPTS)]
+    again = batch(proposer)
     run(engine, again)
     if engine.exact:
         assert_same(again, want)
@@ -159,17 +137,15 @@ def test_all_requests_are_given_up(place: str) -> None:
 
 
 @pytest.mark.parametrize("place", [place for place in PLACES if place not in ("prepare", "schedule", "start")])
-def test_the_others_go_on(place: str) -> None:
-    """One request is given up, and those that were in the same step are none the worse."""
+def test_other_requests_of_an_interrupted_step_go_on(place: str) -> None:
     want, decoder = plain(torch.float32, "penalties"), tiny_decoder(packed=place != "write")
     for at in PLACES[place]:
-        engine, proposer = make_engine(decoder), Tabs(drafter("oracle", want))  # type: ignore[arg-type]
-        requests = [ask(prompt, params("penalties", i), proposer) for i, prompt in enumerate(PROMPTS)]
-        with burning(engine, proposer, place, Fuse(at)), pytest.raises(KeyboardInterrupt):
+        engine, proposer = make_engine(decoder), tracking(want)
+        requests = batch(proposer)
+        with burning(engine, proposer, place, interrupt(at)), pytest.raises(KeyboardInterrupt):
             run(engine, requests)
         engine.abort(requests.pop(2))
-        while any(request.finish_reason is None for request in requests):
-            engine.step()
+        step_until_ended(engine, requests)
         for request, other in zip(requests, want[:2] + want[3:], strict=True):
             assert request.output == other.output
             engine.abort(request)
@@ -179,42 +155,41 @@ def test_the_others_go_on(place: str) -> None:
 
 def test_a_request_that_ended_in_an_interrupted_step_does_not_go_on() -> None:
     want = plain(torch.float32, "temperature")
-    engine, proposer = make_engine(tiny_decoder()), Tabs(drafter("oracle", want))  # type: ignore[arg-type]
-    first, second = (ask(PROMPTS[i], params("temperature", i, 40), proposer) for i in (0, 1))
-    for request in (first, second):
+    engine, proposer = make_engine(tiny_decoder()), tracking(want)
+    requests = [ask(PROMPTS[i], params("temperature", i, 40), proposer) for i in (0, 1)]
+    for request in requests:
         engine.add(request)
-    while first.finish_reason is None and second.finish_reason is None:
-        fuse = proposer.fuses["observe"] = Fuse(1)
+    while not any(request.ended for request in requests):
+        fuse = proposer.fuses["observe"] = interrupt(1)
         with pytest.raises(KeyboardInterrupt):
             engine.step()
-        assert fuse.burnt
+        assert fuse.raised
     proposer.fuses.clear()
-    while first.finish_reason is None or second.finish_reason is None:
-        engine.step()
-    for request, other in ((first, want[0]), (second, want[1])):
+    step_until_ended(engine, requests)
+    for request, other in zip(requests, want, strict=False):
         engine.abort(request)
         assert request.output == other.output
     assert_idle(engine)
 
 
 @pytest.mark.parametrize("at", [1, 4])
-def test_a_second_signal_while_all_is_given_up(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first one strikes a pass; others come with every state that is given back."""
-    engine, proposer = make_engine(tiny_decoder()), Tabs(TreeDrafter(oracle_trees(1.0)))
-    requests = [ask(prompt, params("greedy", i), proposer) for i, prompt in enumerate(PROMPTS)]
-    forward, stop, passes = engine.runner.forward, Tabs.stop, count(1)
+def test_more_signals_while_requests_are_aborted(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first signal interrupts a forward pass; another one interrupts each stop of a draft state."""
+    engine, proposer = make_engine(tiny_decoder()), TrackingProposer(TreeDrafter(oracle_trees(1.0)))
+    requests = batch(proposer)
+    forward, stop, passes = engine.runner.forward, TrackingProposer.stop, count(1)
 
-    def struck(*args: Any) -> Any:
+    def interrupted_forward(*args: Any) -> Any:
         if next(passes) == at:
             signal.raise_signal(signal.SIGINT)
         return forward(*args)
 
-    def struck_again(self: Tabs, state: Tab) -> None:
+    def interrupted_stop(self: TrackingProposer, state: DraftState) -> None:
         signal.raise_signal(signal.SIGINT)
         stop(self, state)
 
-    monkeypatch.setattr(engine.runner, "forward", struck)
-    monkeypatch.setattr(Tabs, "stop", struck_again)
+    monkeypatch.setattr(engine.runner, "forward", interrupted_forward)
+    monkeypatch.setattr(TrackingProposer, "stop", interrupted_stop)
     with pytest.raises(KeyboardInterrupt):
         engine.run(requests)
     assert not proposer.open
@@ -222,7 +197,7 @@ def test_a_second_signal_while_all_is_given_up(at: int, monkeypatch: pytest.Monk
 
 
 def test_a_refused_request_is_not_started() -> None:
-    engine, proposer = make_engine(tiny_decoder(), num_blocks=20), Tabs(TreeDrafter(oracle_trees(1.0)))
+    engine, proposer = make_engine(tiny_decoder(), num_blocks=20), TrackingProposer(TreeDrafter(oracle_trees(1.0)))
     fits, large = (make_request(text(0, size), SamplingParams(max_tokens=9), proposer) for size in (20, 900))
     engine.add(fits)
     with pytest.raises(CacheFullError):
@@ -235,9 +210,9 @@ def test_a_refused_request_is_not_started() -> None:
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 5])
 def test_aborted_requests_leave_in_any_order(steps: int) -> None:
-    """Running, waiting, half through its prompt, or one of several samples; twice does no harm."""
+    """Running, waiting, prefilling, one of several samples, and aborted twice."""
     engine = make_engine(tiny_decoder(), max_batch=3, prefill_chunk=64)
-    proposer = Tabs(TreeDrafter(oracle_trees(1.0)))
+    proposer = TrackingProposer(TreeDrafter(oracle_trees(1.0)))
     options = SamplingParams(max_tokens=30, temperature=1.0, n=3, seed=2)
     requests: list[Request] = [*samples(text(1, 100), options, proposer), *samples(text(2, 30), options, proposer)]
     for request in requests:
@@ -256,8 +231,8 @@ def consume(llm: LLM, options: SamplingParams) -> None:
             raise KeyboardInterrupt
 
 
-def test_a_consumer_of_a_stream_that_gives_up(checkpoint: MakeCheckpoint) -> None:
-    """The facade stays usable after an exception in whoever reads a stream, beside another stream that goes on."""
+def test_an_exception_in_the_consumer_of_a_stream(checkpoint: MakeCheckpoint) -> None:
+    """The model and another stream go on."""
     llm = LLM(checkpoint("llama"), drafter="prompt_lookup(min_ngram=1)", threads=1)
     llm.engine.cache.allocator.__class__ = StrictAllocator
     options = SamplingParams(max_tokens=40, ignore_eos=True)

@@ -1,12 +1,11 @@
-"""The state of the cache never shows: used blocks, shared prompts, scattered blocks."""
+"""The state of the KV cache never changes a text: used, shared and scattered blocks."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
 
-from engine.cases import PROMPTS, ask, assert_same, drafter, params, plain, text, total, watch
+from engine.cases import PROMPTS, ask, assert_same, drafter, params, plain, step_until_ended, text, total, watch
 from engine.test_equality import DTYPES
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
@@ -21,7 +20,7 @@ from tiny_models import make_engine, make_request, run, samples, tiny_decoder
 @DTYPES
 @pytest.mark.parametrize("windows", [(None, None), (40, 40)], ids=str)
 def test_used_blocks(windows: tuple[int | None, ...], dtype: torch.dtype) -> None:
-    """Requests one after the other in a pool with room for one, whose freed blocks are poisoned, and in a fresh one."""
+    """Run requests one after the other in a KV cache for one request whose freed blocks are filled with NaN."""
     want = plain(dtype, "temperature", windows=windows)
     decoder, fresh = tiny_decoder(dtype, windows=windows), []
     for index, prompt in enumerate(PROMPTS):
@@ -34,31 +33,29 @@ def test_used_blocks(windows: tuple[int | None, ...], dtype: torch.dtype) -> Non
             request = ask(PROMPTS[index], params("temperature", index), drafter("oracle", want))
             run(engine, [request])
             assert_same([request], [want[index]])
-    assert engine.cache.keys[0].isnan().all()  # so there was something to read
+    assert engine.cache.keys[0].isnan().all()
     assert engine.cache.values[1].isnan().all()
 
 
 def watch_runs(engine: Engine) -> list[bool]:
-    """For each text that a pass from now on reads, whether its blocks are a run."""
+    """Record for each text of more than one block that a pass reads whether its blocks are consecutive."""
     runs = list[bool]()
 
     def note(jobs: Sequence[ForwardJob], _: ForwardResult) -> None:
         tables = [job.segment.block_table for job in jobs]
-        runs.extend(
-            block_table.contiguous for block_table in tables if len(block_table.blocks) > 1
-        )  # a single block is a run
+        runs.extend(block_table.contiguous for block_table in tables if len(block_table.blocks) > 1)
 
     watch(engine, note)
     return runs
 
 
 def watch_reads(engine: Engine) -> list[bool]:
-    """For each read of the cache by torch from now on, whether it was a gather."""
+    """Record for each read by torch of a text of more than one block whether it was a gather."""
     gathered, where = list[bool](), engine.cache.slot_index
 
     def watched(block_table: BlockTable, start: int, stop: int) -> slice | torch.Tensor:
         found = where(block_table, start, stop)
-        if len(block_table.blocks) > 1:  # a single block is a run
+        if len(block_table.blocks) > 1:
             gathered.append(not isinstance(found, slice))
         return found
 
@@ -67,7 +64,7 @@ def watch_reads(engine: Engine) -> list[bool]:
 
 
 def scatter(engine: Engine) -> list[BlockTable]:
-    """Take all blocks, each with a table of its own, and give every second one back."""
+    """Allocate all blocks, release every second one, and return the tables of the others."""
     allocator = engine.cache.allocator
     tables = [BlockTable() for _ in range(allocator.num_blocks)]
     for block_table in tables:
@@ -77,35 +74,33 @@ def scatter(engine: Engine) -> list[BlockTable]:
     return tables[1::2]
 
 
-def finish_beside_another(engine: Engine, requests: Sequence[Request]) -> Request:
-    """Run them to their ends beside another request, which is returned and runs on: the pool is in use all the time."""
+def finish_with_taken(engine: Engine, requests: Sequence[Request], taken: Sequence[BlockTable]) -> None:
+    """Run requests beside another one, so that the engine never resets its allocator; then release ``taken`` tables."""
     other = make_request([1], SamplingParams(max_tokens=1000, ignore_eos=True))
     for request in (*requests, other):
         engine.add(request)
-    while any(request.finish_reason is None for request in requests):
-        engine.step()
-    return other
-
-
-@DTYPES
-@pytest.mark.parametrize("windows", [(None, None), (50, 50), (50, None)], ids=str)
-def test_scattered_blocks(windows: tuple[int | None, ...], dtype: torch.dtype) -> None:
-    """With no two free blocks next to each other no text is a run, and all have the same bits."""
-    want = plain(dtype, "temperature", windows=windows)
-    engine = make_engine(tiny_decoder(dtype, windows=windows), num_blocks=800, max_tree=40)
-    taken, runs = scatter(engine), watch_runs(engine)
-    got = [ask(prompt, params("temperature", i), drafter("oracle", want)) for i, prompt in enumerate(PROMPTS)]
-    other = finish_beside_another(engine, got)
-    assert_same(got, want)
-    assert total(got, "moved") > 0
-    assert len(runs) > 40
-    assert not any(runs)
+    step_until_ended(engine, requests)
     for block_table in taken:
         engine.cache.release(block_table)
     engine.abort(other)
 
 
-def test_an_empty_pool_gives_runs() -> None:
+@DTYPES
+@pytest.mark.parametrize("windows", [(None, None), (50, 50), (50, None)], ids=str)
+def test_scattered_blocks(windows: tuple[int | None, ...], dtype: torch.dtype) -> None:
+    """No two free blocks are neighbours."""
+    want = plain(dtype, "temperature", windows=windows)
+    engine = make_engine(tiny_decoder(dtype, windows=windows), num_blocks=800, max_tree=40)
+    taken, runs = scatter(engine), watch_runs(engine)
+    got = [ask(prompt, params("temperature", i), drafter("oracle", want)) for i, prompt in enumerate(PROMPTS)]
+    finish_with_taken(engine, got, taken)
+    assert_same(got, want)
+    assert total(got, "moved") > 0
+    assert len(runs) > 40
+    assert not any(runs)
+
+
+def test_an_empty_cache_gives_consecutive_blocks() -> None:
     engine = make_engine(tiny_decoder())
     runs = watch_runs(engine)
     run(engine, [ask(prompt, params("greedy", i)) for i, prompt in enumerate(PROMPTS)])
@@ -120,21 +115,10 @@ def test_torch_reads_runs_as_views_and_gathers_the_rest(*, scattered: bool) -> N
     taken = scatter(engine) if scattered else []
     gathered = watch_reads(engine)
     got = [ask(prompt, params("greedy", i)) for i, prompt in enumerate(PROMPTS)]
-    other = finish_beside_another(engine, got)
+    finish_with_taken(engine, got, taken)
     assert [request.output for request in got] == [request.output for request in want]
     assert len(gathered) > 40
     assert set(gathered) == {scattered}
-    for block_table in taken:
-        engine.cache.release(block_table)
-    engine.abort(other)
-
-
-def step_until(engine: Engine, ready: Any) -> None:
-    for _ in range(200):
-        if ready():
-            return
-        engine.step()
-    pytest.fail("it never came to that")
 
 
 @pytest.mark.parametrize("length", [1, 2, 16, 17, 30, 33, 513])
@@ -156,7 +140,7 @@ def test_samples_equal_separate_requests(name: str, length: int) -> None:
 
 
 def test_samples_share_their_prompt() -> None:
-    """The blocks of the prompt are one, counted once per sample; the block where they differ is each one's own."""
+    """Samples share whole blocks of the prompt; each sample has its own copy of the last block."""
     engine, prompt = make_engine(tiny_decoder()), text(1, 40)
     group = samples(prompt, SamplingParams(max_tokens=30, temperature=1.0, seed=1, n=3, ignore_eos=True))
     for request in group:
@@ -165,8 +149,9 @@ def test_samples_share_their_prompt() -> None:
     watch(engine, lambda jobs, _: rows.append([len(job.segment.tree) for job in jobs]))
     engine.step()
     engine.step()
-    assert rows == [[40], [1, 1, 1]]  # only one of them reads the prompt
-    step_until(engine, lambda: all(len(request.output) > 2 for request in group))
+    assert rows == [[40], [1, 1, 1]]  # one sample computes the prompt
+    while any(len(request.output) < 3 for request in group):
+        engine.step()
     tables = [request.block_table.blocks for request in group]
     assert tables[0][:2] == tables[1][:2] == tables[2][:2]
     assert [engine.cache.allocator.references[block] for block in tables[0][:2]] == [3, 3]
@@ -174,14 +159,13 @@ def test_samples_share_their_prompt() -> None:
     assert len(set(own)) == len(own)
     assert {engine.cache.allocator.references[block] for block in own} == {1}
     free = engine.cache.allocator.num_free
-    engine.abort(group[0])  # the others keep the shared blocks
+    engine.abort(group[0])
     assert [engine.cache.allocator.references[block] for block in tables[1][:2]] == [2, 2]
     assert engine.cache.allocator.num_free == free + len(tables[0]) - 2
-    step_until(engine, lambda: all(request.finish_reason for request in group[1:]))
+    step_until_ended(engine, group[1:])
 
 
-def test_a_parent_that_ends_first() -> None:
-    """A sample whose first one has left, or was aborted while it waited, reads the prompt itself."""
+def test_a_sample_computes_the_prompt_if_the_first_sample_has_left() -> None:
     options = SamplingParams(max_tokens=12, temperature=1.0, seed=5, n=3, logprobs=0)
     decoder, prompt = tiny_decoder(), text(3, 50)
     want = samples(prompt, options)
@@ -192,7 +176,7 @@ def test_a_parent_that_ends_first() -> None:
         engine.add(request)
     engine.step()
     engine.abort(got[0])
-    step_until(engine, lambda: all(request.finish_reason for request in got[1:]))
+    step_until_ended(engine, got[1:])
     assert_same(got[1:], want[1:])
 
 
@@ -207,8 +191,7 @@ def test_a_request_that_can_never_fit_is_refused() -> None:
 @pytest.mark.parametrize(
     ("windows", "pools"), [((None, None), (48, 60, 75, 100)), ((40, 40), (10, 13, 17, 30))], ids=str
 )
-def test_running_requests_never_lack_room(windows: tuple[int | None, ...], pools: tuple[int, ...]) -> None:
-    """However they are mixed: what cannot fit waits."""
+def test_requests_that_do_not_fit_wait(windows: tuple[int | None, ...], pools: tuple[int, ...]) -> None:
     want = plain(torch.float32, "temperature", windows=windows)
     for num_blocks in pools:
         engine = make_engine(tiny_decoder(windows=windows), num_blocks=num_blocks, max_tree=64, prefill_chunk=32)

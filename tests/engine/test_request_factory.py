@@ -1,4 +1,4 @@
-"""Requests with processors of one's own."""
+"""Requests with custom logits processors."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from checkpoints import MakeCheckpoint
 from pronk import LLM, SamplingParams
 
 
-class Rounds:
-    """Lets a text go round in ``size`` tokens, each a neighbour of the last: the next one, or the next but one."""
+class Steps:
+    """Allows the tokens ``last + 1`` and ``last + 2``, modulo ``size``."""
 
-    def __init__(self, made: list[Rounds], size: int = 7) -> None:
+    def __init__(self, made: list[Steps], size: int = 7) -> None:
         self.tokens: list[int] = []
         self.size = size
         made.append(self)
@@ -38,13 +38,13 @@ def llm(checkpoint: MakeCheckpoint) -> LLM:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_each_sample_has_processors_of_its_own(llm: LLM, temperature: float) -> None:
+def test_each_sample_has_its_own_processors(llm: LLM, temperature: float) -> None:
     params = SamplingParams(n=3, max_tokens=40, temperature=temperature, seed=1, ignore_eos=True)
     outputs: dict[str, list[list[int]]] = {}
     for drafter in ("autoregressive", "prompt_lookup(min_ngram=1)"):
-        made: list[Rounds] = []
+        made: list[Steps] = []
         requests = llm.request_factory.create_samples(
-            [5, 6, 7], params, llm.get_proposer(drafter), processors=lambda made=made: [Rounds(made)]
+            [5, 6, 7], params, llm.get_proposer(drafter), processors=lambda made=made: [Steps(made)]
         )
         llm.engine.run(requests)
         outputs[drafter] = [request.output for request in requests]
@@ -57,13 +57,13 @@ def test_each_sample_has_processors_of_its_own(llm: LLM, temperature: float) -> 
         assert all((b - a) % 7 in (1, 2) for a, b in zip([0, *output], output, strict=False))
 
 
-def test_processors_follow_what_is_certain_already(llm: LLM) -> None:
-    made: list[Rounds] = []
+def test_processors_do_not_see_given_output(llm: LLM) -> None:
+    made: list[Steps] = []
     params = SamplingParams(max_tokens=12, ignore_eos=True, logit_bias={3: 100.0, 4: 100.0})
     request = llm.request_factory.create_request(
-        [5, 6], params, llm.get_proposer(), output=[9, 9], processors=[Rounds(made)]
+        [5, 6], params, llm.get_proposer(), output=[9, 9], processors=[Steps(made)]
     )
     llm.engine.run([request])
     assert made[0].tokens == request.output[2:]
     assert request.output[:2] == [9, 9]
-    assert {3, 4} & {*request.output} == {3, 4}  # the options' own are there as well
+    assert {3, 4} & {*request.output} == {3, 4}  # logit_bias applies as well

@@ -1,4 +1,4 @@
-"""The schedule on requests that are nothing but lengths: order, limits, room for a pass, and every block back."""
+"""The scheduler with requests that have lengths only: order, limits, reserved KV slots, and released blocks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BLOCK = 4
 
 @dataclass(eq=False)
 class Fake:
-    """A request of some length."""
+    """A request with a length and no tokens."""
 
     length: int
     max_tokens: int
@@ -71,7 +71,7 @@ class Fake:
 
 
 class FakeCache:
-    """Blocks without anything in them."""
+    """A KV cache of blocks without contents."""
 
     block_size, version = BLOCK, 0
 
@@ -115,21 +115,20 @@ def add(plan: Scheduler, *requests: Fake) -> None:
         plan.add(request)  # type: ignore[arg-type]
 
 
-def advance(plan: Scheduler, batch: Sequence[ScheduledRequest], dice: random.Random) -> None:
-    """What a step does to its requests: it writes all that they have room for, and some tokens more are certain."""
+def advance(plan: Scheduler, batch: Sequence[ScheduledRequest], dice: random.Random | None = None) -> None:
+    """Write all scheduled rows and accept a random number of draft tokens, or none without ``dice``."""
     free = plan.cache.allocator.num_free
     for scheduled in batch:
-        request: Any = scheduled.request
-        plan.cache.prepare(
-            request.block_table, request.block_table.length + scheduled.num_tokens + scheduled.num_draft_slots
-        )
-        assert plan.cache.allocator.num_free == free, "places are found in the schedule"
+        table: Any = scheduled.request.block_table
+        plan.cache.prepare(table, table.length + scheduled.num_tokens + scheduled.num_draft_slots)
+        assert plan.cache.allocator.num_free == free, "the scheduler reserves all blocks"
     for scheduled in batch:
-        request, decodes = scheduled.request, scheduled.includes_last_token
+        request: Any = scheduled.request
+        decodes = scheduled.includes_last_token
         request.block_table.length += scheduled.num_tokens
         if decodes:
             left = request.max_tokens - (request.tokens - request.length)
-            accepted = min(dice.randint(0, scheduled.num_draft_slots), left - 1)
+            accepted = 0 if dice is None else min(dice.randint(0, scheduled.num_draft_slots), left - 1)
             request.tokens += accepted + 1
             request.block_table.length += accepted
             if request.tokens - request.length >= request.max_tokens:
@@ -139,12 +138,21 @@ def advance(plan: Scheduler, batch: Sequence[ScheduledRequest], dice: random.Ran
 
 
 def leave(plan: Scheduler, *, dice: random.Random | None = None) -> None:
-    """Those that have ended leave, and now and then one gives up."""
+    """Remove ended requests and, with ``dice``, sometimes another one."""
     for request in [each for each in plan.running if each.ended]:
         assert plan.remove(request)
-    everybody = [*plan.running, *plan.waiting]
-    if dice is not None and everybody and dice.random() < 0.05:
-        assert plan.remove(dice.choice(everybody))
+    others = [*plan.running, *plan.waiting]
+    if dice is not None and others and dice.random() < 0.05:
+        assert plan.remove(dice.choice(others))
+
+
+def step(plan: Scheduler, dice: random.Random | None = None) -> list[ScheduledRequest]:
+    """Schedule a batch, advance its requests as :func:`advance` does, and remove ended requests."""
+    batch = plan.schedule()
+    check(plan, batch)
+    advance(plan, batch, dice)
+    leave(plan)
+    return batch
 
 
 def check(plan: Scheduler, batch: Sequence[ScheduledRequest]) -> None:
@@ -169,15 +177,15 @@ def check(plan: Scheduler, batch: Sequence[ScheduledRequest]) -> None:
 
 @pytest.mark.parametrize("window", [None, 9])
 def test_any_load(window: int | None) -> None:
-    """Requests of any length come and go: they start in the order of their coming, and none lacks room in a step."""
+    """Random requests start in order of arrival, and each step has its blocks."""
     preempted = 0
     for seed in range(60):
         dice = random.Random(seed)
         size = dice.randint(16, 60) if window is None else dice.randint(9, 14)
         plan = scheduler(size, window=window, max_batch=dice.randint(1, 5), tree=dice.randint(1, 6))
         came, started, most = list[Fake](), list[Any](), 0
-        for step in range(300):
-            if step < 150 and dice.random() < 0.3:
+        for number in range(300):
+            if number < 150 and dice.random() < 0.3:
                 request = Fake(dice.randint(1, 40), dice.randint(1, 20))
                 try:
                     add(plan, request)
@@ -193,11 +201,7 @@ def test_any_load(window: int | None) -> None:
             advance(plan, batch, dice)
             leave(plan, dice=dice)
         while plan.running or plan.waiting:
-            batch = plan.schedule()
-            check(plan, batch)
-            assert batch, "nobody is asked, and somebody waits"
-            advance(plan, batch, dice)
-            leave(plan)
+            assert step(plan, dice), "requests wait, but none is scheduled"
         assert 0 < most <= plan.max_batch
         order = [came.index(each) for each in started]
         assert order == sorted(order)
@@ -205,33 +209,26 @@ def test_any_load(window: int | None) -> None:
         assert allocator.num_free == allocator.num_blocks
         assert not any(allocator.references)
         preempted += sum(request.stats.preemptions for request in came)
-    # Within a window all that a request will ever hold is known when it starts.
+    # With a window, all blocks of a request are reserved when it starts.
     assert preempted > 20 if window is None else not preempted
 
 
-def test_prompts_are_read_in_chunks_beside_those_that_decode() -> None:
-    plan, dice = scheduler(chunk=16), random.Random(0)
+def test_prefill_in_chunks_beside_decoding_requests() -> None:
+    plan = scheduler(chunk=16)
     first, long, later = Fake(3, 10), Fake(40, 5), Fake(20, 5)
     add(plan, first)
     (scheduled,) = plan.schedule()
     assert (scheduled.num_tokens, scheduled.includes_last_token) == (3, True)
-    advance(plan, [scheduled], dice)
+    advance(plan, [scheduled])
     add(plan, long, later)
-    seen = []
-    for _ in range(4):
-        batch = plan.schedule()
-        seen.append([(["first", "long", "later"][[first, long, later].index(t.request)], t.num_tokens) for t in batch])  # type: ignore[arg-type]
-        for each in batch:
-            each.request.block_table.length += each.num_tokens
-            if each.request.num_pending == 0:
-                each.request.tokens += 1  # type: ignore[operator, assignment]
-    assert seen[0] == [("first", 1), ("long", 15)]
-    assert seen[1] == [("first", 1), ("long", 15)]
-    assert seen[2] == [("first", 1), ("long", 10), ("later", 5)]
-    assert seen[3] == [("first", 1), ("long", 1), ("later", 14)]
+    batches: list[Any] = [[(each.request, each.num_tokens) for each in step(plan)] for _ in range(4)]
+    assert batches[0] == [(first, 1), (long, 15)]
+    assert batches[1] == [(first, 1), (long, 15)]
+    assert batches[2] == [(first, 1), (long, 10), (later, 5)]
+    assert batches[3] == [(first, 1), (long, 1), (later, 14)]
 
 
-def test_who_does_not_fit_waits_and_nobody_overtakes() -> None:
+def test_no_request_overtakes_one_that_does_not_fit() -> None:
     plan = scheduler(num_blocks=16, max_batch=8, chunk=64)
     large, larger, small = Fake(30, 10), Fake(40, 20), Fake(2, 2)
     add(plan, large, larger, small)
@@ -242,42 +239,36 @@ def test_who_does_not_fit_waits_and_nobody_overtakes() -> None:
     assert plan.schedule()[0].request is larger  # type: ignore[comparison-overlap]
 
 
-def test_what_can_never_fit_is_refused_at_once() -> None:
+def test_a_request_that_can_never_fit_is_refused() -> None:
     plan = scheduler(num_blocks=10, tree=4)
     add(plan, Fake(30, 10))
     with pytest.raises(CacheFullError, match="at most 40 tokens, the size of the KV cache, found 44; raise kv"):
         add(plan, Fake(30, 11))
 
 
-def test_what_no_longer_fits_ends_with_an_error_when_its_turn_comes() -> None:
+def test_a_waiting_request_that_no_longer_fits_fails() -> None:
     plan = scheduler(num_blocks=20)
     request, small = Fake(50, 10), Fake(3, 3)
     add(plan, request, small)
-    plan.cache.allocator = BlockAllocator(10, BLOCK)  # a draft model has taken its share
+    plan.cache.allocator = BlockAllocator(10, BLOCK)  # as after a draft model took its share of memory
     assert [scheduled.request for scheduled in plan.schedule()] == [small]
     assert isinstance(request.error, CacheFullError)
 
 
-def test_guesses_give_way_before_requests_do() -> None:
+def test_draft_slots_shrink_before_a_request_is_preempted() -> None:
     plan = scheduler(num_blocks=8, max_batch=2, tree=8)
     first, second = Fake(6, 20), Fake(6, 20)
     add(plan, first, second)
-    draft_slots = []
-    for _ in range(8):  # the last one fills all blocks
-        batch = plan.schedule()
-        check(plan, batch)
-        draft_slots.append([scheduled.num_draft_slots for scheduled in batch])
-        for scheduled in batch:  # no guess is ever right
-            scheduled.request.block_table.length += scheduled.num_tokens
-            scheduled.request.tokens += 1  # type: ignore[operator, assignment]
-    assert all(len(pair) == 2 for pair in draft_slots), "both go on"
+    # The 8th step fills all blocks.
+    draft_slots = [[scheduled.num_draft_slots for scheduled in step(plan)] for _ in range(8)]
+    assert all(len(pair) == 2 for pair in draft_slots)
     assert draft_slots[1] == [7, 7]
     assert max(draft_slots[-1]) < 7
     assert first.stats.preemptions == second.stats.preemptions == 0
 
 
-class Remembers:
-    """Every block is worth keeping."""
+class KeepsAll:
+    """A prefix cache that keeps every block until its eviction."""
 
     def __init__(self) -> None:
         self.gone = list[int]()
@@ -289,9 +280,9 @@ class Remembers:
         self.gone.append(block)
 
 
-def remembering(num_blocks: int, idle: int, **options: Any) -> tuple[Scheduler, Remembers]:
-    """A schedule whose pool remembers something in its last blocks."""
-    plan, memory = scheduler(num_blocks, **options), Remembers()
+def with_idle_blocks(num_blocks: int, idle: int, **options: Any) -> tuple[Scheduler, KeepsAll]:
+    """Return a scheduler whose last blocks are idle: free, but cached."""
+    plan, memory = scheduler(num_blocks, **options), KeepsAll()
     allocator, block_table, kept = plan.cache.allocator, BlockTable(), BlockTable()
     allocator.allocate(block_table, BLOCK * (num_blocks - idle))
     allocator.allocate(kept, BLOCK * idle)
@@ -304,47 +295,35 @@ def remembering(num_blocks: int, idle: int, **options: Any) -> tuple[Scheduler, 
     return plan, memory
 
 
-def test_who_does_not_guess_gets_no_room() -> None:
-    plan, memory = remembering(12, 8, tree=16, max_batch=2)
+def test_a_request_without_draft_tokens_gets_no_draft_slots() -> None:
+    plan, memory = with_idle_blocks(12, 8, tree=16, max_batch=2)
     add(plan, Fake(6, 6, needs_draft_slots=False), Fake(5, 3))
-    draft_slots = [scheduled.num_draft_slots for scheduled in plan.schedule()]
-    assert draft_slots == [0, 0], "their prompts are being read"
-    for request in plan.running:
-        request.block_table.length += request.num_pending
-        request.tokens += 1  # type: ignore[operator, assignment]
-    draft_slots = [scheduled.num_draft_slots for scheduled in plan.schedule()]
-    assert draft_slots == [0, 2]
+    draft_slots = [[scheduled.num_draft_slots for scheduled in step(plan)] for _ in range(2)]
+    assert draft_slots == [[0, 0], [0, 2]], "the first step is prefill"
     assert not memory.gone
 
 
-def test_guesses_take_what_is_empty_and_at_most_a_block_of_what_is_remembered() -> None:
-    plan, memory = remembering(12, 10, tree=16)
+def test_draft_slots_evict_at_most_one_idle_block() -> None:
+    plan, memory = with_idle_blocks(12, 10, tree=16)
     request: Any = Fake(7, 8)
     add(plan, request)
     draft_slots = []
-    while not request.finish_reason:
+    while not request.ended:
         held = len(request.block_table.blocks)
-        (scheduled,) = plan.schedule()
+        (scheduled,) = step(plan)
         draft_slots.append(scheduled.num_draft_slots)
         assert len(request.block_table.blocks) - held <= (1 if scheduled.num_draft_slots else 2)
-        request.block_table.length += scheduled.num_tokens
-        request.tokens += 1
-        if request.num_generated == 8:
-            request.finish_reason = "length"
-    # From position 7 on: the rest of its block, and the next one as soon as that is less than a block.
+    # The rest of the block, and the next block if that rest is less than a block.
     assert draft_slots == [0, 4, 7, 6, 5, 4, 3, 2]
-    assert len(memory.gone) == 2, "the text has 15 tokens, in four blocks, of which two were empty"
+    assert len(memory.gone) == 2, "the text of 15 tokens has four blocks, two of which were empty"
 
 
-def test_the_last_one_is_preempted_and_starts_again_in_its_place() -> None:
+def test_the_last_request_is_preempted_and_restarts_before_waiting_ones() -> None:
     plan, dice = scheduler(num_blocks=8, max_batch=3, tree=1, chunk=64), random.Random(0)
     first, second, third = Fake(8, 20), Fake(7, 20), Fake(4, 4)
     add(plan, first, second, third)
     while not second.stats.preemptions:
-        batch = plan.schedule()
-        check(plan, batch)
-        advance(plan, batch, dice)
-        leave(plan)
+        step(plan, dice)
         assert not first.stats.preemptions
     assert second.block_table.blocks == []
     assert plan.waiting[0] is second  # type: ignore[comparison-overlap]
@@ -362,10 +341,10 @@ def test_the_last_one_is_preempted_and_starts_again_in_its_place() -> None:
     [((20, 60), (40, 120), 10), ((100, 200), (20, 60), 4), ((5, 10), (100, 300), 18)],
     ids=["chat", "long prompts", "long outputs"],
 )
-def test_many_in_a_pool_for_few_are_seldom_preempted(
+def test_requests_in_a_small_cache_are_seldom_preempted(
     prompt: tuple[int, int], output: tuple[int, int], most: int
 ) -> None:
-    """Sixteen requests where four fit to their end: with a block each as margin it was 50 to 60 times."""
+    """Sixteen requests in a cache for four; with a margin of one block per request there were 50 to 60 preemptions."""
     preempted, seeds = 0, range(10)
     for seed in seeds:
         dice = random.Random(seed)
@@ -375,22 +354,13 @@ def test_many_in_a_pool_for_few_are_seldom_preempted(
         add(plan, *requests)
         together = 0
         while plan.running or plan.waiting:
-            batch = plan.schedule()
-            check(plan, batch)
-            together = max(together, len(batch))
-            for scheduled in batch:  # no guess is ever right
-                scheduled.request.block_table.length += scheduled.num_tokens
-                if scheduled.request.num_pending == 0:
-                    scheduled.request.tokens += 1  # type: ignore[operator, assignment]
-                if scheduled.request.num_generated == scheduled.request.params.max_tokens:
-                    scheduled.request.finish_reason = "length"
-            leave(plan)
-        assert together >= 4, "what may never be needed is not kept free"
+            together = max(together, len(step(plan)))
+        assert together >= 4, "blocks for future tokens are not reserved"
         preempted += sum(each.stats.preemptions for each in requests)
     assert 0 < preempted <= most * len(seeds)
 
 
-def test_higher_priority_starts_first_and_takes_the_place_of_a_lower_one() -> None:
+def test_higher_priority_starts_first_and_preempts_a_lower_one() -> None:
     plan, dice = scheduler(max_batch=2), random.Random(0)
     low, middle, high = Fake(4, 30), Fake(4, 30, priority=1), Fake(4, 4, priority=2)
     add(plan, low, middle)
@@ -403,50 +373,36 @@ def test_higher_priority_starts_first_and_takes_the_place_of_a_lower_one() -> No
     assert low.stats.preemptions == 1
     advance(plan, batch, dice)
     add(plan, Fake(4, 4, priority=1))
-    assert [scheduled.request for scheduled in plan.schedule()] == [high, middle], "an equal one waits"
-
-
-def plain_step(plan: Scheduler) -> None:
-    """A step in which no guess is right; those that have ended leave."""
-    batch = plan.schedule()
-    check(plan, batch)
-    for scheduled in batch:
-        request: Any = scheduled.request
-        request.block_table.length += scheduled.num_tokens
-        if not request.num_pending:
-            request.tokens += 1
-        if request.num_generated == request.max_tokens:
-            request.finish_reason = "length"
-    leave(plan)
+    assert [scheduled.request for scheduled in plan.schedule()] == [high, middle], "an equal priority waits"
 
 
 @pytest.mark.parametrize("num_blocks", [64, 16], ids=["plenty", "tight"])
 @pytest.mark.parametrize("before", [0, 7])
-def test_a_tenant_that_floods_delays_another_by_a_request_at_most(num_blocks: int, before: int) -> None:
+def test_a_tenant_with_many_requests_delays_another_by_one_request(num_blocks: int, before: int) -> None:
     steps = []
     for tenant in ("other", "flood"):
         plan = scheduler(num_blocks, max_batch=4, chunk=64, tree=1)
         add(plan, *[Fake(8, 12, tenant="flood") for _ in range(50)])
         for _ in range(before):
-            plain_step(plan)
+            step(plan)
         one = Fake(8, 12, tenant=tenant)
         add(plan, one)
         steps.append(0)
         while not one.ended:
-            plain_step(plan)
+            step(plan)
             steps[-1] += 1
     assert steps[0] <= 2 * 13
-    assert steps[1] > 10 * 13, "by itself it would wait for all of them"
+    assert steps[1] > 10 * 13, "a request of the same tenant waits for all the others"
 
 
-def test_tenants_that_both_wait_are_served_alike() -> None:
+def test_waiting_tenants_get_equal_shares() -> None:
     plan, dice = scheduler(40, max_batch=4, chunk=64), random.Random(3)
     short = [Fake(4, dice.randint(2, 6), tenant="short") for _ in range(300)]
     long = [Fake(40, dice.randint(20, 40), tenant="long") for _ in range(30)]
     add(plan, *long, *short)
     largest = 40 + 2 * 40
     for _ in range(150):
-        plain_step(plan)
+        step(plan)
         served = plan.fair_share.served
         assert abs(served["short"] - served["long"]) <= 4 * largest
     assert [each for each in plan.waiting if each.tenant == "short"]
@@ -454,21 +410,21 @@ def test_tenants_that_both_wait_are_served_alike() -> None:
     ended = [sum(each.ended for each in group) for group in (short, long)]
     assert ended[0] > 3 * ended[1] > 0
     by_tenant = [[each.start_order for each in group if each.start_order is not None] for group in (short, long)]
-    assert all(order == sorted(order) for order in by_tenant), "a tenant's own start as they came"
+    assert all(order == sorted(order) for order in by_tenant), "requests of one tenant start in order of arrival"
 
 
-def test_priorities_go_before_tenants() -> None:
+def test_priority_goes_before_the_share_of_a_tenant() -> None:
     plan = scheduler(max_batch=1)
     urgent = [Fake(4, 4, tenant="served", priority=1) for _ in range(3)]
     patient = Fake(4, 4, tenant="new")
     add(plan, patient, *urgent)
     for _ in range(12):
-        plain_step(plan)
+        step(plan)
     assert all(each.ended for each in urgent)
     assert not patient.num_generated
 
 
-def test_nobody_is_preempted_for_what_cannot_start() -> None:
+def test_no_request_is_preempted_for_one_that_cannot_start() -> None:
     plan, dice = scheduler(num_blocks=16, max_batch=4, chunk=64, tree=1), random.Random(0)
     equal, low, urgent = Fake(40, 4, priority=1), Fake(4, 20), Fake(30, 4, priority=1)
     add(plan, equal, low)
@@ -478,8 +434,8 @@ def test_nobody_is_preempted_for_what_cannot_start() -> None:
     assert low.stats.preemptions == 0
 
 
-def test_a_refusal_is_of_the_blocks_that_there_were() -> None:
-    """The cache may be a smaller one, whose blocks have no such numbers, when the request's turn comes again."""
+def test_a_refusal_is_forgotten_with_a_new_cache() -> None:
+    """The refusal holds numbers of blocks, which do not exist in a smaller cache."""
     plan, dice = scheduler(num_blocks=16, max_batch=4, chunk=64, tree=1), random.Random(0)
     large, waits = Fake(44, 4), Fake(30, 4)
     add(plan, large, waits)
@@ -507,7 +463,7 @@ def test_deadlines() -> None:
         assert isinstance(request.error, TimeoutError)
 
 
-def test_samples_wait_for_the_prompt_and_share_it() -> None:
+def test_samples_wait_for_prefill_and_share_the_prompt() -> None:
     plan, dice = scheduler(num_blocks=60, chunk=16, max_batch=4), random.Random(1)
     first = Fake(22, 6)
     second, third = Fake(22, 6, parent=first), Fake(22, 6, parent=first)
@@ -522,7 +478,7 @@ def test_samples_wait_for_the_prompt_and_share_it() -> None:
     assert (second.block_table.length, second.num_pending) == (21, 1)
     whole = 21 // BLOCK
     assert second.block_table.blocks[:whole] == first.block_table.blocks[:whole] == third.block_table.blocks[:whole]
-    assert second.block_table.blocks[whole] != first.block_table.blocks[whole], "they write behind the prompt"
+    assert second.block_table.blocks[whole] != first.block_table.blocks[whole], "copied before it is written"
     check(plan, batch)
     first.finish_reason = "stop"
     leave(plan)
@@ -530,7 +486,7 @@ def test_samples_wait_for_the_prompt_and_share_it() -> None:
 
 
 @pytest.mark.parametrize("how", ["ended", "failed", "left"])
-def test_samples_of_a_prompt_that_has_gone_read_it_themselves(how: str) -> None:
+def test_a_sample_computes_the_prompt_if_the_first_sample_has_left(how: str) -> None:
     plan, dice = scheduler(max_batch=1), random.Random(2)
     first = Fake(10, 4)
     second = Fake(10, 4, parent=first)

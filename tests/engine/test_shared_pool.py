@@ -1,4 +1,4 @@
-"""A tight pool and remembered prefixes do not show: preempted and cached requests have the tokens of plain decoding."""
+"""Preemptions and prefix hits: requests have the tokens of plain decoding."""
 
 import random
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from drafters.trees import TreeDrafter, oracle_trees
-from engine.cases import DRAFTERS, ask, assert_same, drafter, params, plain, text, total
+from engine.cases import DRAFTERS, ask, assert_same, drafter, params, plain, step_until_ended, text, texts, total
 from pronk.drafters import Suffix
 from pronk.drafters.shared import side_cache
 from pronk.engine.engine import Engine
@@ -16,20 +16,20 @@ from pronk.engine.request import Request
 from pronk.kv_cache.blocks import BlockTable
 from pronk.kv_cache.paged import PagedCache
 from pronk.sampling.params import SamplingParams
-from tiny_models import make_engine, make_request, run, tiny_decoder
+from tiny_models import make_engine, make_request, run, run_alone, tiny_decoder
 
-# Nine blocks hold the longest of them to its end, and no two.
+# Nine blocks hold the longest of these requests, but no two of them.
 SHORT = tuple(tuple(text(seed, length)) for seed, length in enumerate((1, 20, 33, 40, 60, 95)))
 TIGHT: dict[str, Any] = {"num_blocks": 9, "block_size": 16}
 CLOSE = ("suffix", "lookahead", "kangaroo", "glide", "draft_model", "oracle")
-# All that have keys and values of their own, alone, around one another, and as parts.
+# Drafters with a KV cache of their own, alone and as parts of others.
 ALONE = ("draft_model", "glide", "vanilla", "kangaroo", "multi_token")
 WITH_POOLS = (*ALONE, "staged", "cape of kangaroo", "merged with trained")
 NAMES = [name if name in CLOSE else pytest.param(name, marks=pytest.mark.slow) for name in DRAFTERS]
 
 
 def serve(engine: Engine, name: str, options: str, want: Sequence[Request]) -> list[Request]:
-    """All prompts at once, by one drafter."""
+    """Run all prompts at once with one drafter."""
     proposer = drafter(name, want).bind(engine.target)
     got = [ask(request.prompt, params(options, index), proposer) for index, request in enumerate(want)]
     run(engine, got)
@@ -48,7 +48,7 @@ def test_preempted_requests(name: str, options: str) -> None:
 
 
 class Pools(PagedCache):
-    """Notes the caches that drafters open beside the target's, and what these have found of texts."""
+    """Records the KV caches of drafters and their prefix hits in tokens."""
 
     opened: ClassVar[list[PagedCache]] = []
     found: ClassVar[list[int]] = []
@@ -66,12 +66,11 @@ class Pools(PagedCache):
 
     @classmethod
     def held(cls) -> int:
-        """Blocks of requests in all of them."""
+        """Return the number of blocks in use in all recorded caches."""
         return sum(pool.allocator.num_blocks - pool.allocator.num_free for pool in cls.opened)
 
     @classmethod
     def install(cls, patch: pytest.MonkeyPatch) -> None:
-        """Note the caches that are opened from now on."""
         cls.opened.clear()
         cls.found.clear()
         patch.setattr(side_cache, "PagedCache", cls)
@@ -84,8 +83,8 @@ def pools(monkeypatch: pytest.MonkeyPatch) -> type[Pools]:
 
 
 @pytest.mark.parametrize("name", WITH_POOLS)
-def test_preempted_requests_hold_nothing_of_a_drafter(name: str, pools: type[Pools]) -> None:
-    """Nor do they lose their guesses: what they gave away is read again with their text."""
+def test_preempted_requests_hold_no_block_of_a_drafter(name: str, pools: type[Pools]) -> None:
+    """After the preemption the request has draft tokens again."""
     want = plain(torch.bfloat16, "all", SHORT)
     engine = make_engine(tiny_decoder(torch.bfloat16), **TIGHT)
     proposer = drafter(name, want).bind(engine.target)
@@ -104,8 +103,7 @@ def test_preempted_requests_hold_nothing_of_a_drafter(name: str, pools: type[Poo
     engine.speculator.begin([], [request])
     assert pools.held() == 0
     before = len(request.stats.steps)
-    while not all(each.ended for each in got):
-        engine.step()
+    step_until_ended(engine, got)
     assert_same(got, want[4:])
     assert request.stats.preemptions == 1
     assert any(step.drafted for step in request.stats.steps[before:])
@@ -117,8 +115,8 @@ def test_preempted_requests_hold_nothing_of_a_drafter(name: str, pools: type[Poo
 @pytest.mark.parametrize(
     "name", [each if each != "glide" else pytest.param(each, marks=pytest.mark.slow) for each in NAMES]
 )
-def test_remembered_prefixes(name: str, options: str) -> None:
-    """The same prompts again, and what was said as a prompt: half of the pool's blocks are idle, or are taken back."""
+def test_prefix_hits(name: str, options: str) -> None:
+    """The same prompts again, with and without evictions of idle blocks."""
     want = plain(torch.bfloat16, options, SHORT)
     for settings in ({}, {"num_blocks": 18}):
         engine = make_engine(tiny_decoder(torch.bfloat16), share_prefixes=True, **settings)
@@ -126,48 +124,45 @@ def test_remembered_prefixes(name: str, options: str) -> None:
             got = serve(engine, name, options, want)
             assert_same(got, want)
         assert total(got, "cached_tokens") > 0
-        allocator = engine.cache.allocator
-        assert allocator.num_free == allocator.num_blocks
         if settings:
-            assert sum(len(request.tokens) // 16 for request in got) > allocator.num_blocks, "some were taken back"
+            assert sum(len(request.tokens) // 16 for request in got) > engine.cache.allocator.num_blocks, "evictions"
 
 
-def test_a_second_turn_reads_what_is_new() -> None:
+def test_a_second_turn_computes_new_tokens_only() -> None:
     engine = make_engine(tiny_decoder(), share_prefixes=True)
     first = make_request(text(3, 100), SamplingParams(max_tokens=30, seed=1))
     run(engine, [first])
-    again = [*first.tokens, *text(4, 20)]
-    second, alone = (make_request(again, SamplingParams(max_tokens=30, seed=2)) for _ in range(2))
+    second = make_request([*first.tokens, *text(4, 20)], SamplingParams(max_tokens=30, seed=2))
     run(engine, [second])
-    run(make_engine(tiny_decoder()), [alone])
+    alone = run_alone(tiny_decoder(), second.prompt, second.params)
     assert second.output == alone.output
-    assert second.stats.cached_tokens == 128  # of 129 that the cache had, in blocks of 16
+    assert second.stats.cached_tokens == 128  # 8 blocks of 16; the first turn computed 129 tokens
     assert alone.stats.cached_tokens == 0
 
 
 class Hashes:
-    """Counts what a prefix cache hashes, and how often it is asked for a text."""
+    """Records the hashed tokens and the number of lookups of a prefix cache."""
 
     def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
         prefix = engine.cache.prefix_cache
         assert prefix is not None
         digest, match = prefix._digest, prefix.match
-        self.texts, self.asked = list[bytes](), 0
+        self.texts, self.lookups = list[bytes](), 0
 
         def counted(before: bytes, tokens: bytes) -> bytes:
             self.texts.append(tokens)
             return digest(before, tokens)
 
         def counting(*arguments: Any) -> Any:
-            self.asked += 1
+            self.lookups += 1
             return match(*arguments)
 
         monkeypatch.setattr(prefix, "_digest", counted)
         monkeypatch.setattr(prefix, "match", counting)
 
 
-def test_waiting_costs_no_hashing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A prompt that waits is hashed once, and looked for again only when the pool has more room, or more of it."""
+def test_a_waiting_prompt_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is looked up again only if more blocks are free or if more of it is cached."""
     engine = make_engine(tiny_decoder(), num_blocks=20, share_prefixes=True, max_tree=1)
     beginning = text(3, 64)
     run(engine, [make_request(beginning, SamplingParams(max_tokens=16, seed=0))])
@@ -179,47 +174,44 @@ def test_waiting_costs_no_hashing(monkeypatch: pytest.MonkeyPatch) -> None:
     hashes = Hashes(engine, monkeypatch)
     engine.add(waiting)
     engine.step()
-    assert hashes.asked == 1
-    assert sum(map(bool, hashes.texts)) == 5, "what is known, and the block behind it"
+    assert hashes.lookups == 1
+    assert sum(map(bool, hashes.texts)) == 5, "four cached blocks and the next one"
     hashes.texts.clear()
     for _ in range(40):
         engine.step()
     assert waiting in engine.scheduler.waiting
     assert not running.ended
-    assert hashes.asked == 1
-    assert 0 < len(hashes.texts) <= 3, "only what the running one has filled"
-    while not running.ended:
-        engine.step()
+    assert hashes.lookups == 1
+    assert 0 < len(hashes.texts) <= 3, "blocks that the running request has filled"
+    step_until_ended(engine, [running])
     hashes.texts.clear()
-    while not waiting.ended:
-        engine.step()
-    assert hashes.asked == 2
+    step_until_ended(engine, [waiting])
+    assert hashes.lookups == 2
     assert waiting.stats.cached_tokens == 64
     assert sum(map(bool, hashes.texts)) == len(waiting.tokens) // 16 - 4
-    alone = make_request(waiting.prompt, waiting.params)
-    run(make_engine(tiny_decoder()), [alone])
-    assert waiting.output == alone.output
+    assert waiting.output == run_alone(tiny_decoder(), waiting.prompt, waiting.params).output
 
 
 @pytest.mark.parametrize("name", ["autoregressive", "oracle"])
-def test_rows_of_guesses_push_nothing_out(name: str) -> None:
-    """A pool that is full of what is remembered: a short text takes the blocks that it fills, and no others."""
+def test_rows_of_draft_tokens_evict_no_block(name: str) -> None:
+    """In a cache full of idle blocks, a short text evicts only the blocks that it fills."""
     engine = make_engine(tiny_decoder(), num_blocks=24, share_prefixes=True)
     for seed in range(8):
         run(engine, [make_request(text(seed, 40), SamplingParams(max_tokens=10, seed=seed))])
     assert engine.cache.prefix_cache is not None
     assert len(engine.cache.prefix_cache) == len(engine.cache.allocator.evictable) == 23
-    known = make_request(text(99, 20), SamplingParams(max_tokens=20, seed=1))
-    run(make_engine(tiny_decoder()), [known])
-    proposer = TreeDrafter(oracle_trees(0.7), texts={((*known.prompt,), known.seed): known.tokens})
+    known = run_alone(tiny_decoder(), text(99, 20), SamplingParams(max_tokens=20, seed=1))
+    proposer = TreeDrafter(oracle_trees(0.7), texts([known]))
     request = make_request(known.prompt, known.params, proposer if name == "oracle" else None)
     run(engine, [request])
     assert request.output == known.output
     assert (request.stats.accepted > 0) == (name == "oracle")
-    assert len(engine.cache.prefix_cache) == 23, "39 rows: an empty block and two others, two of which are full"
+    assert len(engine.cache.prefix_cache) == 23, (
+        "39 rows fill the empty block and two others, two of which are now cached"
+    )
 
 
-def test_hits_do_not_depend_on_guesses() -> None:
+def test_prefix_hits_do_not_depend_on_draft_tokens() -> None:
     want = plain(torch.float32, "greedy")
     hits = []
     for name in ("autoregressive", "oracle"):
@@ -230,7 +222,7 @@ def test_hits_do_not_depend_on_guesses() -> None:
     assert sum(hits[0]) > 0
 
 
-def test_prompts_that_are_reported_are_read() -> None:
+def test_prompts_with_prompt_logprobs_are_computed() -> None:
     engine = make_engine(tiny_decoder(), share_prefixes=True)
     options = SamplingParams(max_tokens=4, seed=0, prompt_logprobs=2)
     one, other = (make_request(text(3, 100), options) for _ in range(2))
@@ -240,12 +232,9 @@ def test_prompts_that_are_reported_are_read() -> None:
     assert other.prompt_logprobs == one.prompt_logprobs
 
 
-def test_a_preempted_prompt_is_reported_once() -> None:
-    """Preempted in the middle of its prompt by one of higher priority, which takes its blocks."""
-    options = SamplingParams(max_tokens=4, seed=0, prompt_logprobs=1)
-    prompt = text(3, 100)
-    alone, shared = (make_request(prompt, options) for _ in range(2))
-    run(make_engine(tiny_decoder()), [alone])
+def test_prompt_logprobs_after_a_preemption_in_prefill() -> None:
+    shared = make_request(text(3, 100), SamplingParams(max_tokens=4, seed=0, prompt_logprobs=1))
+    alone = run_alone(tiny_decoder(), shared.prompt, shared.params)
     engine = make_engine(tiny_decoder(), **TIGHT, prefill_chunk=16, max_batch=1)
     engine.add(shared)
     for _ in range(3):
@@ -253,12 +242,10 @@ def test_a_preempted_prompt_is_reported_once() -> None:
     urgent = make_request(text(5, 60), SamplingParams(max_tokens=4, seed=0))
     urgent.priority = 1
     engine.add(urgent)
-    while not urgent.ended:
-        engine.step()
+    step_until_ended(engine, [urgent])
     assert not shared.ended
     assert 0 < len(shared.prompt_logprobs) < 100
-    while not shared.ended:
-        engine.step()
+    step_until_ended(engine, [shared])
     assert shared.stats.preemptions == 1
     assert shared.prompt_logprobs == alone.prompt_logprobs
     assert shared.output == alone.output
@@ -266,7 +253,7 @@ def test_a_preempted_prompt_is_reported_once() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_any_traffic(seed: int) -> None:
-    """Requests that come, are given up and share beginnings, in a tight pool: nobody gets another's tokens."""
+    """Requests with common prefixes arrive and are aborted in a small cache."""
     dice, decoder = random.Random(seed), tiny_decoder()
     engine = make_engine(decoder, num_blocks=12, share_prefixes=bool(seed % 2), max_batch=4, max_tree=8)
     proposer, beginnings = Suffix().bind(engine.target), [text(9, 40), text(8, 70)]
@@ -284,29 +271,24 @@ def test_any_traffic(seed: int) -> None:
         engine.step()
         done += [request for request in alive if request.ended]
         alive = [request for request in alive if not request.ended]
-    while alive:
-        engine.step()
-        done += [request for request in alive if request.ended]
-        alive = [request for request in alive if not request.ended]
-    assert sum(request.stats.preemptions for request in done) > 0
-    assert (sum(request.stats.cached_tokens for request in done) > 0) == bool(seed % 2)
+    step_until_ended(engine, alive)
+    done += alive
+    assert total(done, "preemptions") > 0
+    assert (total(done, "cached_tokens") > 0) == bool(seed % 2)
     assert engine.cache.allocator.num_free == 12
     for request in done:
         assert request.error is None
-        alone = make_request(request.prompt, request.params)
-        run(make_engine(decoder), [alone])
-        assert request.output == alone.output
+        assert request.output == run_alone(decoder, request.prompt, request.params).output
 
 
-def test_a_block_that_is_written_again_is_forgotten() -> None:
-    """A sample forks the first one's cache in the middle of a block, which that one fills, and outlives it."""
+def test_a_block_that_is_written_again_gives_no_prefix_hit() -> None:
     engine = make_engine(tiny_decoder(), share_prefixes=True)
     cache, tokens = engine.cache, text(3, 40)
     first = make_request(tokens, SamplingParams(max_tokens=20, seed=1))
     run(engine, [first])
     block_table = cache.match_prefix(first.tokens)
     assert block_table is not None
-    child = cache.fork(block_table, 39)  # two blocks are whole, the third is the parent's text beyond
+    child = cache.fork(block_table, 39)  # two whole blocks; the third one holds the parent's text
     cache.release(block_table)
     assert cache.prefix_cache is not None
     assert cache.prefix_cache.is_cached(child.blocks[2])
@@ -316,30 +298,29 @@ def test_a_block_that_is_written_again_is_forgotten() -> None:
     cache.release(child)
 
 
-def test_dynamic_rotations_share_nothing() -> None:
-    """There a prompt's keys depend on its length."""
+def test_dynamic_rotations_share_no_prefixes() -> None:
+    """Their keys depend on the length of the prompt."""
     engine = make_engine(tiny_decoder(dynamic=True), share_prefixes=True)
     assert engine.cache.prefix_cache is None
 
 
-def test_a_prefix_larger_than_the_pool_beside_a_window() -> None:
-    """Only the window's blocks of it are held, so that a request alone always goes on."""
+def test_a_prefix_larger_than_the_cache_with_a_window() -> None:
+    """A request holds only the window's blocks of a prefix hit, so a request alone never lacks blocks."""
     decoder = tiny_decoder(windows=(32, 32))
     engine = make_engine(decoder, num_blocks=9, share_prefixes=True, prefill_chunk=32, max_tree=1)
     tokens = text(1, 16 * 9 - 1)
     run(engine, [make_request(tokens[:-4], SamplingParams(max_tokens=4, seed=0))])
-    again, alone = (make_request(tokens[:-9] + text(7, 100), SamplingParams(max_tokens=5, seed=0)) for _ in range(2))
+    again = make_request(tokens[:-9] + text(7, 100), SamplingParams(max_tokens=5, seed=0))
     engine.add(again)
     for _ in range(50):
         engine.step()
     assert again.ended
-    run(make_engine(decoder), [alone])
-    assert again.output == alone.output
+    assert again.output == run_alone(decoder, again.prompt, again.params).output
     assert again.stats.preemptions == 0
 
 
-def test_the_end_within_an_accepted_path() -> None:
-    """Nothing beyond the text is in the cache, so that what is found again is the same as without guesses."""
+def test_no_token_after_a_stop_token_is_cached() -> None:
+    """A text that ends within an accepted path gives the same prefix hits as without draft tokens."""
     want = plain(torch.float32, "all")
     for name in ("oracle", "autoregressive"):
         engine = make_engine(tiny_decoder(), share_prefixes=True)

@@ -1,4 +1,4 @@
-"""What the engine counts of a request's steps."""
+"""Statistics of a request's steps."""
 
 import pytest
 
@@ -10,8 +10,8 @@ def stats(depths: list[int], accepted: list[int]) -> Stats:
     return Stats(steps=steps, generated_tokens=sum(step.tokens for step in steps))
 
 
-def test_acceptance_leaves_out_steps_without_a_guess_there() -> None:
-    # Depth 1 was offered by 7 steps, 2 by 6, 3 by 5, 4 by 1.
+def test_acceptance_counts_steps_with_a_draft_token_of_that_depth() -> None:
+    # 7 steps have draft tokens of depth 1, 6 of depth 2, 5 of depth 3, 1 of depth 4.
     found = stats([3, 3, 3, 0, 2, 4, 1, 3], [0, 3, 1, 0, 2, 3, 0, 1])
     assert found.acceptance == [5 / 7, 3 / 6, 2 / 5, 0 / 1]
     assert found.step_compression == 18 / 8

@@ -1,7 +1,9 @@
-"""Several threads at one model, and at two: every text is what it is alone."""
+"""Several threads on one model and on two: each text equals that of the request alone."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from checkpoints import MakeCheckpoint
 from pronk import LLM, SamplingParams
 from pronk.outputs import Completion
+from tiny_models import assert_idle
 
 PROMPTS = ([3, 7, 3, 7, 3], [40, 41, 42], [9] * 30, [5])
 DRAFTERS = ("suffix", "recycling", "autoregressive", "merged(prompt_lookup, jacobi)")
@@ -35,7 +38,7 @@ def assert_same(got: Sequence[Completion], want: Sequence[Completion]) -> None:
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_threads(models: list[LLM], count: int) -> None:
-    """Calls, streams and lists at the same time, with drafters of their own."""
+    """Calls and streams at the same time, with different drafters."""
     used = models[:count]
     alone = {
         (id(llm), index): llm.generate(list(prompt), params(index), drafter="autoregressive")
@@ -54,23 +57,18 @@ def test_threads(models: list[LLM], count: int) -> None:
         assert not any(piece.completion for piece in rest)
         return [last.completion] * 2
 
-    jobs = [
-        (lambda work=work, llm=llm, index=index: work(llm, index))
-        for work, (llm, index) in zip([call, stream] * len(order), order, strict=False)
-    ]
+    jobs = [partial(work, *place) for work, place in zip(cycle([call, stream]), order, strict=False)]
     for (llm, index), got in zip(order, at_once(jobs), strict=True):
         assert_same(got, [alone[id(llm), index]] * 2)
     for llm in used:
-        allocator = llm.engine.cache.allocator
-        assert allocator.num_free == allocator.num_blocks
-        assert not llm.engine.scheduler.running
+        assert_idle(llm.engine)
 
 
-def test_a_thread_that_gives_up_leaves_the_others_alone(models: list[LLM]) -> None:
+def test_a_thread_that_closes_its_stream_does_not_change_other_texts(models: list[LLM]) -> None:
     llm = models[0]
     want = llm.generate(list(PROMPTS[2]), params(1), drafter="autoregressive")
 
-    def give_up() -> None:
+    def close() -> None:
         for _ in range(5):
             stream = llm.stream(list(PROMPTS[0]), params(0))
             next(stream)
@@ -79,5 +77,5 @@ def test_a_thread_that_gives_up_leaves_the_others_alone(models: list[LLM]) -> No
     def go_on() -> list[Completion]:
         return [llm.generate(list(PROMPTS[2]), params(1)) for _ in range(5)]
 
-    _, first, _, second = at_once([give_up, go_on, give_up, go_on])
+    _, first, _, second = at_once([close, go_on, close, go_on])
     assert_same([*first, *second], [want] * 10)

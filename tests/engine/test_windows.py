@@ -1,4 +1,4 @@
-"""Sliding windows: what has left the window is given back, however long a request runs, and nothing else is."""
+"""Sliding windows: blocks behind the window are released, and no others, however long a request runs."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 
 from drafters.trees import TreeDrafter, oracle_trees
-from engine.cases import text, total
+from engine.cases import text, texts, total
 from oracle import dense_logits
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.errors import CacheFullError
 from pronk.sampling.params import SamplingParams
-from tiny_models import make_engine, make_request, run, samples, tiny_decoder
+from tiny_models import make_engine, make_request, run, run_alone, samples, tiny_decoder
 
 WINDOW, BLOCK, TREE, CHUNK = 50, 16, 9, 32
 PROMPTS = (text(1, 300), text(2, 7))
@@ -20,7 +20,7 @@ PARAMS = SamplingParams(max_tokens=300, temperature=0.7, seed=3, logprobs=0)
 
 
 def counts_of_blocks(engine: Engine, requests: Sequence[Request]) -> list[list[int]]:
-    """Run the requests; for each, how many blocks it held after each step."""
+    """Run the requests; return for each the number of its blocks after each step."""
     counts: list[list[int]] = [[] for _ in requests]
     for request in requests:
         engine.add(request)
@@ -32,37 +32,33 @@ def counts_of_blocks(engine: Engine, requests: Sequence[Request]) -> list[list[i
     return counts
 
 
-@pytest.mark.parametrize("guess", [False, True])
+@pytest.mark.parametrize("drafts", [False, True])
 @pytest.mark.parametrize("windows", [(WINDOW, WINDOW), (WINDOW, 20)], ids=str)
-def test_memory_is_bounded(windows: tuple[int, ...], *, guess: bool) -> None:
-    """By the window, a block, and the rows of a pass: neither by the prompt nor by the output."""
+def test_memory_is_bounded(windows: tuple[int, ...], *, drafts: bool) -> None:
+    """The bound depends on the window and the rows of a pass, not on prompt or output."""
     decoder = tiny_decoder(windows=windows)
     want = [make_request(prompt, PARAMS) for prompt in PROMPTS]
     run(make_engine(decoder, poison=None), want)
-    texts = {(tuple(request.prompt), request.seed): request.tokens for request in want}
     engine = make_engine(decoder, block_size=BLOCK, max_tree=TREE, prefill_chunk=CHUNK)
-    proposer = TreeDrafter(oracle_trees(0.7), texts) if guess else None
+    proposer = TreeDrafter(oracle_trees(0.7), texts(want)) if drafts else None
     requests = [make_request(prompt, PARAMS, proposer) for prompt in PROMPTS]
     counts = counts_of_blocks(engine, requests)
     assert [request.tokens for request in requests] == [request.tokens for request in want]
     assert [request.logprobs for request in requests] == [request.logprobs for request in want]
-    assert (total(requests, "moved") > 0) == guess
+    assert (total(requests, "moved") > 0) == drafts
     for held in counts:
         assert max(held) <= (WINDOW + CHUNK + TREE) // BLOCK + 2
-        # The places for the whole window were reserved at the start, and are used up by now.
-        assert max(held[len(held) // 2 :]) <= (WINDOW + (TREE if guess else 1)) // BLOCK + 2
+        # In the second half, the blocks that were reserved for prefill are used up.
+        assert max(held[len(held) // 2 :]) <= (WINDOW + (TREE if drafts else 1)) // BLOCK + 2
     assert len(requests[1].tokens) > 5 * WINDOW
 
 
-def test_a_pool_as_large_as_the_bound_is_enough() -> None:
-    """A request runs far beyond the pool's size, in a pool that only just admits it."""
+def test_a_cache_as_large_as_the_bound_is_enough() -> None:
     decoder = tiny_decoder(windows=(WINDOW, WINDOW))
-    want = make_request(PROMPTS[0], PARAMS)
-    run(make_engine(decoder), [want])
+    want = run_alone(decoder, PROMPTS[0], PARAMS)
     blocks = -(-(WINDOW + CHUNK + TREE) // BLOCK) + 1
-    texts = {(tuple(want.prompt), want.seed): want.tokens}
     for dice in range(3):
-        proposer = TreeDrafter(oracle_trees(0.5), texts, dice=dice)
+        proposer = TreeDrafter(oracle_trees(0.5), texts([want]), dice=dice)
         engine = make_engine(decoder, num_blocks=blocks, block_size=BLOCK, max_tree=TREE, prefill_chunk=CHUNK)
         got = make_request(PROMPTS[0], PARAMS, proposer)
         run(engine, [got])
@@ -73,8 +69,7 @@ def test_a_pool_as_large_as_the_bound_is_enough() -> None:
         small.add(make_request(PROMPTS[0], PARAMS))
 
 
-def test_a_sample_that_starts_when_the_first_one_has_moved_on() -> None:
-    """The prompt that they share is no longer there as a whole, so it is read again."""
+def test_a_later_sample_computes_a_prompt_whose_blocks_were_released() -> None:
     decoder, options = tiny_decoder(windows=(10, 20)), SamplingParams(max_tokens=90, temperature=1.0, seed=1, n=3)
     want = samples(text(5, 40), options)
     for request in want:
@@ -87,7 +82,7 @@ def test_a_sample_that_starts_when_the_first_one_has_moved_on() -> None:
     assert (first.output, third.output) == (want[0].output, want[2].output)
 
 
-def test_nothing_is_given_back_while_some_layer_sees_everything() -> None:
+def test_no_block_is_released_if_a_layer_has_no_window() -> None:
     engine = make_engine(tiny_decoder(windows=(20, None)), block_size=BLOCK)
     request = make_request(PROMPTS[0], PARAMS)
     (held,) = counts_of_blocks(engine, [request])
@@ -97,7 +92,6 @@ def test_nothing_is_given_back_while_some_layer_sees_everything() -> None:
 
 @pytest.mark.parametrize("windows", [(1, 1), (2, 9), (16, 16), (50, None), (511, 512), (513, 600)], ids=str)
 def test_windows_equal_a_dense_reference(windows: tuple[int | None, ...]) -> None:
-    """The likeliest token after every prefix, by decoding and by a dense mask, far beyond the window."""
     decoder = tiny_decoder(windows=windows)
     request = make_request(text(4, 600), SamplingParams(max_tokens=40, logprobs=1, prompt_logprobs=0))
     run(make_engine(decoder, prefill_chunk=100), [request])

@@ -138,11 +138,17 @@ DEFECTS: dict[str, tuple[Callable[[CForward], bool], str]] = {
         "a product of .* rows is not that of",
     ),
     "a product": (lambda call: bool(call.logits), "a product of 96 by 80 is off by"),
-    "many rows of a text": (lambda call: call.segments > 0 and call.rows > 16, "a text at once is not the text token"),
-    "branches": (lambda call: call.segments > 0 and bool(call.segment[0].parents), "a path of a tree is not the text"),
+    "many rows of a text": (
+        lambda call: call.segments > 0 and call.rows > 16,
+        "a text in one forward pass is not that text",
+    ),
+    "branches": (
+        lambda call: call.segments > 0 and bool(call.segment[0].parents),
+        "a path of a draft tree is not that text",
+    ),
     "a layer": (lambda call: call.segments > 0, "a layer is off by"),
-    "the argmax": (lambda _: False, "the largest of 33 logits is another"),
-    "the noise": (lambda _: False, "a sample of .* tokens is another"),
+    "the argmax": (lambda _: False, "the argmax of 33 logits is not that of torch"),
+    "the noise": (lambda _: False, "a sample from .* tokens is not that of torch"),
 }
 
 

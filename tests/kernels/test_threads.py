@@ -11,7 +11,7 @@ import torch
 
 from pronk.kernels import threads
 from pronk.kernels.library import Kernels
-from pronk.kernels.threads import lend_threads, num_threads, return_threads
+from pronk.kernels.threads import dedicate_threads, num_threads, restore_threads
 from pronk.sampling.params import SamplingParams
 from tiny_models import kernels, make_engine, make_request, tiny_decoder
 
@@ -54,41 +54,41 @@ def test_a_failed_step_returns_the_threads(monkeypatch: pytest.MonkeyPatch) -> N
     assert torch.get_num_threads() == num_threads() == 2
 
 
-def test_nested_and_unreturned_lending() -> None:
+def test_nested_and_unrestored_dedication() -> None:
     torch.set_num_threads(3)
-    lend_threads()
-    lend_threads()
+    dedicate_threads()
+    dedicate_threads()
     assert (torch.get_num_threads(), num_threads()) == (1, 3)
-    return_threads()
+    restore_threads()
     assert num_threads() == 3
-    lend_threads()  # not returned, as after an interrupt
+    dedicate_threads()  # not restored, as after an interrupt
     torch.set_num_threads(2)  # the user's new setting
     assert num_threads() == 2
-    lend_threads()
+    dedicate_threads()
     assert (torch.get_num_threads(), num_threads()) == (1, 2)
-    return_threads()
+    restore_threads()
     assert torch.get_num_threads() == num_threads() == 2
 
 
-def test_returning_without_lending_does_nothing() -> None:
+def test_restoring_without_a_saved_setting_does_nothing() -> None:
     torch.set_num_threads(2)
-    assert in_a_thread(lambda: return_threads() or torch.get_num_threads()) == torch.get_num_threads() == 2
+    assert in_a_thread(lambda: restore_threads() or torch.get_num_threads()) == torch.get_num_threads() == 2
 
 
 def test_a_python_thread_started_meanwhile_has_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "_latest", 0)
+    monkeypatch.setattr(threads, "_latest_count", 0)
     torch.set_num_threads(3)
-    lend_threads()
+    dedicate_threads()
 
     def other() -> tuple[int, int, int]:
-        lend_threads()
+        dedicate_threads()
         ours = num_threads()
-        return_threads()
+        restore_threads()
         return ours, num_threads(), torch.get_num_threads()
 
     assert in_a_thread(other) == (3, 3, 3)
     assert (torch.get_num_threads(), num_threads()) == (1, 3)
-    return_threads()
+    restore_threads()
     assert in_a_thread(torch.get_num_threads) == 3
 
 

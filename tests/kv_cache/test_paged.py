@@ -1,8 +1,7 @@
-"""The pool: rows land where the table says, commits move them, shared blocks are copied, and nothing else changes.
+"""The paged KV cache: writes go to the slots of the table, commits move rows, shared blocks are copied.
 
-Everything is asked of all layouts: rows for torch, in blocks of 4, and panels for the kernels, of 16, each also in 8
-bits. A text begins four places before the end of a block, so that what is written behind its beginning is the same in
-both.
+Tests run with all layouts: rows for torch (blocks of 4), panels of 16 slots for the kernels, and both in 8 bits. Each
+text begins four slots before the end of a block, so that expected values are the same in all layouts.
 """
 
 import gc
@@ -35,7 +34,7 @@ MARGIN = 16
 
 @dataclass(frozen=True)
 class Kind:
-    """A layout of keys, and the size of blocks."""
+    """A layout of the KV cache and a block size."""
 
     packed: bool
     dtype: torch.dtype
@@ -48,7 +47,7 @@ class Kind:
 
     @property
     def lead(self) -> list[int]:
-        """What a text begins with, up to four places before the end of its first block."""
+        """Return the first tokens of a text, up to four slots before the end of its first block."""
         return list(range(900, 900 + self.size - 4))
 
     def poisoned(self, tensor: Tensor) -> Tensor:
@@ -72,22 +71,22 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 
 
 def rows(values: list[int], layer: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """``[rows, 2, 6]`` that are told apart by their values, layer and head.
+    """Return rows ``[rows, 2, 6]`` that hold value, layer and head.
 
-    Digit by digit, as bfloat16 counts to 256, and beside a number that makes a scale of 8 bits 1.
+    A value is two numbers below 100, which bfloat16 holds exactly; 127 makes the scale of 8-bit codes 1.
     """
     own = [[[v // 100, v % 100, layer, head, 127, 0] for head in range(2)] for v in values]
     return torch.tensor(own, dtype=dtype)
 
 
 def outputs(values: list[int], layer: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """``[rows, hidden]`` of a layer's output, likewise."""
+    """Return outputs ``[rows, hidden]`` of a layer that hold value and layer."""
     number = torch.tensor(values)[:, None]
     return (torch.cat((number // 100, number % 100), dim=1).repeat(1, HIDDEN // 2) + layer).to(dtype)
 
 
 def write(cache: PagedCache, block_table: BlockTable, values: list[int]) -> None:
-    """Draft ``values`` after the committed tokens, in every layer and head; values are the keys' negatives."""
+    """Write rows after the committed tokens in every layer and head; values are negated keys."""
     start = block_table.length
     cache.prepare(block_table, start + len(values))
     slots = torch.from_numpy(cache.slots(block_table, start, start + len(values)))
@@ -107,14 +106,14 @@ def start_text(cache: PagedCache, kind: Kind) -> BlockTable:
 
 
 def every(cache: PagedCache, where: slice | Tensor | None = None) -> list[Tensor]:
-    """All pools, ``[heads, slots, size]`` each: keys and values of each layer, then what is kept of outputs."""
+    """Return all pools as ``[heads, slots, size]``: keys and values of each layer, then kept outputs."""
     where = slice(0, cache.num_slots) if where is None else where
     found = [pool for layer in range(len(cache.keys)) for pool in cache.read_slots(layer, where)]
     return found + [pool[:, where] for pool in cache.hidden.values()]
 
 
 def read(cache: PagedCache, block_table: BlockTable, start: int, stop: int) -> list[int]:
-    """What was written there; the same in all layers and heads, in keys and values, and in what is kept of layers."""
+    """Return the written numbers; check that all layers, heads and kept outputs hold the same ones."""
     found = [pool.float() for pool in every(cache, cache.slot_index(block_table, start, stop))]
     values: list[int] = (100 * found[0][0, :, 0] + found[0][0, :, 1]).round().long().tolist()
     for layer in range(len(cache.keys)):
@@ -127,13 +126,13 @@ def read(cache: PagedCache, block_table: BlockTable, start: int, stop: int) -> l
 
 
 def held(cache: PagedCache, block_table: BlockTable, kind: Kind) -> list[int]:
-    """What the text has behind its beginning."""
+    """Return the numbers of a text after its lead."""
     found = read(cache, block_table, 0, block_table.length)
     assert found[: len(kind.lead)] == kind.lead
     return found[len(kind.lead) :]
 
 
-def test_the_memory_map(kind: Kind) -> None:
+def test_shapes_and_sizes_of_pools(kind: Kind) -> None:
     cache = kind.make(5)
     slots = cache.num_slots
     assert slots == 5 * kind.size + MARGIN
@@ -154,7 +153,7 @@ def test_the_memory_map(kind: Kind) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_panels(dtype: torch.dtype) -> None:
-    """The keys of 16 slots lie together, dimension by dimension; in bfloat16, two dimensions beside each other."""
+    """Keys of 16 slots are stored dimension by dimension; in bfloat16, by pairs of dimensions."""
     cache = make_cache(CONFIG, dtype, num_blocks=3)
     slots = torch.randperm(48, generator=torch.Generator().manual_seed(0))
     keys = torch.arange(2 * 48 * 6).view(2, 48, 6).remainder(251).to(dtype)
@@ -175,7 +174,7 @@ def test_panels(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("packed", [True, False], ids=["kernels", "torch"])
 def test_codes_of_8_bits(packed: bool) -> None:
-    """Byte by byte: each key and value of each head beside its scale; zeros stay zeros, the rest is near."""
+    """Each key and value of each head is stored beside its scale; zeros stay zeros."""
     cache, slots = Kind(packed, torch.float32, 16, torch.int8).make(3), torch.randperm(48)
     keys, values = (
         torch.randn(2, 48, 2, 6, generator=torch.Generator().manual_seed(0)) * torch.logspace(-9, 9, 48)[:, None, None]
@@ -206,14 +205,12 @@ def test_codes_of_8_bits(packed: bool) -> None:
 @pytest.mark.parametrize("kv_dtype", [None, torch.int8], ids=["plain", "8 bits"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @torch.inference_mode()
-def test_what_the_kernels_write_is_what_torch_writes(dtype: torch.dtype, kv_dtype: torch.dtype | None) -> None:
+def test_kernels_and_torch_write_the_same_rows(dtype: torch.dtype, kv_dtype: torch.dtype | None) -> None:
     found = []
     for packed in (True, False):
         decoder = tiny_decoder(dtype, packed=packed)
-        cache, block_table = (
-            make_cache(decoder.config, dtype, num_blocks=8, packed=packed, kv_dtype=kv_dtype),
-            BlockTable(),
-        )
+        cache = make_cache(decoder.config, dtype, num_blocks=8, packed=packed, kv_dtype=kv_dtype)
+        block_table = BlockTable()
         cache.prepare(block_table, 70)
         job = ForwardJob(Segment(block_table, TokenTree.chain(range(70))), range(70), 70)
         ModelRunner(decoder, cache).forward([job])
@@ -221,7 +218,7 @@ def test_what_the_kernels_write_is_what_torch_writes(dtype: torch.dtype, kv_dtyp
         found.append(cache.read(0, block_table))
         assert all(each.shape == (2, 70, 16) for each in found[-1])
     near = {"rtol": 0.0, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 5e-2}
-    if kv_dtype is not None:  # the last bit of a number may be another code
+    if kv_dtype is not None:  # numbers that differ in the last bit may round to different codes
         near["atol"] += float(max(each.abs().max() for each in found[0])) / 127
     torch.testing.assert_close(*found, **near)
     assert text_logits(tiny_decoder(dtype), range(70), dtype).shape == (70, 131)
@@ -235,7 +232,7 @@ def test_what_the_kernels_write_is_what_torch_writes(dtype: torch.dtype, kv_dtyp
 )
 @torch.inference_mode()
 def test_logits_with_a_cache_of_8_bits(shape: dict[str, Any], packed: bool) -> None:
-    """Those of a dense computation with its keys and values rounded; one in ten thousand rounds the other way."""
+    """Logits equal those of dense attention with rounded keys and values, up to rare differences in rounding."""
     tokens = random.Random(0).choices(range(131), k=90)
     plain = tiny_decoder(torch.float32, packed=False, **shape)
     want = dense_logits(plain, tokens, coded=True)
@@ -256,7 +253,7 @@ def test_slots_of_scattered_blocks() -> None:
     cache = KINDS["torch"].make()
     block_table = BlockTable(blocks=[7, 2, 3], num_released=1, contiguous=False)
     assert cache.slots(block_table, 4, 16).tolist() == [28, 29, 30, 31, 8, 9, 10, 11, 12, 13, 14, 15]
-    # What the table does not hold is somewhere that can be read.
+    # Slots of released or missing blocks lie anywhere within the pool.
     outside = cache.slots(block_table, 0, 24)
     assert outside[4:16].tolist() == cache.slots(block_table, 4, 16).tolist()
     assert all(0 <= slot < cache.num_slots for slot in outside)
@@ -264,7 +261,7 @@ def test_slots_of_scattered_blocks() -> None:
 
 
 def test_views() -> None:
-    """A run is read as a view, past its end too, and before its start if there is something before."""
+    """Consecutive blocks are read as a view, beyond their end too, and before their start if slots exist there."""
     cache = KINDS["torch"].make()
     assert cache.slot_index(BlockTable(blocks=[2, 3]), 0, 8) == slice(8, 16)
     assert cache.slot_index(BlockTable(blocks=[2, 3]), 0, 40) == slice(8, 48)
@@ -302,23 +299,19 @@ def test_commit_moves_the_accepted_rows(
     write(cache, block_table, [*kind.lead, 1, 2, 3])
     cache.commit(block_table, range(len(kind.lead) + 3))
     write(cache, block_table, list(range(10, 17)))
-    before = every(cache)
-    before = [pool.clone() for pool in before]
+    before = [pool.clone() for pool in every(cache)]
     cache.commit(block_table, offsets)
     assert held(cache, block_table, kind) == [1, 2, 3, *kept]
-    moved = {block_table.length - len(kept) + place for place, offset in enumerate(offsets) if offset != place}
-    rest = [
-        slot
-        for slot in range(cache.num_slots)
-        if slot not in cache.slots(block_table, 0, block_table.length)[sorted(moved)]
-    ]
+    first = block_table.length - len(kept)
+    moved = [first + place for place, offset in enumerate(offsets) if offset != place]
+    rest = sorted({*range(cache.num_slots)} - {*cache.slots(block_table, 0, block_table.length)[moved].tolist()})
     for old, new in zip(before, every(cache), strict=True):
-        assert torch.equal(old[:, rest].nan_to_num(7.0), new[:, rest].nan_to_num(7.0))  # and nothing else is touched
+        assert torch.equal(old[:, rest].nan_to_num(7.0), new[:, rest].nan_to_num(7.0))
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_any_rows_are_moved_at_once(kind: Kind, seed: int) -> None:
-    """As paths of trees are: places that are read are written as well."""
+def test_commit_of_many_rows(kind: Kind, seed: int) -> None:
+    """Source and target slots overlap."""
     dice, cache = random.Random(seed), kind.make(40)
     cache.keep_hidden(1, cache)
     block_table = start_text(cache, kind)
@@ -329,8 +322,8 @@ def test_any_rows_are_moved_at_once(kind: Kind, seed: int) -> None:
     assert held(cache, block_table, kind) == [draft[i] for i in kept]
 
 
-def test_places_that_lie_apart_are_read_where_they_are(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Columns of a list of pairs: whatever is allocated while the kernels read them is somewhere else."""
+def test_moves_accept_arrays_that_are_not_contiguous(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contiguous copies of the arrays stay alive while the kernels read them."""
     cache = kind.make(40)
     block_table = start_text(cache, kind)
     draft = list(range(100, 150))
@@ -350,8 +343,7 @@ def test_places_that_lie_apart_are_read_where_they_are(kind: Kind, monkeypatch: 
     assert held(cache, block_table, kind) == draft[1:41:2]
 
 
-def test_pools_that_are_new_are_those_that_are_moved(kind: Kind) -> None:
-    """After a pool has been resized, or another layer's output is kept."""
+def test_commit_after_a_resize_or_with_more_kept_outputs(kind: Kind) -> None:
     cache = kind.make(6)
     for change in (lambda: None, lambda: cache.resize(9), lambda: cache.keep_hidden(1, cache), lambda: cache.resize(7)):
         before = cache.version
@@ -425,7 +417,7 @@ def test_freed_blocks_are_poisoned_and_no_others(kind: Kind) -> None:
 
 @dataclass
 class Text:
-    """A request as it should be: its table beside the tokens that it must read."""
+    """A block table and the tokens that the cache must hold for it."""
 
     block_table: BlockTable = field(default_factory=BlockTable)
     tokens: list[int] = field(default_factory=list)
@@ -442,7 +434,7 @@ def assert_all_readable(cache: PagedCache, texts: list[Text]) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_random_operations(kind: Kind, seed: int) -> None:
-    """Many requests drafting, committing, forking, sliding and leaving: each reads its own tokens, and only those."""
+    """Requests write, commit, fork, roll back and release; each reads its own tokens only."""
     dice, cache, texts, value, size = random.Random(seed), kind.make(30), list[Text](), 0, kind.size
     for step in range(150):
         if not texts or (dice.random() < 0.15 and cache.allocator.num_free > 12):
@@ -450,8 +442,7 @@ def test_random_operations(kind: Kind, seed: int) -> None:
         text = dice.choice(texts)
         block_table, operation = text.block_table, dice.random()
         if operation < 0.6 and cache.allocator.num_free > 6:
-            draft = [value := value + 1 for _ in range(dice.randint(1, 2 * size + 1))]
-            draft = [token % 10_000 for token in draft]
+            draft = [(value := value + 1) % 10_000 for _ in range(dice.randint(1, 2 * size + 1))]
             write(cache, block_table, draft)
             kept = sorted(dice.sample(range(len(draft)), dice.randint(0, len(draft))))
             cache.commit(block_table, kept)
@@ -507,7 +498,7 @@ def test_memory_sizes_that_are_refused(value: object) -> None:
 
 
 def blocks(dtype: torch.dtype, memory: str | int | None, requests: int) -> int:
-    """The same for the kernels' layout, which takes no more memory."""
+    """Return the number of blocks of a budget, which is equal for torch and kernels."""
     for by in (None, kernels()):
         pool = budget.KVBudget(memory, requests, CPU).add(CONFIG, dtype, by)
         assert pool.kernels is by
@@ -516,7 +507,7 @@ def blocks(dtype: torch.dtype, memory: str | int | None, requests: int) -> int:
 
 
 def test_blocks_of_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many as the budget holds; without one, what the requests need, within a quarter of the memory."""
+    """The cache fills the budget; without a budget it holds all requests, within a quarter of the memory."""
     block = 2 * 2 * 2 * 6 * 4 * BLOCK_SIZE  # keys and values, layers, heads, size of a head, bytes, tokens
     assert kv_bytes_per_token(CONFIG, torch.float32) * BLOCK_SIZE == block
     assert kv_bytes_per_token(CONFIG, torch.int8) * 4 * 6 == kv_bytes_per_token(CONFIG, torch.float32) * (6 + 4)
@@ -534,7 +525,7 @@ def test_blocks_of_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_pools_share_the_budget() -> None:
-    """A second pool takes its share from the first; both have the same number of blocks, whatever their layers take."""
+    """A second cache takes memory from the first one; both have the same number of blocks."""
     block = kv_bytes_per_token(CONFIG, torch.float32) * BLOCK_SIZE
     memory = budget.KVBudget(10 * block, 9, CPU)
     target = memory.add(CONFIG, torch.float32)
@@ -552,6 +543,6 @@ def test_pools_share_the_budget() -> None:
     target.release(block_table)
     del draft
     gc.collect()
-    assert memory.add(CONFIG, torch.bfloat16).allocator.num_blocks == 6, "the first draft's share is free again"
+    assert memory.add(CONFIG, torch.bfloat16).allocator.num_blocks == 6, "the memory of the first draft is free again"
     with pytest.raises(OptionError, match="kv_memory: expected at least"):
         budget.KVBudget(block, 9, CPU).add(replace(CONFIG, num_layers=7, windows=(None,) * 7), torch.float32)

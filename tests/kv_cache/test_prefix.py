@@ -1,4 +1,4 @@
-"""Prefixes are found again by their tokens, for their tenant alone, and go when their place is needed."""
+"""The prefix cache: hits by tokens and salt, and evictions."""
 
 import random
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ def made(blocks: int = 12) -> tuple[BlockAllocator, PrefixCache]:
 
 
 def text(allocator: BlockAllocator, prefix: PrefixCache, tokens: list[int], salt: bytes = b"") -> BlockTable:
-    """A text that is computed as far as it is not found."""
+    """Return the table of a text, found as far as possible and computed for the rest."""
     block_table = prefix.match(tokens, salt) or BlockTable()
     allocator.allocate(block_table, len(tokens))
     block_table.length = len(tokens)
@@ -28,7 +28,7 @@ def text(allocator: BlockAllocator, prefix: PrefixCache, tokens: list[int], salt
     return block_table
 
 
-def test_whole_blocks_are_found_and_the_last_token_never() -> None:
+def test_hits_are_whole_blocks_without_the_last_token() -> None:
     allocator, prefix = made()
     tokens = list(range(10))
     block_table = text(allocator, prefix, tokens)
@@ -46,45 +46,28 @@ def test_whole_blocks_are_found_and_the_last_token_never() -> None:
     assert allocator.references[block_table.blocks[0]] == 2
 
 
-def test_the_same_tokens_after_others_are_another_prefix() -> None:
-    allocator, prefix = made()
-    text(allocator, prefix, [1, 2, 3, 4, 9, 9, 9, 9, 0])
-    assert prefix.match([9, 9, 9, 9, 0]) is None
-
-
-def test_tenants_share_nothing() -> None:
-    allocator, prefix = made()
-    tokens = [*range(9)]
-    one, other = (text(allocator, prefix, tokens, salt) for salt in (b"one", b"other"))
-    assert not {*one.blocks} & {*other.blocks}
-    assert prefix.match(tokens) is None
-    match = prefix.match(tokens, b"other")
-    assert match is not None
-    assert match.blocks == other.blocks[:2]
-
-
-def test_a_digest_is_believed_only_with_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_digests_of_different_tokens_give_no_hit(monkeypatch: pytest.MonkeyPatch) -> None:
     allocator, prefix = made()
     monkeypatch.setattr(prefix, "_digest", lambda before, tokens: b"always the same")
     text(allocator, prefix, [1, 2, 3, 4, 5])
     assert prefix.match([1, 2, 3, 5, 5]) is None
 
 
-def test_what_nobody_uses_is_kept_until_its_place_is_needed() -> None:
+def test_idle_blocks_are_cached_until_they_are_needed() -> None:
     allocator, prefix = made(6)
     old, new = [*range(9)], [*range(50, 59)]
     for tokens in (old, new):
         allocator.release(text(allocator, prefix, tokens))
     assert allocator.num_free == 6
     assert len(allocator.evictable) == len(prefix) == 4
-    third = text(allocator, prefix, [7, 7, 7])  # a block was free
+    third = text(allocator, prefix, [7, 7, 7])  # takes an empty block
     assert len(prefix) == 4
     fourth = BlockTable()
     allocator.allocate(fourth, 2 * SIZE)
     assert len(prefix) == 3
     match = prefix.match(old)
     assert match is not None
-    assert match.length == 4, "the end of the oldest text went first"
+    assert match.length == 4, "the end of the oldest text is evicted first"
     allocator.release(match)
     whole = prefix.match(new)
     assert whole is not None
@@ -95,20 +78,7 @@ def test_what_nobody_uses_is_kept_until_its_place_is_needed() -> None:
     assert not any(allocator.references)
 
 
-def test_a_match_keeps_its_blocks_from_being_evicted() -> None:
-    allocator, prefix = made(4)
-    tokens = [*range(9)]
-    allocator.release(text(allocator, prefix, tokens))
-    match = prefix.match(tokens)
-    assert match is not None
-    assert allocator.num_free == 2
-    rest = BlockTable()
-    allocator.allocate(rest, 2 * SIZE)
-    assert not {*rest.blocks} & {*match.blocks}
-    assert len(prefix) == 2
-
-
-def test_another_allocator_knows_nothing() -> None:
+def test_a_new_allocator_gives_no_hit() -> None:
     allocator, prefix = made()
     text(allocator, prefix, [*range(9)])
     allocator.reset()
@@ -126,7 +96,7 @@ class Held:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_random_texts(seed: int) -> None:
-    """What is found is what was written for these tokens, whatever was evicted, and no block is lost."""
+    """Hits hold the right text and salt, blocks in use are not evicted, and no block is lost."""
     dice, written = random.Random(seed), dict[int, tuple[int, ...]]()
     allocator, prefix = made(dice.randint(6, 30))
     texts, hits, evictions = list[Held](), 0, 0
@@ -165,8 +135,8 @@ def test_random_texts(seed: int) -> None:
     assert allocator.num_free == allocator.num_blocks
 
 
-def test_new_tensors_forget_prefixes() -> None:
-    """Outputs that are kept from now on are not in the blocks of before."""
+def test_keeping_more_outputs_clears_the_prefix_cache() -> None:
+    """Older blocks do not hold the outputs of the new layer."""
     cache = make_cache(tiny_config(), torch.float32, num_blocks=8, share_prefixes=True)
     tokens, block_table = [*range(40)], BlockTable()
     cache.prepare(block_table, 40)
@@ -179,10 +149,10 @@ def test_new_tensors_forget_prefixes() -> None:
     cache.keep_hidden(1, cache)
     assert cache.match_prefix(tokens) is None
     cache.cache_blocks(block_table, tokens)
-    assert cache.match_prefix(tokens) is None, "the text began before"
+    assert cache.match_prefix(tokens) is None, "the text has blocks of the old cache"
 
 
-def test_a_text_that_is_asked_for_again_is_not_hashed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_known_digests_are_not_hashed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     allocator, prefix = made(20)
     tokens = [*range(30)]
     allocator.release(text(allocator, prefix, tokens[:13]))

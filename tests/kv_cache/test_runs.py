@@ -1,4 +1,4 @@
-"""Runs of numbers, against a set that is looked through."""
+"""Runs of free blocks, against a search through a set."""
 
 import random
 from itertools import pairwise
@@ -9,7 +9,7 @@ from pronk.kv_cache.runs import FreeRuns, consecutive
 
 
 def slow_runs(there: set[int], stop: int) -> list[range]:
-    """The runs of a set, by looking at every number."""
+    """Return the runs of a set, by a search through all numbers."""
     edges = [n for n in range(stop + 1) if (n in there) != (n - 1 in there)]
     return [range(a, b) for a, b in pairwise(edges) if a in there]
 
@@ -27,14 +27,14 @@ def test_the_example_of_the_docstring() -> None:
     assert not runs.after(9)
 
 
-def test_nothing() -> None:
+def test_no_runs() -> None:
     assert [*FreeRuns(0)] == []
     assert consecutive([]) == []
     assert consecutive([7, 3, 4, 9, 8]) == [range(3, 5), range(7, 10)]
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_any_changes(seed: int) -> None:
+def test_random_changes(seed: int) -> None:
     dice = random.Random(seed)
     stop = dice.randint(1, 40)
     runs, there = FreeRuns(stop), set(range(stop))

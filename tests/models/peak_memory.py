@@ -1,4 +1,4 @@
-"""How much memory loading takes at its peak, pages of the mapped file included: measured in a process of its own."""
+"""Peak memory of loading, including pages of the mapped file, measured in a new process."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ NEEDS_LINUX = pytest.mark.skipif(
     not Path("/proc/self/clear_refs").exists(), reason="needs Linux's high-water mark of memory"
 )
 
-# What comes before a script that defines ``write(path, **sizes)`` and ``load(path)``, and what comes after it.
+# Code before and after a script that defines ``write(path, **sizes)``, ``load(path)``, ``size`` and ``large``.
 _BEGIN = """
 import ctypes, gc, json, re, sys, torch
 from pathlib import Path
@@ -43,8 +43,8 @@ write(folder / "small", vocab_size=64, hidden_size=128, intermediate_size=128, n
 written = write(folder / "large", **large)
 load(folder / "small")
 gc.collect()
-ctypes.CDLL(None).malloc_trim(0)  # what writing has left would hide what loading takes
-Path("/proc/self/clear_refs").write_text("5")  # start the high-water mark anew
+ctypes.CDLL(None).malloc_trim(0)  # free memory left from writing would hide memory of loading
+Path("/proc/self/clear_refs").write_text("5")  # reset the peak
 before = kilobytes("VmRSS")
 made = load(folder / "large")
 print((kilobytes("VmHWM") - before) * 1024 / size(made, written))
@@ -52,6 +52,6 @@ print((kilobytes("VmHWM") - before) * 1024 / size(made, written))
 
 
 def peak(script: str, *arguments: object) -> float:
-    """The peak as a share of ``size(made, written)``, which the script defines, as it does ``large``, the sizes."""
+    """Return the peak divided by ``size(made, written)``, for a model with the config ``large``."""
     command = [sys.executable, "-c", _BEGIN + script + _END, *map(str, arguments)]
     return float(subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout)

@@ -1,6 +1,5 @@
-"""pronk-tiny and its drafters by name in a clone; outside of one, one line that asks for a model."""
+"""pronk-tiny and its drafters by name in a clone of the repository; elsewhere an error of one line."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ NONE = "model: expected a local one, or owner/name of one on the Hugging Face Hu
 
 @pytest.fixture
 def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A place without a clone; a folder ``models`` alone is none."""
+    """Return a folder that is no clone, although it has a folder ``models``."""
     (tmp_path / "models" / "pronk-tiny").mkdir(parents=True)
     monkeypatch.setattr(clone_models, "_ROOT", tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -33,7 +32,7 @@ def test_names_in_a_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     for name in ("", ".", "..", "../models", "pronk-tiny/datastore", "absent", str(tmp_path)):
         assert clone_model(name) is None
     (tmp_path / "pronk-tiny").mkdir()
-    assert resolve_model("pronk-tiny") == Path("pronk-tiny")  # a folder of the user's comes first
+    assert resolve_model("pronk-tiny") == Path("pronk-tiny")  # an existing folder has precedence
 
 
 def test_the_package_has_no_weights() -> None:
@@ -77,18 +76,10 @@ def test_commands_outside_a_clone(command: str, option: str, outside: Path, caps
     assert err.count("\n") == 1
 
 
-@pytest.fixture
-def without(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], LLM]:
-    def load() -> LLM:
-        folder = default_model()
-        monkeypatch.setattr(clone_models, "_ROOT", tmp_path)
-        return LLM(folder, drafter="auto")
-
-    return load
-
-
-def test_drafters_outside_a_clone(without: Callable[[], LLM]) -> None:
-    llm = without()
+def test_drafters_outside_a_clone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = default_model()
+    monkeypatch.setattr(clone_models, "_ROOT", tmp_path)
+    llm = LLM(folder, drafter="auto")
     for drafter in ("draft_model", "cape", "staged", "threshold", "threshold(draft_model)"):
         with pytest.raises(OptionError, match=r'^draft_model: expected model="…", .* for this target, found none$'):
             llm.get_proposer(drafter)

@@ -1,6 +1,6 @@
-"""The linear seam: packed and plain weights give nearly the same products, 8 bits nearly those; what is chosen where.
+"""Linear layers: the choice of class and close products of packed, plain and 8-bit weights.
 
-The kernels' own products are in ``tests/kernels``.
+Products of the kernels are in ``tests/kernels``.
 """
 
 from pathlib import Path
@@ -34,7 +34,7 @@ def pair(dtype: torch.dtype, *, bias: bool, shape: tuple[int, int] = (97, 52)) -
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @torch.inference_mode()
-def test_packed_is_plain(dtype: torch.dtype, bias: bool) -> None:
+def test_packed_and_plain_products_are_close(dtype: torch.dtype, bias: bool) -> None:
     packed, plain = pair(dtype, bias=bias)
     assert (packed.out_features, packed.in_features) == (plain.out_features, plain.in_features) == (97, 52)
     x = torch.randn(8, 52, generator=torch.Generator().manual_seed(1)).to(dtype)
@@ -45,13 +45,13 @@ def test_packed_is_plain(dtype: torch.dtype, bias: bool) -> None:
     torch.testing.assert_close(packed(x), plain(x))
 
 
-def test_a_product_needs_no_memory_beside_the_packed_weight() -> None:
+def test_a_kernel_layer_has_no_parameters() -> None:
     packed, _ = pair(torch.bfloat16, bias=True)
     assert not list(packed.parameters())
     assert not packed.state_dict()
 
 
-def test_the_choice() -> None:
+def test_choice_of_the_layer() -> None:
     weight = torch.zeros(32, 8)
     for layout in (WeightLayout(), WeightLayout(unit=16), WeightLayout(gated=True)):
         made = choose_linear(kernels(), CPU)(weight, None, layout)
@@ -66,7 +66,7 @@ def test_the_choice() -> None:
                 assert small.packed.struct.type == CODED_TYPES[bits]
 
 
-def test_choices_that_there_are_not() -> None:
+def test_invalid_choices_are_refused() -> None:
     with pytest.raises(OptionError, match=r"^weights: expected plain, int8, int4; found 'int2'$"):
         choose_linear(kernels(), CPU, "int2")
     expected = "weights: expected a CPU and pronk's kernels for int8, found"
@@ -77,7 +77,7 @@ def test_choices_that_there_are_not() -> None:
 
 
 def in_8_bits(folder: Path, dtype: torch.dtype) -> tuple[Decoder, Decoder]:
-    """The plain model, and that of 8 bits."""
+    """Return the plain model and the 8-bit model."""
     config = read_config(folder)
     return (
         load_decoder(folder, config, dtype=dtype, device=CPU),
@@ -87,7 +87,7 @@ def in_8_bits(folder: Path, dtype: torch.dtype) -> tuple[Decoder, Decoder]:
 
 @pytest.mark.parametrize("tied", [False, True])
 @torch.inference_mode()
-def test_a_decoder_in_int8(tied: bool, checkpoint: MakeCheckpoint) -> None:
+def test_int8_decoder(tied: bool, checkpoint: MakeCheckpoint) -> None:
     folder, tokens = checkpoint("llama", tie_word_embeddings=tied, attention_bias=True), list(range(40))
     plain, small = in_8_bits(folder, torch.float32)
     every = [small.head, *(getattr(layer, name) for layer in small.layers for name in ("qkv", "out", "up", "down"))]
@@ -97,7 +97,7 @@ def test_a_decoder_in_int8(tied: bool, checkpoint: MakeCheckpoint) -> None:
 
 
 @torch.inference_mode()
-def test_int8_says_what_a_trained_model_says() -> None:
+def test_int8_predicts_the_same_tokens_as_a_trained_model() -> None:
     text = "def add(a, b):\n    return a + b\n\nThe cat sat in the sun, and then it went home."
     tokens = Tokenizer.load(TINY).encode(text)
     plain, small = in_8_bits(TINY, torch.bfloat16)

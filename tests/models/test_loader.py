@@ -1,4 +1,4 @@
-"""From folder to decoder: every tensor accounted for, every kind of bad folder named in one line."""
+"""Loading of checkpoints: every tensor is used or reported, and each bad folder gives an error of one line."""
 
 import json
 import shutil
@@ -17,6 +17,7 @@ from models.peak_memory import NEEDS_LINUX, peak
 from pronk.errors import CheckpointError
 from pronk.models.linear import KernelLinear, PlainLinear, WeightLayout
 from pronk.models.loader import load_decoder, read_config, resolve_model
+from quantized_formats import FORMATS, edit, write_quantized
 from tiny_models import kernels
 
 CPU = torch.device("cpu")
@@ -25,7 +26,7 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 @pytest.fixture
 def folder(checkpoint: MakeCheckpoint, tmp_path: Path) -> Path:
-    """A checkpoint that a test may damage."""
+    """Return a checkpoint that a test may damage."""
     return Path(shutil.copytree(checkpoint("llama"), tmp_path / "model"))
 
 
@@ -42,13 +43,7 @@ def refuse(folder: Path, message: str) -> None:
     with pytest.raises(CheckpointError, match=message) as caught:
         load(folder)
     assert "\n" not in str(caught.value)
-    assert folder.name in str(caught.value)
-
-
-def edit(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
-    tensors = load_file(folder / WEIGHTS)
-    change(tensors)
-    save_file(tensors, folder / WEIGHTS)
+    assert str(folder) in str(caught.value)
 
 
 NORM, QUERY, HEAD = "model.layers.0.input_layernorm.weight", "model.layers.1.self_attn.q_proj.weight", "lm_head.weight"
@@ -98,14 +93,11 @@ def test_tied_head_must_equal_the_embedding(checkpoint: MakeCheckpoint, tmp_path
     refuse(folder, r"tensor lm_head.weight: expected shape \[300, 48\] .*found \[2, 48\]")
 
 
-def test_truncated_file(folder: Path) -> None:
+def test_truncated_and_damaged_files(folder: Path) -> None:
     content = (folder / WEIGHTS).read_bytes()
     for size in (0, 5, 100, len(content) // 2, len(content) - 1):
         (folder / WEIGHTS).write_bytes(content[:size])
         refuse(folder, rf"expected a complete safetensors file, found a truncated or damaged one \({size} bytes: ")
-
-
-def test_damaged_file(folder: Path) -> None:
     (folder / WEIGHTS).write_bytes(b"\xff" * 5000)
     refuse(folder, r"found a truncated or damaged one")
 
@@ -150,9 +142,12 @@ def test_leftover_shards(sharded: Path) -> None:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_progress_counts_every_byte(family: str, checkpoint: MakeCheckpoint, *, packed: bool) -> None:
-    folder = checkpoint(family, save_dtype=torch.bfloat16)
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gptq-4"])
+def test_progress_counts_every_byte(name: str, checkpoint: MakeCheckpoint, tmp_path: Path, *, packed: bool) -> None:
+    if name in FORMATS:
+        folder, _ = write_quantized(checkpoint("llama"), tmp_path, FORMATS[name])
+    else:
+        folder = checkpoint(name, save_dtype=torch.bfloat16)
     seen: list[tuple[int, int]] = []
     by = kernels() if packed else None
     load(folder, kernels=by, on_progress=lambda done, total: seen.append((done, total)))
@@ -162,12 +157,12 @@ def test_progress_counts_every_byte(family: str, checkpoint: MakeCheckpoint, *, 
     assert seen[-1] == (total, total)
 
 
-def test_what_is_placed_where(checkpoint: MakeCheckpoint) -> None:
+def test_dtypes_and_layouts_of_loaded_weights(checkpoint: MakeCheckpoint) -> None:
     folder = checkpoint("gpt2", save_dtype=torch.float16)
     decoder = load(folder, dtype=torch.bfloat16, kernels=kernels())
     assert not any(parameter.is_meta or parameter.requires_grad for parameter in decoder.parameters())
     assert not decoder.training
-    assert decoder.embedding.dtype == decoder.positions.dtype == torch.float16, "tables stay as they are in the file"
+    assert decoder.embedding.dtype == decoder.positions.dtype == torch.float16, "tables keep the dtype of the file"
     assert decoder.norm.weight.dtype == decoder.layers[0].mlp_norm.bias.dtype == torch.bfloat16
     layer = decoder.layers[0]
     for linear, layout in (
@@ -190,8 +185,8 @@ def test_without_kernels_weights_are_plain(checkpoint: MakeCheckpoint) -> None:
     assert decoder.kernels is None
 
 
-def test_off_the_cpu_everything_is_in_the_loaded_dtype(checkpoint: MakeCheckpoint) -> None:
-    """The meta device stands in for a GPU."""
+def test_all_weights_on_a_gpu_have_the_loaded_dtype(checkpoint: MakeCheckpoint) -> None:
+    """The meta device replaces a GPU."""
     meta = torch.device("meta")
     for family in ("gpt2", "qwen3"):
         folder = checkpoint(family, save_dtype=torch.float16, tie_word_embeddings=True)
@@ -202,13 +197,13 @@ def test_off_the_cpu_everything_is_in_the_loaded_dtype(checkpoint: MakeCheckpoin
         assert decoder.head.weight.untyped_storage()._cdata == decoder.embedding.untyped_storage()._cdata
 
 
-def test_a_loaded_weight_can_be_changed_and_the_file_stays(folder: Path) -> None:
+def test_a_change_of_a_loaded_weight_does_not_change_the_file(folder: Path) -> None:
     before = (folder / WEIGHTS).read_bytes()
     load(folder).embedding.zero_()
     assert (folder / WEIGHTS).read_bytes() == before
 
 
-def test_existing_folder_wins_over_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_existing_folder_has_precedence_over_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder.parent.parent)
     assert resolve_model(f"{folder.parent.name}/{folder.name}") == Path(folder.parent.name, folder.name)
     assert resolve_model(folder) == folder
@@ -228,7 +223,7 @@ def test_no_such_folder(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def hub_error(kind: type[Exception], text: str) -> Exception:
-    """Without the HTTP response that the constructors ask for, whose class depends on the Hub client's version."""
+    """Return an error without its HTTP response, whose class depends on the version of the Hub client."""
     error = kind.__new__(kind)
     error.args = (text,)
     return error
@@ -245,7 +240,7 @@ def hub_error(kind: type[Exception], text: str) -> Exception:
         (TimeoutError(), r"cannot be downloaded .*: TimeoutError"),
     ],
 )
-def test_download_problems_are_one_line(problem: Exception, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_downloads(problem: Exception, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> str:
         raise problem
 
@@ -255,7 +250,7 @@ def test_download_problems_are_one_line(problem: Exception, message: str, monkey
     assert "\n" not in str(caught.value)
 
 
-def test_download_asks_for_nothing_that_could_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_downloads_exclude_code_and_pickles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from huggingface_hub.utils import filter_repo_objects
 
     asked: dict[str, Any] = {}

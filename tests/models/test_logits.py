@@ -1,4 +1,4 @@
-"""The decoder's logits against transformers', family by family, in float32: by the kernels, and densely by torch."""
+"""Logits of each family against transformers, by the kernels, by torch and by dense attention."""
 
 import json
 import random
@@ -38,7 +38,7 @@ def window(size: int, **values: Any) -> dict[str, Any]:
 
 
 YARN = {"factor": 4.0, "original_max_position_embeddings": 32}
-# Enough frequencies for a ramp over them to have a shape.
+# Enough frequencies for YaRN's ramp to matter.
 WIDE = {"head_dim": 32}
 MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
 CASES = [
@@ -112,7 +112,7 @@ def reference() -> Reference:
 
 
 def logits(folder: Path, length: int, way: str = "torch") -> torch.Tensor:
-    """``way``: dense by torch, or through the cache, by torch or by the kernels."""
+    """Return logits by dense attention (``torch``), or with a KV cache by torch (``torch, paged``) or ``kernels``."""
     packed = kernels() if way == "kernels" else None
     decoder = load_decoder(folder, read_config(folder), dtype=torch.float32, device=CPU, kernels=packed)
     return dense_logits(decoder, tokens(length)) if way == "torch" else text_logits(decoder, tokens(length))
@@ -140,10 +140,9 @@ def test_logits_equal_transformers(case: Case, way: str, checkpoint: MakeCheckpo
         ("llama", {"rms_norm_eps": 1e-3}, {}),
     ],
 )
-def test_options_matter(
+def test_options_change_the_logits(
     family: str, changed: dict[str, Any], plain: dict[str, Any], checkpoint: MakeCheckpoint
 ) -> None:
-    """The cases above compare something: without the option the logits are others."""
     with_option, without = (logits(checkpoint(family, **values), 80) for values in (changed, plain))
     assert (with_option - without).abs().max() > 100 * TOLERANCE
 
@@ -198,7 +197,7 @@ def test_names_without_prefix_and_saved_buffers(
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision(family: str, dtype: torch.dtype, checkpoint: MakeCheckpoint, reference: Reference) -> None:
-    """By torch, and no less exactly by the kernels."""
+    """The kernels are at least as exact as torch."""
     folder = checkpoint(family, tie_word_embeddings=True)
     config, expected = read_config(folder), reference(folder, 30)
     plain, packed = (load_decoder(folder, config, dtype=dtype, device=CPU, kernels=by) for by in (None, kernels()))

@@ -1,4 +1,4 @@
-"""The kernels' small operations, each as a program of its own, against torch in float64."""
+"""Single operations of the kernels against torch in float64."""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -31,7 +31,7 @@ def some_rows(*shape: int, seed: int = 0) -> Tensor:
 
 
 def unit_product(kernels: Kernels, size: int, *, gated: bool = False) -> KernelLinear:
-    """``x`` to ``x``, or to ``x`` twice, of which one half gates the other."""
+    """Return a layer that maps ``x`` to ``x`` or, if gated, to ``x`` and its mirror image."""
     one = torch.eye(size)
     return KernelLinear(kernels, torch.cat((one, one.flip(0))) if gated else one, None, WeightLayout(gated=gated))
 
@@ -41,7 +41,7 @@ def unit_product(kernels: Kernels, size: int, *, gated: bool = False) -> KernelL
 @DTYPES
 @EVERY
 def test_norms(kernels: Kernels, dtype: torch.dtype, kind: str, width: int) -> None:
-    """By itself, and before a product; on rows whose mean is far from 0 as well. As near as torch's in float32."""
+    """A norm alone and before a product is as exact as torch's in float32, also for rows with a mean far from 0."""
     norm: nn.Module = nn.LayerNorm(width, 1e-5) if kind == "layer" else nn.RMSNorm(width, 1e-5)
     with torch.no_grad():
         for seed, parameter in enumerate(norm.parameters()):
@@ -65,14 +65,9 @@ def test_norms(kernels: Kernels, dtype: torch.dtype, kind: str, width: int) -> N
 @pytest.mark.parametrize("name", ACTIVATIONS)
 @EVERY
 def test_activations(kernels: Kernels, name: str) -> None:
-    """On everything from where they vanish to where they do nothing."""
     size = 40
-    x = torch.cat(
-        (torch.linspace(-30, 30, 39 * size), torch.tensor([0.0, -0.0, 1e-30, -1e-30, 88.0, -88.0, 200.0, -200.0]))
-    )
-    x = torch.cat((x, torch.tensor([1e30, -1e30, 3e38, -3e38]), torch.zeros(-len(x) % size + size - 4)))[
-        : 40 * size
-    ].view(-1, size)
+    special = torch.tensor([0.0, -0.0, 1e-30, -1e-30, 88.0, -88.0, 200.0, -200.0, 1e30, -1e30, 3e38, -3e38])
+    x = torch.cat((torch.linspace(-30, 30, 39 * size), special, torch.zeros(size - len(special)))).view(-1, size)
     program = Program(kernels, size, torch.float32)
     program.linear(unit_product(kernels, size), activation=name, to="logits")
     logits = torch.empty_like(x)
@@ -84,7 +79,7 @@ def test_activations(kernels: Kernels, name: str) -> None:
 @pytest.mark.parametrize("size", [3, 16, 40])
 @EVERY
 def test_gates(kernels: Kernels, size: int, name: str) -> None:
-    """Through the buffer between two products, whose width is no multiple of anything."""
+    """Gated products write to a buffer of any width between two products."""
     x = some_rows(20, size) * 3
     program = Program(kernels, size, torch.float32)
     program.linear(unit_product(kernels, size, gated=True), activation=name, to="B")
@@ -99,7 +94,7 @@ def test_gates(kernels: Kernels, size: int, name: str) -> None:
 @DTYPES
 @EVERY
 def test_residuals_and_wanted_rows(kernels: Kernels, dtype: torch.dtype, rows: int) -> None:
-    """A product is added to the stream, and another one made of some of its rows, in any order."""
+    """A product is added to the residual stream; a second one reads some rows of it in any order."""
     weights = [some_rows(33, 33, seed=seed).to(dtype) / 6 for seed in (1, 2)]
     first, second = (KernelLinear(kernels, weight, None, WeightLayout()) for weight in weights)
     program = Program(kernels, 33, dtype)
@@ -133,13 +128,12 @@ SHAPES: dict[str, ModelConfig] = {
 @EVERY
 @torch.inference_mode()
 def test_a_layer(kernels: Kernels, shape: str, scale: float) -> None:
-    """All of it, in float32; with scores of thousands as well, of which one is all of the softmax."""
+    """A whole layer in float32, also with attention scores of thousands."""
     config = replace(SHAPES[shape], tied=False)
     plain, packed = Decoder(config), Decoder(config)
     for seed, parameter in enumerate(plain.parameters()):
-        parameter.copy_(
-            some_rows(*parameter.shape, seed=seed) * (parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.5)
-        )
+        size = parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.5
+        parameter.copy_(some_rows(*parameter.shape, seed=seed) * size)
     plain.embedding.mul_(8.0)
     plain.layers[0].qkv.weight.mul_(scale**0.5)
     packed.load_state_dict(plain.state_dict())
@@ -158,7 +152,7 @@ def test_a_layer(kernels: Kernels, shape: str, scale: float) -> None:
     pool.prepare(block_table, len(tokens))
     rows = ProgramRows().add([(block_table, TokenTree.chain(tokens.tolist()), 0)], tokens.tolist())
     if config.rope is not None:
-        rows.set_rope(0, rope.upto(len(tokens)))
+        rows.set_rope(0, rope.up_to(len(tokens)))
     program.run(rows, found)
     error = (found.double() - want).norm() / want.norm()
     assert float(error) < (2e-6 if scale == 1.0 else 2e-5)
@@ -168,7 +162,7 @@ def test_a_layer(kernels: Kernels, shape: str, scale: float) -> None:
 
 
 class _Watched(DenseAttend):
-    """Keeps keys and values ``[kv_heads, tokens, head_dim]``."""
+    """Attention that keeps its keys and values ``[kv_heads, tokens, head_dim]``."""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         self.seen = [each.transpose(0, 1) for each in (k, v)]
@@ -176,8 +170,7 @@ class _Watched(DenseAttend):
 
 
 @EVERY
-def test_what_is_not_covered_is_refused(kernels: Kernels) -> None:
-    """Rather than computed wrongly: an instruction set that the processor has not."""
+def test_an_unknown_instruction_set_is_refused(kernels: Kernels) -> None:
     beyond = Kernels(kernels.library, kernels.path, 99)
     program = Program(beyond, 16, torch.float32)
     program.linear(unit_product(kernels, 16), to="logits")
@@ -185,8 +178,7 @@ def test_what_is_not_covered_is_refused(kernels: Kernels) -> None:
         program.run(ProgramRows.independent(2), torch.zeros(2, 16), torch.empty(2, 16))
 
 
-def test_rows_without_a_place_are_refused() -> None:
-    """Nothing is written behind the blocks that a request holds."""
+def test_rows_without_a_slot_are_refused() -> None:
     engine = make_engine(tiny_decoder())
     block_table = BlockTable()
     engine.cache.prepare(block_table, 16)

@@ -1,8 +1,7 @@
-"""Folders of quantized checkpoints: what is missing, left over, of another kind or not followed is said in one line."""
+"""Folders of quantized checkpoints: errors of one line for missing, unexpected and wrong tensors."""
 
 import json
 import shutil
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,27 +11,19 @@ import torch
 from torch import Tensor
 
 from checkpoints import MakeCheckpoint
-from pronk.errors import CheckpointError, ConfigError
-from pronk.models.decoder import Decoder
-from pronk.models.loader import load_decoder, read_config
+from models.test_loader import load, refuse
+from models.test_quantized_loading import TEXT, UP
+from pronk.errors import ConfigError
+from pronk.models.loader import read_config
 from quantized_formats import FORMATS, edit, edit_config, gptq, ints, write_quantized
 from tiny_models import text_logits
-
-TEXT = [5, 17, 230, 41, 3, 99, 250, 7, 64, 128, 12, 280]
-UP = "model.layers.1.mlp.up_proj"
-
-
-def load(folder: Path) -> Decoder:
-    return load_decoder(folder, read_config(folder), dtype=torch.float32, device=torch.device("cpu"))
 
 
 @pytest.mark.parametrize(("file", "name"), [("quantize_config.json", "gptq-4"), ("quant_config.json", "awq")])
 def test_older_folders(file: str, name: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     quantized, twin = write_quantized(checkpoint("llama"), tmp_path, FORMATS[name])
     edit_config(quantized, quantization_config=None)
-    config = {
-        key: value for key, value in FORMATS[name].config.items() if key not in ("quant_method", "checkpoint_format")
-    }
+    config = {k: v for k, v in FORMATS[name].config.items() if k not in ("quant_method", "checkpoint_format")}
     if name == "awq":
         config = {"w_bit": config.pop("bits"), "q_group_size": config.pop("group_size"), **config, "version": "GEMM"}
     (quantized / file).write_text(json.dumps(config))
@@ -42,23 +33,16 @@ def test_older_folders(file: str, name: str, checkpoint: MakeCheckpoint, tmp_pat
         read_config(quantized)
 
 
-def test_the_other_name_of_the_config(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+def test_config_key_compression_config(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     kind = ints(8, "channel")
     quantized, twin = write_quantized(checkpoint("llama"), tmp_path, kind)
     edit_config(quantized, quantization_config=None, compression_config=kind.config)
     assert torch.equal(text_logits(load(quantized), TEXT), text_logits(load(twin), TEXT))
 
 
-def refuse(folder: Path, message: str) -> None:
-    with warnings.catch_warnings(), pytest.raises(CheckpointError, match=message) as caught:
-        load(folder)
-    assert "\n" not in str(caught.value)
-    assert str(folder) in str(caught.value)
-
-
 @pytest.fixture(scope="module")
 def folders(checkpoint: MakeCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Checkpoints that nobody may write into."""
+    """Return a function that writes the checkpoint of a format once; tests must not change it."""
     made: dict[str, Path] = {}
 
     def get(name: str) -> Path:
@@ -113,18 +97,15 @@ def test_refused(
     refuse(folder, message)
 
 
-def test_a_plain_checkpoint_that_says_it_is_quantized(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+def test_a_plain_checkpoint_with_a_quantization_config(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(checkpoint("llama"), tmp_path / "model"))
     edit_config(folder, quantization_config=gptq(4).config)
     refuse(folder, r"missing tensors: .* and \d+ more")
     edit_config(folder, quantization_config={"quant_method": "hqq"})
-    refuse(
-        folder,
-        r"model: quantization_config: expected the quant_method .* found 'hqq'; use a checkpoint in one of these",
-    )
+    refuse(folder, r"model: quantization_config: expected the quant_method .* found 'hqq'; use a checkpoint in one of")
 
 
-def test_scales_of_the_cache_and_of_activations_are_left(folders: Callable[[str], Path], tmp_path: Path) -> None:
+def test_scales_of_cache_and_activations_are_ignored(folders: Callable[[str], Path], tmp_path: Path) -> None:
     kind = FORMATS["int-8-channel"]
     folder = Path(shutil.copytree(folders("int-8-channel"), tmp_path / "model"))
     expected = text_logits(load(folder), TEXT)

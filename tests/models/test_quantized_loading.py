@@ -1,4 +1,4 @@
-"""Quantized checkpoints of every format: the same logits as those of what they stand for, every key accounted for."""
+"""Quantized checkpoints of every format: logits equal those of a twin with the dequantized weights."""
 
 import json
 from contextlib import nullcontext
@@ -13,24 +13,18 @@ from torch.nn.functional import pad
 
 from checkpoints import MakeCheckpoint
 from models.peak_memory import NEEDS_LINUX, peak
+from models.test_loader import WEIGHTS, load
 from pronk import LLM, SamplingParams
 from pronk.errors import CheckpointError
 from pronk.models import loader
-from pronk.models.decoder import Decoder
 from pronk.models.fingerprint import Fingerprint
 from pronk.models.linear import PlainLinear, WeightLayout
-from pronk.models.loader import load_decoder, read_config
 from pronk.quantization.formats.matrix import QuantizedMatrix
 from quantized_formats import FORMATS, Format, edit, edit_config, gptq, ints, write_quantized
 from tiny_models import kernels, text_logits
 
-CPU, WEIGHTS = torch.device("cpu"), "model.safetensors"
 TEXT = [5, 17, 230, 41, 3, 99, 250, 7, 64, 128, 12, 280]
 UP = "model.layers.1.mlp.up_proj"
-
-
-def load(folder: Path, **options: Any) -> Decoder:
-    return load_decoder(folder, read_config(folder), **{"dtype": torch.float32, "device": CPU, **options})
 
 
 def warned(kind: Format) -> Any:
@@ -38,7 +32,7 @@ def warned(kind: Format) -> Any:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_logits_are_those_of_what_the_weights_stand_for(name: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+def test_logits_equal_those_of_dequantized_weights(name: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     quantized, twin = write_quantized(checkpoint("llama"), tmp_path, FORMATS[name])
     with warned(FORMATS[name]):
         found = load(quantized)
@@ -49,7 +43,7 @@ def test_logits_are_those_of_what_the_weights_stand_for(name: str, checkpoint: M
 
 @pytest.mark.parametrize("family", ["gpt2", "mistral", "qwen2", "qwen3"])
 def test_families(family: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
-    """Biases and matrices that would be stored the other way round; with a tied head."""
+    """Biases, transposed matrices and tied heads."""
     quantized, twin = write_quantized(checkpoint(family, tie_word_embeddings=True), tmp_path, gptq(4, sym=False))
     assert torch.equal(text_logits(load(quantized), TEXT), text_logits(load(twin), TEXT))
 
@@ -66,22 +60,21 @@ def test_generating(name: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["gptq-4-zeros", "awq", "gptq-4-order", "int-8-channel"])
-def test_guessing_changes_nothing(name: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
-    """Not a bit, where the kernels compute with codes."""
+def test_draft_tokens_change_no_bit(name: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     quantized, _ = write_quantized(checkpoint("llama"), tmp_path, FORMATS[name])
     if "order" in name:
         edit(quantized, agree)
     llm = LLM(quantized, kernels=kernels().name, drafter="autoregressive", budget="all")
     params = SamplingParams(max_tokens=32, logprobs=3)
     plain = llm.generate(TEXT, params)
-    guessed = llm.generate(TEXT, params, drafter="lookahead(window=5, ngram=3, guesses=5)")
-    assert guessed.token_ids == plain.token_ids
-    assert guessed.logprobs == plain.logprobs
-    assert sum(step.drafted for step in guessed.stats.steps) > 0
+    drafted = llm.generate(TEXT, params, drafter="lookahead(window=5, ngram=3, guesses=5)")
+    assert drafted.token_ids == plain.token_ids
+    assert drafted.logprobs == plain.logprobs
+    assert drafted.stats.drafted > 0
 
 
-def test_a_checkpoint_without_the_prefix(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
-    """Patterns are for the names that the file has."""
+def test_names_without_the_prefix_model(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    """Patterns of the config match the names of the file."""
     kind = ints(4, "group")
     quantized, twin = write_quantized(checkpoint("llama"), tmp_path, kind)
     edit(quantized, lambda tensors: {name.removeprefix("model."): tensor for name, tensor in tensors.items()})
@@ -90,11 +83,8 @@ def test_a_checkpoint_without_the_prefix(checkpoint: MakeCheckpoint, tmp_path: P
     assert torch.equal(text_logits(load(quantized), TEXT), text_logits(load(twin), TEXT))
 
 
-# What reaches the kernels
-
-
 class Handed:
-    """A factory of linear layers that keeps what it is given."""
+    """A factory of linear layers that keeps the weights it receives."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.weights: list[Tensor | QuantizedMatrix] = []
@@ -109,13 +99,13 @@ class Handed:
 def test_the_kernels_get_codes(
     name: str, checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Projections that share their inputs and their form are one matrix; the head stays as it is."""
+    """Projections with the same inputs and form are one matrix; the head is not quantized."""
     quantized, twin = write_quantized(checkpoint("llama"), tmp_path, FORMATS[name])
     handed = Handed(monkeypatch)
     found = load(quantized, kernels=kernels())
     codes = [weight for weight in handed.weights if isinstance(weight, QuantizedMatrix)]
     assert len(codes) == sum(len(layer.qkv.parts) + 3 for layer in found.layers)
-    # A matrix with one zero point for all of it has no minima if that is what codes are counted from anyway.
+    # Per-tensor zero points may be the middle of the codes, which gives a form without minima.
     assert "tensor-zeros" in name or len(codes) == 4 * len(found.layers)
     assert {weight.bits for weight in codes} == {8 if "8" in name else 4}
     assert len(handed.weights) == len(codes) + 1
@@ -128,7 +118,7 @@ def test_the_kernels_get_codes(
 
 
 class Rounded(PlainLinear):
-    """What the kernels compute, in floats: inputs are rounded to 8 bits in the groups of the weight."""
+    """The product of the kernels in floats: inputs are rounded to 8 bits in the groups of the weight."""
 
     def __init__(self, weight: QuantizedMatrix, bias: Tensor | None) -> None:
         super().__init__(weight.dequantize(), bias)
@@ -143,9 +133,9 @@ class Rounded(PlainLinear):
 
 
 def assert_explained(folder: Path, found: Tensor, monkeypatch: pytest.MonkeyPatch, most: float = 0.003) -> None:
-    """Logits are off those of the dequantized weights by as much as rounding of inputs to 8 bits explains.
+    """Check that 8-bit rounding of inputs explains the difference to dequantized weights.
 
-    Nearly all differ in the last bits only, until an input between two codes is rounded to the other one.
+    Nearly all logits then differ in the last bits only; rarely, an input is rounded to a neighbouring code.
     """
 
     def make(weight: Tensor | QuantizedMatrix, bias: Tensor | None, _: WeightLayout) -> PlainLinear:
@@ -161,20 +151,19 @@ def assert_explained(folder: Path, found: Tensor, monkeypatch: pytest.MonkeyPatc
 def test_logits_of_the_kernels(
     name: str, checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are off those of the dequantized weights by as much as rounding of inputs to 8 bits explains."""
     quantized, twin = write_quantized(checkpoint("llama"), tmp_path, FORMATS[name])
     if "order" in name:
         edit(quantized, agree)
     found = text_logits(load(quantized, kernels=kernels()), TEXT)
     assert_explained(quantized, found, monkeypatch)
-    if name != "gptq-4-order":  # whose twin has orders of its own
+    if name != "gptq-4-order":  # its twin has other input orders
         plain = text_logits(load(twin), TEXT)
         spread = float(plain.std())
         assert 0.003 * spread < float((found - plain).std()) < 0.1 * spread
 
 
 def agree(tensors: dict[str, Tensor]) -> None:
-    """Projections that share their inputs get one order of them."""
+    """Give projections with the same inputs one input order."""
     agree_on_gates(tensors)
     for layer in range(3):
         attention = f"model.layers.{layer}.self_attn"
@@ -191,7 +180,7 @@ def agree_on_gates(tensors: dict[str, Tensor]) -> None:
 def test_one_order_of_the_inputs_is_kept(
     checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """GPTQ orders inputs by what they are, so those who share them agree; if gates do not, that is said."""
+    """GPTQ orders inputs by their values, so projections with the same inputs agree; otherwise a warning is given."""
     quantized, _ = write_quantized(checkpoint("llama"), tmp_path, gptq(4, order=True))
     handed = Handed(monkeypatch)
     with pytest.warns(UserWarning, match=r"quantized: 3 gated matrices whose halves .* dequantized to bfloat16"):
@@ -228,31 +217,22 @@ def test_some_projections_are_not_quantized(
     assert sum(isinstance(weight, QuantizedMatrix) for weight in handed.weights) == 11
 
 
-def test_off_the_cpu_weights_are_dequantized(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
-    """The meta device stands in for a GPU."""
+def test_weights_on_a_gpu_are_dequantized(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    """The meta device replaces a GPU."""
     quantized, _ = write_quantized(checkpoint("llama"), tmp_path, gptq(4))
     decoder = load(quantized, device=torch.device("meta"), dtype=torch.bfloat16)
     assert {parameter.dtype for parameter in decoder.parameters()} == {torch.bfloat16}
 
 
-def test_progress_counts_every_byte(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
-    quantized, _ = write_quantized(checkpoint("llama"), tmp_path, gptq(4))
-    seen: list[tuple[int, int]] = []
-    load(quantized, on_progress=lambda done, total: seen.append((done, total)))
-    total = sum(tensor.nbytes for tensor in load_file(quantized / WEIGHTS).values())
-    assert {total for _, total in seen} == {total}
-    assert seen[-1] == (total, total)
+def test_fingerprints_depend_on_codes(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    def zero_a_code(tensors: dict[str, Tensor]) -> None:
+        next(tensor for name, tensor in tensors.items() if UP in name and tensor.dim() == 2).view(-1)[0] = 0
 
-
-def test_a_fingerprint_sees_codes(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     for number, name in enumerate(("gptq-4", "int-8-channel", "fp8-block")):
         quantized, twin = write_quantized(checkpoint("llama"), tmp_path / str(number), FORMATS[name])
         before = Fingerprint.of(quantized)
         assert before != Fingerprint.of(twin)
-        edit(
-            quantized,
-            lambda tensors: next(t for n, t in tensors.items() if UP in n and t.dim() == 2).view(-1)[0].zero_(),
-        )
+        edit(quantized, zero_a_code)
         assert Fingerprint.of(quantized) != before
 
 
@@ -274,7 +254,7 @@ large = {"vocab_size": 64, "hidden_size": 1024, "intermediate_size": 3072, "num_
 kept = []
 
 def keep(weight, bias, layout):
-    # As kernels would, whose codes are as wide as the file's.
+    # The codes of the kernels have the width of the file's codes.
     if isinstance(weight, QuantizedMatrix):
         packed = torch.empty(weight.shape[0], weight.shape[1] // 2, dtype=torch.uint8)
         for rows in range(0, len(packed), 256):
@@ -312,7 +292,7 @@ loader.choose_linear = lambda *_: keep
 @NEEDS_LINUX
 @pytest.mark.parametrize("weights", [pytest.param("int8", marks=pytest.mark.slow), "int4"])
 def test_memory_of_rounding(weights: str, tmp_path: Path) -> None:
-    """At most 1.15 times what is kept, for weights that are rounded as they are loaded, with a large vocabulary."""
+    """The peak is at most 1.15 times the kept weights; the vocabulary is large."""
     assert 0.5 < peak(ROUNDED, tmp_path, weights) < 1.15
 
 
@@ -320,8 +300,7 @@ def test_memory_of_rounding(weights: str, tmp_path: Path) -> None:
 def test_memory_of_loading(tmp_path: Path) -> None:
     """The peak is at most 1.15 times the weights in the file.
 
-    The system maps pages ahead of the reader, and more of them beside other processes, which only adds: up to a tenth
-    between runs of the same. The least of three is what loading needs.
+    The minimum of three runs counts: the system reads pages ahead, which adds up to 10 % beside other processes.
     """
     ratios = list[float]()
     for turn in range(3):

@@ -1,4 +1,4 @@
-"""The weights that a pass reads: counted as they are kept, whatever file they came from."""
+"""Sizes of the weights that a forward pass reads, for all kinds of files."""
 
 from math import ceil, prod
 from pathlib import Path
@@ -10,11 +10,12 @@ from safetensors.torch import load_file
 
 from checkpoints import MakeCheckpoint
 from gguf_files import convert
+from models.test_loader import load
 from pronk.models.clone_models import default_model
-from pronk.models.loader import load_decoder, read_config
+from pronk.models.loader import read_config
 from pronk.models.weights import ForwardWeights, count_parameters, forward_weights
 from quantized_formats import FORMATS, write_quantized
-from tiny_models import CPU, kernels
+from tiny_models import kernels
 
 TINY = default_model()
 SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}  # for blocks of 32
@@ -23,10 +24,7 @@ SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_attent
 def read(
     path: Path, dtype: torch.dtype = torch.float32, weights: str = "plain", *, packed: bool = True
 ) -> ForwardWeights:
-    found = load_decoder(
-        path, read_config(path), dtype=dtype, device=CPU, kernels=kernels() if packed else None, weights=weights
-    )
-    return forward_weights(found)
+    return forward_weights(load(path, dtype=dtype, kernels=kernels() if packed else None, weights=weights))
 
 
 @pytest.mark.parametrize(
@@ -41,7 +39,7 @@ def read(
 def test_a_pass_reads_every_matrix_but_the_embedding(
     checkpoint: MakeCheckpoint, family: str, options: dict[str, bool], unread: str | None
 ) -> None:
-    """Counted in the file. A tied head is the embedding, which is then read; norms and biases are left out."""
+    """A tied head reads the embedding; norms and biases are not counted."""
     folder = checkpoint(family, **options)
     tensors = load_file(folder / "model.safetensors")
     assert unread is None or any(unread in name for name in tensors)
@@ -50,10 +48,10 @@ def test_a_pass_reads_every_matrix_but_the_embedding(
     assert read(folder, packed=False) == ForwardWeights("float32", 4 * count, count)
     assert read(folder, torch.bfloat16, packed=False) == ForwardWeights("bfloat16", 2 * count, count)
     vectors = sum(t.nbytes for t in tensors.values() if t.dim() == 1)
-    assert vectors < 0.04 * 4 * count  # even here, where they weigh more than in any real model
+    assert vectors < 0.04 * 4 * count  # the share is smaller in real models
     packed = read(folder)
     assert (packed.kinds, packed.count) == ("float32", count)
-    assert 1 <= packed.nbytes / (4 * count) < 1.2  # heads of 8 are filled up to 16
+    assert 1 <= packed.nbytes / (4 * count) < 1.2  # heads of 8 are padded to 16
 
 
 @pytest.mark.parametrize(
@@ -63,8 +61,8 @@ def test_a_pass_reads_every_matrix_but_the_embedding(
         ("int4", "int4 in groups of 32, int8 in groups of 64", {"": (4, 32), "embed_tokens": (8, 64)}),
     ],
 )
-def test_rounded_as_they_are_loaded(weights: str, kinds: str, groups: dict[str, tuple[int, int]]) -> None:
-    """Codes of whole groups, and a scale of 32 bits for each; the head, which is the embedding, in 8 bits."""
+def test_weights_rounded_while_loading(weights: str, kinds: str, groups: dict[str, tuple[int, int]]) -> None:
+    """Groups have whole codes and a 32-bit scale each; the tied head has 8 bits."""
     folder, expected, count = TINY, 0, 0
     for name, tensor in load_file(folder / "model.safetensors").items():
         if tensor.dim() == 2:
@@ -77,8 +75,8 @@ def test_rounded_as_they_are_loaded(weights: str, kinds: str, groups: dict[str, 
     assert found.bits == 8 * expected / count < 16 / 1.6
 
 
-def test_heads_of_several_forms_are_counted_each_in_its_own(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
-    """Queries and keys of 4 bits with minima, 6 bytes a group of 32; values of 8 bits in groups of 16, 4 more each."""
+def test_projections_of_several_forms(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    """A group of 32 4-bit codes with scale and minimum has 24 bytes, a group of 16 8-bit codes with scale has 20."""
     shape = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "head_dim": 64}
     plain, options = checkpoint("llama", **SIZES | shape), {"": "Q4_K", "output": "F32"}
     one, other = (
@@ -94,7 +92,7 @@ def test_heads_of_several_forms_are_counted_each_in_its_own(checkpoint: MakeChec
 @pytest.mark.parametrize("name", ["gptq-4-zeros", "awq", "int-8-channel", "float-channel", "gguf"])
 @pytest.mark.filterwarnings("ignore:quantized")
 def test_quantized_checkpoints(name: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
-    """They hold as many parameters as the plain one, though files pack eight into a number; and fewer bytes."""
+    """The number of parameters equals that of the plain checkpoint; the bytes are fewer."""
     plain = checkpoint("llama", **SIZES)
     if name == "gguf":
         path = convert(plain, tmp_path / "a.gguf", "Q4_0")
@@ -104,7 +102,7 @@ def test_quantized_checkpoints(name: str, checkpoint: MakeCheckpoint, tmp_path: 
     assert count_parameters(read_config(path)) == parameters
     before, found = read(plain, torch.bfloat16), read(path, torch.bfloat16)
     assert found.count == before.count
-    if name == "float-channel":  # which is dequantized
+    if name == "float-channel":  # dequantized by the loader
         assert found == before
     else:
         bits = 8 if "8" in name else 4

@@ -76,7 +76,7 @@ def test_layers_that_are_kept_from_the_middle_of_a_text_on(first: int, monkeypat
 def test_what_was_never_sent_is_not_taken_for_held(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call that dies of its own share leaves the others of the engine as they are."""
     deal_by_chance(monkeypatch)
-    want, numbers, failures = plain(KIND, "temperature", PROMPTS, 30), WorkRequest.numbers, 0
+    want, numbers, failures = plain(KIND, "temperature", PROMPTS, 30), WorkRequest.serialize, 0
 
     def failing(share: WorkRequest) -> torch.Tensor:
         nonlocal failures
@@ -85,7 +85,7 @@ def test_what_was_never_sent_is_not_taken_for_held(monkeypatch: pytest.MonkeyPat
             raise MemoryError
         return numbers(share)
 
-    monkeypatch.setattr(WorkRequest, "numbers", failing)
+    monkeypatch.setattr(WorkRequest, "serialize", failing)
     with dealt(tiny_decoder(), 3) as engine:
         found, steps = added(engine, asked(want)), 0
         while not all(request.ended for request in found):

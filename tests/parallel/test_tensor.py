@@ -198,7 +198,7 @@ def test_orders_are_read_as_they_were_written() -> None:
     job = ForwardJob(Segment(block_table, tree, 1), range(1, 3), 11)
     moves = [(torch.arange(2).numpy(), torch.arange(2, 4).numpy())]
     layer_range = LayerRange([(job, job.segment)], 1, 3, (), [0, 1])
-    found = LayerOrder.read(LayerOrder((4, 20), moves, layer_range, True).numbers())
+    found = LayerOrder.parse(LayerOrder((4, 20), moves, layer_range, True).serialize())
     assert (found.pool, found.embedded) == ((4, 20), True)
     assert [[each.tolist() for each in batch] for batch in found.moves] == [[[0, 1], [2, 3]]]
     ((_, segment),) = found.layer_range.jobs
@@ -311,8 +311,8 @@ def test_a_worker_that_is_lost_ends_the_model(way: signal.Signals, monkeypatch: 
 
 
 def test_a_part_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    llm, numbers = LLM(workers=2, parallel="tensor", threads=1, budget="all"), LayerOrder.numbers
-    monkeypatch.setattr(LayerOrder, "numbers", lambda order: numbers(order)[:-1])
+    llm, numbers = LLM(workers=2, parallel="tensor", threads=1, budget="all"), LayerOrder.serialize
+    monkeypatch.setattr(LayerOrder, "serialize", lambda order: numbers(order)[:-1])
     began = perf_counter()
     said = "worker 1 has failed: ValueError: expected an order for a range of layers, found a truncated one; .*load the"
     with pytest.raises(PronkError, match=said) as found:

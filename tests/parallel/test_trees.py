@@ -174,8 +174,8 @@ def test_a_worker_that_fails_says_why(
 ) -> None:
     llm = LLM(workers=2, threads=1, budget="all")
     made = passes(llm)
-    numbers = WorkRequest.numbers
-    monkeypatch.setattr(WorkRequest, "numbers", lambda work: numbers(work)[:-1])
+    numbers = WorkRequest.serialize
+    monkeypatch.setattr(WorkRequest, "serialize", lambda work: numbers(work)[:-1])
     params = SamplingParams(max_tokens=12, ignore_eos=True)
     want, found = (each.generate(PROMPTS, params, drafter="suffix") for each in (alone, llm))
     assert said(found) == said(want)
@@ -260,13 +260,13 @@ def test_processes_that_torchrun_has_started(alone: LLM, parallel: str) -> None:
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
     """The workers that are started from now on."""
-    found, begin = list[subprocess.Popen[bytes]](), worker_group._start
+    found, begin = list[subprocess.Popen[bytes]](), worker_group._spawn
 
     def starting(*given: Any) -> subprocess.Popen[bytes]:
         found.append(begin(*given))
         return found[-1]
 
-    monkeypatch.setattr(worker_group, "_start", starting)
+    monkeypatch.setattr(worker_group, "_spawn", starting)
     return found
 
 
@@ -305,8 +305,8 @@ def test_a_worker_that_does_not_come(
 def test_a_worker_of_another_kind_is_refused(
     what: str, parallel: str, started: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = worker_group.identity
-    monkeypatch.setattr(worker_group, "identity", lambda *given: own(*given) | {what: "another"})
+    own = worker_group.model_properties
+    monkeypatch.setattr(worker_group, "model_properties", lambda *given: own(*given) | {what: "another"})
     message = f"workers: expected the same {what} in all, another; found .* in worker 1"
     with pytest.raises(OptionError, match=message) as caught:
         LLM(workers=2, threads=1, parallel=parallel)

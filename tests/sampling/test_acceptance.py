@@ -1,4 +1,4 @@
-"""The rules with the numbers that requests have: the law of strings over seeds, and numbers that are used twice."""
+"""Acceptance rules with requests' own random numbers: distribution of strings over seeds, and reused random numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 import pronk.sampling.sampler
 from chi_square import p_value_of
-from laws import Same, String, Table, without
+from exact_distributions import Same, String, Table, without
 from pronk.sampling.acceptance import acceptance_rule
 from pronk.sampling.logits_processors import Penalties
 from pronk.sampling.noise import draft_noise, gumbel_noise, rejection_noise, rejection_uniform, trial_seed
@@ -31,8 +31,8 @@ Noise = Callable[[int, int, int, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class WorkerSettings:
-    """A target, a draft model, the shape of its trees, and how many tokens of a text are compared."""
+class Setting:
+    """A target ``p``, a draft model ``q``, the shape of its trees, and the number of compared tokens."""
 
     p: Table
     q: Table
@@ -45,11 +45,10 @@ class WorkerSettings:
 
     @cached_property
     def logits(self) -> Logarithms:
-        """What the target says after each text."""
         return Logarithms(self.p)
 
     def drafted(self, text: String, siblings: frozenset[int]) -> tuple[Tensor, Tensor]:
-        """The law of a guess that none of its siblings is, and its logarithm."""
+        """Return the distribution of a draft token that differs from its siblings, and its logarithm."""
         if (text, siblings) not in self.known:
             q = without(self.q[text], set(siblings))
             self.known[text, siblings] = q, q.log()
@@ -61,7 +60,7 @@ class WorkerSettings:
 
 
 class Logarithms(dict[String, Tensor]):
-    """Of a table's distributions."""
+    """Logarithms of a table's distributions."""
 
     def __init__(self, table: Table) -> None:
         super().__init__()
@@ -72,36 +71,30 @@ class Logarithms(dict[String, Tensor]):
         return self[text]
 
 
-# A chain of three, with a sibling at each of the first two places.
-BROAD = WorkerSettings(Table("target", 3, 0.0), Table("draft", 3, 0.0), (-1, 0, 1, 2, 0, 1), 3)
-# Draft models that are far too sure of one token.
-TWO = WorkerSettings(Same(1, 1), Same(9, 1), (-1, 0, 1, 2), 3)
-CHAIN = WorkerSettings(Same(1, 1, 1), Same(16, 3, 1), (-1, 0, 1), 3)
-PAIR = WorkerSettings(Same(1, 1, 1), Same(16, 3, 1), (-1, 0, 0), 1)
-SETTINGS = (BROAD, TWO, CHAIN, PAIR)
+# A chain of three with a sibling at depths 1 and 2.
+BROAD = Setting(Table("target", 3, 0.0), Table("draft", 3, 0.0), (-1, 0, 1, 2, 0, 1), 3)
+# Draft models with far too much probability on one token.
+TWO = Setting(Same(1, 1), Same(9, 1), (-1, 0, 1, 2), 3)
+CHAIN = Setting(Same(1, 1, 1), Same(16, 3, 1), (-1, 0, 1), 3)
+PAIR = Setting(Same(1, 1, 1), Same(16, 3, 1), (-1, 0, 0), 1)
+SETTINGS = {"broad": BROAD, "two": TWO, "chain": CHAIN, "pair": PAIR}
 
 
-def by_root(seed: int, root: int, place: int, keys: Tensor) -> Tensor:
-    """Noise for the draw of a node at a place: another one at each step."""
-    return draft_noise(seed, root, place, keys)
-
-
-def by_place(seed: int, _: int, place: int, keys: Tensor) -> Tensor:
+def same_in_every_step(seed: int, _: int, place: int, keys: Tensor) -> Tensor:
     return draft_noise(seed, 0, place, keys)
 
 
-def as_the_last_draw(seed: int, _: int, place: int, keys: Tensor) -> Tensor:
-    """The noise by which the rules draw what is left."""
+def noise_after_a_rejection(seed: int, _: int, place: int, keys: Tensor) -> Tensor:
     return rejection_noise(trial_seed(seed, PROMPT), place, keys)
 
 
-def drafted(seed: int, text: String, setting: WorkerSettings, noise: Noise = by_root) -> TokenTree:
+def drafted(seed: int, text: String, setting: Setting, noise: Noise = draft_noise) -> TokenTree:
     root = len(PROMPT) + len(text) - 1
     tokens, paths, probs = [0], [text], list[Tensor | None]([None])
     for node, parent in enumerate(setting.parents[1:], 1):
         siblings = frozenset(tokens[other] for other in range(1, node) if setting.parents[other] == parent)
         q, logarithms = setting.drafted(paths[parent], siblings)
-        # Numbers of its own for every branch at a place: those of the first child are the tokens'.
+        # The first child uses the keys of the tokens; each other branch has its own keys.
         keys = torch.arange(setting.vocab) + (1000 * node if node != parent + 1 else 0)
         tokens.append(int((logarithms + noise(seed, root, len(PROMPT) + len(paths[parent]), keys)).argmax()))
         probs.append(q)
@@ -109,8 +102,8 @@ def drafted(seed: int, text: String, setting: WorkerSettings, noise: Noise = by_
     return TokenTree(tuple(tokens), setting.parents, probs=tuple(probs))
 
 
-def text_of(rule: Any, seed: int, setting: WorkerSettings, noise: Noise) -> String:
-    """The tokens of as many steps as it takes."""
+def text_of(rule: Any, seed: int, setting: Setting, noise: Noise) -> String:
+    """Return the first ``setting.length`` tokens of a text."""
     text: String = ()
     sampler = Sampler(SAMPLED[rule], seed, PROMPT, setting.vocab)
     while len(text) < setting.length:
@@ -122,58 +115,52 @@ def text_of(rule: Any, seed: int, setting: WorkerSettings, noise: Noise) -> Stri
     return text[: setting.length]
 
 
-def significance(rule: str, setting: WorkerSettings, noise: Noise = by_root, seeds: int = 1500) -> float:
+def significance(rule: str, setting: Setting, noise: Noise = draft_noise, seeds: int = 1500) -> float:
     cells = product(range(setting.vocab), repeat=setting.length)
     texts = [text_of(rule, seed, setting, noise) for seed in range(seeds)]
     return p_value_of(texts, {cell: setting.p.chance(cell) for cell in cells})
 
 
-@pytest.mark.usefixtures("quickly_drawn")
+@pytest.mark.usefixtures("numpy_noise")
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(
-    "setting",
-    [BROAD, pytest.param(TWO, marks=pytest.mark.slow), CHAIN, PAIR],
-    ids=["broad", "two", "chain", "pair"],
+    ("setting", "seeds"),
+    [
+        *(pytest.param(name, 1000, marks=pytest.mark.slow if name == "two" else ()) for name in SETTINGS),
+        *(pytest.param(name, 20_000, marks=pytest.mark.slow) for name in SETTINGS),
+    ],
 )
-def test_strings_over_seeds(rule: str, setting: WorkerSettings) -> None:
-    assert significance(rule, setting, seeds=1000) > 1e-3
+def test_strings_have_the_distribution_of_the_model(rule: str, setting: str, seeds: int) -> None:
+    assert significance(rule, SETTINGS[setting], seeds=seeds) > 1e-3
 
 
-@pytest.mark.usefixtures("quickly_drawn")
-@pytest.mark.slow
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("setting", SETTINGS, ids=["broad", "two", "chain", "pair"])
-def test_strings_over_many_seeds(rule: str, setting: WorkerSettings) -> None:
-    assert significance(rule, setting, seeds=20_000) > 1e-3
+@pytest.mark.usefixtures("numpy_noise")
+@pytest.mark.parametrize(
+    ("setting", "seeds", "wrong"),
+    [
+        # A trial that failed in one step fails again in the next step.
+        (TWO, 3000, lambda seed, place, i: rejection_uniform(seed, place + i, 99)),
+        # The second child reuses the number of the first child's rejection.
+        (PAIR, 1500, lambda seed, place, i: rejection_uniform(seed, place, i - 1)),
+    ],
+    ids=["numbers of places", "numbers of single trials"],
+)
+def test_block_rule_needs_random_numbers_of_its_own(
+    setting: Setting, seeds: int, wrong: Callable[[int, int, int], float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pronk.sampling.sampler, "block_uniform", wrong)
+    assert significance("block", setting, seeds=seeds) < 1e-6
 
 
-@pytest.mark.usefixtures("quickly_drawn")
-def test_a_chains_numbers_are_not_those_of_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A trial that failed in the step before would fail again."""
-    monkeypatch.setattr(
-        pronk.sampling.sampler, "block_uniform", lambda seed, place, i: rejection_uniform(seed, place + i, 99)
-    )
-    assert significance("block", TWO, seeds=3000) < 1e-6
+@pytest.mark.usefixtures("numpy_noise")
+def test_draft_tokens_need_other_noise_than_the_rule() -> None:
+    assert significance("block", replace(CHAIN, parents=(-1, 0, 1, 2)), noise_after_a_rejection) < 1e-6
 
 
-@pytest.mark.usefixtures("quickly_drawn")
-def test_a_chains_numbers_are_not_those_of_single_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second child is tried where the first one has just failed."""
-    monkeypatch.setattr(
-        pronk.sampling.sampler, "block_uniform", lambda seed, place, i: rejection_uniform(seed, place, i - 1)
-    )
-    assert significance("block", PAIR) < 1e-6
-
-
-@pytest.mark.usefixtures("quickly_drawn")
-def test_guesses_are_not_drawn_with_the_rules_own_noise() -> None:
-    assert significance("block", replace(CHAIN, parents=(-1, 0, 1, 2)), as_the_last_draw) < 1e-6
-
-
-@pytest.mark.usefixtures("quickly_drawn")
-def test_a_chain_is_drawn_anew_in_every_step() -> None:
-    """How many guesses are accepted depends on all of the chain, so the rejected ones must not come again."""
-    assert significance("block", CHAIN, by_place, 3000) < 1e-6
+@pytest.mark.usefixtures("numpy_noise")
+def test_each_step_needs_new_draft_noise() -> None:
+    """The number of accepted tokens depends on the whole chain, so rejected tokens must not be drafted again."""
+    assert significance("block", CHAIN, same_in_every_step, 3000) < 1e-6
 
 
 @pytest.mark.parametrize("rule", ["coupled", "rejection", "block"])
@@ -194,19 +181,18 @@ def test_greedy_is_the_argmax(rule: Any) -> None:
         assert context_of(sampler) == context_of(other)
 
 
-def test_coupled_ignores_what_guesses_were_drawn_from() -> None:
-    law = BROAD.p[()]
+def test_coupled_rule_ignores_draft_distributions() -> None:
+    scores = BROAD.p[()].log()
     for seed in range(50):
         sampler = Sampler(SamplingParams(temperature=1.0), seed, PROMPT, BROAD.vocab)
         tree = drafted(seed, (), BROAD)
-        found = verify_tree(tree, acceptance_rule(sampler, tree, torch.stack([law.log()] * len(tree))))
+        found = verify_tree(tree, acceptance_rule(sampler, tree, torch.stack([scores] * len(tree))))
         for place, token in enumerate(found.tokens, len(PROMPT)):
-            assert token == int((law.log() + gumbel_noise(seed, place, torch.arange(3))).argmax())
+            assert token == int((scores + gumbel_noise(seed, place, torch.arange(3))).argmax())
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_each_node_has_the_law_of_its_own_context(rule: Any) -> None:
-    """Options that depend on the text so far see the guesses above a node, and nothing of those that were rejected."""
+def test_penalties_at_a_node_count_its_ancestors_only(rule: Any) -> None:
     options = {"temperature": 1.0, "presence_penalty": 1.0, "repetition_penalty": 1.3}
     for seed in range(30):
         sampler, seen = Sampler(SamplingParams(rule=rule, **options), seed, PROMPT, BROAD.vocab), []

@@ -54,12 +54,12 @@ def nested(levels: int) -> dict[str, Any]:
         ({"json": True, "whitespace": 1}, "whitespace"),
     ],
 )
-def test_guides_that_cannot_be(given: dict[str, Any], message: str) -> None:
+def test_invalid_guides_are_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         Guide(**given)
 
 
-def test_equal_guides_are_one() -> None:
+def test_equal_guides() -> None:
     schema = {"type": "object", "properties": {"b": {}, "a": {}}}
     assert Guide(json=schema) == Guide(json=json.dumps(schema))
     assert hash(Guide(choice=["a", "b"])) == hash(Guide(choice=("a", "b")))
@@ -77,13 +77,12 @@ def test_equal_guides_are_one() -> None:
     ],
     ids=lambda guide: guide.kind,
 )
-def test_plain_values_make_it_again(guide: Guide) -> None:
+def test_guides_as_json_values(guide: Guide) -> None:
     assert Guide(**json.loads(json.dumps(guide.to_dict()))) == guide
     params = SamplingParams(guide=guide, guide_mode="plain")
     values = json.loads(json.dumps(params.to_dict()))
-    assert SamplingParams(**(values | {"guide": Guide(**values["guide"])})) == SamplingParams(
-        **(params.to_dict() | {"guide": guide})
-    )
+    again = SamplingParams(**(values | {"guide": Guide(**values["guide"])}))
+    assert again == SamplingParams(**(params.to_dict() | {"guide": guide}))
 
 
 @pytest.mark.parametrize(
@@ -96,14 +95,13 @@ def test_plain_values_make_it_again(guide: Guide) -> None:
         ({"guide": Guide(regex="a"), "guide_mode": "jump", "bad_words": ["b"]}, "bad_words"),
     ],
 )
-def test_options_that_cannot_be(given: dict[str, Any], message: str) -> None:
+def test_invalid_options_with_a_guide_are_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         SamplingParams(**given)
 
 
 def test_pruned_trees_keep_what_the_guide_allows() -> None:
-    """And the follower stands where it stood. In the table 20 comes first, and then 21."""
-    follower = ToyFollower(131)
+    follower = ToyFollower(131)  # allows 20, then 21
     tree = TokenTree((9, 20, 21, 20, 5, 21, 20), (-1, 0, 1, 1, 0, 4, 4), verify=(True,) * 4 + (False, True, True))
     kept = prune(tree, follower)
     assert (kept.tokens, kept.parents) == ((9, 20, 21, 5, 21, 20), (-1, 0, 1, 0, 3, 3))
@@ -111,7 +109,7 @@ def test_pruned_trees_keep_what_the_guide_allows() -> None:
     assert prune(kept, follower) is kept
 
 
-def test_an_error_leaves_the_follower_where_it_stood() -> None:
+def test_an_error_in_pruning_restores_the_state() -> None:
     class Broken(ToyFollower):
         def allows(self, token: int) -> bool:
             if len(self.states) > 2:

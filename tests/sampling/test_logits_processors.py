@@ -1,4 +1,4 @@
-"""Processors one by one: which options make which, what they ban, and that they stand where the context stands."""
+"""Logits processors: which options create which, and that their state follows the sampler's context."""
 
 import random
 from typing import Any
@@ -34,14 +34,14 @@ VOCAB = 8
         ),
     ],
 )
-def test_what_options_make(options: dict[str, Any], made: list[type]) -> None:
+def test_processors_of_options(options: dict[str, Any], made: list[type]) -> None:
     params = SamplingParams(**options)
     words = [[3]] if params.bad_words else []
     found = make_processors(params, TokenContext([1, 2]), VOCAB, stop_token_ids=(7,), bad_words=words)
     assert [type(each) for each in found] == made
 
 
-def test_the_context_is_the_requests_own_list() -> None:
+def test_context_reads_the_list_of_the_request() -> None:
     text = [5, 6]
     context = TokenContext(text)
     context.tentative += [1, 2]
@@ -51,8 +51,8 @@ def test_the_context_is_the_requests_own_list() -> None:
     assert (context.last(3), context.num_generated) == ([7, 1, 2], 3)
 
 
-class ResumableStream:
-    """Notes where it stands; raises when it is told to."""
+class RecordingProcessor:
+    """Record the tokens; raise in the method named by ``raises``."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -75,32 +75,32 @@ class ResumableStream:
             raise ArithmeticError(verb)
 
 
-def test_a_processor_stands_where_the_context_stands() -> None:
-    dice, text, told = random.Random(1), [1, 2], ResumableStream()
-    sampler = Sampler(SamplingParams(), 0, text, VOCAB, processors=[told])
+def test_processors_follow_the_context() -> None:
+    dice, text, recorder = random.Random(1), [1, 2], RecordingProcessor()
+    sampler = Sampler(SamplingParams(), 0, text, VOCAB, processors=[recorder])
     for _ in range(200):
         with sampler.after([dice.randrange(VOCAB) for _ in range(dice.randrange(3))]):
             sampler.choose(torch.rand(VOCAB))
-            assert [1, 2, *told.tokens] == context_of(sampler)
+            assert [1, 2, *recorder.tokens] == context_of(sampler)
             with sampler.after([dice.randrange(VOCAB)]):
-                assert [1, 2, *told.tokens] == context_of(sampler)
+                assert [1, 2, *recorder.tokens] == context_of(sampler)
         chosen = [dice.randrange(VOCAB) for _ in range(dice.randrange(1, 4))]
         for token in chosen:
             sampler.advance(token)
         kept = chosen[: dice.randrange(len(chosen) + 1)]
         text += kept
         sampler.commit(len(kept))
-        assert [1, 2, *told.tokens] == context_of(sampler) == text
+        assert [1, 2, *recorder.tokens] == context_of(sampler) == text
 
 
 @pytest.mark.parametrize("verb", ["advance", "rollback"])
-def test_a_processor_that_was_told_half_is_not_asked_again(verb: str) -> None:
-    text, told = [1, 2], ResumableStream()
-    sampler = Sampler(SamplingParams(), 0, text, VOCAB, processors=[told])
-    told.raises = verb
+def test_a_processor_that_failed_halfway_is_not_used_again(verb: str) -> None:
+    text, recorder = [1, 2], RecordingProcessor()
+    sampler = Sampler(SamplingParams(), 0, text, VOCAB, processors=[recorder])
+    recorder.raises = verb
     with pytest.raises(ArithmeticError, match=verb), sampler.after([3, 4]):
         pass
-    told.raises = None
+    recorder.raises = None
     sampler.recover()
     assert context_of(sampler) == text
     for ask in (sampler.choose, sampler.distribution, lambda row: sampler.draft_token(row, 1)):
@@ -108,11 +108,11 @@ def test_a_processor_that_was_told_half_is_not_asked_again(verb: str) -> None:
             ask(torch.rand(VOCAB))
 
 
-def test_a_mask_that_raises_leaves_no_trace() -> None:
-    told = ResumableStream()
-    sampler = Sampler(SamplingParams(), 0, [1, 2], VOCAB, processors=[told])
-    told.raises = "mask"
+def test_a_mask_that_raises_changes_no_state() -> None:
+    recorder = RecordingProcessor()
+    sampler = Sampler(SamplingParams(), 0, [1, 2], VOCAB, processors=[recorder])
+    recorder.raises = "mask"
     with pytest.raises(ArithmeticError, match="mask"):
         sampler.choose(torch.rand(VOCAB))
-    told.raises = None
+    recorder.raises = None
     assert sampler.choose(torch.eye(VOCAB)[3]) == 3

@@ -1,7 +1,6 @@
-"""The rejection rule where nothing is known of how guesses were drawn: the exact law, and the numbers of the trials.
+"""Acceptance rules with point-mass draft tokens: the exact distribution of outputs, and the random numbers.
 
-The law is found by following every outcome of every draw with its probability (``laws.py``). With guesses that are
-drawn from distributions of their own it is in ``test_rules_law.py``.
+Sampled draft tokens are in ``test_sampled_drafts.py``.
 """
 
 import random
@@ -18,7 +17,7 @@ import pronk.sampling.sampler
 import pronk.sampling.verify
 import quick_noise
 from chi_square import p_value
-from laws import VOCAB, ExactDistribution, Source, String, Table, outputs, wrong_by
+from exact_distributions import VOCAB, ExactDistribution, Source, String, Table, largest_error, outputs
 from pronk.errors import OptionError
 from pronk.sampling.noise import block_uniform, draft_noise, gumbel_noise, rejection_noise, rejection_uniform
 from pronk.sampling.params import SamplingParams
@@ -29,25 +28,25 @@ from sampling.test_sampler import LOGITS, OPTIONS, scores_of
 
 
 def trees(size: int) -> Iterator[TokenTree]:
-    """Every tree over the vocabulary, its children in every order."""
+    """Yield every tree over the vocabulary, with the children of a node in every order."""
     for parents in product(*(range(node) for node in range(1, size))):
         for tokens in product(range(VOCAB), repeat=size - 1):
             if len(set(zip(parents, tokens, strict=True))) == size - 1:
                 yield TokenTree((0, *tokens), (-1, *parents))
 
 
-def law_of(tree: TokenTree, table: Table, rule: str = "rejection") -> ExactDistribution:
+def distribution_of(tree: TokenTree, table: Table, rule: str = "rejection") -> ExactDistribution:
     return outputs(rule, lambda *_: tree, table)
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
-def test_every_small_tree_leaves_the_law_as_it_is(size: int, rule: str) -> None:
+def test_every_small_tree_keeps_the_distribution(size: int, rule: str) -> None:
     every = list(trees(size))
     chosen = every if size < 5 else random.Random(0).sample(every, 300)
     tables = [Table(seed) for seed in range(4)]
     for count, tree in enumerate(chosen):
-        assert wrong_by(law_of(tree, tables[count % 4], rule), tables[count % 4]) < 1e-12
+        assert largest_error(distribution_of(tree, tables[count % 4], rule), tables[count % 4]) < 1e-12
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
@@ -55,9 +54,8 @@ def test_nodes_that_may_not_be_accepted_are_not_tried(rule: str) -> None:
     tree = TokenTree((0, 1, 1, 2, 0, 2), (-1, 0, 0, 0, 0, 2), (True, False, True, False, True, True))
     for seed in range(4):
         table = Table(seed)
-        assert wrong_by(law_of(tree, table, rule), table) < 1e-12
-        # The nodes in question make no difference at all.
-        assert law_of(tree, table, rule) == law_of(tree.keep([2, 4, 5]), table, rule)
+        assert largest_error(distribution_of(tree, table, rule), table) < 1e-12
+        assert distribution_of(tree, table, rule) == distribution_of(tree.keep([2, 4, 5]), table, rule)
 
 
 def without_norm(p: Tensor, draft_tokens: Sequence[DraftSample], accepts: Any, draw: Any) -> int:
@@ -77,19 +75,19 @@ def without_removal(p: Tensor, draft_tokens: Sequence[DraftSample], accepts: Any
 
 
 def first_is_right(p: Tensor, draft_tokens: Sequence[DraftSample], accepts: Any, draw: Any) -> int:
-    """One draw, which takes the first guess for the other ones as well."""
+    """Draw once; return the first draft token if any draft token was drawn."""
     token = draw(p)
     return draft_tokens[0][0] if token in [x for x, _ in draft_tokens] else token
 
 
 @pytest.mark.parametrize("wrong", [without_norm, without_removal, first_is_right])
-def test_wrong_rules_are_found(wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_rules_are_detected(wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pronk.sampling.verify, "rejection_sample", wrong)
-    assert max(wrong_by(law_of(tree, Table(1)), Table(1)) for tree in trees(3)) > 0.02
+    assert max(largest_error(distribution_of(tree, Table(1)), Table(1)) for tree in trees(3)) > 0.02
 
 
 def algorithm_4(grams: Sequence[String], table: Table, source: Source) -> String:
-    """The paper's loop over disjoint n-grams, line by line."""
+    """Run algorithm 4 of the lookahead paper, a loop over disjoint n-grams, line by line."""
     v, o = list(grams), list[int]()
     for i in range(len(grams[0])):
         p = table[tuple(o)].clone()
@@ -106,7 +104,7 @@ def algorithm_4(grams: Sequence[String], table: Table, source: Source) -> String
     return (*o, source.draw(table[tuple(o)]))
 
 
-def test_on_a_trie_it_is_the_papers_algorithm() -> None:
+def test_a_trie_of_ngrams_gives_the_distribution_of_algorithm_4() -> None:
     dice, lengths = random.Random(3), set[int]()
     for seed in range(40):
         table = Table(seed)
@@ -123,7 +121,7 @@ def test_on_a_trie_it_is_the_papers_algorithm() -> None:
         for _ in source.runs():
             output = algorithm_4(grams, table, source)
             want[output] += source.weight
-        got = law_of(TokenTree(tuple(tokens), tuple(parents)), table)
+        got = distribution_of(TokenTree(tuple(tokens), tuple(parents)), table)
         assert dict(got) == pytest.approx(dict(want), rel=0, abs=1e-12)
         lengths |= {len(output) for output in got}
     assert lengths == {1, 2, 3, 4}
@@ -133,19 +131,14 @@ def points(*tokens: int) -> list[DraftSample]:
     return [(token, None) for token in tokens]
 
 
-def test_extremes() -> None:
-    """A certain token is always accepted, an impossible one never, and the distribution is left as it was."""
+def test_certain_and_impossible_tokens() -> None:
     p = torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64)
     for u in (0.0, 1 - 2**-53):
-        assert (
-            rejection_sample(p, points(0, 2, 1), lambda _, chance, u=u: u < chance, lambda _: pytest.fail("drew")) == 1
-        )
-        assert (
-            rejection_sample(p, points(0, 0, 2), lambda _, chance, u=u: u < chance, lambda rest: int(rest.argmax()))
-            == 1
-        )
+        accepts = lambda _, chance, u=u: u < chance  # noqa: E731
+        assert rejection_sample(p, points(0, 2, 1), accepts, lambda _: pytest.fail("drew")) == 1
+        assert rejection_sample(p, points(0, 0, 2), accepts, lambda rest: int(rest.argmax())) == 1
     assert p.tolist() == [0.0, 1.0, 0.0]
-    # Next to nothing is left after the rejection, and it is a distribution all the same.
+    # A tiny remaining probability is normalized to a distribution.
     p = torch.tensor([1e-300, 1.0, 3e-300], dtype=torch.float64)
     drawn: list[Tensor] = []
     rejection_sample(p, points(1), lambda *_: False, lambda rest: drawn.append(rest) or 0)  # type: ignore[func-returns-value]
@@ -169,7 +162,7 @@ def test_distribution_is_the_processed_softmax(options: dict[str, Any]) -> None:
         made.advance(token)
 
 
-@pytest.mark.usefixtures("quickly_drawn")
+@pytest.mark.usefixtures("numpy_noise")
 @pytest.mark.parametrize("draft_tokens", [(), (6, 1), (1, 0, 7, 3, 2, 4, 5, 6)], ids=str)
 @pytest.mark.parametrize("options", [{"temperature": 1.0}, {"temperature": 1.4, "top_p": 0.9}], ids=str)
 def test_draws_over_seeds(draft_tokens: tuple[int, ...], options: dict[str, Any]) -> None:
@@ -178,33 +171,26 @@ def test_draws_over_seeds(draft_tokens: tuple[int, ...], options: dict[str, Any]
     assert p_value(torch.bincount(torch.tensor(chosen), minlength=8), exact) > 1e-4
 
 
-def drawn_by_noise(seed: int, position: int, share: float) -> int:
-    """The guess of a draft model that samples with the target's noise, from a law that is not the target's."""
-    return int((share * LOGITS.flip(0) + quick_noise.gumbel_noise(seed, position, torch.arange(8))).argmax())
-
-
-def draws_with_guesses_by_noise() -> float:
+def significance_with_coupled_drafts() -> float:
+    """Return the p-value of outputs for draft tokens sampled with the coupled noise from another distribution."""
     counts, exact = torch.zeros(8), LOGITS.double().softmax(0)
     for seed in range(3000):
-        counts[sampler(seed, temperature=1.0).rejection_sample(exact, points(drawn_by_noise(seed, 2, 0.7)))] += 1
+        draft = int((0.7 * LOGITS.flip(0) + quick_noise.gumbel_noise(seed, 2, torch.arange(8))).argmax())
+        counts[sampler(seed, temperature=1.0).rejection_sample(exact, points(draft))] += 1
     return p_value(counts, exact)
 
 
-@pytest.mark.usefixtures("quickly_drawn")
-def test_guesses_drawn_with_the_coupled_noise() -> None:
-    assert draws_with_guesses_by_noise() > 1e-4
-
-
-@pytest.mark.usefixtures("quickly_drawn")
-def test_the_draw_must_not_share_the_noise_of_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("numpy_noise")
+def test_rejection_noise_differs_from_coupled_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert significance_with_coupled_drafts() > 1e-4
     monkeypatch.setattr(pronk.sampling.sampler, "rejection_noise", quick_noise.gumbel_noise)
     monkeypatch.setattr(pronk.sampling.sampler, "trial_seed", lambda seed, _: seed)
-    assert draws_with_guesses_by_noise() < 1e-6
+    assert significance_with_coupled_drafts() < 1e-6
 
 
-@pytest.mark.usefixtures("quickly_drawn")
+@pytest.mark.usefixtures("numpy_noise")
 @pytest.mark.parametrize("shared", ["trials", "trial and draw"])
-def test_numbers_used_twice_are_found(monkeypatch: pytest.MonkeyPatch, shared: str) -> None:
+def test_reused_random_numbers_are_detected(monkeypatch: pytest.MonkeyPatch, shared: str) -> None:
     if shared == "trials":
         monkeypatch.setattr(
             pronk.sampling.sampler, "rejection_uniform", lambda s, place, _: rejection_uniform(s, place, 0)
@@ -212,7 +198,7 @@ def test_numbers_used_twice_are_found(monkeypatch: pytest.MonkeyPatch, shared: s
     else:
 
         def inverse(p: Tensor, draft_tokens: Sequence[DraftSample], accepts: Any, _: Any) -> int:
-            """Draws from what is left with the number that has just led to a rejection."""
+            """Draw from the remaining distribution with the number of the last rejection."""
             used: list[int] = []
 
             def tried(j: int, chance: float) -> bool:
@@ -235,7 +221,7 @@ def test_numbers_used_twice_are_found(monkeypatch: pytest.MonkeyPatch, shared: s
 
 
 def test_uniform_numbers() -> None:
-    """Pure, in [0, 1), flat, and independent of neighbours, of chains' trials, and of the noise of draws."""
+    """Numbers of trials are reproducible, uniform in [0, 1), and independent of each other and of all noise."""
     trials = [[rejection_uniform(5, place, trial) for trial in range(4)] for place in range(2000)]
     values = torch.tensor(trials, dtype=torch.float64).flatten()
     assert trials[0] == [rejection_uniform(5, 0, trial) for trial in range(4)]
@@ -254,8 +240,7 @@ def test_uniform_numbers() -> None:
         assert 0 <= rejection_uniform(seed, place, trial) < 1
 
 
-def test_numbers_stay_what_they_are() -> None:
-    """A seed and the same guesses give the same text in the next release."""
+def test_random_numbers_are_the_same_in_every_release() -> None:
     got = [rejection_uniform(1, 5, 0), rejection_uniform(1, 5, 1), rejection_uniform(7, 123, 0), block_uniform(1, 5, 1)]
     assert got == pytest.approx([0.138236753997, 0.719373297950, 0.366973556788, 0.848945010133], abs=1e-11)
     assert rejection_noise(1, 5, torch.tensor([0, 70_000])).tolist() == pytest.approx(
@@ -263,7 +248,7 @@ def test_numbers_stay_what_they_are() -> None:
     )
 
 
-def test_the_option() -> None:
+def test_option_rule() -> None:
     assert SamplingParams().rule == "coupled"
     assert SamplingParams(rule="rejection").to_dict()["rule"] == "rejection"
     assert not SamplingParams(rule="rejection").rejects

@@ -1,4 +1,4 @@
-"""The target's choice: each processor against the obvious one and transformers', and the distribution it gives."""
+"""The sampler's choice: against plain processors and transformers', and the distribution of samples."""
 
 import math
 import random
@@ -33,7 +33,7 @@ def sampler(
 
 
 def scores_of(logits: Tensor, made: Sampler) -> list[float]:
-    """The obvious processors, one after the other, token by token, in exact order; -inf where a token is out."""
+    """Apply plain processors token by token, in the exact order; -inf for excluded tokens."""
     p, text, place = made.params, context_of(made), made.context.num_prompt
     prompt, output = text[:place], text[place:]
     scores = [float(value) for value in logits]
@@ -54,7 +54,7 @@ def scores_of(logits: Tensor, made: Sampler) -> list[float]:
 
 
 def truncated(scores: list[float], p: SamplingParams) -> list[float]:
-    """Top-k, top-p and min-p."""
+    """Apply top-k, top-p and min-p."""
     order = sorted(range(len(scores)), key=lambda token: -scores[token])
     if p.top_k:
         order = order[: p.top_k]
@@ -67,7 +67,7 @@ def truncated(scores: list[float], p: SamplingParams) -> list[float]:
     return [score if token in order else -math.inf for token, score in enumerate(scores)]
 
 
-def obvious(logits: Tensor, made: Sampler) -> int:
+def slow_choice(logits: Tensor, made: Sampler) -> int:
     scores = torch.tensor(scores_of(logits, made), dtype=torch.float64)
     if made.params.greedy:
         return int(scores.argmax())
@@ -113,18 +113,17 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-def stateless_sampler() -> list[Any]:
-    """Options by who computes: all kernels where logits and noise are all there is to it, else one."""
-    return [
-        pytest.param(options, by, id=f"{options}-{'torch' if by is None else by.name}")
-        for options in OPTIONS
-        for by in (None, *candidates()[: 1 if set(options) - {"temperature"} else None])
-    ]
+BY = pytest.mark.parametrize("by", [None, *candidates()], ids=lambda by: "torch" if by is None else by.name)
+# All instruction sets for options that the kernels handle themselves, otherwise one.
+CHOICES = [
+    pytest.param(options, by, id=f"{options}-{'torch' if by is None else by.name}")
+    for options in OPTIONS
+    for by in (None, *candidates()[: 1 if set(options) - {"temperature"} else None])
+]
 
 
-@pytest.mark.parametrize(("options", "by"), stateless_sampler())
-def test_the_choice_equals_the_obvious_one(options: dict[str, Any], by: Kernels | None) -> None:
-    """Along whole outputs, so that contexts of all lengths occur; the logits are left as they were."""
+@pytest.mark.parametrize(("options", "by"), CHOICES)
+def test_choice_equals_the_slow_one(options: dict[str, Any], by: Kernels | None) -> None:
     generator, seen = torch.Generator().manual_seed(1), Counter[int]()
     for seed in range(6):
         made = sampler([1, 2, 9, 6, 30 + seed], seed, kernels=by, max_tokens=50, **options)
@@ -132,7 +131,7 @@ def test_the_choice_equals_the_obvious_one(options: dict[str, Any], by: Kernels 
             logits = 3 * torch.randn(VOCAB, generator=generator)
             before = logits.clone()
             token = made.choose(logits)
-            assert token == obvious(logits, made)
+            assert token == slow_choice(logits, made)
             assert torch.equal(logits, before)
             made.advance(token)
             seen[token] += 1
@@ -140,7 +139,7 @@ def test_the_choice_equals_the_obvious_one(options: dict[str, Any], by: Kernels 
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_advance_and_rollback_leave_no_trace(options: dict[str, Any]) -> None:
+def test_rollback_undoes_advance(options: dict[str, Any]) -> None:
     dice, generator = random.Random(2), torch.Generator().manual_seed(2)
     made, fresh = (sampler([1, 2, 6, 9], 7, max_tokens=50, **options) for _ in range(2))
     for _ in range(30):
@@ -163,7 +162,7 @@ def test_advance_and_rollback_leave_no_trace(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("options", [OPTIONS[0], OPTIONS[7], OPTIONS[-1]], ids=str)
-def test_any_dtype(options: dict[str, Any], dtype: torch.dtype) -> None:
+def test_logits_of_any_dtype(options: dict[str, Any], dtype: torch.dtype) -> None:
     made = sampler(max_tokens=50, **options)
     for seed in range(20):
         logits = (3 * torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed))).to(dtype)
@@ -172,8 +171,8 @@ def test_any_dtype(options: dict[str, Any], dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("value", [5e-324, 1e-300, 1e-46, 1e-38, 1e-20])
 @pytest.mark.parametrize("option", ["top_p", "min_p", "temperature"])
-def test_the_smallest_values(option: str, value: float) -> None:
-    """Nothing underflows: so low a temperature or top-p is greedy, and so low a min-p keeps all."""
+def test_the_smallest_values_do_not_underflow(option: str, value: float) -> None:
+    """A tiny temperature or top-p is greedy; a tiny min-p keeps all tokens."""
     options = {"temperature": 1.0, option: value}
     for seed in range(20):
         logits = 30 * torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed))
@@ -182,10 +181,9 @@ def test_the_smallest_values(option: str, value: float) -> None:
         assert made.choose(logits) == (plain.choose(logits) if option == "min_p" else int(logits.argmax()))
 
 
-@pytest.mark.parametrize("by", [None, *candidates()], ids=lambda by: "torch" if by is None else by.name)
+@BY
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf], ids=str)
-def test_logits_that_have_overflowed(number: float, by: Kernels | None) -> None:
-    """Nothing is chosen from them, wherever they are."""
+def test_logits_that_are_not_finite_are_refused(number: float, by: Kernels | None) -> None:
     for options in (
         {},
         {"temperature": 1.0},
@@ -200,23 +198,27 @@ def test_logits_that_have_overflowed(number: float, by: Kernels | None) -> None:
                 sampler(kernels=by, **options).choose(logits)
 
 
-# Choices that are made one at a time, where thousands are made together.
+# Of thousands of choices computed together, the number that samplers of their own repeat.
 ALONE = 150
 
 
-def draws(logits: Tensor, count: int, **options: Any) -> Tensor:
-    """How often each token is chosen, over seeds: all at once, and the first ones by their own choosers as well."""
-    vocab = len(logits)
-    made = sampler(vocab=vocab, **options)
-    chosen = chosen_by([(seed, 2) for seed in range(count)], logits, made)
-    alone = [sampler(seed=seed, vocab=vocab, **options).choose(logits) for seed in range(ALONE)]
-    assert chosen[:ALONE].tolist() == alone
-    return torch.bincount(chosen, minlength=vocab)
-
-
 def chosen_by(places: Sequence[tuple[int, int]], logits: Tensor, made: Sampler) -> Tensor:
-    """What is chosen with each seed at each position, in the context of ``made``."""
+    """Return the choice for each (seed, position), with the context of ``made``."""
     return (made.distribution(logits).log() + noise_over(places, len(logits))).argmax(1)
+
+
+def choices(logits: Tensor, seeds: range, **options: Any) -> Tensor:
+    """Return the choice for each seed."""
+    vocab = len(logits)
+    chosen = chosen_by([(seed, 2) for seed in seeds], logits, sampler(vocab=vocab, **options))
+    alone = [sampler(seed=seed, vocab=vocab, **options).choose(logits) for seed in seeds[:ALONE]]
+    assert chosen[:ALONE].tolist() == alone
+    return chosen
+
+
+def draws(logits: Tensor, count: int, **options: Any) -> Tensor:
+    """Return the number of choices of each token, over ``count`` seeds."""
+    return torch.bincount(choices(logits, range(count), **options), minlength=len(logits))
 
 
 LOGITS = torch.tensor([2.0, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, 1.2])
@@ -241,8 +243,7 @@ def test_the_distribution_is_the_processed_softmax(options: dict[str, Any]) -> N
     assert p_value(draws(LOGITS, 4000, **options), exact) > 1e-4
 
 
-def test_the_test_of_the_distribution_can_fail() -> None:
-    """It tells a temperature of 1.2 from one of 1."""
+def test_another_temperature_is_detected() -> None:
     counts = draws(LOGITS, 4000, temperature=1.2)
     assert p_value(counts, LOGITS.double().softmax(0)) < 1e-4
 
@@ -258,7 +259,7 @@ def test_the_distribution_over_positions_of_one_seed() -> None:
 
 @pytest.mark.parametrize("options", [{"temperature": 1.0}, {"temperature": 1.4, "top_p": 0.9}], ids=str)
 def test_two_tokens_in_a_row(options: dict[str, Any]) -> None:
-    """Joint frequencies on a Markov table: the second draw does not depend on the first but through the table."""
+    """Joint frequencies equal those of a Markov chain: two choices depend on each other by the logits alone."""
     table = 1.2 * torch.randn(5, 5, generator=torch.Generator().manual_seed(3))
     counts, exact = torch.zeros(5, 5), torch.zeros(5, 5, dtype=torch.float64)
     made = sampler([0], vocab=5, **options)
@@ -278,7 +279,7 @@ def test_two_tokens_in_a_row(options: dict[str, Any]) -> None:
     rows = [torch.tensor(scores_of(row, sampler(vocab=5, **options)), dtype=torch.float64).softmax(0) for row in table]
     for first in range(5):
         exact[first] = rows[0][first] * rows[first]
-    likely = exact > 1e-3  # the test needs a few draws in each cell
+    likely = exact > 1e-3  # the chi-square test needs several draws per cell
     assert float(exact[likely].sum()) > 0.98
     rest = (counts[~likely].sum(), exact[~likely].sum())
     lumped = (torch.cat((counts[likely], rest[0][None])), torch.cat((exact[likely], rest[1][None])))
@@ -287,11 +288,7 @@ def test_two_tokens_in_a_row(options: dict[str, Any]) -> None:
 
 def test_two_seeds_choose_independently() -> None:
     pairs = torch.zeros(8, 8)
-    made = sampler(vocab=8, temperature=2.0)
-    one, other = (chosen_by([(start + seed, 2) for seed in range(6000)], LOGITS, made) for start in (0, 100_000))
-    for start, chosen in ((0, one), (100_000, other)):
-        alone = [sampler(seed=start + seed, vocab=8, temperature=2.0).choose(LOGITS) for seed in range(ALONE)]
-        assert chosen[:ALONE].tolist() == alone
+    one, other = (choices(LOGITS, range(start, start + 6000), temperature=2.0) for start in (0, 100_000))
     pairs.index_put_((one, other), torch.ones(6000), accumulate=True)
     exact = (LOGITS.double() / 2).softmax(0)
     assert p_value(pairs, exact[:, None] * exact[None]) > 1e-4
@@ -311,8 +308,7 @@ def test_two_seeds_choose_independently() -> None:
         ("SequenceBiasLogitsProcessor", ({(4,): 3.0, (8,): -2.0},), {"logit_bias": {4: 3.0, 8: -2.0}}),
     ],
 )
-def test_the_same_as_transformers(name: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-    """Where the definitions coincide: the scores after the processor, up to a constant."""
+def test_scores_equal_those_of_transformers(name: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
     import transformers
 
     processor = getattr(transformers, name)(*arguments)
@@ -332,7 +328,7 @@ def test_the_same_as_transformers(name: str, arguments: tuple[Any, ...], options
 
 @pytest.mark.parametrize(("vocab", "top_p"), [(600, 0.9), (600, 0.9999), (5000, 0.5), (5000, 0.99), (5000, 0.999999)])
 def test_top_p_of_a_large_vocabulary(vocab: int, top_p: float) -> None:
-    """Sorting only the likeliest gives what sorting all gives, flat or peaked."""
+    """Sorting the likeliest tokens only gives the result of sorting all, for flat and peaked logits."""
     for spread in (0.0, 0.1, 1.0, 4.0):
         logits = spread * torch.randn(vocab, generator=torch.Generator().manual_seed(5))
         made = sampler(vocab=vocab, temperature=1.0, top_p=top_p)

@@ -1,4 +1,4 @@
-"""The walk against the obvious recursion, on every tree of up to five nodes over two letters."""
+"""``verify_tree`` against a plain recursion, on every tree of up to five nodes over two tokens."""
 
 import random
 from collections.abc import Iterator
@@ -6,18 +6,14 @@ from itertools import product
 
 import pytest
 
+from exact_distributions import shapes
 from pronk.sampling.verify import verify_tree
 from pronk.speculation.tree import TokenTree
 
 
-def shapes(size: int) -> Iterator[tuple[int, ...]]:
-    for parents in product(*(range(node) for node in range(1, size))):
-        yield (-1, *parents)
-
-
 def trees(size: int) -> Iterator[TokenTree]:
-    """Every tree over two letters, with every choice of what may be accepted."""
-    for parents in shapes(size):
+    """Yield every tree over two tokens with every choice of acceptable nodes."""
+    for parents in shapes(size, siblings=size):
         for tokens in product((0, 1), repeat=size - 1):
             for verify in product((True, False), repeat=size - 1):
                 try:
@@ -27,12 +23,12 @@ def trees(size: int) -> Iterator[TokenTree]:
 
 
 def children(tree: TokenTree, node: int) -> list[int]:
-    """Below ``node``, as far as they may be accepted."""
+    """Return the acceptable children of a node."""
     return [i for i in range(len(tree)) if tree.parents[i] == node and (tree.verify is None or tree.verify[i])]
 
 
 def recurse(tree: TokenTree, choices: tuple[int, ...], node: int) -> tuple[list[int], list[int]]:
-    """Accepted nodes and emitted tokens from ``node`` on."""
+    """Return the accepted nodes and the emitted tokens below a node."""
     token = choices[node]
     for child in children(tree, node):
         if tree.tokens[child] == token:
@@ -57,7 +53,7 @@ def test_every_small_tree(size: int) -> None:
             found = verify_tree(tree, choose)
             path, tokens = recurse(tree, choices, 0)
             assert (list(found.path), list(found.tokens)) == (path, tokens)
-            # The target is asked once at each visited node, in order, and told how far it has come.
+            # The target chooses once at each visited node, in order, with its depth.
             visited = [0, *path]
             assert asked == list(zip(visited, range(len(visited)), strict=True))
             seen += len(path)

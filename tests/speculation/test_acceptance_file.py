@@ -1,4 +1,4 @@
-"""What guesses have shown, in a file: all of it, of one model alone, and nothing that is damaged."""
+"""The calibration file: saved, loaded, and refused if it belongs to another model or is damaged."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ def model(tmp_path: Path) -> Path:
     return tiny_checkpoint(tmp_path / "model")
 
 
-def test_it_is_kept_and_begun_with(model: Path, tmp_path: Path) -> None:
+def test_statistics_survive_a_restart(model: Path, tmp_path: Path) -> None:
     path = tmp_path / "calibration.json"
     first = LLM(model, calibration=path, budget="all")
     assert first.calibration.acceptance_stats is not None
@@ -36,7 +36,7 @@ def test_it_is_kept_and_begun_with(model: Path, tmp_path: Path) -> None:
     assert all(isinstance(row[0], str) and len(row) == 6 for row in stored["counts"])
 
 
-def test_it_can_be_left_off(model: Path) -> None:
+def test_calibration_can_be_disabled(model: Path) -> None:
     llm = LLM(model, calibration=False, budget="all")
     llm.generate(TEXT, PARAMS)
     assert llm.calibration.acceptance_stats is None
@@ -57,7 +57,7 @@ def test_it_can_be_left_off(model: Path) -> None:
         (lambda _: [1], "expected a file of the format"),
     ],
 )
-def test_what_does_not_fit_is_refused(model: Path, tmp_path: Path, change: Any, message: str) -> None:
+def test_foreign_and_damaged_files_are_refused(model: Path, tmp_path: Path, change: Any, message: str) -> None:
     path = tmp_path / "calibration.json"
     LLM(model, calibration=path).calibration.save()
     path.write_text(json.dumps(change(json.loads(path.read_text()))))
@@ -65,7 +65,7 @@ def test_what_does_not_fit_is_refused(model: Path, tmp_path: Path, change: Any, 
         LLM(model, calibration=path)
 
 
-def test_what_is_no_file_of_its_own_is_refused(model: Path, tmp_path: Path) -> None:
+def test_other_files_and_missing_folders_are_refused(model: Path, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("hello")
     for path in (tmp_path / "text", tmp_path):
         with pytest.raises(OptionError, match="expected a file that pronk has written"):
@@ -76,6 +76,6 @@ def test_what_is_no_file_of_its_own_is_refused(model: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("given", ["x" * 300, "", 1, ["file"]])
-def test_what_is_no_place_is_refused(model: Path, given: Any) -> None:
+def test_invalid_paths_are_refused(model: Path, given: Any) -> None:
     with pytest.raises(OptionError, match=r"^calibration: expected a "):
         LLM(model, calibration=given)

@@ -1,10 +1,10 @@
-"""Acceptance is estimated from confidence, and from how far it was off before."""
+"""Acceptance estimated from the draft's confidence and its measured bias."""
 
 import random
 
 import pytest
 
-from drafters.helpers import said_of
+from drafters.helpers import outcome_of
 from pronk.speculation.acceptance_stats import AcceptanceStats
 from pronk.speculation.calibration import Calibration
 from pronk.speculation.shared_acceptance import SharedAcceptance
@@ -12,17 +12,17 @@ from pronk.speculation.tree import TokenTree
 
 
 def verify(calibration: Calibration, confidences: list[float], accepted: int, source: str = "draft_model") -> None:
-    """Hear of a chain of which so many guesses were accepted."""
+    """Learn from a chain of which the first ``accepted`` draft tokens were accepted."""
     origin = (("", 0), *((source, Calibration("").origin(each)[1]) for each in confidences))
     tree = TokenTree(tuple(range(len(origin))), tuple(range(-1, len(origin) - 1)), origin=origin)
-    calibration.learn(said_of(tree, tuple(range(1, accepted + 1))))
+    calibration.learn(outcome_of(tree, tuple(range(1, accepted + 1))))
 
 
 def rate(calibration: Calibration, confidence: float) -> float:
     return calibration.rate(calibration.origin(confidence))
 
 
-def test_at_first_the_draft_is_believed() -> None:
+def test_the_first_estimate_is_the_confidence() -> None:
     fresh = Calibration("draft_model")
     for confidence in (0.001, 0.25, 0.5, 0.9, 0.999):
         assert rate(fresh, confidence) == pytest.approx(confidence)
@@ -30,7 +30,7 @@ def test_at_first_the_draft_is_believed() -> None:
     assert 0.99 < rate(fresh, 1.0) < 1
 
 
-def test_one_guess_teaches_about_all() -> None:
+def test_one_draft_token_changes_all_estimates() -> None:
     calibration = Calibration("draft_model")
     verify(calibration, [0.3], 1)
     assert calibration.bias == pytest.approx(0.25 * 0.7)
@@ -43,7 +43,7 @@ def test_one_guess_teaches_about_all() -> None:
     assert calibration.bias <= 4
 
 
-def test_what_the_walk_did_not_reach_does_not_count() -> None:
+def test_draft_tokens_below_rejected_ones_do_not_count() -> None:
     reached, more = Calibration("draft_model"), Calibration("draft_model")
     verify(reached, [0.5, 0.5], 1)
     verify(more, [0.5, 0.5, 0.9, 0.9], 1)
@@ -53,8 +53,8 @@ def test_what_the_walk_did_not_reach_does_not_count() -> None:
 
 
 @pytest.mark.parametrize("off", [-1.5, 0.0, 1.5])
-def test_it_finds_how_far_the_draft_is_off(off: float) -> None:
-    """Guesses are accepted with the draft's odds times a factor; the estimate follows it, within its jitter."""
+def test_the_bias_is_found(off: float) -> None:
+    """The acceptance odds are the draft's odds times a factor, which the estimate follows."""
     dice, calibration, truth = random.Random(0), Calibration("draft_model"), Calibration("draft_model", off)
     errors = []
     for step in range(600):
@@ -66,8 +66,8 @@ def test_it_finds_how_far_the_draft_is_off(off: float) -> None:
     assert sum(map(abs, errors)) / len(errors) < 0.12
 
 
-def test_other_requests_have_shown_how_far_it_is_off() -> None:
-    """A draft that is right in nine of ten of what it finds likely by half, with some temperatures and depths."""
+def test_estimates_use_the_shared_statistics() -> None:
+    """Nine of ten draft tokens with a confidence near a half are accepted, at some temperatures and depths."""
     acceptance_stats, dice = AcceptanceStats(), random.Random(0)
     for _ in range(4):
         teacher = Calibration("draft_model", known=SharedAcceptance(acceptance_stats))
@@ -76,7 +76,7 @@ def test_other_requests_have_shown_how_far_it_is_off() -> None:
     known, alone = Calibration("draft_model", known=SharedAcceptance(acceptance_stats)), Calibration("draft_model")
     assert rate(alone, 0.55) == pytest.approx(0.55)
     assert 0.8 < known.rate(known.origin(0.55), 1) < 0.95
-    assert known.rate(known.origin(0.55), 2) == pytest.approx(0.55)  # of that depth nothing is known
+    assert known.rate(known.origin(0.55), 2) == pytest.approx(0.55)  # no statistics of that depth
     assert rate(known, 0.25) == pytest.approx(0.25)
     assert 0 < rate(known, 0.001) < rate(known, 0.999) < 1
     another = Calibration("another", known=SharedAcceptance(acceptance_stats))

@@ -1,4 +1,4 @@
-"""What passes cost, as it is learned: against made-up processors that are disturbed, slowed down, and changed."""
+"""Measured costs of forward passes, on simulated processors with disturbances and changing speed."""
 
 import math
 import random
@@ -9,7 +9,7 @@ import pytest
 
 from pronk.speculation.cost_model import CostCurve, CostModel
 
-# Four rows cost what one does, then every further four half as much again.
+# Up to 4 rows cost the same; every 4 rows more add half a plain pass.
 STEPS = CostCurve((1, 4, 8, 12, 64), (1.0, 1.0, 1.5, 2.0, 8.5))
 
 Seconds = Callable[[int], float]
@@ -35,34 +35,36 @@ def test_cost_between_the_points_and_beyond(rows: int, seconds: float) -> None:
     assert STEPS.at(rows) == pytest.approx(seconds)
 
 
-def test_beyond_what_is_known_it_is_infinite() -> None:
+def test_the_cost_beyond_the_known_rows_is_infinite() -> None:
     costs = CostCurve((1, 4), (1.0, 2.0), slope=0.5, known=8)
     assert [costs.at(rows) for rows in (1, 4, 5, 8, 9)] == [1.0, 2.0, 2.5, 4.0, math.inf]
 
 
 def by_memory(rows: int) -> float:
-    """As on a processor that reads weights for the time of 3.5 rows."""
+    """Return the seconds of a processor that reads the weights in the time of 3.5 rows."""
     return max(0.07, 0.02 * rows)
 
 
 def disturbed(seconds: float, dice: random.Random) -> float:
-    """One pass in seven takes twice as long."""
+    """Double the time of one forward pass in seven."""
     return seconds * dice.lognormvariate(0.0, 0.03) * (2.0 if dice.random() < 1 / 7 else 1.0)
 
 
-def hear(times: CostModel, passes: list[int], seconds: Seconds, dice: random.Random, context: int = 100) -> None:
+def learn_passes(
+    times: CostModel, passes: list[int], seconds: Seconds, dice: random.Random, context: int = 100
+) -> None:
     for rows in passes:
         times.learn(rows, context, disturbed(seconds(rows), dice))
 
 
-def far(times: CostModel, seconds: Seconds, rows: list[int], context: int = 100) -> float:
-    """How far the worst of the costs is from the truth, as a factor."""
+def largest_error(times: CostModel, seconds: Seconds, rows: list[int], context: int = 100) -> float:
+    """Return the largest error of the costs, as a factor."""
     costs = times.costs(context)
     assert costs is not None
     return max(max(costs.at(each) / seconds(each), seconds(each) / costs.at(each)) for each in rows)
 
 
-def test_nothing_is_known_before_a_pass_without_guesses() -> None:
+def test_costs_are_unknown_before_two_plain_passes() -> None:
     times = CostModel()
     assert times.costs(0) is None
     times.learn(200, 0, 4.0)
@@ -73,22 +75,22 @@ def test_nothing_is_known_before_a_pass_without_guesses() -> None:
     assert times.costs(200, plain=4) is not None
     assert times.costs(200, plain=6) is None
     times.learn(1, 200, 0.14)
-    assert times.costs(200) is None  # it may have been disturbed
+    assert times.costs(200) is None  # one may have been disturbed
     times.learn(1, 200, 0.07)
     assert times.costs(200) is not None
 
 
-def test_after_one_prompt_and_two_passes_costs_are_about_right() -> None:
+def test_costs_after_one_prompt_and_two_plain_passes() -> None:
     times = CostModel()
     times.learn(200, 0, 1.3 * by_memory(200))
-    hear(times, [1, 1], by_memory, random.Random(1), context=200)
-    assert far(times, by_memory, [1, 4, 8, 16, 32, 64, 128]) < 1.7
+    learn_passes(times, [1, 1], by_memory, random.Random(1), context=200)
+    assert largest_error(times, by_memory, [1, 4, 8, 16, 32, 64, 128]) < 1.7
 
 
-def test_a_first_prompt_that_takes_for_ever_makes_no_guess_unthinkable() -> None:
+def test_a_very_slow_first_prompt_does_not_make_few_rows_expensive() -> None:
     times = CostModel()
     times.learn(20, 0, 500.0)
-    hear(times, [1, 1], by_memory, random.Random(1), context=20)
+    learn_passes(times, [1, 1], by_memory, random.Random(1), context=20)
     costs = times.costs(20)
     assert costs is not None
     assert costs.at(4) <= 2 * costs.at(1)
@@ -96,44 +98,43 @@ def test_a_first_prompt_that_takes_for_ever_makes_no_guess_unthinkable() -> None
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_disturbances_do_not_count(seed: int) -> None:
+def test_disturbances_are_ignored(seed: int) -> None:
     dice, times = random.Random(seed), CostModel()
-    hear(times, [dice.choice((1, 1, 4, 8, 12, 16)) for _ in range(150)], by_memory, dice)
-    assert far(times, by_memory, [1, 4, 8, 12, 16]) < 1.15
+    learn_passes(times, [dice.choice((1, 1, 4, 8, 12, 16)) for _ in range(150)], by_memory, dice)
+    assert largest_error(times, by_memory, [1, 4, 8, 12, 16]) < 1.15
 
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("factor", [0.5, 1.5, 3.0])
 def test_another_speed_is_followed_within_20_passes(factor: float, seed: int) -> None:
-    """And the levels stay where they were: what has not been seen since is right, too."""
+    """Also for rows that have not been measured since the change."""
     dice, times = random.Random(seed), CostModel()
-    hear(times, [dice.choice((1, 4, 8, 12, 16)) for _ in range(100)], by_memory, dice)
-    hear(times, [dice.choice((1, 4, 8)) for _ in range(20)], lambda rows: factor * by_memory(rows), dice)
-    assert far(times, lambda rows: factor * by_memory(rows), [1, 4, 8, 12, 16]) < 1.3
+    learn_passes(times, [dice.choice((1, 4, 8, 12, 16)) for _ in range(100)], by_memory, dice)
+    learn_passes(times, [dice.choice((1, 4, 8)) for _ in range(20)], lambda rows: factor * by_memory(rows), dice)
+    assert largest_error(times, lambda rows: factor * by_memory(rows), [1, 4, 8, 12, 16]) < 1.3
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_other_costs_are_followed(seed: int) -> None:
-    """Half the cores are gone: what computes takes twice as long, what reads does not."""
+    """Half the cores are gone: computing takes twice as long, reading does not."""
     dice, times = random.Random(seed), CostModel()
     slow = lambda rows: max(0.08, 0.04 * rows)  # noqa: E731
-    hear(times, [dice.choice((1, 4, 8, 12)) for _ in range(100)], by_memory, dice)
-    before = far(times, slow, [1, 4, 8, 12])
-    hear(times, [dice.choice((1, 4, 8, 12)) for _ in range(60)], slow, dice)
-    assert far(times, slow, [1, 4, 8, 12]) < 1.3
+    learn_passes(times, [dice.choice((1, 4, 8, 12)) for _ in range(100)], by_memory, dice)
+    before = largest_error(times, slow, [1, 4, 8, 12])
+    learn_passes(times, [dice.choice((1, 4, 8, 12)) for _ in range(60)], slow, dice)
+    assert largest_error(times, slow, [1, 4, 8, 12]) < 1.3
     assert before > 1.6
 
 
-@pytest.mark.parametrize("seen", [(1,), (4,), (1, 4), (1, 1, 1, 8)])
-def test_what_is_not_seen_stays_where_it_was(seen: tuple[int, ...]) -> None:
-    """However much passes differ, and however long: a speed and levels that only differ from each other would drift."""
+@pytest.mark.parametrize("measured", [(1,), (4,), (1, 4), (1, 1, 1, 8)])
+def test_costs_of_unmeasured_rows_do_not_drift(measured: tuple[int, ...]) -> None:
     found = list[float]()
     for seed in range(9):
         dice, times = random.Random(seed), CostModel()
-        hear(times, [dice.choice((1, 4, 8, 12)) for _ in range(400)], by_memory, dice)
+        learn_passes(times, [dice.choice((1, 4, 8, 12)) for _ in range(400)], by_memory, dice)
         for _ in range(240):
-            times.learn(rows := dice.choice(seen), 100, by_memory(rows) * dice.lognormvariate(0.0, 0.15))
-        found.append(far(times, by_memory, [1, 4, 8, 12]))
+            times.learn(rows := dice.choice(measured), 100, by_memory(rows) * dice.lognormvariate(0.0, 0.15))
+        found.append(largest_error(times, by_memory, [1, 4, 8, 12]))
     assert sorted(found)[len(found) // 2] < 1.35
 
 
@@ -151,9 +152,9 @@ def test_more_rows_never_take_less_time() -> None:
         assert all(more >= less * (1 - 1e-12) for less, more in pairwise(seconds))
 
 
-def test_no_more_than_twice_the_rows_have_a_price_where_nobody_has_been() -> None:
+def test_costs_are_known_up_to_twice_the_measured_rows() -> None:
     times = CostModel()
-    hear(times, [1, 1], by_memory, random.Random(1))
+    learn_passes(times, [1, 1], by_memory, random.Random(1))
     for most, rows in ((8, 8), (16, 12), (24, 24)):
         costs = times.costs(100)
         assert costs is not None
@@ -162,11 +163,11 @@ def test_no_more_than_twice_the_rows_have_a_price_where_nobody_has_been() -> Non
         times.learn(rows, 100, 0.1)
 
 
-@pytest.mark.parametrize(("seen", "lasts"), [(2, 32), (4, 64), (20, 256)])
-def test_what_was_not_seen_for_long_is_forgotten(seen: int, lasts: int) -> None:
-    """The next pass is plain, so that what guesses are compared with is of today."""
+@pytest.mark.parametrize(("measured", "lasts"), [(2, 32), (4, 64), (20, 256)])
+def test_old_plain_passes_are_forgotten(measured: int, lasts: int) -> None:
+    """The next step is plain, so that draft tokens are compared with current costs."""
     times = CostModel()
-    for _ in range(seen):
+    for _ in range(measured):
         times.learn(1, 0, 1.0)
     passes = 0
     while times.costs(0) is not None:
@@ -177,14 +178,14 @@ def test_what_was_not_seen_for_long_is_forgotten(seen: int, lasts: int) -> None:
     assert times.costs(0) is not None
 
 
-def test_long_texts_have_costs_of_their_own_and_begin_with_those_of_shorter_ones() -> None:
+def test_costs_of_long_texts_start_with_those_of_short_ones() -> None:
     times = CostModel()
     for _ in range(10):
         times.learn(1, 100, 1.0)
         times.learn(8, 100, 2.0)
-    begun = times.costs(5000)
-    assert begun is not None
-    assert begun.at(8) == pytest.approx(2.0)
+    initial = times.costs(5000)
+    assert initial is not None
+    assert initial.at(8) == pytest.approx(2.0)
     for _ in range(20):
         times.learn(1, 5000, 3.0)
         times.learn(8, 5000, 9.0)
@@ -195,8 +196,8 @@ def test_long_texts_have_costs_of_their_own_and_begin_with_those_of_shorter_ones
     assert (short.at(1), short.at(8)) == pytest.approx((1.0, 2.0))
 
 
-def test_passes_whose_beginning_was_computed_before() -> None:
-    """By their share of the layers, until it is known how that turns out."""
+def test_costs_of_the_later_layers() -> None:
+    """Estimated by the layers' share until their costs are measured."""
     times = CostModel()
     for _ in range(10):
         times.learn(1, 0, 1.0)
@@ -212,7 +213,7 @@ def test_passes_whose_beginning_was_computed_before() -> None:
     assert times.costs(0) is whole
 
 
-def test_the_least_gain_is_a_row_s_price() -> None:
+def test_the_least_gain_is_the_cost_of_a_row() -> None:
     costs = CostCurve((1, 8, 16), (1.0, 1.7, 2.5))
     assert costs.least_gain() == pytest.approx(0.1)
     assert costs.least_gain(2) == pytest.approx((2.5 - 1.1) / 7 / 1.1)
@@ -221,14 +222,14 @@ def test_the_least_gain_is_a_row_s_price() -> None:
     assert CostCurve((1,), (1.0,), 0.1, known=7).least_gain() == 0.0
 
 
-def test_where_more_rows_take_less_plain_passes_are_not_known_any_more() -> None:
+def test_plain_passes_are_measured_again_if_more_rows_take_less() -> None:
     times = CostModel()
     for _ in range(20):
         times.learn(1, 0, 1.0)
     for _ in range(20):
         times.learn(3, 0, 1.2)
         assert times.costs(0) is not None
-    for _ in range(40):  # the machine has become faster, and nobody has seen a plain pass since
+    for _ in range(40):  # the machine became faster, without a plain pass since
         times.learn(3, 0, 1.2)
     before = times.costs(0)
     assert before is not None
@@ -236,5 +237,5 @@ def test_where_more_rows_take_less_plain_passes_are_not_known_any_more() -> None
     levels[1].log += 0.5
     assert times.costs(0) is None
     times.learn(1, 0, 1.0)
-    after = times.costs(0)  # it was looked at
+    after = times.costs(0)
     assert after is not None

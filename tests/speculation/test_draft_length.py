@@ -1,4 +1,4 @@
-"""Whether it pays to draft one more token: against the formula, and what becomes of it in whole decodings."""
+"""The length of draft chains: the decision against its formula, and whole decodings with made-up costs."""
 
 import random
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 from drafters.drafting import Pass, bound, decode, plain_output, watch_draft
 from drafters.from_draft.drafts import draft_folder
 from drafters.helpers import within
-from drafters.trees import TreeDrafter
+from drafters.trees import DraftCase, TreeDrafter
 from pronk.drafters import Merged, Proposer
 from pronk.drafters.from_draft.draft_model import ModelProposer
 from pronk.engine.request import Request
@@ -27,14 +27,14 @@ def rate(length_tracker: DraftLengthTracker) -> float:
 
 
 def worth(gains: list[float], step_cost: StepCost) -> float:
-    """Tokens a second of a chain with these gains."""
+    """Return the tokens per second of a chain with these gains."""
     rows = step_cost.requests * (1 + len(gains))
     seconds = step_cost.target.at(rows) / step_cost.requests
     seconds += len(gains) * step_cost.draft.at(step_cost.requests) / step_cost.requests
     return (1 + sum(gains)) / seconds
 
 
-def test_it_goes_on_where_some_longer_chain_is_worth_more() -> None:
+def test_a_chain_continues_if_a_longer_one_is_worth_more() -> None:
     dice, answers = random.Random(0), list[bool]()
     for _ in range(1200):
         draft = dice.choice((0.01, 0.05, 0.2, 0.6))
@@ -63,7 +63,7 @@ def test_a_chain_at_its_limit_does_not_go_on() -> None:
     assert not DraftLengthTracker().goes_on([], 0, free)
 
 
-def test_several_rows_may_pay_where_one_more_does_not() -> None:
+def test_several_rows_may_pay_if_one_does_not() -> None:
     """The fifth row costs as much as the next three beyond it."""
     steps = CostCurve((1, 4, 5, 8, 64), (1.0, 1.0, 1.3, 1.3, 9.0))
     step_cost, length_tracker = (
@@ -76,14 +76,14 @@ def test_several_rows_may_pay_where_one_more_does_not() -> None:
     assert not length_tracker.goes_on(gains, 4, step_cost)
 
 
-def test_a_share_of_passes_that_requests_make_together() -> None:
+def test_requests_share_the_costs_of_a_forward_pass() -> None:
     draft = CostCurve((1, 4, 64), (0.5, 0.5, 8.0))
     assert StepCost(TARGET, draft, 1).seconds(3) == pytest.approx(1.0 + 3 * 0.5)
     assert StepCost(TARGET, draft, 4).seconds(2) == pytest.approx((1.2 + 2 * 0.5) / 4)
     assert StepCost(TARGET, draft, 1).seconds(7, passes=2) == pytest.approx(1.0 + 2 * 0.5)
 
 
-def test_recent_guesses_count_most() -> None:
+def test_recent_draft_tokens_count_most() -> None:
     length_tracker = DraftLengthTracker()
     assert length_tracker.rate == pytest.approx(0.7)
     offered = taken = 0.0
@@ -100,8 +100,8 @@ def test_recent_guesses_count_most() -> None:
     assert length_tracker.rate > 0.9
 
 
-def test_it_tries_again_less_and_less_often() -> None:
-    """After 4 steps without a guess, after twice as many each time that it was in vain, up to 64."""
+def test_pauses_grow_while_tries_fail() -> None:
+    """A try after 4 steps without draft tokens, then after twice as many each time, up to 64."""
     length_tracker, waits = DraftLengthTracker(), list[int]()
     for _ in range(7):
         wait = 0
@@ -116,16 +116,16 @@ def test_it_tries_again_less_and_less_often() -> None:
         length_tracker.learn(0, 0)
     length_tracker.learn(2, 1)
     assert length_tracker.patience == 4
-    length_tracker.learn(2, 0)  # guesses without a pause before them say nothing about pauses
+    length_tracker.learn(2, 0)  # not a try after a pause
     assert length_tracker.patience == 4
 
 
-def one_guess(guess: Any) -> TokenTree:
-    """A guess that is hardly ever right."""
-    return TokenTree.chain([guess.root, 77])
+def wrong_token(case: DraftCase) -> TokenTree:
+    """A draft token that is almost never right."""
+    return TokenTree.chain([case.root, 77])
 
 
-def go(
+def decode_at_cost(
     spec: str,
     cost: float,
     *,
@@ -133,7 +133,7 @@ def go(
     beside: Proposer[Any] | None = None,
     max_tokens: int = 120,
 ) -> tuple[Request, list[Pass]]:
-    """Decode a text at made-up costs."""
+    """Decode a text with made-up costs."""
     engine = make_engine(tiny_decoder(), budget=budget)
     set_costs(engine, TARGET)
     drafter = bound(spec, engine)
@@ -163,33 +163,33 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_hopeless_drafts_are_soon_left_alone(kind: str) -> None:
-    request, passes = go(kind.format(model(HOPELESS)), 0.3)
+def test_draft_models_without_accepted_tokens_are_tried_rarely(kind: str) -> None:
+    request, passes = decode_at_cost(kind.format(model(HOPELESS)), 0.3)
     assert request.stats.accepted < 6
     assert len(passes) < 0.5 * len(request.output)
     late = [step.drafted for step in request.stats.steps][-60:]
-    assert sum(count > 0 for count in late) <= 4  # a try now and then
+    assert sum(count > 0 for count in late) <= 4
     assert any(step.drafted for step in request.stats.steps)
 
 
-def test_drafts_that_are_right_make_long_chains() -> None:
-    request, passes = go(model(RIGHT, num_tokens=20), 0.02)
+def test_right_draft_models_make_long_chains() -> None:
+    request, passes = decode_at_cost(model(RIGHT, num_tokens=20), 0.02)
     depths = [step.depth for step in request.stats.steps[1:-1]]
     assert request.stats.step_compression > 6
     assert max(depths) >= 7
-    dear, fewer = go(model(RIGHT, num_tokens=20), 0.6)
+    expensive, fewer = decode_at_cost(model(RIGHT, num_tokens=20), 0.6)
     assert len(fewer) < len(passes)
-    assert dear.stats.drafted < request.stats.drafted
+    assert expensive.stats.drafted < request.stats.drafted
 
 
-def test_a_draft_as_dear_as_the_target_is_not_asked_for_long() -> None:
-    request, passes = go(model(RIGHT), 1.0)
+def test_a_draft_model_as_expensive_as_the_target_is_left_out() -> None:
+    request, passes = decode_at_cost(model(RIGHT), 1.0)
     assert len(passes) < 0.3 * len(request.output)
 
 
 @pytest.mark.parametrize("noise", [RIGHT, HOPELESS])
-def test_where_all_guesses_are_asked_for_it_is_never_idle(noise: float) -> None:
-    request, passes = go(model(noise), 5.0, budget=False, max_tokens=40)
+def test_without_a_budget_every_step_has_draft_tokens(noise: float) -> None:
+    request, passes = decode_at_cost(model(noise), 5.0, budget=False, max_tokens=40)
     left = 40 - 1
     for step in request.stats.steps[1:]:
         assert step.drafted == min(7, left - 1)
@@ -197,16 +197,15 @@ def test_where_all_guesses_are_asked_for_it_is_never_idle(noise: float) -> None:
     assert len(passes) == request.stats.drafted > 20
 
 
-def test_beside_others_that_guess_it_tries_again_too() -> None:
-    """Steps without a guess of its own count, whoever else guessed in them."""
-    request, passes = go(model(HOPELESS), 0.3, beside=TreeDrafter(one_guess), max_tokens=100)
+def test_steps_with_draft_tokens_of_another_drafter_count_for_pauses() -> None:
+    request, passes = decode_at_cost(model(HOPELESS), 0.3, beside=TreeDrafter(wrong_token), max_tokens=100)
     assert all(step.drafted for step in request.stats.steps[1:-1])
     asked = [each.texts[0][-1] for each in passes]
     assert max(map(len, asked)) > 60  # not only at the beginning
     assert len(passes) < 0.5 * len(request.output)
 
 
-def test_costs_are_known_once_there_was_a_pass() -> None:
+def test_costs_are_known_after_a_forward_pass() -> None:
     engine = make_engine(tiny_decoder())
     drafter = bound(model(FAIR), engine)
     assert isinstance(drafter, ModelProposer)
@@ -217,7 +216,7 @@ def test_costs_are_known_once_there_was_a_pass() -> None:
     assert costs.at(1) > 0
 
 
-def test_nothing_is_drafted_while_the_target_s_passes_are_unknown() -> None:
+def test_no_draft_tokens_while_the_targets_costs_are_unknown() -> None:
     engine = make_engine(tiny_decoder(), budget=True)
     set_costs(engine, None)
     drafter = bound(model(RIGHT), engine)
@@ -228,14 +227,14 @@ def test_nothing_is_drafted_while_the_target_s_passes_are_unknown() -> None:
     assert not passes
 
 
-def test_a_draft_s_first_chain_is_whole() -> None:
-    """Before its own passes are known they are taken for free."""
+def test_the_first_chain_is_complete() -> None:
+    """The draft's unmeasured forward passes count as free."""
     engine = make_engine(tiny_decoder(), costs=TARGET)
     (request,) = decode(engine, bound(model(HOPELESS), engine), [[1, 2, 3]])
     assert next(step.drafted for step in request.stats.steps if step.drafted) == 7
 
 
-def test_rest_grows_while_nothing_is_kept() -> None:
+def test_the_back_off_grows_while_no_draft_tokens_are_kept() -> None:
     rest, bare, own = Backoff(), TokenTree.chain([1]), TokenTree((1, 2), (-1, 0), origin=(("", 0), ("heads", 5)))
     other = TokenTree((1, 2), (-1, 0), origin=(("", 0), ("lookup", 0)))
     for steps in (2, 4, 8, 16, 32, 32):

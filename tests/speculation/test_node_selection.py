@@ -1,13 +1,12 @@
-"""How much to guess: against trying every subset, and with the cost of passes made up."""
+"""The selection of draft tokens that pay, against all subsets and in whole decodings with made-up costs."""
 
 import random
 from itertools import combinations, product
-from typing import Any
 
 import pytest
 import torch
 
-from drafters.trees import TreeDrafter
+from drafters.trees import DraftCase, TreeDrafter
 from engine.cases import DRAFTERS, PROMPTS, ask, assert_same, drafter, params, plain
 from pronk.drafters import make_drafter
 from pronk.drafters.shared.trie import Trie
@@ -17,7 +16,7 @@ from pronk.speculation.node_selection import select_paying_nodes
 from pronk.speculation.tree import TokenTree
 from tiny_models import VOCAB, make_engine, make_request, run, tiny_decoder
 
-# Four rows cost what one does, then every further four half as much again.
+# Up to 4 rows cost the same; every 4 rows more add half a plain pass.
 STEPS = CostCurve((1, 4, 8, 12, 64), (1.0, 1.0, 1.5, 2.0, 8.5))
 
 
@@ -30,13 +29,13 @@ def some_tree(dice: random.Random, size: int) -> TokenTree:
 
 
 def value(expected: float, requests: int, nodes: int, prompts: int, costs: CostCurve) -> float:
-    """Tokens over what they take: what a pass without prompts takes, and what is added to the one that there is."""
+    """Return the tokens per cost: of a forward pass without prompts, plus the rows added to the one with prompts."""
     added = costs.at(prompts + requests + nodes) - costs.at(prompts + requests)
     return (requests + expected) / (costs.at(requests) + added)
 
 
-def sure_tree(guess: Any) -> TokenTree:
-    return TokenTree.chain([guess.root, 1], gain=[1.0, 1.0])
+def sure_tree(case: DraftCase) -> TokenTree:
+    return TokenTree.chain([case.root, 1], gain=[1.0, 1.0])
 
 
 def test_no_subset_is_worth_more() -> None:
@@ -57,66 +56,62 @@ def test_no_subset_is_worth_more() -> None:
         assert found == pytest.approx(best)
 
 
-def test_a_prompt_beside_makes_no_guess_cheaper() -> None:
-    """Where a row more costs the same in any pass, it makes no difference; one that is free alone is not free there."""
+def test_a_prompt_in_the_same_pass_makes_no_draft_token_cheaper() -> None:
+    """A row that is free in a small forward pass is not free beside a prompt."""
     tree = TokenTree.chain([1, 2, 3, 4, 5], gain=[1.0, 0.9, 0.6, 0.3, 0.1])
     even = CostCurve((1, 64), (1.0, 32.5))
     assert select_paying_nodes([tree], 1, even, prompts=500) == select_paying_nodes([tree], 1, even)
     assert select_paying_nodes([tree], 1, STEPS)[0].num_draft_tokens == 3
     assert select_paying_nodes([tree], 1, STEPS, prompts=500)[0].num_draft_tokens == 3
-    dear = CostCurve((1, 4, 64), (1.0, 1.0, 61.0))
-    assert select_paying_nodes([tree], 1, dear)[0].num_draft_tokens == 3
-    assert select_paying_nodes([tree], 1, dear, prompts=500)[0].num_draft_tokens == 0
+    expensive = CostCurve((1, 4, 64), (1.0, 1.0, 61.0))
+    assert select_paying_nodes([tree], 1, expensive)[0].num_draft_tokens == 3
+    assert select_paying_nodes([tree], 1, expensive, prompts=500)[0].num_draft_tokens == 0
 
 
-def test_hopeless_guesses_go_and_free_ones_stay() -> None:
-    hopeless = TokenTree.chain([1, 2, 3, 4, 5], gain=[1.0, 1e-6, 1e-7, 1e-8, 1e-9])
-    assert select_paying_nodes([hopeless], 1, CostCurve((1, 64), (1.0, 64.0)))[0].num_draft_tokens == 0
-    assert select_paying_nodes([hopeless], 1, CostCurve((1, 64), (1.0, 1.0)))[0].num_draft_tokens == 4
-    assert (
-        select_paying_nodes([hopeless], 1, STEPS)[0].num_draft_tokens == 3
-    )  # up to the rows that cost no more than one
+def test_improbable_draft_tokens_stay_only_if_they_are_free() -> None:
+    improbable = TokenTree.chain([1, 2, 3, 4, 5], gain=[1.0, 1e-6, 1e-7, 1e-8, 1e-9])
+    assert select_paying_nodes([improbable], 1, CostCurve((1, 64), (1.0, 64.0)))[0].num_draft_tokens == 0
+    assert select_paying_nodes([improbable], 1, CostCurve((1, 64), (1.0, 1.0)))[0].num_draft_tokens == 4
+    assert select_paying_nodes([improbable], 1, STEPS)[0].num_draft_tokens == 3
 
 
-def test_of_equal_gains_a_parent_s_comes_first() -> None:
-    """A certain child gains as much as its parent, without which it is nothing."""
+def test_of_equal_gains_the_parents_comes_first() -> None:
     chain = TokenTree.chain([1, 2, 3, 4], gain=[1.0, 0.5, 0.5, 0.5])
     two_at_a_time = CostCurve((1, 2, 3, 64), (1.0, 1.0, 2.0, 63.0))
     assert select_paying_nodes([chain], 1, two_at_a_time) == [chain.keep([0, 1])]
 
 
-def test_what_has_no_gain_is_left_alone() -> None:
+def test_nodes_without_gains_stay() -> None:
     plain = TokenTree.chain([1, 2, 3, 4])
     window = TokenTree((1, 2, 3), (-1, 0, 0), (True, True, False), gain=(1.0, 1e-9, 0.0))
-    dear = CostCurve((1, 64), (1.0, 640.0))
-    assert select_paying_nodes([plain, window], 4, dear) == [plain, window.keep([2])]
+    expensive = CostCurve((1, 64), (1.0, 640.0))
+    assert select_paying_nodes([plain, window], 4, expensive) == [plain, window.keep([2])]
 
 
-def test_while_costs_are_unknown_only_what_has_no_gain_is_kept() -> None:
+def test_while_costs_are_unknown_only_nodes_without_gains_stay() -> None:
     plain, sure = TokenTree.chain([1, 2, 3]), TokenTree.chain([1, 2, 3], gain=[1.0, 1.0, 1.0])
     assert select_paying_nodes([plain, sure], 2, None) == [plain, TokenTree.chain([1], gain=[1.0])]
 
 
 @pytest.mark.parametrize("name", ["prompt_lookup", "recycling", "jacobi", "lookahead", "merged", "first_of"])
-def test_where_rows_are_dear_nothing_is_guessed(name: str) -> None:
+def test_no_draft_tokens_if_rows_are_expensive(name: str) -> None:
     dice = random.Random(0)
     prompt = [dice.randrange(VOCAB) for _ in range(20)] * 3
-    guessed, outputs = [], []
+    drafted, outputs = [], []
     for costs in (CostCurve((1, 64), (1.0, 1.0)), CostCurve((1, 64), (1.0, 6400.0))):
         engine = make_engine(tiny_decoder(), costs=costs)
-        drafter = make_drafter(name)
-        drafter = drafter.bind(engine.target)
+        drafter = make_drafter(name).bind(engine.target)
         request = make_request(prompt, SamplingParams(max_tokens=30, seed=3, logit_bias={3: 9.0, 5: 9.0}), drafter)
         run(engine, [request])
-        guessed.append(request.stats.drafted)
+        drafted.append(request.stats.drafted)
         outputs.append(request.output)
-    assert guessed[0] > 0
-    assert guessed[1] == 0
+    assert drafted[0] > 0
+    assert drafted[1] == 0
     assert outputs[0] == outputs[1]
 
 
 def test_the_first_pass_after_a_prompt_is_plain() -> None:
-    """What guesses cost is known by what it costs to do without."""
+    """The cost of a plain forward pass must be known first."""
     counts = []
     for budget in (True, False):
         engine = make_engine(tiny_decoder(), budget=budget)
@@ -127,7 +122,7 @@ def test_the_first_pass_after_a_prompt_is_plain() -> None:
     assert counts[1][:2] == [0, 1]
 
 
-# Greedy, all drafters are in ``test_equality.py``; here they run with all options at once.
+# ``test_equality.py`` runs all drafters greedily; here they run with all options at once.
 GREEDY = ("suffix", "auto", "merged with trained")
 
 
@@ -139,12 +134,11 @@ GREEDY = ("suffix", "auto", "merged with trained")
         if name != "autoregressive"
     ],
 )
-def test_trees_that_are_cut_in_part_give_the_same_tokens(name: str, options: str) -> None:
-    """In a ragged batch, at costs that a part of the guesses pays for."""
+def test_trees_with_dropped_nodes_give_the_same_tokens(name: str, options: str) -> None:
+    """In a ragged batch, at costs that a part of the draft tokens pays for."""
     want = plain(torch.bfloat16, options)
     engine = make_engine(tiny_decoder(torch.bfloat16), costs=STEPS)
-    proposer = drafter(name, want)
-    proposer = proposer.bind(engine.target)
+    proposer = drafter(name, want).bind(engine.target)
     got = [ask(prompt, params(options, index), proposer) for index, prompt in enumerate(PROMPTS)]
     run(engine, got)
     assert_same(got, want)

@@ -1,4 +1,4 @@
-"""Never slower than off: the accounts of guessing, in simulated histories and in an engine whose clock is simulated."""
+"""Request budgets: bounds of the cost of draft tokens, in simulated histories and with a simulated clock."""
 
 import math
 import random
@@ -22,7 +22,7 @@ from pronk.speculation.tree import TokenTree
 from tiny_models import Clock, make_engine, make_request, run, tiny_decoder
 
 
-def test_what_was_gained_may_be_lost_again_and_little_more() -> None:
+def test_gains_may_be_spent_again_and_little_more() -> None:
     shared_budget = SharedBudget()
     request_budget = RequestBudget(shared_budget)
     assert request_budget.left == pytest.approx(4.25)
@@ -36,11 +36,11 @@ def test_what_was_gained_may_be_lost_again_and_little_more() -> None:
     assert shared_budget.left == pytest.approx(8.0 - request_budget.drawn + 0.01 * 10)
     assert request_budget.may_ask
     request_budget.settle(0.0, 2.5, 0)
-    assert not request_budget.may_ask  # there is something in the fund, and this one has had its part
+    assert not request_budget.may_ask  # the shared budget has more than one request's share
     assert shared_budget.left > 3.0
 
 
-def test_what_was_drawn_is_paid_back_first() -> None:
+def test_drawn_budget_is_repaid_first() -> None:
     shared_budget = SharedBudget()
     one, other = RequestBudget(shared_budget), RequestBudget(shared_budget)
     one.settle(0.0, 1.75, 0)
@@ -52,15 +52,15 @@ def test_what_was_drawn_is_paid_back_first() -> None:
     assert (one.credit, one.drawn, shared_budget.left) == pytest.approx((1.5, 0.0, 8.03))
 
 
-def test_credit_has_an_end() -> None:
+def test_credit_is_bounded() -> None:
     request_budget = RequestBudget(SharedBudget())
     for _ in range(100):
         request_budget.settle(0.0, 0.0, 5)
     assert request_budget.credit == 8.0
 
 
-def test_the_first_proposal_is_an_investment() -> None:
-    """Booked with the next ones, or when the request ends; that which prepares the drafter for all is not."""
+def test_the_first_proposal_is_charged_later() -> None:
+    """With the next proposals or at the end; the preparation for all requests is not charged."""
     shared_budget = SharedBudget()
     RequestBudget(shared_budget).settle(100.0, 0.0, 1)
     assert shared_budget.left == 8.01
@@ -76,7 +76,7 @@ def test_the_first_proposal_is_an_investment() -> None:
     assert shared_budget.left == pytest.approx(left - 3.5)
 
 
-def test_a_dear_drafter_is_asked_when_it_can_be_paid_for() -> None:
+def test_an_expensive_drafter_waits_for_its_budget() -> None:
     shared_budget = SharedBudget()
     request_budget, asked = RequestBudget(shared_budget), list[int]()
     for step in range(2000):
@@ -95,9 +95,9 @@ Truth = Callable[[int, random.Random], float]
 
 @dataclass
 class World:
-    """A machine, a drafter and texts, with a clock.
+    """A simulated machine, drafter and text, with a clock.
 
-    ``right`` is how likely a guess is right after so many tokens; ``claims`` what the drafter says of it.
+    ``right`` is the probability of a right draft token after some tokens, ``claims`` the drafter's estimate of it.
     """
 
     dice: random.Random
@@ -110,21 +110,21 @@ class World:
     load: float = 1.0
     seconds: float = 0.0
     plain: float = 0.0
-    dearest: float = 0.0
-    worst: float = -math.inf  # of one request: what it lost, but for its two dearest steps and its steps' share
+    most_expensive: float = 0.0
+    worst: float = -math.inf  # one request's loss without its two most expensive steps and its share
 
     def takes(self, rows: int) -> float:
         return self.load * max(self.memory, self.compute * rows)
 
-    def heard(self, rows: int) -> float:
-        """What the clock shows: one pass in twenty was disturbed."""
+    def measured(self, rows: int) -> float:
+        """Return the measured time: one forward pass in twenty is disturbed."""
         noise = self.dice.lognormvariate(0.0, 0.03) * (2.0 if self.dice.random() < 0.05 else 1.0)
         return self.takes(rows) * (noise if self.noisy else 1.0)
 
     def request(self, times: CostModel, shared_budget: SharedBudget, tokens: int) -> None:
-        """Decode; the way of :class:`~pronk.speculation.speculator.Speculator` for one request."""
+        """Decode one request as :class:`~pronk.speculation.speculator.Speculator` does."""
         request_budget, made, steps, saved = RequestBudget(shared_budget), 0, list[float](), 0
-        times.learn(100, 0, self.heard(100))
+        times.learn(100, 0, self.measured(100))
         while made < tokens:
             if self.noisy and self.dice.random() < 0.005:
                 self.load = self.dice.choice((1.0, 1.5, 2.0, 0.7))
@@ -139,7 +139,7 @@ class World:
             accepted = 0
             while accepted < draft_tokens and self.dice.random() < self.right(made, self.dice):
                 accepted += 1
-            times.learn(1 + draft_tokens, 100, self.heard(1 + draft_tokens))
+            times.learn(1 + draft_tokens, 100, self.measured(1 + draft_tokens))
             took, made = asking + self.takes(1 + draft_tokens), made + 1 + accepted
             self.seconds, self.plain = self.seconds + took, self.plain + (1 + accepted) * self.takes(1)
             steps.append(took / self.takes(1) - 1.0)
@@ -149,12 +149,12 @@ class World:
                 step = costs.at(1)
                 request_budget.settle(asking / step, (costs.at(1 + draft_tokens) - step) / step, accepted)
         request_budget.close()
-        self.dearest += sum(sorted(steps)[-2:])
+        self.most_expensive += sum(sorted(steps)[-2:])
         self.worst = max(self.worst, sum(sorted(steps)[:-2]) - saved - 0.01 * len(steps))
 
 
 DRAFTERS: dict[str, tuple[Truth, float]] = {
-    "hopeless": (lambda _, __: 0.02, 0.3),
+    "never right": (lambda _, __: 0.02, 0.3),
     "sure and wrong": (lambda _, __: 0.02, 0.99),
     "right for 50 tokens": (lambda made, _: 0.95 if made < 50 else 0.02, 0.95),
     "now so, now so": (lambda made, _: 0.9 if made // 20 % 2 else 0.05, 0.8),
@@ -171,7 +171,7 @@ def world(name: str, seed: int, *, noisy: bool) -> World:
 
 
 def lost(name: str, seed: int, *, noisy: bool, requests: int, tokens: int) -> tuple[World, float]:
-    """A history, and the plain steps that it took beyond plain decoding's."""
+    """Return a history, and its loss against plain decoding in plain steps."""
     made, times, shared_budget = world(name, seed, noisy=noisy), CostModel(), SharedBudget()
     for _ in range(requests):
         made.request(times, shared_budget, tokens)
@@ -179,17 +179,17 @@ def lost(name: str, seed: int, *, noisy: bool, requests: int, tokens: int) -> tu
 
 
 def check_bound(name: str, seed: int) -> None:
-    """Where a pass takes what it takes: the bounds of the ledger's docstring."""
+    """Check the bounds of :class:`RequestBudget`, without disturbances."""
     requests, tokens = 4, 200
     made, loss = lost(name, seed, noisy=False, requests=requests, tokens=tokens)
-    assert loss <= 8.0 + 0.01 * requests * tokens + 0.25 * requests + made.dearest + 1e-9
-    assert made.worst <= 4.25 + 0.02  # costs that change by less than a fiftieth are left for later
+    assert loss <= 8.0 + 0.01 * requests * tokens + 0.25 * requests + made.most_expensive + 1e-9
+    assert made.worst <= 4.25 + 0.02  # the cost curve ignores changes below 2 %
 
 
 def check_share(name: str, seed: int) -> None:
-    """Where passes are disturbed and loads change: three hundredths, but for what the first proposals took."""
+    """Check a loss of at most 3 %, apart from first proposals, with disturbances and changing load."""
     made, _ = lost(name, seed, noisy=True, requests=4, tokens=256)
-    assert made.seconds <= 1.03 * made.plain + made.dearest * made.takes(1) * 2.0
+    assert made.seconds <= 1.03 * made.plain + made.most_expensive * made.takes(1) * 2.0
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
@@ -199,8 +199,8 @@ def test_the_bound_holds(name: str) -> None:
         check_share(name, 1000 + seed)
 
 
-def test_what_a_plain_pass_takes_is_looked_at_again_where_rows_seem_free() -> None:
-    """The load changed twice as the only plain passes were made, and a guess at each step let nobody see it."""
+def test_plain_passes_are_measured_again_if_rows_seem_free() -> None:
+    """The load changed during the only plain passes, and every later step had draft tokens."""
     check_share("now so, now so", 20_099)
 
 
@@ -212,14 +212,14 @@ def test_the_bound_holds_in_many_histories(name: str) -> None:
         check_share(name, 20_000 + seed)
 
 
-def test_good_drafters_are_not_held_back() -> None:
+def test_good_drafters_are_not_restricted() -> None:
     gains = [lost("good", seed, noisy=True, requests=4, tokens=256)[0] for seed in range(30)]
     ratios = sorted(each.seconds / each.plain for each in gains if each.asking < 0.1 * each.memory)
     assert ratios[len(ratios) // 2] < 0.65
 
 
 class Sure(Proposer[None]):
-    """Takes its time, and is sure and wrong, but by chance."""
+    """A drafter with high gains and wrong draft tokens, whose proposals take time."""
 
     name = "sure"
 
@@ -227,7 +227,7 @@ class Sure(Proposer[None]):
         self.clock, self.asking = clock, asking
 
     def start(self, prompt: Sequence[int]) -> None:
-        """Nothing to be known."""
+        """Return no state."""
 
     def propose(self, contexts: Sequence[DraftContext[None]]) -> list[TokenTree]:
         self.clock.now += self.asking
@@ -235,11 +235,11 @@ class Sure(Proposer[None]):
         return [TokenTree.chain([context.tokens[-1], 7, 8, 9, 10], gain=gains) for context in contexts]
 
     def observe(self, outcome: Outcome[None]) -> None:
-        """Nothing to be learned."""
+        """Ignore the outcome."""
 
 
 def timed(clock: Clock, **options: Any) -> Engine:
-    """An engine whose passes take 0.01 s, and 0.002 for each row more."""
+    """Return an engine whose forward passes take 0.01 s, and 0.002 s for each further row."""
     engine = make_engine(tiny_decoder(), clock=clock, **options)
     forward = engine.runner.forward
 
@@ -252,10 +252,10 @@ def timed(clock: Clock, **options: Any) -> Engine:
     return engine
 
 
-def decoded(count: int, asking: float, *, budget: bool, guess: bool = True) -> tuple[float, list[Request]]:
+def decoded(count: int, asking: float, *, budget: bool, draft: bool = True) -> tuple[float, list[Request]]:
     clock = Clock()
     engine = timed(clock, budget=budget)
-    drafter = Sure(clock, asking) if guess else None
+    drafter = Sure(clock, asking) if draft else None
     prompts = [[1 + index, 2, 3] for index in range(count)]
     params = SamplingParams(max_tokens=150, ignore_eos=True)
     made = [make_request(prompt, params, *([drafter] if drafter else [])) for prompt in prompts]
@@ -266,7 +266,7 @@ def decoded(count: int, asking: float, *, budget: bool, guess: bool = True) -> t
 @pytest.mark.parametrize("asking", [0.0, 0.004, 0.1])
 @pytest.mark.parametrize("count", [1, 3, 16])
 def test_a_drafter_that_is_wrong_costs_next_to_nothing(count: int, asking: float) -> None:
-    plain, want = decoded(count, 0.0, budget=True, guess=False)
+    plain, want = decoded(count, 0.0, budget=True, draft=False)
     free, _ = decoded(count, asking, budget=False)
     seconds, got = decoded(count, asking, budget=True)
     assert [each.output for each in got] == [each.output for each in want]
@@ -281,39 +281,39 @@ def test_a_drafter_that_is_wrong_costs_next_to_nothing(count: int, asking: float
 
 
 class Attentive(Sure):
-    """Takes its time to learn from logits."""
+    """A drafter that takes time to learn from logits."""
 
     name = "attentive"
     capabilities = Capabilities(logits=True)
-    heard = 0
+    observed = 0
 
     def observe(self, outcome: Outcome[None]) -> None:
         if outcome.logits is not None:
-            self.heard += 1
+            self.observed += 1
             self.clock.now += 0.005
 
 
-def test_who_may_not_be_asked_need_not_listen() -> None:
-    """Or else learning from every step would cost more than guessing does, for ever."""
-    plain, _ = decoded(1, 0.0, budget=True, guess=False)
+def test_a_drafter_without_budget_does_not_observe_steps() -> None:
+    """Otherwise observing every step would cost more than drafting."""
+    plain, _ = decoded(1, 0.0, budget=True, draft=False)
     clock = Clock()
     drafter, engine = Attentive(clock, 0.0), timed(clock, budget=True)
     request = make_request([1, 2, 3], SamplingParams(max_tokens=150, ignore_eos=True), drafter)
     run(engine, [request])
     assert request.stats.drafted > 0
-    assert 5 < drafter.heard < 40
+    assert 5 < drafter.observed < 40
     assert clock.now < plain * (1.0 + 12.0 / 150)
 
 
-def test_counts_repeat_with_the_clock() -> None:
+def test_counts_are_reproducible_with_the_clock() -> None:
     runs = [decoded(3, 0.001, budget=True) for _ in range(2)]
     (once, one), (again, other) = runs
     assert once == again
     assert [each.stats.steps for each in one] == [each.stats.steps for each in other]
 
 
-def test_who_chooses_is_left_alone_for_longer_each_time_that_nothing_is_left() -> None:
-    """To decide on each step would take what there is before anybody could be asked with it."""
+def test_pauses_of_a_self_budgeting_drafter_grow() -> None:
+    """Deciding on each step would use up the budget before any proposal."""
     shared_budget = SharedBudget()
     request_budget, waits = RequestBudget(shared_budget), list[int]()
     for _ in range(5):
@@ -327,7 +327,7 @@ def test_who_chooses_is_left_alone_for_longer_each_time_that_nothing_is_left() -
     assert waits == pytest.approx([100, 200, 400, 400, 400], abs=6)
 
 
-def test_after_a_gain_the_waits_are_short_again() -> None:
+def test_a_gain_resets_the_pauses() -> None:
     request_budget = RequestBudget(SharedBudget(), own=0.0, again=2.0)
     request_budget.settle(0.0, 4.1, 0)
     assert (request_budget.resting, request_budget.may_choose, request_budget.again) == (True, False, 4.0)
@@ -337,8 +337,8 @@ def test_after_a_gain_the_waits_are_short_again() -> None:
     assert (request_budget.resting, request_budget.again) == (True, 1.0)
 
 
-def test_what_requests_have_gained_others_may_lose_each_a_little() -> None:
-    """A drafter that was right for ten texts is tried on the eleventh; what that one may lose has a bound."""
+def test_one_request_may_spend_little_of_the_shared_gains() -> None:
+    """A drafter that was right for ten texts is tried on the eleventh; its loss is bounded."""
     shared_budget = SharedBudget()
     for _ in range(10):
         request_budget = RequestBudget(shared_budget)

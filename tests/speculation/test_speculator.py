@@ -1,4 +1,4 @@
-"""A guesser that raises, or proposes nonsense, costs its request the guesses, and nobody the text."""
+"""Proposers that raise or return invalid proposals: the request continues without draft tokens, the text stays."""
 
 import logging
 import math
@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 import torch
 
-from engine.touchy import (
+from engine.failing import (
     PROMPTS,
+    DraftState,
+    FailingProposer,
     Fuse,
-    Own,
     PlantedError,
-    Touchy,
     assert_as_plain,
-    assert_heard,
+    assert_observed,
     batch,
+    failing_proposer,
     finish,
     options,
     plain,
-    touchy,
 )
 from pronk.drafters import DraftContext
 from pronk.speculation.tree import TokenTree
@@ -32,35 +32,35 @@ from tiny_models import make_engine, make_request, tiny_decoder
 
 @pytest.mark.parametrize("lasting", [False, True], ids=["once", "lasting"])
 @pytest.mark.parametrize("verb", ["start", "propose", "observe", "stop"])
-def test_guessers_that_raise_for_one_request(verb: str, *, lasting: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_proposers_that_raise_for_one_request(verb: str, *, lasting: bool, caplog: pytest.LogCaptureFixture) -> None:
     dice, burnt = random.Random(verb), 0
     for _ in range(6):
         victim = dice.randrange(8)
         fuse = Fuse(1 if verb in ("start", "stop") else dice.randrange(1, 9), lasting)
-        proposer = touchy(verb=verb, victim=PROMPTS[victim], fuse=fuse)
+        proposer = failing_proposer(verb=verb, victim=PROMPTS[victim], fuse=fuse)
         requests = batch(proposer)
         caplog.clear()
         with caplog.at_level(logging.WARNING):
             finish(make_engine(tiny_decoder()), requests)
         assert_as_plain(requests)
-        # Asked alone after it has raised among others, it may have thought better of it.
+        # Requests of a failed batch are proposed for one by one; a fuse that burns once does not raise again.
         recovered = verb == "propose" and not lasting
-        assert_heard(proposer, requests, but=[] if recovered else [victim])
-        burnt += bool(fuse.burnt)
-        said = requests[victim].stats.draft_error
-        assert (said is None) == (recovered or not fuse.burnt)
-        assert said is None or said.startswith("PlantedError: ")
+        assert_observed(proposer, requests, but=[] if recovered else [victim])
+        burnt += bool(fuse.raised)
+        error = requests[victim].stats.draft_error
+        assert (error is None) == (recovered or not fuse.raised)
+        assert error is None or error.startswith("PlantedError: ")
         assert [record.getMessage() for record in caplog.records] == (
-            [] if said is None else [f"touchy: {said}; the request continues without draft tokens"]
+            [] if error is None else [f"failing: {error}; the request continues without draft tokens"]
         )
         assert all(each.stats.draft_error is None for each in requests if each is not requests[victim])
-        if said is not None and verb == "start":
+        if error is not None and verb == "start":
             assert requests[victim].stats.drafted == 0
     assert burnt >= 4
 
 
-def test_a_guesser_that_raises_for_everybody() -> None:
-    proposer = touchy(verb="propose", fuse=Fuse(9, lasting=True))
+def test_a_proposer_that_raises_for_all_requests() -> None:
+    proposer = failing_proposer(verb="propose", fuse=Fuse(9, lasting=True))
     requests = batch(proposer)
     finish(make_engine(tiny_decoder()), requests)
     assert_as_plain(requests)
@@ -69,26 +69,26 @@ def test_a_guesser_that_raises_for_everybody() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["root", "fewer", "none", "nothing"])
-def test_proposals_that_are_none(wrong: str) -> None:
-    class Wrong(Touchy):
-        def propose(self, contexts: Sequence[DraftContext[Own]]) -> Any:
+def test_invalid_proposals(wrong: str) -> None:
+    class Wrong(FailingProposer):
+        def propose(self, contexts: Sequence[DraftContext[DraftState]]) -> Any:
             trees = super().propose(contexts)
             if wrong == "root":
                 return [TokenTree.chain([(tree.tokens[0] + 1) % 7, 3]) for tree in trees]
             return {"fewer": trees[1:], "none": None, "nothing": [None] * len(trees)}[wrong]
 
-    proposer = Wrong(touchy().texts)
+    proposer = Wrong(failing_proposer().texts)
     requests = batch(proposer)
     finish(make_engine(tiny_decoder()), requests)
     assert_as_plain(requests)
     errors = [request.stats.draft_error for request in requests]
     assert all(errors)
     if wrong == "root":
-        assert all("drafter touchy: expected a tree with root token " in str(error) for error in errors)
+        assert all("drafter failing: expected a tree with root token " in str(error) for error in errors)
 
 
-def with_first_guess(tree: TokenTree, **changed: Any) -> TokenTree:
-    """A proposal whose first guess is something odd."""
+def with_first_draft_token(tree: TokenTree, **changed: Any) -> TokenTree:
+    """Return a proposal whose first draft token has odd values."""
     given = {
         name: (None, value) if name == "probs" else (values[0], value)
         for name, value in changed.items()
@@ -121,16 +121,18 @@ ODD = {
 
 @pytest.mark.parametrize("rule", ["coupled", pytest.param("rejection", marks=pytest.mark.slow), "block"])
 @pytest.mark.parametrize("odd", ODD)
-def test_guesses_that_are_none(odd: str, rule: Any) -> None:
-    class Odd(Touchy):
-        def propose(self, contexts: Sequence[DraftContext[Own]]) -> list[TokenTree]:
+def test_invalid_draft_tokens(odd: str, rule: Any) -> None:
+    class Odd(FailingProposer):
+        def propose(self, contexts: Sequence[DraftContext[DraftState]]) -> list[TokenTree]:
             trees = super().propose(contexts)
             return [
-                with_first_guess(tree, **ODD[odd]) if context.state.prompt == PROMPTS[2] and context.max_depth else tree
+                with_first_draft_token(tree, **ODD[odd])
+                if context.state.prompt == PROMPTS[2] and context.max_depth
+                else tree
                 for tree, context in zip(trees, contexts, strict=True)
             ]
 
-    engine, want = make_engine(tiny_decoder()), touchy().texts
+    engine, want = make_engine(tiny_decoder()), failing_proposer().texts
     assert engine.runner.decoder.config.vocab_size == VOCAB
     made = [make_request(prompt, replace(options(index), rule=rule), Odd(want)) for index, prompt in enumerate(PROMPTS)]
     finish(engine, made)
@@ -140,9 +142,9 @@ def test_guesses_that_are_none(odd: str, rule: Any) -> None:
         assert rule != "coupled" or request.output == plain()[index].output
 
 
-def test_numbers_of_other_libraries_are_numbers() -> None:
-    class Foreign(Touchy):
-        def propose(self, contexts: Sequence[DraftContext[Own]]) -> list[TokenTree]:
+def test_numbers_of_other_libraries_are_accepted() -> None:
+    class Foreign(FailingProposer):
+        def propose(self, contexts: Sequence[DraftContext[DraftState]]) -> list[TokenTree]:
             return [
                 TokenTree(
                     np.array(tree.tokens),  # type: ignore[arg-type]
@@ -154,7 +156,7 @@ def test_numbers_of_other_libraries_are_numbers() -> None:
                 for tree in super().propose(contexts)
             ]
 
-    requests = batch(Foreign(touchy().texts))
+    requests = batch(Foreign(failing_proposer().texts))
     finish(make_engine(tiny_decoder()), requests)
     assert_as_plain(requests)
     for request in requests:
@@ -163,11 +165,11 @@ def test_numbers_of_other_libraries_are_numbers() -> None:
     assert sum(request.stats.accepted for request in requests) > 60
 
 
-def test_a_guesser_asked_again_finds_the_choosers_at_their_texts() -> None:
+def test_samplers_are_restored_after_an_exception() -> None:
     ahead = []
 
-    class Borrower(Touchy):
-        def propose(self, contexts: Sequence[DraftContext[Own]]) -> list[TokenTree]:
+    class Borrower(FailingProposer):
+        def propose(self, contexts: Sequence[DraftContext[DraftState]]) -> list[TokenTree]:
             ahead.extend(len(context.sampler.context) - len(context.tokens) for context in contexts)
             for context in contexts:
                 context.sampler.advance(3)
@@ -176,22 +178,22 @@ def test_a_guesser_asked_again_finds_the_choosers_at_their_texts() -> None:
             contexts[0].sampler.rollback(1)
             return super().propose(contexts)
 
-    requests = batch(Borrower(touchy().texts))
+    requests = batch(Borrower(failing_proposer().texts))
     finish(make_engine(tiny_decoder()), requests)
     assert_as_plain(requests)
     assert set(ahead) == {0}
     assert sum(request.stats.accepted for request in requests) > 60
 
 
-def test_a_guesser_cannot_decode_with_its_own_target() -> None:
+def test_a_proposer_cannot_decode_with_its_own_target() -> None:
     engine = make_engine(tiny_decoder())
 
-    class Inward(Touchy):
-        def propose(self, contexts: Sequence[DraftContext[Own]]) -> list[TokenTree]:
+    class Inward(FailingProposer):
+        def propose(self, contexts: Sequence[DraftContext[DraftState]]) -> list[TokenTree]:
             engine.run([make_request([3, 4], options(0))])
             return super().propose(contexts)
 
-    requests = batch(Inward(touchy().texts))
+    requests = batch(Inward(failing_proposer().texts))
     finish(engine, requests)
     assert_as_plain(requests)
     assert all("step() is not re-entrant" in str(request.stats.draft_error) for request in requests)

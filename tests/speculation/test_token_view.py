@@ -1,4 +1,4 @@
-"""A text with more behind it against a list."""
+"""A token view against a list."""
 
 from itertools import product
 
@@ -8,7 +8,7 @@ from pronk.speculation.token_view import TokenView
 
 
 @pytest.mark.parametrize("split", range(6))
-def test_it_is_what_the_list_would_be(split: int) -> None:
+def test_a_view_behaves_like_a_list(split: int) -> None:
     tokens = [7, 8, 9, 7, 5]
     longer = TokenView(tokens[:split], tuple(tokens[split:]))
     assert len(longer) == len(tokens)

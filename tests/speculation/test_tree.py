@@ -1,4 +1,4 @@
-"""The token tree: who sees whom, cell by cell; merging, cutting, and what is not a tree."""
+"""Token trees: visibility cell by cell, parts of trees, and invalid trees."""
 
 import random
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ import torch
 
 from pronk.speculation.tree import TokenTree
 
-CAT = TokenTree((10, 11, 12, 13, 14), (-1, 0, 1, 0, 3))  # the tree of the module's docstring
+CAT = TokenTree((10, 11, 12, 13, 14), (-1, 0, 1, 0, 3))  # the module's example
 
 
 def grid(tree: TokenTree) -> list[str]:
@@ -17,7 +17,7 @@ def grid(tree: TokenTree) -> list[str]:
 
 
 def random_tree(dice: random.Random, size: int, vocab: int = 1000) -> TokenTree:
-    """Any shape; a token that occurs once, so siblings never clash."""
+    """Return a tree of any shape; no token occurs twice, so that siblings differ."""
     parents = (-1, *(dice.randrange(node) for node in range(1, size)))
     verify = tuple(dice.random() < 0.8 for _ in range(size)) if dice.random() < 0.5 else None
     gain = tuple(dice.random() for _ in range(size)) if dice.random() < 0.5 else None
@@ -34,7 +34,7 @@ def random_tree(dice: random.Random, size: int, vocab: int = 1000) -> TokenTree:
         ((-1, 0, 1, 0, 3), ["x....", "xx...", "xxx..", "x..x.", "x..xx"], (0, 1, 2, 1, 2), 3),
         ((-1, 0, 0, 0), ["x...", "xx..", "x.x.", "x..x"], (0, 1, 1, 1), 2),
         ((-1, 0, 0, 1, 2), ["x....", "xx...", "x.x..", "xx.x.", "x.x.x"], (0, 1, 1, 2, 2), 2),
-        # Lookahead's window: a first row of 3, and below each column a chain of 2.
+        # Lookahead's window: a first row of 3, with a chain of 2 below each column.
         (
             (-1, 0, 1, 2, 1, 2, 3, 4, 5, 6),
             [
@@ -54,7 +54,7 @@ def random_tree(dice: random.Random, size: int, vocab: int = 1000) -> TokenTree:
         ),
     ],
 )
-def test_who_sees_whom(parents: tuple[int, ...], visible: list[str], depths: tuple[int, ...], main_chain: int) -> None:
+def test_visible_nodes(parents: tuple[int, ...], visible: list[str], depths: tuple[int, ...], main_chain: int) -> None:
     tree = TokenTree(tuple(range(len(parents))), parents)
     assert grid(tree) == visible
     assert tree.depths == depths
@@ -90,17 +90,17 @@ def test_child() -> None:
     tree = TokenTree((0, 5, 6, 5, 7, 7), (-1, 0, 0, 1, 2, 2), (True, True, False, True, True, True))
     assert tree.child(0, 5) == 1
     assert tree.child(0, 6) is None  # may not be accepted
-    assert tree.child(2, 7) is None  # nor what is below it, where equal siblings may stand
+    assert tree.child(2, 7) is None  # below a node that may not be accepted, equal siblings are allowed
     assert tree.child(1, 5) == 3
     assert tree.child(0, 7) is None
     assert tree.child(3, 5) is None
 
 
-def test_guesses() -> None:
+def test_draft_samples() -> None:
     q, r = torch.rand(8), torch.rand(8)
     tree = TokenTree((0, 5, 6, 5, 7, 1), (-1, 0, 0, 1, 0, 4), (True, False, True, True, True, True), (None, q, r) * 2)
     assert tree.draft_samples(0) == ((6, r), (7, q))
-    assert tree.draft_samples(1) == ()  # may not be accepted, nor what is below it
+    assert tree.draft_samples(1) == ()  # below a node that may not be accepted
     assert tree.draft_samples(4) == ((1, r),)
     assert tree.keep([2, 4, 5]).draft_samples(0) == ((6, r), (7, q))
     assert CAT.draft_samples(0) == ((11, None), (13, None))
@@ -132,13 +132,13 @@ def test_first_chain() -> None:
         (((1, 2), (-1, 0), None, None, (1.0,)), "2 entries in gain, found 1"),
     ],
 )
-def test_what_is_not_a_tree(arguments: tuple[object, ...], message: str) -> None:
+def test_invalid_trees_are_refused(arguments: tuple[object, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TokenTree(*arguments)  # type: ignore[arg-type]
 
 
-def test_what_is_acceptable() -> None:
-    """What the walk can reach: all on the way down must be acceptable too."""
+def test_acceptable_nodes() -> None:
+    """A node is acceptable if all nodes of its path may be accepted."""
     parents = (-1, 0, 1, 2, 0, 4)
     tree = TokenTree((0, 1, 2, 3, 4, 5), parents, (False, True, False, True, True, True))
     assert CAT.acceptable == (True,) * 5
@@ -146,13 +146,13 @@ def test_what_is_acceptable() -> None:
     assert tree.child(2, 3) is None
 
 
-def test_siblings_that_may_not_be_accepted_may_be_equal() -> None:
+def test_equal_siblings_that_may_not_be_accepted() -> None:
     tree = TokenTree((1, 2, 2, 2), (-1, 0, 0, 0), (True, False, True, False))
     assert tree.child(0, 2) == 2
 
 
 def entries(tree: TokenTree, node: int) -> tuple[object, ...]:
-    """All that a tree says of a node itself."""
+    """Return the values of a node."""
     return (
         tree.tokens[node],
         None if tree.verify is None else tree.verify[node],
@@ -162,7 +162,7 @@ def entries(tree: TokenTree, node: int) -> tuple[object, ...]:
 
 
 def assert_subtree(part: TokenTree, tree: TokenTree, nodes: Sequence[int]) -> None:
-    """``part`` is ``nodes`` of ``tree``, with their paths."""
+    """Check that ``part`` is ``nodes`` of ``tree``, with their paths."""
     assert len(part) == len(nodes)
     for new, old in enumerate(nodes):
         assert entries(part, new) == entries(tree, old)
@@ -171,7 +171,7 @@ def assert_subtree(part: TokenTree, tree: TokenTree, nodes: Sequence[int]) -> No
 
 def test_keep() -> None:
     assert_subtree(CAT.keep([1, 3, 4]), CAT, [0, 1, 3, 4])
-    assert_subtree(CAT.keep([2, 4]), CAT, [0])  # their parents are gone
+    assert_subtree(CAT.keep([2, 4]), CAT, [0])  # their parents are dropped
     assert_subtree(CAT.keep([4, 3]), CAT, [0, 3, 4])
     assert_subtree(CAT.keep([]), CAT, [0])
     dice = random.Random(2)
@@ -218,5 +218,5 @@ def test_hang_below() -> None:
         for node in range(len(below)):
             assert tree.draft_sample(node + above) == below.draft_sample(node)
         assert all(tree.draft_sample(node) == (node, None) for node in range(above))
-        # The chain and the old root are certain, whatever the draft says.
+        # The chain and the old root are certain.
         assert all(tree.child(node, tree.tokens[node + 1]) == node + 1 for node in range(above))

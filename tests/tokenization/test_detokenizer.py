@@ -1,4 +1,4 @@
-"""Streams of text: whole characters, the same text however it arrives, and nothing of a stop string."""
+"""Text streams: whole characters, equal texts for all chunks, and no part of a stop string."""
 
 import random
 import time
@@ -18,7 +18,7 @@ CHARACTERS = "a é ß — 東 京 🙂 \ufffd 👩‍👩‍👧 \n"
 
 @pytest.fixture(scope="module")
 def byte_ids(tokenizer: Tokenizer) -> dict[int, int]:
-    """Token id of every single byte."""
+    """Return the token id of every byte."""
     alphabet = {token: i for token, i in tokenizer.backend.get_vocab().items() if len(token) == 1}
     known: dict[int, int] = {}
     for text in (chr(point) for point in range(0x800)):
@@ -31,7 +31,7 @@ def byte_ids(tokenizer: Tokenizer) -> dict[int, int]:
 
 @pytest.fixture(scope="module")
 def sentencepiece() -> Tokenizer:
-    """Like Llama 2's: a metaspace, dropped at the start, and single bytes for what is not in the vocabulary."""
+    """Return a tokenizer like Llama 2's: metaspaces, dropped at the start, and byte tokens for unknown characters."""
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"abcdefgh", "▁a", "▁b", "▁the"]
     merges = [("▁", "a"), ("▁", "b")]
     model = models.BPE({token: i for i, token in enumerate(tokens)}, merges, unk_token="<unk>", byte_fallback=True)
@@ -54,8 +54,8 @@ def spell(text: str | bytes, byte_ids: dict[int, int]) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_any_ids_read_as_the_whole_does(seed: int, tokenizer: Tokenizer, byte_ids: dict[int, int]) -> None:
-    """Random tokens are mostly broken characters; special and unassigned ids are among them."""
+def test_streamed_text_equals_the_whole(seed: int, tokenizer: Tokenizer, byte_ids: dict[int, int]) -> None:
+    """Random ids give mostly broken characters; some ids are special or unassigned."""
     draw = random.Random(seed)
     prompt = tokenizer.encode("".join(draw.choices(CHARACTERS, k=draw.randrange(12)))) + [0] * draw.randrange(3)
     alphabet = [draw.randrange(VOCAB + 3) for _ in range(5)] if seed % 2 else [*range(VOCAB + 3)]
@@ -67,12 +67,9 @@ def test_any_ids_read_as_the_whole_does(seed: int, tokenizer: Tokenizer, byte_id
     assert "".join(stream(tokenizer, ids, prompt)) == whole[len(known) :]
 
 
-def test_characters_come_whole(tokenizer: Tokenizer, byte_ids: dict[int, int]) -> None:
+def test_characters_are_whole(tokenizer: Tokenizer, byte_ids: dict[int, int]) -> None:
     pieces = stream(tokenizer, spell("é🙂a", byte_ids), spell("ab", byte_ids))
     assert pieces == ["", "é", "", "", "", "🙂", "a", ""]
-
-
-def test_unfinished_character_at_the_end(tokenizer: Tokenizer, byte_ids: dict[int, int]) -> None:
     assert stream(tokenizer, spell("a🙂".encode()[:-1], byte_ids)) == ["a", "", "", "", "\ufffd"]
 
 
@@ -83,19 +80,19 @@ def test_prompt_that_ends_inside_a_character(tokenizer: Tokenizer, byte_ids: dic
     assert stream(tokenizer, [], smile[:3]) == [""]
 
 
-def test_replacement_character_of_the_text_itself(tokenizer: Tokenizer, byte_ids: dict[int, int]) -> None:
+def test_replacement_character_in_the_text(tokenizer: Tokenizer, byte_ids: dict[int, int]) -> None:
     ids = spell("\ufffdb", byte_ids)
     assert "".join(stream(tokenizer, ids, spell("a\ufffd", byte_ids))) == "\ufffdb"
 
 
-def test_special_tokens_say_nothing(tokenizer: Tokenizer, byte_ids: dict[int, int]) -> None:
+def test_special_tokens_have_no_text(tokenizer: Tokenizer, byte_ids: dict[int, int]) -> None:
     smile = spell("🙂", byte_ids)
     assert stream(tokenizer, [0, smile[0], 0, *smile[1:], VOCAB + 1, 0]) == ["", "", "", "", "", "🙂", "", "", ""]
 
 
 @pytest.mark.parametrize("junk", [b"\xff", b"\xe2", b"\x80", b"\xe2\x82", b"\xf0\x9f\x98"])
-def test_endless_garbage_is_let_go(junk: bytes, tokenizer: Tokenizer, byte_ids: dict[int, int]) -> None:
-    """The window, and with it the cost of a token, stays bounded; characters after the garbage are whole."""
+def test_invalid_bytes_do_not_grow_the_window(junk: bytes, tokenizer: Tokenizer, byte_ids: dict[int, int]) -> None:
+    """The cost of a token stays bounded, and characters after the invalid bytes are whole."""
     ids = spell(junk * 200 + "🙂".encode() + junk, byte_ids)
     decoder = IncrementalDecoder(tokenizer, spell("a", byte_ids))
     text, widest = "", 0
@@ -107,7 +104,7 @@ def test_endless_garbage_is_let_go(junk: bytes, tokenizer: Tokenizer, byte_ids: 
     assert widest < 30
 
 
-def test_cost_does_not_grow(tokenizer: Tokenizer) -> None:
+def test_cost_does_not_grow_with_the_text(tokenizer: Tokenizer) -> None:
     decoder = IncrementalDecoder(tokenizer, [5] * 100_000)
     started = time.perf_counter()
     for _ in range(20_000):
@@ -146,7 +143,7 @@ def scan(stops: list[str], pieces: list[str]) -> tuple[str, str | None]:
 
 
 def cut(stops: list[str], text: str) -> tuple[str, str | None]:
-    """The definition: the first place where a stop string ends, and the longest that ends there."""
+    """Cut at the first end of a stop string; of several stop strings that end there, the longest."""
     for end in range(len(text) + 1):
         for stop in sorted(stops, key=len, reverse=True):
             if text[:end].endswith(stop):
@@ -155,7 +152,7 @@ def cut(stops: list[str], text: str) -> tuple[str, str | None]:
 
 
 @pytest.mark.parametrize("seed", range(300))
-def test_any_chunking_is_cut_at_the_same_place(seed: int) -> None:
+def test_all_chunks_are_cut_at_the_same_place(seed: int) -> None:
     draw = random.Random(seed)
     stops = ["".join(draw.choices("ab", k=draw.randint(1, 5))) for _ in range(draw.randint(0, 3))]
     text = "".join(draw.choices("abc" if seed % 2 else "ab", k=draw.randrange(14)))
@@ -179,7 +176,7 @@ def test_any_chunking_is_cut_at_the_same_place(seed: int) -> None:
         ([], ["abc"], [("abc", None)]),
     ],
 )
-def test_text_is_withheld_only_while_it_must_be(
+def test_text_is_withheld_only_while_it_may_be_a_stop_string(
     stops: list[str], pieces: list[str], returned: list[tuple[str, str | None]]
 ) -> None:
     scanner = StopScanner(stops)

@@ -1,7 +1,6 @@
-"""Text to ids and back as transformers does it, chat templates, and tokenizer files that do not fit."""
+"""Tokenizers: ids and texts as in transformers, chat templates, and errors of tokenizer files."""
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ WriteTokenizer = Callable[..., Path]
 
 @pytest.fixture
 def write(tmp_path: Path) -> WriteTokenizer:
-    """``write(backend, **config)``: a folder with a tokenizer and its config."""
+    """Return ``write(backend, **config)``, which writes a folder with a tokenizer and its config."""
 
     def get(backend: tokenizers.Tokenizer | None = None, **config: Any) -> Path:
         (backend or byte_tokenizer()).save(str(tmp_path / "tokenizer.json"))
@@ -74,7 +73,7 @@ def test_special_tokens_of_the_older_file(write: WriteTokenizer) -> None:
     assert (tokenizer.bos_id, tokenizer.eos_ids) == (0, ())
 
 
-def test_limits_of_a_training_run_are_lifted(write: WriteTokenizer) -> None:
+def test_truncation_and_padding_are_removed(write: WriteTokenizer) -> None:
     backend = byte_tokenizer()
     backend.enable_truncation(4)
     backend.enable_padding(length=50)
@@ -82,11 +81,14 @@ def test_limits_of_a_training_run_are_lifted(write: WriteTokenizer) -> None:
     assert tokenizer.decode(tokenizer.encode("a long text without any end")) == "a long text without any end"
 
 
-def test_a_model_may_have_more_ids(write: WriteTokenizer) -> None:
+def test_ids_beyond_the_model_are_refused(write: WriteTokenizer) -> None:
     folder = write()
     assert Tokenizer.load(folder, VOCAB).vocab_size == Tokenizer.load(folder, VOCAB + 20).vocab_size == VOCAB
     with pytest.raises(TokenizerError, match=rf"ids up to {VOCAB - 1}, but the model's vocabulary has {VOCAB - 1}"):
         Tokenizer.load(folder, VOCAB - 1)
+    folder = write(tokenizers.Tokenizer(models.BPE({"a": 0, "b": VOCAB}, [])))
+    with pytest.raises(TokenizerError, match=rf"ids up to {VOCAB}, but the model's vocabulary has {VOCAB}, so"):
+        Tokenizer.load(folder, VOCAB)
 
 
 def test_gpt2_files(tmp_path: Path, write: WriteTokenizer) -> None:
@@ -144,20 +146,12 @@ def test_damaged_gpt2_files(tmp_path: Path) -> None:
         Tokenizer.load(tmp_path)
 
 
-TEMPLATES = [
-    "{% for m in messages %}<{{ m['role'] }}>{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}<b>{% endif %}",
-    "{{ bos_token }}{%- for m in messages -%}\n  {{ m.role | upper }}: {{ m.content | trim }}\n{%- endfor %}",
-    "  {% if true %}\n    kept\n  {% endif %}\n{% for m in messages %}{{ m.role }}{% break %}{% endfor %}",
-    "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
-    "{{ messages | tojson }} {{ {'b': '<é>', 'a': 1} | tojson(indent=2, sort_keys=True) }}",
-    "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}{{ tools is none }}",
-    "{{ strftime_now('%%') }}{{ dict(a=1)['a'] }}{% for i in range(3) %}{{ i }}{% endfor %}{{ eos_token }}",
-]
-
-
-@pytest.mark.parametrize("template", TEMPLATES)
 @pytest.mark.parametrize("prompt", [False, True])
-def test_chat_equals_transformers(template: str, prompt: bool, write: WriteTokenizer) -> None:
+def test_chat_equals_transformers(prompt: bool, write: WriteTokenizer) -> None:
+    template = (
+        "{{ bos_token }}{%- for m in messages -%}\n  {{ m['role'] }}: {{ m.content }}\n{%- endfor %}"
+        "{% if add_generation_prompt %}<b>{% endif %}{{ tools is none }}{{ eos_token }}"
+    )
     folder = write(chat_template=template, bos_token="<|endoftext|>")
     messages = [USER, {"role": "assistant", "content": " 5 < 6 & 'é'\n"}, USER]
     expected = transformers_tokenizer(folder).apply_chat_template(
@@ -166,10 +160,11 @@ def test_chat_equals_transformers(template: str, prompt: bool, write: WriteToken
     assert Tokenizer.load(folder).chat(messages, add_generation_prompt=prompt) == expected
 
 
-def test_where_the_template_comes_from(write: WriteTokenizer) -> None:
-    named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "chosen"}]
+def test_sources_of_the_template(write: WriteTokenizer) -> None:
+    named = [{"name": "tool_use", "template": "{{ tools | length }} tools"}, {"name": "default", "template": "chosen"}]
     folder = write(chat_template=named)
     assert Tokenizer.load(folder).chat([USER]) == "chosen"
+    assert Tokenizer.load(folder).chat([USER], tools=[{"type": "function", "function": {"name": "f"}}]) == "1 tools"
     (folder / "chat_template.jinja").write_text("from the file")
     assert Tokenizer.load(folder).chat([USER]) == "from the file"
 
@@ -191,21 +186,19 @@ def templated(source: str) -> Tokenizer:
         ("{{ messages[9].content }}", "refuses these messages: "),
         ("{{ 1 / 0 }}", "refuses these messages: division by zero"),
         ("{{ messages.append(1) }}", "refuses these messages: "),
-        ("{{ messages.__class__.__mro__ }}", "refuses these messages: "),
-        ("{{ ''.__class__.__subclasses__() }}", "refuses these messages: "),
         ("{{ namespace(__class__=1) }}", "refuses these messages: a namespace cannot have an attribute '__class__'"),
         ("{% set ns = namespace() %}{% set ns._x = 1 %}", "refuses these messages: a namespace cannot have"),
         ("{{ range(10 ** 9) | list }}", "refuses these messages: "),
         ("{{ lipsum() }}", "refuses these messages: 'lipsum' is undefined"),
     ],
 )
-def test_template_that_fails(source: str, message: str) -> None:
+def test_errors_of_templates(source: str, message: str) -> None:
     with pytest.raises(PromptError, match=message) as caught:
         templated(source).chat([USER, ANSWER])
     assert "\n" not in str(caught.value)
 
 
-def test_template_that_is_no_jinja() -> None:
+def test_invalid_jinja_is_refused() -> None:
     with pytest.raises(TokenizerError, match=r"chat template: expected valid Jinja, found an error: "):
         templated("{% for %}").chat([USER])
 
@@ -214,11 +207,3 @@ def test_messages_are_not_changed() -> None:
     messages = [dict(USER)]
     assert templated("{{ messages[0]['content'] }}").chat(messages) == "Hi"
     assert messages == [USER]
-
-
-def test_loads_beside_a_checkpoint(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(checkpoint("llama"), tmp_path / "model"))
-    assert Tokenizer.load(folder, VOCAB).vocab_size == VOCAB
-    tokenizers.Tokenizer(models.BPE({"a": 0, "b": VOCAB}, [])).save(str(folder / "tokenizer.json"))
-    with pytest.raises(TokenizerError, match=rf"ids up to {VOCAB}, but the model's vocabulary has {VOCAB}, so"):
-        Tokenizer.load(folder, VOCAB)

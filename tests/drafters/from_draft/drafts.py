@@ -1,33 +1,29 @@
-"""Draft models for tests: the tiny target's own weights, more or less disturbed, as checkpoints on disk."""
+"""Draft models for tests: checkpoints of the tiny target's weights with noise."""
 
-import atexit
 import json
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from drafters.helpers import CHECKPOINTS
 from pronk.models.decoder import Decoder
 from tiny_models import tiny_decoder
-
-_PLACE = TemporaryDirectory()
-atexit.register(_PLACE.cleanup)
 
 
 @cache
 def draft_folder(noise: float = 0.3, *, context: int = 4096) -> str:
-    """A checkpoint of :func:`models.tiny_decoder` whose weights are off by ``noise`` of their size."""
-    folder = Path(_PLACE.name) / f"draft-{noise}-{context}"
+    """Return a checkpoint of :func:`tiny_models.tiny_decoder` with noise of ``noise`` standard deviations."""
+    folder = CHECKPOINTS / f"draft-{noise}-{context}"
     write_checkpoint(folder, tiny_decoder(packed=False), noise=noise, context=context)
     return str(folder)
 
 
 def write_checkpoint(folder: Path, decoder: Decoder, *, noise: float = 0.0, context: int = 4096) -> None:
-    """A decoder of plain weights in the Hugging Face layout of a Llama."""
+    """Write a decoder of plain weights as a Llama of Hugging Face."""
     folder.mkdir(parents=True, exist_ok=True)
     c = decoder.config
     generator = torch.Generator().manual_seed(1)
@@ -74,7 +70,7 @@ def write_checkpoint(folder: Path, decoder: Decoder, *, noise: float = 0.0, cont
 
 
 def specs() -> dict[str, str]:
-    """How tests make the drafters that need a draft model; wrapped ones are composed of several."""
+    """Return the specifications of drafters with a draft model for tests of all drafters."""
     model = f"draft_model(model={draft_folder()!r})"
     return {
         "draft_model": f"draft_model(model={draft_folder()!r}, num_tokens=4)",

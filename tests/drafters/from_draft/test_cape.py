@@ -1,4 +1,4 @@
-"""CAPE against section 4.2 and appendix A of the paper: sizes, siblings, the mask, and what it costs the draft."""
+"""CAPE against section 4.2 and appendix A of the paper: numbers of siblings, the mask, and forward passes."""
 
 import math
 import random
@@ -10,9 +10,9 @@ import torch
 
 from drafters.drafting import bound, context, decode, dense, paths, watch_draft, watched
 from drafters.from_draft.drafts import draft_folder
+from drafters.helpers import bind, verify_step, within
 from drafters.helpers import context as plain_context
-from drafters.helpers import hear, met, within
-from drafters.scripted import Scripted, guess
+from drafters.scripted import Scripted, drafted
 from pronk.drafters import make_drafter
 from pronk.drafters.from_draft.cape import Cape
 from pronk.drafters.from_draft.draft_model import DraftModel, ModelProposer
@@ -45,7 +45,7 @@ def below(value: float) -> float:
         ("paper", 0.8, 3),
         ("paper", above(0.8), 1),
         ("paper", 1.0, 1),
-        # Appendix A's numbers count the token itself: 8 8 8 8 6 6 6 6 4 4 2 2 at floor(10 p).
+        # Appendix A counts the token itself: 8 8 8 8 6 6 6 6 4 4 2 2 at floor(10 p).
         ("fine", 1e-6, 7),
         ("fine", below(0.4), 7),
         ("fine", 0.4, 5),
@@ -57,21 +57,21 @@ def below(value: float) -> float:
         ("fine", 1.0, 1),
     ],
 )
-def test_the_less_sure_the_more_siblings(sizes: str, confidence: float, count: int) -> None:
-    drafter = met(Cape((Scripted((guess(1, confidence, *OTHERS, vocab=50),)),), sizes=sizes))
+def test_the_number_of_siblings_falls_with_the_confidence(sizes: str, confidence: float, count: int) -> None:
+    drafter = bind(Cape((Scripted((drafted(1, confidence, *OTHERS, vocab=50),)),), sizes=sizes))
     (tree,) = drafter.propose([plain_context(drafter.start([0]), [0])])
     assert tree.tokens == (0, 1, *OTHERS[:count])
     assert tree.parents == (-1, *(0,) * (count + 1))
 
 
-def test_tokens_without_a_probability_are_no_siblings() -> None:
-    drafter = met(Cape((Scripted((guess(1, 0.2, 5, 6, vocab=50), guess(2, 0.2, vocab=50))),)))
+def test_impossible_tokens_are_no_siblings() -> None:
+    drafter = bind(Cape((Scripted((drafted(1, 0.2, 5, 6, vocab=50), drafted(2, 0.2, vocab=50))),)))
     (tree,) = drafter.propose([plain_context(drafter.start([0]), [0])])
     assert paths(tree) == {(1,), (5,), (6,), (1, 2)}
 
 
 def linearized(chain: int, expansion: list[int]) -> np.ndarray[Any, Any]:
-    """The paper's mask, rows and columns 1 .. beta: tokens of the chain, then the expansion sets one by one."""
+    """Return the paper's mask: the tokens of the chain, then the expansion sets."""
     pos = [*range(1, chain + 1)] + [i for i, size in enumerate(expansion, 1) for _ in range(size)]
     beta = len(pos)
     mask = np.zeros((beta, beta), dtype=bool)
@@ -82,14 +82,14 @@ def linearized(chain: int, expansion: list[int]) -> np.ndarray[Any, Any]:
 
 
 def expanded(confidences: list[float], **options: Any) -> TokenTree:
-    script = tuple(guess(token, c, *OTHERS, vocab=50) for token, c in enumerate(confidences, 1))
-    drafter = met(Cape((Scripted(script),), **options))
+    script = tuple(drafted(token, c, *OTHERS, vocab=50) for token, c in enumerate(confidences, 1))
+    drafter = bind(Cape((Scripted(script),), **options))
     (tree,) = drafter.propose([plain_context(drafter.start([0]), [0])])
     return tree
 
 
 def test_the_mask_of_the_paper() -> None:
-    """A chain of three with one, three and five further candidates, cell by cell; the paper leaves out the root."""
+    """A chain of three with one, three and five siblings; the paper leaves out the root."""
     tree = expanded([0.9, 0.7, 0.5])
     assert tree.parents == (-1, 0, 1, 2, 0, 1, 1, 1, *(2,) * 5)
     assert tree.visible[:, 0].all()
@@ -112,7 +112,7 @@ def test_the_mask_of_random_expansions() -> None:
         assert (tree.visible[1:, 1:] == linearized(len(confidences), counts)).all()
 
 
-def test_no_more_than_32_tokens_are_verified_the_chain_s_first() -> None:
+def test_the_tree_has_32_draft_tokens_at_most_the_chain_first() -> None:
     tree = expanded([0.1] * 9)
     assert tree.num_draft_tokens == 32
     assert tree.tokens[:10] == tuple(range(10))
@@ -122,7 +122,7 @@ def test_no_more_than_32_tokens_are_verified_the_chain_s_first() -> None:
 
 
 def ranking(tokens: list[int], params: SamplingParams) -> tuple[list[int], float]:
-    """The draft's tokens after a text by falling score, and the share of the best."""
+    """Return the draft's tokens after a text by falling score, and the probability of the first one."""
     scores = dense(FAIR)(tokens).double()
     if params.temperature:
         scores = (scores.float() / params.temperature).double()
@@ -139,8 +139,8 @@ def size_of(confidence: float) -> int:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8, 1.5])
-def test_siblings_are_the_runners_up(temperature: float) -> None:
-    """Where the target's choice has noise, those of the same noisy scores: what it may choose instead."""
+def test_siblings_are_the_next_likeliest_tokens(temperature: float) -> None:
+    """Under the coupled rule the order includes the target's noise."""
     engine, drafter = watched(f"cape({MODEL}, max_nodes=30)")
     (request,) = decode(engine, drafter, [[1, 2, 3]], temperature=temperature)
     siblings = 0
@@ -161,7 +161,7 @@ def test_siblings_are_the_runners_up(temperature: float) -> None:
 
 
 @pytest.mark.parametrize("rule", ["coupled", "rejection", "block"])
-def test_siblings_cost_no_pass_of_the_draft(rule: Any) -> None:
+def test_siblings_take_no_forward_pass_of_the_draft(rule: Any) -> None:
     params = SamplingParams(temperature=0.9, seed=3, rule=rule)
     passes, trees = [], []
     for spec in (MODEL, f"cape({MODEL})", f"cape(threshold({MODEL}, threshold=0.05))"):
@@ -177,8 +177,8 @@ def test_siblings_cost_no_pass_of_the_draft(rule: Any) -> None:
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
-def test_where_guesses_are_drawn_siblings_are_point_masses(rule: Any) -> None:
-    """The likeliest tokens beside the drawn one, as many as the largest probability says, whatever was drawn."""
+def test_siblings_of_drawn_tokens_are_point_masses(rule: Any) -> None:
+    """Siblings are the likeliest other tokens; their number depends on the largest probability."""
     drafter = bound(f"cape({MODEL})")
     firsts = set[int]()
     order, confidence = ranking([1, 2, 3], SamplingParams(temperature=1.3, rule="rejection"))
@@ -197,7 +197,7 @@ def test_where_guesses_are_drawn_siblings_are_point_masses(rule: Any) -> None:
 
 @pytest.mark.parametrize("right", [True, False])
 def test_gains_of_siblings_follow_their_acceptance(right: bool) -> None:
-    drafter = met(Cape((Scripted((guess(1, 0.9, 5, vocab=50), guess(2, 0.9, 6, vocab=50))),)))
+    drafter = bind(Cape((Scripted((drafted(1, 0.9, 5, vocab=50), drafted(2, 0.9, 6, vocab=50))),)))
     state, gains = drafter.start([0]), list[float]()
     for _ in range(6):
         (tree,) = drafter.propose([plain_context(state, [0])])
@@ -206,12 +206,12 @@ def test_gains_of_siblings_follow_their_acceptance(right: bool) -> None:
         assert tree.gain[1] < tree.gain[0] == 1.0
         assert tree.gain[4] == pytest.approx(tree.gain[1] * tree.gain[3])
         gains.append(tree.gain[3])
-        hear(drafter, state, tree, [0], lambda text: 5 if right and len(text) == 1 else 9)
+        verify_step(drafter, state, tree, [0], lambda text: 5 if right and len(text) == 1 else 9)
     assert gains == sorted(gains, reverse=not right)
     assert gains[-1] > 2 * gains[0] if right else gains[-1] < gains[0]
 
 
-def test_by_default_it_expands_a_draft_model() -> None:
+def test_default_options() -> None:
     made = make_drafter("cape")
     assert made.parts == (DraftModel(),)
     assert (made.sizes, made.max_nodes) == ("paper", 32)

@@ -1,4 +1,4 @@
-"""The draft model's chains against a slow loop, and its cache: what is run, kept, forgotten and given back."""
+"""The draft model's chains against a reference without a cache, and its KV cache."""
 
 import random
 from collections.abc import Sequence
@@ -10,13 +10,15 @@ import torch
 
 from drafters.drafting import (
     Dense,
+    abort_one_and_finish,
     assert_no_blocks,
     bound,
-    chooser_at,
     context,
     decode,
     dense,
     kept_rows,
+    plain_output,
+    sampler_at,
     text,
     watch_draft,
     watched,
@@ -30,9 +32,9 @@ from pronk.drafters.from_draft.draft_model import ModelProposer
 from pronk.drafters.shared.draft import DraftLane, DraftRunner
 from pronk.sampling.logits_processors import Penalties
 from pronk.sampling.params import SamplingParams
-from tiny_models import VOCAB, assert_idle, context_of, make_engine, make_request, run, tiny_decoder
+from tiny_models import VOCAB, context_of, make_engine, make_request, run, tiny_decoder
 
-# All, a part and next to none of the guesses of these drafts are right.
+# Noise of draft models whose draft tokens are right always, sometimes and almost never.
 RIGHT, FAIR, WRONG = 0.0, 0.03, 0.25
 NOISES = pytest.mark.parametrize("noise", [RIGHT, FAIR, WRONG], ids=["right", "fair", "wrong"])
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7], list(range(40)), [9]]
@@ -51,13 +53,13 @@ def spec(noise: float = WRONG, **options: Any) -> str:
 
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("noise", [FAIR, WRONG])
-def test_the_chain_is_what_a_slow_loop_writes(noise: float, options: str) -> None:
+def test_chains_equal_a_reference_without_a_cache(noise: float, options: str) -> None:
     engine, drafter = watched(spec(noise))
     oracle, accepted = dense(noise), 0
     for request in decode(engine, drafter, PROMPTS[:3], max_tokens=12, **OPTIONS[options]):
         for asked in drafter.of(request):
             tokens = list(asked.tokens)
-            sampler = chooser_at(request, tokens)
+            sampler = sampler_at(request, tokens)
             for _ in range(min(7, asked.depth, asked.nodes)):
                 tokens.append(sampler.choose(oracle(tokens)))
                 sampler.advance(tokens[-1])
@@ -69,8 +71,8 @@ def test_the_chain_is_what_a_slow_loop_writes(noise: float, options: str) -> Non
 
 
 @NOISES
-def test_no_token_is_run_twice(noise: float) -> None:
-    """Between two proposals one pass reads what is new: the bonus token, and the last guess if all were accepted."""
+def test_no_token_is_computed_twice(noise: float) -> None:
+    """Between two proposals one forward pass reads the bonus token, and the last draft token if all were accepted."""
     engine, drafter = watched(spec(noise, num_tokens=4))
     passes = watch_draft(drafter.inner.draft)
     (request,) = decode(engine, drafter, [text(0, 50)], max_tokens=40)
@@ -91,14 +93,13 @@ def test_no_token_is_run_twice(noise: float) -> None:
         before = asked
     assert not rows
     assert kinds == {RIGHT: {True}, FAIR: {True, False}, WRONG: {False}}[noise]
-    assert_no_blocks(drafter.inner.draft)
+    assert_no_blocks(drafter)
 
 
 @pytest.mark.parametrize(
     ("length", "want"), [(511, [512]), (512, [512, 1]), (1023, [512, 512]), (1030, [512, 512, 7])], ids=str
 )
-def test_a_prompt_is_read_once_in_chunks(length: int, want: list[int]) -> None:
-    """The first question comes when the target has chosen a token."""
+def test_the_first_proposal_reads_the_prompt_in_chunks(length: int, want: list[int]) -> None:
     engine, drafter = watched(spec(num_tokens=1))
     passes = watch_draft(drafter.inner.draft)
     decode(engine, drafter, [text(1, length)], max_tokens=6)
@@ -107,8 +108,8 @@ def test_a_prompt_is_read_once_in_chunks(length: int, want: list[int]) -> None:
     assert set(rows[len(want) :]) <= {1, 2}
 
 
-def test_requests_share_passes() -> None:
-    """As many passes as the longest chain has tokens, whatever the lengths of the texts."""
+def test_requests_share_forward_passes() -> None:
+    """A step takes one forward pass for each token of the longest chain."""
     engine, drafter = watched(spec(FAIR, num_tokens=3))
     passes = watch_draft(drafter.inner.draft)
     requests = decode(engine, drafter, [text(2, 7), text(3, 30), text(4, 2)], max_tokens=20)
@@ -122,7 +123,7 @@ def test_requests_share_passes() -> None:
 
 
 def assert_fresh(draft: DraftRunner, lane: DraftLane, oracle: Dense, held: Sequence[int]) -> None:
-    """A lane has the tokens, and the same bits, of one that has just read them."""
+    """Check that a lane has the tokens and the bits of a lane that has just read them."""
     assert lane.tokens == list(held)
     assert lane.block_table.length == len(held)
     assert lane.tree is None
@@ -131,8 +132,8 @@ def assert_fresh(draft: DraftRunner, lane: DraftLane, oracle: Dense, held: Seque
 
 
 @NOISES
-def test_the_cache_is_that_of_a_fresh_replay(noise: float) -> None:
-    """Whatever was proposed and rejected before, and whatever was asked about guesses of others, right and wrong."""
+def test_the_cache_equals_one_that_has_just_read_the_text(noise: float) -> None:
+    """Earlier proposals, rejections and other drafters' draft tokens leave no trace."""
     drafter = bound(spec(noise, num_tokens=4))
     draft, dice = drafter.draft, random.Random(1)
     watch_draft(draft)
@@ -142,30 +143,27 @@ def test_the_cache_is_that_of_a_fresh_replay(noise: float) -> None:
         (tree,) = drafter.propose([context(drafter, tokens, state=state)])
         assert tree.num_draft_tokens == 4
         assert_fresh(draft, state.lane, dense(noise), [*tokens, *tree.tokens[1:-1]])
-        # What was accepted, then others' guesses and the bonus token.
+        # Accepted draft tokens, then tokens of another drafter and the bonus token.
         new = [*tree.tokens[1 : 1 + dice.randint(0, 4)], *(dice.randrange(VOCAB) for _ in range(dice.randint(1, 3)))]
         if number % 2:
             draft_tokens = [*new[:2], dice.randrange(VOCAB)]
-            drafter.propose([context(drafter, [*tokens, *draft_tokens], state=state, guessed=len(draft_tokens))])
+            drafter.propose([context(drafter, [*tokens, *draft_tokens], state=state, drafted=len(draft_tokens))])
         tokens = [*tokens, *new]
     drafter.stop(state)
-    assert_no_blocks(draft)
+    assert_no_blocks(drafter)
 
 
-def test_accepted_guesses_of_others_are_read_too() -> None:
-    """Off the main chain as well."""
-    plain = make_request([1, 2, 3], SamplingParams(max_tokens=30, seed=0))
-    run(make_engine(tiny_decoder()), [plain])
-    texts = {((1, 2, 3), 0): plain.tokens}
+def test_accepted_draft_tokens_of_another_drafter_are_read() -> None:
+    texts = {((1, 2, 3), 0): [1, 2, 3, *plain_output([1, 2, 3], SamplingParams(max_tokens=30, seed=0))]}
     engine = make_engine(tiny_decoder())
     drafter = Merged((TreeDrafter(off_chain, texts), bound(spec(FAIR), engine))).bind(engine.target)
     (request,) = decode(engine, drafter, [[1, 2, 3]])
     assert request.stats.moved > 0
     assert sum(each.accepted for name, each in request.stats.sources.items() if name.startswith("draft_model")) > 0
-    assert_no_blocks(drafter.parts[1].draft)
+    assert_no_blocks(drafter)
 
 
-def test_a_draft_that_is_the_target_is_always_right() -> None:
+def test_draft_tokens_of_the_target_itself_are_all_accepted() -> None:
     for count in (1, 4, 9):
         engine, drafter = watched(spec(RIGHT, num_tokens=count))
         (request,) = decode(engine, drafter, [[1, 2, 3]], max_tokens=1 + 4 * (count + 1))
@@ -182,7 +180,7 @@ def test_chains_end_at_the_limits(limit: str) -> None:
     assert tree.num_draft_tokens == len(passes) == 3
 
 
-def test_a_chain_ends_at_the_first_token_that_the_draft_is_not_sure_of() -> None:
+def test_a_chain_ends_at_the_first_token_below_min_confidence() -> None:
     drafter, oracle = bound(spec(FAIR, num_tokens=30, min_confidence=0.5)), dense(FAIR)
     lengths = set[int]()
     for seed in range(24):
@@ -198,8 +196,7 @@ def test_a_chain_ends_at_the_first_token_that_the_draft_is_not_sure_of() -> None
 
 @pytest.mark.parametrize("length", [30, 62, 63, 64, 80])
 @pytest.mark.parametrize("kind", ["draft_model", "staged", "beam"])
-def test_a_draft_with_a_shorter_context_stops_there(kind: str, length: int) -> None:
-    """It guesses the token after its last position, and no further one."""
+def test_draft_tokens_end_after_the_drafts_last_position(kind: str, length: int) -> None:
     model = f"draft_model(model={draft_folder(RIGHT, context=64)!r})"
     name = {"draft_model": model, "staged": f"staged({model}, prompt_lookup)", "beam": f"beam({model})"}[kind]
     engine, drafter = watched(name)
@@ -214,11 +211,11 @@ def test_a_draft_with_a_shorter_context_stops_there(kind: str, length: int) -> N
         if kind != "staged":
             assert depth == min(most, max(0, 65 - held), length + 40 - held - 1)
     assert any(held > 64 for held in depths)
-    assert_no_blocks(model.draft)
+    assert_no_blocks(drafter)
 
 
-def test_a_pool_without_room_for_the_draft() -> None:
-    """Where nothing fits nothing is guessed; where one request fits the other one waits."""
+def test_no_draft_tokens_without_free_blocks() -> None:
+    """With blocks for one request, the other one decodes plainly until these blocks are free."""
     for blocks in (0, 2, 13):
         engine, drafter = watched(spec(RIGHT))
         drafter.inner.draft.runner.cache.resize(blocks)
@@ -227,7 +224,7 @@ def test_a_pool_without_room_for_the_draft() -> None:
         assert bool(one.stats.drafted) == (blocks == 13)
         assert drafter.of(other)[0].tree.num_draft_tokens == 0
         assert drafter.of(one)[0].tree.num_draft_tokens == (7 if blocks == 13 else 0)
-        assert_no_blocks(drafter.inner.draft)
+        assert_no_blocks(drafter)
 
 
 KINDS = {
@@ -246,35 +243,22 @@ def models_of(drafter: Any) -> list[DraftRunner]:
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_interrupted_pass_of_the_draft_does_no_harm(kind: str, *, after: bool) -> None:
-    """Whether its rows are in the cache or not: nobody has been told of them."""
+def test_an_interrupted_forward_pass_of_the_draft_changes_no_text(kind: str, *, after: bool) -> None:
     params = SamplingParams(max_tokens=16, seed=1, temperature=0.8, frequency_penalty=0.6)
-    want = [make_request(prompt, params) for prompt in PROMPTS]
-    run(make_engine(tiny_decoder()), want)
     for at in (0, 1, 7):
         engine, drafter = watched(KINDS[kind])
         drafts = models_of(drafter.inner)
         for draft in drafts:
             watch_draft(draft)
-        pool = drafts[-1].runner.cache
-        requests = [make_request(prompt, plain.params, drafter) for prompt, plain in zip(PROMPTS, want, strict=True)]
-        with pytest.raises(KeyboardInterrupt), burning(pool, at, after=after):
+        requests = [make_request(prompt, params, drafter) for prompt in PROMPTS]
+        with pytest.raises(KeyboardInterrupt), burning(drafts[-1].runner.cache, at, after=after):
             run(engine, requests)
-        engine.abort(requests[1])
-        rest = [(request, plain) for i, (request, plain) in enumerate(zip(requests, want, strict=True)) if i != 1]
-        while any(request.finish_reason is None for request, _ in rest):
-            engine.step()
-        for request, plain in rest:
-            assert request.output == plain.output
-            assert request.stats.accepted > 0
-        assert_idle(engine)
-        for draft in drafts:
-            assert_no_blocks(draft)
+        abort_one_and_finish(engine, drafter, requests)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_chooser_is_told_of_nothing_that_stays(kind: str) -> None:
-    """Also if a pass is interrupted after some guesses."""
+def test_the_sampler_is_unchanged_after_a_proposal(kind: str) -> None:
+    """Also after an interrupted forward pass."""
     drafter = bound(KINDS[kind])
     params = SamplingParams(temperature=0.8, frequency_penalty=0.6)
     for at in (99, 0, 2):
@@ -291,25 +275,10 @@ def test_the_chooser_is_told_of_nothing_that_stays(kind: str) -> None:
         drafter.stop(asked.state)
 
 
-def test_aborted_requests_give_back_what_the_draft_held() -> None:
-    engine, drafter = watched(spec(FAIR))
-    requests = [make_request(prompt, SamplingParams(max_tokens=30), drafter) for prompt in PROMPTS]
-    for request in requests:
-        engine.add(request)
-    for steps, request in enumerate(requests):
-        for _ in range(steps):
-            engine.step()
-        engine.abort(request)
-    assert_idle(engine)
-    assert_no_blocks(drafter.inner.draft)
-    decode(engine, drafter, PROMPTS)
-
-
 @pytest.mark.parametrize(
     "kind", ["beam({}, width=16, num_tokens=30)", "staged({}, suffix, num_nodes=100, width=32, depth=16)"]
 )
-def test_wide_trees_stay_within_their_own_places(kind: str) -> None:
-    """They once wrote into the blocks behind, which are another request's."""
+def test_wide_trees_write_only_to_their_own_blocks(kind: str) -> None:
     spec = kind.format(KINDS["draft_model"])
     alone = []
     for prompt in PROMPTS[:2]:

@@ -1,4 +1,4 @@
-"""What several drafts, requests or steps must not have in common: numbers, lessons, and each other's waiting time."""
+"""State that draft models, requests and steps must not share: random numbers, acceptance statistics, waiting time."""
 
 import signal
 from collections import defaultdict
@@ -36,10 +36,10 @@ def model(noise: float, more: str = "") -> str:
     ids=["staged", "staged twice", "first_of", "cape", "chain"],
 )
 @pytest.mark.parametrize("rule", [pytest.param("rejection", marks=pytest.mark.slow), "block"])
-def test_numbers_that_a_draft_has_drawn_with_are_used_in_one_step(
+def test_random_numbers_of_drawn_draft_tokens_are_used_in_one_step(
     monkeypatch: pytest.MonkeyPatch, spec: str, rule: Any
 ) -> None:
-    """And none at all by a draft that guesses for another one."""
+    """A draft that proposes for another drafter draws none."""
     steps, now, draw = defaultdict[tuple[int, ...], set[int]](set), [0], pronk.sampling.sampler.draft_noise
 
     def spy(seed: int, root: int, position: int, ids: Any) -> Any:
@@ -60,17 +60,17 @@ def test_numbers_that_a_draft_has_drawn_with_are_used_in_one_step(
     assert bool(steps) == (not spec.startswith("staged"))
 
 
-def test_prompts_with_one_seed_do_not_share_what_guesses_are_tried_with() -> None:
+def test_prompts_with_one_seed_have_different_trial_seeds() -> None:
     assert trial_seed(7, [1, 2, 3]) == trial_seed(7, [1, 2, 3])
     assert len({trial_seed(seed, prompt) for seed in (0, 7) for prompt in ((1, 2, 3), (1, 2), (3, 2, 1))}) == 6
     assert all(0 <= trial_seed(2**63 - 1, [token]) < 2**63 for token in range(50))
-    by_chance = SamplingParams(temperature=1.0, rule="rejection")
-    assert Sampler(by_chance, 7, [1, 2], 9).trial_seed != Sampler(by_chance, 7, [2, 1], 9).trial_seed
+    rejecting = SamplingParams(temperature=1.0, rule="rejection")
+    assert Sampler(rejecting, 7, [1, 2], 9).trial_seed != Sampler(rejecting, 7, [2, 1], 9).trial_seed
     coupled = SamplingParams(temperature=1.0)
     assert Sampler(coupled, 7, [1, 2], 9).seed == Sampler(coupled, 7, [2, 1], 9).seed == 7
 
 
-def test_a_draft_does_not_learn_from_another_one_s_guesses() -> None:
+def test_a_draft_does_not_learn_from_another_drafts_tokens() -> None:
     engine = make_engine(tiny_decoder())
     drafter = bound(f"first_of({model(WRONG)}, {model(RIGHT)})", engine)
     states: list[Any] = []
@@ -91,8 +91,8 @@ def test_a_draft_does_not_learn_from_another_one_s_guesses() -> None:
     assert len(request.stats.sources) == 1
 
 
-def test_a_long_prompt_does_not_keep_others_waiting() -> None:
-    """In company the draft reads a chunk a step, whatever the prompts, and guesses for those that are through."""
+def test_a_long_prompt_does_not_delay_other_requests() -> None:
+    """The draft reads at most one chunk per step and proposes for requests with a complete prompt."""
     engine = make_engine(tiny_decoder(), num_blocks=800)
     drafter = bound(model(RIGHT, ", num_tokens=2"), engine)
     passes = watch_draft(drafter.draft)
@@ -114,7 +114,7 @@ def test_a_long_prompt_does_not_keep_others_waiting() -> None:
 
 
 class Burn(list[int]):
-    """Tokens that are tried ahead; Ctrl-C comes for number ``left``, when it was noted or is about to be struck out."""
+    """Tokens noted ahead; the append or deletion number ``left`` raises KeyboardInterrupt."""
 
     def __init__(self, left: int) -> None:
         super().__init__()
@@ -134,10 +134,10 @@ class Burn(list[int]):
             signal.raise_signal(signal.SIGINT)
 
     def install(self, patch: pytest.MonkeyPatch, drafter: type, request: Request) -> None:
-        """Into the request's chooser, for as long as the drafter proposes."""
+        """Replace the list of the request's sampler while the drafter proposes."""
         propose = drafter.propose
 
-        def speculator(drafter: Any, contexts: Any) -> Any:
+        def armed_propose(drafter: Any, contexts: Any) -> Any:
             self.armed = True
             try:
                 return propose(drafter, contexts)
@@ -145,7 +145,7 @@ class Burn(list[int]):
                 self.armed = False
 
         patch.setattr(request.sampler.context, "tentative", self)
-        patch.setattr(drafter, "propose", speculator)
+        patch.setattr(drafter, "propose", armed_propose)
 
 
 @pytest.mark.parametrize(
@@ -155,8 +155,8 @@ class Burn(list[int]):
         pytest.param(f"staged({model(FAIR)}, prompt_lookup(min_ngram=1))", id="staged", marks=pytest.mark.slow),
     ],
 )
-def test_choosers_recover_from_an_interruption_between_two_lines(spec: str) -> None:
-    """After a token was noted and before it was counted: penalties see the true text all the same."""
+def test_samplers_recover_from_an_interrupted_update(spec: str) -> None:
+    """After an interruption between noting and counting a token, penalties see the true text."""
     params = SamplingParams(30, temperature=0.8, seed=3, frequency_penalty=1.0, repetition_penalty=1.2)
     want = make_request(text(2, 25), params)
     run(make_engine(tiny_decoder()), [want])
@@ -177,7 +177,7 @@ def test_choosers_recover_from_an_interruption_between_two_lines(spec: str) -> N
         assert got.output == want.output
 
 
-def test_staged_has_a_smaller_drafter_by_default() -> None:
+def test_default_smaller_drafter_of_staged() -> None:
     assert make_drafter("staged") == make_drafter("staged(draft_model, prompt_lookup)")
     engine = make_engine(tiny_decoder())
     one, other = (bound(f"staged({model(FAIR)}{rest}, num_nodes=4)", engine) for rest in ("", ", prompt_lookup"))

@@ -1,12 +1,11 @@
-"""A chain that the kernels grow in one call is the chain of one pass after the other, to the bit."""
+"""Chains that the kernels extend in one call equal chains of one forward pass after the other, bit for bit."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from drafters.drafting import assert_no_blocks, decode, plain_output, watch_draft, watched
-from drafters.from_draft.drafts import draft_folder
+from drafters.drafting import assert_no_blocks, decode, watch_draft, watched
 from drafters.from_draft.test_draft_model import FAIR, RIGHT, WRONG
 from drafters.from_draft.test_draft_model import spec as model
 from drafters.from_target.test_glide import model_of
@@ -37,7 +36,7 @@ OPTIONS: dict[str, dict[str, Any]] = {"greedy": {}, "seeded": {"temperature": 0.
 
 @pytest.fixture
 def grown(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many passes each call made."""
+    """Return the list of the forward passes of each call."""
     counts: list[int] = []
     grow = ModelRunner.draft_chain
 
@@ -50,7 +49,7 @@ def grown(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def proposals(spec: str, prompts: Sequence[Sequence[int]], **options: Any) -> list[list[Any]]:
-    """Every tree of each prompt, decoded alone one after the other."""
+    """Return all trees of each prompt, decoded alone."""
     engine, drafter = watched(spec)
     found = []
     for prompt in prompts:
@@ -61,7 +60,9 @@ def proposals(spec: str, prompts: Sequence[Sequence[int]], **options: Any) -> li
 
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("name", SPECS)
-def test_the_same_trees(name: str, options: str, grown: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_call_gives_the_same_trees(
+    name: str, options: str, grown: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     at_once = proposals(SPECS[name], PROMPTS[:2], **OPTIONS[options])
     assert max(grown) > 2
     calls = len(grown)
@@ -87,7 +88,7 @@ def test_the_same_trees(name: str, options: str, grown: list[int], monkeypatch: 
     ],
     ids=str,
 )
-def test_only_what_logits_and_noise_decide_is_grown(options: dict[str, Any], alone: bool, grown: list[int]) -> None:
+def test_options_that_one_call_supports(options: dict[str, Any], alone: bool, grown: list[int]) -> None:
     engine, drafter = watched(SPECS["fair"])
     passes = watch_draft(model_of(drafter.inner))
     request = make_request(PROMPTS[2], SamplingParams(max_tokens=12, **options), drafter)
@@ -102,7 +103,7 @@ def finish(engine: Engine) -> None:
         engine.step()
 
 
-def test_requests_in_company_share_passes(grown: list[int]) -> None:
+def test_several_requests_share_forward_passes_instead(grown: list[int]) -> None:
     engine, drafter = watched(SPECS["fair"])
     requests = [make_request(prompt, SamplingParams(max_tokens=20), drafter) for prompt in PROMPTS[:2]]
     for request in requests:
@@ -115,22 +116,22 @@ def test_requests_in_company_share_passes(grown: list[int]) -> None:
 
 
 def fail(patch: pytest.MonkeyPatch) -> None:
-    """The second guess of every chain fails when it has been taken."""
+    """Let the second draft token of every chain fail after it was taken."""
     take = Chain.append
 
-    def failing(chain: Chain, guess: DraftToken) -> None:
-        take(chain, guess)
+    def failing(chain: Chain, token: DraftToken) -> None:
+        take(chain, token)
         if len(chain) == 2:
             raise ZeroDivisionError
 
     patch.setattr(Chain, "append", failing)
 
 
-def test_what_fails_within_is_heard_of_and_leaves_no_trace(monkeypatch: pytest.MonkeyPatch, grown: list[int]) -> None:
-    """Nothing can be raised through the kernels; afterwards the next proposal is as if nothing had happened."""
+def test_an_exception_in_the_callback_is_raised(monkeypatch: pytest.MonkeyPatch, grown: list[int]) -> None:
+    """The kernels' callback cannot raise; the next proposal is the usual one."""
     want = proposals(SPECS["fair"], PROMPTS[2:3])
     engine, drafter = watched(SPECS["fair"])
-    draft, propose, failed = model_of(drafter.inner), drafter.inner.propose, 0
+    propose, failed = drafter.inner.propose, 0
 
     def twice(contexts: Sequence[DraftContext[Any]]) -> list[TokenTree]:
         nonlocal failed
@@ -149,35 +150,4 @@ def test_what_fails_within_is_heard_of_and_leaves_no_trace(monkeypatch: pytest.M
     assert request.stats.accepted > 3
     assert failed > 3
     assert max(grown) > 2
-    assert_no_blocks(draft)
-
-
-def test_what_fails_within_costs_the_guesses_alone(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    engine, drafter = watched(SPECS["fair"])
-    (request,) = [make_request(PROMPTS[2], SamplingParams(max_tokens=30), drafter)]
-    engine.add(request)
-    engine.step()
-    engine.step()
-    drafted = request.stats.drafted
-    assert drafted
-    with monkeypatch.context() as patch:
-        fail(patch)
-        engine.step()
-    assert request.stats.draft_error == "ZeroDivisionError: "
-    caplog.clear()
-    assert context_of(request.sampler) == request.tokens
-    finish(engine)
-    assert request.output == plain_output(request.prompt, request.params)
-    assert request.stats.drafted == drafted
-    assert_no_blocks(model_of(drafter.inner))
-
-
-def test_a_draft_s_context_ends_the_chain() -> None:
-    """Of 40 positions the text takes 30 and more; no pass goes beyond."""
-    folder = draft_folder(FAIR, context=40)
-    engine, drafter = watched(f"draft_model(model={folder!r}, num_tokens=9)")
-    passes = watch_draft(model_of(drafter.inner))
-    decode(engine, drafter, [PROMPTS[2]], max_tokens=30)
-    assert max(len(text) for each in passes for lane in each.texts for text in lane) == 40
+    assert_no_blocks(drafter)

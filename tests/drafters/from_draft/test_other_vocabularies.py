@@ -1,4 +1,4 @@
-"""Draft models with another vocabulary, or of another family, decode for pronk-tiny without a difference."""
+"""Draft models with another vocabulary or of another family, beside pronk-tiny."""
 
 import json
 import random
@@ -41,13 +41,13 @@ def params_of(options: str) -> SamplingParams:
 
 @cache
 def plain_text(llm: LLM, options: str) -> list[list[int]]:
-    """The tokens of plain decoding."""
+    """Return the tokens of plain decoding."""
     return [each.token_ids for each in llm.generate(PROMPTS, params_of(options), drafter="autoregressive")]
 
 
 @cache
 def decode(llm: LLM, drafter: str, options: str) -> tuple[int, int, int]:
-    """Passes, guesses and acceptances; the tokens are those of plain decoding."""
+    """Return forward passes, draft tokens and accepted ones; the tokens must equal plain decoding."""
     got = llm.generate(PROMPTS, params_of(options), drafter=drafter)
     assert [each.token_ids for each in got] == plain_text(llm, options)
     stats = [each.stats for each in got]
@@ -90,33 +90,32 @@ def shuffle_vocabulary(folder: Path) -> str:
 
 @pytest.mark.parametrize("options", [pytest.param("greedy", marks=pytest.mark.slow), "seeded"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_ids_in_another_order_guess_the_same(llm: LLM, kind: str, options: str, tmp_path: Path) -> None:
-    """The same model with its vocabulary shuffled goes through re-encoding and intersection, and says the same."""
+def test_a_shuffled_vocabulary_drafts_as_well(llm: LLM, kind: str, options: str, tmp_path: Path) -> None:
+    """Re-encoding and mapping of logits lose nothing."""
     shuffled = shuffle_vocabulary(tmp_path / "shuffled")
     steps, drafted, accepted = decode(llm, kind.format(shuffled), options)
     assert accepted > 20
-    if kind.startswith("draft_model"):  # the context of the other ones is the same text, perhaps in other pieces
+    if kind.startswith("draft_model"):  # the other kinds re-encode draft tokens, perhaps differently
         plain = decode(llm, kind.format(f"model={str(DRAFT)!r}"), options)
         assert abs(steps - plain[0]) <= 0.1 * plain[0]
     assert drafted > 0
 
 
-def test_a_text_in_other_tokens_is_found_again(llm: LLM, tmp_path: Path) -> None:
-    """Where the target remembers prefixes, a draft's cache does so by the draft's own tokens."""
+def test_the_drafts_prefix_cache_uses_its_own_tokens(llm: LLM, tmp_path: Path) -> None:
     spec = KINDS[0].format(shuffle_vocabulary(tmp_path / "shuffled"))
-    prompts = ["".join(PROMPTS * count) for count in (6, 8)]  # each begins the next one
-    remembering = LLM(budget="all", prefix_cache=True)
+    prompts = ["".join(PROMPTS * count) for count in (6, 8)]  # the first is a prefix of the second
+    caching = LLM(budget="all", prefix_cache=True)
     for options in OPTIONS:
         for prompt in prompts:
-            want, got = (each.generate(prompt, params_of(options), drafter=spec) for each in (llm, remembering))
+            want, got = (each.generate(prompt, params_of(options), drafter=spec) for each in (llm, caching))
             assert got.token_ids == want.token_ids
             assert [step[1:5] for step in got.stats.steps] == [step[1:5] for step in want.stats.steps]
             assert got.stats.accepted > 0
     assert got.stats.cached_tokens > 100
-    proposer = remembering.get_proposer(spec)
+    proposer = caching.get_proposer(spec)
     assert isinstance(proposer, ModelProposer)
-    lane, (state,) = proposer.draft.lane(), [proposer.start([])]
-    ids = remembering.request_factory.encode_prompt(prompts[-1])
+    lane, (state,) = proposer.draft.make_lane(), [proposer.start([])]
+    ids = caching.request_factory.encode_prompt(prompts[-1])
     (pending,) = proposer.draft.align_lanes([lane], [context(state, ids)])
     assert pending is not None
     assert len(lane.tokens) > 100
@@ -124,8 +123,8 @@ def test_a_text_in_other_tokens_is_found_again(llm: LLM, tmp_path: Path) -> None
     proposer.draft.release(lane)
 
 
-def test_padding_makes_no_difference(llm: LLM, tmp_path: Path) -> None:
-    """More rows than the tokenizer has tokens; they would win every choice."""
+def test_padded_embeddings_are_ignored(llm: LLM, tmp_path: Path) -> None:
+    """The padding rows would win every choice."""
 
     def pad(tensors: dict[str, torch.Tensor]) -> None:
         table = tensors["model.embed_tokens.weight"]
@@ -139,8 +138,8 @@ def test_padding_makes_no_difference(llm: LLM, tmp_path: Path) -> None:
         assert decode(llm, KINDS[0].format(padded), options) == plain
 
 
-def test_a_tokenizer_of_its_own(llm: LLM, checkpoint: MakeCheckpoint) -> None:
-    """A byte-level tokenizer with a few merges shares some of its tokens; a random model of it hardly guesses right."""
+def test_a_random_model_with_another_tokenizer(llm: LLM, checkpoint: MakeCheckpoint) -> None:
+    """The byte-level tokenizer with few merges shares some tokens; almost no draft token is right."""
     folder = checkpoint("gpt2")
     for kind, options in zip(KINDS, cycle(OPTIONS), strict=False):
         _, drafted, _ = decode(llm, kind.format(f"model={str(folder)!r}"), options)

@@ -1,4 +1,4 @@
-"""Staged trees against a best-first search, and beams against a beam search, that run the draft anew at every node."""
+"""Staged trees against a best-first search, and beams against a beam search, without caches."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -26,10 +26,10 @@ from tiny_models import VOCAB
 
 RIGHT, FAIR, POOR = 0.0, 0.03, 0.1
 MODEL = f"draft_model(model={draft_folder(FAIR)!r})"
-# The same weights in another place, so that its passes are counted apart.
+# The same weights in another folder, so that its forward passes are counted separately.
 TWIN = f"draft_model(model={draft_folder(FAIR, context=4095)!r}, num_tokens=8)"
 SMALLER = {
-    "nobody": "autoregressive",
+    "none": "autoregressive",
     "lookup": "prompt_lookup(min_ngram=1)",
     "recycling": "recycling",
     "a poor draft": f"draft_model(model={draft_folder(POOR)!r})",
@@ -43,7 +43,7 @@ Shares = Callable[[Path], list[tuple[int, float]]]
 
 
 def shares_after(tokens: Sequence[int], params: SamplingParams, breadth: int) -> Shares:
-    """The likeliest tokens after a text and a path below it, with their shares."""
+    """Return a function to the likeliest tokens below a path, with their probabilities."""
 
     def ask(path: Path) -> list[tuple[int, float]]:
         scores = dense(FAIR)([*tokens, *path]).double()
@@ -59,7 +59,7 @@ def shares_after(tokens: Sequence[int], params: SamplingParams, breadth: int) ->
 
 
 def best_first(ask: Shares, num_nodes: int, depth: int) -> set[Path]:
-    """The likeliest nodes, one at a time, each of whose children are offered as soon as it is in."""
+    """Return the likeliest nodes; the children of a node are candidates once the node is in the tree."""
     heap: list[tuple[float, Path]] = []
     found = set[Path]()
 
@@ -78,7 +78,7 @@ def best_first(ask: Shares, num_nodes: int, depth: int) -> set[Path]:
 
 
 def beam_search(ask: Shares, width: int, length: int) -> set[Path]:
-    """The likeliest branches of a length, and all nodes on them."""
+    """Return the nodes of the likeliest branches of a length."""
     beam: list[tuple[float, Path]] = [(1.0, ())]
     for _ in range(length):
         longer = [(reach * share, (*path, token)) for reach, path in beam for token, share in ask(path)]
@@ -95,15 +95,15 @@ PARAMS = {
 
 @pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS)
 @pytest.mark.parametrize("smaller", SMALLER.values(), ids=SMALLER)
-def test_the_tree_is_that_of_a_best_first_search(smaller: str, params: SamplingParams) -> None:
-    for tokens in TEXTS:
-        want = best_first(shares_after(tokens, params, 3), 14, 5)
-        for width, lead in ((1, 0), (1, 5), (4, 4), (16, 1)):
-            options = f"num_nodes=14, breadth=3, depth=5, width={width}, lead={lead}"
-            drafter = bound(f"staged({MODEL}, {smaller}, {options})")
-            (tree,) = drafter.propose([context(drafter, tokens, params=params)])
-            assert paths(tree) == want
-            assert tree.probs is None
+def test_trees_equal_a_best_first_search(smaller: str, params: SamplingParams) -> None:
+    want = [best_first(shares_after(tokens, params, 3), 14, 5) for tokens in TEXTS]
+    for width, lead in ((1, 0), (1, 5), (4, 4), (16, 1)):
+        drafter = bound(f"staged({MODEL}, {smaller}, num_nodes=14, breadth=3, depth=5, width={width}, lead={lead})")
+        passes = watch_draft(drafter.model.draft)
+        trees = drafter.propose([context(drafter, tokens, params=params) for tokens in TEXTS])
+        assert [paths(tree) for tree in trees] == want
+        assert all(tree.probs is None for tree in trees)
+        assert len(passes[0].rows) == len(TEXTS)
 
 
 @pytest.mark.parametrize(
@@ -121,20 +121,7 @@ def test_trees_of_other_shapes(num_nodes: int, breadth: int, depth: int) -> None
         assert len(want) <= most
 
 
-def test_trees_of_a_batch_do_not_depend_on_each_other() -> None:
-    drafter = bound(f"staged({MODEL}, {SMALLER['lookup']})")
-    passes = watch_draft(drafter.model.draft)
-    trees = drafter.propose([context(drafter, tokens) for tokens in TEXTS])
-    assert len(passes[0].rows) == len(TEXTS)
-    together = len(passes)
-    for tokens, tree in zip(TEXTS, trees, strict=True):
-        del passes[:]
-        (alone,) = drafter.propose([context(drafter, tokens)])
-        assert (alone.tokens, alone.parents) == (tree.tokens, tree.parents)
-        assert len(passes) <= together
-
-
-def test_no_node_is_asked_about_twice_in_a_proposal() -> None:
+def test_a_proposal_computes_no_node_twice() -> None:
     for smaller in SMALLER.values():
         drafter = bound(f"staged({MODEL}, {smaller}, width=6, depth=3, num_nodes=30)")
         passes = watch_draft(drafter.model.draft)
@@ -142,7 +129,7 @@ def test_no_node_is_asked_about_twice_in_a_proposal() -> None:
         asked = [*joined(*(each.texts[0] for each in passes))]
         assert len(asked) == len(set(asked)) > 10
         assert asked[:3] == [(1,), (1, 2), (1, 2, 3)]
-        assert max(map(len, asked)) == 3 + 3 - 1  # nobody has to know what comes after the deepest nodes
+        assert max(map(len, asked)) == 3 + 3 - 1  # the deepest nodes need no logits
 
 
 def passes_with(smaller: str, **options: Any) -> int:
@@ -154,11 +141,11 @@ def passes_with(smaller: str, **options: Any) -> int:
     return len(passes)
 
 
-def test_a_smaller_drafter_that_is_right_saves_passes() -> None:
+def test_a_right_smaller_drafter_saves_forward_passes() -> None:
     options = {"width": 1, "lead": 8, "num_nodes": 8, "breadth": 1}
     alone, helped = passes_with("autoregressive", **options), passes_with(TWIN, **options)
     assert alone == 8 * len(TEXTS)
-    assert helped == len(TEXTS)  # the branch is known after a single pass
+    assert helped == len(TEXTS)  # one forward pass checks the whole branch
     assert passes_with(TWIN, **{**options, "lead": 3}) == 2 * len(TEXTS)
     wide = {"width": 1, "num_nodes": 16, "breadth": 4}
     assert passes_with(TWIN, **wide) < 0.8 * passes_with("autoregressive", **wide)
@@ -166,7 +153,7 @@ def test_a_smaller_drafter_that_is_right_saves_passes() -> None:
 
 
 class Counted(list[int]):
-    """A text that counts the tokens that are read of it."""
+    """A text that counts its tokens that are read."""
 
     read = 0
 
@@ -181,8 +168,8 @@ class Counted(list[int]):
 
 
 @pytest.mark.parametrize("smaller", SMALLER.values(), ids=SMALLER)
-def test_of_a_long_text_the_end_is_read(smaller: str) -> None:
-    """However many passes of the draft a tree takes, each of which asks the smaller drafter about a longer text."""
+def test_a_proposal_reads_only_the_end_of_a_long_text(smaller: str) -> None:
+    """Each forward pass of the draft model asks the smaller drafter about a longer text."""
     drafter, tokens = bound(f"staged({MODEL}, {smaller}, width=1, num_nodes=12)"), [*range(20)] * 120
     state = drafter.start(tokens)
     drafter.propose([context(drafter, tokens, state=state)])
@@ -195,8 +182,8 @@ def test_of_a_long_text_the_end_is_read(smaller: str) -> None:
     assert paths(tree) == paths(want)
 
 
-def test_what_was_accepted_is_not_run_again() -> None:
-    """Of the branch that the text took, all rows stay; only its last token is asked about again."""
+def test_accepted_draft_tokens_are_not_computed_again() -> None:
+    """The draft's cache keeps the rows of the accepted branch; only its last token is computed again."""
     engine, drafter = watched(f"staged({MODEL}, {SMALLER['lookup']})")
     passes = watch_draft(drafter.inner.model.draft)
     (request,) = decode(engine, drafter, [[1, 2, 3]])
@@ -211,11 +198,10 @@ def test_what_was_accepted_is_not_run_again() -> None:
     kept = [path for path in counts if text[: len(path)] == path and path not in roots]
     assert len(kept) > 10
     assert request.stats.accepted > 5
-    assert_no_blocks(drafter.inner.model.draft)
+    assert_no_blocks(drafter)
 
 
-def test_rows_that_were_moved_are_those_of_a_fresh_lane() -> None:
-    """Off the main chain too, to the last bit."""
+def test_moved_rows_have_the_bits_of_a_lane_that_has_just_read_the_text() -> None:
     drafter = bound(f"staged({MODEL}, {SMALLER['lookup']}, breadth=3)")
     draft, tokens, moved = drafter.model.draft, [1, 2, 3], 0
     state = drafter.start(tokens)
@@ -238,8 +224,7 @@ def test_rows_that_were_moved_are_those_of_a_fresh_lane() -> None:
 
 
 @pytest.mark.parametrize("smaller", SMALLER.values(), ids=SMALLER)
-def test_whole_decodings(smaller: str) -> None:
-    """Every tree on the way is the search's."""
+def test_trees_of_a_whole_decoding_equal_a_best_first_search(smaller: str) -> None:
     engine, drafter = watched(f"staged({MODEL}, {smaller}, num_nodes=8, breadth=2, depth=4)")
     for request in decode(engine, drafter, TEXTS[:2], temperature=0.7, max_tokens=16):
         for asked in drafter.of(request):
@@ -251,7 +236,7 @@ def test_whole_decodings(smaller: str) -> None:
 
 @pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS)
 @pytest.mark.parametrize(("width", "length"), [(1, 5), (3, 4), (4, 1), (6, 5)])
-def test_beams_are_those_of_a_beam_search(width: int, length: int, params: SamplingParams) -> None:
+def test_beams_equal_a_beam_search(width: int, length: int, params: SamplingParams) -> None:
     drafter = bound(f"beam({MODEL}, width={width}, num_tokens={length})")
     passes = watch_draft(drafter.parts[0].draft)
     trees = drafter.propose([context(drafter, tokens, params=params) for tokens in TEXTS])
@@ -269,9 +254,3 @@ def test_beams_end_at_the_limits() -> None:
     (small,) = drafter.propose([context(drafter, [1, 2, 3], nodes=4)])
     assert small.num_draft_tokens == 4
     assert paths(small) < beam_search(shares_after([1, 2, 3], SamplingParams(), 3), 3, 6)
-
-
-def test_parts_are_made_by_name() -> None:
-    made: Any = bound(f"staged({MODEL}, suffix, num_nodes=7)")
-    assert [part.name for part in made.parts] == ["draft_model", "suffix"]
-    assert made.options.num_nodes == 7

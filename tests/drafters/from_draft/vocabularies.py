@@ -1,4 +1,4 @@
-"""Small tokenizers of several kinds, learned from the same few lines."""
+"""Small tokenizers of several kinds, trained on the same few lines."""
 
 import json
 
@@ -27,7 +27,7 @@ def byte_level(
     specials: tuple[str, ...] = (),
     **options: bool,
 ) -> Tokenizer:
-    """GPT-2's kind: no unknown text, spaces belong to the word that follows."""
+    """Byte-level BPE as in GPT-2: covers every text; a space belongs to the word after it."""
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(**({"add_prefix_space": False} | options))
     backend.decoder = decoders.ByteLevel()
@@ -44,7 +44,7 @@ def byte_level(
 def metaspace(
     size: int = 420, text: list[str] | None = None, *, legacy: bool = False, fallback: bool = True
 ) -> Tokenizer:
-    """SentencePiece's kind, as Llama 2 (``legacy``) or Mistral have it: a space first, bytes for unknown characters."""
+    """SentencePiece BPE as in Llama 2 (``legacy``) or Mistral: a space first, bytes for unknown characters."""
     backend = tokenizers.Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=fallback, fuse_unk=True))
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=True)
     trainer = trainers.BpeTrainer(
@@ -67,7 +67,7 @@ def metaspace(
 
 
 def word_piece(size: int = 200) -> Tokenizer:
-    """BERT's kind: lower case, and no spaces at all."""
+    """WordPiece as in BERT: lower case, no spaces."""
     backend = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
     backend.normalizer = normalizers.BertNormalizer()
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()

@@ -1,17 +1,15 @@
-"""Lookahead's window and pool against the paper: cell by cell, and against a slow loop that asks once per position."""
+"""Lookahead's window and pool against figure 2b of the paper and a slow reference."""
 
 import random
 from collections.abc import Callable, Sequence
 
 import pytest
-import torch
 
-from drafters.helpers import VOCAB, Model, context, hear, looping, met, scrambled, step
-from pronk.drafters import Lookahead, Outcome
-from pronk.drafters.from_outputs._window import LADDER, NO_WINDOW, NgramPool, Window, WindowShape, WindowTuner
+from drafters.helpers import Model, bind, context, looping, scrambled, step, verify_step
+from pronk.drafters import Lookahead
+from pronk.drafters.from_outputs._window import NO_WINDOW, WINDOW_SIZES, NgramPool, Window, WindowShape, WindowTuner
 from pronk.drafters.from_outputs.lookahead import LookaheadState
 from pronk.errors import OptionError
-from pronk.sampling.params import SamplingParams
 from pronk.speculation.acceptance_rates import AcceptanceRates
 from pronk.speculation.cost_model import CostCurve
 
@@ -24,15 +22,15 @@ def after(pool: NgramPool, token: int) -> list[tuple[int, ...]]:
     return [gram for gram, _ in pool.continuations(token)]
 
 
-def fill(prompt: Sequence[int], position: int) -> int:
-    """What stands at a position that nothing is known of."""
+def initial_token(prompt: Sequence[int], position: int) -> int:
+    """Return the token of a window cell without an output."""
     return prompt[position * 7919 % len(prompt)]
 
 
-def explore(prompt: list[int], steps: Sequence[int], model: Model, width: int, size: int) -> list[list[int]]:
-    """Algorithm 1's lookahead branch, by absolute positions, with one call of the model per position.
+def reference_ngrams(prompt: list[int], steps: Sequence[int], model: Model, width: int, size: int) -> list[list[int]]:
+    """Return the n-grams of the lookahead branch (algorithm 1 of the paper) in the order of discovery.
 
-    ``steps`` are the lengths of the text at each step. Returns the n-grams in the order in which they are found.
+    Cells are addressed by absolute positions, with one model call per position. ``steps`` are the lengths of the text.
     """
     rows: list[dict[int, int]] = [{}]
     grams: list[list[int]] = []
@@ -43,7 +41,8 @@ def explore(prompt: list[int], steps: Sequence[int], model: Model, width: int, s
         now = text[:length]
         root = length - 1
         cells = [
-            [row.get(root + r + j, fill(prompt, root + r + j)) for j in range(width)] for r, row in enumerate(rows)
+            [row.get(root + r + j, initial_token(prompt, root + r + j)) for j in range(width)]
+            for r, row in enumerate(rows)
         ]
         cells[0][0] = now[-1]
         new = {}
@@ -63,8 +62,8 @@ def explore(prompt: list[int], steps: Sequence[int], model: Model, width: int, s
 @pytest.mark.parametrize(
     ("width", "size", "draft_tokens"), [(1, 2, 1), (5, 4, 2), (3, 2, 3), (2, 5, 2), (4, 3, 0), (1, 4, 2)]
 )
-def test_window_and_pool_are_those_of_a_slow_loop(model: Model, width: int, size: int, draft_tokens: int) -> None:
-    drafter = met(Lookahead(window=width, ngram=size, guesses=draft_tokens, use_prompt=False))
+def test_ngrams_and_outputs_equal_a_slow_reference(model: Model, width: int, size: int, draft_tokens: int) -> None:
+    drafter = bind(Lookahead(window=width, ngram=size, guesses=draft_tokens, use_prompt=False))
     tokens, found = [3, 1, 4], list[list[int]]()
     state = drafter.start(tokens)
     record = state.pool.add
@@ -73,7 +72,7 @@ def test_window_and_pool_are_those_of_a_slow_loop(model: Model, width: int, size
     for _ in range(30):
         lengths.append(len(tokens))
         step(drafter, state, tokens, model)
-    assert found == explore([3, 1, 4], lengths, model, width, size)
+    assert found == reference_ngrams([3, 1, 4], lengths, model, width, size)
     assert len(found) == width * (30 - (size - 2))
     plain = [3, 1, 4]
     while len(plain) < len(tokens):
@@ -83,15 +82,15 @@ def test_window_and_pool_are_those_of_a_slow_loop(model: Model, width: int, size
         assert len(tokens) > 3 + 30 * 1.5
 
 
-def test_figure_2b() -> None:
-    """W = 5, N = 4, G = 2: which tokens each token of the window and of the candidates sees, and where it stands."""
+def test_tree_of_figure_2b() -> None:
+    """Check which nodes each node sees and where each node stands, for W = 5, N = 4, G = 2."""
     orange, green, red = (0, 11, 12, 13, 14), (21, 22, 23, 24, 25), (32, 33, 34, 35, 36)
     pool = NgramPool(100)
     pool.add((0, 41, 42, 43))
     pool.add((0, 51, 52, 53))
-    # It was left one token ago, with the outputs as a fourth row; the oldest goes, and these three are left.
+    # The window of the last step has a fourth row, the oldest, which is dropped.
     state = LookaheadState((1,), pool, rates(), Window(8, ((7, 7, 7, 7, 7), orange, green, red)))
-    drafter = met(Lookahead(window=5, ngram=4, guesses=2, use_prompt=False))
+    drafter = bind(Lookahead(window=5, ngram=4, guesses=2, use_prompt=False))
     (tree,) = drafter.propose([context(state, [*range(1, 10), 0])])
     names = dict(enumerate(tree.tokens))
     sees = {
@@ -117,23 +116,7 @@ def test_figure_2b() -> None:
     assert tree.tokens[1:4] == (51, 52, 53)  # the latest candidate is the main chain
 
 
-def test_worked_example_of_collecting() -> None:
-    """W = 2, N = 3: the outputs close the columns' 3-grams, and become the newest row."""
-    drafter = met(Lookahead(window=2, ngram=3, guesses=1, use_prompt=False))
-    state = drafter.start([1, 2])
-    state.window = Window(1, ((2, 6), (7, 8)))
-    tree = drafter.propose([context(state, [1, 2, 3])])[0]
-    # One token on: column 1 becomes column 0, its row 0 is the root now; what comes in is from the prompt.
-    assert tree.tokens == (3, fill([1, 2], 3), 8, fill([1, 2], 4))
-    logits = torch.zeros(4, VOCAB)
-    logits[2, 9] = logits[3, 10] = 1.0
-    drafter.observe(Outcome(state, tree, (), (5,), 2, SamplingParams(), logits))
-    assert after(state.pool, 3) == [(8, 9)]
-    assert after(state.pool, tree.tokens[1]) == [(tree.tokens[3], 10)]
-    assert state.window == Window(2, ((3, tree.tokens[1]), (8, tree.tokens[3]), (9, 10)))
-
-
-def test_pool_is_bounded_and_forgets_the_longest_unused() -> None:
+def test_pool_is_bounded_and_evicts_the_least_recently_used() -> None:
     pool = NgramPool(3)
     for gram in ((1, 2), (3, 4), (1, 5), (3, 4), (6, 7)):
         pool.add(gram)
@@ -145,21 +128,21 @@ def test_pool_is_bounded_and_forgets_the_longest_unused() -> None:
     assert sum(len(after(pool, token)) for token in range(60)) == 3
 
 
-def test_the_prompt_is_a_reference_or_not() -> None:
+def test_ngrams_of_the_text_are_optional() -> None:
     prompt = [1, 2, 3, 9, 1]
     for use in (True, False):
-        drafter = met(Lookahead(window=1, ngram=3, use_prompt=use))
+        drafter = bind(Lookahead(window=1, ngram=3, use_prompt=use))
         state = drafter.start(prompt)
         drafter.propose([context(state, prompt)])
         assert after(state.pool, 1) == ([(2, 3)] if use else [])
-        drafter.propose([context(state, [*prompt, 7, 8, 5], guessed=1)])
+        drafter.propose([context(state, [*prompt, 7, 8, 5], drafted=1)])
         assert after(state.pool, 1) == ([(7, 8), (2, 3)] if use else [])
         assert after(state.pool, 9) == ([(1, 7)] if use else [])
-        assert after(state.pool, 7) == []  # a guess is no text
+        assert after(state.pool, 7) == []
 
 
-def test_no_room_means_no_window() -> None:
-    drafter = met(Lookahead(window=5, ngram=4, guesses=2))
+def test_a_window_beyond_the_limits_is_left_out() -> None:
+    drafter = bind(Lookahead(window=5, ngram=4, guesses=2))
     dice = random.Random(0)
     tokens = [dice.randrange(3) for _ in range(40)]
     state = drafter.start(tokens)
@@ -168,28 +151,21 @@ def test_no_room_means_no_window() -> None:
         assert all(tree.acceptable)
 
 
-def test_text_and_window_are_told_apart() -> None:
+def test_ngrams_of_the_text_are_marked() -> None:
     pool = NgramPool(9)
     pool.add((1, 2, 3), from_window=True)
     pool.add((1, 4, 5))
     assert list(pool.continuations(1)) == [((4, 5), False), ((2, 3), True)]
-    pool.add((1, 4, 5), from_window=True)  # the text had it before
+    pool.add((1, 4, 5), from_window=True)
     pool.add((1, 2, 3))
     assert list(pool.continuations(1)) == [((2, 3), False), ((4, 5), False)]
-
-
-def test_a_shared_pool_remembers_other_requests() -> None:
-    for shared in (True, False):
-        drafter = met(Lookahead(window=1, ngram=3, shared=shared))
-        drafter.propose([context(drafter.start([1, 2, 3]), [1, 2, 3])])
-        assert after(drafter.start([9, 9]).pool, 1) == ([(2, 3)] if shared else [])
 
 
 @pytest.mark.parametrize("old", [WindowShape(5, 4, 1), WindowShape(2, 3, 1), WindowShape(7, 5, 1)])
 @pytest.mark.parametrize("new", [WindowShape(5, 4, 1), WindowShape(3, 3, 1), WindowShape(1, 2, 1)])
 @pytest.mark.parametrize("step", [1, 2, 9])
-def test_a_window_of_another_size_keeps_what_it_can(old: WindowShape, new: WindowShape, step: int) -> None:
-    """Tokens here are their own positions, so every cell shows whether it is in its place."""
+def test_a_resized_window_keeps_its_cells_in_place(old: WindowShape, new: WindowShape, step: int) -> None:
+    """Each cell's token is its own position, so a misplaced cell shows."""
     rows = tuple(tuple(10 + r + j for j in range(old.window)) for r in range(old.ngram))
     window = Window(10, rows).shifted(10 + step, 10 + step, new, [-1])
     assert len(window.rows) == min(new.ngram, old.ngram) - (1 if old.ngram >= new.ngram else 0)
@@ -204,73 +180,75 @@ CHEAP = CostCurve((1, 128), (1.0, 1.1))
 DEAR = CostCurve((1, 4, 8, 128), (1.0, 1.05, 1.5, 13.0))
 
 
-def live(
-    experience: WindowTuner, costs: CostCurve, harvest: Callable[[WindowShape, int], int], steps: int, requests: int = 1
+def tuned_shapes(
+    tuner: WindowTuner, costs: CostCurve, harvest: Callable[[WindowShape, int], int], steps: int, requests: int = 1
 ) -> list[WindowShape]:
+    """Return the shape of each step, with the number of tokens that ``harvest`` gives for a shape and a step."""
     shapes = []
     for number in range(steps):
-        shapes.append(experience.shape())
-        found = harvest(experience.shape(), number)
-        experience.record_step(requests=requests, rows=requests, plain=requests, harvest=found * requests, costs=costs)
+        shapes.append(tuner.shape())
+        found = harvest(tuner.shape(), number)
+        tuner.record_step(
+            requests=requests, rows=requests, other_tokens=requests, window_tokens=found * requests, costs=costs
+        )
     return shapes
 
 
-def test_automatic_window_grows_where_rows_are_cheap() -> None:
-    shapes = live(WindowTuner(), CHEAP, lambda shape, _: int(shape.window > 0), 200)
+@pytest.mark.parametrize(
+    ("costs", "period", "requests", "sizes"),
+    [
+        (CHEAP, 1, 1, {*WINDOW_SIZES[1:]}),
+        (DEAR, 2, 1, {WINDOW_SIZES[1]}),
+        (DEAR, 4, 1, {WINDOW_SIZES[1]}),
+        (DEAR, 4, 16, {NO_WINDOW}),  # rows that are free for one request are not free for 16
+        (CostCurve((1, 2), (1.0, 2.0)), 1, 1, {NO_WINDOW}),
+    ],
+    ids=["cheap rows", "dear rows", "rare gain", "large batch", "no free row"],
+)
+def test_automatic_window_grows_while_its_gain_pays_for_its_rows(
+    costs: CostCurve, period: int, requests: int, sizes: set[WindowShape]
+) -> None:
+    shapes = tuned_shapes(
+        WindowTuner(), costs, lambda shape, step: int(shape.window > 0 and step % period == 0), 300, requests
+    )
     assert shapes[0] == NO_WINDOW
-    assert shapes[-1] == LADDER[-1]
+    assert {*shapes[1:]} == sizes
+    assert shapes[-1] == max(sizes, key=lambda shape: shape.num_window_nodes)
 
 
-def test_automatic_window_goes_where_it_brings_nothing_and_costs_next_to_nothing() -> None:
-    shapes = live(WindowTuner(), DEAR, lambda _, __: 0, 3000)
+def test_automatic_window_closes_where_it_gains_nothing() -> None:
+    shapes = tuned_shapes(WindowTuner(), DEAR, lambda _, __: 0, 3000)
     assert shapes[-1] == NO_WINDOW
     assert 0 < sum(shape != NO_WINDOW for shape in shapes) < 0.03 * len(shapes)
-    assert max(shape.num_window_nodes for shape in shapes) == LADDER[1].num_window_nodes
+    assert max(shape.num_window_nodes for shape in shapes) == WINDOW_SIZES[1].num_window_nodes
 
 
-def test_automatic_window_stays_where_it_pays_for_itself_and_no_more() -> None:
-    shapes = live(WindowTuner(), DEAR, lambda shape, step: int(shape.window > 0 and step % 2 == 0), 300)
-    assert set(shapes[1:]) == {LADDER[1]}
-
-
-def test_automatic_window_pays_for_the_rows_of_the_whole_batch() -> None:
-    """What is free for one request is not for sixteen."""
-    good: Callable[[WindowShape, int], int] = lambda shape, step: int(shape.window > 0 and step % 4 == 0)  # noqa: E731
-    assert live(WindowTuner(), DEAR, good, 300)[-1] == LADDER[1]
-    assert set(live(WindowTuner(), DEAR, good, 300, requests=16)) == {NO_WINDOW}
-
-
-def test_no_window_where_costs_are_unknown_or_no_row_is_free() -> None:
-    assert set(live(WindowTuner(), CostCurve((1, 2), (1.0, 2.0)), lambda _, __: 1, 50)) == {NO_WINDOW}
-    drafter = met(Lookahead())
-    tokens = [1, 2, 3, 1, 2]
-    (tree,) = drafter.propose([context(drafter.start(tokens), tokens)])
-    assert all(tree.acceptable)
-
-
-def test_automatic_window_changes_between_steps() -> None:
-    """All that a step's requests are told goes by one shape; what it was worth is judged before the next one."""
-    drafter, texts = met(Lookahead()), [[1, 2, 3], [4, 0, 1]]
+def test_the_window_is_off_without_costs_and_changes_between_steps_only() -> None:
+    """All requests of a step get one window shape; its gain is judged before the next step."""
+    drafter, texts = bind(Lookahead()), [[1, 2, 3], [4, 0, 1]]
     states = [drafter.start(text) for text in texts]
-    trees = drafter.propose([context(*each, costs=CHEAP) for each in zip(states, texts, strict=True)])
+    for costs in (None, CHEAP):
+        trees = drafter.propose([context(*each, costs=costs) for each in zip(states, texts, strict=True)])
+        assert all(all(tree.acceptable) for tree in trees)
     for state, text, tree in zip(states, texts, trees, strict=True):
-        assert all(tree.acceptable)
-        hear(drafter, state, tree, text, looping)
+        verify_step(drafter, state, tree, text, looping)
         assert drafter.shape == NO_WINDOW
     trees = drafter.propose([context(*each, costs=CHEAP) for each in zip(states, texts, strict=True)])
-    assert drafter.shape == LADDER[1]
-    assert all(len(tree) - sum(tree.acceptable) == LADDER[1].window - 1 for tree in trees)  # row 0 counts the root
+    assert drafter.shape == WINDOW_SIZES[1]
+    assert all(
+        len(tree) - sum(tree.acceptable) == WINDOW_SIZES[1].window - 1 for tree in trees
+    )  # row 0 counts the root
 
 
 @pytest.mark.parametrize(("window", "ngram", "rows"), [(33, 5, 132), (43, None, 129), (64, 16, 960)])
-def test_windows_of_more_rows_than_a_pass_has_are_refused(window: int, ngram: int | None, rows: int) -> None:
+def test_windows_of_more_rows_than_a_forward_pass_are_refused(window: int, ngram: int | None, rows: int) -> None:
     with pytest.raises(OptionError, match=rf"window \* \(ngram - 1\) of at most 128, found {rows}"):
         Lookahead(window=window, ngram=ngram)
 
 
 @pytest.mark.parametrize(("window", "ngram"), [(32, 5), (42, None), (64, 3)])
-def test_the_largest_windows_are_explored(window: int, ngram: int | None) -> None:
-    """A window that is accepted is used: its first pass has a row for each column."""
-    drafter = met(Lookahead(window=window, ngram=ngram))
+def test_the_largest_accepted_windows_are_explored(window: int, ngram: int | None) -> None:
+    """The first forward pass has a row for each column."""
+    drafter = bind(Lookahead(window=window, ngram=ngram))
     (tree,) = drafter.propose([context(drafter.start([1, 2, 3]), [1, 2, 3], depth=200, nodes=127)])
     assert len(tree) >= window

@@ -1,4 +1,4 @@
-"""The likeliest tokens after each node: against a full sort."""
+"""The likeliest tokens at each node, against a full sort."""
 
 import pytest
 import torch
@@ -17,8 +17,8 @@ def outcome(logits: torch.Tensor, **params: object) -> Outcome[None]:
 @pytest.mark.parametrize("vocab", [3, 127, 128, 300, 1000, 8192, 32003])
 @pytest.mark.parametrize("count", [1, 2, 4, 32])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_they_are_those_of_a_full_sort(vocab: int, count: int, dtype: torch.dtype) -> None:
-    """In bfloat16 many are equal: then the first ones count."""
+def test_likeliest_tokens_equal_a_full_sort(vocab: int, count: int, dtype: torch.dtype) -> None:
+    """Among many equal logits in bfloat16, the first ones count."""
     logits = torch.randn(5, vocab, generator=torch.Generator().manual_seed(vocab)).to(dtype)
     want = logits.float().sort(dim=-1, descending=True, stable=True)
     found = top_tokens(outcome(logits), count)
@@ -30,7 +30,7 @@ def test_they_are_those_of_a_full_sort(vocab: int, count: int, dtype: torch.dtyp
         assert found == want.indices[:, :count].tolist()
 
 
-def test_some_nodes_and_a_bias() -> None:
+def test_selected_nodes_and_a_logit_bias() -> None:
     logits = torch.randn(4, 900, generator=torch.Generator().manual_seed(0))
     whole = top_tokens(outcome(logits), 3)
     assert top_tokens(outcome(logits), 3, [2, 0]) == [whole[2], whole[0]]
@@ -39,7 +39,7 @@ def test_some_nodes_and_a_bias() -> None:
     assert biased[1][1] == whole[1][1]
 
 
-def test_an_unknown_is_some_token_of_the_prompt() -> None:
+def test_initial_draft_tokens_are_tokens_of_the_prompt() -> None:
     prompt = [5, 6, 7, 8, 9]
     assert {initial_draft_token(prompt, position) for position in range(5)} == set(prompt)
     assert initial_draft_token([3], 10**6) == 3

@@ -1,4 +1,4 @@
-"""Looking over an early exit's shoulder: what it would say without caches."""
+"""Helpers for tests of early exits: a reference without caches, and costs."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from drafters.drafting import Watched, chooser_at
+from drafters.drafting import Watched, sampler_at
 from drafters.from_target.trained_kangaroo import adapter_folder
 from drafters.helpers import within
 from pronk.drafters import make_drafter
@@ -36,7 +36,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def named(
     decoder: Decoder, exit_layer: int = 2, adapter: str = "attention", *, noise: float = 0.02, **more: Any
 ) -> str:
-    """A drafter of ``decoder``, most of whose guesses are right if it is calm."""
+    """Return a Kangaroo drafter of ``decoder``; if the decoder is calm, most draft tokens are right."""
     options = "".join(f", {name}={value!r}" for name, value in more.items())
     return f"kangaroo(model={adapter_folder(decoder, exit_layer, adapter, noise=noise)!r}{options})"
 
@@ -47,25 +47,17 @@ def watched(decoder: Decoder, made: str, **options: Any) -> tuple[Engine, Watche
 
 
 def kangaroo_of(drafter: Any) -> KangarooProposer:
-    """The first one within."""
+    """Return the first Kangaroo proposer inside a proposer."""
     return within(drafter, KangarooProposer)[0]
 
 
-def assert_no_blocks(drafter: Any) -> None:
-    beside = kangaroo_of(drafter).early_exit._side_cache
-    assert beside is not None
-    allocator = beside.cache.allocator
-    assert allocator.num_free == allocator.num_blocks
-    assert not any(allocator.references)
-
-
 def flat(seconds: float) -> CostCurve:
-    """Of passes whose rows cost nothing."""
+    """Return the costs of forward passes whose rows cost nothing."""
     return CostCurve((1, 128), (seconds, 1.0001 * seconds))
 
 
 class Slow:
-    """The self-draft model in torch and without caches: whatever it is asked, it runs the whole text.
+    """Reference of the self-draft model in torch, without caches: computes the whole text for every call.
 
     ``decoder`` is the drafter's target with plain weights.
     """
@@ -78,7 +70,7 @@ class Slow:
         self.adapter.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
 
     def __call__(self, tokens: Sequence[int]) -> Tensor:
-        """Logits ``[vocab]`` after ``tokens``."""
+        """Return the logits ``[vocab]`` after ``tokens``."""
         layer, adapter = self.layer, self.adapter
         early = compute_features(self.decoder, torch.tensor([tokens]), torch.float32, (layer,)).hidden[layer]
         with torch.inference_mode():
@@ -88,14 +80,14 @@ class Slow:
 
 
 def slow_chain(slow: Slow, request: Request, tokens: Sequence[int], most: int, eta: float) -> list[int]:
-    """The guesses below ``tokens``: up to the first one of no more than this confidence."""
-    sampler, drafted = chooser_at(request, tokens), list[int]()
+    """Return the draft tokens below ``tokens``, up to the first one with a confidence of at most ``eta``."""
+    sampler, drafted = sampler_at(request, tokens), list[int]()
     while len(drafted) < most:
         logits = slow([*tokens, *drafted])
-        guess = sampler.draft_token(logits, 0)
-        assert guess is not None
+        drawn = sampler.draft_token(logits, 0)
+        assert drawn is not None
         drafted.append(sampler.choose(logits))
         sampler.advance(drafted[-1])
-        if guess.confidence <= eta:
+        if drawn.confidence <= eta:
             break
     return drafted

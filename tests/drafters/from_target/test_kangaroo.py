@@ -1,38 +1,34 @@
-"""Kangaroo's chains against a slow loop without caches, and what is computed where: nothing twice."""
+"""Kangaroo's chains against a reference without caches, and the rows that are computed."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 from torch import Tensor
 
-from drafters.drafting import decode, text
+from drafters.drafting import Turns, assert_no_blocks, decode, plain_output, text
 from drafters.from_target.exits import (
     OPTIONS,
     PROMPTS,
     WINDOWS,
     Slow,
-    assert_no_blocks,
     flat,
     kangaroo_of,
     named,
     slow_chain,
     watched,
 )
-from drafters.from_target.trained_kangaroo import adapter_folder, calm_decoder, spec
+from drafters.from_target.trained_kangaroo import calm_decoder
 from drafters.kernel_calls import Calls
 from drafters.trees import TreeDrafter, off_chain
 from engine.cases import total, watch
-from pronk.drafters import DraftContext, Outcome, Proposer, make_drafter
+from pronk.drafters import make_drafter
 from pronk.drafters.from_target.modules.kangaroo import ADAPTERS
-from pronk.errors import CheckpointError
 from pronk.execution.attention import Segment
 from pronk.execution.early_rows import StartedRows
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import DraftToken, Sampler
-from pronk.speculation.tree import TokenTree
-from tiny_models import GivenTimes, make_engine, make_request, run, tiny_decoder
+from tiny_models import GivenTimes, make_engine, make_request
 
 
 @pytest.mark.parametrize("options", OPTIONS)
@@ -47,7 +43,7 @@ from tiny_models import GivenTimes, make_engine, make_request, run, tiny_decoder
         pytest.param("mlp", WINDOWS, 0, marks=pytest.mark.slow),
     ],
 )
-def test_the_chain_is_what_a_slow_loop_writes(
+def test_chains_equal_a_reference_without_caches(
     adapter: str, windows: tuple[int, ...] | None, eta: float, options: str
 ) -> None:
     decoder = calm_decoder(windows=windows or (None,) * 4)
@@ -59,7 +55,7 @@ def test_the_chain_is_what_a_slow_loop_writes(
             most = min(5, asked.depth, asked.nodes)
             assert list(asked.tree.tokens[1:]) == slow_chain(slow, request, asked.tokens, most, eta)
             assert asked.tree.parents == tuple(range(-1, len(asked.tree) - 1))
-            # All that was guessed from has been computed; the last guess has not.
+            # The rows of all draft tokens but the last one were started.
             assert asked.started == (StartedRows(2, asked.tree.tokens[:-1]) if most else None)
             lengths.add(asked.tree.num_draft_tokens if most == 5 else 5)
         assert request.stats.accepted > 0
@@ -68,8 +64,8 @@ def test_the_chain_is_what_a_slow_loop_writes(
 
 @pytest.mark.parametrize("eta", [0, 0.6])
 @pytest.mark.parametrize("calm", [0.0, 0.15, 0.6])
-def test_nothing_is_computed_twice(calm: float, eta: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A place is computed once for every token that has ever been there: in the first layers, and in all others."""
+def test_no_row_is_computed_twice(calm: float, eta: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each layer computes a position once for every token at that position."""
     decoder = calm_decoder(calm=calm)
     engine, drafter = watched(decoder, named(decoder, num_tokens=4, eta=eta))
     rows, beside = Calls(engine.cache, monkeypatch), kangaroo_of(drafter).early_exit._side_cache
@@ -86,8 +82,8 @@ def test_nothing_is_computed_twice(calm: float, eta: float, monkeypatch: pytest.
         if request.finish_reason is None:
             slots = engine.cache.slots(request.block_table, 0, 100).tolist()
             own_slots = beside.cache.slots(request.draft_state.lane.block_table, 0, 100).tolist()
-        # k passes of one row through the first two layers; then the last guess, and from layer 2 on all of them.
-        # Nobody is asked where the next token is the last one.
+        # k forward passes of one row through the first two layers; then the last draft token there, and all tokens from
+        # layer 2 on. No draft tokens before the last token of the output.
         drafted = sum(asked.tree.num_draft_tokens for asked in drafter.of(request)[proposals:])
         step = [(layer, len(where)) for layer, where in rows.calls[before:]]
         assert step == drafted * [(0, 1), (1, 1)] + [(0, 1), (1, 1), (2, 1 + drafted), (3, 1 + drafted)]
@@ -108,8 +104,7 @@ def test_nothing_is_computed_twice(calm: float, eta: float, monkeypatch: pytest.
     assert_no_blocks(drafter)
 
 
-def test_a_whole_target_that_exits_early_is_always_right() -> None:
-    """Layers that add nothing: every chain is accepted, and goes on where the last one stopped."""
+def test_draft_tokens_are_right_if_the_later_layers_add_nothing() -> None:
     decoder = calm_decoder(calm=0.0)
     engine, drafter = watched(decoder, named(decoder, 1, noise=0.0, num_tokens=4, eta=0))
     (request,) = decode(engine, drafter, [[1, 2, 3]], max_tokens=21)
@@ -117,7 +112,7 @@ def test_a_whole_target_that_exits_early_is_always_right() -> None:
     assert [step.tokens for step in request.stats.steps] == [1, 5, 5, 5, 5]
 
 
-def test_requests_share_passes() -> None:
+def test_requests_share_forward_passes() -> None:
     decoder = calm_decoder()
     engine, drafter = watched(decoder, named(decoder, num_tokens=3, eta=0))
     begin, passes = kangaroo_of(drafter).early_exit.runner.run_first_layers, list[int]()
@@ -134,20 +129,18 @@ def test_requests_share_passes() -> None:
     assert sum(passes) == sum(note.tree.num_draft_tokens for request in requests for note in drafter.of(request))
 
 
-def test_accepted_guesses_of_others_are_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Accepted off the main chain: what is drafted below them goes on from what was moved into place."""
+def test_accepted_draft_tokens_of_another_drafter_are_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accepted off the main chain; the next chain continues from the moved rows."""
     decoder = calm_decoder()
-    plain = make_request([1, 2, 3], SamplingParams(max_tokens=30, seed=0))
-    run(make_engine(decoder), [plain])
-    texts = {((1, 2, 3), 0): plain.tokens}
+    params = SamplingParams(max_tokens=30, seed=0)
+    texts = {((1, 2, 3), 0): [1, 2, 3, *plain_output([1, 2, 3], params, decoder)]}
     engine, inner = watched(decoder, named(decoder, num_tokens=3, eta=0))
     turns = Turns(TreeDrafter(off_chain, texts), inner)
     rows = Calls(engine.cache, monkeypatch)
     (request,) = decode(engine, turns, [[1, 2, 3]])
     assert request.stats.moved > 0
     assert sum(len(asked.path) for asked in inner.of(request)) > 0
-    # In the drafter's passes and those that verify its guesses there is one row of the first layers each: none of those
-    # that the other one's guesses have.
+    # Forward passes with the drafter's own tokens have one row in the first layers, those with the other one's more.
     mine = [each for each in rows.calls[4:] if each[0] == 0 and len(each[1]) <= 1]
     others = [each for each in rows.calls[4:] if each[0] == 0 and len(each[1]) > 1]
     assert len(mine) == sum(asked.tree.num_draft_tokens + 1 for asked in inner.of(request))
@@ -156,33 +149,6 @@ def test_accepted_guesses_of_others_are_not_computed_again(monkeypatch: pytest.M
     for asked in inner.of(request):
         want = slow_chain(slow, request, asked.tokens, min(3, asked.depth, asked.nodes), 0)
         assert list(asked.tree.tokens[1:]) == want
-
-
-@dataclass(frozen=True, eq=False)
-class Turns(Proposer[Any]):
-    """Two drafters in turn; both hear of every step."""
-
-    name = "turns"
-
-    one: Proposer[Any]
-    other: Proposer[Any]
-
-    def start(self, prompt: Sequence[int]) -> Any:
-        return [0, self.one.start(prompt), self.other.start(prompt)]
-
-    def propose(self, contexts: Sequence[DraftContext[Any]]) -> list[TokenTree]:
-        (context,) = contexts
-        context.state[0] += 1
-        number = 1 + context.state[0] % 2
-        return (self.one, self.other)[number - 1].propose([replace(context, state=context.state[number])])
-
-    def observe(self, outcome: Outcome[Any]) -> None:
-        for number, part in enumerate((self.one, self.other), 1):
-            part.observe(replace(outcome, state=outcome.state[number]))
-
-    def stop(self, state: Any) -> None:
-        for number, part in enumerate((self.one, self.other), 1):
-            part.stop(state[number])
 
 
 def test_a_prompt_longer_than_a_chunk() -> None:
@@ -197,8 +163,8 @@ def test_a_prompt_longer_than_a_chunk() -> None:
     assert total(requests, "accepted") > 0
 
 
-def test_the_chain_ends_where_a_wrapper_says() -> None:
-    """Not at eta, nor at the most tokens of its own."""
+def test_a_wrapper_decides_the_end_of_the_chain() -> None:
+    """Instead of ``eta`` and ``num_tokens``."""
     decoder = calm_decoder(calm=0.1)
     strict = named(decoder, 3, eta=1.0, num_tokens=2)
     engine, alone = watched(decoder, strict)
@@ -209,7 +175,7 @@ def test_the_chain_ends_where_a_wrapper_says() -> None:
     assert max(asked.tree.num_draft_tokens for asked in within.of(request)) > 2
 
 
-def test_a_pool_without_room_for_the_adapter() -> None:
+def test_no_draft_tokens_without_free_blocks() -> None:
     decoder = calm_decoder()
     for blocks in (0, 2, 3):
         engine, drafter = watched(decoder, named(decoder))
@@ -222,17 +188,17 @@ def test_a_pool_without_room_for_the_adapter() -> None:
         assert_no_blocks(drafter)
 
 
-def test_where_nothing_can_be_chosen_there_is_no_guess() -> None:
-    """But what was computed is still of use."""
+def test_no_draft_token_if_no_token_can_be_chosen() -> None:
+    """The computed row is used all the same."""
     decoder = calm_decoder()
     engine, drafter = watched(decoder, named(decoder, eta=0))
     segments = list[Segment]()
     watch(engine, lambda jobs, _: segments.extend(job.segment for job in jobs))
-    guess, said = Sampler.draft_token, list[bool]()
+    draft_token, drafted = Sampler.draft_token, list[bool]()
 
     def sometimes(self: Sampler, *args: Any, **more: Any) -> DraftToken | None:
-        said.append(len(said) % 3 != 2)
-        return guess(self, *args, **more) if said[-1] else None
+        drafted.append(len(drafted) % 3 != 2)
+        return draft_token(self, *args, **more) if drafted[-1] else None
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Sampler, "draft_token", sometimes)
@@ -241,20 +207,20 @@ def test_where_nothing_can_be_chosen_there_is_no_guess() -> None:
     assert any(each.early == (2, len(each.tree)) for each in segments)
 
 
-def test_a_request_that_saves_decodes_plainly_where_guessing_does_not_pay() -> None:
+def test_plain_steps_where_draft_tokens_do_not_pay() -> None:
     decoder = calm_decoder()
     for dear in (True, False):
         engine, drafter = watched(decoder, named(decoder, eta=0, num_tokens=6), costs=flat(1.0))
         kangaroo_of(drafter).early_exit._cost_model = GivenTimes(flat(100.0 if dear else 0.001))
         (request,) = decode(engine, drafter, [[1, 2, 3]], max_tokens=40)
-        guessed = [asked.tree.num_draft_tokens for asked in drafter.of(request)]
-        assert guessed.count(0) > len(guessed) / 2 if dear else guessed.count(0) <= 1
-        assert any(guessed)
+        counts = [asked.tree.num_draft_tokens for asked in drafter.of(request)]
+        assert counts.count(0) > len(counts) / 2 if dear else counts.count(0) <= 1
+        assert any(counts)
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
-def test_prices_are_those_of_its_passes(adapter: str) -> None:
-    """Nothing is known before the first guess; then a guess costs something."""
+def test_costs_are_those_of_its_forward_passes(adapter: str) -> None:
+    """Unknown before the first draft token."""
     decoder = calm_decoder()
     engine = make_engine(decoder)
     drafter = make_drafter(named(decoder, 2, adapter)).bind(engine.target)
@@ -265,21 +231,4 @@ def test_prices_are_those_of_its_passes(adapter: str) -> None:
     assert step_cost is not None
     assert step_cost.requests == 2
     assert step_cost.draft.at(2) > 0
-    if adapter != "mlp":
-        assert_no_blocks(drafter)
-
-
-def test_meeting_a_target() -> None:
-    engine = make_engine(tiny_decoder())
-    drafter = make_drafter(spec())
-    bound, again = drafter.bind(engine.target), drafter.bind(engine.target)
-    assert bound.options == again.options == drafter
-    assert bound.early_exit is again.early_exit
-    assert bound.bind(engine.target) is bound
-    other = drafter.bind(make_engine(tiny_decoder()).target)
-    assert other.options == drafter
-    assert other.early_exit is not bound.early_exit
-    assert set(engine.cache.hidden) == {1}
-    late = adapter_folder(calm_decoder(), 3)
-    with pytest.raises(CheckpointError, match=r"drafter\.json: exit-layer: expected 1 to 1 for a target of 2 layers"):
-        make_drafter(f"kangaroo(model={late!r})").bind(engine.target)
+    assert_no_blocks(drafter)

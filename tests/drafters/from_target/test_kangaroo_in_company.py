@@ -1,4 +1,4 @@
-"""Kangaroo among other drafters, requests, windows and interruptions: the text is always that of plain decoding."""
+"""Kangaroo with other drafters, requests, windows and interruptions; the text must equal plain decoding."""
 
 import random
 from collections.abc import Sequence
@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from drafters.drafting import assert_plain, decode, started_of, started_tables, text
+from drafters.drafting import abort_one_and_finish, assert_no_blocks, decode, started_of, started_tables, text
 from drafters.from_target.exits import (
     OPTIONS,
     PROMPTS,
     WINDOWS,
-    assert_no_blocks,
     kangaroo_of,
     named,
     watched,
@@ -27,11 +26,11 @@ from pronk.execution.early_rows import EarlyRows
 from pronk.models.decoder import Decoder
 from pronk.sampling.params import SamplingParams
 from pronk.speculation.tree import TokenTree
-from tiny_models import VOCAB, assert_idle, context_of, make_engine, make_request, run, samples
+from tiny_models import VOCAB, assert_idle, make_engine, make_request, run
 
 
 def forget_started(drafter: Proposer[Any], context: DraftContext[Any]) -> None:
-    """Forget the rows that a drafter has taken through the first layers."""
+    """Drop a request's rows that went through the first layers."""
     tables = started_tables(drafter)
     assert tables is not None
     tables.put(context.block_table, None)
@@ -39,7 +38,7 @@ def forget_started(drafter: Proposer[Any], context: DraftContext[Any]) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Spoiled(Proposer[Any]):
-    """What a drafter proposes, with something done to it."""
+    """Changes the proposals of a drafter."""
 
     name = "spoiled"
 
@@ -74,7 +73,7 @@ class Spoiled(Proposer[Any]):
 
 
 def early_of(engine: Engine) -> list[EarlyRows | None]:
-    """What the passes that will be made leave out in the first layers."""
+    """Record the rows that forward passes leave out in the first layers."""
     found: list[EarlyRows | None] = []
     watch(engine, lambda jobs, _: found.extend(job.segment.early for job in jobs))
     return found
@@ -82,7 +81,7 @@ def early_of(engine: Engine) -> list[EarlyRows | None]:
 
 @pytest.mark.parametrize(("wrapped", "options"), [(False, "penalties"), (True, "greedy")], ids=["chain", "cape"])
 @pytest.mark.parametrize("how", ["cut", "thinned", "dropped", "replaced", "forgotten"])
-def test_proposals_may_be_cut_or_dropped(how: str, options: str, *, wrapped: bool) -> None:
+def test_changed_proposals(how: str, options: str, *, wrapped: bool) -> None:
     decoder = calm_decoder(windows=WINDOWS)
     engine = make_engine(decoder)
     made, early = named(decoder, eta=0.3), early_of(engine)
@@ -93,8 +92,8 @@ def test_proposals_may_be_cut_or_dropped(how: str, options: str, *, wrapped: boo
     assert_no_blocks(drafter.inner)
 
 
-def company(decoder: Decoder, name: str) -> str:
-    """A drafter made of this one and others."""
+def composite(decoder: Decoder, name: str) -> str:
+    """Return a drafter made of Kangaroo and others."""
     made, other = named(decoder, eta=0.3), named(decoder, 1, eta=0.5)
     return {
         "cape": f"cape({made})",
@@ -107,16 +106,16 @@ def company(decoder: Decoder, name: str) -> str:
     }[name]
 
 
-COMPANY = ["cape", "cape of threshold", "first_of", "first", "merged", "two exits", "two exits, one by one"]
+COMPOSITES = ["cape", "cape of threshold", "first_of", "first", "merged", "two exits", "two exits, one by one"]
 
 
 @pytest.mark.parametrize("options", ["greedy", "sampling"])
-@pytest.mark.parametrize("name", COMPANY)
-def test_in_company(name: str, options: str) -> None:
+@pytest.mark.parametrize("name", COMPOSITES)
+def test_parts_of_a_composite(name: str, options: str) -> None:
     kind = torch.float32 if options == "greedy" else torch.bfloat16
     decoder = calm_decoder(kind, windows=WINDOWS if options == "greedy" else (None, 24, None, None))
     engine = make_engine(decoder, prefill_chunk=32)
-    drafter = make_drafter(company(decoder, name)).bind(engine.target)
+    drafter = make_drafter(composite(decoder, name)).bind(engine.target)
     requests = decode(engine, drafter, [*PROMPTS, text(5, 90)], **OPTIONS[options])
     sources = [s for request in requests for s in request.stats.sources.items() if "kangaroo" in s[0]]
     assert sum(each.accepted for _, each in sources) > 5
@@ -126,8 +125,7 @@ def test_in_company(name: str, options: str) -> None:
 
 @pytest.mark.parametrize("windows", [(None,) * 4, WINDOWS, (None, 24, None, 24)], ids=["all", "window", "mixed"])
 @pytest.mark.parametrize("exit_layer", [1, 3])
-def test_long_texts_in_small_pieces(exit_layer: int, windows: tuple[int | None, ...]) -> None:
-    """Prompts in chunks, several windows of output, and blocks that come and go."""
+def test_long_prompts_in_small_chunks(exit_layer: int, windows: tuple[int | None, ...]) -> None:
     decoder = calm_decoder(windows=windows)
     engine = make_engine(decoder, prefill_chunk=16, max_batch=2, block_size=16)
     drafter = make_drafter(named(decoder, exit_layer, eta=0.4)).bind(engine.target)
@@ -137,32 +135,19 @@ def test_long_texts_in_small_pieces(exit_layer: int, windows: tuple[int | None, 
     assert_no_blocks(drafter)
 
 
-def test_with_learned_positions() -> None:
+def test_learned_positions() -> None:
     decoder = calm_decoder(calm=0.1, classic=True)
     engine, drafter = watched(decoder, named(decoder))
     assert total(decode(engine, drafter, PROMPTS, temperature=0.8), "accepted") > 20
 
 
-@pytest.mark.parametrize("windows", [(None,) * 4, WINDOWS], ids=["all", "window"])
-def test_samples_of_a_prompt_start_from_one_another(windows: tuple[int | None, ...]) -> None:
-    decoder = calm_decoder(windows=windows)
-    engine = make_engine(decoder)
-    drafter = make_drafter(named(decoder, eta=0.2)).bind(engine.target)
-    requests = samples(text(1, 45), SamplingParams(n=4, max_tokens=20, temperature=0.9, seed=5), drafter)
-    run(engine, requests)
-    assert_plain(engine, requests)
-    assert len({tuple(request.output) for request in requests}) == 4
-    assert all(request.stats.accepted > 0 for request in requests)
-    assert_no_blocks(drafter)
-
-
 @pytest.mark.parametrize("made", ["{}", "cape({})", "threshold({})"])
 @pytest.mark.parametrize("rule", ["rejection", "block"])
-def test_where_guesses_are_drawn_early_rows_change_nothing(rule: Any, made: str) -> None:
-    """The same text as by a drafter that guesses the same and computes nothing early: bit for bit."""
+def test_early_rows_do_not_change_drawn_draft_tokens(rule: Any, made: str) -> None:
+    """The texts have the bits of a drafter that proposes the same and starts no rows."""
     decoder = calm_decoder()
     outputs, accepted = list[list[list[int]]](), 0
-    for how in ("as it is", "forgotten"):
+    for how in ("unchanged", "forgotten"):
         engine = make_engine(decoder)
         early = early_of(engine)
         inner = make_drafter(made.format(named(decoder, eta=0.2, noise=0.05))).bind(engine.target)
@@ -171,7 +156,7 @@ def test_where_guesses_are_drawn_early_rows_change_nothing(rule: Any, made: str)
         requests = [make_request(prompt, own, drafter) for prompt, own in zip(PROMPTS, params, strict=True)]
         run(engine, requests)
         outputs.append([request.output for request in requests])
-        assert any(early) == (how == "as it is")
+        assert any(early) == (how == "unchanged")
         accepted += total(requests, "accepted")
         assert total(requests, "accepted") < total(requests, "drafted")
     assert outputs[0] == outputs[1]
@@ -179,7 +164,7 @@ def test_where_guesses_are_drawn_early_rows_change_nothing(rule: Any, made: str)
 
 
 class Forgetful(Spoiled):
-    """Proposes the same trees, and says nothing of what has been computed."""
+    """Proposes the same trees and drops the started rows."""
 
     def __init__(self, inner: Proposer[Any]) -> None:
         super().__init__(inner, "forgotten")
@@ -192,10 +177,10 @@ class Forgetful(Spoiled):
 @pytest.mark.parametrize("own", [False, True], ids=["first layers", "adapter"])
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("made", ["{}", "cape(threshold({}))"])
-def test_an_interrupted_pass_does_no_harm(made: str, *, after: bool, own: bool) -> None:
+def test_an_interrupted_forward_pass_changes_no_text(made: str, *, after: bool, own: bool) -> None:
     decoder = calm_decoder()
     interrupted = 0
-    # Pass 0 of the target is the prompts', then come the first layers alone, and then the pass over all guesses.
+    # The target's forward passes: 0 the prompts, then the first layers alone, then all draft tokens.
     for at in (0, 1, 4, 8) if own else (1, 2, 5, 8, 11):
         engine = make_engine(decoder)
         drafter = make_drafter(made.format(named(decoder))).bind(engine.target)
@@ -205,31 +190,13 @@ def test_an_interrupted_pass_does_no_harm(made: str, *, after: bool, own: bool) 
         requests = [make_request(prompt, params, drafter) for prompt in PROMPTS]
         with pytest.raises(KeyboardInterrupt), burning(beside.cache if own else engine.cache, at, after=after):
             run(engine, requests)
-        engine.abort(requests[1])
         interrupted += any(request.output for request in requests)
-        del requests[1]
-        while any(request.finish_reason is None for request in requests):
-            engine.step()
-        assert_plain(engine, requests)
-        assert total(requests, "accepted") > 0
-        assert_idle(engine)
-        assert_no_blocks(drafter)
+        abort_one_and_finish(engine, drafter, requests)
     assert interrupted > 0
 
 
-def test_the_chooser_is_told_of_nothing_that_stays() -> None:
-    decoder = calm_decoder()
-    engine, drafter = watched(decoder, named(decoder, eta=0))
-    request = make_request([1, 2, 3], SamplingParams(max_tokens=9, temperature=0.8, frequency_penalty=0.6), drafter)
-    engine.add(request)
-    while request.finish_reason is None:
-        engine.step()
-        assert context_of(request.sampler) == request.tokens
-    assert request.stats.drafted > 0
-
-
 class ModelReader(Spoiled):
-    """Reads outputs of all layers at every node, beside a drafter that computes some of them early."""
+    """Reads the outputs of all layers beside a drafter that starts rows early."""
 
     capabilities = Capabilities(hidden=(1, 2, 3, 4))
 
@@ -242,7 +209,7 @@ class ModelReader(Spoiled):
         super().observe(outcome)
 
 
-def test_another_part_may_read_what_is_computed_early() -> None:
+def test_no_early_rows_if_another_part_reads_the_early_layers() -> None:
     decoder = calm_decoder()
     engine = make_engine(decoder)
     early = early_of(engine)

@@ -1,6 +1,5 @@
-"""Medusa's tree against what the heads say without an engine; equality with plain decoding; what is refused."""
+"""Medusa's trees against its heads without an engine, its back-off, and refused options."""
 
-import json
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -10,46 +9,35 @@ import pytest
 import torch
 from torch import Tensor
 
-from drafters.drafting import assert_plain, bound, decode, paths, watched
+from drafters.drafting import LIKELY, bound, decode, paths, watched
 from drafters.from_draft.drafts import draft_folder
 from drafters.from_target.trained_medusa import SHAPE, TREE, medusa_folder, plain_heads, spec, write_heads
 from drafters.helpers import context
 from engine.cases import total
-from engine.test_rejection_law import DRAW, PROMPT, SMALL, law_of, p_value
-from pronk.drafters import DraftContext, Medusa, Outcome, make_drafter
+from pronk.drafters import Medusa, Outcome, make_drafter
 from pronk.drafters.from_target.medusa import MedusaProposer, MedusaState
-from pronk.drafters.from_target.modules.medusa import MedusaHeads
 from pronk.drafters.shared.rank_tree import best_paths
-from pronk.errors import CheckpointError, OptionError
+from pronk.errors import OptionError
 from pronk.models.fingerprint import Fingerprint
 from pronk.sampling.noise import gumbel_noise
 from pronk.sampling.params import SamplingParams
-from pronk.sampling.sampler import Sampler
 from pronk.speculation.tree import TokenTree
 from pronk.train.attention import dense_hidden
-from pronk.train.export import export_drafter
-from tiny_models import VOCAB, context_of, make_engine, make_request, run, samples, tiny_config, tiny_decoder
+from tiny_models import VOCAB, make_engine, tiny_config, tiny_decoder
 
 PROMPTS = [[1, 2, 3], [5] * 20, [9, 8, 7, 9, 8, 7, 9, 8]]
-# Few tokens are likely, so that a tree of nine finds some of them.
-LIKELY = dict.fromkeys(range(5), 30.0)
-
-
-def with_heads(**options: Any) -> str:
-    given = "".join(f", {name}={value!r}" for name, value in options.items())
-    return f"medusa(model={medusa_folder()!r}{given})"
 
 
 @cache
 @torch.no_grad()
 def last_hidden(text: tuple[int, ...]) -> Tensor:
-    """``[hidden]`` of the target at the last token of ``text``, after the final norm, by torch."""
+    """Return the target's ``[hidden]`` at the last token of ``text``, after the final norm, by torch."""
     decoder = tiny_decoder(packed=False)
     return decoder.norm(dense_hidden(decoder, torch.tensor([text])))[-1]
 
 
 def ranking(text: list[int], params: SamplingParams, depth: int) -> list[int]:
-    """Tokens by falling score as head number ``depth`` has them, from the state before the last token of ``text``."""
+    """Return the tokens by falling score of head ``depth``, from the state before the last token of ``text``."""
     hidden, head = last_hidden(tuple(text[:-1]))[None], tiny_decoder(packed=False).head
     logits = plain_heads(medusa_folder()).logits(hidden, head)[depth - 1, 0].clone()
     for token, bias in (params.logit_bias or {}).items():
@@ -62,8 +50,8 @@ def ranking(text: list[int], params: SamplingParams, depth: int) -> list[int]:
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.9}, {"temperature": 0.9, "logit_bias": LIKELY}])
-def test_nodes_are_the_tokens_of_their_ranks(options: dict[str, Any]) -> None:
-    """From the last accepted node's hidden state, with the target's noise; the first pass is the prompt's."""
+def test_nodes_have_the_tokens_of_their_ranks(options: dict[str, Any]) -> None:
+    """From the hidden state of the last accepted node, with the target's noise; also in the step after the prompt."""
     engine, drafter = watched(spec())
     requests = decode(engine, drafter, PROMPTS, **options)
     for request in requests:
@@ -79,53 +67,21 @@ def test_nodes_are_the_tokens_of_their_ranks(options: dict[str, Any]) -> None:
         assert total(requests, "moved") > 0
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_output_is_that_of_plain_decoding(temperature: float) -> None:
-    """For windows, several samples of a prompt, heads with unembeddings of their own, and less precise weights."""
-    params = SamplingParams(temperature=temperature, seed=4, max_tokens=24, logit_bias=LIKELY, n=3)
-    accepted = 0
-    for model, variant in (
-        (medusa_folder(), {"windows": (16, 16)}),
-        (medusa_folder(), {"dtype": torch.bfloat16}),
-        (medusa_folder("replicated"), {}),
-    ):
-        engine = make_engine(tiny_decoder(**variant))
-        drafter = make_drafter(f"medusa(model={model!r})").bind(engine.target)
-        for prompt in (PROMPTS[0], PROMPTS[1] * 3):
-            got = samples(prompt, params, drafter)
-            run(engine, got)
-            assert_plain(engine, got)
-            assert total(got, "drafted") > 0
-            accepted += total(got, "accepted")
-    assert accepted > 20
-
-
-@pytest.mark.parametrize("rule", [pytest.param("rejection", marks=pytest.mark.slow), "block"])
-def test_strings_have_the_law_of_the_model(rule: Any) -> None:
-    decoder = tiny_decoder(vocab=SMALL)
-    engine = make_engine(decoder, max_batch=600, num_blocks=3000)
-    drafter = make_drafter(f"medusa(model={medusa_folder(vocab=SMALL)!r})").bind(engine.target)
-    given = replace(DRAW, rule=rule)
-    strings = [make_request(PROMPT, replace(given, seed=seed), drafter, vocab=SMALL) for seed in range(600)]
-    run(engine, strings)
-    assert p_value(strings, law_of("temperature")) > 1e-3
-    assert len(strings) / 5 < total(strings, "accepted") < total(strings, "drafted") / 2
-    assert total(strings, "moved") > 0
-
-
 @pytest.mark.parametrize("rule", ["rejection", "block"])
-def test_guesses_are_point_masses_and_know_nothing_of_the_draws(rule: Any) -> None:
-    trees = {proposal(bound(spec()), SamplingParams(temperature=0.9, seed=seed, rule=rule)) for seed in range(5)}
-    assert {tree.probs for tree in trees} == {None}
-    assert len({tree.tokens for tree in trees}) == 1
-    coupled = {proposal(bound(spec()), SamplingParams(temperature=0.9, seed=seed)).tokens for seed in range(5)}
-    assert len(coupled) > 1
+def test_trees_under_rejection_do_not_depend_on_the_seed(rule: Any) -> None:
+    def trees(**options: Any) -> set[TokenTree]:
+        params = [SamplingParams(temperature=0.9, repetition_penalty=2.0, seed=seed, **options) for seed in range(5)]
+        return {proposal(bound(spec()), each) for each in params}
+
+    assert {tree.probs for tree in trees(rule=rule)} == {None}
+    assert len({tree.tokens for tree in trees(rule=rule)}) == 1
+    assert len({tree.tokens for tree in trees()}) > 1
 
 
-def heard(
+def state_after(
     drafter: MedusaProposer, tokens: list[int], tree: TokenTree | None = None, path: tuple[int, ...] = ()
 ) -> MedusaState:
-    """The state after a pass over ``tree``, which hangs below the text ``tokens``."""
+    """Return the state after a forward pass over ``tree`` below the text ``tokens``."""
     state, tree = drafter.start(tokens[:1]), tree or TokenTree.chain(tokens[-1:])
     rows = [[*tokens, *(tree.tokens[i] for i in tree.path(node))] for node in range(len(tree))]
     hidden = {2: torch.stack([torch.full((tiny_config().hidden_size,), float(sum(row))) for row in rows])}
@@ -133,39 +89,37 @@ def heard(
     return state
 
 
-def seen(
-    drafter: MedusaProposer, state: MedusaState, tokens: list[int], params: SamplingParams, **limits: int
+def propose(
+    drafter: MedusaProposer, state: MedusaState, tokens: list[int], params: SamplingParams | None = None, **limits: int
 ) -> TokenTree:
-    sampler = Sampler(params, params.seed or 0, tokens, VOCAB)
-    (tree,) = drafter.propose([replace(context(state, tokens, params=params, **limits), sampler=sampler)])
-    assert context_of(sampler) == tokens
+    (tree,) = drafter.propose([context(state, tokens, params=params, vocab=VOCAB, **limits)])
     return tree
 
 
 def proposal(drafter: MedusaProposer, params: SamplingParams | None = None, **limits: int) -> TokenTree:
-    return seen(drafter, heard(drafter, [4]), [4, 6], params or SamplingParams(), **limits)
+    return propose(drafter, state_after(drafter, [4]), [4, 6], params, **limits)
 
 
-def test_the_state_is_that_of_the_last_accepted_node() -> None:
+def test_the_hidden_state_is_that_of_the_last_accepted_node() -> None:
     drafter = bound(spec())
     tree = TokenTree((2, 5, 6, 7), (-1, 0, 0, 2))
     for path, row, position in (((), 3, 1), ((1,), 8, 2), ((2, 3), 16, 3)):
-        state = heard(drafter, [1, 2], tree, path)
+        state = state_after(drafter, [1, 2], tree, path)
         assert state.hidden is not None
         assert state.hidden.tolist() == [float(row)] * tiny_config().hidden_size
         assert state.position == position
         text = [1, 2, *(tree.tokens[i] for i in path), 9]
-        assert seen(drafter, state, text, SamplingParams()).num_draft_tokens == len(TREE)
-        # The target took back what was provisional, or wrote on without a word.
+        assert propose(drafter, state, text).num_draft_tokens == len(TREE)
+        # No draft tokens for a text of another length.
         for other in (text[:-1], [*text, 3]):
-            assert seen(drafter, state, other, SamplingParams()).tokens == (other[-1],)
-    assert seen(drafter, drafter.start([1, 2]), [1, 2], SamplingParams()).tokens == (2,)
+            assert propose(drafter, state, other).tokens == (other[-1],)
+    assert propose(drafter, drafter.start([1, 2]), [1, 2]).tokens == (2,)
 
 
-def test_the_chain_comes_first_and_gains_are_products() -> None:
+def test_the_main_chain_comes_first_and_gains_are_products() -> None:
     drafter = bound(spec())
-    state = heard(drafter, [4])
-    tree = seen(drafter, state, [4, 6], SamplingParams(temperature=0.7, seed=1))
+    state = state_after(drafter, [4])
+    tree = propose(drafter, state, [4, 6], SamplingParams(temperature=0.7, seed=1))
     assert tree.parents == (-1, 0, 1, 2, 0, 0, 1, 4, 0, 2)
     assert tree.main_chain == 4
     assert tree.gain is not None
@@ -183,38 +137,32 @@ def test_the_chain_comes_first_and_gains_are_products() -> None:
     assert after[2] == before[2]
 
 
-def test_it_rests_where_the_engine_keeps_nothing() -> None:
-    """After a tree in vain 2 steps, then 4, up to 32; others' guesses are no reason; without a budget it goes on."""
+def test_back_off_after_steps_without_its_draft_tokens() -> None:
+    """Only with a request budget; after 2 steps, then 4; its own draft tokens reset the back-off."""
     drafter = bound(spec())
-    state, text = heard(drafter, [4]), [4, 6]
+    state, text = state_after(drafter, [4]), [4, 6]
 
-    def offers(*, thrifty: bool) -> bool:
-        (tree,) = drafter.propose([replace(context(state, text), prune_unprofitable=thrifty)])
+    def offers(*, prune: bool) -> bool:
+        (tree,) = drafter.propose([replace(context(state, text), prune_unprofitable=prune)])
         return tree.num_draft_tokens > 0
 
-    def hear(tree: TokenTree, *path: int) -> None:
+    def observe(tree: TokenTree) -> None:
         hidden = {2: torch.ones(len(tree), tiny_config().hidden_size)}
-        drafter.observe(Outcome(state, tree, path, (), len(text) - 1, SamplingParams(), hidden=hidden))
+        drafter.observe(Outcome(state, tree, (), (), len(text) - 1, SamplingParams(), hidden=hidden))
         text.append(1)
 
-    rests, steps = list[int](), 0
-    while len(rests) < 6:
-        assert offers(thrifty=False)
-        if offers(thrifty=True):
-            rests, steps = [*rests, steps], 0
-        else:
-            steps += 1
-        hear(TokenTree.chain(text[-1:]))
-    assert rests == [0, 2, 4, 8, 16, 32]
-    hear(TokenTree.chain([text[-1], 5, 5]))  # another drafter's, which counts as one more step
-    while not offers(thrifty=True):
-        hear(TokenTree.chain(text[-1:]))
-    for _ in range(3):
-        hear(TokenTree.chain([text[-1], 5, 5]))
-        assert offers(thrifty=True)
-    (tree,) = drafter.propose([context(state, text)])
-    hear(tree)
-    hear(TokenTree.chain(text[-1:]))
+    for steps in (2, 4):
+        assert offers(prune=True)
+        observe(TokenTree.chain(text[-1:]))
+        for left in range(steps, 0, -1):
+            assert state.backoff.steps == left
+            assert offers(prune=False)
+            assert not offers(prune=True)
+            observe(TokenTree.chain(text[-1:]))
+    observe(TokenTree.chain([text[-1], 5, 5]))  # another drafter's draft tokens are no reason for a back-off
+    assert offers(prune=True)
+    observe(propose(drafter, state, text))
+    observe(TokenTree.chain(text[-1:]))
     assert state.backoff.steps == 2
 
 
@@ -225,21 +173,35 @@ def test_limits() -> None:
     assert proposal(drafter, depth=0).num_draft_tokens == proposal(drafter, nodes=0).num_draft_tokens == 0
     for nodes in range(1, len(TREE)):
         assert proposal(drafter, nodes=nodes).tokens == whole.tokens[: nodes + 1]
-    assert max(proposal(bound(with_heads(num_tokens=2))).depths) == 2
-    assert proposal(bound(with_heads(num_tokens=16))) == whole
+    assert max(proposal(bound(spec(num_tokens=2))).depths) == 2
+    assert proposal(bound(spec(num_tokens=16))) == whole
 
 
-def test_tokens_that_cannot_be_chosen_are_no_guesses() -> None:
-    """Fewer tokens are left than the tree has ranks."""
+def test_impossible_tokens_are_left_out() -> None:
+    """``top_k`` leaves fewer tokens than the tree has ranks."""
     params = SamplingParams(temperature=1.0, top_k=2, seed=3)
     tree = proposal(bound(spec()), params)
     assert tree.parents == (-1, 0, 1, 2, 0, 1, 4, 2)
     assert proposal(bound(spec()), replace(params, top_k=1)).parents == (-1, 0, 1, 2)
 
 
-def test_trees_of_one_s_own(tmp_path: Path) -> None:
-    assert proposal(bound(with_heads(tree=((1,), (0,), (1, 2))))).parents == (-1, 0, 0, 2)
-    assert make_drafter(with_heads(tree=[[0], [0, 1]])) == Medusa(medusa_folder(), tree=((0,), (0, 1)))
+def test_a_batch_is_one_call_of_the_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter, batches = bound(spec()), list[int]()
+    logits = type(drafter.runner).logits
+
+    def counted(loaded: Any, hidden: list[Tensor]) -> Tensor:
+        batches.append(len(hidden))
+        return logits(loaded, hidden)
+
+    monkeypatch.setattr(type(drafter.runner), "logits", counted)
+    texts = [[4, 6], [7, 7, 1], [2, 9]]
+    drafter.propose([context(state_after(drafter, text[:-1]), text) for text in texts])
+    assert batches == [3]
+
+
+def test_the_tree_is_an_option(tmp_path: Path) -> None:
+    assert proposal(bound(spec(tree=((1,), (0,), (1, 2))))).parents == (-1, 0, 0, 2)
+    assert make_drafter(spec(tree=[[0], [0, 1]])) == Medusa(medusa_folder(), tree=((0,), (0, 1)))
     accuracies = ((0.6, 0.2, 0.1), (0.4, 0.1), (0.3,))
     model = write_heads(tmp_path / "heads", replace(SHAPE, accuracies=accuracies))
     tree = proposal(bound(f"medusa(model={model!r}, tree=6)"))
@@ -248,26 +210,7 @@ def test_trees_of_one_s_own(tmp_path: Path) -> None:
 
 def test_a_tree_deeper_than_the_heads_is_refused() -> None:
     with pytest.raises(OptionError, match=r"tree: expected paths of 1\.\.3 ranks in 0\.\.63, found \(0, 0, 0, 0\)"):
-        bound(with_heads(tree=((0,), (0, 0), (0, 0, 0), (0, 0, 0, 0))))
-
-
-def test_damaged_files_are_named(tmp_path: Path) -> None:
-    def refused(folder: Path, message: str) -> None:
-        with pytest.raises(CheckpointError, match=message) as caught:
-            bound(f"medusa(model={str(folder)!r})")
-        assert "\n" not in str(caught.value)
-
-    folder = tmp_path / "heads"
-    write_heads(folder, replace(SHAPE, tree=((0, 1),)))
-    refused(folder, r"drafter\.json: medusa: tree: expected each path once .* found \(0, 1\) without")
-    write_heads(folder, replace(SHAPE, tree=()))
-    refused(folder, r"drafter\.json: medusa: tree: expected 1\.\.127 paths of ranks")
-    write_heads(folder)
-    document = json.loads((folder / "drafter.json").read_text())
-    (folder / "drafter.json").write_text(json.dumps(document | {"shape": document["shape"] | {"blocks": 0}}))
-    refused(folder, r"drafter\.json: blocks: expected 1 to 8, found 0")
-    export_drafter(folder, MedusaHeads(replace(SHAPE, num_heads=2), tiny_config()), document, "")
-    refused(folder, r"tensor layers\.2\.blocks\.0\.bias: expected shape \(64,\), found None")
+        bound(spec(tree=((0,), (0, 0), (0, 0, 0), (0, 0, 0, 0))))
 
 
 def test_another_target_is_refused(tmp_path: Path) -> None:
@@ -280,30 +223,3 @@ def test_another_target_is_refused(tmp_path: Path) -> None:
     for folder in (mine, other):
         assert Fingerprint.of(folder).weights in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_a_batch_is_read_at_once() -> None:
-    """All heads of all requests, and each request's tree is the one that it has alone."""
-    drafter = bound(spec())
-    texts = [[4, 6], [7, 7, 1], [2, 9]]
-    contexts: list[DraftContext[Any]] = [context(heard(drafter, text[:-1]), text) for text in texts]
-    calls = []
-    drafter.loaded = Counting(drafter.loaded, calls)
-    together = drafter.propose(contexts)
-    assert calls == [3]
-    assert together == [drafter.propose([each])[0] for each in contexts]
-
-
-class Counting:
-    """Counts the requests of each batch."""
-
-    def __init__(self, loaded: Any, calls: list[int]) -> None:
-        self.loaded, self.calls = loaded, calls
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.loaded, name)
-
-    def logits(self, hidden: list[Tensor]) -> Tensor:
-        self.calls.append(len(hidden))
-        logits: Tensor = self.loaded.logits(hidden)
-        return logits

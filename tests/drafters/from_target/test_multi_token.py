@@ -1,57 +1,53 @@
-"""Multi-token heads at work: what they guess against a pass over the whole text, and that no text depends on it."""
+"""Multi-token heads: chains and trees against a forward pass over the whole text."""
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
-from drafters.drafting import assert_plain, plain_output
+from drafters.drafting import LIKELY, Asked, Turns, assert_plain, bound, decode, paths, plain_output, watched
 from drafters.from_draft.drafts import draft_folder
-from drafters.from_target.trained_multi_token import SHAPE, dense_heads, heads_folder
-from drafters.test_conformance import Stage
-from pronk.drafters import DraftContext, Outcome, Proposer, make_drafter
+from drafters.from_target.trained_multi_token import SHAPE, dense_heads, heads_folder, spec
+from drafters.test_conformance import Stage, outcome
+from drafters.trees import TreeDrafter, off_chain
+from engine.cases import total
+from pronk.drafters import make_drafter
 from pronk.drafters.from_target.modules.heads import HeadsShape
 from pronk.drafters.from_target.multi_token import MultiToken, MultiTokenProposer
 from pronk.drafters.shared.chain import Chain
-from pronk.engine.engine import Engine
-from pronk.engine.request import Request
 from pronk.errors import OptionError
 from pronk.models.decoder import Decoder
 from pronk.sampling.params import SamplingParams
 from pronk.speculation.tree import TokenTree
-from tiny_models import VOCAB, make_engine, make_request, run, samples, tiny_decoder
+from tiny_models import VOCAB, make_engine, make_request, run, tiny_decoder
 
-BIAS = {3: 100.0, 5: 100.0}
-VARIANTS = [
-    SHAPE,
-    replace(SHAPE, layer=1),
-    replace(SHAPE, order="causal"),
-    replace(SHAPE, order="anticausal"),
-    replace(SHAPE, kind="linear"),
-    replace(SHAPE, unembeddings="replicated"),
-]
+PROMPTS = [[1, 2, 3], [5] * 20, [9, 8, 7, 9, 8, 7, 9, 8]]
+TREE = ((0,), (1,), (0, 0), (2,), (0, 1), (1, 0), (0, 0, 0))
+TWO_LETTERS = {3: 100.0, 5: 100.0}
 TARGETS: dict[str, dict[str, Any]] = {
     "full": {},
     "sliding": {"windows": (24, 24)},
     "mixed": {"windows": (24, None)},
     "classic": {"classic": True},
 }
-PROMPTS = [[(7 * i * i + 3 * i + j) % VOCAB for i in range(length)] for j, length in enumerate((1, 2, 40, 75))]
+LONG_PROMPTS = [[(7 * i * i + 3 * i + j) % VOCAB for i in range(length)] for j, length in enumerate((1, 2, 40, 75))]
 Seen = list[tuple[list[int], list[int]]]
 
 
-def dense_guesses(
-    decoder: Decoder, shape: HeadsShape, text: Sequence[int], *, classic: bool = False
-) -> list[list[int]]:
-    """For each head, its likeliest token at every place of the text."""
+def dense_tokens(decoder: Decoder, shape: HeadsShape, text: Sequence[int], *, classic: bool = False) -> list[list[int]]:
+    """Return each head's likeliest token at every position of the text."""
     return [rows.argmax(-1).tolist() for rows in dense_heads(decoder, shape, text, classic=classic)]
 
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
-    """Every proposal that is made: the text, and the guesses."""
+    """Record the text and the draft tokens of every proposal."""
     found: Seen = []
     chains = MultiTokenProposer.chains
 
@@ -64,164 +60,188 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     return found
 
 
-class CrossAttentionSource(Proposer[Any]):
-    """Asks heads, and guesses otherwise: below the root a wrong token, and beside it up to three right ones."""
-
-    name = "beside"
-
-    def __init__(self, heads: MultiTokenProposer, text: Sequence[int]) -> None:
-        self.heads, self.text, self.capabilities = heads, text, heads.capabilities
-
-    def start(self, prompt: Sequence[int]) -> Any:
-        return self.heads.start(prompt)
-
-    def propose(self, contexts: Sequence[DraftContext[Any]]) -> list[TokenTree]:
-        self.heads.propose(contexts)
-        trees = []
-        for context in contexts:
-            place = len(context.tokens)
-            right = tuple(self.text[place : place + 1 + place % 3])
-            wrong = (right[0] + 1) % VOCAB if right else 0
-            parents = (-1, 0, 0, *range(2, len(right) + 1))
-            trees.append(TokenTree((context.tokens[-1], wrong, *right), parents[: len(right) + 2]))
-        return trees
-
-    def observe(self, outcome: Outcome[Any]) -> None:
-        self.heads.observe(outcome)
-
-    def stop(self, state: Any) -> None:
-        self.heads.stop(state)
-
-
-def decode(
-    engine: Engine, spec: str, params: SamplingParams, prompts: Sequence[Sequence[int]] = PROMPTS
-) -> list[Request]:
-    """The prompts in one batch; where sampling is coupled, their texts are those of plain decoding."""
-    drafter = make_drafter(spec).bind(engine.target)
-    requests = [make_request(list(prompt), params, drafter) for prompt in prompts]
-    run(engine, requests)
-    if not params.rejects:
-        assert_plain(engine, requests)
-    return requests
-
-
-def check(seen: Seen, shape: HeadsShape, **target: Any) -> None:
-    """Greedy guesses are those of a pass over the whole text; ``target`` says which tiny one it is."""
+def check_chains(seen: Seen, shape: HeadsShape, **target: Any) -> None:
+    """Check that greedy draft tokens equal those of a forward pass over the whole text; ``target``: a tiny model."""
     decoder, classic = tiny_decoder(**target, packed=False), target.get("classic", False)
     for text, draft_tokens in seen:
         if draft_tokens:
-            rows = dense_guesses(decoder, shape, text, classic=classic)
+            rows = dense_tokens(decoder, shape, text, classic=classic)
             assert draft_tokens == [row[len(text) - 2] for row in rows][: len(draft_tokens)]
 
 
-@pytest.mark.parametrize("shape", VARIANTS, ids=lambda s: f"{s.kind}-{s.order}-{s.unembeddings}-{s.layer}")
-def test_guesses_are_those_of_a_pass_over_the_whole_text(shape: HeadsShape, seen: Seen) -> None:
-    decoder, params = tiny_decoder(), SamplingParams(max_tokens=12)
-    decode(make_engine(decoder, prefill_chunk=16), f"multi_token(model={heads_folder(shape)!r})", params)
-    check(seen, shape)
-    assert sum(len(draft_tokens) == 3 for *_, draft_tokens in seen) > 20
-    assert sum(len(set(draft_tokens)) > 1 for *_, draft_tokens in seen) > 10
-
-
 @pytest.mark.parametrize("target", TARGETS)
-def test_windows_and_learned_positions(target: str, seen: Seen) -> None:
-    decoder, classic = tiny_decoder(**TARGETS[target]), target == "classic"
-    params = SamplingParams(max_tokens=40)
-    requests = decode(make_engine(decoder), f"multi_token(model={heads_folder(classic=classic)!r})", params)
-    check(seen[::4], SHAPE, **TARGETS[target])
+def test_chains_equal_a_forward_pass_over_the_whole_text(target: str, seen: Seen) -> None:
+    engine = make_engine(tiny_decoder(**TARGETS[target]))
+    drafter = bound(f"multi_token(model={heads_folder(classic=target == 'classic')!r})", engine)
+    requests = decode(engine, drafter, LONG_PROMPTS, max_tokens=40)
+    check_chains(seen[::4], SHAPE, **TARGETS[target])
     assert sum(each.stats.drafted for each in requests) > 100
 
 
-def test_below_others_guesses_there_is_nothing_to_guess_from() -> None:
-    """The target has said nothing of them yet, so the heads are silent; and it does them no harm to be asked."""
+def test_no_draft_tokens_below_those_of_another_drafter() -> None:
+    """Such proposals do not change later ones."""
     stage, text = Stage("multi_token"), [1, 2, 3, 4, 5, 6]
     state = stage.start(text)
     (before,) = stage.drafter.propose([stage.context(state, text)])
     assert before.num_draft_tokens == 3
-    for guessed in (1, 2):
-        (below,) = stage.drafter.propose([stage.context(state, [*text, 7, 8][: 6 + guessed], guessed)])
+    for drafted in (1, 2):
+        (below,) = stage.drafter.propose([stage.context(state, [*text, 7, 8][: 6 + drafted], drafted)])
         assert below.num_draft_tokens == 0
     (after,) = stage.drafter.propose([stage.context(state, text)])
     assert after == before
     stage.stop(state)
 
 
-def test_as_the_smaller_drafter_of_a_draft_model(seen: Seen) -> None:
-    decoder, params = tiny_decoder(), SamplingParams(max_tokens=12)
+def test_smaller_drafter_of_a_draft_model(seen: Seen) -> None:
+    engine = make_engine(tiny_decoder())
     spec = f"staged(draft_model(model={draft_folder()!r}), multi_token(model={heads_folder()!r}))"
-    decode(make_engine(decoder), spec, params)
-    check(seen, SHAPE)
+    decode(engine, bound(spec, engine), LONG_PROMPTS, max_tokens=12)
+    check_chains(seen, SHAPE)
     assert {bool(draft_tokens) for _, draft_tokens in seen} == {True, False}
 
 
-def test_greedy_guesses_below_what_was_moved(seen: Seen) -> None:
-    decoder, text = tiny_decoder(), PROMPTS[2]
-    # What the target will say, beside another token that comes first: accepted, and moved onto the main chain.
-    engine, params = make_engine(decoder), SamplingParams(max_tokens=40, seed=0)
-    drafter = CrossAttentionSource(MultiToken(heads_folder()).bind(engine.target), [*text, *plain_output(text, params)])
-    request = make_request(text, params, drafter)
-    run(engine, [request])
-    assert_plain(engine, [request])
+def test_chains_after_moved_rows(seen: Seen) -> None:
+    engine, text = make_engine(tiny_decoder()), LONG_PROMPTS[2]
+    texts = {(tuple(text), 0): [*text, *plain_output(text, SamplingParams(max_tokens=60, seed=0))]}
+    drafter = Turns(TreeDrafter(off_chain, texts), bound(spec(), engine))
+    (request,) = decode(engine, drafter, [text], max_tokens=60)
     assert request.stats.moved > 10
     assert sum(bool(draft_tokens) for _, draft_tokens in seen) > 5
-    check(seen, SHAPE)
+    check_chains(seen, SHAPE)
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
-def test_other_rules_know_what_guesses_were_drawn_from(rule: str) -> None:
-    params = SamplingParams(max_tokens=40, logit_bias=BIAS, temperature=0.8, seed=4, rule=rule)
-    requests = decode(make_engine(tiny_decoder()), f"multi_token(model={heads_folder()!r})", params)
-    assert all(len(each.output) == 40 for each in requests)
-    assert sum(each.stats.accepted for each in requests) > 20
-
-
-def test_several_samples_share_the_prompt() -> None:
-    decoder = tiny_decoder()
-    params = SamplingParams(max_tokens=20, n=3, temperature=0.8, seed=5, logit_bias=BIAS)
-    engine = make_engine(decoder)
-    requests = samples(PROMPTS[2], params, MultiToken(heads_folder()).bind(engine.target))
+def test_drawn_chains_are_accepted(rule: str) -> None:
+    params = SamplingParams(max_tokens=40, logit_bias=TWO_LETTERS, temperature=0.8, seed=4, rule=rule)
+    engine = make_engine(tiny_decoder())
+    drafter = bound(spec(), engine)
+    requests = [make_request(prompt, params, drafter) for prompt in LONG_PROMPTS]
     run(engine, requests)
-    assert_plain(engine, requests)
-    assert len({tuple(each.output) for each in requests}) == 3
+    assert all(len(each.output) == 40 for each in requests)
+    assert total(requests, "accepted") > 20
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, None])
-def test_so_many_heads_guess_as_are_asked_for(count: int | None, seen: Seen) -> None:
-    decoder = tiny_decoder()
+def test_num_tokens_is_the_number_of_heads_used(count: int | None, seen: Seen) -> None:
     for order in ("parallel", "causal", "anticausal"):
         shape = replace(SHAPE, order=order)
         seen.clear()
-        spec = f"multi_token(model={heads_folder(shape)!r}, num_tokens={count})"
-        decode(make_engine(decoder), spec, SamplingParams(max_tokens=12), PROMPTS[1:3])
-        check(seen, shape)
+        engine = make_engine(tiny_decoder())
+        drafter = bound(f"multi_token(model={heads_folder(shape)!r}, num_tokens={count})", engine)
+        decode(engine, drafter, LONG_PROMPTS[1:3], max_tokens=12)
+        check_chains(seen, shape)
         assert max(len(draft_tokens) for *_, draft_tokens in seen) == (count or 3)
 
 
-def test_more_heads_than_there_are_is_an_error() -> None:
-    drafter = make_drafter(f"multi_token(model={heads_folder()!r}, num_tokens=4)")
+def test_num_tokens_beyond_the_heads_is_refused() -> None:
     with pytest.raises(OptionError, match="expected num_tokens of at most 3, the heads, found 4"):
-        drafter.bind(make_engine(tiny_decoder()).target)
+        bound(spec(num_tokens=4))
 
 
-def test_heads_beside_the_target_are_the_default(tmp_path: Path) -> None:
+def test_the_default_is_the_folder_beside_the_target(tmp_path: Path) -> None:
     (tmp_path / "heads").symlink_to(heads_folder())
     engine = make_engine(tiny_decoder())
     target = replace(engine.target, folder=tmp_path)
-    vars(target)["fingerprint"] = None  # nobody knows its files
+    vars(target)["fingerprint"] = None  # the target's files are unknown
     drafter = MultiToken().bind(target)
-    assert drafter.loaded.heads.shape == SHAPE
+    assert drafter.runner.heads.shape == SHAPE
     assert drafter.bind(target) is drafter
 
 
-def test_nothing_is_drafted_where_there_is_no_room(seen: Seen) -> None:
-    decoder = tiny_decoder()
-    engine = make_engine(decoder)
-    drafter = make_drafter(f"multi_token(model={heads_folder()!r})").bind(engine.target)
+def test_no_draft_tokens_without_free_blocks(seen: Seen) -> None:
+    engine = make_engine(tiny_decoder())
+    drafter = bound(spec(), engine)
     assert isinstance(drafter, MultiTokenProposer)
-    drafter.loaded.side_cache.cache.resize(2)  # 32 tokens
-    requests = [make_request(list(prompt), SamplingParams(max_tokens=12), drafter) for prompt in PROMPTS]
-    run(engine, requests)
-    assert_plain(engine, requests)
+    drafter.runner.side_cache.cache.resize(2)  # 32 tokens
+    decode(engine, drafter, LONG_PROMPTS, max_tokens=12)
     assert not any(draft_tokens for text, draft_tokens in seen if len(text) > 40)
     assert any(draft_tokens for *_, draft_tokens in seen)
-    assert not drafter.loaded.side_cache.cache.in_use
+    assert not drafter.runner.side_cache.cache.in_use
+
+
+def off_the_chain(asked: list[Asked]) -> int:
+    """Return the number of accepted draft tokens beside the main chain."""
+    return sum(node >= each.tree.main_chain for each in asked for node in each.path)
+
+
+def last_rows(text: list[int]) -> list[Tensor]:
+    """Return each head's logits ``[vocab]`` at the token before the last."""
+    return [rows[len(text) - 2] for rows in dense_heads(tiny_decoder(packed=False), SHAPE, text)]
+
+
+@pytest.mark.parametrize("tree", [12, TREE])
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.8}, {"temperature": 0.8, "rule": "block"}], ids=str)
+def test_trees(tree: Any, options: dict[str, Any]) -> None:
+    """Trees keep the limits, and point masses are accepted off the main chain under every rule."""
+    engine, drafter = watched(spec(tree=tree))
+    params = SamplingParams(max_tokens=60, logit_bias=LIKELY, seed=4, **options)
+    requests = [make_request(prompt, params, drafter) for prompt in PROMPTS]
+    run(engine, requests)
+    if not params.rejects:
+        assert_plain(engine, requests)
+    asked = [each for request in requests for each in drafter.of(request)]
+    assert off_the_chain(asked) > 10
+    assert total(requests, "moved") > 0
+    for each in asked:
+        assert each.tree.probs is None
+        assert each.tree.num_draft_tokens <= min(len(TREE) if tree == TREE else 12, each.nodes)
+        assert max(each.tree.depths) <= min(3, each.depth)
+
+
+def test_num_tokens_limits_the_depth_of_a_tree() -> None:
+    engine, drafter = watched(spec(num_tokens=2, tree=40))
+    (request,) = decode(engine, drafter, PROMPTS[:1])
+    assert max(depth for each in drafter.of(request) for depth in each.tree.depths) == 2
+
+
+@pytest.mark.parametrize("size", [1, 5, 40])
+def test_a_number_of_nodes_is_the_likeliest_tree_of_that_size(size: int) -> None:
+    """Paths over the 8 likeliest tokens of each head; the first proposal has no measured acceptance."""
+    engine, drafter = watched(spec(tree=size))
+    for request in decode(engine, drafter, PROMPTS, logit_bias=LIKELY):
+        first = drafter.of(request)[0]
+        bias = torch.zeros(len(last_rows(first.tokens)[0]))
+        bias[list(LIKELY)] = 30.0
+        shares = [(row + bias).softmax(0).topk(8).values.tolist() for row in last_rows(first.tokens)]
+        shares = [[min(max(round(1000 * share), 1), 999) / 1000 for share in row] for row in shares]
+        every = [prod(path) for depth in (1, 2, 3) for path in product(*shares[:depth])]
+        assert first.tree.num_draft_tokens == size
+        assert first.tree.gain is not None
+        assert sum(first.tree.gain[1:]) == pytest.approx(sum(sorted(every)[-size:]), abs=1e-9)
+
+
+def test_the_main_chain_of_a_tree_has_the_likeliest_tokens() -> None:
+    engine, drafter = watched(spec(tree=12))
+    for request in decode(engine, drafter, PROMPTS):
+        for each in drafter.of(request):
+            likeliest = [int(row.argmax()) for row in last_rows(each.tokens)]
+            length = sum(tuple(likeliest[:end]) in paths(each.tree) for end in (1, 2, 3))
+            assert each.tree.main_chain == 1 + length
+            assert list(each.tree.tokens[1 : 1 + length]) == likeliest[:length]
+            assert length or not min(each.depth, each.nodes)
+
+
+def test_back_off_only_after_steps_that_could_have_draft_tokens() -> None:
+    stage, text = Stage("multi_token"), [1, 2, 3, 4, 5, 6]
+    drafter, bare = stage.drafter, TokenTree.chain(text[-1:])
+    state = stage.start(text)
+    able = replace(stage.context(state, text), prune_unprofitable=True)
+    unable = replace(able, block_table=type(able.block_table)())  # no row of the text is cached
+    for context, steps in ((unable, 0), (able, 2)):
+        (tree,) = drafter.propose([context])
+        assert (tree.num_draft_tokens > 0) == (context is able)
+        drafter.observe(outcome(drafter, state, text, bare, (), [7]))
+        assert state.backoff.steps == steps
+    stage.stop(state)
+
+
+def test_wrappers_take_chains_and_no_trees() -> None:
+    for wrapper in ("cape", "threshold"):
+        with pytest.raises(OptionError, match="expected a drafter of chains, found multi_token; leave out its tree"):
+            make_drafter(f"{wrapper}({spec(tree=8)})")
+        make_drafter(f"{wrapper}({spec()})")
+
+
+def test_a_tree_deeper_than_the_heads_is_refused() -> None:
+    with pytest.raises(OptionError, match=r"tree: expected paths of 1\.\.3 ranks in 0\.\.63, found \(0, 0, 0, 0\)"):
+        bound(spec(tree=((0,), (0, 0), (0, 0, 0), (0, 0, 0, 0))))

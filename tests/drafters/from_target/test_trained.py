@@ -1,4 +1,4 @@
-"""Folders of trained drafters that are damaged, and what their errors say to do."""
+"""Trained drafters of every kind: in composites, for several samples, and damaged folders."""
 
 import json
 import shlex
@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from drafters.drafting import bound, decode
+from drafters.drafting import LIKELY, assert_no_blocks, assert_plain, bound, decode
 from drafters.from_draft.drafts import draft_folder
 from drafters.from_target import trained_glide, trained_kangaroo, trained_medusa, trained_multi_token
 from pronk.cli.train.main import app
 from pronk.drafters import REGISTRY
 from pronk.drafters.from_target.modules import files as trained
 from pronk.errors import CheckpointError
-from tiny_models import make_engine, tiny_decoder
+from pronk.sampling.params import SamplingParams
+from tiny_models import make_engine, run, samples, tiny_decoder
 
 FOLDERS = {
     "kangaroo": trained_kangaroo.adapter_folder,
@@ -26,11 +27,11 @@ FOLDERS = {
 }
 
 
-def copied(kind: str, folder: Path) -> Path:
+def copy_of(kind: str, folder: Path) -> Path:
     return Path(shutil.copytree(FOLDERS[kind](), folder / kind))
 
 
-def refused(kind: str, folder: Path, message: str) -> None:
+def check_refused(kind: str, folder: Path, message: str) -> None:
     with pytest.raises(CheckpointError, match=message) as caught:
         bound(f"{kind}(model={str(folder)!r})")
     assert "\n" not in str(caught.value)
@@ -48,48 +49,68 @@ def refused(kind: str, folder: Path, message: str) -> None:
         ("multi_token", "merged({}, recycling)"),
     ],
 )
-def test_in_company(kind: str, spec: str) -> None:
-    """Within and beside others, and as the smaller drafter of a draft model; the text is that of plain decoding."""
+def test_parts_of_a_composite(kind: str, spec: str) -> None:
+    """Inside wrappers, beside other parts, and as the smaller drafter of a draft model."""
     spec = spec.replace("DRAFT", f"draft_model(model={draft_folder()!r})").format(f"{kind}(model={FOLDERS[kind]()!r})")
     engine = make_engine(tiny_decoder())
     prompts = [[1, 2, 3], [5] * 20, [9, 8, 7, 9, 8, 7, 9, 8]]
-    likely = dict.fromkeys(range(5), 30.0)  # few tokens are likely, so that some guesses are right
-    requests = decode(engine, bound(spec, engine), prompts, max_tokens=60, temperature=0.7, logit_bias=likely)
+    requests = decode(engine, bound(spec, engine), prompts, max_tokens=60, temperature=0.7, logit_bias=LIKELY)
     sources = [source for request in requests for source in request.stats.sources.items()]
     own = [each for name, each in sources if name.startswith(kind) or "staged(" in spec]
     assert sum(each.accepted for each in own) > (10 if kind == "multi_token" else 0)
 
 
+@pytest.mark.parametrize("windows", [(None, None), (24, 24)], ids=["all", "window"])
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_samples_of_one_prompt(kind: str, windows: tuple[int | None, ...]) -> None:
+    engine = make_engine(tiny_decoder(windows=windows))
+    drafter = bound(f"{kind}(model={FOLDERS[kind]()!r})", engine)
+    params = SamplingParams(n=4, max_tokens=24, temperature=0.8, seed=5, logit_bias=LIKELY)
+    for prompt in ([1, 2, 3], [*range(45)]):
+        requests = samples(prompt, params, drafter)
+        run(engine, requests)
+        assert_plain(engine, requests)
+        assert len({tuple(request.output) for request in requests}) == 4
+        assert sum(request.stats.accepted for request in requests) > 0
+    if kind != "medusa":  # which has no cache
+        assert_no_blocks(drafter)
+
+
 @pytest.mark.parametrize(
     ("kind", "changed", "message"),
     [
-        ("kangaroo", {"exit_layer": 9}, r"exit.layer: expected 1 to 1 for a target of 2 layers, found 9"),
-        ("glide", {"layers": 9}, "layers: expected 1 to 2 for a target of 2 layers, found 9"),
-        ("multi_token", {"layer": 9}, "layer: expected 1 to 2, the target's layers, found 9"),
-        ("medusa", {"blocks": 9}, "blocks: expected 1 to 8, found 9"),
-        ("multi_token", {"kind": "rnn"}, "kind: expected one of transformer, linear, found 'rnn'"),
+        ("kangaroo", {"exit_layer": 9}, r"drafter\.json: exit.layer: expected 1 to 1 for a target of 2 layers, found"),
+        ("glide", {"layers": 9}, r"drafter\.json: layers: expected 1 to 2 for a target of 2 layers, found 9"),
+        ("multi_token", {"layer": 9}, r"drafter\.json: layer: expected 1 to 2, the target's layers, found 9"),
+        ("multi_token", {"kind": "rnn"}, r"drafter\.json: kind: expected one of transformer, linear, found 'rnn'"),
+        ("medusa", {"blocks": 9}, r"drafter\.json: blocks: expected 1 to 8, found 9"),
+        (
+            "medusa",
+            {"tree": [[0, 1]]},
+            r"drafter\.json: medusa: tree: expected each path once .* found \(0, 1\) without",
+        ),
+        ("medusa", {"tree": []}, r"drafter\.json: medusa: tree: expected 1\.\.127 paths of ranks"),
+        ("medusa", {"num_heads": 4}, r"tensor layers\.3\.blocks\.0\.bias: expected shape \(64,\), found None"),
     ],
 )
-def test_a_shape_that_does_not_go_with_the_target(
-    kind: str, changed: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    folder = copied(kind, tmp_path)
+def test_invalid_shapes_are_refused(kind: str, changed: dict[str, Any], message: str, tmp_path: Path) -> None:
+    folder = copy_of(kind, tmp_path)
     file = folder / "drafter.json"
     document = json.loads(file.read_text())
     file.write_text(json.dumps(document | {"shape": document["shape"] | changed}))
-    refused(kind, folder, rf"drafter\.json: {message}")
+    check_refused(kind, folder, message)
 
 
 @pytest.mark.parametrize("kind", FOLDERS)
-def test_weights_that_are_cut_off(kind: str, tmp_path: Path) -> None:
-    folder = copied(kind, tmp_path)
+def test_truncated_weights_are_refused(kind: str, tmp_path: Path) -> None:
+    folder = copy_of(kind, tmp_path)
     bound(f"{kind}(model={str(folder)!r})")
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-10])
-    refused(kind, folder, "expected a complete safetensors file, found a truncated or damaged one")
+    check_refused(kind, folder, "expected a complete safetensors file, found a truncated or damaged one")
 
 
-def test_every_command_that_an_error_names_is_there() -> None:
+def test_commands_in_errors_exist() -> None:
     commands = get_command(app).commands  # type: ignore[attr-defined]
     kinds = {*trained._COMMANDS, *FOLDERS}
     assert kinds <= REGISTRY.keys()

@@ -1,17 +1,16 @@
-"""GLIDE and its twin for tests: fitted to what tiny targets write, and what they say without a cache."""
+"""GLIDE and its variant without cross-attention, fitted to texts of tiny targets, and a reference without a cache."""
 
-import atexit
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
 
+from drafters.helpers import CHECKPOINTS
 from pronk.drafters.from_target.modules.files import FORMAT
 from pronk.drafters.from_target.modules.glide import GlideModule, GlideShape
 from pronk.models.decoder import Decoder
@@ -23,8 +22,6 @@ from tiny_models import tiny_decoder
 
 PROMPTS: tuple[tuple[int, ...], ...] = ((1, 2, 3), (4, 5, 6, 7), tuple(range(30)), (9,))
 FREE: tuple[int | None, ...] = (None, None)
-_PLACE = TemporaryDirectory()
-atexit.register(_PLACE.cleanup)
 
 
 def shape(layers: int = 1, *, cross: bool = True) -> GlideShape:
@@ -35,14 +32,14 @@ def shape(layers: int = 1, *, cross: bool = True) -> GlideShape:
 def glide_folder(
     *, layers: int = 1, cross: bool = True, windows: tuple[int | None, ...] = FREE, classic: bool = False
 ) -> str:
-    """A drafter for :func:`models.tiny_decoder`, which has learned by heart what that says after :data:`PROMPTS`."""
+    """Return a drafter for :func:`tiny_models.tiny_decoder`, fitted to its texts after :data:`PROMPTS`."""
     target = tiny_decoder(packed=False, windows=windows, classic=classic)
     made = shape(layers, cross=cross)
     module = GlideModule(made, target.config)
     module.initialize(torch.Generator().manual_seed(3))
     fit(module, target, torch.tensor([write(target, prompt, 44) for prompt in PROMPTS]), steps=60)
     kind = "glide" if cross else "vanilla"
-    folder = Path(_PLACE.name) / f"{kind}-{layers}-{windows}-{classic}"
+    folder = CHECKPOINTS / f"{kind}-{layers}-{windows}-{classic}"
     fingerprint = {"name": "tiny", "architecture": "test", "weights": "none"}
     document = {"format": FORMAT, "kind": kind, "shape": asdict(made), "target": fingerprint}
     export_drafter(folder, module, document, "")
@@ -50,13 +47,13 @@ def glide_folder(
 
 
 def spec(name: str = "glide", *, num_tokens: int = 4) -> str:
-    """How tests make ``glide`` or ``vanilla``."""
+    """Return the specification of ``glide`` or ``vanilla`` for tests."""
     return f"{name}(model={glide_folder(cross=name == 'glide')!r}, num_tokens={num_tokens})"
 
 
 @torch.no_grad()
 def write(target: Decoder, prompt: Sequence[int], length: int) -> list[int]:
-    """The prompt and what follows it, so many tokens in all."""
+    """Return the prompt and its greedy continuation, ``length`` tokens in all."""
     tokens = list(prompt)
     while len(tokens) < length:
         tokens.append(int(dense_logits(target, torch.tensor([tokens]))[-1].argmax()))
@@ -64,22 +61,22 @@ def write(target: Decoder, prompt: Sequence[int], length: int) -> list[int]:
 
 
 def fit(module: GlideModule, target: Decoder, tokens: Tensor, steps: int) -> None:
-    """So many steps toward the target's distribution on ``tokens``."""
+    """Fit the module to the target's distribution on ``tokens``."""
     with torch.no_grad():
         wanted = dense_logits(target, tokens).softmax(-1)
     mask = block_mask(tokens.shape[1], 5)
     optimizer = torch.optim.AdamW(module.parameters(), lr=2e-2)
     for _ in range(steps):
-        loss = F.cross_entropy(said(module, target, tokens, mask), wanted)
+        loss = F.cross_entropy(dense_drafter_logits(module, target, tokens, mask), wanted)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
 
-def said(module: GlideModule, target: Decoder, tokens: Tensor, seen: Tensor) -> Tensor:
-    """Logits ``[count * length, vocab]`` of the drafter without a cache.
+def dense_drafter_logits(module: GlideModule, target: Decoder, tokens: Tensor, seen: Tensor) -> Tensor:
+    """Return the logits ``[count * length, vocab]`` of the drafter without a cache.
 
-    ``seen`` ``[length, length]`` says which of the target's tokens each row sees, apart from windows.
+    ``seen`` ``[length, length]`` marks the target's tokens that each row sees, apart from windows.
     """
     count, length = tokens.shape
     layers = module.cache_layers
@@ -108,7 +105,7 @@ class DenseGlide:
 
     @torch.no_grad()
     def __call__(self, tokens: Sequence[int], verified: int, oldest: int = 0) -> Tensor:
-        """Logits ``[vocab]`` after ``tokens``, of which the target's cache has ``oldest .. verified - 1``."""
+        """Return logits ``[vocab]`` after ``tokens``; the target's cache holds ``oldest .. verified - 1``."""
         places = torch.arange(len(tokens))
         seen = (places < places[:, None].clamp(max=verified)) & (places >= oldest)
-        return said(self.module, self.target, torch.tensor([tokens]), seen)[-1]
+        return dense_drafter_logits(self.module, self.target, torch.tensor([tokens]), seen)[-1]

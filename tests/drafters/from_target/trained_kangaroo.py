@@ -1,28 +1,23 @@
-"""Kangaroo's adapters for tests, as folders on disk, and targets whose first layers say nearly all there is to say.
+"""Kangaroo's adapters for tests, as folders, and targets whose later layers change little.
 
-An adapter that adds nothing (its last projection is zero) has the target's own head on an early layer's output: right
-where the layers after that change little.
+An adapter whose last projection is zero applies the target's head to an early layer's output. Its draft tokens are
+right where the later layers change little.
 """
 
-import atexit
 from copy import deepcopy
 from dataclasses import asdict
 from functools import cache
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
+from drafters.helpers import CHECKPOINTS
 from pronk.drafters.from_target.modules.files import FORMAT
 from pronk.drafters.from_target.modules.kangaroo import KangarooAdapter, KangarooShape
 from pronk.models.decoder import Decoder, pack_linears
 from pronk.models.linear import choose_linear
 from pronk.train.export import export_drafter
 from tiny_models import CPU, kernels, tiny_decoder
-
-_PLACE = TemporaryDirectory()
-atexit.register(_PLACE.cleanup)
 
 LAYERS = 4
 
@@ -36,7 +31,7 @@ def calm_decoder(
     classic: bool = False,
     packed: bool = True,
 ) -> Decoder:
-    """A target of which each layer but the first adds ``calm`` of what it would."""
+    """Return a target whose layers after the first add ``calm`` times their usual output."""
     decoder = deepcopy(tiny_decoder(windows=windows, classic=classic, packed=False))
     for layer in decoder.layers[1:]:
         for linear in (layer.out, layer.down):
@@ -58,7 +53,7 @@ def adapter_folder(
     noise: float = 0.0,
     gain: float = 1.0,
 ) -> str:
-    """An adapter for ``decoder`` that adds what ``noise`` times random weights make of the early output.
+    """Return an adapter for ``decoder`` that adds ``noise`` times a random change of the early output.
 
     With a larger ``gain`` its attention is sharper.
     """
@@ -73,12 +68,12 @@ def adapter_folder(
             parameter.data.mul_(50 * noise)
         elif parameter.dim() > 1:
             parameter.data.mul_(gain)
-    folder = Path(_PLACE.name) / f"{id(decoder)}-{exit_layer}-{adapter}-{noise}-{gain}"
+    folder = CHECKPOINTS / f"{id(decoder)}-{exit_layer}-{adapter}-{noise}-{gain}"
     document: dict[str, Any] = {"format": FORMAT, "kind": "kangaroo", "shape": asdict(shape)}
     export_drafter(folder, module, document | {"target": {"architecture": "tiny", "weights": "tiny"}}, "")
     return str(folder)
 
 
 def spec() -> str:
-    """How the tests of all drafters make this one, for the tiny target; about a tenth of its guesses are right."""
+    """Return the specification for tests of all drafters; about a tenth of the draft tokens are right."""
     return f"kangaroo(model={adapter_folder(noise=0.1)!r}, num_tokens=4, eta=0.2)"

@@ -1,24 +1,20 @@
-"""Medusa heads for tests: random ones for the tiny target, as folders on disk."""
+"""Random Medusa heads for the tiny target, as folders."""
 
-import atexit
 import json
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 from safetensors.torch import load_file
 
+from drafters.helpers import CHECKPOINTS
 from pronk.architecture.config import ModelConfig
 from pronk.drafters.from_target.modules.files import FORMAT
 from pronk.drafters.from_target.modules.medusa import MedusaHeads, MedusaShape
 from pronk.models.fingerprint import Fingerprint
 from pronk.train.export import export_drafter
 from tiny_models import tiny_config
-
-_PLACE = TemporaryDirectory()
-atexit.register(_PLACE.cleanup)
 
 TREE = ((0,), (1,), (0, 0), (2,), (0, 1), (1, 0), (0, 0, 0), (3,), (0, 0, 1))
 SHAPE = MedusaShape(num_heads=3, blocks=2, tree=TREE)
@@ -28,7 +24,7 @@ UNKNOWN = Fingerprint("test", "0")
 def write_heads(
     folder: Path, shape: MedusaShape = SHAPE, config: ModelConfig | None = None, target: Fingerprint = UNKNOWN
 ) -> str:
-    """Heads whose blocks do about as much as they leave alone; the tiny target's by default."""
+    """Write heads, by default for the tiny target; their blocks change the hidden states much."""
     heads, generator = MedusaHeads(shape, config or tiny_config()), torch.Generator().manual_seed(3)
     with torch.no_grad():
         for parameter in heads.parameters():
@@ -40,14 +36,14 @@ def write_heads(
 
 @cache
 def medusa_folder(unembeddings: str = "shared", vocab: int = tiny_config().vocab_size) -> str:
-    """Heads of the tiny target with that vocabulary."""
+    """Return heads of the tiny target with that vocabulary."""
     shape = replace(SHAPE, unembeddings=unembeddings)
-    return write_heads(Path(_PLACE.name) / f"{unembeddings}-{vocab}", shape, tiny_config(vocab=vocab))
+    return write_heads(CHECKPOINTS / f"{unembeddings}-{vocab}", shape, tiny_config(vocab=vocab))
 
 
 @cache
 def plain_heads(folder: str, vocab: int = tiny_config().vocab_size) -> MedusaHeads:
-    """The heads of a folder in torch, float32."""
+    """Return the heads of a folder in torch, float32."""
     shape = json.loads((Path(folder) / "drafter.json").read_text())["shape"]
     heads = MedusaHeads(MedusaShape(**shape), tiny_config(vocab=vocab))
     tensors = load_file(Path(folder) / "model.safetensors")
@@ -55,6 +51,7 @@ def plain_heads(folder: str, vocab: int = tiny_config().vocab_size) -> MedusaHea
     return heads.requires_grad_(requires_grad=False)
 
 
-def spec() -> str:
-    """How tests make the drafter."""
-    return f"medusa(model={medusa_folder()!r})"
+def spec(**options: object) -> str:
+    """Return the drafter's specification for tests."""
+    given = "".join(f", {name}={value!r}" for name, value in options.items())
+    return f"medusa(model={medusa_folder()!r}{given})"

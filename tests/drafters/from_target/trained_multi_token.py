@@ -1,15 +1,13 @@
-"""Multi-token heads for tests: random weights, for the tiny target, on disk."""
+"""Random multi-token heads for the tiny target, as folders."""
 
-import atexit
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cache
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 from torch import Tensor
 
+from drafters.helpers import CHECKPOINTS
 from pronk.architecture.config import ModelConfig
 from pronk.drafters.from_target.modules.files import FORMAT
 from pronk.drafters.from_target.modules.heads import HeadsShape, MultiTokenHeads
@@ -18,14 +16,11 @@ from pronk.train.attention import DenseAttention
 from pronk.train.export import export_drafter
 from tiny_models import tiny_config
 
-_PLACE = TemporaryDirectory()
-atexit.register(_PLACE.cleanup)
-
 SHAPE = HeadsShape(num_heads=3, layer=2, mlp=24)
 
 
 def make_heads(shape: HeadsShape, config: ModelConfig) -> MultiTokenHeads:
-    """Heads whose attention and MLP matter."""
+    """Return heads whose attention and MLP matter."""
     heads = MultiTokenHeads(shape, config)
     heads.initialize(torch.Generator().manual_seed(3))
     with torch.no_grad():
@@ -39,8 +34,8 @@ def make_heads(shape: HeadsShape, config: ModelConfig) -> MultiTokenHeads:
 
 @cache
 def heads_folder(shape: HeadsShape = SHAPE, *, classic: bool = False) -> str:
-    """A folder with such heads for :func:`models.tiny_decoder`; whatever its windows are."""
-    folder = Path(_PLACE.name) / f"heads-{abs(hash((shape, classic)))}"
+    """Return a folder of heads for :func:`tiny_models.tiny_decoder` with any windows."""
+    folder = CHECKPOINTS / f"heads-{abs(hash((shape, classic)))}"
     heads = make_heads(shape, tiny_config(classic=classic))
     target = {"name": "tiny", "architecture": "tiny", "weights": "0"}
     document = {"format": FORMAT, "kind": "multi_token", "shape": asdict(shape), "target": target}
@@ -49,21 +44,21 @@ def heads_folder(shape: HeadsShape = SHAPE, *, classic: bool = False) -> str:
 
 
 def spec(**options: object) -> str:
-    """How tests make the drafter."""
+    """Return the drafter's specification for tests."""
     given = "".join(f", {name}={value!r}" for name, value in options.items())
     return f"multi_token(model={heads_folder()!r}{given})"
 
 
 @torch.no_grad()
 def dense_heads(decoder: Decoder, shape: HeadsShape, text: Sequence[int], *, classic: bool = False) -> list[Tensor]:
-    """Logits ``[tokens, vocab]`` of each head at every place of the text: one pass without a cache, in float32."""
+    """Return logits ``[tokens, vocab]`` of each head at every position, in one forward pass without a cache."""
     heads, length, config = make_heads(shape, tiny_config(classic=classic)), len(text), decoder.config
-    for parameter in heads.parameters():  # as they were saved
+    for parameter in heads.parameters():  # saved in bfloat16
         parameter.copy_(parameter.bfloat16())
     positions = torch.arange(length)
     x = decoder.embed(torch.tensor(text), positions, torch.float32)
     rope = decoder.rope(positions, positions + 1, torch.float32)
     outputs = [y for _, y in decoder.run(x, rope, DenseAttention(1, length, config.windows))]
     attend = DenseAttention(1, length, (config.window,) * shape.num_heads)
-    made = dict(heads.run(outputs[shape.layer - 1], lambda i, x: heads.part(i, x, rope, attend), shape.num_heads))
+    made = dict(heads.run(outputs[shape.layer - 1], lambda i, x: heads.run_part(i, x, rope, attend), shape.num_heads))
     return [heads.unembedding(i, decoder.head)(heads.norm(i, made[i])) for i in range(shape.num_heads)]

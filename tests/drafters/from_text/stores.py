@@ -1,13 +1,12 @@
-"""Datastores for tests, and the plainest way to say what is in one."""
+"""Datastores for tests, and a plain search in their documents."""
 
-import atexit
 import random
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
+from drafters.helpers import CHECKPOINTS
 from pronk.drafters.from_text.datastore.builder import write_datastore
 from pronk.drafters.from_text.datastore.reader import Datastore
 
@@ -17,25 +16,25 @@ Documents = Sequence[Sequence[int]]
 
 
 def write(folder: Path, documents: Documents, *, vocab_size: int = 4096, **options: Any) -> Path:
-    """A datastore of ``documents`` in a new folder."""
+    """Write a datastore of ``documents`` to a new folder."""
     folder.mkdir(parents=True)
     write_datastore(folder, documents, vocabulary=VOCABULARY, vocab_size=vocab_size, **options)
     return folder
 
 
 def make(folder: Path, documents: Documents, **options: Any) -> Datastore:
-    """The same, opened."""
+    """Write a datastore and open it."""
     return Datastore.open(write(folder, documents, **options), VOCABULARY)
 
 
 def random_documents(seed: int, count: int, longest: int, letters: int) -> list[list[int]]:
-    """Few letters, so that much repeats."""
+    """Return documents of few letters, which repeat much."""
     dice = random.Random(seed)
     return [[dice.randrange(letters) for _ in range(dice.randint(1, longest))] for _ in range(count)]
 
 
 def followers(documents: Documents, phrase: Sequence[int]) -> list[int]:
-    """What follows each occurrence of a phrase: a token, or -1 where a document ends."""
+    """Return the token after each occurrence of a phrase, or -1 at the end of a document."""
     size, found = len(phrase), list[int]()
     for document in documents:
         for at in range(len(document) - size + 1):
@@ -46,11 +45,9 @@ def followers(documents: Documents, phrase: Sequence[int]) -> list[int]:
 
 @cache
 def conformance_spec() -> str:
-    """Retrieval, from all that the tests for all drafters may have it guess: texts of few letters, and of many."""
-    place = TemporaryDirectory()
-    atexit.register(place.cleanup)
+    """Return retrieval for the texts of the tests of all drafters: few letters, and many."""
     documents = [*random_documents(0, 60, 60, 4), *random_documents(1, 60, 60, 131)]
     dice = random.Random(2)
     documents += [[dice.choice((3, 5)) for _ in range(60)] for _ in range(20)]
-    folder = write(Path(place.name) / "store", documents)
+    folder = write(CHECKPOINTS / "store", documents)
     return f"retrieval(datastore={str(folder)!r}, min_match=1)"

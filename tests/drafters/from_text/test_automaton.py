@@ -1,4 +1,4 @@
-"""The suffix automaton against counting all strings anew after every token."""
+"""The suffix automaton against brute force: all strings are counted again after every token."""
 
 import random
 from collections.abc import Sequence
@@ -7,12 +7,12 @@ import pytest
 
 from pronk.drafters.from_text._automaton import SuffixAutomaton
 
-# A string to the tokens that follow it and how often, in the order of their first time.
+# For each string, the counts of the tokens after it, in the order of their first occurrence.
 Following = dict[tuple[int, ...], dict[int, int]]
 
 
 def count(texts: Sequence[Sequence[int]], max_match: int) -> Following:
-    """All strings of some texts up to a length."""
+    """Count the continuations of all strings up to a length."""
     found: Following = {}
     for text in texts:
         for end, token in enumerate(text):
@@ -23,7 +23,7 @@ def count(texts: Sequence[Sequence[int]], max_match: int) -> Following:
 
 
 def longest(counts: Following, tail: Sequence[int], most: int) -> tuple[int, ...]:
-    """The longest end of ``tail`` that something follows."""
+    """Return the longest suffix of ``tail`` with a continuation."""
     ends = [tuple(tail[-size:]) for size in range(min(most, len(tail)), 0, -1)]
     return next((end for end in ends if end in counts), ())
 
@@ -36,7 +36,7 @@ def check_place(automaton: SuffixAutomaton, place: tuple[int, int], want: Sequen
 
 
 def check_all(automaton: SuffixAutomaton, texts: Sequence[Sequence[int]], tail: Sequence[int]) -> None:
-    """The match of ``tail``, the shorter ones below it, and a step further on."""
+    """Check the match of ``tail``, its shorter matches, and the match one token further."""
     most = automaton.max_match
     counts = count(texts, most)
     want = longest(counts, tail, most)
@@ -47,7 +47,7 @@ def check_all(automaton: SuffixAutomaton, texts: Sequence[Sequence[int]], tail: 
         check_place(automaton, automaton.follow(each, len(want)), further, counts)
     while place[1]:
         state, length = automaton.shorter(place[0])
-        # What is left out in between goes on in the same ways, equally often.
+        # The skipped lengths have the same continuations, equally often.
         for size in range(length + 1, place[1]):
             assert counts[want[-size:]] == counts[want]
         place, want = (state, length), want[len(want) - length :]
@@ -55,7 +55,7 @@ def check_all(automaton: SuffixAutomaton, texts: Sequence[Sequence[int]], tail: 
 
 
 @pytest.mark.parametrize("letters", [1, 2, 3, 30])
-def test_matches_and_counts_are_those_of_brute_force(letters: int) -> None:
+def test_matches_and_counts_equal_brute_force(letters: int) -> None:
     matched = 0
     for seed in range(300):
         dice = random.Random(seed)
@@ -72,43 +72,8 @@ def test_matches_and_counts_are_those_of_brute_force(letters: int) -> None:
     assert matched > 1000
 
 
-def test_worked_example_of_the_module() -> None:
-    automaton = grown("ababc", max_match=16)
-    place = automaton.match(codes("xab"))
-    assert place[1] == 2
-    assert [(chr(each.token), each.num_occurrences) for each in automaton.continuations(place[0])] == [
-        ("c", 1),
-        ("a", 1),
-    ]
-    assert automaton.shorter(place[0]) == (0, 0)
-    assert automaton.match(codes("abc")) == (0, 0)  # known, but nothing follows
-    assert automaton.match(codes("bab"))[1] == 3
-
-
-def test_matches_end_at_the_bound_and_slide() -> None:
-    automaton = grown("abcdefgh" * 3, max_match=4)
-    state, length = automaton.match(codes("abcdefgh"))
-    word = ""
-    for _ in range(12):
-        assert length == 4
-        (only,) = automaton.continuations(state)
-        word += chr(only.token)
-        state, length = automaton.follow(only, length)
-    assert word == "abcdefghabcd"
-
-
-def test_no_string_goes_across_texts() -> None:
-    automaton = grown("ab", max_match=8)
-    automaton.end_text()
-    automaton.extend(codes("c"))
-    assert automaton.match(codes("b")) == (0, 0)
-    assert automaton.match(codes("a"))[1] == 1
-    assert sorted(chr(each.token) for each in automaton.continuations(0)) == ["a", "b", "c"]
-    assert automaton.num_tokens == 3
-
-
 @pytest.mark.parametrize("letters", [1, 2, 500])
-def test_a_text_that_is_known_takes_no_memory(letters: int) -> None:
+def test_a_known_text_takes_no_memory(letters: int) -> None:
     dice = random.Random(letters)
     text = [dice.randrange(letters) for _ in range(500)]
     automaton = SuffixAutomaton(6)
@@ -122,15 +87,15 @@ def test_a_text_that_is_known_takes_no_memory(letters: int) -> None:
 
 
 @pytest.mark.parametrize(("letters", "most"), [(1, 35), (2, 75), (8, 65), (4096, 200)])
-def test_memory_is_what_the_module_says(letters: int, most: int) -> None:
+def test_memory_per_token(letters: int, most: int) -> None:
     dice = random.Random(letters)
     automaton = SuffixAutomaton(16)
     automaton.extend(dice.randrange(letters) for _ in range(8192))
     assert 20 < automaton.nbytes / automaton.num_tokens < most
 
 
-def test_many_continuations() -> None:
-    """Found by a dictionary; no more than 128 are listed, the newest first, and none is lost."""
+def test_128_continuations_are_listed_and_all_are_found() -> None:
+    """Most recent first."""
     automaton = SuffixAutomaton(4)
     for token in range(1, 301):
         automaton.extend((0, token))

@@ -1,4 +1,4 @@
-"""Datastores: what is found in them is what a plain search finds, and a damaged one is refused with one line."""
+"""Datastores against a plain search, and one-line errors for damaged ones."""
 
 import json
 import random
@@ -20,7 +20,7 @@ from pronk.errors import CheckpointError, OptionError, PronkError
 A, B, C, D = 10, 11, 12, 13
 
 
-def test_the_example_of_the_docstring(tmp_path: Path) -> None:
+def test_example_of_the_module(tmp_path: Path) -> None:
     store = make(tmp_path / "s", [[A, B, C], [A, B, D]])
     end = 65535
     assert np.fromfile(tmp_path / "s" / TOKENS, ">u2").tolist() == [A, B, C, end, A, B, D, end]
@@ -63,7 +63,7 @@ def longest(documents: Documents, tail: list[int], most: int) -> int:
 
 @pytest.mark.parametrize("name", CORPORA)
 @pytest.mark.parametrize("sample", [1024, 7], ids=["all looked at", "sampled"])
-def test_finds_what_a_plain_search_finds(
+def test_matches_and_children_equal_a_plain_search(
     name: str, sample: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_SAMPLE", sample)
@@ -84,7 +84,7 @@ def test_finds_what_a_plain_search_finds(
 
 
 def check_children(store: Datastore, documents: Documents, phrase: list[int], low: int, high: int) -> None:
-    """Every child that must be found is, with its exact interval, and each interval holds what it says."""
+    """Check that the children are complete, and that each has its exact interval."""
     want = Counter(token for token in followers(documents, phrase) if token >= 0)
     assert high - low == want.total()
     found = store.children(low, high, len(phrase), 99)
@@ -105,31 +105,23 @@ def check_children(store: Datastore, documents: Documents, phrase: list[int], lo
             assert {child.token: child.high - child.low for child in deeper} == after
 
 
-def test_more_suffixes_than_four_bytes_can_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_suffixes_of_eight_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     documents = random_documents(6, 50, 30, 3)
     small = make(tmp_path / "4", documents)
     monkeypatch.setattr(datastore_build, "SUFFIX_TYPES", SUFFIX_TYPES[1:] * 2)
     large = make(tmp_path / "8", documents)
-    assert large.header.sizes() == {TOKENS: small.header.sizes()[TOKENS], SUFFIXES: 2 * small.header.sizes()[SUFFIXES]}
+    assert large.header.file_sizes() == {
+        TOKENS: small.header.file_sizes()[TOKENS],
+        SUFFIXES: 2 * small.header.file_sizes()[SUFFIXES],
+    }
     for tail in ([0, 1, 2], [2, 2], [1]):
         length, low, high = large.find(tail, 16)
         assert (length, low, high) == small.find(tail, 16)
         assert large.children(low, high, length, 9) == small.children(low, high, length, 9)
 
 
-def test_nothing_crosses_a_document(tmp_path: Path) -> None:
-    store = make(tmp_path / "s", [[A, B], [C, D], [B, D]])
-    assert store.find([B, C], 16).length == 1  # B ends a document and C begins the next
-    length, low, high = store.find([A, B], 16)
-    assert (length, high - low) == (1, 1)  # A B ends a document, and so does one of two B
-    assert [child.token for child in store.children(low, high, 1, 9)] == [D]
-    assert store.find([D], 16) == Match(0, 0, 0)  # it ends all its documents
-    everything = store.children(0, store.header.entries, 0, 99)
-    assert [(child.token, child.high - child.low) for child in everything] == [(B, 2), (D, 2), (A, 1), (C, 1)]
-
-
 @pytest.mark.parametrize("tail", [[], [65535], [B, 65535], [A, -1], [70_000], [2**70], [4095]])
-def test_ids_that_no_document_has(tail: list[int], tmp_path: Path) -> None:
+def test_ids_outside_the_datastore_match_nothing(tail: list[int], tmp_path: Path) -> None:
     store = make(tmp_path / "s", [[A, B], [C, D]])
     assert store.find(tail, 16) == Match(0, 0, 0)
     assert store.find([*tail, A], 16).length == 1
@@ -151,16 +143,16 @@ def test_limit_and_empty_documents(tmp_path: Path) -> None:
             taken.append(number)
             yield [number] * number
 
-    told = list[int]()
-    store = make(tmp_path / "s", documents(), limit=5, on_progress=told.append)
+    reported = list[int]()
+    store = make(tmp_path / "s", documents(), limit=5, on_progress=reported.append)
     assert (store.header.tokens, store.header.documents, store.header.largest_id) == (5, 3, 3)
     assert taken == [0, 1, 2, 3]
-    assert told == [0, 0, 1, 3, -1]
+    assert reported == [0, 0, 1, 3, -1]
     with pytest.raises(OptionError, match="expected documents with tokens, found none"):
         make(tmp_path / "empty", [[], []])
 
 
-def test_ids_outside_the_vocabulary_are_an_error(tmp_path: Path) -> None:
+def test_ids_outside_the_vocabulary_are_refused(tmp_path: Path) -> None:
     for number, wrong in enumerate(([65_535], [-1])):
         with pytest.raises(AssertionError):
             make(tmp_path / str(number), [wrong])
@@ -177,7 +169,7 @@ def folder(tmp_path: Path) -> Path:
     return write(tmp_path / "s", random_documents(5, 60, 30, 3))
 
 
-def test_missing_files(folder: Path, tmp_path: Path) -> None:
+def test_missing_files_are_named(folder: Path, tmp_path: Path) -> None:
     refuse(tmp_path / "nowhere", "nowhere: expected a datastore with datastore.json, found none; make one")
     for name in (TOKENS, SUFFIXES, HEADER):
         (folder / name).rename(folder / "away")
@@ -186,7 +178,7 @@ def test_missing_files(folder: Path, tmp_path: Path) -> None:
     Datastore.open(folder, VOCABULARY)
 
 
-def test_another_tokenizer(folder: Path) -> None:
+def test_another_tokenizer_is_refused(folder: Path) -> None:
     with pytest.raises(OptionError, match=f"tokenizer ffff, found one of {VOCABULARY}; build one") as caught:
         Datastore.open(folder, "ffff")
     assert "\n" not in str(caught.value)
@@ -195,7 +187,7 @@ def test_another_tokenizer(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", [TOKENS, SUFFIXES])
 @pytest.mark.parametrize("change", [-1, 1])
-def test_wrong_sizes(name: str, change: int, folder: Path) -> None:
+def test_wrong_file_sizes_are_refused(name: str, change: int, folder: Path) -> None:
     data = (folder / name).read_bytes()
     (folder / name).write_bytes(data[:-1] if change < 0 else data + b"\0")
     refuse(folder, f"{name}: expected {len(data)} bytes, found {len(data) + change}")
@@ -212,7 +204,7 @@ def test_wrong_sizes(name: str, change: int, folder: Path) -> None:
         ("\udcff", "expected JSON"),
     ],
 )
-def test_damaged_json(text: str, expected: str, folder: Path) -> None:
+def test_damaged_json_is_refused(text: str, expected: str, folder: Path) -> None:
     (folder / HEADER).write_text(text, encoding="utf-8", errors="surrogateescape")
     refuse(folder, expected)
 
@@ -239,7 +231,7 @@ def test_damaged_json(text: str, expected: str, folder: Path) -> None:
     ],
     ids=str,
 )
-def test_damaged_values(change: dict[str, Any], folder: Path) -> None:
+def test_damaged_values_are_named(change: dict[str, Any], folder: Path) -> None:
     raw = json.loads((folder / HEADER).read_text())
     (folder / HEADER).write_text(json.dumps(raw | change))
     ((name, value),) = change.items()
@@ -248,7 +240,7 @@ def test_damaged_values(change: dict[str, Any], folder: Path) -> None:
     refuse(folder, name)
 
 
-def test_contents_that_do_not_belong_together(folder: Path) -> None:
+def test_suffixes_that_do_not_sort_the_tokens_are_refused(folder: Path) -> None:
     suffixes = np.fromfile(folder / SUFFIXES, "<u4")
     for wrong in (suffixes[::-1], suffixes + 10**6, suffixes * 0 + (2**32 - 1)):
         wrong.astype("<u4").tofile(folder / SUFFIXES)
@@ -259,7 +251,7 @@ def test_contents_that_do_not_belong_together(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [TOKENS, SUFFIXES])
-def test_checksums_notice_what_sizes_do_not(name: str, folder: Path) -> None:
+def test_checksums_find_a_changed_byte(name: str, folder: Path) -> None:
     Datastore.open(folder, VOCABULARY).verify()
     data = bytearray((folder / name).read_bytes())
     data[40] ^= 1
@@ -268,8 +260,8 @@ def test_checksums_notice_what_sizes_do_not(name: str, folder: Path) -> None:
         Datastore.open(folder).verify()
 
 
-def test_unnoticed_damage_ends_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Questions to files full of nonsense are answered, however wrongly."""
+def test_random_files_raise_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searches in undetected damage return arbitrary tokens of the vocabulary."""
     monkeypatch.setattr(Datastore, "_spot_check", lambda _: None)
     dice = np.random.default_rng(0)
     for name in (SUFFIXES, TOKENS):
@@ -287,7 +279,7 @@ def test_unnoticed_damage_ends_nothing(folder: Path, monkeypatch: pytest.MonkeyP
                             store.children(child.low, child.high, length + 1, 20)
 
 
-def test_without_the_sorting_library(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_sorting_library_is_named(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pydivsufsort", None)
     with pytest.raises(OptionError, match=r"expected pydivsufsort .*pip install 'pronk\[datastore\]'") as caught:
         make(tmp_path / "new", [[A]])

@@ -1,4 +1,4 @@
-"""Trees of what followed a text's ends: the compiled kernels against the same in Python, to the last bit."""
+"""Trees of continuations: the compiled kernels against Python, bit for bit."""
 
 import random
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ LIBRARY = open_suffix_library()
 
 @dataclass
 class Side:
-    """One of the two ways: some strings, those of the text first, and what grows."""
+    """One implementation: its indexes, the text's first, and its trees."""
 
     sources: Sequence[SuffixIndex]
     rates: AcceptanceRates
@@ -48,8 +48,8 @@ def sides(max_match: int, sources: int) -> tuple[Side, Side]:
 
 
 @pytest.mark.parametrize("letters", [1, 2, 5, 40, 400])
-def test_both_grow_the_same_trees(letters: int) -> None:
-    """Texts that repeat themselves, other texts beside them, wide and deep trees, and rates that learn from both."""
+def test_both_implementations_grow_the_same_trees(letters: int) -> None:
+    """Repetitive texts, other texts beside them, wide and deep trees, and acceptance rates."""
     grown = learned = 0
     for seed in range(60):
         dice = random.Random(seed)
@@ -61,12 +61,12 @@ def test_both_grow_the_same_trees(letters: int) -> None:
             new = piece(dice, text, letters)
             text += new
             others = [piece(dice, text, letters) for _ in both[0].sources[1:]]
-            limits = a_limit(dice)
-            guessed = piece(dice, text, letters) if dice.random() < 0.2 else []
-            trees = [look(side, new, others, [*text, *guessed], limits) for side in both]
+            limits = random_limits(dice)
+            drafted = piece(dice, text, letters) if dice.random() < 0.2 else []
+            trees = [extend_and_grow(side, new, others, [*text, *drafted], limits) for side in both]
             assert trees[0] == trees[1]
             grown += trees[0].num_draft_tokens
-            path = a_path(dice, trees[0])
+            path = random_path(dice, trees[0])
             for side in both:
                 side.rates.learn(Outcome(None, trees[0], path, (0,) * (len(path) + 1), 0, params))
             learned += len(path)
@@ -75,10 +75,10 @@ def test_both_grow_the_same_trees(letters: int) -> None:
     assert learned > 200
 
 
-def look(
+def extend_and_grow(
     side: Side, new: Sequence[int], others: Sequence[Sequence[int]], text: Sequence[int], limits: TreeLimits
 ) -> TokenTree:
-    """The text and what is beside it have gone on; what may follow?"""
+    """Extend the text and the other texts, and return the tree below the text."""
     side.sources[0].extend(new)
     for source, other in zip(side.sources[1:], others, strict=True):
         source.extend(other)
@@ -88,7 +88,7 @@ def look(
 
 
 def piece(dice: random.Random, text: Sequence[int], letters: int) -> list[int]:
-    """Something new, or a copy."""
+    """Return new tokens, or a copy of a part of the text."""
     size = dice.randint(1, 12)
     if dice.random() < 0.5:
         return [dice.randrange(letters) for _ in range(size)]
@@ -96,7 +96,7 @@ def piece(dice: random.Random, text: Sequence[int], letters: int) -> list[int]:
     return [*text[begin : begin + size]]
 
 
-def a_limit(dice: random.Random) -> TreeLimits:
+def random_limits(dice: random.Random) -> TreeLimits:
     return TreeLimits(
         dice.choice((1, 3, 15, 128)),
         dice.choice((0, 1, 4, 60)),
@@ -106,15 +106,13 @@ def a_limit(dice: random.Random) -> TreeLimits:
     )
 
 
-def a_path(dice: random.Random, tree: TokenTree) -> tuple[int, ...]:
-    """A walk of the tree."""
+def random_path(dice: random.Random, tree: TokenTree) -> tuple[int, ...]:
     path = tree.path(dice.randrange(len(tree)))
     assert all(tree.acceptable[node] for node in path)
     return path
 
 
-def test_many_continuations() -> None:
-    """Of a token that was followed by 300 others, those are looked at that are known longest: both ways, the same."""
+def test_128_of_300_continuations_are_used() -> None:
     for first in (0, 7):
         both = sides(4, 1)
         for side in both:
@@ -127,8 +125,8 @@ def test_many_continuations() -> None:
         assert trees[0].tokens[1] == 1005
 
 
-def test_what_is_believed_is_asked_again_once_the_temperature_is_known() -> None:
-    """Others have shown how often guesses are right, which differs by temperature."""
+def test_gains_change_once_the_temperature_is_known() -> None:
+    """The shared acceptance statistics depend on the temperature."""
     acceptance_stats = AcceptanceStats()
     for way in PRIORS:
         for _ in range(99):

@@ -1,4 +1,4 @@
-"""Prompt lookup: which matches count, in which order, and how likely their continuations are said to be."""
+"""Prompt lookup: the order of matches, and the gains of their continuations."""
 
 import random
 
@@ -10,13 +10,13 @@ from pronk.drafters.from_text.prompt_lookup import TextIndex
 
 
 def words(drafter: PromptLookup, text: list[int], **limits: int) -> list[tuple[int, ...]]:
-    """The guessed continuations, as paths to the leaves."""
+    """Return the proposed continuations, as paths to the leaves."""
     (tree,) = drafter.propose([context(drafter.start(text), text, **limits)])
     leaves = set(range(1, len(tree))) - set(tree.parents)
     return [tuple(tree.tokens[i] for i in tree.path(leaf)) for leaf in sorted(leaves)]
 
 
-def test_matches_against_a_search() -> None:
+def test_matches_equal_a_plain_search() -> None:
     dice = random.Random(0)
     for _ in range(300):
         text = [dice.randrange(3) for _ in range(dice.randrange(1, 40))]
@@ -31,7 +31,7 @@ def test_matches_against_a_search() -> None:
         assert list(index.matches(text[-3:])) == want
 
 
-def test_the_longest_match_leads_and_the_latest_of_equal_ones() -> None:
+def test_longer_matches_come_first_then_later_ones() -> None:
     text = [1, 2, 3, 7, 9, 3, 8, 9, 2, 3, 5, 9, 1, 2, 3]
     assert words(PromptLookup(min_ngram=1, max_ngram=3, num_tokens=1, num_chains=1), text) == [(7,)]
     assert words(PromptLookup(min_ngram=1, max_ngram=1, num_tokens=1, num_chains=1), text) == [(5,)]
@@ -40,30 +40,30 @@ def test_the_longest_match_leads_and_the_latest_of_equal_ones() -> None:
     assert firsts == [7, 5, 8]
 
 
-def test_short_matches_do_not_count() -> None:
+def test_matches_shorter_than_min_ngram_are_ignored() -> None:
     assert words(PromptLookup(min_ngram=2), [1, 2, 3, 9, 3]) == []
     assert words(PromptLookup(min_ngram=1), [1, 2, 3, 9, 3]) != []
 
 
-def test_prompt_and_output_are_searched() -> None:
+def test_the_output_is_searched_and_loops_are_continued() -> None:
     drafter, tokens = PromptLookup(min_ngram=2, num_chains=1), [9, 0, 1]
     state = drafter.start(tokens)
     for _ in range(6):
         step(drafter, state, tokens, looping)
     assert tokens[:9] == [9, 0, 1, 2, 3, 4, 0, 1, 2]
     (tree,) = drafter.propose([context(state, tokens)])
-    assert list(tree.tokens[1:]) == [(tokens[-1] + i) % 5 for i in range(1, 16)]  # a loop is unrolled
+    assert list(tree.tokens[1:]) == [(tokens[-1] + i) % 5 for i in range(1, 16)]
 
 
 @pytest.mark.parametrize(("budget", "nodes", "want"), [(5, 99, 5), (99, 4, 4), (127, 99, 99), (5, 0, 0)])
-def test_budget(budget: int, nodes: int, want: int) -> None:
+def test_num_tokens_and_the_engines_limit_bound_the_tree(budget: int, nodes: int, want: int) -> None:
     drafter = PromptLookup(min_ngram=1, num_tokens=budget)
     text = [1, 2, 1, 2, 1]
     (tree,) = drafter.propose([context(drafter.start(text), text, depth=200, nodes=nodes)])
     assert tree.num_draft_tokens == want
 
 
-def test_longer_matches_are_believed_more_and_experience_counts() -> None:
+def test_gains_grow_with_the_match_and_follow_the_measured_acceptance() -> None:
     drafter = PromptLookup(min_ngram=1, max_ngram=4, num_chains=1)
     text = [1, 2, 3, 4, 5, 6, 7, 9, 4, 8]
     gains = []
@@ -84,5 +84,5 @@ def test_longer_matches_are_believed_more_and_experience_counts() -> None:
     learned, dice = state.rates.rate(12), random.Random(0)
     for _ in range(60):
         step(drafter, state, tokens, lambda _: dice.randrange(3))
-    assert state.rates.rate(6) < 0.6  # matches of two tokens, that mean nothing any more
+    assert state.rates.rate(6) < 0.6  # matches of two tokens, now in random text
     assert state.rates.rate(12) < learned

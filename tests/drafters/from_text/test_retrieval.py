@@ -1,4 +1,4 @@
-"""Retrieval: its tree is the continuations in the datastore, likeliest first; the wrong datastore is refused."""
+"""Retrieval: trees of the datastore's continuations, likeliest first; datastores of another vocabulary."""
 
 import random
 from collections.abc import Sequence
@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from drafters.from_text.stores import VOCABULARY, followers, random_documents, write
-from drafters.helpers import context, met
+from drafters.helpers import bind, context
 from pronk import LLM
 from pronk.drafters.from_text.datastore.layout import SUFFIXES, Header
-from pronk.drafters.from_text.retrieval import _NUM_SHARES, _PRIORS, Retrieval, RetrievalProposer, _kind_of
+from pronk.drafters.from_text.retrieval import _NUM_SHARE_CLASSES, _PRIORS, Retrieval, RetrievalProposer, _kind_of
 from pronk.errors import CheckpointError, OptionError
 from pronk.models.clone_models import default_model
 from pronk.sampling.params import SamplingParams
@@ -28,7 +28,7 @@ DOCUMENTS = [
 
 
 def bound(folder: Path, **options: Any) -> RetrievalProposer:
-    return met(Retrieval(datastore=str(folder), **options), VOCABULARY, 4096)
+    return bind(Retrieval(datastore=str(folder), **options), VOCABULARY, 4096)
 
 
 def propose(drafter: RetrievalProposer, tokens: Sequence[int], **limits: int) -> TokenTree:
@@ -41,14 +41,14 @@ def folder(tmp_path: Path) -> Path:
     return write(tmp_path / "s", DOCUMENTS)
 
 
-def test_the_example_of_the_docstring(folder: Path) -> None:
+def test_example_of_the_module(folder: Path) -> None:
     drafter = bound(folder)
     tree = propose(drafter, [3, RETURN, SELF])
     assert tree.tokens == (SELF, DOT, NAME, END, VALUE, COMMA)
     assert tree.parents == (-1, 0, 1, 2, 1, 0)
     ways = [_kind_of(2, 5, 6), _kind_of(3, 3, 5), _kind_of(4, 3, 3), _kind_of(3, 2, 5), _kind_of(2, 1, 6)]
     assert tree.origin == (("", 0), *(("retrieval", way) for way in ways))
-    edges = [1.0, *(_PRIORS[way // _NUM_SHARES][way % _NUM_SHARES] for way in ways)]
+    edges = [1.0, *(_PRIORS[way // _NUM_SHARE_CLASSES][way % _NUM_SHARE_CLASSES] for way in ways)]
     assert tree.gain is not None
     for node in range(1, len(tree)):
         assert tree.gain[node] == pytest.approx(edges[node] * tree.gain[tree.parents[node]])
@@ -77,21 +77,14 @@ def test_limits(options: dict[str, int], limits: dict[str, int], tokens: tuple[i
     assert propose(bound(folder, **options), [3, RETURN, SELF], **limits).tokens == tokens
 
 
-def test_nothing_is_guessed_where_nothing_matches(folder: Path) -> None:
+def test_no_draft_tokens_without_a_match(folder: Path) -> None:
     drafter = bound(folder)
     for tokens in ([3], [3, SELF], [RETURN, 3], [DOT, NAME, END], [SELF, COMMA], [RETURN, 10**9]):
         tree = propose(drafter, tokens)
         assert (tree.tokens, tree.origin) == ((tokens[-1],), (("", 0),))
 
 
-def test_the_longest_match_decides(tmp_path: Path) -> None:
-    drafter = bound(write(tmp_path / "s", [[1, 2, 3, 4], *[[2, 3, 5]] * 9]))
-    assert propose(drafter, [1, 2, 3]).tokens == (3, 4)
-    assert propose(drafter, [9, 2, 3]).tokens == (3, 5, 4)
-
-
-def test_nodes_are_the_likeliest_of_all_continuations(tmp_path: Path) -> None:
-    """Against all continuations of the longest match, ranked by their gain."""
+def test_nodes_are_the_likeliest_continuations_of_the_longest_match(tmp_path: Path) -> None:
     documents = random_documents(7, 150, 25, 4)
     drafter, dice, most = bound(write(tmp_path / "s", documents), num_nodes=12, max_depth=4), random.Random(1), 0
     for _ in range(40):
@@ -112,17 +105,17 @@ def test_nodes_are_the_likeliest_of_all_continuations(tmp_path: Path) -> None:
 
 
 def every_gain(documents: list[list[int]], tokens: list[int]) -> dict[tuple[int, ...], float]:
-    """Gain of every continuation of the longest match, at most 4 tokens long."""
+    """Return the gain of every continuation of the longest match, up to 4 tokens long."""
     sizes = range(1, len(tokens) + 1)
     length = max(n for n in sizes if any(token >= 0 for token in followers(documents, tokens[-n:])))
     gains = {(): 1.0}
     for path in iter_paths(gains):
         after = followers(documents, [*tokens[-length:], *path])
-        # At the end of a document the text goes on too, but only below the root are such places left out of the count.
+        # Occurrences at the end of a document count, except for the children of the root.
         total = len([token for token in after if token >= 0]) if not path else len(after)
         for token in {token for token in after if token >= 0}:
             way = _kind_of(length + len(path), after.count(token), total)
-            gains[*path, token] = gains[path] * _PRIORS[way // _NUM_SHARES][way % _NUM_SHARES]
+            gains[*path, token] = gains[path] * _PRIORS[way // _NUM_SHARE_CLASSES][way % _NUM_SHARE_CLASSES]
     return gains
 
 
@@ -131,11 +124,11 @@ def iter_paths(gains: dict[tuple[int, ...], float]) -> Any:
         yield from [path for path in gains if len(path) == depth]
 
 
-def test_it_learns_what_was_accepted(folder: Path) -> None:
+def test_gains_follow_the_measured_acceptance(folder: Path) -> None:
     drafter = bound(folder)
     rates = drafter.start([RETURN, SELF])
     (before,) = drafter.propose([context(rates, [RETURN, SELF])])
-    for _ in range(20):  # VALUE it is, each time
+    for _ in range(20):  # VALUE is accepted each time
         (tree,) = drafter.propose([context(rates, [RETURN, SELF])])
         path = tuple(node for node in range(1, len(tree)) if tree.tokens[node] in {DOT, VALUE})
         drafter.observe(Outcome(rates, tree, path, (DOT, VALUE, 3), 1, SamplingParams()))
@@ -145,7 +138,7 @@ def test_it_learns_what_was_accepted(folder: Path) -> None:
     assert drafter.start([RETURN, SELF]) == AcceptanceRates("retrieval", rates.priors)
 
 
-def test_priors_fit_the_ways(folder: Path) -> None:
+def test_every_kind_has_a_prior(folder: Path) -> None:
     ways = {
         _kind_of(length, count, total)
         for length in range(1, 90)
@@ -154,26 +147,26 @@ def test_priors_fit_the_ways(folder: Path) -> None:
     }
     known = bound(folder).start([]).priors
     assert ways <= set(known)
-    assert len(known) == len(_PRIORS) * _NUM_SHARES
-    assert all(len(row) == _NUM_SHARES and all(0 < rate < 1 for rate in row) for row in _PRIORS)
+    assert len(known) == len(_PRIORS) * _NUM_SHARE_CLASSES
+    assert all(len(row) == _NUM_SHARE_CLASSES and all(0 < rate < 1 for rate in row) for row in _PRIORS)
 
 
-def test_the_wrong_datastore_is_refused(folder: Path) -> None:
+def test_a_datastore_of_another_vocabulary_is_refused(folder: Path) -> None:
     drafter = Retrieval(datastore=str(folder))
     for vocabulary, size in (("other", 4096), ("other", 4096), (VOCABULARY, 26), (None, 26)):
         with pytest.raises(
             OptionError, match=r"retrieval: expected .*; build one with pronk datastore build"
         ) as caught:
-            met(drafter, vocabulary, size)
+            bind(drafter, vocabulary, size)
         assert str(folder) in str(caught.value)
         assert "\n" not in str(caught.value)
     for fitting, size in ((VOCABULARY, 4096), (None, 4096), (VOCABULARY, 27)):
-        met(drafter, fitting, size)
+        bind(drafter, fitting, size)
     with pytest.raises(OptionError, match="found that of pronk-tiny, of another tokenizer; build one with"):
-        met(Retrieval(), VOCABULARY, 4096)
+        bind(Retrieval(), VOCABULARY, 4096)
 
 
-def test_it_is_opened_once(folder: Path) -> None:
+def test_the_datastore_is_opened_once(folder: Path) -> None:
     drafter = bound(folder)
     (folder / SUFFIXES).rename(folder / "away")
     assert drafter.target is not None
@@ -199,9 +192,9 @@ def test_the_datastore_of_pronk_tiny_is_small_and_documented() -> None:
     llm = LLM(drafter=Retrieval(), budget="all")
     params = SamplingParams(max_tokens=64, ignore_eos=True)
     prompts = ["import os\n\n\nclass Path:\n    def __init__(self", "Question: Tom has 3 apples and buys"]
-    guessed, plain = (llm.generate(prompts, params, drafter=name) for name in (None, "autoregressive"))
-    assert [done.token_ids for done in guessed] == [done.token_ids for done in plain]
-    assert all(done.stats.accepted > 0 for done in guessed)
+    retrieved, plain = (llm.generate(prompts, params, drafter=name) for name in (None, "autoregressive"))
+    assert [done.token_ids for done in retrieved] == [done.token_ids for done in plain]
+    assert all(done.stats.accepted > 0 for done in retrieved)
     proposer = llm.get_proposer()
     assert isinstance(proposer, RetrievalProposer)
     proposer.store.verify()

@@ -1,4 +1,4 @@
-"""Drafters made of drafters: who speaks, what is merged, who is told, and whose guesses were right."""
+"""Composite drafters: which part proposes, what is merged, and what each part observes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import pytest
 
-from drafters.helpers import context, hear, looping, met
+from drafters.helpers import bind, context, looping, verify_step
 from pronk.drafters import (
     Capabilities,
     DraftContext,
@@ -28,10 +28,10 @@ from tiny_models import make_engine, make_request, run, tiny_decoder
 
 
 @dataclass(frozen=True)
-class Says(Proposer[list[int]]):
-    """Guesses what it was told to, and writes down what it hears."""
+class Fixed(Proposer[list[int]]):
+    """Proposes given draft tokens and records its calls."""
 
-    name = "says"
+    name = "fixed"
 
     draft_tokens: tuple[int, ...] = ()
     gains: tuple[float, ...] = ()
@@ -66,34 +66,34 @@ class Says(Proposer[list[int]]):
 
 
 def test_the_first_drafter_with_a_proposal_is_used() -> None:
-    silent, exploring, one, other = Says(), Says((7, 8), verify=False), Says((1, 2)), Says((3,))
-    drafter = met(FirstOf((silent, exploring, one, other)))
+    empty, exploring, one, other = Fixed(), Fixed((7, 8), verify=False), Fixed((1, 2)), Fixed((3,))
+    drafter = bind(FirstOf((empty, exploring, one, other)))
     state = drafter.start([9])
     (tree,) = drafter.propose([context(state, [9])])
     assert tree.tokens == (9, 1, 2)
     asked = ["bind", "propose 1"]
-    assert (silent.calls, exploring.calls, one.calls, other.calls) == (asked, asked, asked, ["bind"])
+    assert (empty.calls, exploring.calls, one.calls, other.calls) == (asked, asked, asked, ["bind"])
 
 
-def test_each_text_uses_its_own_drafter() -> None:
-    lookup, other = PromptLookup(min_ngram=1), Says((3,))
-    drafter = met(FirstOf((lookup, other)))
+def test_each_request_uses_its_own_drafter() -> None:
+    lookup, other = PromptLookup(min_ngram=1), Fixed((3,))
+    drafter = bind(FirstOf((lookup, other)))
     texts = [[1, 2, 1], [4, 5, 6], [7, 7]]
     trees = drafter.propose([context(drafter.start(text), text) for text in texts])
     assert [tree.tokens[1] for tree in trees] == [2, 3, 7]
     assert other.calls == ["bind", "propose 1"]
 
 
-def test_without_a_proposal_the_last_window_is_verified() -> None:
-    drafter = met(FirstOf((Says(), Says((7, 8), verify=False))))
+def test_without_draft_tokens_the_last_window_is_used() -> None:
+    drafter = bind(FirstOf((Fixed(), Fixed((7, 8), verify=False))))
     (tree,) = drafter.propose([context(drafter.start([9]), [9])])
     assert tree.tokens == (9, 7, 8)
     assert sum(tree.acceptable) == 1
 
 
-def test_merged_guesses_are_one_tree_under_one_budget() -> None:
-    a, b = Says((1, 2, 3), (0.5, 0.4, 0.1)), Says((1, 5), (0.6, 0.3))
-    drafter = met(Merged((a, b), num_nodes=3))
+def test_merged_draft_tokens_are_one_tree_within_the_limits() -> None:
+    a, b = Fixed((1, 2, 3), (0.5, 0.4, 0.1)), Fixed((1, 5), (0.6, 0.3))
+    drafter = bind(Merged((a, b), num_nodes=3))
     (tree,) = drafter.propose([context(drafter.start([9]), [9])])
     assert (tree.tokens, tree.parents) == ((9, 1, 2, 5), (-1, 0, 1, 1))
     assert tree.gain == (1.0, 0.6, 0.4, 0.3)
@@ -101,15 +101,9 @@ def test_merged_guesses_are_one_tree_under_one_budget() -> None:
     assert small.tokens == (9, 1)
 
 
-def test_nodes_that_cannot_be_accepted_are_not_merged() -> None:
-    drafter = met(Merged((Says((7, 8), verify=False), Says((1,)))))
-    (tree,) = drafter.propose([context(drafter.start([9]), [9])])
-    assert tree.tokens == (9, 1)
-
-
 @pytest.mark.parametrize("kind", [FirstOf, Merged])
-def test_all_parts_meet_the_target_hear_and_stop(kind: type[FirstOf | Merged]) -> None:
-    a, b = Says((1,)), Says((2,))
+def test_all_parts_are_bound_and_stopped(kind: type[FirstOf | Merged]) -> None:
+    a, b = Fixed((1,)), Fixed((2,))
     engine = make_engine(tiny_decoder())
     drafter = kind((a, b)).bind(engine.target)
     request = make_request([4, 5], SamplingParams(max_tokens=6), drafter)
@@ -120,8 +114,8 @@ def test_all_parts_meet_the_target_hear_and_stop(kind: type[FirstOf | Merged]) -
 
 
 @dataclass(frozen=True)
-class Fails(Says):
-    """Raises in a verb, each time with its own words."""
+class Fails(Fixed):
+    """Raises in ``start`` or ``stop``."""
 
     name = "fails"
 
@@ -140,35 +134,35 @@ class Fails(Says):
 
 
 @pytest.mark.parametrize("kind", [FirstOf, Merged])
-def test_every_part_stops_whatever_others_raise(kind: type[FirstOf | Merged]) -> None:
-    parts = (Says(), Fails(words="first"), Says(), Fails(words="second"), Says())
-    drafter = met(kind(parts))
+def test_every_part_stops_after_exceptions(kind: type[FirstOf | Merged]) -> None:
+    parts = (Fixed(), Fails(words="first"), Fixed(), Fails(words="second"), Fixed())
+    drafter = bind(kind(parts))
     with pytest.raises(RuntimeError, match="first"):
         drafter.stop(drafter.start([9]))
     assert all(part.calls == ["bind", "stop [9]"] for part in parts)
 
 
 @pytest.mark.parametrize("kind", [FirstOf, Merged])
-def test_parts_that_have_started_stop_where_another_one_cannot(kind: type[FirstOf | Merged]) -> None:
-    begun, inner = (Says(), Fails(words="stop")), (Says(), Fails(verb="start", words="start"), Says())
-    drafter = met(kind((*begun, FirstOf(inner), Says())))
+def test_started_parts_stop_if_another_part_cannot_start(kind: type[FirstOf | Merged]) -> None:
+    begun, inner = (Fixed(), Fails(words="stop")), (Fixed(), Fails(verb="start", words="start"), Fixed())
+    drafter = bind(kind((*begun, FirstOf(inner), Fixed())))
     with pytest.raises(RuntimeError, match="start"):
         drafter.start([9])
     assert all(part.calls == ["bind", "stop [9]"] for part in (*begun, inner[0]))
     assert all(part.calls == ["bind"] for part in (*inner[1:], drafter.parts[-1]))
 
 
-def test_needs_are_those_of_all_parts() -> None:
+def test_capabilities_are_the_union_of_the_parts() -> None:
     @dataclass(frozen=True)
-    class Hidden(Says):
+    class Hidden(Fixed):
         capabilities = Capabilities(hidden=(2,))
 
     drafter = Merged((Hidden(), Jacobi(), FirstOf((PromptLookup(), Hidden()))))
-    assert met(drafter).capabilities == Capabilities(hidden=(2,), logits=True)
-    assert met(FirstOf((PromptLookup(),))).capabilities == Capabilities()
+    assert bind(drafter).capabilities == Capabilities(hidden=(2,), logits=True)
+    assert bind(FirstOf((PromptLookup(),))).capabilities == Capabilities()
 
 
-def test_stats_count_accepted_drafts_by_source() -> None:
+def test_stats_count_draft_tokens_by_source() -> None:
     engine = make_engine(tiny_decoder())
     drafter = make_drafter("merged(prompt_lookup(min_ngram=1), recycling)").bind(engine.target)
     params = SamplingParams(max_tokens=40, temperature=0.7, seed=1, logit_bias={3: 100.0, 5: 100.0})
@@ -181,7 +175,7 @@ def test_stats_count_accepted_drafts_by_source() -> None:
     assert stats.to_dict()["sources"]["recycling"].keys() == {"drafted", "accepted"}
 
 
-def test_parts_in_a_name() -> None:
+def test_parts_may_be_part_of_the_name() -> None:
     made = make_drafter("merged(prompt_lookup(num_tokens=3), first_of(jacobi, recycling), num_nodes=9)")
     assert isinstance(made, Merged)
     assert made.num_nodes == 9
@@ -191,7 +185,7 @@ def test_parts_in_a_name() -> None:
 
 
 @pytest.mark.parametrize("parts", [(), [PromptLookup()], ("recycling",), PromptLookup()], ids=str)
-def test_bad_parts(parts: Any) -> None:
+def test_invalid_parts_are_refused(parts: Any) -> None:
     with pytest.raises(OptionError, match="first_of: parts: expected a tuple of drafters"):
         FirstOf(parts)
 
@@ -205,8 +199,7 @@ def test_bad_parts(parts: Any) -> None:
         "merged(lookahead(window=3), first_of(jacobi, lookahead(window=2)), recycling)",
     ],
 )
-def test_windows_are_told_apart(spec: str) -> None:
-    """Each lookahead reads its own window, and none mistakes another's nodes for it."""
+def test_each_lookahead_reads_its_own_window(spec: str) -> None:
     engine = make_engine(tiny_decoder())
     drafter = make_drafter(spec).bind(engine.target)
     options = SamplingParams(max_tokens=60, temperature=0.7, seed=1, logit_bias={3: 9.0, 5: 9.0})
@@ -217,12 +210,12 @@ def test_windows_are_told_apart(spec: str) -> None:
     assert request.stats.accepted > 0
 
 
-@pytest.mark.parametrize("part", [Lookahead(window=2), met(Lookahead(window=2))], ids=["options", "proposer"])
-def test_one_drafter_in_two_places(part: Drafter) -> None:
-    drafter, tokens = met(FirstOf((part, part))), [1, 2]
+@pytest.mark.parametrize("part", [Lookahead(window=2), bind(Lookahead(window=2))], ids=["options", "proposer"])
+def test_one_drafter_may_be_two_parts(part: Drafter) -> None:
+    drafter, tokens = bind(FirstOf((part, part))), [1, 2]
     state = drafter.start(tokens)
     for _ in range(12):
         (tree,) = drafter.propose([context(state, tokens)])
-        hear(drafter, state, tree, tokens, looping)
+        verify_step(drafter, state, tree, tokens, looping)
     assert tokens[:8] == [1, 2, 3, 4, 0, 1, 2, 3]
     assert len(tokens) > 20

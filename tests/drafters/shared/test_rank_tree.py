@@ -1,4 +1,4 @@
-"""Trees of ranks against every tree there is."""
+"""Trees of ranks against all possible trees."""
 
 import random
 from itertools import combinations, product
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pronk.drafters.shared.rank_tree import Path, best_paths, check_paths, main_chain_first, path_probability
+from pronk.drafters.shared.rank_tree import Path, _path_probability, best_paths, check_paths, main_chain_first
 from pronk.errors import OptionError
 
 
@@ -15,13 +15,13 @@ def closed(paths: tuple[Path, ...]) -> bool:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 6])
-def test_no_tree_of_the_size_accepts_more(size: int) -> None:
+def test_no_tree_of_the_size_has_a_larger_expected_length(size: int) -> None:
     for seed in range(6):
         dice = random.Random(seed)
         accuracies = [sorted((dice.random() for _ in range(2)), reverse=True) for _ in range(3)]
         every = [path for depth in (1, 2, 3) for path in product(range(2), repeat=depth)]
         expected = {
-            paths: sum(path_probability(accuracies, path) for path in paths)
+            paths: sum(_path_probability(accuracies, path) for path in paths)
             for paths in combinations(every, size)
             if closed(paths)
         }
@@ -31,7 +31,7 @@ def test_no_tree_of_the_size_accepts_more(size: int) -> None:
         assert expected[tuple(sorted(best, key=every.index))] == pytest.approx(max(expected.values()))
 
 
-def test_the_likeliest_come_first_and_parents_before_children() -> None:
+def test_likely_paths_come_first_and_parents_before_children() -> None:
     accuracies = [[0.6, 0.2, 0.1], [0.5, 0.3, 0.1]]
     want = ((0,), (0, 0), (1,), (0, 1), (1, 0), (2,))
     assert best_paths(accuracies, 6) == want
@@ -39,11 +39,11 @@ def test_the_likeliest_come_first_and_parents_before_children() -> None:
     assert len(best_paths(accuracies, 99)) == 3 + 9
 
 
-def test_a_rank_comes_with_the_better_ones_even_if_they_were_right_less_often() -> None:
+def test_a_rank_follows_the_better_ranks() -> None:
     assert best_paths([[0.1, 0.5], [0.0, 0.2]], 3) == ((0,), (1,), (0, 0))
 
 
-def test_the_chain_in_front() -> None:
+def test_the_main_chain_comes_first() -> None:
     tree = ((1,), (0,), (2,), (1, 0), (0, 1), (0, 0), (0, 1, 0))
     assert main_chain_first(tree) == ((0,), (0, 0), (1,), (2,), (1, 0), (0, 1), (0, 1, 0))
     assert main_chain_first(((2,), (2, 3))) == ((2,), (2, 3))
@@ -66,11 +66,11 @@ def test_the_chain_in_front() -> None:
         (((0, 1), (0,)), r"found \(0, 1\) without \(0,\) before it"),
     ],
 )
-def test_what_is_no_tree_is_refused(paths: Any, message: str) -> None:
+def test_invalid_trees_are_refused(paths: Any, message: str) -> None:
     with pytest.raises(OptionError, match=message) as caught:
         check_paths("medusa", "tree", paths, 2)
     assert "\n" not in str(caught.value)
 
 
-def test_lists_are_paths_too() -> None:
+def test_lists_become_tuples() -> None:
     assert check_paths("medusa", "tree", [[0], [0, 3]], 2) == ((0,), (0, 3))

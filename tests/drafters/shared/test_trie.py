@@ -1,4 +1,4 @@
-"""Candidates merged into one tree: nothing lost, nothing invented, the likeliest first."""
+"""Tries of candidates: merging, order and limits."""
 
 import random
 from itertools import pairwise
@@ -8,7 +8,7 @@ import pytest
 from pronk.drafters.shared.trie import Trie
 from pronk.speculation.tree import TokenTree
 
-NOBODY = ("", 0)
+NO_ORIGIN = ("", 0)
 
 
 def words(tree: TokenTree) -> set[tuple[int, ...]]:
@@ -20,7 +20,7 @@ def grow(candidates: list[list[int]], fall: float = 1.0) -> Trie:
     for candidate in candidates:
         node = 0
         for token in candidate:
-            node = trie.add(node, token, trie.gains[node] * fall, NOBODY)
+            node = trie.add(node, token, trie.gains[node] * fall, NO_ORIGIN)
     return trie
 
 
@@ -37,14 +37,14 @@ def grow(candidates: list[list[int]], fall: float = 1.0) -> Trie:
         ([[1, 2, 3]], -1, (9,), (-1,)),
     ],
 )
-def test_equal_gains_stay_in_the_order_they_came_in(
+def test_equal_gains_keep_their_order(
     candidates: list[list[int]], max_nodes: int, tokens: tuple[int, ...], parents: tuple[int, ...]
 ) -> None:
     tree = grow(candidates).tree(max_nodes)
     assert (tree.tokens, tree.parents) == (tokens, parents)
 
 
-def test_it_holds_the_candidates_and_nothing_else() -> None:
+def test_a_trie_has_exactly_the_prefixes_of_its_candidates() -> None:
     dice = random.Random(1)
     for _ in range(200):
         candidates = [[dice.randrange(3) for _ in range(dice.randrange(6))] for _ in range(dice.randrange(5))]
@@ -58,7 +58,7 @@ def test_it_holds_the_candidates_and_nothing_else() -> None:
         assert cut.num_draft_tokens == min(limit, len(prefixes))
 
 
-def test_the_likeliest_nodes_stay_and_the_greedy_path_leads() -> None:
+def test_the_likeliest_nodes_stay_and_the_greedy_path_comes_first() -> None:
     dice = random.Random(2)
     for _ in range(200):
         trie = Trie(0)
@@ -78,12 +78,12 @@ def test_the_likeliest_nodes_stay_and_the_greedy_path_leads() -> None:
         assert not [other for other in range(1, len(tree)) if tree.parents[other] == node]
 
 
-def test_the_larger_gain_and_its_origin_count() -> None:
+def test_a_node_keeps_the_larger_gain_and_its_origin() -> None:
     trie = Trie(0)
     one = trie.add(0, 5, 0.3, ("a", 1))
     assert trie.add(0, 5, 0.6, ("b", 2)) == one
     assert trie.add(0, 5, 0.2, ("c", 3)) == one
-    trie.add(one, 6, 0.9, ("d", 4))  # no likelier than its parent
+    trie.add(one, 6, 0.9, ("d", 4))  # bounded by the parent's gain
     tree = trie.tree(9)
     assert tree.gain == (1.0, 0.6, 0.6)
     assert tree.origin == (("", 0), ("b", 2), ("d", 4))
@@ -94,7 +94,7 @@ def test_the_larger_gain_and_its_origin_count() -> None:
     assert not trie.adds_sibling(2, 7)
 
 
-def test_merging_whole_trees() -> None:
+def test_merged_trees() -> None:
     dice = random.Random(3)
     for _ in range(50):
         trees = []
@@ -107,9 +107,9 @@ def test_merging_whole_trees() -> None:
         assert words(trie.tree(99)) == set().union(*(words(tree) for tree in trees))
 
 
-def test_merging_leaves_out_what_may_not_be_accepted() -> None:
+def test_nodes_that_may_not_be_accepted_are_not_merged() -> None:
     tree = TokenTree((0, 1, 2, 3), (-1, 0, 1, 0), (True, False, True, True))
     trie = Trie(0)
-    trie.merge(tree, ("someone", 4))
+    trie.merge(tree, ("other", 4))
     merged = trie.tree(9)
-    assert (merged.tokens, merged.parents, merged.origin) == ((0, 3), (-1, 0), (("", 0), ("someone", 4)))
+    assert (merged.tokens, merged.parents, merged.origin) == ((0, 3), (-1, 0), (("", 0), ("other", 4)))

@@ -1,4 +1,4 @@
-"""Random quantized matrices of every kind, and their product with rows, written out slowly."""
+"""Random quantized matrices of every kind, and a slow product with rows."""
 
 from fractions import Fraction
 from math import ceil
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
 
-# Bits, whether there are minima, and whether the inputs are in another order.
+# (bits, with minima, with an input order)
 CODED: list[tuple[Bits, bool, bool]] = [
     (bits, minima, order) for bits in (8, 4) for minima in (False, True) for order in (False, True)
 ]
@@ -18,7 +18,7 @@ CODED: list[tuple[Bits, bool, bool]] = [
 def some_codes(
     shape: tuple[int, int], bits: Bits, minima: bool, order: bool, group: int, seed: int = 0
 ) -> QuantizedMatrix:
-    """Codes of all values, scales of all sizes and both signs."""
+    """Return random codes with scales of both signs."""
     generator = torch.Generator().manual_seed(seed)
     outputs, inputs = shape
     groups = ceil(inputs / group)
@@ -31,7 +31,7 @@ def some_codes(
 
 
 def coded_product(weight: QuantizedMatrix, x: Tensor) -> Tensor:
-    """``[rows, outputs]`` as ``kernels/README.md`` says: rows rounded by groups, groups added in order, once each."""
+    """Return the product ``[rows, outputs]`` by the rule of ``kernels/README.md``."""
     inputs = weight.shape[1]
     order = range(inputs) if weight.order is None else weight.order.tolist()
     codes, scale = weight.codes.tolist(), weight.scale.numpy()
@@ -44,9 +44,8 @@ def coded_product(weight: QuantizedMatrix, x: Tensor) -> Tensor:
             own = [int(each) for each in rounded.clip(-127, 127)]
             step = top * (np.float32(1) / np.float32(127))
             for n in range(len(codes)):
-                sum_ = sum(
-                    a * (b - weight.zero) for a, b in zip(own, codes[n][start : start + weight.group], strict=True)
-                )
+                group = zip(own, codes[n][start : start + weight.group], strict=True)
+                sum_ = sum(a * (b - weight.zero) for a, b in group)
                 out[r, n] = fused(np.float32(sum_), scale[n, g] * step, out[r, n])
                 if weight.minimum is not None:
                     out[r, n] = fused(weight.minimum.numpy()[n, g], step * np.float32(sum(own)), out[r, n])
@@ -54,7 +53,7 @@ def coded_product(weight: QuantizedMatrix, x: Tensor) -> Tensor:
 
 
 def fused(a: np.float32, b: np.float32, c: np.float32) -> np.float32:
-    """``a * b + c`` rounded once, to nearest, ties to even."""
+    """Return ``a * b + c``, rounded once to nearest, ties to even."""
     exact = Fraction(float(a)) * Fraction(float(b)) + Fraction(float(c))
     near = np.float32(float(exact))  # rounded twice: at most one unit off
     with np.errstate(over="ignore"):

@@ -1,4 +1,4 @@
-"""Numbers that cannot be, one line each; files that are not whole are the loader's (``tests/model``)."""
+"""Invalid numbers in quantized weights give errors of one line; incomplete files are in ``tests/models``."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pronk.errors import CheckpointError
-from pronk.quantization.formats.formats import scheme_of
+from pronk.quantization.formats.formats import parse_scheme
 from pronk.quantization.formats.matrix import QuantizedMatrix
 from pronk.quantization.formats.scheme import LinearModule
 from quantized_formats import FORMATS, Format, gptq, ints, pack
@@ -18,7 +18,7 @@ Tensors = dict[str, Tensor]
 
 def damaged(kind: Format, change: Callable[[Tensors], object], message: str) -> None:
     tensors = kind.make(np.random.default_rng(0), 32, 64)
-    weight = scheme_of(kind.config).weight(LinearModule("model.layers.0.mlp.up_proj", 32, 64))
+    weight = parse_scheme(kind.config).weight(LinearModule("model.layers.0.mlp.up_proj", 32, 64))
     assert weight is not None
     change(tensors)
     with pytest.raises(CheckpointError, match=message) as caught:
@@ -44,7 +44,7 @@ def test_scales_that_are_not_finite(name: str, scale: str, value: float) -> None
     damaged(FORMATS[name], lambda tensors: tensors[scale].flatten()[0].fill_(value), "expected finite numbers in")
 
 
-def test_floats_that_are_none() -> None:
+def test_weights_of_nan() -> None:
     def spoil(tensors: Tensors) -> None:
         tensors["weight"].view(torch.uint8)[3, 5] = 0xFF
 
@@ -53,7 +53,7 @@ def test_floats_that_are_none() -> None:
     )
 
 
-def test_zero_points_that_the_first_version_cannot_express() -> None:
+def test_zero_points_out_of_range_for_gptq_v1() -> None:
     for bits in (4, 8):
         full = pack(np.full((4, 32), 2**bits - 1), bits, axis=1)
         message = rf"qzeros: expected 0..{2**bits - 1}, found {2**bits}; use .* gptq_v2"
@@ -61,7 +61,7 @@ def test_zero_points_that_the_first_version_cannot_express() -> None:
 
 
 def test_symmetric_weights_with_other_zero_points() -> None:
-    """As if a checkpoint of the second version were read as one of the first."""
+    """A checkpoint of GPTQ v2 that is read as v1."""
     other = pack(np.full((4, 32), 8), 4, axis=1)
     message = r"qzeros: expected zero points of 8, as sym is true, found 9..9; check sym and checkpoint_format"
     damaged(gptq(4), lambda tensors: tensors.update(qzeros=other), message)
@@ -89,14 +89,14 @@ def test_groups_that_do_not_match(index: list[int], message: str) -> None:
 
 
 @pytest.mark.parametrize("value", [0, -1])
-def test_an_order_that_was_never_set(value: int) -> None:
-    """Without it, codes would belong to other inputs; a single group has no order."""
+def test_an_input_order_that_was_never_set(value: int) -> None:
+    """Codes would belong to other inputs, unless there is a single group."""
     index = torch.full((64,), value, dtype=torch.int32)
     message = rf"^g_idx: expected the group of each input, 0..3, found {value} for all as desc_act is true; use anot"
     damaged(gptq(4, order=True), lambda tensors: tensors.update(g_idx=index), message)
     whole = gptq(4, -1, order=True)
     tensors = whole.make(np.random.default_rng(0), 32, 64)
-    weight = scheme_of(whole.config).weight(LinearModule("model.layers.0.mlp.up_proj", 32, 64))
+    weight = parse_scheme(whole.config).weight(LinearModule("model.layers.0.mlp.up_proj", 32, 64))
     assert weight is not None
     read = weight.read(tensors | {"g_idx": index}, torch.empty(32, 64, dtype=torch.uint8))
     assert isinstance(read, QuantizedMatrix)
@@ -104,14 +104,8 @@ def test_an_order_that_was_never_set(value: int) -> None:
     assert np.array_equal(read.dequantize().numpy(), whole.rule(tensors))
 
 
-def test_a_bias_that_the_model_does_not_have() -> None:
+def test_a_bias_in_a_model_without_biases() -> None:
     damaged(gptq(4), lambda tensors: tensors.update(bias=torch.ones(32)), r"^bias: expected zeros, .*no bias, found")
-
-
-def test_zero_points_of_symmetric_weights() -> None:
-    zeros = torch.ones(32, 4, dtype=torch.int8)
-    kind = ints(4, "group", packed=False)
-    damaged(kind, lambda tensors: tensors.update(weight_zero_point=zeros), r"^weight_zero_point: expected zeros")
 
 
 @pytest.mark.parametrize("value", [8, -9, 127])
@@ -122,21 +116,29 @@ def test_integers_of_more_bits(value: int) -> None:
         damaged(kind, lambda tensors, name=name: tensors[name].flatten()[0].fill_(value), message)
 
 
-def test_zero_points_in_wide_integers() -> None:
-    kind = ints(8, "channel", packed=False, sym=False)
-    wide = torch.full((32, 1), 200, dtype=torch.int32)
-    message = r"weight_zero_point: expected 8-bit integers of -128..127, found 200..200"
-    damaged(kind, lambda tensors: tensors.update(weight_zero_point=wide), message)
+ONE_SCALE = "expected one of weight_scale_inv and weight_scale, found"
 
 
-def test_the_shape_that_the_weights_had() -> None:
-    shape = torch.tensor([32, 60])
-    message = r"weight_shape: expected \[32, 64\] from config.json, found \[32, 60\]"
-    damaged(ints(4, "group"), lambda tensors: tensors.update(weight_shape=shape), message)
+@pytest.mark.parametrize(
+    ("kind", "replaced", "message"),
+    [
+        (ints(4, "group", packed=False), {"weight_zero_point": torch.ones(32, 4, dtype=torch.int8)},
+         r"^weight_zero_point: expected zeros"),
+        (ints(8, "channel", packed=False, sym=False), {"weight_zero_point": torch.full((32, 1), 200).int()},
+         r"weight_zero_point: expected 8-bit integers of -128..127, found 200..200"),
+        (ints(4, "group"), {"weight_shape": torch.tensor([32, 60])},
+         r"weight_shape: expected \[32, 64\] from config.json, found \[32, 60\]"),
+        (FORMATS["fp8-tensor"], {"weight_scale": None}, rf"{ONE_SCALE} 0"),
+        (FORMATS["fp8-tensor"], {"weight_scale_inv": torch.ones(1)}, rf"{ONE_SCALE} 2"),
+    ],
+    ids=["zero points of symmetric weights", "wide zero points", "another shape", "no scale", "two scales"],
+)  # fmt: skip
+def test_wrong_tensors(kind: Format, replaced: dict[str, Tensor | None], message: str) -> None:
+    def change(tensors: Tensors) -> None:
+        for name, tensor in replaced.items():
+            if tensor is None:
+                del tensors[name]
+            else:
+                tensors[name] = tensor
 
-
-def test_one_scale_of_either_name() -> None:
-    kind = FORMATS["fp8-tensor"]
-    message = "expected one of weight_scale_inv and weight_scale, found"
-    damaged(kind, lambda tensors: tensors.pop("weight_scale"), rf"{message} 0")
-    damaged(kind, lambda tensors: tensors.update(weight_scale_inv=torch.ones(1)), rf"{message} 2")
+    damaged(kind, change, message)

@@ -1,4 +1,4 @@
-"""Every format's numbers against its rule, written out; what is refused, by name; what is damaged, in one line."""
+"""Weights of every format against an independent rule, and refused configs."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pronk.errors import ConfigError
-from pronk.quantization.formats.formats import scheme_of
+from pronk.quantization.formats.formats import parse_scheme
 from pronk.quantization.formats.matrix import QuantizedMatrix
 from pronk.quantization.formats.scheme import LinearModule, StoredWeight
 from quantized_formats import FORMATS, awq, gptq, ints, pack
@@ -21,13 +21,13 @@ _DTYPES = {
 
 
 def weight_of(config: dict[str, Any], outputs: int, inputs: int, name: str = NAME) -> StoredWeight:
-    weight = scheme_of(config).weight(LinearModule(name, outputs, inputs))
+    weight = parse_scheme(config).weight(LinearModule(name, outputs, inputs))
     assert weight is not None
     return weight
 
 
 def numbers(weight: StoredWeight, tensors: dict[str, Tensor], *shape: int) -> Tensor:
-    """What is read, once the tensors are what the scheme says that they are."""
+    """Return the dequantized weight, after a check of the tensors against the scheme."""
     for key, stored in weight.tensors.items():
         assert key in tensors or not stored.required
     for key, tensor in tensors.items():
@@ -41,10 +41,10 @@ def numbers(weight: StoredWeight, tensors: dict[str, Tensor], *shape: int) -> Te
     return read.float()
 
 
-# 128 by 896 is a projection of keys of Qwen2.5-0.5B; 40 by 80 has no whole blocks.
+# (128, 896) is the key projection of Qwen2.5-0.5B; (40, 96) has no whole blocks.
 @pytest.mark.parametrize("shape", [(48, 64), (40, 96), (128, 896)], ids=str)
 @pytest.mark.parametrize("name", FORMATS)
-def test_numbers_are_those_of_the_rule(name: str, shape: tuple[int, int]) -> None:
+def test_weights_equal_those_of_the_rule(name: str, shape: tuple[int, int]) -> None:
     kind = FORMATS[name]
     tensors = kind.make(np.random.default_rng(len(name)), *shape)
     found = numbers(weight_of(kind.config, *shape), tensors, *shape)
@@ -60,8 +60,7 @@ def test_groups_need_not_divide_the_inputs() -> None:
     assert np.array_equal(numbers(weight_of(kind.config, 32, 96), tensors, 32, 96).numpy(), kind.rule(tensors))
 
 
-def test_blocks_beyond_the_matrix_cost_nothing() -> None:
-    """Nothing is allocated by the config's word."""
+def test_huge_group_sizes_allocate_no_memory() -> None:
     kind = FORMATS["fp8-tensor"]
     tensors = kind.make(np.random.default_rng(0), 32, 64)
     scale = tensors["weight_scale"].reshape(1, 1)
@@ -90,20 +89,15 @@ def test_zero_points_in_the_middle_need_no_minimum() -> None:
 
 
 def test_an_index_that_was_never_set_is_no_order() -> None:
-    """AutoGPTQ left zeros where there is no order, compressed-tensors -1."""
-    kind, plain = gptq(4), np.random.default_rng(0)
-    tensors = kind.make(plain, 32, 64)
-    expected = kind.rule(tensors)
-    tensors["g_idx"] = torch.zeros(64, dtype=torch.int32)
-    assert np.array_equal(numbers(weight_of(kind.config, 32, 64), tensors, 32, 64).numpy(), expected)
-    kind = ints(4, "group")
-    tensors = kind.make(plain, 32, 64)
-    expected = kind.rule(tensors)
-    tensors["weight_g_idx"] = torch.full((64,), -1, dtype=torch.int32)
-    assert np.array_equal(numbers(weight_of(kind.config, 32, 64), tensors, 32, 64).numpy(), expected)
+    """Without an order, AutoGPTQ writes zeros and compressed-tensors -1."""
+    for kind, name, value in ((gptq(4), "g_idx", 0), (ints(4, "group"), "weight_g_idx", -1)):
+        tensors = kind.make(np.random.default_rng(0), 32, 64)
+        expected = kind.rule(tensors)
+        tensors[name] = torch.full((64,), value, dtype=torch.int32)
+        assert np.array_equal(numbers(weight_of(kind.config, 32, 64), tensors, 32, 64).numpy(), expected)
 
 
-def test_zero_points_of_older_compressed_tensors_lie_in_bytes() -> None:
+def test_zero_points_in_bytes_of_older_compressed_tensors() -> None:
     new, old = ints(4, "group", sym=False), ints(4, "group", sym=False, packed=False)
     tensors = new.make(np.random.default_rng(0), 32, 64)
     expected = new.rule(tensors)
@@ -218,5 +212,5 @@ def grouped(**values: Any) -> dict[str, Any]:
 )  # fmt: skip
 def test_refused(config: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
-        scheme_of(config)
+        parse_scheme(config)
     assert "\n" not in str(caught.value)

@@ -1,11 +1,11 @@
-"""Which matrices are quantized alike; those that are not are one, and not a bit of them changes."""
+"""Stacking of quantized matrices with equal and different forms, without a change of any bit."""
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from pronk.quantization.formats.formats import scheme_of
+from pronk.quantization.formats.formats import parse_scheme
 from pronk.quantization.formats.fuse import fusible_runs, stack_matrices
 from pronk.quantization.formats.matrix import QuantizedMatrix
 from pronk.quantization.formats.scheme import LinearModule
@@ -13,7 +13,7 @@ from quantized_formats import FORMATS, Format, gptq
 
 
 def read(kind: Format, seed: int, codes: Tensor, **tensors: Tensor) -> QuantizedMatrix:
-    weight = scheme_of(kind.config).weight(LinearModule("model.layers.0.mlp.up_proj", *codes.shape))
+    weight = parse_scheme(kind.config).weight(LinearModule("model.layers.0.mlp.up_proj", *codes.shape))
     assert weight is not None
     found = weight.read(kind.make(np.random.default_rng(seed), *codes.shape) | tensors, codes)
     assert isinstance(found, QuantizedMatrix)
@@ -44,7 +44,7 @@ def test_stacked(names: tuple[str, ...], inputs: int) -> None:
     assert torch.equal(stacked.dequantize(), expected)
 
 
-def test_one_order_or_none() -> None:
+def test_matrices_with_different_input_orders_are_not_stacked() -> None:
     kind, codes = gptq(4, order=True), torch.empty(32, 64, dtype=torch.uint8)
     above, below = codes.split(16)
     index = kind.make(np.random.default_rng(0), 16, 64)["g_idx"]
@@ -76,7 +76,7 @@ def test_one_order_or_none() -> None:
     ],
 )
 def test_runs(names: list[str | None], runs: list[int]) -> None:
-    """Bits, groups, minima and the order of inputs have to agree; what is not quantized is alike."""
+    """A run has equal bits, groups, minima and input orders; all plain weights are one run."""
     weights = [
         torch.zeros(16, 96) if name is None else read(FORMATS[name], seed, torch.empty(16, 96, dtype=torch.uint8))
         for seed, name in enumerate(names)
@@ -86,7 +86,7 @@ def test_runs(names: list[str | None], runs: list[int]) -> None:
     assert [weight for run in found for weight in weights[run]] == weights
 
 
-def test_runs_of_one_order() -> None:
+def test_runs_with_one_input_order() -> None:
     kind = gptq(4, order=True)
     index = kind.make(np.random.default_rng(0), 16, 64)["g_idx"]
     weights = [read(kind, seed, torch.empty(16, 64, dtype=torch.uint8), g_idx=index) for seed in range(2)]

@@ -1,4 +1,4 @@
-"""The one form of quantized weights: what it stands for, and what it refuses."""
+"""``QuantizedMatrix``: dequantization and refused values."""
 
 from dataclasses import replace
 from typing import Any
@@ -48,7 +48,7 @@ def test_rows() -> None:
     ],
     ids=str,
 )
-def test_what_does_not_go_together_is_refused(changed: dict[str, Any], message: str) -> None:
+def test_inconsistent_values_are_refused(changed: dict[str, Any], message: str) -> None:
     made = some_codes((4, 64), 8, False, False, 32)
     with pytest.raises(ValueError, match=message) as caught:
         replace(made, **changed)

@@ -1,11 +1,11 @@
-"""Which modules of a model a config quantizes, and how."""
+"""Modules that a config quantizes, and their schemes."""
 
 from typing import Any
 
 import pytest
 
 from pronk.errors import CheckpointError
-from pronk.quantization.formats.formats import scheme_of
+from pronk.quantization.formats.formats import parse_scheme
 from pronk.quantization.formats.scheme import LinearModule
 from quantized_formats import FORMATS, awq, gptq, ints
 
@@ -17,7 +17,7 @@ ALL = (UP, GATE, DOWN, TENTH, HEAD, OF_GPT2)
 
 
 def quantized(config: dict[str, Any]) -> list[LinearModule]:
-    scheme = scheme_of(config)
+    scheme = parse_scheme(config)
     return [module for module in ALL if scheme.weight(module) is not None]
 
 
@@ -59,8 +59,8 @@ def test_modules(config: dict[str, Any], expected: list[LinearModule]) -> None:
     assert quantized(config) == expected
 
 
-def test_the_closest_rule_holds() -> None:
-    """By name, then by expression, then by class; rules may have formats of their own."""
+def test_precedence_of_rules() -> None:
+    """A name precedes a regular expression, which precedes a class; each rule may have its own format."""
     four, eight = INTS["config_groups"]["group_0"], ints(8, "channel", packed=False).config["config_groups"]["group_0"]
     config = INTS | {
         "format": "mixed-precision",
@@ -71,44 +71,45 @@ def test_the_closest_rule_holds() -> None:
             "group_3": four | {"format": "pack-quantized", "targets": [UP.name + "x"]},
         },
     }
-    scheme = scheme_of(config)
+    scheme = parse_scheme(config)
     kinds = {module.name: scheme.weight(module) for module in (UP, GATE, DOWN)}
     assert "weight_packed" not in kinds[UP.name].tensors  # type: ignore[union-attr]
     assert kinds[GATE.name] is None
     config["config_groups"].pop("group_2")
-    scheme = scheme_of(config)
+    scheme = parse_scheme(config)
     assert "weight_packed" not in scheme.weight(DOWN).tensors  # type: ignore[union-attr]
     assert "weight_packed" in scheme.weight(GATE).tensors  # type: ignore[union-attr]
 
 
 def test_older_configs() -> None:
-    assert scheme_of({"config_groups": INTS["config_groups"], "format": "pack-quantized"}).name == "compressed-tensors"
-    assert scheme_of({"quant_method": "awq", "w_bit": 4, "q_group_size": 64, "version": "GEMM"}).name == "AWQ"
-    assert scheme_of({"quant_method": "gptq", "bits": 4}).weight(UP).tensors["scales"].shapes == ((1, 64),)  # type: ignore[union-attr]
-    assert FORMATS["float-block"].config["config_groups"]["group_0"]["weights"]["block_structure"] == [32, 16]
+    assert (
+        parse_scheme({"config_groups": INTS["config_groups"], "format": "pack-quantized"}).name == "compressed-tensors"
+    )
+    assert parse_scheme({"quant_method": "awq", "w_bit": 4, "q_group_size": 64, "version": "GEMM"}).name == "AWQ"
+    assert parse_scheme({"quant_method": "gptq", "bits": 4}).weight(UP).tensors["scales"].shapes == ((1, 64),)  # type: ignore[union-attr]
     config = FORMATS["float-block"].config
     group = config["config_groups"]["group_0"]
-    config = config | {
-        "config_groups": {"group_0": group | {"weights": group["weights"] | {"block_structure": "32x16"}}}
-    }
-    assert scheme_of(config).weight(UP).tensors["weight_scale"].shapes == ((2, 4),)  # type: ignore[union-attr]
+    assert group["weights"]["block_structure"] == [32, 16]
+    weights = group["weights"] | {"block_structure": "32x16"}
+    config = config | {"config_groups": {"group_0": group | {"weights": weights}}}
+    assert parse_scheme(config).weight(UP).tensors["weight_scale"].shapes == ((2, 4),)  # type: ignore[union-attr]
 
 
-def test_what_is_not_followed_is_said() -> None:
-    assert not scheme_of(INTS).notes
-    cache = scheme_of(INTS | {"kv_cache_scheme": {"num_bits": 8, "type": "float"}})
+def test_notes_about_ignored_values() -> None:
+    assert not parse_scheme(INTS).notes
+    cache = parse_scheme(INTS | {"kv_cache_scheme": {"num_bits": 8, "type": "float"}})
     assert cache.notes == ("kv_cache_scheme is ignored: the KV cache is not quantized",)
     assert cache.ignored.fullmatch("layers.3.self_attn.k_scale")
     assert cache.ignored.fullmatch("layers.3.self_attn.v_proj.output_scale")
     assert not cache.ignored.fullmatch("layers.3.self_attn.k_proj.weight_scale")
     group = INTS["config_groups"]["group_0"] | {"input_activations": {"num_bits": 8, "type": "int", "dynamic": False}}
-    static = scheme_of(INTS | {"config_groups": {"group_0": group}})
+    static = parse_scheme(INTS | {"config_groups": {"group_0": group}})
     assert len(static.notes) == 1
     assert "static scales of activations are not used" in static.notes[0]
-    assert "bfloat16" in scheme_of(FP8).notes[0]
-    assert "static scales of activations" in scheme_of(FP8 | {"activation_scheme": "static"}).notes[1]
+    assert "bfloat16" in parse_scheme(FP8).notes[0]
+    assert "static scales of activations" in parse_scheme(FP8 | {"activation_scheme": "static"}).notes[1]
 
 
 def test_awq_packs_eight_outputs() -> None:
     with pytest.raises(CheckpointError, match=r"up_proj: expected a multiple of 8 outputs, found 12; use an AWQ"):
-        scheme_of(awq().config).weight(LinearModule("model.layers.0.mlp.up_proj", 12, 64))
+        parse_scheme(awq().config).weight(LinearModule("model.layers.0.mlp.up_proj", 12, 64))

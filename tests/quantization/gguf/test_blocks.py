@@ -1,4 +1,4 @@
-"""Blocks become codes and scales whose product is, to the bit, what llama.cpp's own rule makes of them."""
+"""Unpacked blocks give the bits of llama.cpp's own dequantization."""
 
 import numpy as np
 import pytest
@@ -43,11 +43,11 @@ def test_bits_equal_those_of_gguf(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", QUANTIZED)
 def test_scales_of_any_size(kind: str) -> None:
-    """Every float16 that is a number, subnormal, negative and zero ones included."""
+    """Finite float16 scales, also subnormal, negative and zero."""
     _, size = GGML_QUANT_SIZES[Type[kind]]
     stored = np.random.default_rng(1).integers(0, 256, (64, 4, size), dtype=np.uint8)
     for at in SCALES.get(kind, (0,)):
-        stored[..., at + 1] &= 0xBF  # an exponent of ones is no number
+        stored[..., at + 1] &= 0xBF  # clears a bit of the exponent, so that no scale is infinite or NaN
     stored[0, 0] = 0
     stored = stored.reshape(64, -1)
     assert same_bits(unpacked(kind, stored), decode(kind, stored))
@@ -64,7 +64,7 @@ def test_rows_in_another_order_and_in_parts(kind: str, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("kind", QUANTIZED)
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_scales_that_are_no_numbers(kind: str, bad: float) -> None:
+def test_scales_that_are_not_finite(kind: str, bad: float) -> None:
     stored = random_blocks(kind, 3, 256, 0)
     at = SCALES.get(kind, (0,))[-1]
     stored[1, at : at + 2] = np.frombuffer(np.float16(bad).tobytes(), np.uint8)

@@ -1,4 +1,4 @@
-"""Models from GGUF files: the same bits as a folder with the weights that the blocks stand for."""
+"""Models from GGUF files have the bits of a folder with the dequantized weights."""
 
 import random
 import shutil
@@ -12,18 +12,19 @@ import torch
 
 from checkpoints import MakeCheckpoint, transformers_logits
 from gguf_files import LLAMA3, QUANTIZED, convert, random_blocks
-from models.test_quantized_loading import TEXT, assert_explained, load
+from models.test_loader import load, refuse
+from models.test_quantized_loading import TEXT, assert_explained
 from oracle import dense_logits
 from pronk import LLM, SamplingParams
 from pronk.errors import CheckpointError
 from pronk.kernels.library import CODED_TYPES
 from pronk.models.fingerprint import Fingerprint
 from pronk.models.linear import KernelLinear
-from pronk.models.loader import load_decoder, read_config, resolve_model
+from pronk.models.loader import resolve_model
 from pronk.quantization.gguf.checkpoint import GgufCheckpoint
-from tiny_models import CPU, kernels, text_logits
+from tiny_models import kernels, text_logits
 
-# Whole blocks of 256; heads of 64 for a rotation of some size.
+# Sizes are multiples of the largest block, 256.
 SHAPE: dict[str, Any] = {
     "hidden_size": 256,
     "intermediate_size": 512,
@@ -33,13 +34,12 @@ SHAPE: dict[str, Any] = {
     "head_dim": 64,
 }
 NUMBERS = ["F32", "F16", "BF16"]
-MIXED = {"": "Q4_K", "attn_v": "Q6_K", "ffn_down": "Q6_K", "token_embd": "Q6_K"}  # as Q4_K_M is
+MIXED = {"": "Q4_K", "attn_v": "Q6_K", "ffn_down": "Q6_K", "token_embd": "Q6_K"}  # as in Q4_K_M
 TOKENS = random.Random(0).choices(range(300), k=40)
 
 
 def logits(path: Path, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """By torch, in one pass."""
-    return dense_logits(load_decoder(path, read_config(path), dtype=dtype, device=CPU), TOKENS, dtype)
+    return dense_logits(load(path, dtype=dtype), TOKENS, dtype)
 
 
 @pytest.mark.parametrize("kind", [*NUMBERS, *QUANTIZED])
@@ -75,8 +75,8 @@ def test_families_of_mixed_blocks(
     assert torch.equal(logits(path), logits(twin))
 
 
-def test_rotation_of_llama_3(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
-    """Frequencies are divided by numbers of the file, which gives what the rule gives up to the last bits."""
+def test_rotations_of_llama_3(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    """The divisors in the file give the frequencies of the rule, up to the last bits."""
     folder = checkpoint("llama", **SHAPE, rope_parameters=LLAMA3)
     path, twin = convert(folder, tmp_path / "a.gguf", "F32", twin=tmp_path / "twin"), tmp_path / "twin"
     plain = checkpoint("llama", **SHAPE)
@@ -85,33 +85,31 @@ def test_rotation_of_llama_3(checkpoint: MakeCheckpoint, tmp_path: Path) -> None
     assert (logits(plain) - expected).abs().max() > 0.1
 
 
-def test_the_order_of_rows_matters(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
-    """Without undoing it the logits are others: the comparisons above show something."""
+def test_rows_of_queries_are_permuted_and_those_of_values_are_not(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     path = convert(checkpoint("llama", **SHAPE), tmp_path / "a.gguf", "Q8_0")
     source = GgufCheckpoint(path)
     name = "blk.0.attn_q.weight"
-    assert source._rows(name) is not None
-    assert source._rows("blk.0.attn_v.weight") is None
-    stored = source.stored(name).view(256, -1)[source._rows(name)]
+    assert source._row_order(name) is not None
+    assert source._row_order("blk.0.attn_v.weight") is None
+    stored = source.stored(name).view(256, -1)[source._row_order(name)]
     assert not torch.equal(stored, source.stored(name).view(256, -1))
 
 
 @pytest.mark.parametrize("kind", [*QUANTIZED, "mixed"])
-def test_by_the_kernels(kind: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
-    """Packed as they are; what differs is what inputs of 8 bits explain."""
+def test_kernels_differ_by_the_rounding_of_inputs(kind: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     twin = tmp_path / "twin"
     path = convert(checkpoint("llama", **SHAPE), tmp_path / "a.gguf", MIXED if kind == "mixed" else kind, twin=twin)
-    decoder = load_decoder(path, read_config(path), dtype=torch.float32, device=CPU, kernels=kernels())
+    decoder = load(path, kernels=kernels())
     assert isinstance(decoder.head, KernelLinear)
     found, expected = text_logits(decoder, TOKENS), logits(twin)
     assert (found - expected).norm() < 0.05 * expected.norm()
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-def test_values_are_kept_as_they_are_beside_queries_and_keys(
+def test_values_keep_their_form_beside_queries_and_keys(
     family: str, checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Q4_K of queries and keys in 4 bits with minima, Q6_K of values in 8 without; rows of q and k put in order."""
+    """Queries and keys of Q4_K have 4 bits with minima, values of Q6_K have 8 bits without minima."""
     path = convert(checkpoint(family, **SHAPE), tmp_path / "a.gguf", MIXED | {"token_embd": "F32"})
     decoder = load(path, kernels=kernels())
     for layer in decoder.layers:
@@ -128,10 +126,8 @@ def test_llm(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     mine, theirs = (LLM(each, kernels="torch", dtype="float32") for each in (str(path), twin))
     prompts = ["def add(a, b):", "The quick brown fox"]
     for drafter in ("suffix", "autoregressive", f"draft_model(model={str(path)!r})"):
-        for one, other in zip(
-            mine.generate(prompts, params, drafter=drafter), theirs.generate(prompts, params), strict=True
-        ):
-            assert one.token_ids == other.token_ids
+        found, expected = mine.generate(prompts, params, drafter=drafter), theirs.generate(prompts, params)
+        assert [one.token_ids for one in found] == [other.token_ids for other in expected]
     assert mine.config.eos_ids == (0,)
     assert LLM(path, kernels="torch").dtype == torch.bfloat16
     assert mine.path == path
@@ -139,8 +135,8 @@ def test_llm(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_guessing_changes_nothing(family: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
-    """On blocks as they are, in the dtype that they get by themselves; a draft of other blocks guesses, too."""
+def test_draft_tokens_change_no_token(family: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    """The dtype is the default of blocks; the draft model has other blocks."""
     folder = checkpoint(family, **SHAPE, tie_word_embeddings=True)
     path, draft = (convert(folder, tmp_path / f"{name}.gguf", kinds) for name, kinds in (("a", MIXED), ("b", "Q8_0")))
     llm = LLM(path, budget="all")
@@ -149,15 +145,15 @@ def test_guessing_changes_nothing(family: str, checkpoint: MakeCheckpoint, tmp_p
     prompts = [llm.tokenizer.encode(text) for text in ("def add(a, b):", "The quick brown fox", "for i in range(10):")]
     params = SamplingParams(max_tokens=40, ignore_eos=True, temperature=0.7, seed=3)
     plain = [each.token_ids for each in llm.generate(prompts, params, drafter="autoregressive")]
-    guessed = 0
+    accepted = 0
     for drafter in ("suffix", f"draft_model(model={str(draft)!r})"):
         found = llm.generate(prompts, params, drafter=drafter)
         assert [each.token_ids for each in found] == plain
-        guessed += sum(each.stats.accepted for each in found)
-    assert guessed > 10
+        accepted += sum(each.stats.accepted for each in found)
+    assert accepted > 10
 
 
-def test_a_draft_is_loaded_again_when_its_file_is_written_again(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+def test_a_draft_model_whose_file_changed_is_not_current(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     path = convert(checkpoint("llama", **SHAPE), tmp_path / "a.gguf", "Q8_0")
     target = LLM(path, kernels="torch").target
     made = [target.load_shared(path, "x", load=torch.nn.Module) for _ in range(2)]
@@ -178,25 +174,12 @@ def test_fingerprint(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     assert llm.target.fingerprint == prints[0]
 
 
-def damage(path: Path, tensor: str, at: int, value: bytes) -> Path:
-    start = GgufCheckpoint(path).header.tensors[tensor].start
-    with path.open("r+b") as stream:
-        stream.seek(start + at)
-        stream.write(value)
-    return path
-
-
 def test_damaged_blocks(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     path = convert(checkpoint("llama", **SHAPE), tmp_path / "a.gguf", "Q8_0")
-    damage(path, "blk.1.ffn_down.weight", 34, np.float16("nan").tobytes())
+    with path.open("r+b") as stream:
+        stream.seek(GgufCheckpoint(path).header.tensors["blk.1.ffn_down.weight"].start + 34)  # the second block
+        stream.write(np.float16("nan").tobytes())
     refuse(path, r"tensor blk.1.ffn_down.weight \(Q8_0\): expected finite numbers in scale, found NaN or infinity")
-
-
-def refuse(path: Path, message: str) -> None:
-    with pytest.raises(CheckpointError, match=message) as caught:
-        load_decoder(path, read_config(path), dtype=torch.float32, device=CPU)
-    assert "\n" not in str(caught.value)
-    assert path.stem in str(caught.value)
 
 
 def extra(name: str, array: Any, kind: str | None = None) -> Any:
@@ -207,58 +190,44 @@ def without(*names: str) -> Any:
     return lambda w: [w.tensors[0].pop(name) for name in names]
 
 
-def test_every_tensor_is_accounted_for(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+def replaced(name: str, array: Any, kind: str | None = None) -> Any:
+    def change(writer: gguf.GGUFWriter) -> None:
+        without(name)(writer)
+        extra(name, array, kind)(writer)
+
+    return change
+
+
+REFUSED = [
+    (extra("blk.0.attn_sinks.weight", np.ones(4, np.float32)),
+     "unexpected tensors: blk.0.attn_sinks.weight; expected the 21 tensors that its metadata asks for, found 22"),
+    (without("blk.1.ffn_up.weight"), "missing tensors: blk.1.ffn_up.weight"),
+    (without("token_embd.weight"), "expected a matrix token_embd.weight, found none"),
+    (replaced("blk.1.ffn_up.weight", np.ones((512, 128), np.float32)),
+     r"tensor blk.1.ffn_up.weight: expected shape \[512, 256\] from its metadata, found \[512, 128\]"),
+    (replaced("output_norm.weight", np.zeros(272, np.uint8), "Q8_0"),
+     "tensor output_norm.weight: expected F32, F16, BF16, found Q8_0"),
+    *(
+        (replaced("output.weight", random_blocks(kind, 300, 256, 0), kind),
+         f"tensor output.weight: expected F32, .*Q6_K, found {kind}; use a Q4_K_M or Q8_0 file of this model, or")
+        for kind in ("Q2_K", "Q3_K", "IQ4_XS", "MXFP4", "TQ2_0")
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "message"), REFUSED, ids=[message[:50] for _, message in REFUSED])
+def test_wrong_tensors_are_refused(change: Any, message: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    refuse(convert(checkpoint("llama", **SHAPE), tmp_path / "a.gguf", change=change), message)
+
+
+def test_known_extra_tensors_are_ignored(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     folder = checkpoint("llama", **SHAPE)
-    one = np.ones(4, np.float32)
-    refuse(
-        convert(folder, tmp_path / "a.gguf", change=extra("blk.0.attn_sinks.weight", one)),
-        "unexpected tensors: blk.0.attn_sinks.weight; expected the 21 tensors that its metadata asks for, found 22",
-    )
-    refuse(
-        convert(folder, tmp_path / "b.gguf", change=without("blk.1.ffn_up.weight")),
-        "missing tensors: blk.1.ffn_up.weight",
-    )
-    refuse(
-        convert(folder, tmp_path / "c.gguf", change=without("token_embd.weight")),
-        "expected a matrix token_embd.weight, found none",
-    )
-
-    def narrow(writer: gguf.GGUFWriter) -> None:
-        writer.tensors[0].pop("blk.1.ffn_up.weight")
-        writer.add_tensor("blk.1.ffn_up.weight", np.ones((512, 128), np.float32))
-
-    refuse(
-        convert(folder, tmp_path / "d.gguf", change=narrow),
-        r"tensor blk.1.ffn_up.weight: expected shape \[512, 256\] from its metadata, found \[512, 128\]",
-    )
-    ignored = convert(folder, tmp_path / "e.gguf", change=extra("blk.0.attn_rot_embd", one))
-    assert torch.equal(logits(ignored), logits(folder))
-
-
-@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "IQ4_XS", "MXFP4", "TQ2_0"])
-def test_other_blocks_are_refused(kind: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
-    def change(writer: gguf.GGUFWriter) -> None:
-        writer.tensors[0].pop("output.weight")
-        blocks = random_blocks(kind, 300, 256, 0)
-        writer.add_tensor("output.weight", blocks, raw_dtype=gguf.GGMLQuantizationType[kind])
-
-    path = convert(checkpoint("llama", **SHAPE), tmp_path / "a.gguf", "Q8_0", change=change)
-    refuse(
-        path, f"tensor output.weight: expected F32, .*Q6_K, found {kind}; use a Q4_K_M or Q8_0 file of this model, or"
-    )
-
-
-def test_a_vector_of_blocks_is_refused(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
-    def change(writer: gguf.GGUFWriter) -> None:
-        writer.tensors[0].pop("output_norm.weight")
-        writer.add_tensor("output_norm.weight", np.zeros(272, np.uint8), raw_dtype=gguf.GGMLQuantizationType.Q8_0)
-
-    path = convert(checkpoint("llama", **SHAPE), tmp_path / "a.gguf", change=change)
-    refuse(path, "tensor output_norm.weight: expected F32, F16, BF16, found Q8_0")
+    path = convert(folder, tmp_path / "a.gguf", change=extra("blk.0.attn_rot_embd", np.ones(4, np.float32)))
+    assert torch.equal(logits(path), logits(folder))
 
 
 def split(folder: Path, path: Path, **options: Any) -> list[Path]:
-    """The parts that llama.cpp's writer makes of a file."""
+    """Write a file in three parts by llama.cpp's writer; return their paths."""
     known, parts = gguf.GGUFWriter.__init__, 3
 
     def several(self: gguf.GGUFWriter, *args: Any, **kwargs: Any) -> None:
@@ -288,7 +257,7 @@ def test_several_parts(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
         GgufCheckpoint(parts[0])
 
 
-def test_names_of_files(tmp_path: Path) -> None:
+def test_files_and_names(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no such file: 'models/a.gguf'; expected a GGUF file, or"):
         resolve_model("models/a.gguf")
     (tmp_path / "a.bin").write_bytes(b"GGUF")

@@ -1,4 +1,4 @@
-"""GGUF headers: everything of a good one, and one line for everything that can be wrong with a bad one."""
+"""GGUF headers: all values of a good file, and errors of one line for bad files."""
 
 import struct
 import tracemalloc
@@ -23,7 +23,7 @@ ARRAYS: dict[str, Any] = {"numbers": [1, -2, 3], "floats": [0.5, 1.5], "flags": 
 
 @pytest.fixture
 def good(tmp_path: Path) -> Path:
-    """A file by llama.cpp's writer, with every type of value and some tensors."""
+    """Return a file by llama.cpp's writer with every type of value and some tensors."""
     path = tmp_path / "good.gguf"
     writer = gguf.GGUFWriter(path, "llama")
     for name, value in VALUES.items():
@@ -149,10 +149,10 @@ def test_bad_files(name: str, tmp_path: Path) -> None:
         tracemalloc.stop()
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 400
-    assert most < 1 << 20, "memory by the file's word alone"
+    assert most < 1 << 20, "memory for sizes that the file only announces"
 
 
-def test_a_text_of_other_bytes_is_refused_when_it_is_read(tmp_path: Path) -> None:
+def test_invalid_utf_8_is_refused_when_it_is_read(tmp_path: Path) -> None:
     (tmp_path / "a.gguf").write_bytes(file_of([pair("a", STRING, text(b"\xff"))]))
     file = GgufFile(tmp_path / "a.gguf")
     with pytest.raises(CheckpointError, match="a: expected text in UTF-8, found invalid bytes"):
@@ -167,8 +167,8 @@ def test_both_versions(version: int, tmp_path: Path) -> None:
     assert file.tensors["a"].shape == (4,)
 
 
-def test_any_byte_may_be_wrong(good: Path, tmp_path: Path) -> None:
-    """Whatever a byte of the header is changed to, the file is read or refused in one line."""
+def test_random_bytes_in_the_header(good: Path, tmp_path: Path) -> None:
+    """The file is read, or refused in one line."""
     content, path = good.read_bytes(), tmp_path / "bad.gguf"
     rng = np.random.default_rng(0)
     refused = 0

@@ -1,4 +1,4 @@
-"""Tokenizers from GGUF files: the ids of the original, on all sorts of texts; what cannot be known is refused."""
+"""Tokenizers from GGUF files have the ids of the original tokenizers; unknown ones are refused."""
 
 import json
 import random
@@ -40,7 +40,7 @@ SPECIAL = ["<|endoftext|>", "<|user|>"]
 
 
 def random_texts(count: int) -> list[str]:
-    """Texts of characters that the ways to split differ in."""
+    """Return random texts of characters that the pre-tokenizers split differently."""
     draw = random.Random(0)
     letters = "aAbBéßЖж漢字'’sTdll 0123½ \t\n\r  .,!$+<|~ \u0301\u200d🙂_▁"
     return ["".join(draw.choices(letters, k=draw.randrange(1, 60))) for _ in range(count)]
@@ -54,7 +54,7 @@ def by(pattern: str) -> Any:
     return pre_tokenizers.Split(Regex(pattern), behavior="isolated")
 
 
-# As the models' own tokenizer.json have them.
+# As in tokenizer.json of the models.
 GPT2 = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
 SPLITS = {
     "gpt-2": GPT2,
@@ -69,7 +69,7 @@ SPLITS = {
 
 
 def trained(pre: str) -> tokenizers.Tokenizer:
-    """A byte-level BPE that splits like the model that a name stands for."""
+    """Return a trained byte-level BPE with the pre-tokenizer of this name."""
     tokenizer = tokenizers.Tokenizer(models.BPE(ignore_merges=pre in ("llama-bpe", "llama3", "llama-v3", "tekken")))
     tokenizer.pre_tokenizer = SPLITS[pre]
     tokenizer.decoder = decoders.ByteLevel()
@@ -85,13 +85,12 @@ def trained(pre: str) -> tokenizers.Tokenizer:
 
 
 def write(path: Path, fill: Any, **pairs: Any) -> Path:
-    """A file with a tokenizer and no tensors."""
+    """Write a file with a tokenizer and no tensors."""
     writer = gguf.GGUFWriter(path, "llama")
     fill(writer)
     for key, value in pairs.items():
-        (writer.add_bool if isinstance(value, bool) else writer.add_string)(
-            f"tokenizer.{key.replace('__', '.')}", value
-        )
+        add = writer.add_bool if isinstance(value, bool) else writer.add_string
+        add(f"tokenizer.{key.replace('__', '.')}", value)
     finish(writer)
     return path
 
@@ -132,8 +131,7 @@ def test_the_vocabulary_of_pronk_tiny(tmp_path: Path) -> None:
     assert mine.chat_ids(messages) == theirs.chat_ids(messages)
 
 
-def test_ways_to_split_differ(tmp_path: Path) -> None:
-    """The comparison above shows something: on these texts each way gives other pieces than the others."""
+def test_pre_tokenizers_differ_on_these_texts(tmp_path: Path) -> None:
     pieces = {
         name: [[piece for piece, _ in SPLITS[name].pre_tokenize_str(text)] for text in TEXTS]
         for name in ("gpt-2", "llama-bpe", "qwen2", "smollm", "tekken")
@@ -142,14 +140,14 @@ def test_ways_to_split_differ(tmp_path: Path) -> None:
 
 
 def test_default_splits_as_llama_cpp(tmp_path: Path) -> None:
-    """Four patterns, each on the pieces of the one before; written out here by hand."""
+    """Four patterns, each applied to the pieces of the previous one; expected pieces by hand."""
     path = write(tmp_path / "a.gguf", lambda w: write_bytes_bpe(w, trained("gpt-2"), "default"))
     pieces = Tokenizer.load(path).backend.pre_tokenizer.pre_tokenize_str("ab12345 x+=y'll  z")
     found = [piece.replace("Ġ", " ") for piece, _ in pieces]
     assert found == ["ab", "123", "45", " x", "+=", "y", "'", "ll", " ", " z"]
 
 
-def test_tokens_that_only_pad(tmp_path: Path) -> None:
+def test_padding_tokens(tmp_path: Path) -> None:
     theirs = trained("gpt-2")
     mine = Tokenizer.load(write(tmp_path / "a.gguf", lambda w: write_bytes_bpe(w, theirs, "gpt-2", pad=9)), 710)
     assert mine.fingerprint == Tokenizer(theirs).fingerprint
@@ -161,7 +159,7 @@ def test_tokens_that_only_pad(tmp_path: Path) -> None:
     ("llama-bpe", None, True), ("llama-bpe", False, False), ("gpt-2", None, False), ("gpt-2", True, True),
     ("tekken", None, True),
 ])  # fmt: skip
-def test_texts_begin_as_the_file_says(pre: str, says: bool | None, begins: bool, tmp_path: Path) -> None:
+def test_add_bos_and_eos_token(pre: str, says: bool | None, begins: bool, tmp_path: Path) -> None:
     pairs = {} if says is None else {"ggml__add_bos_token": says}
     tokenizer = trained(pre)
     mine = Tokenizer.load(write(tmp_path / "a.gguf", lambda w: write_bytes_bpe(w, tokenizer, pre), **pairs))
@@ -175,7 +173,7 @@ LLAMA_TEXTS = [text for text in TEXTS if "\x00" not in text]
 
 
 def pieces_vocabulary() -> dict[str, float]:
-    """Tokens of a SentencePiece BPE with their scores, the first merge the best."""
+    """Return tokens of a SentencePiece BPE with their scores; the first merge has the best score."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("▁+[^▁]*"), "isolated")
@@ -204,7 +202,7 @@ def write_pieces(writer: gguf.GGUFWriter, vocabulary: dict[str, float]) -> None:
 
 
 def by_sentencepiece(text: str, vocabulary: dict[str, float], *, prefix: bool = True) -> list[int]:
-    """The slow loop: of all neighbours that make a token, the best, the leftmost of equal ones, are put together."""
+    """Return ids by a slow loop that merges the pair of best score, the leftmost of equal ones."""
     ids = {token: i for i, token in enumerate(vocabulary)}
     symbols = list((" " * prefix + text).replace(" ", "▁"))
     while True:
@@ -234,7 +232,6 @@ def test_sentencepiece(prefix: bool, tmp_path: Path) -> None:
 
 
 def test_sentencepiece_equals_transformers_conversion(tmp_path: Path) -> None:
-    """The tokenizer.json that transformers' rules make of the same vocabulary."""
     from transformers.tokenization_utils_base import generate_merges
 
     vocabulary = pieces_vocabulary()
@@ -315,7 +312,7 @@ def test_more_tokens_than_the_model_has(tmp_path: Path) -> None:
         (["a", "b", "c"], [1, 3, 3], {"eos": 2, "eot": 1}, (2, 1)),
     ],
 )
-def test_what_ends_a_text(
+def test_stop_tokens(
     tokens: list[str], kinds: list[int], pairs: dict[str, int], expected: tuple[int, ...], tmp_path: Path
 ) -> None:
     from pronk.quantization.gguf.reader import GgufFile

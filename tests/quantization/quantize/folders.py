@@ -1,4 +1,4 @@
-"""Folders of compressed-tensors by the format's own rule, number by number, which knows nothing of how pronk writes."""
+"""Reading of compressed-tensors folders by the format's own rule, independent of pronk."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from checkpoints import transformers_logits
 
 
 def tensors(folder: Path) -> dict[str, Tensor]:
-    """All of a folder, whatever files they are in."""
+    """Return all tensors of a folder."""
     return {name: tensor for file in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(file).items()}
 
 
@@ -24,7 +24,7 @@ def config(folder: Path) -> dict[str, Any]:
 
 
 def unpacked(stored: dict[str, Tensor], module: str, bits: int) -> tuple[NDArray[Any], Tensor]:
-    """Signed integers ``[outputs, inputs]`` and scales ``[outputs, groups]`` of a module."""
+    """Return signed integers ``[outputs, inputs]`` and scales ``[outputs, groups]`` of a module."""
     words = stored[f"{module}.weight_packed"].numpy().view(np.uint32).astype(np.int64)
     outputs, inputs = stored[f"{module}.weight_shape"].tolist()
     assert words.shape == (outputs, -(-inputs * bits // 32))
@@ -34,7 +34,7 @@ def unpacked(stored: dict[str, Tensor], module: str, bits: int) -> tuple[NDArray
 
 
 def dequantized(folder: Path, out: Path) -> Path:
-    """A plain checkpoint of what the weights of ``folder`` stand for, in float32."""
+    """Write a plain checkpoint of the dequantized weights in float32."""
     document = config(folder)
     weights = document.pop("quantization_config")["config_groups"]["group_0"]["weights"]
     stored, plain = tensors(folder), {}
@@ -54,7 +54,7 @@ def dequantized(folder: Path, out: Path) -> Path:
 
 
 def perplexity(folder: Path, tokens: Tensor) -> float:
-    """By transformers, of all tokens but the first of each row."""
+    """Return the perplexity by transformers, over all tokens but the first of each row."""
     losses = []
     for row in tokens.tolist():
         logits = transformers_logits(folder, row)[:-1]

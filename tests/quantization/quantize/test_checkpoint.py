@@ -1,4 +1,4 @@
-"""What ``quantize`` writes: by an independent rule, the weights that were measured; whole, or not there."""
+"""Checkpoints written by ``quantize``: weights by an independent rule, perplexities, and no partial output."""
 
 import shutil
 from dataclasses import replace
@@ -19,8 +19,7 @@ from pronk.models.loader import load_decoder, read_config
 from pronk.quantization.formats.matrix import Bits
 from pronk.quantization.quantize import checkpoint as module
 from pronk.quantization.quantize.checkpoint import QuantizedCheckpoint, quantize
-from pronk.quantization.quantize.methods import CalibrationTexts
-from pronk.quantization.quantize.methods import run as run_method
+from pronk.quantization.quantize.methods import CalibrationTexts, quantize_layers
 from quantization.quantize.folders import config, dequantized, perplexity, tensors, unpacked
 
 GENERATOR = torch.Generator().manual_seed(11)
@@ -55,7 +54,7 @@ def test_matrices_are_the_nearest_codes(
         low = -(2 ** (bits - 1))
         nearest = (weight * (1 / wide)).round().clamp(low, -low - 1)
         assert torch.equal(torch.from_numpy(codes).float(), nearest)
-    # All others as they were.
+    # All other tensors are unchanged.
     for name in names:
         for part in ("packed", "scale", "shape"):
             del stored[f"{name}.weight_{part}"]
@@ -101,7 +100,7 @@ def test_config_and_companions(checkpoint: MakeCheckpoint, tmp_path: Path) -> No
     ],
     ids=str,
 )
-def test_what_is_written_is_what_was_measured(
+def test_written_weights_have_the_measured_perplexity(
     family: str,
     overrides: dict[str, Any],
     method: str,
@@ -109,7 +108,6 @@ def test_what_is_written_is_what_was_measured(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Perplexity of the plain checkpoint, and of what the written one stands for, by transformers."""
     monkeypatch.setattr(CalibrationTexts, "methods", (method,))
     source = checkpoint(family, **overrides)
     made = make(source, tmp_path / "out", texts=BOTH)
@@ -124,7 +122,6 @@ def test_what_is_written_is_what_was_measured(
 
 
 def test_the_best_method_is_kept(checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even if it is the one that looks at nothing."""
     source = checkpoint("llama")
     made = make(source, tmp_path / "out", texts=BOTH)
     assert list(made.tried) == ["nearest", "scaled", "gptq"]
@@ -134,11 +131,11 @@ def test_the_best_method_is_kept(checkpoint: MakeCheckpoint, tmp_path: Path, mon
         figures = dict.fromkeys(made.tried, 9.0) | {method: 1.0}
 
         def claim(*given: Any, figures: dict[str, float] = figures) -> float:
-            run_method(*given)
+            quantize_layers(*given)
             return figures[given[1]]
 
         with monkeypatch.context() as patch:
-            patch.setattr(module, "run", claim)
+            patch.setattr(module, "quantize_layers", claim)
             assert make(source, tmp_path / method, texts=BOTH).method == method
         with monkeypatch.context() as patch:
             patch.setattr(CalibrationTexts, "methods", (method,))
@@ -151,8 +148,8 @@ def test_the_best_method_is_kept(checkpoint: MakeCheckpoint, tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_pronk_reads_it(bits: int, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
-    """The same weights as their meaning, and guessing changes nothing."""
+def test_pronk_reads_its_own_checkpoints(bits: int, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    """The weights equal the dequantized ones, and draft tokens change no token."""
     source = checkpoint("llama")
     make(source, tmp_path / "out", bits)
     twin = dequantized(tmp_path / "out", tmp_path / "twin")
@@ -181,16 +178,8 @@ def test_shards_hold_the_same(checkpoint: MakeCheckpoint, tmp_path: Path) -> Non
 
 
 def test_card(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
-    made = make(
-        checkpoint("llama"),
-        tmp_path / "out",
-        4,
-        16,
-        texts=BOTH,
-        name="owner/model",
-        command="pronk quantize x",
-        text="T",
-    )
+    given: dict[str, Any] = {"name": "owner/model", "command": "pronk quantize x", "text": "T"}
+    made = make(checkpoint("llama"), tmp_path / "out", 4, 16, texts=BOTH, **given)
     card = (tmp_path / "out" / "README.md").read_text()
     for words in (
         "base_model: owner/model",
@@ -207,7 +196,7 @@ def test_card(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("problem", [KeyboardInterrupt(), RuntimeError("x"), OSError(28, "No space left on device")])
 @pytest.mark.parametrize("when", ["measuring", "quantizing, gptq", "writing"])
-def test_nothing_half_written_is_left(
+def test_an_interrupted_run_leaves_no_output(
     when: str, problem: BaseException, checkpoint: MakeCheckpoint, tmp_path: Path
 ) -> None:
     def status(what: str, done: int, total: int) -> None:
@@ -224,6 +213,15 @@ def refuse(source: Path, out: Path, error: type[Exception], message: str, **opti
     with pytest.raises(error, match=message) as caught:
         make(source, out, **options)
     assert "\n" not in str(caught.value)
+
+
+def damaged(source: Path, folder: Path, name: str, where: Any, value: float) -> Path:
+    """Copy a checkpoint with other values in one tensor."""
+    shutil.copytree(source, folder)
+    stored = tensors(folder)
+    stored[name][where] = value
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
 
 
 def no_kernels() -> None:
@@ -251,11 +249,9 @@ def test_refused(checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("texts", [TEXTS, BOTH], ids=["nearest", "all"])
-def test_weights_that_are_no_numbers(texts: CalibrationTexts, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
-    source = shutil.copytree(checkpoint("llama"), tmp_path / "source")
-    damaged = tensors(source)
-    damaged["model.layers.1.mlp.up_proj.weight"][3, 5] = torch.nan
-    save_file(damaged, source / "model.safetensors", metadata={"format": "pt"})
+def test_weights_of_nan_are_refused(texts: CalibrationTexts, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    name = "model.layers.1.mlp.up_proj.weight"
+    source = damaged(checkpoint("llama"), tmp_path / "source", name, (3, 5), torch.nan)
     refuse(source, tmp_path / "x", CheckpointError, "layer 1: expected finite numbers", texts=replace(texts))
     assert not (tmp_path / "x").exists()
 
@@ -270,14 +266,11 @@ def test_weights_that_are_no_numbers(texts: CalibrationTexts, checkpoint: MakeCh
         ("lm_head.weight", torch.nan, "last norm or head"),
     ],
 )
-def test_models_that_predict_nothing(
+def test_models_with_infinite_outputs_are_refused(
     name: str, value: float, where: str, checkpoint: MakeCheckpoint, tmp_path: Path
 ) -> None:
-    """Norms, embedding and head are not rounded, so that nobody else looks at their numbers."""
-    source = shutil.copytree(checkpoint("llama"), tmp_path / "source")
-    damaged = tensors(source)
-    damaged[name][:] = value
-    save_file(damaged, source / "model.safetensors", metadata={"format": "pt"})
+    """Norms, embedding and head are not rounded, so only the outputs show their values."""
+    source = damaged(checkpoint("llama"), tmp_path / "source", name, slice(None), value)
     refuse(source, tmp_path / "x", CheckpointError, f"{where}: expected finite numbers in its output, found NaN")
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
@@ -288,10 +281,10 @@ def test_a_method_without_a_perplexity_is_not_the_best(
     figures = {"nearest": torch.nan, "scaled": torch.inf, "gptq": 9.0}
 
     def claim(*given: Any) -> float:
-        run_method(*given)
+        quantize_layers(*given)
         return figures[given[1]]
 
-    monkeypatch.setattr(module, "run", claim)
+    monkeypatch.setattr(module, "quantize_layers", claim)
     made = make(checkpoint("llama"), tmp_path / "out", texts=BOTH)
     assert (made.method, made.after) == ("gptq", 9.0)
     figures["gptq"] = torch.nan
@@ -304,7 +297,7 @@ def test_a_method_without_a_perplexity_is_not_the_best(
 @pytest.mark.parametrize(("bits", "group"), [(4, 16), (4, 0), (8, 16), (8, 0)])
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_transformers_reads_it(family: str, bits: int, group: int, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
-    """With the package of the format, where that is installed: the same logits as those of the meaning, to the bit."""
+    """The logits have the bits of those of the dequantized weights."""
     pytest.importorskip("compressed_tensors")
     make(checkpoint(family), tmp_path / "out", bits, group)
     twin = dequantized(tmp_path / "out", tmp_path / "twin")

@@ -1,4 +1,4 @@
-"""GPTQ against the slow method that it is a rearrangement of, and what it is for: outputs that err less."""
+"""GPTQ against a slow equivalent method, and against nearest rounding by the error of outputs."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ KERNELS = candidates()[0]
 
 
 def some_layer(outputs: int, inputs: int, samples: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """A weight, and ``X Xᵀ`` of inputs that go together, as those of a language model do."""
+    """Return a weight and ``X Xᵀ`` of correlated inputs, as in a language model."""
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(outputs, inputs, generator=generator)
     mixing = torch.randn(inputs // 4, inputs, generator=generator)
@@ -23,7 +23,7 @@ def some_layer(outputs: int, inputs: int, samples: int, seed: int = 0) -> tuple[
 
 
 def slow_gptq(weight: Tensor, hessian: Tensor, rule: RoundingRule) -> Tensor:
-    """One column after the other: round it, move the others, take it out of the problem (equations 2 and 3)."""
+    """Round one column after the other, correct the others and remove it from the problem (equations 2 and 3)."""
     left, h = weight.double().clone(), hessian.double().clone()
     h.diagonal().add_(0.01 * h.diagonal().mean())
     inverse = torch.linalg.inv(h)
@@ -44,7 +44,7 @@ def slow_gptq(weight: Tensor, hessian: Tensor, rule: RoundingRule) -> Tensor:
 @pytest.mark.parametrize(
     ("bits", "group", "inputs"), [(4, 8, 24), (4, 24, 24), (8, 8, 32), (4, WHOLE_ROW, 32), (4, 64, 192), (4, 136, 272)]
 )
-def test_codes_are_those_of_the_slow_method(bits: Bits, group: int, inputs: int) -> None:
+def test_codes_equal_those_of_the_slow_method(bits: Bits, group: int, inputs: int) -> None:
     weight, hessian = some_layer(6, inputs, 4 * inputs)
     rule = RoundingRule(KERNELS, bits, group, torch.bfloat16)
     before = weight.clone(), hessian.clone()
@@ -57,7 +57,7 @@ def test_codes_are_those_of_the_slow_method(bits: Bits, group: int, inputs: int)
 
 
 @pytest.mark.parametrize(("bits", "group"), [(4, 32), (4, WHOLE_ROW), (8, 128)])
-def test_outputs_err_less_than_those_of_the_nearest_codes(bits: Bits, group: int) -> None:
+def test_error_is_smaller_than_with_nearest_codes(bits: Bits, group: int) -> None:
     weight, hessian = some_layer(64, 256, 1024)
     rule = RoundingRule(KERNELS, bits, group, torch.bfloat16)
     mine, nearest = (
@@ -66,7 +66,7 @@ def test_outputs_err_less_than_those_of_the_nearest_codes(bits: Bits, group: int
     assert mine < 0.5 * nearest
 
 
-def test_the_error_is_that_of_the_outputs() -> None:
+def test_output_error() -> None:
     generator = torch.Generator().manual_seed(1)
     weight, other = torch.randn(2, 5, 12, generator=generator)
     x = torch.randn(40, 12, generator=generator)
@@ -76,7 +76,7 @@ def test_the_error_is_that_of_the_outputs() -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("place", [(3, 3), (3, 5)], ids=["diagonal", "beside"])
-def test_products_that_are_no_numbers(place: tuple[int, int], value: float) -> None:
+def test_products_that_are_not_finite_are_refused(place: tuple[int, int], value: float) -> None:
     weight, hessian = some_layer(8, 32, 64)
     hessian[place] = hessian[place[::-1]] = value
     with pytest.raises(ValueError, match="expected finite products of the inputs, found NaN or inf; quant") as caught:
@@ -84,24 +84,23 @@ def test_products_that_are_no_numbers(place: tuple[int, int], value: float) -> N
     assert "\n" not in str(caught.value)
 
 
-def test_a_matrix_that_no_inputs_have() -> None:
-    """Damping ends."""
+def test_a_matrix_far_from_positive_definite_is_refused() -> None:
+    """The loop that increases the damping ends."""
     hessian = torch.eye(32)
     hessian[3, 5] = hessian[5, 3] = 1e30
     with pytest.raises(ValueError, match="found a matrix that is far from positive definite"):
         gptq(torch.ones(8, 32), hessian, RoundingRule(KERNELS, 4, 8, torch.bfloat16))
 
 
-def test_inputs_that_are_never_there_and_too_few_samples() -> None:
-    """Nothing is divided by 0: such weights go to the nearest code."""
+def test_zero_inputs_and_too_few_samples() -> None:
+    """Weights of inputs that are always 0 get the nearest code."""
     weight, hessian = some_layer(16, 64, 3)
     hessian[8:16] = 0.0
     hessian[:, 8:16] = 0.0
     rule = RoundingRule(KERNELS, 4, 8, torch.bfloat16)
     made = gptq(weight, hessian, rule)
     assert torch.equal(made.codes[:, 8:16], rule.nearest(weight).codes[:, 8:16])
-    assert output_error(weight, made.dequantize(), hessian) < output_error(
-        weight, rule.nearest(weight).dequantize(), hessian
-    )
+    mine, nearest = (output_error(weight, each.dequantize(), hessian) for each in (made, rule.nearest(weight)))
+    assert mine < nearest
     nothing = gptq(weight, torch.zeros(64, 64), rule)
     assert torch.equal(nothing.codes, rule.nearest(weight).codes)

@@ -1,4 +1,4 @@
-"""Codes are chosen for the scales that the file holds, and groups are those that every matrix can have."""
+"""Rounding to the nearest codes for the stored scales, and group sizes that divide every matrix."""
 
 from dataclasses import replace
 
@@ -45,8 +45,8 @@ def test_codes_are_nearest_for_the_stored_scale(bits: Bits, group: int, dtype: t
     assert not made.dequantize()[3].any()
 
 
-def test_a_scale_that_its_type_cannot_hold() -> None:
-    """In float16 a small one is 0, and so are its weights; a large one is the largest."""
+def test_scales_beyond_float16() -> None:
+    """Scales below the smallest number become 0, and so do their weights; large scales become the largest number."""
     weight = some_weight() * 1e-8
     assert not RoundingRule(KERNELS, 8, 32, torch.float16).nearest(weight).dequantize()[0].any()
     large = RoundingRule(KERNELS, 8, 32, torch.float16).nearest(some_weight() * 1e9)
@@ -80,12 +80,12 @@ def test_groups(hidden: int, mlp: int, bits: int, group: int | None, found: int)
         (60, 128, 4, 0, "found 0"),
     ],
 )
-def test_what_no_matrix_can_have_is_refused(hidden: int, mlp: int, bits: int, group: int | None, message: str) -> None:
+def test_impossible_groups_are_refused(hidden: int, mlp: int, bits: int, group: int | None, message: str) -> None:
     with pytest.raises(OptionError, match=message) as caught:
         choose_group(shape(hidden, mlp), bits, group)
     assert "\n" not in str(caught.value)
 
 
-def test_inputs_of_the_output_projection_count() -> None:
+def test_group_divides_the_inputs_of_the_output_projection() -> None:
     config = replace(shape(64, 128), head_dim=20)
     assert choose_group(config, 4, None) == (4, 8)

@@ -1,4 +1,4 @@
-"""Texts to calibrate and to measure with: held out, in sequences, long enough."""
+"""Calibration and evaluation texts of ``quantize``."""
 
 import json
 from pathlib import Path
@@ -40,7 +40,7 @@ def test_the_evaluation_text(model: Path) -> None:
     assert "def " in decode(model, texts.evaluation)
 
 
-def test_what_is_measured_on_is_not_calibrated_with(model: Path, tmp_path: Path) -> None:
+def test_evaluation_text_is_not_in_the_calibration_text(model: Path, tmp_path: Path) -> None:
     texts = read_texts(model, rows(tmp_path / "rows.jsonl", 900))
     assert texts.calibration is not None
     assert texts.methods == ("nearest", "scaled", "gptq")
@@ -57,14 +57,14 @@ def test_a_single_file_and_a_limit(model: Path, tmp_path: Path) -> None:
     assert texts.calibration is not None
     assert texts.calibration.shape == (3, 256)
     assert "Line 3996 of" in decode(model, texts.evaluation)
-    assert "Line 0 of" not in decode(model, texts.calibration)  # a piece from anywhere, not the beginning
+    assert "Line 0 of" not in decode(model, texts.calibration)  # pieces are not taken from the beginning
     (tmp_path / "page.txt").write_text("Word. " * 300)
     short = read_texts(model, tmp_path / "page.txt")
     assert short.evaluation.shape[0] == 1
     assert 128 <= short.evaluation.shape[1] < 1000
 
 
-def test_too_short_or_not_there(model: Path, tmp_path: Path) -> None:
+def test_short_and_missing_texts_are_refused(model: Path, tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_text("too short")
     (tmp_path / "empty.txt").write_text("")
     for name, message in (

@@ -44,6 +44,8 @@ SOURCES = r"""
 {% macro m(v) %}{% for k in v %}{{ k }}{{ m(v[k]) if v[k] is mapping }}{% endfor %}{% endmacro %}{{ m({1: {2: 3}}) }}
 {{ messages | map(attribute='role') | unique | join(', ') }}{{ messages | selectattr('role', 'in', ['user']) | list }}
 {% block b %}{{ '<' ~ 'a' }}{% endblock %}{{ self.b() }}{{ '<' | e }}{% set c = cycler('a', 'b') %}{{ c.next() }}
+  {% if true %}NL    keptNL  {% endif %}NL{% for i in range(3) %}{{ i }}{% endfor %}{{ messages | tojson }}
+{%- for m in messages -%}NL  {{ m.role | upper }}: {{ m.content | trim }}NL{%- endfor %}{{ strftime_now('%%') }}
 """  # a template in each line
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 

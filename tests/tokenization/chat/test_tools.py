@@ -5,7 +5,6 @@ import random
 import re
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,8 +29,7 @@ ADD = {
     "required": ["a", "b"],
     "additionalProperties": False,
 }
-NONE = None
-SCHEMAS = {"add": arguments_schema(ADD), "add_more": arguments_schema(NONE)}
+SCHEMAS = {"add": arguments_schema(ADD), "add_more": arguments_schema(None)}
 TOOLS = [
     {"type": "function", "function": {"name": "add", "description": "Adds <numbers> & 'é'.", "parameters": ADD}},
     {"type": "function", "function": {"name": "add_more", "description": "More."}},
@@ -40,13 +38,10 @@ USER = {"role": "user", "content": "What is 2 + 2?"}
 
 
 def called(*calls: tuple[str, Any]) -> dict[str, Any]:
+    functions = [{"name": name, "arguments": arguments} for name, arguments in calls]
     made = [
-        {
-            "id": f"call_0123456789abcdef0000000{number}",
-            "type": "function",
-            "function": {"name": name, "arguments": args},
-        }
-        for number, (name, args) in enumerate(calls)
+        {"id": f"call_0123456789abcdef0000000{number}", "type": "function", "function": function}
+        for number, function in enumerate(functions)
     ]
     return {"role": "assistant", "content": "", "tool_calls": made}
 
@@ -59,14 +54,6 @@ def answered(number: int, content: str) -> dict[str, Any]:
 def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
     family, tokens = request.param
     return tool_tokenizer(family, tokens=tokens)
-
-
-def test_a_separate_template_for_tools(tmp_path: Path) -> None:
-    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
-    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "{{ tools | length }} tools"}]
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
-    loaded = Tokenizer.load(tmp_path)
-    assert (loaded.chat([USER]), loaded.chat([USER], tools=TOOLS)) == ("plain", "2 tools")
 
 
 @pytest.mark.parametrize("family", TEMPLATES)

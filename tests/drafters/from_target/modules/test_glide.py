@@ -19,7 +19,7 @@ LENGTH = 7
 
 
 def made(target: Decoder, shape: GlideShape = SHAPE) -> GlideModule:
-    """A module whose weights are large enough for every part of it to matter."""
+    """Return a module whose weights are large enough for every part to matter."""
     module = GlideModule(shape, target.config)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -33,7 +33,7 @@ def norm(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def rotate(x: Tensor, position: int) -> Tensor:
-    """Plane ``i`` of a head, which has coordinates ``i`` and ``i + d / 2``, turns by ``position / 10000^(2i / d)``."""
+    """Rotate plane ``i`` of a head (coordinates ``i`` and ``i + d / 2``) by ``position / 10000^(2i / d)``."""
     half = len(x) // 2
     angles = position * 10000.0 ** (-torch.arange(half) / half)
     turned = torch.complex(x[:half], x[half:]) * torch.polar(torch.ones(half), angles)
@@ -48,7 +48,7 @@ def attention(q: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
 
 
 def slow(module: GlideModule, target: Decoder, tokens: Tensor, features: Features, seen: Tensor) -> Tensor:
-    """The last layer's outputs, row by row and head by head."""
+    """Return the last layer's outputs, row by row and head by head."""
     c, t = module.config, target.config
     rows = [module.embedding[token] for token in tokens]
     for number, layer in enumerate(module.layers):
@@ -81,8 +81,8 @@ def slow(module: GlideModule, target: Decoder, tokens: Tensor, features: Feature
 @pytest.mark.parametrize("classic", [False, True], ids=["rotary", "learned positions"])
 @pytest.mark.parametrize("cross", [True, False], ids=["glide", "vanilla"])
 @torch.no_grad()
-def test_module_is_the_formulas(cross: bool, classic: bool) -> None:
-    """For any mask; the first row sees nothing, and one further down neither."""
+def test_the_module_equals_the_formulas(cross: bool, classic: bool) -> None:
+    """For any mask, also for rows that see nothing."""
     target = tiny_decoder(packed=False, classic=classic)
     module = made(target, GlideShape(**{**vars(SHAPE), "cross": cross}))
     tokens = torch.tensor([5, 90, 3, 5, 17, 100, 8])
@@ -102,7 +102,7 @@ def test_module_is_the_formulas(cross: bool, classic: bool) -> None:
     assert want.std() > 1
 
 
-def test_last_layer_asks_the_targets_last() -> None:
+def test_layers_read_the_targets_last_layers() -> None:
     target = tiny_config(windows=(None,) * 8)
     assert [GlideShape(n).cache_layers(target) for n in (1, 2, 8)] == [(8,), (7, 8), (1, 2, 3, 4, 5, 6, 7, 8)]
     assert GlideShape(2, cache_layer=3).cache_layers(target) == (3, 4)
@@ -121,12 +121,12 @@ def test_last_layer_asks_the_targets_last() -> None:
         ({"kv_heads": 4}, "kv-heads to divide heads; found hidden 192, heads 6, kv-heads 4"),
     ],
 )
-def test_bad_shapes_are_refused(options: dict[str, int], message: str) -> None:
+def test_invalid_shapes_are_refused(options: dict[str, int], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         GlideModule(GlideShape(**options), tiny_config(windows=(None,) * 8))
 
 
-def test_twin_differs_in_cross_attention_alone() -> None:
+def test_vanilla_differs_in_cross_attention_alone() -> None:
     target = tiny_config(heads=10, head_dim=32, hidden=320, vocab=4096, windows=(None,) * 8)
     whole, twin = (GlideModule(GlideShape(cross=cross), target).state_dict() for cross in (True, False))
     assert {name.split(".")[2] for name in whole.keys() - twin.keys()} == {"cross_norm", "cross_query", "cross_out"}
@@ -135,7 +135,7 @@ def test_twin_differs_in_cross_attention_alone() -> None:
     assert sum(tensor.numel() for tensor in whole.values()) * 2 <= 4_000_000
 
 
-def test_embedding_is_stored_once_and_is_the_head() -> None:
+def test_the_embedding_is_the_head_and_stored_once() -> None:
     module = made(tiny_decoder(packed=False))
     assert [name for name in module.state_dict() if "layers" not in name] == ["embedding", "norm.weight"]
     module.tie()

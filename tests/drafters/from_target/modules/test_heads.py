@@ -34,14 +34,14 @@ def test_heads_are_applied_in_the_order_of_the_paper(kind: str, order: str) -> N
     }[order]
     with torch.no_grad():
         for count in (1, 2, 4):
-            made = dict(heads.run(z, lambda i, x: heads.part(i, x, None, attend), count))
+            made = dict(heads.run(z, lambda i, x: heads.run_part(i, x, None, attend), count))
             assert set(made) == set(range(4 if order == "anticausal" else count))
             for index in range(count):
                 assert torch.equal(made[index], expected[index])
     assert not torch.allclose(expected[0], expected[1], atol=0.1)
 
 
-def test_each_head_has_its_own_norm_and_a_replicated_unembedding() -> None:
+def test_norms_and_unembeddings_of_heads() -> None:
     shared: Any = torch.nn.Linear(1, 1)
     one = make_heads(HeadsShape(2, 2, 24), CONFIG)
     assert one.unembedding(1, shared) is shared
@@ -54,7 +54,7 @@ def test_each_head_has_its_own_norm_and_a_replicated_unembedding() -> None:
         assert torch.allclose(two.norm(1, x), 3 * two.norm(0, x))
 
 
-def test_first_weights_are_the_targets_where_they_can_be() -> None:
+def test_initial_weights_are_the_targets() -> None:
     heads = MultiTokenHeads(HeadsShape(2, 2, 24, "linear", unembeddings="replicated"), CONFIG)
     norm, head = torch.nn.RMSNorm(CONFIG.hidden_size), torch.rand(CONFIG.vocab_size, CONFIG.hidden_size)
     with torch.no_grad():
@@ -64,10 +64,12 @@ def test_first_weights_are_the_targets_where_they_can_be() -> None:
     for index in range(2):
         assert torch.equal(heads.norms[index].get_parameter("weight"), norm.weight)
         assert torch.equal(heads.unembeddings[index].get_parameter("weight"), head)
-        assert torch.nn.functional.cosine_similarity(heads.part(index, z, None, DenseAttention(1, 2)), z).min() > 0.9
+        assert (
+            torch.nn.functional.cosine_similarity(heads.run_part(index, z, None, DenseAttention(1, 2)), z).min() > 0.9
+        )
 
 
-def test_heads_look_as_far_back_as_the_target() -> None:
+def test_heads_have_the_targets_largest_window() -> None:
     shape = HeadsShape(3, 1, 24)
     assert heads_config(shape, tiny_config(windows=(8, 16))).windows == (16, 16, 16)
     assert heads_config(shape, tiny_config(windows=(8, None))).windows == (None, None, None)
@@ -85,11 +87,11 @@ def test_heads_look_as_far_back_as_the_target() -> None:
         ({"unembeddings": "x"}, "unembeddings: expected one of shared, replicated, found 'x'"),
     ],
 )
-def test_values_out_of_range_are_named(values: dict[str, Any], message: str) -> None:
+def test_values_out_of_range_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         HeadsShape(**{"num_heads": 2, "layer": 1, **values})
 
 
-def test_layer_that_the_target_lacks_is_named() -> None:
+def test_a_missing_layer_is_refused() -> None:
     with pytest.raises(OptionError, match="layer: expected 1 to 2, the target's layers, found 3"):
         MultiTokenHeads(HeadsShape(2, 3, 24), CONFIG)

@@ -1,4 +1,4 @@
-"""Kangaroo's adapters against slow ones in float64, and against the sizes that the paper gives."""
+"""Kangaroo's adapters against slow ones in float64, and their sizes against the paper's."""
 
 import math
 from dataclasses import replace
@@ -12,7 +12,6 @@ from pronk.architecture.config import ModelConfig
 from pronk.architecture.rope import RopeConfig
 from pronk.drafters.from_target.modules.kangaroo import ADAPTERS, KangarooAdapter, KangarooShape
 from pronk.errors import OptionError
-from pronk.models.decoder import RMSNorm
 from pronk.train.attention import DenseAttention
 from tiny_models import tiny_config, tiny_decoder
 
@@ -34,15 +33,15 @@ def make(adapter: str, *, exit_layer: int = 1, heads: int = 2, target: ModelConf
 
 
 def slow_norm(norm: nn.Module, x: Tensor) -> Tensor:
-    """Of one row."""
-    if isinstance(norm, RMSNorm):
+    """Normalize one row."""
+    if isinstance(norm, nn.RMSNorm):
         return x / torch.sqrt((x * x).mean() + norm.eps) * norm.weight
     assert isinstance(norm, nn.LayerNorm)
     return (x - x.mean()) / torch.sqrt(((x - x.mean()) ** 2).mean() + norm.eps) * norm.weight + norm.bias
 
 
 def rotate(x: Tensor, place: int) -> Tensor:
-    """One head at one position, plane by plane."""
+    """Rotate one head at one position, plane by plane."""
     half, turned = len(x) // 2, x.clone()
     for i in range(half):
         angle = place * 10000.0 ** (-2 * i / len(x))
@@ -52,7 +51,7 @@ def rotate(x: Tensor, place: int) -> Tensor:
 
 
 def slow(module: KangarooAdapter, rows: Tensor) -> Tensor:
-    """Row by row, head by head, with no cache and no mask: from the words of the module's own description."""
+    """Return the outputs row by row and head by head, without a cache or a mask."""
     block, c, out = module.layers[0], module.config, list[Tensor]()
     if module.shape.adapter == "mlp":
         for x in rows:
@@ -92,7 +91,7 @@ def run(module: KangarooAdapter, rows: Tensor, *, classic: bool = False) -> Tens
 
 @pytest.mark.parametrize("exit_layer", [1, 2])
 @pytest.mark.parametrize("adapter", ADAPTERS)
-def test_adapter_is_what_its_description_says(adapter: str, exit_layer: int) -> None:
+def test_adapters_equal_a_slow_reference(adapter: str, exit_layer: int) -> None:
     module = make(adapter, exit_layer=exit_layer, target=replace(TARGET, windows=(None, 3, None)))
     rows = torch.randn(7, TARGET.hidden_size, generator=torch.Generator().manual_seed(4))
     got = run(module, rows)
@@ -103,7 +102,7 @@ def test_adapter_is_what_its_description_says(adapter: str, exit_layer: int) -> 
         assert (module.config.num_heads, module.config.num_kv_heads) == (2, 2)
 
 
-def test_adapter_of_a_target_with_layer_norm_biases_and_learned_positions() -> None:
+def test_adapter_of_a_classic_target() -> None:
     module = make("attention", target=tiny_config(classic=True))
     rows = torch.randn(5, TARGET.hidden_size, generator=torch.Generator().manual_seed(4))
     got = run(module, rows, classic=True)
@@ -114,20 +113,20 @@ def test_adapter_of_a_target_with_layer_norm_biases_and_learned_positions() -> N
 @pytest.mark.parametrize(
     ("adapter", "millions"), [("attention", 67), ("head", 198), ("transformer", 202), ("mlp", 165)], ids=ADAPTERS
 )
-def test_sizes_are_those_of_table_2(adapter: str, millions: int) -> None:
+def test_sizes_of_table_2(adapter: str, millions: int) -> None:
     with torch.device("meta"):
         module = KangarooAdapter(KangarooShape.of_target(VICUNA, 2, adapter), VICUNA)
     assert round(sum(parameter.numel() for parameter in module.parameters()) / 1e6) == millions
 
 
-def test_norm_and_head_begin_as_the_target_s() -> None:
+def test_initial_norm_and_head_are_the_targets() -> None:
     decoder = tiny_decoder(packed=False)
     for adapter in ADAPTERS:
         module = KangarooAdapter(KangarooShape(1, adapter), decoder.config)
         module.initialize(torch.Generator().manual_seed(0), decoder.norm, decoder.head.weight)
         assert torch.equal(module.norm.weight, decoder.norm.weight)
         assert all(parameter.isfinite().all() for parameter in module.parameters())
-        if module.shape.own_head:
+        if module.shape.has_own_head:
             assert module.head is not None
             assert torch.equal(module.head.weight, decoder.head.weight)
             assert module.head.weight.data_ptr() != decoder.head.weight.data_ptr()
@@ -135,20 +134,18 @@ def test_norm_and_head_begin_as_the_target_s() -> None:
             assert module.head is None
 
 
-def test_values_out_of_their_range_are_named() -> None:
+def test_values_out_of_range_are_refused() -> None:
     for exit_layer in (3, 4, 99):
         with pytest.raises(OptionError, match=f"exit-layer: expected 1 to 2 for a target of 3 .*, found {exit_layer}"):
             KangarooShape.of_target(TARGET, exit_layer, "attention")
         with pytest.raises(OptionError, match="exit-layer: expected 1 to 2"):
             KangarooAdapter(KangarooShape(exit_layer), TARGET)
-    with pytest.raises(OptionError, match="exit-layer: expected an integer of at least 1, found 0"):
-        KangarooShape.of_target(TARGET, 0, "attention")
+    for options in ({"exit_layer": 0}, {"heads": 0}, {"mlp": 0}):
+        name = next(iter(options)).replace("_", "-")
+        with pytest.raises(OptionError, match=f"{name}: expected an integer of at least 1, found 0"):
+            KangarooShape.of_target(TARGET, **{"exit_layer": 1, "adapter": "transformer", **options})
     with pytest.raises(OptionError, match="adapter: expected one of attention, head, transformer, mlp, found 'linear'"):
         KangarooShape(1, "linear")
-    with pytest.raises(OptionError, match="heads: expected an integer of at least 1, found 0"):
-        KangarooShape.of_target(TARGET, 1, "attention", heads=0)
-    with pytest.raises(OptionError, match="mlp: expected an integer of at least 1, found 0"):
-        KangarooShape.of_target(TARGET, 1, "transformer", mlp=0)
     for exit_layer in (None, 1, 7):
         with pytest.raises(OptionError, match="exit-layer: expected a target of at least 2 layers, found 1; train"):
             KangarooShape.of_target(tiny_config(windows=(None,)), exit_layer, "attention")
@@ -156,7 +153,7 @@ def test_values_out_of_their_range_are_named() -> None:
 
 
 @pytest.mark.parametrize(("layers", "exit_layer"), [(2, 1), (3, 1), (8, 1), (14, 2), (28, 4), (32, 4), (80, 10)])
-def test_exit_is_after_an_eighth_of_the_layers(layers: int, exit_layer: int) -> None:
+def test_the_default_exit_is_after_an_eighth_of_the_layers(layers: int, exit_layer: int) -> None:
     target = tiny_config(windows=(None,) * layers)
     assert KangarooShape.of_target(target, None, "attention").exit_layer == exit_layer
     assert KangarooShape.of_target(target, 1, "attention").exit_layer == 1

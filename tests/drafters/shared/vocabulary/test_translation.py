@@ -1,4 +1,4 @@
-"""Between two vocabularies: which tokens are the same, and the text in the other's tokens as it grows and changes."""
+"""Translation between two vocabularies: shared tokens, and re-encoding of a text that grows and changes."""
 
 import random
 
@@ -43,69 +43,69 @@ def random_text(draw: random.Random, pieces: int = 40) -> str:
 
 
 def as_text(tokenizer: Tokenizer, tokens: list[int]) -> str:
-    """A tokenizer that puts a space before a text of its own accord does not take it away in decoding."""
+    """Decode tokens without the space that the tokenizer "prefix" puts before a text."""
     text = tokenizer.decode(tokens)
     return text.removeprefix(" ") if tokenizer is TOKENIZERS["prefix"] else text
 
 
 def as_bytes(tokenizer: Tokenizer, tokens: list[int]) -> bytes:
-    """What decoding would give, but for characters that are cut, and without spaces at the start."""
+    """Return the decoded bytes, also of incomplete characters, without leading spaces."""
     texts = spell(tokenizer).texts
     return b"".join(texts.get(token, b"") for token in tokens).lstrip(b" ")
 
 
 @pytest.mark.parametrize("draft", TARGETS)
 @pytest.mark.parametrize("target", TARGETS)
-def test_the_text_survives(target: str, draft: str) -> None:
-    theirs, ours = TOKENIZERS[target], TOKENIZERS[draft]
-    translation, draw = between(theirs, ours), random.Random(f"{target} {draft}")
+def test_the_text_is_preserved(target: str, draft: str) -> None:
+    target_tokenizer, draft_tokenizer = TOKENIZERS[target], TOKENIZERS[draft]
+    translation, draw = between(target_tokenizer, draft_tokenizer), random.Random(f"{target} {draft}")
     for _ in range(60):
         text = "a" + random_text(draw)
-        tokens = theirs.encode(text)
+        tokens = target_tokenizer.encode(text)
         found = translation.encode(tokens)
-        assert as_text(ours, found) == as_text(theirs, tokens) == text
-        assert found == ours.encode(text)
+        assert as_text(draft_tokenizer, found) == as_text(target_tokenizer, tokens) == text
+        assert found == draft_tokenizer.encode(text)
         assert not translation.identical or found == tokens
 
 
 @pytest.mark.parametrize(("target", "draft"), [("bytes", "bytes 2"), ("metaspace", "bytes"), ("bytes", "llama 2")])
-def test_growing_and_turning_back(target: str, draft: str) -> None:
-    """A step or several at a time, with ends that change; never far from encoding it all at once."""
-    theirs, ours = TOKENIZERS[target], TOKENIZERS[draft]
-    translation, draw = between(theirs, ours), random.Random(f"{target} {draft}")
+def test_incremental_encoding_is_close_to_encoding_all_at_once(target: str, draft: str) -> None:
+    """The text grows by one step or several, and its end changes."""
+    target_tokenizer, draft_tokenizer = TOKENIZERS[target], TOKENIZERS[draft]
+    translation, draw = between(target_tokenizer, draft_tokenizer), random.Random(f"{target} {draft}")
     exact = steps = 0
     for _ in range(4):
-        reencoder = translation.reencoder()
+        reencoder = translation.make_reencoder()
         tokens: list[int] = []
         while len(tokens) < 600:
             before, known = list(reencoder.tokens), draw.randrange(len(tokens) + 1)
             del tokens[max(known, len(tokens) - draw.choice((0, 0, 1, 5, 100))) :]
-            tokens += theirs.encode("a" + random_text(draw), add_special_tokens=False)[draw.randrange(3) :]
+            tokens += target_tokenizer.encode("a" + random_text(draw), add_special_tokens=False)[draw.randrange(3) :]
             unchanged = reencoder.update(tokens, known)
             found = reencoder.tokens
             assert before[:unchanged] == found[:unchanged]
             assert before[unchanged : unchanged + 1] != found[unchanged : unchanged + 1] or len(before) == unchanged
-            assert as_bytes(ours, found) == as_bytes(theirs, tokens)
+            assert as_bytes(draft_tokenizer, found) == as_bytes(target_tokenizer, tokens)
             exact += found == translation.encode(tokens)
             steps += 1
     assert exact > 0.9 * steps
 
 
-def test_a_request_has_the_state_of_its_tokens_alone() -> None:
+def test_the_state_depends_on_the_current_tokens_alone() -> None:
     translation, draw = between(TOKENIZERS["bytes"], TOKENIZERS["metaspace"]), random.Random(0)
     ids = TOKENIZERS["bytes"].encode("".join(random_text(draw) for _ in range(40)))
-    there, back = translation.reencoder(), translation.reencoder()
+    forward, rolled_back = translation.make_reencoder(), translation.make_reencoder()
     for stop in range(1, 400):
-        there.update(ids[:stop])
-        back.update(ids[:stop] + ids[1000 - stop : 1100 - stop])
-        back.update(ids[:stop])
-    assert there.tokens == back.tokens == translation.encode(ids[:399])
+        forward.update(ids[:stop])
+        rolled_back.update(ids[:stop] + ids[1000 - stop : 1100 - stop])
+        rolled_back.update(ids[:stop])
+    assert forward.tokens == rolled_back.tokens == translation.encode(ids[:399])
 
 
-def test_a_step_costs_the_same_in_a_long_text() -> None:
+def test_a_step_re_encodes_only_the_end_of_a_long_text() -> None:
     target = TOKENIZERS["bytes"]
     ids = target.encode("It is the one thing that the other animals in the forest have not. " * 1000)
-    reencoder = between(target, TOKENIZERS["metaspace"]).reencoder()
+    reencoder = between(target, TOKENIZERS["metaspace"]).make_reencoder()
     reencoder.update(ids)
     assert len(ids) > 20_000
     calls: list[str] = []
@@ -125,12 +125,12 @@ def test_a_step_costs_the_same_in_a_long_text() -> None:
 
 
 @pytest.mark.parametrize("draft", ["bytes 2", "metaspace", "no bytes"])
-def test_characters_come_in_pieces(draft: str) -> None:
-    """Bytes that are no character yet go one by one; without tokens for them, nothing is current until the last."""
+def test_incomplete_characters(draft: str) -> None:
+    """Incomplete characters are encoded byte by byte, or not at all without byte tokens."""
     target = TOKENIZERS["bytes"]
     single = {text[0]: token for token, text in spell(target).texts.items() if len(text) == 1}
     ids = [single[byte] for byte in "a🙂b".encode()]
-    reencoder = between(target, TOKENIZERS[draft]).reencoder()
+    reencoder = between(target, TOKENIZERS[draft]).make_reencoder()
     current = []
     for stop in range(1, len(ids) + 1):
         reencoder.update(ids[:stop])
@@ -141,39 +141,39 @@ def test_characters_come_in_pieces(draft: str) -> None:
         assert TOKENIZERS[draft].decode(reencoder.tokens) == "a🙂b"
 
 
-def test_bytes_that_are_no_text() -> None:
+def test_invalid_utf_8() -> None:
     target, draft = TOKENIZERS["bytes"], TOKENIZERS["bytes 2"]
     draw, translation = random.Random(0), between(target, draft)
     for _ in range(20):
         tokens = [draw.randrange(1, 257) for _ in range(400)]
-        reencoder = translation.reencoder()
+        reencoder = translation.make_reencoder()
         for stop in range(0, 401, 7):
             reencoder.update(tokens[:stop])
             assert draft.decode(reencoder.tokens) == target.decode(tokens[:stop])
 
 
-def test_a_tokenizer_that_changes_the_text_gets_marks_too() -> None:
-    """Where bytes do not line up, the text is cut at a character all the same: a step stays cheap."""
+def test_a_tokenizer_that_normalizes_the_text_is_re_encoded_in_parts() -> None:
+    """A part ends at a character if byte offsets differ."""
     draft = byte_level()
     draft.backend.normalizer = tokenizers.normalizers.Lowercase()
     translation = between(TOKENIZERS["bytes 2"], draft)
     text = "Ein kurzer Satz mit İ und mehr. " * 60
     tokens = TOKENIZERS["bytes 2"].encode(text)
-    reencoder = translation.reencoder()
+    reencoder = translation.make_reencoder()
     for stop in range(1, len(tokens) + 1):
         reencoder.update(tokens[:stop], stop - 1)
     assert draft.decode(reencoder.tokens) == text.lower()
     assert len(reencoder._marks) > 2
 
 
-def test_special_tokens_go_over_by_name() -> None:
+def test_special_tokens_are_mapped_by_name() -> None:
     target = byte_level(specials=("<|user|>", "<|only here|>"))
     draft = byte_level(440, OTHER_TEXT, "<|endoftext|>", specials=("<|user|>",))
     translation = between(target, draft)
     assert [translation.to_draft(i) for i in (0, 1, 2)] == [0, 1, None]
     ids = [1, *target.encode("the fox", add_special_tokens=False), 2, 0]
     assert translation.encode(ids) == [1, *draft.encode("the fox"), 0]
-    reencoder = translation.reencoder()
+    reencoder = translation.make_reencoder()
     current = []
     for stop in range(len(ids) + 1):
         reencoder.update(ids[:stop])
@@ -186,47 +186,55 @@ def test_special_tokens_go_over_by_name() -> None:
     assert draft.decode(translation.encode(spelled)) == "<|endoftext|>"
 
 
-def test_the_draft_gets_its_own_beginning() -> None:
+def test_the_draft_gets_its_own_bos_token() -> None:
     bytes_, spaced = TOKENIZERS["bytes"], TOKENIZERS["metaspace"]
     assert between(bytes_, spaced).encode(bytes_.encode("the")) == spaced.encode("the")
     assert spaced.encode("the")[0] == spaced.bos_id
     assert between(spaced, bytes_).encode(spaced.encode("the")) == bytes_.encode("the")
     other = TOKENIZERS["llama 2"]
     assert between(spaced, other).encode(spaced.encode("the")) == other.encode("the")
-    reencoder = between(spaced, other).reencoder()
+    reencoder = between(spaced, other).make_reencoder()
     reencoder.update([1])
     assert (reencoder.tokens, reencoder.is_complete) == ([1], True)
 
 
 @pytest.mark.parametrize("draft", list(TOKENIZERS))
 @pytest.mark.parametrize("target", TARGETS)
-def test_shared_tokens_are_the_same_text(target: str, draft: str) -> None:
-    theirs, ours = TOKENIZERS[target], TOKENIZERS[draft]
-    translation = between(theirs, ours, theirs.vocab_size + 5, ours.vocab_size + 9)
-    logits = torch.arange(2.0 * (ours.vocab_size + 9)).reshape(2, -1)
+def test_shared_tokens_have_the_same_text(target: str, draft: str) -> None:
+    target_tokenizer, draft_tokenizer = TOKENIZERS[target], TOKENIZERS[draft]
+    translation = between(
+        target_tokenizer, draft_tokenizer, target_tokenizer.vocab_size + 5, draft_tokenizer.vocab_size + 9
+    )
+    logits = torch.arange(2.0 * (draft_tokenizer.vocab_size + 9)).reshape(2, -1)
     found = translation.to_target(logits)
-    assert found.shape == (2, theirs.vocab_size + 5)
-    pairs = {t: d for t in range(theirs.vocab_size) if (d := translation.to_draft(t)) is not None}
+    assert found.shape == (2, target_tokenizer.vocab_size + 5)
+    pairs = {t: d for t in range(target_tokenizer.vocab_size) if (d := translation.to_draft(t)) is not None}
     assert len(pairs) == translation.num_shared > 60
     assert len(set(pairs.values())) == len(pairs)
-    front = theirs.encode("a", add_special_tokens=False), ours.encode("a", add_special_tokens=False)
+    front = (
+        target_tokenizer.encode("a", add_special_tokens=False),
+        draft_tokenizer.encode("a", add_special_tokens=False),
+    )
     for token, other in pairs.items():
         assert torch.equal(found[:, token], logits[:, other])
-        assert (token in theirs.special_ids) == (other in ours.special_ids)
-        if token not in theirs.special_ids:
-            assert theirs.decode([*front[0], token]).lstrip() == ours.decode([*front[1], other]).lstrip()
+        assert (token in target_tokenizer.special_ids) == (other in draft_tokenizer.special_ids)
+        if token not in target_tokenizer.special_ids:
+            assert (
+                target_tokenizer.decode([*front[0], token]).lstrip()
+                == draft_tokenizer.decode([*front[1], other]).lstrip()
+            )
     if not translation.identical:
-        missing = [token for token in range(theirs.vocab_size + 5) if token not in pairs]
+        missing = [token for token in range(target_tokenizer.vocab_size + 5) if token not in pairs]
         assert bool((found[:, missing] == -torch.inf).all())
 
 
-def test_the_end_of_a_text_is_the_same_whatever_its_name() -> None:
+def test_end_tokens_are_mapped_to_each_other() -> None:
     assert between(TOKENIZERS["bytes"], TOKENIZERS["bytes 2"]).to_draft(0) == 0
     assert between(TOKENIZERS["bytes"], TOKENIZERS["metaspace"]).to_draft(0) == 2
     assert between(TOKENIZERS["metaspace"], TOKENIZERS["llama 2"]).to_draft(2) == 2
 
 
-def test_padding_and_added_tokens_leave_ids_as_they_are() -> None:
+def test_padded_and_added_tokens_do_not_change_ids() -> None:
     tiny, extended = Tokenizer.load(TINY), Tokenizer.load(TINY)
     extended.backend.add_special_tokens([AddedToken("<|image|>", special=True)])
     logits = torch.randn(3, 4160)
@@ -257,10 +265,10 @@ def test_padding_and_added_tokens_leave_ids_as_they_are() -> None:
     assert between(tiny, extended).identical
 
 
-def test_identical_vocabularies_leave_out_what_the_draft_lacks() -> None:
+def test_identical_vocabularies_skip_tokens_that_the_draft_lacks() -> None:
     tiny, extended = Tokenizer.load(TINY), Tokenizer.load(TINY)
     extended.backend.add_special_tokens(["<|image|>"])
-    reencoder = between(extended, tiny, 4160, 4096).reencoder()
+    reencoder = between(extended, tiny, 4160, 4096).make_reencoder()
     assert reencoder.update([5, 4096, 6, 4159]) == 0
     assert (reencoder.tokens, reencoder.is_complete) == ([5, 6], False)
     assert reencoder.update([5, 4096, 6, 7, 8], 2) == 2
@@ -276,7 +284,7 @@ def test_identical_vocabularies_leave_out_what_the_draft_lacks() -> None:
         assert unchanged <= len(reencoder.tokens)
 
 
-def test_the_same_tokens_under_other_ids_are_not_identical() -> None:
+def test_equal_tokens_with_other_ids_are_not_identical() -> None:
     one = byte_level()
     other = byte_level(specials=("<|user|>",))
     translation = between(one, other)
@@ -287,8 +295,8 @@ def test_the_same_tokens_under_other_ids_are_not_identical() -> None:
 
 
 @pytest.mark.parametrize("draft", [word_piece(), byte_level(257, [])])
-def test_vocabularies_that_have_little_in_common_are_refused(draft: Tokenizer) -> None:
-    """Among them one of single bytes: a target seldom says these one by one."""
+def test_vocabularies_with_few_shared_tokens_are_refused(draft: Tokenizer) -> None:
+    """Also a vocabulary of single bytes, which the target seldom chooses."""
     target = TOKENIZERS["bytes"]
     with pytest.raises(OptionError) as caught:
         Translation.between("draft", target, 384, draft, 512)

@@ -1,7 +1,7 @@
-"""A batch of eight requests, and a guesser, a processor and a text that raise when they are told to."""
+"""A batch of eight requests, and a proposer, a logits processor and a text stream that raise at a given call."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -19,55 +19,75 @@ PROMPTS = tuple(tuple(text(50 + seed, length)) for seed, length in enumerate((1,
 
 
 class PlantedError(Exception):
-    """What goes wrong."""
+    pass
 
 
 @dataclass
 class Fuse:
-    """Raises at its call number ``at``, and at each one after it if it is ``lasting``."""
+    """Raises an error at call number ``at`` and, if ``lasting``, at each later call."""
 
     at: int
     lasting: bool = False
+    error: type[BaseException] = PlantedError
     calls: int = 0
-    burnt: int = 0
+    raised: int = 0
 
     def __call__(self) -> None:
         self.calls += 1
         if self.calls == self.at or (self.lasting and self.calls > self.at):
-            self.burnt += 1
-            raise PlantedError(self.at)
+            self.raised += 1
+            raise self.error(self.at)
+
+    def before(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a function so that it may raise before its call."""
+
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            self()
+            return function(*args, **kwargs)
+
+        return wrapped
+
+    def after(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a function so that it may raise after its call."""
+
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            result = function(*args, **kwargs)
+            self()
+            return result
+
+        return wrapped
 
 
 @dataclass
-class Own:
-    """A request's draft state: its answer, and what was heard of it."""
+class DraftState:
+    """A request's draft state, with the number of observed steps."""
 
     prompt: tuple[int, ...]
-    heard: int = 0
+    observed: int = 0
 
 
 @dataclass(eq=False)
-class Touchy(Proposer[Own]):
-    """Knows most of the answers; raises in one verb, for one prompt or (``None``) whoever's turn it is."""
+class FailingProposer(Proposer[DraftState]):
+    """Proposes mostly right tokens; raises in method ``verb``, for the prompt ``victim`` or (``None``) for all."""
 
     texts: dict[tuple[int, ...], Sequence[int]]
     verb: str = ""
     victim: tuple[int, ...] | None = None
     fuse: Fuse = field(default_factory=lambda: Fuse(0))
-    states: list[Own] = field(default_factory=list)
-    stopped: list[Own] = field(default_factory=list)
+    states: list[DraftState] = field(default_factory=list)
+    stopped: list[DraftState] = field(default_factory=list)
 
-    name = "touchy"
+    name = "failing"
 
-    def start(self, prompt: Sequence[int]) -> Own:
+    def start(self, prompt: Sequence[int]) -> DraftState:
         self._burn("start", tuple(prompt))
-        self.states.append(Own(tuple(prompt)))
+        self.states.append(DraftState(tuple(prompt)))
         return self.states[-1]
 
-    def propose(self, contexts: Sequence[DraftContext[Own]]) -> list[TokenTree]:
+    def propose(self, contexts: Sequence[DraftContext[DraftState]]) -> list[TokenTree]:
         trees = []
         for context in contexts:
-            # It borrows the chooser as drafters do, and leaves it where it stands when it raises.
+            # As in real drafters, an error may leave the sampler with tokens ahead of the text.
             with context.sampler.after(context.tokens[:1]):
                 self._burn("propose", context.state.prompt)
             answer = self.texts[context.state.prompt][len(context.tokens) :][: min(4, context.max_depth)]
@@ -76,11 +96,11 @@ class Touchy(Proposer[Own]):
             trees.append(TokenTree((*chain, wrong), (*range(-1, len(answer)), 0)) if answer else TokenTree.chain(chain))
         return trees
 
-    def observe(self, outcome: Outcome[Own]) -> None:
+    def observe(self, outcome: Outcome[DraftState]) -> None:
         self._burn("observe", outcome.state.prompt)
-        outcome.state.heard += 1
+        outcome.state.observed += 1
 
-    def stop(self, state: Own) -> None:
+    def stop(self, state: DraftState) -> None:
         self.stopped.append(state)
         self._burn("stop", state.prompt)
 
@@ -90,8 +110,8 @@ class Touchy(Proposer[Own]):
 
 
 @dataclass
-class TouchyProcessor:
-    """Changes nothing; raises in one verb."""
+class FailingProcessor:
+    """Changes nothing; raises in method ``verb``."""
 
     verb: str
     fuse: Fuse
@@ -112,8 +132,8 @@ class TouchyProcessor:
 
 
 @dataclass
-class TouchyText(NullText):
-    """Raises in ``push`` or in ``flush``."""
+class FailingText(NullText):
+    """Raises in method ``verb``: ``push`` or ``flush``."""
 
     verb: str
     fuse: Fuse
@@ -135,7 +155,7 @@ def options(index: int) -> Any:
 
 @cache
 def plain() -> tuple[Request, ...]:
-    """Each prompt on its own, without guesses."""
+    """Return the finished requests of plain decoding, each alone."""
     made = tuple(make_request(prompt, options(index)) for index, prompt in enumerate(PROMPTS))
     for request in made:
         finish(make_engine(tiny_decoder()), [request])
@@ -143,7 +163,7 @@ def plain() -> tuple[Request, ...]:
 
 
 def finish(engine: Engine, requests: Sequence[Request]) -> None:
-    """Run to the end, whatever it is."""
+    """Run requests until each has ended or failed."""
     for request in requests:
         engine.add(request)
     for _ in range(500):
@@ -154,12 +174,12 @@ def finish(engine: Engine, requests: Sequence[Request]) -> None:
     raise AssertionError("the requests do not end")
 
 
-def batch(proposer: Touchy) -> list[Request]:
+def batch(proposer: FailingProposer) -> list[Request]:
     return [make_request(prompt, options(index), proposer) for index, prompt in enumerate(PROMPTS)]
 
 
-def touchy(**given: Any) -> Touchy:
-    return Touchy({tuple(request.prompt): request.tokens for request in plain()}, **given)
+def failing_proposer(**given: Any) -> FailingProposer:
+    return FailingProposer({tuple(request.prompt): request.tokens for request in plain()}, **given)
 
 
 def assert_as_plain(requests: Sequence[Request], *, but: Sequence[int] = ()) -> None:
@@ -170,11 +190,11 @@ def assert_as_plain(requests: Sequence[Request], *, but: Sequence[int] = ()) -> 
             assert request.logprobs == want.logprobs
 
 
-def assert_heard(proposer: Touchy, requests: Sequence[Request], *, but: Sequence[int] = ()) -> None:
-    """Of every step of a neighbour its guesser has heard, and every state was given back once."""
-    heard = {state.prompt: state.heard for state in proposer.states}
+def assert_observed(proposer: FailingProposer, requests: Sequence[Request], *, but: Sequence[int] = ()) -> None:
+    """Check that the proposer observed every step, except for some requests, and that each state was stopped once."""
+    observed = {state.prompt: state.observed for state in proposer.states}
     for index, request in enumerate(requests):
         if index not in but:
-            assert heard[tuple(request.prompt)] == len(request.stats.steps)
+            assert observed[tuple(request.prompt)] == len(request.stats.steps)
     counts = Counter(id(state) for state in proposer.stopped)
     assert counts == Counter(id(state) for state in proposer.states)

@@ -1,4 +1,4 @@
-"""``--kernels`` of every command that loads a model, and where what computed is said."""
+"""Options of commands that load a model: ``--kernels``, ``--workers``, and the files of ``pronk bench``."""
 
 import io
 import json
@@ -6,10 +6,13 @@ import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from pronk.bench import machine, passes
+from parallel.dealt import deal_by_chance
+from pronk.bench import machine, passes, render
+from pronk.bench.measure import Bench
 from pronk.cli.main import main
 from pronk.kernels.library import CHOICES, KernelsError
 from tiny_models import kernels
@@ -17,11 +20,12 @@ from tiny_models import kernels
 Run = Callable[..., tuple[int, str, str]]
 
 COMMANDS = ("generate", "chat", "bench", "verify")
+FEW = ("--limit", 1, "--repeats", 1, "--temperature", 0)
 
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run a command on pronk-tiny, with little memory to read and few passes to time."""
+    """Run a command on pronk-tiny, with little memory to read and few forward passes to time."""
     monkeypatch.setattr(machine, "_BUFFER_BYTES", 2**20)
     monkeypatch.setattr(passes, "_ROUNDS", 1)
     monkeypatch.setattr(passes, "ROWS", (1, 4))
@@ -39,7 +43,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_help_names_all_of_them(run: Run, command: str) -> None:
+def test_help_names_all_kernels(run: Run, command: str) -> None:
     _, out, _ = run(command, "--help")
     (_, rest) = out.split("--kernels")
     text = " ".join(rest.split("--budget")[0].split())
@@ -49,14 +53,14 @@ def test_the_help_names_all_of_them(run: Run, command: str) -> None:
 @pytest.mark.parametrize(
     "args", [("generate", "x"), ("chat",), ("bench", "--limit", "1"), ("verify", "--limit", "1")], ids=COMMANDS
 )
-def test_others_are_refused(run: Run, args: tuple[str, ...]) -> None:
+def test_unknown_kernels_are_refused(run: Run, args: tuple[str, ...]) -> None:
     code, out, err = run(*args, "--kernels", "sse")
     expected = "kernels: expected auto, portable, avx2, avx512, avx512_bf16, amx, torch; found 'sse'"
     assert (code, out, err) == (2, "", f"pronk: error: {expected}\n")
 
 
 @pytest.mark.parametrize("choice", ["auto", "portable", "torch"])
-def test_the_figures_of_an_answer_say_what_computed(run: Run, choice: str) -> None:
+def test_the_figures_of_an_answer_name_the_kernels(run: Run, choice: str) -> None:
     used = kernels().name if choice == "auto" else choice
     asked = ("generate", "x =", "--max-tokens", 3, "--stats", "--kernels", choice)
     _, _, err = run(*asked)
@@ -65,32 +69,31 @@ def test_the_figures_of_an_answer_say_what_computed(run: Run, choice: str) -> No
     assert err.endswith(f" · kernels {used} · seed 5\n")
 
 
-def test_so_do_those_of_a_chat(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_figures_of_a_chat_name_the_kernels(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("Hello\n/stats\n"))
     code, _, err = run("chat", "--max-tokens", 3, "--stats", "--kernels", "portable")
     assert code == 0
     assert [line.rsplit(" · ", 1)[-1] for line in err.splitlines()] == ["kernels portable"] * 2
 
 
-def test_a_benchmark_says_what_computed_its_models(run: Run, tmp_path: Path) -> None:
-    few = ("--limit", 1, "--max-tokens", 4, "--repeats", 1, "--temperature", 0, "--json", tmp_path / "out.json")
+def test_a_benchmark_names_the_kernels(run: Run, tmp_path: Path) -> None:
     for choice in ("auto", "portable"):
         used = kernels().name if choice == "auto" else choice
-        code, out, _ = run("bench", *few, "--kernels", choice)
+        code, out, _ = run("bench", *FEW, "--max-tokens", 4, "--json", tmp_path / "out.json", "--kernels", choice)
         document = json.loads((tmp_path / "out.json").read_text())
         assert (code, document["arguments"]["kernels"], document["models"][0]["kernels"]) == (0, choice, used)
         assert f"kernels {used}" in out
 
 
 @pytest.mark.parametrize(("choice", "exact"), [("portable", True), ("torch", False)])
-def test_a_verification_says_what_it_verified(run: Run, choice: str, *, exact: bool) -> None:
+def test_a_verification_names_the_kernels(run: Run, choice: str, *, exact: bool) -> None:
     few = ("--limit", 1, "--samples", 0, "--max-tokens", 2, "--drafter", "prompt_lookup(min_ngram=1)")
     _, out, _ = run("verify", *few, "--kernels", choice, "--json")
     report = json.loads(out)
     assert (report["kernels"], report["exact"]) == (choice, exact)
 
 
-def test_where_there_are_none_torch_computes_and_the_user_is_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_kernels_are_a_warning(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def none(_: str) -> None:
         raise KernelsError("found no compiled kernels")
 
@@ -100,3 +103,46 @@ def test_where_there_are_none_torch_computes_and_the_user_is_told(run: Run, monk
         _, _, err = run("generate", "x =", "--max-tokens", 3, "--stats")
     assert err.startswith("pronk: warning: found no compiled kernels; torch computes instead")
     assert err.endswith(" · kernels torch\n")
+
+
+@pytest.mark.parametrize("parallel", ["tree", "tensor"])
+def test_a_benchmark_measures_the_time_in_workers(
+    run: Run, tmp_path: Path, parallel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deal_by_chance(monkeypatch)  # by costs, all rows of so small a model might stay in one process
+    options = ("--max-tokens", 12, "--budget", "all", "--threads", 1, "--drafter", "lookahead")
+    target, report = tmp_path / "out.json", tmp_path / "report"
+    code, out, err = run(
+        "bench", *FEW, *options, "--workers", 2, "--parallel", parallel, "--json", target, "--report", report
+    )
+    assert code == 0, err
+    document = json.loads(target.read_text())
+    ((plain, drafting),) = [[each for each in one["figures"] if each["task"] == "all"] for one in document["models"]]
+    assert drafting["same"] == drafting["compared"] > 0
+    assert 0.0 < drafting["waited"] < 1.0
+    assert 0.0 < plain["waited"] < 1.0
+    expected = f"2 workers ({parallel}), threads of each: 1"
+    assert expected in " ".join(out.split())
+    page = (report / "index.html").read_text()
+    assert expected in page
+    assert "waiting included" in page
+
+
+@pytest.mark.parametrize("owner", [render, pytest.param(Bench, marks=pytest.mark.slow)], ids=["show", "run"])
+def test_figures_are_on_disk_before_a_failure(
+    run: Run, tmp_path: Path, owner: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While showing the figures, or at the end of the measurement."""
+    path, measure = tmp_path / "x.json", Bench.run
+
+    def fail(*args: Any) -> None:
+        if owner is Bench:
+            measure(*args)
+        raise MemoryError
+
+    monkeypatch.setattr(owner, "run" if owner is Bench else "show", fail)
+    code, _, _ = run("bench", *FEW, "--max-tokens", 2, "--json", path)
+    assert code == 1
+    document = json.loads(path.read_text())
+    assert document["models"][0]["figures"]
+    assert document["interrupted"] == (owner is Bench)

@@ -1,4 +1,4 @@
-"""Projections of a layer that are kept in several forms: side by side, and each as the file has it."""
+"""Layers whose projections q, k and v have several forms, each kept as in the file."""
 
 from copy import deepcopy
 from pathlib import Path
@@ -11,7 +11,8 @@ from torch import Tensor
 
 from checkpoints import MakeCheckpoint
 from kernels.test_products import EVERY, same
-from models.test_quantized_loading import TEXT, WEIGHTS, Rounded, agree_on_gates, assert_explained, load
+from models.test_loader import WEIGHTS, load
+from models.test_quantized_loading import TEXT, Rounded, agree_on_gates, assert_explained
 from oracle import DenseAttend
 from pronk.architecture.rope import RopeTable
 from pronk.kernels.library import CODED_TYPES, Kernels
@@ -25,7 +26,7 @@ from tiny_models import kernels as best
 from tiny_models import make_cache, pack_several_forms, several_forms, text_logits, tiny_decoder
 
 ATTENTION = "model.layers.1.self_attn"
-# As many heads of queries as of keys, or more; less than a block of 16, no whole blocks, and several.
+# Heads of q and k: equal and different numbers; sizes below 16, no multiple of 16, and several blocks of 16.
 SHAPES: dict[str, dict[str, Any]] = {
     "biases": {"heads": 4, "kv_heads": 4, "classic": True},
     "head of 80": {"heads": 3, "kv_heads": 1, "head_dim": 80, "classic": True},
@@ -38,8 +39,8 @@ SHAPES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("shape", SHAPES)
 @EVERY
 @torch.inference_mode()
-def test_attention_to_heads_of_several_forms(kernels: Kernels, shape: str) -> None:
-    """Keys and values are the products with their matrices, to the bit; all of it is what torch makes of the forms."""
+def test_attention_with_projections_of_several_forms(kernels: Kernels, shape: str) -> None:
+    """Keys and values have the bits of their single products; the output is close to torch's."""
     plain = tiny_decoder(packed=False, **SHAPES[shape])
     c, layer, forms = plain.config, plain.layers[0], several_forms(plain.layers[0], kernels)
     packed, rope = pack_several_forms(plain, kernels), RopeTable(c.rope) if c.rope is not None else None
@@ -58,11 +59,11 @@ def test_attention_to_heads_of_several_forms(kernels: Kernels, shape: str) -> No
         program.attention(packed.layers[0], 0)
         pool.prepare(table, rows)
         call = ProgramRows().add([(table, TokenTree.chain(tokens), 0)], tokens)
-        call.set_rope(0, rope.upto(rows) if rope is not None else None)
+        call.set_rope(0, rope.up_to(rows) if rope is not None else None)
         program.run(call, stream)
         table.length = rows
         assert float((stream - want).norm()) < 0.002 * float((want - before).norm())
-        # Values are never rotated or normed, keys are not here.
+        # Keys are neither rotated nor normed in models without rotations.
         for got, form in list(zip(pool.read(0, table), forms[1:], strict=True))[0 if c.rope is None else 1 :]:
             alone = Program(kernels, c.hidden_size, torch.float32)
             alone.linear(KernelLinear(kernels, *form, WeightLayout()), norm=layer.attention_norm, to="logits")
@@ -72,7 +73,7 @@ def test_attention_to_heads_of_several_forms(kernels: Kernels, shape: str) -> No
 
 
 def swap(tensors: dict[str, Tensor], names: str, made: dict[str, Tensor]) -> dict[str, Tensor]:
-    """``tensors`` with others in place of those of a module."""
+    """Return the tensors with those of a module replaced."""
     return {name: each for name, each in tensors.items() if not name.startswith(names)} | {
         f"{names}.{key}": each.contiguous() for key, each in made.items()
     }
@@ -80,10 +81,9 @@ def swap(tensors: dict[str, Tensor], names: str, made: dict[str, Tensor]) -> dic
 
 @pytest.mark.parametrize("projections", ["q", "k", "v", "qk", "qv"])
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-def test_heads_keep_the_form_that_they_have(
+def test_plain_and_quantized_projections_keep_their_form(
     family: str, projections: str, checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some projections of a layer are plain: with biases, with norms, whichever of them; nothing is dequantized."""
     kind = gptq(4, sym=False)
     quantized, twin = write_quantized(checkpoint(family), tmp_path, kind)
     plain = load_file(twin / WEIGHTS)
@@ -105,7 +105,9 @@ def test_heads_keep_the_form_that_they_have(
     assert_explained(quantized, text_logits(found, TEXT), monkeypatch, most=0.015)
 
 
-def test_heads_of_several_orders(checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_projections_with_different_input_orders(
+    checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     quantized, _ = write_quantized(checkpoint("qwen2"), tmp_path, gptq(4, order=True))
     edit(quantized, agree_on_gates)
     found = load(quantized, kernels=best())
@@ -113,8 +115,7 @@ def test_heads_of_several_orders(checkpoint: MakeCheckpoint, tmp_path: Path, mon
     assert_explained(quantized, text_logits(found, TEXT), monkeypatch, most=0.015)
 
 
-def test_heads_that_are_rounded_as_they_are_loaded(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
-    """Only those that have no codes yet."""
+def test_only_plain_projections_are_rounded_while_loading(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     kind = gptq(4)
     quantized, twin = write_quantized(checkpoint("llama"), tmp_path, kind)
     weight = load_file(twin / WEIGHTS)[f"{ATTENTION}.v_proj.weight"]

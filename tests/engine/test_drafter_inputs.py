@@ -1,4 +1,4 @@
-"""What drafters may read of the target: hidden states, logits, keys and values, and ranges of layers on their own."""
+"""Inputs that drafters read from the target: hidden states, logits, keys and values, and single ranges of layers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ LAYERS = (1, 2, 3)
 
 @dataclass(frozen=True, eq=False)
 class ModelReader(Proposer[list[int]]):
-    """Guesses a fork of tokens and keeps everything it is shown; its state is the committed text."""
+    """Proposes a small tree and keeps all outcomes; its draft state is the committed text."""
 
     name = "reader"
     capabilities: ClassVar[Capabilities] = Capabilities(hidden=LAYERS, logits=True)
@@ -38,7 +38,7 @@ class ModelReader(Proposer[list[int]]):
             assert context.block_table.length == len(context.tokens) - 1
             root = context.tokens[-1]
             tokens = tuple((root + step) % VOCAB for step in (0, 1, 2, 3, 5))
-            # The last node may not be accepted, and its outputs are wanted all the same.
+            # The last node cannot be accepted, but its outputs are computed.
             trees.append(TokenTree(tokens, (-1, 0, 1, 1, 0), (True,) * 4 + (False,)))
         return trees
 
@@ -50,7 +50,7 @@ class ModelReader(Proposer[list[int]]):
 
 
 def dense(decoder: Decoder, tokens: Sequence[int]) -> tuple[dict[int, Tensor], Tensor]:
-    """Hidden states after each layer and logits, of a whole text in one pass."""
+    """Return hidden states after each layer and logits of a whole text in one pass."""
     ids, positions = torch.tensor(tokens), torch.arange(len(tokens))
     x = decoder.embed(ids, positions, torch.float32)
     rope = decoder.rope(positions, positions + 1, torch.float32)
@@ -59,7 +59,7 @@ def dense(decoder: Decoder, tokens: Sequence[int]) -> tuple[dict[int, Tensor], T
 
 
 @torch.inference_mode()
-def test_a_drafter_sees_what_it_needs_at_every_node() -> None:
+def test_a_drafter_reads_hidden_states_and_logits_of_every_node() -> None:
     decoder = tiny_decoder(windows=(None, 7, None))
     engine, reader = make_engine(decoder, prefill_chunk=16), ModelReader()
     plain = tiny_decoder(windows=(None, 7, None), packed=False)
@@ -84,7 +84,7 @@ def test_a_drafter_sees_what_it_needs_at_every_node() -> None:
 
 @dataclass(frozen=True, eq=False)
 class CacheReader(ModelReader):
-    """Checks the target's keys and values while it proposes."""
+    """Reads the target's keys and values in ``propose``."""
 
     capabilities: ClassVar[Capabilities] = Capabilities()
     read: list[tuple[list[int], list[tuple[Tensor, Tensor]]]] = field(default_factory=list)
@@ -100,7 +100,7 @@ class CacheReader(ModelReader):
 
 @dataclass
 class Recorder:
-    """Dense attention that keeps the keys and values it was given."""
+    """Dense attention that keeps its keys and values."""
 
     attend: DenseAttend
     seen: list[tuple[Tensor, Tensor]] = field(default_factory=list)
@@ -116,7 +116,7 @@ def test_keys_and_values_can_be_read() -> None:
     engine, reader, plain = make_engine(decoder), CacheReader(), tiny_decoder(packed=False)
     reader.cache.append(engine.cache)
     run(engine, [make_request([5, 9, 3, 8], SamplingParams(max_tokens=5), reader)])
-    assert [len(held) for held, _ in reader.read] == [4, 5, 6], "the last token is not guessed"
+    assert [len(held) for held, _ in reader.read] == [4, 5, 6], "the last token has no draft tokens"
     for held, layers in reader.read:
         recorder = Recorder(DenseAttend(decoder.config))
         positions = torch.arange(len(held))

@@ -1,4 +1,4 @@
-"""Alternatives in one tree: the sums are those of each alone, and of the texts as prompts, to the bit."""
+"""``LLM.choose``: logprobs of alternatives in one tree equal the bits of each alone and of texts as prompts."""
 
 import math
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ def llm() -> LLM:
 
 
 def read(llm: LLM, prompt: str | list[int], options: Sequence[str]) -> list[float]:
-    """What the model says of each text as the end of a prompt."""
+    """Return the logprob of each option after the prompt, by prompt logprobs."""
     before, sums = llm.request_factory.encode_prompt(prompt), list[float]()
     for option in options:
         own = llm.tokenizer.encode(option, add_special_tokens=False)
@@ -36,7 +36,7 @@ def read(llm: LLM, prompt: str | list[int], options: Sequence[str]) -> list[floa
     return sums
 
 
-def test_each_is_what_it_is_alone(llm: LLM) -> None:
+def test_logprobs_equal_those_of_each_option_alone(llm: LLM) -> None:
     found = llm.choose(PROMPT, OPTIONS)
     assert list(found.logprobs) == read(llm, PROMPT, OPTIONS)
     assert list(found.logprobs) == [llm.choose(PROMPT, [option]).logprobs[0] for option in OPTIONS]
@@ -46,15 +46,14 @@ def test_each_is_what_it_is_alone(llm: LLM) -> None:
     assert_idle(llm.engine)
 
 
-def test_texts_that_begin_with_others(llm: LLM) -> None:
+def test_options_with_common_prefixes(llm: LLM) -> None:
     options = [" one", " one two", " one two three", " one two four"]
     found = llm.choose(PROMPT, options)
     assert list(found.logprobs) == read(llm, PROMPT, options)
     assert found.logprobs[0] > found.logprobs[1] > found.logprobs[2]
 
 
-def test_more_than_one_tree_holds(llm: LLM) -> None:
-    """Alternatives of more nodes than a tree may have are split among passes over one prompt."""
+def test_options_that_need_several_trees(llm: LLM) -> None:
     options = [f" {i} of the {word} list" for i in range(30) for word in ("long", "other")]
     passes: list[int] = []
     forward = llm.engine.runner.forward
@@ -80,7 +79,6 @@ def test_other_models(checkpoint: MakeCheckpoint, family: str, variant: dict[str
 
 
 def test_beside_a_stream(llm: LLM) -> None:
-    """The engine goes on with others meanwhile, and nobody notices."""
     params = SamplingParams(max_tokens=20, seed=3, temperature=0.9)
     stream = llm.stream("Once upon", params)
     got = [next(stream).token_id for _ in range(3)]
@@ -88,13 +86,6 @@ def test_beside_a_stream(llm: LLM) -> None:
     got += [piece.token_id for piece in stream]
     assert got == llm.generate("Once upon", params).token_ids
     assert want == llm.choose(PROMPT, OPTIONS)
-
-
-def test_prompts_that_end_in_any_token(llm: LLM) -> None:
-    """The token that ends the request is another one than the prompt's last."""
-    for last in (0, 1, 2):
-        prompt = [5, 6, last]
-        assert llm.choose(prompt, [" a", " b c"]).logprobs == tuple(read(llm, prompt, [" a", " b c"]))
 
 
 @pytest.mark.parametrize(
@@ -107,24 +98,21 @@ def test_prompts_that_end_in_any_token(llm: LLM) -> None:
         (["a", "a"], "a duplicate"),
     ],
 )
-def test_texts_that_cannot_be(llm: LLM, options: Any, message: str) -> None:
+def test_invalid_options_are_refused(llm: LLM, options: Any, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         llm.choose("x y", options)
 
 
-def test_prompts_that_cannot_be(llm: LLM) -> None:
+def test_prompts_and_options_of_wrong_lengths_are_refused(llm: LLM) -> None:
     with pytest.raises(PromptError, match="at least two tokens"):
         llm.choose([5], ["a"])
     with pytest.raises(PromptError, match="expected prompt and option of at most"):
         llm.choose([5] * (llm.config.context - 2), [" a b c d e f g"])
-
-
-def test_texts_that_are_too_long_are_refused_at_once(llm: LLM) -> None:
     with pytest.raises(PromptError, match="at most 128 tokens"):
         llm.choose("x y", ["no " * 20_000, "yes"])
 
 
-def test_no_room_in_the_cache() -> None:
+def test_a_prompt_that_does_not_fit_into_the_cache() -> None:
     small = LLM(threads=1, kv_memory="192KiB")
     with pytest.raises(CacheFullError):
         small.choose("x y z " * 100, [" a", " b c"])

@@ -1,7 +1,4 @@
-"""A tree whose beginning was computed early, up to a layer, against the pass that computes all of it: the same bits.
-
-By the kernels; in torch, nearly the same numbers.
-"""
+"""Trees with early rows against whole forward passes: equal bits by the kernels, close numbers by torch."""
 
 import random
 from collections.abc import Sequence
@@ -41,8 +38,8 @@ def chain_with_leaves(dice: random.Random) -> TokenTree:
     return TokenTree((*trunk.tokens, *dice.sample(fresh, 4)), (*trunk.parents, *leaves))
 
 
-class Half:
-    """A runner whose cache keeps all layers' outputs, with some texts in it."""
+class TextsInCache:
+    """A model runner whose KV cache keeps the outputs of all layers and holds four texts."""
 
     def __init__(self, decoder: Decoder, dtype: torch.dtype) -> None:
         self.runner = ModelRunner(decoder, make_cache(decoder.config, dtype, packed=decoder.kernels is not None))
@@ -65,7 +62,7 @@ class Half:
         ]
 
     def stored(self, trees: Sequence[TokenTree]) -> list[Tensor]:
-        """All that the cache has of the texts and the trees."""
+        """Return keys, values and layers' outputs of the texts and the trees."""
         cache, rows = self.runner.cache, list[Tensor]()
         for block_table, tree in zip(self.tables, trees, strict=True):
             slots = torch.from_numpy(cache.slots(block_table, 0, block_table.length + len(tree)))
@@ -74,23 +71,21 @@ class Half:
         return rows
 
 
-def compute_early(half: Half, tree: TokenTree, number: int, early: EarlyRows, dice: random.Random) -> None:
-    """The first nodes of one tree, in as many passes as the dice say."""
-    done = 0
+def compute_early(by: TextsInCache, tree: TokenTree, number: int, early: EarlyRows, dice: random.Random) -> None:
+    """Compute the early rows of one tree in a random number of passes."""
+    done, table = 0, by.tables[number]
     while done < early.nodes:
         upto = dice.randint(done + 1, early.nodes)
-        job = ForwardJob(
-            Segment(half.tables[number], tree.keep(range(upto)), done), range(0), half.tables[number].length
-        )
-        (rows,) = half.runner.run_first_layers([job], early.layers)
-        assert rows.shape == (upto - done, half.runner.decoder.config.hidden_size)
+        job = ForwardJob(Segment(table, tree.keep(range(upto)), done), range(0), table.length)
+        (rows,) = by.runner.run_first_layers([job], early.layers)
+        assert rows.shape == (upto - done, by.runner.decoder.config.hidden_size)
         done = upto
 
 
 def compare(
     decoder: Decoder, dtype: torch.dtype, trees: list[TokenTree], early: list[EarlyRows | None], seed: int
 ) -> None:
-    whole, split = Half(decoder, dtype), Half(decoder, dtype)
+    whole, split = TextsInCache(decoder, dtype), TextsInCache(decoder, dtype)
     want = whole.runner.forward(whole.jobs(trees))
     dice = random.Random(seed)
     for number, (tree, one) in enumerate(zip(trees, early, strict=True)):
@@ -117,9 +112,7 @@ def compare(
 @pytest.mark.parametrize("shape", [chain, bushy, chain_with_leaves])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("windows", [(None,) * 4, MIXED, WINDOWS], ids=["all", "mixed", "window"])
-def test_a_split_pass_has_the_bits_of_the_whole_one(
-    windows: tuple[int | None, ...], dtype: torch.dtype, shape: object
-) -> None:
+def test_early_rows_change_no_bit(windows: tuple[int | None, ...], dtype: torch.dtype, shape: object) -> None:
     decoder = tiny_decoder(dtype, windows=windows)
     for seed in range(3):
         dice = random.Random(seed)
@@ -129,14 +122,12 @@ def test_a_split_pass_has_the_bits_of_the_whole_one(
 
 
 @pytest.mark.parametrize("packed", [True, False], ids=["kernels", "torch"])
-def test_all_of_every_tree_was_computed_early(*, packed: bool) -> None:
-    """No row goes through the first layers, and with one job for each layer every layer but the last has some left."""
+def test_whole_trees_of_early_rows(*, packed: bool) -> None:
     decoder = tiny_decoder(windows=(None,) * 4, packed=packed)
     trees = [chain(random.Random(seed)) for seed in range(4)]
     compare(decoder, torch.float32, trees, [EarlyRows(1, len(tree)) for tree in trees], 0)
-    compare(
-        decoder, torch.float32, trees, [EarlyRows(layers, len(trees[layers - 1])) for layers in (1, 2, 3)] + [None], 1
-    )
+    several = [EarlyRows(layers, len(trees[layers - 1])) for layers in (1, 2, 3)]
+    compare(decoder, torch.float32, trees, [*several, None], 1)
 
 
 @pytest.mark.parametrize("packed", [True, False], ids=["kernels", "torch"])
@@ -147,10 +138,9 @@ def test_with_learned_positions_and_biases(*, packed: bool) -> None:
     compare(decoder, torch.float32, trees, [EarlyRows(2, 2), EarlyRows(1, len(trees[1])), None, EarlyRows(2, 1)], 2)
 
 
-def test_what_moves_up_is_computed_again() -> None:
-    """Of a tree that has lost a node what is before it goes on early, and the rest goes through all layers."""
+def test_rows_behind_a_removed_node_are_computed_again() -> None:
     decoder = tiny_decoder(windows=(None,) * 4)
-    whole, split = Half(decoder, torch.float32), Half(decoder, torch.float32)
+    whole, split = TextsInCache(decoder, torch.float32), TextsInCache(decoder, torch.float32)
     cut, early = list[TokenTree](), list[EarlyRows | None]()
     for number in range(4):
         tree = chain_with_leaves(random.Random(number))
@@ -166,12 +156,10 @@ def test_what_moves_up_is_computed_again() -> None:
         assert torch.equal(one, other)
 
 
-def test_what_of_a_tree_has_been_started() -> None:
+def test_early_rows_of_a_tree() -> None:
     tree = TokenTree((5, 6, 7, 8, 9), (-1, 0, 1, 1, 3))
     assert EarlyRows.of(None, tree) is None
     assert EarlyRows.of(StartedRows(2, (4, 6)), tree) is None
     assert EarlyRows.of(StartedRows(2, (5,)), tree) == EarlyRows(2, 1)
     assert EarlyRows.of(StartedRows(2, (5, 6, 1, 8)), tree) == EarlyRows(2, 2)
-    assert EarlyRows.of(StartedRows(3, (5, 6, 7, 8, 9)), tree) == EarlyRows(3, 3), (
-        "node 3 is not where a chain would have it"
-    )
+    assert EarlyRows.of(StartedRows(3, (5, 6, 7, 8, 9)), tree) == EarlyRows(3, 3), "node 3 leaves the chain"

@@ -1,8 +1,8 @@
-"""The exact law of what a rule of acceptance emits, by following every outcome of every draw with its probability.
+"""Exact distribution of the tokens that an acceptance rule emits, by enumeration of all random outcomes.
 
-Nothing is random here: a source of numbers is put in whose answers are tried one after the other. It draws the guesses
-as well, where they are drawn. The code that is followed is the one that the engine runs: the walk, the choices by the
-request's rule, and the rule itself; the logits' rows are the numbers of the nodes, by which the model is looked up.
+A :class:`Source` replaces all random numbers, those of sampled draft tokens included, and tries their values in turn.
+The tested code is the engine's: ``verify_tree``, ``acceptance_rule`` and the rule itself. Each row of the logits holds
+the number of its node, by which the target's distribution is looked up.
 """
 
 import random
@@ -24,17 +24,17 @@ from pronk.speculation.tree import TokenTree
 from tiny_models import context_of
 
 VOCAB = 3
-DEPTH = 3  # of the strings whose law is compared
+DEPTH = 3  # tokens of the compared strings
 
 String = tuple[int, ...]
 ExactDistribution = dict[String, float]
 
 
 class Source:
-    """Answers of a random source, one sequence after the other until all have occurred, each with its probability."""
+    """A source of random numbers that enumerates all sequences of outcomes, each with its probability."""
 
     def __init__(self) -> None:
-        self.plan: list[list[int]] = []  # at each place the answers that are left, the last one first
+        self.plan: list[list[int]] = []  # the remaining outcomes at each place, the current one last
         self.place = 0
         self.weight = 1.0
 
@@ -66,7 +66,7 @@ class Source:
 
 
 class Table(dict[String, Tensor]):
-    """A distribution after every context, in which some tokens are impossible."""
+    """A random distribution after every context; some tokens have probability 0."""
 
     def __init__(self, seed: int | str, vocab: int = VOCAB, zeros: float = 1 / 3) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Table(dict[String, Tensor]):
         return self[context]
 
     def chance(self, tokens: String, after: String = ()) -> float:
-        """Of ``tokens`` after the text ``after``."""
+        """Return the probability of ``tokens`` after the text ``after``."""
         result = 1.0
         for place, token in enumerate(tokens):
             result *= float(self[after + tokens[:place]][token])
@@ -88,14 +88,14 @@ class Table(dict[String, Tensor]):
 
 
 class Same(Table):
-    """One distribution, whatever the context: what is wrong adds up over the steps."""
+    """One distribution after all contexts, so that errors add up over the steps."""
 
     def __init__(self, *weights: float) -> None:
         super().__init__(0, len(weights))
-        self.law = torch.tensor(weights, dtype=torch.float64) / sum(weights)
+        self.probabilities = torch.tensor(weights, dtype=torch.float64) / sum(weights)
 
     def __missing__(self, context: String) -> Tensor:
-        return self.law
+        return self.probabilities
 
 
 Propose = Callable[[Source, String], TokenTree]
@@ -103,13 +103,13 @@ Propose = Callable[[Source, String], TokenTree]
 
 @dataclass(frozen=True)
 class TreeSampler:
-    """Draws a tree of one shape from its own distributions: siblings without replacement.
+    """Sample the tokens of a tree of a given shape, siblings without replacement.
 
     Attributes:
-        parents: the shape.
-        drawn: which nodes are drawn at random; the others are the likeliest token that no sibling has.
-        q: the distributions.
-        claimed: what the tree says that they were; ``q`` if it tells the truth.
+        parents: shape of the tree.
+        drawn: nodes that are sampled; every other node is the likeliest token without an equal sibling.
+        q: distributions of the draft tokens.
+        claimed: distributions that the tree reports; ``None``: ``q``.
     """
 
     parents: tuple[int, ...]
@@ -125,18 +125,18 @@ class TreeSampler:
         paths, taken = [text], [set[int]() for _ in self.parents]
         probs: list[Tensor | None] = [None]
         for parent, drawn in zip(self.parents[1:], self.drawn[1:], strict=True):
-            law = without(self.q[paths[parent]], taken[parent])
-            token = source.take(law.tolist()) if drawn else int(law.argmax())
-            said = law if self.claimed is None else without(self.claimed[paths[parent]], taken[parent])
-            probs.append(said if drawn else None)
+            q = without(self.q[paths[parent]], taken[parent])
+            token = source.take(q.tolist()) if drawn else int(q.argmax())
+            claimed = q if self.claimed is None else without(self.claimed[paths[parent]], taken[parent])
+            probs.append(claimed if drawn else None)
             taken[parent].add(token)
             paths.append((*paths[parent], token))
         return TokenTree((0, *(path[-1] for path in paths[1:])), self.parents, probs=tuple(probs))
 
 
-def without(law: Tensor, tokens: set[int]) -> Tensor:
-    """``law`` given that it is none of ``tokens``; where that leaves nothing, all others alike."""
-    rest = law.clone()
+def without(distribution: Tensor, tokens: set[int]) -> Tensor:
+    """Return the distribution without some tokens; uniform over the others if no probability is left."""
+    rest = distribution.clone()
     rest[list(tokens)] = 0.0
     if float(rest.sum()) <= 0.0:
         rest[:] = 1.0
@@ -145,7 +145,7 @@ def without(law: Tensor, tokens: set[int]) -> Tensor:
 
 
 def shapes(size: int, siblings: int = VOCAB) -> Iterator[tuple[int, ...]]:
-    """The parents of every tree of ``size`` nodes with at most so many children anywhere."""
+    """Yield the parents of every tree of ``size`` nodes with at most ``siblings`` children per node."""
     for parents in product(*(range(node) for node in range(1, size))):
         if all(parents.count(node) <= siblings for node in parents):
             yield (-1, *parents)
@@ -156,7 +156,7 @@ def chain_shape(length: int) -> tuple[int, ...]:
 
 
 class OracleSampler(PronkSampler):
-    """Takes its numbers from a source and its distributions from a table, by the node that the logits' row names."""
+    """A sampler with a :class:`Source` and a table of distributions; a row of logits names its node."""
 
     def __init__(self, rule: Any, source: Source, p: Table, text: String, paths: Sequence[String]) -> None:
         super().__init__(SamplingParams(temperature=1.0, rule=rule), 0, [0, *text], p.vocab)
@@ -178,7 +178,7 @@ Rows = Callable[[Tensor], Tensor]
 
 
 def step(rule: str, tree: TokenTree, p: Table, source: Source, text: String, rows: Rows | None = None) -> String:
-    """The tokens of one walk below ``text``; ``rows`` may put the logits in disorder."""
+    """Return the tokens that one verification emits after ``text``; ``rows`` may permute the logits."""
     paths = [text + tuple(tree.tokens[i] for i in tree.path(node)) for node in range(len(tree))]
     logits = torch.arange(len(tree)).view(-1, 1)
     sampler = OracleSampler(rule, source, p, text, paths)
@@ -191,33 +191,33 @@ def step(rule: str, tree: TokenTree, p: Table, source: Source, text: String, row
 
 
 def outputs(rule: str, propose: Propose, p: Table, *, length: int = 1, rows: Rows | None = None) -> ExactDistribution:
-    """The probability of each text that steps emit until it has ``length`` tokens or more."""
-    law, source = defaultdict[String, float](float), Source()
+    """Return the probability of each text that steps emit until it has at least ``length`` tokens."""
+    distribution, source = defaultdict[String, float](float), Source()
     for _ in source.runs():
         text: String = ()
         while len(text) < length:
             text += step(rule, propose(source, text), p, source, text, rows)
-        law[text] += source.weight
-    assert abs(sum(law.values()) - 1) < 1e-9
-    return law
+        distribution[text] += source.weight
+    assert abs(sum(distribution.values()) - 1) < 1e-9
+    return distribution
 
 
-def strings(law: ExactDistribution, p: Table, depth: int = DEPTH) -> ExactDistribution:
-    """The law of the first tokens of a text, of which steps gave the beginning and plain sampling the rest."""
+def strings(distribution: ExactDistribution, p: Table, depth: int = DEPTH) -> ExactDistribution:
+    """Return the distribution of the first ``depth`` tokens; plain sampling extends shorter outputs."""
     joint = defaultdict[String, float](float)
-    for tokens, weight in law.items():
+    for tokens, weight in distribution.items():
         kept = tokens[:depth]
         for rest in product(range(p.vocab), repeat=depth - len(kept)):
             joint[kept + rest] += weight * p.chance(rest, kept)
     return joint
 
 
-def wrong_by(law: ExactDistribution, p: Table, depth: int = DEPTH) -> float:
-    """How far the probability of a string is from the target's."""
-    got = strings(law, p, depth)
+def largest_error(distribution: ExactDistribution, p: Table, depth: int = DEPTH) -> float:
+    """Return the largest difference between the probability of a string and the target's."""
+    got = strings(distribution, p, depth)
     return max(abs(got[string] - p.chance(string)) for string in product(range(p.vocab), repeat=depth))
 
 
-def accepted(law: ExactDistribution) -> float:
-    """Guesses that are accepted in one step, on average."""
-    return sum(weight * (len(tokens) - 1) for tokens, weight in law.items())
+def accepted(distribution: ExactDistribution) -> float:
+    """Return the mean number of draft tokens accepted in one step."""
+    return sum(weight * (len(tokens) - 1) for tokens, weight in distribution.items())

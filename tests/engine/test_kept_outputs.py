@@ -1,4 +1,4 @@
-"""Outputs of layers that the target's cache keeps: a row for each token of the text, wherever its tokens came from."""
+"""Layers' outputs in the target's KV cache: one row per token of the text."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from drafters.trees import TreeDrafter, oracle_trees, random_trees
-from engine.cases import ENDS, PROMPTS
+from engine.cases import ENDS, PROMPTS, step_until_ended, texts, total
 from pronk.drafters import Drafter, PromptLookup
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
@@ -17,16 +17,16 @@ from pronk.kv_cache.layout import kv_bytes_per_token
 from pronk.models.decoder import Decoder
 from pronk.sampling.params import SamplingParams
 from pronk.train.features import compute_features
-from tiny_models import make_engine, make_request, run, tiny_decoder
+from tiny_models import make_engine, make_request, run_alone, tiny_decoder
 
 
 def dense(decoder: Decoder, tokens: Sequence[int], layer: int) -> Tensor:
-    """Outputs of a layer, in one pass without a cache."""
+    """Return the outputs of a layer, computed in one pass without a KV cache."""
     return compute_features(decoder, torch.tensor([tokens]), torch.float32, (layer,)).hidden[layer]
 
 
 def check(engine: Engine, plain: Decoder, requests: Sequence[Request], layers: Sequence[int]) -> int:
-    """Compare what is kept of the requests that run with what ``plain`` weights give; returns how many rows."""
+    """Compare kept outputs of running requests with dense passes of ``plain``; return the number of rows."""
     rows = 0
     for request in requests:
         block_table, first = request.block_table, request.block_table.num_released * engine.cache.block_size
@@ -42,18 +42,12 @@ def check(engine: Engine, plain: Decoder, requests: Sequence[Request], layers: S
 
 @pytest.mark.parametrize("packed", [True, False], ids=["kernels", "torch"])
 @pytest.mark.parametrize("windows", [(None, None), (24, 24)], ids=["all", "window"])
-def test_rows_are_those_of_a_dense_pass(windows: tuple[int | None, ...], *, packed: bool) -> None:
+def test_kept_outputs_equal_those_of_a_dense_pass(windows: tuple[int | None, ...], *, packed: bool) -> None:
     decoder, plain = tiny_decoder(windows=windows, packed=packed), tiny_decoder(windows=windows, packed=False)
     params = [SamplingParams(max_tokens=24, seed=i, temperature=0.0 if i % 2 else 0.9) for i in range(4)]
-    known = [make_request(PROMPTS[i], params[i], stop_token_ids=ENDS) for i in range(4)]
-    for request in known:
-        run(make_engine(decoder), [request])
-    texts = {(tuple(request.prompt), request.seed): request.tokens for request in known}
-    drafters: list[Drafter] = [
-        TreeDrafter(oracle_trees(0.8), texts, stop_token_ids=ENDS),
-        TreeDrafter(random_trees),
-        PromptLookup(),
-    ]
+    known = [run_alone(decoder, PROMPTS[i], params[i], stop_token_ids=ENDS) for i in range(4)]
+    oracle = TreeDrafter(oracle_trees(0.8), texts(known), stop_token_ids=ENDS)
+    drafters: list[Drafter] = [oracle, TreeDrafter(random_trees), PromptLookup()]
     engine = make_engine(decoder, prefill_chunk=32)
     for layer in (1, 2):
         engine.target.keep_hidden(layer, engine)
@@ -67,11 +61,11 @@ def test_rows_are_those_of_a_dense_pass(windows: tuple[int | None, ...], *, pack
     assert [request.output for request in requests] == [request.output for request in known] or not packed
     assert rows > 1000 or windows[0]
     assert rows > 500
-    assert sum(request.stats.accepted for request in requests) > 10
-    assert sum(request.stats.moved for request in requests) > 0
+    assert total(requests, "accepted") > 10
+    assert total(requests, "moved") > 0
 
 
-def test_a_further_sample_has_the_rows_of_the_first_ones_prompt() -> None:
+def test_samples_share_the_kept_outputs_of_their_prompt() -> None:
     engine = make_engine(tiny_decoder())
     engine.target.keep_hidden(1, engine)
     first = make_request(PROMPTS[2], SamplingParams(max_tokens=8, temperature=0.9, seed=1), stop_token_ids=())
@@ -88,8 +82,7 @@ def test_a_further_sample_has_the_rows_of_the_first_ones_prompt() -> None:
     assert first.output != second.output
 
 
-def test_the_budget_counts_them() -> None:
-    """Pools get smaller by what is kept, and nothing is kept where that is not possible."""
+def test_kept_outputs_count_in_the_memory_budget() -> None:
     config = tiny_decoder().config
     budget = KVBudget("1MB", 4, torch.device("cpu"))
     pool = budget.add(config, torch.float32)
@@ -109,15 +102,15 @@ def test_the_budget_counts_them() -> None:
     assert pool.hidden.keys() == {2}
 
 
-def test_what_nobody_reads_any_more_is_not_kept() -> None:
+def test_outputs_without_a_reader_are_not_kept() -> None:
     config = tiny_decoder().config
     budget = KVBudget("1MB", 4, torch.device("cpu"))
     pool = budget.add(config, torch.float32)
 
-    class ModelReader:
+    class Reader:
         pass
 
-    first, second = ModelReader(), ModelReader()
+    first, second = Reader(), Reader()
     budget.keep_hidden(pool, 1, first)
     blocks = pool.allocator.num_blocks
     budget.keep_hidden(pool, 1, second)
@@ -125,20 +118,20 @@ def test_what_nobody_reads_any_more_is_not_kept() -> None:
     budget.keep_hidden(pool, 2, second)
     assert pool.hidden.keys() == {1, 2}
     del second
-    third = ModelReader()
+    third = Reader()
     budget.keep_hidden(pool, 2, third)
     budget.add(config, torch.float32)
     assert pool.hidden.keys() == {2}
     assert pool.allocator.num_blocks < blocks
 
 
-def test_a_request_that_waits_for_memory_which_is_gone_ends_with_an_error() -> None:
+def test_a_waiting_request_that_no_longer_fits_ends_with_an_error() -> None:
     decoder = tiny_decoder()
     budget = KVBudget("320kB", 4, torch.device("cpu"))
     pool = budget.add(decoder.config, torch.float32)
     engine = Engine(decoder, pool, kv_budget=budget, max_tree=16)
-    num_draft_slots = pool.allocator.num_blocks * pool.block_size
-    request = make_request(PROMPTS[0], SamplingParams(max_tokens=num_draft_slots - 40), stop_token_ids=())
+    num_slots = pool.allocator.num_blocks * pool.block_size
+    request = make_request(PROMPTS[0], SamplingParams(max_tokens=num_slots - 40), stop_token_ids=())
     engine.add(request)
     engine.target.keep_hidden(2, engine)
     engine.step()
@@ -146,24 +139,23 @@ def test_a_request_that_waits_for_memory_which_is_gone_ends_with_an_error() -> N
     engine.step()
     small = make_request(PROMPTS[0], SamplingParams(max_tokens=4), stop_token_ids=())
     engine.add(small)
-    while not small.ended:
-        engine.step()
+    step_until_ended(engine, [small])
     assert small.error is None
 
 
-def test_what_is_found_again_has_its_rows() -> None:
-    """Blocks that were filled before a layer was kept are not found; all others have the outputs of their tokens."""
+def test_prefix_hits_have_kept_outputs() -> None:
+    """Blocks written before a layer's outputs were kept give no prefix hits."""
     engine, plain = make_engine(tiny_decoder(), share_prefixes=True), tiny_decoder(packed=False)
     prompt = PROMPTS[2]
     for kept in ((), (1,), (1, 2)):
         for layer in kept:
             engine.target.keep_hidden(layer, engine)
-        for scheduled in range(2):
-            request = make_request(prompt, SamplingParams(max_tokens=20, temperature=0.9, seed=scheduled))
+        for seed in range(2):
+            request = make_request(prompt, SamplingParams(max_tokens=20, temperature=0.9, seed=seed))
             engine.add(request)
             rows = 0
             while not request.ended:
                 engine.step()
                 rows += check(engine, plain, [] if request.ended else [request], kept)
-            assert (request.stats.cached_tokens > 0) == bool(scheduled)
+            assert (request.stats.cached_tokens > 0) == bool(seed)
             assert rows > 0

@@ -1,9 +1,7 @@
-"""Generate, then score prompt and output in one pass: the log-probabilities agree, and they are the model's.
-
-Generating goes token by token or by trees, scoring by chunks of hundreds; a slow dense attention is the judge of both.
-"""
+"""Logprobs of generated tokens equal those of the same text scored as a prompt, and those of dense attention."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,7 +20,7 @@ VARIANTS: dict[str, dict[str, Any]] = {"default": {}, **{name: OTHER_MODELS[name
 
 
 def score(dtype: torch.dtype, texts: Sequence[list[int]], variant: dict[str, Any], **engine: Any) -> list[Request]:
-    """Log-probabilities of all tokens but the first of each text, as those of a prompt."""
+    """Return requests with the texts as prompts and with prompt logprobs."""
     requests = [make_request(tokens, SamplingParams(max_tokens=1, prompt_logprobs=2)) for tokens in texts]
     run(make_engine(tiny_decoder(dtype, **variant), **engine), requests)
     for request in requests:
@@ -34,15 +32,14 @@ def score(dtype: torch.dtype, texts: Sequence[list[int]], variant: dict[str, Any
 @DTYPES
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_generated_equals_scored(variant: str, dtype: torch.dtype) -> None:
-    """Bit by bit, with the prompts whole or in chunks."""
+    """The bits are equal, for whole prompts and for chunks."""
     want = plain(dtype, "temperature", **VARIANTS[variant])
     proposers = [drafter(name, want) for name in MIXED]
     got = [ask(request.prompt, request.params, proposer) for request, proposer in zip(want, proposers, strict=True)]
     run(make_engine(tiny_decoder(dtype, **VARIANTS[variant])), got)
     for settings in ({"prefill_chunk": 4096, "max_batch": 1}, {"prefill_chunk": 50}):
-        for request, scored in zip(
-            got, score(dtype, [r.tokens for r in got], VARIANTS[variant], **settings), strict=True
-        ):
+        again = score(dtype, [request.tokens for request in got], VARIANTS[variant], **settings)
+        for request, scored in zip(got, again, strict=True):
             assert len(request.logprobs) == len(request.output)
             assert request.logprobs == scored.prompt_logprobs[len(request.prompt) :]
 
@@ -65,10 +62,8 @@ def test_scored_equals_dense(variant: str) -> None:
 @DTYPES
 def test_prompt_logprobs_do_not_change_the_output(dtype: torch.dtype) -> None:
     want = plain(dtype, "temperature")
-    got = [
-        ask(r.prompt, SamplingParams(**r.params.to_dict() | {"prompt_logprobs": 0}), drafter("oracle", want))
-        for r in want
-    ]
+    given = [replace(request.params, prompt_logprobs=0) for request in want]
+    got = [ask(request.prompt, each, drafter("oracle", want)) for request, each in zip(want, given, strict=True)]
     run(make_engine(tiny_decoder(dtype)), got)
     assert_same(got, want)
     assert [len(request.prompt_logprobs) for request in got] == [len(prompt) for prompt in PROMPTS]

@@ -1,4 +1,4 @@
-"""The rules that accept guesses by chance, where these are drawn from distributions of their own: the exact law."""
+"""Rejection and block rule with sampled draft tokens: the exact distribution of outputs."""
 
 import random
 from collections import defaultdict
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from laws import (
+from exact_distributions import (
     DEPTH,
     VOCAB,
     Rows,
@@ -18,9 +18,9 @@ from laws import (
     TreeSampler,
     accepted,
     chain_shape,
+    largest_error,
     outputs,
     shapes,
-    wrong_by,
 )
 from pronk.sampling.verify import block_verify, rejection_sample
 from pronk.speculation.tree import TokenTree
@@ -32,7 +32,7 @@ EXACT = 1e-12
 def sampler(
     parents: tuple[int, ...], seed: int, drawn: float = 1.0, zeros: float = 1 / 3, vocab: int = VOCAB
 ) -> TreeSampler:
-    """Each node is drawn at random with probability ``drawn``, or else a point mass."""
+    """Return a tree sampler whose nodes are sampled with probability ``drawn``, and point masses otherwise."""
     dice = random.Random(f"{parents} {seed}")
     return TreeSampler(parents, tuple(dice.random() < drawn for _ in parents), Table(f"q{seed}", vocab, zeros))
 
@@ -40,15 +40,12 @@ def sampler(
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
 def test_every_small_tree(rule: str, size: int) -> None:
-    """With guesses that are drawn, that are point masses, and both; where all tokens are possible and where not.
-
-    The largest trees take turns with these.
-    """
+    """Sampled nodes, point masses and both, with and without impossible tokens; two of these cases for size 5."""
     kinds = [*product((0.0, 0.5, 1.0), (0.0, 1 / 3))]
     for seed, parents in enumerate(shapes(size)):
         for drawn, zeros in kinds if size < 5 else (kinds[seed % 6], kinds[(seed + 3) % 6]):
             p = Table(seed, zeros=zeros)
-            assert wrong_by(outputs(rule, sampler(parents, seed, drawn, zeros), p), p) < EXACT
+            assert largest_error(outputs(rule, sampler(parents, seed, drawn, zeros), p), p) < EXACT
 
 
 @pytest.mark.slow
@@ -56,28 +53,29 @@ def test_every_small_tree(rule: str, size: int) -> None:
 def test_every_tree_of_six_nodes(rule: str) -> None:
     for seed, parents in enumerate(shapes(6)):
         p = Table(seed, zeros=0.2)
-        assert wrong_by(outputs(rule, sampler(parents, seed, 0.7, 0.2), p), p) < EXACT
+        assert largest_error(outputs(rule, sampler(parents, seed, 0.7, 0.2), p), p) < EXACT
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_four_siblings(rule: str) -> None:
     p, star = Table("wide", 4, 0.0), (-1, 0, 0, 0, 0)
     for drawn in (0.5, 1.0):
-        assert wrong_by(outputs(rule, sampler(star, 1, drawn, 0.0, 4), p), p, 2) < EXACT
+        assert largest_error(outputs(rule, sampler(star, 1, drawn, 0.0, 4), p), p, 2) < EXACT
 
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("parents", [(-1, 0), (-1, 0, 1), (-1, 0, 0), (-1, 0, 1, 0)], ids=str)
 def test_several_steps(rule: str, parents: tuple[int, ...]) -> None:
-    """Each with fresh guesses: the law of strings that two and three steps emit."""
+    """Strings of several steps with new draft tokens in each step."""
+    length = 2 if len(parents) > 3 else 3
     for seed, drawn in product(range(2), (0.5, 1.0)):
         p = Table(seed)
-        law = outputs(rule, sampler(parents, seed, drawn), p, length=2 if len(parents) > 3 else 3)
-        assert wrong_by(law, p, 2 if len(parents) > 3 else 3) < EXACT
+        distribution = outputs(rule, sampler(parents, seed, drawn), p, length=length)
+        assert largest_error(distribution, p, length) < EXACT
 
 
-class Hesitant:
-    """A shape that depends on what was drawn: a chain that stops after token 0, and siblings where it stopped early."""
+class AdaptiveShape:
+    """A shape that depends on sampled tokens: a chain that ends after token 0, then a sibling of its first node."""
 
     def __init__(self, seed: int) -> None:
         self.q = Table(f"h{seed}", zeros=0.2)
@@ -91,7 +89,7 @@ class Hesitant:
             parents.append(len(tokens) - 2)
             probs.append(q)
             path = (*path, tokens[-1])
-        if len(tokens) < 4:  # the chain ended early: another child of the root
+        if len(tokens) < 4:
             q = self.q[text].clone()
             q[tokens[1]] = 0.0
             q = q / q.sum() if float(q.sum()) > 0 else torch.full((VOCAB,), 0.5, dtype=torch.float64)
@@ -103,14 +101,14 @@ class Hesitant:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_what_was_drawn_may_decide_what_is_drawn_next(rule: str) -> None:
+def test_sampled_tokens_may_decide_the_shape(rule: str) -> None:
     for seed in range(3):
         p = Table(seed, zeros=0.2)
-        assert wrong_by(outputs(rule, Hesitant(seed), p), p) < EXACT
+        assert largest_error(outputs(rule, AdaptiveShape(seed), p), p) < EXACT
 
 
-class Picky:
-    """Draws two guesses below the root and keeps those that are token 0 or 1, with their distributions."""
+class Filtered:
+    """Sample two children of the root and keep tokens 0 and 1; ``honest``: as point masses, without distributions."""
 
     def __init__(self, seed: int, *, honest: bool) -> None:
         self.sampler, self.honest = sampler((-1, 0, 0), seed, zeros=0.0), honest
@@ -122,11 +120,10 @@ class Picky:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_what_was_drawn_must_not_decide_what_is_kept(rule: str) -> None:
-    """Unless all guesses are taken for point masses."""
+def test_sampled_tokens_must_not_decide_which_nodes_are_kept(rule: str) -> None:
     p = Table(2, zeros=0.0)
-    assert wrong_by(outputs(rule, Picky(1, honest=False), p), p) > 0.01
-    assert wrong_by(outputs(rule, Picky(1, honest=True), p), p) < EXACT
+    assert largest_error(outputs(rule, Filtered(1, honest=False), p), p) > 0.01
+    assert largest_error(outputs(rule, Filtered(1, honest=True), p), p) < EXACT
 
 
 def tokenwise_chance(p: Table, q: Table, chain: String) -> float:
@@ -141,7 +138,7 @@ def block_chance(p: Table, q: Table, chain: String) -> float:
 
 
 def test_accepted_tokens_of_chains() -> None:
-    """As many as the formulas say; block never fewer than one after the other, and more in most cases."""
+    """The counts equal the formulas; the block rule never accepts fewer tokens than the rejection rule."""
     more = 0
     for seed in range(12):
         p, q, got = Table(seed), Table(f"q{seed}"), {}
@@ -155,15 +152,15 @@ def test_accepted_tokens_of_chains() -> None:
     assert more >= 6
 
 
-def test_point_masses_gain_nothing_by_the_block() -> None:
+def test_both_rules_are_equal_for_point_masses() -> None:
     for seed in range(4):
         p, draft_tokens = Table(seed), sampler(chain_shape(3), seed, drawn=0.0)
-        laws = [outputs(rule, draft_tokens, p) for rule in RULES]
-        assert dict(laws[0]) == pytest.approx(dict(laws[1]), abs=EXACT)
+        one, other = (outputs(rule, draft_tokens, p) for rule in RULES)
+        assert dict(one) == pytest.approx(dict(other), abs=EXACT)
 
 
 def test_accepted_tokens_of_trees() -> None:
-    """Not proven, and not always so, but on the whole more."""
+    """The block rule accepts more tokens on average, but not in every tree."""
     gains = []
     for seed, parents in enumerate([*shapes(4), (-1, 0, 1, 0, 1), (-1, 0, 1, 2, 0)]):
         p = Table(seed, zeros=0.1)
@@ -187,14 +184,14 @@ def paper_block(p: Table, tree: TokenTree, source: Source) -> String:
             h = excess / (excess + 1 - w) if excess + 1 - w > 0 else 1.0
         if source.take((h, 1 - h)) == 0:
             tau = i
-    law = p[xs[:tau]]
+    rest = p[xs[:tau]]
     if tau < gamma:
-        law = torch.clamp(weights[tau] * law - qs[tau], min=0.0)
-        law = law / law.sum()
-    return (*xs[:tau], source.take(law.tolist()))
+        rest = torch.clamp(weights[tau] * rest - qs[tau], min=0.0)
+        rest = rest / rest.sum()
+    return (*xs[:tau], source.take(rest.tolist()))
 
 
-def test_on_a_chain_it_is_the_papers_algorithm() -> None:
+def test_block_rule_on_a_chain_is_algorithm_2() -> None:
     for seed, length in product(range(4), (1, 2, 3)):
         p, draft_tokens = Table(seed), sampler(chain_shape(length), seed)
         want, source = defaultdict[String, float](float), Source()
@@ -202,47 +199,44 @@ def test_on_a_chain_it_is_the_papers_algorithm() -> None:
             output = paper_block(p, draft_tokens(source, ()), source)
             want[output] += source.weight
         got = outputs("block", draft_tokens, p)
-        assert {k: v for k, v in got.items() if v > EXACT} == pytest.approx(
-            {k: v for k, v in want.items() if v > EXACT}, abs=EXACT
-        )
+        possible, expected = ({k: v for k, v in each.items() if v > EXACT} for each in (got, want))
+        assert possible == pytest.approx(expected, abs=EXACT)
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_perfect_drafter_is_always_right(rule: str) -> None:
-    for parents in (chain_shape(3), (-1, 0, 0, 1)):
+def test_draft_tokens_from_the_distribution_of_the_target_are_accepted(rule: str) -> None:
+    for parents, depth in ((chain_shape(3), 4), ((-1, 0, 0, 1), 2)):
         p = Table(5)
-        law = outputs(rule, TreeSampler(parents, (True,) * 4, p), p)
-        depth = 4 if parents == chain_shape(3) else 2
-        assert all(len(tokens) >= depth for tokens, weight in law.items() if weight > EXACT)
-        assert wrong_by(law, p) < EXACT
+        distribution = outputs(rule, TreeSampler(parents, (True,) * 4, p), p)
+        assert all(len(tokens) >= depth for tokens, weight in distribution.items() if weight > EXACT)
+        assert largest_error(distribution, p) < EXACT
 
 
-# Planted defects. Each must be found by the same comparison.
+# Planted defects.
 
 
-def off_by_one(logits: Tensor) -> Tensor:
-    """A guess is compared with the logits after it: each node's row is that of its successor."""
+def next_row(logits: Tensor) -> Tensor:
     return torch.cat((logits[1:], logits[-1:]))
 
 
-def one_too_early(logits: Tensor) -> Tensor:
+def previous_row(logits: Tensor) -> Tensor:
     return torch.cat((logits[:1], logits[:-1]))
 
 
-@pytest.mark.parametrize("rows", [off_by_one, one_too_early])
+@pytest.mark.parametrize("rows", [next_row, previous_row])
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("parents", [(-1, 0), (-1, 0, 1), (-1, 0, 0), (-1, 0, 1, 0)], ids=str)
-def test_rows_that_belong_to_other_nodes_are_found(rule: str, parents: tuple[int, ...], rows: Rows) -> None:
+def test_rows_of_other_nodes_are_detected(rule: str, parents: tuple[int, ...], rows: Rows) -> None:
     for seed in range(2):
         p = Table(seed, zeros=0.1)
-        assert wrong_by(outputs(rule, sampler(parents, seed), p, rows=rows), p) > 0.01
+        assert largest_error(outputs(rule, sampler(parents, seed), p, rows=rows), p) > 0.01
 
 
 def hotter(q: Table) -> Table:
-    """The same distributions at another temperature."""
+    """Return the distributions at another temperature."""
     other = Table(q.seed, q.vocab, q.zeros)
-    for context, law in q.items():
-        other[context] = law**0.7 / (law**0.7).sum()
+    for context, distribution in q.items():
+        other[context] = distribution**0.7 / (distribution**0.7).sum()
     return other
 
 
@@ -256,68 +250,64 @@ def of_the_next_node(q: Table) -> Table:
 @pytest.mark.parametrize("wrong", [hotter, of_the_next_node, lambda q: Table("other", q.vocab, 0.0)])
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("parents", [(-1, 0), (-1, 0, 1), (-1, 0, 0), (-1, 0, 1, 0)], ids=str)
-def test_guesses_of_another_law_than_they_claim_are_found(rule: str, parents: tuple[int, ...], wrong: object) -> None:
+def test_wrong_draft_distributions_are_detected(rule: str, parents: tuple[int, ...], wrong: object) -> None:
     p, q = Table("p", zeros=0.0), Table("q", zeros=0.0)
     for context in (c for length in range(DEPTH) for c in product(range(VOCAB), repeat=length)):
         assert q[context] is not None
     claimed = wrong(q)  # type: ignore[operator]
-    assert wrong_by(outputs(rule, TreeSampler(parents, (True,) * len(parents), q), p), p) < EXACT
-    assert wrong_by(outputs(rule, TreeSampler(parents, (True,) * len(parents), q, claimed), p), p) > 0.005
+    assert largest_error(outputs(rule, TreeSampler(parents, (True,) * len(parents), q), p), p) < EXACT
+    assert largest_error(outputs(rule, TreeSampler(parents, (True,) * len(parents), q, claimed), p), p) > 0.005
 
 
 def with_replacement(source: Source, text: String) -> TokenTree:
-    """The second sibling claims the distribution of the first, which it cannot have."""
+    """Report the distribution of the first sibling for the second, which excludes the first token."""
     honest = TreeSampler((-1, 0, 0), (True,) * 3, Table("r0", zeros=0.0))(source, text)
     return TokenTree(honest.tokens, honest.parents, probs=(None, honest.draft_sample(1)[1], honest.draft_sample(1)[1]))
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_siblings_that_claim_one_law_are_found(rule: str) -> None:
+def test_siblings_with_one_distribution_are_detected(rule: str) -> None:
     p = Table("s", zeros=0.0)
-    assert wrong_by(outputs(rule, with_replacement, p), p) > 0.005
+    assert largest_error(outputs(rule, with_replacement, p), p) > 0.005
 
 
 @pytest.mark.parametrize("left", [0.0, 1e-320, 1e-17])
-def test_rounding_leaves_a_distribution(left: float) -> None:
-    """Where p is q nothing is rejected; if rounding has it otherwise, what is drawn from is a distribution."""
+def test_rejections_by_rounding_draw_from_a_distribution(left: float) -> None:
+    """For p = q a rejection occurs by rounding only; the remaining weights are then tiny."""
     p = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64)
     q = p - torch.tensor([0.0, left, 0.0], dtype=torch.float64)
     drawn: list[Tensor] = []
     rejection_sample(p, [(0, q), (1, q)], lambda *_: False, lambda rest: drawn.append(rest) or 0)  # type: ignore[func-returns-value]
     _, rest = block_verify(lambda _: p, [(0, q), (1, q)], lambda *_: False)
-    for law in (*drawn, rest):
-        assert float(law.sum()) == pytest.approx(1.0, abs=1e-12)
-        assert bool((law >= 0).all())
+    for distribution in (*drawn, rest):
+        assert float(distribution.sum()) == pytest.approx(1.0, abs=1e-12)
+        assert bool((distribution >= 0).all())
     assert p.tolist() == [0.5, 0.5, 0.0]
 
 
-def test_a_guess_that_its_law_does_not_have_is_a_point_mass() -> None:
+def test_a_draft_token_of_probability_0_is_a_point_mass() -> None:
     p = torch.tensor([0.25, 0.75], dtype=torch.float64)
     q = torch.tensor([0.0, 1.0], dtype=torch.float64)
-    for guess in ((0, q), (0, None)):
+    for draft in ((0, q), (0, None)):
         chances: list[float] = []
         drawn: list[list[float]] = []
         refuse = lambda _, c, to=chances: bool(to.append(c))  # noqa: E731
-        rejection_sample(p, [guess], refuse, lambda rest, to=drawn: to.append(rest.tolist()) or 0)
-        count, rest = block_verify(lambda _: p, [guess], refuse)
+        rejection_sample(p, [draft], refuse, lambda rest, to=drawn: to.append(rest.tolist()) or 0)
+        count, rest = block_verify(lambda _: p, [draft], refuse)
         assert chances == [0.25, 0.25]
         assert (count, rest.tolist(), drawn) == (0, [0.0, 1.0], [[0.0, 1.0]])
 
 
-def test_block_asks_for_no_law_in_vain() -> None:
-    """Below an impossible guess nothing can be accepted; the law after the last one is for the bonus token."""
+@pytest.mark.parametrize(("chain", "accepted", "depths"), [((0, 1, 0), 1, 2), ((0, 0), 2, 3), ((), 0, 1)])
+def test_block_rule_computes_no_needless_distribution(chain: tuple[int, ...], accepted: int, depths: int) -> None:
+    """No distribution below an impossible draft token; one after the last draft token, for the bonus token."""
     sure = torch.tensor([1.0, 0.0], dtype=torch.float64)
-    asked: list[int] = []
+    computed: list[int] = []
 
-    def law(i: int) -> Tensor:
-        asked.append(i)
+    def distribution(i: int) -> Tensor:
+        computed.append(i)
         return sure
 
-    assert block_verify(law, [(0, None), (1, None), (0, None)], lambda _, c: c > 0.5)[0] == 1
-    assert asked == [0, 1]
-    asked.clear()
-    assert block_verify(law, [(0, None), (0, None)], lambda _, c: c > 0.5)[0] == 2
-    assert asked == [0, 1, 2]
-    asked.clear()
-    assert block_verify(law, [], lambda *_: False)[1] is sure
-    assert asked == [0]
+    count, rest = block_verify(distribution, [(token, None) for token in chain], lambda _, chance: chance > 0.5)
+    assert (count, computed) == (accepted, [*range(depths)])
+    assert rest is sure or accepted < len(chain)

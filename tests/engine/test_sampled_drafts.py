@@ -1,4 +1,4 @@
-"""Guesses that are drawn from distributions of their own, in the engine: the law of strings under both rules."""
+"""Sampled draft tokens in the engine: distribution of strings under the rules ``rejection`` and ``block``."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,8 +11,8 @@ from torch import Tensor
 
 from drafters.trees import DraftCase, TreeDrafter, drawn_trees
 from engine.cases import assert_same, total
-from engine.test_rejection_law import BATCH, OPTIONS, PROMPT, SMALL, bushy, law_of, p_value
-from laws import chain_shape
+from engine.test_rejection_distribution import BATCH, OPTIONS, PROMPT, SMALL, bushy, distribution_of, p_value
+from exact_distributions import chain_shape
 from pronk.drafters import Proposer
 from pronk.engine.request import Request
 from pronk.sampling.acceptance import Choose, acceptance_rule
@@ -28,10 +28,9 @@ CHAIN = (-1, 0, 1, 2)
 TREE = (-1, 0, 1, 2, 0, 1, 4, 0)
 
 
-def outside(guess: DraftCase) -> TokenTree:
-    """Draws from a larger vocabulary than the target's."""
-    wide = replace(guess, vocab=guess.vocab + 3)
-    return drawn_trees(TREE)(wide)
+def outside(case: DraftCase) -> TokenTree:
+    """Sample from a larger vocabulary than the target's."""
+    return drawn_trees(TREE)(replace(case, vocab=case.vocab + 3))
 
 
 SHAPES = {
@@ -56,62 +55,55 @@ drawn = cache(draw)
 
 
 def assert_not_vacuous(shape: str, strings: Sequence[Request]) -> None:
-    """Some guesses are accepted and more are not; of a tree, some of those off its main chain as well."""
     assert len(strings) / 5 < total(strings, "accepted") < total(strings, "drafted") / 2
     assert (total(strings, "moved") > 0) == (shape != "chain")
 
 
-@pytest.mark.usefixtures("quickly_drawn")
+@pytest.mark.usefixtures("numpy_noise")
 @pytest.mark.parametrize(
     ("shape", "options", "rule"),
-    [
-        ("chain", "shaped", "block"),
-        ("tree", "shaped", "rejection"),
-        ("mixed", "temperature", "block"),
-    ],
+    [("chain", "shaped", "block"), ("tree", "shaped", "rejection"), ("mixed", "temperature", "block")],
 )
-def test_strings_have_the_law_of_the_model(shape: str, options: str, rule: Rule) -> None:
+def test_strings_have_the_distribution_of_the_model(shape: str, options: str, rule: Rule) -> None:
     strings = drawn(shape, options, rule)
-    assert p_value(strings, law_of(options)) > 1e-3
+    assert p_value(strings, distribution_of(options)) > 1e-3
     assert_not_vacuous(shape, strings)
 
 
-@pytest.mark.usefixtures("quickly_drawn")
+@pytest.mark.usefixtures("numpy_noise")
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("options", ["temperature", "shaped"])
 @pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape != "dishonest"])
-def test_more_strings_have_the_law_of_the_model(shape: str, options: str, rule: Rule) -> None:
+def test_more_strings_have_the_distribution_of_the_model(shape: str, options: str, rule: Rule) -> None:
     strings = draw(shape, options, rule, 2500)
-    assert p_value(strings, law_of(options)) > 1e-3
+    assert p_value(strings, distribution_of(options)) > 1e-3
     assert_not_vacuous(shape, strings)
 
 
-@pytest.mark.usefixtures("quickly_drawn")
-def test_guesses_of_another_law_than_they_claim_are_found() -> None:
-    assert p_value(draw("dishonest", "temperature", "rejection"), law_of("temperature")) < 1e-5
+@pytest.mark.usefixtures("numpy_noise")
+def test_wrong_draft_distributions_are_detected() -> None:
+    assert p_value(draw("dishonest", "temperature", "rejection"), distribution_of("temperature")) < 1e-5
 
 
-@pytest.mark.usefixtures("quickly_drawn")
+@pytest.mark.usefixtures("numpy_noise")
 @pytest.mark.parametrize("rule", RULES)
-def test_rows_that_belong_to_other_nodes_are_found(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A guess is compared with the logits after it."""
-
+def test_rows_of_other_nodes_are_detected(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
     def shifted(sampler: Sampler, tree: TokenTree, logits: Tensor, chosen: Any) -> Choose:
         return acceptance_rule(sampler, tree, torch.cat((logits[1:], logits[-1:])), chosen)
 
     monkeypatch.setattr("pronk.engine.request_step.acceptance_rule", shifted)
-    assert p_value(draw("chain", "temperature", rule), law_of("temperature")) < 1e-5
+    assert p_value(draw("chain", "temperature", rule), distribution_of("temperature")) < 1e-5
 
 
-@pytest.mark.usefixtures("quickly_drawn")
-def test_the_block_accepts_more() -> None:
+@pytest.mark.usefixtures("numpy_noise")
+def test_block_rule_accepts_more_than_rejection() -> None:
     one, other = (total(drawn("chain", "temperature", rule), "accepted") for rule in RULES)
     assert other > one
 
 
 def test_all_rules_in_one_batch() -> None:
-    """What is drawn depends on the request alone; the coupled one is plain decoding, whatever its guesses claim."""
+    """Each request has the result of its own rule; under the coupled rule this is plain decoding."""
     by, rules = TreeDrafter(drawn_trees(TREE, 0.7), vocab=SMALL), ("coupled", *RULES)
     base = SamplingParams(max_tokens=20, temperature=1.5, logprobs=1)
     asked = [make_request(PROMPT[: 3 + i], replace(base, seed=i, rule=rules[i % 3]), by, vocab=SMALL) for i in range(9)]
@@ -125,18 +117,17 @@ def test_all_rules_in_one_batch() -> None:
     assert total(asked[2::3], "accepted") > 0
 
 
-def gained(guess: DraftCase) -> TokenTree:
-    tree = drawn_trees(chain_shape(30))(guess)
+def unprofitable(case: DraftCase) -> TokenTree:
+    tree = drawn_trees(chain_shape(30))(case)
     return replace(tree, gain=(1.0, *(1e-6,) * 30))
 
 
 @pytest.mark.parametrize("rule", ["coupled", *RULES])
-def test_what_was_drawn_is_not_dropped(rule: Rule) -> None:
-    """However little it pays, where the rule counts on its distribution."""
-    dear = CostCurve((1, 64), (1.0, 64.0))
+def test_sampled_draft_tokens_are_not_dropped(rule: Rule) -> None:
+    """Dropping unprofitable sampled tokens would change the distribution of the rules ``rejection`` and ``block``."""
     params, drafted = SamplingParams(max_tokens=12, temperature=1.0, rule=rule), []
-    for costs in (None, dear):
-        request = make_request(PROMPT, params, TreeDrafter(gained, vocab=SMALL), vocab=SMALL)
+    for costs in (None, CostCurve((1, 64), (1.0, 64.0))):
+        request = make_request(PROMPT, params, TreeDrafter(unprofitable, vocab=SMALL), vocab=SMALL)
         run(make_engine(tiny_decoder(vocab=SMALL), costs=costs), [request])
         drafted.append(next((step.drafted for step in request.stats.steps if step.drafted), 0))
     assert drafted[0] == 10
@@ -144,8 +135,7 @@ def test_what_was_drawn_is_not_dropped(rule: Rule) -> None:
 
 
 @pytest.mark.parametrize("more", [0, 3])
-def test_tokens_without_a_place_in_the_vocabulary(more: int) -> None:
-    """Guesses that are drawn from more tokens than the target has are point masses, whatever was drawn."""
+def test_draft_tokens_of_a_larger_vocabulary_are_point_masses(more: int) -> None:
     trees: list[TokenTree] = []
 
     class Watched(TreeDrafter):

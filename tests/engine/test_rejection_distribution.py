@@ -1,9 +1,7 @@
-"""The rejection rule in the engine: the law of strings over seeds, a replay of every choice, and planted defects.
+"""The rejection rule in the engine: distribution of strings over seeds, replay of every choice, planted defects.
 
-Guesses that are drawn from distributions of their own, and the block rule, are in ``test_drawn_guesses.py``.
-
-Where sampling is coupled, equality with plain decoding says all. Here the tokens depend on the guesses, so there are
-two oracles: the exact law of the model, and the obvious rule at every place, both from plain passes over the text.
+Tokens depend on the draft tokens, so the references are the model's exact distribution and a plain rejection rule at
+every position. Sampled draft tokens and the block rule are in ``test_sampled_drafts.py``.
 """
 
 import random
@@ -19,6 +17,7 @@ from torch import Tensor
 
 from chi_square import p_value_of
 from drafters.trees import DraftCase, Growing, TreeDrafter, random_trees
+from engine import cases
 from engine.cases import PROMPTS, ask, assert_same, drafter, params, plain, total, watch
 from pronk.drafters import Drafter, Lookahead, Merged, PromptLookup, Proposer, Recycling, Suffix
 from pronk.engine.output_processor import OutputProcessor
@@ -37,14 +36,14 @@ from tiny_models import context_of, make_engine, make_request, run, tiny_decoder
 String = tuple[int, ...]
 
 
-def bushy(guess: DraftCase) -> TokenTree:
-    """Nearly all there is, two levels deep: most of what is accepted is off the main chain.
+def bushy(case: DraftCase) -> TokenTree:
+    """Return a tree of depth 2 with nearly all tokens, so that most accepted tokens are off the main chain.
 
-    The order of siblings does not change from step to step; at random, defects that favour the first would cancel.
+    Siblings are sorted: in a random order, defects that favour the first sibling would cancel.
     """
-    tree, dice = Growing([guess.root]), guess.dice
-    for first in sorted(dice.sample(range(guess.vocab), min(guess.vocab - 1, 9))):
-        for second in sorted(dice.sample(range(guess.vocab), 5)):
+    tree, dice = Growing([case.root]), case.dice
+    for first in sorted(dice.sample(range(case.vocab), min(case.vocab - 1, 9))):
+        for second in sorted(dice.sample(range(case.vocab), 5)):
             tree.chain(0, [first, second])
     return tree.done()
 
@@ -61,17 +60,17 @@ def proposers(vocab: int) -> dict[str, Drafter]:
 
 @torch.inference_mode()
 def logits_of(decoder: Decoder, text: Sequence[int], prompt: int) -> Tensor:
-    """``[len(text), vocab]`` of one plain pass."""
+    """Return logits ``[len(text), vocab]`` of one forward pass."""
     engine, block_table = make_engine(decoder), BlockTable()
     engine.cache.prepare(block_table, len(text))
     job = ForwardJob(Segment(block_table, TokenTree.chain(text)), range(len(text)), prompt)
     return engine.runner.forward([job]).logits[0]
 
 
-# What admits a request looks at all that run, so thousands go through in small batches.
+# Admission of a request takes time for each running request, so batches are small.
 SMALL, SAMPLES, BATCH = 5, 800, 25
 PROMPT = (0, 3, 1, 4, 3, 1, 2, 3, 1, 0, 3, 1)
-# The first token of a text comes with the prompt, after which nobody guesses; the last one has no guess below it.
+# The first of 4 tokens comes from prefill without draft tokens.
 DRAW = SamplingParams(rule="rejection", temperature=2.0, max_tokens=4)
 OPTIONS = {
     "temperature": DRAW,
@@ -81,8 +80,8 @@ OPTIONS = {
 
 
 @cache
-def law_of(name: str) -> Tensor:
-    """The exact law of the first three tokens, token by token from the obvious processors."""
+def distribution_of(name: str) -> Tensor:
+    """Return the exact distribution of the first three tokens, by plain logits processors."""
     decoder = tiny_decoder(vocab=SMALL)
     joint = torch.ones((SMALL,) * 3, dtype=torch.float64)
     for output in ((), *product(range(SMALL)), *product(range(SMALL), repeat=2)):
@@ -96,10 +95,9 @@ def law_of(name: str) -> Tensor:
 
 
 def draw(proposer: str, options: str, samples: int = SAMPLES) -> list[Request]:
-    given = OPTIONS[options]
     engine = make_engine(tiny_decoder(vocab=SMALL), max_batch=BATCH, num_blocks=16 * BATCH)
     by = proposers(SMALL)[proposer].bind(engine.target)
-    asked = [make_request(PROMPT, replace(given, seed=seed), by, vocab=SMALL) for seed in range(samples)]
+    asked = [make_request(PROMPT, replace(OPTIONS[options], seed=seed), by, vocab=SMALL) for seed in range(samples)]
     run(engine, asked)
     return asked
 
@@ -107,12 +105,12 @@ def draw(proposer: str, options: str, samples: int = SAMPLES) -> list[Request]:
 drawn = cache(draw)
 
 
-def p_value(strings: Sequence[Request], law: Tensor) -> float:
-    cells = {cell: float(law[cell]) for cell in product(range(SMALL), repeat=3)}
+def p_value(strings: Sequence[Request], distribution: Tensor) -> float:
+    cells = {cell: float(distribution[cell]) for cell in product(range(SMALL), repeat=3)}
     return p_value_of([tuple(request.output[:3]) for request in strings], cells, least_cells=16)
 
 
-@pytest.mark.usefixtures("quickly_drawn")
+@pytest.mark.usefixtures("numpy_noise")
 @pytest.mark.parametrize(
     ("proposer", "options"),
     [
@@ -124,18 +122,17 @@ def p_value(strings: Sequence[Request], law: Tensor) -> float:
         pytest.param("shared", "temperature", marks=pytest.mark.slow),
     ],
 )
-def test_strings_have_the_law_of_the_model(proposer: str, options: str) -> None:
+def test_strings_have_the_distribution_of_the_model(proposer: str, options: str) -> None:
     strings = drawn(proposer, options)
-    assert p_value(strings, law_of(options)) > 1e-4
+    assert p_value(strings, distribution_of(options)) > 1e-4
     assert SAMPLES / 5 < total(strings, "accepted") < total(strings, "drafted") / 2
     assert total(strings, "moved") > 0
     assert total(strings, "target_steps") < 0.95 * total(strings, "generated_tokens")
 
 
-@pytest.mark.usefixtures("quickly_drawn")
-def test_the_law_is_not_that_of_other_options() -> None:
-    """The test can fail."""
-    assert p_value(drawn("bushy", "temperature"), law_of("colder")) < 1e-4
+@pytest.mark.usefixtures("numpy_noise")
+def test_the_distribution_of_other_options_is_detected() -> None:
+    assert p_value(drawn("bushy", "temperature"), distribution_of("colder")) < 1e-4
 
 
 VOCAB = 18
@@ -144,51 +141,42 @@ REPLAYED: list[dict[str, Any]] = [
     {"temperature": 2.5, "min_tokens": 30},
     {"temperature": 3.0, "top_k": 9, "min_p": 0.02, "min_tokens": 25},
     {"temperature": 3.0, "top_p": 0.8, "min_tokens": 15},
-    {
-        "temperature": 2.0,
-        "min_tokens": 25,
-        "repetition_penalty": 1.3,
-        "presence_penalty": 0.6,
-        "frequency_penalty": 0.4,
-    },
+    cases.OPTIONS["penalties"] | {"temperature": 2.0, "min_tokens": 25},
     {"temperature": 1.3, "min_tokens": 12, "bad_words": ["given as tokens"], "logit_bias": {3: 1.0, 6: 3.0, 8: 2.0}},
 ]
 
 
-def obvious(made: Sampler, logits: Tensor, draft_tokens: Sequence[int]) -> int:
+def slow_choice(made: Sampler, logits: Tensor, draft_tokens: Sequence[int]) -> int:
     p = torch.tensor(scores_of(logits, made), dtype=torch.float64).softmax(0)
     place = len(made.context)
-    for trial, guess in enumerate(draft_tokens):
-        if rejection_uniform(made.trial_seed, place, trial) < p[guess] / p.sum():
-            return guess
-        p[guess] = 0.0
+    for trial, draft in enumerate(draft_tokens):
+        if rejection_uniform(made.trial_seed, place, trial) < p[draft] / p.sum():
+            return draft
+        p[draft] = 0.0
     return int((p.log() + rejection_noise(made.trial_seed, place, torch.arange(len(p)))).argmax())
 
 
-def request(text: String, options: SamplingParams, proposer: Proposer[Any] | None = None) -> Request:
+def request(text: Sequence[int], options: SamplingParams, proposer: Proposer[Any] | None = None) -> Request:
     bad = BAD_WORDS if options.bad_words else ()
     return make_request(text, options, proposer, stop_token_ids=ENDS, bad_words=bad, vocab=VOCAB)
 
 
 def replay(done: Request, passes: Sequence[tuple[int, TokenTree]], decoder: Decoder) -> int:
-    """Make every choice again: the obvious rule on the logits of plain decoding. How many guesses does it accept?"""
-    made = request(tuple(done.prompt), done.params).sampler
+    """Repeat every choice by the plain rule on logits of plain decoding; return the number of accepted draft tokens."""
+    made = request(done.prompt, done.params).sampler
     logits, text, accepted = logits_of(decoder, done.tokens, len(done.prompt)), done.tokens, 0
     logprobs = logits.log_softmax(-1)
     for length, tree in passes:
         if length + len(tree) < len(done.prompt):
-            continue  # a part of the prompt
+            continue  # prefill
         node = len(tree) - 1 if length < len(done.prompt) - 1 else 0
         while len(made.context) < len(text):
-            place, draft_tokens = (
-                len(made.context),
-                [tree.tokens[i] for i, parent in enumerate(tree.parents) if parent == node],
-            )
-            token = obvious(made, logits[place - 1], draft_tokens)
+            place = len(made.context)
+            draft_tokens = [tree.tokens[i] for i, parent in enumerate(tree.parents) if parent == node]
+            token = slow_choice(made, logits[place - 1], draft_tokens)
             assert token == text[place]
-            assert done.logprobs[place - len(done.prompt)][token] == pytest.approx(
-                float(logprobs[place - 1, token]), abs=1e-4
-            )
+            logprob = done.logprobs[place - len(done.prompt)][token]
+            assert logprob == pytest.approx(float(logprobs[place - 1, token]), abs=1e-4)
             made.advance(token)
             if token not in draft_tokens:
                 break
@@ -202,15 +190,13 @@ def replay(done: Request, passes: Sequence[tuple[int, TokenTree]], decoder: Deco
     "options", [*(pytest.param(each, marks=pytest.mark.slow) for each in REPLAYED[:3]), *REPLAYED[3:]], ids=str
 )
 def test_mixed_batches(options: dict[str, Any]) -> None:
-    """Both rules in one batch: each request is what it is by its own rule."""
+    """Requests of two rules in one batch each have the result of their own rule."""
     decoder = tiny_decoder(vocab=VOCAB)
     engine, passes = make_engine(decoder), dict[int, list[tuple[int, TokenTree]]]()
 
     def note(jobs: Sequence[ForwardJob], _: ForwardResult) -> None:
-        for job in jobs:
-            passes.setdefault(id(job.segment.block_table), []).append(
-                (job.segment.block_table.length, job.segment.tree)
-            )
+        for table, tree in ((job.segment.block_table, job.segment.tree) for job in jobs):
+            passes.setdefault(id(table), []).append((table.length, tree))
 
     watch(engine, note)
     base = SamplingParams(max_tokens=30, logprobs=1, **options)
@@ -224,7 +210,7 @@ def test_mixed_batches(options: dict[str, Any]) -> None:
     coupled = [each for each in asked if not each.params.rejects]
     rejecting = [each for each in asked if each.params.rejects]
     replayed = [replay(each, passes[id(each.block_table)], decoder) for each in rejecting]
-    alone = [request(tuple(each.prompt), each.params) for each in coupled]
+    alone = [request(each.prompt, each.params) for each in coupled]
     run(make_engine(decoder), alone)
     assert_same(coupled, alone)
     assert total(coupled, "moved") > 0
@@ -233,9 +219,7 @@ def test_mixed_batches(options: dict[str, Any]) -> None:
     assert any(one.output != other.output for one, other in zip(coupled, rejecting, strict=True))
 
 
-def test_rows_that_are_not_moved_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys and values of accepted guesses that stay where they were guessed: what follows is another text's."""
-
+def test_accepted_rows_that_are_not_moved_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     def unmoved(output_processor: OutputProcessor, request: Request, offsets: Sequence[int]) -> None:
         request.stats.moved += sum(offset != place for place, offset in enumerate(offsets))
         output_processor.cache.commit(request.block_table, range(len(offsets)))
@@ -247,8 +231,7 @@ def test_rows_that_are_not_moved_are_found(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("options", ["greedy", "repetition"])
-def test_greedy_is_the_same_under_all(options: str) -> None:
-    """To the bit."""
+def test_greedy_texts_are_equal_under_all_rules(options: str) -> None:
     want = plain(torch.float32, options)
     for name, rule in product(("prompt_lookup", "oracle"), ("rejection", "block")):
         given = [replace(params(options, i), rule=rule) for i in range(len(PROMPTS))]
