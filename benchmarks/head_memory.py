@@ -26,8 +26,8 @@ from pronk.train.attention import dense_logits
 from pronk.train.future import FutureModel, future_shape
 from pronk.train.heads import ahead, head_by_head
 from pronk.train.lm import model_config
+from pronk.train.losses import text_loss
 from pronk.train.options import ModelShape
-from pronk.train.text_loss import text_loss
 
 HEADS = (1, 2, 4)
 

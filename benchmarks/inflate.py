@@ -28,7 +28,7 @@ from pronk.architecture.config import ModelConfig, parse_config
 from pronk.errors import OptionError, PronkError
 from pronk.files.atomic import new_folder, write_json, writing
 from pronk.files.companions import copy_companions
-from pronk.files.shards import ShardEntry, check_target, write_weights
+from pronk.files.shards import ShardEntry, check_output_folder, write_weights
 from pronk.models.checkpoint import Checkpoint
 from pronk.models.clone_models import default_model
 from pronk.models.families import FAMILY_NAMES, CheckpointTensor, plan_tensors
@@ -81,8 +81,8 @@ def inflate(source: Path, out: Path, hidden: int, layers: int, intermediate: int
     document = grown_config(raw, small, hidden, layers, intermediate)
     weights = LargeWeights(Checkpoint(source), small, parse_config(document))
     entries = [weights.entry(piece) for piece in pieces(weights.big)]
-    check_target(out, sum(entry.size for entry in entries))
-    count = sum(math.prod(entry.piece.shape) for entry in entries)
+    check_output_folder(out, sum(entry.num_bytes for entry in entries))
+    count = sum(math.prod(entry.tensor.shape) for entry in entries)
     with writing(out, "the checkpoint"), new_folder(out) as partial:
         write_weights(partial, entries, weights.tensor, SHARD_BYTES, lambda *_: None)
         copy_companions(source, partial)
