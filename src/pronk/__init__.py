@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Module to public names; imported at first use, so that `pronk --help` does not import torch.
-_HOMES = {
+# Public names by module. A module is imported at the first use of a name, so that `pronk --help` needs no torch.
+_NAMES = {
     "pronk.drafters": ("Drafter", "Proposer"),
     "pronk.errors": (
         "CacheFullError",
@@ -58,14 +58,14 @@ _HOMES = {
     "pronk.speculation.tree": ("TokenTree",),
 }
 
-__all__ = [*(name for names in _HOMES.values() for name in names), *class_modules(), "__version__"]  # noqa: PLE0604 - names
+__all__ = [*(name for names in _NAMES.values() for name in names), *class_modules(), "__version__"]  # noqa: PLE0604 - names
 
 
 def __getattr__(name: str) -> Any:
     if name == "Guesser":
         warn("pronk.Guesser is deprecated; use pronk.Proposer", DeprecationWarning, stacklevel=2)
         name = "Proposer"
-    found = next((module for module, names in _HOMES.items() if name in names), class_modules().get(name))
+    found = next((module for module, names in _NAMES.items() if name in names), class_modules().get(name))
     if found is None:
         msg = f"module 'pronk' has no attribute {name!r}"
         raise AttributeError(msg)

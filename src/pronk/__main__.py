@@ -1,4 +1,4 @@
-"""``python -m pronk``: the command line."""
+"""Entry point of ``python -m pronk``, which runs the command line."""
 
 from pronk.cli.main import main
 

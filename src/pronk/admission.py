@@ -1,4 +1,4 @@
-"""Limit on the number of concurrent samples."""
+"""Limit on the number of samples (outputs of requests) that an engine works on at the same time."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ __all__ = ["AdmissionQueue"]
 
 
 class AdmissionQueue:
-    """Thread-safe counter that admits at most ``most`` samples at a time."""
+    """Thread-safe counter of samples in progress, which refuses samples above ``limit``."""
 
-    def __init__(self, most: int) -> None:
-        self.most, self.taken = most, 0
+    def __init__(self, limit: int) -> None:
+        self.limit, self.num_admitted = limit, 0
         self._lock = threading.Lock()
 
     @contextmanager
     def hold(self, count: int) -> Generator[None]:
-        """Admit ``count`` samples for the duration of the block.
+        """Count ``count`` more samples as in progress for the duration of the block.
 
         Raises:
-            OptionError: ``count`` exceeds the limit.
-            OverloadedError: too many samples are admitted at present.
+            OptionError: ``count`` alone exceeds the limit.
+            OverloadedError: ``count`` and the samples in progress together exceed the limit.
         """
-        if count > self.most:
-            msg = f"n: expected at most {self.most} samples at a time, found {count}; ask for fewer"
+        if count > self.limit:
+            msg = f"n: expected at most {self.limit} samples at a time, found {count}; ask for fewer"
             raise OptionError(msg)
         with self._lock:
-            if self.taken + count > self.most:
-                msg = f"expected at most {self.most} requests at a time, found {count} more; try again later"
+            if self.num_admitted + count > self.limit:
+                msg = f"expected at most {self.limit} requests at a time, found {count} more; try again later"
                 raise OverloadedError(msg)
-            self.taken += count
+            self.num_admitted += count
         try:
             yield
         finally:
             with self._lock:
-                self.taken -= count
+                self.num_admitted -= count

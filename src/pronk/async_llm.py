@@ -42,7 +42,7 @@ class EngineLoad(NamedTuple):
 
 
 class AsyncLLM:
-    """Asynchronous interface of an :class:`~pronk.llm.LLM`."""
+    """Asynchronous interface of an :class:`~pronk.llm.LLM`, whose engine it runs in one thread."""
 
     def __init__(self, llm: LLM, *, max_requests: int = 1024) -> None:
         """Start the engine thread; ``max_requests`` limits the samples in progress, queued ones included."""
@@ -60,7 +60,7 @@ class AsyncLLM:
     @property
     def num_requests(self) -> int:
         """Number of samples in progress, including those being tokenized."""
-        return self._admission.taken
+        return self._admission.num_admitted
 
     @property
     def load(self) -> EngineLoad:
@@ -81,20 +81,20 @@ class AsyncLLM:
         salt: bytes = b"",
         tenant: str = "",
     ) -> AsyncGenerator[Piece]:
-        """Continue one prompt and yield its tokens; closing the iterator or cancellation aborts the request.
+        """Continue one prompt and yield each token; closing the iterator or cancellation aborts the request.
 
         Args:
             prompt: text or token ids.
             params: sampling options.
-            drafter: drafter of this call instead of the default.
+            drafter: drafter of this request; ``None`` is the default of the model.
             priority: scheduling priority; higher values are scheduled first.
-            deadline: time limit in seconds, queueing included; ``None`` is none.
-            salt: key of the prefix cache; only texts with equal salts share cached blocks.
+            deadline: time limit in seconds, queueing included; ``None`` sets no limit.
+            salt: part of the prefix cache's key; only requests with equal salts share cached blocks.
             tenant: client name for fair scheduling among requests of equal priority.
 
         Raises:
             OptionError: an option is out of range.
-            OverloadedError: ``max_requests`` samples are in progress.
+            OverloadedError: more than ``max_requests`` samples would be in progress.
             ClosedError: the model is closing or closed.
             DeadlineError: the deadline has passed.
             PronkError: see :meth:`~pronk.llm.LLM.generate`.
@@ -139,13 +139,13 @@ class AsyncLLM:
         tenant: str = "",
         given: Mapping[int, Sequence[Piece]] | None = None,
     ) -> AsyncGenerator[list[Piece]]:
-        """Continue several prompts and yield the pieces of each step.
+        """Continue several prompts; yield the new tokens of each decoding step as a list of pieces.
 
-        An error of one prompt ends all of them. Sample ``s`` of prompt ``p`` has the index ``p * n + s``. Arguments and
-        errors are those of :meth:`stream`.
+        Sample ``s`` of prompt ``p`` has the index ``p * n + s``. An error of one prompt ends all prompts. Arguments
+        and errors are those of :meth:`stream`.
 
-        ``given`` maps indices to the pieces that another replica of the model has already delivered. Decoding resumes
-        after these pieces, with the same result for the same seed. Finished samples are skipped.
+        ``given`` maps indices of samples to the pieces that another replica of the model has already delivered.
+        Decoding resumes after these pieces, with the same result for the same seed; finished samples are skipped.
         """
         params = params or SamplingParams()
         check_integer("priority", priority, -(2**31), 2**31)
@@ -174,7 +174,7 @@ class AsyncLLM:
                 self._thread.leave(job)
 
     def stop(self) -> None:
-        """Fail all requests after the current step and refuse new ones."""
+        """Refuse new requests, and fail the running and queued requests after the current step."""
         self._thread.stop()
 
     async def close(self) -> None:
@@ -196,7 +196,7 @@ class AsyncLLM:
         deadline: float | None,
         given: Mapping[int, Sequence[Piece]],
     ) -> dict[int, Request]:
-        """Create the requests in a worker thread: long prompts and loading draft models block for long."""
+        """Create the requests, by index of the sample, in a worker thread: it may load a draft model."""
         try:
             async with asyncio.timeout(deadline) as limit:
                 if params.guide is not None:

@@ -18,7 +18,7 @@ __all__ = ["check_choice", "check_flag", "check_integer", "check_number", "check
 def check_integer(
     name: str, value: object, low: int, high: int | None = None, *, error: type[PronkError] = OptionError
 ) -> int:
-    """Return an integer in ``low..high``, or of at least ``low``; raise ``error`` for others."""
+    """Return ``value`` if it is an integer in ``low..high`` (``None``: no limit), else raise ``error``."""
     if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
         wanted = f"of at least {low}" if high is None else f"in {low}..{high}"
         msg = f"{name}: expected an integer {wanted}, found {value!r}"
@@ -35,12 +35,12 @@ def check_number(
     above: bool = False,
     error: type[PronkError] = OptionError,
 ) -> float:
-    """Return a number in ``low..high``, or in ``(low, high]`` if ``above``; raise ``error`` for others."""
-    most = sys.float_info.max  # larger integers cannot be converted to float
+    """Return ``value`` if it is in ``low..high``, above ``low`` if ``above``; otherwise raise ``error``."""
+    largest = sys.float_info.max  # a larger integer cannot be converted to float
     if (
         isinstance(value, bool)
         or not isinstance(value, int | float)
-        or not max(low, -most) <= value <= min(high, most)  # false for NaN
+        or not max(low, -largest) <= value <= min(high, largest)  # NaN fails this comparison
         or (above and value == low)
     ):
         msg = f"{name}: expected {_interval(low, high, above=above)}, found {value!r}"
@@ -55,7 +55,7 @@ def _interval(low: float, high: float, *, above: bool) -> str:
 
 
 def check_flag(name: str, value: object, *, error: type[PronkError] = OptionError) -> bool:
-    """Return a boolean; raise ``error`` for others, 0 and 1 included."""
+    """Return ``value`` if it is a bool; otherwise, also for 0 and 1, raise ``error``."""
     if not isinstance(value, bool):
         msg = f"{name}: expected true or false, found {value!r}"
         raise error(msg)
@@ -63,7 +63,7 @@ def check_flag(name: str, value: object, *, error: type[PronkError] = OptionErro
 
 
 def check_choice(name: str, value: object, choices: Sequence[str], *, error: type[PronkError] = OptionError) -> str:
-    """Return one of ``choices``; raise ``error`` for other values."""
+    """Return ``value`` if it is one of ``choices``; otherwise raise ``error``."""
     if not isinstance(value, str) or value not in choices:
         msg = f"{name}: expected one of {', '.join(choices)}, found {value!r}"
         raise error(msg)
@@ -71,7 +71,7 @@ def check_choice(name: str, value: object, choices: Sequence[str], *, error: typ
 
 
 def check_path(name: str, value: object) -> str | None:
-    """Return a path as text, or ``None`` for no file; raise ``OptionError`` for others."""
+    """Return ``value`` if it is a path (text) or ``None``; otherwise raise :class:`OptionError`."""
     if value is not None and not (isinstance(value, str) and value):
         msg = f"{name}: expected a path, found {value!r}"
         raise OptionError(msg)

@@ -21,11 +21,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class PendingRequests:
-    """Requests of one caller, which end together."""
+    """A *job*: the requests of one call, one per sample, which end together."""
 
-    requests: Mapping[int, Request]  # by the index of the sample
+    requests: Mapping[int, Request]  # by index of the sample
     loop: asyncio.AbstractEventLoop  # event loop of the caller
-    # Pieces of each step, ended by an exception or None.
+    # Generated pieces, one list per step; finally ``None``, or the exception that ended the job.
     queue: asyncio.Queue[list[Piece] | BaseException | None] = field(default_factory=asyncio.Queue)
 
     def put(self, item: list[Piece] | BaseException | None) -> None:
@@ -70,7 +70,7 @@ class EngineThread:
     def _serve(self) -> None:
         cause: BaseException = ClosedError("expected an open model, found one that was closed; load the model again")
         try:
-            while self._act():
+            while self._run_actions():
                 if self._jobs:
                     self._step()
         except BaseException as error:  # noqa: BLE001 - passed to all callers; its message may quote a text
@@ -80,13 +80,13 @@ class EngineThread:
             with self._wake:
                 self._closing = True
                 actions, self._inbox = self._inbox, []
-            for action in actions:  # add late jobs, so that they receive the error
+            for action in actions:  # jobs that are not yet added receive the error, too
                 action()
             for job in [*self._jobs]:
                 self._leave(job, cause)
 
-    def _act(self) -> bool:
-        """Run the queued actions, or wait for some; return False to stop."""
+    def _run_actions(self) -> bool:
+        """Run queued actions; if there is no job, wait for an action. Return False to stop."""
         with self._wake:
             self._wake.wait_for(lambda: self._inbox or self._jobs or self._closing)
             actions, self._inbox = self._inbox, []
@@ -117,7 +117,7 @@ class EngineThread:
             self._leave(job, error)
 
     def _deliver(self, job: PendingRequests) -> None:
-        """Send the new tokens, also those of steps run by other threads, and the end of the job."""
+        """Send undelivered tokens, of this and of other threads' steps, and the end of the job."""
         pieces, requests = list[Piece](), job.requests
         with self.engine.lock:
             error = next((request.error for request in requests.values() if request.error is not None), None)

@@ -1,4 +1,4 @@
-"""Explanation of a text's decoding steps: which drafters proposed, and which tokens were accepted."""
+"""Explain the decoding of a text: in each step, the drafters that proposed and the accepted tokens."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["Explanation", "SourceShare", "explain"]
 
 @dataclass(frozen=True)
 class SourceShare:
-    """Contribution of one drafter to a text."""
+    """Statistics of one drafter over the decoding of a text."""
 
     source: str  # name of the drafter
-    asked: int  # number of steps with a proposal; 0 if the drafter is not part of a selection
-    explored: int  # number of steps with a proposal that measured acceptance instead of expecting a gain
-    seconds: float  # time of the proposals, without that of observe()
+    asked: int  # number of steps with a proposal; 0 unless ``auto`` selects the drafters
+    explored: int  # number of these steps with no expected gain, only to measure acceptance
+    seconds: float  # time to make the proposals, without :meth:`Proposer.observe`
     drafted: int  # number of verified draft tokens
     accepted: int  # number of accepted draft tokens
 
@@ -34,25 +34,25 @@ class Explanation:
     """A completion and its decoding steps."""
 
     completion: Completion
-    steps: tuple[Decision, ...]  # the first ends the prefill and has no draft tokens
-    shares: tuple[SourceShare, ...]  # contributions of the drafters
+    steps: tuple[Decision, ...]  # the first step gives the first token after the prompt, without draft tokens
+    shares: tuple[SourceShare, ...]  # one per drafter
 
     @property
     def plain(self) -> float | None:
-        """Median estimate of the seconds of a step without draft tokens; ``None`` without measured costs."""
+        """Estimated seconds of a step without draft tokens (median); ``None`` before durations were measured."""
         known = [step.plain for step in self.steps if step.plain is not None]
         return median(known) if known else None
 
     @property
     def speed(self) -> float | None:
-        """Speed-up over plain decoding after the first token, by the measured cost of forward passes."""
+        """Estimated speed-up over decoding without drafts, after the first step; ``None`` if unknown."""
         steps, plain = self.steps[1:], self.plain
         seconds = sum(step.seconds + step.asking for step in steps)
         return None if plain is None or not steps else plain * sum(len(step.tokens) for step in steps) / seconds
 
     @property
     def summary(self) -> str:
-        """One paragraph of text."""
+        """The statistics in words, as one paragraph."""
         steps, tokens = len(self.steps), len(self.completion.token_ids)
         said = [f"{_count(tokens, 'token')} in {_count(steps, 'step')}: {tokens / max(1, steps):.2f} tokens per step."]
         if self.speed is not None:
@@ -92,7 +92,7 @@ def explain(
 
 def _shares(steps: Sequence[Decision]) -> list[SourceShare]:
     counts: dict[str, Counter[str]] = {}
-    owners = {"": ""}  # origin of a draft token to the reported drafter, as parts of a composite have other names
+    owners = {"": ""}  # reported drafter by origin of a token; a combined drafter's tokens name an inner drafter
     for step in steps:
         for each in step.source_reports:
             owners |= dict.fromkeys((name for name, _ in each.tree.origin or ()), each.source)

@@ -1,7 +1,7 @@
 """Deferral of Ctrl-C during state changes.
 
-A step changes requests, caches and drafter state; stopping halfway would corrupt other requests. SIGINT is therefore
-deferred, except in windows around long computations::
+An engine step changes requests, caches and drafter state; stopping halfway would corrupt other requests. SIGINT is
+therefore deferred during a step, except in :class:`interruptible` blocks around long computations::
 
     with uninterrupted():
         plan()
@@ -9,7 +9,8 @@ deferred, except in windows around long computations::
             compute()
         commit()
 
-A SIGINT in a window is handled there and closes the window: later ones are deferred until the outer block ends.
+If the handler of a SIGINT raises in an ``interruptible`` block, later SIGINTs are deferred until the outermost
+``uninterrupted`` block ends, so that clean-up is not interrupted.
 """
 
 from __future__ import annotations
@@ -26,44 +27,44 @@ class _Guard:
     """A SIGINT handler that defers signals while ``depth`` is above 0.
 
     Attributes:
-        installed: whether the guard replaces ``handler``.
-        depth: nesting depth of uninterrupted blocks.
-        windows: saved depths of the enclosing blocks of open windows.
-        caught: deferred signals.
-        handler: previous handler of SIGINT.
+        installed: whether the guard is in use as the SIGINT handler.
+        depth: number of nested ``uninterrupted`` blocks; 0 in an ``interruptible`` block.
+        outer_depths: value of ``depth`` before each nested ``interruptible`` block.
+        deferred: signal number and stack frame of each deferred signal.
+        handler: SIGINT handler that the guard replaced.
     """
 
     def __init__(self) -> None:
         self.installed = False
         self.depth = 0
-        self.windows: list[int] = []
-        self.caught: list[tuple[int, FrameType | None]] = []
+        self.outer_depths: list[int] = []
+        self.deferred: list[tuple[int, FrameType | None]] = []
         self.handler: Any = None
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        self.caught.append((number, frame))
+        self.deferred.append((number, frame))
         if self.installed:
-            self.strike()
+            self.deliver()
 
     @property
-    def masks(self) -> bool:
-        """Whether the guard is installed and this is the main thread, which receives signals."""
+    def defers_here(self) -> bool:
+        """Whether the guard is installed and this is the main thread; other threads receive no signals."""
         return self.installed and threading.get_ident() == threading.main_thread().ident
 
     @property
-    def stands(self) -> bool:
-        """Whether the guard is the current SIGINT handler."""
+    def is_handler(self) -> bool:
+        """Whether the guard is the current SIGINT handler; other code may have set another one."""
         return signal.getsignal(signal.SIGINT) is self
 
-    def strike(self) -> None:
-        """Pass a deferred signal to the previous handler unless signals are deferred.
+    def deliver(self) -> None:
+        """Call the replaced handler for the first deferred signal, and drop the others, if ``depth`` is 0.
 
-        If the handler raises, the window stays closed.
+        Signals are deferred again while the handler of an ``interruptible`` block runs, and after it has raised.
         """
-        if self.caught and not self.depth:
-            first = self.caught[0]
-            self.caught.clear()
-            self.depth = self.windows[-1] if self.windows else 0
+        if self.deferred and not self.depth:
+            first = self.deferred[0]
+            self.deferred.clear()
+            self.depth = self.outer_depths[-1] if self.outer_depths else 0
             self.handler(*first)
             self.depth = 0
 
@@ -72,8 +73,8 @@ _guard = _Guard()
 
 
 def interrupted() -> bool:
-    """Return whether a SIGINT is deferred, so that long uninterrupted work can end early."""
-    return bool(_guard.caught)
+    """Return whether a SIGINT is waiting, so that long work in an ``uninterrupted`` block can end early."""
+    return bool(_guard.deferred)
 
 
 class uninterrupted:  # noqa: N801 - read as a statement: with uninterrupted(): …
@@ -81,47 +82,47 @@ class uninterrupted:  # noqa: N801 - read as a statement: with uninterrupted(): 
 
     def __enter__(self) -> None:
         self._installed = False
-        if not (_guard.installed and _guard.stands):
+        if not (_guard.installed and _guard.is_handler):
             self._install()
-        self._masks = _guard.masks
-        _guard.depth += self._masks
+        self._defers = _guard.defers_here
+        _guard.depth += self._defers
 
     def _install(self) -> None:
         handler = signal.getsignal(signal.SIGINT)
         if callable(handler) and threading.get_ident() == threading.main_thread().ident:
-            # A signal between these statements is deferred, as `installed` is set last.
-            _guard.handler, self._installed = (_guard.handler if _guard.stands else handler), True
+            # Until `installed` is set, the guard only stores signals, so none between these statements is lost.
+            _guard.handler, self._installed = (_guard.handler if _guard.is_handler else handler), True
             signal.signal(signal.SIGINT, _guard)
             _guard.installed = True
 
     def __exit__(self, *_: object) -> None:
         if not self._installed:
-            _guard.depth -= self._masks
-            if self._masks:
-                _guard.strike()
+            _guard.depth -= self._defers
+            if self._defers:
+                _guard.deliver()
             return
         _guard.installed = False
-        _guard.depth -= self._masks
-        if _guard.stands:  # the block may have installed another handler
+        _guard.depth -= self._defers
+        if _guard.is_handler:  # otherwise keep the handler that the block has set
             signal.signal(signal.SIGINT, _guard.handler)
-        _guard.strike()
+        _guard.deliver()
 
 
-class interruptible:  # noqa: N801 - as above
-    """Allow SIGINT in a part of an uninterrupted block; no effect elsewhere."""
+class interruptible:  # noqa: N801 - read as a statement: with interruptible(): …
+    """Allow SIGINT during a part of an ``uninterrupted`` block; no effect outside such a block."""
 
     def __enter__(self) -> None:
-        self._opens = _guard.masks and _guard.depth > 0
+        self._opens = _guard.defers_here and _guard.depth > 0
         if self._opens:
-            _guard.windows.append(_guard.depth)
+            _guard.outer_depths.append(_guard.depth)
             _guard.depth = 0
             try:
-                _guard.strike()
+                _guard.deliver()
             except BaseException:
                 self.__exit__()
                 raise
 
     def __exit__(self, *_: object) -> None:
         if self._opens:
-            _guard.depth = _guard.windows[-1]
-            _guard.windows.pop()
+            _guard.depth = _guard.outer_depths[-1]
+            _guard.outer_depths.pop()

@@ -1,4 +1,4 @@
-"""The synchronous API: load a model, generate, stream, chat, choose."""
+"""The synchronous API: load a model, generate or stream text, chat, and choose between given texts."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class LLM:
         llm.generate("def fibonacci(n):", SamplingParams(max_tokens=64)).text
 
     Attributes:
-        path: folder or file of the model.
-        config: shape of the model.
+        path: folder or GGUF file of the model.
+        config: architecture and sizes of the model.
         dtype: data type of the weights.
         workers: number of processes that compute the model.
         calibration: measured acceptance rates; ``save()`` writes them to a file.
@@ -76,35 +76,35 @@ class LLM:
         Args:
             model: folder in the Hugging Face layout, GGUF file, or model id on the Hub; ``None`` is ``pronk-tiny``,
                 which is part of the repository.
-            drafter: name, name with options, or object (see :mod:`pronk.drafters`). The default keeps no text across
-                requests.
+            drafter: name, name with options, or object (see :mod:`pronk.drafters`). ``"auto"`` keeps no text of a
+                request after its end.
             device: ``"cpu"`` or a torch device.
-            dtype: ``"float32"``, ``"bfloat16"``, ``"float16"``, or ``"auto"`` for that of the checkpoint.
-            weights: ``"plain"`` keeps the matrices of the checkpoint; ``"int8"`` and ``"int4"`` quantize them when
-                loading (the LM head always to 8 bits), which is faster and changes the output.
-            kv_memory: size of the KV cache in bytes or as text (``"2GiB"``). The default fits ``max_batch`` full
-                contexts, up to a quarter of the memory.
-            kv_dtype: ``"auto"`` is the compute type; ``"int8"`` quantizes keys and values with a scale per head and
-                token, which at least halves the memory and changes the output. Draft models are unaffected.
-            prefix_cache: keep KV blocks of finished texts for later prompts with the same beginning, while memory
-                suffices. Changes no token. Ignored for dynamic RoPE, where the keys depend on the prompt's length.
+            dtype: ``"float32"``, ``"bfloat16"``, ``"float16"``, or ``"auto"`` for the dtype of the checkpoint.
+            weights: ``"plain"`` keeps the matrices of the checkpoint; ``"int8"`` and ``"int4"`` quantize the matrices
+                when loading (the LM head always to 8 bits), which makes decoding faster and changes the output.
+            kv_memory: size of the KV cache in bytes or as text (``"2GiB"``). The default is the size of ``max_batch``
+                full contexts, at most a quarter of the machine's memory.
+            kv_dtype: ``"auto"`` stores keys and values as computed; ``"int8"`` quantizes those of the target, with a
+                scale per head and token, which needs about half the memory or less and changes the output.
+            prefix_cache: whether later prompts with the same beginning reuse the KV blocks of earlier texts, while
+                memory suffices. The text is the same. Ignored with dynamic RoPE: keys depend on the prompt's length.
             max_batch: maximum number of requests per forward pass, 1..1024.
             prefill_chunk: maximum number of prompt tokens per forward pass, 16..8192.
-            threads: number of CPU threads of the process; ``None`` keeps torch's setting.
-            workers: number of processes that compute the model, 1..64. They share the cores of this machine and end
-                with :meth:`close` or this object. Under ``torchrun`` its processes are used; all but the first serve
-                as workers in this constructor and then exit.
-            parallel: ``"tree"`` replicates the model and distributes the branches of token trees, if faster; changes no
-                token. ``"tensor"`` splits attention heads and MLP columns; tokens depend on the number of workers, and
-                not on the drafter.
-            kernels: ``"auto"`` is the widest instruction set of the CPU, the name of another one restricts it, and
-                ``"torch"`` uses torch's kernels, without bit-exactness.
+            threads: number of CPU threads per process; ``None`` keeps torch's setting, divided by ``workers``.
+            workers: number of processes that compute the model, 1..64. They share this machine's cores, and end with
+                :meth:`close` or the deletion of this object. Under ``torchrun``, its processes compute the model: in
+                all but the first, this constructor serves the first process and then exits.
+            parallel: ``"tree"`` gives each worker a copy of the model and distributes the branches of token trees when
+                this is faster; the text is the same. ``"tensor"`` splits attention heads and MLP columns; the text
+                then depends on the number of workers, but not on the drafter.
+            kernels: ``"auto"`` (the CPU's widest instruction set), an instruction set such as ``"avx2"``, or
+                ``"torch"``: torch's kernels, with which the text may depend on the batch and the drafter.
             budget: ``"auto"`` drops draft tokens whose measured cost exceeds their expected gain, and limits the time
                 that speculation may cost each request. ``"all"`` verifies every draft token, so that the number of
-                forward passes does not depend on measured times. Under the coupled rule neither changes the text.
-            calibration: whether new requests start from the acceptance rates of earlier ones; no text is kept. A path
-                is a file to load the rates from, if it exists, and to save them in.
-            progress: callback with the bytes loaded so far and the total.
+                forward passes does not depend on measured times. With coupled acceptance, the text is the same.
+            calibration: whether new requests start with the acceptance rates of earlier requests; no text is kept. A
+                path is a file from which to load the rates, if it exists, and in which to save them.
+            progress: receives the number of bytes loaded so far, and the total.
 
         Raises:
             CheckpointError: the model cannot be loaded.
@@ -120,26 +120,27 @@ class LLM:
         self.config = read_config(self.path)
         self.tokenizer = Tokenizer.load(self.path, self.config.vocab_size)
         self.calibration = AcceptanceFile.open(calibration, self.path)
-        target, kind = open_device(device), parse_dtype(dtype, self.config)
-        chosen = choose_kernels(kernels, target, self.config)
-        self.dtype, self.workers = kind, workers
-        setting = {"model": self.path, "dtype": kind, "weights": weights, "kv_dtype": kv_dtype}
-        memory = KVBudget(kv_memory, max_batch, target, workers)
-        self._team = team = start_workers(workers, parallel, self.config, chosen, **setting)
-        with ExitStack() as failed:
-            failed.callback(team.end)
+        torch_device, self.dtype, self.workers = open_device(device), parse_dtype(dtype, self.config), workers
+        cpu_kernels = choose_kernels(kernels, torch_device, self.config)
+        settings = {"model": self.path, "dtype": self.dtype, "weights": weights, "kv_dtype": kv_dtype}
+        kv_budget = KVBudget(kv_memory, max_batch, torch_device, workers)
+        self._team = team = start_workers(workers, parallel, self.config, cpu_kernels, **settings)
+        with ExitStack() as on_error:
+            on_error.callback(team.end)
             decoder = load_decoder(
                 self.path,
                 self.config,
-                dtype=kind,
-                device=target,
-                kernels=chosen,
+                dtype=self.dtype,
+                device=torch_device,
+                kernels=cpu_kernels,
                 weights=weights,
                 split=team.split,
                 on_progress=progress,
             )
-            computed, kept = compute_dtype(kind, chosen), torch.int8 if kv_dtype == "int8" else None
-            cache = memory.add(team.shard_config, computed, chosen, kept, share_prefixes=prefix_cache, kind=team.pool)
+            computed, stored = compute_dtype(self.dtype, cpu_kernels), torch.int8 if kv_dtype == "int8" else None
+            cache = kv_budget.add(
+                team.shard_config, computed, cpu_kernels, stored, share_prefixes=prefix_cache, kind=team.pool
+            )
             self.engine = Engine(
                 decoder,
                 cache,
@@ -147,22 +148,22 @@ class LLM:
                 prefill_chunk=prefill_chunk,
                 budget=budget == "auto",
                 tokenizer=self.tokenizer,
-                kv_budget=memory,
+                kv_budget=kv_budget,
                 folder=self.path,
                 acceptance_stats=self.calibration.acceptance_stats,
                 runner=team.runner(decoder, cache),
             )
             self.request_factory = RequestFactory(self.config, self.tokenizer, decoder.kernels)
             self._proposers = ProposerCache(self.engine.target, self.drafter)
-            failed.pop_all()
+            on_error.pop_all()
 
     def close(self) -> None:
-        """Stop the worker processes; decoding remains possible except with ``parallel="tensor"``."""
+        """Stop the worker processes; this process can still decode, except with ``parallel="tensor"``."""
         self._team.end()
 
     @property
     def exact(self) -> bool:
-        """Whether a seed gives the same text for every drafter and every batch, to the bit."""
+        """Whether, with coupled acceptance, drafter and batch cannot change the text of a seed."""
         return self.engine.exact
 
     @property
@@ -172,7 +173,7 @@ class LLM:
 
     @property
     def target(self) -> Target:
-        """Target for binding a drafter explicitly: ``Suffix().bind(llm.target)`` gives it separate memory."""
+        """Target to bind a drafter to: ``Suffix().bind(llm.target)`` is a proposer with separate statistics."""
         return self.engine.target
 
     @property
@@ -213,10 +214,10 @@ class LLM:
             prompts: a prompt (text or token ids), or a list of prompts to decode as a batch.
             params: options for all prompts, or one per prompt.
             drafter: drafter of this call instead of the default.
-            progress: callback with the number of finished requests and the total.
+            progress: receives the number of finished requests, and the total.
 
         Returns:
-            A :class:`Completion`, or a list of them for a list.
+            A :class:`Completion`, or for a list of prompts a list of completions.
 
         Raises:
             PromptError: a prompt is empty, too long, or has ids outside the vocabulary.
@@ -227,13 +228,13 @@ class LLM:
         single = not isinstance(prompts, (list, tuple)) or (len(prompts) > 0 and isinstance(prompts[0], (int, float)))
         batch = cast(list[Prompt], [prompts] if single else prompts)
         options = self._options(params, len(batch))
-        chosen = self.get_proposer(drafter)
+        proposer = self.get_proposer(drafter)
         groups = [
-            self.request_factory.create_samples(self.request_factory.encode_prompt(p), o, chosen)
-            for p, o in zip(batch, options, strict=True)
+            self.request_factory.create_samples(self.request_factory.encode_prompt(prompt), prompt_params, proposer)
+            for prompt, prompt_params in zip(batch, options, strict=True)
         ]
         requests = [request for group in groups for request in group]
-        self.engine.run(requests, None if progress is None else lambda ended: progress(ended, len(requests)))
+        self.engine.run(requests, None if progress is None else lambda finished: progress(finished, len(requests)))
         completions = [Completion.of(first, tuple(map(Completion.of, others))) for first, *others in groups]
         return completions[0] if single else completions
 
@@ -270,14 +271,14 @@ class LLM:
         return self.stream(self.chat_ids(messages), params, drafter=drafter)
 
     def choose(self, prompt: Prompt, options: Sequence[str]) -> Choice:
-        """Return the log-probability of each option as the continuation of a prompt, from one token tree.
+        """Return the log-probabilities of given continuations of a prompt, computed in one token tree.
 
         ::
 
             llm.choose("It broke on day one. A review that is", [" good", " bad"]).best
 
         An option is tokenized together with the prompt, or alone if its first characters would merge with the prompt's
-        last token. The end of the text is not scored, so a prefix of another option is at least as likely as that one.
+        last token. The end of the text is not scored, so that an option is at least as likely as a continuation of it.
 
         Args:
             prompt: text or token ids, at least two tokens.
@@ -320,8 +321,8 @@ class LLM:
         """Return the proposer for a drafter; ``None`` is the default drafter.
 
         Calling this before :meth:`generate` loads the draft model and reports errors early. Equal drafters share one
-        proposer until the folder of a draft model is rewritten. Apart from the default, the 64 most recently used
-        proposers are kept, and 4 of those with models.
+        proposer until the files of its draft model change. Besides the default, the 64 most recently used proposers
+        without a draft model are kept, and the 4 with one.
 
         Raises:
             OptionError: the drafter or an option is unknown or does not fit this model.

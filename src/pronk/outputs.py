@@ -19,16 +19,16 @@ class Completion:
 
     Attributes:
         text: generated text, without end-of-text tokens and stop strings.
-        token_ids: generated token ids, the one that ended the text included.
+        token_ids: generated token ids, including the end-of-text or stop token.
         finish_reason: ``"stop"`` (end of text, stop token or stop string) or ``"length"``.
         stop_reason: token id or string that ended the text.
         seed: seed that reproduces this completion.
         prompt_token_ids: token ids of the prompt.
-        logprobs: for each generated token, token id to log-probability of the token and the most likely ones, before
-            logits processors; if requested.
-        prompt_logprobs: the same for each prompt token; ``None`` for the first.
-        stats: counts and times.
-        others: samples 2..n of the same prompt.
+        logprobs: for each generated position, log-probabilities by token id, of the generated token and the most likely
+            tokens, before logits processors; ``None`` if not requested.
+        prompt_logprobs: log-probabilities in the same form for each prompt token; ``None`` for the first token.
+        stats: statistics: counts of tokens and draft tokens, durations, and each step.
+        others: in the first of ``n`` samples of a prompt, the later samples; else empty.
     """
 
     text: str
@@ -48,7 +48,7 @@ class Completion:
         return values | {"stats": self.stats.to_dict(), "others": [other.to_dict() for other in self.others]}
 
     def beside(self, others: Iterable[Completion]) -> Completion:
-        """Return a copy with further samples of the same prompt."""
+        """Return a copy of this completion whose ``others`` are the given samples of the same prompt."""
         return replace(self, others=tuple(others))
 
     @classmethod
@@ -64,7 +64,7 @@ class Completion:
             seed=request.seed,
             prompt_token_ids=list(request.prompt),
             logprobs=None if params.logprobs is None else list(request.logprobs),
-            # Later samples fork the KV blocks of the first one and compute no prompt logits.
+            # Only the first sample of a prompt (the parent) computes prompt logits; the others fork its KV blocks.
             prompt_logprobs=None
             if params.prompt_logprobs is None
             else list((request.parent or request).prompt_logprobs),
@@ -94,7 +94,7 @@ class Choice:
 
     @property
     def best(self) -> str:
-        """Most likely option; the first of equals."""
+        """Most likely option; of equally likely options, the first."""
         return self.options[self.logprobs.index(max(self.logprobs))]
 
     def to_dict(self) -> dict[str, Any]:
@@ -113,13 +113,13 @@ class Piece:
 
     Attributes:
         token_id: id of the token.
-        text: text that became final with this token; may be empty (part of a character, possible start of a stop
-            string) or include text of earlier tokens.
-        source: name of the drafter, if the token was an accepted draft token.
+        text: new text to show. It is empty while the tokens form only a part of a character or may begin a stop string;
+            a later token then includes the withheld text.
+        source: name of the drafter that proposed the token; ``None`` if the token is not an accepted draft token.
         step: number of the decoding step, from 0.
-        index: number of the sample, below ``n``.
-        logprobs: log-probabilities as in :attr:`Completion.logprobs`.
-        completion: finished sample; set on the last token only.
+        index: index of the sample, ``0 .. n - 1``.
+        logprobs: log-probabilities by token id, as an entry of :attr:`Completion.logprobs`.
+        completion: the whole sample, set on its last token only.
     """
 
     token_id: int
@@ -137,6 +137,6 @@ class Piece:
 
     @classmethod
     def of(cls, token: Token, index: int, request: Request, *, last: bool) -> Piece:
-        """Convert a token of a request, adding the completion to the last one."""
+        """Convert a token of a request; ``last`` says that it is the last token, which carries the completion."""
         done = Completion.of(request) if last else None
         return cls(token.token_id, token.text, token.source, token.step, index, token.logprobs, done)

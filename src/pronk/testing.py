@@ -1,4 +1,4 @@
-"""Helpers for tests of drafters: a tiny model, a scripted drafter, a comparison of texts.
+"""Helpers for tests of drafters: a tiny model, a scripted drafter, a comparison with plain decoding.
 
 ::
 
@@ -41,7 +41,7 @@ _OPTIONS: tuple[dict[str, Any], ...] = (
 
 
 def byte_tokenizer(vocab_size: int = 300) -> Tokenizer:
-    """Return a byte-level BPE tokenizer of up to ``vocab_size`` ids: end of text (0), 256 bytes, merges."""
+    """Return a byte-level BPE tokenizer: id 0 ends a text, then 256 bytes, then merges."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -112,20 +112,20 @@ def tiny_checkpoint(folder: Path, *, seed: int = 0, layers: int = 2, hidden: int
 
 
 class ScriptedProposer(Proposer[tuple[int, ...]]):
-    """Proposes given continuations as a chain with a wrong sibling per token, and some wrong chain tokens."""
+    """Proposer of known continuations: a chain of correct tokens, most with a wrong token as a sibling."""
 
     name = "scripted"
 
     def __init__(self, texts: Mapping[tuple[int, ...], Sequence[int]], *, depth: int = 4, astray: int = 5) -> None:
-        """Create a proposer from prompts and continuations; one chain in ``astray`` has a wrong token."""
+        """Create a proposer of ``texts`` (prompt to continuation); 1 in ``astray`` chains has a wrong token."""
         self.texts, self.depth, self.astray = dict(texts), depth, astray
 
     def start(self, prompt: Sequence[int]) -> tuple[int, ...]:
-        """Return the prompt, the key of the continuation."""
+        """Return the prompt, which is the key of its continuation in ``texts``."""
         return tuple(prompt)
 
     def propose(self, contexts: Sequence[DraftContext[tuple[int, ...]]]) -> list[TokenTree]:
-        """Return the next tokens of known continuations."""
+        """Return one tree per context; only the root for unknown prompts and at the end of a continuation."""
         return [self._tree(context) for context in contexts]
 
     def observe(self, outcome: Outcome[tuple[int, ...]]) -> None:
@@ -148,16 +148,16 @@ class ScriptedProposer(Proposer[tuple[int, ...]]):
 def assert_lossless(
     llm: LLM, drafter: str | Drafter, prompts: Sequence[str], *, max_tokens: int = 48, guesses: bool = True
 ) -> None:
-    """Assert that a drafter gives the texts of plain decoding, alone and in a batch.
+    """Assert that a drafter does not change the texts, for single prompts and for a batch.
 
-    The texts are greedy, sampled and penalized.
+    The texts are generated greedily, by sampling, and by sampling with penalties.
 
     Args:
-        llm: model, loaded with ``budget="all"``: under ``"auto"``, measured times decide what is verified.
+        llm: model, loaded with ``budget="all"``; ``"auto"`` drops draft tokens depending on measured times.
         drafter: drafter to test.
         prompts: texts to continue; include some for which the drafter proposes.
         max_tokens: length of each continuation.
-        guesses: whether to fail if no draft token was verified, as the comparison is then meaningless.
+        guesses: whether to fail if no draft token was verified, as the test is then meaningless.
 
     Raises:
         AssertionError: a text differs, the drafter raised an exception, or no draft token was verified.

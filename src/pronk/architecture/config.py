@@ -1,6 +1,6 @@
-"""Model configuration: every supported family yields the same frozen :class:`ModelConfig`.
+"""Model configuration: parses ``config.json`` of any supported family into a :class:`ModelConfig`.
 
-A key of ``config.json`` that would change the computation in an unsupported way raises an error that names the key.
+A key of ``config.json`` that turns on an unsupported computation raises a ConfigError that names the key.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ACTIVATIONS: dict[str, Activation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
 }
 
-# Values in transformers of keys that config.json lacks, where they differ from those of null or of other families.
+# Values of keys that config.json lacks, as in transformers; keys that are present but null have other defaults.
 _DEFAULTS: dict[str, dict[str, int]] = {
     "mistral": {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
     "qwen2": {"max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096},
@@ -48,7 +48,7 @@ _UNSUPPORTED_KEYS = (
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Configuration of a decoder."""
+    """Sizes and features of a decoder-only transformer of any supported family."""
 
     family: str
     vocab_size: int
@@ -58,13 +58,13 @@ class ModelConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    context: int  # context length in tokens, RoPE scaling included
+    context: int  # maximum number of tokens, after RoPE scaling
     norm_eps: float
     norm: Literal["rms", "layer"] = "rms"
     activation: Activation = "silu"
     gated: bool = True  # whether the MLP has a gate, as in SwiGLU
     rope: RopeConfig | None = None  # rotary embedding; ``None`` means learned positions
-    windows: tuple[int | None, ...] = ()  # per layer in tokens, the current one included; ``None`` is full attention
+    windows: tuple[int | None, ...] = ()  # sliding window of each layer in tokens; ``None`` is full attention
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
@@ -72,8 +72,8 @@ class ModelConfig:
     tied: bool = False  # whether the LM head shares the weights of the embedding
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
-    dtype: str = "float32"  # dtype of the checkpoint's plain weights
-    quantization: Mapping[str, Any] | None = field(default=None, hash=False)  # unparsed; ``None`` means plain weights
+    dtype: str = "float32"  # of the checkpoint's weights that are not quantized
+    quantization: Mapping[str, Any] | None = field(default=None, hash=False)  # raw JSON; ``None`` is not quantized
 
     @cached_property
     def digest(self) -> str:
@@ -110,7 +110,7 @@ def llama_config(
     bos_id: int | None,
     eos_ids: tuple[int, ...],
 ) -> ModelConfig:
-    """Return the config of a small Llama to be trained: tied embeddings, weights in bfloat16."""
+    """Return the configuration of a new Llama to train, with tied embeddings and bfloat16 weights."""
     head_dim = hidden // heads
     return ModelConfig(
         family="llama",
@@ -163,7 +163,7 @@ class _ConfigReader:
         self.family = family
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return a value, or the default if the key is absent or null."""
+        """Return the value of a key, or the default if the key is absent or null."""
         value = self.raw.get(key)
         return default if value is None else value
 
@@ -188,7 +188,7 @@ class _ConfigReader:
         return check_choice("config.json: dtype", name, ("float32", "float16", "bfloat16"), error=ConfigError)
 
     def special_ids(self) -> tuple[int | None, tuple[int, ...]]:
-        """Return the BOS id, the first one of a list, and all EOS ids."""
+        """Return the BOS id (of a list the first one) and all EOS ids."""
         bos, eos = self.raw.get("bos_token_id"), self.raw.get("eos_token_id")
         ids = () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,)
         bos = (bos or [None])[0] if isinstance(bos, list) else bos
@@ -198,9 +198,9 @@ class _ConfigReader:
         return bos, ids
 
     def windows(self, size: int | None, first: int = 0) -> tuple[int | None, ...]:
-        """Return the sliding window of each layer, which is ``size`` or ``None``.
+        """Return the sliding window of each layer: ``size`` tokens, or ``None`` for full attention.
 
-        The key ``layer_types`` lists the layers with a window; if absent, these are the layers from ``first`` on.
+        The key ``layer_types`` gives the attention of each layer; without it, layers from ``first`` on have a window.
         """
         layers = self.layers("num_hidden_layers")
         implied = ["full_attention" if size is None or i < first else "sliding_attention" for i in range(layers)]
@@ -212,95 +212,95 @@ class _ConfigReader:
         return tuple(size if kind == "sliding_attention" else None for kind in kinds)
 
 
-def _llama_like(r: _ConfigReader, *, windows: tuple[int | None, ...], **features: Any) -> ModelConfig:
-    """Parse the keys that Llama, Mistral and Qwen share; ``features`` are fields that differ."""
-    hidden, heads = r.integer("hidden_size"), r.integer("num_attention_heads")
-    head_dim = r.integer("head_dim", hidden // heads)
-    if r.get("head_dim") is None and hidden % heads:
+def _llama_like(keys: _ConfigReader, *, windows: tuple[int | None, ...], **features: Any) -> ModelConfig:
+    """Parse the keys that Llama, Mistral and Qwen share; ``features`` sets the other fields of the result."""
+    hidden, heads = keys.integer("hidden_size"), keys.integer("num_attention_heads")
+    head_dim = keys.integer("head_dim", hidden // heads)
+    if keys.get("head_dim") is None and hidden % heads:
         msg = f"config.json: expected num_attention_heads to divide hidden_size = {hidden}, found {heads}"
         raise ConfigError(msg)
-    context = r.integer("max_position_embeddings", 2048)
-    rope = parse_rope(r.raw, head_dim, context)
-    bos, eos = r.special_ids()
+    context = keys.integer("max_position_embeddings", 2048)
+    rope = parse_rope(keys.raw, head_dim, context)
+    bos, eos = keys.special_ids()
     values: dict[str, Any] = {
-        "family": r.family,
-        "vocab_size": r.integer("vocab_size"),
+        "family": keys.family,
+        "vocab_size": keys.integer("vocab_size"),
         "hidden_size": hidden,
-        "intermediate_size": r.integer("intermediate_size"),
+        "intermediate_size": keys.integer("intermediate_size"),
         "num_layers": len(windows),
         "num_heads": heads,
-        "num_kv_heads": r.integer("num_key_value_heads", heads),
+        "num_kv_heads": keys.integer("num_key_value_heads", heads),
         "head_dim": head_dim,
         "context": rope.extend(context),
-        "norm_eps": r.number("rms_norm_eps", 1e-6),
-        "activation": r.activation("hidden_act", "silu"),
+        "norm_eps": keys.number("rms_norm_eps", 1e-6),
+        "activation": keys.activation("hidden_act", "silu"),
         "rope": rope,
         "windows": windows,
-        "tied": r.flag("tie_word_embeddings"),
+        "tied": keys.flag("tie_word_embeddings"),
         "bos_id": bos,
         "eos_ids": eos,
-        "dtype": r.dtype(),
+        "dtype": keys.dtype(),
     }
     return ModelConfig(**(values | features))
 
 
-def _llama(r: _ConfigReader) -> ModelConfig:
-    bias, mlp_bias = r.flag("attention_bias"), r.flag("mlp_bias")
-    return _llama_like(r, windows=r.windows(None), qkv_bias=bias, out_bias=bias, mlp_bias=mlp_bias)
+def _llama(keys: _ConfigReader) -> ModelConfig:
+    bias, mlp_bias = keys.flag("attention_bias"), keys.flag("mlp_bias")
+    return _llama_like(keys, windows=keys.windows(None), qkv_bias=bias, out_bias=bias, mlp_bias=mlp_bias)
 
 
-def _mistral(r: _ConfigReader) -> ModelConfig:
-    size = None if r.get("sliding_window") is None else r.integer("sliding_window")
-    windows = r.windows(size)
+def _mistral(keys: _ConfigReader) -> ModelConfig:
+    size = None if keys.get("sliding_window") is None else keys.integer("sliding_window")
+    windows = keys.windows(size)
     if None in windows and size is not None:
         msg = "config.json: layer_types asks for full attention in some layers; expected sliding_attention in all"
         raise ConfigError(msg)
-    return _llama_like(r, windows=windows)
+    return _llama_like(keys, windows=windows)
 
 
-def _qwen_windows(r: _ConfigReader) -> tuple[int | None, ...]:
-    if not r.get("use_sliding_window", False) or r.get("sliding_window") is None:
-        return r.windows(None)
-    return r.windows(r.integer("sliding_window"), r.integer("max_window_layers", 28, low=0))
+def _qwen_windows(keys: _ConfigReader) -> tuple[int | None, ...]:
+    if not keys.get("use_sliding_window", False) or keys.get("sliding_window") is None:
+        return keys.windows(None)
+    return keys.windows(keys.integer("sliding_window"), keys.integer("max_window_layers", 28, low=0))
 
 
-def _qwen2(r: _ConfigReader) -> ModelConfig:
-    return _llama_like(r, windows=_qwen_windows(r), qkv_bias=True)
+def _qwen2(keys: _ConfigReader) -> ModelConfig:
+    return _llama_like(keys, windows=_qwen_windows(keys), qkv_bias=True)
 
 
-def _qwen3(r: _ConfigReader) -> ModelConfig:
-    bias = r.flag("attention_bias")
-    return _llama_like(r, windows=_qwen_windows(r), qkv_bias=bias, out_bias=bias, qk_norm=True)
+def _qwen3(keys: _ConfigReader) -> ModelConfig:
+    bias = keys.flag("attention_bias")
+    return _llama_like(keys, windows=_qwen_windows(keys), qkv_bias=bias, out_bias=bias, qk_norm=True)
 
 
-def _gpt2(r: _ConfigReader) -> ModelConfig:
-    if not r.get("scale_attn_weights", True):
+def _gpt2(keys: _ConfigReader) -> ModelConfig:
+    if not keys.get("scale_attn_weights", True):
         msg = "config.json: scale_attn_weights = false is not supported"
         raise ConfigError(msg)
-    hidden, heads, layers = r.integer("n_embd"), r.integer("n_head"), r.layers("n_layer")
-    bos, eos = r.special_ids()
+    hidden, heads, layers = keys.integer("n_embd"), keys.integer("n_head"), keys.layers("n_layer")
+    bos, eos = keys.special_ids()
     return ModelConfig(
-        family=r.family,
-        vocab_size=r.integer("vocab_size"),
+        family=keys.family,
+        vocab_size=keys.integer("vocab_size"),
         hidden_size=hidden,
-        intermediate_size=r.integer("n_inner", 4 * hidden),
+        intermediate_size=keys.integer("n_inner", 4 * hidden),
         num_layers=layers,
         num_heads=heads,
         num_kv_heads=heads,
         head_dim=hidden // heads,
-        context=r.integer("n_positions", 1024),
-        norm_eps=r.number("layer_norm_epsilon", 1e-5),
+        context=keys.integer("n_positions", 1024),
+        norm_eps=keys.number("layer_norm_epsilon", 1e-5),
         norm="layer",
-        activation=r.activation("activation_function", "gelu_new"),
+        activation=keys.activation("activation_function", "gelu_new"),
         gated=False,
         windows=(None,) * layers,
         qkv_bias=True,
         out_bias=True,
         mlp_bias=True,
-        tied=r.flag("tie_word_embeddings", default=True),
+        tied=keys.flag("tie_word_embeddings", default=True),
         bos_id=bos,
         eos_ids=eos,
-        dtype=r.dtype(),
+        dtype=keys.dtype(),
     )
 
 
@@ -314,7 +314,7 @@ FAMILIES: dict[str, Callable[[_ConfigReader], ModelConfig]] = {
 
 
 def _check_heads(config: ModelConfig) -> None:
-    """Raise a :class:`ConfigError` if the numbers of heads do not divide as required."""
+    """Raise ConfigError unless key/value heads divide heads and, in GPT-2, heads the hidden size."""
     if config.num_heads % config.num_kv_heads:
         msg = (
             f"config.json: {config.num_heads} attention heads cannot share {config.num_kv_heads} key/value heads; "

@@ -1,11 +1,11 @@
 """Rotary position embedding (RoPE, Su et al. 2021) with the scalings of Llama-like checkpoints.
 
-Scalings extend the context: position interpolation (*linear*), NTK-aware scaling (*dynamic*), YaRN of Peng et al. 2023
-(*yarn*), Llama 3.1's frequency-dependent rule (*llama3*), and divisors of the frequencies from a GGUF file (*factors*).
+A scaling extends the context: *linear* (position interpolation), *dynamic* (NTK-aware), *yarn* (Peng et al. 2023),
+*llama3* (Llama 3.1's frequency-dependent rule), or *factors* (a GGUF file has a divisor for each frequency).
 
-A rotation depends on the position alone, so a token's key does not depend on how the text is split into forward
-passes. The exception is *dynamic* scaling, whose base grows with a text length. To stay independent of the split, all
-tokens of a prompt of ``P`` tokens use length ``P``, and the token at a later position ``p`` uses length ``p + 1``.
+The rotation of a token depends on its position alone, so splitting a prompt into chunks changes no keys. With *dynamic*
+scaling the rotation also depends on a text length. All tokens of a prompt of ``P`` tokens then use length ``P``, and a
+generated token at position ``p`` uses length ``p + 1``, so that splitting changes no keys either.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from pronk.errors import ConfigError
 
 __all__ = ["RopeConfig", "RopeTable", "RotaryEmbedding", "apply_rope", "parse_rope"]
 
-_MAX_NUMBER = 1e15  # a larger value means a damaged file and would soon overflow float32
-_INITIAL_POSITIONS = 1024  # initial size of a table; the size doubles as texts grow
+_MAX_NUMBER = 1e15  # a larger number in config.json means a damaged file, and its powers overflow float32
+_INITIAL_POSITIONS = 1024  # initial number of entries of a table, which doubles as texts grow
 _KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
 _KNOWN_KEYS = frozenset(
     "rope_type type rope_theta factor original_max_position_embeddings partial_rotary_factor low_freq_factor "
@@ -40,7 +40,7 @@ class RopeConfig:
     theta: float = 10000.0  # base of the frequencies ``theta ** (-2 i / head_dim)``
     kind: Literal["default", "linear", "dynamic", "llama3", "yarn", "factors"] = "default"
     factor: float = 1.0
-    original: int = 2048  # context length of pre-training in tokens, which scaling extends by ``factor``
+    original: int = 2048  # context length of pre-training in tokens; scaling multiplies it by ``factor``
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     beta_fast: float = 32.0
@@ -52,7 +52,7 @@ class RopeConfig:
     def extend(self, context: int) -> int:
         """Return the context length after scaling; ``context`` is ``max_position_embeddings``.
 
-        In checkpoints with *linear* or *dynamic* scaling that key holds the length before scaling; with *yarn* in some.
+        With *linear* and *dynamic* scaling, ``context`` is the length before scaling; with *yarn* it is either length.
         """
         if self.kind in ("linear", "dynamic"):
             return int(context * self.factor)
@@ -114,7 +114,7 @@ def _check_supported(scaling: Any, raw: Mapping[str, Any], head_dim: int) -> Non
 
 
 def _yarn_scale(factor: float, mscale: float, mscale_all_dim: float) -> float:
-    """Return the default of ``attention_factor``, as in transformers."""
+    """Return the default of YaRN's ``attention_factor``: ``0.1 ln(factor) + 1``, or a ratio of such terms."""
 
     def scale_for(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
@@ -123,16 +123,16 @@ def _yarn_scale(factor: float, mscale: float, mscale_all_dim: float) -> float:
 
 
 class RotaryEmbedding:
-    """Cosines and sines for torch, computed once per forward pass."""
+    """Computes the cosines and sines of a forward pass for the torch operators."""
 
     def __init__(self, config: RopeConfig, device: torch.device) -> None:
         self.config = config
         self.frequencies = _frequencies(config).to(device)
 
     def __call__(self, positions: Tensor, spans: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return cosines and signed sines ``[rows, 1, head_dim]`` for :func:`apply_rope`.
+        """Return ``cos`` and partly negated ``sin`` ``[rows, 1, head_dim]`` for :func:`apply_rope`.
 
-        ``spans`` ``[rows]`` is the text length that *dynamic* scaling uses for each row, as the module docstring says.
+        ``spans`` ``[rows]`` is the text length of each row for *dynamic* scaling (see the module docstring).
         """
         frequencies = self.frequencies
         if self.config.kind == "dynamic":
@@ -154,8 +154,8 @@ class RotaryEmbedding:
 class RopeTable:
     """Table of cosines and sines for the kernels, float32 ``[entries, 2, head_dim / 2]``.
 
-    Entry ``i`` belongs to position ``i``. Angles are float32 products, as in training. Cosines and sines are computed
-    in float64, so that an entry does not depend on how many entries are computed together.
+    Entry ``i`` belongs to position ``i``. Angles are products of position and frequency in float32, as in training.
+    Cosines and sines are computed in float64, so that an entry does not depend on the number of entries computed.
     """
 
     def __init__(self, config: RopeConfig | None) -> None:
@@ -165,23 +165,23 @@ class RopeTable:
 
     @property
     def dynamic(self) -> bool:
-        """Whether rotations also depend on a text length, so that every row needs an entry of its own."""
+        """Whether rotations also depend on a text length, so that each row of a forward pass needs an entry."""
         return self.config is not None and self.config.kind == "dynamic"
 
     def up_to(self, stop: int) -> Tensor:
-        """Return the entries of positions from 0 to at least ``stop - 1``."""
+        """Return a table that has at least the entries of the positions ``0 … stop - 1``."""
         if len(self._table) < stop:
             size = max(_INITIAL_POSITIONS, 1 << (stop - 1).bit_length())
             self._table = self.compute_entries(range(size), ())
         return self._table
 
     def compute_entries(self, positions: Sequence[int], spans: Sequence[int]) -> Tensor:
-        """Return an entry for each position; ``spans`` as in :class:`RotaryEmbedding`, used by *dynamic* only."""
+        """Return one entry per position; ``spans`` are the text lengths for *dynamic* scaling, else unused."""
         assert self._embedding is not None
         assert self.config is not None
         frequencies = self._embedding.frequencies
         if self.dynamic:
-            # One length at a time, because torch's powers of one row and of several rows differ in the last bit.
+            # Compute each length alone: the last bit of torch's pow depends on the number of rows.
             by_span = {span: self._embedding.dynamic_frequencies(torch.tensor([span])) for span in set(spans)}
             frequencies = torch.cat([by_span[span] for span in spans])
         angles = (torch.tensor(positions, dtype=torch.float32)[:, None] * frequencies).double()
@@ -190,14 +190,14 @@ class RopeTable:
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate ``x`` ``[rows, heads, head_dim]``, with pairs of coordinates ``i`` and ``i + head_dim / 2``."""
+    """Rotate each pair of coordinates ``i`` and ``i + head_dim / 2`` of ``x`` ``[rows, heads, head_dim]``."""
     half = x.shape[-1] // 2
     swapped = torch.cat((x[..., half:], x[..., :half]), dim=-1)
     return torch.addcmul(x * cos, swapped, sin)
 
 
 def _frequencies(c: RopeConfig) -> Tensor:
-    """Return the frequencies of all kinds but *dynamic*, float32 ``[head_dim / 2]``."""
+    """Return the frequencies, float32 ``[head_dim / 2]``; for *dynamic* they are those without scaling."""
     exponents = torch.arange(0, c.head_dim, 2, dtype=torch.int64).to(torch.float32) / c.head_dim
     plain = 1.0 / (c.theta**exponents)
     if c.kind == "linear":
@@ -212,7 +212,7 @@ def _frequencies(c: RopeConfig) -> Tensor:
 
 
 def _llama3_frequencies(c: RopeConfig, plain: Tensor) -> Tensor:
-    """Keep high frequencies, divide low frequencies by ``factor``, and interpolate in between."""
+    """Keep short wavelengths, multiply long ones by ``factor``, and blend the frequencies in between."""
     wavelength = 2 * math.pi / plain
     long, short = c.original / c.low_freq_factor, c.original / c.high_freq_factor
     smooth = (c.original / wavelength - c.low_freq_factor) / (c.high_freq_factor - c.low_freq_factor)
@@ -222,18 +222,18 @@ def _llama3_frequencies(c: RopeConfig, plain: Tensor) -> Tensor:
 
 
 def _yarn_frequencies(c: RopeConfig, plain: Tensor) -> Tensor:
-    """Keep high frequencies, divide low frequencies by ``factor``, and interpolate linearly in between.
+    """Keep high frequencies, divide low frequencies by ``factor``, and blend linearly in between.
 
-    In between are the frequencies that make ``beta_slow`` to ``beta_fast`` turns over the original context.
+    Frequencies that make ``beta_slow`` to ``beta_fast`` turns over the original context are blended.
     """
 
-    def dimension(turns: float) -> float:
+    def index_with(turns: float) -> float:
         return c.head_dim * math.log(c.original / (turns * 2 * math.pi)) / (2 * math.log(c.theta))
 
-    low, high = dimension(c.beta_fast), dimension(c.beta_slow)
+    low, high = index_with(c.beta_fast), index_with(c.beta_slow)
     if c.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, c.head_dim - 1)
-    span = (high - low) or 0.001
-    ramp = ((torch.arange(c.head_dim // 2, dtype=torch.float32) - low) / span).clamp(0, 1)
+    width = (high - low) or 0.001
+    ramp = ((torch.arange(c.head_dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
     return plain / c.factor * ramp + plain * (1 - ramp)

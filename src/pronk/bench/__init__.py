@@ -1,1 +1,1 @@
-"""Benchmark of drafters and peers on a model: measurement, metrics, tables, report."""
+"""Benchmark of drafters and of other engines (peers) on a model: measurement, metrics, tables, report."""

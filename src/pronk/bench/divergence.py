@@ -13,9 +13,9 @@ __all__ = ["find_divergence"]
 
 
 def find_divergence(llm: LLM, item: Item, plain: Sample, other: Sample) -> DivergenceRecord | None:
-    """Compare two outputs for one prompt; return ``None`` if they are equal or one of them failed.
+    """Compare an output with plain decoding's; return ``None`` if they are equal or one of them failed.
 
-    A near tie is a difference that rounding in both engines can cause: each may shift every logit by at most
+    A near tie is a difference that rounding can cause: both runs may have errors in every logit, each of at most
     :func:`~pronk.verification.plain_decoding.rounding`. A difference in length alone is never a near tie.
     """
     if plain.tokens == other.tokens or plain.error or other.error:

@@ -1,4 +1,4 @@
-"""Result of a benchmark: the document behind ``--json``, the tables, the plots and the report.
+"""Result of a benchmark as dataclasses: ``--json`` writes it; tables, plots and report show it.
 
 All metrics of a method are taken over the prompts that *both* the method and plain decoding finished in every repeat;
 failed prompts are counted separately. Times are in seconds, sizes in bytes. ``None`` means not measured: a peer, for
@@ -14,7 +14,7 @@ from pronk.bench.records import PLAIN, Model, Start
 
 __all__ = ["ALL", "SOUND", "Document", "Failure", "Figures", "Latency", "ModelResult", "PassCost", "Range", "Split"]
 
-# Names of two aggregates over all tasks: every prompt, and the prompts whose plain output does not loop.
+# Names of two aggregates over all tasks. SOUND leaves out prompts on which plain decoding repeats itself (a loop).
 ALL = "all"
 SOUND = "sound"
 
@@ -29,7 +29,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Latency:
-    """Percentiles in seconds."""
+    """Percentiles of a latency in seconds."""
 
     p50: float
     p90: float
@@ -38,7 +38,7 @@ class Latency:
 
 @dataclass(frozen=True)
 class Split:
-    """Shares of the time, 0..1: drafting, forward passes of the target model, everything else."""
+    """Fractions of the time, 0..1: drafting, forward passes of the target model, everything else."""
 
     draft: float
     target: float
@@ -47,7 +47,7 @@ class Split:
 
 @dataclass(frozen=True)
 class PassCost:
-    """Time of a forward pass over ``rows`` rows: seconds, and as a multiple of the pass over one row."""
+    """Time of a forward pass over ``rows`` rows: seconds, and ratio to the time with the fewest rows."""
 
     rows: int
     seconds: float
@@ -70,44 +70,44 @@ class Figures:
     method: str  # a drafter or a peer, as the user wrote it
     engine: str  # "pronk", or the name of the peer's engine
     temperature: float  # 0 is greedy
-    prompts: int  # in the metrics, out of ``asked``
-    asked: int
+    prompts: int  # number of prompts that the metrics are taken over
+    asked: int  # number of prompts, failed ones included
     failures: tuple[Failure, ...] = ()
-    tokens: int = 0  # generated in one repeat
+    tokens: int = 0  # number of generated tokens in one repeat
     tokens_per_second: Range | None = None  # prefill included
     speedup: Range | None = None  # throughput relative to plain decoding in the same repeat
-    decode_speedup: Range | None = None  # the same without the time to the first token
-    # Time of a step after the first, drafting included, over the time to read the weights and the KV cache once.
+    decode_speedup: Range | None = None  # speedup of the tokens after the first step
+    # Mean time of a step after the first, drafting included, over the time to read weights and KV cache once.
     over_floor: float | None = None
     steps: int | None = None  # forward passes of the target model in one repeat
     S: float | None = None  # mean tokens per forward pass
     alpha: float | None = None  # acceptance rate at the first draft position
-    drafted: int | None = None
-    accepted: int | None = None
+    drafted: int | None = None  # number of verified draft tokens in one repeat
+    accepted: int | None = None  # number of accepted draft tokens in one repeat
     acceptance: tuple[float | None, ...] = ()  # acceptance rate at each draft position
     ctar: tuple[float, ...] = ()  # share of the steps whose first 1, 2, 3, … draft tokens were accepted
-    # Calibration of the predicted acceptance, one entry per bin: mean prediction, observed acceptance, number of draft
-    # tokens. Both are conditional on an accepted parent.
+    # Calibration of predictions, one entry per bin of draft tokens: mean predicted probability of acceptance, observed
+    # acceptance rate, number of draft tokens. Only draft tokens with an accepted parent are counted.
     trust: tuple[tuple[float, float, int], ...] = ()
-    rows_per_pass: float | None = None  # mean, after the first forward pass
-    cost_coefficient: float | None = None  # time to draft one position, in plain forward passes
+    rows_per_pass: float | None = None  # mean number of rows, without the first forward pass
+    cost_coefficient: float | None = None  # time to draft one position over time of a plain forward pass
     expected_speedup: float | None = None  # predicted from alpha, the draft depth and the cost coefficient
-    verify_cost: float | None = None  # mean time of a forward pass, in plain forward passes
+    verify_cost: float | None = None  # mean time of a forward pass over that of plain decoding
     ttft: Range | None = None  # time to the first token: mean over the prompts, median over the repeats
-    itl: Latency | None = None  # between tokens; the tokens of a step share its time equally
+    itl: Latency | None = None  # time between tokens; the tokens of a step share its time equally
     split: Split | None = None
-    peak_memory: int | None = None  # of the process that ran the method
-    waited: float | None = None  # share of the time spent in other processes of the model, waiting included
-    # Outputs equal to plain decoding's, out of ``compared``; plain decoding is compared with its own first repeat.
+    peak_memory: int | None = None  # bytes of the process that ran the method
+    waited: float | None = None  # share of the time in communication with the model's workers, waiting included
+    # Number of prompts whose outputs in all repeats equal plain decoding's first one, out of ``compared`` prompts.
     same: int | None = None
     compared: int | None = None
-    near_ties: int | None = None  # unequal outputs that part from plain decoding at a near tie
-    repeated: float | None = None  # share of the output's 4-grams that occurred before in it
-    degenerated: int | None = None  # outputs above the document's threshold of repetition
+    near_ties: int | None = None  # number of unequal outputs whose first difference is a near tie
+    repeated: float | None = None  # mean share of an output's 4-grams that occurred before in that output
+    degenerated: int | None = None  # number of outputs that count as loops
 
     @property
     def is_plain(self) -> bool:
-        """Whether this is plain decoding."""
+        """Whether the method is plain decoding."""
         return self.method == PLAIN
 
     @property
@@ -118,13 +118,13 @@ class Figures:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelResult(Model):
-    """A model with all its metrics."""
+    """A model and all metrics measured on it."""
 
     bandwidth: Range | None  # bytes per second of reading memory, measured between the prompts
     pass_cost: tuple[PassCost, ...]  # time of a forward pass by its number of rows
     peers: dict[str, dict[str, str]]  # versions and settings of each peer, or its error
     skipped: tuple[Failure, ...]  # prompts that do not fit the model's context
-    figures: tuple[Figures, ...]  # by task, temperature and method
+    figures: tuple[Figures, ...]  # ordered by task, temperature and method
 
     @property
     def temperatures(self) -> list[float]:
@@ -160,5 +160,5 @@ class Document(Start):
         return f"{workers} workers ({self.arguments.get('parallel')}), threads of each: {count}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
+        """Return the document as plain JSON values."""
         return asdict(self)

@@ -17,21 +17,21 @@ from pronk.engine.stats import Stats, StepStats
 
 __all__ = ["LOOP_THRESHOLD", "make_figures", "make_range"]
 
-# An output with a larger share of repeated 4-grams is a loop; natural text and code stay below.
+# An output with a larger share of repeated 4-grams counts as a loop; natural text and code stay below.
 LOOP_THRESHOLD = 0.5
 
-# Number of draft positions in the acceptance curves.
-_POSITIONS = 16
+# Maximum number of draft positions in the acceptance curves.
+_MAX_POSITIONS = 16
 
 Key = tuple[str, str]
 
 
 @dataclass(frozen=True)
 class _Pairs:
-    """Samples by repeat and prompt, of prompts that method and plain decoding finished in every repeat."""
+    """Samples ``[repeat][prompt]`` of the prompts that both methods finished in every repeat."""
 
-    own: list[list[Sample]]
-    plain: list[list[Sample]]
+    own: list[list[Sample]]  # of the method
+    plain: list[list[Sample]]  # of plain decoding
 
 
 def make_figures(
@@ -47,10 +47,10 @@ def make_figures(
     Args:
         own: samples of the method, at least one; all at the same temperature.
         plain: plain decoding's samples for the same prompts.
-        divergences: differences from plain decoding; those of other samples are ignored.
-        model: its sizes give the memory floor.
-        bandwidth: bytes per second of reading memory, ``None`` without a memory floor.
-        task: name of the task or aggregate.
+        divergences: differences from plain decoding; those of other methods and prompts are ignored.
+        model: gives the bytes that a forward pass reads.
+        bandwidth: bytes per second of reading memory; ``None`` leaves ``over_floor`` out.
+        task: name of the task or aggregate that the samples belong to.
     """
     keys = list(dict.fromkeys(_key(sample) for sample in own))
     pairs, failures = _pair(keys, own, plain)
@@ -72,7 +72,7 @@ def make_figures(
 
 
 def make_range(values: Sequence[float]) -> Range:
-    """Return the median and the spread of at least one value."""
+    """Return the median and the spread of one or more values."""
     return Range(median(values), spread(values))
 
 
@@ -121,15 +121,15 @@ def _tokens(samples: Sequence[Sample]) -> int:
 
 
 def _per_token_after_first(samples: Sequence[Sample]) -> float:
-    """Return seconds per token after the first step; 0 if there are no such tokens."""
+    """Return the seconds per token after the first step; 0 if the first step generated all tokens."""
     tokens = sum(len(s.tokens) - (s.steps[0].tokens if s.steps else 1) for s in samples)
     return sum(s.total_seconds - (s.ttft or 0.0) for s in samples) / tokens if tokens > 0 else 0.0
 
 
 def _sameness(pairs: _Pairs, divergences: Sequence[DivergenceRecord]) -> dict[str, Any]:
-    """Count the outputs that equal plain decoding's first output in every repeat.
+    """Count the prompts whose outputs in all repeats equal plain decoding's output of the first repeat.
 
-    A peer draws its own random numbers, so only its greedy outputs are compared.
+    A peer draws its own random numbers, so only greedy outputs of peers are compared.
     """
     first = pairs.own[0][0]
     if (first.engine != "pronk" and first.temperature > 0) or (first.method == PLAIN and len(pairs.own) == 1):
@@ -147,44 +147,44 @@ def _repetition(samples: Sequence[Sample]) -> dict[str, Any]:
 
 
 def _acceptance(samples: Sequence[Sample]) -> dict[str, Any]:
-    """Count draft tokens and acceptances of one repeat; all repeats have the same.
+    """Count verified and accepted draft tokens of one repeat; all repeats have the same counts.
 
-    The prefill's last forward pass counts as a step, so that plain decoding has S = 1. It has no draft tokens, unless
-    the prompt is a single token, so that it is left out of the acceptance rates.
+    The prefill's last forward pass counts as a step, so that plain decoding has S = 1. The acceptance rates leave this
+    step out unless it has draft tokens, which is possible for a prompt of one token only.
     """
     numbered = [pair for sample in samples for pair in enumerate(sample.steps or ())]
     drafting = [step for number, step in numbered if number or step.depth]
     accepted, shares = [step.accepted for step in drafting], Stats(steps=drafting).acceptance
-    deepest = min(len(shares), _POSITIONS)
+    deepest = min(len(shares), _MAX_POSITIONS)
     return {
         "steps": len(numbered),
         "S": _tokens(samples) / len(numbered),
         "drafted": sum(step.drafted for step in drafting),
         "accepted": sum(accepted),
         "alpha": shares[0] if shares else None,
-        "acceptance": tuple(shares[:_POSITIONS]),
-        "trust": _trust(samples),
+        "acceptance": tuple(shares[:_MAX_POSITIONS]),
+        "trust": _calibration(samples),
         "ctar": tuple(ctar_curve(accepted, deepest)) if deepest else (),
     }
 
 
-def _trust(samples: Sequence[Sample]) -> tuple[tuple[float, float, int], ...]:
+def _calibration(samples: Sequence[Sample]) -> tuple[tuple[float, float, int], ...]:
     """Return mean prediction, observed acceptance and number of draft tokens of each non-empty bin."""
     bins = [
-        [sum(column) for column in zip(*same, strict=True)]
-        for same in zip(*(s.trust for s in samples if s.trust is not None), strict=True)
+        [sum(column) for column in zip(*one_bin, strict=True)]
+        for one_bin in zip(*(s.trust for s in samples if s.trust is not None), strict=True)
     ]
-    return tuple((said / count, right / count, int(count)) for count, said, right in bins if count)
+    return tuple((predicted / count, accepted / count, int(count)) for count, predicted, accepted in bins if count)
 
 
-def _later(samples: Sequence[Sample]) -> Iterator[tuple[StepStats, StepStats]]:
-    """Yield each step after a sample's first, which contains the prefill, with the step before it."""
+def _step_pairs(samples: Sequence[Sample]) -> Iterator[tuple[StepStats, StepStats]]:
+    """Yield (previous step, step) for all steps but the first one of a sample, which contains the prefill."""
     for sample in samples:
         yield from pairwise(sample.steps or ())
 
 
 def _times(pairs: _Pairs) -> dict[str, Any]:
-    """Return inter-token latencies, and the shares of drafting and forward passes in the time."""
+    """Return percentiles of inter-token latencies, and the split of the time."""
     waits: list[float] = []
     samples = [sample for samples in pairs.own for sample in samples]
     for sample in samples:
@@ -200,33 +200,33 @@ def _times(pairs: _Pairs) -> dict[str, Any]:
 
 
 def _costs(pairs: _Pairs, model: Model, bandwidth: Range | None) -> dict[str, Any]:
-    """Return verification and drafting costs in plain forward passes, and the expected speed-up."""
-    own = [pair for samples in pairs.own for pair in _later(samples)]
-    plain = [pair for samples in pairs.plain for pair in _later(samples)]
+    """Return rows, verification and drafting costs of a forward pass, and the expected speed-up."""
+    own = [pair for samples in pairs.own for pair in _step_pairs(samples)]
+    plain = [pair for samples in pairs.plain for pair in _step_pairs(samples)]
     if not own or not plain:
         return {}
-    target, base = _mean(own, lambda s: s.target_clock), _mean(plain, lambda s: s.target_clock)
+    target, base = _mean_time(own, lambda s: s.target_clock), _mean_time(plain, lambda s: s.target_clock)
     values: dict[str, Any] = {
         "rows_per_pass": sum(step.rows for _, step in own) / len(own),
         "verify_cost": target / base,
     }
     if bandwidth is not None:
-        values["over_floor"] = _mean(own, lambda s: s.clock) * bandwidth.median / _bytes_read(pairs.own[0], model)
+        values["over_floor"] = _mean_time(own, lambda s: s.clock) * bandwidth.median / _bytes_read(pairs.own[0], model)
     shares = Stats(steps=[step for _, step in own]).acceptance
     if shares:
         depths = [step.depth for _, step in own]
-        cost = _mean(own, lambda s: s.draft_clock) * len(own) / sum(depths) / base
+        cost = _mean_time(own, lambda s: s.draft_clock) * len(own) / sum(depths) / base
         tokens = sum(expected_tokens(shares[0], depth) for depth in depths)
         values["cost_coefficient"] = cost
         values["expected_speedup"] = tokens / sum(depth * cost + 1 for depth in depths)
     return values
 
 
-def _mean(steps: Sequence[tuple[StepStats, StepStats]], clock: Callable[[StepStats], float]) -> float:
+def _mean_time(steps: Sequence[tuple[StepStats, StepStats]], clock: Callable[[StepStats], float]) -> float:
     return sum(clock(step) - clock(before) for before, step in steps) / len(steps)
 
 
 def _bytes_read(samples: Sequence[Sample], model: Model) -> float:
-    """Return the mean bytes of a forward pass: the weights, and the KV cache half-way through the outputs."""
+    """Return the bytes that a forward pass reads: weights, and the KV cache of half-finished outputs."""
     tokens = sum((sample.prompt_tokens + len(sample.tokens) / 2) * sample.batch for sample in samples) / len(samples)
     return model.pass_bytes + model.kv_bytes_per_token * tokens

@@ -1,4 +1,4 @@
-"""Machine of a benchmark: hardware, versions of packages, memory bandwidth, memory of a process."""
+"""Description of the machine of a benchmark, and its measured memory bandwidth and peak memory."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class BandwidthMeter:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the buffer."""
+        """Size of the buffer in bytes."""
         return self._buffer.nbytes
 
     def measure(self) -> float:
-        """Return bytes per second, the best of three runs."""
+        """Return the read bandwidth in bytes per second, the best of three runs."""
         best = 0.0
         for _ in range(3):
             began = perf_counter()
@@ -51,8 +51,8 @@ class PeakMemory:
     """Peak memory of this process, or of its accelerator, since :meth:`reset`.
 
     Args:
-        device: of the model.
-        besides: bytes to subtract, those of the benchmark's own buffers.
+        device: device of the model.
+        besides: bytes of the benchmark's own buffers, which are subtracted.
     """
 
     def __init__(self, device: torch.device, besides: int = 0) -> None:
@@ -60,20 +60,20 @@ class PeakMemory:
         self._besides = besides
 
     def reset(self) -> None:
-        """Forget earlier peaks, where the system supports it."""
+        """Reset the peak to the current memory, if the system supports it."""
         if self._cuda is not None:
             torch.cuda.reset_peak_memory_stats(self._cuda)
         else:
             reset_peak_memory()
 
     def read(self) -> int | None:
-        """Return bytes, or ``None`` if the system does not report them."""
+        """Return the peak in bytes, or ``None`` if the system does not report it."""
         peak = peak_memory() if self._cuda is None else torch.cuda.max_memory_allocated(self._cuda)
         return None if peak is None else peak - self._besides
 
 
 def hardware(device: torch.device) -> dict[str, Any]:
-    """Return processor, cores available to this process, bytes of memory, threads, device."""
+    """Return a description of processor, available cores, bytes of memory, threads and device."""
     found: dict[str, Any] = {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),

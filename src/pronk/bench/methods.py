@@ -21,7 +21,7 @@ __all__ = ["DrafterMethod", "Item", "Method", "PeerMethod"]
 
 @dataclass(frozen=True)
 class Item:
-    """A prompt to measure: token ids, sampling parameters, and the sample to fill in."""
+    """A prompt to measure: token ids, sampling parameters, and the incomplete record of the result."""
 
     ids: list[int]
     params: SamplingParams
@@ -29,21 +29,21 @@ class Item:
 
 
 class Method(ABC):
-    """A way to generate text that is measured."""
+    """A way to generate text: a drafter of pronk, or another engine."""
 
     name: str
     engine: str
 
     @abstractmethod
     def run(self, items: Sequence[Item]) -> list[Sample]:
-        """Generate for all items in one batch, and return their samples."""
+        """Generate for all items in one batch, and return one complete sample per item."""
 
 
 class DrafterMethod(Method):
     """A drafter of pronk.
 
-    A drafter that stores earlier outputs gets a separate store for each repeat and temperature: no prompt is measured
-    with a store that contains the answer to the same prompt.
+    Each temperature and repeat has a proposer of its own: a drafter that stores earlier outputs must not find the
+    answer to a prompt from another run of the same prompt.
     """
 
     engine = "pronk"
@@ -55,19 +55,19 @@ class DrafterMethod(Method):
         self._proposers: dict[tuple[float, int], Proposer[Any]] = {}
 
     def run(self, items: Sequence[Item]) -> list[Sample]:
-        """Generate, and share the time of the call equally among the prompts.
+        """Generate for all items; the time of the call is divided equally among the prompts.
 
         Raises:
             PronkError: the drafter raised an exception, so that the times are not those of speculative decoding.
         """
-        store = (items[0].sample.temperature, items[0].sample.repeat)
-        if store not in self._proposers:
-            self._proposers[store] = make_drafter(self.name).bind(self._llm.target)
+        key = (items[0].sample.temperature, items[0].sample.repeat)
+        if key not in self._proposers:
+            self._proposers[key] = make_drafter(self.name).bind(self._llm.target)
         prompts, params = [item.ids for item in items], [item.params for item in items]
         self._peak.reset()
         runner = self._llm.engine.runner
         began, waited = perf_counter(), runner.communication_seconds
-        completions = self._llm.generate(prompts, params, drafter=self._proposers[store])
+        completions = self._llm.generate(prompts, params, drafter=self._proposers[key])
         seconds = (perf_counter() - began) / len(items)
         waited = (runner.communication_seconds - waited) / len(items)
         peak = self._peak.read()
@@ -95,7 +95,7 @@ class PeerMethod(Method):
     """Another engine, which gets one prompt at a time.
 
     Attributes:
-        error: of the start of the peer; every prompt fails with it.
+        error: failure of the peer's start, with which every prompt fails; ``None`` if the peer runs.
     """
 
     error: PeerError | None = None
@@ -107,7 +107,7 @@ class PeerMethod(Method):
         self._eos_ids = eos_ids
 
     def run(self, items: Sequence[Item]) -> list[Sample]:
-        """Generate; the time is measured in the peer's process, around its generate call."""
+        """Generate for one item after the other; the peer's process measures the time of the engine's call."""
         if self.error is not None:
             raise self.error
         return [self._run(item) for item in items]

@@ -38,8 +38,8 @@ def expected_tokens(alpha: float, gamma: int) -> float:
 def expected_speedup(alpha: float, gamma: int, cost: float) -> float:
     """Return ``(1 - α^(γ+1)) / ((1 - α)(γc + 1))``, the expected speed-up (GLIDE, section 5.1).
 
-    It is the number of tokens of a step divided by its time in forward passes of the target model: ``γ`` passes of the
-    drafter at ``cost``, at least 0, and one verification that is assumed to cost as much as a plain pass.
+    The numerator over ``1 - α`` is the expected tokens of a step. ``γc + 1`` is the time of a step in plain passes of
+    the target model: ``γ`` drafts at ``cost`` each, which is at least 0, and one verification, taken as a plain pass.
     """
     check_number("cost", cost, 0)
     return expected_tokens(alpha, gamma) / (gamma * cost + 1)
@@ -49,12 +49,12 @@ def ctar_curve(accepted: Sequence[int], up_to: int) -> list[float]:
     """Return ``CTAR(1) … CTAR(up_to)``, a falling curve (Kangaroo, definition 1, equation 2, figure 1a).
 
     ``CTAR(w) = (1 / steps) Σ [accepted ≥ w]`` is the share of the steps whose first ``w`` draft tokens were accepted.
-    Kangaroo's ``s_k - w > 0`` counts the target model's own token in ``s_k``. Steps with fewer than ``w`` draft tokens
-    count as misses, so that ``1 + CTAR(1) + CTAR(2) + …`` is S.
+    Kangaroo's condition ``s_k - w > 0`` is equal, because ``s_k`` counts the target model's own token too. Steps with
+    fewer than ``w`` draft tokens count as misses, so that ``1 + CTAR(1) + CTAR(2) + …`` is S.
 
     Args:
-        accepted: accepted draft tokens of each step, each at least 0, at least one step.
-        up_to: largest window in draft tokens, at least 1.
+        accepted: number of accepted draft tokens, at least 0, of each of one or more steps.
+        up_to: largest ``w``, at least 1.
     """
     check_integer("steps", len(accepted), 1)
     for count in accepted:
@@ -75,10 +75,10 @@ def repeated_ngrams(tokens: Sequence[int], n: int = 4) -> float:
 
 
 def inter_token_latencies(step_seconds: Sequence[float], step_tokens: Sequence[int]) -> list[float]:
-    """Return the seconds per token, in order; the tokens of a step share its time equally.
+    """Return the seconds of each token, in order; the tokens of a step share its time equally.
 
     The time of a step without tokens is added to the next step. The time after the last token is dropped, so that the
-    sum is the time to the last token. Seconds are finite and, like the tokens, at least 0.
+    sum is the time to the last token. Seconds are finite; seconds and numbers of tokens are at least 0.
     """
     latencies: list[float] = []
     wait = 0.0
@@ -91,7 +91,7 @@ def inter_token_latencies(step_seconds: Sequence[float], step_tokens: Sequence[i
 
 
 def spread(values: Sequence[float]) -> float:
-    """Return half the range of finite numbers, ``(max - min) / 2``: the number after ± in the tables."""
+    """Return half the range of finite numbers, ``(max - min) / 2``; tables show it after ±."""
     for value in values:
         check_number("values", value)
     return (max(values) - min(values)) / 2

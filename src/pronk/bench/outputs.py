@@ -14,7 +14,7 @@ from rich.console import Console
 
 from pronk.errors import OptionError
 
-if TYPE_CHECKING:  # imports torch, and mistakes in the paths are reported before torch is loaded
+if TYPE_CHECKING:  # importing torch here would delay the report of a mistake in the paths
     from pronk.bench.records import Record
 
 __all__ = ["STDOUT", "Outputs"]
@@ -26,10 +26,10 @@ STDOUT = Path("-")
 class Outputs:
     """Files to write besides the tables on the terminal."""
 
-    document: Path | None  # as JSON; STDOUT sends it to standard output, and the tables to standard error
+    document: Path | None  # JSON file; STDOUT writes JSON to standard output and tables to standard error
     markdown: Path | None
     report: Path | None  # folder of the HTML page
-    trace: Path | None  # the records, written as they are measured
+    trace: Path | None  # JSON lines with every measurement, written as it is made
 
     def check(self) -> None:
         """Check the paths before anything is measured.

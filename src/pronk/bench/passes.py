@@ -1,4 +1,4 @@
-"""Time of a forward pass of the target by its number of rows, which bounds the gain of drafting."""
+"""Measure the time of the target's forward pass by its number of rows: the cost of verification."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ROUNDS, _STEPS = 3, 6
 
 @dataclass(frozen=True)
 class _Star(Proposer[None]):
-    """A drafter that proposes ``rows - 1`` different next tokens: a forward pass has ``rows`` rows."""
+    """Drafter that makes forward passes of ``rows`` rows by ``rows - 1`` alternatives for the next token."""
 
     name = "star"
     rows: int
@@ -31,7 +31,7 @@ class _Star(Proposer[None]):
         """Return no state."""
 
     def propose(self, contexts: Sequence[DraftContext[None]]) -> list[TokenTree]:
-        """Propose the ids that follow the last token's id."""
+        """Propose the ids ``last + 1, last + 2, …`` modulo the vocabulary size as next tokens."""
         parents = (-1, *[0] * (self.rows - 1))
         roots = [context.tokens[-1] for context in contexts]
         return [TokenTree(tuple((root + i) % self.vocab_size for i in range(self.rows)), parents) for root in roots]
@@ -43,9 +43,9 @@ class _Star(Proposer[None]):
 def pass_times(
     llm: LLM, prompt: list[int], sizes: Sequence[int] | None = None, *, rounds: int | None = None, steps: int = _STEPS
 ) -> Iterator[PassTime]:
-    """Measure forward passes of several sizes (:data:`ROWS` by default) after a prompt, interleaved.
+    """Measure forward passes after a prompt; ``sizes`` are numbers of rows, by default :data:`ROWS`.
 
-    Each of ``rounds`` goes over all sizes, with ``steps`` forward passes of each.
+    Each of ``rounds`` goes over all sizes, with at most ``steps`` forward passes of each.
     """
     params = SamplingParams(max_tokens=steps + 1, ignore_eos=True)
     for _ in range(rounds or _ROUNDS):

@@ -1,6 +1,6 @@
 """Plots of a benchmark's report, and of ``pronk explain``, as SVG files that matplotlib writes.
 
-Needs matplotlib, an optional dependency, which is imported late. ``pyplot`` and its global state are not used.
+matplotlib is an optional dependency, which is imported at the first use. ``pyplot`` and its global state are not used.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ _SETTINGS: dict[str, Any] = {
     "grid.alpha": 0.3,
     "legend.fontsize": 8,
     "legend.frameon": False,
-    "svg.fonttype": "none",  # text stays text, which keeps the file small
-    "svg.hashsalt": "pronk",  # the same ids in every run
-    "text.parse_math": False,  # a $ in a name is a $
+    "svg.fonttype": "none",  # text is not converted to outlines, which keeps the file small
+    "svg.hashsalt": "pronk",  # ids of SVG elements do not change from run to run
+    "text.parse_math": False,  # a $ in a name does not start a formula
 }
-_WIDTH, _HEIGHT = 4.8, 2.8  # inches
-_ROW = 0.17  # inches of a bar
-_LABEL = 26  # maximum number of characters
+_WIDTH, _HEIGHT = 4.8, 2.8  # size of a plot in inches
+_BAR_HEIGHT = 0.17  # in inches
+_MAX_LABEL = 26  # maximum number of characters of a label
 _REFERENCE: dict[str, Any] = {"color": "gray", "linestyle": "--"}
 
 
 @dataclass(frozen=True)
 class Plot:
-    """One plot of the page: SVG files for a light and for a dark page."""
+    """One plot of the report, as SVG text for a light and for a dark page."""
 
     title: str
     caption: str
@@ -74,11 +74,11 @@ def draw_plots(model: ModelResult) -> tuple[Plot, ...]:
 def _one_axes(draw: Callable[[Axes], None], rows: int) -> Figure:
     from matplotlib.figure import Figure  # noqa: PLC0415 (an optional dependency)
 
-    figure = Figure(figsize=(_WIDTH, max(_HEIGHT, 1 + _ROW * rows)), layout="constrained")
+    figure = Figure(figsize=(_WIDTH, max(_HEIGHT, 1 + _BAR_HEIGHT * rows)), layout="constrained")
     axes = figure.add_subplot()
     draw(axes)
     handles, labels = axes.get_legend_handles_labels()
-    legend = dict(zip(labels, handles, strict=True))  # each method once
+    legend = dict(zip(labels, handles, strict=True))  # one entry per method
     if legend:
         figure.legend(legend.values(), legend.keys(), loc="outside upper left", ncols=2)
     return figure
@@ -91,7 +91,7 @@ def _plot(title: str, caption: str, draw: Callable[[Axes], None], rows: int) -> 
 
 
 def _to_svg(make: Callable[[], Figure], theme: str, *, transparent: bool) -> str:
-    """Draw a figure with a theme, whatever the user's own settings of matplotlib are."""
+    """Draw a figure with a theme, independent of the user's settings of matplotlib."""
     from matplotlib import style  # noqa: PLC0415 (an optional dependency)
 
     buffer = io.StringIO()
@@ -103,17 +103,17 @@ def _to_svg(make: Callable[[], Figure], theme: str, *, transparent: bool) -> str
 
 
 def _shorten(name: str) -> str:
-    """Cut the middle out of a long name: names differ in their first word and in their last options."""
+    """Cut the middle out of a long name, because names differ at the start and in the last options."""
     clean = "".join(c if c.isprintable() else " " for c in name)
-    return clean if len(clean) <= _LABEL else f"{clean[: _LABEL // 2]}…{clean[1 - _LABEL // 2 :]}"
+    return clean if len(clean) <= _MAX_LABEL else f"{clean[: _MAX_LABEL // 2]}…{clean[1 - _MAX_LABEL // 2 :]}"
 
 
 class _Plotter:
-    """Draws one model.
+    """Draws the plots of one model.
 
     Attributes:
         looks: label, colour and marker of each method, the same in every plot.
-        read: seconds to read the weights once, which is the memory floor of a forward pass; 0 if unknown.
+        floor: seconds to read the weights from memory once, the least time of a forward pass; 0 if unknown.
     """
 
     def __init__(self, model: ModelResult) -> None:
@@ -121,10 +121,10 @@ class _Plotter:
         self.looks: dict[str, dict[str, Any]] = {PLAIN: {"label": "plain", "color": "gray", "marker": "o"}}
         for i, method in enumerate(dict.fromkeys(f.method for f in model.figures if not f.is_plain)):
             self.looks[method] = {"label": _shorten(method), "color": f"C{i % 10}", "marker": "os^Dv"[i % 5]}
-        self.read = model.pass_bytes / model.bandwidth.median if model.bandwidth and model.bandwidth.median else 0.0
+        self.floor = model.pass_bytes / model.bandwidth.median if model.bandwidth and model.bandwidth.median else 0.0
 
     def draw(self) -> Iterator[Plot]:
-        """Draw every kind of plot."""
+        """Yield every plot that shows at least one method besides plain decoding."""
         for title, caption, has, draw in _PLOTS:
             for temperature in sorted(self.model.temperatures):
                 here = [f for f in self.model.figures if f.temperature == temperature and has(f)]
@@ -148,12 +148,12 @@ class _Plotter:
 
     def draw_throughput(self, axes: Axes, figures: Sequence[Figures]) -> None:
         self._bars(axes, 0, figures, [f.tokens_per_second for f in figures])
-        if self.read:
-            axes.axvline(1 / self.read, label=f"memory floor, {1 / self.read:,.0f}", **_REFERENCE)
+        if self.floor:
+            axes.axvline(1 / self.floor, label=f"memory floor, {1 / self.floor:,.0f}", **_REFERENCE)
         axes.set(yticks=[], xlabel="tokens per second")
 
     def _bars(self, axes: Axes, first: int, figures: Sequence[Figures], values: Sequence[Any]) -> None:
-        """Draw a bar with a whisker for each method, from position ``first`` downwards."""
+        """Draw one bar with a whisker per method, from y position ``first`` downwards."""
         for y, (f, value) in enumerate(zip(figures, values, strict=True), first):
             look = self.looks[f.method]
             style: dict[str, Any] = {"color": look["color"], "ecolor": "gray", "hatch": "///" if f.is_peer else None}
@@ -182,7 +182,7 @@ class _Plotter:
         axes.set(xlabel="expected speed-up", ylabel="measured after the first token")
 
     def _scatter(self, axes: Axes, points: Sequence[tuple[Figures, float, float]], diagonal: str) -> None:
-        """Draw a large marker for all tasks and a small one for each task, and the line ``x = y``."""
+        """Draw a large marker for all tasks, a small one for each task, and the dashed line ``x = y``."""
         for f, x, y in points:
             size, alpha = (8.0, 1.0) if f.task == ALL else (4.0, 0.6)
             axes.plot([x], [y], linestyle="none", markersize=size, alpha=alpha, **self.looks[f.method])
@@ -206,8 +206,8 @@ class _Plotter:
     def draw_pass_cost(self, axes: Axes) -> None:
         costs = self.model.pass_cost
         axes.plot([cost.rows for cost in costs], [1e3 * cost.seconds for cost in costs], "o-")
-        if self.read:
-            axes.axhline(1e3 * self.read, label=f"memory floor, {1e3 * self.read:.3g} ms", **_REFERENCE)
+        if self.floor:
+            axes.axhline(1e3 * self.floor, label=f"memory floor, {1e3 * self.floor:.3g} ms", **_REFERENCE)
         axes.set_ylim(bottom=0)
         _scale_rows(axes, "rows in the forward pass")
         axes.set_ylabel("ms")
@@ -219,7 +219,7 @@ def _scale_rows(axes: Axes, name: str) -> None:
     axes.set_xlabel(name)
 
 
-# Title, caption, the condition for a method to be shown, and the function that draws.
+# Title, caption, condition for metrics to be shown, and the method that draws them.
 _PLOTS: tuple[tuple[str, str, Callable[[Figures], object], Callable[..., None]], ...] = (
     (
         "Speed-up",
@@ -262,7 +262,7 @@ _PLOTS: tuple[tuple[str, str, Callable[[Figures], object], Callable[..., None]],
 
 
 def draw_steps(steps: Sequence[Decision]) -> str:
-    """Draw the steps of a request as SVG: tokens of each step by drafter, and the gained time below."""
+    """Draw the steps of a request as SVG: above the tokens of each step, below the time saved so far."""
     return _to_svg(partial(_step_figure, steps), "default", transparent=False)
 
 
@@ -287,7 +287,7 @@ def _step_figure(steps: Sequence[Decision]) -> Figure:
 
 
 def _gained(step: Decision) -> float:
-    """Return the tokens of a step minus its time in plain steps."""
+    """Return the plain steps that a step saves: its number of tokens minus its time in plain steps."""
     if step.plain is None or step.expected is None:
         return 0.0
     return len(step.tokens) - (step.expected + step.asking) / step.plain

@@ -1,13 +1,13 @@
 """Prompts of a benchmark, from suites and from the user's own files.
 
 A suite is a file of JSON lines, ``NAME.jsonl`` or ``NAME.jsonl.gz``, in the folder given with ``--data``; the suite
-``sample`` is part of pronk. A line has one of
+``sample`` is part of pronk. Each line is an object with one of the keys
 
 - ``"prompt"``: text to continue,
 - ``"turns"``: messages of the user; the model answers each before the next,
 - ``"messages"``: a conversation in OpenAI's format that ends with a message of the user,
 
-and optionally an ``"id"`` and a ``"task"``, by which metrics are grouped. Turns and messages are rendered with the
+and optionally ``"id"`` and ``"task"``; metrics are grouped by task. Turns and messages are rendered with the
 model's chat template. Any other file is plain text with one prompt per line.
 """
 
@@ -25,7 +25,7 @@ from pronk.bench.document import ALL, SOUND
 from pronk.errors import OptionError, PromptError
 from pronk.files.json_lines import read_json_lines
 
-if TYPE_CHECKING:  # imports torch
+if TYPE_CHECKING:  # not at run time, because pronk.llm imports torch
     from pronk.llm import LLM
 
 __all__ = [
@@ -58,12 +58,12 @@ class Prompt:
 
     @property
     def num_turns(self) -> int:
-        """Number of outputs to generate."""
+        """Number of outputs to generate: one per turn, or one for a text."""
         return max(1, len(self.turns))
 
 
 def sample_prompts() -> list[Prompt]:
-    """Return the suite ``sample``: HumanEval, GSM8K, HumanEvalPack (parts, all MIT), and own prompts."""
+    """Return the suite ``sample``: parts of HumanEval, GSM8K, HumanEvalPack (all MIT), and own prompts."""
     with as_file(files("pronk.bench") / "prompts.jsonl") as path:
         return load_prompts(path)
 
@@ -87,7 +87,7 @@ def load_suite(name: str, folder: Path | None) -> list[Prompt]:
 
 
 def _suites_in(folder: Path, none: str) -> str:
-    """Return the names of the suites in a folder, or ``none``."""
+    """Return the names of the suites in a folder as text, or the text ``none`` without any suite."""
     return ", ".join(sorted({path.name.split(".jsonl")[0] for path in folder.glob("*.jsonl*")})) or none
 
 
@@ -158,7 +158,7 @@ def _message(entry: Any, where: str) -> dict[str, str]:
         msg = f"{where}: expected messages with a role of {', '.join(_ROLES)}, found {entry!r:.60}"
         raise OptionError(msg)
     content = entry.get("content")
-    if isinstance(content, list):  # OpenAI's other form of content: a list of parts
+    if isinstance(content, list):  # OpenAI's other form of content: a list of text parts
         parts = [part.get("text") for part in content if isinstance(part, Mapping)]
         texts = [part for part in parts if isinstance(part, str)]
         content = "".join(texts) if len(texts) == len(content) else content
@@ -166,7 +166,7 @@ def _message(entry: Any, where: str) -> dict[str, str]:
 
 
 def limit_per_task(prompts: Iterable[Prompt], limit: int | None) -> dict[str, list[Prompt]]:
-    """Return the first ``limit`` prompts by task, in order of appearance, with unique ids."""
+    """Group prompts by task, at most ``limit`` (the first ones) per task, and make their ids unique."""
     tasks: dict[str, list[Prompt]] = defaultdict(list)
     seen: set[tuple[str, str]] = set()
     for prompt in prompts:
@@ -181,12 +181,12 @@ def limit_per_task(prompts: Iterable[Prompt], limit: int | None) -> dict[str, li
 def load_tasks(
     suites: Sequence[str] | None, folder: Path | None, files: Sequence[Path], limit: int | None
 ) -> dict[str, list[Prompt]]:
-    """Load prompts of suites and files, by task; those of the suite ``sample`` if neither is given.
+    """Load the prompts of suites and files, by task; without both, those of the suite ``sample``.
 
-    ``folder`` is that of the suites; ``limit`` is the maximum number of prompts of each task.
+    ``folder`` has the files of the suites; ``limit`` is the maximum number of prompts of each task.
 
     Raises:
-        OptionError: a folder without names of suites, an unknown suite, or a damaged file.
+        OptionError: ``folder`` is given without ``suites``, a suite is unknown, or a file is damaged.
     """
     if folder is not None and suites is None:
         have = _suites_in(folder, "none")
@@ -207,7 +207,7 @@ def encode(llm: LLM, prompt: Prompt, answers: Sequence[str] = (), *, chat: bool 
     if prompt.text is not None:
         return llm.tokenizer.encode(prompt.text)
     messages = list(prompt.history)
-    for turn, answer in zip(prompt.turns, answers, strict=False):  # the current turn has no answer
+    for turn, answer in zip(prompt.turns, answers, strict=False):  # zip omits the current turn, which has no answer
         messages += [{"role": "user", "content": turn}, {"role": "assistant", "content": answer}]
     messages.append({"role": "user", "content": prompt.turns[len(answers)]})
     if chat and llm.tokenizer.has_chat_template:
@@ -216,7 +216,7 @@ def encode(llm: LLM, prompt: Prompt, answers: Sequence[str] = (), *, chat: bool 
 
 
 def fit(ids: Sequence[int], limit: int) -> list[int]:
-    """Cut the middle out, down to ``limit`` ids: questions stand at the start or the end of a prompt."""
+    """Shorten a prompt to ``limit`` ids from its start and end, where the question is; drop the middle."""
     if len(ids) <= limit:
         return list(ids)
     head = limit // 2

@@ -42,32 +42,32 @@ PLAIN = "autoregressive"
 
 @dataclass(frozen=True)
 class Start:
-    """Start of the benchmark."""
+    """First record of a benchmark: time, command and machine."""
 
     started: str  # time in ISO 8601, UTC
     arguments: dict[str, Any]  # options of the command, the seed among them
-    versions: dict[str, str]  # of pronk, Python, torch and the other packages that take part
+    versions: dict[str, str]  # of pronk, Python, torch and other packages, by name
     hardware: dict[str, Any]  # name of the processor, number of cores, number of threads, bytes of memory
     format: str = FORMAT
 
 
 @dataclass(frozen=True)
 class Model:
-    """A loaded model, which the records up to the next ``Model`` are about.
+    """A loaded model, to which the following records up to the next ``Model`` belong.
 
-    The fields with a default are missing in older traces.
+    Fields with a default are missing in older traces.
     """
 
     name: str  # as the user wrote it
     parameters: int
-    pass_bytes: int  # of weights that one forward pass reads at least; of the embedding it reads single rows
-    kv_bytes_per_token: int  # of the KV cache that a forward pass reads for each token of the context
-    dtype: str  # of the weights that are not quantized
+    pass_bytes: int  # bytes of weights that a forward pass reads, without the few rows of the embedding
+    kv_bytes_per_token: int  # bytes of KV cache that a forward pass reads for each token of the context
+    dtype: str  # data type of the weights that are not quantized
     context: int  # maximum number of tokens, prompt and output together
     methods: tuple[str, ...]  # in the order in which tables show them
-    inflated: dict[str, Any] | None = None  # entry of config.json: real acceptance, simulated size
+    inflated: dict[str, Any] | None = None  # ``pronk_inflated`` of config.json: a small model padded to a large shape
     kernels: str = "torch"  # instruction set of pronk's kernels, or torch
-    weights: str = ""  # types of the matrices, largest share first: int4 in groups of 32, int8 in groups of 128
+    weights: str = ""  # types of the matrices by falling size: int4 in groups of 32, int8 in groups of 128
     weight_bits: float | None = None  # bits of memory per element of a matrix, scales included
     kv_dtype: str = ""
 
@@ -119,12 +119,12 @@ class Sample:
     total_seconds: float = 0.0  # from the start of the request to its end
     prompt_tokens: int = 0
     tokens: tuple[int, ...] = ()
-    ttft: float | None = None  # to the first token
+    ttft: float | None = None  # time to the first token
     steps: tuple[StepStats, ...] | None = None  # forward passes of the target model
     trust: tuple[GainStats, ...] | None = None  # predicted and observed acceptance of the draft tokens
-    peak_memory: int | None = None  # bytes of the process
+    peak_memory: int | None = None  # peak memory of the process in bytes
     batch: int = 1  # number of prompts in the batch, this one included
-    waited: float | None = None  # the part of ``seconds`` spent in other processes of the model, if it has any
+    waited: float | None = None  # part of ``seconds`` spent in communication with the model's workers
     error: str | None = None  # the reason if there is no output
 
 
@@ -136,9 +136,9 @@ class DivergenceRecord:
     id: str
     method: str
     temperature: float
-    position: int  # of the first token that differs, or the length of the shorter output
-    # Log-probability of plain decoding's token minus that of the other token; None if the sampling parameters filter
-    # the other token out, or if only the lengths differ.
+    position: int  # index of the first token that differs, or the length of the shorter output
+    # Log-probability of plain decoding's token minus that of the other output's token; None if the sampling parameters
+    # filter the latter token out, or if only the lengths differ.
     gap: float | None
     near_tie: bool  # whether rounding explains the difference
 
@@ -153,14 +153,14 @@ class End:
 
 Record = Start | Model | PeerRecord | Bandwidth | PassTime | Skip | Sample | DivergenceRecord | End
 
-# Value of "kind" in a line of the trace.
+# Class of a record by the value of "kind" in its line of the trace.
 _KINDS: dict[str, type[Any]] = {cls.__name__.removesuffix("Record").lower(): cls for cls in get_args(Record)}
-_NAMES = {cls: name for name, cls in _KINDS.items()}
+_KIND_NAMES = {cls: name for name, cls in _KINDS.items()}
 
 
 @dataclass
 class StepTrace:
-    """The records so far; each is also written to ``file``, if there is one."""
+    """The records so far; each record is also written to ``file`` unless it is ``None``."""
 
     records: list[Record] = field(default_factory=list)
     file: TextIO | None = None
@@ -174,7 +174,7 @@ class StepTrace:
         """Append a record and flush it to the file."""
         self.records.append(record)
         if self.file is not None:
-            self.file.write(json.dumps({"kind": _NAMES[type(record)]} | asdict(record)) + "\n")
+            self.file.write(json.dumps({"kind": _KIND_NAMES[type(record)]} | asdict(record)) + "\n")
             self.file.flush()
 
 
@@ -203,7 +203,7 @@ def _read(path: Path) -> Iterator[Record]:
         except StopIteration:
             return
         except OptionError:
-            if path.is_file() and path.read_bytes().count(b"\n") == number:  # the last line, without a newline
+            if path.is_file() and path.read_bytes().count(b"\n") == number:  # the last line was cut off
                 return
             raise
         yield _parse(row, f"{path}, line {number}")

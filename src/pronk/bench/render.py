@@ -1,4 +1,4 @@
-"""Show a benchmark on a terminal, and write it as Markdown."""
+"""Show the result of a benchmark on a terminal, and write it as Markdown."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from pronk.bench.verdict import make_verdict
 __all__ = ["show", "to_markdown"]
 
 _INTERRUPTED = "Interrupted: the figures are over the prompts that were measured until then."
-_MAX_ENTRIES = 5
+_MAX_ENTRIES = 5  # maximum number of skipped prompts or failures to list
 
-# Number of temperatures that fit beside each other into 80 columns.
-_ABREAST = 2
+# Number of temperatures whose columns fit into 80 characters.
+_TEMPERATURES_PER_TABLE = 2
 
 
 def show(document: Document, console: Console) -> None:
@@ -38,8 +38,8 @@ def _model(model: ModelResult, document: Document) -> Iterator[RenderableType]:
         yield Text(note, style="yellow")
     if model.figures:
         temperatures = model.temperatures
-        for first in range(0, len(temperatures), _ABREAST):
-            yield Padding(_to_rich(speed_table(model, temperatures[first : first + _ABREAST])), (1, 0))
+        for first in range(0, len(temperatures), _TEMPERATURES_PER_TABLE):
+            yield Padding(_to_rich(speed_table(model, temperatures[first : first + _TEMPERATURES_PER_TABLE])), (1, 0))
         yield _to_rich(cost_table(model))
         for temperature in temperatures:
             yield Text("\n" + " ".join(make_verdict(model, temperature)))
@@ -54,7 +54,7 @@ def _footnote(document: Document) -> str:
 
 
 def _to_rich(table: Table) -> RichTable:
-    """Convert a table; the column of the methods folds, so that the other columns need no folding."""
+    """Convert a table; only the column of the methods wraps, so that numbers stay on one line."""
     made = RichTable(box=None, padding=(0, 1), pad_edge=False, collapse_padding=True)
     made.add_column("", overflow="fold", min_width=12)
     for column in table.columns:

@@ -22,7 +22,7 @@ __all__ = ["check_report", "write_report"]
 def write_report(document: Document, folder: Path) -> Path:
     """Write ``folder/index.html`` atomically and return its path; create the folder if it is missing.
 
-    The same document gives the same page, byte by byte.
+    Equal documents give equal pages, byte by byte.
 
     Raises:
         OptionError: matplotlib is not installed, or the folder cannot be written.
@@ -75,7 +75,7 @@ def _flat(value: object) -> str:
 
 
 def _make_section(model: ModelResult, document: Document) -> dict[str, Any]:
-    """Return the content of the page about one model."""
+    """Return the variables of the page's template for one model."""
     names = list(dict.fromkeys(f.task for f in model.figures))
     overall = [task for task in names if task in {ALL, SOUND}]
     single = [task for task in names if task not in overall]

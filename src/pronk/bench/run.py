@@ -33,11 +33,11 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class PeerOptions:
-    """The peers to measure, and what they need."""
+    """The peers to measure, their draft model and their interpreters."""
 
     specs: tuple[PeerSpec, ...] = ()
     draft: Path | None = None  # folder of the draft model, for peers that need one
-    pythons: Mapping[str, str] = field(default_factory=dict)  # interpreter of each engine that is not installed here
+    pythons: Mapping[str, str] = field(default_factory=dict)  # Python interpreter by engine, if not this one
 
 
 @dataclass(frozen=True)
@@ -90,11 +90,11 @@ def run(
     """Measure every model; after an exception, ``trace`` has the records up to it.
 
     Args:
-        loaders: functions that load a model, by its name; each gets a callback for its progress.
+        loaders: functions that load a model and take a progress callback, by name of the model.
         plan: the methods and prompts.
         trace: receives the records.
-        arguments: options of the command, for the document.
-        progress: called with a label, the number of finished runs and of all runs.
+        arguments: options of the command, which the first record stores.
+        progress: called with a label, the number of finished runs, and the number of all runs.
 
     Raises:
         PronkError: a model cannot be loaded.
@@ -151,7 +151,7 @@ def _model(name: str, llm: LLM, methods: tuple[str, ...]) -> Model:
 
 
 def _start_peer(spec: PeerSpec, llm: LLM, options: PeerOptions, trace: StepTrace, stack: ExitStack) -> Method:
-    """Start a peer, which ``stack`` closes; an error of the start becomes the error of all its prompts."""
+    """Start a peer, which ``stack`` closes; if the start fails, every prompt fails with its error."""
     dtype = str(llm.dtype).removeprefix("torch.")
     threads, python = torch.get_num_threads() * llm.workers, options.pythons.get(spec.engine)
     peer = Peer(spec, llm.path, draft=options.draft, dtype=dtype, threads=threads, python=python)

@@ -1,4 +1,4 @@
-"""Summarize the records of a benchmark into a document."""
+"""Compute the result document of a benchmark from its records."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Kind = TypeVar("Kind")
 
 @dataclass
 class _Section:
-    """The records about one model."""
+    """A model, and the records that belong to it."""
 
     model: Model
     records: list[Record] = field(default_factory=list)
@@ -41,7 +41,7 @@ class _Section:
 
 
 def summarize(records: Sequence[Record]) -> Document:
-    """Compute all metrics from records that begin with a :class:`~pronk.bench.records.Start`."""
+    """Compute all metrics from the records, the first of which is a :class:`~pronk.bench.records.Start`."""
     start = records[0]
     assert isinstance(start, Start)
     end = records[-1] if isinstance(records[-1], End) else End(0.0, interrupted=True)
@@ -84,7 +84,7 @@ def _pass_costs(times: Sequence[PassTime]) -> tuple[PassCost, ...]:
 
 
 def _figures(section: _Section, bandwidth: Range | None) -> Iterator[Figures]:
-    """Yield metrics by task (single tasks, then the aggregates), temperature and method."""
+    """Yield the metrics, ordered by task (aggregates last), temperature and method."""
     model, samples = section.model, section.of(Sample)
     loops = {_key(s) for s in samples if s.method == PLAIN and repeated_ngrams(s.tokens) > LOOP_THRESHOLD}
     tasks = {task: [s for s in samples if s.task == task] for task in dict.fromkeys(s.task for s in samples)}

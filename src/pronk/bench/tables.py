@@ -39,10 +39,10 @@ _WIDE = {
 
 @dataclass(frozen=True)
 class Table:
-    """Blocks of rows under common columns."""
+    """Blocks of rows that share their columns."""
 
-    columns: tuple[str, ...]  # without that of the method; a line break marks where a narrow column may break
-    blocks: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...]  # title and rows; a row begins with its method
+    columns: tuple[str, ...]  # headings, without the method's; a line break splits the heading of a narrow column
+    blocks: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...]  # title and rows; the first cell of a row is the method
 
 
 def explain(document: Document, *, wide: bool = False) -> dict[str, str]:
@@ -56,9 +56,9 @@ def explain(document: Document, *, wide: bool = False) -> dict[str, str]:
 def speed_table(
     model: ModelResult, temperatures: Sequence[float] | None = None, tasks: Sequence[str] | None = None
 ) -> Table:
-    """Return speed-up, acceptance and exactness by method and task; ``None`` shows all.
+    """Return speed-up, acceptance and exactness of each method by task.
 
-    Temperatures stand side by side.
+    Each temperature has its own columns. ``None`` selects all temperatures or all tasks.
     """
     if temperatures is None:
         temperatures = model.temperatures
@@ -78,7 +78,7 @@ def speed_table(
 
 
 def cost_table(model: ModelResult, tasks: Sequence[str] = (ALL,), *, wide: bool = False) -> Table:
-    """Return throughput, latencies and costs of each method.
+    """Return throughput, latencies and costs of each method by task and temperature.
 
     ``wide`` adds the columns that do not fit into a terminal of 80 characters.
     """
@@ -110,7 +110,7 @@ def _speed(figures: Figures | None) -> tuple[str, ...]:
 
 
 def _same(row: Iterable[Figures]) -> str:
-    """Format the number of equal outputs; a star means that all other outputs part at near ties."""
+    """Format ``equal/compared`` outputs; a star means that only near ties made the others differ."""
     compared = [figures for figures in row if figures.compared is not None]
     if not compared:
         return ""
@@ -172,7 +172,7 @@ def describe(model: ModelResult, document: Document) -> str:
 
 
 def origin(model: ModelResult) -> str | None:
-    """Return the note about an inflated model, or ``None``."""
+    """Return a note if the model is a small one padded to a large shape; otherwise ``None``."""
     if model.inflated is None:
         return None
     source, count = model.inflated.get("source"), _count(model.inflated.get("parameters"))
@@ -180,7 +180,7 @@ def origin(model: ModelResult) -> str | None:
 
 
 def failures(model: ModelResult) -> list[tuple[str, str]]:
-    """Return one entry per method and reason: the method with its failed prompts, and the reason."""
+    """Return pairs of a method with its failed prompts, and the reason of these failures."""
     prompts: dict[tuple[str, str], dict[str, None]] = {}
     for figures in model.figures:
         if figures.task == ALL:

@@ -12,7 +12,7 @@ Measured = tuple[Range, Figures]
 
 
 def make_verdict(model: ModelResult, temperature: float) -> tuple[str, ...]:
-    """Return paragraphs about plain decoding, peers, exactness and data quality, without empty ones."""
+    """Return the paragraphs about plain decoding, peers, exactness and data quality that are not empty."""
     verdict = _Verdict(model.figures, temperature)
     parts = (verdict.against_plain(), verdict.against_peers(), verdict.exactness(), verdict.limits())
     return tuple(filter(None, map(" ".join, parts)))
@@ -47,7 +47,7 @@ class _Verdict:
             f"every drafter loses to plain decoding: {best_runs}",
         )
         yield from self._by_task(best)
-        # If the best drafter loses, the first sentence says that all of them lose.
+        # If the best drafter is slower than plain decoding, the first sentence says so of every drafter.
         rest = self._own[1:] if _judge(speed, "win", "tie", "") else []
         losers = [f"{f.method} ({s.median:.2f})" for s, f in rest if _judge(s, "", "", "loss")]
         ties = [f"{f.method} ({s.median:.2f})" for s, f in rest if _judge(s, "", "tie", "")]
@@ -116,7 +116,7 @@ def _fastest_first(figures: Iterable[Figures]) -> list[Measured]:
 
 
 def _judge(speed: Range, win: str, tie: str, loss: str) -> str:
-    """Return the text that is true of a ratio; a difference from 1 within the spread is a tie."""
+    """Return ``win``, ``loss`` or, if the ratio ``speed`` is within its spread of 1, ``tie``."""
     if abs(speed.median - 1) <= speed.spread:
         return tie
     return win if speed.median > 1 else loss

@@ -1,4 +1,4 @@
-"""``pronk batch``: answer a file of requests."""
+"""``pronk batch``: answer a file of requests in OpenAI's batch format."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 __all__ = ["batch"]
 
 
-@shares(load=model_options, options=model_options, spread=replica_options)
+@shares(load=model_options, options=model_options, replication=replica_options)
 def batch(
     load: "Callable[[Progress | None, int, bool], LLM]",
     options: "Callable[[int, bool], dict[str, Any]]",
-    spread: "Callable[[], ReplicaOptions]",
+    replication: "Callable[[], ReplicaOptions]",
     source: Annotated[
         Path, typer.Argument(help="File of requests, one per line, in OpenAI's batch format.", metavar="IN")
     ],
@@ -64,7 +64,7 @@ def batch(
     if source.resolve() == target.resolve():
         msg = f"OUT: expected another file than IN, found {target} twice; choose another file"
         raise OptionError(msg)
-    ids = [line.custom_id for line in read_batch(source)]  # raises before the model is loaded
+    ids = [line.custom_id for line in read_batch(source)]  # a malformed file is refused before the model is loaded
     screen = TerminalOutput()
     with BatchOutput(target) as answers:
         done = len(answers.done.intersection(ids))
@@ -74,8 +74,8 @@ def batch(
         with interruptible(
             f"interrupted; the same command continues with the requests that have no answer in {target}"
         ):
-            if wanted := spread():
-                cluster = wanted.cluster(screen, options(max_batch, prefix_cache))
+            if replicas := replication():
+                cluster = replicas.connect(screen, options(max_batch, prefix_cache))
                 with cluster as (path, plan), _bar(done, len(ids)) as progress:
                     from pronk.replicas.batch import run_on_replicas
 
@@ -90,11 +90,11 @@ def batch(
 
 @contextmanager
 def _bar(done: int, total: int) -> Iterator[Callable[[], None]]:
-    """Show the answered requests; the yielded function counts one more."""
-    numbers = count(done + 1)
+    """Show a bar of the answered requests; the yielded function counts one more answer."""
+    num_answered = count(done + 1)
     with status_bar(Console(stderr=True)) as bar:
         bar("requests", done, total)
-        yield lambda: bar("requests", next(numbers), total)
+        yield lambda: bar("requests", next(num_answered), total)
 
 
 def _run(llm: "LLM", name: str, source: Path, answers: "BatchOutput", progress: Callable[[], None]) -> int:

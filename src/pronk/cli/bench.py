@@ -1,7 +1,4 @@
-"""``pronk bench``: measure drafters and other engines on a model and prompts.
-
-Torch is imported when the command runs. typer reads annotations at run time, so none are postponed.
-"""
+"""``pronk bench``: measure drafters and other engines on a model and prompts."""
 
 import json
 from collections.abc import Sequence
@@ -26,8 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["bench"]
 
 _BUNDLED = "pronk-tiny"
-_DRAFTERS = ["auto"]  # a list, as typer requires; never modified
-_SHOWING = ("replay", "as_json", "markdown", "report")
+_DEFAULT_DRAFTERS = ["auto"]  # typer requires a list as the default, which is never modified
+_REPLAY_OPTIONS = ("replay", "as_json", "markdown", "report")  # options that have an effect with --replay
 
 _what, _how = panel("What to measure"), panel("How to measure")
 _peers, _output = panel("Other engines", show_default=False), panel("Output", show_default=False)
@@ -76,7 +73,7 @@ def plan(
         list[str] | None, _peers("Python interpreter with the engine installed; repeatable.", metavar="ENGINE=PATH")
     ] = None,
 ) -> "Plan":
-    """Build the plan from the options and check it.
+    """Build and check the plan of the benchmark.
 
     Raises:
         PronkError: an option or a file of prompts is invalid.
@@ -114,7 +111,7 @@ def bench(
     ] = None,
     drafter: Annotated[
         list[str], _what('Drafter: a name, or a name with options as in "prompt_lookup(max_ngram=4)"; repeatable.')
-    ] = _DRAFTERS,
+    ] = _DEFAULT_DRAFTERS,
     as_json: Annotated[
         Path | None,
         _output("Write one JSON document with all results; - is standard output.", "--json", metavar="FILE"),
@@ -156,7 +153,7 @@ def bench(
     from pronk.bench.run import run
     from pronk.models.clone_models import DEFAULT_MODEL
 
-    problem: Exception | None = None  # raised after the results so far are shown
+    problem: Exception | None = None  # raised after the results so far have been shown
     with ExitStack() as stack:
         status = stack.enter_context(status_bar(Console(stderr=True), "MofNCompleteColumn"))
         made = planned(drafter, model)
@@ -168,8 +165,8 @@ def bench(
             for name, value in chosen.items()
         }
         arguments = {**planned.keywords, **load.keywords, "model": list(loaders), "drafter": drafter}
-        try:
-            run(loaders, made, records, json.loads(json.dumps(arguments, default=str)), status)  # paths as text
+        try:  # the trace stores plain JSON values, paths as text
+            run(loaders, made, records, json.loads(json.dumps(arguments, default=str)), status)
         except KeyboardInterrupt:
             problem = typer.Exit(INTERRUPTED)
         except Exception as error:  # noqa: BLE001
@@ -188,13 +185,13 @@ def bench(
 def _refuse_ignored(context: typer.Context) -> None:
     """Raise if ``--replay`` would ignore an option of the command line."""
     for name in given_options(context):
-        if name not in _SHOWING:
+        if name not in _REPLAY_OPTIONS:
             msg = f"replay: expected only options of the output, found --{name.replace('_', '-')}"
             raise OptionError(msg)
 
 
 def _interpreters(given: Sequence[str]) -> dict[str, str]:
-    """Parse ``["openvino=/opt/ov/bin/python"]``."""
+    """Parse ``["openvino=/opt/python"]`` into ``{"openvino": "/opt/python"}``."""
     from pronk.bench.peers import PEERS
 
     engines = {spec.engine for spec in PEERS.values()}

@@ -32,15 +32,15 @@ __all__ = ["TerminalOutput", "prepare", "stats_line"]
 _DRAFTED = Style(color="green")
 _DIM = Style(dim=True)
 _PLAIN = Style()
-_CONTROL = {code: 0xFFFD for code in (*range(32), *range(127, 160)) if code not in (9, 10)}
+_CONTROL = {code: 0xFFFD for code in (*range(32), *range(127, 160)) if code not in (9, 10)}  # all but tab and newline
 
 
 class TerminalOutput:
-    """Standard output and standard error of one command; ``stats=None`` is statistics on a terminal only."""
+    """Standard output and error of one command; ``stats=None`` shows statistics on a terminal only."""
 
     def __init__(self, *, stats: bool | None = None, color_drafts: bool = False) -> None:
         for stream in (sys.stdout, sys.stderr):
-            if hasattr(stream, "reconfigure"):  # a character outside the terminal's encoding must not raise
+            if hasattr(stream, "reconfigure"):  # print ? for characters outside the terminal's encoding
                 stream.reconfigure(errors="replace")
         self._out = Console(highlight=False, soft_wrap=True)
         self._err = Console(highlight=False, soft_wrap=True, stderr=True)
@@ -58,7 +58,7 @@ class TerminalOutput:
         self._write(text, _DRAFTED if drafted and self.color_drafts else _PLAIN)
 
     def echo(self, prompt: str) -> None:
-        """Print the prompt before its continuation."""
+        """Print the prompt, dimmed."""
         self._write(prompt, _DIM)
 
     def end_line(self) -> None:
@@ -75,7 +75,7 @@ class TerminalOutput:
         self._err.print(Text(text, style="yellow"))
 
     def result(self, part: Table | Text) -> None:
-        """Print a part of a command's result on standard output."""
+        """Print a table or text of the command's result on standard output."""
         self._out.print(part, soft_wrap=False)
 
     def figures(self, text: str) -> None:
@@ -84,12 +84,12 @@ class TerminalOutput:
             self.say(text)
 
     def legend(self) -> None:
-        """Explain the colour of draft tokens."""
+        """Print the meaning of the colour of draft tokens."""
         self._err.print(Text.assemble(("Green", _DRAFTED), (" tokens are accepted draft tokens.", _DIM)))
 
     @contextmanager
     def loading(self) -> Iterator[Progress | None]:
-        """Show a loading bar and yield its update function; yield ``None`` without a terminal."""
+        """Show a bar of the loading and yield its update function; without a terminal yield ``None``."""
         with status_bar(self._err, "DownloadColumn") as bar:
             yield partial(bar, "loading") if self._err.is_terminal else None
 
@@ -107,7 +107,7 @@ class TerminalOutput:
 def prepare(
     load: Callable[[Progress | None], LLM], request: Callable[[], SamplingParams], screen: TerminalOutput
 ) -> tuple[LLM, SamplingParams]:
-    """Check the request's options, then load the model, behind a progress bar: both import torch first."""
+    """Build the sampling parameters, then load the model, with a progress bar for both steps."""
     with screen.loading() as progress:
         params = request()
         return load(progress), params

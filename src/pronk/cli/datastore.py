@@ -1,7 +1,4 @@
-"""``pronk datastore``: build and inspect the datastores of the drafter ``retrieval``.
-
-Torch is imported when a command runs. typer reads annotations at run time, so none are postponed.
-"""
+"""``pronk datastore``: build and inspect the datastores of the drafter ``retrieval``."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,8 +19,8 @@ __all__ = ["app"]
 
 app = typer.Typer(help="Build datastores for the drafter retrieval.", no_args_is_help=True, rich_markup_mode="rich")
 
-_COMPRESSION = 3  # approximate compression ratio of text, for the progress bar
-# Documents per tokenizer call, and characters per piece: a longer text is cut at the end of a line.
+_GZIP_RATIO = 3  # assumed size of a text divided by that of its .gz file, for the progress bar
+# Number of documents per call of the tokenizer, and maximum number of characters that are tokenized together.
 _CHUNK, _PIECE = 64, 1 << 20
 
 
@@ -122,7 +119,7 @@ def _build(out: Path, text: Sequence[Path], model: str | None, limit: int | None
 
 @dataclass
 class _Reader:
-    """Tokenized documents of the sources; ``done`` is the number of bytes read so far."""
+    """Tokenizes the documents of the sources; ``done`` is the number of bytes read so far."""
 
     sources: Sequence[SourceSpec]
     tokenizer: "Tokenizer"
@@ -133,7 +130,7 @@ class _Reader:
         self.sizes = [_text_bytes(Path(str(source.path))) for source in self.sources]
 
     def progress(self, tokens: int) -> tuple[int, int]:
-        """Return done and total in bytes of text or in tokens of the limit, whichever ends first."""
+        """Return done and total: in tokens if the limit of tokens is closer, otherwise in bytes of text."""
         total = sum(self.sizes)
         if self.limit is not None and tokens / self.limit > self.done / max(total, 1):
             return tokens, self.limit
@@ -148,25 +145,25 @@ class _Reader:
             self.done = sum(self.sizes[: number + 1])
 
     def _encode(self, texts: Sequence[str]) -> Iterator[list[int]]:
-        # JSON strings can hold lone surrogates, which tokenizers reject.
+        # Replace lone surrogates, which JSON strings can hold and tokenizers reject.
         data = [text.encode(errors="replace") for text in texts]
         pieces = [list(_pieces(text.decode())) for text in data]
         flat = [*chain.from_iterable(pieces)]
         encoded = iter(self.tokenizer.backend.encode_batch_fast(flat, add_special_tokens=False))
-        for text, own in zip(data, pieces, strict=True):
+        for text, text_pieces in zip(data, pieces, strict=True):
             self.done += len(text)
-            yield [token for encoding in islice(encoded, len(own)) for token in encoding.ids]
+            yield [token for encoding in islice(encoded, len(text_pieces)) for token in encoding.ids]
 
 
 def _text_bytes(path: Path) -> int:
     """Return the approximate size of the text in a file or folder, in bytes."""
     if path.is_dir():
         return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-    return path.stat().st_size * (_COMPRESSION if path.suffix == ".gz" else 1)
+    return path.stat().st_size * (_GZIP_RATIO if path.suffix == ".gz" else 1)
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """Cut a text into pieces of at most 2**20 characters, at the ends of lines where possible."""
+    """Cut a text into pieces of at most ``_PIECE`` characters, at the ends of lines where possible."""
     start = 0
     while len(text) - start > _PIECE:
         end = text.rfind("\n", start, start + _PIECE) + 1 or start + _PIECE

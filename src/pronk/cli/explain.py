@@ -54,7 +54,7 @@ def explain(
     [bold]gain / cost[/]: expected tokens of the step / expected cost of its
     forward pass, in plain steps (steps without draft tokens).
 
-    [bold]gained[/]: plain steps saved by drafting, which it may lose again.
+    [bold]gained[/]: plain steps that drafting has saved and may lose again.
 
     [bold]Examples[/]
 
@@ -85,7 +85,7 @@ def explain(
 
 
 def _check_plot(path: Path | None) -> None:
-    """Check ``--plot`` before the model is loaded."""
+    """Raise :class:`OptionError` unless ``--plot`` names a file that can be drawn and written."""
     if path is None:
         return
     require_extra("plot", "report", "matplotlib")
@@ -125,7 +125,7 @@ def _table(found: "Explanation", tokenizer: "Tokenizer") -> "Table":
 
 
 def _grouped(steps: "Sequence[Decision]") -> "Iterator[tuple[int, list[Decision]]]":
-    """Yield the steps with their number; consecutive steps without any drafter are one group."""
+    """Yield groups of steps and the number of their first step; steps without draft tokens are grouped."""
     for undrafted, group in groupby(
         enumerate(steps, 1), lambda each: not (each[1].source_reports or each[1].kept.num_draft_tokens)
     ):

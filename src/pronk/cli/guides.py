@@ -21,7 +21,7 @@ def read_guide(
     choice: list[str] | None = None,
     grammar: str | None = None,
 ) -> Guide | None:
-    """Build the guide of the one option that is set; ``None`` without any.
+    """Build the guide from the one option that is set; return ``None`` if no option is set.
 
     Args:
         json_schema: path of a JSON schema; ``"object"`` allows any JSON object unless a file has that name.
@@ -39,7 +39,7 @@ def read_guide(
     if len(names) > 1:
         msg = f"guide: expected at most one of {', '.join(given)}, found {' and '.join(names)}; give one"
         raise OptionError(msg)
-    size = 4 * MAX_SIZE + 1  # a file of this size exceeds MAX_SIZE characters
+    size = 4 * MAX_SIZE + 1  # UTF-8 has at most 4 bytes per character: longer files are too long in any case
     if json_schema is not None:
         anything = json_schema == "object" and not Path(json_schema).exists()
         return Guide(json={"type": "object"} if anything else read_text("json-schema", json_schema, size))
@@ -51,7 +51,7 @@ def read_guide(
 
 
 def read_text(option: str, path: str, size: int = -1, *, stdin: bool = False) -> str:
-    """Return the text of a file, or of standard input; ``size`` is the maximum number of bytes.
+    """Return the text in the first ``size`` bytes (-1: all) of a file or of standard input.
 
     Raises:
         OptionError: the file cannot be read, or is not UTF-8.

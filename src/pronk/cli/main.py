@@ -131,7 +131,7 @@ def chat(
 
     screen = TerminalOutput(stats=stats, color_drafts=color_drafts if color_guesses is None else color_guesses)
     llm, params = prepare(load, request, screen)
-    llm.chat_ids([{"role": "user", "content": "?"}])  # raises now if the model has no chat template
+    llm.chat_ids([{"role": "user", "content": "?"}])  # raises if the model has no chat template
     ChatSession(llm, params, screen).run()
 
 
@@ -183,7 +183,7 @@ def _main(args: Sequence[str] | None) -> NoReturn:
 
 
 def _explain(error: typer.TyperException) -> str:
-    """Return the parser's message with a hint at ``--help``; empty if the help is printed already."""
+    """Return the parser's message with a hint at ``--help``; empty if the parser has printed the help."""
     message, context = error.format_message(), getattr(error, "ctx", None)
     refused: list[Any] = getattr(error.__cause__, "errors", list)()  # only the cause holds the rejected value
     if refused:
@@ -216,11 +216,11 @@ def _show(pieces: Iterator["Piece"], params: "SamplingParams", screen: "Terminal
                 screen.write(piece.text, drafted=piece.guessed)
             if piece.completion is not None:
                 ended[piece.index] = piece.completion
-    finally:  # show the partial text of an interrupted generation
+    finally:  # an interrupted generation shows its partial text
         screen.end_line()
-        for index, own in held.items():
+        for index, pieces_of_sample in held.items():
             screen.write(f"--- sample {index + 1} of {params.n} ---\n")
-            for piece in own:
+            for piece in pieces_of_sample:
                 screen.write(piece.text, drafted=piece.guessed)
             screen.end_line()
         for _, completion in sorted(ended.items()):

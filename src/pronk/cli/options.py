@@ -1,8 +1,7 @@
 """Options that several commands share: those of the model and those of a request.
 
-Each group is a function whose keyword parameters are the options and whose return value is built from them.
-:func:`shares` adds these options to a command and passes it the function with the user's values filled in. The command
-calls the function itself, so ``--help`` does not import torch. typer reads annotations at run time: none are postponed.
+A *builder* is a function whose keyword parameters are options and which builds an object from their values.
+:func:`shares` adds the options to a command and passes the builder to it, with the user's values filled in.
 """
 
 import functools
@@ -36,18 +35,18 @@ Progress = Callable[[int, int], None]
 
 
 def given_options(context: typer.Context) -> list[str]:
-    """Return the names of the options on the command line, those that repeat a default included."""
+    """Return the names of the options that the user gave, even if with the value of the default."""
     sources = ((name, context.get_parameter_source(name)) for name in context.params)
     return [name for name, source in sources if source is not None and source.name == "COMMANDLINE"]
 
 
 def panel(title: str, **common: Any) -> Callable[..., Any]:
-    """Return a function ``option(help, *names, **more)`` for the options of one panel of the help."""
-    return lambda text, *names, **more: typer.Option(*names, help=text, rich_help_panel=title, **common | more)
+    """Return ``option(text, *names, **settings)``: a typer.Option with help ``text`` in one help panel."""
+    return lambda text, *names, **settings: typer.Option(*names, help=text, rich_help_panel=title, **common | settings)
 
 
 def require_extra(option: str, extra: str, *modules: str) -> None:
-    """Raise :class:`OptionError` unless the modules, which belong to an extra of pronk, are installed."""
+    """Raise OptionError if one of ``modules``, which ``pip install pronk[extra]`` installs, is missing."""
     from importlib.util import find_spec
 
     missing = ", ".join(name for name in modules if find_spec(name) is None)
@@ -75,8 +74,8 @@ def shares(
             heat().bake(dough() for _ in range(loaves))
 
     has the signature ``bake(loaves: int, *, flour: str = "rye", degrees: int = 250)``. Options of the same name in the
-    command and in builders are one option, whose value all of them receive. Its type, default and help come from its
-    first definition and its position from the last one; the command comes before the builders.
+    command and in builders are one option, whose value the command and these builders receive. The first definition
+    gives the type, default and help, and the last one the position; the command comes before the builders.
 
     Args:
         without: names of options that no builder receives; the command may define an option of that name itself.
@@ -118,7 +117,7 @@ def shares(
 def _load(
     ends: ExitStack, options: Callable[..., dict[str, Any]], /, progress: Progress | None, *args: Any, **given: Any
 ) -> "LLM":
-    """Load the model; the acceptance statistics are saved when the command ends, also after an error."""
+    """Load the model; ``ends`` saves its acceptance statistics when the command ends or fails."""
     from pronk.llm import LLM
     from pronk.parallel.worker_group import check_launched
 
@@ -191,7 +190,7 @@ def model_options(
 ) -> dict[str, Any]:
     """Return the keyword arguments of :class:`pronk.LLM`.
 
-    As the builder ``load`` of :func:`shares`, this function loads the model: ``load(progress, max_batch,
+    To a parameter ``load``, :func:`shares` passes a function that loads the model: ``load(progress, max_batch,
     prefix_cache)``, where ``progress`` receives the bytes read so far and in all. ``max_batch`` is the maximum number
     of requests in one forward pass; ``prefix_cache`` keeps the KV cache of finished requests for later prompts.
     """

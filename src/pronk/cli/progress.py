@@ -1,4 +1,4 @@
-"""Progress bar, Ctrl-C and command line (for the model card) of the commands."""
+"""Progress bar, handling of Ctrl-C, and the text of a command for model cards."""
 
 import shlex
 from collections.abc import Callable, Iterator
@@ -13,12 +13,12 @@ __all__ = ["INTERRUPTED", "Status", "command_line", "interruptible", "status_bar
 
 INTERRUPTED = 130  # exit code after Ctrl-C
 
-# Arguments: label, units done, units in all (0 if unknown).
+# Update of a progress bar: label, units of work done, units in all (0 if unknown).
 Status = Callable[[str, int, int], None]
 
 
 def command_line(name: str, *words: str, **options: Any) -> str:
-    """Return ``pronk NAME WORDS --option VALUE``; a list repeats its option, ``None`` omits it."""
+    """Return ``pronk NAME WORDS --option VALUE``; a list repeats the option, ``None`` omits the option."""
     line = ["pronk", name, *words]
     for option, value in options.items():
         values = value if isinstance(value, list) else [] if value is None else [value]
@@ -28,7 +28,7 @@ def command_line(name: str, *words: str, **options: Any) -> str:
 
 @contextmanager
 def interruptible(note: str) -> Iterator[None]:
-    """Turn Ctrl-C into a note on standard error and exit code 130."""
+    """On Ctrl-C, print ``note`` on standard error and exit with code 130."""
     try:
         yield
     except KeyboardInterrupt:
@@ -38,7 +38,7 @@ def interruptible(note: str) -> Iterator[None]:
 
 @contextmanager
 def status_bar(screen: Console, amount: str = "TaskProgressColumn") -> Iterator[Status]:
-    """Show a progress bar on a terminal; without one the yielded function does nothing.
+    """Show a progress bar and yield its update function, which does nothing without a terminal.
 
     ``amount`` is the column of :mod:`rich.progress` that shows the work done: a percentage by default.
     """
@@ -53,7 +53,7 @@ def status_bar(screen: Console, amount: str = "TaskProgressColumn") -> Iterator[
 
         def update(label: str, done: int, total: int) -> None:
             nonlocal shown
-            # A new label is drawn at once, also if its work ends before the next refresh.
+            # Draw a new label at once, because its work may end before the next refresh.
             bar.update(task, description=label, completed=done, total=total or None, refresh=label != shown)
             shown = label
 

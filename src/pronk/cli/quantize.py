@@ -1,7 +1,4 @@
-"""``pronk quantize``: write a checkpoint with 8-bit or 4-bit weights, for pronk and other engines.
-
-Torch is imported when the command runs. typer reads annotations at run time, so none are postponed.
-"""
+"""``pronk quantize``: write a checkpoint with 8-bit or 4-bit weights, for pronk and other engines."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated

@@ -1,4 +1,4 @@
-"""Removed commands and options of version 0.1 with their replacements; delete in the next version."""
+"""Replacements of commands and options that version 0.1 had; remove this module in the next version."""
 
 from collections.abc import Sequence
 

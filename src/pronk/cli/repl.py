@@ -22,7 +22,7 @@ Message = dict[str, str]
 
 
 class ChatSession:
-    """One conversation on a terminal or a pipe."""
+    """One conversation, read from a terminal or a pipe."""
 
     def __init__(self, llm: LLM, params: SamplingParams, screen: TerminalOutput) -> None:
         self._llm, self._params, self._screen = llm, params, screen
@@ -86,11 +86,11 @@ class ChatSession:
             self._messages = [*conversation, {"role": "assistant", "content": "".join(shown)}]
 
     def _fit(self, conversation: list[Message]) -> list[Message]:
-        """Drop the oldest turns until the context has space for an answer of ``max_tokens``."""
+        """Drop the oldest turns until an answer of ``max_tokens`` fits into the model's context."""
         limit = self._llm.config.context - self._params.max_tokens
         forgotten = 0
         while len(conversation) > 1 and len(self._llm.chat_ids(conversation)) > limit:
-            conversation = conversation[2:]  # a question and its answer
+            conversation = conversation[2:]  # drop a question and its answer
             forgotten += 1
         if forgotten:
             self._screen.note(f"the context is full: forgot the oldest {forgotten} of {len(self._messages) // 2} turns")

@@ -1,7 +1,4 @@
-"""Options for several replicas of a model on Ray.
-
-typer reads annotations at run time, so none are postponed.
-"""
+"""Options for running several replicas of a model, in processes that Ray manages."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,27 +21,25 @@ _ray = panel("Replicas")
 
 @dataclass(frozen=True)
 class ReplicaOptions:
-    """Number and place of the replicas of a model."""
+    """Number of replicas of a model, and the Ray cluster that runs them."""
 
     replicas: int  # maximum number of replicas
-    least: int | None = None  # minimum number of replicas under low load; None always runs all of them
-    address: str | None = None  # address of a Ray cluster; None starts one on this machine
+    min_replicas: int | None = None  # minimum number of replicas under low load; None always runs all of them
+    address: str | None = None  # address of a Ray cluster; None starts a cluster on this machine
 
     def __bool__(self) -> bool:
-        """Whether the model runs outside this process."""
+        """Whether the model runs in replicas rather than in this process."""
         return self.replicas > 1 or self.address is not None
 
     @contextmanager
-    def front(
-        self, screen: "TerminalOutput", options: dict[str, Any], also: Sequence[str], max_requests: int, drain: float
+    def serve(
+        self, screen: "TerminalOutput", options: dict[str, Any], *, also: Sequence[str], max_requests: int, drain: float
     ) -> "Iterator[Dispatcher]":
         """Start the replicas and yield their dispatcher; stop them at the end of the block.
 
-        Raises:
-            OptionError: Ray is not installed, the cluster cannot be reached, or there are too few cores.
-            PronkError: a replica cannot load the model.
+        Args and Raises: those of :meth:`connect`, and PronkError if a replica cannot load the model.
         """
-        with self.cluster(screen, options, also, max_requests, drain) as (path, plan):
+        with self.connect(screen, options, also=also, max_requests=max_requests, drain=drain) as (path, plan):
             from pronk.replicas.cluster import deploy
             from pronk.replicas.dispatcher import Dispatcher, ModelReader
 
@@ -53,16 +48,29 @@ class ReplicaOptions:
                 yield Dispatcher(reader, deployed, max_requests=max_requests)
 
     @contextmanager
-    def cluster(
+    def connect(
         self,
         screen: "TerminalOutput",
         options: dict[str, Any],
+        *,
         also: Sequence[str] = (),
         max_requests: int = 1024,
         drain: float = 60.0,
     ) -> "Iterator[tuple[Path, ReplicaPlan]]":
-        """Connect to the cluster and yield the model's path and the plan; raises as :meth:`front` does."""
-        plan = self.plan(options, also, max_requests, drain)
+        """Connect to the Ray cluster, or start one; yield the model's path and the plan of the replicas.
+
+        Args:
+            screen: receives a note about the start.
+            options: keyword arguments of :class:`pronk.LLM`.
+            also: drafters that requests may select besides ``options["drafter"]``.
+            max_requests: maximum number of samples in progress.
+            drain: seconds that a stopping replica has to finish its requests.
+
+        Raises:
+            OptionError: Ray is not installed, the cluster cannot be reached, or there are too few cores.
+        """
+        require_extra("replicas", "ray", "ray")
+        plan = self._plan(options, also, max_requests, drain)
         import ray
 
         from pronk.models.loader import resolve_model
@@ -71,47 +79,51 @@ class ReplicaOptions:
         path = resolve_model(options["model"])
         screen.note(f"starting {self.replicas} replica{'s' if self.replicas > 1 else ''} of {path.name}")
         try:
-            connect(self.address, _cores())
+            connect(self.address, _num_cores())
             yield path, plan
         finally:
-            ray.shutdown()  # ends a local cluster
+            ray.shutdown()  # also stops a cluster that was started on this machine
 
-    def plan(self, options: dict[str, Any], also: Sequence[str], max_requests: int, drain: float) -> "ReplicaPlan":
-        """Return the model, options and cores of each replica; raises as :meth:`front` does."""
-        require_extra("replicas", "ray", "ray")
+    def _plan(self, options: dict[str, Any], also: Sequence[str], max_requests: int, drain: float) -> "ReplicaPlan":
+        """Check the options before the cluster starts, and return the options and cores of each replica."""
         from pronk.drafters import make_drafter
 
-        for spec in (options["drafter"], *also):  # raises before the cluster starts
-            make_drafter(spec)
-
+        for spec in (options["drafter"], *also):
+            make_drafter(spec)  # raises for an unknown drafter
         if not isinstance(options["calibration"], bool):
             msg = f"calibration: expected on or off with replicas, found {options['calibration']}; leave the file out"
             raise OptionError(msg)
-        workers, threads, cores, model = options["workers"], options["threads"], _cores(), options["model"]
+        workers, threads, model = options["workers"], options["threads"], options["model"]
         if self.address is None:
-            threads = threads or max(1, cores // (self.replicas * workers))
-            if self.replicas * workers * threads > cores:
-                most = max(1, cores // (workers * threads))
-                msg = (
-                    f"replicas: expected at most {most} of {workers * threads} threads each on the {cores} cores of "
-                    f"this machine, found {self.replicas}; use fewer, or --threads, or --ray-address"
-                )
-                raise OptionError(msg)
-        cpus = float(workers * (threads or 1))
-        # A replica has another working directory, so a relative path becomes absolute.
-        placed = str(Path(model).resolve()) if model is not None and Path(model).exists() else model
-        own = {**options, "threads": threads, "model": placed}
+            threads = self._fit_threads(workers, threads)
+        if model is not None and Path(model).exists():
+            model = str(Path(model).resolve())  # replicas have another working directory
         if self.address is None:
             from pronk.replicas.ray_security import be_private
 
-            be_private()
+            be_private()  # before Ray is imported
         try:
             from pronk.replicas.cluster import ReplicaPlan
         except ImportError as error:
             msg = f"replicas: expected Ray Serve, found no package {error.name}; run: pip install 'pronk[ray]'"
             raise OptionError(msg) from error
 
-        return ReplicaPlan(own, self.replicas, self.least, tuple(also), max_requests, drain, cpus)
+        llm_options = {**options, "threads": threads, "model": model}
+        cores = float(workers * (threads or 1))
+        return ReplicaPlan(llm_options, self.replicas, self.min_replicas, tuple(also), max_requests, drain, cores)
+
+    def _fit_threads(self, workers: int, threads: int | None) -> int:
+        """Return the threads of each worker, so that all replicas fit on the cores of this machine."""
+        cores = _num_cores()
+        threads = threads or max(1, cores // (self.replicas * workers))
+        if self.replicas * workers * threads > cores:
+            most = max(1, cores // (workers * threads))
+            msg = (
+                f"replicas: expected at most {most} of {workers * threads} threads each on the {cores} cores of "
+                f"this machine, found {self.replicas}; use fewer, or --threads, or --ray-address"
+            )
+            raise OptionError(msg)
+        return threads
 
 
 def replica_options(
@@ -131,12 +143,12 @@ def replica_options(
         OptionError: --min-replicas is larger than --replicas.
     """
     if min_replicas is not None and min_replicas > replicas:
-        msg = f"min-replicas: expected at most the replicas, {replicas}, found {min_replicas}; use fewer"
+        msg = f"min-replicas: expected at most --replicas ({replicas}), found {min_replicas}; use fewer"
         raise OptionError(msg)
     return ReplicaOptions(replicas, min_replicas, ray_address)
 
 
-def _cores() -> int:
+def _num_cores() -> int:
     import os
 
     affinity = getattr(os, "sched_getaffinity", None)

@@ -25,11 +25,11 @@ SERVER_MODULES = ("fastapi", "uvicorn", "prometheus_client")
 _server, _limit = panel("Server"), panel("Limits")
 
 
-@shares(load=model_options, options=model_options, spread=replica_options)
+@shares(load=model_options, options=model_options, replication=replica_options)
 def serve(
     load: "Callable[[Progress | None, int, bool], LLM]",
     options: "Callable[[int, bool], dict[str, Any]]",
-    spread: "Callable[[], ReplicaOptions]",
+    replication: "Callable[[], ReplicaOptions]",
     *,
     host: Annotated[str, _server("Address to listen on; 0.0.0.0 is every address of this machine.")] = "127.0.0.1",
     port: Annotated[int, _server("Port to listen on; 0 picks a free port.", min=0, max=65535)] = 8000,
@@ -94,12 +94,12 @@ def serve(
     from pronk.server.settings import RequestLimits, ServerSettings, read_keys, read_text
 
     keys = (*api_key, *(() if api_key_file is None else read_keys(api_key_file)))
-    near = host in _LOOPBACK
-    if not near and not keys and not open_to_all:
+    is_local = host in _LOOPBACK
+    if not is_local and not keys and not open_to_all:
         msg = f"host: expected --api-key or --api-key-file beside {host!r}, found none; add a key or --open-to-all"
         raise OptionError(msg)
-    system = _guardrails(guardrails)
-    question = REFLECTION if moderation_prompt is None else read_text("moderation-prompt", moderation_prompt)
+    guardrail_prompt = _guardrails(guardrails)
+    template = REFLECTION if moderation_prompt is None else read_text("moderation-prompt", moderation_prompt)
     limits = RequestLimits(
         requests=max_requests,
         max_tokens=max_tokens,
@@ -109,13 +109,14 @@ def serve(
         seconds=timeout,
     )
     screen = TerminalOutput()
-    wanted, own = spread(), options(max_batch, prefix_cache)
-    if not is_launched(own["workers"]):  # under torchrun only rank 0 listens
+    replicas, llm_options = replication(), options(max_batch, prefix_cache)
+    if not is_launched(llm_options["workers"]):  # under torchrun, the ranks above 0 do not listen
         check_free(host, port)
-    with ExitStack() as ends:
+    with ExitStack() as stack:
         engine: ServedEngine
-        if wanted:
-            engine = ends.enter_context(wanted.front(screen, own, also, limits.requests, drain))
+        if replicas:
+            cluster = replicas.serve(screen, llm_options, also=also, max_requests=max_requests, drain=drain)
+            engine = stack.enter_context(cluster)
         else:
             with screen.loading() as bar:
                 llm = load(bar, max_batch, prefix_cache)
@@ -123,14 +124,14 @@ def serve(
         settings = ServerSettings(
             name=name or engine.llm.path.name,
             keys=keys,
-            hosts={*_LOOPBACK, *map(str.lower, allow_host)} if near else None,
+            hosts={*_LOOPBACK, *map(str.lower, allow_host)} if is_local else None,
             limits=limits,
             drafters=tuple(also),
-            guardrails=system,
+            guardrails=guardrail_prompt,
             page=page,
         )
         Server(
-            Service(engine, settings, reflection=Reflection(engine.llm.tokenizer, question)),
+            Service(engine, settings, reflection=Reflection(engine.llm.tokenizer, template)),
             host=host,
             port=port,
             drain_seconds=drain,

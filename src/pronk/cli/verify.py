@@ -1,7 +1,4 @@
-"""``pronk verify``: check that drafters leave the output of a model unchanged.
-
-Torch is imported when the command runs. typer reads annotations at run time, so none are postponed.
-"""
+"""``pronk verify``: check that drafters leave the output of a model unchanged."""
 
 import json
 import sys
@@ -26,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["verify"]
 
 _NOT_VERIFIED = 1  # exit code
-_LIMIT = 8  # default number of prompts from the sample suite, spread over its tasks
+_NUM_SAMPLE_PROMPTS = 8  # default number of prompts of the sample suite
 
 
 @shares(load=model_options, without=("drafter", "budget"))
@@ -49,7 +46,7 @@ def verify(
         typer.Option(
             help="Number of prompts, spread over their tasks.",
             min=1,
-            show_default=f"{_LIMIT} of the sample suite, all of a file",
+            show_default=f"{_NUM_SAMPLE_PROMPTS} of the sample suite, all of a file",
         ),
     ] = None,
     max_tokens: Annotated[int, typer.Option(help="Number of tokens per text.", min=1)] = 64,
@@ -111,9 +108,9 @@ def verify(
 
         settings = VerifySettings(max_tokens, samples, seed, cast("Rule", rule))
         for spec in drafter or ():
-            make_drafter(spec)  # raises before the model is loaded
+            make_drafter(spec)  # an unknown drafter is refused before the model is loaded
         texts = _select(prompts, limit)
-        llm = load(loading, budget="all")  # "auto" would leave draft tokens unverified
+        llm = load(loading, budget="all")  # budget "auto" would leave draft tokens unverified
     named = [NamedPrompt(prompt.id, encode(llm, prompt)) for prompt in texts]
     report: VerifyReport | None = None
     code = 0
@@ -137,9 +134,9 @@ def _select(file: Path | None, limit: int | None) -> "list[Prompt]":
 
     found = sample_prompts() if file is None else load_prompts(file)
     if limit is None:
-        limit = _LIMIT if file is None else len(found)
+        limit = _NUM_SAMPLE_PROMPTS if file is None else len(found)
     ranks: defaultdict[str, count[int]] = defaultdict(count)
-    # Stable: the first prompt of each task, then the second of each, …
+    # In order of the prompts' number within their task: the first prompt of each task, then the second of each, …
     return sorted(found, key=lambda prompt: next(ranks[prompt.task]))[:limit]
 
 

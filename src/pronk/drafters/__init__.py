@@ -9,8 +9,8 @@
 | ``combined`` | other drafters |
 | ``shared`` | none; code that several of these packages use |
 
-Modules named like an entry of ``registry.py`` implement that drafter. Modules with a leading underscore are helpers of
-their package. The interface of drafters is :mod:`pronk.speculation.proposer`.
+A module with the name of an entry of ``registry.py`` implements that drafter. Modules with a leading
+underscore are helpers of their package. The interface of drafters is :mod:`pronk.speculation.proposer`.
 
 Functions with a parameter ``drafter`` accept an object (``PromptLookup(num_tokens=8)``), a name (``"prompt_lookup"``),
 or a name with options (``"prompt_lookup(num_tokens=8, max_ngram=3)"``). A combined drafter takes the drafters that it
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from pronk.speculation.proposer import Proposer as Proposer
     from pronk.speculation.target import Target as Target
 
-# Exported classes of the drafter interface, and their modules in pronk.speculation.
+# Classes of the drafter interface, and the module of pronk.speculation that defines the class.
 _INTERFACE = {
     "DraftContext": "proposer",
     "Drafter": "proposer",

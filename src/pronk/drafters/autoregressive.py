@@ -16,7 +16,7 @@ __all__ = ["Autoregressive"]
 
 @dataclass(frozen=True)
 class Autoregressive(Proposer[None]):
-    """The drafter that never proposes; it has no options."""
+    """Drafter that never proposes draft tokens; it has no options."""
 
     name = "autoregressive"
     capabilities = Capabilities(proposes=False)
@@ -25,7 +25,7 @@ class Autoregressive(Proposer[None]):
         """Return no state."""
 
     def propose(self, contexts: Sequence[DraftContext[None]]) -> list[TokenTree]:
-        """Return a tree without draft tokens for each context."""
+        """Return for each context a tree without draft tokens."""
         return [TokenTree.chain(context.tokens[-1:]) for context in contexts]
 
     def observe(self, outcome: Outcome[None]) -> None:

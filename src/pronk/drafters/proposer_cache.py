@@ -25,8 +25,8 @@ class ProposerCache:
     ones.) Running requests, callers and this cache keep a proposer alive. The KV memory of a freed draft model is
     divided among the remaining caches when the next draft model is loaded.
 
-    The cache is thread-safe. Binding a drafter may read files for seconds. It holds a separate lock, so decoding and
-    lookups of cached proposers do not wait for it.
+    The cache is thread-safe. Binding a drafter may read files for seconds. Binding has a lock of its own, so decoding
+    and lookups of cached proposers continue meanwhile.
 
     Attributes:
         default: proposer of requests that select no drafter; never evicted or reloaded.
@@ -69,7 +69,7 @@ class ProposerCache:
             return proposer
 
     def _find(self, drafter: Drafter) -> Proposer[Any] | None:
-        """Return the cached proposer, or ``None`` if none is cached or its draft model's files have changed."""
+        """Return the cached proposer; ``None`` if there is none or its draft model's files have changed."""
         with self._cache_lock:
             proposer = self._cached.pop(drafter, None)
             if proposer is None or not all(map(self._target.is_current, proposer.models)):
@@ -88,7 +88,7 @@ class ProposerCache:
                 del self._cached[key]
 
 
-# Each request has a specification, and few are different.
+# Cached, since each request has a specification, and few of them are different.
 _make_drafter_cached = lru_cache(256)(make_drafter)
 
 

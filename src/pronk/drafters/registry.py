@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DRAFTERS", "REGISTRY", "class_modules", "make_drafter"]
 
-# Drafter name to "module:class", the module relative to ``pronk``.
+# Maps drafter names to "module:class"; module names omit the leading "pronk.".
 DRAFTERS: dict[str, str] = {
     "autoregressive": "drafters.autoregressive:Autoregressive",
     "jacobi": "drafters.from_outputs.jacobi:Jacobi",

@@ -20,15 +20,15 @@ class Decision:
 
     source_reports: tuple[SourceReport, ...]  # reports of the drafters that proposed, in order
     offered: TokenTree  # proposed tree
-    kept: TokenTree  # verified tree, a part of ``offered``
+    kept: TokenTree  # verified tree: ``offered`` without the dropped draft tokens
     path: tuple[int, ...]  # accepted nodes of ``kept``
     tokens: tuple[int, ...]  # committed token ids
-    plain: float | None  # estimated seconds of a step without draft tokens, per request; ``None`` without costs
+    plain: float | None  # estimated seconds of a step without draft tokens, per request; ``None``: not yet measured
     expected: float | None  # estimated seconds of the step with ``kept``, per request and without drafting
     asking: float  # measured seconds of drafting
     seconds: float  # measured seconds of the step without drafting, for all requests together
-    credit: float | None  # time gained by speculation that the request may spend, in plain steps
-    shared_budget: float | None  # time that all requests of the proposer may lose together, in plain steps
+    credit: float | None  # ``RequestBudget.credit``: time saved by speculation and not yet lost again, in plain steps
+    shared_budget: float | None  # ``SharedBudget.left``: time that all requests may still lose, in plain steps
 
     @property
     def counts(self) -> tuple[int, int, int]:
@@ -44,7 +44,7 @@ class Decision:
 
     @property
     def value(self) -> float | None:
-        """Expected number of tokens in the time of a plain step; 1 is plain decoding."""
+        """Expected number of committed tokens in the time of a step without draft tokens; above 1 is faster."""
         return None if self.plain is None or not self.expected else self.gain * self.plain / self.expected
 
 

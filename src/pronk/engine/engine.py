@@ -71,13 +71,13 @@ class Engine:
             max_batch: maximum number of requests per forward pass.
             prefill_chunk: maximum number of prompt tokens per forward pass.
             max_tree: maximum number of rows per decoding request and forward pass.
-            budget: drop draft tokens that cost more than they gain (:mod:`pronk.speculation.node_selection`).
+            budget: whether to drop draft tokens that cost more than they gain (see ``speculation.node_selection``).
             tokenizer: tokenizer of the target, for drafters that map token ids to text.
-            kv_budget: memory that ``cache`` was allocated from, for draft models with a KV cache of their own.
-            folder: checkpoint folder, for drafters that were trained for this checkpoint.
+            kv_budget: memory that ``cache`` was allocated from; the KV caches of draft models take their share of it.
+            folder: folder of the target's checkpoint, for drafters that were trained for this checkpoint.
             acceptance_stats: acceptance rates shared by all requests; ``None`` keeps them per request.
             runner: runs the forward passes; ``None`` is a runner in this process.
-            clock: seconds, the basis of the draft-length policy; deadlines always use ``perf_counter``.
+            clock: returns the time in seconds, for statistics and measured costs; deadlines use ``perf_counter``.
         """
         self.runner = runner or ModelRunner(decoder, cache, clock=clock)
         self.cache = cache
@@ -160,7 +160,7 @@ class Engine:
         Raises:
             Exception: one of the requests failed with this error; the others are aborted.
         """
-        with uninterrupted():  # except for callbacks and forward passes
+        with uninterrupted():  # Ctrl-C takes effect only in ``progress`` and in forward passes
             try:
                 for request in requests:
                     self.add(request)
@@ -170,7 +170,7 @@ class Engine:
                             progress(ended)
                     self.step()
                     _raise_errors(requests)
-                _raise_errors(requests)  # another thread's step may have ended one
+                _raise_errors(requests)  # another thread's step may have ended the last request
             finally:
                 self._abort(requests)
 
@@ -196,7 +196,7 @@ class Engine:
                     for request in requests:
                         request.undelivered.clear()
                 yield from tokens
-            _raise_errors(requests)  # a step run by another thread may have ended one
+            _raise_errors(requests)  # another thread's step may have ended the last request
         finally:
             self._abort(requests)
 
@@ -241,7 +241,7 @@ class Engine:
     def _step(self) -> None:
         start_time = self.runner.clock()
         self.scheduler.expire()
-        self._remove_finished()  # so that waiting requests can take their places
+        self._remove_finished()  # makes space for waiting requests
         batch = self.scheduler.schedule()
         self.speculator.begin(batch, self.scheduler.preempted)
         if not batch:
@@ -313,7 +313,7 @@ def _raise_errors(requests: Sequence[Request]) -> None:
 
 
 def _clear_frames(error: BaseException | None) -> None:
-    """Release the tensors held by the traceback of an error, which outlives its step."""
+    """Clear the local variables in an error's traceback, which would keep tensors alive after the step."""
     while error is not None:
         clear_frames(error.__traceback__)
         error = error.__context__

@@ -1,8 +1,8 @@
 """Fair scheduling of tenants with virtual token counters.
 
 Each tenant has a counter of served tokens. Prompt tokens count once. Generated tokens count twice, because a forward
-pass yields few of them. The waiting tenant with the smallest counter starts first. The counter of a tenant that returns
-after a pause is raised to the minimum of the active tenants, so that idle time earns no credit. The counters of two
+pass yields few of them. The waiting tenant with the smallest counter starts first. If a tenant returns after a pause,
+its counter is raised to the minimum of the active tenants, so that a pause gives no advantage. The counters of two
 tenants with waiting requests differ by at most the tokens of one batch (Sheng et al. 2024, Fairness in Serving Large
 Language Models).
 """
@@ -22,7 +22,7 @@ _PREFILLED, _GENERATED = 1, 2
 class FairShare:
     """Token counters of the tenants with waiting or running requests."""
 
-    served: dict[str, int] = field(default_factory=dict)  # weighted tokens; a missing tenant counts as the minimum
+    served: dict[str, int] = field(default_factory=dict)  # prompt tokens + 2 · generated tokens; see ``join``
     _requests: Counter[str] = field(default_factory=Counter)
 
     def join(self, tenant: str) -> None:
@@ -36,7 +36,7 @@ class FairShare:
         self._requests[tenant] -= 1
         if not self._requests[tenant]:
             del self._requests[tenant]
-            # An inactive tenant at or below the minimum is raised to the minimum on return, so drop its counter.
+            # A counter at or below the minimum is not needed: on return the tenant starts at the minimum.
             minimum = self._min_served()
             kept = {each: n for each, n in self.served.items() if self._requests and n > minimum}
             self.served = kept | {each: self.served[each] for each in self._requests}

@@ -17,7 +17,7 @@ from pronk.speculation.proposer import Outcome
 
 __all__ = ["OutputProcessor"]
 
-_GUIDE = "guide"  # the source of tokens that a guide forces without a forward pass
+_GUIDE = "guide"  # ``Token.source`` of tokens that a guide forces without a forward pass
 
 
 class OutputProcessor:
@@ -38,8 +38,8 @@ class OutputProcessor:
         position = request.block_table.length + step.root_row
         committed = self._commit_tokens(verified, path)
         forced = self._append_forced(request)
-        # A request with draft tokens has one pending token, so node numbers are row offsets. The last token of the text
-        # has no KV row, even if the text ends within the path.
+        # A request with draft tokens has one pending token, so node numbers are row offsets. The rows are those of the
+        # root and of all committed tokens but the last, which is pending in the next step.
         self._commit_rows(request, [0, *path.path][: len(committed)] if path.path else range(scheduled.num_tokens))
         committed += forced
         self._record(step, path, len(committed))
@@ -109,7 +109,7 @@ class OutputProcessor:
         if not request.prompt_logprobs:
             request.prompt_logprobs.append(None)
         first = request.block_table.length + 1
-        num_reported = len(request.prompt_logprobs) - first  # reported before a preemption
+        num_reported = len(request.prompt_logprobs) - first  # already appended before a preemption
         following = request.prompt[first + num_reported : first + len(logits)]
         request.prompt_logprobs.extend(token_logprobs(logits[num_reported:], following, top))
 

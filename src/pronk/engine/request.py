@@ -38,17 +38,17 @@ class Token:
 
     token_id: int
     text: str  # text that became final with this token; may be empty, or include text of earlier tokens
-    source: str | None  # name of the drafter, if the token was an accepted draft token
+    source: str | None  # drafter name if this was an accepted draft token, else ``None``
     step: int  # number of the step that produced the token, from 0
-    logprobs: dict[int, float] | None  # by token id: of this token and the most likely ones, if requested
+    logprobs: dict[int, float] | None  # ``{token id: log-probability}``, if requested
 
 
 class AdmissionRefusal(NamedTuple):
-    """State of the prefix cache when a request was refused for lack of free blocks."""
+    """State of the prefix cache when a request could not start for lack of free blocks."""
 
-    cached_blocks: list[int]  # of the request's prefix
+    cached_blocks: list[int]  # blocks of the request's cached prefix
     next_digest: bytes  # digest of the first block after ``cached_blocks``; empty if the text has none
-    cache_version: int  # version of the cache; a different version has different blocks
+    cache_version: int  # ``PagedCache.version``; increases when the blocks are replaced
 
 
 @dataclass(eq=False)
@@ -68,30 +68,30 @@ class Request:
     sampler: Sampler
     detokenizer: TextOutput
     stop_token_ids: frozenset[int]  # token ids that end the text
-    parent: Request | None = None  # first sample of the same prompt, whose KV blocks this request may fork
+    parent: Request | None = None  # first sample of the same prompt; this request may share its KV blocks
     priority: int = 0  # scheduling priority; higher values are scheduled first
     deadline: float | None = None  # ``perf_counter`` time at which an unfinished request fails
     salt: bytes = b""  # key of the prefix cache; only requests with equal salts share cached blocks
     tenant: str = ""  # client name for fair scheduling among requests of equal priority
-    arrival: int = field(default=0, init=False)  # sequence number among added requests
-    start_order: int | None = field(default=None, init=False)  # among started requests; ``None`` before the first start
-    num_charged: int = field(default=0, init=False)  # number of generated tokens already counted for the tenant
+    arrival: int = field(default=0, init=False)  # order of ``Scheduler.add`` calls: 0, 1, …
+    start_order: int | None = field(default=None, init=False)  # order of first starts: 0, 1, …
+    num_charged: int = field(default=0, init=False)  # number of generated tokens in the tenant's counter
     block_table: BlockTable = field(default_factory=BlockTable, init=False)
-    digests: list[bytes] = field(default_factory=list, init=False)  # of the text's blocks, as far as computed
-    admission_refusal: AdmissionRefusal | None = field(default=None, init=False)  # reason of the last refused start
-    draft_state: Any = field(default=None, init=False)  # of the proposer; valid while ``draft_started``
-    draft_started: bool = field(default=False, init=False)  # whether the proposer has started this request
+    digests: list[bytes] = field(default_factory=list, init=False)  # digests of the text's first blocks
+    admission_refusal: AdmissionRefusal | None = field(default=None, init=False)  # set if the last start was refused
+    draft_state: Any = field(default=None, init=False)  # the proposer's state; valid if ``draft_started``
+    draft_started: bool = field(default=False, init=False)  # whether ``Proposer.start`` has been called
     from_draft: list[bool] = field(default_factory=list, init=False)  # whether each token was an accepted draft token
     logprobs: list[dict[int, float]] = field(default_factory=list, init=False)
     prompt_logprobs: list[dict[int, float] | None] = field(default_factory=list, init=False)
     output_text: str = field(default="", init=False)
-    undelivered: deque[Token] = field(default_factory=deque, init=False)  # generated tokens for the caller
-    finish_reason: FinishReason | None = field(default=None, init=False)  # reason of a regular end
+    undelivered: deque[Token] = field(default_factory=deque, init=False)  # tokens that the caller has not read yet
+    finish_reason: FinishReason | None = field(default=None, init=False)  # ``None`` while running or after an error
     stop_reason: str | int | None = field(default=None, init=False)  # token id or stop string that ended the text
     error: Exception | None = field(default=None, init=False)
     aborted: bool = field(default=False, init=False)  # whether the caller has cancelled the request
-    request_budget: RequestBudget | None = field(default=None, init=False)  # ``None`` before the first proposal
-    decision_trace: DecisionTrace | None = field(default=None, init=False)  # speculation decisions, if requested
+    request_budget: RequestBudget | None = field(default=None, init=False)  # ``None``: no time limit on drafting
+    decision_trace: DecisionTrace | None = field(default=None, init=False)  # ``None`` if not requested
     stats: Stats = field(default_factory=Stats, init=False)
     start_time: float = field(default=0.0, init=False)  # time of ``Engine.add``, by the engine's clock
 
@@ -110,7 +110,7 @@ class Request:
 
     @property
     def needs_draft_slots(self) -> bool:
-        """Whether to reserve KV slots for draft tokens: the drafter proposes and at least 2 tokens may follow."""
+        """Whether the drafter proposes and at least 2 more tokens are allowed: a draft and a bonus token."""
         return self.proposer is not None and self.proposer.capabilities.proposes and self.remaining > 1
 
     @property
@@ -135,7 +135,7 @@ class Request:
 
     @property
     def computes_prompt_logprobs(self) -> bool:
-        """Whether this request computes ``prompt_logprobs``; further samples copy those of the first."""
+        """Whether this request computes ``prompt_logprobs``; other samples of the prompt copy the result."""
         return self.params.prompt_logprobs is not None and not self.num_generated and self.parent is None
 
     def append(self, token: int, *, source: str | None, logprobs: dict[int, float] | None) -> bool:

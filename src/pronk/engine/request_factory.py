@@ -62,7 +62,7 @@ class RequestFactory:
         *,
         processors: Callable[[], Sequence[LogitsProcessor]] = tuple,
     ) -> list[Request]:
-        """Create the ``params.n`` samples of one prompt; later samples fork the KV blocks of the first.
+        """Create the ``params.n`` samples of one prompt; later samples share the prompt's KV blocks.
 
         ``processors`` is called once per sample, as logits processors have per-text state (see :meth:`create_request`).
 
@@ -119,7 +119,7 @@ class RequestFactory:
             proposer: proposer of draft tokens.
             seed: seed of the sampler.
             output: already generated token ids.
-            parent: running request with the same prompt, whose KV blocks the new request may fork.
+            parent: running request with the same prompt; the new request may share its KV blocks.
             sampler: sampler class.
             processors: logits processors of this request, applied after those of the options; each receives the
                 tokens after ``prompt`` and ``output``.
@@ -150,10 +150,10 @@ class RequestFactory:
         return request
 
     def _add_grammar_drafter(self, proposer: Proposer[Any]) -> Proposer[Any]:
-        """Wrap a proposer to propose forced tokens first; requests of one proposer share the wrapper."""
+        """Wrap a proposer to propose tokens that the guide forces first; one wrapper per proposer."""
         if isinstance(proposer, GrammarProposer):
             return proposer
-        found = self._grammar_proposers.get(id(proposer))  # the wrapper keeps the proposer alive, so ids are unique
+        found = self._grammar_proposers.get(id(proposer))  # unique: the wrapper keeps its proposer alive
         if found is None:
             found = self._grammar_proposers[id(proposer)] = GrammarProposer(proposer)
         return found

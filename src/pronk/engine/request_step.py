@@ -27,7 +27,7 @@ class RequestStep(NamedTuple):
     """One request's rows in the forward pass of a step."""
 
     scheduled: ScheduledRequest  # request and number of pending tokens to compute
-    draft: TokenTree  # draft tokens below the last pending token; only the root in a step without a proposal
+    draft: TokenTree  # last pending token (the root) and the draft tokens, if any
     job: ForwardJob  # rows of the forward pass: the pending tokens, then the draft tokens
 
     @property
@@ -53,7 +53,7 @@ class Verified(NamedTuple):
     step: RequestStep
     prompt_logits: torch.Tensor  # logits ``[rows, vocab]`` of the prompt rows before the draft's root
     logits: Logits  # logits ``[nodes, vocab]`` of the draft
-    result: JobResult  # the request's part of the forward pass
+    result: JobResult  # output of the forward pass for this request
     path: VerifiedPath | None  # accepted nodes and sampled tokens; ``None`` during prefill
 
 
@@ -89,8 +89,8 @@ def verify(step: RequestStep, result: JobResult) -> Verified:
     num_prompt_rows = len(logits) - (len(step.draft) if step.scheduled.includes_last_token else 0)
     prompt_logits, logits = logits[:num_prompt_rows], logits[num_prompt_rows:] if num_prompt_rows else logits
     _check(prompt_logits)
-    # The coupled rule depends only on logits of the accepted path, which verify_tree checks: a rejected draft token may
-    # overflow. The rejection rules depend on the logits of every draft token.
+    # The coupled rule reads only logits of the accepted path, which verify_tree checks; others may be infinite. The
+    # rejection rules depend on the logits of every draft token.
     if request.params.rejects:
         _check(logits[:])
     if not step.scheduled.includes_last_token:

@@ -1,16 +1,16 @@
 """The scheduler: selects the requests of the next forward pass, their tokens and their draft slots.
 
 Each step is scheduled anew. KV blocks for pending tokens and draft tokens are reserved before the step, so that no
-allocation can fail during it. When blocks are short, the scheduler takes them back in this order: draft slots, then
-waiting requests stay queued, then running requests are preempted, the last started first. A *preempted* request
-frees its blocks, returns to its old place in the queue and is prefilled again later. Prefilling computes the same keys
-and values, so the request's tokens do not change.
+allocation can fail during it. When blocks are short, requests get fewer slots for draft tokens, waiting requests stay
+queued, and at last running requests are preempted, beginning with the last started one of the lowest priority. A
+*preempted* request frees its blocks, returns to its old place in the queue and is prefilled again later. Prefilling
+computes the same keys and values, so the request's tokens do not change.
 
-Priorities are strict: a low priority can starve. Among equal priorities, the least served tenant starts first, and
-within a tenant the first arrival. Running requests are ordered by start, and this order never changes. The first
-running request therefore always advances, and two requests cannot preempt each other in turns. Preempting the most
-served tenant instead would allow this, because that tenant changes every few tokens. A tenant waits at most for the
-end of requests that started earlier.
+Priorities are strict: requests of low priority may wait forever. Among equal priorities, the least served tenant starts
+first, and within a tenant the first arrival. Running requests are ordered by their first start, and this order never
+changes. The first running request therefore always advances, and two requests cannot preempt each other in turns (they
+could if the most served tenant was preempted, because that tenant changes every few tokens). A tenant waits at most
+until the requests that started earlier have ended.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from pronk.kv_cache.paged import PagedCache
 
 __all__ = ["ScheduledRequest", "Scheduler"]
 
-# Change of the reserve, the fraction of the running requests' future blocks that is kept free: an addition after each
-# preemption for lack of blocks, and a factor per step.
+# The *reserve* is the fraction of the running requests' future blocks that is kept free, 0..1. It is increased by 1/8
+# after each preemption for lack of blocks, and multiplied by 0.99 in each step.
 _RESERVE_INCREASE, _RESERVE_DECAY = 1 / 8, 0.99
 
 
 @dataclass(frozen=True)
 class ScheduledRequest:
-    """A request's part of the next forward pass."""
+    """A request in the next forward pass, with its number of tokens."""
 
     request: Request
     num_tokens: int  # number of pending tokens to compute
@@ -53,10 +53,10 @@ class Scheduler:
     """Queues of waiting and running requests, and the KV blocks of the running ones."""
 
     cache: PagedCache
-    window: int | None  # attention window in tokens, if every layer has one
+    window: int | None  # attention window in tokens; ``None`` if a layer has none
     max_batch: int  # maximum number of requests per forward pass
-    # Maximum number of rows per forward pass without draft tokens: one per decoding request, and the rest, but at least
-    # half of ``prefill_chunk``, for prompts.
+    # Limit of prompt tokens per forward pass. One token less for each decoding request, but at least half:
+    # ``max(prefill_chunk - num_decoding, prefill_chunk // 2)``.
     prefill_chunk: int
     max_tree: int  # maximum number of rows per decoding request and forward pass
     waiting: list[Request] = field(default_factory=list)  # waiting requests by priority and arrival
@@ -106,7 +106,7 @@ class Scheduler:
         self._charge_tenant(request)
         self.fair_share.leave(request.tenant)
         if not self.running and not self.waiting:
-            # A KeyboardInterrupt between an allocation and its entry in the block table leaks the block.
+            # A KeyboardInterrupt between an allocation and its entry in the block table may have leaked blocks.
             self.cache.allocator.reset()
         return True
 
@@ -121,7 +121,7 @@ class Scheduler:
     def reserve(self, block_table: BlockTable, tokens: int) -> None:
         """Make the KV slots of tokens ``block_table.length .. tokens - 1`` writable.
 
-        Nothing else in the engine allocates blocks of the target. Raises ``CacheFullError`` if blocks are short.
+        All blocks of the target are allocated here. Raises ``CacheFullError`` if blocks are short.
         """
         self.cache.prepare(block_table, tokens)
 
@@ -131,7 +131,7 @@ class Scheduler:
             self.cache.release_before(block_table, block_table.length - self.window + 1)
 
     def blocks_needed(self, length: int) -> int:
-        """Return the number of blocks that a text of ``length`` tokens holds at a time."""
+        """Return the maximum number of blocks that a text of up to ``length`` tokens holds at once."""
         if self.window is not None:
             length = min(length, self.window + self.prefill_chunk + 1)
         # One more block, because a window can start in the middle of a block.
@@ -158,7 +158,7 @@ class Scheduler:
                 and parent.block_table.length < len(request.prompt) - 1
                 and not request.num_generated
             ):
-                continue  # wait for the prompt of the parent, which is being prefilled
+                continue  # wait until the parent's prompt is prefilled, to share its blocks
             if not self._try_start(request):
                 return
             if request.start_order is None:
@@ -171,7 +171,7 @@ class Scheduler:
         return -request.priority, self.fair_share.served[request.tenant], request.arrival
 
     def _try_start(self, request: Request) -> bool:
-        """Start a request from its cached prefix; return False if slots or blocks are short."""
+        """Start a request from its cached prefix; return False if the batch is full or blocks are short."""
         lower_priority = [each for each in self.running if each.priority < request.priority]
         if len(self.running) >= self.max_batch and not lower_priority:
             return False
@@ -198,7 +198,7 @@ class Scheduler:
         return True
 
     def _is_still_refused(self, request: Request, lower_priority: Sequence[Request]) -> bool:
-        """Return whether blocks are still short and the prefix cache still lacks the text's next block."""
+        """Return whether a refused request still cannot start: too few blocks, and no longer cached prefix."""
         refusal = request.admission_refusal
         if refusal is None or self.window is not None or request.parent is not None:
             return False
@@ -209,7 +209,7 @@ class Scheduler:
         return wanted > self._available(lower_priority) and not self.cache.has_cached_block(refusal.next_digest)
 
     def _match_prefix(self, request: Request) -> None:
-        """Set the block table to the parent's prompt or a match in the prefix cache, without the last token."""
+        """Share cached KV blocks of the parent's prompt or of the prefix cache, for all but the last token."""
         parent, prefix = request.parent, len(request.prompt) - 1
         forkable = (
             parent is not None
@@ -225,7 +225,7 @@ class Scheduler:
         self.release_outside_window(request.block_table)
 
     def _reserve_all_blocks(self, request: Request) -> None:
-        """Reserve all blocks up to ``max_tokens`` contiguously if half of the free blocks suffice."""
+        """Reserve all blocks up to ``max_tokens``, consecutive if possible, if half the empty blocks suffice."""
         allocator, length = self.cache.allocator, len(request.prompt) + request.params.max_tokens + self.max_tree
         if (
             self.window is None
@@ -235,7 +235,7 @@ class Scheduler:
             self.reserve(request.block_table, length)
 
     def _available(self, lower_priority: Sequence[Request] = ()) -> int:
-        """Return the blocks for a new request if ``lower_priority`` is preempted and the rest has a reserve."""
+        """Return how many blocks a new request may use: free + ``lower_priority``'s - reserves of the others."""
         allocator = self.cache.allocator
         released = sum(allocator.references[block] == 1 for each in lower_priority for block in each.block_table.blocks)
         reserved = sum(
@@ -246,7 +246,7 @@ class Scheduler:
         return allocator.num_free + released - reserved
 
     def _blocks_wanted(self, request: Request) -> int:
-        """Return the blocks for the text so far plus a reserve for the tokens until ``max_tokens``.
+        """Return the number of blocks for the text so far plus a reserve for tokens up to ``max_tokens``.
 
         The final length is unknown. Too small a reserve causes preemptions, too large a reserve keeps batches small.
         The reserve therefore grows with each preemption and decays with each step.
@@ -258,7 +258,7 @@ class Scheduler:
         return self._missing_blocks(request) + int(self._reserve_share * max(0, self._max_blocks(request) - end))
 
     def _missing_blocks(self, request: Request) -> int:
-        """Return the blocks to allocate for the text and its next token; negative if more are already held."""
+        """Return how many blocks to allocate for the text and the next token; negative if too many are held."""
         allocator, block_table = self.cache.allocator, request.block_table
         length = request.num_pending + 1
         if self.window is not None:
@@ -299,8 +299,8 @@ class Scheduler:
     def _reserve_draft_slots(self, requests: Sequence[Request]) -> dict[Request, int]:
         """Reserve KV slots for draft tokens after the pending token of each request; return their numbers.
 
-        Empty blocks are shared evenly, up to ``max_tree`` rows. A cached block is evicted only if at most one block of
-        slots is left for the request and its text may reach the next block: the text will soon need that block anyway.
+        Empty blocks are divided evenly; a request has at most ``max_tree`` rows. A cached block is evicted only for a
+        request with at most ``block_size`` free slots whose text may reach the next block, and so will need it soon.
         """
         allocator, size, draft_slots = self.cache.allocator, self.cache.block_size, dict[Request, int]()
         for number, request in enumerate(requests):

@@ -1,6 +1,6 @@
 """Log-probabilities of alternative texts after a prompt, computed as one token tree.
 
-::
+For the prompt ``is it …`` and three alternatives::
 
     is it …    yes            ── yes
                no        =       no ── way
@@ -50,31 +50,31 @@ def score(engine: Engine, prompt: Sequence[int], alternatives: Sequence[Sequence
         msg = f"choose: expected prompt and option of at most {context} tokens, found {length}; shorten them"
         raise PromptError(msg)
     distinct = sorted({tuple(each) for each in alternatives})
-    parts = _parts(distinct, max_nodes)
-    trees = [_tree(prompt[-1], part) for part in parts]
+    groups = _split(distinct, max_nodes)
+    trees = [_make_tree(prompt[-1], group) for group in groups]
     sums = dict[Tokens, float]()
-    for part, tree, logits in zip(parts, trees, engine.tree_logits(prompt[:-1], trees), strict=True):
-        sums |= {each: _sum(each, tree, logits) for each in part}
+    for group, tree, logits in zip(groups, trees, engine.tree_logits(prompt[:-1], trees), strict=True):
+        sums |= {each: _log_probability(each, tree, logits) for each in group}
     return [sums[tuple(each)] for each in alternatives]
 
 
-def _parts(alternatives: Sequence[Tokens], max_nodes: int) -> list[list[Tokens]]:
-    """Split sorted alternatives into parts whose tries have at most ``max_nodes`` nodes below the root."""
-    parts, nodes, last = list[list[Tokens]](), 0, Tokens()
+def _split(alternatives: Sequence[Tokens], max_nodes: int) -> list[list[Tokens]]:
+    """Split sorted alternatives into groups whose trees have at most ``max_nodes`` nodes below the root."""
+    groups, num_nodes, last = list[list[Tokens]](), 0, Tokens()
     for each in alternatives:
-        shared = next(
+        num_shared = next(
             (index for index, pair in enumerate(zip(last, each, strict=False)) if pair[0] != pair[1]), len(last)
         )
-        new = len(each) - 1 - max(0, min(shared, len(last) - 1))
-        if not parts or nodes + new > max_nodes:
-            parts.append([])
-            nodes, new = 0, len(each) - 1
-        nodes, last = nodes + max(0, new), each
-        parts[-1].append(each)
-    return parts
+        num_new = len(each) - 1 - max(0, min(num_shared, len(last) - 1))
+        if not groups or num_nodes + num_new > max_nodes:
+            groups.append([])
+            num_nodes, num_new = 0, len(each) - 1
+        num_nodes, last = num_nodes + max(0, num_new), each
+        groups[-1].append(each)
+    return groups
 
 
-def _tree(root: int, alternatives: Sequence[Tokens]) -> TokenTree:
+def _make_tree(root: int, alternatives: Sequence[Tokens]) -> TokenTree:
     """Return the trie of the alternatives without their last tokens."""
     trie = Trie(root)
     for each in alternatives:
@@ -84,8 +84,8 @@ def _tree(root: int, alternatives: Sequence[Tokens]) -> TokenTree:
     return trie.tree(len(trie))
 
 
-def _sum(alternative: Tokens, tree: TokenTree, logits: Tensor) -> float:
-    """Return an alternative's log-probability from the logits ``[nodes, vocab]`` of the tree."""
+def _log_probability(alternative: Tokens, tree: TokenTree, logits: Tensor) -> float:
+    """Return an alternative's log-probability, given the logits ``[nodes, vocab]`` of the tree."""
     node, total = 0, 0.0
     for index, token in enumerate(alternative):
         row = logits[node].float()

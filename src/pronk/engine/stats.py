@@ -11,7 +11,7 @@ from pronk.errors import PronkError
 
 __all__ = ["GainStats", "SourceStats", "Stats", "StepStats"]
 
-_NUM_BINS = 10  # of gain_stats
+_NUM_BINS = 10  # length of ``Stats.gain_stats``
 _JSON_KEYS = (
     "prompt_tokens generated_tokens preemptions cached_tokens target_steps step_compression drafted accepted "
     "compile_seconds jumped moved sources draft_error acceptance draft_seconds target_seconds total_seconds ttft "
@@ -22,7 +22,7 @@ _JSON_KEYS = (
 class StepStats(NamedTuple):
     """Counts of one decoding step of a request, and cumulative times at its end.
 
-    The difference of two consecutive clocks is the duration of a step. The first step includes the prefill.
+    The duration of a step is its ``clock`` minus that of the step before. The first step includes the prefill.
     """
 
     rows: int  # number of rows in the forward pass
@@ -32,7 +32,7 @@ class StepStats(NamedTuple):
     tokens: int  # number of committed tokens
     draft_clock: float  # seconds of drafting so far, for whole batches that included the request
     target_clock: float  # seconds of forward passes so far, for whole batches that included the request
-    clock: float  # seconds since the request's start
+    clock: float  # seconds since ``Engine.add``
 
 
 class SourceStats(NamedTuple):
@@ -43,11 +43,11 @@ class SourceStats(NamedTuple):
 
 
 class GainStats(NamedTuple):
-    """One bin of draft tokens by predicted acceptance: count, sum of predictions, number accepted."""
+    """Draft tokens with similar predicted acceptance: one bin of ``Stats.gain_stats``."""
 
-    draft_tokens: int
-    said: float
-    right: int
+    draft_tokens: int  # number of draft tokens
+    sum_predicted: float  # sum of their predicted acceptance probabilities
+    accepted: int  # number of accepted draft tokens
 
 
 @dataclass
@@ -64,10 +64,10 @@ class Stats:
     draft_seconds: float = 0.0  # time of drafting, for whole batches that included the request
     target_seconds: float = 0.0  # time of forward passes, for whole batches that included the request
     total_seconds: float = 0.0
-    # The first step is the last chunk of the prefill, so plain decoding has one token per step.
+    # One entry per forward pass that generated tokens; the first is the last chunk of the prefill.
     steps: list[StepStats] = field(default_factory=list, repr=False)
     sources: dict[str, SourceStats] = field(default_factory=dict)  # acceptance counts by drafter name
-    # Predicted and actual acceptance given an accepted parent, in ten bins of the prediction.
+    # Predicted and actual acceptance of draft tokens with accepted parents. Bin i: predicted i / 10 to (i + 1) / 10.
     gain_stats: list[GainStats] = field(default_factory=lambda: [GainStats(0, 0.0, 0)] * _NUM_BINS, repr=False)
     draft_error: str | None = None  # exception of the drafter, if the request continued without it
 
@@ -113,7 +113,7 @@ class Stats:
 
     @property
     def acceptance(self) -> list[float]:
-        """Acceptance rate per draft position, among the steps that drafted that far."""
+        """For each depth from 1: accepted draft tokens / steps with draft tokens of that depth."""
         offered, taken = Counter[int](), Counter[int]()
         for step in self.steps:
             offered.update(range(step.depth))

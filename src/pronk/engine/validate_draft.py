@@ -16,7 +16,7 @@ from pronk.speculation.tree import TokenTree
 
 __all__ = ["validate_draft"]
 
-_TOLERANCE = 1e-3  # of the sum of a distribution, which float32 rounds
+_TOLERANCE = 1e-3  # allowed difference of a distribution's sum from 1, for float32 rounding
 
 
 def validate_draft(name: str, context: DraftContext[Any], tree: TokenTree, vocab_size: int) -> TokenTree:
@@ -33,8 +33,8 @@ def validate_draft(name: str, context: DraftContext[Any], tree: TokenTree, vocab
     if not tree.num_draft_tokens:
         return tree
     if any(q is not None and len(q) != vocab_size for q in tree.probs or ()):
-        # The drafter has a different vocabulary, so cutting draft tokens below would change their distribution. The
-        # choice of rule must not depend on the drawn tokens either, so treat all as point masses.
+        # The drafter's vocabulary differs from the target's. Dropping tokens outside the target's vocabulary (below)
+        # changes the others' distribution, so treat all draft tokens as point masses, whether or not one is dropped.
         tree = replace(tree, probs=None)
     if not all(q is None or _is_distribution(q) for q in tree.probs or ()):
         msg = f"drafter {name}: expected float tensors [vocab] that sum to 1 in probs, found others; normalize them"
@@ -42,7 +42,7 @@ def validate_draft(name: str, context: DraftContext[Any], tree: TokenTree, vocab
     if min(tree.tokens) < 0 or max(tree.tokens) >= vocab_size:
         tree = tree.keep(node for node, token in enumerate(tree.tokens) if 0 <= token < vocab_size)
     guide = context.sampler.guide
-    # Pruning by token value changes the distribution of a drawn token, so it must not touch trees with ``probs``.
+    # Dropping drawn tokens by value changes their distribution, so trees with ``probs`` are not pruned.
     if guide is not None and not (context.params.rejects and tree.probs is not None):
         tree = prune(tree, guide)
     return tree.limit(context.max_depth, context.max_nodes)

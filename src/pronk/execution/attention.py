@@ -1,7 +1,7 @@
-"""Attention from packed rows into the paged cache, in torch: the readable reference.
+"""Attention from packed rows to the paged KV cache, in torch: the readable reference.
 
-It serves devices without kernels, and tests. The kernels follow the same rule (``kernels/README.md``) without a mask: a
-row sees the cached tokens of its request, its ancestors in the tree, and itself.
+It is used in tests and on devices without kernels. The kernels follow the same rule (``kernels/README.md``) without a
+mask: a row sees the cached tokens of its request, its ancestors in the tree, and itself.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ __all__ = ["CrossAttention", "PagedAttention", "Segment", "VisibleKeys"]
 
 
 class Segment(NamedTuple):
-    """One request's rows in a forward pass: the nodes of ``tree``, behind the table's committed tokens."""
+    """One request's rows in a forward pass: the nodes of ``tree``, which follow the committed tokens."""
 
-    block_table: BlockTable  # the slots of the nodes follow its committed tokens, in order
+    block_table: BlockTable  # slots of the committed tokens, then of the nodes in order
     tree: TokenTree
-    # Number of leading nodes whose keys and values are in the cache from an earlier forward pass over the same growing
-    # tree: visible, but not rows of this forward pass.
+    # Number of leading nodes that earlier forward passes have computed, when a drafter grows the tree step by step.
+    # Their keys and values are read, but they are not rows of this forward pass.
     computed: int = 0
-    early: EarlyRows | None = None  # nodes that are rows of the later layers only, or ``None``
+    early: EarlyRows | None = None  # nodes that need the later layers only, if any
 
     @property
     def rows(self) -> int:
@@ -50,7 +50,7 @@ class VisibleKeys:
     def attend(self, cache: PagedCache, layer: int, q: Tensor) -> Tensor:
         """Attend from ``q`` ``[rows, heads, d]`` to the visible keys of a layer; return ``[rows, heads * d]``.
 
-        The query heads of a group are stacked as rows: one product of ``group · rows`` rows per key/value head.
+        The ``group`` query heads of each key/value head are stacked as rows, so that one matrix product serves all.
         """
         c, rows = cache.config, q.shape[0]
         folded = (
@@ -95,7 +95,7 @@ class PagedAttention:
 
     def _visible_keys(self, segment: Segment, span: int | None) -> VisibleKeys:
         block_table, tree = segment.block_table, segment.tree
-        # A draft model's table may begin later than the window of its first rows.
+        # The table of a drafter's cache may begin after the first position of the window (``SideCache.reserve``).
         start = max(
             0 if span is None else block_table.length - span + 1, block_table.num_released * self.cache.block_size
         )
@@ -107,13 +107,13 @@ class PagedAttention:
 class CrossAttention(PagedAttention):
     """Implementation of ``CrossAttend`` for one forward pass: attention to another model's cache as well.
 
-    That cache ends at ``t``, the first token that no forward pass of its model has verified. A row at position ``p``
-    sees earlier cached tokens in the window of that model's layer::
+    The other cache holds the committed tokens at positions 0 to ``t - 1``. A row at position ``p`` sees those before
+    it, in the window of the other model's layer. These are the positions ``k`` with ::
 
         p - window < k < min(p, t)
 
     Without a window, all draft tokens of a step therefore see the same tokens. A row that sees no token (in a text of
-    one token, or when its window has been released) gets zeros.
+    one token, or if the tokens of its window have been released) gets zeros.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class CrossAttention(PagedAttention):
         cross_block_tables: Sequence[BlockTable],
         rotation: tuple[Tensor, Tensor] | None,
     ) -> None:
-        """``source``: the other model's config, its cache, and the layer (from 0) to read for each layer."""
+        """``source`` is the other model's config and cache, and its layer (from 0) for each own layer."""
         super().__init__(config, cache, segments)
         self.cross_config, self.cross_cache, self.cross_layers = source
         self.rotation = rotation

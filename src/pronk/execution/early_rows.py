@@ -1,8 +1,8 @@
-"""Rows whose first layers a drafter has computed before the target's forward pass.
+"""Early rows: rows whose first layers a drafter has computed before the target's forward pass.
 
 Kangaroo drafts with the target's own first layers (Liu et al. 2024, section 3.2). The keys and values of these layers,
-and the output of the last of them, are already in the target's cache, so the forward pass takes such rows in at a later
-layer. Every other drafter leaves this module unused.
+and the output of the last of them, are then already in the target's cache. The forward pass that verifies the draft
+tokens computes only the later layers of these rows. Other drafters do not use this module.
 """
 
 from __future__ import annotations
@@ -12,49 +12,49 @@ from typing import NamedTuple
 from pronk.kv_cache.blocks import BlockTable
 from pronk.speculation.tree import TokenTree
 
-__all__ = ["EarlyRows", "StartedRows", "StartedRowsByTable"]
+__all__ = ["EarlyRows", "EarlyTokens", "EarlyTokensByTable"]
 
 
-class StartedRows(NamedTuple):
-    """Tokens behind a table's committed ones whose first ``layers`` layers are computed."""
+class EarlyTokens(NamedTuple):
+    """Tokens of a request whose first layers a drafter has computed in this step."""
 
-    layers: int
-    tokens: tuple[int, ...]
+    layers: int  # number of computed layers
+    tokens: tuple[int, ...]  # token ids; their KV slots follow those of the committed tokens
 
 
 class EarlyRows(NamedTuple):
-    """Leading ``nodes`` nodes of a segment's tree whose first ``layers`` layers are computed."""
+    """Early rows of a token tree: the first ``nodes`` nodes, without their first ``layers`` layers."""
 
     layers: int
     nodes: int
 
     @classmethod
-    def of(cls, started: StartedRows | None, tree: TokenTree) -> EarlyRows | None:
-        """Return the part of ``started`` that ``tree`` can use: the common beginning with its main chain."""
-        if started is None:
+    def of(cls, early: EarlyTokens | None, tree: TokenTree) -> EarlyRows | None:
+        """Return the first nodes of the main chain that have the same tokens as ``early``, if any."""
+        if early is None:
             return None
-        same = zip(started.tokens, tree.tokens[: tree.main_chain], strict=False)
-        nodes = next((node for node, (a, b) in enumerate(same) if a != b), min(len(started.tokens), tree.main_chain))
-        return cls(started.layers, nodes) if nodes else None
+        same = zip(early.tokens, tree.tokens[: tree.main_chain], strict=False)
+        nodes = next((node for node, (a, b) in enumerate(same) if a != b), min(len(early.tokens), tree.main_chain))
+        return cls(early.layers, nodes) if nodes else None
 
 
-class StartedRowsByTable:
-    """Started rows by block table, valid from a step's proposals to its forward pass only."""
+class EarlyTokensByTable:
+    """Early tokens for each block table; valid from a step's proposals to its forward pass."""
 
     def __init__(self) -> None:
-        self._started: dict[int, StartedRows] = {}
+        self._early: dict[int, EarlyTokens] = {}  # by ``id(block_table)``
 
-    def put(self, block_table: BlockTable, started: StartedRows | None) -> None:
-        """Set the started rows behind a table; ``None`` removes them."""
-        if started is None:
-            self._started.pop(id(block_table), None)
+    def put(self, block_table: BlockTable, early: EarlyTokens | None) -> None:
+        """Set the early tokens of a request; ``None`` removes them."""
+        if early is None:
+            self._early.pop(id(block_table), None)
         else:
-            self._started[id(block_table)] = started
+            self._early[id(block_table)] = early
 
-    def get(self, block_table: BlockTable) -> StartedRows | None:
-        """Return the rows behind a table, if there are any."""
-        return self._started.get(id(block_table))
+    def get(self, block_table: BlockTable) -> EarlyTokens | None:
+        """Return the early tokens of a request, if any."""
+        return self._early.get(id(block_table))
 
     def clear(self) -> None:
-        """Remove all rows: blocks may change owners between two steps."""
-        self._started.clear()
+        """Remove all entries: in the next step, the KV slots may belong to other requests."""
+        self._early.clear()

@@ -1,4 +1,4 @@
-"""Input of a forward pass: the rows of some requests, and the layers to run."""
+"""Input of a forward pass: one job per request, and the range of layers to run."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ __all__ = ["CrossAttentionSource", "Executor", "ForwardJob", "LayerRange"]
 
 
 class ForwardJob(NamedTuple):
-    """One request's share of a forward pass."""
+    """One request's input to a forward pass."""
 
     segment: Segment
-    logits_nodes: range  # nodes whose logits are needed, in order
-    prompt_length: int  # tokens of the prompt; start of *dynamic* RoPE scaling
-    cross_block_table: BlockTable | None = None  # in the other model's cache, for cross-attention
-    # Whether the logits of all ``logits_nodes`` will be read; otherwise a worker process keeps them until requested.
+    logits_nodes: range  # indices of the tree nodes whose logits are needed
+    prompt_length: int  # number of prompt tokens; dynamic RoPE scaling depends on it
+    cross_block_table: BlockTable | None = None  # request's blocks in the cache of :class:`CrossAttentionSource`
+    # True: worker processes return the logits of ``logits_nodes`` at once. False: each is sent only when it is read.
     all_logits: bool = True
-    stateless_sampler: StatelessSampler | None = None  # a worker process may apply this sampler to its logits
+    stateless_sampler: StatelessSampler | None = None  # worker processes sample with it, to save sending logits
 
 
 @dataclass(frozen=True)
 class CrossAttentionSource:
-    """Another model's cache to read; ``layers[i]`` is the layer (from 0) that layer ``i`` reads."""
+    """Another model whose KV cache is read: layer ``i`` reads that model's layer ``layers[i]`` (from 0)."""
 
     decoder: Decoder
     cache: PagedCache
@@ -39,17 +39,17 @@ class CrossAttentionSource:
 
 
 class LayerRange(NamedTuple):
-    """Consecutive layers and the rows that go through them."""
+    """Consecutive layers, and the rows that an executor computes in them."""
 
-    jobs: Sequence[tuple[ForwardJob, Segment]]  # each with the part of its segment that these layers compute
+    jobs: Sequence[tuple[ForwardJob, Segment]]  # job, and its rows in these layers
     start: int
-    stop: int  # last layer + 1
+    stop: int  # exclusive
     collect: tuple[int, ...]  # layer numbers (from 1) whose output is returned
-    logits_rows: Sequence[int] | range | None  # in order; ``None`` unless the last layer is included
+    logits_rows: Sequence[int] | range | None  # row numbers; ``None`` without the last layer
 
     @staticmethod
     def find_logits_rows(jobs: Sequence[tuple[ForwardJob, Segment]]) -> list[int] | range:
-        """Return the rows, among all rows of ``jobs``, of the nodes whose logits are needed."""
+        """Return the row numbers of all ``logits_nodes``, with the rows of ``jobs`` numbered consecutively."""
         if len(jobs) == 1:
             ((job, segment),) = jobs
             return range(job.logits_nodes.start - segment.computed, job.logits_nodes.stop - segment.computed)
@@ -60,7 +60,7 @@ class LayerRange(NamedTuple):
         return rows
 
     def row_inputs(self) -> tuple[list[int], list[int], list[int]]:
-        """Return token, position and RoPE span of every row."""
+        """Return the token, the position and the text length for dynamic RoPE of every row."""
         tokens, positions, spans = list[int](), list[int](), list[int]()
         for job, segment in self.jobs:
             length, computed = segment.block_table.length, segment.computed
@@ -72,11 +72,11 @@ class LayerRange(NamedTuple):
 
 
 class Executor(Protocol):
-    """Backend that runs ranges of layers."""
+    """Backend that computes ranges of layers: kernels, torch, or tensor-parallel processes."""
 
     @property
     def usable(self) -> bool:
-        """Whether forward passes are possible; False once a worker process with a part of the model is gone."""
+        """Whether forward passes are possible: no process with a shard of the model has been lost."""
         ...
 
     @property
@@ -85,8 +85,8 @@ class Executor(Protocol):
         ...
 
     def run(self, layer_range: LayerRange, rows: Tensor | None) -> tuple[Tensor, dict[int, Tensor], Tensor | None]:
-        """Run rows ``[rows, hidden]`` through a range of layers; ``None`` starts from embeddings.
+        """Run a range of layers on ``rows`` ``[rows, hidden]``; ``None`` begins with the token embeddings.
 
-        Returns the rows' state after it, the outputs of the collected layers, and the logits of the logits rows.
+        Returns the output of the last layer, the outputs of ``collect`` by layer, and the logits of ``logits_rows``.
         """
         ...

@@ -38,11 +38,11 @@ class KernelExecutor:
 
     @property
     def dynamic(self) -> bool:
-        """Whether RoPE rotations depend on the prompt's length, so that each row has its own."""
+        """Whether the RoPE table has an entry per row, because rotations depend on the prompt's length."""
         return self._rope.dynamic or (self._cross_rope is not None and self._cross_rope.dynamic)
 
     def run(self, layer_range: LayerRange, rows: Tensor | None) -> tuple[Tensor, dict[int, Tensor], Tensor | None]:
-        """Run rows ``[rows, hidden]`` through a range of layers; ``None`` starts from embeddings."""
+        """Run a range of layers; see :meth:`~pronk.execution.forward_job.Executor.run`."""
         program, packed = self._program(layer_range), self._pack(layer_range, embedded=rows is not None)
         count, size = packed.count, self.decoder.config.hidden_size
         x = torch.empty(count, size, dtype=self.cache.dtype) if rows is None else rows.contiguous()
@@ -56,7 +56,7 @@ class KernelExecutor:
         return x, outputs, logits
 
     def draft_chain(self, job: ForwardJob, sampler: Sampler, steps: int, on_token: Callable[[DraftToken], bool]) -> int:
-        """Draft a chain in the kernels; return the number of forward passes."""
+        """Implement :meth:`~pronk.execution.model_runner.ModelRunner.draft_chain`."""
         c, jobs = self.decoder.config, [(job, job.segment)]
         layer_range = LayerRange(jobs, 0, len(self.decoder.layers), (), LayerRange.find_logits_rows(jobs))
         packed = self._pack(layer_range, extra_positions=steps)
@@ -97,16 +97,12 @@ class KernelExecutor:
         return packed
 
     def _program(self, layer_range: LayerRange) -> Program:
-        key = (
-            layer_range.start,
-            layer_range.stop,
-            layer_range.collect,
-            layer_range.logits_rows is not None and len(layer_range.logits_rows) > 0,
-        )
+        has_logits = layer_range.logits_rows is not None and len(layer_range.logits_rows) > 0
+        key = (layer_range.start, layer_range.stop, layer_range.collect, has_logits)
         return self._cached_program(key, lambda: self._compile(layer_range))
 
     def _cached_program(self, key: tuple[object, ...], make: Callable[[], Program]) -> Program:
-        """Return a cached program; the cache is cleared when a KV pool is reallocated."""
+        """Return the compiled program of ``key``; reallocated KV pools invalidate all programs."""
         version = (self.cache.version, -1 if self.cross_source is None else self.cross_source.cache.version)
         if version != self._version:
             self._programs, self._version = {}, version
@@ -133,7 +129,7 @@ class KernelExecutor:
         return program
 
     def _tables(self, layer_range: LayerRange) -> list[BlockTable] | None:
-        """Return the tables for cross-attention; empty tables for a forward pass that is only timed."""
+        """Return the block table per job for cross-attention; an empty one if the job only measures durations."""
         if self.cross_source is None:
             return None
         return [job.cross_block_table or BlockTable() for job, _ in layer_range.jobs]

@@ -1,14 +1,14 @@
-"""Model runner: draft trees of some requests in, logits of some of their nodes out.
+"""Forward passes over the draft trees of a batch of requests.
 
-If a drafter has already computed the first layers of a tree's leading nodes
-(:class:`~pronk.execution.early_rows.EarlyRows`), these rows join the forward pass at the next layer. With ``s`` rows
-computed early up to layer 2, and ``n`` others ::
+A drafter may already have computed the first layers of a tree's leading nodes
+(:class:`~pronk.execution.early_rows.EarlyRows`). The forward pass then computes only the later layers of these nodes.
+For example, with 3 nodes whose layers 0 and 1 are computed, and 5 other nodes ::
 
-    layers 0 1     rows of n
-    layers 2 …     rows of s (from the cache), rows of n
+    layers 0, 1    5 rows
+    layers 2 …     8 rows; the input of 3 of them is read from the cache
 
 If the weights are packed for the kernels, each range of layers is one call (:mod:`pronk.execution.kernel_executor`).
-Otherwise the same is done in torch (:mod:`pronk.execution.torch_executor`).
+Otherwise torch computes the layers (:mod:`pronk.execution.torch_executor`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from pronk.execution.attention import Segment
-from pronk.execution.early_rows import EarlyRows, StartedRowsByTable
+from pronk.execution.early_rows import EarlyRows, EarlyTokensByTable
 from pronk.execution.forward_job import CrossAttentionSource, Executor, ForwardJob, LayerRange
 from pronk.execution.kernel_executor import KernelExecutor
 from pronk.execution.torch_executor import TorchExecutor
@@ -36,28 +36,28 @@ from pronk.speculation.tree import TokenTree
 
 __all__ = ["CrossAttentionSource", "ForwardJob", "ForwardResult", "JobResult", "ModelRunner"]
 
-# Largest number of rows in a chain's first forward pass for which its duration is like that of the later ones.
+# Largest number of rows in the first forward pass of a chain whose mean duration is recorded as the cost of one row.
 _MAX_CHAIN_ROWS = 4
 
 
 class ForwardResult(NamedTuple):
-    """Result of a forward pass."""
+    """Result of a forward pass over several jobs."""
 
     logits: Sequence[Logits]  # ``[len(logits_nodes), vocab]`` per job: float32 from the kernels, else the model's dtype
-    hidden: Mapping[int, list[Tensor]]  # for each collected layer, one ``[rows, hidden]`` per job
+    hidden: Mapping[int, list[Tensor]]  # layer outputs ``[rows, hidden]`` of each job, by layer from 1
     seconds: float  # duration of the forward pass
-    context: int  # cached tokens before its rows, summed over the requests
-    # For each job, tokens already sampled by a worker process, by index in ``logits_nodes``; may be empty.
+    context: int  # number of committed tokens in the cache, over all requests
+    # Per job: tokens that worker processes sampled, by row of the job's logits. Empty if no tokens were sampled.
     sampled: Sequence[Mapping[int, int]] = ()
 
     def job_result(self, number: int) -> JobResult:
-        """Return the part of job ``number``, from 0."""
+        """Return the result of job ``number`` (from 0)."""
         hidden = {layer: rows[number] for layer, rows in self.hidden.items()}
         return JobResult(self.logits[number], hidden, self.sampled[number] if self.sampled else {})
 
 
 class JobResult(NamedTuple):
-    """One job's part of a :class:`ForwardResult`, with the same fields."""
+    """Result of one job; see :class:`ForwardResult` for the fields."""
 
     logits: Logits
     hidden: Mapping[int, Tensor]
@@ -65,7 +65,7 @@ class JobResult(NamedTuple):
 
 
 class ModelRunner:
-    """Run a decoder over packed rows and record the durations."""
+    """Runs forward passes of one model and measures their durations."""
 
     def __init__(
         self,
@@ -76,15 +76,15 @@ class ModelRunner:
         executor: Executor | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        """``executor`` is an executor with worker processes; ``None`` runs in this process."""
+        """``executor`` computes instead of this process, in tensor parallelism; ``clock`` is in seconds."""
         self.decoder = decoder
         self.cache = cache
-        self.clock = clock  # in seconds
+        self.clock = clock
         self.cost_model = CostModel()
-        self.started_rows = StartedRowsByTable()  # rows of this step whose first layers a drafter has computed
+        self.early_tokens = EarlyTokensByTable()  # tokens whose first layers a drafter has computed in this step
         self.dtype = cache.dtype
         self.device = cache.device
-        self.exact = decoder.kernels is not None  # the bits of a row depend on its own text alone, not on the batch
+        self.exact = decoder.kernels is not None  # a request's logits are bitwise the same in every batch
         self._layers = len(decoder.layers)
         self._kernels = None
         if decoder.kernels is not None and executor is None:
@@ -92,12 +92,12 @@ class ModelRunner:
         self._executor: Executor = executor or self._kernels or TorchExecutor(decoder, cache, cross_source)
 
     def forward(self, jobs: Sequence[ForwardJob], collect: frozenset[int] = frozenset()) -> ForwardResult:
-        """Run one forward pass over all jobs; keys and values go to the slots behind each table's length.
+        """Run one forward pass over all jobs; keys and values are stored after each job's committed tokens.
 
         Args:
-            jobs: at least one job; its slots in the cache have been prepared.
-            collect: layer numbers (from 1) whose output is returned, except for nodes computed early up to a later
-                layer.
+            jobs: at least one job; :meth:`PagedCache.prepare` has allocated the slots of its rows.
+            collect: numbers (from 1) of the layers whose output is returned, without the rows of nodes for which a
+                drafter has already computed the layer.
         """
         start_time, context = self.clock(), sum(job.segment.block_table.length for job in jobs)
         early = {job.segment.early.layers for job in jobs if job.segment.early is not None}
@@ -113,18 +113,18 @@ class ModelRunner:
         return ForwardResult(_split(logits, [len(job.logits_nodes) for job in jobs]), hidden, seconds, context)
 
     def early_rows(self, block_table: BlockTable, tree: TokenTree, hidden: Sequence[int]) -> EarlyRows | None:
-        """Return the nodes of ``tree`` that join the forward pass late, if a drafter has started them.
+        """Return the leading nodes of ``tree`` whose first layers a drafter has computed, or ``None``.
 
-        ``hidden`` are the layer numbers whose output a drafter reads. If a skipped layer is among them, no node joins
-        late, because the output of skipped layers is not computed again.
+        ``hidden`` are the numbers (from 1) of the layers whose output the request's drafter reads. If the forward pass
+        would skip one of these layers, the result is ``None``, so that it computes all layers of all nodes.
         """
-        early = EarlyRows.of(self.started_rows.get(block_table), tree)
+        early = EarlyRows.of(self.early_tokens.get(block_table), tree)
         return None if early is not None and min(hidden, default=early.layers + 1) <= early.layers else early
 
     def run_first_layers(self, jobs: Sequence[ForwardJob], layers: int) -> list[Tensor]:
-        """Run the first ``layers`` layers alone; return their output ``[rows, hidden]`` per job.
+        """Run only the first ``layers`` layers; return the last one's output, ``[rows, hidden]`` per job.
 
-        :meth:`forward` can continue from their output in the cache.
+        If the cache keeps this output (:meth:`PagedCache.keep_hidden`), :meth:`forward` can continue from it.
         """
         rows: list[Tensor | None] = [None] * len(jobs)
         self._run(jobs, rows, 0, layers, frozenset(), {})
@@ -146,17 +146,17 @@ class ModelRunner:
         return self._kernels is not None and not self._kernels.dynamic
 
     def draft_chain(self, job: ForwardJob, sampler: Sampler, steps: int, on_token: Callable[[DraftToken], bool]) -> int:
-        """Draft a chain for one request in one kernel call, one forward pass per draft token.
+        """Draft a chain for one request: one kernel call runs a forward pass per draft token.
 
         Args:
-            job: rows of the first forward pass; the logits of its last row are needed. There must be slots for
-                ``steps`` more rows.
+            job: input of the first forward pass; ``logits_nodes`` is the last node. Each later forward pass has one
+                row, the draft token before; :meth:`PagedCache.prepare` has allocated slots for all rows.
             sampler: sampler of the draft tokens, with :attr:`~pronk.sampling.sampler.Sampler.drafts_statelessly`.
-            steps: largest number of draft tokens, at least 1.
+            steps: maximum number of draft tokens, at least 1.
             on_token: called with each draft token; returns whether to continue.
 
         Returns:
-            The number of forward passes: the number of draft tokens, plus one if the last forward pass gave none.
+            The number of forward passes. The last one gives no draft token if its logits ban all or are not finite.
         """
         assert self._kernels is not None
         start_time = self.clock()
@@ -166,7 +166,7 @@ class ModelRunner:
         return passes
 
     def record_duration(self, jobs: Sequence[ForwardJob], context: int, seconds: float) -> None:
-        """Record the duration of a forward pass, including the fixed work around every forward pass."""
+        """Record the seconds of a forward pass over ``jobs``, or of an engine step with it, without drafting."""
         rows = sum(len(job.segment.tree) - job.segment.computed for job in jobs)
         fraction = self._early_fraction(jobs)
         if fraction == 0.0:
@@ -175,12 +175,12 @@ class ModelRunner:
             self.cost_model.learn_rest(fraction, rows, context, seconds)
 
     def costs_for(self, jobs: Sequence[ForwardJob], costs: CostCurve) -> CostCurve:
-        """Return the cost of a forward pass over these jobs by rows; ``costs`` is that of all layers."""
+        """Return ``costs``, the cost curve of all layers, less the layers that drafters have computed."""
         fraction = self._early_fraction(jobs)
         return self.cost_model.rest(costs, fraction) if fraction else costs
 
     def _early_fraction(self, jobs: Sequence[ForwardJob]) -> float | None:
-        """Return the share of layers computed early; ``None`` if the jobs differ."""
+        """Return the fraction of layers that drafters have computed; ``None`` if it differs between the jobs."""
         early = {0 if job.segment.early is None else job.segment.early.layers for job in jobs}
         return early.pop() / self._layers if len(early) == 1 else None
 
@@ -193,9 +193,10 @@ class ModelRunner:
         collect: frozenset[int],
         hidden: dict[int, list[Tensor]],
     ) -> Tensor | None:
-        """Run layers ``start .. stop - 1``; ``rows`` holds each job's row states and is updated.
+        """Run layers ``start .. stop - 1``; after the last layer, return the logits of all ``logits_nodes``.
 
-        Returns the logits of each job's ``logits_nodes`` if the last layer is included.
+        ``rows`` holds the input ``[rows, hidden]`` of each job and receives the output. ``hidden`` receives the outputs
+        of the layers in ``collect``.
         """
         parts = [_part(job.segment, start) for job in jobs]
         active = [number for number, part in enumerate(parts) if part.rows]
@@ -222,7 +223,7 @@ class ModelRunner:
         return logits
 
     def _early(self, segment: Segment, layer: int) -> Tensor | None:
-        """Return the rows ``[rows, hidden]`` of a segment that join at this layer."""
+        """Read the input ``[rows, hidden]`` of ``layer`` for nodes of which a drafter computed all before."""
         block_table, early = segment.block_table, segment.early
         if early is None or early.layers != layer:
             return None
@@ -234,7 +235,7 @@ def _split(rows: Tensor, sizes: Sequence[int]) -> list[Tensor]:
 
 
 def _part(segment: Segment, layer: int) -> Segment:
-    """Return the segment without the nodes whose layer ``layer`` (from 0) was computed early."""
+    """Return the segment without the nodes for which a drafter has computed layer ``layer`` (from 0)."""
     early = segment.early
     if early is None or layer >= early.layers or early.nodes <= segment.computed:
         return segment

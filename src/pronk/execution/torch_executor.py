@@ -24,7 +24,7 @@ class TorchExecutor:
 
     @torch.inference_mode()
     def run(self, layer_range: LayerRange, rows: Tensor | None) -> tuple[Tensor, dict[int, Tensor], Tensor | None]:
-        """Run rows ``[rows, hidden]`` through a range of layers; ``None`` starts from embeddings."""
+        """Run a range of layers; see :meth:`~pronk.execution.forward_job.Executor.run`."""
         decoder, cache = self.decoder, self.cache
         tokens, positions, spans = torch.tensor(layer_range.row_inputs(), dtype=torch.int64, device=cache.device)
         segments = [segment for _, segment in layer_range.jobs]
@@ -49,7 +49,7 @@ class TorchExecutor:
                 collected[layer] = x
         if layer_range.logits_rows is None:
             return x, collected, None
-        # Sampling runs on the CPU, so that the noise is the same for every device.
+        # Logits are copied to the CPU, where the sampler's noise is the same whatever device the model runs on.
         logits = decoder.logits(
             x[torch.tensor(list(layer_range.logits_rows), dtype=torch.int64, device=x.device)]
         ).cpu()

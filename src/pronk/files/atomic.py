@@ -1,7 +1,7 @@
 """Atomic writes: after a crash or on a full disk, a file or folder is complete or unchanged.
 
-:func:`replace_file`, :func:`replace_folder` and :func:`new_folder` raise the original error. :func:`writing` turns it
-into a one-line error for commands with an output path; :func:`write_json` and :func:`write_tokens` use it.
+:func:`replace_file`, :func:`replace_folder` and :func:`new_folder` let the error of a failed write pass through.
+:func:`write_json` and :func:`write_tokens` raise a CheckpointError with one line instead, by means of :func:`writing`.
 """
 
 from __future__ import annotations
@@ -26,15 +26,13 @@ _FULL_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 
 @contextmanager
 def replace_file(path: Path, *, shared: bool = False) -> Iterator[BinaryIO]:
-    """Open a temporary file that replaces ``path`` once it is completely on disk.
-
-    On an error ``path`` is unchanged.
+    """Open a temporary file, and rename it to ``path`` after the block unless the block raises.
 
     Args:
         path: existing file or new name.
-        shared: whether several processes may replace the file at the same time. If so, every process writes a
-            temporary file of its own, which stays behind if the process is killed. Otherwise the next call overwrites
-            the temporary file.
+        shared: whether several processes may replace the file at the same time. If so, the name of the temporary file
+            contains the process id, and the file of a killed process is never removed. Otherwise the next call
+            overwrites the file of a killed process.
     """
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial" if shared else f"{path.name}.partial")
     try:
@@ -51,10 +49,10 @@ def replace_file(path: Path, *, shared: bool = False) -> Iterator[BinaryIO]:
 
 @contextmanager
 def replace_folder(folder: Path) -> Iterator[Path]:
-    """Create a temporary folder that replaces ``folder`` once it is completely on disk.
+    """Create a temporary folder, and rename it to ``folder`` after the block; the old folder is deleted.
 
-    The swap takes two renames. A process that dies between them leaves the old folder as ``NAME.old``, which the next
-    call restores.
+    If the block raises, ``folder`` is unchanged. The old folder is first renamed to ``NAME.old``; if the process dies
+    before the second rename, the next call renames the old folder back.
     """
     old = folder.with_name(f"{folder.name}.old")
     _restore(old, folder)
@@ -74,7 +72,7 @@ def replace_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """Create a temporary folder, and rename it to the missing or empty ``folder`` once it is on disk."""
+    """Create a temporary folder, and rename it after the block to ``folder``, which is missing or empty."""
     with _partial_folder(folder) as partial:
         yield partial
         _fsync_files(partial)
@@ -110,10 +108,10 @@ def _fsync_files(folder: Path) -> None:
 
 @contextmanager
 def writing(path: Path, what: str, *error_types: type[Exception]) -> Iterator[None]:
-    """Run a block that writes ``path``; turn its write errors into a one-line error.
+    """Turn write errors of the block into a CheckpointError of one line.
 
     Args:
-        path: file or folder that the block writes.
+        path: file or folder that the block writes, for the message.
         what: content of ``path`` in words, for the message.
         error_types: exceptions that count as write errors, besides ``OSError``.
 
@@ -131,7 +129,6 @@ def writing(path: Path, what: str, *error_types: type[Exception]) -> Iterator[No
 
 
 def _reason(error: Exception) -> str:
-    """Describe a write error and its remedy in one line."""
     problem = error.strerror if isinstance(error, OSError) and error.strerror else (str(error).splitlines() or ["?"])[0]
     if isinstance(error, OSError) and error.errno not in (*_FULL_DISK_ERRORS, None):
         return f"{problem}; choose a writable folder"
@@ -139,12 +136,12 @@ def _reason(error: Exception) -> str:
 
 
 def write_json(path: Path, value: Mapping[str, Any], indent: int | None = None) -> None:
-    """Replace ``path`` by a JSON document; raise a CheckpointError if this fails."""
+    """Replace the file ``path`` by a JSON document; raise a CheckpointError if this fails."""
     with writing(path, "JSON"), replace_file(path) as file:
         file.write((json.dumps(value, indent=indent) + "\n").encode())
 
 
 def write_tokens(path: Path, tokens: np.ndarray[Any, np.dtype[Any]]) -> None:
-    """Replace ``path`` by raw token ids; NumPy's ``tofile`` is not used, since it ignores a full disk."""
+    """Replace the file ``path`` by raw token ids, without NumPy's ``tofile``, which ignores a full disk."""
     with writing(path, "token ids"), replace_file(path) as file:
         file.write(tokens.data)

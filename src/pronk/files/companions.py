@@ -1,4 +1,4 @@
-"""Copying of tokenizer, licence and similar files to a checkpoint that is derived from another one."""
+"""Copy the tokenizer, licence and similar files of a checkpoint to a checkpoint derived from it."""
 
 from __future__ import annotations
 

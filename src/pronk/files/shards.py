@@ -1,4 +1,4 @@
-"""Writing a checkpoint as safetensors shards, with one tensor in memory at a time."""
+"""Write a checkpoint as safetensors shards, with one tensor in memory at a time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pronk.models.families import CheckpointTensor
 
 __all__ = ["Progress", "ShardEntry", "check_output_folder", "write_weights"]
 
-Progress = Callable[[int, int], None]  # called with the number of bytes written so far, and in total
+Progress = Callable[[int, int], None]  # receives the number of bytes written so far, and the total
 
 _SAFETENSORS_TYPES = {
     torch.float32: "F32",
@@ -31,7 +31,7 @@ _SAFETENSORS_TYPES = {
 
 
 class ShardEntry(NamedTuple):
-    """Tensor to write: the checkpoint tensor that it is built from, its name in the file, its dtype."""
+    """A tensor to write: its source, its name in the safetensors file, and its dtype there."""
 
     tensor: CheckpointTensor
     name: str
@@ -39,7 +39,7 @@ class ShardEntry(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Size of the tensor in the file."""
+        """Size of the tensor in the file, in bytes."""
         return math.prod(self.tensor.shape) * self.dtype.itemsize
 
 
@@ -50,7 +50,7 @@ def write_weights(
     shard_bytes: int,
     progress: Progress,
 ) -> None:
-    """Build and write all tensors to shards of at most ``shard_bytes`` bytes, or of one larger tensor."""
+    """Build tensors and write shards of at most ``shard_bytes`` bytes; a larger tensor gets its own."""
     shards: list[list[ShardEntry]] = [[]]
     for entry in entries:
         if shards[-1] and sum(e.num_bytes for e in shards[-1]) + entry.num_bytes > shard_bytes:
@@ -60,7 +60,7 @@ def write_weights(
     weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         file = SINGLE if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
-        shard.sort(key=lambda entry: -entry.dtype.itemsize)  # keeps every tensor aligned to its dtype
+        shard.sort(key=lambda entry: -entry.dtype.itemsize)  # aligns every tensor to its dtype
         weight_map |= {entry.name: file for entry in shard}
         with (folder / file).open("wb") as stream:
             stream.write(_header(shard))

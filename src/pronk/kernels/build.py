@@ -1,8 +1,8 @@
 """Compile the kernels and the suffix automaton: ``python build.py [OUT] [FLAGS]``.
 
-``OUT`` is the kernels' library; the suffix automaton's is :func:`suffix_library` of it. The module imports the standard
-library only, because the installation (``hatch_build.py``) runs it before pronk and its dependencies are importable.
-Each instruction set is a source file with compiler flags of its own; ``dispatch.cpp`` chooses between them at run time.
+``OUT`` is the path of the kernels' library; the suffix automaton's library is written beside it. The module imports
+only the standard library, because the installation (``hatch_build.py``) runs it before pronk and its dependencies are
+importable. Each instruction set has a source file and compiler flags; ``dispatch.cpp`` selects one at run time.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ __all__ = ["SOURCES", "BuildError", "BuildTarget", "build", "find_compiler", "li
 
 SOURCES = Path(__file__).parent / "csrc"
 
-# No contraction: the compiler must not fuse multiply and add where the source does not.
+# -ffp-contract=off: fused multiply-add only where the source has it, so that results do not depend on the compiler.
 _FLAGS = ["-O2", "-std=c++17", "-fno-exceptions", "-fno-rtti", "-ffp-contract=off", "-fno-math-errno"]
-# pack_row_tile reads rows of floats as 4-byte units.
+# -fno-strict-aliasing: the function pack_row_tile reads floats as 4-byte integers.
 _FLAGS += ["-fno-strict-aliasing"]
 _FLAGS += ["-fvisibility=hidden", "-Wall", "-Wextra"]
 # GCC 12 warns about undefined vectors in its own headers (GCC bug 105593); other compilers lack the option.
@@ -39,7 +39,7 @@ _X86 = {
     "isa_avx512_bf16": [*_AVX512, "-mavx512bf16"],
     "isa_amx": [*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8"],
 }
-# The portable loops over lanes rely on the auto-vectorizer of -O3.
+# isa_portable has plain loops over vector lanes; the compiler vectorizes them at -O3.
 _COMMON: dict[str, list[str]] = {"dispatch": [], "forward": [], "pack": [], "thread_pool": [], "isa_portable": ["-O3"]}
 _SUFFIX = "suffix"
 
@@ -57,13 +57,13 @@ class BuildTarget:
 
     @classmethod
     def here(cls) -> BuildTarget:
-        """Return the platform of this machine."""
+        """Return the platform that this process runs on."""
         machine = platform.machine().lower()
         return cls({"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine), sys.platform)
 
     @property
-    def units(self) -> dict[str, list[str]]:
-        """Compiler flags of each source file of the kernels, by its stem."""
+    def source_flags(self) -> dict[str, list[str]]:
+        """Compiler flags of each source file of the kernels, by file name without ``.cpp``."""
         return _COMMON | (_X86 if self.machine == "x86_64" else {})
 
 
@@ -87,16 +87,16 @@ def find_compiler() -> list[str] | None:
 def build(
     out: Path, compiler: Sequence[str] | None = None, target: BuildTarget | None = None, extra: Sequence[str] = ()
 ) -> None:
-    """Compile and link the kernels and the suffix automaton; on an error write neither.
+    """Build the libraries of the kernels and of the suffix automaton; on an error write neither.
 
     Args:
-        out: path of the kernels' library; :func:`suffix_library` is the other path.
+        out: path of the kernels' library; :func:`suffix_library` gives that of the suffix automaton.
         compiler: command of the compiler; by default the system's.
         target: platform that ``compiler`` compiles for; by default this machine.
         extra: further flags for compiling and linking, such as a sanitizer's.
 
     Raises:
-        BuildError: there is no compiler, or it fails; with the first line of its error.
+        BuildError: there is no compiler, or the compiler fails; the message has the first line of its error.
     """
     target = target or BuildTarget.here()
     compiler = list(compiler or find_compiler() or ())
@@ -108,9 +108,9 @@ def build(
     link = [*compiler, "-shared", *shared, *([] if "-g" in extra else ["-s"]), *extra]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        _compile([*compiler, *flags], target.units | {_SUFFIX: []}, folder)
-        for library, units in ((suffix_library(out), [_SUFFIX]), (out, sorted(target.units))):
-            objects = [str(folder / f"{unit}.o") for unit in units]
+        _compile([*compiler, *flags], target.source_flags | {_SUFFIX: []}, folder)
+        for library, sources in ((suffix_library(out), [_SUFFIX]), (out, sorted(target.source_flags))):
+            objects = [str(folder / f"{source}.o") for source in sources]
             _run([*link, *objects, "-o", str(folder / library.name), *_libraries(target, compiler)])
         out.parent.mkdir(parents=True, exist_ok=True)
         for library in (suffix_library(out), out):
@@ -119,15 +119,14 @@ def build(
             partial.replace(library)
 
 
-def _compile(command: Sequence[str], units: dict[str, list[str]], folder: Path) -> None:
-    """Compile all units in parallel, the instruction sets first because they take longest."""
+def _compile(command: Sequence[str], source_flags: dict[str, list[str]], folder: Path) -> None:
+    """Compile all source files in parallel, first the instruction sets, which take longest."""
 
-    def compile_unit(unit: tuple[str, list[str]]) -> None:
-        name, own = unit
-        _run([*command, *own, "-c", str(SOURCES / f"{name}.cpp"), "-o", str(folder / f"{name}.o")])
+    def compile_source(name: str) -> None:
+        _run([*command, *source_flags[name], "-c", str(SOURCES / f"{name}.cpp"), "-o", str(folder / f"{name}.o")])
 
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        list(pool.map(compile_unit, sorted(units.items(), key=lambda unit: not unit[0].startswith("isa_"))))
+        list(pool.map(compile_source, sorted(source_flags, key=lambda name: not name.startswith("isa_"))))
 
 
 def _libraries(target: BuildTarget, compiler: Sequence[str]) -> list[str]:

@@ -1,7 +1,7 @@
 """Find, check and load the compiled kernels with :mod:`ctypes`.
 
-The interface (``csrc/pronk.h``) is plain data, so the library depends on no version of torch or Python. If the library
-is missing, has another version or fails its self-check, torch computes instead, and loading a model warns in one line.
+The C interface (``csrc/pronk.h``) has no types of torch or Python, so one library works with all their versions. If the
+library is missing, of another version, or fails the self-check, torch computes instead, with a warning of one line.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ __all__ = [
     "open_library",
 ]
 
-# ``PRONK_VERSION`` of ``csrc/pronk.h``.
+# Version of the C interface: ``PRONK_VERSION`` of ``csrc/pronk.h``.
 VERSION = 6
 
-# Instruction sets by ``pronk_isa``; a processor with one also has all earlier ones.
+# Indexed by ``pronk_isa`` of ``csrc/pronk.h``. A processor with an instruction set also has all earlier ones.
 INSTRUCTION_SETS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
-# Choices of the option ``kernels``.
+# Values of the option ``kernels``.
 CHOICES = ("auto", *INSTRUCTION_SETS, "torch")
 
-# ``pronk_type`` by dtype, and of quantized weights by the bits of a code.
+# ``pronk_type`` of ``csrc/pronk.h``: of numbers by their dtype, of quantized weights by the bits of a code.
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 5}
 CODED_TYPES: dict[int, int] = {8: 3, 4: 4}
 
@@ -61,7 +61,7 @@ class Kernels:
     """A loaded library and the instruction set to use."""
 
     library: Any = field(repr=False)
-    path: Path  # of the library
+    path: Path  # file of the library
     isa: int  # index of the instruction set in ``INSTRUCTION_SETS``
 
     @property
@@ -75,22 +75,22 @@ class Kernels:
         return head_dim % 2 == 0 and head_dim <= _MAX_HEAD_DIM
 
     def run(self, ops: Any, count: int, call: CForward) -> None:
-        """Run ``count`` operations over the rows of ``call``; raise a MemoryError without workspace."""
+        """Run ``count`` operations on the rows of ``call``; raise a MemoryError if memory is exhausted."""
         _check_status(self.library.pronk_run(ops, count, ctypes.byref(call)), call)
 
     def draft_chain(self, ops: Any, count: int, call: CForward, chain: CDraftChain) -> int:
-        """Run repeated forward passes, each over the token sampled from the one before; return their number.
+        """Run ``call``, then sample and run one token after the other; return the number of forward passes.
 
-        Arguments and errors are those of :meth:`run`.
+        The arguments ``ops``, ``count`` and ``call``, and the errors, are those of :meth:`run`.
         """
         return _check_status(self.library.pronk_draft_chain(ops, count, ctypes.byref(call), ctypes.byref(chain)), call)
 
     def choose(self, logits: Tensor, temperature: float, key: int) -> int:
-        """Sample the target's token: the first argmax of ``logits / temperature + noise``.
+        """Sample a token of the target: the first argmax of ``logits / temperature + noise``.
 
         Args:
             logits: float32 ``[vocab]``, contiguous.
-            temperature: 0 or more; 0 is the argmax of the logits.
+            temperature: 0 or more; 0 returns the first argmax of the logits.
             key: noise key of the position, in [0, 2**64); see :mod:`pronk.sampling.noise`.
 
         Returns:
@@ -101,9 +101,9 @@ class Kernels:
     def draft_token(
         self, logits: Tensor, temperature: float, key: int | None
     ) -> tuple[int, float, NDArray[np.float32]]:
-        """Sample a draft token, with less precise noise than :meth:`choose`; logits of ``-inf`` ban tokens.
+        """Sample a draft token with less precise noise than :meth:`choose`; a logit of ``-inf`` bans a token.
 
-        The arguments are those of :meth:`choose`; without a ``key`` there is no noise.
+        The arguments are those of :meth:`choose`, except that ``None`` as ``key`` means no noise.
 
         Returns:
             The token, or -1 if all tokens are banned or a logit is NaN or ``inf``; the token's softmax probability over
@@ -118,12 +118,12 @@ class Kernels:
         return int(token), confidence.value, scores
 
     def read(self, data: Tensor) -> None:
-        """Read a tensor once on all threads, to measure the memory-bound minimum time of a forward pass."""
+        """Read all bytes of a tensor on all threads; benchmarks time this to measure memory bandwidth."""
         self.library.pronk_read(data.data_ptr(), data.nbytes, num_threads())
 
     @property
     def workspace(self) -> int:
-        """Bytes that the library holds between forward passes."""
+        """Bytes of temporary memory that the library keeps allocated between forward passes."""
         return int(self.library.pronk_workspace())
 
 
@@ -153,7 +153,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 @cache
 def open_library(path: Path) -> Any:
-    """Load the kernels' library; errors as of :func:`load_library`."""
+    """Load the kernels' library once; the errors are those of :func:`load_library`."""
     return load_library(path, "pronk", VERSION, STRUCTURES, _SIGNATURES)
 
 
@@ -164,13 +164,13 @@ def load_library(
 
     Args:
         path: path of the library.
-        prefix: beginning of the functions' names, before an underscore.
-        version: expected result of ``{prefix}_version``.
-        structures: structures whose sizes ``{prefix}_sizes`` returns.
-        signatures: result type and argument types by a function's name without the prefix.
+        prefix: common prefix of the functions' names, without the underscore after it.
+        version: expected result of the function ``{prefix}_version``.
+        structures: structures whose expected sizes are compared with those from ``{prefix}_sizes``.
+        signatures: result type and argument types of each function, by its name without the prefix.
 
     Raises:
-        KernelsError: the library is missing, damaged, or its version or sizes of structures differ.
+        KernelsError: the library is missing or damaged, or has another version or other sizes of structures.
     """
     remedy = "install pronk again"
     if not path.is_file():
@@ -201,11 +201,12 @@ def load_library(
 
 
 def _is_complete(path: Path) -> bool:
-    """Return whether an ELF file is complete: loading a truncated one crashes the process."""
+    """Return False for a truncated ELF file, since loading one crashes the process."""
     with path.open("rb") as file:
         header = file.read(64)
     if header[:4] != b"\x7fELF":
         return True
+    # Fields e_shoff, e_shentsize, e_shnum: the table of section headers ends the file.
     start, size, count = (int.from_bytes(header[a:b], "little") for a, b in ((40, 48), (58, 60), (60, 62)))
     return start + size * count <= path.stat().st_size and len(header) == 64
 
@@ -216,10 +217,10 @@ def installed() -> Path:
 
 
 def candidates(choice: str = "auto", path: Path | None = None) -> list[Kernels]:
-    """Return the kernels that match the option ``kernels``, widest first; callers run their self-check.
+    """Return the kernels that the option ``kernels`` allows, widest vectors first, without self-check.
 
     Args:
-        choice: ``"auto"`` for every instruction set of this processor, or the name of one.
+        choice: ``"auto"`` for every instruction set of this processor, or the name of an instruction set.
         path: path of the library; by default the installed one.
 
     Raises:

@@ -1,9 +1,9 @@
 """Quantize weights to 8 and 4 bits: nearest codes, at the scale with the smallest squared error.
 
-If the scale covers the largest weight of a group, the codes of all other weights are coarse. So the kernel tries
-several scales, from the full range down, and takes the one with the smallest sum of squared errors (like the search for
-a clipping range in AWQ; Lin et al. 2024, section 3.2). Two's complement has one negative code more than positive codes;
-the kernel also tries scales whose sign assigns this code to the largest weight.
+A scale that covers the largest weight of a group rounds all other weights coarsely. At 4 bits the kernel therefore also
+tries scales that clip the largest weights, and selects the scale with the smallest sum of squared errors (like the
+search for a clipping range in AWQ; Lin et al. 2024, section 3.2). Codes range from -8 to 7, so half of these scales
+give the code -8 to the weight of largest magnitude; they are negative if this weight is positive.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
 
 __all__ = ["DEFAULT_GROUPS", "default_group", "round_weights"]
 
-# Default number of weights per scale, by bits of a code: a smaller group needs more memory and is little more accurate.
+# Default number of weights per scale, by bits of a code. Smaller groups need more memory and gain little accuracy.
 DEFAULT_GROUPS: dict[int, int] = {8: 128, 4: 32}
 
-# Number of ranges to try (100 %, 95 %, … 75 % of the full one) by bits of a code; at 8 bits clipping gains nothing.
+# Number of clipping ranges (100 %, 95 %, … 75 %) to try, by bits of a code. At 8 bits clipping gains nothing.
 _TRIES = {8: 0, 4: 6}
 
 
 def default_group(bits: Bits, inputs: int) -> int:
-    """Return the group size of the fewest bytes per row, at most the default; the larger one of equals.
+    """Return the group size, at most the default, with which a row needs the fewest bytes.
 
-    Rows are padded to whole groups: 320 weights of 8 bits are 3 groups of 128 (396 bytes with their scales), 5 of 64
-    (340) or 10 of 32 (360).
+    Rows are padded to whole groups. For example, 320 weights of 8 bits need 396 bytes in 3 groups of 128, 340 in 5
+    groups of 64, and 360 in 10 groups of 32, each group with a scale of 4 bytes. Of equals, the largest is returned.
     """
 
     def nbytes(group: int) -> int:
@@ -42,22 +42,22 @@ def default_group(bits: Bits, inputs: int) -> int:
 
 
 def round_weights(kernels: Kernels, weight: Tensor, bits: Bits, group: int | None = None) -> QuantizedMatrix:
-    """Quantize a matrix to the nearest codes, without minima; equal on every instruction set.
+    """Quantize a matrix with a scale per group, without minima; all instruction sets give the same bits.
 
     Args:
         kernels: kernels to compute with.
         weight: ``[outputs, inputs]`` on the CPU: float32, bfloat16 or float16, finite.
         bits: 8 or 4.
-        group: inputs that share a scale, a multiple of 8; :func:`default_group` by default, at most the whole row.
+        group: number of inputs that share a scale, a multiple of 8; by default from :func:`default_group`.
 
     Raises:
         ValueError: a weight is not finite.
-        MemoryError: a row per thread cannot be allocated.
+        MemoryError: memory for the kernel's buffers cannot be allocated.
     """
     outputs, inputs = weight.shape
     group = min(group or default_group(bits, inputs), ceil(inputs / 32) * 32)
     weight = weight if weight.stride(1) == 1 else weight.contiguous()
-    # A memory mapping goes back to the operating system when the codes are freed after packing.
+    # The codes are freed after packing; only a memory mapping then returns to the operating system at once.
     codes = mapped_zeros((outputs, inputs), torch.uint8)
     scale = torch.empty(outputs, ceil(inputs / group))
     status = kernels.library.pronk_round(

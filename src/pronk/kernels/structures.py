@@ -10,7 +10,7 @@ __all__ = ["STRUCTURES", "CDraftChain", "CForward", "COp", "CSegment", "CWeights
 
 
 def structure_fields(*groups: tuple[str, Any]) -> list[tuple[str, Any]]:
-    """Return the fields of a structure from consecutive names of one type: ``("type gated", c_int32)``."""
+    """Return ``_fields_``: ``("type gated", c_int32)`` stands for two fields, ``type`` and ``gated``."""
     return [(name, kind) for names, kind in groups for name in names.split()]
 
 
@@ -63,7 +63,7 @@ class CForward(Structure):
     )
 
 
-# ``on_token(token, confidence)`` receives each token of a chain; returning 0 ends the chain.
+# ``on_token(token, confidence)`` is called with each drafted token; the draft model's chain ends if it returns 0.
 OnToken = ctypes.CFUNCTYPE(c_int32, c_int32, c_float)
 
 
@@ -80,5 +80,5 @@ class CDraftChain(Structure):
     )
 
 
-# In the order of ``pronk_sizes``.
+# In the order in which ``pronk_sizes`` returns their sizes.
 STRUCTURES: tuple[type[Structure], ...] = (CWeights, COp, CSegment, CForward, CDraftChain)

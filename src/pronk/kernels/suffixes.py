@@ -1,8 +1,8 @@
-"""Suffix automata in C++ (``csrc/suffix.cpp``), and the draft trees that are built from them.
+"""Suffix automata in C++ (``csrc/suffix.cpp``), and draft trees built from them.
 
 A draft token's *acceptance bucket* is a class of similar draft tokens whose acceptance is counted together, by the kind
-of source, the length of the match, and the token's share of the continuations. A draft token's *gain* is the product of
-the estimated acceptance probabilities along its path: the probability that verification reaches and accepts it.
+of source, the length of the match, and the fraction of the match's occurrences that continue with the token. A draft
+token's *gain* is the product of the estimated acceptance probabilities along its path from the root.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ __all__ = ["NUM_BUCKETS", "CompiledSuffixes", "NativeTree", "NativeTreeBuilder",
 
 _VERSION = 1
 
-# Number of acceptance buckets, and of depths with a prior of their own; the last depth stands for all greater ones.
+# Number of acceptance buckets, and of tree depths with separate priors: 1, 2, 3, and 4 for all greater depths.
 NUM_BUCKETS, _DEPTHS = 32, 4
 
-# Cached priors of all buckets and depths; NaN: not computed yet.
+# Initial cache of the priors by bucket and depth; NaN marks a prior that has not been computed.
 _UNKNOWN_PRIORS: list[c_double | float] = [float("nan")] * (NUM_BUCKETS * _DEPTHS)
 
-# ``prior(bucket, depth)``: the prior acceptance probability.
+# ``prior(bucket, depth)`` returns the prior acceptance probability.
 _Prior = ctypes.CFUNCTYPE(c_double, c_int32, c_int32)
 
 
@@ -60,17 +60,17 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 def open_suffix_library() -> Any:
-    """Load the suffix automaton's library, beside the kernels'; errors as of :func:`load_library`."""
+    """Load the suffix automaton's library; the errors are those of :func:`load_library`."""
     return load_library(suffix_library(kernels.installed()), "pronk_suffixes", _VERSION, (_Call,), _SIGNATURES)
 
 
 class CompiledSuffixes:
-    """The substrings of one or more texts, with counts and continuations."""
+    """Suffix automaton: the substrings of one or more texts, with their counts and next tokens."""
 
     def __init__(self, library: Any, max_match: int) -> None:
-        """Create an empty automaton in a library of :func:`open_suffix_library`.
+        """Create an empty automaton; ``library`` is from :func:`open_suffix_library`.
 
-        ``max_match`` is the maximum number of tokens of a match, at least 1.
+        ``max_match`` is the maximum number of tokens of a substring that can be found, at least 1.
         """
         self.max_match, self._library = max_match, library
         self.handle: int | None = library.pronk_suffixes_new(max_match)  # address of the automaton
@@ -87,35 +87,35 @@ class CompiledSuffixes:
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        """Show sizes only, because the contents are long."""
         return f"{type(self).__name__}(max_match={self.max_match}, num_tokens={self.num_tokens})"
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Append tokens to the current text, in amortized constant time per token plus ``max_match`` steps.
+        """Append tokens, with ids in [0, 2**31), to the current text.
 
-        Ids are at least 0 and below 2**31. After a MemoryError the automaton is unusable.
+        A token takes amortized constant time, plus at most ``max_match + 1`` steps to count substrings. After a
+        MemoryError the automaton is unusable.
         """
         ids = [*tokens]
         if self._library.pronk_suffixes_extend(self.handle, (c_int32 * len(ids))(*ids), len(ids)):
             raise MemoryError
 
     def end_text(self) -> None:
-        """Start another text: no substring crosses this boundary."""
+        """Start another text: no substring spans two texts."""
         self._library.pronk_suffixes_end_text(self.handle)
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens appended, counted in C++ so that an interrupt cannot lose any."""
+        """Number of appended tokens; the library counts, since Ctrl-C may come before Python could."""
         return int(self._library.pronk_suffixes_tokens(self.handle))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory held."""
+        """Size of the automaton in bytes."""
         return int(self._library.pronk_suffixes_bytes(self.handle))
 
 
 class NativeTree(NamedTuple):
-    """A draft tree in lists, one entry per node, parents first; ``parents`` are indices, -1 for the root."""
+    """A draft tree as lists with one entry per node, each node after its parent; the root's parent is -1."""
 
     tokens: list[int]
     parents: list[int]
@@ -124,9 +124,10 @@ class NativeTree(NamedTuple):
 
 
 class NativeTreeBuilder:
-    """Builder of one request's draft trees in the compiled library.
+    """Builds one request's draft trees in the compiled library.
 
-    The estimated acceptance probability of a bucket is ``(accepted + prior * weight) / (offered + weight)``.
+    The estimated acceptance probability is ``(accepted + prior * weight) / (offered + weight)``, where ``offered`` and
+    ``accepted`` are the numbers of verified and accepted draft tokens of the bucket.
     """
 
     def __init__(self, library: Any, weight: float, prior: Callable[[int, int], float]) -> None:
@@ -134,9 +135,9 @@ class NativeTreeBuilder:
 
         Args:
             library: from :func:`open_suffix_library`.
-            weight: number of observations that a prior counts for.
-            prior: returns the prior acceptance probability of a bucket, below ``NUM_BUCKETS``, at a depth, from 1 on.
-                The probabilities are cached until :meth:`clear_priors`.
+            weight: number of verified draft tokens that has the same influence on the estimate as the prior.
+            prior: maps a bucket, 0 .. ``NUM_BUCKETS - 1``, and a depth, 1 or more, to the prior acceptance probability;
+                called once per pair until :meth:`clear_priors`.
         """
         self._library = library
         self._offered, self._accepted = (c_double * NUM_BUCKETS)(), (c_double * NUM_BUCKETS)()
@@ -156,7 +157,7 @@ class NativeTreeBuilder:
         self._capacity = 0
 
     def clear_priors(self) -> None:
-        """Drop the cached priors."""
+        """Drop the cached priors, so that ``prior`` is called again."""
         self._priors[:] = _UNKNOWN_PRIORS
 
     def set_counts(self, offered: Mapping[int, float], accepted: Mapping[int, float]) -> None:
@@ -180,13 +181,13 @@ class NativeTreeBuilder:
         """Build a draft tree from the continuations of the longest matching suffixes, the largest gain first.
 
         Args:
-            sources: automata, the text's own first.
+            sources: automaton of the request's own text, then automata of other texts.
             tail: last tokens of the text, at least one; the last token is the root.
             max_nodes: maximum number of draft tokens.
             max_depth: maximum depth.
-            min_match: shortest match in tokens that is used.
-            depth_factor: a match supports draft tokens up to this many times its length.
-            min_gain: draft tokens with a smaller gain are dropped.
+            min_match: minimum number of tokens of a match.
+            depth_factor: a match of ``m`` tokens gives draft tokens up to depth ``max(1, depth_factor * m)``.
+            min_gain: minimum gain of a draft token.
 
         Raises:
             MemoryError: memory is exhausted.
@@ -210,4 +211,4 @@ class NativeTreeBuilder:
             call = self._call
             call.tokens, call.parents, call.buckets = ((c_int32 * nodes)() for _ in range(3))
             call.gains = (c_double * nodes)()
-            self._capacity = nodes  # last, because an interrupt may come in between
+            self._capacity = nodes  # set last: if Ctrl-C comes before, the next call allocates again

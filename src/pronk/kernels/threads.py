@@ -1,8 +1,8 @@
-"""Number of threads that torch and the kernels compute with.
+"""Division of the CPU threads between torch and the kernels.
 
-The only setting is torch's (``torch.set_num_threads``). Torch and the kernels each have a thread pool, and two pools
-that spin on the same cores increase the time of an engine step by half. So during a step the kernels use the set number
-of threads, and torch, which runs small operations only, uses one thread.
+``torch.set_num_threads`` is the only setting. Torch and the kernels each have a thread pool, and idle threads of one
+pool spin on the cores that the other pool needs: with both, an engine step takes 1.5 times as long. During a step, the
+kernels therefore use the set number of threads, and torch, which runs only small operations, uses one.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ __all__ = ["dedicate_threads", "num_threads", "restore_threads", "set_threads"]
 
 
 class _SavedSetting(threading.local):
-    """Torch's setting in this Python thread, saved while torch is set to one thread."""
+    """Torch's number of threads in this Python thread, as it was before torch was set to one thread."""
 
-    active = False  # torch is set to one thread
-    count = 0  # number of threads; 0: never saved
+    active = False  # whether torch is set to one thread
+    count = 0  # saved number of threads; 0 before the first save
 
 
 _saved = _SavedSetting()
-_latest_count = 0  # latest count that any Python thread saved
+_latest_count = 0  # last ``count`` saved in any Python thread; 0 before the first save
 
 
 def set_threads(threads: int | None, workers: int, *, divide: bool = True) -> None:
-    """Set the number of threads of this process, which is one of ``workers`` processes.
+    """Set torch's number of threads in this process.
 
     Args:
-        threads: number of threads, 1..4096; ``None`` is torch's default.
-        workers: number of processes that share the machine, 1..64.
-        divide: divide torch's default by ``workers``.
+        threads: number of threads, 1..4096; ``None`` keeps torch's setting, or divides it by ``workers``.
+        workers: number of processes that compute on this machine, 1..64.
+        divide: whether ``None`` as ``threads`` divides torch's setting by ``workers``.
 
     Raises:
         OptionError: a number is out of its range.
@@ -47,14 +47,14 @@ def set_threads(threads: int | None, workers: int, *, divide: bool = True) -> No
 
 
 def num_threads() -> int:
-    """Return the kernels' number of threads: torch's setting, or the saved one if torch has one thread."""
+    """Return the kernels' number of threads: torch's, or the saved one while torch is set to one."""
     return _saved.count if _saved.active and torch.get_num_threads() == 1 else torch.get_num_threads()
 
 
 def dedicate_threads() -> None:
-    """Save torch's setting for the kernels and set torch to one thread.
+    """Save torch's number of threads for the kernels, and set torch to one thread.
 
-    A Python thread that starts while torch is set to one thread uses the latest count that another Python thread saved.
+    A Python thread that starts meanwhile finds torch at one thread; it saves the number that another thread saved last.
     """
     global _latest_count  # noqa: PLW0603 - the setting is the process's
     count = num_threads()
@@ -66,7 +66,7 @@ def dedicate_threads() -> None:
 
 
 def restore_threads() -> None:
-    """Restore torch's setting; do nothing if an interrupt came before it was saved."""
+    """Restore torch's number of threads if :func:`dedicate_threads` has saved it."""
     if _saved.active:
         torch.set_num_threads(_saved.count)
         _saved.active = False

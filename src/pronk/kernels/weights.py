@@ -1,4 +1,4 @@
-"""Pack weight matrices for the kernels."""
+"""Packing of weight matrices into the memory layout that the kernels read."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ from pronk.quantization.formats.matrix import QuantizedMatrix
 
 __all__ = ["CodedRows", "Packed", "mapped_zeros", "pack"]
 
-# Number of codes that are packed at a time: 4 MiB of unpacked codes.
+# Number of quantized weights that are packed at a time; unpacked, each has one byte, so a slab has 4 MiB.
 _SLAB = 1 << 22
 
-# Bytes of a huge page, on Linux on x86 and Arm. The TLB covers too few small pages for the weights of a model.
+# Bytes of a huge page (Linux on x86 and Arm). With 4 KiB pages, a model's weights cause many TLB misses.
 _HUGE_PAGE = 1 << 21
 
 
 def mapped_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return zeros in a memory mapping of its own, with huge pages for large sizes where Linux has them."""
+    """Allocate zeros; from 2 MiB on in a separate memory mapping, with huge pages if Linux has them."""
     size = max(1, prod(shape)) * dtype.itemsize
     if size < _HUGE_PAGE:
         return torch.zeros(shape, dtype=dtype)
-    # A shared mapping, Python's default, is backed by a file, which rarely gets huge pages.
+    # Python's default is a shared mapping, for which Linux rarely uses huge pages.
     flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
     memory = mmap.mmap(-1, ceil(size / _HUGE_PAGE) * _HUGE_PAGE, **flags)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # Linux without huge pages: slower, nothing else
+        with suppress(OSError):  # Linux without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype, count=prod(shape)).view(shape)
 
 
 class CodedRows(Protocol):
-    """A source of quantized rows of a matrix ``[outputs, inputs]``."""
+    """A quantized matrix ``[outputs, inputs]`` that can be read slice by slice."""
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Outputs and inputs."""
+        """Numbers of outputs and inputs."""
 
     def rows(self, start: int, stop: int) -> QuantizedMatrix:
-        """Return outputs ``start`` to ``stop`` - 1."""
+        """Return the weights of outputs ``start .. stop - 1``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,18 +56,18 @@ class Packed:
     """A matrix ``[outputs, inputs]`` in the kernels' layout."""
 
     kernels: Kernels = field(repr=False)
-    struct: CWeights  # description of the matrix for the kernels
-    data: Tensor = field(repr=False)  # elements, or groups of scales, minima and codes, in blocks of 16 outputs
-    bias: Tensor | None = field(repr=False)  # float32 ``[blocks * 16]`` in the order of the blocks
-    order: Tensor | None = field(repr=False)  # int32 ``[inputs]``, as in ``QuantizedMatrix``
+    struct: CWeights  # shape, format and address of ``data``, for the kernels
+    data: Tensor = field(repr=False)  # in blocks of 16 outputs; each quantized group is scales, minima, codes
+    bias: Tensor | None = field(repr=False)  # float32 ``[blocks * 16]``, in the order of the packed outputs
+    order: Tensor | None = field(repr=False)  # int32 ``[inputs]``: the input of each column; ``None``: unchanged order
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Outputs and inputs, both halves of a gated matrix counted."""
+        """Numbers of outputs and inputs; the outputs of a gated matrix include gate and up projection."""
         return self.struct.N * (2 if self.struct.gated else 1), self.struct.K
 
-    def part(self, start: int, stop: int) -> Packed:
-        """Return a view of outputs ``start`` to ``stop`` - 1 of one unit; ``start`` is a multiple of 16."""
+    def slice_outputs(self, start: int, stop: int) -> Packed:
+        """Return a view of outputs ``start .. stop - 1``, without heads or gate; 16 divides ``start``."""
         assert not self.struct.gated, "expected outputs that follow each other, found a gate"
         assert self.struct.unit == self.struct.N, "expected outputs of one unit, found several"
         assert not start % 16, f"expected the beginning of a block, found {start}"
@@ -95,14 +95,14 @@ def pack(
     unit: int | None = None,
     gated: bool = False,
 ) -> Packed:
-    """Pack a matrix for the kernels.
+    """Copy a matrix into the kernels' layout.
 
     Args:
-        kernels: kernels that the layout is for.
-        weight: ``[outputs, inputs]``, float32, bfloat16, float16, or quantized; may be freed afterwards.
+        kernels: library that packs; the layout is the same for all instruction sets.
+        weight: ``[outputs, inputs]``, float32, bfloat16, float16, or quantized. The result does not refer to it.
         bias: ``[outputs]``.
-        unit: number of outputs after which a new block begins, such as ``head_dim``; by default all outputs.
-        gated: the first half of the outputs is the gate, the second half the up projection.
+        unit: number of outputs that are padded to whole blocks of 16, such as ``head_dim``; by default all outputs.
+        gated: whether the first half of the outputs is the gate and the second half the up projection.
     """
     rows, inputs = weight.shape
     outputs = rows // 2 if gated else rows
@@ -133,7 +133,7 @@ def _pack_numbers(kernels: Kernels, struct: CWeights, weight: Tensor) -> Tensor:
 
 def _pack_codes(kernels: Kernels, struct: CWeights, weight: CodedRows) -> tuple[Tensor, Tensor | None]:
     """Pack quantized weights, a slab of outputs at a time to limit the memory of unpacked codes."""
-    halves, blocks_of_unit = 1 + struct.gated, ceil(struct.unit / 16)  # halves: gate and up projection
+    halves, blocks_of_unit = 1 + struct.gated, ceil(struct.unit / 16)  # 2 halves: gate and up projection
     one_unit = struct.gated or struct.unit == struct.N
     step = 16 if one_unit else struct.unit
     step *= max(1, _SLAB // (step * struct.K * halves))
@@ -166,7 +166,7 @@ def _pack_codes(kernels: Kernels, struct: CWeights, weight: CodedRows) -> tuple[
 
 
 def _stack_padded(parts: list[QuantizedMatrix]) -> QuantizedMatrix:
-    """Stack the parts and pad the inputs to whole groups; the padding is multiplied by zeros."""
+    """Stack matrices along the outputs, and pad the inputs with code 0 to whole groups."""
     first, inputs = parts[0], parts[0].shape[1]
     missing = -inputs % first.group
     if len(parts) == 1 and not missing:
@@ -175,7 +175,7 @@ def _stack_padded(parts: list[QuantizedMatrix]) -> QuantizedMatrix:
             first, codes=first.codes.contiguous(), scale=first.scale.contiguous(), minimum=minimum, order=None
         )
     rows = [each.shape[0] for each in parts]
-    # A memory mapping, because the heap would fragment.
+    # On the heap, freed codes of many slabs would leave fragments.
     codes = mapped_zeros((sum(rows), inputs + missing), torch.uint8)
     for target, each in zip(codes.split(rows), parts, strict=True):
         target[:, :inputs] = each.codes
@@ -185,7 +185,7 @@ def _stack_padded(parts: list[QuantizedMatrix]) -> QuantizedMatrix:
 
 
 def _place_bias(values: Tensor, unit: int, blocks: int, *, gated: bool) -> Tensor:
-    """Reorder ``[outputs]`` to the blocks, with zeros as padding: ``[blocks * 16]``."""
+    """Return a bias ``[outputs]`` in packed order, ``[blocks * 16]``, with zeros as padding."""
     placed = torch.zeros(blocks * 16)
     if gated:
         for half, part in enumerate(values.chunk(2)):

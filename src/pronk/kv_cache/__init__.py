@@ -1,1 +1,1 @@
-"""Paged KV cache: blocks, block tables, prefix cache and the tensors behind them."""
+"""Paged KV cache: blocks, block tables, prefix cache, and the tensors of keys and values."""

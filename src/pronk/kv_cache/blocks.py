@@ -1,8 +1,8 @@
 """Block tables and the block allocator of the KV cache.
 
-A block holds ``block_size`` tokens. Each request owns a :class:`BlockTable`; several tables may share a block by
-reference counting. The allocator prefers runs of consecutive blocks, because a table of consecutive blocks is read as a
-view, without a gather. Free blocks are stored as runs, so that none has to be searched for.
+A block holds ``block_size`` tokens. Each request owns a :class:`BlockTable`; several tables may share a block, which is
+reference-counted. The allocator prefers runs of consecutive block numbers, because the keys of consecutive blocks are
+read as a view, without a gather. The free blocks are stored as such runs (:mod:`pronk.kv_cache.runs`).
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ class BlockTable:
     """Blocks of one request, in token order.
 
     Token ``p`` is in ``blocks[p // block_size - num_released]`` at offset ``p % block_size``. For example, with blocks
-    of 16, ``num_released = 2`` and ``blocks = [7, 8]``: tokens 0-31 have left the window, and token 37 is in block 7 at
-    offset 5, which is slot ``7 * 16 + 5 = 117``.
+    of 16, ``num_released = 2`` and ``blocks = [7, 8]``: the blocks of tokens 0-31, which have left the sliding window,
+    were released, and token 37 is in block 7 at offset 5, which is slot ``7 * 16 + 5 = 117``.
     """
 
     blocks: list[int] = field(default_factory=list)
-    num_released: int = 0  # number of leading blocks that have been freed
+    num_released: int = 0  # number of leading blocks that this table has released
     length: int = 0  # number of committed tokens in the cache; later slots hold draft tokens
     contiguous: bool = True  # whether the block numbers are consecutive
-    # Digest of the text up to the end of each full block, as far as computed (:mod:`pronk.kv_cache.prefix`).
+    # Digests of the text up to the end of the first, second, … full block (:mod:`pronk.kv_cache.prefix`).
     digests: list[bytes] = field(default_factory=list)
     version: int = -1  # version of the ``PagedCache`` at the table's first allocation
     _c_blocks: ctypes.Array[ctypes.c_int32] | None = field(default=None, init=False, repr=False, compare=False)
@@ -46,42 +46,42 @@ class BlockTable:
 
     @property
     def first_block(self) -> int | None:
-        """Number that the request's block 0 has or would have if the blocks form one run; else ``None``."""
+        """Block number of token 0 if no block had been released; ``None`` without a run of consecutive blocks."""
         return self.blocks[0] - self.num_released if self.blocks and self.contiguous else None
 
     def update_derived(self) -> None:
-        """Update the derived values after a change of ``blocks``."""
+        """Recompute ``contiguous`` and ``c_blocks`` after a change of ``blocks``."""
         self.contiguous = all(b - a == 1 for a, b in pairwise(self.blocks))
         self._c_blocks = None
 
 
 class CachedBlockIndex(Protocol):
-    """Interface of the prefix cache to the allocator: the blocks whose content is kept without references."""
+    """Prefix cache as the allocator sees it: blocks whose content stays valid without a table."""
 
     def is_cached(self, block: int) -> bool:
         """Return whether the content of the block is cached."""
         ...
 
     def evict(self, block: int) -> None:
-        """Drop the entry of a block that is about to be reused."""
+        """Remove a block from the cache, because its content is about to be overwritten."""
         ...
 
 
 class BlockAllocator:
-    """Allocate blocks of ``block_size`` tokens and count references to them."""
+    """Allocates blocks of ``block_size`` tokens and counts the tables that hold each block."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.references = [0] * num_blocks  # number of tables that hold each block
         self.num_free = num_blocks  # number of blocks without references; includes evictable blocks
-        # Unreferenced blocks with cached content, least recently used first; reused after the empty blocks.
+        # Blocks without references whose content is cached, least recently used first. Empty blocks are reused first.
         self.evictable: dict[int, None] = {}
         self.prefix_cache: CachedBlockIndex | None = None
-        self._empty = FreeRuns(num_blocks)  # free, and not evictable
+        self._empty = FreeRuns(num_blocks)  # blocks without references and without cached content
 
     def set_prefix_cache(self, prefix_cache: CachedBlockIndex) -> None:
-        """Set a prefix cache without entries: evictable blocks become empty."""
+        """Set the prefix cache, which is empty, so that all evictable blocks become empty blocks."""
         self.prefix_cache = prefix_cache
         for run in consecutive(self.evictable):
             self._empty.add(run)
@@ -121,13 +121,13 @@ class BlockAllocator:
         block_table.update_derived()
 
     def num_missing(self, block_table: BlockTable, tokens: int) -> int:
-        """Return the number of free blocks, with copies, needed to write tokens up to ``tokens``."""
+        """Return the number of new blocks, copies of shared ones included, to write up to ``tokens`` tokens."""
         more = max(0, self.blocks_for(tokens) - block_table.num_released - len(block_table.blocks))
         written = block_table.blocks[max(0, block_table.length // self.block_size - block_table.num_released) :]
         return more + sum(self.is_shared(block) for block in written)
 
     def fork(self, block_table: BlockTable, tokens: int) -> BlockTable:
-        """Return a second table over the blocks of the first ``tokens`` tokens."""
+        """Return a new table that shares the blocks of the first ``tokens`` tokens."""
         count = max(0, self.blocks_for(tokens) - block_table.num_released)
         forked = BlockTable(num_released=block_table.num_released, length=tokens, version=block_table.version)
         forked.digests = block_table.digests[: tokens // self.block_size]
@@ -135,21 +135,21 @@ class BlockAllocator:
         return forked
 
     def assign_cached(self, block_table: BlockTable, blocks: Sequence[int]) -> None:
-        """Set the blocks of an empty table to existing blocks, which other tables may hold as well."""
+        """Let an empty table hold existing blocks, which are held by other tables or cached."""
         for block in blocks:
             if not self.references[block]:
                 self.num_free -= 1
-                del self.evictable[block]  # without references: evictable, as empty blocks cannot be shared
+                del self.evictable[block]  # a block that no table holds is cached, and thus evictable
             self.references[block] += 1
         block_table.blocks = list(blocks)
         block_table.update_derived()
 
     def is_shared(self, block: int) -> bool:
-        """Return whether several tables hold ``block``; it must be copied before a write."""
+        """Return whether several tables hold ``block``, so that it must be copied before a write."""
         return self.references[block] > 1
 
     def replace_shared(self, block_table: BlockTable, index: int) -> tuple[int, int]:
-        """Replace the shared block at ``index`` by a new one; return ``(old, new)``, which the caller copies."""
+        """Replace the shared ``blocks[index]``; return ``(old, new)``, between which the caller copies."""
         old = block_table.blocks[index]
         if not self.num_free:
             msg = f"KV cache is full: no free block to copy a shared one, out of {self.num_blocks}; raise kv_memory"
@@ -160,7 +160,7 @@ class BlockAllocator:
         return old, new
 
     def release_before(self, block_table: BlockTable, token: int) -> list[int]:
-        """Release blocks with only tokens before ``token``; return the blocks that became empty."""
+        """Release the blocks that hold only tokens before ``token``; return the blocks that became empty."""
         count = max(0, token // self.block_size - block_table.num_released)
         removed, block_table.blocks = block_table.blocks[:count], block_table.blocks[count:]
         block_table.num_released += len(removed)
@@ -169,7 +169,7 @@ class BlockAllocator:
         return self._release_blocks(removed)
 
     def release(self, block_table: BlockTable) -> list[int]:
-        """Release all blocks; return those that became empty."""
+        """Release all blocks of a table; return the blocks that became empty."""
         removed, block_table.blocks = block_table.blocks, []
         block_table.length = block_table.num_released = 0
         block_table.digests = []
@@ -177,7 +177,7 @@ class BlockAllocator:
         return self._release_blocks(removed)
 
     def trim(self, block_table: BlockTable, tokens: int) -> list[int]:
-        """Release the blocks behind the first ``tokens`` tokens; return those that became empty."""
+        """Release all blocks but those of the first ``tokens`` tokens; return the blocks that became empty."""
         count = max(0, self.blocks_for(tokens) - block_table.num_released)
         removed, block_table.blocks = block_table.blocks[count:], block_table.blocks[:count]
         if removed:
@@ -186,7 +186,7 @@ class BlockAllocator:
 
     def _release_blocks(self, blocks: list[int]) -> list[int]:
         freed = []
-        for block in reversed(blocks):  # the end of a text is evicted first
+        for block in reversed(blocks):  # so that the last blocks of a text are evicted first
             if self.references[block] <= 0:
                 msg = f"block {block} was released twice"
                 raise AssertionError(msg)
@@ -203,7 +203,7 @@ class BlockAllocator:
         return freed[::-1]
 
     def _allocate_blocks(self, count: int, after: int = -1) -> list[int]:
-        """Allocate ``count`` free blocks: from number ``after`` on while possible, else in few runs."""
+        """Allocate ``count`` blocks: numbers from ``after`` on while they are free, then few long runs."""
         allocated: list[int] = []
         while len(allocated) < count:
             run = self._next_blocks(count - len(allocated), after)
@@ -212,10 +212,10 @@ class BlockAllocator:
         return allocated
 
     def _next_blocks(self, count: int, start: int) -> Sequence[int]:
-        """Return the next of ``count`` blocks to allocate, at least one.
+        """Return 1 to ``count`` blocks to allocate, preferably a run from number ``start`` on.
 
-        If too few blocks are empty, these are all empty blocks and the least recently used evictable ones, sorted by
-        number for long runs.
+        If fewer than ``count`` blocks are empty, return these and the least recently used evictable blocks, sorted by
+        number so that they form long runs.
         """
         num_evicted = count - (self.num_free - len(self.evictable))
         if num_evicted > 0:

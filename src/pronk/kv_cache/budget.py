@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 __all__ = ["BLOCK_SIZE", "KVBudget", "parse_memory"]
 
-# Tokens per block: small enough that a short request wastes little, large enough that tables stay short.
+# Tokens per block: small, so that short requests waste little memory, but large enough for short block tables.
 BLOCK_SIZE = 32
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 
-# Slots per request for draft tokens beyond its context.
+# Slots for draft tokens that a full context gets in addition, when the default size is computed.
 _DRAFT_SLOTS = 128
 
-# Share of the machine's memory that the pools may take if kv_memory is not set.
-_DEFAULT_SHARE = 0.25
+# Fraction of the machine's memory that the pools may take if kv_memory is not set.
+_MAX_MEMORY_FRACTION = 0.25
 
 
 def parse_memory(value: str | int) -> int:
-    """Return the bytes of ``"2GiB"``, ``"500MB"``, ``"64k"`` or a plain number."""
+    """Return the number of bytes given as ``"2GiB"``, ``"500MB"``, ``"64k"`` or an integer."""
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return value
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]I?)?B?\s*", str(value).upper())
@@ -45,27 +45,27 @@ def parse_memory(value: str | int) -> int:
 class KVBudget:
     """Memory budget of the KV pools: one pool for the target and one for each draft model.
 
-    All pools have the same number of blocks of the same size, and a request that releases blocks of the target's pool
-    releases those of the other pools too. A request with enough blocks in the target's pool therefore has enough in a
-    draft's pool, except if it needs fewer in the target's: the target has a sliding window; requests share blocks
-    (samples of one prompt, or cached prefixes before the draft's pool has learned them); or two drafters of one request
-    use the same draft model. A request without blocks in a draft's pool continues without its draft tokens. The share
-    of a pool whose drafters are gone is reclaimed when the next pool is added.
+    All pools have the same number of blocks with the same number of tokens, and a request that releases blocks of the
+    target's pool releases those of the other pools too. If the target's pool has enough blocks for a request, a draft
+    model's pool therefore usually has, too. It may not if the target has a sliding window, if requests share blocks
+    (samples of one prompt, or a prefix that is cached in the target's pool only), or if two drafters of a request use
+    the same draft model. A drafter without blocks proposes nothing. After a drafter is deleted, adding the next pool
+    reclaims the memory of the deleted drafter's pool.
     """
 
     def __init__(
         self, kv_memory: str | int | None, max_requests: int, device: torch.device, processes: int = 1
     ) -> None:
-        """Set the memory of all pools together.
+        """Set the total size of all pools to ``kv_memory``.
 
-        Without ``kv_memory``, it holds ``max_requests`` full contexts of the target, at most a quarter of the machine's
-        memory. That quarter is divided among ``processes`` processes.
+        ``None`` is the size of ``max_requests`` full contexts of the target, at most a quarter of the machine's memory
+        divided by ``processes``, the number of processes with such a budget.
         """
         self.kv_memory = kv_memory
         self.num_bytes = None if kv_memory is None else parse_memory(kv_memory)
         self.max_requests = max_requests
         self.device = device
-        self._max_bytes = int(_memory(device) * _DEFAULT_SHARE) // processes
+        self._max_bytes = int(_memory(device) * _MAX_MEMORY_FRACTION) // processes
         self._max_blocks: int | None = None
         self._pools: WeakSet[PagedCache] = WeakSet()
 
@@ -79,9 +79,9 @@ class KVBudget:
         share_prefixes: bool = False,
         kind: type[PagedCache] = PagedCache,
     ) -> PagedCache:
-        """Return a new pool of class ``kind``; the other pools shrink to make space.
+        """Return a new pool, an object of class ``kind``; all other pools shrink to make space.
 
-        The first pool is the target's.
+        The first call is for the target: its context determines the default size.
 
         Raises:
             OptionError: the budget is too small for one block of every pool, or a pool that has to shrink is in use.
@@ -102,13 +102,13 @@ class KVBudget:
         return pool
 
     def keep_hidden(self, pool: PagedCache, layer: int, owner: object) -> None:
-        """Let ``pool`` keep the output of a layer; errors are those of :meth:`add`."""
+        """Shrink all pools, and let ``pool`` keep a layer's output; errors are those of :meth:`add`."""
         if layer not in pool.hidden:
             self._resize_pools(pool.config.hidden_size * pool.dtype.itemsize)
         pool.keep_hidden(layer, owner)
 
     def _resize_pools(self, extra_bytes: int) -> int:
-        """Resize the pools for ``extra_bytes`` bytes per token; return the number of blocks of every pool."""
+        """Make space for ``extra_bytes`` more bytes per token; return the new number of blocks of each pool."""
         for pool in self._pools:
             pool.drop_unused_hidden()
         count = self._num_blocks(BLOCK_SIZE * (extra_bytes + sum(pool.bytes_per_token for pool in self._pools)))
@@ -133,7 +133,7 @@ class KVBudget:
 
 
 def _memory(device: torch.device) -> int:
-    """Return the machine's memory, or the free memory of an accelerator that already holds the weights."""
+    """Return the machine's memory in bytes, or an accelerator's free memory beside the weights."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,19 +1,18 @@
 """Memory layout of one layer's keys and values.
 
-Both are ``[kv_heads, slots, head_dim]`` numbers, in the model's dtype or in 8 bits, for torch or for the kernels:
+Torch reads keys and values as rows. The kernels read values as rows, and keys as panels of 16 slots, so that a vector
+register holds the same dimension of 16 keys. Keys and values have the model's dtype, or 8 bits:
 
 =====================  ====================================================================================
-for torch              rows: ``[kv_heads, slots, head_dim]``
-values, for kernels    rows as well
-keys, for kernels      panels of 16 slots, dimension by dimension, so that one vector holds the same
-                       dimension of 16 keys: ``[kv_heads, slots / 16, head_dim / n, 16, n]``, where
-                       bfloat16 has ``n`` = 2 adjacent dimensions and float32 has 1
+rows                   ``[kv_heads, slots, head_dim]``
+panels                 ``[kv_heads, slots / 16, head_dim / n, 16, n]``, where ``n`` is 2 for bfloat16 (pairs of
+                       adjacent dimensions) and 1 for float32
 rows of 8 bits         ``[kv_heads, slots, head_dim + 4]`` bytes: codes, then their float32 scale
 panels of 8 bits       ``[kv_heads, slots / 16, head_dim + 4, 16]`` bytes: codes, then the 16 scales
 =====================  ====================================================================================
 
-In 8 bits a number is ``scale * code``, with one scale per key or value of each head: largest magnitude / 127. A token's
-codes therefore do not depend on its neighbours.
+In 8 bits a number is ``scale * code``. Each key or value of a head has its own scale, its largest magnitude divided by
+127, so the codes of a token do not depend on other tokens.
 """
 
 from __future__ import annotations
@@ -28,32 +27,32 @@ from pronk.architecture.config import ModelConfig
 
 __all__ = ["HIDDEN_LAYOUT", "PANEL", "PoolLayout", "fill_poison", "kv_bytes_per_token", "layouts"]
 
-# Slots per panel of keys; a block is a whole number of panels.
+# Number of slots per panel of keys; the number of tokens of a block is a multiple.
 PANEL = 16
 _SCALE_BYTES = torch.float32.itemsize
 _MAX_CODE = 127.0
 
 
 class PoolLayout(Protocol):
-    """Position of numbers in a pool. Shapes exclude the first dimension, the heads."""
+    """Arrangement of keys, values or layer outputs in a tensor (the pool) with the heads as dimension 0."""
 
     def shape(self, slots: int, size: int) -> tuple[int, ...]:
-        """Return the shape of a pool for heads of ``size`` numbers."""
+        """Return the shape of the pool without the first dimension; ``size`` is the head size."""
 
     def write(self, pool: Tensor, slots: Tensor, rows: Tensor) -> None:
-        """Store ``rows`` ``[kv_heads, tokens, head_dim]`` at ``slots`` ``[tokens]``."""
+        """Store ``rows`` ``[kv_heads, tokens, head_dim]`` in the slots ``slots`` ``[tokens]``."""
 
     def read(self, pool: Tensor, index: slice | Tensor) -> Tensor:
-        """Return ``[kv_heads, tokens, head_dim]`` numbers, as a view if possible."""
+        """Return the numbers in the slots ``index``, ``[kv_heads, tokens, head_dim]``, as a view if possible."""
 
     def size(self, pool: Tensor) -> int:
-        """Return the bytes per slot."""
+        """Return the number of bytes per slot."""
 
     def read_bytes(self, pool: Tensor, slots: Tensor) -> Tensor:
-        """Return the raw bytes at ``slots`` ``[tokens]``: ``[tokens, size]``."""
+        """Return the stored bytes of the slots ``slots`` ``[tokens]``, as ``[tokens, bytes per slot]``."""
 
     def write_bytes(self, pool: Tensor, slots: Tensor, data: Tensor) -> None:
-        """Store bytes from :meth:`read_bytes` of a pool with the same layout."""
+        """Store bytes that :meth:`read_bytes` returned for a pool with the same layout."""
 
 
 class _PlainLayout:
@@ -80,7 +79,7 @@ class _RowLayout(_PlainLayout):
 
 class _PanelLayout:
     def __init__(self, adjacent: int) -> None:
-        self._adjacent = adjacent  # dimensions of one key beside each other
+        self._adjacent = adjacent  # number of dimensions of one key that are stored next to each other
 
     def shape(self, slots: int, size: int) -> tuple[int, ...]:
         return slots // PANEL, size // self._adjacent, PANEL, self._adjacent
@@ -154,12 +153,12 @@ class _Int8PanelLayout:
         _scales_of(pool)[:, panel, lane] = scales.contiguous().view(torch.float32).transpose(0, 1)
 
 
-# Kept outputs of a layer: rows of one head.
+# Outputs of a layer that the cache keeps for drafters: rows with one head of the hidden size.
 HIDDEN_LAYOUT: PoolLayout = _RowLayout()
 
 
 def layouts(dtype: torch.dtype, kv_dtype: torch.dtype, *, packed: bool) -> tuple[PoolLayout, PoolLayout]:
-    """Return the layouts of keys and of values: computed in ``dtype``, stored in ``kv_dtype``."""
+    """Return the layouts of keys and of values, stored in ``kv_dtype``; ``packed`` is for the kernels."""
     if kv_dtype == torch.int8:
         rows = _Int8RowLayout(dtype)
         return (_Int8PanelLayout(dtype) if packed else rows), rows
@@ -167,21 +166,21 @@ def layouts(dtype: torch.dtype, kv_dtype: torch.dtype, *, packed: bool) -> tuple
 
 
 def kv_bytes_per_token(config: ModelConfig, kv_dtype: torch.dtype) -> int:
-    """Return the bytes of one token's keys and values over all layers."""
+    """Return the number of bytes of one token's keys and values, over all layers."""
     head = config.head_dim * kv_dtype.itemsize + (_SCALE_BYTES if kv_dtype == torch.int8 else 0)
     return 2 * config.num_layers * config.num_kv_heads * head
 
 
 def fill_poison(pool: Tensor, poison: float) -> None:
-    """Overwrite a pool with ``poison``; 8-bit pools get scales of NaN or 1e22 instead."""
+    """Overwrite a pool with ``poison``; in 8 bits, all scales become NaN (``poison`` is NaN) or 1.7e22."""
     if pool.dtype == torch.int8:
-        pool.fill_(-1 if math.isnan(poison) else 100)  # as float32 scales: NaN, or 1e22
+        pool.fill_(-1 if math.isnan(poison) else 100)  # four such bytes as a float32 scale: NaN, or 1.7e22
     else:
         pool.fill_(poison)
 
 
 def _quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantize ``[…, head_dim]`` numbers to codes and scales exactly as the kernels do."""
+    """Return codes ``[…, head_dim]`` and scales ``[…]`` of ``rows``, bit for bit as the kernels do."""
     rows = rows.float()
     top = rows.abs().amax(-1)
     codes = (rows * (_MAX_CODE / top.clamp_min(1e-30))[..., None]).round().clamp(-_MAX_CODE, _MAX_CODE)
@@ -189,12 +188,12 @@ def _quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _to_bytes(values: Tensor) -> Tensor:
-    """View ``[tokens, …]`` as bytes ``[tokens, n]``."""
+    """Return the bytes of ``[tokens, …]`` numbers as ``[tokens, bytes per token]``."""
     return values.contiguous().view(len(values), -1).view(torch.uint8)
 
 
 def _from_bytes(data: Tensor, pool: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """View bytes from :func:`_to_bytes` as ``[tokens, *shape]`` numbers of the pool's dtype."""
+    """Return bytes ``[tokens, bytes per token]`` as ``[tokens, *shape]`` numbers of the pool's dtype."""
     return data.contiguous().view(pool.dtype).view(len(data), *shape)
 
 
@@ -207,7 +206,7 @@ def _as_scales(stored: Tensor) -> Tensor:
 
 
 def _scales_of(pool: Tensor) -> Tensor:
-    """Return a view of the scales ``[kv_heads, panels, 16]`` of a pool of 8-bit panels."""
+    """Return the scales of a pool of 8-bit panels as a view, ``[kv_heads, panels, 16]``."""
     return pool.flatten(2)[..., -_SCALE_BYTES * PANEL :].view(torch.float32)
 
 

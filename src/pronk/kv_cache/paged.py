@@ -5,11 +5,11 @@ Memory map of one layer's keys (values likewise), with blocks of 16 tokens::
     slot      0       16      32            16·B          16·B + 16
               | block 0 | block 1 | … | block B-1 | margin            |
 
-A request's token ``p`` has slot ``block · 16 + p % 16``. No request owns the margin: a vector load at the last slot may
-read past its end. :mod:`pronk.kv_cache.layout` defines the bytes of a slot.
+Token ``p`` of a request has slot ``block · 16 + p % 16``. The margin is never allocated; it is there because a vector
+load of the last slot may read past the end of the slot. :mod:`pronk.kv_cache.layout` defines the bytes of a slot.
 
-The pool may also keep the outputs of some layers for drafters: one row per slot, which is moved, shared and freed
-together with the keys.
+For drafters, the pool may also keep the outputs of some layers: a slot then holds, besides a token's keys and values,
+its hidden state after each of these layers.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 __all__ = ["PagedCache"]
 
-# Kinds of pools in the kernel ``pronk_move``.
+# Kinds of tensors, as the kernel ``pronk_move`` numbers them: kept layer outputs, values, keys.
 _ROW, _VALUE, _KEY = range(3)
 
 
 class PagedCache:
-    """The pool, its allocator, and the operations that commit and roll back."""
+    """Paged KV cache of one model: tensors, block allocator, and commit and rollback of draft tokens."""
 
     def __init__(
         self,
@@ -54,44 +54,44 @@ class PagedCache:
         kernels: Kernels | None = None,
         share_prefixes: bool = False,
     ) -> None:
-        """``poison`` is written over freed blocks; tests use it to prove that freed blocks are not read."""
+        """``poison`` is a number to write over freed blocks, with which tests prove that these are not read."""
         assert kernels is None or block_size % PANEL == 0, "the kernels read keys in panels of 16"
         self.kernels = kernels
-        self.version = 0  # increases whenever the tensors are replaced
+        self.version = 0  # increases with every change of the tensors ``keys``, ``values`` and ``hidden``
         self.config = config
-        self.dtype = dtype  # of computed keys and values, and of ``hidden``
-        self.kv_dtype = kv_dtype or dtype  # of stored keys and values: ``dtype`` or int8
+        self.dtype = dtype  # of keys and values when computed, and of ``hidden``
+        self.kv_dtype = kv_dtype or dtype  # of keys and values when stored: ``dtype`` or int8
         self.device = device
         self.block_size = block_size
         self.poison = poison
         # Under dynamic RoPE scaling, keys depend on the prompt's length, so prompts cannot share them.
         dynamic = config.rope is not None and config.rope.kind == "dynamic"
         self.prefix_cache = PrefixCache() if share_prefixes and not dynamic else None
-        self.keys: list[Tensor]  # one tensor per layer; see ``pronk.kv_cache.layout``
+        self.keys: list[Tensor]  # one tensor per layer, as ``values``; see ``pronk.kv_cache.layout``
         self.values: list[Tensor]
-        self.hidden: dict[int, Tensor] = {}  # outputs ``[1, slots, hidden]`` that are kept, by layer number from 1
+        self.hidden: dict[int, Tensor] = {}  # kept layer outputs ``[1, slots, hidden]``, by layer number from 1
         self._keys, self._values = layouts(dtype, self.kv_dtype, packed=kernels is not None)
         self._owners: dict[int, WeakSet[object]] = {}
-        self._move_arguments: tuple[Any, ...] | None = None  # arguments of pronk_move, for one version
+        self._move_arguments: tuple[Any, ...] | None = None  # ``version``, and pronk_move's arguments for it
         self.resize(num_blocks)
 
     def resize(self, num_blocks: int) -> None:
-        """Replace the pool by an empty one of ``num_blocks`` blocks; no table may be in use."""
+        """Replace the tensors by empty ones of ``num_blocks`` blocks; no request may hold a block."""
         self.allocator = BlockAllocator(num_blocks, self.block_size)
         self.num_slots = num_blocks * self.block_size + PANEL
-        kept = tuple(self.hidden)
-        self.keys, self.values, self.hidden = [], [], {}  # freed before the new tensors are allocated
+        kept_layers = tuple(self.hidden)
+        self.keys, self.values, self.hidden = [], [], {}  # free the memory before the new tensors are allocated
         heads, size = self.config.num_kv_heads, self.config.head_dim
-        keys, values = ((heads, *kept.shape(self.num_slots, size)) for kept in (self._keys, self._values))
+        keys, values = ((heads, *layout.shape(self.num_slots, size)) for layout in (self._keys, self._values))
         self.keys = [_zeros(keys, self.kv_dtype, self.device) for _ in range(self.config.num_layers)]
         self.values = [_zeros(values, self.kv_dtype, self.device) for _ in range(self.config.num_layers)]
-        self.hidden = {layer: self._rows() for layer in kept}
+        self.hidden = {layer: self._rows() for layer in kept_layers}
         self._on_pool_change()
 
     def keep_hidden(self, layer: int, owner: object) -> None:
         """Keep the output of layer ``layer`` (from 1) for the tokens of every later forward pass.
 
-        The output is kept while ``owner``, which reads it, exists; see :meth:`drop_unused_hidden`.
+        ``owner`` is the object that reads the output. After its deletion :meth:`drop_unused_hidden` frees the memory.
         """
         self._owners.setdefault(layer, WeakSet()).add(owner)
         if layer not in self.hidden:
@@ -99,13 +99,13 @@ class PagedCache:
             self._on_pool_change()
 
     def drop_unused_hidden(self) -> None:
-        """Stop keeping outputs whose owners have all been deleted."""
+        """Free the outputs of all layers for which every owner has been deleted."""
         for layer in [layer for layer in self.hidden if not self._owners[layer]]:
             del self.hidden[layer]
             self._on_pool_change()
 
     def _on_pool_change(self) -> None:
-        """Invalidate the prefix cache: older blocks are gone or lack the outputs kept from now on."""
+        """Increase ``version``, and clear the prefix cache, whose blocks are gone or lack newly kept outputs."""
         self.version += 1
         if self.prefix_cache is not None:
             self.prefix_cache.attach(self.allocator)
@@ -115,24 +115,24 @@ class PagedCache:
 
     @property
     def _pools(self) -> tuple[Tensor, ...]:
-        """All tensors with a slot dimension, which is the second one."""
+        """All tensors of the cache; their second dimension counts slots, or panels of slots."""
         return (*self.keys, *self.values, *self.hidden.values())
 
     @property
     def in_use(self) -> bool:
-        """Whether a request holds a block."""
+        """Whether any request holds a block."""
         return self.allocator.num_free < self.allocator.num_blocks
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes per token: keys and values of all layers, and kept outputs."""
+        """Number of bytes of one token: its keys and values in all layers, and the kept outputs."""
         hidden = len(self.hidden) * self.config.hidden_size * self.dtype.itemsize
         return kv_bytes_per_token(self.config, self.kv_dtype) + hidden
 
     def prepare(self, block_table: BlockTable, tokens: int) -> None:
         """Make the slots of tokens ``block_table.length .. tokens - 1`` writable.
 
-        Missing blocks are allocated, and shared blocks are copied.
+        Missing blocks are allocated, and blocks that several tables hold are replaced by copies.
 
         Raises:
             CacheFullError: the pool has too few free blocks.
@@ -145,7 +145,7 @@ class PagedCache:
             if self.allocator.is_shared(block_table.blocks[index]):
                 self._copy(*self.allocator.replace_shared(block_table, index))
             elif self.prefix_cache is not None:
-                # A fork that kept a part of the block outlives the request that filled it and overwrites the rest.
+                # It may be cached, if this table was forked within the block and the other table was released.
                 self.prefix_cache.discard(block_table.blocks[index])
 
     def _copy(self, old: int, new: int) -> None:
@@ -153,12 +153,12 @@ class PagedCache:
             pool[:, self._block_range(pool, new)] = pool[:, self._block_range(pool, old)]
 
     def _block_range(self, pool: Tensor, block: int) -> slice:
-        """Return the range of a block in a pool's second dimension, which counts slots or panels."""
+        """Return the slice of a block in the second dimension of a tensor."""
         size = self.block_size * pool.shape[1] // self.num_slots
         return slice(block * size, (block + 1) * size)
 
     def slots(self, block_table: BlockTable, start: int, stop: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """Return the slots of tokens ``start .. stop - 1``; slot 0 for tokens outside the table."""
+        """Return the slots of tokens ``start .. stop - 1``; an arbitrary slot for tokens without a block."""
         tokens = np.arange(start, stop, dtype=np.int64)
         if block_table.first_block is not None:
             base = block_table.first_block * self.block_size
@@ -170,10 +170,9 @@ class PagedCache:
         return np.where(in_table, blocks[np.where(in_table, index, 0)] * self.block_size + tokens % self.block_size, 0)
 
     def slot_index(self, block_table: BlockTable, start: int, stop: int) -> slice | Tensor:
-        """Return the index of the slots of tokens ``start .. stop - 1``.
+        """Return the slots of tokens ``start .. stop - 1``: a slice if their blocks form a run, else a tensor.
 
-        It is a slice if the blocks form a run, else a tensor. Slots outside the table are readable but meaningless and
-        must be masked.
+        For tokens without a block, the slots are valid but hold other data, which the caller must mask.
         """
         slots = self.slots(block_table, start, stop)
         if slots[-1] - slots[0] == stop - start - 1 and (block_table.first_block is not None):
@@ -183,16 +182,15 @@ class PagedCache:
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Store keys and values ``[rows, kv_heads, head_dim]`` of a forward pass at ``slots`` ``[rows]``.
 
-        Infinities and NaN are stored as zero: torch multiplies masked values by zero, which turns an infinity into NaN
-        in other rows. The request itself ends with an error when its logits are not finite. (The kernels read only
-        visible tokens.)
+        Infinities and NaN are stored as 0: torch multiplies masked values by 0, and 0 times infinity would be NaN in
+        the rows of other requests. The request itself fails, as its logits are not finite.
         """
         keys, values = (rows.nan_to_num(0.0, 0.0, 0.0).transpose(0, 1) for rows in (k, v))
         self._keys.write(self.keys[layer], slots, keys)
         self._values.write(self.values[layer], slots, values)
 
     def read_slots(self, layer: int, index: slice | Tensor) -> tuple[Tensor, Tensor]:
-        """Return keys and values ``[kv_heads, tokens, head_dim]`` in ``dtype``, as a view if possible."""
+        """Return keys and values ``[kv_heads, slots, head_dim]`` of the slots ``index``, as views if possible."""
         return self._keys.read(self.keys[layer], index), self._values.read(self.values[layer], index)
 
     def write_hidden(self, layer: int, slots: Tensor, rows: Tensor) -> None:
@@ -203,21 +201,21 @@ class PagedCache:
     def read_hidden(self, layer: int, block_table: BlockTable, start: int, stop: int) -> Tensor:
         """Return kept outputs ``[stop - start, hidden]`` of ``layer`` for tokens ``start .. stop - 1``.
 
-        The table must hold the tokens, and a forward pass must have computed them since :meth:`keep_hidden`.
+        The tokens must have blocks, and must have been computed after :meth:`keep_hidden`.
         """
         rows = self.hidden[layer][0]
         return rows[self.slot_index(block_table, start, stop)] if stop > start else rows[:0]
 
     def read(self, layer: int, block_table: BlockTable) -> tuple[Tensor, Tensor]:
-        """Return keys and values of the committed tokens from ``block_table.num_released * block_size`` on."""
+        """Return keys and values of a layer for all committed tokens whose blocks have not been released."""
         return self.read_slots(
             layer, self.slot_index(block_table, block_table.num_released * self.block_size, block_table.length)
         )
 
     def commit(self, block_table: BlockTable, offsets: Sequence[int]) -> None:
-        """Commit the draft rows at ``block_table.length + offset``, in this order, as the next tokens.
+        """Commit draft tokens: the row at slot offset ``length + offsets[i]`` becomes token ``length + i``.
 
-        Rows that are already in place are not moved, so ``commit(block_table, range(n))`` copies nothing.
+        Only rows with ``offsets[i] != i`` are moved; ``commit(block_table, range(n))`` moves none.
         """
         moves = [(offset, target) for target, offset in enumerate(offsets) if offset != target]
         if moves:
@@ -227,7 +225,7 @@ class PagedCache:
         block_table.length += len(offsets)
 
     def move(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
-        """Copy slots ``source`` to slots ``target``; all reads happen before the first write."""
+        """Copy the slots ``source`` to ``target``; a slot in both is read before it is overwritten."""
         if self.kernels is None:
             source_index, target_index = (torch.from_numpy(slots).to(self.device) for slots in (source, target))
             for pool in self._pools:
@@ -245,7 +243,7 @@ class PagedCache:
                 np.array(kinds, dtype=np.int32),
                 np.array(shapes, dtype=np.int64),
             )
-        # Keep references during the call: a strided view is copied here, and nothing else references the copy.
+        # `arrays` owns copies of strided arguments, to which only `addresses` points during the call.
         arrays = (*self._move_arguments[1:], np.ascontiguousarray(source), np.ascontiguousarray(target))
         addresses = [array.ctypes.data for array in arrays]
         code = self.kernels.library.pronk_move(*addresses[:4], len(arrays[0]), *addresses[4:], len(source))
@@ -254,12 +252,12 @@ class PagedCache:
             raise MemoryError(msg)
 
     def export_slots(self, slots: NDArray[np.int64]) -> Tensor:
-        """Return the raw bytes of some slots, ``[len(slots), bytes_per_token]``."""
+        """Return the stored bytes of ``slots``, ``[len(slots), bytes_per_token]``, to copy to another process."""
         index = torch.from_numpy(slots).to(self.device)
         return torch.cat([layout.read_bytes(pool, index) for layout, pool in self._layouts_and_pools()], dim=1)
 
     def import_slots(self, slots: NDArray[np.int64], data: Tensor) -> None:
-        """Store bytes from :meth:`export_slots` of a pool with the same layout."""
+        """Store bytes that :meth:`export_slots` of a cache with the same layout returned."""
         index, begin = torch.from_numpy(slots).to(self.device), 0
         for layout, pool in self._layouts_and_pools():
             size = layout.size(pool)
@@ -272,14 +270,14 @@ class PagedCache:
         yield from ((HIDDEN_LAYOUT, self.hidden[layer]) for layer in sorted(self.hidden))
 
     def rollback(self, block_table: BlockTable, length: int) -> None:
-        """Drop the tokens after the first ``length``; their blocks stay allocated."""
+        """Drop all tokens but the first ``length``; the blocks stay allocated."""
         block_table.length = length
         del block_table.digests[length // self.block_size :]
 
     def match_prefix(
         self, tokens: Sequence[int], salt: bytes = b"", digests: list[bytes] | None = None
     ) -> BlockTable | None:
-        """Return a table of the longest cached prefix of a text; see :meth:`PrefixCache.match`."""
+        """Return a table with the longest cached prefix of a text; see :meth:`PrefixCache.match`."""
         block_table = None if self.prefix_cache is None else self.prefix_cache.match(tokens, salt, digests)
         if block_table is not None:
             block_table.version = self.version
@@ -292,20 +290,20 @@ class PagedCache:
     def cache_blocks(
         self, block_table: BlockTable, tokens: Sequence[int], salt: bytes = b"", num_committed: int | None = None
     ) -> None:
-        """Add a text's full blocks to the prefix cache, unless the pool was replaced since it began."""
+        """Add a table's full blocks to the prefix cache, unless the tensors have changed since."""
         if self.prefix_cache is not None and block_table.version == self.version:
             self.prefix_cache.insert(block_table, tokens, salt, num_committed)
 
     def fork(self, block_table: BlockTable, tokens: int) -> BlockTable:
-        """Return a table that shares the blocks of the first ``tokens`` tokens, copied on the first write."""
+        """Return a new table that shares the blocks of the first ``tokens`` tokens, with copy on write."""
         return self.allocator.fork(block_table, tokens)
 
     def release_before(self, block_table: BlockTable, token: int) -> None:
-        """Release the blocks with only tokens before ``token``, which no later token sees."""
+        """Release the blocks that hold only tokens before ``token``, which have left the sliding window."""
         self._poison(self.allocator.release_before(block_table, token))
 
     def trim(self, block_table: BlockTable, tokens: int) -> None:
-        """Release the blocks behind the first ``tokens`` tokens."""
+        """Release all blocks but those of the first ``tokens`` tokens."""
         self._poison(self.allocator.trim(block_table, tokens))
 
     def release(self, block_table: BlockTable) -> None:
@@ -320,7 +318,7 @@ class PagedCache:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Allocate zeros; on the CPU, NumPy's lazily mapped pages take memory only once written."""
+    """Allocate zeros; on the CPU with NumPy, where a page takes memory only after the first write."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     size = int(np.prod(shape)) * dtype.itemsize

@@ -1,8 +1,8 @@
-"""Prefix cache: full blocks of committed tokens, found by the digest of their text.
+"""Prefix cache: full blocks of committed tokens, found by a digest of the text up to their end.
 
-A block's digest is a chain of keyed hashes over all tokens up to its end, one hash per block, starting from the
-tenant's salt. The key is random per process, so two texts with one digest cannot be prepared; a hit also compares the
-tokens. Unreferenced blocks keep their content until the allocator reuses them, least recently used first.
+``digest(block) = hash(digest(previous block), tokens of the block)``. The chain begins with a hash of the tenant's
+salt. The hash has a random key per process, so that clients cannot prepare two texts with the same digest; a hit also
+compares the tokens. A block without a table keeps its content until it is reused, least recently used first.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DIGEST_BYTES = 16
 
 @dataclass(frozen=True)
 class _Entry:
-    """A cached block: its number, the digest of the preceding text, its own tokens."""
+    """A cached block: its number, the digest of the text before the block, and the tokens in the block."""
 
     block: int
     parent_digest: bytes
@@ -31,19 +31,18 @@ class _Entry:
 
 
 class PrefixCache:
-    """Index of the cached blocks of one pool by digest, and the allocator's :class:`CachedBlockIndex`."""
+    """The cached blocks of one :class:`PagedCache`, by digest; implements :class:`CachedBlockIndex`."""
 
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
         self._entries: dict[bytes, _Entry] = {}
-        self._digests: dict[int, bytes] = {}  # digest of each cached block
+        self._digests: dict[int, bytes] = {}  # digest by block number
 
     def __len__(self) -> int:
-        """Return the number of cached blocks."""
         return len(self._entries)
 
     def attach(self, allocator: BlockAllocator) -> None:
-        """Clear the cache and serve ``allocator``."""
+        """Clear the cache, and connect it with a new allocator."""
         self._entries.clear()
         self._digests.clear()
         self._allocator = allocator
@@ -54,7 +53,7 @@ class PrefixCache:
         return block in self._digests
 
     def evict(self, block: int) -> None:
-        """Remove a cached block."""
+        """Remove a block, which is cached."""
         del self._entries[self._digests.pop(block)]
 
     def discard(self, block: int) -> None:
@@ -67,16 +66,15 @@ class PrefixCache:
         return digest in self._entries
 
     def match(self, tokens: Sequence[int], salt: bytes = b"", digests: list[bytes] | None = None) -> BlockTable | None:
-        """Return a table of the longest cached prefix of ``tokens``; ``None`` if there is none.
+        """Return a table with the longest cached prefix of ``tokens``; ``None`` if no block is cached.
 
-        The prefix is a whole number of blocks. It never contains the last token, which has to be computed for the next
-        token's logits.
+        The prefix has whole blocks only. It never contains the last token, which must be computed to get logits.
 
         Args:
             tokens: tokens of the text.
-            salt: tenant's salt; only blocks learned with the same salt match.
-            digests: known digests of the text's blocks; missing ones are appended as needed. Pass the same list again
-                for the same or a longer text to hash each block only once.
+            salt: tenant's salt; only blocks inserted with the same salt match.
+            digests: digests of the text's first blocks; computed digests are appended. Pass the same list again for
+                the same or a longer text, so that each block is hashed only once.
         """
         size, digests = self._allocator.block_size, [] if digests is None else digests
         blocks, parent = list[int](), self._digest(b"", salt)
@@ -99,13 +97,14 @@ class PrefixCache:
     def insert(
         self, block_table: BlockTable, tokens: Sequence[int], salt: bytes = b"", num_committed: int | None = None
     ) -> None:
-        """Cache the blocks of a table that have been filled since the last call.
+        """Add the blocks of a table that have been filled since the last call.
 
         Args:
-            block_table: table of the text; its first ``length`` tokens are committed.
+            block_table: table with the blocks of the text.
             tokens: tokens of the text.
             salt: see :meth:`match`.
-            num_committed: number of tokens that will not be rolled back, if that is less than ``length``.
+            num_committed: number of leading tokens that cannot be rolled back any more; ``None`` means all of
+                the table's ``length`` tokens.
         """
         size = self._allocator.block_size
         stop = block_table.length if num_committed is None else min(num_committed, block_table.length)

@@ -1,4 +1,4 @@
-"""Runs of consecutive numbers, indexed by start and by length.
+"""Set of numbers, stored as runs of consecutive numbers that are indexed by start and by length.
 
 ::
 
@@ -6,7 +6,7 @@
     by start    0, 5, 8
     by length   (1, 8), (2, 5), (3, 0)
 
-Both lists are sorted, so every operation is a binary search, however many numbers there are.
+The lists by start and by length are sorted, so that a run is found by binary search.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ class FreeRuns:
             self._insert(0, stop)
 
     def __iter__(self) -> Iterator[int]:
-        """Iterate over all numbers in ascending order."""
         return (number for start in self._starts for number in range(start, self._stops[start]))
 
     def __contains__(self, number: int) -> bool:
@@ -36,7 +35,7 @@ class FreeRuns:
         return start is not None and number < self._stops[start]
 
     def best_fit(self, length: int) -> range:
-        """Return the shortest run of at least ``length`` numbers (keeps long runs long), else the longest."""
+        """Return the shortest run of at least ``length`` numbers, to preserve long runs; else the longest."""
         index = bisect_left(self._lengths, (length, 0))
         if index == len(self._lengths):
             index = bisect_left(self._lengths, (self._lengths[-1][0], 0))
@@ -44,12 +43,12 @@ class FreeRuns:
         return range(start, start + found)
 
     def after(self, number: int) -> range:
-        """Return the rest of a run from ``number`` on; empty if ``number`` is not in the set."""
+        """Return ``number`` and the numbers after it in its run; empty if ``number`` is not in the set."""
         start = self._last_start(number)
         return range(number, number if start is None else max(number, self._stops[start]))
 
     def add(self, run: range) -> None:
-        """Add numbers, none of which is in the set; they merge with adjacent runs."""
+        """Add a run of numbers, none of which is in the set, and merge it with adjacent runs."""
         start, stop = run.start, run.stop
         before = self._last_start(start)
         if before is not None and self._stops[before] == start:
@@ -71,7 +70,7 @@ class FreeRuns:
             self._insert(run.stop, stop)
 
     def _last_start(self, number: int) -> int | None:
-        """Return the start of the last run that begins at or before ``number``."""
+        """Return the start of the last run with a start of at most ``number``."""
         index = bisect_right(self._starts, number)
         return self._starts[index - 1] if index else None
 
@@ -88,7 +87,7 @@ class FreeRuns:
 
 
 def consecutive(numbers: Iterable[int]) -> list[range]:
-    """Group distinct numbers in any order into runs, sorted ascending."""
+    """Group distinct numbers, in any order, into runs of consecutive numbers in ascending order."""
     runs: list[range] = []
     for number in sorted(numbers):
         if runs and runs[-1].stop == number:

@@ -23,10 +23,11 @@ from pronk.quantization.gguf.checkpoint import GgufCheckpoint, is_gguf
 
 __all__ = ["AnyCheckpoint", "Checkpoint", "open_checkpoint", "read_json"]
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"  # file of one shard, list of several shards
+# The file of a checkpoint in one shard, and the file that lists the shards of all other checkpoints.
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _PICKLE_FILES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _FLOAT_TYPES = ("F32", "F16", "BF16")
-# Types of safetensors that are supported; those that are not in _FLOAT_TYPES occur in quantized checkpoints only.
+# Supported dtypes by their names in safetensors. Types that are not in _FLOAT_TYPES are for quantized weights only.
 _DTYPES = {
     "F32": torch.float32,
     "F16": torch.float16,
@@ -41,7 +42,7 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class _MappedTensor:
-    """Tensor in a mapped file, with its safetensors dtype; ``start`` and ``size`` are in bytes."""
+    """Tensor in a mapped file: ``dtype`` is its name in safetensors, ``start`` and ``size`` are in bytes."""
 
     file: mmap.mmap
     dtype: str
@@ -51,16 +52,16 @@ class _MappedTensor:
 
 
 class Checkpoint:
-    """Tensors of a model folder by name.
+    """The tensors of a model folder, by name.
 
     Raises:
         CheckpointError: safetensors files are absent, truncated or damaged, or do not match the index.
     """
 
-    config_source = "config.json"  # file with the model configuration, for error messages
+    config_source = "config.json"  # error messages name this file as the source of expected shapes
 
     def __init__(self, folder: Path, remedy: str = "download it again") -> None:
-        """Map the files of ``folder``; ``remedy`` is given in error messages about incomplete files."""
+        """Map the files of ``folder``; errors about incomplete files end with ``remedy``."""
         self.folder = folder
         self._entries: dict[str, _MappedTensor] = {}
         for path in _safetensors_files(folder, remedy):
@@ -102,7 +103,7 @@ class Checkpoint:
         raise CheckpointError(msg)
 
     def tensor(self, name: str) -> Tensor:
-        """Return a view of the mapped file in the file's dtype; the view keeps the file mapped."""
+        """Return a tensor as a view of the mapped file, in its stored dtype; the view keeps the file mapped."""
         entry = self._entries[name]
         count = math.prod(entry.shape)
         if count == 0:
@@ -111,7 +112,7 @@ class Checkpoint:
         return flat.view(entry.shape)
 
     def release(self) -> None:
-        """Drop the resident pages of the mapped files; a later access reads them again."""
+        """Free the memory of all pages that were read; a later access reads the page again."""
         if hasattr(mmap, "MADV_DONTNEED"):
             for file in {id(entry.file): entry.file for entry in self._entries.values()}.values():
                 file.madvise(mmap.MADV_DONTNEED)
@@ -126,7 +127,7 @@ def open_checkpoint(path: Path) -> AnyCheckpoint:
 
 
 def read_json(path: Path, error: type[CheckpointError] = CheckpointError) -> dict[str, Any]:
-    """Read a JSON file; raise ``error`` if it is unreadable or does not hold an object."""
+    """Read a JSON file; raise ``error`` if the file is unreadable or its content is not an object."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as problem:
@@ -142,7 +143,7 @@ def read_json(path: Path, error: type[CheckpointError] = CheckpointError) -> dic
 
 
 def _safetensors_files(folder: Path, remedy: str) -> list[Path]:
-    """Return the paths of the safetensors files; as in transformers, a single file precedes an index."""
+    """Return the safetensors files; as in transformers, a single file takes precedence over an index."""
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
     if not (folder / INDEX).is_file():
@@ -161,7 +162,6 @@ def _safetensors_files(folder: Path, remedy: str) -> list[Path]:
 
 
 def _describe_missing_weights(folder: Path) -> str:
-    """Return the error message for a folder without safetensors files that can be loaded."""
     pickles = sorted(path.name for pattern in _PICKLE_FILES for path in folder.glob(pattern))
     if pickles:
         return (
@@ -174,15 +174,15 @@ def _describe_missing_weights(folder: Path) -> str:
 
 
 def _map_file(path: Path, remedy: str) -> dict[str, _MappedTensor]:
-    """Map a safetensors file, which is the length of its header (8 bytes), a JSON header, and the tensors."""
+    """Map a safetensors file: 8 bytes with the length of the header, a JSON header, and the tensors."""
     try:
-        # safe_open validates the header: offsets within the file, sizes that match shapes and dtypes.
+        # safe_open checks the header: all offsets are in the file, and the sizes match shapes and dtypes.
         with safe_open(path, framework="pt"):
             pass
         with path.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
             header: dict[str, Any] = json.loads(stream.read(length))
-            # Copy on write: changing a weight never changes the file.
+            # Copy on write: a change of a weight in memory does not change the file.
             file = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
     except (SafetensorError, OSError, ValueError) as error:
         msg = (

@@ -14,18 +14,18 @@ __all__ = ["DEFAULT_MODEL", "clone_model", "default_model"]
 
 DEFAULT_MODEL = "pronk-tiny"
 
-_ROOT = Path(__file__).resolve().parents[3]  # of the repository, in a clone
+_ROOT = Path(__file__).resolve().parents[3]  # top folder of the repository, if this is a clone
 
 
 def clone_model(name: str) -> Path | None:
-    """Return the folder ``models/NAME`` of the clone; ``None`` without a clone or without this model."""
+    """Return the folder ``models/NAME`` of the clone; ``None`` if there is no clone or no such folder."""
     folder = _ROOT / "models" / name
     exists = re.fullmatch(r"\w[\w.-]*", name) and (_ROOT / "pyproject.toml").is_file() and folder.is_dir()
     return folder if exists else None
 
 
 def default_model(how: str = "--model, or LLM(model) in Python") -> Path:
-    """Return the folder of ``pronk-tiny``; without a clone, raise an OptionError with the remedy ``how``."""
+    """Return the folder of ``pronk-tiny``; without a clone, raise an OptionError that ends with ``how``."""
     folder = clone_model(DEFAULT_MODEL)
     if folder is None:
         msg = f"model: expected a local one, or owner/name of one on the Hugging Face Hub, found none; give {how}"

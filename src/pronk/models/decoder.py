@@ -1,11 +1,11 @@
 """Decoder-only transformer, configured as Llama, Mistral, Qwen or GPT-2.
 
 The input is *packed rows* ``[rows, hidden]``: tokens of any requests and positions, without a batch dimension. Only the
-:class:`Attend` argument lets rows interact, so the same module is trained with dense causal attention and served from a
-paged KV cache. A range of layers can run alone, as early-exit drafters require.
+attention, which the caller passes as :class:`Attend`, lets rows interact, so the same module is trained with dense
+causal attention and served from a paged KV cache. A range of layers can run alone, for early-exit drafters.
 
-``forward`` computes with torch, for training and as a reference. ``compile`` appends a layer to a :class:`Program`,
-which the kernels run in one call.
+``forward`` computes with torch, for training and as a reference. ``compile`` appends the operations of a layer to a
+:class:`Program`, which the kernels run in one call.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ACTIVATE: dict[Activation, Callable[[Tensor], Tensor]] = {
 
 
 class Attend(Protocol):
-    """Attention of one layer; the caller's implementation reads a KV cache or a training batch."""
+    """Attention over a KV cache or over a training batch, implemented by the caller of the decoder."""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Map ``q`` ``[rows, heads, d]`` and ``k``, ``v`` ``[rows, kv_heads, d]`` to ``[rows, heads * d]``."""
@@ -58,16 +58,16 @@ class Layer(nn.Module):
         self.activate = _ACTIVATE[c.activation]
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, index: int, attend: Attend) -> Tensor:
-        """Map ``x`` ``[rows, hidden]`` to the same shape; ``attend`` receives ``index``, the layer number."""
+        """Map ``x`` ``[rows, hidden]`` to the same shape; ``index`` is the number of the layer, from 0."""
         return self.apply_mlp(self.apply_attention(x, rope, index, attend))
 
     def apply_attention(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, index: int, attend: Attend) -> Tensor:
-        """Apply self-attention and its residual; arguments as in :meth:`forward`."""
+        """Add self-attention to ``x``; the arguments are those of :meth:`forward`."""
         q, k, v = self._project(self.attention_norm(x), rope)
         return x + self.out(attend(index, q, k, v))
 
     def apply_mlp(self, x: Tensor) -> Tensor:
-        """Apply the MLP and its residual: ``x`` ``[rows, hidden]`` to the same shape."""
+        """Add the MLP to ``x`` ``[rows, hidden]``."""
         h = self.up(self.mlp_norm(x))
         if self.config.gated:
             gate, up = h.chunk(2, dim=-1)
@@ -75,7 +75,7 @@ class Layer(nn.Module):
         return x + self.down(self.activate(h))
 
     def compile(self, program: Program, index: int) -> None:
-        """Append the layer to a program of the kernels; ``index`` is the layer number in the KV cache."""
+        """Append the layer's operations to a program; ``index`` is its layer number (from 0) in the KV cache."""
         program.attention(self, index)
         program.mlp(self)
 
@@ -86,7 +86,7 @@ class Layer(nn.Module):
         return WeightLayout(gated=self.config.gated and name == "up")
 
     def _project(self, x: Tensor, rope: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return rotated queries, rotated keys, and values, each ``[rows, heads or kv_heads, head_dim]``."""
+        """Return rotated queries and keys, and values, each ``[rows, heads or kv_heads, head_dim]``."""
         c = self.config
         num_qk = c.num_heads + c.num_kv_heads
         heads = self.qkv(x).view(x.shape[0], num_qk + c.num_kv_heads, c.head_dim)
@@ -102,13 +102,13 @@ class Decoder(nn.Module):
     """Language model on packed rows; the weights of a new object are uninitialized.
 
     Attributes:
-        embedding: ``[vocab, hidden]``; without rows if there is a ``table``.
-        table: quantized embedding from which the kernels look up rows, or ``None``; a tied ``head`` is the same object.
+        embedding: ``[vocab, hidden]``; ``[0, hidden]`` if the embedding is quantized.
+        table: the embedding if it is quantized, else ``None``; with tied weights also the ``head``.
         positions: learned position embeddings ``[context, hidden]``; ``None`` with RoPE.
     """
 
     def __init__(self, config: ModelConfig, layer_config: ModelConfig | None = None) -> None:
-        """Create the modules; ``layer_config`` is the config of this process's layers in tensor parallelism."""
+        """Create the modules; ``layer_config`` has the sizes of this process's layers in tensor parallelism."""
         super().__init__()
         self.config = config
         self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
@@ -135,7 +135,7 @@ class Decoder(nn.Module):
         return x.to(dtype)
 
     def rope(self, positions: Tensor, spans: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
-        """Return the cosines and sines of :class:`RotaryEmbedding`; ``None`` for learned positions."""
+        """Return the cosines and sines, see :class:`RotaryEmbedding`; ``None`` with learned positions."""
         if self.config.rope is None:
             return None
         device = positions.device
@@ -146,7 +146,7 @@ class Decoder(nn.Module):
     def run(
         self, x: Tensor, rope: tuple[Tensor, Tensor] | None, attend: Attend, start: int = 0, stop: int | None = None
     ) -> Iterator[tuple[int, Tensor]]:
-        """Run layers ``start..stop-1``; after layer ``i`` yield ``(i + 1, input of layer i + 1)``."""
+        """Run layers ``start .. stop - 1``; after each layer yield its number (from 1) and its output."""
         for index in range(start, len(self.layers) if stop is None else stop):
             x = self.layers[index](x, rope, index, attend)
             yield index + 1, x
@@ -156,7 +156,7 @@ class Decoder(nn.Module):
         return self.head(self.norm(hidden))
 
     def initialize(self, generator: torch.Generator) -> None:
-        """Draw normal weights; layer outputs get a smaller deviation in deep models (Radford et al. 2019)."""
+        """Draw normal weights with deviation 0.02, divided by √(2 · layers) in ``out`` and ``down`` (GPT-2)."""
         shrink = (2 * self.config.num_layers) ** -0.5
         with torch.no_grad():
             for name, parameter in self.named_parameters():

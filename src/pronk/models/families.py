@@ -1,8 +1,8 @@
-"""Mapping of checkpoint tensors to decoder weights, per model family.
+"""Mapping of checkpoint tensors to the weights of the decoder, per model family.
 
-A family is described by data: for each module of a decoder layer, the checkpoint modules whose weights are stacked into
-it, in order. ``qkv`` stacks the query, key and value projections, ``up`` the gate and up projections. Sizes and biases
-follow from the config.
+The decoder has fewer, larger matrices than most checkpoints: ``qkv`` stacks the query, key and value projections, and
+``up`` the gate and up projections. A :class:`FamilyNames` lists, for each module of a decoder layer, the names of the
+checkpoint's modules to stack. The config determines the shapes and whether there are biases.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ __all__ = ["FAMILY_NAMES", "GGUF_NAMES", "CheckpointTensor", "DecoderPart", "Fam
 
 @dataclass(frozen=True)
 class FamilyNames:
-    """Names of the modules in checkpoints of one family, without ``prefix``."""
+    """Names of the modules in checkpoints of one family; all attributes after ``prefix`` are without it."""
 
-    prefix: str  # beginning of the names, which some checkpoints omit
+    prefix: str  # common beginning of the names; some checkpoints omit it
     layers: str
-    layer: Mapping[str, tuple[str, ...]]  # checkpoint modules stacked into each module of ``decoder.Layer``
+    layer: Mapping[str, tuple[str, ...]]  # for each module of ``decoder.Layer``: modules to stack
     embedding: str
     norm: str
     positions: str | None = None  # learned position embeddings; ``None`` with RoPE
     head: str = "lm_head"
     transposed: bool = False  # whether matrices are stored ``[in, out]``
-    ignored: re.Pattern[str] = re.compile(r"(?!)")  # tensors that the decoder does not need, such as older buffers
+    ignored: re.Pattern[str] = re.compile(r"(?!)")  # tensors that the decoder does not use
 
     def canonical(self, name: str) -> str:
-        """Return ``name`` without the prefix of the family."""
+        """Return the tensor name ``name`` without ``prefix``."""
         return name.removeprefix(self.prefix)
 
 
@@ -74,7 +74,7 @@ _GPT2 = FamilyNames(
     ignored=re.compile(r"h\.\d+\.attn\.(masked_)?bias"),
 )
 
-# Tensor names in GGUF files are the same for all families. ``rope_freqs`` is ignored here, as the config contains it.
+# Tensor names in GGUF files are the same for all families. ``rope_freqs`` is read with the config, not as a weight.
 GGUF_NAMES = FamilyNames(
     prefix="",
     layers="blk",
@@ -105,7 +105,7 @@ FAMILY_NAMES: dict[str, FamilyNames] = {
 
 @dataclass(frozen=True)
 class CheckpointTensor:
-    """Tensor that a checkpoint must have: its name without the family's prefix, and its shape."""
+    """A tensor that a checkpoint must have: its name without the family's prefix, and its shape."""
 
     name: str
     shape: tuple[int, ...]
@@ -113,22 +113,22 @@ class CheckpointTensor:
 
 @dataclass(frozen=True)
 class DecoderPart:
-    """Module or table of the decoder, and the checkpoint tensors that are stacked into it."""
+    """A module or embedding of the decoder, and the checkpoint tensors to stack for its weight and bias."""
 
-    target: str  # path of the module in the decoder, such as ``layers.0.qkv``
+    target: str  # attribute path in the decoder, such as ``layers.0.qkv``
     kind: Literal["linear", "norm", "table"]
-    weight: tuple[CheckpointTensor, ...]  # tensors of the weight; none for an LM head that is tied to the embedding
-    bias: tuple[CheckpointTensor, ...] = ()  # tensors of the bias, if any
-    transposed: bool = False  # whether the tensors of the weight are stored ``[in, out]``
+    weight: tuple[CheckpointTensor, ...]  # empty for an LM head that is tied to the embedding
+    bias: tuple[CheckpointTensor, ...] = ()  # empty without a bias
+    transposed: bool = False  # whether the ``weight`` tensors are stored ``[in, out]``
 
     @property
-    def pieces(self) -> tuple[CheckpointTensor, ...]:
-        """Tensors of the weight, then of the bias."""
+    def tensors(self) -> tuple[CheckpointTensor, ...]:
+        """All tensors: ``weight``, then ``bias``."""
         return self.weight + self.bias
 
 
 def plan_tensors(config: ModelConfig, names: FamilyNames | None = None) -> Iterator[DecoderPart]:
-    """Yield every part of the decoder; ``names`` are those of the config's family by default."""
+    """Yield every part of the decoder; ``names`` is by default for the family in the config."""
     names = names or FAMILY_NAMES[config.family]
     table = (config.vocab_size, config.hidden_size)
     yield DecoderPart("embedding", "table", (CheckpointTensor(f"{names.embedding}.weight", table),))
@@ -143,7 +143,7 @@ def plan_tensors(config: ModelConfig, names: FamilyNames | None = None) -> Itera
 
 def _layer(config: ModelConfig, names: FamilyNames, index: int) -> Iterator[DecoderPart]:
     c, up_sizes = config, (config.intermediate_size,) * (2 if config.gated else 1)
-    # Outputs of each stacked matrix, inputs, bias.
+    # Numbers of outputs of the stacked matrices, number of inputs, whether there is a bias.
     linears = {
         "qkv": (c.qkv_sizes, c.hidden_size, c.qkv_bias),
         "out": ((c.hidden_size,), c.num_heads * c.head_dim, c.out_bias),
@@ -155,7 +155,7 @@ def _layer(config: ModelConfig, names: FamilyNames, index: int) -> Iterator[Deco
         target = f"layers.{index}.{module}"
         if module in linears:
             rows, columns, bias = linears[module]
-            # GPT-2 stores query, key and value projections as one matrix.
+            # GPT-2 stores the query, key and value projections as one matrix.
             rows = rows if len(stored) == len(rows) else (sum(rows),)
             yield _linear(target, stored, rows, columns, bias, names.transposed)
         elif module in ("attention_norm", "mlp_norm"):

@@ -1,7 +1,7 @@
 """Fingerprint of a checkpoint, by which a trained drafter recognizes its model.
 
-The hash covers evenly spaced values of every tensor, so computing it takes milliseconds for any model size. The
-distribution of the tensors over files does not matter.
+The hash covers about 4096 evenly spaced values of every tensor, so that it is fast for any model size. It does not
+depend on the distribution of the tensors over files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SAMPLES = 4096  # approximate number of values hashed per tensor
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Identification of a checkpoint: family and sizes in words, and a hash of 16 hexadecimal digits."""
+    """Identity of a checkpoint: family and sizes in words, and a hash of 16 hexadecimal digits."""
 
     architecture: str
     weights: str
@@ -50,5 +50,5 @@ class Fingerprint:
 
 
 def _hashable_values(checkpoint: AnyCheckpoint, name: str) -> Tensor:
-    """Return a tensor's values as a vector; for GGUF files its bytes, to avoid dequantization."""
+    """Return a tensor's values, or in GGUF files its stored bytes (without dequantization), as a vector."""
     return checkpoint.stored(name) if isinstance(checkpoint, GgufCheckpoint) else checkpoint.tensor(name).flatten()

@@ -1,7 +1,7 @@
-"""Matching of checkpoint tensors to the parts of a decoder; any mismatch raises an error.
+"""Check that a checkpoint has exactly the tensors of a decoder, and read the tensors.
 
-A matrix is one plain tensor, several tensors of a quantized checkpoint (codes, scales, …), or one tensor of a GGUF file
-in plain or quantized form.
+A matrix is stored as one unquantized tensor, as several tensors of a quantized checkpoint (codes, scales, …), or as one
+tensor of a GGUF file, quantized or not.
 """
 
 from __future__ import annotations
@@ -24,30 +24,31 @@ __all__ = ["Inventory", "tensor_names"]
 
 
 def tensor_names(checkpoint: AnyCheckpoint, config: ModelConfig) -> FamilyNames:
-    """Return the tensor names of a checkpoint, which GGUF files or the model family determine."""
+    """Return the tensor names to expect: those of GGUF files, or those of the model family."""
     return GGUF_NAMES if isinstance(checkpoint, GgufCheckpoint) else FAMILY_NAMES[config.family]
 
 
 class Inventory:
-    """Tensors of a checkpoint for the parts of a decoder; any mismatch raises a CheckpointError."""
+    """The tensors of a checkpoint; missing and unexpected ones raise a CheckpointError."""
 
     def __init__(self, checkpoint: AnyCheckpoint, config: ModelConfig, parts: Sequence[DecoderPart]) -> None:
         self.checkpoint = checkpoint
         names = tensor_names(checkpoint, config)
         self._scheme = None if config.quantization is None else parse_scheme(config.quantization)
+        # Below, tensors are named without the family's prefix; this maps their names to those in the file.
         self._stored_name = _stored_names(checkpoint, names)
         if config.tied:
             _check_tied(checkpoint, names, self._stored_name)
-        plain = {piece.name: StoredTensor((piece.shape,)) for part in parts for piece in part.pieces}
+        plain = {tensor.name: StoredTensor((tensor.shape,)) for part in parts for tensor in part.tensors}
         self._quantized = {} if self._scheme is None else _quantized_weights(checkpoint, names, self._scheme, parts)
         expected = {name: stored for name, stored in plain.items() if name not in self._quantized}
-        # Names of the tensors of each quantized weight, by their names within the module (``qweight``).
+        # For each quantized weight, its tensors: {"….up_proj.weight": {"qweight": "….up_proj.qweight", …}}.
         self._members: dict[str, dict[str, str]] = {}
         for name, weight in self._quantized.items():
             members = self._members[name] = {}
             for key, stored in weight.tensors.items():
                 member = f"{_module_of(name)}.{key}"
-                # A format may list a bias, which is already in ``expected`` if the decoder has one.
+                # A format may list the module's bias among its tensors; `expected` has it if the decoder has a bias.
                 if member not in expected and (stored.required or member in self._stored_name):
                     expected[member] = stored
                     members[key] = member
@@ -55,35 +56,35 @@ class Inventory:
 
     @property
     def notes(self) -> Sequence[str]:
-        """Ways in which the weights are used differently than ``config.json`` says, one line each."""
+        """Differences between the use of the weights and ``config.json``, one line each, as warnings."""
         return () if self._scheme is None else self._scheme.notes
 
     def nbytes(self, part: DecoderPart) -> int:
-        """Return the size of a part in the file, in bytes."""
-        members = [self._members.get(piece.name, {"": piece.name}).values() for piece in part.pieces]
+        """Return the size of all tensors of a part in the file, in bytes."""
+        members = [self._members.get(tensor.name, {"": tensor.name}).values() for tensor in part.tensors]
         return sum(self.checkpoint.nbytes(self._stored_name[name]) for names in members for name in names)
 
-    def tensor(self, piece: CheckpointTensor) -> Tensor:
-        """Return a plain tensor as a view of the mapped file."""
-        return self.checkpoint.tensor(self._stored_name[piece.name])
+    def tensor(self, source: CheckpointTensor) -> Tensor:
+        """Return an unquantized tensor as a view of the mapped file."""
+        return self.checkpoint.tensor(self._stored_name[source.name])
 
-    def is_quantized(self, piece: CheckpointTensor) -> bool:
-        """Return whether a matrix is stored quantized."""
+    def is_quantized(self, source: CheckpointTensor) -> bool:
+        """Return whether a matrix is quantized in the checkpoint."""
         if isinstance(self.checkpoint, GgufCheckpoint):
-            return self.checkpoint.has_blocks(self._stored_name[piece.name])
-        return piece.name in self._quantized
+            return self.checkpoint.has_blocks(self._stored_name[source.name])
+        return source.name in self._quantized
 
-    def weight(self, piece: CheckpointTensor, codes: Tensor) -> Tensor | QuantizedMatrix:
-        """Read a quantized matrix; the result is a dequantized tensor if the format has no integer codes.
+    def weight(self, source: CheckpointTensor, codes: Tensor) -> Tensor | QuantizedMatrix:
+        """Read a quantized matrix; formats without integer codes (FP8) are dequantized to a tensor.
 
         ``codes``, uint8 ``[outputs, inputs]``, receives the codes. Invalid values raise a CheckpointError.
         """
         if isinstance(self.checkpoint, GgufCheckpoint):
-            return self.checkpoint.weight(self._stored_name[piece.name], codes)
-        stored = {key: self._stored_name[name] for key, name in self._members[piece.name].items()}
+            return self.checkpoint.weight(self._stored_name[source.name], codes)
+        stored = {key: self._stored_name[name] for key, name in self._members[source.name].items()}
         try:
             tensors = {key: self.checkpoint.tensor(name) for key, name in stored.items()}
-            return self._quantized[piece.name].read(tensors, codes)
+            return self._quantized[source.name].read(tensors, codes)
         except CheckpointError as error:
             msg = f"{self.checkpoint.folder}: {_module_of(next(iter(stored.values())))}: {error}"
             raise CheckpointError(msg) from error
@@ -113,7 +114,7 @@ def _module_of(name: str) -> str:
 
 
 def _stored_names(checkpoint: AnyCheckpoint, names: FamilyNames) -> dict[str, str]:
-    """Return the name in the file of each tensor, by its name without the family's prefix."""
+    """Return each tensor's name in the file, by its name without the family's prefix."""
     stored: dict[str, str] = {}
     for name in checkpoint:
         plain = names.canonical(name)
@@ -127,18 +128,18 @@ def _stored_names(checkpoint: AnyCheckpoint, names: FamilyNames) -> dict[str, st
 def _quantized_weights(
     checkpoint: AnyCheckpoint, names: FamilyNames, scheme: Scheme, parts: Sequence[DecoderPart]
 ) -> dict[str, StoredWeight]:
-    """Return the quantized weights of the checkpoint, by tensor name without the family's prefix."""
-    # Patterns in quantization_config match full names, with the prefix.
+    """Return the quantized weights of linear layers, by name without the family's prefix."""
+    # Name patterns in quantization_config refer to names with the prefix.
     prefix = names.prefix if any(name.startswith(names.prefix) for name in checkpoint) else ""
     found = {}
-    for module, piece in _linear_modules(names, parts, prefix):
+    for module, tensor in _linear_modules(names, parts, prefix):
         try:
             weight = scheme.weight(module)
         except CheckpointError as error:
             msg = f"{checkpoint.folder}: {error}"
             raise CheckpointError(msg) from error
         if weight is not None:
-            found[piece.name] = weight
+            found[tensor.name] = weight
     return found
 
 
@@ -146,11 +147,11 @@ def _linear_modules(
     names: FamilyNames, parts: Sequence[DecoderPart], prefix: str
 ) -> Iterator[tuple[LinearModule, CheckpointTensor]]:
     for part in parts:
-        for piece in part.weight if part.kind == "linear" else ():
-            name, shape = _module_of(piece.name), piece.shape
+        for tensor in part.weight if part.kind == "linear" else ():
+            name, shape = _module_of(tensor.name), tensor.shape
             outputs, inputs = shape[::-1] if part.transposed else shape
             head = name == names.head
-            yield LinearModule(name if head else prefix + name, outputs, inputs, head, part.transposed), piece
+            yield LinearModule(name if head else prefix + name, outputs, inputs, head, part.transposed), tensor
 
 
 def _check_shape_and_dtype(checkpoint: AnyCheckpoint, name: str, stored: StoredTensor) -> None:
@@ -166,7 +167,7 @@ def _check_shape_and_dtype(checkpoint: AnyCheckpoint, name: str, stored: StoredT
 
 
 def _check_tied(checkpoint: AnyCheckpoint, names: FamilyNames, stored: dict[str, str]) -> None:
-    """Remove a tied head from ``stored``; raise a CheckpointError if it differs from the embedding."""
+    """Remove the LM head from ``stored``; raise a CheckpointError if it is not equal to the embedding."""
     head, embedding = stored.pop(f"{names.head}.weight", None), stored.get(f"{names.embedding}.weight")
     if head is None or embedding is None:
         return

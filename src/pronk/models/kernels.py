@@ -1,8 +1,8 @@
-"""Selection of CPU kernels: the best instruction set of this machine that passes a self-check at load.
+"""Selection of CPU kernels: the best instruction set of this machine that passes a self-check.
 
-The self-check computes matrix products, and a text in a small decoder layer, in different batches. The results must
-agree bit for bit, and with torch within a tolerance. Argmax and sampling are compared with torch, too. The self-check
-runs once per instruction set and process, in some milliseconds.
+The self-check runs once per instruction set and process, before a model is loaded, in some milliseconds. It computes
+matrix products and a small decoder layer, each in batches of several sizes. For all batches, the bits of the results
+must be the same, and must differ from torch's by a small tolerance only. Argmax and sampling are compared with torch.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from pronk.quantization.formats.matrix import Bits
 from pronk.sampling.noise import gumbel_noise, noise_key
 from pronk.speculation.tree import TokenTree
 
-__all__ = ["check", "choose_kernels", "load_kernels", "open_device"]
+__all__ = ["choose_kernels", "load_kernels", "open_device", "self_check"]
 
 _CPU = torch.device("cpu")
-_BATCH_SIZES = (1, 4, 20, 64, 512)  # rows of the products that are compared
-_MATRIX_SIZES = ((96, 80), (320, 48), (1100, 48))  # inputs and outputs of the matrices
-# Largest allowed error of the layer, relative to its largest output, by dtype of the weights or of the KV cache.
+_BATCH_SIZES = (1, 4, 20, 64, 512)  # numbers of rows of the compared matrix products
+_MATRIX_SIZES = ((96, 80), (320, 48), (1100, 48))  # (inputs, outputs) of the compared matrix products
+# Allowed error of the decoder layer relative to its largest output, by dtype of the weights, or int8 of the KV cache.
 _TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.int8: 5e-2}
 
 
@@ -45,11 +45,11 @@ def load_kernels(choice: str = "auto", path: Path | None = None) -> Kernels:
     """Return the best kernels that ``choice`` allows and that pass the self-check.
 
     ``choice`` is ``"auto"`` or an instruction set; one that the processor lacks raises an OptionError. If no kernels
-    are left, a KernelsError gives the reason in one line. ``path`` is the library file, by default the installed one.
+    pass, a KernelsError gives the reason in one line. ``path`` is the library's file, by default the installed one.
     """
     failure = ""
     for kernels in candidates(choice, path):
-        error = check(kernels)
+        error = self_check(kernels)
         if error is None:
             return kernels
         failure = f"{kernels.path}: the {kernels.name} kernels fail their self-check: {error}"
@@ -57,7 +57,7 @@ def load_kernels(choice: str = "auto", path: Path | None = None) -> Kernels:
 
 
 def open_device(name: str) -> torch.device:
-    """Return the torch device called ``name``; raise an OptionError if this machine has none."""
+    """Return the torch device called ``name``; raise an OptionError if this machine does not have it."""
     try:
         device = torch.device(name)
         torch.empty(1, device=device).item()
@@ -68,10 +68,10 @@ def open_device(name: str) -> torch.device:
 
 
 def choose_kernels(choice: str, device: torch.device, config: ModelConfig) -> Kernels | None:
-    """Return the kernels that run a model, or ``None`` for torch.
+    """Return the kernels that compute a model; ``None`` means torch.
 
-    The choice ``"torch"`` returns ``None``, as does ``"auto"`` on an accelerator. Otherwise, a warning says why no
-    kernels can be used. An unknown choice, or one that this processor does not support, raises an OptionError.
+    The result is ``None`` for ``"torch"``, and for ``"auto"`` on an accelerator. In all other cases, a warning says why
+    the result is ``None``. An unknown choice, or one that the processor lacks, raises an OptionError.
     """
     if choice not in CHOICES:
         msg = f"kernels: expected {', '.join(CHOICES)}; found {choice!r}"
@@ -93,8 +93,8 @@ def choose_kernels(choice: str, device: torch.device, config: ModelConfig) -> Ke
 
 
 @torch.inference_mode()
-def check(kernels: Kernels) -> str | None:
-    """Run the self-check; return a description of the first failure, or ``None``."""
+def self_check(kernels: Kernels) -> str | None:
+    """Return a description of the first failure of the self-check; ``None`` if there is none."""
     for dtype in (torch.float32, torch.bfloat16):
         failure = (
             _check_products(kernels, dtype) or _check_layer(kernels, dtype) or _check_layer(kernels, dtype, torch.int8)
@@ -109,14 +109,22 @@ def _check_products(kernels: Kernels, dtype: torch.dtype) -> str | None:
     for inputs, outputs in _MATRIX_SIZES:
         weight = torch.randn(outputs, inputs, generator=generator).to(dtype)
         x = torch.randn(max(_BATCH_SIZES), inputs, generator=generator).to(dtype)
-        linear = KernelLinear(kernels, weight, None, WeightLayout())
-        whole = linear.logits(x)
-        for rows in _BATCH_SIZES:
-            if not torch.equal(linear.logits(x[:rows]), whole[:rows]):
-                return f"a product of {rows} rows is not that of {len(x)} rows"
-        expected = x.double() @ weight.double().T
-        if not torch.allclose(whole.double(), expected, rtol=0.0, atol=1e-4 * inputs**0.5):
-            return f"a product of {inputs} by {outputs} is off by {float((whole - expected).abs().max()):.1g}"
+        # Each output is a sum of `inputs` random numbers, with a standard deviation of sqrt(inputs).
+        failure = _check_product(KernelLinear(kernels, weight, None, WeightLayout()), x, weight, 1e-4 * inputs**0.5)
+        if failure is not None:
+            return failure
+    return None
+
+
+def _check_product(linear: KernelLinear, x: Tensor, weight: Tensor, tolerance: float) -> str | None:
+    """Compare ``x Wᵀ`` bit for bit with smaller batches, and within ``tolerance`` with torch in float64."""
+    whole, expected = linear.logits(x), x.double() @ weight.double().T
+    for rows in _BATCH_SIZES:
+        if not torch.equal(linear.logits(x[:rows]), whole[:rows]):
+            return f"a product of {rows} rows is not that of {len(x)} rows"
+    if not torch.allclose(whole.double(), expected, rtol=0.0, atol=tolerance):
+        error = float((whole - expected).abs().max())
+        return f"a product of {linear.in_features} by {linear.out_features} is off by {error:.1g}"
     return None
 
 
@@ -124,38 +132,36 @@ def _check_quantized_products(kernels: Kernels) -> str | None:
     generator = torch.Generator().manual_seed(0)
     weight, x = torch.randn(48, 320, generator=generator), torch.randn(max(_BATCH_SIZES), 320, generator=generator)
     for bits in get_args(Bits):
-        coded = round_weights(kernels, weight, bits)
-        linear = KernelLinear(kernels, coded, None, WeightLayout())
-        whole = linear.logits(x)
-        for rows in _BATCH_SIZES:
-            if not torch.equal(linear.logits(x[:rows]), whole[:rows]):
-                return f"a product of {rows} rows is not that of {len(x)} in {bits} bits"
-        expected = x.double() @ coded.dequantize().double().T
-        # The kernels round x to 8 bits, with an error of at most 1/254 of the largest absolute value of each group.
-        if not torch.allclose(whole.double(), expected, rtol=0.0, atol=0.02 * float(expected.abs().max())):
-            return f"a product in {bits} bits is off by {float((whole - expected).abs().max()):.1g}"
+        quantized = round_weights(kernels, weight, bits)
+        linear, dequantized = KernelLinear(kernels, quantized, None, WeightLayout()), quantized.dequantize().double()
+        # The kernels round x to 8 bits: each number by at most 1/254 of the largest magnitude in its group.
+        tolerance = 0.02 * float((x.double() @ dequantized.T).abs().max())
+        failure = _check_product(linear, x, dequantized, tolerance)
+        if failure is not None:
+            return f"{failure} in {bits} bits"
     return None
 
 
 def _check_sampling(kernels: Kernels) -> str | None:
     generator = torch.Generator().manual_seed(0)
+    temperature, position = 0.7, 5
     for seed, vocab in enumerate((33, 700)):
         logits = torch.randn(vocab, generator=generator)
-        scores = (logits / 0.7).double() + gumbel_noise(seed, 5, torch.arange(vocab))
+        scores = (logits / temperature).double() + gumbel_noise(seed, position, torch.arange(vocab))
         if kernels.choose(logits, 0.0, 0) != int(logits.argmax()):
             return f"the argmax of {vocab} logits is not that of torch"
-        if kernels.choose(logits, 0.7, noise_key(seed, 5)) != int(scores.argmax()):
+        if kernels.choose(logits, temperature, noise_key(seed, position)) != int(scores.argmax()):
             return f"a sample from {vocab} tokens is not that of torch"
     return None
 
 
 def _check_layer(kernels: Kernels, dtype: torch.dtype, kv_dtype: torch.dtype | None = None) -> str | None:
-    """Compute 70 tokens in one forward pass, one by one, as a path of a draft tree, and with torch."""
+    """Compute a layer for 70 tokens in one forward pass, token by token, in a draft tree, and in torch."""
     shape = {"hidden": 64, "layers": 1, "heads": 4, "kv_heads": 2, "mlp": 96, "vocab": 32, "context": 128}
     config = llama_config(**shape, bos_id=None, eos_ids=())
     plain = Decoder(dataclasses.replace(config, tied=False))
     plain.initialize(torch.Generator().manual_seed(0))
-    plain.embedding.mul_(50.0)
+    plain.embedding.mul_(50.0)  # standard deviation 1 instead of 0.02
     packed = Decoder(plain.config)
     packed.load_state_dict(plain.state_dict())
     packed.to(dtype)
@@ -170,13 +176,13 @@ def _check_layer(kernels: Kernels, dtype: torch.dtype, kv_dtype: torch.dtype | N
     runner.reset()
     start = 61
     runner.run(TokenTree.chain(tokens[:start]))
-    # The text is the path of the second children; each first child is another token. In ``ids`` it has even indices.
+    # The other 9 tokens are the even nodes of a draft tree: each has two children, a wrong token and the next token.
     ids, parents = [tokens[start]], [-1]
     for token in tokens[start + 1 :]:
         parent = len(ids) - 1
         ids += [(token + 1) % 32, token]
         parents += [parent, parent]
-    found = runner.run(TokenTree(tuple(ids), tuple(parents)))[[0, *range(2, len(ids), 2)]]
+    found = runner.run(TokenTree(tuple(ids), tuple(parents)))[::2]
     if not torch.equal(found, whole[start:]):
         return "a path of a draft tree is not that text in one forward pass"
     expected = _reference(plain.double(), tokens)
@@ -185,7 +191,7 @@ def _check_layer(kernels: Kernels, dtype: torch.dtype, kv_dtype: torch.dtype | N
 
 
 class _LayerRunner:
-    """Layer 0 of a decoder on the kernels, with the KV cache of one text."""
+    """Embedding and layer 0 of a decoder, computed by the kernels, with a KV cache of one text."""
 
     def __init__(self, kernels: Kernels, decoder: Decoder, dtype: torch.dtype, kv_dtype: torch.dtype | None) -> None:
         config = decoder.config
@@ -200,11 +206,11 @@ class _LayerRunner:
         self.hidden, self.dtype = config.hidden_size, dtype
 
     def reset(self) -> None:
-        """Start a new text."""
+        """Empty the KV cache, to start a new text."""
         self.cache.release(self.block_table)
 
     def run(self, tree: TokenTree) -> Tensor:
-        """Return the layer's output for every node, and append the tree's main chain to the text."""
+        """Return the layer's output for every node; commit the chain at the beginning of the tree."""
         length = self.block_table.length
         self.cache.prepare(self.block_table, length + len(tree))
         rows = ProgramRows().add([(self.block_table, tree, 0)], tree.tokens)

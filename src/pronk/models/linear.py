@@ -1,4 +1,4 @@
-"""Linear layers with plain weights for torch, or weights packed for the kernels, quantized or not."""
+"""Linear layers with weights for torch, or with packed weights, quantized or not, for the kernels."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ __all__ = [
     "choose_linear",
 ]
 
-# Values of the option ``weights``: the precision of the checkpoint, or rounding to 8 or 4 bits at load.
+# Values of the option ``weights``: as in the checkpoint, or quantized to 8 or 4 bits when the model is loaded.
 WEIGHTS = ("plain", "int8", "int4")
 
 
 class WeightLayout(NamedTuple):
-    """Meaning of a linear layer's outputs, which determines the order of the packed weights."""
+    """Structure of a linear layer's outputs, which determines the order of the packed weights."""
 
-    # Number of outputs of a head, if the kernels process the outputs head by head: each head then starts a block of 16
-    # packed outputs; ``None`` if there are no heads.
+    # ``head_dim`` if the outputs are attention heads: the kernels pad each head to whole blocks of 16 outputs. ``None``
+    # if there are no heads.
     unit: int | None = None
-    gated: bool = False  # whether the first half of the outputs gates the second half, as in SwiGLU
-    head: bool = False  # whether the outputs are logits, for which rounding to 4 bits is not precise enough
+    gated: bool = False  # whether the outputs are the gate, then the up projection, as in SwiGLU
+    head: bool = False  # whether this is the LM head, for which 4 bits are too imprecise
 
 
 class Linear(nn.Module):
-    """Linear layer ``y = x Wᵀ + b``; ``y`` has the dtype of ``x``."""
+    """Linear layer ``y = x Wᵀ + b``; ``forward`` returns ``y`` in the dtype of ``x``."""
 
     in_features: int
     out_features: int
@@ -53,26 +53,26 @@ class Linear(nn.Module):
         raise NotImplementedError
 
     def logits(self, x: Tensor) -> Tensor:
-        """Return ``y`` in float32; kernels compute it in float32 without rounding to the dtype of ``x``."""
+        """Return ``y`` in float32; the kernels do not round it to the dtype of ``x`` first."""
         return self(x).float()
 
     @property
     def parts(self) -> Sequence[Linear]:
-        """The matrices whose outputs are concatenated, in order."""
+        """The layers with one weight matrix each whose outputs, concatenated, are those of this layer."""
         return (self,)
 
 
-# Builds a layer from its weight ``[out, in]``, plain or quantized, its bias ``[out]`` or ``None``, and its layout.
+# Function that builds a layer from a weight ``[out, in]``, a bias ``[out]`` or ``None``, and a layout.
 LinearFactory = Callable[[Tensor | QuantizedMatrix, Tensor | None, WeightLayout], Linear]
 
 
 class PlainLinear(Linear):
-    """Linear layer of torch with weights ``[out, in]``; the only trainable implementation."""
+    """Linear layer of torch with a weight ``[out, in]``; the only trainable subclass."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        # Keep a given Parameter instead of copying it, so that a head can be tied to the embedding.
+        # A given Parameter is kept as it is, so that the LM head can be tied to the embedding.
         self.weight = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight, weight.requires_grad)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=bias.requires_grad)
 
@@ -82,10 +82,10 @@ class PlainLinear(Linear):
 
 
 class KernelLinear(Linear):
-    """Linear layer with weights packed for the kernels; the bits of a row do not depend on other rows.
+    """Linear layer with packed weights for the kernels; the bits of a row do not depend on other rows.
 
-    The :class:`Program` of a model reads ``packed`` itself. ``forward`` and ``logits`` run the layer alone, which
-    requires a layout without heads and gate.
+    The :class:`Program` of a whole model uses ``packed``. ``forward`` and ``logits`` compute only this layer, and are
+    for layouts without heads and gate.
     """
 
     def __init__(self, kernels: Kernels, weight: Tensor | CodedRows, bias: Tensor | None, layout: WeightLayout) -> None:
@@ -115,7 +115,7 @@ class KernelLinear(Linear):
 
 
 class StackedLinear(Linear):
-    """Linear layers on one input with concatenated outputs; the weight formats of the parts may differ."""
+    """Linear layers with the same input and concatenated outputs; their weight formats may differ."""
 
     def __init__(self, parts: Sequence[Linear]) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class StackedLinear(Linear):
 
     @property
     def parts(self) -> Sequence[Linear]:
-        """The matrices whose outputs are concatenated, in order."""
+        """The stacked layers, in order."""
         return [cast("Linear", part) for part in self._parts]
 
 
@@ -139,15 +139,15 @@ def choose_linear(
     dtype: torch.dtype | None = None,
     release: Callable[[], None] = lambda: None,
 ) -> LinearFactory:
-    """Return the factory that makes the linear layers of a model.
+    """Return a function that builds the linear layers of a model.
 
     Args:
         kernels: kernels that compute the layers; ``None`` means torch.
         device: device of the weights.
-        weights: ``"plain"`` keeps the precision of the checkpoint; ``"int8"`` and ``"int4"`` round weights that are not
-            quantized yet, except that the LM head always gets 8 bits. Rounding without kernels raises an OptionError.
+        weights: ``"plain"`` keeps the precision of the checkpoint; ``"int8"`` and ``"int4"`` quantize the weights that
+            the checkpoint does not (the LM head always to 8 bits), and raise an OptionError without kernels.
         dtype: dtype to which quantized weights are dequantized for torch; ``None`` means float32.
-        release: callback that frees pages of the mapped checkpoint, called after each slice of a rounded weight.
+        release: called after each quantized slice of a weight, to free pages of the mapped checkpoint.
     """
     if weights not in WEIGHTS:
         msg = f"weights: expected {', '.join(WEIGHTS)}; found {weights!r}"
@@ -176,7 +176,7 @@ def choose_linear(
 
 @dataclass(frozen=True)
 class _SlicewiseRounding:
-    """Matrix that is rounded slice by slice while it is packed, to bound peak memory."""
+    """Unquantized matrix that :func:`pack` reads and quantizes slice by slice, to save peak memory."""
 
     kernels: Kernels
     weight: Tensor

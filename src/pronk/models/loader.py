@@ -1,8 +1,8 @@
 """Loading of a model: find its folder, read its config, and load its weights into a decoder.
 
-Weights are loaded module by module, so peak memory is little more than their size in the loaded dtype. On a CPU, the
-embedding is not copied: its rows are read from the mapped file. Quantized weights stay quantized for the kernels and
-are dequantized for torch.
+Weights are loaded module by module, so peak memory is little more than their size in the loaded dtype. On a CPU, an
+unquantized embedding is not copied: its rows are read from the mapped file. Quantized weights stay quantized for the
+kernels, and are dequantized for torch.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ __all__ = ["compute_dtype", "kernels_support", "load_decoder", "parse_dtype", "r
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
-# Files with the quantization config in older checkpoints, and the quant_method that the file implies.
+# Older checkpoints have the quantization config in a separate file, whose name implies the ``quant_method``.
 _QUANTIZATION_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 
-# Download no executable code, and skip the second copy of the weights in Mistral's repositories (``consolidated*``).
+# Download no executable code, and not ``consolidated*``, a second copy of the weights in Mistral's repositories.
 _ALLOW_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.jinja", "tokenizer.model"]
 _IGNORE_PATTERNS = ["*/*", "consolidated*.safetensors"]
 
@@ -46,8 +46,8 @@ def resolve_model(name: str | Path | None, *, revision: str | None = None) -> Pa
     """Return the folder or GGUF file of a model, downloaded from the Hugging Face Hub if needed.
 
     Args:
-        name: a folder, a GGUF file, ``owner/name`` of a model on the Hub, or in a clone of the repository the name of
-            a folder in ``models/``; ``None`` means ``pronk-tiny`` of the clone.
+        name: a folder, a GGUF file, ``owner/name`` of a model on the Hub, or, in a clone of the repository, the name of
+            a folder in its ``models/``. ``None`` means the clone's ``models/pronk-tiny``.
         revision: branch, tag or commit on the Hub.
 
     Raises:
@@ -79,7 +79,7 @@ def resolve_model(name: str | Path | None, *, revision: str | None = None) -> Pa
 
 
 def _download(repo: str, revision: str | None) -> Path:
-    # Imported late: the import takes 0.25 s, which local models need not pay.
+    # Imported here, because the import takes 0.25 s and local models do not need it.
     from huggingface_hub import errors, snapshot_download  # noqa: PLC0415
 
     try:
@@ -122,7 +122,7 @@ def read_config(folder: Path) -> ModelConfig:
     try:
         config = parse_config(raw | _separate_quantization(folder, raw))
         if config.quantization is not None:
-            parse_scheme(config.quantization)  # raise early for unsupported formats
+            parse_scheme(config.quantization)  # raises if the format is not supported
         return config
     except ConfigError as error:
         msg = f"{folder}: {error}"
@@ -130,7 +130,7 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def _separate_quantization(folder: Path, raw: dict[str, Any]) -> dict[str, Any]:
-    """Return ``{"quantization_config": …}`` from a separate file, or ``{}`` if none is needed or found."""
+    """Return ``{"quantization_config": …}`` from a separate file; ``{}`` if ``raw`` or no file has it."""
     for name, method in _QUANTIZATION_FILES.items():
         if not (raw.get("quantization_config") or raw.get("compression_config")) and (folder / name).is_file():
             return {"quantization_config": {"quant_method": method, **read_json(folder / name, ConfigError)}}
@@ -138,7 +138,7 @@ def _separate_quantization(folder: Path, raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def parse_dtype(name: str, config: ModelConfig) -> torch.dtype:
-    """Return the torch dtype called ``name``; ``auto`` means the dtype in the config."""
+    """Return the torch dtype called ``name``; ``auto`` is the dtype in the config."""
     dtype = _DTYPES.get(config.dtype if name == "auto" else name)
     if dtype is None:
         msg = f"dtype: expected auto, {', '.join(_DTYPES)}; found {name!r}"
@@ -147,12 +147,12 @@ def parse_dtype(name: str, config: ModelConfig) -> torch.dtype:
 
 
 def kernels_support(kernels: Kernels | None, config: ModelConfig) -> bool:
-    """Return whether ``kernels`` is not ``None`` and supports the head size of the model."""
+    """Return whether there are kernels (not ``None``) and they support the head size of the model."""
     return kernels is not None and kernels.supports_head_dim(config.head_dim)
 
 
 def compute_dtype(dtype: torch.dtype, kernels: Kernels | None) -> torch.dtype:
-    """Return the dtype of activations for weights of ``dtype``: kernels compute float32 for float16."""
+    """Return the dtype of activations: that of the weights, or float32 for kernels with float16 weights."""
     return torch.float32 if kernels is not None and dtype == torch.float16 else dtype
 
 
@@ -169,9 +169,9 @@ def load_decoder(
 ) -> Decoder:
     """Return a decoder with the weights of a model folder or GGUF file, in ``dtype`` on ``device``.
 
-    On a CPU, an unquantized embedding and learned positions stay mapped, in the file's dtype. ``weights`` is as in
-    :func:`~pronk.models.linear.choose_linear`. ``split`` selects the shard of this process in tensor parallelism.
-    ``on_progress`` receives the number of bytes read so far, and in total.
+    On a CPU, an unquantized embedding and learned positions are views of the mapped file, in its dtype. ``weights``
+    is explained in :func:`~pronk.models.linear.choose_linear`. ``split`` selects the shard of this process in tensor
+    parallelism. ``on_progress`` receives the number of bytes read so far, and the total.
 
     Raises:
         CheckpointError: tensors are missing, unexpected, damaged, of a wrong shape or dtype, or quantized in a format
@@ -182,7 +182,7 @@ def load_decoder(
     linear = choose_linear(kernels, device, weights, dtype, checkpoint.release)
     parts = list(plan_tensors(config, tensor_names(checkpoint, config)))
     inventory = Inventory(checkpoint, config, parts)
-    # Tables first, because a tied head, which follows, is the embedding. Then the largest parts, while memory is free.
+    # Embeddings come first, as a tied LM head refers to one; then the largest parts, while memory is free.
     parts.sort(key=lambda part: (part.kind != "table", bool(part.weight), -inventory.nbytes(part)))
     with torch.device("meta"):
         decoder = Decoder(config, None if split is None else split.shard_config)

@@ -1,4 +1,4 @@
-"""Conversion of a checkpoint's weights to the modules of a decoder, part by part."""
+"""Builds the modules of a decoder from the tensors of a checkpoint, one module at a time."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from pronk.quantization.formats.matrix import QuantizedMatrix
 
 __all__ = ["WeightPlacer"]
 
-_MIN_MAPPED_BYTES = 1 << 20  # smallest matrix that gets a memory mapping of its own
-_OUTPUTS_PER_SLICE = 1024  # number of outputs that are dequantized at a time
+_MIN_MAPPED_BYTES = 1 << 20  # matrices of at least 1 MiB get a separate memory mapping
+_OUTPUTS_PER_SLICE = 1024  # dequantized at a time
 
 
 class WeightPlacer:
-    """Builds the modules of a decoder from the tensors of a checkpoint.
+    """Builds the modules of a decoder with ``linear``, from the tensors of a checkpoint.
 
-    With ``keep_quantized``, quantized weights stay quantized; otherwise they are dequantized to ``dtype``.
+    With ``keep_quantized``, quantized weights stay quantized; otherwise they are dequantized to ``dtype``. ``split``
+    selects the shard of this process in tensor parallelism.
     """
 
     def __init__(
@@ -48,12 +49,12 @@ class WeightPlacer:
 
     @property
     def notes(self) -> list[str]:
-        """Warnings where loading deviates from the checkpoint."""
+        """Warnings about weights that could not be loaded as they are stored."""
         what = f"{self._num_unfused} gated matrices whose halves order or quantize their inputs differently"
         return [f"{what}, and are dequantized to {self.dtype}".replace("torch.", "")] if self._num_unfused else []
 
     def place(self, part: DecoderPart) -> None:
-        """Load one module or table into the decoder."""
+        """Load one part, and set it in the decoder."""
         path, _, name = part.target.rpartition(".")
         parent = self.decoder.get_submodule(path)
         if part.kind == "table":
@@ -64,24 +65,24 @@ class WeightPlacer:
             layout = parent.layout(name) if isinstance(parent, Layer) else WeightLayout(head=True)
             setattr(parent, name, self._linear(part, layout))
         else:
-            for key, pieces in (("weight", part.weight), ("bias", part.bias)):
-                vector = self._stack([self.inventory.tensor(piece) for piece in pieces]) if pieces else None
+            for key, sources in (("weight", part.weight), ("bias", part.bias)):
+                vector = self._stack([self.inventory.tensor(source) for source in sources]) if sources else None
                 if vector is not None:
                     setattr(parent.get_submodule(name), key, nn.Parameter(vector, requires_grad=False))
         self.inventory.checkpoint.release()
 
-    def _table(self, piece: CheckpointTensor) -> Tensor:
-        """Load an embedding; if it stays quantized, set the decoder's ``table`` and return an empty tensor."""
-        if not self.inventory.is_quantized(piece):
-            table = self.inventory.tensor(piece)
+    def _table(self, source: CheckpointTensor) -> Tensor:
+        """Load an embedding; one that stays quantized becomes ``decoder.table``, and the result is empty."""
+        if not self.inventory.is_quantized(source):
+            table = self.inventory.tensor(source)
             return table if self.device.type == "cpu" else table.to(self.device, self.dtype)
-        stored = self._read(piece, mapped_zeros(piece.shape, torch.uint8))
+        stored = self._read(source, mapped_zeros(source.shape, torch.uint8))
         if not self.keep_quantized:
             return self._stack([stored])
         packed = self.linear(stored, None, WeightLayout(head=True))
         assert isinstance(packed, KernelLinear)
         self.decoder.table = packed
-        return torch.empty(0, piece.shape[1], dtype=self.dtype)
+        return torch.empty(0, source.shape[1], dtype=self.dtype)
 
     def _linear(self, part: DecoderPart, layout: WeightLayout) -> Linear:
         weights, bias = self._weights(part, layout), self._bias(part)
@@ -92,19 +93,19 @@ class WeightPlacer:
         return StackedLinear([self.linear(w, b, layout) for w, b in zip(weights, biases, strict=True)])
 
     def _weights(self, part: DecoderPart, layout: WeightLayout) -> list[Tensor | QuantizedMatrix]:
-        """Return the matrices of a linear layer: one, or several if its tensors differ in format."""
-        if not any(self.inventory.is_quantized(piece) for piece in part.weight):
-            plain = [self.inventory.tensor(piece) for piece in part.weight] or [self.decoder.embedding.detach()]
+        """Return a linear layer's weight: one stacked matrix, or several if their formats differ."""
+        if not any(self.inventory.is_quantized(source) for source in part.weight):
+            plain = [self.inventory.tensor(source) for source in part.weight] or [self.decoder.embedding.detach()]
             return [self._stack([self._shard(part, n, weight) for n, weight in enumerate(plain)], part.transposed)]
-        shapes = [piece.shape[::-1] if part.transposed else piece.shape for piece in part.weight]
+        shapes = [source.shape[::-1] if part.transposed else source.shape for source in part.weight]
         rows, inputs = [shape[0] for shape in shapes], shapes[0][1]
-        # One allocation holds all codes: stacking needs no copy, and the memory is freed as a whole.
+        # All codes are read into one allocation, so that stacking needs no copy.
         codes = mapped_zeros((sum(rows), inputs), torch.uint8)
         weights = list(map(self._read, part.weight, codes.split(rows)))
         if self.split is not None:
             weights, codes = self._shard_codes(part, weights)
             rows = [weight.shape[0] for weight in weights]
-        # The kernels accept heads in several matrices, but gate and up projections only in one.
+        # The kernels accept several matrices for attention heads (`unit`), but only one for all other layers.
         runs = fusible_runs(weights) if self.keep_quantized and layout.unit is not None else [slice(0, len(weights))]
         row_slices = [slice(sum(rows[: run.start]), sum(rows[: run.stop])) for run in runs]
         slices = zip(runs, row_slices, strict=True)
@@ -113,7 +114,7 @@ class WeightPlacer:
     def _fuse(
         self, weights: Sequence[Tensor | QuantizedMatrix], codes: Tensor, transposed: bool
     ) -> Tensor | QuantizedMatrix:
-        """Stack weights into one matrix; it is quantized if all weights are and agree in input order."""
+        """Stack weights into one matrix, quantized if all are quantized with the same order of inputs."""
         parts = [weight for weight in weights if isinstance(weight, QuantizedMatrix)]
         if self.keep_quantized and parts:
             stacked = stack_matrices(parts, codes) if len(parts) == len(weights) else None
@@ -122,10 +123,10 @@ class WeightPlacer:
             self._num_unfused += 1
         return self._stack(weights, transposed)
 
-    def _read(self, piece: CheckpointTensor, codes: Tensor) -> Tensor | QuantizedMatrix:
-        if not self.inventory.is_quantized(piece):
-            return self.inventory.tensor(piece)
-        weight = self.inventory.weight(piece, codes)
+    def _read(self, source: CheckpointTensor, codes: Tensor) -> Tensor | QuantizedMatrix:
+        if not self.inventory.is_quantized(source):
+            return self.inventory.tensor(source)
+        weight = self.inventory.weight(source, codes)
         self.inventory.checkpoint.release()
         return weight
 
@@ -139,7 +140,7 @@ class WeightPlacer:
     def _shard_codes(
         self, part: DecoderPart, weights: Sequence[Tensor | QuantizedMatrix]
     ) -> tuple[list[Tensor | QuantizedMatrix], Tensor]:
-        """Return this process's shards of the weights, and all their codes in one allocation."""
+        """Return this process's shards of the weights, and the allocation with the codes of all shards."""
         assert self.split is not None
         shards = list[Tensor | QuantizedMatrix]()
         for number, weight in enumerate(weights):
@@ -156,21 +157,21 @@ class WeightPlacer:
         return shards, codes
 
     def _bias(self, part: DecoderPart) -> Tensor | None:
-        pieces = [self.inventory.tensor(piece) for piece in part.bias]
+        biases = [self.inventory.tensor(source) for source in part.bias]
         if self.split is not None:
-            shards = [self.split.shard_bias(part, number, piece) for number, piece in enumerate(pieces)]
-            pieces = [shard for shard in shards if shard is not None]
-        return self._stack(pieces) if pieces else None
+            shards = [self.split.shard_bias(part, number, bias) for number, bias in enumerate(biases)]
+            biases = [shard for shard in shards if shard is not None]
+        return self._stack(biases) if biases else None
 
     def _stack(self, weights: Sequence[Tensor | QuantizedMatrix], transposed: bool = False) -> Tensor:
-        """Stack weights along the outputs in the loaded dtype; a single tensor is copied only for conversion."""
+        """Stack weights along the outputs, in ``dtype``; a single tensor of this dtype is not copied."""
         single = weights[0] if len(weights) == 1 and not transposed else None
         if isinstance(single, Tensor) and (self.device.type != "cpu" or single.dtype == self.dtype):
             return single.to(self.device, self.dtype)
-        # Quantized matrices are always ``[outputs, inputs]``, even if plain ones of the checkpoint are transposed.
+        # Quantized matrices are ``[outputs, inputs]`` even if the checkpoint's other matrices are transposed.
         weights = [each.t() if transposed and isinstance(each, Tensor) else each for each in weights]
         rows = [weight.shape[0] for weight in weights]
-        # Convert every weight directly into one allocation, to avoid temporary copies.
+        # Each weight is converted directly into its rows of one allocation, without temporary copies.
         stacked = self._empty(sum(rows), *weights[0].shape[1:])
         for target, weight in zip(stacked.split(rows), weights, strict=True):
             _fill(target, weight)
@@ -178,7 +179,7 @@ class WeightPlacer:
         return stacked
 
     def _empty(self, *shape: int) -> Tensor:
-        """Allocate a matrix; a large one on a CPU gets its own mapping, to avoid heap fragmentation."""
+        """Allocate a tensor; a large one on a CPU gets a separate memory mapping, to avoid heap fragmentation."""
         size = math.prod(shape) * self.dtype.itemsize
         if self.device.type != "cpu" or size < _MIN_MAPPED_BYTES:
             return torch.empty(shape, dtype=self.dtype, device=self.device)
@@ -186,7 +187,7 @@ class WeightPlacer:
 
 
 def _fill(target: Tensor, weight: Tensor | QuantizedMatrix) -> None:
-    """Copy a weight into ``target``; dequantize slice by slice, to bound the float32 copy."""
+    """Copy a weight into ``target``; dequantize slice by slice, since dequantized slices are float32."""
     if isinstance(weight, Tensor):
         target.copy_(weight)
         return

@@ -1,7 +1,8 @@
-"""Programs for the kernels: the list of operations of a forward pass, and the rows that they compute.
+"""Programs for the kernels: the operations of a forward pass, and the rows to compute.
 
-Each module of the model appends its operations once, with ``module.compile(program, index)``. A forward pass is then
-one call into the library. With ``x`` the residual stream and ``A``, ``B`` intermediate activations, a layer is ::
+Each layer of a model appends its operations to a program once, with ``layer.compile(program, index)``. A forward pass
+is then one call into the library. A decoder layer has these operations, where ``x`` is the residual stream, and ``A``
+and ``B`` are buffers for intermediate activations ::
 
     qkv     rotate(norm(x) W_qkv)      stores keys and values in the cache; one operation per weight matrix
     attend  A = attention
@@ -32,20 +33,20 @@ from pronk.speculation.tree import TokenTree
 __all__ = ["Program", "ProgramRows"]
 
 _EMBED, _LINEAR, _QKV, _ATTEND, _STORE, _NORM = range(6)  # kinds of operations
-_STREAM, _A, _B, _LOGITS = range(4)  # buffers
+_STREAM, _A, _B, _LOGITS = range(4)  # buffers: input or output of an operation
 _ACTIVATIONS = {None: 0, "silu": 1, "gelu": 2, "gelu_tanh": 3}
 
-# The array 0, 1, 2, …, into which calls point instead of copying indices: logits rows are nearly always consecutive.
+# The array 0, 1, 2, …: consecutive row numbers, as logits rows nearly always have, are a pointer into it, not a copy.
 _NUM_CONSECUTIVE = 1 << 14
 _CONSECUTIVE = (ctypes.c_int32 * _NUM_CONSECUTIVE)(*range(_NUM_CONSECUTIVE))
 
 
 class Program:
-    """Operations of a model, which are added once and run any number of times.
+    """A list of operations that is built once and run any number of times.
 
     ``hidden`` is the width of the residual stream, and ``dtype`` its dtype: float32 or bfloat16. ``cache`` is the KV
-    cache of the model. Cross-attention of layer ``i`` reads layer ``cross_layers[i]`` of ``cross_model``, which is the
-    config and KV cache of another model.
+    cache of the model. ``cross_model`` is the config and KV cache of another model; cross-attention of layer ``i``
+    reads that model's layer ``cross_layers[i]``.
     """
 
     def __init__(
@@ -60,11 +61,11 @@ class Program:
         self.kernels, self.hidden, self.dtype = kernels, hidden, dtype
         self.cache, self.cross_model, self.cross_layers = cache, cross_model, tuple(cross_layers)
         self._ops: list[COp] = []
-        self._kept_alive: list[object] = []  # owns the memory that the operations point to
+        self._kept_alive: list[object] = []  # objects whose memory the operations point to
         self._compiled: Any = None
 
     def embed(self, decoder: Any) -> None:
-        """Set the stream to the embeddings of the tokens, plus learned positions if the decoder has them."""
+        """Add the embedding of the tokens into the stream, plus learned positions if the decoder has them."""
         op = self._add(_EMBED)
         op.positions = self._keep_alive(decoder.positions)
         if decoder.table is not None:
@@ -76,7 +77,8 @@ class Program:
     def attention(self, layer: Any, index: int, *, partial: bool = False) -> None:
         """Add the self-attention of a decoder layer, with its residual connection.
 
-        With ``partial`` (tensor parallelism), the sum over this process's heads goes to ``logits``, not to ``stream``.
+        With ``partial`` (tensor parallelism), the output for this process's heads is written to the buffer ``logits``
+        instead of being added to the stream.
         """
         c = layer.config
         for op in self._add_projection(layer.qkv, layer.attention_norm, c, index, rope=1 if c.rope else 0):
@@ -87,7 +89,7 @@ class Program:
         self.linear(layer.out, source="A", to="logits" if partial else "stream", residual=not partial)
 
     def cross(self, layer: Any, index: int) -> None:
-        """Add cross-attention to ``cross_model``, with its residual; the drafter Glide uses this."""
+        """Add cross-attention to ``cross_model``, with its residual connection, as in the drafter Glide."""
         assert self.cross_model is not None
         target, cache = self.cross_model
         self._add_projection(layer.cross_query, layer.cross_norm, target, None, rope=2 if target.rope else 0)
@@ -95,7 +97,7 @@ class Program:
         self.linear(layer.cross_out, source="A", residual=True)
 
     def mlp(self, layer: Any, *, partial: bool = False) -> None:
-        """Add the MLP of a decoder layer, with its residual; ``partial`` as in :meth:`attention`."""
+        """Add the MLP of a decoder layer, with its residual connection; ``partial`` as in :meth:`attention`."""
         self.linear(layer.up, norm=layer.mlp_norm, activation=layer.config.activation, to="B")
         self.linear(layer.down, source="B", to="logits" if partial else "stream", residual=not partial)
 
@@ -110,10 +112,10 @@ class Program:
         residual: bool = False,
         only_logits_rows: bool = False,
     ) -> None:
-        """Add ``to = activation(norm(source) Wᵀ + b)``, or ``to += …`` with ``residual``.
+        """Add the operation ``to = activation(norm(source) Wᵀ + b)``, or ``to += …`` with ``residual``.
 
-        The buffers ``source`` and ``to`` are ``stream``, ``A``, ``B`` or ``logits``. With ``only_logits_rows``, only
-        the rows of :meth:`ProgramRows.select_logits_rows` are computed.
+        ``source`` and ``to`` name buffers: ``"stream"``, ``"A"``, ``"B"`` or ``"logits"``. With ``only_logits_rows``,
+        only the rows of :meth:`ProgramRows.select_logits_rows` are computed.
         """
         op = self._add(_LINEAR)
         buffers = {"stream": _STREAM, "A": _A, "B": _B, "logits": _LOGITS}
@@ -124,16 +126,16 @@ class Program:
             self._set_norm(op, norm)
 
     def norm(self, norm: nn.Module) -> None:
-        """Add a normalization of the stream."""
+        """Add a normalization of the stream, in place."""
         self._set_norm(self._add(_NORM), norm)
 
     def store_hidden(self, layer: int) -> None:
-        """Store the stream in the cache as the hidden state after ``layer``."""
+        """Add storing the stream in ``cache.hidden[layer]``, as the output of layer ``layer`` (from 1)."""
         assert self.cache is not None
         self._add(_STORE).keys = self._keep_alive(self.cache.hidden[layer])
 
     def collect_hidden(self, index: int) -> None:
-        """Copy the stream to ``collected[index]``, an argument of :meth:`run`."""
+        """Add copying the stream to ``collected[index]``, an argument of :meth:`run`."""
         self._add(_STORE).collected = index + 1
 
     def run(
@@ -141,22 +143,22 @@ class Program:
     ) -> None:
         """Run the program on ``rows``.
 
-        ``stream`` ``[rows, hidden]`` is contiguous and changed in place. Operations to ``logits`` fill float32
-        ``[logits rows or rows, outputs]``; :meth:`collect_hidden` fills ``collected`` ``[indices, rows, hidden]``.
+        ``stream`` ``[rows, hidden]`` is contiguous and changed in place. The operations fill ``logits``, float32
+        ``[rows, outputs]`` or ``[selected rows, outputs]``, and ``collected`` ``[collected layers, rows, hidden]``.
         """
         self.kernels.run(self._prepare_call(rows, stream, logits, collected), len(self._ops), rows.call)
 
     def draft_chain(self, rows: ProgramRows, stream: Tensor, logits: Tensor, chain: CDraftChain) -> int:
-        """Run on one request's ``rows``, then on each draft token; return the number of forward passes.
+        """Run the program on one request's rows, then on each draft token; see :meth:`Kernels.draft_chain`.
 
-        ``logits``, float32 ``[1, vocab]``, receives the last forward pass's logits. See :meth:`Kernels.draft_chain`.
+        ``logits``, float32 ``[1, vocab]``, is overwritten with the logits of each forward pass.
         """
         return self.kernels.draft_chain(
             self._prepare_call(rows, stream, logits, None), len(self._ops), rows.call, chain
         )
 
     def _prepare_call(self, rows: ProgramRows, stream: Tensor, logits: Tensor | None, collected: Tensor | None) -> Any:
-        """Set the buffers of the call and return the operations as a C array."""
+        """Set the buffers in ``rows.call``, and return the operations as a C array."""
         if self._compiled is None:
             self._compiled = (COp * len(self._ops))(*self._ops)
         call = rows.call
@@ -168,7 +170,6 @@ class Program:
         return self._compiled
 
     def _add(self, kind: int) -> COp:
-        """Append an operation and return it."""
         op = COp(kind=kind)
         if self.cache is not None:
             op.block_size, op.slots = self.cache.block_size, self.cache.num_slots
@@ -178,7 +179,7 @@ class Program:
     def _add_projection(
         self, linear: Any, norm: nn.Module, c: ModelConfig, index: int | None, *, rope: int
     ) -> list[COp]:
-        """Add the projection to heads, one operation per weight matrix; queries only if ``index`` is ``None``."""
+        """Add the projection to queries, keys and values, or with ``index`` ``None`` to queries only."""
         ops, heads = [], 0
         for part in linear.parts:
             op = self._add(_QKV)
@@ -220,7 +221,7 @@ class Program:
         op.norm_bias = self._keep_alive(None if bias is None else bias.detach().float())
 
     def _keep_alive(self, tensor: Tensor | None) -> int | None:
-        """Return the address of a tensor, whose memory then lives as long as the program."""
+        """Return the address of a tensor, and keep its memory as long as the program exists."""
         if tensor is None:
             return None
         tensor = tensor.detach().contiguous()
@@ -230,9 +231,9 @@ class Program:
 
 @dataclass
 class ProgramRows:
-    """Rows of a forward pass, request after request, as the kernels' C structure ``call``.
+    """Rows of a forward pass, request after request; ``call`` describes them to the kernels.
 
-    This object owns the memory to which ``call`` points.
+    This object keeps the memory to which ``call`` points. ``count`` is the number of rows.
     """
 
     call: CForward = field(default_factory=CForward)
@@ -245,11 +246,11 @@ class ProgramRows:
         tokens: Sequence[int] | None = None,
         cross_block_tables: Sequence[BlockTable] | None = None,
     ) -> ProgramRows:
-        """Add the rows of all requests, given their block tables, draft trees and numbers of computed nodes.
+        """Add the rows of all requests.
 
-        Leading nodes of a tree that are already computed get no row. ``tokens`` holds the id of each row, for programs
-        that begin with an embedding. ``cross_block_tables`` holds the block table that each request's cross-attention
-        reads.
+        A segment is a request's block table, its draft tree, and the number of leading nodes of the tree that are
+        already computed and get no row. ``tokens`` has the token id of each row, for programs that begin with an
+        embedding. ``cross_block_tables`` has the block table that each request's cross-attention reads.
         """
         structs = (CSegment * len(segments))()
         for struct, (table, tree, computed) in zip(structs, segments, strict=True):
@@ -275,7 +276,7 @@ class ProgramRows:
         struct.released, struct.length = table.num_released, table.length
 
     def _int32_array(self, values: Sequence[int]) -> int:
-        """Copy ``values`` to memory owned by this object, and return its address."""
+        """Copy ``values`` to an array that this object keeps, and return the address of the array."""
         array = (ctypes.c_int32 * len(values))(*values)
         self._kept_alive.append(array)
         return ctypes.addressof(array)
@@ -288,16 +289,16 @@ class ProgramRows:
         return rows
 
     def set_rope(self, number: int, table: Tensor | None, *, by_row: bool = False) -> None:
-        """Set the RoPE table of self-attention (``number`` 0) or cross-attention (1), see :class:`RopeTable`.
+        """Set the :class:`RopeTable` tensor of self-attention (``number`` 0) or cross-attention (1).
 
-        Its first dimension is the position, or with ``by_row`` the row.
+        The first dimension of ``table`` is the position, or with ``by_row`` the row.
         """
         if table is not None:
             self._kept_alive.append(table)
             self.call.rope[number], self.call.rope_by_row[number] = table.data_ptr(), int(by_row)
 
     def select_logits_rows(self, rows: Sequence[int] | range) -> int:
-        """Select the rows whose logits are computed; return their number."""
+        """Select the rows, by number, whose logits are computed; return how many these are."""
         self.call.num_wanted = len(rows)
         if isinstance(rows, range) and rows.step == 1 and rows.stop <= _NUM_CONSECUTIVE:
             self.call.wanted = ctypes.addressof(_CONSECUTIVE) + 4 * rows.start

@@ -2,7 +2,7 @@
 
 Heads and MLP columns are distributed. ``qkv`` and ``up`` are split by outputs, ``out`` and ``down`` by inputs, so a
 layer needs two all-reduce sums. Embeddings, norms and the residual stream are replicated. The LM head is split by
-outputs, in blocks of 16 token ids; rank 0 also holds the whole head, since drafters use it there.
+outputs, in blocks of 16 token ids. Rank 0 holds the whole head, because drafters use it, but computes only its block.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ __all__ = ["TensorSplit"]
 
 Weight = TypeVar("Weight", Tensor, QuantizedMatrix, Tensor | QuantizedMatrix)
 
-# MLP columns are distributed in multiples of the largest of these sizes of which every process gets one. Large
-# multiples keep quantization groups whole, which mostly have 32 to 128 inputs.
+# Every process gets a multiple of ``n`` MLP columns, where ``n`` is the largest of these numbers for which no process
+# is left without columns. A large ``n`` does not cut quantization groups, which mostly have 32 to 128 inputs.
 _GRANULARITIES = (128, 64, 32, 16, 8, 1)
-_BLOCK_OUTPUTS = 16  # outputs per block of the packed weights
-_MIN_GROUP_INPUTS = 8  # smallest number of inputs per scale
-_MAX_EXCESS = 31  # inputs by which a group may exceed the shard, as in QuantizedMatrix
+_BLOCK_OUTPUTS = 16  # number of outputs per block of packed weights
+_MIN_GROUP_INPUTS = 8  # smallest number of inputs per group
+_MAX_EXCESS = 31  # a group has at most this many inputs more than the shard, as in QuantizedMatrix
 
 
 @dataclass(frozen=True)
 class TensorSplit:
-    """Part of a model that process ``rank`` of ``workers`` holds; ``config`` is that of the whole model.
+    """Shard of a model: ``rank``, from 0, of ``workers`` processes; ``config`` is that of the whole model.
 
-    An OptionError is raised if ``workers`` exceeds the number of key/value heads, MLP columns or blocks of token ids.
+    An OptionError is raised if there are fewer key/value heads, MLP columns or blocks of token ids than ``workers``.
     """
 
     config: ModelConfig
@@ -57,7 +57,7 @@ class TensorSplit:
 
     @property
     def shard_config(self) -> ModelConfig:
-        """Config of the layers of this process."""
+        """Config with the sizes of this process's layers."""
         heads, columns = self._heads, self._columns
         return replace(
             self.config,
@@ -67,29 +67,29 @@ class TensorSplit:
         )
 
     def tokens(self, rank: int) -> range:
-        """Return the token ids whose logits process ``rank`` computes, in blocks of 16."""
+        """Return the token ids whose logits process ``rank`` computes; 16 divides the start of the range."""
         size, blocks = self.config.vocab_size, ceil(self.config.vocab_size / _BLOCK_OUTPUTS)
         begin, end = (_BLOCK_OUTPUTS * (blocks * each // self.workers) for each in (rank, rank + 1))
         return range(begin, min(end, size))
 
     def shard(self, part: DecoderPart, number: int, weight: Weight) -> Weight:
-        """Return this process's shard of tensor ``part.weight[number]`` of a linear layer.
+        """Return this process's shard of ``weight`` ``[outputs, inputs]``, which is ``part.weight[number]``.
 
-        ``weight`` is ``[outputs, inputs]``. A CheckpointError is raised if its quantization groups cannot be split.
+        A CheckpointError is raised if the quantization groups of the weight cannot be split.
         """
         name = part.target.rpartition(".")[2]
-        inputs = self._kept_inputs(name)
+        inputs = self._own_inputs(name)
         if inputs is not None and inputs != range(weight.shape[1]):
             weight = _take_inputs(weight, inputs, part.target)
-        sizes = [piece.shape[1 if part.transposed else 0] for piece in part.weight] or [weight.shape[0]]
-        return _take_outputs(weight, self._kept_of_tensor(name, sizes, number))
+        sizes = [each.shape[1 if part.transposed else 0] for each in part.weight] or [weight.shape[0]]
+        return _take_outputs(weight, self._own_outputs_of_tensor(name, sizes, number))
 
     def shard_bias(self, part: DecoderPart, number: int, bias: Tensor) -> Tensor | None:
-        """Return the shard of a bias ``[outputs]``; where products of ranks are summed, only rank 0 adds one."""
+        """Return the shard of a bias ``[outputs]``; only rank 0 adds those of ``out`` and ``down``."""
         name = part.target.rpartition(".")[2]
-        if self._kept_inputs(name) is not None and self.rank:
+        if self._own_inputs(name) is not None and self.rank:
             return None
-        return _take_outputs(bias, self._kept_of_tensor(name, [piece.shape[0] for piece in part.bias], number))
+        return _take_outputs(bias, self._own_outputs_of_tensor(name, [each.shape[0] for each in part.bias], number))
 
     @cached_property
     def _heads(self) -> range:
@@ -102,28 +102,26 @@ class TensorSplit:
         return self._own_range(size, granularity)
 
     def _own_range(self, size: int, granularity: int) -> range:
-        """Return this process's part of ``range(size)``, which begins at a multiple of ``granularity``."""
+        """Divide ``range(size)`` at multiples of ``granularity``; return the range of this process."""
         count = size // granularity
         begin, end = (granularity * (count * each // self.workers) for each in (self.rank, self.rank + 1))
         return range(begin, size if self.rank == self.workers - 1 else end)
 
-    def _kept_inputs(self, name: str) -> range | None:
-        """Return the inputs to keep of a layer that is split by inputs; ``None`` for other layers."""
+    def _own_inputs(self, name: str) -> range | None:
+        """Return this process's inputs of ``out`` or ``down``; ``None`` for layers that keep all inputs."""
         if name == "out":
             width = self.config.group * self.config.head_dim
             return range(self._heads.start * width, self._heads.stop * width)
         return self._columns if name == "down" else None
 
-    def _kept_of_tensor(self, name: str, sizes: Sequence[int], number: int) -> list[range]:
-        """Return the outputs to keep of tensor ``number`` of the layer, counted from the first of the tensor."""
-        begin = sum(sizes[:number])
-        piece = range(begin, begin + sizes[number])
-        layer = self._kept_outputs(name, sizes)
-        kept = [range(max(each.start, piece.start), min(each.stop, piece.stop)) for each in layer]
-        return [range(each.start - begin, each.stop - begin) for each in kept if each]
+    def _own_outputs_of_tensor(self, name: str, sizes: Sequence[int], number: int) -> list[range]:
+        """Return this process's outputs of one stacked tensor, of ``sizes[number]`` outputs, as ranges from 0."""
+        begin, end = sum(sizes[:number]), sum(sizes[: number + 1])
+        clipped = [range(max(each.start, begin), min(each.stop, end)) for each in self._own_outputs(name, sizes)]
+        return [range(each.start - begin, each.stop - begin) for each in clipped if each]
 
-    def _kept_outputs(self, name: str, sizes: Sequence[int]) -> list[range]:
-        """Return the outputs to keep of a layer, counted over its stacked tensors."""
+    def _own_outputs(self, name: str, sizes: Sequence[int]) -> list[range]:
+        """Return this process's outputs of a layer whose stacked tensors have ``sizes`` outputs, as ranges."""
         config = self.config
         if name == "qkv":
             sections, begin = list[range](), 0
@@ -165,7 +163,7 @@ def _take_inputs(weight: Weight, kept: range, target: str) -> Weight:
     if isinstance(weight, Tensor):
         return weight[:, kept.start : kept.stop]
     inputs = weight.shape[1]
-    # A quantization group can be split into smaller groups with the same scale.
+    # Groups that do not end at the ends of `kept` are split into smaller groups, which keep the scale.
     group = gcd(weight.group, kept.start, kept.stop if kept.stop < inputs else 0)
     while group > len(kept) + _MAX_EXCESS and group % (2 * _MIN_GROUP_INPUTS) == 0:
         group //= 2

@@ -22,7 +22,7 @@ _BITS_OF_TYPE = {number: bits for bits, number in CODED_TYPES.items()}
 
 @dataclass(frozen=True)
 class ForwardWeights:
-    """Weights that a forward pass reads: all matrices except an embedding from which rows are looked up."""
+    """Weight matrices that a forward pass reads as a whole; an embedding counts if it is also the LM head."""
 
     kinds: str  # formats in memory, most bytes first, such as ``int4 in groups of 32, int8 in groups of 128``
     nbytes: int  # size in memory in bytes, scales, minima and padding included
@@ -47,8 +47,8 @@ def forward_weights(decoder: Decoder) -> ForwardWeights:
 
 
 def count_parameters(config: ModelConfig) -> int:
-    """Return the number of parameters of a model; a tied head and quantization scales do not count."""
-    return sum(math.prod(piece.shape) for part in plan_tensors(config) for piece in part.pieces)
+    """Return the number of parameters, without quantization scales; a tied embedding and head count once."""
+    return sum(math.prod(tensor.shape) for part in plan_tensors(config) for tensor in part.tensors)
 
 
 def _format_and_bytes(linear: Linear) -> tuple[str, int]:

@@ -1,4 +1,4 @@
 """One model in several processes: tree parallelism (branches of token trees) and tensor parallelism.
 
-The *driver* is the process with the requests (rank 0); the other processes are *workers*.
+The *driver* (rank 0) is the process that holds the requests. The other processes are its *workers*.
 """

@@ -21,18 +21,18 @@ from pronk.errors import PronkError
 
 __all__ = ["ConnectionLostError", "MessageKind", "PeerConnection", "PeerMessage", "open_group", "open_store"]
 
-_c10d: Any = dist  # the type stubs lack some of its names
+_c10d: Any = dist  # Any, because the type stubs of torch.distributed lack some names
 
 _NO_BYTES = torch.empty(0, dtype=torch.uint8)
 
-# Timeouts. A worker waits without limit for work, and for the driver to receive its results. The driver waits
-# _MESSAGE_TIMEOUT for a worker to receive, because workers are already receiving. The rest of a message follows its
-# header at once, so _MESSAGE_TIMEOUT limits it too.
+# Timeouts. A worker may wait for the driver without limit: for the next message, and until the driver receives the
+# answer. The driver's sends have _MESSAGE_TIMEOUT, because an idle worker always waits for a message. The integers and
+# bytes of a message have _MESSAGE_TIMEOUT too, because the sender sends them directly after the header.
 _NO_TIMEOUT, _MESSAGE_TIMEOUT = timedelta(days=365), timedelta(seconds=10)
 
 
 def open_store(host: str, port: int, processes: int, *, master: bool, timeout: float) -> Any:
-    """Open the rendezvous store of ``processes`` processes; the master may pass port 0 for a free port.
+    """Open the rendezvous store of ``processes`` processes; with port 0 the master listens on a free port.
 
     Raises:
         OSError: the port is in use.
@@ -71,9 +71,9 @@ class MessageKind(IntEnum):
     HELLO = 0  # worker to driver: properties of the loaded model, as JSON
     POOL = 1  # driver to worker: number of blocks of the KV pool, and layers whose outputs the pool keeps
     WORK = 2  # driver to worker: nodes of a forward pass, or a range of layers, to compute
-    DONE = 3  # worker to driver: results of WORK (seconds, sampled tokens, logits, layers' outputs), or POOL is done
-    LOGITS = 4  # request for further logits of the last forward pass, and its answer
-    ROWS = 5  # request for the contents of KV slots, and its answer
+    DONE = 3  # worker to driver: answer to POOL, or to WORK (seconds, sampled tokens, logits, layers' outputs)
+    LOGITS = 4  # driver to worker: request for logits that DONE lacked; worker to driver: these logits
+    ROWS = 5  # driver to worker: request for the contents of KV slots; worker to driver: these contents
     FAILED = 6  # worker to driver: error message
     STOP = 7  # driver to worker: exit
 
@@ -101,15 +101,15 @@ class PeerConnection:
     """
 
     def __init__(self, store: Any, rank: int, *, driver: bool, timeout: float) -> None:
-        """Connect to the other process, which has to connect too.
+        """Connect the driver with a worker; both processes have to make this call.
 
         Args:
             store: rendezvous store of ``torch.distributed``.
-            rank: rank of the worker of the pair.
+            rank: rank of the worker, in both processes.
             driver: whether this process is the driver.
-            timeout: seconds to wait; then :class:`ConnectionLostError` is raised.
+            timeout: seconds to wait for the other process; then :class:`ConnectionLostError` is raised.
         """
-        # In the group of the pair the driver has rank 0 and the worker rank 1.
+        # In the process group of these two processes, the driver has rank 0 and the worker has rank 1.
         self.rank, self._other_rank = rank if driver else 0, 1 if driver else 0
         self.bytes_sent = self.bytes_received = 0
         try:

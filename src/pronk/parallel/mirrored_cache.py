@@ -1,9 +1,9 @@
-"""The KV pool of the driver process, and its record of the workers' pools, under tree parallelism.
+"""Tree parallelism: the driver's KV pool, and its record of the contents of the workers' KV pools.
 
 All pools have the same blocks, and a token has the same slot in each of them. A *KV row* is the contents of one slot:
 the keys and values of one token. A worker's pool holds only the KV rows that the worker computed or received. The
-driver's pool holds all committed tokens: on commit it fetches the KV rows of accepted tokens that a worker computed.
-Another worker receives these rows when it needs them, or recomputes them if that is cheaper.
+driver's pool holds all committed tokens: on commit, the driver fetches the KV rows of accepted tokens from the worker
+that computed them. A worker that lacks KV rows receives them from the driver, or recomputes them if that is cheaper.
 """
 
 from __future__ import annotations
@@ -22,44 +22,44 @@ from pronk.speculation.tree import TokenTree
 
 __all__ = ["MirroredCache", "PartitionedTree", "RemoteCopy"]
 
-# Fetches the contents of slots from a worker, uint8 ``[slots, bytes]``; ``None`` if the worker is gone.
+# ``fetch(slots)`` returns the contents of these slots of a worker, uint8 ``[slots, bytes]``; ``None`` if it is gone.
 Fetch = Callable[[NDArray[np.int64]], Tensor | None]
 
 
 @dataclass(eq=False)
 class RemoteCopy:
-    """The driver's record of one worker's pool."""
+    """The driver's record of the contents of one worker's KV pool."""
 
     fetch: Fetch
     # Bool ``[slots]``, True where the worker's slot has the contents of the driver's slot.
     valid: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
-    moves: list[tuple[int, int]] = field(default_factory=list)  # slots (source, target) to copy before the next pass
+    moves: list[tuple[int, int]] = field(default_factory=list)  # copies between slots that the worker has yet to make
     pool_sent: bool = False  # whether the worker has received the size of the pool
 
     def reset(self, slots: int) -> None:
-        """Reset the record for a new pool."""
+        """Record an empty pool of ``slots`` slots."""
         self.valid, self.moves, self.pool_sent = np.zeros(slots, np.bool_), [], False
 
 
 @dataclass(frozen=True)
 class PartitionedTree:
-    """A request's tree in the last forward pass, with the processes that computed its nodes."""
+    """A request's tree in the last forward pass, and the place of each node's KV row in the pools."""
 
     tree: TokenTree
-    # Offset of each of the driver's nodes after the block table's length; ``None`` if the driver computed all nodes, in
-    # tree order.
-    driver_nodes: Mapping[int, int] | None = None
-    # For each worker with nodes of the tree, the position of each node in the block table.
-    worker_nodes: tuple[tuple[RemoteCopy, Mapping[int, int]], ...] = ()
+    # For each node that the driver computed, number of slots between the committed tokens and the node's slot; ``None``
+    # if the driver computed all nodes, in tree order.
+    driver_offsets: Mapping[int, int] | None = None
+    # For each worker that computed nodes of the tree, position of each of these nodes in the block table.
+    worker_positions: tuple[tuple[RemoteCopy, Mapping[int, int]], ...] = ()
 
 
 class MirroredCache(PagedCache):
-    """The driver's KV pool, with a record of the workers' copies.
+    """The driver's KV pool, with a record of each worker's KV pool.
 
     Attributes:
-        copies: records of the workers' pools.
-        partitioned: trees of the last forward pass, by the ``id`` of their block table.
-        tokens: committed token of each slot, int64 ``[slots]``.
+        copies: one record per worker.
+        partitioned: trees of the last forward pass; the key is the ``id`` of the request's block table.
+        tokens: for each slot, the id of its committed token, int64 ``[slots]``.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -75,19 +75,19 @@ class MirroredCache(PagedCache):
         self.reset_copies()
 
     def reset_copies(self) -> None:
-        """Mark all slots of the workers' pools as missing; the driver's pool is unchanged."""
+        """Record that the workers' pools are empty; the driver's pool is unchanged."""
         for copy in self.copies:
             copy.reset(self.num_slots)
 
     def add_copy(self, fetch: Fetch) -> RemoteCopy:
-        """Add the record of a worker whose pool is empty."""
+        """Add and return the record of a new worker, whose pool is empty."""
         copy = RemoteCopy(fetch)
         copy.reset(self.num_slots)
         self.copies.append(copy)
         return copy
 
     def prepare(self, block_table: BlockTable, tokens: int) -> None:
-        """Prepare slots as :class:`PagedCache` does, and mark them as missing in the workers' pools."""
+        """Prepare slots as :class:`PagedCache` does, and record that the workers lack their new contents."""
         super().prepare(block_table, tokens)
         if tokens > block_table.length:
             self._invalidate(self.slots(block_table, block_table.length, tokens))
@@ -103,16 +103,16 @@ class MirroredCache(PagedCache):
             copy.valid[slots] = False
 
     def commit(self, block_table: BlockTable, offsets: Sequence[int]) -> None:
-        """Commit a path of the tree, and fetch the KV rows of its nodes that a worker computed.
+        """Commit a path from the root, given by its nodes; fetch the KV rows that a worker computed.
 
-        If the worker is gone, only the nodes before its first one are committed; the engine computes the rest again.
+        If that worker is gone, only the nodes that the driver computed are committed; the engine recomputes the others.
         """
         partitioned, length = self.partitioned.pop(id(block_table), None), block_table.length
-        if partitioned is None or partitioned.driver_nodes is None:
+        if partitioned is None or partitioned.driver_offsets is None:
             super().commit(block_table, offsets)
         else:
-            driver_nodes = partitioned.driver_nodes
-            driver_offsets = [driver_nodes[offset] for offset in offsets if offset in driver_nodes]
+            offset_of_node = partitioned.driver_offsets
+            driver_offsets = [offset_of_node[node] for node in offsets if node in offset_of_node]
             super().commit(block_table, driver_offsets)
             self._fetch(block_table, partitioned, offsets[len(driver_offsets) :])
         if partitioned is not None:
@@ -120,16 +120,16 @@ class MirroredCache(PagedCache):
             self.tokens[self.slots(block_table, length, block_table.length)] = [
                 partitioned.tree.tokens[node] for node in offsets[:count]
             ]
-            for copy, positions in partitioned.worker_nodes:
+            for copy, positions in partitioned.worker_positions:
                 self._record_moves(
                     copy, block_table, [positions[node] for node in offsets[:count] if node in positions], length
                 )
 
     def _fetch(self, block_table: BlockTable, partitioned: PartitionedTree, missing: Sequence[int]) -> None:
-        """Fetch the KV rows of the nodes ``missing`` from the worker that computed them, and append them."""
+        """Append the KV rows of the nodes ``missing``, fetched from the worker that computed the last of them."""
         if not missing:
             return
-        copy, positions = next(each for each in partitioned.worker_nodes if missing[-1] in each[1])
+        copy, positions = next(each for each in partitioned.worker_positions if missing[-1] in each[1])
         data = copy.fetch(
             np.concatenate([self.slots(block_table, p, p + 1) for p in map(positions.__getitem__, missing)])
         )
@@ -138,7 +138,7 @@ class MirroredCache(PagedCache):
             block_table.length += len(missing)
 
     def _record_moves(self, copy: RemoteCopy, block_table: BlockTable, positions: Sequence[int], length: int) -> None:
-        """Record a worker's KV rows of a committed path, and their moves to the slots of the committed text."""
+        """Record that a worker has committed KV rows at ``positions``, to move to ``length`` and up."""
         if not positions:
             return
         stop = max(length + len(positions), max(positions) + 1)

@@ -1,7 +1,7 @@
-"""Rows that each process computes in a forward pass, and the assembly of all processes' results.
+"""Rows that each process computes under tree parallelism, and the assembly of the processes' results.
 
-Shares and pieces are defined in :mod:`~pronk.parallel.tree_partition`; a *job* is one request's tree. *Logits rows* are
-the rows of a job's logits, one for each node whose logits are needed.
+A *job* is one request's tree. A *tree shard* is the part of a job that one process computes; a *process shard* is all
+tree shards of a process. *Logits rows* are the rows of a job's logits, one for each node whose logits are needed.
 """
 
 from __future__ import annotations
@@ -19,63 +19,63 @@ from pronk.execution.forward_job import ForwardJob
 from pronk.execution.model_runner import ForwardResult, ModelRunner
 from pronk.kv_cache.blocks import BlockTable
 from pronk.parallel.mirrored_cache import PartitionedTree, RemoteCopy
-from pronk.parallel.tree_partition import TreePiece, WorkerShare
+from pronk.parallel.tree_partition import ProcessShard, TreeShard
 from pronk.parallel.work_request import WorkRows
 from pronk.speculation.tree import TokenTree
 
 __all__ = ["AssembledResult", "FetchLogits", "ScatteredLogits", "make_work_rows", "own_logits_nodes"]
 
-# ``fetch(piece, rows)`` fetches logits rows of a piece (index in the worker's share), float32 ``[len(rows), vocab]``;
-# ``None`` if the worker is gone.
+# ``fetch(shard_index, shard_rows)`` fetches logits rows of one tree shard of a worker, float32 ``[rows, vocab]``, or
+# returns ``None`` if the worker is gone.
 FetchLogits = Callable[[int, Sequence[int]], Tensor | None]
 
 
-def own_logits_nodes(job: ForwardJob, piece: TreePiece) -> list[int]:
-    """Return the piece's own nodes whose logits are needed."""
-    return [node for node in piece.own if node in job.logits_nodes]
+def own_logits_nodes(job: ForwardJob, shard: TreeShard) -> list[int]:
+    """Return the nodes of a tree shard, without recomputed ancestors, whose logits are needed."""
+    return [node for node in shard.own_nodes if node in job.logits_nodes]
 
 
-def make_work_rows(job: ForwardJob, piece: TreePiece, lead: Sequence[int]) -> WorkRows:
-    """Return the rows of a piece, after ``lead``: last committed tokens, which the worker recomputes."""
+def make_work_rows(job: ForwardJob, shard: TreeShard, lead: Sequence[int]) -> WorkRows:
+    """Return rows for the committed tokens ``lead``, which a worker recomputes, and for a tree shard."""
     segment, num_lead = job.segment, len(lead)
     tree, block_table = segment.tree, segment.block_table
-    if piece.nodes == tuple(range(len(tree))) and not piece.num_ancestors and not lead:
+    if shard.nodes == tuple(range(len(tree))) and not shard.num_ancestors and not lead:
         return WorkRows(job, 0)
-    new_nodes = {node: num_lead + place for place, node in enumerate(piece.nodes)}
-    tokens = (*lead, *(tree.tokens[node] for node in piece.nodes))
-    parents = (num_lead - 1 if node == 0 else new_nodes[tree.parents[node]] for node in piece.nodes)
-    # Only the driver verifies; a worker needs no flags of the nodes to verify.
+    new_nodes = {node: num_lead + place for place, node in enumerate(shard.nodes)}
+    tokens = (*lead, *(tree.tokens[node] for node in shard.nodes))
+    parents = (num_lead - 1 if node == 0 else new_nodes[tree.parents[node]] for node in shard.nodes)
+    # Only the driver verifies, so a worker's tree has no acceptable nodes besides the root.
     verify = (True,) + (False,) * (len(tokens) - 1)
-    part = TokenTree(tokens, (*range(-1, num_lead - 1), *parents), verify)
+    worker_tree = TokenTree(tokens, (*range(-1, num_lead - 1), *parents), verify)
     if lead:
         worker_table = BlockTable(list(block_table.blocks), block_table.num_released, block_table.length - num_lead)
         worker_table.update_derived()
         block_table = worker_table
-    wanted = own_logits_nodes(job, piece)
+    wanted = own_logits_nodes(job, shard)
     first = new_nodes[wanted[0]] if wanted else len(tokens)
     assert [*range(first, len(tokens))] == [new_nodes[node] for node in wanted]
-    rows = job._replace(segment=Segment(block_table, part), logits_nodes=range(first, len(tokens)))
-    return WorkRows(rows, num_lead + piece.num_ancestors)
+    rows = job._replace(segment=Segment(block_table, worker_tree), logits_nodes=range(first, len(tokens)))
+    return WorkRows(rows, num_lead + shard.num_ancestors)
 
 
 class _RemoteRow(NamedTuple):
-    """Location of a logits row: the worker's ``fetch``, the index of the piece, and the row in the piece."""
+    """Location of a logits row in a worker: ``fetch(shard_index, [shard_row])`` fetches it."""
 
     fetch: FetchLogits
-    piece: int
-    row: int
+    shard_index: int
+    shard_row: int
 
 
 class ScatteredLogits:
-    """Logits of one job, ``[logits rows, vocab]``. Rows in a worker are fetched at the first access.
+    """Logits of one job, ``[logits rows, vocab]``; rows in a worker are fetched at the first access.
 
     Attributes:
-        rows: logits, undefined in rows that are still in a worker.
-        remote_rows: location of each logits row that is still in a worker.
+        rows: logits, undefined in rows that have not been fetched.
+        remote_rows: location of each row that has not been fetched; the key is the index in ``rows``.
     """
 
     def __init__(self, rows: Tensor, recompute: Callable[[], Tensor]) -> None:
-        """``recompute`` recomputes all rows in this process, if a worker with some of them is gone."""
+        """``recompute`` computes all rows in this process; it is called if a worker with some rows is gone."""
         self.rows, self.remote_rows = rows, dict[int, _RemoteRow]()
         self._recompute = recompute
 
@@ -83,7 +83,7 @@ class ScatteredLogits:
         return len(self.rows)
 
     def __getitem__(self, rows: int | slice | list[int], /) -> Tensor:
-        """Return logits rows as float32, and fetch them from workers first."""
+        """Return logits rows as float32, after fetching those that are in a worker."""
         indices = rows if isinstance(rows, list) else range(len(self))[rows]
         self._fetch([indices] if isinstance(indices, int) else indices)
         return self.rows[rows]
@@ -92,16 +92,16 @@ class ScatteredLogits:
         missing = dict[tuple[FetchLogits, int], dict[int, int]]()
         for row in rows:
             if row in self.remote_rows:
-                fetch, piece, piece_row = self.remote_rows[row]
-                missing.setdefault((fetch, piece), {})[row] = piece_row
-        for (fetch, piece), piece_rows in missing.items():
-            found = fetch(piece, list(piece_rows.values()))
+                fetch, shard_index, shard_row = self.remote_rows[row]
+                missing.setdefault((fetch, shard_index), {})[row] = shard_row
+        for (fetch, shard_index), shard_rows in missing.items():
+            found = fetch(shard_index, list(shard_rows.values()))
             if found is None:
                 self.rows = self._recompute()
                 self.remote_rows.clear()
                 return
-            self.rows[list(piece_rows)] = found
-            for row in piece_rows:
+            self.rows[list(shard_rows)] = found
+            for row in shard_rows:
                 del self.remote_rows[row]
 
 
@@ -110,8 +110,8 @@ class AssembledResult:
 
     Attributes:
         logits: logits of each job.
-        sampled: for each job, the token that a worker sampled after a logits row, by the row.
-        hidden: by layer number, the layer's outputs for each job, ``[rows, hidden]``.
+        sampled: for each job, the tokens that workers sampled; the key is the index of the logits row.
+        hidden: for each collected layer number, the layer's outputs of each job, ``[nodes, hidden]``.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class AssembledResult:
         collect: frozenset[int],
         recompute: Callable[[ForwardJob], Tensor],
     ) -> None:
-        """Begin without results. ``recompute`` computes a job's logits in this process if a worker is gone."""
+        """Allocate the result; ``recompute`` computes a job's logits in this process if a worker is gone."""
         config, cache = runner.decoder.config, runner.cache
         self.jobs, self.collect = jobs, sorted(collect)
         vocab = config.vocab_size
@@ -131,70 +131,70 @@ class AssembledResult:
         self.sampled = [dict[int, int]() for _ in jobs]
         sizes = [(len(job.segment.tree), config.hidden_size) for job in jobs]
         self.hidden = {layer: [torch.empty(size, dtype=cache.dtype) for size in sizes] for layer in self.collect}
-        self._driver_nodes = [dict[int, int]() for _ in jobs]
-        self._worker_nodes = [list[tuple[RemoteCopy, dict[int, int]]]() for _ in jobs]
+        self._offsets = [dict[int, int]() for _ in jobs]
+        self._positions = [list[tuple[RemoteCopy, dict[int, int]]]() for _ in jobs]
 
     @property
     def partitioned(self) -> dict[int, PartitionedTree]:
-        """Return the jobs' trees and the processes of their nodes, by the ``id`` of the block table."""
+        """Return each job's tree and the places of its KV rows, by the ``id`` of the job's block table."""
         return {
-            id(job.segment.block_table): PartitionedTree(job.segment.tree, driver_nodes, tuple(worker_nodes))
-            for job, driver_nodes, worker_nodes in zip(self.jobs, self._driver_nodes, self._worker_nodes, strict=True)
+            id(job.segment.block_table): PartitionedTree(job.segment.tree, driver_offsets, tuple(worker_positions))
+            for job, driver_offsets, worker_positions in zip(self.jobs, self._offsets, self._positions, strict=True)
         }
 
-    def add_driver_result(self, share: WorkerShare, result: ForwardResult) -> None:
-        """Add the result of this process."""
-        for number, piece in enumerate(share.pieces):
-            self._driver_nodes[piece.job] = {node: place for place, node in enumerate(piece.nodes)}
-            self._set_logits(piece, result.logits[number][:])
+    def add_driver_result(self, process_shard: ProcessShard, result: ForwardResult) -> None:
+        """Add the result of the driver, which is this process."""
+        for number, shard in enumerate(process_shard.tree_shards):
+            self._offsets[shard.job] = {node: place for place, node in enumerate(shard.nodes)}
+            self._set_logits(shard, result.logits[number][:])
             for layer in self.collect:
-                self.hidden[layer][piece.job][list(piece.own)] = result.hidden[layer][number][piece.num_ancestors :]
+                outputs = self.hidden[layer][shard.job]
+                outputs[list(shard.own_nodes)] = result.hidden[layer][number][shard.num_ancestors :]
 
     def add_worker_result(
-        self, copy: RemoteCopy, share: WorkerShare, sampled: Sequence[int], data: Tensor, fetch: FetchLogits
+        self, copy: RemoteCopy, process_shard: ProcessShard, sampled: Sequence[int], data: Tensor, fetch: FetchLogits
     ) -> None:
         """Add the result of a worker.
 
         Args:
             copy: record of the worker's pool.
-            share: nodes that the worker computed.
-            sampled: sampled tokens of the jobs with a stateless sampler; -1 if the logits are not finite.
-            data: logits of the jobs that need all their logits, then each collected layer's outputs of own nodes.
-            fetch: fetches logits that ``data`` lacks.
+            process_shard: nodes that the worker computed.
+            sampled: a token per logits row of the jobs with a stateless sampler; -1 if the logits are not finite.
+            data: bytes of the logits rows of jobs with ``all_logits``, then of each collected layer's outputs; rows of
+                recomputed ancestors are left out.
+            fetch: fetches logits rows of jobs without ``all_logits``.
         """
         begin, tokens = 0, iter(sampled)
 
-        def next_rows(like: Tensor, rows: int) -> Tensor:  # of the dtype and width of `like`
+        def next_rows(like: Tensor, rows: int) -> Tensor:
+            """Read the next ``rows`` rows of ``data``, with the dtype and width of ``like``."""
             nonlocal begin
             size = rows * like.shape[-1] * like.itemsize
             begin += size
             return data[begin - size : begin].clone().view(like.dtype).view(rows, like.shape[-1])
 
-        for number, piece in enumerate(share.pieces):
-            job, logits, logits_rows = self.jobs[piece.job], self.logits[piece.job], self._logits_rows(piece)
+        for number, shard in enumerate(process_shard.tree_shards):
+            job, logits, logits_rows = self.jobs[shard.job], self.logits[shard.job], self._logits_rows(shard)
             if job.all_logits:
-                self._set_logits(piece, next_rows(logits.rows, len(logits_rows)))
+                self._set_logits(shard, next_rows(logits.rows, len(logits_rows)))
             else:
                 logits.remote_rows |= {row: _RemoteRow(fetch, number, place) for place, row in enumerate(logits_rows)}
             if job.stateless_sampler is not None:
-                # Drop tokens of -1: the sampler then reads the logits and reports that they are not finite.
+                # Without a token (-1), the driver's sampler reads the logits and reports that they are not finite.
                 samples = zip(logits_rows, islice(tokens, len(logits_rows)), strict=True)
-                self.sampled[piece.job] |= {row: token for row, token in samples if token >= 0}
-            first = job.segment.block_table.length
-            self._worker_nodes[piece.job].append(
-                (copy, {node: first + place for place, node in enumerate(piece.nodes)})
-            )
+                self.sampled[shard.job] |= {row: token for row, token in samples if token >= 0}
+            positions = {node: position for position, node in enumerate(shard.nodes, job.segment.block_table.length)}
+            self._positions[shard.job].append((copy, positions))
         for layer in self.collect:
-            for piece in share.pieces:
-                self.hidden[layer][piece.job][list(piece.own)] = next_rows(
-                    self.hidden[layer][piece.job], len(piece.own)
-                )
+            for shard in process_shard.tree_shards:
+                outputs = self.hidden[layer][shard.job]
+                outputs[list(shard.own_nodes)] = next_rows(outputs, len(shard.own_nodes))
 
-    def _logits_rows(self, piece: TreePiece) -> list[int]:
-        job = self.jobs[piece.job]
-        return [node - job.logits_nodes.start for node in own_logits_nodes(job, piece)]
+    def _logits_rows(self, shard: TreeShard) -> list[int]:
+        job = self.jobs[shard.job]
+        return [node - job.logits_nodes.start for node in own_logits_nodes(job, shard)]
 
-    def _set_logits(self, piece: TreePiece, rows: Tensor) -> None:
-        logits_rows = self._logits_rows(piece)
+    def _set_logits(self, shard: TreeShard, rows: Tensor) -> None:
+        logits_rows = self._logits_rows(shard)
         if logits_rows:
-            self.logits[piece.job].rows[logits_rows] = rows
+            self.logits[shard.job].rows[logits_rows] = rows

@@ -1,7 +1,7 @@
 """Tree parallelism in the driver: forward passes whose token trees are split among processes.
 
-Shares and pieces are defined in :mod:`~pronk.parallel.tree_partition`, exchanges in
-:mod:`~pronk.parallel.worker_handle`.
+A *tree shard* is the nodes of one request's tree that one process computes; a *process shard* is all tree shards of a
+process (:mod:`~pronk.parallel.tree_partition`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pronk.models.decoder import Decoder
 from pronk.parallel.connection import ConnectionLostError, MessageKind, PeerConnection, PeerMessage
 from pronk.parallel.mirrored_cache import MirroredCache, PartitionedTree
 from pronk.parallel.result_assembly import AssembledResult, make_work_rows
-from pronk.parallel.tree_partition import TreePiece, WorkerShare, partition_trees
+from pronk.parallel.tree_partition import ProcessShard, TreeShard, partition_trees
 from pronk.parallel.work_request import WorkRequest, WorkRows
 from pronk.parallel.worker_handle import WorkerHandle
 from pronk.speculation.cost_model import CostCurve, CostModel
@@ -33,10 +33,10 @@ __all__ = ["TreeRunner"]
 
 _log = logging.getLogger(__name__)
 
-# Cost of a further row before the first measurement, as a multiple of the cost of a forward pass of one row.
+# Assumed cost of each row after the first, until measured, relative to the cost of a forward pass of one row.
 _PRIOR_COST_PER_ROW = 0.1
 
-# Number of steps that the cost of sending KV rows is divided by: rows are sent once and used in many steps.
+# The cost of sending KV rows is spread over this number of steps, because KV rows are sent once and used many times.
 _AMORTIZATION_STEPS = 8
 
 # Timeout of a worker's answer: _TIMEOUT seconds plus _TIMEOUT_FACTOR times the driver's own forward pass.
@@ -46,12 +46,12 @@ _TIMEOUT_FACTOR, _TIMEOUT = 10.0, 20.0
 class TreeRunner(ModelRunner):
     """A model runner that splits the trees of a forward pass among this process (the driver) and workers.
 
-    Results are bit-identical to those of one process, since the bits of a row depend on its own text alone. If a worker
-    is lost, the driver computes the worker's share and goes on without the worker.
+    Results are bit-identical to those of one process, since the bits of a row depend only on the row's token and the
+    tokens before it. If a worker is lost, the driver repeats the forward pass alone and goes on without that worker.
 
     Attributes:
         workers: connected workers.
-        num_shared_passes: number of forward passes that several processes computed.
+        num_shared_passes: number of forward passes that were split among several processes.
     """
 
     def __init__(
@@ -68,9 +68,9 @@ class TreeRunner(ModelRunner):
 
         Args:
             decoder: the model.
-            cache: KV cache of the model, with records of the workers' pools.
+            cache: KV cache of the driver.
             peers: connections to the workers.
-            is_alive: returns whether the process of a rank is running, without communication.
+            is_alive: function that returns whether the process with a given rank is running, without communication.
             on_lost: callback with the rank of a worker that has failed.
             clock: returns the time in seconds.
         """
@@ -97,35 +97,35 @@ class TreeRunner(ModelRunner):
 
     @property
     def communication_seconds(self) -> float:
-        """Return the total seconds of communication and waiting beyond the driver's own forward passes."""
+        """Total seconds that the driver spent on communication and waiting, its own forward passes excluded."""
         return self._communication_seconds
 
     def forward(self, jobs: Sequence[ForwardJob], collect: frozenset[int] = frozenset()) -> ForwardResult:
-        """Compute all jobs' trees, split among processes so that the forward pass is fastest."""
-        shares = self._partition(jobs)
-        if sum(bool(share.pieces) for share in shares) > 1:
+        """Compute the trees of all jobs, split among the processes if that is estimated to be faster."""
+        shards = self._partition(jobs)
+        if sum(bool(process_shard.tree_shards) for process_shard in shards) > 1:
             with uninterrupted():
                 try:
-                    return self._forward_shared(jobs, shares, collect)
+                    return self._forward_shared(jobs, shards, collect)
                 except _LostWorkerError as error:
                     self._drop_worker(error.worker, error)
                     self._drain()
                 except BaseException:
                     self._drain()
-                    self.mirrored.reset_copies()  # KV rows that are marked as valid may not have been sent
+                    self.mirrored.reset_copies()  # KV rows are recorded as valid before they are sent
                     raise
         result = super().forward(jobs, collect)
         self.driver_costs.learn(_num_rows(jobs), result.context, result.seconds)
         self.mirrored.partitioned = {id(job.segment.block_table): PartitionedTree(job.segment.tree) for job in jobs}
         return result
 
-    def _partition(self, jobs: Sequence[ForwardJob]) -> list[WorkerShare]:
-        """Return each process's share, the driver's first; without a split the driver's share is everything."""
+    def _partition(self, jobs: Sequence[ForwardJob]) -> list[ProcessShard]:
+        """Return the shards of all processes, the driver first, or one shard if only the driver computes."""
         driver_only = [
-            WorkerShare(tuple(TreePiece(n, tuple(range(len(j.segment.tree))), 0) for n, j in enumerate(jobs)))
+            ProcessShard(tuple(TreeShard(n, tuple(range(len(j.segment.tree))), 0) for n, j in enumerate(jobs)))
         ]
         rows = _num_rows(jobs)
-        # The driver alone has the results of earlier layers or forward passes, and the cross-attention cache.
+        # Only the driver has early rows, nodes computed by an earlier forward pass, and the cross-attention cache.
         needs_driver = any(
             job.segment.early is not None or job.segment.computed or job.cross_block_table is not None for job in jobs
         )
@@ -140,45 +140,45 @@ class TreeRunner(ModelRunner):
         return partition_trees([job.segment.tree for job in jobs], costs, communication)
 
     def _sync_seconds(self, worker: WorkerHandle, jobs: Sequence[ForwardJob]) -> float:
-        """Return the seconds to send the KV rows that a worker lacks, divided by the steps that use them."""
+        """Return the seconds to send all KV rows that a worker lacks, divided by ``_AMORTIZATION_STEPS``."""
         missing = sum(int((~worker.copy.valid[self._committed_slots(job)]).sum()) for job in jobs)
         return missing * self.cache.bytes_per_token * worker.seconds_per_byte / _AMORTIZATION_STEPS
 
     def _committed_slots(self, job: ForwardJob) -> NDArray[np.int64]:
-        """Return the slots of the job's committed tokens, without released blocks."""
+        """Return the slots of the job's committed tokens, except for tokens in released blocks."""
         block_table = job.segment.block_table
         begin = block_table.num_released * self.cache.block_size
         return self.cache.slots(block_table, begin, block_table.length)
 
     def _forward_shared(
-        self, jobs: Sequence[ForwardJob], shares: Sequence[WorkerShare], collect: frozenset[int]
+        self, jobs: Sequence[ForwardJob], shards: Sequence[ProcessShard], collect: frozenset[int]
     ) -> ForwardResult:
         start_time, context = self.clock(), sum(job.segment.block_table.length for job in jobs)
         self._message_number += 1
         number = self._message_number
         assembled = AssembledResult(jobs, self, collect, self._recompute)
         busy = []
-        for worker, share in zip(self.workers, shares[1:], strict=True):
-            if share.pieces:
-                request, recomputed = self._make_request(worker, jobs, share, collect)
+        for worker, process_shard in zip(self.workers, shards[1:], strict=True):
+            if process_shard.tree_shards:
+                request, recomputed = self._make_request(worker, jobs, process_shard, collect)
                 self._send(worker, request)
                 self._unanswered.append(worker)
-                busy.append((worker, share, recomputed))
-        driver_rows = [make_work_rows(jobs[piece.job], piece, ()) for piece in shares[0].pieces]
+                busy.append((worker, process_shard, recomputed))
+        driver_rows = [make_work_rows(jobs[shard.job], shard, ()) for shard in shards[0].tree_shards]
         result = super().forward([rows.job for rows in driver_rows], collect)
         self.driver_costs.learn(sum(len(rows.job.segment.tree) for rows in driver_rows), context, result.seconds)
-        assembled.add_driver_result(shares[0], result)
+        assembled.add_driver_result(shards[0], result)
         longest = result.seconds
-        for worker, share, recomputed in busy:
+        for worker, process_shard, recomputed in busy:
             message = self._receive_answer(worker, number, _TIMEOUT_FACTOR * result.seconds)
             worker_seconds, worker_context, *sampled = message.numbers[1:].tolist()
-            worker.cost_model.learn(share.rows + sum(recomputed), worker_context, 1e-9 * worker_seconds)
+            worker.cost_model.learn(process_shard.rows + sum(recomputed), worker_context, 1e-9 * worker_seconds)
             longest = max(longest, 1e-9 * worker_seconds)
             fetch = partial(self._fetch_logits, worker, number)
-            assembled.add_worker_result(worker.copy, share, sampled, message.data, fetch)
-            for piece, recompute in zip(share.pieces, recomputed, strict=True):
-                committed_slots = self._committed_slots(jobs[piece.job])
-                worker.copy.valid[committed_slots[len(committed_slots) - recompute :]] = True
+            assembled.add_worker_result(worker.copy, process_shard, sampled, message.data, fetch)
+            for shard, num_recomputed in zip(process_shard.tree_shards, recomputed, strict=True):
+                committed_slots = self._committed_slots(jobs[shard.job])
+                worker.copy.valid[committed_slots[len(committed_slots) - num_recomputed :]] = True
         seconds = self.clock() - start_time
         for worker, _, _ in busy:
             worker.record_step(seconds, longest)
@@ -194,26 +194,26 @@ class TreeRunner(ModelRunner):
         return result.logits[0][:]
 
     def _make_request(
-        self, worker: WorkerHandle, jobs: Sequence[ForwardJob], share: WorkerShare, collect: frozenset[int]
+        self, worker: WorkerHandle, jobs: Sequence[ForwardJob], process_shard: ProcessShard, collect: frozenset[int]
     ) -> tuple[WorkRequest, list[int]]:
-        """Return the request to a worker, and each piece's number of committed tokens to recompute there."""
+        """Return the request to a worker, and by tree shard the number of committed tokens to recompute."""
         rows, slots, recomputed = list[WorkRows](), list[NDArray[np.int64]](), list[int]()
         costs = _cost_function(worker.cost_model, 0, _cost_function(self.driver_costs, 0))
-        for piece in share.pieces:
-            committed_slots = self._committed_slots(jobs[piece.job])
+        for shard in process_shard.tree_shards:
+            committed_slots = self._committed_slots(jobs[shard.job])
             missing = np.flatnonzero(~worker.copy.valid[committed_slots])
-            recompute = len(committed_slots) - int(missing[0]) if len(missing) else 0
-            recompute_seconds = costs(share.rows + recompute) - costs(share.rows)
-            # With a sliding window, blocks that a recomputed row would read may have been released.
-            has_released = jobs[piece.job].segment.block_table.num_released > 0
+            num_recomputed = len(committed_slots) - int(missing[0]) if len(missing) else 0
+            recompute_seconds = costs(process_shard.rows + num_recomputed) - costs(process_shard.rows)
+            # With a sliding window, recomputed rows would read KV rows of blocks that have been released.
+            has_released = jobs[shard.job].segment.block_table.num_released > 0
             send_seconds = len(missing) * self.cache.bytes_per_token * worker.seconds_per_byte
-            # Beyond the measured numbers of rows costs are infinite; with inf - inf the rows are sent as well.
+            # If the cost of so many rows is not known, recompute_seconds is inf or NaN, and the KV rows are sent.
             if has_released or not recompute_seconds <= send_seconds:
                 slots.append(committed_slots[missing])
-                recompute = 0
-            recomputed.append(recompute)
-            lead = self.mirrored.tokens[committed_slots[len(committed_slots) - recompute :]].tolist()
-            rows.append(make_work_rows(jobs[piece.job], piece, lead))
+                num_recomputed = 0
+            recomputed.append(num_recomputed)
+            lead = self.mirrored.tokens[committed_slots[len(committed_slots) - num_recomputed :]].tolist()
+            rows.append(make_work_rows(jobs[shard.job], shard, lead))
         copy = worker.copy
         sent = np.concatenate(slots) if slots else np.zeros(0, np.int64)
         kv_rows = self.cache.export_slots(sent) if len(sent) else None
@@ -240,7 +240,7 @@ class TreeRunner(ModelRunner):
             worker.record_send(request.kv_rows.nbytes, self.clock() - start_time)
 
     def _receive_answer(self, worker: WorkerHandle, number: int, timeout: float) -> PeerMessage:
-        """Return a worker's answer to request number ``number``; skip answers to earlier requests."""
+        """Return a worker's answer to request ``number``; skip others; wait ``_TIMEOUT + timeout`` seconds."""
         while True:
             try:
                 message = worker.peer.receive(_TIMEOUT + timeout)
@@ -255,7 +255,7 @@ class TreeRunner(ModelRunner):
                 return message
 
     def _drain(self) -> None:
-        """Receive all outstanding answers of an aborted forward pass: workers send before they receive."""
+        """Receive all answers to an aborted forward pass; a worker blocks until its answer is received."""
         while self._unanswered:
             worker = self._unanswered.pop()
             if worker in self.workers:
@@ -265,17 +265,17 @@ class TreeRunner(ModelRunner):
                     self._drop_worker(worker, error)
 
     def _fetch_kv_rows(self, worker: WorkerHandle, slots: NDArray[np.int64]) -> Tensor | None:
-        """Fetch the KV rows of slots of a worker's pool; ``None`` if the worker is gone."""
+        """Fetch the KV rows in some slots of a worker's pool; ``None`` if the worker is gone."""
         found = self._request(worker, MessageKind.ROWS, slots.tolist())
         return None if found is None else found.view(len(slots), -1)
 
-    def _fetch_logits(self, worker: WorkerHandle, number: int, piece: int, piece_rows: Sequence[int]) -> Tensor | None:
-        """Fetch logits of a piece from the worker's request ``number``; ``None`` if the worker is gone."""
-        found = self._request(worker, MessageKind.LOGITS, [number, piece, *piece_rows])
-        return None if found is None else found.view(torch.float32).view(len(piece_rows), -1)
+    def _fetch_logits(self, worker: WorkerHandle, number: int, shard_index: int, rows: Sequence[int]) -> Tensor | None:
+        """Fetch logits rows that a worker computed for request ``number``; ``None`` if the worker is gone."""
+        found = self._request(worker, MessageKind.LOGITS, [number, shard_index, *rows])
+        return None if found is None else found.view(torch.float32).view(len(rows), -1)
 
     def _request(self, worker: WorkerHandle, kind: MessageKind, numbers: Sequence[int]) -> Tensor | None:
-        """Send a message and return the bytes of the worker's answer; ``None`` if the worker is gone."""
+        """Send a message to a worker and return the bytes of the answer; ``None`` if the worker is gone."""
         if worker not in self.workers:
             return None
         start_time = self.clock()
@@ -291,7 +291,7 @@ class TreeRunner(ModelRunner):
         return found
 
     def drop_workers(self) -> None:
-        """Continue without workers."""
+        """Forget all workers: later forward passes run in this process alone."""
         self.workers.clear()
         self.mirrored.copies.clear()
 
@@ -304,7 +304,7 @@ class TreeRunner(ModelRunner):
 
 
 class _LostWorkerError(Exception):
-    """A worker is lost during a forward pass."""
+    """A worker was lost during a forward pass."""
 
     def __init__(self, worker: WorkerHandle, error: Exception) -> None:
         super().__init__(str(error))
@@ -318,7 +318,7 @@ def _num_rows(jobs: Sequence[ForwardJob]) -> int:
 def _cost_function(
     model: CostModel, context: int, default: Callable[[int], float] | None = None
 ) -> Callable[[int], float]:
-    """Return seconds by number of rows: measured, else ``default``, else prior costs without a unit."""
+    """Return seconds by number of rows if measured, else ``default``, else multiples of one row's cost."""
     found: CostCurve | None = model.costs(context)
     if found is not None:
         return found.at

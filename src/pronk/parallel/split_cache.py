@@ -1,4 +1,4 @@
-"""Tensor parallelism: the KV cache of one process's heads, and orders to compute a range of layers."""
+"""Tensor parallelism: KV cache of one process's attention heads, and orders to compute layers."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from pronk.parallel.wire_format import parse_segment, parsing, serialize_segment
 
 __all__ = ["LayerOrder", "SplitCache"]
 
-# Sources and targets of slot copies, each int64 ``[n]``.
+# Slots to copy from, and slots to copy to, each int64 ``[n]``.
 Moves = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 class SplitCache(PagedCache):
-    """The KV pool of one process's heads; all processes have the same blocks.
+    """The KV pool of one process's heads. A token has the same slot in the pools of all processes.
 
     Attributes:
-        num_resizes: number of resizes so far, which identifies the current pool.
-        moves: batches of slot copies (sources, targets) that the driver has not sent to the workers yet.
+        num_resizes: number of resizes so far; a worker whose number differs has to resize its pool.
+        moves: in the driver, slot copies that the workers have yet to make.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -34,12 +34,12 @@ class SplitCache(PagedCache):
         super().__init__(*args, **options)
 
     def resize(self, num_blocks: int) -> None:
-        """Resize the pool; the workers resize their pools when they receive the next order."""
+        """Resize this process's pool; workers resize their pools when they receive the driver's next order."""
         self.num_resizes, self.moves = self.num_resizes + 1, []
         super().resize(num_blocks)
 
     def move(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
-        """Copy slots here now, and in the workers before their next range of layers."""
+        """Copy slots of this process's pool; the workers copy them when they receive the driver's next order."""
         self.moves.append((source, target))
         super().move(source, target)
 
@@ -52,10 +52,10 @@ class SplitCache(PagedCache):
 class LayerOrder(NamedTuple):
     """The driver's order to all workers to compute a range of layers."""
 
-    pool: tuple[int, int]  # number of the pool (``SplitCache.num_resizes``), and its number of blocks
-    moves: Sequence[Moves]  # batches of slot copies to make before the computation
-    layer_range: LayerRange  # ``collect`` is not sent, because only the driver collects layers' outputs
-    embedded: bool  # whether the order comes with input rows; otherwise the range begins with the embedding
+    pool: tuple[int, int]  # ``num_resizes`` and number of blocks of the driver's pool
+    moves: Sequence[Moves]  # slot copies to make before the computation
+    layer_range: LayerRange  # after ``parse``, ``collect`` is empty: only the driver collects layers' outputs
+    embedded: bool  # whether the message holds hidden states as input; if not, the worker embeds the tokens
 
     def serialize(self) -> Tensor:
         """Serialize the order, int64 ``[n]``."""

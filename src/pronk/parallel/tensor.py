@@ -1,13 +1,13 @@
-"""Tensor parallelism: each process computes some heads and columns; an all-reduce adds the parts.
+"""Tensor parallelism: each process computes some heads and MLP columns; an all-reduce adds results.
 
-Sums are in the order of ranks, independent of timing and of the number of rows. A row's bits therefore depend only on
-the row's own text and on the number of processes: speculation does not change them. A single process sums in another
-order, so the logits of a single process differ in the last digits.
+Sums are in the order of ranks, independent of timing and of the number of rows. The bits of a row therefore depend only
+on the row's token, the tokens before it and the number of processes: speculation does not change them. A single process
+sums in another order, so its logits differ in the last digits.
 
 All processes hold the hidden states of all rows. One layer in two processes ::
 
-    rank 0      norm, attention of its heads   ┐   sum, add   norm, its MLP columns   ┐   sum, add
-    rank 1      norm, attention of its heads   ┘              norm, its MLP columns   ┘
+    rank 0      norm, attention of its heads   ┐ all-reduce,    norm, its MLP columns   ┐ all-reduce,
+    rank 1      norm, attention of its heads   ┘ add residual   norm, its MLP columns   ┘ add residual
 """
 
 from __future__ import annotations
@@ -36,10 +36,8 @@ from pronk.parallel.split_cache import LayerOrder, SplitCache
 
 __all__ = ["AllReduceGroup", "TensorParallelExecutor", "serve_layer_orders"]
 
-# Seconds to wait for another process within a range of layers.
-_TIMEOUT = 20.0
-# Seconds to wait for a failed process's error message.
-_ERROR_TIMEOUT = 0.5
+_TIMEOUT = 20.0  # seconds to wait for another process within a range of layers
+_ERROR_TIMEOUT = 0.5  # seconds to wait for the error message of a worker that may have failed
 
 
 class AllReduceGroup:
@@ -47,8 +45,8 @@ class AllReduceGroup:
 
     Attributes:
         rank: rank of this process.
-        workers: number of processes.
-        communication_seconds: total seconds of exchanges, waiting for other processes included.
+        workers: number of processes, this one included.
+        communication_seconds: total seconds of communication, waiting for other processes included.
     """
 
     def __init__(self, store: Any, rank: int, workers: int, *, timeout: float) -> None:
@@ -63,26 +61,26 @@ class AllReduceGroup:
         except RuntimeError as error:
             raise _lost_error(error) from error
 
-    def sum(self, part: Tensor) -> Tensor:
-        """Return the sum of all processes' ``part`` in the order of ranks, float32.
+    def sum(self, partial: Tensor) -> Tensor:
+        """Return the sum of ``partial`` over all processes, added in the order of ranks, float32.
 
         Raises:
             ConnectionLostError: a process has ended or does not answer.
         """
-        parts = [torch.empty_like(part) for _ in range(self.workers)]
-        self._wait(lambda: self._group.allgather([parts], [part]))
-        total = parts[0]
-        for other in parts[1:]:
+        partials = [torch.empty_like(partial) for _ in range(self.workers)]
+        self._wait(lambda: self._group.allgather([partials], [partial]))
+        total = partials[0]
+        for other in partials[1:]:
             total += other
         return total
 
-    def send(self, part: Tensor) -> None:
-        """Send a part to rank 0; raises as :meth:`sum` does."""
-        self._wait(lambda: self._group.send([part], 0, 0))
+    def send(self, tensor: Tensor) -> None:
+        """Send a tensor to rank 0; raises as :meth:`sum` does."""
+        self._wait(lambda: self._group.send([tensor], 0, 0))
 
-    def receive(self, rank: int, part: Tensor) -> None:
-        """Receive a part from ``rank`` into ``part``; raises as :meth:`sum` does."""
-        self._wait(lambda: self._group.recv([part], rank, 0))
+    def receive(self, rank: int, tensor: Tensor) -> None:
+        """Receive a tensor from ``rank`` into ``tensor``; raises as :meth:`sum` does."""
+        self._wait(lambda: self._group.recv([tensor], rank, 0))
 
     def close(self) -> None:
         """Close the connections: processes that wait for this one fail, and no further sums are possible."""
@@ -106,7 +104,7 @@ class TensorParallelExecutor(KernelExecutor):
     """An executor that computes this process's heads and columns of each layer.
 
     Args:
-        split: description of the part of the model that ``decoder`` and ``cache`` hold.
+        split: heads, MLP columns and token ids that this process computes.
         all_reduce: all-reduce group of all processes.
         peers: connections to the workers, which receive each order; empty in a worker.
         on_lost: called after the first failure of a process.
@@ -142,7 +140,7 @@ class TensorParallelExecutor(KernelExecutor):
         if self._error is not None:
             raise self._error.with_traceback(None)
         try:
-            with uninterrupted():  # an order that workers have received has to be completed
+            with uninterrupted():  # do not leave workers waiting for this process
                 start_time, before = perf_counter(), self.all_reduce.communication_seconds
                 self._send_order(layer_range, rows)
                 self.communication_seconds += perf_counter() - start_time
@@ -180,66 +178,67 @@ class TensorParallelExecutor(KernelExecutor):
         packed, size = self._pack(layer_range, embedded=rows is not None), self.decoder.config.hidden_size
         x = torch.empty(packed.count, size, dtype=self.cache.dtype) if rows is None else rows.contiguous()
         if rows is None:
-            self._part_program("embed").run(packed, x)
+            self._stage_program("embed").run(packed, x)
         collected = dict[int, Tensor]()
         for index in range(layer_range.start, layer_range.stop):
             for half in ("attention", "mlp"):
-                part = torch.empty(packed.count, size)
-                self._part_program(half, index).run(packed, x, part)
-                x.copy_(self.all_reduce.sum(part).add_(x))
+                partial = torch.empty(packed.count, size)
+                self._stage_program(half, index).run(packed, x, partial)
+                x.copy_(self.all_reduce.sum(partial).add_(x))
             if index + 1 in self.cache.hidden:
-                self._part_program("keep", index).run(packed, x)
+                self._stage_program("keep", index).run(packed, x)
             if index + 1 in layer_range.collect:
                 collected[index + 1] = x.clone()
         if layer_range.logits_rows is None:
             return x, collected, None
-        own = torch.empty(packed.select_logits_rows(layer_range.logits_rows), len(self.split.tokens(self.split.rank)))
-        if len(own):
-            self._part_program("head").run(packed, x, own)
-        return x, collected, self._gather_logits(own)
+        num_rows, own_tokens = packed.select_logits_rows(layer_range.logits_rows), self.split.tokens(self.split.rank)
+        own_logits = torch.empty(num_rows, len(own_tokens))
+        if len(own_logits):
+            self._stage_program("head").run(packed, x, own_logits)
+        return x, collected, self._gather_logits(own_logits)
 
-    def _gather_logits(self, own: Tensor) -> Tensor:
-        """Gather the logits of the whole vocabulary in rank 0; other ranks return ``own``."""
+    def _gather_logits(self, own_logits: Tensor) -> Tensor:
+        """Return the logits of all token ids in rank 0; other ranks send ``own_logits`` to it and return them."""
         all_reduce, split = self.all_reduce, self.split
         if split.rank:
-            if len(own):
-                all_reduce.send(own)
-            return own
-        logits = torch.empty(len(own), split.config.vocab_size)
-        for rank in range(split.workers if len(own) else 0):
+            if len(own_logits):
+                all_reduce.send(own_logits)
+            return own_logits
+        logits = torch.empty(len(own_logits), split.config.vocab_size)
+        for rank in range(split.workers if len(own_logits) else 0):
             tokens = split.tokens(rank)
-            part = own if rank == 0 else torch.empty(len(own), len(tokens))
+            rank_logits = own_logits if rank == 0 else torch.empty(len(own_logits), len(tokens))
             if rank and tokens:
-                all_reduce.receive(rank, part)
-            logits[:, tokens.start : tokens.stop] = part
+                all_reduce.receive(rank, rank_logits)
+            logits[:, tokens.start : tokens.stop] = rank_logits
         return logits
 
-    def _part_program(self, part: str, index: int = 0) -> Program:
-        """Return the cached program of one part of the model; ``index`` is that of the layer."""
+    def _stage_program(self, stage: str, index: int = 0) -> Program:
+        """Return the cached kernel program for ``stage`` of layer ``index`` (from 0), or of the whole model."""
 
         def make() -> Program:
             decoder = self.decoder
             program = Program(self.kernels, decoder.config.hidden_size, self.cache.dtype, self.cache)
-            if part == "embed":
+            if stage == "embed":
                 program.embed(decoder)
-            elif part == "attention":
+            elif stage == "attention":
                 program.attention(decoder.layers[index], index, partial=True)
-            elif part == "mlp":
+            elif stage == "mlp":
                 program.mlp(decoder.layers[index], partial=True)
-            elif part == "keep":
+            elif stage == "keep":
                 program.store_hidden(index + 1)
             else:
                 program.linear(self._own_head, norm=decoder.norm, to="logits", only_logits_rows=True)
             return program
 
-        return self._cached_program((part, index), make)
+        return self._cached_program((stage, index), make)
 
     @cached_property
     def _own_head(self) -> Packed:
         head, tokens = self.decoder.head, self.split.tokens(self.split.rank)
         assert isinstance(head, KernelLinear), "expected weights packed for the kernels, found others"
         whole = head.out_features == self.split.config.vocab_size
-        return head.packed.part(tokens.start, tokens.stop) if whole else head.packed
+        return head.packed.slice_outputs(tokens.start, tokens.stop) if whole else head.packed
 
 
 def serve_layer_orders(peer: PeerConnection, executor: TensorParallelExecutor) -> None:
@@ -263,5 +262,5 @@ def serve_layer_orders(peer: PeerConnection, executor: TensorParallelExecutor) -
     except ConnectionLostError:
         raise
     except Exception as error:  # noqa: BLE001 - the driver receives any error
-        executor.all_reduce.close()  # ends the wait of other processes for this one
+        executor.all_reduce.close()  # other processes that wait for this one fail at once
         peer.send(MessageKind.FAILED, data=f"{type(error).__name__}: {error}".encode())

@@ -1,11 +1,11 @@
 """Splitting trees among processes: lookahead parallelism (Fu et al. 2024, section 3.4) for any tree.
 
 A branch depends only on its ancestors, not on its siblings. All nodes form one sequence, each tree in preorder, and the
-sequence is cut into one *share* per process. The nodes of one tree in a share are a *piece*; a process also recomputes
-the ancestors of the piece's first node. One tree and two processes ::
+sequence is cut into one *process shard* per process. The nodes of one tree in a process shard are a *tree shard*. A
+process also recomputes the ancestors of a tree shard's first node, here in parentheses. One tree and two processes ::
 
-    0 ┬ 1 ─ 2 ─ 3          preorder   0 1 2 3 4 5 6        first   0 1 2 3
-      └ 4 ┬ 5              ancestors  · · · · 1 2 2        second  (0) 4 5 6
+    0 ┬ 1 ─ 2 ─ 3        preorder    0 1 2 3 4 5 6        process 0    0 1 2 3
+      └ 4 ┬ 5            depth       0 1 2 3 1 2 2        process 1   (0) 4 5 6
           └ 6
 
 For the trees of lookahead decoding this is the paper's split of window columns and candidates. The cuts minimize the
@@ -22,35 +22,35 @@ from typing import NamedTuple
 
 from pronk.speculation.tree import TokenTree
 
-__all__ = ["TreePiece", "WorkerShare", "partition_trees", "preorder"]
+__all__ = ["ProcessShard", "TreeShard", "partition_trees", "preorder"]
 
 # Steps of the bisection for the minimum time: 2**-20 is a relative precision of one in a million.
 _NUM_BISECTIONS = 20
 
 
-class TreePiece(NamedTuple):
-    """The nodes of one tree that one process computes."""
+class TreeShard(NamedTuple):
+    """The nodes of one request's tree that one process computes."""
 
-    job: int  # index of the tree
+    job: int  # index of the request's tree in the forward pass
     nodes: tuple[int, ...]  # nodes of the tree, parents before children: recomputed ancestors, then own nodes
     num_ancestors: int  # number of recomputed ancestors
 
     @property
-    def own(self) -> tuple[int, ...]:
-        """Return the nodes whose outputs the driver takes from this process."""
+    def own_nodes(self) -> tuple[int, ...]:
+        """Nodes without the recomputed ancestors; the driver takes their outputs from this process."""
         return self.nodes[self.num_ancestors :]
 
 
 @dataclass(frozen=True)
-class WorkerShare:
+class ProcessShard:
     """The nodes of all trees that one process, the driver or a worker, computes in a forward pass."""
 
-    pieces: tuple[TreePiece, ...]
+    tree_shards: tuple[TreeShard, ...]
 
     @property
     def rows(self) -> int:
-        """Return the number of rows of the process's forward pass, recomputed ancestors included."""
-        return sum(len(piece.nodes) for piece in self.pieces)
+        """Number of rows of the process's forward pass, recomputed ancestors included."""
+        return sum(len(tree_shard.nodes) for tree_shard in self.tree_shards)
 
 
 def preorder(tree: TokenTree) -> list[int]:
@@ -70,15 +70,15 @@ def preorder(tree: TokenTree) -> list[int]:
 
 def partition_trees(
     trees: Sequence[TokenTree], costs: Sequence[Callable[[int], float]], communication: Sequence[float] | None = None
-) -> list[WorkerShare]:
+) -> list[ProcessShard]:
     """Split trees among processes so that the slowest process finishes as early as possible.
 
-    A process that would not reduce the time gets an empty share.
+    A process that would not reduce the time gets an empty shard.
 
     Args:
-        trees: trees, at least one.
+        trees: token trees of one forward pass, at least one.
         costs: for each process, the driver first, a function from a number of rows to the seconds of a forward pass.
-        communication: for each process, seconds of communication if its share is not empty; by default none.
+        communication: for each process, seconds of communication if its shard is not empty; by default 0.
     """
     nodes = _NodeSequence(trees)
     best: tuple[float, list[int]] | None = None
@@ -89,8 +89,8 @@ def partition_trees(
     assert best is not None
     _, ends = best
     begins = [0, *ends[:-1]]
-    shares = [nodes.share(begin, end) for begin, end in zip(begins, ends, strict=True)]
-    return shares + [WorkerShare(())] * (len(costs) - len(shares))
+    shards = [nodes.shard(begin, end) for begin, end in zip(begins, ends, strict=True)]
+    return shards + [ProcessShard(())] * (len(costs) - len(shards))
 
 
 class _NodeSequence:
@@ -100,43 +100,43 @@ class _NodeSequence:
         self.trees = trees
         self.orders = [preorder(tree) for tree in trees]
         self.positions = [(job, position) for job, order in enumerate(self.orders) for position in range(len(order))]
-        # For each position, the number of ancestors that a piece recomputes if it begins there.
+        # For each position, the number of ancestors that a process recomputes if its shard begins at the position.
         self.num_ancestors = [self.trees[job].depths[self.orders[job][position]] for job, position in self.positions]
 
     def __len__(self) -> int:
         return len(self.positions)
 
-    def share(self, begin: int, end: int) -> WorkerShare:
-        """Return the share of the positions ``begin .. end - 1``."""
-        pieces, at = list[TreePiece](), begin
+    def shard(self, begin: int, end: int) -> ProcessShard:
+        """Return the process shard with the nodes at the positions ``begin .. end - 1``."""
+        tree_shards, at = list[TreeShard](), begin
         while at < end:
             job, position = self.positions[at]
             count = min(end - at, len(self.orders[job]) - position)
             own = self.orders[job][position : position + count]
             ancestors = (0, *self.trees[job].path(own[0]))[:-1] if own[0] else ()
-            pieces.append(TreePiece(job, (*ancestors, *own), len(ancestors)))
+            tree_shards.append(TreeShard(job, (*ancestors, *own), len(ancestors)))
             at += count
-        return WorkerShare(tuple(pieces))
+        return ProcessShard(tuple(tree_shards))
 
 
 def _find_cuts(
     nodes: _NodeSequence, costs: Sequence[Callable[[int], float]], communication: Sequence[float]
 ) -> tuple[float, list[int]] | None:
-    """Return the minimum seconds and each share's end position; ``None`` for fewer nodes than processes."""
+    """Return seconds and end positions of the fastest split; ``None`` for fewer nodes than processes."""
     if len(costs) > len(nodes):
         return None
-    # seconds[p][r - 1]: process p with r rows, made non-decreasing. A process has at most all nodes as rows.
+    # seconds[p][r - 1]: seconds of process p for r rows, made non-decreasing in r.
     seconds = [
         [*accumulate((more + cost(rows) for rows in range(1, len(nodes) + 1)), max)]
         for cost, more in zip(costs, communication, strict=True)
     ]
     low, high = 0.0, seconds[0][-1]
-    ends = _fill_shares(nodes, seconds, high)
+    ends = _fill_shards(nodes, seconds, high)
     if len(costs) == 1 or ends is None:
         return (high, [len(nodes)]) if len(costs) == 1 else None
     for _ in range(_NUM_BISECTIONS):
         middle = (low + high) / 2
-        found = _fill_shares(nodes, seconds, middle)
+        found = _fill_shards(nodes, seconds, middle)
         if found is None:
             low = middle
         else:
@@ -144,10 +144,10 @@ def _find_cuts(
     return high, ends
 
 
-def _fill_shares(nodes: _NodeSequence, seconds: Sequence[Sequence[float]], max_seconds: float) -> list[int] | None:
-    """Return each share's end if every process computes as much as ``max_seconds`` allow, or ``None``.
+def _fill_shards(nodes: _NodeSequence, seconds: Sequence[Sequence[float]], max_seconds: float) -> list[int] | None:
+    """Return end positions if each process gets as many nodes as it computes in ``max_seconds``.
 
-    ``None`` means that nodes are left over, or that the driver gets none: its costs are measured in every forward pass.
+    ``None`` means that nodes remain, or that the driver would get no node, but its costs have to be measured each time.
     """
     ends, at = list[int](), 0
     if seconds[0][0] > max_seconds:

@@ -1,4 +1,4 @@
-"""Serialization of forward-pass segments as a sequence of integers."""
+"""Serialization of one request's rows in a forward pass (a :class:`Segment`) as a list of integers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["parse_segment", "parsing", "serialize_segment", "take_integers"]
 
 @contextmanager
 def parsing(numbers: Tensor, what: str) -> Generator[Iterator[int]]:
-    """Yield an iterator over a message's integers; ``what`` names the message in the error text.
+    """Yield an iterator over a message's integers; ``what`` is the name of the message for the error.
 
     Raises:
         ValueError: the message is truncated.
@@ -38,14 +38,14 @@ def take_integers(integers: Iterator[int], count: int) -> list[int]:
 
 
 def serialize_segment(segment: Segment) -> list[int]:
-    """Serialize a segment: its block table and tree, without the tree's acceptable flags."""
+    """Serialize a segment: its block table, and the tokens and parents of its tree."""
     block_table, tree = segment.block_table, segment.tree
     head = (block_table.length, block_table.num_released, segment.computed, len(block_table.blocks), len(tree))
     return [*head, *block_table.blocks, *tree.tokens, *tree.parents]
 
 
 def parse_segment(integers: Iterator[int]) -> Segment:
-    """Parse the integers of :func:`serialize_segment`; only the root is marked as acceptable."""
+    """Parse the integers of :func:`serialize_segment`; all nodes except the root get ``verify=False``."""
     length, released, computed, blocks, nodes = take_integers(integers, 5)
     block_table = BlockTable(take_integers(integers, blocks), released, length)
     block_table.update_derived()

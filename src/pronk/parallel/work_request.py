@@ -1,4 +1,4 @@
-"""Requests to workers: rows of a forward pass to compute, serialized as integers and bytes."""
+"""Tree parallelism: requests to compute rows in a worker, serialized as integers and bytes."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ __all__ = ["WorkRequest", "WorkRows"]
 
 @dataclass(frozen=True)
 class WorkRows:
-    """The rows that a worker computes for one generation request."""
+    """The rows that one process computes for one generation request."""
 
     job: ForwardJob
-    first_own: int  # index of the first row whose outputs the driver needs; the rows before are recomputed context
+    first_own: int  # index of the first row whose outputs the driver needs; the rows before are recomputed
 
 
 @dataclass(frozen=True)
 class WorkRequest:
     """The rows of one forward pass that a worker computes."""
 
-    number: int  # of the message, which the answer repeats
-    rows: Sequence[WorkRows]  # of each generation request
+    number: int  # number of this message; the worker's answer repeats it
+    rows: Sequence[WorkRows]  # one entry per generation request
     moves: Sequence[tuple[int, int]] = ()  # pairs of slots (source, target) to copy before the forward pass
-    slots: NDArray[np.int64] | None = None  # slots to write ``kv_rows`` to, after the copies
+    slots: NDArray[np.int64] | None = None  # slots to write ``kv_rows`` to, after the copies of ``moves``
     kv_rows: Tensor | None = None  # KV rows from the driver's pool, uint8 ``[len(slots), bytes]``
     collect: frozenset[int] = frozenset()  # numbers of the layers whose outputs are needed
 

@@ -1,4 +1,4 @@
-"""The worker process: it computes parts of the driver's forward passes."""
+"""The worker process: loads a model or shard and computes a part of the driver's forward passes."""
 
 from __future__ import annotations
 
@@ -35,10 +35,9 @@ __all__ = ["WorkerLoop", "WorkerSettings", "loaded_key", "model_properties", "se
 
 
 class WorkerSettings(dict[str, Any]):
-    """Settings of a worker, serializable as JSON.
+    """Settings of a worker: options of :class:`~pronk.llm.LLM` as JSON values.
 
-    The keys are the options ``model``, ``dtype``, ``weights``, ``kernels``, ``kv_dtype``, ``threads``, ``workers`` and
-    ``parallel`` (``"tree"`` or ``"tensor"``).
+    Keys: ``model``, ``dtype``, ``weights``, ``kernels``, ``kv_dtype``, ``threads``, ``workers`` and ``parallel``.
     """
 
     @property
@@ -48,7 +47,7 @@ class WorkerSettings(dict[str, Any]):
         return found
 
     def split(self, rank: int, config: ModelConfig) -> TensorSplit | None:
-        """Return the part of the model for a rank under tensor parallelism, else ``None``: the whole model.
+        """Return the shard of the model for ``rank``; ``None`` if each process has the whole model.
 
         Raises:
             OptionError: the model cannot be split, see :class:`~pronk.models.split.TensorSplit`.
@@ -81,15 +80,15 @@ class WorkerSettings(dict[str, Any]):
 
 
 class WorkerModel(NamedTuple):
-    """A worker's model."""
+    """The model in a worker."""
 
-    decoder: Decoder  # the model, or this process's part of the model
+    decoder: Decoder  # the whole model, or under tensor parallelism the worker's shard
     cache: PagedCache
-    split: TensorSplit | None  # the part; ``None`` for the whole model
+    split: TensorSplit | None  # description of the shard; ``None`` for the whole model
 
 
 class _HiddenOwner:
-    """Owner of one layer's outputs: :meth:`~pronk.kv_cache.paged.PagedCache.keep_hidden` needs an object."""
+    """Owner of a layer's outputs: the pool keeps the outputs while this object exists."""
 
 
 class WorkerLoop:
@@ -98,7 +97,7 @@ class WorkerLoop:
     def __init__(self, peer: PeerConnection, runner: ModelRunner) -> None:
         self.peer, self.runner, self.cache = peer, runner, runner.cache
         self._hidden_owners: dict[int, _HiddenOwner] = {}
-        # Number of the last request, and the logits of its pieces.
+        # Number of the last WORK request, and the logits of each of its tree shards.
         self._request_number, self._logits = 0, list[Tensor]()
 
     def run(self) -> None:
@@ -125,11 +124,11 @@ class WorkerLoop:
             number, *slots = message.numbers.tolist()
             self.peer.send(MessageKind.ROWS, [number], self.cache.export_slots(np.array(slots, np.int64)).flatten())
         elif message.kind == MessageKind.LOGITS:
-            number, request_number, piece, *piece_rows = message.numbers.tolist()
+            number, request_number, shard_index, *shard_rows = message.numbers.tolist()
             if request_number != self._request_number:
                 msg = f"expected a request for logits of request {self._request_number}, found {request_number}"
                 raise ValueError(msg)
-            self.peer.send(MessageKind.LOGITS, [number], _as_bytes(self._logits[piece][piece_rows].float()))
+            self.peer.send(MessageKind.LOGITS, [number], _as_bytes(self._logits[shard_index][shard_rows].float()))
         elif message.kind == MessageKind.POOL:
             number, blocks, *layers = message.numbers.tolist()
             self._resize(blocks, layers)
@@ -139,7 +138,7 @@ class WorkerLoop:
             raise ValueError(msg)
 
     def _resize(self, blocks: int, layers: Sequence[int]) -> None:
-        """Resize the pool to ``blocks`` blocks, and let it keep the outputs of exactly ``layers``."""
+        """Resize the pool to ``blocks`` blocks; let it keep the outputs of ``layers`` and of no other layers."""
         self._hidden_owners = {layer: _HiddenOwner() for layer in layers}
         for layer, owner in self._hidden_owners.items():
             self.cache.keep_hidden(layer, owner)
@@ -152,7 +151,7 @@ class WorkerLoop:
             self.cache.move(source, target)
         if request.slots is not None and request.kv_rows is not None:
             self.cache.import_slots(request.slots, request.kv_rows)
-        self._logits.clear()  # free the memory before the next forward pass
+        self._logits.clear()  # free the memory before the forward pass allocates new logits
         result = self.runner.forward([rows.job for rows in request.rows], request.collect)
         self._request_number, self._logits = request.number, [logits[:] for logits in result.logits]
         parts = [logits for rows, logits in zip(request.rows, self._logits, strict=True) if rows.job.all_logits]
@@ -168,7 +167,7 @@ class WorkerLoop:
         self.peer.send(MessageKind.DONE, numbers, torch.cat([_as_bytes(part) for part in parts]) if parts else b"")
 
     def _sample(self, rows: WorkRows, logits: Tensor) -> list[int]:
-        """Sample a token after each node whose logits are needed, if the request's sampler is stateless."""
+        """Sample a token from each logits row if the request's sampler is stateless; else return no tokens."""
         job, kernels = rows.job, self.runner.decoder.kernels
         if job.stateless_sampler is None or kernels is None:
             return []
@@ -184,17 +183,17 @@ def _as_bytes(part: Tensor) -> Tensor:
     return part.contiguous().view(-1).view(torch.uint8)
 
 
-def serve(store: Any, rank: int, setting: WorkerSettings, timeout: float) -> None:
+def serve(store: Any, rank: int, settings: WorkerSettings, timeout: float) -> None:
     """Load the model, send its properties, and compute until the driver ends or stops this worker.
 
     Raises:
         ConnectionLostError: the driver does not connect within ``timeout`` seconds.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver handles the terminal's Ctrl-C
-    torch.set_num_threads(setting["threads"])
+    torch.set_num_threads(settings["threads"])
     cause = b""
     try:
-        loaded = setting.load(rank)
+        loaded = settings.load(rank)
     except Exception as error:  # noqa: BLE001 - the driver receives any error
         lines = str(error).strip().splitlines()
         cause = (lines[0] if lines else type(error).__name__).encode()
@@ -203,14 +202,14 @@ def serve(store: Any, rank: int, setting: WorkerSettings, timeout: float) -> Non
     if cause:
         peer.send(MessageKind.FAILED, data=cause)
         return
-    properties = model_properties(loaded.decoder, loaded.cache, setting)
+    properties = model_properties(loaded.decoder, loaded.cache, settings)
     with suppress(ConnectionLostError):
         peer.send(MessageKind.HELLO, data=json.dumps(properties).encode())
         _compute(peer, loaded, store, timeout)
 
 
 def loaded_key(rank: int) -> str:
-    """Return the store key that a worker sets once its model is loaded or has failed to load."""
+    """Return the rendezvous store's key that a worker sets once its model is loaded or has failed to load."""
     return f"pronk/loaded/{rank}"
 
 
@@ -228,19 +227,19 @@ def _compute(peer: PeerConnection, loaded: WorkerModel, store: Any, timeout: flo
     serve_layer_orders(peer, TensorParallelExecutor(decoder.kernels, decoder, cache, split, all_reduce))
 
 
-def model_properties(decoder: Decoder, cache: PagedCache, setting: WorkerSettings) -> dict[str, str]:
+def model_properties(decoder: Decoder, cache: PagedCache, settings: WorkerSettings) -> dict[str, str]:
     """Return the properties of a loaded model that must be equal in all processes."""
     from pronk import __version__  # noqa: PLC0415 - avoids an import cycle
 
     kernels = decoder.kernels
     return {
         "version": __version__,
-        "model": str(Fingerprint.of(Path(setting["model"]))),
-        "config": read_config(Path(setting["model"])).digest,
-        "weights": setting["weights"],
+        "model": str(Fingerprint.of(Path(settings["model"]))),
+        "config": read_config(Path(settings["model"])).digest,
+        "weights": settings["weights"],
         "kernels": "torch" if kernels is None else kernels.name,
         "dtype": f"{cache.dtype}, {cache.kv_dtype}",
-        "parallel": setting["parallel"],
+        "parallel": settings["parallel"],
     }
 
 
@@ -249,7 +248,8 @@ def main() -> None:
     host, port, rank, world, timeout = sys.argv[1:6]
 
     def exit_with_driver() -> None:
-        # Stdin reaches its end when the driver ends. os.read avoids the lock of sys.stdin, which would block the exit.
+        # The read returns when the driver ends, which closes the pipe. A blocked sys.stdin.read would hold a lock that
+        # blocks the exit of this process.
         os.read(0, 1)
         os._exit(1)
 

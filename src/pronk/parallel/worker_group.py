@@ -31,13 +31,13 @@ from pronk.parallel.worker import WorkerSettings, loaded_key, model_properties, 
 
 __all__ = ["PARALLEL", "SingleProcess", "WorkerGroup", "check_launched", "is_launched", "start_workers"]
 
-_c10d: Any = dist  # the type stubs lack some of its names
+_c10d: Any = dist  # Any, because the type stubs of torch.distributed lack some names
 
 # Choices of the option ``parallel``: split the branches of token trees, or the heads and columns of each layer.
 PARALLEL = ("tree", "tensor")
 
 # Timeout in seconds for all workers to start and load the model.
-_TIMEOUT = 600.0
+_LOAD_TIMEOUT = 600.0
 # Timeout in seconds for all workers to connect after they have loaded the model.
 _CONNECT_TIMEOUT = 30.0
 # Seconds between two checks whether a worker has loaded the model.
@@ -45,12 +45,12 @@ _POLL_SECONDS = 0.05
 
 
 def is_launched(workers: int) -> bool:
-    """Return whether ``torchrun`` launched this process as one of several with a model."""
+    """Return whether ``torchrun`` launched the processes of a model, so that none has to be spawned."""
     return workers > 1 and dist.is_torchelastic_launched()
 
 
 def check_launched(workers: int) -> None:
-    """Refuse one worker in each of several processes of ``torchrun``: each would run everything.
+    """Refuse ``workers=1`` if ``torchrun`` launched several processes: each would run the whole program.
 
     Raises:
         OptionError: ``torchrun`` launched several processes.
@@ -80,15 +80,15 @@ class SingleProcess:
 class SpawnedProcesses:
     """Worker processes on this machine, spawned by the driver and ended with it."""
 
-    def __init__(self, setting: WorkerSettings) -> None:
-        workers = setting["workers"]
-        self.store = open_store("127.0.0.1", 0, workers, master=True, timeout=_TIMEOUT)  # for the rendezvous
-        self.store.set("pronk/setting", json.dumps(setting))
+    def __init__(self, settings: WorkerSettings) -> None:
+        workers = settings["workers"]
+        self.store = open_store("127.0.0.1", 0, workers, master=True, timeout=_LOAD_TIMEOUT)
+        self.store.set("pronk/setting", json.dumps(settings))
         self.processes = [_spawn(self.store.port, rank, workers) for rank in range(1, workers)]
         self._end_all = finalize(self, _kill, self.processes)
 
     def alive(self, rank: int) -> bool:
-        """Return whether a worker process is running, without communication."""
+        """Return whether the worker with this rank is running, without communication."""
         return self.processes[rank - 1].poll() is None
 
     def end(self, rank: int | None = None) -> None:
@@ -118,20 +118,20 @@ class WorkerGroup:
     """The processes of a model, as seen by the driver (rank 0).
 
     Attributes:
-        setting: settings that all processes load.
-        split: the driver's part of the model under tensor parallelism, else ``None``.
-        shard_config: configuration of the driver's part of the model, or of the whole model.
-        pool: class of the KV cache.
+        settings: settings with which every worker loads the model.
+        split: description of the driver's shard of the model under tensor parallelism, else ``None``.
+        shard_config: configuration of the driver's shard; under tree parallelism, of the whole model.
+        pool: class of the driver's KV cache.
         processes: worker processes.
         peers: connections to the workers; empty before :meth:`runner`.
     """
 
     def __init__(
-        self, config: ModelConfig, setting: WorkerSettings, processes: SpawnedProcesses | LaunchedProcesses
+        self, config: ModelConfig, settings: WorkerSettings, processes: SpawnedProcesses | LaunchedProcesses
     ) -> None:
-        self.setting, self.processes, self.peers = setting, processes, list[PeerConnection]()
-        self._tree_runner: Callable[[], TreeRunner | None] = lambda: None  # a weak reference once it exists
-        self.split = setting.split(0, config)
+        self.settings, self.processes, self.peers = settings, processes, list[PeerConnection]()
+        self._tree_runner: Callable[[], TreeRunner | None] = lambda: None  # later a weak reference to the tree runner
+        self.split = settings.split(0, config)
         self.shard_config = config if self.split is None else self.split.shard_config
         self.pool: type[PagedCache] = MirroredCache if self.split is None else SplitCache
 
@@ -148,7 +148,7 @@ class WorkerGroup:
         Raises:
             OptionError: a worker does not connect, cannot load the model, or has another model.
         """
-        properties, workers = model_properties(decoder, cache, self.setting), self.setting["workers"]
+        properties, workers = model_properties(decoder, cache, self.settings), self.settings["workers"]
         self.peers += [self._connect(rank, properties) for rank in range(1, workers)]
         if isinstance(cache, MirroredCache):
             tree_runner = TreeRunner(decoder, cache, self.peers, self.processes.alive, self.processes.end)
@@ -170,7 +170,7 @@ class WorkerGroup:
             peer = PeerConnection(self.processes.store, rank, driver=True, timeout=_CONNECT_TIMEOUT)
             message = peer.receive(_CONNECT_TIMEOUT)
         except ConnectionLostError as error:
-            msg = f"workers: expected {self.setting['workers']} processes, found fewer: {error}"
+            msg = f"workers: expected {self.settings['workers']} processes, found fewer: {error}"
             raise OptionError(msg) from error
         if message.kind == MessageKind.FAILED:
             msg = f"workers: worker {rank} cannot load the model: {message.text}"
@@ -184,8 +184,8 @@ class WorkerGroup:
         return peer
 
     def _wait_until_loaded(self, rank: int) -> None:
-        """Wait until a worker has loaded the model; polling lets Ctrl-C interrupt."""
-        end = monotonic() + _TIMEOUT
+        """Wait until a worker has loaded the model; poll, because a blocking wait would delay Ctrl-C."""
+        end = monotonic() + _LOAD_TIMEOUT
         while not self.processes.store.check([loaded_key(rank)]):
             if not self.processes.alive(rank):
                 msg = (
@@ -193,26 +193,26 @@ class WorkerGroup:
                 )
                 raise OptionError(msg)
             if monotonic() > end:
-                msg = f"workers: worker {rank} has not loaded the model in {_TIMEOUT:.0f} seconds; use fewer workers"
+                msg = f"workers: worker {rank} has not loaded the model in {_LOAD_TIMEOUT:g} seconds; use fewer workers"
                 raise OptionError(msg)
             sleep(_POLL_SECONDS)
 
 
 def start_workers(
-    workers: int, parallel: str, config: ModelConfig, kernels: Kernels | None, **setting: Any
+    workers: int, parallel: str, config: ModelConfig, kernels: Kernels | None, **options: Any
 ) -> SingleProcess | WorkerGroup:
-    """Start the worker processes, or join those of ``torchrun``; in a worker this never returns.
+    """Spawn worker processes, or join those of ``torchrun``; a worker of ``torchrun`` serves and exits.
 
     Args:
         workers: number of processes, this one included.
         parallel: kind of parallelism, one of :data:`PARALLEL`.
         config: configuration of the model.
         kernels: compiled kernels, or ``None`` for torch.
-        setting: entries of :class:`~pronk.parallel.worker.WorkerSettings`.
+        options: further entries of :class:`~pronk.parallel.worker.WorkerSettings`.
 
     Raises:
-        OptionError: ``workers`` is above 1 without compiled kernels, which bit-identical rows need; or more than the
-            heads; or not the number of processes that ``torchrun`` launched.
+        OptionError: ``workers`` is above 1 without compiled kernels (with torch, a row's bits depend on the batch), too
+            large for tensor parallelism, or not the number of processes that ``torchrun`` launched.
     """
     check_choice("parallel", parallel, PARALLEL)
     if workers == 1:
@@ -220,40 +220,40 @@ def start_workers(
     if kernels is None:
         msg = f"workers: expected 1 without the compiled kernels, found {workers}; install the kernels or set 1"
         raise OptionError(msg)
-    dtype = str(setting["dtype"]).removeprefix("torch.")
-    own = {"model": str(setting["model"]), "dtype": dtype, "kernels": kernels.name, "threads": num_threads()}
-    settings = WorkerSettings(setting | own | {"parallel": parallel, "workers": workers})
-    settings.split(0, config)  # raises for more workers than heads, before any worker starts
+    dtype = str(options["dtype"]).removeprefix("torch.")
+    own = {"model": str(options["model"]), "dtype": dtype, "kernels": kernels.name, "threads": num_threads()}
+    settings = WorkerSettings(options | own | {"parallel": parallel, "workers": workers})
+    settings.split(0, config)  # raise for too many workers before one is started
     return WorkerGroup(
         config, settings, _join_launched(settings) if is_launched(workers) else SpawnedProcesses(settings)
     )
 
 
-def _join_launched(setting: WorkerSettings) -> LaunchedProcesses:
-    """Join the processes of ``torchrun``; return in rank 0, serve as a worker until exit in other ranks.
+def _join_launched(settings: WorkerSettings) -> LaunchedProcesses:
+    """Join the processes of ``torchrun``: return in rank 0; serve as a worker in other ranks, then exit.
 
     Raises:
         OptionError: the number of processes is not ``workers``, or the rendezvous fails.
     """
     try:
-        store, rank, found = next(_c10d.rendezvous("env://", timeout=timedelta(seconds=_TIMEOUT)))
+        store, rank, found = next(_c10d.rendezvous("env://", timeout=timedelta(seconds=_LOAD_TIMEOUT)))
     except (RuntimeError, ValueError) as error:
         msg = f"workers: expected the processes that torchrun has started, found none: {str(error).splitlines()[0]}"
         raise OptionError(msg) from error
-    if found != setting["workers"]:
-        msg = f"workers: expected {found}, as torchrun has started, found {setting['workers']}; set workers to {found}"
+    if found != settings["workers"]:
+        msg = f"workers: expected {found}, as torchrun has started, found {settings['workers']}; set workers to {found}"
         raise OptionError(msg)
     if rank == 0:
         return LaunchedProcesses(store)
     try:
-        serve(store, rank, setting, _TIMEOUT)
+        serve(store, rank, settings, _LOAD_TIMEOUT)
     except ConnectionLostError as error:
         sys.exit(f"pronk: {error}")
     sys.exit(0)
 
 
-# Program of a spawned worker. The worker ignores the terminal's Ctrl-C, which the driver handles, and has the sys.path
-# of the driver, so that it imports the same pronk.
+# Python program of a spawned worker. It ignores the terminal's Ctrl-C, which the driver handles, and sets sys.path to
+# the driver's, so that the worker imports the same pronk.
 _PROGRAM = (
     "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
     f"sys.path[:] = {sys.path!r}; from pronk.parallel.worker import main; main()"
@@ -261,7 +261,7 @@ _PROGRAM = (
 
 
 def _spawn(port: int, rank: int, workers: int) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-c", _PROGRAM, "127.0.0.1", port, rank, workers, _TIMEOUT]
+    command = [sys.executable, "-c", _PROGRAM, "127.0.0.1", port, rank, workers, _LOAD_TIMEOUT]
     return subprocess.Popen([str(each) for each in command], stdin=subprocess.PIPE)  # noqa: S603 - this interpreter
 
 

@@ -4,7 +4,7 @@
 
     serve run pronk.replicas.application:app model=Qwen/Qwen3-0.6B replicas=4 cpus=8 api_key_file=keys.txt
 
-A Serve config file takes the same options as ``args``. The server is a deployment of its own.
+A config file of Ray Serve takes the same options as ``args``. Servers are a deployment apart from the replicas.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ __all__ = ["ApplicationArgs", "app"]
 
 _log = logging.getLogger(__name__)
 
-_INFO_TIMEOUT = 60.0  # seconds for a replica to describe itself
+_INFO_TIMEOUT = 60.0  # seconds until a replica must have answered a request for its description
 
 
 class ApplicationArgs(BaseModel):
-    """Options of the application. All others have the defaults of ``pronk serve``."""
+    """Options of the application; options of ``pronk serve`` that are not listed have their defaults."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
-    model: str | None = None  # folder on every machine, or a Hub id; None is the pronk-tiny of a clone
+    model: str | None = None  # folder that exists on every machine, or Hub id; None is pronk-tiny in a clone of pronk
     replicas: int = 1  # maximum number of replicas
-    least: int | None = None  # minimum number of replicas under low load; None always runs all of them
+    least: int | None = None  # minimum number of replicas, to which low load reduces them; None means ``replicas``
     servers: int = 1  # number of server processes
-    cpus: int = 1  # cores of each replica
-    resources: dict[str, float] = {}  # Ray resources of each replica, by name
-    name: str | None = None  # of the model in requests
+    cpus: int = 1  # number of cores per replica
+    resources: dict[str, float] = {}  # Ray resources that each replica needs, by name
+    name: str | None = None  # name of the model in requests; None is the name of its folder
     api_key_file: str | None = None  # file of API keys, one per line, read when the application is built
-    open_to_all: bool = False  # serve every client that reaches Ray's proxy, without a key
-    drain: float = 60.0  # seconds that a stopping replica has for its requests
-    max_requests: int = 256  # maximum number of samples in progress
+    open_to_all: bool = False  # whether ``api_key_file`` may be missing, so that every client is served
+    drain: float = 60.0  # seconds that a stopping replica has to finish its requests
+    max_requests: int = 256  # maximum number of samples that are generated at the same time
     options: dict[str, Any] = {}  # further options of pronk.LLM: drafter, weights, …
 
 
@@ -77,10 +77,10 @@ def app(args: ApplicationArgs) -> Any:
 
 
 class _Server:
-    """Deployment that receives the requests of clients; :class:`_Application` handles them."""
+    """Deployment of servers; Ray passes the requests of clients to :class:`_Application`."""
 
     def __init__(self, model: Any) -> None:
-        del model  # Ray deploys the replicas because they are an argument
+        del model  # the deployment of replicas; Ray starts it because it is an argument of this deployment
 
 
 class _Application:
@@ -105,7 +105,7 @@ class _Application:
         await guard(scope, receive, send)
 
     async def _built(self) -> Guard:
-        """Return the application; concurrent requests share one attempt to build it, later ones try again."""
+        """Return the application, built at the first call; concurrent calls share one attempt to build it."""
         if self._guard is None:
             if self._building is None or self._building.done():
                 self._building = asyncio.ensure_future(self._build())
@@ -130,7 +130,7 @@ async def _refuse(send: Send) -> None:
 
 
 async def _run_lifespan(receive: Receive, send: Send) -> None:
-    """Confirm start and shutdown, which need no work."""
+    """Answer the ASGI events startup and shutdown, for which there is nothing to do."""
     for event in ("startup", "shutdown"):
         await receive()
         await send({"type": f"lifespan.{event}.complete"})

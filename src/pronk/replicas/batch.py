@@ -1,4 +1,4 @@
-"""Batch files on replicas, through Ray Data."""
+"""Processing of batch files on replicas, through Ray Data."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ __all__ = ["run_on_replicas"]
 
 Rows = Mapping[str, NDArray[Any]]
 
-# Concurrent blocks of rows per replica. A block has max_batch / 2 requests, and Ray returns its answers together. With
-# four blocks, the batch of the engine stays full while the last requests of a block finish.
+# Number of blocks that a replica processes at the same time. A block has max_batch / 2 requests, and Ray returns its
+# answers together. With four blocks, the engine's batch stays full while the last requests of a block finish.
 _BLOCKS_PER_REPLICA = 4
-_MAX_ROWS = 2**14  # requests per run of Ray Data; each run loads the model again
-_MAX_RESTARTS = 100  # of one replica
+_MAX_ROWS = 2**14  # maximum number of requests per run of Ray Data; each run loads the model again
+_MAX_RESTARTS = 100  # maximum number of restarts of each replica
 
 
 class BatchReplica:
     """One replica in an actor process of Ray Data."""
 
     def __init__(self, options: Mapping[str, Any], name: str, folder: str) -> None:
-        """Load the model in the working directory ``folder``; ``name`` is its name in requests."""
+        """Load the model, with ``folder`` as working directory; ``name`` is the model's name in requests."""
         enter(folder)
         llm, limits = LLM(**options), RequestLimits(requests=2**20, n=1024, seconds=1e6)
         self._service = Service(AsyncLLM(llm, max_requests=limits.requests), ServerSettings(name=name, limits=limits))
 
     def __call__(self, rows: Rows) -> Rows:
-        """Answer a block of requests; other threads answer further blocks with the same engine."""
+        """Answer a block of requests; Ray calls this from several threads, which share the engine."""
         columns = zip(rows["id"], rows["url"], rows["body"], strict=True)
         lines = [BatchLine(custom_id, url, json.loads(body)) for custom_id, url, body in columns]
 
@@ -60,7 +60,7 @@ class BatchReplica:
         try:
             answers = asyncio.run(main())
         except (ClosedError, ConnectionLostError):
-            os._exit(1)  # the engine is lost: Ray starts another replica and repeats the block there
+            os._exit(1)  # the engine cannot go on: Ray starts another replica and repeats the block there
         return {
             "id": np.array([line.custom_id for line in lines], object),
             "status": np.array([int(status) for status, _ in answers], np.int64),
@@ -75,9 +75,9 @@ def run_on_replicas(
     answers: BatchOutput,
     progress: Callable[[], None] = lambda: None,
 ) -> int:
-    """Answer the requests without an answer on replicas, and return the number of refused requests.
+    """Process a batch file on replicas, and return the number of refused requests.
 
-    ``lines`` has all requests. Answers are written as they arrive; then ``progress`` is called.
+    ``lines`` are all requests; those answered in ``answers`` are skipped. ``progress`` is called after each answer.
 
     Raises:
         OptionError: the cluster has too few cores.
@@ -109,7 +109,7 @@ def _dataset(plan: ReplicaPlan, name: str, waiting: list[dict[str, Any]]) -> Any
     """Return the lazily computed dataset of answers."""
     block = max(1, min(int(plan.options.get("max_batch", 16)) // 2, ceil(len(waiting) / plan.replicas)))
     with catch_warnings():
-        simplefilter("ignore", DeprecationWarning)  # of max_restarts, which has no replacement yet
+        simplefilter("ignore", DeprecationWarning)  # max_restarts is deprecated, but has no replacement
         return ray.data.from_items(waiting, override_num_blocks=ceil(len(waiting) / block)).map_batches(
             BatchReplica,
             fn_constructor_args=(dict(plan.options), name, plan.folder),

@@ -1,4 +1,4 @@
-"""Replicas on Ray Serve, on a local cluster or on an existing one."""
+"""Replicas of a model on Ray Serve, in a local or an existing Ray cluster."""
 
 from __future__ import annotations
 
@@ -38,37 +38,37 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
-MODEL = "model"  # name of the deployment in Ray Serve
+MODEL = "model"  # name of the deployment of replicas in Ray Serve
 _ROUTER = "pronk.replicas.routing.PrefixRouter"
 _QUIET = LoggingConfig(log_level="ERROR", enable_access_log=False)
 
 # Times in seconds.
 _CONNECT_TIMEOUT = 5.0
-_LOAD_TIMEOUT = 1200.0  # for all replicas to load the model
-_STOP_TIMEOUT = 20.0  # after the drain
+_LOAD_TIMEOUT = 1200.0  # limit for all replicas together to load the model
+_STOP_TIMEOUT = 20.0  # limit for replicas to stop after the time to finish their requests
 _POLL_INTERVAL = 0.2
 _FREE_CORES_TIMEOUT = 10.0  # Ray reports the cores of a stopped process as free only after some seconds
 _HEALTH_PERIOD, _HEALTH_TIMEOUT = 2.0, 10.0
-_UPSCALE_DELAY = 5.0  # duration of a load above the target
+_UPSCALE_DELAY = 5.0  # time with more than ``_TARGET_REQUESTS`` requests per replica before replicas are added
 
-_TARGET_REQUESTS = 8.0  # per replica; Ray Serve adds replicas at a higher load
-_CORE_TOLERANCE = 1e-4  # Ray counts cores in units of 1e-4
+_TARGET_REQUESTS = 8.0  # number of concurrent requests per replica above which Ray Serve adds replicas
+_CORE_TOLERANCE = 1e-4  # resolution of Ray's numbers of cores
 
 
 @dataclass(frozen=True)
 class ReplicaPlan:
     """Number, resources and options of the replicas."""
 
-    options: Mapping[str, Any]  # of pronk.LLM
+    options: Mapping[str, Any]  # options of pronk.LLM
     replicas: int  # maximum number of replicas
-    least: int | None = None  # minimum number of replicas under low load; None always runs all of them
-    also: Sequence[str] = ()  # further drafters that requests may name
-    max_requests: int = 1024  # maximum number of concurrent requests of one replica
-    drain: float = 60.0  # seconds that a stopping replica has for its requests; other replicas then resume the rest
-    cpus: float = 1.0  # cores of each replica
+    least: int | None = None  # minimum number of replicas, to which low load reduces them; None means ``replicas``
+    also: Sequence[str] = ()  # names of further drafters that requests may choose
+    max_requests: int = 1024  # maximum number of concurrent requests per replica
+    drain: float = 60.0  # seconds that a stopping replica has for its requests, before other replicas resume them
+    cpus: float = 1.0  # number of cores per replica
     quiet: float = 60.0  # seconds of low load before a replica is removed
-    resources: Mapping[str, float] = field(default_factory=dict)  # Ray resources of each replica, by name
-    folder: str = field(default_factory=os.getcwd)  # working directory for relative paths in the options
+    resources: Mapping[str, float] = field(default_factory=dict)  # Ray resources that each replica needs, by name
+    folder: str = field(default_factory=os.getcwd)  # working directory of each replica, for relative paths in options
 
 
 def connect(address: str | None, cpus: int) -> None:
@@ -77,7 +77,7 @@ def connect(address: str | None, cpus: int) -> None:
     Raises:
         OptionError: the address has no cluster.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # send no usage statistics
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "ignore_reinit_error": True}
     if address is None:
         if not is_private():
@@ -93,7 +93,7 @@ def connect(address: str | None, cpus: int) -> None:
 
 
 def _check_reachable(address: str) -> None:
-    """Connect to ``host:port``, because Ray itself waits for minutes for an unreachable machine.
+    """Check that Ray answers at ``host:port``; Ray itself waits for minutes if the machine is unreachable.
 
     Raises:
         OSError: the machine is unreachable, or the port belongs to another service.
@@ -105,7 +105,7 @@ def _check_reachable(address: str) -> None:
     create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT).close()
     if "://" in address or os.environ.get("RAY_USE_TLS", "0") != "0":
         return
-    channel = grpc.insecure_channel(target, options=[("grpc.enable_http_proxy", 0)])  # Ray ignores proxies too
+    channel = grpc.insecure_channel(target, options=[("grpc.enable_http_proxy", 0)])  # Ray does not use proxies, either
     try:
         grpc.channel_ready_future(channel).result(timeout=_CONNECT_TIMEOUT)
     except grpc.FutureTimeoutError as error:
@@ -116,7 +116,7 @@ def _check_reachable(address: str) -> None:
 
 
 def model_deployment(plan: ReplicaPlan) -> Any:
-    """Return the deployment of the replicas for Ray Serve."""
+    """Return the deployment of replicas that Ray Serve can start."""
     scale: dict[str, Any] = {"num_replicas": plan.replicas}
     if plan.least is not None and plan.least < plan.replicas:
         limits = {"min_replicas": plan.least, "max_replicas": plan.replicas}
@@ -138,27 +138,27 @@ def model_deployment(plan: ReplicaPlan) -> Any:
 
 
 def deployed(app: str) -> Deployed:
-    """Return the replicas of a Ray Serve application."""
+    """Return the running replicas of the Ray Serve application ``app``."""
     return Deployed(serve.get_deployment_handle(MODEL, app))
 
 
 @contextmanager
 def deploy(plan: ReplicaPlan) -> Generator[Deployed]:
-    """Start replicas, wait until they serve, and drain and stop them at the end of the block.
+    """Start replicas and wait until they serve; drain and stop them at the end of the context.
 
     Raises:
         OptionError: the cluster has too few cores for the minimum number of replicas.
         PronkError: a replica cannot load the model, or takes too long.
     """
     check_cores(plan)
-    app = f"pronk-{token_hex(4)}"  # several servers may share a cluster
+    app = f"pronk-{token_hex(4)}"  # a random name, because several servers may share a cluster
     try:
         yield _start(plan, app)
     finally:
         try:
             _delete(app, plan.drain + _STOP_TIMEOUT)
         except RayServeException:
-            pass  # Ray Serve did not start
+            pass  # Ray Serve is not running, so there are no replicas to stop
         except (RuntimeError, RayError) as error:
             _log.warning("could not stop the replicas: %s", cause_of(error))
 
@@ -208,7 +208,7 @@ def _start(plan: ReplicaPlan, app: str) -> Deployed:
 
 
 def _wait_until_running(app: str) -> None:
-    """Wait until the replicas of an application serve; raise ``RuntimeError`` if one fails or time is up."""
+    """Wait until the replicas of an application serve; raise ``RuntimeError`` on failure or timeout."""
     end = monotonic() + _LOAD_TIMEOUT
     while (found := serve.status().applications.get(app)) is None or found.status != ApplicationStatus.RUNNING:
         if found is not None and found.status in (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY):
@@ -220,13 +220,13 @@ def _wait_until_running(app: str) -> None:
 
 
 class Deployed:
-    """Replicas on Ray Serve, called by the ``ray.serve.handle.DeploymentHandle`` of their deployment."""
+    """Replicas on Ray Serve; ``handle`` is the ``ray.serve.handle.DeploymentHandle`` of their deployment."""
 
     def __init__(self, handle: Any) -> None:
         self.handle = handle
 
     def about(self) -> ReplicaInfo:
-        """Return the description of a replica; blocks, so not for use in an event loop."""
+        """Return the description of a replica; do not call this in an event loop, which it would block."""
         return self.handle.about.remote().result(timeout_s=60.0)
 
     async def about_async(self) -> ReplicaInfo:
@@ -234,7 +234,7 @@ class Deployed:
         return await self.handle.about.remote()
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[ReplicaMessage]:
-        """Continue prompts on a replica; see :class:`~pronk.replicas.dispatcher.Replicas`."""
+        """Generate on a replica and yield its messages; see :class:`~pronk.replicas.dispatcher.Replicas`."""
         response = self.handle.options(stream=True, method_name="steps").remote(request)
         try:
             async for message in response:
@@ -242,12 +242,12 @@ class Deployed:
         except (RayError, RayServeException) as error:
             raise ReplicaLostError(cause_of(error)) from error
         finally:
-            with suppress(RayError, RayServeException, RuntimeError):  # the replica is gone, or was never selected
+            with suppress(RayError, RayServeException, RuntimeError):  # the replica is gone, or none was selected
                 response.cancel()
 
 
 def cause_of(error: BaseException | str) -> str:
-    """Return the message of the last pronk error that Ray quotes, or else the first line."""
+    """Return the message of the last pronk error in Ray's error text, else the text's first line."""
     lines = str(error).strip().splitlines()
     for line in reversed(lines):
         if "pronk.errors." in line:
@@ -256,7 +256,7 @@ def cause_of(error: BaseException | str) -> str:
 
 
 def _cause_in(app: str, error: BaseException) -> str:
-    """Return the reason that the replicas of an application do not serve: their own error, or else Ray's."""
+    """Return why an application does not serve: a pronk error of its replicas, else Ray's ``error``."""
     application = serve.status().applications.get(app)
     messages = [each.message for each in application.deployments.values()] if application is not None else []
     return cause_of(next((text for text in messages if "pronk.errors." in text), error))

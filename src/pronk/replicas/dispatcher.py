@@ -1,4 +1,4 @@
-"""Front end of the replicas: tokenizes prompts, sends requests, resumes texts of replicas that died."""
+"""Dispatcher: sends requests to replicas; if a replica dies, another one resumes its requests."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ from pronk.tokenization.tokenizer import Tokenizer
 
 __all__ = ["Dispatcher", "ModelReader", "ReplicaLostError", "Replicas"]
 
-# Limits on failures of one request without a new token. A death counts 1 / (number of requests on the replica) as
-# blame. Deaths while pieces are generated a second time have a limit of their own, and no blame.
+# A request fails if it reaches one of these limits between two of its new tokens. As any request of a dead replica may
+# have killed it, each of them gets 1 / (number of requests on the replica) as blame. A replay, in which a replica
+# generates tokens again that the client already has, adds no blame.
 _MAX_BLAME, _MAX_DEATHS, _MAX_REPLAY_DEATHS = 3.0, 50, 8
-_MAX_MISMATCHES = 3  # replicas with another model or other kernels
-_PAUSE, _MAX_PAUSE = 0.1, 2.0  # seconds before the next replica: per failure, and at most
-_GRACE = 1.0  # seconds after a deadline in which the replica itself reports that the deadline has passed
+_MAX_MISMATCHES = 3  # replicas that cannot continue the text, because their model or kernels differ
+_PAUSE, _MAX_PAUSE = 0.1, 2.0  # seconds to wait before a retry: this long per failure so far, and the maximum
+_GRACE = 1.0  # seconds that a replica has after the deadline to report the DeadlineError itself
 
 
 class ReplicaLostError(Exception):
@@ -42,15 +43,15 @@ class ReplicaLostError(Exception):
 
 
 class Replicas(Protocol):
-    """Set of replicas; :class:`~pronk.replicas.cluster.Deployed` is the one on Ray."""
+    """Set of replicas; :class:`~pronk.replicas.cluster.Deployed` implements it with Ray."""
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[ReplicaMessage]:
-        """Continue prompts on one of the replicas; raise ``ReplicaLostError`` if it is gone."""
+        """Continue prompts on one replica; raise ``ReplicaLostError`` if the replica is gone."""
 
 
 @dataclass(frozen=True)
 class NamedProposer:
-    """Name of the drafter that the replicas use by default."""
+    """Stand-in for the replicas' default proposer, of which the server only needs the name."""
 
     name: str
 
@@ -74,7 +75,7 @@ class ModelReader:
         self.kernels = about.kernels
 
     def get_proposer(self, spec: str | Drafter | None = None) -> NamedProposer | Drafter:
-        """Check a drafter, which the replicas bind to the model; by default return the name of theirs.
+        """Check the options of a drafter; without ``spec``, return the default of the replicas.
 
         Raises:
             OptionError: the drafter is unknown, or an option is out of range.
@@ -83,20 +84,20 @@ class ModelReader:
 
 
 class Dispatcher:
-    """Engine of the server on replicas, with the interface of :class:`~pronk.async_llm.AsyncLLM`.
+    """Distribute requests over replicas, with the interface of :class:`~pronk.async_llm.AsyncLLM`.
 
-    The same seed gives the same text on every replica. So when a replica dies, another one continues after the tokens
-    that were delivered, and the client sees one stream. If only replicas with another model or other kernels are left,
-    the stream ends with an error.
+    The same seed gives the same text on every replica. If a replica dies, another one therefore continues after the
+    delivered tokens, and the client sees one stream. If only replicas with another model or other kernels are left, the
+    stream ends with an error.
     """
 
     def __init__(self, llm: ModelReader, replicas: Replicas, *, max_requests: int = 1024) -> None:
-        """Accept requests; ``max_requests`` limits the samples in progress, queued ones included."""
+        """Create a dispatcher; ``max_requests`` limits the samples in progress, queued ones included."""
         self.llm = llm
         self.resumed = 0  # number of times that a request was sent to another replica
         self._replicas, self._admission = replicas, AdmissionQueue(max_requests)
         self._closed = False
-        # For each replica with requests: its last load, its number of requests, and that number at its death.
+        # By name of the replica: last reported load; number of requests; number of requests when the replica died.
         self._loads: dict[str, EngineLoad] = {}
         self._active = Counter[str]()
         self._active_at_death: dict[str, int] = {}
@@ -109,11 +110,11 @@ class Dispatcher:
     @property
     def num_requests(self) -> int:
         """Number of samples in progress, including those being tokenized."""
-        return self._admission.taken
+        return self._admission.num_admitted
 
     @property
     def load(self) -> EngineLoad:
-        """Sum of the last loads of all replicas with requests; ``kv_used`` is their mean."""
+        """Sum of the last reported loads of the replicas with requests; for ``kv_used`` the mean."""
         loads = [*self._loads.values()]
         if not self.num_requests or not loads:
             return EngineLoad(resumed=self.resumed)
@@ -156,7 +157,7 @@ class Dispatcher:
                     yield pieces
 
     async def _resuming(self, request: GenerateRequest, ends_at: float | None) -> AsyncGenerator[list[Piece]]:
-        """Run a request on one replica after the other until all samples are complete."""
+        """Run a request, on another replica after each failure, until all samples are complete."""
         stream, failures = ResumableStream(request), _Failures()
         while True:
             try:
@@ -185,10 +186,10 @@ class Dispatcher:
     async def _attempt(
         self, request: GenerateRequest, stream: ResumableStream, ends_at: float | None
     ) -> AsyncGenerator[list[Piece]]:
-        """Run a request on one replica and yield the new pieces of each step, which may be none.
+        """Run a request on one replica; yield a list of the new pieces of each step, possibly empty.
 
         Raises:
-            ReplicaLostError: the replica is gone or unreachable; the caller releases the replica with its blame.
+            ReplicaLostError: the replica is gone or unreachable. In this case the caller must call :meth:`_blame`.
         """
         async with aclosing(self._replicas.generate(request)) as messages:
             try:
@@ -208,14 +209,14 @@ class Dispatcher:
             self._release(stream.replica)
 
     def _release(self, replica: str) -> None:
-        """Count one request less on a replica, and drop the state of a replica without requests."""
+        """Subtract one request from a replica; drop the state of the replica if no request is left."""
         self._active[replica] -= 1
         if self._active[replica] <= 0:
             for state in (self._active, self._active_at_death, self._loads):
                 state.pop(replica, None)
 
     def _blame(self, replica: str) -> float:
-        """Release a replica that died; return 1 / (number of its requests at that time)."""
+        """Release a dead replica for one request; return 1 / (number of its requests at its death)."""
         self._loads.pop(replica, None)
         active = self._active_at_death.setdefault(replica, self._active[replica])
         self._release(replica)
@@ -239,10 +240,10 @@ class Dispatcher:
 class _Failures:
     """Failures of one request since its last new token."""
 
-    count: int = 0  # deaths and mismatches
-    replay_deaths: int = 0  # deaths while pieces were generated a second time
-    mismatches: int = 0  # replicas with another model or other kernels
-    blame: float = 0.0  # sum of the request's shares of the deaths
+    count: int = 0  # number of deaths and mismatches
+    replay_deaths: int = 0  # number of deaths during replays
+    mismatches: int = 0  # number of replicas with another model or other kernels
+    blame: float = 0.0  # see _MAX_BLAME
 
     def add_death(self, blame: float, *, replaying: bool) -> None:
         """Count the death of a replica; raise ``ClosedError`` if a limit is reached."""
@@ -263,7 +264,7 @@ async def _next(messages: AsyncGenerator[ReplicaMessage], ends_at: float | None)
     """Return the next message of a replica; ``None`` at the end of the stream.
 
     Raises:
-        DeadlineError: the deadline has passed, and the replica has not reported so.
+        DeadlineError: the deadline has passed, and the replica has not reported the error itself.
     """
     wait = None if ends_at is None else max(0.0, ends_at - perf_counter()) + _GRACE
     try:

@@ -22,9 +22,9 @@ __all__ = ["check_model", "identity"]
 
 
 def identity(llm: LLM, options: Mapping[str, Any]) -> tuple[str, str]:
-    """Return everything that the tokens of a model depend on, as JSON: with the kernels, and without.
+    """Return two JSON texts: all that the generated tokens depend on, and the same without the kernels.
 
-    ``options`` are those of :class:`pronk.LLM` with which the model was loaded.
+    ``options`` are the arguments of :class:`pronk.LLM` with which ``llm`` was created.
     """
     model = _model(llm.path, llm.config, llm.tokenizer) | {
         "dtype": str(llm.dtype).removeprefix("torch."),
@@ -38,9 +38,9 @@ def identity(llm: LLM, options: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def check_model(path: Path, config: ModelConfig, tokenizer: Tokenizer, model: str) -> None:
-    """Raise ``OptionError`` unless the server's files are those of the replicas' model.
+    """Raise ``OptionError`` if the model files of the server and of the replicas differ.
 
-    ``model`` is the second result of :func:`identity` on a replica; the other arguments come from the files.
+    ``path``, ``config`` and ``tokenizer`` are the server's. ``model`` is the second text of a replica's identity.
     """
     theirs = json.loads(model)
     for name, own in _model(path, config, tokenizer).items():
@@ -50,7 +50,7 @@ def check_model(path: Path, config: ModelConfig, tokenizer: Tokenizer, model: st
 
 
 def _model(path: Path, config: ModelConfig, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the part of the identity that a server knows without loading the weights."""
+    """Return the entries of the identity that are known without loading the weights."""
     from pronk import __version__  # noqa: PLC0415 - the package imports its subpackages
 
     return {

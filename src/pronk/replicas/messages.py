@@ -17,24 +17,24 @@ __all__ = ["GenerateRequest", "ReplicaInfo", "ReplicaMessage", "RequestAccepted"
 class ReplicaInfo:
     """Description of a replica."""
 
-    # Everything that the tokens depend on: model, format of the weights, kernels. Replicas with equal identities
-    # generate the same text for the same seed.
+    # JSON text of everything that the generated tokens depend on: model, format of the weights, kernels. Replicas with
+    # equal identities generate the same text for the same seed.
     identity: str
-    model: str  # the identity without the kernels
+    model: str  # JSON text of the identity without its entry for the kernels
     kernels: str  # name of the kernels
     drafter: str  # name of the default drafter
 
 
 @dataclass(frozen=True)
 class GenerateRequest:
-    """Prompts to continue side by side; options without a comment are those of ``AsyncLLM.steps``."""
+    """Arguments of ``AsyncLLM.steps`` (see there), and fields that select a replica."""
 
     prompts: Sequence[list[int]]
-    params: SamplingParams  # with a seed
-    prefix: Sequence[bytes] = ()  # digests of the first prompt's blocks: select a replica with a warm prefix cache
-    model: str = ""  # required ReplicaInfo.model
-    identity: str | None = None  # required ReplicaInfo.identity if another replica has generated the pieces given
-    given: Mapping[int, Sequence[Piece]] = field(default_factory=dict)  # by earlier replicas, by index of the sample
+    params: SamplingParams  # the seed is not None
+    prefix: Sequence[bytes] = ()  # digests of the first prompt's blocks, to find a replica that has them in its cache
+    model: str = ""  # ReplicaInfo.model that the replica must have; empty accepts every model
+    identity: str | None = None  # ReplicaInfo.identity that the replica must have; None accepts every identity
+    given: Mapping[int, Sequence[Piece]] = field(default_factory=dict)  # sample index to its pieces so far
     drafter: Drafter | None = None
     priority: int = 0
     deadline: float | None = None
@@ -49,7 +49,7 @@ class RequestAccepted:
 
     replica: str  # name of the replica
     identity: str  # see ReplicaInfo
-    # Whether the bits of a text are independent of the other requests in the batch. Otherwise no other replica can
+    # Whether a text is the same to the bit whatever other requests are in the batch. Otherwise no other replica can
     # continue the text.
     exact: bool = True
     node: str = ""  # Ray's id of the node
@@ -66,7 +66,7 @@ class StepReply:
 
 @dataclass(frozen=True)
 class RequestFailed:
-    """Error of the request itself, which it would cause on every replica."""
+    """Error whose cause is the request, so that a retry on another replica would fail too."""
 
     error: Exception
 

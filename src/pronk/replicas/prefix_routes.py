@@ -1,7 +1,7 @@
 """Selection of a replica for a prompt: the longest cached prefix, unless that replica is much busier.
 
-Each block of a prompt has a digest of the text up to its end. The replica that received a digest last has these blocks
-in its prefix cache, so the next prompt with the same digest goes to the same replica.
+The digest of a block covers the prompt from the beginning to the end of the block. Prompts with an equal digest share
+this prefix. The replica with the latest of these prompts has the prefix in its cache, so it gets the next one too.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ __all__ = ["InFlight", "PrefixRoutes", "prefix_digests"]
 
 Name = TypeVar("Name")
 
-_MAX_DIGESTS = 200_000  # remembered digests; the least recently used ones are dropped
-_MAX_BLOCKS = 128  # blocks of a prompt that get a digest
-_MAX_EXTRA = 8  # requests that a replica with a cached prefix may have more than the least busy replica
+_MAX_DIGESTS = 200_000  # number of remembered digests; beyond that, the least recently used one is dropped
+_MAX_BLOCKS = 128  # number of blocks per prompt with a digest, counted from the beginning of the prompt
+_MAX_EXTRA = 8  # choose a replica for its cached prefix only if it has at most so many requests above the minimum
 _DIGEST_SIZE = 8  # bytes
-_MAX_EARLY_ENDS = 1024  # remembered requests whose end was reported before their acceptance
+_MAX_EARLY_ENDS = 1024  # number of remembered ends that Ray has reported before the acceptance of the request
 
 
 def prefix_digests(tokens: Sequence[int], salt: bytes) -> tuple[bytes, ...]:
@@ -46,8 +46,8 @@ class PrefixRoutes:
     def choose(self, prefix: Sequence[bytes], busy: dict[Any, int]) -> Any:
         """Return the replica with the longest cached prefix; skip replicas that are much busier than others.
 
-        Without a cached prefix, return the least busy replica, of equals the one with the fewest prompts so far.
-        ``busy`` is the number of requests of each available replica; at least one is available.
+        Without a cached prefix, return the replica with the fewest requests, and among equals the one with the fewest
+        prompts so far. ``busy`` maps each available replica to its number of requests; it is not empty.
         """
         least = min(busy.values())
         for digest in reversed(prefix):
@@ -57,12 +57,12 @@ class PrefixRoutes:
         return min(busy, key=lambda each: (busy[each], self._prompts[each]))
 
     def keep(self, replicas: Collection[Any]) -> None:
-        """Drop the state of all other replicas."""
+        """Drop the state of all replicas but ``replicas``."""
         self._replicas = OrderedDict((digest, name) for digest, name in self._replicas.items() if name in replicas)
         self._prompts = Counter({name: count for name, count in self._prompts.items() if name in replicas})
 
     def learn(self, prefix: Sequence[bytes], replica: Any) -> None:
-        """Record that a replica accepted a prompt."""
+        """Record that ``replica`` accepted the prompt with the digests ``prefix``."""
         self._prompts[replica] += 1
         for digest in prefix:
             self._replicas[digest] = replica
@@ -79,10 +79,10 @@ class PendingRoute(Protocol):
 
 
 class InFlight(Generic[Name]):
-    """Requests of each replica, counted from the moment that a replica is selected."""
+    """Requests of each replica, from the selection of the replica to the end of the request."""
 
     def __init__(self) -> None:
-        self._requests: dict[str, tuple[Name, PendingRoute | None]] = {}
+        self._requests: dict[str, tuple[Name, PendingRoute | None]] = {}  # by id; None after the acceptance
         self._early_ends = deque[tuple[str, Name]](maxlen=_MAX_EARLY_ENDS)
 
     def counts(self, replicas: Collection[Name]) -> dict[Name, int]:
@@ -94,20 +94,20 @@ class InFlight(Generic[Name]):
         return {replica: counts[replica] for replica in replicas}
 
     def choose(self, request: str, replica: Name, future: PendingRoute) -> None:
-        """Record a selected replica, which may still reject the request; ``future`` shows its cancellation."""
+        """Record the replica selected for a request id; ``future`` tells whether the request is cancelled."""
         self._requests[request] = (replica, future)
-        if (request, replica) in self._early_ends:  # it was a rejection, not the end of the request
+        if (request, replica) in self._early_ends:  # routed again: the reported end was a rejection by the replica
             self._early_ends.remove((request, replica))
 
     def take(self, request: str, replica: Name) -> None:
-        """Record that a replica accepted a request, unless its end was reported before."""
+        """Record that a replica accepted a request, unless the end of the request is already reported."""
         if (request, replica) in self._early_ends:
             self._early_ends.remove((request, replica))
         else:
             self._requests[request] = (replica, None)
 
     def end(self, request: str, replica: Name) -> None:
-        """Record that a request ended on a replica or was rejected, unless another replica is selected by now."""
+        """Record that a replica ended or rejected a request; ignored if another replica has the request now."""
         selected, future = self._requests.get(request, (None, None))
         if selected == replica:
             del self._requests[request]
@@ -115,5 +115,5 @@ class InFlight(Generic[Name]):
                 self._early_ends.append((request, replica))
 
     def keep(self, replicas: Collection[Name]) -> None:
-        """Drop the requests of all other replicas."""
+        """Drop the requests of all replicas but ``replicas``."""
         self._requests = {name: each for name, each in self._requests.items() if each[0] in replicas}

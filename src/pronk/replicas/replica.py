@@ -26,16 +26,16 @@ __all__ = ["Replica", "enter"]
 
 _log = logging.getLogger(__name__)
 
-_MAX_REQUESTS = 2**20  # no limit in practice: the dispatcher and Ray Serve limit the requests
+_MAX_REQUESTS = 2**20  # never reached: the dispatcher and Ray Serve have lower limits
 
 
 class Replica:
-    """Model that Ray Serve deploys."""
+    """Actor of Ray Serve with one engine."""
 
     def __init__(self, options: Mapping[str, Any], also: Sequence[str], folder: str) -> None:
-        """Load the model in the working directory ``folder``, if this machine has it.
+        """Load the model; ``options`` are the arguments of :class:`pronk.LLM`.
 
-        ``also`` are further drafters that requests may name.
+        ``also`` are further drafters that requests may name. Relative paths refer to ``folder``.
         """
         from ray import get_runtime_context, serve  # noqa: PLC0415 - the extra pronk[ray]
 
@@ -64,7 +64,7 @@ class Replica:
             yield RequestFailed(PronkError(f"expected a replica of {request.model}, found one of {self._model}"))
             return
         if request.identity not in (None, self._identity):
-            return  # the dispatcher sees the other identity in RequestAccepted and selects another replica
+            return  # RequestAccepted has this replica's identity; the dispatcher sees the mismatch and tries another
         steps = self._engine.steps(
             request.prompts,
             request.params,
@@ -82,7 +82,7 @@ class Replica:
         except (ClosedError, ConnectionLostError):
             raise  # errors of the replica: the dispatcher resumes the request on another one
         except PronkError as error:
-            yield RequestFailed(type(error)(str(error)))  # a copy without references to traceback and cause
+            yield RequestFailed(type(error)(str(error)))  # a copy: traceback and cause may not be serializable
         except Exception as error:
             if not self._engine.alive:
                 raise
@@ -96,6 +96,6 @@ class Replica:
 
 
 def enter(folder: str) -> None:
-    """Change to the directory where the command was started, because relative paths refer to it."""
+    """Change to ``folder``, the base of relative paths, if the directory exists on this machine."""
     with suppress(OSError):
         os.chdir(folder)

@@ -12,11 +12,11 @@ from pronk.sampling.params import SamplingParams
 
 __all__ = ["PrefixRouter"]
 
-_NO_PROMPT = GenerateRequest([], SamplingParams())  # stands for calls of other methods, which have no prompt
+_NO_PROMPT = GenerateRequest([], SamplingParams())  # for calls of methods without a prompt, such as Replica.about
 
 
 class PrefixRouter(RequestRouter):
-    """Router of one caller of the replicas; see :mod:`pronk.replicas.prefix_routes`."""
+    """Route requests by :mod:`pronk.replicas.prefix_routes`; each calling process has its own router."""
 
     def initialize_state(self, **options: Any) -> None:
         """Start without known prefixes and without requests in flight."""
@@ -26,7 +26,7 @@ class PrefixRouter(RequestRouter):
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Return the best replica, then the others by their number of requests."""
+        """Return the replica that :class:`PrefixRoutes` chooses, then the others by number of requests."""
         available = {replica.replica_id: replica for replica in self.select_available_replicas(candidate_replicas)}
         if not available:
             return []
@@ -53,7 +53,7 @@ class PrefixRouter(RequestRouter):
         self.busy.take(pending_request.metadata.internal_request_id, replica_id)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        """Record that a request ended, or that the replica rejected it, so that Ray routes it again."""
+        """Record that a request ended or was rejected; Ray routes a rejected request again."""
         self.busy.end(internal_request_id, replica_id)
 
 

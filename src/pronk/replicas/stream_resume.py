@@ -1,4 +1,4 @@
-"""State of a request that another replica can resume after its replica ends."""
+"""Record the delivered pieces of a request, so that another replica can resume the request."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ _MAX_PRIORITY = 2**31
 
 
 class ReplicaMismatchError(Exception):
-    """Another model or other kernels than those of the replica that began the text."""
+    """The model or the kernels differ from those of the replica that began the text."""
 
 
 class ResumableStream:
-    """Pieces of one request that were delivered so far, and the request for the rest.
+    """Delivered pieces of one request, and the request that a replica must run to continue after them.
 
-    With ``prompt_logprobs`` a resumed request would lack the log-probabilities of the prompt, so the next replica
-    generates the text from the beginning, and the pieces delivered before are dropped.
+    A resumed request would not compute ``prompt_logprobs``. If they are requested, the next replica generates the text
+    from the beginning (a replay), and the pieces that the client already has are dropped.
     """
 
     def __init__(self, request: GenerateRequest) -> None:
         self._request = request
         self.replica = ""  # name of the current replica; empty before it accepts the request
-        self.replaying = False  # whether the current replica still generates pieces that were delivered before
+        self.replaying = False  # whether the current replica still generates pieces that the client already has
         self._from_start = request.params.prompt_logprobs is not None
         self._given: dict[int, list[Piece]] = {}
-        self._skip: dict[int, int] = {}  # for each sample, pieces of the current replica still to drop
+        self._skip: dict[int, int] = {}  # in a replay, for each sample: number of pieces that are still to be dropped
         self._avoid = frozenset[str]()
         self._identity: str | None = None
         self._exact = True
-        self._attempts, self._first_step = 0, 0  # number of replicas tried, first step of the current one
+        self._attempts, self._first_step = 0, 0  # replicas tried; steps that earlier replicas delivered
         self._started = self._resumed = perf_counter()
-        self._clocks: dict[int, float] = {}  # for each step, seconds from the start to its first token
+        self._clocks: dict[int, float] = {}  # for each step: seconds from the start of the request to the step's pieces
 
     def next_request(self, deadline: float | None, num_failures: int) -> GenerateRequest:
-        """Return the request for the rest of the text; each failure raises its priority by one.
+        """Return the request for the next replica; the priority rises by one with each failure.
 
         Raises:
             ResumeError: no other replica can continue the text.
@@ -98,7 +98,7 @@ class ResumableStream:
         return [new for piece in message.pieces if (new := self._deliver(piece)) is not None]
 
     def _deliver(self, piece: Piece) -> Piece | None:
-        """Return the piece with step and statistics over all replicas; ``None`` for an earlier piece."""
+        """Return a piece with its step counted over all replicas; ``None`` if the client already has it."""
         given = self._given.setdefault(piece.index, [])
         skip = self._skip.get(piece.index, 0)
         if skip:
@@ -117,9 +117,9 @@ class ResumableStream:
         return piece
 
     def _total_stats(self, given: Sequence[Piece], last: Stats) -> Stats:
-        """Add the steps of earlier replicas to the statistics of the last one.
+        """Return the statistics of the last replica plus the steps of the earlier replicas.
 
-        Rejected draft tokens of earlier replicas are unknown: only their accepted draft tokens are counted.
+        Rejected draft tokens of earlier replicas are not counted, because their numbers are unknown.
         """
         since, total = self._resumed - self._started, perf_counter() - self._started
         later = [step._replace(clock=since + step.clock) for step in last.steps]
@@ -135,13 +135,13 @@ class ResumableStream:
             for source in accepted:
                 counts = sources.get(source, SourceStats(0, 0))
                 sources[source] = SourceStats(counts.drafted + 1, counts.accepted + 1)
-        # The last replica counts the delivered text as cached. The hits of the first replica are unknown.
+        # The last replica may count delivered tokens as cached, and the cache hits of the first replica are unknown.
         cached = 0 if steps else last.cached_tokens
         return replace(last, steps=steps + later, sources=sources, cached_tokens=cached, total_seconds=total)
 
 
 def _difference(found: str, expected: str | None) -> str:
-    """Return the parts in which two identities differ."""
+    """Describe the entries in which two identities (JSON texts) differ."""
     try:
         own, other = json.loads(found), json.loads(expected or "{}")
         return "; ".join(f"{key} {own[key]} instead of {other.get(key)}" for key in own if own[key] != other.get(key))

@@ -1,1 +1,1 @@
-"""Which token comes next: options, noise, the rules of acceptance, the walk along a tree."""
+"""Sampling of the next token: options, logits processors, noise, verification of draft tokens."""

@@ -1,17 +1,17 @@
-"""Acceptance rules: the target's token at each node of a request's draft tree.
+"""Acceptance rules: how the target's token after a node is chosen.
 
-========== ================================= ======================== ========================================
-rule       a draft token is accepted         output depends on        proof
-========== ================================= ======================== ========================================
-coupled    if the target's own sample,       logits, seed, position   :mod:`pronk.sampling.noise`: the sample
-           drawn without it, is the same                              does not depend on the draft tokens
-rejection  with probability min(1, p/q),     these and the draft      :func:`pronk.sampling.verify.rejection_sample`
-           one after the other               tokens
-block      chains of first children          these and the draft      :func:`pronk.sampling.verify.block_verify`
-           together, the others one by one   tokens
-========== ================================= ======================== ========================================
+A draft child with this token is accepted.
 
-Under greedy decoding all three rules take the argmax of the logits.
+========== ====================================================== ==============================================
+rule       a draft token is accepted                              proof
+========== ====================================================== ==============================================
+coupled    if the target's sample, drawn without it, is equal     :mod:`pronk.sampling.noise`
+rejection  with probability min(1, p / q), siblings one by one    :func:`pronk.sampling.verify.rejection_sample`
+block      chains of first children together, others one by one   :func:`pronk.sampling.verify.block_verify`
+========== ====================================================== ==============================================
+
+p and q are the target's and the drafter's probability of the draft token. The target's token depends on logits, seed
+and position; under the rejection and block rules also on the draft tokens. Greedy decoding always takes the argmax.
 """
 
 from __future__ import annotations
@@ -26,28 +26,25 @@ from pronk.speculation.tree import TokenTree
 
 __all__ = ["Choose", "acceptance_rule"]
 
-# ``choose(node, depth)``: see :func:`pronk.sampling.verify.verify_tree`.
-Choose = Callable[[int, int], int]
+# ``choose(node)`` returns the target's token after a node of the draft tree.
+Choose = Callable[[int], int]
 
 
 def acceptance_rule(
     sampler: Sampler, tree: TokenTree, logits: Logits, sampled: Mapping[int, int] | None = None
 ) -> Choose:
-    """Return the function that picks the target's token at each node of one walk, by the request's rule.
+    """Return the function that chooses the target's tokens from the root down, by the request's rule.
 
     Args:
-        sampler: positioned at the root; advanced over every picked token.
+        sampler: sampler of the request at the root; each call advances the sampler over the chosen token.
         tree: draft tokens.
-        logits: ``[nodes, vocab]`` of the tree's nodes.
-        sampled: tokens that the executor has already sampled, by node; used under the coupled rule only.
+        logits: ``[nodes, vocab]``.
+        sampled: node to the token after this node, if the executor has sampled it already; coupled rule only.
     """
-    if sampler.params.rejects:
-        rule = _BlockRule if sampler.params.rule == "block" else _RejectionRule
-        return rule(sampler, tree, logits)
-    sampled_tokens = sampled or {}
-    return lambda node, _: _advance(
-        sampler, sampled_tokens[node] if node in sampled_tokens else sampler.choose(logits[node])
-    )
+    if not sampler.params.rejects:
+        return _CoupledRule(sampler, logits, sampled or {})
+    rule = _BlockRule if sampler.params.rule == "block" else _RejectionRule
+    return rule(sampler, tree, logits)
 
 
 def _advance(sampler: Sampler, token: int) -> int:
@@ -55,11 +52,24 @@ def _advance(sampler: Sampler, token: int) -> int:
     return token
 
 
+class _CoupledRule:
+    """Sample the target's token without looking at the draft tokens."""
+
+    def __init__(self, sampler: Sampler, logits: Logits, sampled: Mapping[int, int]) -> None:
+        self.sampler, self.logits, self.sampled = sampler, logits, sampled
+
+    def __call__(self, node: int) -> int:
+        token = self.sampled[node] if node in self.sampled else self.sampler.choose(self.logits[node])
+        return _advance(self.sampler, token)
+
+
 class _RejectionRule:
+    """Try the children of a node one after the other."""
+
     def __init__(self, sampler: Sampler, tree: TokenTree, logits: Logits) -> None:
         self.sampler, self.tree, self.logits = sampler, tree, logits
 
-    def __call__(self, node: int, _: int) -> int:
+    def __call__(self, node: int) -> int:
         p = self.sampler.distribution(self.logits[node])
         return _advance(self.sampler, self.sampler.rejection_sample(p, self.tree.draft_samples(node)))
 
@@ -67,21 +77,21 @@ class _RejectionRule:
 class _BlockRule(_RejectionRule):
     """Try the chain of first children together, then the other children of the node where the chain stops.
 
-    :func:`~pronk.sampling.verify.verify_tree` calls the rule node by node. ``remaining_tokens`` holds the tokens of the
-    last joint decision that are still to be returned, in reverse order.
+    One trial decides several tokens, but a call returns one. ``remaining_tokens`` holds the decided tokens that later
+    calls return, the next one last.
     """
 
     def __init__(self, sampler: Sampler, tree: TokenTree, logits: Logits) -> None:
         super().__init__(sampler, tree, logits)
         self.remaining_tokens: list[int] = []
 
-    def __call__(self, node: int, _: int) -> int:
+    def __call__(self, node: int) -> int:
         if not self.remaining_tokens:
             self.remaining_tokens = self._verify_chain(node)
         return _advance(self.sampler, self.remaining_tokens.pop())
 
     def _verify_chain(self, node: int) -> list[int]:
-        """Return the tokens after ``node`` up to the first outside its chain, in reverse; the context is kept."""
+        """Return the accepted tokens of the chain below ``node`` and the token after them, in reverse order."""
         sampler, chain = self.sampler, self.tree.first_chain(node)
         draft_tokens = [self.tree.draft_sample(child) for child in chain]
 

@@ -1,4 +1,4 @@
-"""Draft tokens of models that propose by logits."""
+"""Draft tokens chosen from a draft model's logits."""
 
 from __future__ import annotations
 
@@ -49,6 +49,6 @@ class DraftToken:
 
 
 def argmax_token(scores: NDArray[np.floating[Any]]) -> DraftToken:
-    """Return the token of highest score as a point mass, with its softmax probability."""
+    """Return the draft token of highest score; its confidence is its softmax probability."""
     token = int(scores.argmax())
     return DraftToken(token, float(1.0 / np.exp(scores - scores[token]).sum()), scores)

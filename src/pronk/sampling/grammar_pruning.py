@@ -1,4 +1,4 @@
-"""Prune draft tokens that the guide forbids: they would be rejected, and their rows cost time."""
+"""Prune draft tokens that the guide forbids: the target would reject them after computing their rows."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["prune", "visit"]
 def visit(
     tokens: Sequence[int], children: Sequence[Sequence[int]], guide: GuideProcessor, on_node: Callable[[int], bool]
 ) -> None:
-    """Walk a guide's processor over the nodes of a tree, and back to its starting point.
+    """Advance a guide's processor along all paths of a tree, and roll it back to the text at the end.
 
     Args:
-        tokens: tokens of the nodes; node 0 is the text's last token, behind which ``guide`` stands.
+        tokens: token of each node; node 0 is the last token of the text.
         children: children of each node.
-        guide: processor to advance and roll back.
-        on_node: called with each node while ``guide`` stands before it; returns whether to advance to its children.
+        guide: processor that has consumed the text.
+        on_node: called with each node once ``guide`` has consumed the node's parent; returns whether to go on below.
     """
     depth = 0
     stack = [(child, 0) for child in reversed(children[0])]
@@ -37,7 +37,7 @@ def visit(
 
 
 def prune(tree: TokenTree, guide: GuideProcessor) -> TokenTree:
-    """Return the tree without draft tokens that the guide forbids; not acceptable nodes stay."""
+    """Return the tree without those ``acceptable`` draft tokens that the guide forbids."""
     children: list[list[int]] = [[] for _ in tree.tokens]
     for node in range(1, len(tree)):
         if tree.acceptable[node]:

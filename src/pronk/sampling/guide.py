@@ -14,8 +14,8 @@ __all__ = ["JSON_DUMPS_STYLE", "MAX_CHOICES", "MAX_SIZE", "Guide", "GuideKind", 
 
 GuideKind = Literal["json", "regex", "choice", "grammar"]
 
-# Treatment of text that the guide determines. ``"forced"``: proposed as draft tokens, verified by the model.
-# ``"plain"``: not proposed; the text is the same. ``"jump"``: appended without running the model.
+# Treatment of forced text, which is the only text that the guide allows at this place. ``"forced"``: proposed as draft
+# tokens and verified by the model. ``"plain"``: generated token by token. ``"jump"``: appended without the model.
 GuideMode = Literal["forced", "plain", "jump"]
 
 # llguidance options: white space as in ``json.dumps``; an unsupported part of a schema is an error.
@@ -35,12 +35,12 @@ _MAX_DEPTH = 64
 class Guide:
     """Required form of the whole text. Exactly one of the first four options is given.
 
-    Guides are values: equal guides are compiled once per model. :mod:`pronk.structured.grammars` lists the supported
-    JSON schemas and grammars.
+    Equal guides are compiled once per model. :mod:`pronk.structured.grammars` lists the supported JSON schemas and
+    grammars.
 
     Attributes:
-        json: JSON schema as a mapping or as text, stored as text; ``True`` allows any JSON value, and ``{"type":
-            "object"}`` any object.
+        json: JSON schema as a mapping or as text, which the constructor converts to text; ``True`` allows any JSON
+            value, and ``{"type": "object"}`` any object.
         regex: regular expression that the whole text matches, in Rust's syntax, without look-around.
         choice: allowed texts; 1..1024, distinct, not empty.
         grammar: grammar in llguidance's dialect of Lark; the text matches its rule ``start``.
@@ -48,7 +48,7 @@ class Guide:
             Python's ``json.dumps`` on one line, which forces more tokens.
 
     Raises:
-        GuideError: none or several of the first four are given, or a value is invalid.
+        GuideError: none or several of the first four attributes are given, or a value is invalid.
     """
 
     json: str | Mapping[str, Any] | bool | None = None
@@ -111,7 +111,7 @@ def _check_encodable(kind: str, text: str) -> None:
 
 
 def _schema_text(schema: object) -> str:
-    """Return a schema as text; the order of its properties is kept, because the output follows it."""
+    """Return a schema as text; the properties keep their order, which the generated JSON follows."""
     try:
         parsed = jsonlib.loads(schema) if isinstance(schema, str) and len(schema) <= MAX_SIZE else schema
         too_deep = _depth(parsed) > _MAX_DEPTH

@@ -20,7 +20,7 @@ __all__ = ["GuideProcessor", "LogitsProcessor", "make_processors"]
 
 
 class LogitsProcessor(Protocol):
-    """Change logits depending on the tokens before them."""
+    """Change the logits of the next token depending on the tokens so far."""
 
     def mask(self, logits: Tensor) -> Tensor:
         """Return new logits ``[vocab]`` float32 for the current context; ``-inf`` bans a token."""
@@ -29,8 +29,8 @@ class LogitsProcessor(Protocol):
     def advance(self, token: int) -> None:
         """Append ``token`` to the context.
 
-        It may be any token id: drafters propose tokens that no mask has allowed. The walk continues behind a stop token
-        if the tree does, so a mask must leave a token there too.
+        ``token`` may be one that the mask bans, because drafters need not apply the mask. Draft tokens may also follow
+        a stop token, so the mask must allow at least one token after a stop token.
         """
         ...
 
@@ -40,14 +40,14 @@ class LogitsProcessor(Protocol):
 
 
 class GuideProcessor(LogitsProcessor, Protocol):
-    """Processor of a guide: it also tells which tokens are allowed or forced (:mod:`pronk.structured`)."""
+    """Logits processor of a guide, with queries for drafters; implemented in :mod:`pronk.structured`."""
 
     def allows(self, token: int) -> bool:
         """Return whether the mask allows ``token`` after the current context."""
         ...
 
     def forced(self) -> list[int]:
-        """Return draft tokens that must follow the context, as the tokenizer writes them; may be empty."""
+        """Return the next tokens as long as the guide allows one only; empty if it allows a choice."""
         ...
 
 
@@ -65,7 +65,7 @@ class _ContextProcessor:
 class Penalties(_ContextProcessor):
     """Repetition penalty (Keskar et al. 2019, section 4.1); presence and frequency penalties (OpenAI API).
 
-    The repetition penalty counts prompt and output, the others the output alone.
+    The repetition penalty applies to tokens of prompt and output, the other two penalties to tokens of the output.
     """
 
     def __init__(self, params: SamplingParams, context: TokenContext, vocab_size: int) -> None:

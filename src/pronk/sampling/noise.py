@@ -1,19 +1,17 @@
 """Random numbers for sampling: hashes of seed, position and token.
 
-By the *coupled* rule, the target's token at position ``p`` is ::
+By the *coupled* rule, the target's token at a position is ::
 
-    argmax over tokens v of  processed log-probability(v) + Gumbel noise(seed, p, v)
+    argmax over tokens v of  log p(v) + Gumbel noise(seed, position, v)
 
-This is a sample of the processed distribution (Gumbel 1954; Maddison et al. 2014). Greedy decoding is the same without
-noise. The noise is a hash of ``(seed, p, v)``, so the token depends on the logits, the seed and the position alone: not
-on the drafter, the batch, or earlier computations.
+with p the target's distribution after logits processors, temperature and truncation. This token is a sample of p
+(Gumbel 1954; Maddison et al. 2014). Greedy decoding is the same without noise. The noise is a hash of ``(seed,
+position, v)``, so the token depends on the logits, the seed and the position alone: not on the drafter, the batch, or
+earlier computations.
 
 Proof that the argmax is a sample: with ``u`` uniform, Gumbel noise is ``-log(-log u)``, so the argmax of ``log p(v) +
 noise(v)`` is the argmin of ``-log u(v) / p(v)``. These are exponential variables of rates ``p(v)``, and the smallest of
 them is at ``v`` with probability ``p(v) / Σ p``.
-
-The *rejection* and *block* rules (:mod:`pronk.sampling.verify`) sample the same distribution with separate numbers, and
-their tokens depend on the draft tokens.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ __all__ = [
 
 
 def random_seed() -> int:
-    """Return a random 32-bit seed, short enough to be typed again."""
+    """Return a random 32-bit seed; short, so that a user can type it to repeat a result."""
     return secrets.randbits(32)
 
 
@@ -67,7 +65,7 @@ def _mix(x: int) -> int:
 
 
 def _signed(x: int) -> int:
-    """Return the int64 with the same bits; torch's int64 products and sums are modulo 2**64 too."""
+    """Return the int64 with the bits of ``x``; torch's int64 sums and products are modulo 2**64."""
     return x - 2**64 if x >= 2**63 else x
 
 
@@ -82,7 +80,7 @@ def seed_key(seed: int) -> int:
 
 
 def noise_key(seed: int, position: int) -> int:
-    """Return the hash of seed and position, in [0, 2**64); the noise hashes this key with the token."""
+    """Return the hash of seed and position, in [0, 2**64), which is hashed with the token for the noise."""
     return _mix(seed_key(seed) + position * _INCREMENT)
 
 
@@ -101,9 +99,9 @@ def gumbel_noise(seed: int, position: int, tokens: Tensor) -> Tensor:
     return uniform.log_().neg_().log_().neg_()
 
 
-# Offset that turns a request's seed into one that no request can have, so that the trials of the rejection and block
-# rules never share numbers with a drafter. "Token" ids >= 0 belong to the draw after the last rejection, ids from -1
-# down to trials of single draft tokens, ids from -1 - 2**32 down to trials of chains.
+# Added to the trial seed for the random numbers of the rejection and block rules. No request has such a large seed,
+# so no drafter uses these numbers. In place of the token id, the hash takes an id >= 0 for the draw after the last
+# rejection, an id from -1 down for the trial of a draft token, and an id from -1 - 2**32 down for the trial of a chain.
 _REJECTION = MAX_SEED + 1
 _CHAINS = 2**32
 
@@ -111,9 +109,9 @@ _CHAINS = 2**32
 def trial_seed(seed: int, prompt: Sequence[int]) -> int:
     """Return the seed of the trials of one request under the rejection and block rules, in [0, 2**63).
 
-    The seed depends on the prompt. If two requests of a batch had the same trial numbers at the same positions, then
-    the draft length of one request, which depends on the acceptance of the other, would depend on numbers that it has
-    yet to draw.
+    The seed depends on the prompt, so that requests with equal seeds and different prompts have different random
+    numbers. Otherwise acceptance in one request, on which the draft length of the other depends, would reveal random
+    numbers that the other request has yet to draw.
     """
     digest = hashlib.blake2b(array("q", prompt).tobytes(), digest_size=8).digest()
     return _mix(_mix(seed) ^ int.from_bytes(digest, "little")) & MAX_SEED
@@ -122,16 +120,16 @@ def trial_seed(seed: int, prompt: Sequence[int]) -> int:
 def rejection_uniform(seed: int, position: int, trial: int) -> float:
     """Return the uniform number in [0, 1) for trial number ``trial`` at a position.
 
-    A pure function of its arguments: the hash at "token" ``-1 - trial``, which :func:`rejection_noise` does not use.
+    A pure function of its arguments: the hash at token id ``-1 - trial``; :func:`rejection_noise` takes ids >= 0.
     """
     key = noise_key(seed + _REJECTION, position)
     return (_mix(key - (trial + 1) * _INCREMENT) >> 11) * 2.0**-53
 
 
 def rejection_noise(seed: int, position: int, tokens: Tensor) -> Tensor:
-    """Return the :func:`gumbel_noise` for the draw after all draft tokens at a position were rejected.
+    """Return :func:`gumbel_noise` for the draw after all draft tokens at a position were rejected.
 
-    It is independent of the trials of these draft tokens.
+    The noise is independent of the trials of these draft tokens.
     """
     return gumbel_noise(seed + _REJECTION, position, tokens)
 
@@ -139,21 +137,20 @@ def rejection_noise(seed: int, position: int, tokens: Tensor) -> Tensor:
 def block_uniform(seed: int, position: int, index: int) -> float:
     """Return the uniform number in [0, 1) for the trial of a chain's first ``index`` draft tokens.
 
-    ``position`` is that of the chain's first token. The numbers are separate from :func:`rejection_uniform`: draft
-    token 3 of a chain that begins at position 5 is for position 7, and after its rejection a chain of the next step may
-    begin at 7.
+    ``position`` is the position of the chain's first token. Chains of one request never begin at the same position, so
+    no number is used twice. The draft token's own position would not do: the third token of a chain from position 5 is
+    for position 7, where the next chain may begin.
     """
     return rejection_uniform(seed, position, _CHAINS + index)
 
 
-# Seed offset for the draws of drafters under the rejection and block rules.
+# Added to the trial seed for the noise with which drafters draw tokens under the rejection and block rules.
 _DRAFT = 3 * 2**62
 
 
 def draft_noise(seed: int, root: int, position: int, tokens: Tensor) -> Tensor:
-    """Return the :func:`gumbel_noise` for a drafter's own draw under the rejection and block rules.
+    """Return :func:`gumbel_noise` for a drafter's own draw under the rejection and block rules.
 
-    ``root`` is the position of the step's last committed token. It differs between steps, so no noise is used in two
-    steps.
+    ``root``, the position of the last committed token, differs between steps, so each step has its own noise.
     """
     return gumbel_noise(_mix(seed + _DRAFT) + root * _INCREMENT, position, tokens)

@@ -25,19 +25,19 @@ class SamplingParams:
 
     Attributes:
         max_tokens: largest number of tokens to generate, at least 1.
-        min_tokens: number of tokens before which end-of-text and stop tokens are banned.
+        min_tokens: smallest number of tokens to generate: end-of-text and stop tokens are banned until then.
         temperature: divisor of the logits, 0..100; 0 is greedy.
         top_k: number of likeliest tokens to keep; 0 keeps all.
         top_p: cumulative probability of the likeliest tokens to keep, in (0, 1].
         min_p: smallest probability to keep, relative to the likeliest token's, in [0, 1].
-        repetition_penalty: divisor of positive and factor of negative logits of tokens in prompt or output, in (0,
-            100].
-        presence_penalty: value subtracted from the logits of tokens in the output, in [-2, 2].
-        frequency_penalty: value subtracted once per occurrence in the output, in [-2, 2].
+        repetition_penalty: positive logits of tokens in prompt or output are divided by it, negative ones multiplied,
+            in (0, 100].
+        presence_penalty: value subtracted from the logit of each token in the output, in [-2, 2].
+        frequency_penalty: value subtracted from a token's logit for each occurrence in the output, in [-2, 2].
         logit_bias: token id to a value in [-100, 100] that is added to its logit.
         bad_words: texts never to generate, as the tokenizer writes them with and without a leading space. Other token
             sequences with the same text are not caught.
-        stop: texts that end the generation and are not part of the output; checked from token ``min_tokens`` on.
+        stop: texts that end the generation and are not part of the output; ignored before ``min_tokens`` tokens.
         stop_token_ids: token ids that end the generation; part of ``token_ids``, not of the text.
         ignore_eos: whether to continue after end-of-text.
         seed: seed in [0, 2**63); ``None`` draws a fresh one, which the result reports.
@@ -47,14 +47,14 @@ class SamplingParams:
             target's distribution; the tokens depend on the seed and on the draft tokens. ``"block"``: like rejection,
             but the draft tokens of a chain are tried together, and at least as many are accepted on average.
         n: number of independent samples of the prompt; sample 0 has ``seed``, the others derived seeds.
-        logprobs: number of likeliest tokens, 0..64, whose log-probabilities are reported with each token's own.
-        prompt_logprobs: the same for the prompt's tokens.
+        logprobs: report each output token's log-probability and those of this number of likeliest tokens, 0..64.
+        prompt_logprobs: like ``logprobs``, for the tokens of the prompt.
         logprob_token_ids: token ids whose log-probabilities are reported for each output token; needs ``logprobs``.
         guide: required form of the text. Log-probabilities are those of the model before the guide's mask.
-        guide_mode: treatment of text that the guide determines. ``"forced"``: it is proposed as draft tokens and
-            verified by the model. ``"plain"``: it is not proposed; the tokens are the same. ``"jump"``: it is appended
-            as the tokenizer writes it, without running the model, so it has no log-probabilities, and the model does
-            not choose among several end-of-text tokens.
+        guide_mode: treatment of forced text, which is the only text that the guide allows at this place. ``"forced"``:
+            proposed as draft tokens and verified by the model. ``"plain"``: generated token by token, with the same
+            result. ``"jump"``: appended as the tokenizer writes it, without running the model; it then has no
+            log-probabilities, and the model does not choose among several end-of-text tokens.
     """
 
     max_tokens: int = 128
@@ -117,9 +117,9 @@ class SamplingParams:
 
     @property
     def rejects(self) -> bool:
-        """Whether draft tokens are accepted by random trials, so that the token depends on them.
+        """Whether the rejection or block rule applies; False for greedy decoding under any rule.
 
-        A token sampled this way must not be sampled a second time.
+        If True, sampled tokens depend on the draft tokens. A position must then not be sampled a second time.
         """
         return self.rule != "coupled" and not self.greedy
 
@@ -129,7 +129,7 @@ class SamplingParams:
         return bool(self.top_k or self.top_p < 1.0 or self.min_p)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the options as plain JSON values."""
+        """Return the options as JSON values."""
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
         values["guide"] = None if self.guide is None else self.guide.to_dict()
         values["bad_words"], values["stop"] = list(self.bad_words), list(self.stops)

@@ -2,9 +2,8 @@
 
 The steps from logits to token are, in this order: logits processors (:mod:`pronk.sampling.logits_processors`:
 penalties; logit bias; bad words; ``min_tokens``; custom processors; the guide's mask), temperature, top-k, top-p,
-min-p, Gumbel noise, argmax. This is the *coupled* rule (:mod:`pronk.sampling.noise`). The other two rules, *rejection*
-and *block*, replace the last two steps by :func:`pronk.sampling.verify.rejection_sample` and
-:func:`pronk.sampling.verify.block_verify`.
+min-p, Gumbel noise, argmax. This is the *coupled* rule (:mod:`pronk.sampling.noise`). The *rejection* and *block* rules
+replace the last two steps by random trials of the draft tokens (:mod:`pronk.sampling.verify`).
 """
 
 from __future__ import annotations
@@ -73,19 +72,18 @@ class Sampler:
         processors: Sequence[LogitsProcessor] = (),
         guide: GuideProcessor | None = None,
     ) -> None:
-        """Create a sampler behind ``text``, the request's own list of committed tokens.
+        """Create a sampler for the token after ``text``, the request's own list of committed tokens.
 
-        The request appends to ``text``. Its first ``num_prompt`` tokens are the prompt, all by default.
-        ``stop_token_ids`` end the text; ``bad_words`` are token sequences that are never completed. ``processors`` are
-        applied after those of ``params``, and ``guide``, which has already been advanced over ``text``, after all
-        others. ``kernels`` sample if no processor or truncation applies.
+        The first ``num_prompt`` tokens of ``text`` are the prompt, by default all. ``stop_token_ids`` end the text.
+        ``bad_words`` are token sequences that are never completed. Logits processors apply in the order: those of
+        ``params``, ``processors``, ``guide``. ``guide`` has already consumed ``text``. ``kernels`` sample if no
+        processor or truncation applies.
         """
         self.params = params
         self.seed = seed
         self.context = TokenContext(text, num_prompt)
         own = make_processors(params, self.context, vocab_size, stop_token_ids=stop_token_ids, bad_words=bad_words)
         self.guide = guide
-        # In order of application, the guide last.
         self.processors: tuple[LogitsProcessor, ...] = (*own, *processors, *([] if guide is None else [guide]))
         self.kernels = None if self.processors or params.truncates else kernels
         self._stateless = StatelessSampler(0.0 if params.greedy else max(params.temperature, _MIN_TEMPERATURE), seed)
@@ -114,7 +112,7 @@ class Sampler:
 
     @contextmanager
     def after(self, tokens: Sequence[int] = ()) -> Iterator[None]:
-        """Advance over ``tokens`` for the duration of a block; roll back to the same context at its end."""
+        """Append ``tokens`` to the context for a ``with`` block; roll them back at the end of the block."""
         start = len(self.context.tentative)
         try:
             for token in tokens:
@@ -124,17 +122,17 @@ class Sampler:
             self.rollback(len(self.context.tentative) - start)
 
     def commit(self, count: int) -> None:
-        """Clear the tentative tokens: the first ``count`` are committed, the others are rolled back."""
+        """Roll back all tentative tokens but the first ``count``, which the request has committed."""
         self.rollback(len(self.context.tentative) - count)
         self.context.tentative.clear()
 
     def recover(self) -> None:
-        """Roll back all tentative tokens after an exception; the next sampling raises a processor's error."""
+        """Roll back all tentative tokens after an exception; the next sampling raises processor errors."""
         with suppress(Exception):
             self.rollback(len(self.context.tentative))
 
     def _update_processors(self, update: Callable[[LogitsProcessor], None]) -> None:
-        """Apply ``update`` to all processors; after an error none is used again, because their states differ."""
+        """Apply ``update`` to all processors; after an error their contexts differ, so all sampling fails."""
         if self._failure is None:
             try:
                 for processor in self.processors:
@@ -144,7 +142,7 @@ class Sampler:
                 raise
 
     def choose(self, logits: Tensor) -> int:
-        """Return the target's token after the context by the coupled rule for logits ``[vocab]``.
+        """Return the target's token after the context by the coupled rule; ``logits`` is ``[vocab]``.
 
         Raises:
             NotFiniteError: a logit is not finite.
@@ -165,14 +163,14 @@ class Sampler:
         return int(ids[scores.argmax()])
 
     def scores(self, logits: Tensor) -> Tensor:
-        """Return ``[vocab]`` float64 scores whose argmax is :meth:`choose`; ``-inf`` excludes a token."""
+        """Return float64 scores ``[vocab]`` with :meth:`choose` as the argmax; ``-inf`` excludes a token."""
         if self.params.greedy:
             return self._process(logits.float()).double()
         scores, ids = self._noisy_scores(logits.float())
         return torch.full((len(logits),), -math.inf, dtype=torch.float64).index_copy_(0, ids, scores)
 
     def _noisy_scores(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return float64 scores with coupled noise of the tokens left by truncation, and their ids."""
+        """Return float64 scores with noise, and the token ids, of the tokens that truncation keeps."""
         scores, ids = truncate(self._process(logits) / self._stateless.temperature, self.params)
         return scores.double() + gumbel_noise(self.seed, len(self.context), ids), ids
 
@@ -183,11 +181,11 @@ class Sampler:
 
     @property
     def drafts_statelessly(self) -> bool:
-        """Whether a draft token depends on logits, seed and position only: kernels can draft a whole chain."""
+        """Whether draft tokens depend on logits, seed and position only, so that kernels can draft a chain."""
         return self.kernels is not None and not self.params.rejects
 
     def draft_chain_params(self, steps: int, scores: NDArray[np.float32]) -> CDraftChain:
-        """Return the parameters for drafting a chain in the kernels; ``scores`` is ``[steps, vocab]``."""
+        """Return the kernels' parameters to draft ``steps`` tokens; they write ``scores`` ``[steps, vocab]``."""
         return CDraftChain(
             key=seed_key(self.seed),
             position=len(self.context),
@@ -197,7 +195,7 @@ class Sampler:
         )
 
     def rejection_sample(self, p: Tensor, draft_tokens: Sequence[DraftSample]) -> int:
-        """Return the token after the context by the rejection rule; ``p`` is its distribution. Not for greedy."""
+        """Return the token after the context by the rejection rule; ``p`` is the target's distribution."""
         position = len(self.context)
 
         def accepts(trial: int, chance: float) -> bool:
@@ -234,7 +232,8 @@ class Sampler:
         Returns:
             The draft token; ``None`` if all tokens are banned, logits overflow, or the guide exceeds its work limit.
         """
-        with suppress(GuideError):  # failure of a proposal must not depend on the tokens drawn
+        # An exception would end the whole proposal, and a proposal must not fail depending on drawn tokens.
+        with suppress(GuideError):
             return self._draft_token(logits.float(), root, draw=draw)
         return None
 
@@ -288,10 +287,9 @@ def is_finite(logits: Tensor) -> bool:
 def token_logprobs(
     logits: Tensor, tokens: Sequence[int], top: int, extra_ids: Sequence[int] = ()
 ) -> list[dict[int, float]]:
-    """Return one ``{token id: log-probability}`` per row of raw logits ``[rows, vocab]``.
+    """Return one ``{token id: log-probability}`` per row of unprocessed ``logits`` ``[rows, vocab]``.
 
-    No processor has been applied. Each row reports its token of ``tokens`` first, then the ``top`` likeliest tokens and
-    the ids in ``extra_ids``.
+    The dict of row ``i`` has ``tokens[i]`` first, then the ``top`` likeliest tokens, then the ids in ``extra_ids``.
     """
     logprobs = logits.float().log_softmax(-1)
     values, ids = logprobs.topk(min(top, logits.shape[-1]), dim=-1)

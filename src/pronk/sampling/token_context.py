@@ -10,13 +10,13 @@ __all__ = ["TokenContext"]
 class TokenContext:
     """A request's committed tokens, followed by tentative tokens.
 
-    The committed tokens are the request's own list, not a copy: an append by the request is visible here at once.
-    ``num_prompt`` of them are the prompt, all by default.
+    ``committed`` is the request's own list, not a copy, so tokens that the request appends are visible here at once.
+    The first ``num_prompt`` committed tokens are the prompt, by default all.
     """
 
     def __init__(self, committed: Sequence[int], num_prompt: int | None = None) -> None:
         self.committed = committed  # owned by the request and not modified here
-        self.tentative: list[int] = []  # of a verification walk or of a drafter
+        self.tentative: list[int] = []  # tokens appended during verification or drafting
         self.num_prompt = len(committed) if num_prompt is None else num_prompt
 
     def __len__(self) -> int:

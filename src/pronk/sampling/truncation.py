@@ -16,7 +16,7 @@ _NUM_TOP = 512
 
 
 def truncate(scores: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
-    """Return scores and ids of the tokens kept of ``scores`` = logits / temperature; at least one."""
+    """Return scores and ids of the kept tokens, at least one; ``scores`` are logits / temperature."""
     if 0 < params.top_k < len(scores):
         scores, ids = scores.topk(params.top_k)
     elif params.top_p < 1.0:
@@ -30,7 +30,7 @@ def truncate(scores: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
 
 
 def _nucleus(scores: Tensor, ids: Tensor, probs: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
-    """Apply top-p to sorted tokens; the token that crosses the threshold is kept, so at least one stays."""
+    """Apply top-p to sorted tokens; the token that reaches ``top_p`` is kept, so at least one is left."""
     keep = probs.cumsum(0) - probs < top_p
     keep[0] = True  # top_p may round to 0 in float32
     return scores[keep], ids[keep]

@@ -1,14 +1,12 @@
-"""Verification: walk down the draft tree along the target's tokens.
+"""Verification: follow the target's tokens down the draft tree.
 
 A *draft token* is a node of the tree. It is *accepted* if the target's token at its place is the same. The *bonus*
 token is the target's token after the last accepted one; the forward pass yields it for free. A step returns the
 accepted tokens and the bonus token, so it yields at least one token.
 
-There are three rules for the target's token at a node, and under each the text is a sample of the target. *Coupled*
-samples without looking at the draft tokens (:mod:`pronk.sampling.noise`). *Rejection* tries the draft tokens one after
-the other (:func:`rejection_sample`). *Block* tries a chain of draft tokens together (:func:`block_verify`). The random
-numbers of the last two rules are independent of the draft tokens: no drafter draws with these numbers, and each number
-is used for one trial only.
+:mod:`pronk.sampling.acceptance` has the rules by which the target's tokens are chosen; under each rule the text is a
+sample of the target. The random numbers of the rejection and block rules are independent of the draft tokens: no
+drafter draws with these numbers, and each number is used for one trial only.
 
 Notation: p is the target's distribution of a token. x is a draft token. q is the distribution that x was drawn from.
 ``None`` means that x was not drawn at random or that q is unknown; x is then a point mass, q(x) = 1.
@@ -32,21 +30,18 @@ Accepts = Callable[[int, float], bool]
 class VerifiedPath(NamedTuple):
     """Result of verifying one tree."""
 
-    path: tuple[int, ...]  # accepted nodes, from the child of the root downwards
+    path: tuple[int, ...]  # accepted nodes from the child of the root down
     tokens: tuple[int, ...]  # tokens of ``path``, then the bonus token
 
 
-def verify_tree(tree: TokenTree, choose: Callable[[int, int], int]) -> VerifiedPath:
-    """Follow the target's tokens from the root while the tree contains them.
+def verify_tree(tree: TokenTree, choose: Callable[[int], int]) -> VerifiedPath:
+    """Follow the target's tokens from the root down, as long as they are nodes of the tree.
 
-    Args:
-        tree: draft tokens.
-        choose: ``choose(node, depth)`` returns the target's token after ``node``; ``depth`` is the number of tokens
-            that this walk has already chosen.
+    ``choose(node)`` returns the target's token after ``node``, see :mod:`pronk.sampling.acceptance`.
     """
     node, path, tokens = 0, list[int](), list[int]()
     while True:
-        token = choose(node, len(tokens))
+        token = choose(node)
         tokens.append(token)
         child = tree.child(node, token)
         if child is None:
@@ -64,9 +59,9 @@ def rejection_sample(
     next draft token is tried. After the last rejection the token is drawn from the current p. For one draft token this
     is speculative sampling (Leviathan et al. 2023, Chen et al. 2023). For several it is the recursive form (Miao et al.
     2024), where each q is the distribution of the draft token given the ones before it. A point mass is accepted with
-    probability p(x); on rejection p(x) becomes 0: algorithm 4 of lookahead decoding (Fu et al. 2024). Applied to a trie
-    of n-grams, this walk equals the paper's loop over the n-grams: n-grams that continue with a rejected token have
-    p(x) = 0, and after an accepted token the remaining n-grams are those below its node.
+    probability p(x); on rejection p(x) becomes 0: algorithm 4 of lookahead decoding (Fu et al. 2024). The paper loops
+    over n-grams instead of the nodes of their trie, with the same result: n-grams that continue with a rejected token
+    have p(x) = 0, and after an accepted token only the n-grams below its node are left.
 
     *The token has distribution p*. Proof by induction from the last draft token back. With no draft token left, the
     token is drawn from p. Otherwise let p' be p after the rejection of x; by induction the token is a sample of p' if x
@@ -80,14 +75,14 @@ def rejection_sample(
     the token after it and all later steps together are a sample of the target. The only requirement is that q is the
     distribution of the draft token given the text and the draft tokens tried before it. A draft token without q only
     has to be independent of the random numbers drawn here, given the text so far: the token has distribution p for
-    every fixed x, hence for any such x. Any draft token may therefore be treated as a point mass, at the price of fewer
-    acceptances. Two things are forbidden: sampling a position a second time with the first outcome among the draft
-    tokens, and draft tokens learnt from a text of the same seed.
+    every fixed x, hence for every independent x. Any draft token may therefore be treated as a point mass, at the price
+    of fewer acceptances. Two things are forbidden: sampling a position again with the token of the first time as a
+    draft token, and draft tokens learnt from a text of the same seed.
 
     Args:
         p: ``[vocab]`` float64; not modified.
-        draft_tokens: draft tokens in the order of the trials.
-        accepts: the trial number counts from 0.
+        draft_tokens: children of the node in the order in which they are tried.
+        accepts: called with the index of the child in ``draft_tokens`` as the number.
         draw: ``draw(p)`` returns a sample of ``p``.
     """
     for j, sample in enumerate(draft_tokens):
@@ -137,7 +132,7 @@ def block_verify(p: Callable[[int], Tensor], chain: Sequence[DraftSample], accep
         p: ``p(i)`` returns p_i, ``[vocab]`` float64; called only if the result depends on it.
         chain: x_1 to x_g, each with its q. The length g may depend on the tokens of the chain, not on the token that
             would follow.
-        accepts: the trial with probability h_i has number ``i``, from 1 to g.
+        accepts: called with the number i, from 1 to g, for the trial with probability h_i.
     """
     target_probs, w = list[Tensor](), [1.0]
     while len(target_probs) < len(chain) and w[-1] > 0.0:  # w = 0: no later token can be accepted

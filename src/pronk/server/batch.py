@@ -1,4 +1,4 @@
-"""Files of requests in OpenAI's batch format, answered by the same service as those of the server."""
+"""Batch files in OpenAI's format: the service of the server answers each request in the file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pronk.server.service import Service
 
 try:
     import fcntl
-except ImportError:  # Windows
+except ImportError:  # Windows has no fcntl
     fcntl = None  # type: ignore[assignment, unused-ignore]
 
 __all__ = ["BatchLine", "BatchOutput", "answer_line", "read_batch", "run_batch"]
@@ -37,14 +37,14 @@ _GENERATION_ROUTES: Mapping[str, type[TextRequest]] = {
     "/v1/responses": ResponsesRequest,
 }
 _ROUTES = (*_GENERATION_ROUTES, "/v1/moderations")
-_LINE_START = b'{"id": "batch_req_'  # of every line of the output file
+_LINE_START = b'{"id": "batch_req_'  # every line of the output file begins with these bytes
 
 
 class BatchLine(NamedTuple):
     """One request of a batch."""
 
-    custom_id: str  # unique, repeated in the answer
-    url: str  # route, e.g. /v1/completions
+    custom_id: str  # unique in the file; the answer has the same one
+    url: str  # route, such as /v1/completions
     body: dict[str, Any]
 
 
@@ -82,7 +82,7 @@ def _line(row: Mapping[str, Any], where: str) -> BatchLine:
 
 
 def _is_id(value: object) -> bool:
-    """Accept a non-empty string that UTF-8 can encode; a JSON escape may be a lone surrogate."""
+    """Return whether ``value`` is a non-empty string without lone surrogates, which UTF-8 cannot encode."""
     return isinstance(value, str) and value != "" and not any("\ud800" <= character <= "\udfff" for character in value)
 
 
@@ -95,11 +95,11 @@ class BatchOutput:
     """
 
     def __init__(self, path: Path) -> None:
-        """Open or create the file, and cut off an incomplete last line of an interrupted run.
+        """Open or create the file; remove an incomplete last line, which an interrupted run has left.
 
         Raises:
-            OptionError: the file has other content (which is left unchanged), cannot be written, or is locked by
-                another run.
+            OptionError: the file has lines that are no answers (it is left unchanged), cannot be written, or is locked
+                by another run.
         """
         self.path, self.done = path, set[str]()
         if path.suffix == ".gz":
@@ -137,7 +137,7 @@ class BatchOutput:
 
     def close(self) -> None:
         """Close the file and release its lock."""
-        with suppress(OSError):  # a full disk: buffered bytes cannot be written
+        with suppress(OSError):  # closing writes buffered bytes, which fails if the disk is full
             self._file.close()
 
     def __enter__(self) -> Self:
@@ -155,10 +155,10 @@ class BatchOutput:
             msg = f"{self.path}: expected one run per file, found another run that writes to it; wait for its end"
             raise OptionError(msg) from error
         except OSError:
-            return  # the file system has no locks
+            return  # the file system does not support locks
 
     def _read(self) -> None:
-        """Collect the ids of all answers and truncate the file behind the last complete one."""
+        """Add the ``custom_id`` of each answer to ``done``; cut the file after the last complete answer."""
         end = 0
         self._file.seek(0)
         for number, line in enumerate(self._file, 1):
@@ -170,7 +170,7 @@ class BatchOutput:
 
 
 def _custom_id(line: bytes, where: str) -> str:
-    """Return the ``custom_id`` of an answer; raise ``OptionError`` for any other line."""
+    """Return the ``custom_id`` of an answer; raise ``OptionError`` if the line is no answer."""
     try:
         row = json.loads(line)
         name = row["custom_id"] if "response" in row and line.endswith(b"\n") else None
@@ -195,7 +195,7 @@ async def run_batch(
     Each answer is written as soon as it is complete; then ``progress`` is called.
 
     Returns:
-        Number of answers with another status than 200.
+        Number of answers with an HTTP status other than 200.
 
     Raises:
         PronkError: an answer cannot be written, or the service fails (see :func:`answer_line`).
@@ -228,10 +228,10 @@ async def _run_all(workers: list[Awaitable[None]]) -> None:
 
 
 async def answer_line(service: Service, line: BatchLine) -> tuple[int, dict[str, Any]]:
-    """Return the status and the body of an answer.
+    """Run one request; return HTTP status and body of the answer.
 
     Raises:
-        PronkError: the service is closed, overloaded or has lost a process; the request can be sent again.
+        PronkError: the service is closed, overloaded or has lost a process; a retry of the request may succeed.
     """
     try:
         return HTTPStatus.OK, await _reply(service, line)

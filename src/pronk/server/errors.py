@@ -26,7 +26,7 @@ _MAX_MESSAGE = 300  # characters; a message may quote a long value of the reques
 
 
 class ApiError(Exception):
-    """Error response; ``param`` is the wrong field of the request, ``code`` is for programs."""
+    """Error response; ``param`` names the wrong field of the request, ``code`` the kind of error."""
 
     def __init__(
         self, status: int, message: str, code: str, param: str | None = None, headers: Mapping[str, str] | None = None
@@ -55,7 +55,7 @@ _STATUSES: tuple[tuple[type[Exception], HTTPStatus, str], ...] = (
     (OptionError, HTTPStatus.BAD_REQUEST, "invalid_value"),
     (TokenizerError, HTTPStatus.BAD_REQUEST, "unsupported_by_tokenizer"),
 )
-# Messages by pydantic's error type, formatted with the context of the error.
+# Pydantic's error type to our message; {names} are keys of pydantic's error context.
 _LENGTHS = {
     "too_short": "expected at least {min_length} items, found {actual_length}",
     "too_long": "expected at most {max_length} items, found {actual_length}",
@@ -70,7 +70,7 @@ _HEADERS: Mapping[type[Exception], Mapping[str, str]] = {
 
 
 def to_api_error(error: BaseException) -> ApiError:
-    """Convert an exception to an error response; an unexpected exception reveals nothing to the client."""
+    """Convert an exception to an error response; hide the message of an unexpected exception."""
     if isinstance(error, ApiError):
         return error
     for kind, status, code in _STATUSES:
@@ -84,8 +84,8 @@ def to_api_error(error: BaseException) -> ApiError:
 def validation_error(errors: Sequence[Any], body: object) -> ApiError:
     """Convert pydantic's errors about a body to one error response.
 
-    Pydantic lists the errors of every member of a union. The error with the deepest field belongs to the member that
-    fits best.
+    Of a field with a union type, pydantic reports the errors of every member. The error at the most deeply nested field
+    is used, because it belongs to the member that fits best.
     """
     fields = [_field([part for part in error["loc"] if part != "body"], body) for error in errors]
     error, field = max(zip(errors, fields, strict=True), key=lambda pair: len(pair[1]))
@@ -107,13 +107,13 @@ def validation_error(errors: Sequence[Any], body: object) -> ApiError:
 
 
 def _field(location: Sequence[str | int], body: Any) -> list[str]:
-    """Return the names that lead to a field of the body, without the union members in pydantic's location."""
+    """Return the path to a field of the body: pydantic's location without the names of union members."""
     names, value = list[str](), body
     for number, part in enumerate(location, 1):
         if (isinstance(value, list) and part in range(len(value))) or (isinstance(value, dict) and part in value):
             value = value[part]  # type: ignore[index]
-        elif part == "[key]" or not (isinstance(value, dict) and number == len(location)):  # not a missing field
-            continue
+        elif part == "[key]" or not (isinstance(value, dict) and number == len(location)):
+            continue  # a union member; a missing field would be the last part, in a dict
         names.append(str(part))
     return names
 

@@ -1,4 +1,4 @@
-"""ASGI middleware: API keys, limits of size and time, and cancellation when the client disconnects."""
+"""ASGI middleware: check API keys, limit size and time, cancel requests of disconnected clients."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Guard:
         except ApiError as error:
             error.headers["Connection"] = "close"  # the rest of the body is not read
             await _send_error(report, error)
-        except asyncio.CancelledError:  # the server is shutting down
+        except asyncio.CancelledError:  # the server cancels requests when it shuts down
             if not status:
                 message = "expected a running server, found one that is shutting down; use another server"
                 await _send_error(report, ApiError(HTTPStatus.SERVICE_UNAVAILABLE, message, "closed"))
@@ -102,17 +102,17 @@ class Guard:
         scope["pronk.tenant"] = self._tenant(scope["path"], headers.get("authorization", b""))
         kind = headers.get("content-type", b"").partition(b";")[0].strip().lower()
         if scope["method"] == "POST" and kind != b"application/json":
-            # Browsers send some other types across origins without a preflight request.
+            # Browsers let a page of another origin send text or form data without a preflight request, but not JSON.
             msg = "Content-Type: expected application/json, found another type or none; set the header"
             raise ApiError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, msg, "unsupported_media_type")
 
     def _tenant(self, path: str, authorization: bytes) -> str:
-        """Return the digest of the API key, or an empty string where none is required."""
+        """Return the digest of a valid API key; empty if the server or the path requires no key."""
         if not self._keys:
             return ""
         kind, _, given = authorization.partition(b" ")
         digest = _digest(given.strip().decode("latin-1"))
-        # Every key is compared, each in constant time, so that the duration reveals nothing about a key.
+        # Compare with all keys, each in constant time, so that the duration reveals nothing about a key.
         known = sum(hmac.compare_digest(digest, key) for key in self._keys) > 0 and kind.lower() == b"bearer"
         if not known and path not in PUBLIC_PATHS:
             msg = "Authorization: expected 'Bearer KEY' with a key of this server, found none or another; send a key"
@@ -150,7 +150,7 @@ class Guard:
         async def replay() -> Message:
             if unread:
                 return unread.pop()
-            await asyncio.Event().wait()  # forever; _wait_for_disconnect receives the disconnect
+            await asyncio.Event().wait()  # never set: _wait_for_disconnect cancels the application instead
             raise AssertionError
 
         work = asyncio.ensure_future(self._app(scope, replay, send))
@@ -158,11 +158,11 @@ class Guard:
         try:
             await asyncio.wait({work, disconnect}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            disconnect.cancel()  # without effect on a task that is done
+            disconnect.cancel()  # cancel() has no effect on a finished task
             work.cancel()
             await asyncio.wait({work, disconnect})
         if not work.cancelled():
-            work.exception()  # the application has logged it; asyncio would log its message, which may quote a prompt
+            work.exception()  # mark as retrieved, or asyncio logs the message, which may quote a prompt
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:
@@ -171,7 +171,7 @@ async def _wait_for_disconnect(receive: Receive) -> None:
 
 
 def tenant_of(scope: Scope) -> str:
-    """Return the tenant that the guard has set."""
+    """Return the tenant of a request: the digest of the API key, which the guard has stored in the scope."""
     return str(scope.get("pronk.tenant", ""))
 
 

@@ -26,7 +26,7 @@ MISTRAL_PROMPT = (
     "prejudiced, or negative content. Ensure replies promote fairness and positivity."
 )
 
-# Categories of section 5.2, and a last one for acceptable texts.
+# Name to description: the categories of section 5.2, and a last category for acceptable texts.
 CATEGORIES = {
     "illegal": "illegal activities, such as terrorism, child abuse or fraud",
     "hateful": "hate, harassment or violence, such as discrimination, bullying or self-harm",
@@ -52,9 +52,9 @@ Answer with the letter of one category and nothing else."""
 def add_system_prompt(
     messages: Sequence[Mapping[str, Any]], prompt: str | None, *, system: bool
 ) -> list[dict[str, Any]]:
-    """Return a copy of the conversation with ``prompt`` (if any) in front of its system prompt.
+    """Return a copy of the conversation with ``prompt`` before its system prompt; ``None`` adds nothing.
 
-    Without ``system``, a system role in the chat template, the text goes before the first user message.
+    ``system``: whether the chat template has a system role. Without it, ``prompt`` precedes the first user message.
     """
     plain = [dict(message) for message in messages]
     if prompt is None:
@@ -86,7 +86,7 @@ class Reflection:
 
     tokenizer: Tokenizer
     prompt: str = REFLECTION  # template with {text}, {categories} and optionally {kind} (prompt or answer)
-    # Name to description; the last category is that of acceptable texts.
+    # Name to description; the last category means that the text is acceptable.
     categories: Mapping[str, str] = field(default_factory=lambda: CATEGORIES)
 
     def __post_init__(self) -> None:
@@ -96,7 +96,7 @@ class Reflection:
             raise OptionError(msg)
 
     def letters(self) -> dict[str, int]:
-        """Return the token id of each category's letter; raise ``TokenizerError`` if two are equal."""
+        """Map each category to the token id of its letter; raise ``TokenizerError`` if two ids are equal."""
         found = {
             name: self.tokenizer.encode(letter, add_special_tokens=False)[-1]
             for name, letter in zip(self.categories, ascii_uppercase, strict=False)
@@ -115,10 +115,10 @@ class Reflection:
         return [{"role": "user", "content": _fill(self.prompt, values)}]
 
     def scores(self, report: Mapping[int, float]) -> tuple[dict[str, float], bool]:
-        """Return the probability of each category but the last, and whether one exceeds that of the last.
+        """Return the probability of each category but "acceptable", and whether one exceeds "acceptable".
 
-        ``report`` has the log-probabilities of the answer's first token, by token id, every letter included. The
-        probabilities are normalized over all categories.
+        ``report`` maps token ids, among them those of all letters, to log-probabilities of the answer's first token.
+        The probabilities of all categories, "acceptable" included, sum to 1.
         """
         letters = self.letters()
         choice = Choice(tuple(letters), tuple(report[token] for token in letters.values()))

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus; a metric that vLLM also has bears vLLM's name, so that dashboards fit both."""
+"""Metrics for Prometheus, under vLLM's names where vLLM has the same metric, for its dashboards."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SECONDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.3, 0.6, 1.2, 2.5, 5.0, 10.0, 20.0, 4
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.3, 0.6, 1.2, 2.5, 5.0, 10.0)
 _COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
-# Gauge: help text, field of EngineLoad.
+# Name of the gauge to its help text and to the field of EngineLoad that it shows.
 _GAUGES = {
     "vllm:num_requests_running": ("Running requests.", "running"),
     "vllm:num_requests_waiting": ("Queued requests.", "waiting"),
@@ -82,7 +82,7 @@ class Metrics:
 
     @contextmanager
     def request(self) -> Iterator[float]:
-        """Yield the arrival time by ``perf_counter``; count the request as failed if the block raises."""
+        """Yield the arrival time (``perf_counter``); count a failed request if the ``with`` block raises."""
         try:
             yield perf_counter()
         except (GeneratorExit, asyncio.CancelledError):
@@ -95,7 +95,7 @@ class Metrics:
     def observer(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, arrived: float
     ) -> Callable[[Sequence[Piece]], None]:
-        """Return a callback for the pieces of each step; ``arrived`` is the time from :meth:`request`."""
+        """Return a function to call with the pieces of each step; ``arrived`` comes from :meth:`request`."""
         self._max_tokens.labels(self._model).observe(params.max_tokens)
         self._n.labels(self._model).observe(params.n)
         last: dict[int, float] = {}
@@ -122,13 +122,12 @@ class Metrics:
         self._responses.labels(route, method, str(status)).inc()
 
     def _count_start(self, prompt: Sequence[int], seconds: float, *, first: bool) -> None:
-        """Count the first token of a sample; prompt tokens count once, with the first sample."""
+        """Record the first token of a sample; prompt tokens count once, with the ``first`` sample of a prompt."""
         self._ttft.labels(self._model).observe(seconds)
         self._prompt_lengths.labels(self._model).observe(len(prompt))
         self._add(self._prompt_tokens, len(prompt) if first else 0)
 
     def _count_end(self, stats: Stats) -> None:
-        """Count a finished sample."""
         self._add(self._preemptions, stats.preemptions)
         self._add(self._prefix_queries, stats.prompt_tokens)
         self._add(self._prefix_hits, min(stats.cached_tokens, stats.prompt_tokens))
@@ -158,7 +157,7 @@ class Metrics:
 
 
 def _reason(error: Exception) -> str:
-    """Return the label of a failed request."""
+    """Return the reason of a failure, a label of ``pronk:request_failure``."""
     status = to_api_error(error).status
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return "error"

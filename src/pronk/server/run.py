@@ -29,11 +29,11 @@ __all__ = ["Server", "check_free"]
 
 _log = logging.getLogger("pronk.server.access")
 
-# Bytes of the kernel's send buffer per connection. A client that stops reading is noticed only when the buffer is full.
+# Bytes of the kernel's send buffer per connection. Small, because a full buffer shows that a client stopped reading.
 _SEND_BUFFER = 2**17
 
-_METHODS = ("GET", "HEAD", "POST")  # labels of the metrics; others become "other", as clients may send any word
-_READ_SIZE = 2**14  # bytes parsed at a time
+_METHODS = ("GET", "HEAD", "POST")  # counted under their own names; a client may send any word, counted as "other"
+_READ_SIZE = 2**14  # maximum number of bytes to parse at a time
 _POLL_SECONDS = 0.05  # interval of checks for running requests during shutdown
 _CANCEL_SECONDS = 1.0  # time for cancelled requests to send their last response
 
@@ -51,7 +51,7 @@ _LOG: dict[str, Any] = {
 
 
 class Server(uvicorn.Server):
-    """Serves one model.
+    """Server of one model.
 
     After the first signal, running requests finish and new ones are refused. The second signal stops the server.
     """
@@ -95,7 +95,7 @@ class Server(uvicorn.Server):
             lifespan="off",
             server_header=False,
             proxy_headers=False,
-            access_log=False,  # uvicorn's log includes the query string
+            access_log=False,  # uvicorn would also log the query string
             log_config=_LOG,
             log_level="error",
             h11_max_incomplete_event_size=2 * limits.headers,
@@ -103,7 +103,7 @@ class Server(uvicorn.Server):
         super().__init__(config)
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
-        """Start to accept connections; raise ``OptionError`` if the address cannot be listened at."""
+        """Start to accept connections; raise ``OptionError`` if the server cannot listen at the address."""
         await super().startup(sockets or _listen(self.config.host, self.config.port))
         if self.started and self._on_start is not None:
             host, port, *_ = self.servers[0].sockets[0].getsockname()
@@ -127,7 +127,7 @@ class Server(uvicorn.Server):
                 await self.service.engine.close()
 
     async def _cancel_requests(self) -> None:
-        """Cancel running requests, then abort all connections, whose clients may not read the responses."""
+        """Cancel running requests, then abort all connections, even if their clients do not read."""
         tasks = [*self.server_state.tasks]
         for task in tasks:
             if not task.cancelling():
@@ -147,18 +147,18 @@ class Server(uvicorn.Server):
             _log.info('%s "%s %s" %d', client, method, path, status)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Start the shutdown, or stop at once if it has started."""
+        """Start the shutdown at the first signal, stop at once at the second."""
         del sig, frame
         self.force_exit = self.should_exit
         self.service.draining = self.should_exit = True
 
     def stop(self) -> None:
-        """Do the same as a signal, from any thread."""
+        """Start the shutdown like a signal; may be called from any thread."""
         self.handle_exit(signal.SIGTERM, None)
 
 
 def check_free(host: str, port: int) -> None:
-    """Raise ``OptionError`` if an address cannot be listened at; called before a model is loaded."""
+    """Raise ``OptionError`` if a server cannot listen at the address; called before a model is loaded."""
     for sock in _listen(host, port):
         sock.close()
 
@@ -169,7 +169,7 @@ def _listen(host: str, port: int) -> list[socket]:
         found = getaddrinfo(host, port, type=SOCK_STREAM, flags=AI_PASSIVE)
         return [create_server(address, family=family) for family, *_, address in found]
     except OSError as error:
-        cause = str(error.strerror).partition(" (while")[0]  # without the address, which Python appends
+        cause = str(error.strerror).partition(" (while")[0]  # Python appends the address, which msg has already
         msg = f"port: expected an address to listen at, found {host}:{port}: {cause}; choose another"
         raise OptionError(msg) from error
 
@@ -178,12 +178,12 @@ class _HttpProtocol(H11Protocol):
     """uvicorn's protocol, with time limits for clients that send a head or read a response too slowly."""
 
     limits: ClassVar[RequestLimits]
-    count_response: ClassVar[Callable[[str, str, int], None]]  # method, route, status
+    count_response: ClassVar[Callable[[str, str, int], None]]  # called with method, route and status
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._overhead = 0  # bytes of the chunked encoding around the bytes of the body
+        self._overhead = 0  # bytes received for the current body beyond its content, by the chunked encoding
         if len(self.connections) > 2 * self.limits.connections:
             transport.abort()
         transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_SNDBUF, _SEND_BUFFER)
@@ -195,14 +195,14 @@ class _HttpProtocol(H11Protocol):
                 self._parse(data[start : start + _READ_SIZE])
         self._update_head_timer()
         if self.flow.read_paused and not (self.cycle.more_body or self.cycle.response_complete):
-            # uvicorn stops reading while a pipelined request waits. A disconnect is only noticed while reading.
+            # uvicorn stops reading while a pipelined request waits, but then it would not notice a disconnect.
             if len(self.conn.trailing_data[0]) > 2 * self.limits.headers:
                 self.transport.abort()
             else:
                 self.flow.resume_reading()
 
     def _parse(self, data: bytes) -> None:
-        """Parse some bytes; abort a body of tiny chunks, which cost far more time than their few bytes."""
+        """Parse some bytes; abort the connection if a body comes in tiny chunks, which are slow to parse."""
         cycle = self.cycle
         if cycle is None or not cycle.more_body:
             self._overhead = 0
@@ -240,7 +240,7 @@ class _HttpProtocol(H11Protocol):
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()
-        self._start_timer("end", self.limits.send_seconds)  # closing waits until the client has read all
+        self._start_timer("end", self.limits.send_seconds)  # the connection closes when the client has read everything
 
     def pause_writing(self) -> None:
         self.flow.pause_writing()
@@ -256,7 +256,7 @@ class _HttpProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def _update_head_timer(self) -> None:
-        """Time the head of the next request while no request is in progress."""
+        """Limit the time in which the head of the next request arrives; no limit during a request."""
         if self.cycle is not None and not self.cycle.response_complete:
             self._stop_timer("head")
         elif self.conn.trailing_data[0] and "head" not in self._timers:

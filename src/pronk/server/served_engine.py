@@ -1,4 +1,4 @@
-"""Engine that the server needs: an :class:`~pronk.async_llm.AsyncLLM`, or a dispatcher to replicas."""
+"""Interface of the server's engine: :class:`~pronk.async_llm.AsyncLLM` or a dispatcher to replicas."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ __all__ = ["ServedEngine", "ServedModel"]
 
 
 class ServedModel(Protocol):
-    """Metadata of a served model."""
+    """Interface of a served model: everything that the server uses but the weights."""
 
     path: Path
     tokenizer: Tokenizer
     config: ModelConfig
     request_factory: RequestFactory
-    drafter: Drafter  # the default
+    drafter: Drafter  # default drafter
 
     @property
     def kernels(self) -> str:
         """Instruction set of the kernels in use, or ``"torch"``."""
 
     def get_proposer(self, spec: str | Drafter | None = None) -> Any:
-        """Return the proposer of a drafter, by default the model's; see :meth:`pronk.llm.LLM.get_proposer`."""
+        """Return the proposer of a drafter, by default of ``drafter``; see :meth:`pronk.llm.LLM.get_proposer`."""
 
 
 class ServedEngine(Protocol):
-    """Generates text for prompts."""
+    """Interface of an engine that generates text for prompts."""
 
     @property
     def llm(self) -> ServedModel:
-        """Model of the engine."""
+        """Served model."""
 
     @property
     def num_requests(self) -> int:
@@ -52,7 +52,7 @@ class ServedEngine(Protocol):
 
     @property
     def load(self) -> EngineLoad:
-        """Current load."""
+        """Current load of the engine."""
 
     def steps(
         self,
@@ -65,10 +65,10 @@ class ServedEngine(Protocol):
         salt: bytes = b"",
         tenant: str = "",
     ) -> AsyncGenerator[list[Piece]]:
-        """Continue prompts and yield the pieces of each step; see :meth:`pronk.async_llm.AsyncLLM.steps`."""
+        """Continue prompts; yield the new pieces of each step; see :meth:`pronk.async_llm.AsyncLLM.steps`."""
 
     def stop(self) -> None:
         """Fail all requests after the current step and refuse new ones."""
 
     async def close(self) -> None:
-        """Stop and wait for the end of the engine thread."""
+        """Call :meth:`stop`, then wait for the end of the engine thread, if there is one."""

@@ -1,4 +1,4 @@
-"""Service that runs validated requests on the engine, for the HTTP routes and ``pronk batch``."""
+"""Service behind the HTTP routes and ``pronk batch``: checks requests and runs them on the engine."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ __all__ = ["Service"]
 
 T = TypeVar("T")
 
-# Drafter options that name files: requests must not choose which files are read. A drafter with an option of the first
-# kind reads a file even by default (in a clone, one of pronk-tiny's), a drafter of the second kind only if it is set.
+# Drafter options that name files; a request must not choose which files the server reads. A drafter with one of the
+# first two options reads a file even if the option is not set, a drafter with one of the other two only if it is set.
 _DEFAULT_FILE_OPTIONS, _FILE_OPTIONS = ("model", "datastore"), ("store", "table")
-_MAX_PARTS = 8  # drafters within a combined drafter of a request
+_MAX_DRAFTERS = 8  # maximum number of drafters in a request: a combined drafter and the drafters in it
 
-_READING_THREADS = 2  # leave the other cores to the engine while long prompts are tokenized
+_READING_THREADS = 2  # threads that tokenize prompts; few, to leave the other cores to the engine
 
 
 class Service:
@@ -52,12 +52,12 @@ class Service:
         self.engine = engine
         self.settings = settings
         self.metrics = Metrics(engine, settings.name)
-        # Bound at the start, so that errors show at once and loaded draft models stay in memory.
+        # Bind these drafters now, so that errors show at once and loaded draft models stay in memory.
         self._allowed = {make_drafter(spec): engine.llm.get_proposer(spec) for spec in settings.drafters}
-        self.reflection = reflection or Reflection(engine.llm.tokenizer)  # prompt of moderations
+        self.reflection = reflection or Reflection(engine.llm.tokenizer)  # prompt of /v1/moderations
         self.draining = False  # whether the server is shutting down and refuses new requests
         self._pool = ThreadPoolExecutor(_READING_THREADS, "pronk-reading")
-        self._reading = 0  # requests in the pool or waiting for it
+        self._reading = 0  # number of requests that a thread of the pool tokenizes, or that wait for a thread
         self._drafter = lru_cache(256)(self._check_drafter)
 
     @property
@@ -66,12 +66,12 @@ class Service:
         return self._reading > 0 or self.engine.num_requests > 0
 
     def close(self) -> None:
-        """End the reading threads, and the engine thread after its current step."""
+        """Cancel waiting tokenization, and stop the engine after its current step."""
         self._pool.shutdown(wait=False, cancel_futures=True)
         self.engine.stop()
 
     def check_model(self, name: str | None) -> None:
-        """Raise ``ApiError`` for the name of another model; ``None`` is this model."""
+        """Raise ``ApiError`` if a request names another model; ``None`` selects this model."""
         if name not in (None, self.settings.name):
             message = f"model: expected {self.settings.name!r}, found {name!r}"
             raise ApiError(HTTPStatus.NOT_FOUND, message, "model_not_found", "model")
@@ -107,9 +107,9 @@ class Service:
             return await asyncio.to_thread(work.answer.body, _in_order(done))
 
     async def stream(self, body: TextRequest, tenant: str = "") -> AsyncGenerator[list[dict[str, Any]]]:
-        """Yield the chunks of each step; see :meth:`complete`.
+        """Yield the chunks of each step; arguments and errors are those of :meth:`complete`.
 
-        The first item follows the first step, so that errors of the request are raised before any chunk.
+        The first item comes after the first step, so that errors of the request are raised before any chunk.
         """
         with self.metrics.request() as arrived:
             work, done = await self.prepare(body), dict[int, Completion]()
@@ -161,7 +161,7 @@ class Service:
     async def _steps(
         self, prompts: Sequence[list[int]], params: SamplingParams, body: TextRequest, tenant: str, arrived: float
     ) -> AsyncGenerator[list[Piece]]:
-        """Run prompts on the engine and count their tokens; an error of a guide names the guide's field."""
+        """Run prompts on the engine and update the metrics; a ``GuideError`` then names the request's field."""
         observe = self.metrics.observer(prompts, params, arrived)
         steps = self.engine.steps(
             prompts,
@@ -193,12 +193,12 @@ class Service:
             return body.work(prompts, llm.tokenizer, frame)
         if isinstance(body, ResponsesRequest):
             prompt = self._chat_ids(self._with_guardrails(body.messages()))
-            return body.work(prompt, self._max_tokens(body.wanted, len(prompt)), llm.tokenizer, frame)
+            return body.work(prompt, self._max_tokens(body.requested_max_tokens, len(prompt)), llm.tokenizer, frame)
         assert isinstance(body, ChatRequest)
         tools = body.plain_tools()
-        form = None if tools is None else self._tool_form  # raises before the template is rendered
+        form = None if tools is None else self._tool_form  # before rendering the template: raises if unsupported
         prompt = self._chat_ids(self._with_guardrails(plain_messages(body.messages)), tools)
-        return body.work(prompt, self._max_tokens(body.wanted, len(prompt)), llm.tokenizer, frame, form)
+        return body.work(prompt, self._max_tokens(body.requested_max_tokens, len(prompt)), llm.tokenizer, frame, form)
 
     def _with_guardrails(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         return add_system_prompt(messages, self.settings.guardrails, system=self._has_system_role)
@@ -220,7 +220,7 @@ class Service:
         return tokenizer.chat_ids(plain_messages(body.messages or []), add_generation_prompt=prompted, trusted=False)
 
     def _check_length(self, *texts: object) -> None:
-        """Refuse texts and id lists that exceed the context in any tokenization, before they are tokenized."""
+        """Refuse texts and id lists that, however they are tokenized, do not fit into the context."""
         limit = self.engine.llm.config.context * self._longest_token
         for text in texts:
             if isinstance(text, (str, list)) and len(text) > limit:
@@ -240,20 +240,20 @@ class Service:
 
     @cached_property
     def _longest_token(self) -> int:
-        """Characters of the longest token in the vocabulary."""
+        """Number of characters of the longest token in the vocabulary."""
         return max(map(len, self.engine.llm.tokenizer.backend.get_vocab(with_added_tokens=True)))
 
-    def _max_tokens(self, wanted: int | None, prompt: int) -> int:
-        """Return ``max_tokens`` of the request, by default as many tokens as fit behind the prompt."""
+    def _max_tokens(self, requested: int | None, num_prompt: int) -> int:
+        """Return the checked ``max_tokens`` of a request; by default all tokens that fit into the context."""
         limit = self.settings.limits.max_tokens or self.engine.llm.config.context
-        if wanted is None:
-            return max(1, min(limit, self.engine.llm.config.context - prompt))
-        if wanted > limit:
-            raise refuse("max_tokens", f"expected at most {limit}, found {wanted}")
-        return wanted
+        if requested is None:
+            return max(1, min(limit, self.engine.llm.config.context - num_prompt))
+        if requested > limit:
+            raise refuse("max_tokens", f"expected at most {limit}, found {requested}")
+        return requested
 
     def _check_drafter(self, spec: str) -> Drafter:
-        """Return a drafter that a request may select: one of the server's, or one that reads no files.
+        """Return the drafter of a request if it reads no files, or if the server's settings allow it.
 
         Raises:
             ApiError: the drafter is invalid or not allowed.
@@ -266,16 +266,16 @@ class Service:
             return drafter
         if drafter in self._allowed:
             return self._allowed[drafter]
-        parts = _parts(drafter)
-        if len(parts) > _MAX_PARTS:
-            raise refuse("drafter", f"expected at most {_MAX_PARTS} drafters in one, found {len(parts)}")
-        if not any(map(_reads_files, parts)):
+        drafters = _with_inner_drafters(drafter)
+        if len(drafters) > _MAX_DRAFTERS:
+            raise refuse("drafter", f"expected at most {_MAX_DRAFTERS} drafters in one, found {len(drafters)}")
+        if not any(map(_reads_files, drafters)):
             return drafter
         message = f"expected a drafter without files, or one that the server allows with --also, found {spec!r}"
         raise refuse("drafter", message, "drafter_not_allowed")
 
     async def _read(self, work: Callable[..., T], *args: Any) -> T:
-        """Run a function in a reading thread, within the limits of concurrent requests and of time."""
+        """Run ``work(*args)`` in a reading thread; limit the number of concurrent requests, and the time."""
         limits = self.settings.limits
         if self._reading >= limits.requests:
             msg = f"expected at most {limits.requests} requests at a time, found one more; try again later"
@@ -299,10 +299,9 @@ def _in_order(samples: dict[int, T]) -> list[T]:
     return [samples[index] for index in sorted(samples)]
 
 
-def _parts(drafter: Drafter) -> list[Drafter]:
-    """Return a drafter and all drafters within it."""
-    inner = getattr(drafter, "parts", ())
-    return [drafter, *(part for each in inner for part in _parts(each))]
+def _with_inner_drafters(drafter: Drafter) -> list[Drafter]:
+    """Return a drafter and, if it combines others (``parts``), all drafters in it."""
+    return [drafter, *(inner for part in getattr(drafter, "parts", ()) for inner in _with_inner_drafters(part))]
 
 
 def _reads_files(drafter: Drafter) -> bool:

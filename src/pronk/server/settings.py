@@ -14,22 +14,22 @@ __all__ = ["RequestLimits", "ServerSettings", "read_keys", "read_text"]
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """Limits of requests, with the HTTP status that refuses a request beyond each."""
+    """Maximum values; the number in brackets is the HTTP status of a request beyond the limit."""
 
     body: int = 4 * 2**20  # bytes of the body (413)
-    headers: int = 16 * 2**10  # bytes of path, query and headers (431)
-    prompts: int = 64  # prompts in one request (400)
-    max_tokens: int | None = None  # tokens to generate per sample; None is the context of the model (400)
-    n: int = 16  # samples per prompt (400)
-    stop: int = 16  # number of stop strings, of stop token ids and of bad words (400)
+    headers: int = 16 * 2**10  # bytes of path, query and headers together (431)
+    prompts: int = 64  # number of prompts in one request (400)
+    max_tokens: int | None = None  # number of tokens to generate per sample; None is the model's context (400)
+    n: int = 16  # number of samples per prompt (400)
+    stop: int = 16  # number of stop strings; also of stop token ids, and of bad words (400)
     stop_length: int = 256  # characters of a stop string or bad word (400)
-    logprobs: int = 20  # most likely tokens to report (400)
-    logit_bias: int = 1024  # tokens with a bias (400)
-    requests: int = 256  # running and waiting samples of all clients (429)
-    connections: int = 512  # open connections (429); twice as many are closed without an answer
-    seconds: float = 600.0  # time from the arrival of a request to its end (408)
-    receive_seconds: float = 30.0  # time for the head and for the body of a request to arrive (408)
-    send_seconds: float = 60.0  # time for which a client may read nothing; then its connection is closed
+    logprobs: int = 20  # number of likeliest tokens to report for each token (400)
+    logit_bias: int = 1024  # number of tokens with a bias (400)
+    requests: int = 256  # number of running and waiting samples of all clients (429)
+    connections: int = 512  # number of open connections (429); beyond twice this number, closed without an answer
+    seconds: float = 600.0  # seconds from the arrival of a request to its end (408)
+    receive_seconds: float = 30.0  # seconds for the head, and again for the body, of a request to arrive (408)
+    send_seconds: float = 60.0  # seconds without reading by the client before its connection is closed
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -44,14 +44,14 @@ class RequestLimits:
 class ServerSettings:
     """Settings of a server."""
 
-    name: str  # of the model in requests
+    name: str  # name of the model in requests and replies
     keys: Collection[str] = field(default=(), repr=False)  # accepted API keys; empty accepts every client
-    # Accepted values of the Host header, or None for any. The check stops DNS rebinding: a page of another site whose
-    # name resolves to this server sends its own name.
+    # Accepted host names in the Host header, or None for any. The check stops DNS rebinding: if another site lets its
+    # name resolve to this server's address, requests from its pages carry that name.
     hosts: Collection[str] | None = None
     limits: RequestLimits = RequestLimits()
-    drafters: Collection[str] = ()  # drafters that requests may select besides those without files
-    guardrails: str | None = None  # system prompt in front of every conversation
+    drafters: Collection[str] = ()  # drafters that read files and that requests may select nevertheless
+    guardrails: str | None = None  # system prompt to add before every conversation
     page: bool = True  # whether to serve the chat page at /
 
     def __post_init__(self) -> None:

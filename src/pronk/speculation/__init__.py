@@ -1,1 +1,1 @@
-"""Speculation: token trees, the interface of drafters, and the draft-length policy."""
+"""Speculation: token trees, interface of drafters, measured costs, decision how many tokens to draft."""

@@ -1,10 +1,10 @@
 """The interface of drafters.
 
-A :class:`Drafter` holds options. Bound to a target model it yields a :class:`Proposer`, which proposes one token tree
-per request (``propose``) and receives the verification result of each step (``observe``). A proposer may keep state per
-request. The state must be a function of the committed tokens and the outcomes, so that equal histories give equal
-states; ``propose`` must not change it. A proposer affects the number of forward passes and never the text. If a
-proposer raises an exception, the request continues without draft tokens.
+A :class:`Drafter` holds options. :meth:`Drafter.bind` makes a :class:`Proposer` for a target model. The proposer
+proposes one token tree per request (``propose``) and receives the verification result of each step (``observe``). It
+may keep state per request. The state must be a function of the committed tokens and the outcomes, so that equal
+histories give equal states; ``propose`` must not change the state. A proposer affects the number of forward passes and
+never the text. If a proposer raises an exception, the request continues without draft tokens.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["Capabilities", "DraftContext", "Drafter", "Outcome", "Proposer", "So
 
 State = TypeVar("State")
 
-# Former attribute names of proposers. The engine ignores them, so a proposer that defines one is refused.
+# Former to present attribute names of proposers. The engine ignores former names, so a proposer with one is refused.
 _RENAMED = {
     "needs": "capabilities",
     "listens": "capabilities.observes_all_steps",
@@ -41,7 +41,7 @@ _RENAMED = {
     "expands": "proposes_tree",
 }
 
-# Former field names of DraftContext and of Outcome, for the error of a drafter that still reads them.
+# Former to present field names of DraftContext and Outcome, for the error message when a drafter reads a former one.
 _RENAMED_FIELDS = {
     "thrifty": "prune_unprofitable",
     "tries": "ignore_backoff",
@@ -54,9 +54,9 @@ _RENAMED_FIELDS = {
 
 
 class _FormerFields:
-    """Base of the values passed to drafters: an error about a former field names the present one."""
+    """Base class: reading a former field name raises an error with the present name."""
 
-    if not TYPE_CHECKING:  # type checkers would accept every attribute
+    if not TYPE_CHECKING:  # with __getattr__, type checkers would accept every attribute
 
         def __getattr__(self, name: str) -> Any:
             new = _RENAMED_FIELDS.get(name)
@@ -67,18 +67,18 @@ class _FormerFields:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """Optional behaviour of a proposer.
+    """Inputs that a proposer needs, and its behaviour.
 
     Attributes:
-        hidden: layers whose output is read at every node, from 1 (the first layer); before the final norm.
-        logits: whether the logits of every node are read, including nodes that cannot be accepted.
-        costs: whether the measured cost of forward passes is read.
+        hidden: numbers of the layers to report in ``Outcome.hidden``, from 1 (the first layer).
+        logits: whether to fill ``Outcome.logits``, also for nodes that cannot be accepted.
+        costs: whether to fill ``DraftContext.costs``.
         proposes: whether the proposer ever proposes; if False, no KV slots are reserved for draft tokens.
-        observes_all_steps: whether the outcomes of steps without a proposal are needed; if False, the proposer reads
-            the missed tokens from the next context.
-        self_budgeting: whether the proposer limits its own cost by ``DraftContext.max_seconds``; if False, the engine
-            calls it only if the request's budget covers its usual cost.
-        bypass_budget: whether draft tokens are verified regardless of cost.
+        observes_all_steps: whether ``observe`` is also called for steps in which the request has no budget to draft; if
+            False, the proposer finds the tokens of these steps in the next context.
+        self_budgeting: whether the proposer limits its own cost by ``DraftContext.max_seconds``; if False, ``propose``
+            is called only if the request's budget covers the usual cost of the proposer.
+        bypass_budget: whether ``propose`` is called and draft tokens are verified regardless of cost.
     """
 
     hidden: tuple[int, ...] = ()
@@ -96,20 +96,20 @@ class DraftContext(_FormerFields, Generic[State]):
 
     Attributes:
         state: return value of :meth:`Proposer.start`.
-        tokens: read-only text so far; its last token is the root of the tree to propose. ``block_table`` holds all
-            tokens but the last. In a proposer wrapped by another one, draft tokens of the wrapper may follow.
+        tokens: read-only text so far; the last token is the root of the tree to propose. If a wrapping proposer calls,
+            the text may end with draft tokens of the wrapping proposer.
         max_depth: maximum depth of a draft token.
         max_nodes: maximum number of draft tokens.
         params: sampling options of the request.
-        sampler: the request's sampler at the end of ``tokens``, for drafters that sample from their own distribution
-            as the target would. A caller that advances the sampler must roll it back.
-        block_table: target's KV blocks of the first ``block_table.length`` tokens.
+        sampler: the request's sampler at the end of ``tokens``, to sample draft tokens by the request's options. A
+            proposer that advances the sampler must roll it back.
+        block_table: target's KV blocks, which hold all committed tokens but the last.
         costs: cost of a forward pass by number of rows, if requested and measured.
         prune_unprofitable: whether to leave out draft tokens that cost more time than they save.
         salt: key of prefix caches; only requests with equal salts share cached blocks.
-        draws: whether to draw draft tokens at random under a rejection rule. False for intermediate proposals that
-            the target never verifies, as the random numbers belong to the final proposal.
-        ignore_backoff: whether the caller has already decided to draft, even if drafting was recently unprofitable.
+        draws: whether to draw draft tokens at random under the rejection and block rules. False if a wrapping proposer
+            selects from the proposal, because the selected tokens would no longer have the drafter's distribution.
+        ignore_backoff: whether to propose even if drafting was recently unprofitable, because the caller has decided.
         max_seconds: time limit of the proposal in seconds, for :attr:`Capabilities.self_budgeting` proposers.
     """
 
@@ -129,7 +129,7 @@ class DraftContext(_FormerFields, Generic[State]):
 
     @property
     def root(self) -> int:
-        """Position of the last committed token, also if draft tokens follow it in ``tokens``."""
+        """Position of the last committed token in ``tokens``; draft tokens may follow."""
         return self.block_table.length
 
 
@@ -137,21 +137,21 @@ class DraftContext(_FormerFields, Generic[State]):
 class Outcome(_FormerFields, Generic[State]):
     """Verification result of one request's tree.
 
-    Under a rejection rule (``params.rejects``) the result depends on the request's random numbers. Draft tokens must
-    not depend on these numbers, so a proposer must not use such an outcome for proposals to other requests.
+    Under the rejection and block rules (``params.rejects``) the result depends on the request's random numbers. Draft
+    tokens must not depend on these numbers, so an outcome must not affect proposals to other requests.
 
     Attributes:
-        state: the request's state.
-        tree: verified tree (the proposal, cut to the limits).
+        state: the proposer's state of the request.
+        tree: verified tree: the proposal, from which the engine may have removed nodes.
         path: accepted nodes in order, without the root.
         committed: tokens added to the text: those of ``path``, the bonus token, and the tokens forced by the guide
-            (``guide_mode="jump"``); cut at the end of the text.
+            (``guide_mode="jump"``). Tokens after the end of the text are left out.
         position: position of the tree's root in the text, from 0.
         params: sampling options of the request.
-        logits: ``[nodes, vocab]`` if requested; ``None`` in steps in which the policy suspends the drafter.
-        hidden: layer number to ``[nodes, hidden]`` for the requested layers; empty in suspended steps.
-        own_proposal: the drafter's own proposal, if a composite drafter verified a different tree.
-        proposal_offset: number of tokens of ``committed`` before the root of ``own_proposal``.
+        logits: ``[nodes, vocab]`` if requested; ``None`` in steps in which the request has no budget to draft.
+        hidden: layer number to layer output ``[nodes, hidden]``, before the final norm; empty without budget.
+        own_proposal: the proposer's own tree, if a wrapping proposer had ``tree`` verified instead.
+        proposal_offset: number of tokens of ``committed`` up to and including the root of ``own_proposal``.
     """
 
     state: State
@@ -167,9 +167,9 @@ class Outcome(_FormerFields, Generic[State]):
 
     @property
     def evaluated(self) -> tuple[TokenTree, tuple[int, ...]]:
-        """Tree and correct nodes for acceptance statistics, including proposed nodes that were not verified.
+        """Proposed tree and its nodes that the committed text contains, for acceptance statistics.
 
-        The committed text shows which proposed nodes are correct. Nodes beyond the committed text are left out.
+        Nodes below the end of the committed text are left out, because it is unknown whether they are correct.
         """
         tree = self.own_proposal
         if tree is None:
@@ -185,20 +185,21 @@ class Outcome(_FormerFields, Generic[State]):
 
     @property
     def without_tensors(self) -> Outcome[State]:
-        """Copy without logits and hidden states, for steps in which the policy suspends the drafter."""
+        """Copy without logits and hidden states, for steps in which the request has no budget to draft."""
         return replace(self, logits=None, hidden={})
 
 
 class SourceReport(NamedTuple):
-    """Report of one drafter's proposal, for :mod:`pronk.explain`.
+    """Report of one drafter's proposal within a composite drafter, for :mod:`pronk.explain`.
 
     Attributes:
         source: drafter name.
-        reason: ``"pays"`` (expected gain), ``"explores"`` (to measure acceptance), or ``"all"`` (no selection).
+        reason: the composite drafter called this drafter for an expected gain (``"pays"``), to measure acceptance
+            (``"explores"``), or because it called all drafters without a selection (``"all"``).
         seconds: duration of the proposal.
         tree: proposed tree.
-        before: expected tokens and forward-pass seconds without this proposal; ``None`` without measured costs.
-        after: expected tokens and forward-pass seconds with this proposal.
+        before: expected tokens and seconds of the forward pass without this proposal; ``None`` without measured costs.
+        after: expected tokens and seconds of the forward pass with this proposal; ``None`` without measured costs.
     """
 
     source: str
@@ -234,12 +235,12 @@ class Drafter(ABC):
 class Proposer(Drafter, Generic[State]):
     """A drafter bound to a target model.
 
-    A drafter without a model and without memory across requests subclasses ``Proposer`` directly.
+    A method without a model and without memory across requests may subclass ``Proposer`` alone, without a ``Drafter``.
 
     Attributes:
-        capabilities: optional behaviour; set on the class or on the object.
+        capabilities: needed inputs and behaviour; set on the class or on the object.
         target: bound model; ``None`` if the proposer works with any model.
-        models: models from :meth:`~pronk.speculation.target.Target.load_shared`, including those of wrapped proposers.
+        models: models from :meth:`~pronk.speculation.target.Target.load_shared`, for wrapped proposers too.
     """
 
     capabilities: Capabilities = Capabilities()
@@ -248,7 +249,7 @@ class Proposer(Drafter, Generic[State]):
 
     @property
     def budget_owner(self) -> Proposer[Any]:
-        """Proposer whose shared budget pays for proposals; a wrapper returns the wrapped proposer."""
+        """Proposer whose :class:`SharedBudget` pays for the proposals; by default the proposer itself."""
         return self
 
     def bind(self, target: Target) -> Self:
@@ -260,33 +261,33 @@ class Proposer(Drafter, Generic[State]):
 
     @abstractmethod
     def start(self, prompt: Sequence[int]) -> State:
-        """Return the state of a new request; ``prompt`` includes the output of a resumed request."""
+        """Return the state of a new request; ``prompt`` includes earlier output if the request is resumed."""
 
     @abstractmethod
     def propose(self, contexts: Sequence[DraftContext[State]]) -> list[TokenTree]:
-        """Return one tree per context, rooted at its last token.
+        """Return one tree per context, with the last token of ``context.tokens`` as the root.
 
         After an exception the requests continue without draft tokens. An exception must not depend on randomly drawn
-        tokens: discarding a draft token by its value changes its distribution from its ``probs``.
+        tokens, because the remaining draft tokens would then not have the distribution ``TokenTree.probs``.
         """
 
     @abstractmethod
     def observe(self, outcome: Outcome[State]) -> None:
-        """Receive the outcome of a step, one per context of the last ``propose`` except for failed requests.
+        """Receive the verification result of one request in one step.
 
-        With :attr:`Capabilities.observes_all_steps` it is also called for steps without a proposal.
+        Without :attr:`Capabilities.observes_all_steps`, steps in which the request has no budget to draft are left out.
         """
 
     def should_skip(self, state: State, tokens: Sequence[int]) -> bool:  # noqa: ARG002 - for overrides
-        """Return whether to skip the proposal in this step; called once per step."""
+        """Return whether to skip a request's proposal in this step; called at most once per step and request."""
         return False
 
     def source_reports(self, state: State) -> Sequence[SourceReport]:  # noqa: ARG002 - for overrides
-        """Return one report per wrapped drafter of the last proposal; empty for a single drafter."""
+        """Return one report per wrapped drafter that took part in the request's last proposal."""
         return ()
 
     def on_preempt(self, state: State) -> None:
-        """Release the KV blocks that the state holds in the proposer's own caches; the request was preempted.
+        """Release the KV blocks of a preempted request in the proposer's own caches.
 
         The request may resume or stop. After resuming, proposals must be the same as without the preemption.
         """
@@ -296,10 +297,10 @@ class Proposer(Drafter, Generic[State]):
 
 
 def bind_proposer(drafter: Drafter, target: Target) -> Proposer[Any]:
-    """Bind a drafter to a target and check the result of its ``bind``.
+    """Return ``drafter.bind(target)``; check the result.
 
     Raises:
-        OptionError: ``bind`` raises it, returns no :class:`Proposer`, or returns one with an old attribute name.
+        OptionError: the options do not fit the target, or the result is no :class:`Proposer` or has a former attribute.
     """
     proposer: object = drafter.bind(target)
     name = getattr(drafter, "name", type(drafter).__name__)

@@ -1,8 +1,8 @@
-"""Calls proposers, drops draft tokens that do not pay for their rows, and books costs and gains.
+"""Call proposers, drop draft tokens that cost more time than they save, and charge request budgets.
 
 Drafting costs time: the proposer's own time, and additional rows in the forward pass. The request budget
-(:mod:`pronk.speculation.request_budget`) counts both in *plain steps*: a request's share of a forward pass without
-draft tokens.
+(:mod:`pronk.speculation.request_budget`) counts this time in *plain steps*. A plain step is the time of a forward pass
+without draft tokens, divided by its number of requests.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["Speculator"]
 
 _log = logging.getLogger(__name__)
 
-# Upper bound of the draft tokens of one tree.
+# Maximum number of draft tokens that the selection by cost keeps in one tree.
 _MAX_DRAFT_TOKENS = 1024
 
 
@@ -44,8 +44,9 @@ class Speculator:
     :attr:`~pronk.engine.stats.Stats.draft_error` and a line in the log give the reason.
 
     Attributes:
-        budget: whether to drop draft tokens that do not pay (:mod:`pronk.speculation.node_selection`).
-        costs: time of this step's forward pass by its number of rows; ``None`` until a forward pass without draft
+        budget: whether request budgets limit drafting, and draft tokens that cost more time than they save are dropped
+            (:mod:`pronk.speculation.node_selection`).
+        costs: seconds of this step's forward pass by its number of rows; ``None`` until a forward pass without draft
             tokens has been measured.
         seconds: time spent in proposers during this step.
     """
@@ -55,14 +56,14 @@ class Speculator:
         self.vocab_size = runner.decoder.config.vocab_size
         self.costs: CostCurve | None = None
         self.seconds = 0.0
-        self._plain_rows = 1
+        self._num_decoding = 1
         self._propose_seconds: dict[Request, float] = {}
         self._observe_seconds: dict[Request, float] = {}
         self._shared_budgets: dict[int, SharedBudget] = {}
 
     def begin(self, batch: Sequence[ScheduledRequest], preempted: Sequence[Request]) -> None:
-        """Begin a step: tell drafters of preempted requests, and start the drafter state of new requests."""
-        self.runner.started_rows.clear()  # an interrupted step may have left rows
+        """Begin a step: report preemptions to proposers, and create the drafter states of new requests."""
+        self.runner.early_tokens.clear()  # left by an interrupted step
         self._on_preempt(preempted)
         self.seconds, self._propose_seconds, self._observe_seconds = 0.0, {}, {}
         for request in (scheduled.request for scheduled in batch):
@@ -76,13 +77,13 @@ class Speculator:
                 self._give_up(request, error)
             if self.budget and not proposer.capabilities.bypass_budget and request.request_budget is None:
                 request.request_budget = RequestBudget(self._shared_budget(proposer))
-            self._book([request], began, {})  # the budget does not count the start
+            self._record_draft_time([request], began, {})  # not charged to the budget
 
     def propose(self, batch: Sequence[ScheduledRequest]) -> dict[Request, TokenTree]:
-        """Return the draft tokens to verify, for decoding requests that have any."""
+        """Return the token trees to verify; requests without draft tokens are left out."""
         drafts: dict[Request, TokenTree] = {}
         draft_slots = {scheduled.request: scheduled.num_draft_slots for scheduled in batch if scheduled.num_draft_slots}
-        self.costs, self._plain_rows = self._costs(batch), max(1, _rows(batch)[0])
+        self.costs, self._num_decoding = self._costs(batch), max(1, _count_plain_rows(batch)[0])
         for proposer, requests in _by_proposer(draft_slots):
             allowed = self._within_budget(proposer, requests)
             if allowed:
@@ -92,13 +93,13 @@ class Speculator:
     def update(
         self, steps: Sequence[RequestStep], outcomes: Mapping[Request, Outcome[Any]], context: int, began: float
     ) -> None:
-        """End a step: report outcomes to proposers, record the forward pass, book costs and gains.
+        """End a step: report outcomes to proposers, record the step's duration, and charge request budgets.
 
         Args:
-            steps: all requests of the step.
-            outcomes: reports for the requests that decode.
-            context: committed tokens of all texts before the forward pass.
-            began: start of the step in seconds of the runner's clock.
+            steps: one entry per request of the step.
+            outcomes: verification results of the decoding requests.
+            context: number of cached tokens before the forward pass, summed over its requests.
+            began: start of the step by the runner's clock, in seconds.
         """
         self._observe(outcomes)
         seconds = self.runner.clock() - began - self.seconds
@@ -106,7 +107,7 @@ class Speculator:
         self._close_step(steps, outcomes, seconds)
 
     def _observe(self, outcomes: Mapping[Request, Outcome[Any]]) -> None:
-        """Report outcomes to proposers; without logits and hidden states if the budget has suspended drafting."""
+        """Report outcomes to proposers; without tensors or not at all for requests whose budget is used up."""
         for proposer, requests in _by_proposer(outcomes):
             began = self.runner.clock()
             for request in requests:
@@ -117,17 +118,17 @@ class Speculator:
                     proposer.observe(outcomes[request].without_tensors if suspended else outcomes[request])
                 except Exception as error:  # noqa: BLE001 - proposers are user code
                     self._give_up(request, error)
-            self._book(requests, began, self._observe_seconds)
+            self._record_draft_time(requests, began, self._observe_seconds)
 
     def _close_step(
         self, steps: Sequence[RequestStep], outcomes: Mapping[Request, Outcome[Any]], seconds: float
     ) -> None:
-        """Book this step's costs and gains, and complete its decision traces.
+        """Charge request budgets for this step, and add the step to the decision traces of its requests.
 
         Args:
-            steps: all requests of the step.
-            outcomes: reports for the requests that decode.
-            seconds: duration of the step without the time of the proposers.
+            steps: one entry per request of the step.
+            outcomes: verification results of the decoding requests.
+            seconds: duration of the step without the time spent in proposers.
         """
         proposing, self._propose_seconds = self._propose_seconds, {}
         observing, self._observe_seconds = self._observe_seconds, {}
@@ -136,7 +137,7 @@ class Speculator:
             decision_trace, outcome = step.request.decision_trace, outcomes.get(step.request)
             if decision_trace is not None and outcome is not None:
                 costs = self.costs if self.budget else None
-                decision_trace.record_step(outcome, costs, self._plain_rows, seconds, step.request.request_budget)
+                decision_trace.record_step(outcome, costs, self._num_decoding, seconds, step.request.request_budget)
 
     def _charge(
         self,
@@ -146,30 +147,30 @@ class Speculator:
         observing: Mapping[Request, float],
         seconds: float,
     ) -> None:
-        """Charge each request's budget for its proposal, its rows and its observation; credit accepted tokens.
+        """Charge each request's budget for drafting and for its draft rows; credit accepted tokens.
 
-        ``proposing`` and ``observing`` are the seconds of each request.
+        ``proposing`` and ``observing`` are the seconds of the proposer's methods ``propose`` and ``observe``.
         """
-        requests, prompts = _rows([step.scheduled for step in steps])
-        costs = self._costs([step.scheduled for step in steps]) if self.budget and requests else None
+        decoding, prompt_rows = _count_plain_rows([step.scheduled for step in steps])
+        costs = self._costs([step.scheduled for step in steps]) if self.budget and decoding else None
         if costs is None:
             return
         draft_tokens = {step.request: step.draft.num_draft_tokens for step in steps}
-        step, count = costs.at(requests) / requests, sum(draft_tokens.values())
-        whole = self.runner.costs_for([step.job for step in steps], costs).at(prompts + requests + count)
-        # The usual time of such a forward pass is charged, not the measured one, which other processes may disturb. A
-        # row is charged at most one plain step: the first forward pass with draft tokens includes one-time work.
-        added = (whole if math.isfinite(whole) else seconds) - costs.at(prompts + requests)
-        added = min(max(0.0, added), count * step)
+        plain_step, draft_rows = costs.at(decoding) / decoding, sum(draft_tokens.values())
+        expected = self.runner.costs_for([step.job for step in steps], costs).at(prompt_rows + decoding + draft_rows)
+        # Prefer the expected time of the forward pass: other processes may prolong the measured one. A draft row costs
+        # at most one plain step, because the first forward pass with draft tokens includes one-time work.
+        added = (expected if math.isfinite(expected) else seconds) - costs.at(prompt_rows + decoding)
+        added = min(max(0.0, added), draft_rows * plain_step)
         for request, outcome in outcomes.items():
             if request.request_budget is not None:
                 saved = max(0, min(len(outcome.path), len(outcome.committed) - 1))
-                rows = added * draft_tokens[request] / count if count else 0.0
+                rows = added * draft_tokens[request] / draft_rows if draft_rows else 0.0
                 proposed, observed = proposing.get(request, 0.0), observing.get(request, 0.0)
-                request.request_budget.settle(proposed / step, rows / step, saved, observed / step)
+                request.request_budget.settle(proposed / plain_step, rows / plain_step, saved, observed / plain_step)
 
     def _on_preempt(self, requests: Iterable[Request]) -> None:
-        """Let proposers of preempted requests free the KV cache of the draft model."""
+        """Let proposers free the draft model's KV blocks of preempted requests."""
         for request in requests:
             if request.proposer is not None and request.draft_started:
                 try:
@@ -202,20 +203,20 @@ class Speculator:
             return {
                 key: tree for request in requests for key, tree in self._call(proposer, [request], draft_slots).items()
             }
-        self._book(requests, began, self._propose_seconds)
+        self._record_draft_time(requests, began, self._propose_seconds)
         return drafts
 
     def _within_budget(self, proposer: Proposer[Any], requests: list[Request]) -> list[Request]:
-        """Return the requests with budget left; none before a plain forward pass has been measured."""
+        """Return the requests with budget left, except those that the proposer skips."""
         if not self.budget or proposer.capabilities.bypass_budget:
             return requests
         if self.costs is None:
-            return []
+            return []  # a forward pass without draft tokens has to be measured first
         funded = [request for request in requests if _has_budget(proposer, request)]
         return [request for request in funded if not proposer.should_skip(request.draft_state, request.tokens)]
 
     def _shared_budget(self, proposer: Proposer[Any]) -> SharedBudget:
-        """Return the budget that the requests of a proposer share."""
+        """Return the budget that all requests of a proposer share; create it at the first call."""
         budget_owner = proposer.budget_owner
         shared_budget = self._shared_budgets.get(id(budget_owner))
         if shared_budget is None:
@@ -223,15 +224,17 @@ class Speculator:
             finalize(budget_owner, self._shared_budgets.pop, id(budget_owner)).atexit = False
         return shared_budget
 
-    def _book(self, requests: Sequence[Request], began: float, shares: dict[Request, float]) -> None:
-        """Add the proposer's time since ``began`` to the statistics, and equal parts to ``shares``."""
+    def _record_draft_time(
+        self, requests: Sequence[Request], began: float, seconds_by_request: dict[Request, float]
+    ) -> None:
+        """Record the drafting time since ``began``; add an equal part per request to ``seconds_by_request``."""
         seconds = self.runner.clock() - began
         self.seconds += seconds
         for request in requests:
             request.stats.draft_seconds += seconds
             if request.decision_trace is not None:
                 request.decision_trace.add_draft_seconds(seconds / len(requests))
-            shares[request] = shares.get(request, 0.0) + seconds / len(requests)
+            seconds_by_request[request] = seconds_by_request.get(request, 0.0) + seconds / len(requests)
 
     def _proposals(
         self, proposer: Proposer[Any], requests: Sequence[Request], draft_slots: Mapping[Request, int]
@@ -240,17 +243,16 @@ class Speculator:
             contexts = [self._context(request, draft_slots[request]) for request in requests]
             with interruptible():
                 proposed = proposer.propose(contexts)
-            trees = zip(requests, contexts, proposed, strict=True)
             found = {
                 request: validate_draft(proposer.name, context, tree, self.vocab_size)
-                for request, context, tree in trees
+                for request, context, tree in zip(requests, contexts, proposed, strict=True)
             }
             for request, tree in found.items():
                 if request.decision_trace is not None:
                     request.decision_trace.record_proposal(proposer.source_reports(request.draft_state), tree)
             return {request: tree for request, tree in found.items() if tree.num_draft_tokens}
         finally:
-            # A proposer may advance the samplers; after an exception a sampler may be ahead of its text.
+            # Proposers may advance a sampler by draft tokens. After an exception, roll it back to the end of the text.
             for request in requests:
                 request.sampler.recover()
 
@@ -266,49 +268,48 @@ class Speculator:
             self.costs if request.capabilities.costs else None,
             self.budget,
             request.salt,
-            max_seconds=self._allowance(request),
+            max_seconds=self._budget_seconds(request),
         )
 
     def _select(self, batch: Sequence[ScheduledRequest], drafts: dict[Request, TokenTree]) -> dict[Request, TokenTree]:
-        """Drop draft tokens that do not pay for their rows, from trees that have a ``gain`` per node."""
+        """Drop draft tokens that cost more time than they save, from trees that have a ``gain`` per node."""
         if not self.budget or all(tree.gain is None for tree in drafts.values()):
             return drafts
-        requests, prompts = _rows(batch)
+        decoding, prompt_rows = _count_plain_rows(batch)
         # Under the rejection and block rules a tree with ``probs`` stays whole. Gains may depend on the sampled draft
-        # tokens, and a selection that depends on a sampled token changes its distribution, which ``probs`` then misses.
+        # tokens, and dropping a sampled token by its value would change its distribution from its ``probs``.
         whole = {request for request, tree in drafts.items() if request.params.rejects and tree.probs is not None}
         offered = [replace(tree, gain=None) if request in whole else tree for request, tree in drafts.items()]
-        limits = [self._max_draft_tokens(request, prompts, requests) for request in drafts]
-        kept = select_paying_nodes(offered, requests, self.costs, prompts=prompts, most=limits)
+        limits = [self._max_draft_tokens(request, prompt_rows + decoding) for request in drafts]
+        kept = select_paying_nodes(offered, decoding, self.costs, prompts=prompt_rows, most=limits)
         selected = zip(drafts, kept, strict=True)
         return {request: drafts[request] if request in whole else tree for request, tree in selected}
 
-    def _allowance(self, request: Request) -> float:
-        """Return the seconds that drafting for a request may lose."""
+    def _budget_seconds(self, request: Request) -> float:
+        """Return the rest of the request's budget in seconds; infinite without a budget."""
         if request.request_budget is None or self.costs is None:
             return math.inf
-        return request.request_budget.left * self.costs.at(self._plain_rows) / self._plain_rows
+        return request.request_budget.left * self.costs.at(self._num_decoding) / self._num_decoding
 
-    def _max_draft_tokens(self, request: Request, prompts: int, requests: int) -> int:
-        """Return the maximum number of draft rows whose cost the request's budget covers."""
+    def _max_draft_tokens(self, request: Request, base_rows: int) -> int:
+        """Return the number of draft rows, added to ``base_rows``, that the request's budget covers."""
         costs = self.costs
         if request.request_budget is None or costs is None:
             return _MAX_DRAFT_TOKENS
-        base = prompts + requests
-        # At least one plain step: the proposal has been paid for, and dropping tokens that pay would waste its cost.
+        # At least one plain step: the time of the proposal is already spent, even if the budget is used up.
         left = max(
-            self._allowance(request) - self._propose_seconds.get(request, 0.0),
-            costs.at(self._plain_rows) / self._plain_rows,
+            self._budget_seconds(request) - self._propose_seconds.get(request, 0.0),
+            costs.at(self._num_decoding) / self._num_decoding,
         )
         return bisect_right(
-            range(1, _MAX_DRAFT_TOKENS), costs.at(base) + left, key=lambda draft_tokens: costs.at(base + draft_tokens)
+            range(1, _MAX_DRAFT_TOKENS), costs.at(base_rows) + left, key=lambda count: costs.at(base_rows + count)
         )
 
     def _costs(self, batch: Sequence[ScheduledRequest]) -> CostCurve | None:
-        """Return the time of a forward pass for these requests by its number of rows."""
-        requests, _ = _rows(batch)
+        """Return the cost curve of a forward pass over the batch; ``None`` if not measured yet."""
+        decoding, _ = _count_plain_rows(batch)
         return self.runner.cost_model.costs(
-            sum(scheduled.request.block_table.length for scheduled in batch), max(1, requests)
+            sum(scheduled.request.block_table.length for scheduled in batch), max(1, decoding)
         )
 
     def _give_up(self, request: Request, error: Exception) -> None:
@@ -334,14 +335,14 @@ def _has_budget(proposer: Proposer[Any], request: Request) -> bool:
     )
 
 
-def _rows(batch: Sequence[ScheduledRequest]) -> tuple[int, int]:
-    """Return the rows of a forward pass without draft tokens: decoding requests, and prompt tokens."""
-    requests = sum(scheduled.num_tokens == 1 for scheduled in batch)
-    return requests, sum(scheduled.num_tokens for scheduled in batch) - requests
+def _count_plain_rows(batch: Sequence[ScheduledRequest]) -> tuple[int, int]:
+    """Return the numbers of decoding requests and of prompt tokens; each takes one row without drafting."""
+    decoding = sum(scheduled.num_tokens == 1 for scheduled in batch)
+    return decoding, sum(scheduled.num_tokens for scheduled in batch) - decoding
 
 
 def _by_proposer(requests: Iterable[Request]) -> list[tuple[Proposer[Any], list[Request]]]:
-    """Group requests by their proposer object; equal proposers may hold different states."""
+    """Group requests by proposer object; proposers that compare equal may hold different states."""
     groups: dict[int, tuple[Proposer[Any], list[Request]]] = {}
     for request in requests:
         if request.proposer is not None:

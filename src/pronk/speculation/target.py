@@ -29,17 +29,17 @@ Model = TypeVar("Model")
 
 @dataclass(frozen=True)
 class Target:
-    """Target model, its resources, and the draft models loaded for it; passed to :meth:`Drafter.bind`.
+    """Target model with its cache, tokenizer and loaded draft models; argument of :meth:`Drafter.bind`.
 
     Attributes:
-        budget: memory budget of all KV caches; ``None`` is unlimited.
-        folder: checkpoint of the target, if known.
-        lock: engine lock, to hold while changing the layout of ``cache``.
-        shared_models: loaded draft models and trained drafters by folder and kind; see :meth:`load_shared`.
-        model_files: folder and modification time (ns) of each of ``shared_models``.
+        budget: memory budget shared by all KV caches; ``None`` is unlimited.
+        folder: checkpoint folder or GGUF file of the target; ``None`` if unknown.
+        lock: engine lock; hold it while changing the layout of ``cache``.
+        shared_models: draft models and trained drafters loaded by :meth:`load_shared`.
+        model_files: folder and modification time (ns) of each model in ``shared_models``.
         cost_model: measured durations of forward passes.
-        acceptance_stats: acceptance rates shared by all requests, if enabled.
-        runner: forward-pass runner, for drafters that run the target's first layers.
+        acceptance_stats: acceptance rates shared by all requests; ``None`` if disabled.
+        runner: runs forward passes, for drafters that compute the target's first layers before the others.
     """
 
     decoder: Decoder
@@ -61,7 +61,7 @@ class Target:
 
     @property
     def vocabulary(self) -> str | None:
-        """Fingerprint of the tokenizer, which identifies files of token ids; ``None`` if unknown."""
+        """Fingerprint of the tokenizer, stored in files of token ids; ``None`` without a tokenizer."""
         return None if self.tokenizer is None else self.tokenizer.fingerprint
 
     @property
@@ -75,7 +75,7 @@ class Target:
         return None if self.folder is None else Fingerprint.of(self.folder)
 
     def matches(self, model: Fingerprint) -> bool:
-        """Return whether the target can be ``model``, on which a drafter was trained.
+        """Return whether this target may be ``model``, the model that a drafter was trained on.
 
         Quantization changes the weights, but a drafter of the original model still works. A quantized target is
         therefore compared by architecture only.
@@ -90,8 +90,8 @@ class Target:
     def load_shared(self, folder: Path, *kind: str, load: Callable[[], Model]) -> Model:
         """Return the draft model of a folder, loaded once and shared by all drafters that use it.
 
-        ``kind`` distinguishes objects made from one folder. A rewritten folder is loaded again. The target
-        keeps weak references; :class:`~pronk.drafters.proposer_cache.ProposerCache` keeps the models alive.
+        ``kind`` tells apart different objects loaded from one folder. A folder with changed weights is loaded again.
+        The target keeps weak references; :class:`~pronk.drafters.proposer_cache.ProposerCache` keeps models alive.
         """
         stamp = _stamp(folder)
         key = (f"{folder}@{stamp}", *kind)
@@ -102,15 +102,15 @@ class Target:
         return found
 
     def is_current(self, model: object) -> bool:
-        """Return whether a shared model is up to date: its folder is unchanged or deleted."""
+        """Return whether the weights of a shared model were not rewritten since loading (deletion is fine)."""
         folder, stamp = self.model_files.get(model, (None, 0))
         return folder is None or _stamp(folder) in {0, stamp}
 
     def keep_hidden(self, layer: int, owner: object) -> None:
-        """Store the output of a layer (1 is the first) for every cached token, while ``owner`` is alive.
+        """Keep the output of a layer (1 is the first) beside the KV cache until ``owner`` is deleted.
 
         Raises:
-            OptionError: memory is short, or running requests use the memory that must be freed.
+            OptionError: the memory budget is too small, or running requests occupy memory that must be freed.
         """
         with self.lock:
             if self.budget is None:
@@ -120,6 +120,6 @@ class Target:
 
 
 def _stamp(folder: Path) -> int:
-    """Return the modification time (ns) of the newest weights in a folder or file; 0 without any."""
+    """Return the latest modification time (ns) of the weights in a folder or file; 0 if there are none."""
     files = [folder] if folder.is_file() else folder.glob("*.safetensors")
     return max((file.stat().st_mtime_ns for file in files), default=0)

@@ -28,10 +28,10 @@ from torch import Tensor
 
 __all__ = ["DraftSample", "Origin", "TokenTree"]
 
-# Drafter name, and a number with a drafter-specific meaning.
+# Source of a draft token: drafter name, and a number with a drafter-specific meaning.
 Origin = tuple[str, int]
 
-# Token id and the distribution that the token was drawn from; ``None`` is a point mass.
+# Token id, and the distribution that the token was drawn from; ``None`` if it was not drawn at random.
 DraftSample = tuple[int, Tensor | None]
 
 
@@ -45,16 +45,16 @@ class TokenTree:
     Attributes:
         tokens: token ids; node 0 is the last committed token.
         parents: ``parents[0] == -1`` and ``0 <= parents[i] < i`` for every other node.
-        verify: for each node, whether it may be accepted; ``None`` means all. Other nodes, such as lookahead's window,
-            are computed but never accepted, nor are their descendants.
+        verify: for each node, whether it may be accepted; ``None`` means all. False marks nodes that are computed but
+            never accepted, like the window of the drafter ``lookahead``; their descendants are not accepted either.
         probs: for each node, the distribution ``[vocab]`` (float64, target's vocabulary) that its token was drawn from,
-            given all earlier nodes. For siblings drawn without replacement, the earlier ones are removed and the rest
-            is renormalized. ``None`` for a node that was not drawn at random, or for the whole tree. Drawn tokens may
-            affect later draws, but must not affect which nodes are kept: selection by token value changes the
-            distribution.
-        gain: for each node, the estimated probability of acceptance, at most that of its parent; or ``None``.
-        origin: for each node, the drafter that proposed it, the key of acceptance statistics; or ``None``.
-        acceptable: for each node, whether ``verify`` holds for it and for all its ancestors.
+            given all earlier nodes. Of siblings drawn without replacement, the earlier ones have probability 0 and the
+            other probabilities sum to 1. ``None`` for a node that was not drawn at random, or instead of the tuple if
+            no node was. The value of a drawn token may affect later draws, but not which nodes are kept: dropping
+            tokens by value changes their distribution.
+        gain: for each node, the estimated probability of acceptance, at most that of its parent; ``None`` if unknown.
+        origin: for each node, the drafter that proposed it, as a key of acceptance statistics; ``None`` if unknown.
+        acceptable: for each node, whether the node and all its ancestors may be accepted; derived from ``verify``.
 
     Raises:
         ValueError: the parents are not a tree in this order, lengths differ, or two acceptable siblings carry the same
@@ -126,7 +126,7 @@ class TokenTree:
 
     @property
     def num_draft_tokens(self) -> int:
-        """Number of nodes below the root."""
+        """Number of nodes without the root."""
         return len(self.tokens) - 1
 
     def child(self, node: int, token: int) -> int | None:
@@ -134,15 +134,15 @@ class TokenTree:
         return self._children[node].get(token)
 
     def draft_sample(self, node: int) -> DraftSample:
-        """Return the token of ``node`` and the distribution that it was drawn from."""
+        """Return the token of ``node`` and its distribution; see :data:`DraftSample`."""
         return self.tokens[node], None if self.probs is None else self.probs[node]
 
     def draft_samples(self, node: int) -> tuple[DraftSample, ...]:
-        """Return the acceptable children of ``node`` in node order."""
+        """Return token and distribution of each acceptable child of ``node``, in node order."""
         return tuple(self.draft_sample(child) for child in self._children[node].values())
 
     def first_chain(self, node: int) -> tuple[int, ...]:
-        """Return the path below ``node`` along first acceptable children."""
+        """Return the nodes of the path below ``node`` that takes the first acceptable child each time."""
         chain: list[int] = []
         while self._children[node]:
             node = next(iter(self._children[node].values()))
@@ -177,7 +177,7 @@ class TokenTree:
         return seen
 
     def path(self, node: int) -> tuple[int, ...]:
-        """Return the nodes from below the root down to ``node``."""
+        """Return the nodes on the path from the root (excluded) to ``node`` (included)."""
         path: list[int] = []
         while node > 0:
             path.append(node)
@@ -185,7 +185,7 @@ class TokenTree:
         return tuple(reversed(path))
 
     def hang_below(self, chain: Sequence[int]) -> TokenTree:
-        """Return this tree with its root as a child of the last token of ``chain``."""
+        """Return the tokens ``chain`` as a chain that ends in this tree; ``gain`` and ``origin`` are dropped."""
         num_above = len(chain)
         if not num_above:
             return self
@@ -198,9 +198,9 @@ class TokenTree:
         )
 
     def with_unacceptable(self, other: TokenTree) -> TokenTree:
-        """Return this tree with the unacceptable nodes of another one added below the root.
+        """Return this tree plus the unacceptable nodes of ``other``, added below the root.
 
-        Unacceptable nodes below an acceptable draft token are left out. Neither tree may have ``probs``.
+        Nodes below an acceptable draft token of ``other`` are left out. Neither tree may have ``probs``.
         """
         new_index = {0: 0}
         for node, parent in enumerate(other.parents):
@@ -217,7 +217,7 @@ class TokenTree:
         )
 
     def keep(self, nodes: Iterable[int]) -> TokenTree:
-        """Return the tree of ``nodes`` in the same order, without nodes whose parent is not kept."""
+        """Return this tree reduced to the root and ``nodes``, without nodes whose parent is not kept."""
         kept_nodes = set(nodes) | {0}
         new: dict[int, int] = {-1: -1}
         for node, parent in enumerate(self.parents):
@@ -234,7 +234,7 @@ class TokenTree:
         )
 
     def limit(self, max_depth: int, max_nodes: int) -> TokenTree:
-        """Return the first ``max_nodes`` draft tokens of depth at most ``max_depth``."""
+        """Return this tree reduced to its first ``max_nodes`` draft tokens of depth at most ``max_depth``."""
         if self.num_draft_tokens <= max_nodes and max(self.depths) <= max_depth:
             return self
         fitting = [node for node, depth in enumerate(self.depths) if depth <= max_depth]

@@ -11,7 +11,7 @@ from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-# Bytes; smaller than the stacks of the threads that later compile, use and free the grammar.
+# Stack size in bytes, smaller than that of pronk's threads: what compiles here overflows no stack there.
 _STACK = 4 << 20
 
 
@@ -28,7 +28,7 @@ def _compile(request: dict[str, Any]) -> dict[str, Any]:
 
 def _main() -> None:
     if hasattr(os, "nice"):
-        os.nice(10)  # running requests have priority
+        os.nice(10)  # prefer running requests
     request, result = json.load(sys.stdin), list[dict[str, Any]]()
     threading.stack_size(_STACK)
     thread = threading.Thread(target=lambda: result.append(_compile(request)))

@@ -17,29 +17,28 @@ if TYPE_CHECKING:
 
 __all__ = ["GrammarProcessor", "error_message"]
 
-_MAX_MESSAGE = 300  # characters of llguidance's error message
+_MAX_MESSAGE = 300  # characters kept of an error message of llguidance
 _EXPECTED = "expected a grammar that can be followed to the end"
 
 T = TypeVar("T")
 
 
 class GrammarProcessor:
-    """Logits processor of a guide: mask the vocabulary at the current context.
+    """Logits processor of a guide: mask the tokens that the grammar forbids in the current context.
 
-    Nothing is masked beyond the end of the text or behind a forbidden token. Drafters try such tokens, and the walk may
-    continue behind a stop token, but tokens there are never part of the output. If the grammar exceeds its work limit,
-    :meth:`mask` raises.
+    Nothing is masked after a stop token or a forbidden token. Drafting and verification may ask for the logits there,
+    but no token sampled from them becomes output. If the grammar exceeds llguidance's work limit, :meth:`mask` raises.
 
     Args:
-        matcher: llguidance matcher at the beginning of the text; copied.
-        stop_token_ids: token ids that end the text where the grammar accepts.
+        matcher: llguidance matcher at the beginning of the text; it is copied.
+        stop_token_ids: tokens that end the text; allowed if the text so far is complete.
     """
 
     def __init__(self, matcher: LLMatcher, stop_token_ids: Sequence[int]) -> None:
         self._start, self._matcher = matcher, matcher.deep_copy()
         self._stop_token_ids = frozenset(stop_token_ids)
-        self._consumed: list[int] = []  # tokens that the matcher has consumed
-        self._unconsumed = 0  # number of later tokens, which it has not consumed
+        self._consumed: list[int] = []  # context tokens that the matcher has consumed
+        self._unconsumed = 0  # number of further context tokens, from the first stop or forbidden token on
         self._computed = False  # whether the matcher has computed a mask or forced tokens since the last rollback
 
     def mask(self, logits: Tensor) -> Tensor:
@@ -54,7 +53,7 @@ class GrammarProcessor:
         return torch.where(torch.from_numpy(self._allowed()[: len(logits)]), logits, -torch.inf)
 
     def check(self) -> None:
-        """Check that a text can begin; errors are those of :meth:`mask`."""
+        """Raise an error of :meth:`mask` if the grammar allows no token in the current context."""
         self._allowed()
 
     def advance(self, token: int) -> None:
@@ -73,8 +72,7 @@ class GrammarProcessor:
         if self._matcher.is_error() or (consumed and not self._matcher.rollback(consumed)):
             self._restart()
         elif consumed and self._computed:
-            # The matcher keeps results cached for the abandoned branch and would reuse them for the next branch.
-            # Recompute them at the fork.
+            # llguidance would reuse its results for the removed tokens. A new mask replaces them.
             self._matcher.compute_bitmask()
             self._computed = False
             if self._matcher.is_error():
@@ -91,11 +89,11 @@ class GrammarProcessor:
         return bool(self._result_or_restart(self._matcher.validate_tokens([token])))
 
     def forced(self) -> list[int]:
-        """Return the tokens that must come next, as the tokenizer writes them.
+        """Return the tokens that must come next, as the tokenizer encodes their text.
 
-        If only the end is allowed, this is one stop token. Trailing tokens that could merge with later text are left
-        out. A text has several tokenizations. The mask allows only this one for forced text, so each returned token is
-        the only allowed one, except that a model may have several stop tokens.
+        If the text must end, this is one stop token. Trailing tokens that could merge with later text are left out.
+        Of all tokenizations of the forced text, :meth:`mask` allows only this one. Hence each returned token is the
+        only allowed one, unless the model has several stop tokens.
         """
         if self._unconsumed:
             return []
@@ -105,14 +103,14 @@ class GrammarProcessor:
         return self._result_or_restart(self._matcher.compute_ff_tokens()) or []
 
     def _result_or_restart(self, result: T) -> T | None:
-        """Return ``result``; if the query made the matcher fail, restart it and return ``None``."""
+        """Return the ``result`` of a matcher call, or ``None`` if the call failed; then restart the matcher."""
         if not self._matcher.is_error():
             return result
         self._restart()
         return None
 
     def _restart(self) -> None:
-        """Replace a matcher that has failed: llguidance does not recover from an error."""
+        """Replace a failed matcher by a new one in the same state; llguidance has no recovery."""
         self._matcher = self._start.deep_copy()
         self._matcher.try_consume_tokens(self._consumed)
 
@@ -123,10 +121,10 @@ class GrammarProcessor:
             msg = f"guide: {_EXPECTED}, found: {error_message(self._matcher)}; make it simpler"
             raise GuideError(msg)
         allowed = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little").view(np.bool_)
-        # A stop token's spelling may also be allowed as text, but choosing it would end the output.
+        # Forbid stop tokens before the end, even if the grammar allows their spelling as text.
         allowed[[*self._stop_token_ids]] = self._matcher.is_accepting()
         first = int(allowed.argmax())
-        # llguidance tokenizes forced text and silently skips characters without a token.
+        # llguidance silently skips forced characters that no token spells. The token that it then allows is invalid.
         if not allowed[first] or (first not in self._stop_token_ids and not self._matcher.validate_tokens([first])):
             msg = f"guide: {_EXPECTED}, found a required character that the tokenizer has no token for"
             raise GuideError(msg)
@@ -134,5 +132,5 @@ class GrammarProcessor:
 
 
 def error_message(matcher: LLMatcher) -> str:
-    """Return a matcher's error message in one line."""
+    """Return the matcher's error message as one line."""
     return " ".join(matcher.get_error().replace("<non-verbose/>", "").split())[:_MAX_MESSAGE]

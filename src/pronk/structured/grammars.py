@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 
 __all__ = ["CompiledGrammar", "Grammars"]
 
-_CACHE_SIZE = 64  # compiled guides; a few megabytes each, at most 40 with the limits below
-_MAX_MESSAGE = 300  # characters of a tokenizer's error message
+_CACHE_SIZE = 64  # compiled guides; one takes a few MB of memory, at most 40 MB under _LIMITS
+_MAX_MESSAGE = 300  # characters kept of an error message of LLTokenizer
 
-# llguidance's defaults suit trusted grammars. Here a lexer state takes up to 2 KB, and the limits per token keep the
-# time for one mask below about 40 ms on a slow machine.
+# Stricter than llguidance's defaults, which suit trusted grammars. One lexer state takes up to 2 KB. The last three
+# numbers limit the work per token, so that one mask takes at most about 40 ms on a slow machine.
 _LIMITS: Mapping[str, Any] = {
     "max_grammar_size": 100_000,
     "max_lexer_states": 20_000,
@@ -53,21 +53,21 @@ _LIMITS: Mapping[str, Any] = {
     "max_items_in_row": 500,
     "verbose_errors": False,
 }
-# Largest multipleOf: llguidance compiles it to an automaton with that many states.
+# Largest common multiple of all values of multipleOf; llguidance compiles them to automata of up to that many states.
 _MAX_MULTIPLE = 10_000
 _MULTIPLE = re.compile(r'"multipleOf"\s*:\s*([-+0-9.eE]+)')
 
 
 @dataclass(frozen=True)
 class CompiledGrammar:
-    """A compiled guide; the compilation took ``seconds``."""
+    """A compiled guide; ``seconds`` is the duration of the compilation."""
 
     seconds: float
     _matcher: LLMatcher = field(repr=False)
     _stop_token_ids: tuple[int, ...]
 
     def new_processor(self, text: Sequence[int] = ()) -> GrammarProcessor:
-        """Return a processor for a new text, advanced over ``text``."""
+        """Return a logits processor for a new request, advanced over the token ids ``text``."""
         processor = GrammarProcessor(self._matcher, self._stop_token_ids)
         for token in text:
             processor.advance(token)
@@ -75,7 +75,7 @@ class CompiledGrammar:
 
 
 class Grammars:
-    """Compile and cache guides for one model; thread-safe. ``vocab_size`` is its number of logits."""
+    """Compile and cache guides for one model with ``vocab_size`` logits; thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, stop_token_ids: Sequence[int]) -> None:
         self._model_tokenizer, self._vocab_size = tokenizer, vocab_size
@@ -95,7 +95,7 @@ class Grammars:
         found = self._find(guide)
         if found is not None:
             return found
-        with self._compile_lock:  # one at a time, so that many guides do not occupy all cores
+        with self._compile_lock:  # one compilation at a time, to leave cores to running requests
             found = self._find(guide)
             if found is None:
                 start = perf_counter()
@@ -108,7 +108,7 @@ class Grammars:
         return found
 
     def submit(self, guide: Guide) -> Future[CompiledGrammar]:
-        """Compile in a background thread, so that requests without a guide do not wait."""
+        """Compile a guide in a background thread, so that other requests do not wait."""
         found, future = self._find(guide), Future[CompiledGrammar]()
         if found is None:
             return self._executor.submit(self.compile, guide)
@@ -132,7 +132,7 @@ class Grammars:
 
         _check_multiples(guide)
         grammar = _to_grammar(guide)
-        with _naming(guide.kind):
+        with _kind_in_errors(guide.kind):
             if guide.kind != "choice" and len(guide.source) > MAX_UNTRIED_CHARS:
                 serialized = self._model_tokenizer.backend.to_str()
                 trial_compile(grammar, serialized, self._vocab_size, self._stop_token_ids, _LIMITS)
@@ -181,8 +181,8 @@ def _to_grammar(guide: Guide) -> str:
 
 
 @contextmanager
-def _naming(kind: str) -> Iterator[None]:
-    """Insert the kind of the guide into the errors of a block."""
+def _kind_in_errors(kind: str) -> Iterator[None]:
+    """Insert the guide's ``kind`` into the message of a ``GuideError`` that the block raises."""
     try:
         yield
     except GuideError as error:
@@ -190,7 +190,7 @@ def _naming(kind: str) -> Iterator[None]:
 
 
 def _check_multiples(guide: Guide) -> None:
-    """Refuse ``multipleOf`` values whose common multiple is too large: joint checks need that many states."""
+    """Refuse a guide whose values of ``multipleOf`` have too large a common multiple."""
     found = lcm(*_multiples(guide)) if guide.choice is None else 1
     if found > _MAX_MULTIPLE:
         msg = f"guide: {guide.kind}: expected digits of multipleOf with a common multiple up to {_MAX_MULTIPLE}"
@@ -198,7 +198,7 @@ def _check_multiples(guide: Guide) -> None:
 
 
 def _multiples(guide: Guide) -> Iterator[int]:
-    """Iterate over the digits of each ``multipleOf`` as integers: 0.25 counts in steps of 25 hundredths."""
+    """Yield the digits of each ``multipleOf`` as an integer, for example 25 for 0.25."""
     if guide.kind == "json":
         given = [str(value) for value in _values(json.loads(guide.source), "multipleOf")]
     else:
@@ -207,7 +207,7 @@ def _multiples(guide: Guide) -> Iterator[int]:
         try:
             yield abs(int("".join(map(str, Decimal(text).as_tuple().digits)))) or 1
         except (InvalidOperation, ValueError):
-            continue  # llguidance reports the error
+            continue  # not a number; llguidance reports the error
 
 
 def _values(value: Any, name: str) -> Iterator[Any]:

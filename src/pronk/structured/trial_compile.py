@@ -1,9 +1,9 @@
-"""Trial compilation of grammars in a child process, because a grammar may be hostile.
+"""Trial compilation of long grammars in a child process, as a protection against hostile grammars.
 
-llguidance limits most of its work, but its compiler recurses along chains of rules and references without a limit, and
-a stack overflow ends the process. For some grammars its time grows with the cube of the number of rules. A few thousand
-characters can cause neither. Longer grammars are tried in a process that can be stopped; if the trial succeeds, they
-are compiled again here.
+llguidance limits most of its work, with two exceptions. Its compiler recurses without a limit along chains of rules and
+references, and a stack overflow ends the process. For some grammars, its time grows with the cube of the number of
+rules. Both need more than a few thousand characters. Longer grammars are therefore compiled first in a child process
+with a time limit, and in this process only after a success.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from pronk.errors import GuideError
 
 __all__ = ["MAX_UNTRIED_CHARS", "trial_compile"]
 
-MAX_UNTRIED_CHARS = 2**12  # largest number of characters that needs no trial
-_TIMEOUT = 10.0  # seconds for the child, including the start of Python and the load of the tokenizer
-_LIMIT = 2.0  # for the compilation and the first mask
+MAX_UNTRIED_CHARS = 2**12  # longest grammar that is compiled without a trial
+_TIMEOUT = 10.0  # seconds after which the child is killed; its start and the loading of the tokenizer count
+_LIMIT = 2.0  # seconds for the compilation and the first mask
 
 
 def trial_compile(
     grammar: str, tokenizer: str, vocab_size: int, stop_token_ids: Sequence[int], limits: Mapping[str, int | bool]
 ) -> None:
-    """Compile a grammar in a child process, with the tokenizer's JSON and limits of llguidance's parser.
+    """Compile a grammar in a child process; ``tokenizer`` is JSON, ``limits`` are for ``LLParserLimits``.
 
     Raises:
-        GuideError: the compilation takes too long or ends the child process.
+        GuideError: the compilation takes too long or crashes the child process.
     """
     request = {
         "grammar": grammar, "tokenizer": tokenizer, "vocab_size": vocab_size, "stop_token_ids": [*stop_token_ids],

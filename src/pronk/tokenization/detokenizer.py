@@ -1,6 +1,6 @@
 """Incremental detokenization: whole characters only, cut at the first stop string.
 
-The result is a function of the token sequence alone, however many tokens or characters arrive at a time.
+The complete text is a function of the token sequence alone, however the sequence is divided into steps.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from pronk.tokenization.tokenizer import Tokenizer
 __all__ = ["IncrementalDecoder", "StopScanner"]
 
 _REPLACEMENT = "\ufffd"
-_CONTEXT = 5  # prompt tokens in the first window
-_PATIENCE = 16  # tokens after which an incomplete character is treated as garbage
+_CONTEXT = 5  # last tokens of the prompt that are decoded together with the first output tokens
+_PATIENCE = 16  # tokens after which an incomplete character is treated as invalid bytes
 
 
 class IncrementalDecoder:
     r"""Text of a growing token sequence, at a constant cost per token.
 
     The text of a token depends on its neighbours: a character may span tokens, and SentencePiece drops the space at the
-    very start. For every token a window is decoded again: the tokens of the last piece of text (at first, the end of
-    the prompt) and all later ones. The window's text beyond the part already returned is new, except a tail of
-    replacement characters, which may be an incomplete character.
+    very start. Each new token is therefore decoded in a window: the tokens of the text returned last (at first, the end
+    of the prompt) and all later tokens. The new text is the window's text without the part already returned, and
+    without replacement characters at the end, which may be an incomplete character.
 
     Byte-level tokens ``F0 9F``, ``99``, ``82``, ``!`` after a prompt ``ab``::
 
@@ -43,8 +43,8 @@ class IncrementalDecoder:
                 break
             if not tokenizer.is_silent(token):
                 self._window.insert(0, token)
-        self._shown = tokenizer.decode(self._window)
-        self._read = len(self._window)
+        self._returned = tokenizer.decode(self._window)  # part of the window's text that was already returned
+        self._num_done = len(self._window)  # tokens at the window's start whose text was returned completely
 
     def push(self, token_id: int) -> str:
         """Return the text that becomes final with this token; special tokens and unassigned ids have no text."""
@@ -55,53 +55,53 @@ class IncrementalDecoder:
         final = text.rstrip(_REPLACEMENT)
         new = final[self._start(text) :]
         if final == text:
-            self._slide(self._read)
+            self._slide(self._num_done)
         else:
             if new:
-                self._shown = final
-            if len(self._window) - self._read > _PATIENCE:
-                new += self._skip_garbage(text)
+                self._returned = final
+            if len(self._window) - self._num_done > _PATIENCE:
+                new += self._skip_invalid_bytes(text)
         return new
 
     def flush(self) -> str:
-        """Return the rest of the text; an incomplete character becomes a replacement character."""
+        """Return the rest of the text; an incomplete character becomes U+FFFD."""
         text = self._tokenizer.decode(self._window)
         rest = text[self._start(text) :]
         self._slide(len(self._window))
         return rest
 
     def _start(self, text: str) -> int:
-        """Return the offset of the new part in the window's text.
+        """Return the offset in the window's ``text`` at which the new part begins.
 
-        A prompt may end inside a character, so that the text shown ends in a replacement character that is now gone.
+        If the prompt ends inside a character, ``_returned`` ends in a replacement character that ``text`` lacks.
         """
-        return len(self._shown if text.startswith(self._shown) else self._shown.rstrip(_REPLACEMENT))
+        return len(self._returned if text.startswith(self._returned) else self._returned.rstrip(_REPLACEMENT))
 
     def _slide(self, start: int) -> None:
         del self._window[:start]
-        self._read = len(self._window)
-        self._shown = self._tokenizer.decode(self._window)
+        self._num_done = len(self._window)
+        self._returned = self._tokenizer.decode(self._window)
 
-    def _skip_garbage(self, text: str) -> str:
-        """Return invalid bytes as text, so that the window does not grow without bound.
+    def _skip_invalid_bytes(self, text: str) -> str:
+        """Cut the window at the last token boundary that splits no character; return new text before it.
 
-        The cut is at the last place that splits no character.
+        Otherwise invalid bytes could make the window grow without bound.
         """
-        for cut in range(len(self._window) - 1, self._read, -1):
-            settled = self._tokenizer.decode(self._window[:cut])
-            if settled + self._tokenizer.decode(self._window[cut:]) == text:
-                new = settled[self._start(text) :]
+        for cut in range(len(self._window) - 1, self._num_done, -1):
+            before = self._tokenizer.decode(self._window[:cut])
+            if before + self._tokenizer.decode(self._window[cut:]) == text:
+                new = before[self._start(text) :]
                 del self._window[:cut]
-                self._read, self._shown = 0, ""
+                self._num_done, self._returned = 0, ""
                 return new
         return ""
 
 
 class StopScanner:
-    """Cuts a stream of text at the first stop string; an empty one raises an OptionError.
+    """Cuts a stream of text at the first stop string; an empty stop string raises an OptionError.
 
-    The stop string that is complete first wins; of those that end together, the longest. Text that may be the beginning
-    of a stop string is withheld until this is decided.
+    The stop string that is complete first counts; of several that end at the same character, the longest. Text is
+    withheld as long as it may be the beginning of a stop string.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -113,7 +113,7 @@ class StopScanner:
         self._found: str | None = None
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """Return the text that is final, and the stop string once it is complete; after it, no text follows."""
+        """Return final text, and the stop string once one is complete; from then on, the text is empty."""
         if self._found is not None:
             return "", self._found
         self._held += text
@@ -126,12 +126,12 @@ class StopScanner:
         return safe, self._found
 
     def flush(self) -> str:
-        """Return withheld text that turned out not to be a stop string."""
+        """End the stream; return the withheld text, which is no stop string."""
         rest, self._held = "" if self._found else self._held, ""
         return rest
 
     def _undecided(self) -> int:
-        """Return the offset of the longest tail that may begin a stop string, or the text's length."""
+        """Return the offset of the longest tail of ``_held`` that begins a stop string, or its length."""
         longest = len(self._stops[0]) if self._stops else 0
         for at in range(max(0, len(self._held) - longest + 1), len(self._held)):
             tail = self._held[at:]

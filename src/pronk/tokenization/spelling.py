@@ -28,16 +28,16 @@ _SPACE = "\u2581"
 
 @dataclass(frozen=True)
 class Spelling:
-    """The bytes of a tokenizer's tokens."""
+    """Bytes of a tokenizer's tokens, and its rule for spaces before a text."""
 
-    # Bytes of every token except special tokens. Of tokens with the same bytes, the one that the tokenizer itself uses
-    # comes first. Empty if the decoder is neither byte-level nor SentencePiece-like.
+    # Bytes by token id, without special tokens. Of tokens with equal bytes, the one that encoding a text gives comes
+    # first. Empty if the decoder is neither byte-level nor SentencePiece-like.
     texts: Mapping[int, bytes]
-    prefix: Prefix  # a space is added before the first text, also after special tokens (``"always"``), or never
+    prefix: Prefix  # a space is added before a text ("first"), also after each special token ("always"), or "never"
 
 
 def spell(tokenizer: Tokenizer) -> Spelling:
-    """Return the spelling of ``tokenizer``."""
+    """Return the bytes of the tokens of ``tokenizer``."""
     raw = json.loads(tokenizer.backend.to_str())
     vocabulary = tokenizer.backend.get_vocab(with_added_tokens=True)
     tokens = {i: token for token, i in vocabulary.items() if i not in tokenizer.special_ids}
@@ -56,7 +56,7 @@ def spell(tokenizer: Tokenizer) -> Spelling:
 
 
 def without_prefix(tokenizer: Tokenizer) -> Tokenizer:
-    """Return a copy for text fragments, which adds no space and encodes special tokens as plain text."""
+    """Return a copy of a tokenizer that adds no space and encodes special tokens as plain text."""
     raw = json.loads(tokenizer.backend.to_str())
     raw |= {key: _strip(raw[key]) for key in ("normalizer", "pre_tokenizer")}
     backend = tokenizers.Tokenizer.from_str(json.dumps(raw))
@@ -65,7 +65,7 @@ def without_prefix(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def _parts(component: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """Return a component of ``tokenizer.json`` as a flat list, sequences expanded."""
+    """Return a component of ``tokenizer.json`` as a flat list; nested sequences are expanded."""
     if component is None:
         return []
     inner = [part for key in _LISTS for part in component.get(key, ())]
@@ -73,7 +73,7 @@ def _parts(component: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 def _strip(component: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return the component without the parts that add a space before a text."""
+    """Return a component of ``tokenizer.json``, changed so that it adds no space before a text."""
     if component is None or component["type"] == "Prepend":
         return None
     if component["type"] == "Metaspace":
@@ -99,12 +99,12 @@ def _replaces_space(part: dict[str, Any]) -> bool:
 
 
 def _from_alphabet(token: str, alphabet: Mapping[str, int]) -> bytes:
-    """Return the bytes of a token; an added token may be in plain letters instead of the alphabet."""
+    """Return the bytes of a byte-level token; an added token may be written without the alphabet."""
     return bytes(alphabet[c] for c in token) if all(c in alphabet for c in token) else token.encode()
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's alphabet: bytes printable in Latin-1 are their characters, the others start at U+0100."""
+    """Return GPT-2's alphabet, character to byte: Latin-1 for printable bytes, the rest from U+0100 on."""
     printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = sorted(set(range(0x100)) - set(printed))
     return {chr(byte): byte for byte in printed} | {chr(0x100 + i): byte for i, byte in enumerate(others)}

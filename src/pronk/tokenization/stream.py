@@ -13,7 +13,7 @@ __all__ = ["TextStream"]
 class TextStream:
     """Detokenization and stop strings of one request.
 
-    The first ``min_tokens - 1`` tokens are not searched for stop strings.
+    The first ``min_tokens - 1`` tokens are not searched for stop strings, so that the text is not too short.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stops: Sequence[str], min_tokens: int = 0) -> None:
@@ -30,6 +30,6 @@ class TextStream:
         return self._scanner.push(text)
 
     def flush(self) -> tuple[str, str | None]:
-        """Return the withheld text, and the stop string in it, if any."""
+        """Return the rest of the text, and the stop string that it completes, if any."""
         text, stop = self._scanner.push(self._decoder.flush())
         return text + self._scanner.flush(), stop

@@ -29,8 +29,8 @@ _GPT2_CLASSES = (None, "GPT2Tokenizer", "GPT2TokenizerFast")
 class Tokenizer:
     """A tokenizer with its chat template.
 
-    ``special_tokens`` are those that templates use, by name (``bos_token``, …). ``tool_template`` replaces
-    ``chat_template`` in conversations with tools.
+    ``special_tokens`` are the texts of special tokens by the names that templates use (``bos_token``, …).
+    ``tool_template`` replaces ``chat_template`` in conversations with tools.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Tokenizer:
         chat_template: str | None = None,
         tool_template: str | None = None,
     ) -> None:
-        # A file may contain truncation and padding settings of the training run.
+        # The file may contain truncation and padding settings, which are meant for training.
         backend.no_truncation()
         backend.no_padding()
         self.backend = backend
@@ -94,13 +94,13 @@ class Tokenizer:
 
     @cached_property
     def eos_ids(self) -> tuple[int, ...]:
-        """End-of-text token of the tokenizer; the model's config may list more."""
+        """Id of the tokenizer's end-of-text token, if any; the model's config may list more."""
         token = self._id_of("eos_token")
         return () if token is None else (token,)
 
     @cached_property
     def bos_id(self) -> int | None:
-        """Beginning-of-text token of the tokenizer."""
+        """Id of the tokenizer's beginning-of-text token."""
         return self._id_of("bos_token")
 
     @cached_property
@@ -156,8 +156,8 @@ class Tokenizer:
     ) -> list[int]:
         """Return the token ids of a conversation; arguments and errors as in :meth:`chat`.
 
-        ``trusted`` encodes names of special tokens in messages and tools as these tokens, like transformers. Otherwise
-        they stay text (see :mod:`pronk.tokenization.chat.untrusted`). An empty result raises a PromptError.
+        If ``trusted``, names of special tokens in messages and tools are encoded as these tokens, as in transformers.
+        Otherwise they stay text (:mod:`pronk.tokenization.chat.untrusted`). No tokens at all raise a PromptError.
         """
         names: dict[str, str] = {}
         if not trusted:
@@ -213,7 +213,7 @@ def _read_backend(path: Path) -> tokenizers.Tokenizer:
 
 
 def _build_gpt2(folder: Path, config: Mapping[str, Any], special: Mapping[str, str]) -> tokenizers.Tokenizer:
-    """Build GPT-2's byte-level BPE from the two files of checkpoints without ``tokenizer.json``."""
+    """Build GPT-2's byte-level BPE tokenizer from ``vocab.json`` and ``merges.txt``."""
     vocab, merges = folder / "vocab.json", folder / "merges.txt"
     kind = config.get("tokenizer_class")
     if not vocab.is_file() or not merges.is_file() or kind not in _GPT2_CLASSES:

@@ -1,1 +1,1 @@
-"""Training: text, tokenizer, language models, draft models."""
+"""Training of tokenizers, language models and draft models."""

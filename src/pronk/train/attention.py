@@ -18,7 +18,7 @@ __all__ = ["DenseAttention", "dense_hidden", "dense_logits", "dense_rope", "dens
 class DenseAttention:
     """Causal attention whose rows are ``batch`` sequences of ``length`` tokens, one after the other.
 
-    ``windows`` limits attention per layer, as in :class:`~pronk.architecture.config.ModelConfig`.
+    ``windows`` has the sliding window of each layer in tokens; ``None`` is full attention.
     """
 
     batch: int
@@ -26,7 +26,7 @@ class DenseAttention:
     windows: tuple[int | None, ...] = ()
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Map ``q`` ``[rows, heads, d]``, ``k`` and ``v`` ``[rows, kv_heads, d]`` to ``[rows, heads * d]``."""
+        """Return the output ``[rows, heads * d]`` for ``q [rows, heads, d]``, ``k, v [rows, kv_heads, d]``."""
         q, k, v = (t.reshape(self.batch, self.length, *t.shape[1:]).transpose(1, 2) for t in (q, k, v))
         mask = self._mask(layer, q.device)
         out = F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, enable_gqa=True)
@@ -60,7 +60,7 @@ def dense_hidden(
 def dense_states(
     decoder: Decoder, tokens: Tensor, dtype: torch.dtype, attend: Attend | None = None, stop: int | None = None
 ) -> Iterator[tuple[int, Tensor]]:
-    """Yield number (from 1) and output ``[batch * length, hidden]`` of each layer; causal by default."""
+    """Yield number and output ``[batch * length, hidden]`` of layers 1 to ``stop``; causal by default."""
     batch, length = tokens.shape
     positions = torch.arange(length, device=tokens.device).repeat(batch)
     x = decoder.embed(tokens.reshape(-1), positions, dtype)
@@ -71,6 +71,6 @@ def dense_states(
 def dense_rope(
     decoder: Decoder, batch: int, length: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor] | None:
-    """Return the rotations of ``batch`` sequences of ``length`` tokens; ``None`` for learned positions."""
+    """Return RoPE's rotations for ``batch`` sequences of ``length`` tokens; ``None`` without RoPE."""
     positions = torch.arange(length, device=device).repeat(batch)
     return decoder.rope(positions, positions + 1, dtype)

@@ -19,26 +19,26 @@ __all__ = ["Batches", "Mixture", "Sequences", "token_dtype"]
 
 
 class Batches(Protocol):
-    """An endless row of sequences of ``length`` tokens."""
+    """Endless series of sequences of ``length`` tokens, numbered from 0."""
 
     @property
     def length(self) -> int:
         """Tokens per sequence."""
 
     def batch(self, start: int, count: int) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets, each ``[count, length]`` int64, from sequence ``start`` on."""
+        """Return ``count`` sequences from number ``start`` on: inputs and targets ``[count, length]``, int64."""
 
 
 def token_dtype(vocab_size: int) -> type[np.unsignedinteger[Any]]:
-    """Return the type of the token ids in a file."""
+    """Return the integer type of the token ids in a token file."""
     return np.uint16 if vocab_size <= 1 << 16 else np.uint32
 
 
 class Sequences:
     """The sequences of ``length`` tokens in one part of a token file, shuffled by ``seed``.
 
-    The token after each sequence is read too, as the last target. The last sequence is followed by the first.
-    ``start`` and ``stop`` are the borders of the part, as shares of the file.
+    The targets of a sequence are its tokens shifted by one, so the token after the sequence is read, too. After the
+    last sequence, the first one follows. ``start`` and ``stop`` are the borders of the part as fractions of the file.
     """
 
     def __init__(
@@ -71,13 +71,13 @@ class Sequences:
             raise OptionError(msg)
 
     def batch(self, start: int, count: int) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets, each ``[count, length]`` int64, from sequence ``start`` on."""
+        """Return ``count`` sequences from number ``start`` on: inputs and targets ``[count, length]``, int64."""
         begins = self._starts[np.arange(start, start + count) % len(self._starts)]
         rows = torch.from_numpy(self._tokens[begins[:, None] + np.arange(self.length + 1)].astype(np.int64))
         return rows[:, :-1], rows[:, 1:]
 
     def batches(self, tokens: int, seconds: float = inf) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield each sequence once, ``tokens`` at a time; after ``seconds``, at least one batch, stop."""
+        """Yield each sequence once, in batches of ``tokens`` tokens; after ``seconds``, no further batch."""
         count = max(1, tokens // self.length)
         for start in within(seconds, range(0, len(self), count)):
             yield self.batch(start, min(count, len(self) - start))
@@ -85,7 +85,7 @@ class Sequences:
 
 @dataclass(frozen=True)
 class Mixture:
-    """Sequences of two files in turn: a ``share`` of them, evenly spread, is from ``second``."""
+    """Sequences of two files; the fraction ``share`` of them, evenly spread, is from ``second``."""
 
     first: Sequences
     second: Sequences

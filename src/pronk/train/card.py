@@ -1,4 +1,4 @@
-"""Model cards with training, text, figures and limits of a model; the templates are in ``cards/``."""
+"""Model cards: training, text, measurements and limits of a model; the templates are in ``cards/``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def model_card(trainer: Trainer[TextModel[Any]], name: str, facts: Mapping[str, 
         trainer: the run.
         name: name of the model.
         facts: ``figures`` (validation losses), the ``length`` of the sequences that they were measured on, and the
-            ``command`` of the run, without folders of the machine.
+            ``command`` of the run, without paths of the machine.
     """
     config, heads = trainer.objective.config, trainer.objective.options.heads
     return render(
@@ -49,7 +49,7 @@ def model_card(trainer: Trainer[TextModel[Any]], name: str, facts: Mapping[str, 
 def student_card(trainer: Trainer[Student[Any]], name: str, facts: Mapping[str, Any]) -> str:
     """Return the ``README.md`` of a drafter; the arguments are those of :func:`model_card`."""
     objective, figures = trainer.objective, facts["figures"]
-    # With several branches, the number of the branch ends the figure's name.
+    # Names of figures: "TEXT KL" and "TEXT same", with several branches also "TEXT KL 2" and "TEXT same 2".
     pairs = [(each, each.replace(" KL", " same", 1)) for each in figures if " KL" in each]
     own, read = objective.data / "on-policy.json", objective.options.share > 0
     return render(
@@ -69,7 +69,7 @@ def student_card(trainer: Trainer[Student[Any]], name: str, facts: Mapping[str, 
 
 
 def heads_card(name: str, what: str, fingerprint: str, num_heads: int, facts: Mapping[str, Any]) -> str:
-    """Return the ``README.md`` of a language model's heads.
+    """Return the ``README.md`` of the multi-token heads of a language model.
 
     Args:
         name: name of the model.
@@ -109,9 +109,9 @@ def render(card: str, package: str = "pronk.train", **facts: Any) -> str:
 
 
 def _run(trainer: Trainer[Any], name: str, command: str) -> dict[str, Any]:
-    """Return the facts of a run that every card has."""
+    """Return the variables of a run that the templates of all cards use."""
     summary = json.loads((trainer.folder / "data" / "sources.json").read_text(encoding="utf-8"))
-    total = sum(summary["weights"].values())  # below 1 if there are no dialogues: their share goes to the others
+    total = sum(summary["weights"].values())  # below 1 if the text has no dialogues
     packages = [f"{package} {version(package)}" for package in ("torch", "tokenizers", "safetensors", "numpy")]
     return {
         "name": name,
@@ -136,13 +136,13 @@ def _millions(module: torch.nn.Module) -> str:
 
 
 def _losses(figures: Mapping[str, float], length: int) -> str:
-    """Return a language model's losses in one line, empty if there are none."""
+    """Return a language model's losses as one line, or an empty text without losses."""
     losses = ", ".join(f"{each} {loss:.3f}" for each, loss in figures.items() if not is_served(each))
     return f"validation loss in nats per token, on sequences of {length}: {losses}" if losses else ""
 
 
 def _served(figures: Mapping[str, float]) -> list[dict[str, Any]]:
-    """Return the engine's figures for each kind of decoding (greedy, sampled)."""
+    """Return the figures measured in the engine, for each kind of decoding (greedy, sampled)."""
     return [
         {
             "decoding": each,

@@ -41,7 +41,7 @@ _LABEL = re.compile(rf"^({'|'.join(_ROLES)}): ?", re.MULTILINE)
 def parse_dialogue(text: str) -> list[tuple[str, str]] | None:
     """Return the turns ``(role, content)`` of a dialogue, or ``None`` for other text.
 
-    Roles alternate, and the user begins. Half of the question and answer pairs stay text, to train both forms.
+    Roles alternate, and the user begins. Half of the dialogues with "Question:" stay text, to train both forms.
     """
     if not text.startswith(("User: ", "Customer: ", "Question: ")):
         return None
@@ -55,7 +55,7 @@ def parse_dialogue(text: str) -> list[tuple[str, str]] | None:
 
 
 def dialogue_ids(tokenizer: Tokenizer, turns: list[tuple[str, str]]) -> list[int]:
-    """Return the token ids of a dialogue, as of :data:`CHAT_TEMPLATE` for turns without marker texts."""
+    """Return the token ids of a dialogue in the format of :data:`CHAT_TEMPLATE`."""
     _, user, assistant, end = special_ids(tokenizer)
     marker = {"user": user, "assistant": assistant}
     ids: list[int] = []

@@ -16,7 +16,7 @@ _FORMAT = "pronk-train-1"
 
 
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
-    """Replace the checkpoint at ``path``; ``state`` holds tensors and plain values.
+    """Replace the checkpoint at ``path``; ``state`` has tensors, numbers, strings, lists and dictionaries.
 
     Raises:
         CheckpointError: the file cannot be written, for example on a full disk; the old one is intact.
@@ -28,14 +28,14 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
 
 
 def load_checkpoint(path: Path, *, mapped: bool = False) -> dict[str, Any]:
-    """Read a checkpoint of :func:`save_checkpoint`; ``mapped`` tensors are read on first use.
+    """Read a checkpoint of :func:`save_checkpoint`; with ``mapped``, tensors are read on first use.
 
     Raises:
         CheckpointError: the file is damaged or of another format.
     """
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    except Exception as error:  # torch raises many types for a damaged file
+    except Exception as error:  # torch raises exceptions of many types
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         msg = f"{path}: expected a training checkpoint, found a file that cannot be read ({reason})"
         raise CheckpointError(msg) from error

@@ -1,12 +1,12 @@
 """Time limit of a run, from the start of the command to the finished model.
 
-``--minutes`` are divided so that every part of a run ends in time::
+The limit ``--minutes`` is divided among the phases of a run::
 
     0 ───── 1/6 ───── 1/3 ──────────────────────────────────── 9/10 ──────── 1
     tokenizing   own text    training, with evaluations as it goes    the last evaluations
 
-Unused time goes to the next parts. Each part does its minimum even if the time is over: text for one sequence, one
-step, one batch of each evaluation. Reading the sources is not cut short.
+Unused time goes to the next phases. Each phase does its minimum even if the time is over: text for one sequence, one
+step, one batch of each evaluation. The reading of the sources has no limit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pronk.files.atomic import write_json
 
 __all__ = ["EVALUATION", "TEXT_BY", "TOKENS_BY", "TRAINED_BY", "Clock", "within"]
 
-# Shares of the time: ends of tokenizing, of the target's own text and of training; one evaluation during training.
+# Fractions of the limit: ends of the first three phases, and (EVALUATION) duration of one evaluation in training.
 TOKENS_BY, TEXT_BY, TRAINED_BY = 1 / 6, 1 / 3, 0.9
 EVALUATION = 0.05
 
@@ -30,9 +30,9 @@ T = TypeVar("T")
 
 
 class Clock:
-    """The duration of a run over all its parts, and its limit.
+    """Duration of a run, including the time before it was resumed, and its time limit.
 
-    ``limit`` is in seconds, infinite without ``minutes``, which count from now on.
+    ``limit`` is in seconds, and infinite if ``minutes`` is ``None``. The time starts with this object.
     """
 
     def __init__(self, minutes: float | None) -> None:
@@ -46,30 +46,30 @@ class Clock:
 
     @property
     def seconds(self) -> float:
-        """Seconds so far, with those of earlier parts."""
+        """Duration so far, including the time before the run was resumed."""
         return self._earlier + time.monotonic() - self._began
 
     def left(self, share: float = 1.0) -> float:
-        """Return the seconds until ``share`` of the limit; negative after that."""
+        """Return the seconds until the fraction ``share`` of the limit; negative after that."""
         return share * self.limit - self.seconds
 
     def resume(self, seconds: float) -> None:
-        """Set the duration of the earlier parts of the run."""
+        """Set the duration of the run before it was resumed."""
         self._earlier = seconds
 
     def save(self, folder: Path) -> None:
-        """Write the seconds so far into ``folder``, for the time before the first checkpoint."""
+        """Write the duration so far into ``folder``; later, checkpoints contain it."""
         write_json(folder / "clock.json", {"seconds": self.seconds})
 
     def restore(self, folder: Path) -> None:
-        """Resume from the file of :meth:`save`, if there is one."""
+        """Set the earlier duration from the file of :meth:`save`, if there is one."""
         file = folder / "clock.json"
         if file.exists():
             self.resume(json.loads(file.read_text(encoding="utf-8"))["seconds"])
 
 
 def within(seconds: float, items: Iterable[T]) -> Iterator[T]:
-    """Yield the first of ``items``, and more until ``seconds`` have passed."""
+    """Yield ``items`` until ``seconds`` have passed, but at least the first."""
     end = time.monotonic() + seconds
     for number, item in enumerate(items):
         if number and time.monotonic() >= end:

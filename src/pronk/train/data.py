@@ -1,4 +1,4 @@
-"""Token files from sources: deduplicate, exclude, hold out, tokenize, mix by weight, pack.
+"""Token files of a run: deduplicate the sources, exclude, hold out, tokenize, mix by weight, pack.
 
 The result is a folder with the whole text of a run in a fixed order, so that a checkpoint stores only a position::
 
@@ -33,8 +33,8 @@ from pronk.train.tokenizer import save_tokenizer, train_tokenizer
 
 __all__ = ["Collection", "OriginRecord", "Pool", "collect", "mix", "pack", "prepare"]
 
-_HOLD_OUT = 100  # one document in 100 is for validation
-_HELD_OUT_CHARACTERS = 4000  # minimum of a source's held-out text, if the document is four times as long
+_HOLD_OUT = 100  # one document in 100 is held out for validation
+_HELD_OUT_CHARACTERS = 4000  # held out of a source's longest document if no whole one is; at most 1/4 of it
 _CHUNK = 64  # documents tokenized together
 
 
@@ -51,7 +51,7 @@ class OriginRecord:
 
 @dataclass
 class Pool:
-    """Documents with one weight in the mixture."""
+    """Documents of one source, or the dialogues of all sources, with their weight in the mixture."""
 
     name: str
     weight: float
@@ -61,7 +61,7 @@ class Pool:
 
 @dataclass
 class Collection:
-    """The documents of all sources in pools, and the counts for the model card."""
+    """Documents of all sources, and the counts for the model card."""
 
     pools: list[Pool]
     origins: list[OriginRecord]
@@ -72,7 +72,7 @@ class Collection:
 def collect(options: DataOptions) -> Collection:
     """Read all sources, drop exact copies and excluded documents, and hold out one document in 100.
 
-    If none of a source is held out, the end of its longest document is.
+    If no document of a source is held out, the end of its longest document is.
 
     Raises:
         OptionError: a source is unreadable or leaves no text.
@@ -97,7 +97,7 @@ def collect(options: DataOptions) -> Collection:
 def _fill(
     result: Collection, spec: SourceSpec, pool: Pool, talk: Pool, unwanted: Callable[[str], bool], seen: set[bytes]
 ) -> None:
-    """Read one source: dialogues go to ``talk``, other documents to ``pool``."""
+    """Read the source ``spec``: dialogues go to ``talk``, other documents to ``pool``."""
     origins: dict[tuple[str, str], OriginRecord] = {}
     for document in read_source(spec):
         digest = hashlib.blake2b(document.text.encode(), digest_size=16).digest()
@@ -119,7 +119,7 @@ def _fill(
 
 
 def _hold_some_out(pool: Pool) -> None:
-    """Give a pool of few documents both training text and held-out text."""
+    """Ensure that a pool of few documents has training text and held-out text."""
     documents, held_out = pool.documents, pool.held_out
     if not documents:
         documents += held_out
@@ -137,7 +137,7 @@ def mix(
 ) -> Iterator[str]:
     """Yield documents without end, each from the pool furthest behind its weight.
 
-    Weights are shares of ``size``, by default in bytes, which need no tokenizer. Pools are reshuffled per epoch.
+    Weights are fractions of the total ``size`` (default: bytes, which need no tokenizer). Each epoch has a new order.
     """
     streams = [_shuffled(pool.documents, f"{seed}/{pool.name}") for pool in pools]
     given = [0.0] * len(pools)
@@ -170,13 +170,13 @@ def prepare(  # noqa: PLR0917 - the last four have defaults
     Args:
         options: sources and their mixture.
         folder: folder of the token files.
-        tokens: length of the training text.
-        context: positions of the model.
-        say: prints a line of progress.
+        tokens: length of the training text in tokens.
+        context: context length of the model.
+        say: function that prints a line of progress.
         encoder: converts text to tokens; by default a tokenizer is trained and saved in ``folder``.
-        also: called with the documents, to make other files from them.
-        least: minimum number of tokens of the sources.
-        enough: whether to stop at this number of tokens; called between chunks.
+        also: function that makes further files from the documents.
+        least: minimum number of tokens in the sources.
+        enough: called with the number of tokens so far; if it returns True, the training text ends early.
 
     Raises:
         OptionError: ``folder`` was made with other options, or the text is too short; see also :func:`collect` and
@@ -214,7 +214,7 @@ def _size(count: int) -> str:
 
 
 def _check_length(collection: Collection, encoder: Encoder, least: int) -> None:
-    """Raise if the sources have fewer than ``least`` tokens; they may be read several times."""
+    """Raise if the sources, read once, have fewer than ``least`` tokens."""
     texts = iter([text for pool in collection.pools for text in pool.documents])
     found = len(pack(encoder, texts, least))
     if found < least:
@@ -226,7 +226,7 @@ def _check_length(collection: Collection, encoder: Encoder, least: int) -> None:
 
 
 def _write_summary(collection: Collection, recipe: dict[str, Any], file: Path) -> None:
-    """Write ``sources.json``; as the last file, it marks the folder as complete."""
+    """Write ``sources.json``, the last file, whose presence marks the folder as complete."""
     summary = {
         "recipe": recipe,
         "weights": {pool.name: pool.weight for pool in collection.pools},
@@ -238,7 +238,7 @@ def _write_summary(collection: Collection, recipe: dict[str, Any], file: Path) -
 
 
 def _train_encoder(collection: Collection, options: DataOptions, folder: Path, context: int, size: int) -> Encoder:
-    """Train a tokenizer on ``size`` bytes of the mixture, at most one epoch, and save it."""
+    """Train a tokenizer on ``size`` bytes of the mixture, save it, and return its encoder."""
     tokenizer = train_tokenizer(_until(mix(collection.pools, options.seed), size), options.vocab_size)
     with writing(folder, "the tokenizer", Exception):  # tokenizers raises bare Exception
         save_tokenizer(tokenizer, folder, context)
@@ -259,7 +259,7 @@ def _write_held_out(collection: Collection, options: DataOptions, encoder: Encod
 
 
 def _recipe(options: DataOptions, tokens: int, context: int, encoder: Encoder | None) -> dict[str, Any]:
-    """Return the options that determine the token files; contents of the sources are not compared."""
+    """Return the options that determine the token files; the contents of the sources are not included."""
     return {
         **({"vocab": options.vocab_size} if encoder is None else {"tokenizer": encoder.fingerprint}),
         "sources": [[spec.name, spec.weight] for spec in options.sources],
@@ -273,7 +273,7 @@ def _recipe(options: DataOptions, tokens: int, context: int, encoder: Encoder | 
 
 
 def _named(recipe: dict[str, Any]) -> dict[str, Any]:
-    """Return the recipe under the names of the command's options."""
+    """Return the recipe with keys for error messages."""
     return {"tokens of text (steps times batch)" if key == "tokens" else key: value for key, value in recipe.items()}
 
 

@@ -19,12 +19,12 @@ __all__ = ["PLAIN", "TrainingDisplay", "WritingDisplay", "figure_lines"]
 # Print lines unchanged: a path may contain rich's markup.
 PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}
 
-# A figure's name is that of the text and that of the measurement: "on-policy KL 2", "greedy CTAR(1)".
+# The name of a figure is a text or a kind of decoding, and a measurement: "on-policy KL 2", "greedy CTAR(1)".
 _FIGURE = re.compile(r"(?P<of>.+?) (?P<what>(KL|same|alpha|CTAR|S)\b.*)")
 
 
 class _Bar(Progress):
-    """A progress bar, if the console is a terminal."""
+    """A progress bar, hidden unless the console is a terminal."""
 
     what = "training"
 
@@ -40,9 +40,9 @@ class _Bar(Progress):
 
 
 class WritingDisplay(_Bar):
-    """Progress of the target's own text of ``total`` tokens: a bar, and a line for every twentieth.
+    """Progress of generating ``total`` tokens of the target's own text: a bar, and a line per twentieth.
 
-    The limit of ``clock``, if given, may end the text earlier.
+    The time limit of ``clock`` may end the text earlier.
     """
 
     what = "writing"
@@ -55,10 +55,10 @@ class WritingDisplay(_Bar):
         self._twentieths = 0
 
     def show(self, done: int) -> None:
-        """Show that ``done`` tokens are written."""
+        """Show that ``done`` tokens have been generated."""
         now = time.monotonic()
         if self._first is None:
-            # Tokens of an earlier part of the run do not count for the speed.
+            # Tokens generated before the run was resumed do not count for the speed.
             self._first, self._began = done, now
         speed = (done - self._first) / max(now - self._began, 1e-9)
         seconds = (self._total - done) / speed if speed else inf

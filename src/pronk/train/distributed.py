@@ -1,11 +1,11 @@
-"""Training of one model by several processes, on one machine or with a shared folder.
+"""Training of one model by several processes, on one machine or on several with a shared folder.
 
 ::
 
     torchrun --nproc-per-node 4 --no-python pronk train …
 
 Each process has the whole module and optimizer, and computes every ``count``-th forward pass of a step. Gradients are
-summed, so each process makes the same step as a single process would. Only the first one prints, evaluates and writes.
+summed, so each process makes the step of a single process. Only the first process prints, evaluates and writes.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from torch import nn
 
 __all__ = ["ProcessGroup", "join_processes", "local_device"]
 
-# Long enough for the target's text, which only the first process writes; torchrun ends all processes if one dies.
-_PATIENCE = timedelta(days=7)
+# The others wait while the first process generates the target's own text. If a process dies, torchrun ends all.
+_TIMEOUT = timedelta(days=7)
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ class ProcessGroup:
         return self.rank == 0
 
     def from_main(self, compute: Callable[[], T]) -> T:
-        """Return the result of ``compute`` in the first process; the others wait for it."""
+        """Call ``compute`` in the first process; return its result in all processes."""
         if self.count == 1:
             return compute()
         box = [compute() if self.main else None]
@@ -61,11 +61,11 @@ class ProcessGroup:
         return bool(flags)
 
     def share(self, passes: int) -> range:
-        """Return this process's part of the numbers of ``passes``, a multiple of ``count``."""
+        """Return the numbers of the forward passes that this process computes, of ``passes`` in all."""
         return range(self.rank, passes, self.count)
 
     def gather(self, rows: Sequence[Sequence[float]]) -> list[list[float]]:
-        """Return the figures of all passes, in order, from those of each process's :meth:`share`."""
+        """Return the figures of all forward passes in order; ``rows`` are those of this process's passes."""
         if self.count == 1:
             return [list(row) for row in rows]
         own = torch.tensor(rows, dtype=torch.float64)
@@ -74,7 +74,7 @@ class ProcessGroup:
         return torch.stack(parts, dim=1).flatten(0, 1).tolist()
 
     def sum_gradients(self, module: nn.Module) -> None:
-        """Set each gradient to its sum over the processes; a parameter without any keeps ``None``."""
+        """Replace each gradient by its sum over the processes; ``None`` stays if no process has one."""
         if self.count == 1:
             return
         parameters = [p for p in module.parameters() if p.requires_grad]
@@ -99,7 +99,7 @@ def local_device(name: str) -> str:
 
 @contextmanager
 def join_processes(device: str) -> Iterator[ProcessGroup]:
-    """Join the processes of ``torchrun``; without it there is one process.
+    """Join the processes of ``torchrun``; without ``torchrun`` there is one process.
 
     NCCL sums gradients on a GPU ``device``; Gloo does everything else.
     """
@@ -109,7 +109,7 @@ def join_processes(device: str) -> Iterator[ProcessGroup]:
     gpu = torch.device(local_device(device))
     if gpu.type == "cuda":
         torch.cuda.set_device(gpu)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if gpu.type == "cuda" else "gloo", timeout=_PATIENCE)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if gpu.type == "cuda" else "gloo", timeout=_TIMEOUT)
     try:
         yield ProcessGroup(dist.get_rank(), dist.get_world_size())
     finally:

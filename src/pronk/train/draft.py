@@ -1,4 +1,4 @@
-"""Draft model, distilled from its target: the loss is over the whole distribution at every position."""
+"""Training of a draft model, distilled from the target's whole distribution at every position."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["DraftStudent"]
 
 
 class DraftStudent(Student[Decoder]):
-    """A small decoder; see :class:`~pronk.train.student.Student`. Its vocabulary is the target's."""
+    """A small decoder with the target's vocabulary; see :class:`~pronk.train.student.Student`."""
 
     kind = "draft_model"
     what = "A draft model"
@@ -41,7 +41,7 @@ class DraftStudent(Student[Decoder]):
 
     @property
     def description(self) -> str:
-        """Its shape in words, for the card."""
+        """Sizes of the module in words, for the model card."""
         return f"Llama architecture, {describe_decoder(self.module.config)}"
 
     def export(self, folder: Path, card: str, facts: Mapping[str, Any]) -> None:

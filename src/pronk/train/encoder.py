@@ -18,17 +18,17 @@ Turns = list[tuple[str, str]]
 
 @dataclass(frozen=True)
 class Encoder:
-    """Converter of texts to token ids; markers spelled in a text stay text."""
+    """Converter of texts to token ids; the text of a special token stays text."""
 
-    plain: Callable[[list[str]], list[list[int]]]  # encodes ordinary texts
+    plain: Callable[[list[str]], list[list[int]]]  # encodes texts without the chat format
     dialogue: Callable[[Turns], list[int]]  # encodes the turns of one dialogue
-    end: int  # token after each document
-    vocab_size: int  # upper limit of the ids
-    fingerprint: str = ""  # identity of the tokenizer
+    end: int  # id of the token after each document
+    vocab_size: int  # all ids are smaller
+    fingerprint: str = ""  # fingerprint of a target's tokenizer; empty for the run's own
 
     @classmethod
     def own(cls, backend: tokenizers.Tokenizer) -> Encoder:
-        """Return the encoder of a tokenizer of :mod:`pronk.train.tokenizer`."""
+        """Return an encoder with a tokenizer trained by :mod:`pronk.train.tokenizer`."""
 
         def plain(texts: list[str]) -> list[list[int]]:
             return [each.ids for each in backend.encode_batch_fast(texts, add_special_tokens=False)]
@@ -38,7 +38,7 @@ class Encoder:
 
     @classmethod
     def of_target(cls, tokenizer: Tokenizer, config: ModelConfig) -> Encoder:
-        """Return the encoder of a target, with its tokenizer's special tokens and its chat template."""
+        """Return an encoder that adds special tokens as the target's tokenizer and chat template do."""
         backend = tokenizers.Tokenizer.from_str(tokenizer.backend.to_str())
         backend.encode_special_tokens = True
 
@@ -57,7 +57,7 @@ class Encoder:
         return cls(plain, dialogue, end, config.vocab_size, tokenizer.fingerprint)
 
     def encode(self, texts: list[str]) -> Iterator[list[int]]:
-        """Yield the ids of each document; dialogues get the chat format."""
+        """Yield the ids of each document; dialogues are encoded in the chat format."""
         for text, ids in zip(texts, self.plain(texts), strict=True):
             turns = parse_dialogue(text)
             yield ids if turns is None else self.dialogue(turns)

@@ -11,7 +11,7 @@ from pronk.files.json_lines import read_json_lines
 
 __all__ = ["RUN", "Exclusion"]
 
-RUN = 13
+RUN = 13  # words
 # A run of 13 words contains a group of 7 that starts at a multiple of 7 in the document. Looking up every 7th group
 # therefore finds each shared run, at a seventh of the cost.
 _GROUP = (RUN + 1) // 2
@@ -19,7 +19,7 @@ _WORD = re.compile(r"\w+")
 
 
 class Exclusion:
-    """The runs of 13 words (lower case, without punctuation) of the excluded texts."""
+    """Filter of texts that share a run of 13 words, without case and punctuation, with ``texts``."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._groups: set[str] = set()
@@ -33,7 +33,7 @@ class Exclusion:
 
     @classmethod
     def from_files(cls, files: Iterable[Path]) -> Exclusion:
-        """Exclude every string in every row of the JSONL files: prompts, references, solutions and tests."""
+        """Return a filter with every string in the JSONL files: prompts, references, solutions and tests."""
         return cls(text for file in files for _, row in read_json_lines(file) for text in _strings(row))
 
     def __call__(self, text: str) -> bool:

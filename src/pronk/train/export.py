@@ -1,7 +1,7 @@
 """Export of trained decoders as Hugging Face checkpoints, and of drafters in a layout of their own.
 
 transformers loads the checkpoints as ``LlamaForCausalLM``; drafters are read by
-:mod:`pronk.drafters.from_target.modules.files`. Weights are bfloat16. The target folder is replaced atomically.
+:mod:`pronk.drafters.from_target.modules.files`. Weights are bfloat16. The output folder is replaced atomically.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ def export_model(
     card: str,
     documents: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
-    """Replace ``folder`` by a checkpoint.
+    """Replace ``folder`` by a checkpoint in the Hugging Face layout.
 
     Args:
-        decoder: a Llama-architecture decoder with plain, tied weights.
+        decoder: decoder of the Llama architecture with unquantized weights; the embedding is the unembedding.
         tokenizer_folder: folder with the tokenizer's files.
         folder: folder of the checkpoint.
         card: content of ``README.md``.
-        documents: more JSON files, by name.
+        documents: contents of further JSON files, by file name.
     """
     config = _hugging_face_config(decoder.config)
     special = {key: config[key] for key in ("bos_token_id", "eos_token_id")}

@@ -1,4 +1,4 @@
-"""Hidden states, keys and values of the target that drafters learn from, computed with each batch."""
+"""Hidden states, keys and values of the target, from which drafters learn; computed for each batch."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["Features", "compute_features"]
 
 @dataclass
 class Features:
-    """States of ``rows`` tokens (batch times length); layers count from 1."""
+    """Hidden states, keys and values of ``rows = batch * length`` tokens; layers count from 1."""
 
     last: Tensor  # output of the last layer before the final norm, ``[rows, hidden]``
-    hidden: dict[int, Tensor] = field(default_factory=dict)  # output of some layers, by layer
-    keys: dict[int, Tensor] = field(default_factory=dict)  # of some layers, ``[rows, kv_heads, head_dim]``, by layer
-    values: dict[int, Tensor] = field(default_factory=dict)  # values, likewise
+    hidden: dict[int, Tensor] = field(default_factory=dict)  # layer to output, ``[rows, hidden]``
+    keys: dict[int, Tensor] = field(default_factory=dict)  # layer to keys, ``[rows, kv_heads, head_dim]``
+    values: dict[int, Tensor] = field(default_factory=dict)  # layer to values, of the same shape
 
 
 @torch.no_grad()
@@ -32,7 +32,7 @@ def compute_features(
     hidden: Collection[int] = (),
     cache: Collection[int] = (),
 ) -> Features:
-    """Run ``tokens`` ``[batch, length]``; keep outputs of layers ``hidden``, keys and values of ``cache``."""
+    """Run ``tokens [batch, length]``; keep outputs of the layers ``hidden``, keys and values of ``cache``."""
     batch, length = tokens.shape
     dense, found = DenseAttention(batch, length, decoder.config.windows), Features(tokens.new_empty(0))
 

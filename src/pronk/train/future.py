@@ -1,17 +1,17 @@
 """Training of a language model that predicts several tokens at once (Gloeckle et al. 2024).
 
-The loss is equation 2 over ``n`` heads, the first of which is the model's own; each head's term is its mean over the
-rows that have a token that far ahead::
+The loss is equation 2 over ``n`` heads. Head ``i`` predicts the token ``i`` positions further on; head 1 is the model's
+own. For each head, training takes the mean over the rows ``t`` whose sequence has a token ``t + i``::
 
     L = - Σ_t Σ_(i=1..n) log P(x[t+i] | x[..t])
 
 The export is an ordinary checkpoint, whose own head predicts the next token, with the other heads in its folder
-``heads``, for the drafter ``multi_token``. In a model of ``L`` layers the heads read, by their order::
+``heads``, for the drafter ``multi_token``. The layers below all heads are the *trunk*. With ``L`` layers it ends with::
 
-    parallel       the output of layer L - 1; the model's last layer is the first head
-    causal         the output of layer L, which is the first head's
-    anticausal     the output of layer L - n; the model's last layers are the heads, the furthest first
-    linear         the output of layer L; the first head is the norm and the unembedding alone
+    parallel       layer L - 1; layer L is head 1
+    causal         layer L; head 1 is the final norm and the unembedding alone
+    anticausal     layer L - n; the last n layers are the heads, head n first
+    linear         layer L, as for causal (heads that are linear layers)
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ __all__ = ["FutureModel", "FutureTokens", "future_shape"]
 def future_shape(
     model: ModelShape, tokens: int, kind: str, order: str, unembeddings: str, mlp: int | None = None
 ) -> HeadsShape | None:
-    """Return the extra heads of a model that predicts ``tokens`` tokens at a time; ``None`` for one token.
+    """Return the further heads of a model that predicts ``tokens`` tokens at a time; ``None`` if 1.
 
     ``kind``, ``order``, ``unembeddings`` and ``mlp`` are those of
     :class:`~pronk.drafters.from_target.modules.heads.HeadsShape`; the default ``mlp`` is the model's.
 
     Raises:
-        OptionError: a value out of its range, too few layers, or heads that cannot be layers of the model.
+        OptionError: a value is out of range, the layers are too few, or the heads cannot be layers of the model.
     """
     if tokens == 1:
         return None
@@ -79,7 +79,7 @@ def future_shape(
 
 
 class FutureModel(nn.Module):
-    """A decoder and further heads; anticausal heads are layers of the decoder."""
+    """A decoder and its further heads; anticausal heads are layers of the decoder."""
 
     def __init__(self, config: ModelConfig, shape: HeadsShape) -> None:
         super().__init__()
@@ -88,39 +88,39 @@ class FutureModel(nn.Module):
         self.heads = MultiTokenHeads(shape, config, inner)
 
     def initialize(self, seed: int) -> None:
-        """Initialize the weights; the decoder's are the same as without heads."""
+        """Initialize the weights; the decoder's weights do not depend on the heads."""
         self.heads.initialize(torch.Generator().manual_seed(seed + 1))
         self.decoder.initialize(torch.Generator().manual_seed(seed))
 
     def trunk(self, tokens: Tensor) -> Tensor:
-        """Return the input of the heads, ``[batch * length, hidden]``, for ``tokens`` ``[batch, length]``."""
+        """Return the trunk's output ``[batch * length, hidden]`` for ``tokens`` ``[batch, length]``."""
         return dense_hidden(self.decoder, tokens, stop=self.heads.shape.layer)
 
     def stages(self, tokens: Tensor) -> list[Stage]:
-        """Return all heads above the trunk of ``tokens``, in order of execution; number 0 is the model's own."""
+        """Return all heads for ``tokens [batch, length]``, in order of execution; number 0 is the model's own."""
         batch, length = tokens.shape
         rope = dense_rope(self.decoder, batch, length, torch.float32, tokens.device)
         attend, shape, last = DenseAttention(batch, length), self.heads.shape, len(self.decoder.layers) - 1
         stages: list[Stage] = [(index + 1, apply) for index, apply in head_stages(self.heads, rope, attend)]
 
         def first(x: Tensor) -> Tensor:
-            # The trunk may be the whole model.
+            # If the trunk is the whole model, this head has no layer of its own.
             out: Tensor = x if shape.layer > last else self.decoder.layers[last](x, rope, last, attend)
             return out
 
         return [*stages, (0, first)] if shape.order == "anticausal" else [(0, first), *stages]
 
     def scored(self, number: int, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the input ``[rows, hidden]`` of a head's unembedding and its weight ``[vocab, hidden]``."""
+        """Return head ``number``'s norm of ``x [rows, hidden]``, and its unembedding ``[vocab, hidden]``."""
         if not number:
             return self.decoder.norm(x), self.decoder.embedding
         return self.heads.norm(number - 1, x), head_weight(self.heads, number - 1, self.decoder.embedding)
 
 
 class FutureTokens(TextModel[FutureModel]):
-    """A model with ``options.heads``, trained with equation 2, one head at a time."""
+    """Training of a model with further heads (``options.heads``), one head at a time."""
 
-    dtype = torch.bfloat16  # of matrix products; everything else is float32
+    dtype = torch.bfloat16  # dtype of matrix products; everything else is float32
 
     def build(self) -> FutureModel:
         """Build the model and its heads."""
@@ -131,31 +131,31 @@ class FutureTokens(TextModel[FutureModel]):
 
     @property
     def decoder(self) -> Decoder:
-        """The exported model, without the further heads."""
+        """Model to export, without the further heads."""
         return self.module.decoder
 
     def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> Passed:
-        """Return the mean loss of the heads; add ``scale`` times the gradient of their sum.
+        """Return the mean loss of the heads; add ``scale`` times the gradient of the losses' sum.
 
-        The most likely tokens of the further heads are compared with those of the model's own head at later rows.
+        A further head's accuracy (``same``) is that of its most likely token against the model's own head's.
         """
         inputs, targets = inputs.to(self.device), targets.to(self.device)
         with self._autocast():
             trunk = self._trunk(inputs)
         z = trunk.detach().requires_grad_()
-        losses, same, own = list[float](), list[float](), targets.reshape(-1)
-        for number, loss, likeliest, said in self._losses(inputs, targets, z):
+        losses, same, own_tokens = list[float](), list[float](), targets.reshape(-1)
+        for number, loss, likeliest, own_rows in self._losses(inputs, targets, z):
             (loss * scale).backward()
             losses.append(float(loss.detach()))
             if number:
-                same.append(float((likeliest == own[said]).double().mean()))
+                same.append(float((likeliest == own_tokens[own_rows]).double().mean()))
             else:
-                own = likeliest
+                own_tokens = likeliest
         trunk.backward(z.grad)
         return Passed(fmean(losses), tuple(same))
 
     def _losses(self, inputs: Tensor, targets: Tensor, z: Tensor) -> Any:
-        """Yield each head's number, loss and most likely tokens, and the rows where the model predicts those."""
+        """Yield each head's number, loss and most likely tokens, and the rows where head 0 predicts the same."""
         batch, length = inputs.shape
         with self._autocast():
             stages = self.module.stages(inputs)
@@ -165,10 +165,10 @@ class FutureTokens(TextModel[FutureModel]):
                 number, out = next(found, (0, None))
                 if out is None:
                     return
-                rows, said = ahead(batch, length, number, inputs.device)
+                rows, own_rows = ahead(batch, length, number, inputs.device)
                 hidden, weight = self.module.scored(number, out[rows])
-            loss, likeliest = text_loss(hidden, weight, targets.reshape(-1)[said], self.dtype)
-            yield number, loss, likeliest, said
+            loss, likeliest = text_loss(hidden, weight, targets.reshape(-1)[own_rows], self.dtype)
+            yield number, loss, likeliest, own_rows
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16)
@@ -182,11 +182,11 @@ class FutureTokens(TextModel[FutureModel]):
         return [float(loss) for _, loss, _, _ in self._losses(inputs, targets, z)]
 
     def evaluate(self, length: int, seconds: float = inf) -> dict[str, float]:
-        """Measure the losses, and alpha, CTAR and S in the engine; each has half of ``seconds``."""
+        """Measure the losses, then alpha, CTAR and S in the engine, each for half of ``seconds``."""
         return super().evaluate(length, seconds / 2) | self._serve(seconds / 2)
 
     def judge(self, figures: Mapping[str, float]) -> float:
-        """Return the mean loss; figures of the engine do not count."""
+        """Return the mean loss, without the figures measured in the engine."""
         return super().judge({name: value for name, value in figures.items() if not is_served(name)})
 
     def _serve(self, seconds: float) -> dict[str, float]:

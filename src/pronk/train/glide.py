@@ -1,7 +1,7 @@
-"""GLIDE, distilled from the target whose cache it reads, and its variant without cross-attention.
+"""Training of GLIDE, which attends to the target's KV cache, and of a variant that does not.
 
-When the ``i``-th token of a step is drafted, the target's cache still ends before the first. Training imitates this:
-the text is cut into blocks of ``L`` tokens, and cross-attention lets row ``j`` see token ``k`` of the target's cache if
+While the draft tokens of a step are generated, the target's cache ends before the first of them. Training imitates
+this: the text is cut into blocks of ``L`` tokens, and cross-attention lets row ``j`` see token ``k`` of the cache if
 ``block(j) > block(k)`` (section 4.1 of the paper, L = 5). For L = 2 (rows see columns)::
 
           0 1 2 3 4
@@ -31,40 +31,40 @@ __all__ = ["DelayedAttention", "GlideStudent", "VanillaStudent", "block_mask"]
 
 
 def block_mask(length: int, block: int, window: int | None = None) -> Tensor:
-    """Return ``[length, length]``: whether row ``j`` sees token ``k`` of the target's cache.
+    """Return the mask ``[length, length]``: whether row ``j`` sees token ``k`` of the target's cache.
 
-    ``j`` must be in a later block of ``block`` tokens, and ``k`` among the last ``window`` positions up to ``j``.
+    Token ``k`` must be in an earlier block of ``block`` tokens than ``j``, and within a sliding window of ``window``.
     """
-    places = torch.arange(length)
-    seen = places[:, None] // block > places // block
-    return seen if window is None else seen & (places > places[:, None] - window)
+    positions = torch.arange(length)
+    seen = positions[:, None] // block > positions // block
+    return seen if window is None else seen & (positions > positions[:, None] - window)
 
 
 @dataclass(frozen=True)
 class DelayedAttention(DenseAttention):
-    """A :class:`~pronk.drafters.from_target.modules.glide.CrossAttend` over a batch of sequences."""
+    """Causal attention, and cross-attention to the target's cache, over a batch of training sequences."""
 
-    rotation: tuple[Tensor, Tensor] | None = None  # the target's rotations of the rows, or ``None``
-    keys: Sequence[Tensor] = ()  # keys of the target's cache per draft layer, ``[rows, kv_heads, d]``
-    values: Sequence[Tensor] = ()  # values, likewise
-    seen: Sequence[Tensor] = ()  # mask per draft layer, ``[length, length]``
+    rotation: tuple[Tensor, Tensor] | None = None  # RoPE rotations of the target, if it has RoPE
+    keys: Sequence[Tensor] = ()  # per draft layer: keys of the target's cache, ``[rows, kv_heads, d]``
+    values: Sequence[Tensor] = ()  # per draft layer: values of the same shape
+    seen: Sequence[Tensor] = ()  # per draft layer: mask ``[length, length]`` of :func:`block_mask`
 
     def cross(self, layer: int, q: Tensor) -> Tensor:
-        """Attend to the target's cache: ``q`` ``[rows, heads, d]`` to ``[rows, heads * d]``."""
+        """Return the attention of ``q [rows, heads, d]`` to the target's cache, ``[rows, heads * d]``."""
         rotated = q if self.rotation is None else apply_rope(q, *self.rotation)
         k, v, seen = self.keys[layer], self.values[layer], self.seen[layer]
         q, k, v = (
             t.to(v.dtype).reshape(self.batch, self.length, *t.shape[1:]).transpose(1, 2) for t in (rotated, k, v)
         )
-        # A softmax over nothing is NaN: rows that see nothing attend to everything and are then zeroed.
-        some = seen.any(1)
-        out = F.scaled_dot_product_attention(q, k, v, seen | ~some[:, None], enable_gqa=True)
-        out = out * some[:, None]
+        # A softmax over no key is NaN. Rows that see no key attend to all keys, and their output is set to zero.
+        sees_any = seen.any(1)
+        out = F.scaled_dot_product_attention(q, k, v, seen | ~sees_any[:, None], enable_gqa=True)
+        out = out * sees_any[:, None]
         return out.transpose(1, 2).reshape(self.batch * self.length, -1).to(rotated.dtype)
 
 
 class GlideStudent(Student[GlideModule]):
-    """A decoder with cross-attention into the target's cache, of a ``GlideShape``."""
+    """Training of a decoder with cross-attention to the target's cache; ``options.shape`` has its sizes."""
 
     kind = "glide"
     what = "A GLIDE drafter"
@@ -96,7 +96,7 @@ class GlideStudent(Student[GlideModule]):
 
     @property
     def description(self) -> str:
-        """Its shape in words, for the card."""
+        """Sizes of the module in words, for the model card."""
         target, layers = self.teacher.llm.config, ", ".join(map(str, self.cache))
         cross = (
             f"{target.num_heads} query heads of {target.head_dim} into the target's cache of "
@@ -106,7 +106,7 @@ class GlideStudent(Student[GlideModule]):
 
 
 class VanillaStudent(GlideStudent):
-    """The variant without cross-attention."""
+    """Training of the variant without cross-attention, a plain draft model."""
 
     kind = "vanilla"
     what = "GLIDE's twin without cross-attention, a draft model"

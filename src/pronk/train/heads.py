@@ -1,9 +1,9 @@
-"""Multi-token heads that learn from a frozen target, trained one head at a time.
+"""Training of multi-token heads on a frozen target, one head at a time (Gloeckle et al. 2024).
 
-The logits of all heads, and their gradients, would be the largest tensors in memory. Therefore each head goes forward
-and backward before the next one, and only the gradient at the trunk accumulates, one row of the hidden size per token
-(section 2 and figure 2 of the paper). If heads read other heads, all go forward first, then come the losses one by
-one, and last the gradients from the head furthest from the trunk back to the trunk (figure S11).
+The logits of all heads, and their gradients, would be the largest tensors in memory. Therefore each head runs forward
+and backward before the next one, and only the gradient of the trunk's output (the input of the heads) accumulates
+(section 2 and figure 2). If heads read the outputs of other heads, all heads run forward first. Then the losses are
+computed one by one, and at last the gradients run through the chain of heads back to the trunk (figure S11).
 """
 
 from __future__ import annotations
@@ -21,42 +21,43 @@ from pronk.train.student import Branch, Student
 
 __all__ = ["HeadsStudent", "Stage", "ahead", "describe", "head_by_head", "head_stages", "head_weight"]
 
-# The number of a prediction, and the function from its input ``[rows, hidden]`` to the input of its norm.
+# Number of a head, and the function from its input ``[rows, hidden]`` to the input of its norm.
 Stage = tuple[int, Callable[[Tensor], Tensor]]
 
 
 class HeadsStudent(Student[MultiTokenHeads]):
-    """Heads of a ``HeadsShape``; head ``i`` learns the target's distribution ``i`` positions further on."""
+    """Training of heads; head ``i`` learns the target's distribution ``i`` positions further on."""
 
     kind = "multi_token"
     what = "Multi-token heads"
 
     def build(self, generator: torch.Generator) -> MultiTokenHeads:
-        """Build heads near the identity, with the target's norm and unembedding."""
+        """Build heads that nearly copy their input at first, with the target's norm and unembedding."""
         self.hidden = (self.options.shape.layer,)
         heads = MultiTokenHeads(self.options.shape, self.teacher.llm.config)
         heads.initialize(generator, self.teacher.decoder.norm, self.teacher.unembedding)
         return heads
 
     def branches(self, tokens: Tensor, features: Features) -> Iterator[Branch]:
-        """Yield one branch per head, nearest token first, for the rows with a token that far ahead."""
+        """Yield one branch per head, nearest token first; rows at a sequence's end have fewer branches."""
         heads, (batch, length) = self.module, tokens.shape
         z = features.hidden[heads.shape.layer].float()
         rope = dense_rope(self.teacher.decoder, batch, length, z.dtype, z.device)
         attend = DenseAttention(batch, length, heads.config.windows)
         for index, out in head_by_head(head_stages(heads, rope, attend), z, chained=heads.shape.chained):
-            rows, said = ahead(batch, length, index + 1, tokens.device)
-            if len(rows):  # held-out sequences may be shorter
-                yield Branch(heads.norm(index, out[rows]), head_weight(heads, index, self.teacher.unembedding), said)
+            rows, target_rows = ahead(batch, length, index + 1, tokens.device)
+            if len(rows):  # none if a held-out sequence is too short
+                weight = head_weight(heads, index, self.teacher.unembedding)
+                yield Branch(heads.norm(index, out[rows]), weight, target_rows)
 
     @property
     def description(self) -> str:
-        """Its shape in words, for the card."""
+        """Sizes of the module in words, for the model card."""
         return describe(self.options.shape)
 
 
 def describe(shape: HeadsShape) -> str:
-    """Return a shape in words, for a card."""
+    """Return the heads' sizes in words, for a model card."""
     layer = f"a transformer layer with an MLP of {shape.mlp}" if shape.kind == "transformer" else "a linear layer"
     return (
         f"{shape.num_heads} heads for the tokens 2 to {shape.num_heads + 1} places ahead, {shape.order}, over the "
@@ -66,12 +67,12 @@ def describe(shape: HeadsShape) -> str:
 
 
 def head_weight(heads: MultiTokenHeads | MedusaHeads, index: int, shared: Tensor) -> Tensor:
-    """Return the unembedding ``[vocab, hidden]`` of a head: its own, or else ``shared``, the target's."""
+    """Return a head's unembedding ``[vocab, hidden]``: its own, or without one ``shared``, the target's."""
     return heads.unembeddings[index].get_parameter("weight") if heads.unembeddings else shared
 
 
 def head_stages(heads: MultiTokenHeads, rope: tuple[Tensor, Tensor] | None, attend: DenseAttention) -> list[Stage]:
-    """Return the heads in order of execution, for rows with these rotations and this attention."""
+    """Return the heads in order of execution; ``rope`` has the RoPE rotations of the rows."""
 
     def stage(index: int) -> Stage:
         return index, lambda x: heads.run_part(index, x, rope, attend)
@@ -80,15 +81,15 @@ def head_stages(heads: MultiTokenHeads, rope: tuple[Tensor, Tensor] | None, atte
 
 
 def head_by_head(stages: Sequence[Stage], z: Tensor, *, chained: bool) -> Iterator[tuple[int, Tensor]]:
-    """Yield number and output ``[rows, hidden]`` of each stage, by rising numbers.
+    """Yield number and output ``[rows, hidden]`` of each stage, in the order of the numbers.
 
-    The caller runs backward on an output before it takes the next one. After the last one, if ``chained``, the
-    gradients go from stage to stage, and to ``z`` if it requires a gradient.
+    The caller runs backward from each output before it takes the next one. If ``chained``, the gradients then run back
+    through the stages, and to ``z`` if it requires a gradient, after the last output has been taken.
 
     Args:
-        stages: stages in order of execution.
-        z: ``[rows, hidden]``, the trunk's output; a leaf.
-        chained: whether each stage reads the output of the one before; otherwise all read ``z``.
+        stages: heads in order of execution.
+        z: input of the first stage, ``[rows, hidden]``; a leaf of the autograd graph.
+        chained: whether each stage reads the output of the stage before it; otherwise all stages read ``z``.
     """
     if not chained:
         for number, apply in sorted(stages, key=lambda stage: stage[0]):

@@ -1,10 +1,10 @@
-"""Kangaroo's adapter, trained on a frozen target (*Kangaroo*, Liu et al. 2024, section 3.1).
+"""Training of Kangaroo's adapter on a frozen target (*Kangaroo*, Liu et al. 2024, section 3.1).
 
-Equation 3 is the cross-entropy against the target's distribution at every position, ::
+Equation 3 is the cross-entropy against the target's distribution at every position::
 
     A* = argmin_A  sum_t sum_n  -M^b_n(x_t) log M^s_n(x_t),    M^s = head ∘ A ∘ M^b[:l]
 
-Its gradient is that of the divergence in :mod:`pronk.train.losses`; the difference, the target's entropy, is constant.
+It differs from the divergence in :mod:`pronk.train.losses` by a constant, the target's entropy: the gradient is equal.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _WORDS = {
 
 
 class KangarooStudent(Student[Adapter]):
-    """An adapter behind the exit layer, of a ``KangarooShape``."""
+    """Training of an adapter on the output of the target's exit layer; ``options.shape`` has its sizes."""
 
     kind = "kangaroo"
     what = "A Kangaroo adapter"
 
     def build(self, generator: torch.Generator) -> Adapter:
-        """Build the adapter; its last norm, and a head of its own, start as copies of the target's."""
+        """Build the adapter; its last norm, and its head if it has one, start as copies of the target's."""
         shape, teacher = self.options.shape, self.teacher
         self.hidden = (shape.exit_layer,)
         adapter = Adapter(shape, teacher.llm.config)
@@ -53,19 +53,19 @@ class KangarooStudent(Student[Adapter]):
 
     @property
     def description(self) -> str:
-        """Its shape in words, for the card."""
+        """Sizes of the module in words, for the model card."""
         shape, layers = self.options.shape, self.teacher.llm.config.num_layers
         heads = f" {shape.heads} attention heads." if shape.attends else ""
         return f"Exit after layer {shape.exit_layer} of {layers}; adapter of {_WORDS[shape.adapter]}.{heads}"
 
     @property
     def spec(self) -> str:
-        """The drafter to measure; eta 0 keeps draft tokens of low confidence, so that all are measured."""
+        """Options of the drafter to measure; with eta 0, draft tokens of low confidence are measured, too."""
         return f"{self.kind}(model={{model!r}}, num_tokens={self.options.num_tokens}, eta=0)"
 
 
 def dense_adapter(adapter: Adapter, decoder: Decoder, early: Tensor, batch: int, length: int) -> Tensor:
-    """Return the input of the head, ``[batch * length, hidden]``, for the exit layer's output ``early``.
+    """Return the adapter's output ``[batch * length, hidden]`` for the exit layer's output ``early``.
 
     Rows are ``batch`` sequences of ``length`` tokens, one after the other; ``decoder`` is the target.
     """

@@ -1,4 +1,4 @@
-"""Training of a language model on its text."""
+"""Training of a language model on text."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 class TextModel(ABC, Generic[Module]):
-    """An objective that predicts the text; a subclass has the module and the loss.
+    """Training objective of language models; a subclass defines the module and the loss.
 
     The files of :func:`pronk.train.data.prepare` are in ``folder / "data"``.
 
@@ -57,7 +57,7 @@ class TextModel(ABC, Generic[Module]):
     @property
     @abstractmethod
     def decoder(self) -> Decoder:
-        """The exported model."""
+        """Model to export."""
 
     @abstractmethod
     def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> Passed:
@@ -65,13 +65,13 @@ class TextModel(ABC, Generic[Module]):
 
     @abstractmethod
     def measure(self, inputs: Tensor, targets: Tensor) -> list[float]:
-        """Return the mean loss in nats per token for each token ahead; arguments are ``[count, length]``."""
+        """Return the mean loss in nats per token: of the next token, of the second next, and so on."""
 
     @torch.no_grad()
     def evaluate(self, length: int, seconds: float = inf) -> dict[str, float]:
         """Measure the loss in nats per token on every held-out set; the sets share ``seconds``.
 
-        The loss of the second token ahead is called ``prose 2``.
+        The key is the name of the set (``prose``); for the second next token it is ``prose 2``, and so on.
         """
         figures: dict[str, float] = {}
         sets = list(held_out_sets(self.data, length, self.config.vocab_size))
@@ -86,7 +86,7 @@ class TextModel(ABC, Generic[Module]):
         return figures
 
     def judge(self, figures: Mapping[str, float]) -> float:
-        """Return the mean loss over all held-out sets and all tokens ahead."""
+        """Return the mean of all losses in ``figures``."""
         return fmean(figures.values()) if figures else nan
 
     def export(self, folder: Path, card: str, facts: Mapping[str, Any]) -> None:  # noqa: ARG002 - for heads
@@ -106,17 +106,17 @@ class LanguageModel(TextModel[Decoder]):
 
     @property
     def decoder(self) -> Decoder:
-        """The exported model."""
+        """Model to export."""
         return self.module
 
     def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> Passed:
-        """Add the gradient of :meth:`loss`."""
+        """Add ``scale`` times the gradient of :meth:`loss`."""
         loss = self._loss(inputs, targets)
         (loss * scale).backward()
         return Passed(float(loss.detach()))
 
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean loss in nats per token of ``inputs`` and ``targets`` ``[count, length]``."""
+        """Return the mean loss in nats per token; arguments are ``[count, length]``."""
         # The residual stream stays float32; autocast runs the matrix products and the attention in bfloat16.
         with torch.autocast(self.device.type, torch.bfloat16):
             logits = dense_logits(self.module, inputs.to(self.device))
@@ -128,7 +128,7 @@ class LanguageModel(TextModel[Decoder]):
 
 
 def two_phases(file: Path, options: LoopOptions, vocab_size: int) -> tuple[Sequences, Sequences]:
-    """Return the parts of a token file for the two phases of a run."""
+    """Return the sequences of the two phases of a run, from two parts of a token file."""
     o, dtype = options, token_dtype(vocab_size)
     border = 1 - o.final_share
     first = Sequences(file, o.length, o.seed, 0.0, border, dtype)
@@ -140,7 +140,7 @@ def two_phases(file: Path, options: LoopOptions, vocab_size: int) -> tuple[Seque
 
 
 def held_out_sets(data: Path, length: int, vocab_size: int) -> Iterator[tuple[str, Sequences]]:
-    """Yield name and sequences of each held-out set; a set shorter than ``length`` is one sequence."""
+    """Yield name and sequences of each held-out set; a set of up to ``length`` tokens is one sequence."""
     dtype = token_dtype(vocab_size)
     for file in sorted(data.glob("valid-*.bin")):
         size = file.stat().st_size // np.dtype(dtype).itemsize

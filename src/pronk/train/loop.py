@@ -44,7 +44,7 @@ class Passed:
     """Result of a forward and backward pass."""
 
     loss: float  # mean loss in nats per token
-    same: tuple[float, ...] = ()  # by tokens ahead: accuracy against the target's most likely token; may be empty
+    same: tuple[float, ...] = ()  # fraction of rows with the target's most likely token, per branch; may be empty
 
 
 class Objective(Protocol):
@@ -52,7 +52,7 @@ class Objective(Protocol):
 
     @property
     def module(self) -> nn.Module:
-        """The trained module; its large matrices are in ``module.layers``."""
+        """The trained module; the option ``muon`` applies to the matrices in ``module.layers``."""
 
     @property
     def phases(self) -> tuple[Batches, Batches]:
@@ -60,16 +60,16 @@ class Objective(Protocol):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Values that a resumed run must repeat, beyond the loop's options."""
+        """Values that a resumed run must repeat, in addition to the options of the loop."""
 
     def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> Passed:
         """Add ``scale`` times the gradient of the mean loss; arguments are ``[count, length]``."""
 
     def evaluate(self, length: int, seconds: float = math.inf) -> dict[str, float]:
-        """Return figures by name, on held-out sequences of up to ``length`` tokens, in about ``seconds``."""
+        """Measure figures on held-out sequences of up to ``length`` tokens for about ``seconds``, by name."""
 
     def judge(self, figures: Mapping[str, float]) -> float:
-        """Return the number for early stopping, lower is better; NaN without held-out text."""
+        """Return the number that early stopping compares (lower is better); NaN without held-out text."""
 
 
 Trained = TypeVar("Trained", bound=Objective)
@@ -77,10 +77,10 @@ Trained = TypeVar("Trained", bound=Objective)
 
 @dataclass
 class Report:
-    """Means since the last report, and the figures of an evaluation, if there was one.
+    """Progress of a run: means since the last report, and ``valid``, the figures of an evaluation, if any.
 
-    ``seconds`` is the training time so far, ``speed`` is in tokens/s of the median step, ``norm`` is that of the last
-    gradient, and ``same`` as in :class:`Passed`.
+    ``rate`` is the learning rate, ``norm`` the last gradient's norm, and ``seconds`` the training time so far.
+    ``speed`` is in tokens per second, of the median step. ``same`` is that of :class:`Passed`.
     """
 
     step: int
@@ -99,8 +99,8 @@ class Trainer(Generic[Trained]):
     """One run; if its folder has a checkpoint, the run resumes from there, with its weights and its clock.
 
     Raises:
-        OptionError: options differ from the checkpoint's, the passes of a step cannot be shared evenly, or no time is
-            left.
+        OptionError: options differ from the checkpoint's, the forward passes of a step cannot be divided evenly among
+            the processes, or no time is left.
         CheckpointError: the checkpoint is damaged.
     """
 
@@ -118,20 +118,20 @@ class Trainer(Generic[Trained]):
         if options.threads is not None:
             torch.set_num_threads(options.threads)
         self.optimizers = Optimizers(objective.module, options.optimizer, options.weight_decay)
-        self.seconds = 0.0  # of training, by the first process's clock, over all parts of the run
+        self.seconds = 0.0  # training time, also before the run was resumed, by the first process's clock
         self.step, self.step_seconds = 0, 0.0  # number and duration of the last step
-        self.done = [0, 0]  # steps of each phase
+        self.done = [0, 0]  # number of steps made in each phase
         self.passed: list[tuple[float, ...]] = []  # loss and ``same`` of each step since the last report
         self.history: list[dict[str, Any]] = []
         if self.checkpoint.exists():
             self._restore(load_checkpoint(self.checkpoint))
-        # Seconds outside of training: text and restarts.
+        # Seconds spent before training: on text, and on loading after each restart.
         self.before = self.processes.agree(self.clock.seconds) - self.seconds
         o = options
         self.schedule = Schedule(o.steps, self._minutes(), o.warmup, o.rate, o.floor)
 
     def _minutes(self) -> float | None:
-        """Return the time limit of the training."""
+        """Return the time limit of the training in minutes; ``None`` without a limit."""
         if not self.clock.limited:
             return None
         left = TRAINED_BY * self.clock.limit - self.before
@@ -231,7 +231,7 @@ class Trainer(Generic[Trained]):
             # Evaluations, and times when the process was suspended, count for the time limit too.
             self.seconds, self.step_seconds = self.processes.agree((self.seconds + end - last, end - begin))
             last = end
-            # With a time limit, the finished model is only evaluated after the training.
+            # With a time limit, the finished model is evaluated by the caller, after this method.
             evaluate = self.step % self.options.evaluate_every == 0 or (self.finished and not self.clock.limited)
             if evaluate or self.finished or self.step % self.options.log_every == 0:
                 news = self._news(rate, norm, median(durations))
@@ -248,7 +248,7 @@ class Trainer(Generic[Trained]):
         self.save()
 
     def _news(self, rate: float, norm: float, seconds: float) -> Report:
-        """Return a report of the steps since the last one, with ``seconds`` per step."""
+        """Return a report of the steps since the last report; ``seconds`` is the median duration of a step."""
         loss, *same = (fmean(column) for column in zip(*self.passed, strict=True))
         self.passed.clear()
         progress, speed = self.schedule.progress(self.step, self.seconds), self.options.batch / seconds
@@ -278,7 +278,7 @@ class Trainer(Generic[Trained]):
             msg = f"step {self.step + 1}: expected a finite loss, found {means[0]}; use a lower --lr than {o.rate:g}"
             raise PronkError(msg)
         self.processes.sum_gradients(self.objective.module)
-        norm = float(nn.utils.clip_grad_norm_(self.objective.module.parameters(), o.clip))  # norm before clipping
+        norm = float(nn.utils.clip_grad_norm_(self.objective.module.parameters(), o.clip))  # before clipping
         self.optimizers.step(rate)
         self.passed.append(means)
         self.done[number] += 1
@@ -287,7 +287,7 @@ class Trainer(Generic[Trained]):
 
 
 def _check_shares(options: LoopOptions, processes: int) -> None:
-    """Raise unless all processes compute the same number of passes."""
+    """Raise unless all processes compute the same number of forward passes per step."""
     if options.batch // options.micro % processes:
         msg = (
             f"batch: expected a multiple of micro times the processes, {options.micro} × {processes} tokens, "
@@ -297,11 +297,11 @@ def _check_shares(options: LoopOptions, processes: int) -> None:
 
 
 def find_device(name: str) -> torch.device:
-    """Return the device, for ``cuda`` this process's own; raise ``OptionError`` if it does not exist."""
+    """Return the device (``cuda``: this process's GPU); raise ``OptionError`` if it does not exist."""
     try:
         device = torch.device(local_device(name))
         torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:  # unknown name; missing device
+    except (RuntimeError, AssertionError) as error:  # unknown name or missing device
         msg = f"device: expected one that this machine has, for example cpu, found {name!r}"
         raise OptionError(msg) from error
     return device

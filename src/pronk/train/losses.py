@@ -1,4 +1,4 @@
-"""Losses of a text and of distillation, without logits of all rows at a time.
+"""Losses of text and of distillation, computed without the logits of all rows at a time.
 
 With logits ``z`` of the student and ``q = softmax(z)``, the teacher's distribution ``p``, the text's next token ``y``
 and the weight ``h`` of the text::
@@ -20,15 +20,15 @@ from torch import Tensor
 
 __all__ = ["Comparison", "TeacherLogits", "chunks", "distillation_loss", "text_loss"]
 
-_CHUNK = 1 << 21  # logits in a chunk
-_ROWS = 128  # minimum rows of a chunk, as each chunk adds to the whole gradient of the head
+_CHUNK = 1 << 21  # logits computed at a time
+_ROWS = 128  # minimum rows computed at a time: each time, the whole gradient of the head is read and written
 
-# From a slice of the rows to the teacher's logits ``[rows of the slice, vocab]``.
+# Function from a slice of the rows to the teacher's logits ``[rows of the slice, vocab]``.
 TeacherLogits = Callable[[slice], Tensor]
 
 
 class Comparison:
-    """Sums over rows: divergence from the teacher in nats, and rows with the same most likely token."""
+    """Sums over rows: divergence from the teacher in nats, and number of equal most likely tokens."""
 
     def __init__(self) -> None:
         self.rows = 0
@@ -37,7 +37,7 @@ class Comparison:
 
 
 def chunks(rows: int, vocab_size: int) -> list[slice]:
-    """Return the slices of rows that go through the vocabulary together."""
+    """Return the slices of rows whose logits are computed at a time."""
     step = max(_ROWS, _CHUNK // vocab_size)
     return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
 
@@ -60,7 +60,7 @@ def distillation_loss(  # noqa: PLR0917 - the last three have defaults
         labels: ``[rows]``, the next tokens of the text.
         hard: weight of the text, 0..1.
         dtype: dtype of the matrix products; everything else is float32 or wider.
-        into: sums to add the rows to.
+        into: comparison to which the rows are added, if any.
     """
     return _loss(hidden, weight, labels, hard, dtype, teacher, into, None)
 
@@ -77,7 +77,7 @@ def text_loss(
 
 
 def _loss(hidden: Tensor, weight: Tensor, *rest: Any) -> Tensor:
-    if not torch.is_grad_enabled():  # in Function.forward, needs_input_grad ignores no_grad
+    if not torch.is_grad_enabled():  # Function.forward cannot see no_grad in needs_input_grad
         hidden, weight = hidden.detach(), weight.detach()
     return _ChunkedLoss.apply(hidden, weight, *rest)  # type: ignore[no-untyped-call]
 
@@ -99,7 +99,7 @@ class _ChunkedLoss(torch.autograd.Function):
     ) -> Tensor:
         rows, w, p = len(hidden), weight.to(dtype), None
         d_hidden = torch.empty_like(hidden) if any(ctx.needs_input_grad) else None
-        # A frozen head needs no gradient, a third of the work.
+        # Skip the gradient of a frozen head, a third of the work.
         d_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         total = hidden.new_zeros((), dtype=torch.float64)
         for part in chunks(rows, len(weight)):

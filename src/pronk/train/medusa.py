@@ -1,9 +1,9 @@
-"""Medusa heads on a frozen target, and the choice of their token tree.
+"""Training of Medusa heads on a frozen target, and the choice of their token tree.
 
 Head ``i`` at position ``t`` learns the target's distribution at position ``t + i``: the target itself chooses token
-``t + 1``, so head 1 predicts token ``t + 2``. Each export chooses the tree, by how often the token of each rank of each
-head is the target's on held-out text. That text is the target's own, after half of the held-out prompts; the engine
-measures the drafter on the other half.
+``t + 1``, so head 1 predicts token ``t + 2``. Each export chooses the tree by accuracies measured on held-out text: how
+often a head's token of a given rank is the target's most likely token. This text is the target's own, generated from
+one half of the held-out prompts; the engine measures the drafter with the other half.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from pronk.train.teacher import Teacher
 
 __all__ = ["MedusaOptions", "MedusaStudent"]
 
-_RANKS = 16  # measured ranks; useful trees have no more
+_RANKS = 16  # most likely tokens of a head whose accuracy is measured; useful trees have no more
 
 
 @dataclass(frozen=True)
 class MedusaOptions(HeadsOptions):
-    """Settings of Medusa heads; a finished run may change ``tree_size``, the draft tokens of the tree."""
+    """Settings of Medusa heads; ``tree_size`` (draft tokens of the tree) may change after training."""
 
     FREE: ClassVar[frozenset[str]] = HeadsOptions.FREE | {"tree_size"}
 
@@ -51,7 +51,7 @@ class MedusaOptions(HeadsOptions):
 
 
 class MedusaStudent(Student[MedusaHeads]):
-    """Medusa heads; see :class:`~pronk.train.student.Student`."""
+    """Training of Medusa heads; see :class:`~pronk.train.student.Student`."""
 
     kind = "medusa"
     what = "Medusa heads"
@@ -61,10 +61,10 @@ class MedusaStudent(Student[MedusaHeads]):
     def __init__(self, folder: Path, options: MedusaOptions, teacher: Teacher) -> None:
         super().__init__(folder, options, teacher)
         self._run = self.compiled(_run)
-        self._ranks: tuple[tuple[float, ...], ...] | None = None  # accuracies of the current heads, once measured
+        self._ranks: tuple[tuple[float, ...], ...] | None = None  # result of measure_ranks for the current weights
 
     def build(self, generator: torch.Generator) -> MedusaHeads:  # noqa: ARG002 - nothing is random
-        """Build heads that predict the target's next token."""
+        """Build heads that predict the target's next token before training."""
         heads = MedusaHeads(self.options.shape, self.teacher.llm.config)
         heads.initialize(self.teacher.unembedding)
         return heads
@@ -75,11 +75,11 @@ class MedusaStudent(Student[MedusaHeads]):
         with torch.no_grad():
             last = self.teacher.decoder.norm(features.last).float()
         for index, head in enumerate(self.module.layers):
-            rows, said = ahead(count, length, index + 1, tokens.device)
-            if not len(rows):  # held-out sequences may be shorter
+            rows, target_rows = ahead(count, length, index + 1, tokens.device)
+            if not len(rows):  # held-out sequence too short
                 return
             weight = head_weight(self.module, index, self.teacher.unembedding)
-            yield Branch(self._run(head, last[rows]), weight, said)
+            yield Branch(self._run(head, last[rows]), weight, target_rows)
 
     def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> Passed:
         """Add the gradient; the measured accuracies become invalid."""
@@ -92,13 +92,13 @@ class MedusaStudent(Student[MedusaHeads]):
         return replace(self.options.shape, tree=best_paths(accuracies, self.options.tree_size), accuracies=accuracies)
 
     def prompts(self) -> list[list[int]]:
-        """Return the half of the held-out prompts that the tree was not chosen by."""
+        """Return the held-out prompts that did not serve to choose the tree."""
         halves = held_out_halves(self.data, self.vocab_size)
         return held_out_prompts(self.data) if halves is None else halves[1]
 
     @torch.no_grad()
     def measure_ranks(self) -> tuple[tuple[float, ...], ...]:
-        """Return ``[head][rank]``, how often the token is the target's most likely one, on held-out text.
+        """Return accuracies ``[head][rank]``: how often that token is the target's most likely one.
 
         Raises:
             OptionError: no held-out text, or none with a token for each head.
@@ -106,7 +106,7 @@ class MedusaStudent(Student[MedusaHeads]):
         o, data = self.options, self.data
         hits = torch.zeros(o.shape.num_heads, min(_RANKS, self.vocab_size), dtype=torch.int64, device=self.device)
         seen = [0] * o.shape.num_heads
-        for sequences in self._judges():
+        for sequences in self._held_out_sequences():
             for inputs, _ in sequences.batches(o.micro):
                 for head, (branch, teacher) in enumerate(self._pass(inputs)):
                     hits[head] += _hits(branch, teacher, hits.shape[1])
@@ -116,8 +116,8 @@ class MedusaStudent(Student[MedusaHeads]):
             raise OptionError(msg)
         return tuple(tuple(round(hit / rows, 4) for hit in row.tolist()) for row, rows in zip(hits, seen, strict=True))
 
-    def _judges(self) -> list[Sequences]:
-        """Return the sequences to measure on: the target's own text if there is any, else all held-out text."""
+    def _held_out_sequences(self) -> list[Sequences]:
+        """Return the sequences for :meth:`measure_ranks`: the target's own text, or else all held-out text."""
         length, halves = self.options.first_length, held_out_halves(self.data, self.vocab_size)
         if halves is None:
             return [each for _, each in held_out_sets(self.data, length, self.vocab_size) if len(each)]
@@ -127,7 +127,7 @@ class MedusaStudent(Student[MedusaHeads]):
 
     @property
     def description(self) -> str:
-        """The shape in words, for the card."""
+        """Sizes of the heads in words, for the model card."""
         s, c = self.options.shape, self.teacher.llm.config
         halves = held_out_halves(self.data, self.vocab_size)
         text = "held-out text" if halves is None else "what the target says after half of the held-out prompts"
@@ -145,7 +145,7 @@ def _run(head: torch.nn.Module, hidden: Tensor) -> Tensor:
 
 
 def _hits(branch: Branch, teacher: TeacherLogits, ranks: int) -> Tensor:
-    """Return ``[ranks]``: in how many rows the token of that rank is the teacher's most likely one."""
+    """Return ``[ranks]``: the number of rows whose token of that rank is the teacher's most likely one."""
     hits, weight = branch.hidden.new_zeros(ranks, dtype=torch.int64), branch.weight.bfloat16()
     for part in chunks(len(branch.hidden), len(weight)):
         best = (branch.hidden[part].bfloat16() @ weight.T).topk(ranks).indices

@@ -37,12 +37,12 @@ from pronk.train.teacher import Teacher
 
 __all__ = ["continue_prompts", "held_out_halves", "held_out_prompts", "write_prompts"]
 
-_SHORTEST = 8  # minimum tokens of a prompt
-_CHARACTERS = 16  # per token, more than in any text: limits the encoded part of a long document
-_PER_PROMPT = 4  # enough prompts for continuations of a quarter of the maximum length
-_FEW = 8  # minimum batch, also used before the speed is known
-_SURE = 3  # batches until the measured speed is reliable
-_HELD_OUT = 0.5  # share of the writing time for the held-out prompts, which come first
+_MIN_PROMPT = 8  # tokens
+_CHARACTERS_PER_TOKEN = 16  # more than in any text: limits how much of a long document is encoded
+_PROMPT_FACTOR = 4  # enough prompts even if continuations have a quarter of the maximum length on average
+_MIN_BATCH = 8  # prompts; also the size of the first batch under a time limit, when the speed is unknown
+_RELIABLE_AFTER = 3  # batches until the measured speed is reliable
+_HELD_OUT_SHARE = 0.5  # share of the writing time for the held-out prompts, which come first
 
 # A prompt and its continuation.
 Continued = tuple[list[int], list[int]]
@@ -55,12 +55,12 @@ def write_prompts(
     folder: Path,
     late: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Choose prompts of up to half the target's context from the documents, by the weights of their pools.
+    """Write ``prompts.json``: prompts of up to half the target's context, mixed by the sources' weights.
 
-    Once ``late`` returns true, prompts for one batch are enough.
+    Once ``late`` returns true, as many prompts as one batch needs are enough.
     """
     longest = min(options.prompt, teacher.llm.config.context // 2)
-    count = max(options.batch, _PER_PROMPT * options.tokens // options.length) if options.tokens else 0
+    count = max(options.batch, _PROMPT_FACTOR * options.tokens // options.length) if options.tokens else 0
     held_out = [Pool(pool.name, pool.weight, pool.held_out) for pool in collection.pools if pool.held_out]
     prompts = {
         "recipe": _recipe(options),
@@ -77,7 +77,7 @@ def held_out_prompts(folder: Path) -> list[list[int]]:
 
 
 def held_out_halves(folder: Path, vocab_size: int) -> tuple[int, list[list[int]]] | None:
-    """Split the held-out prompts into a half for a choice and a half to measure the choice on.
+    """Split the held-out prompts: one half to choose a token tree by, one half to measure it on.
 
     Returns:
         The number of tokens of the first half, at the start of ``valid-on-policy.bin``, and the prompts of the second
@@ -88,12 +88,12 @@ def held_out_halves(folder: Path, vocab_size: int) -> tuple[int, list[list[int]]
     prompts = held_out_prompts(folder)
     middle = len(prompts) // 2
     tokens = np.fromfile(folder / "valid-on-policy.bin", dtype=token_dtype(vocab_size))
-    # Each prompt is followed by its continuation.
-    first = sum(len(prompt) for prompt in prompts[:middle])
-    if not first:
+    # A continuation of unknown length follows each prompt, so search for the first prompt of the second half.
+    prompt_tokens = sum(len(prompt) for prompt in prompts[:middle])
+    if not prompt_tokens:
         return None
-    windows = np.lib.stride_tricks.sliding_window_view(tokens[first:], len(prompts[middle]))
-    return first + int((windows == prompts[middle]).all(1).argmax()), prompts[middle:]
+    windows = np.lib.stride_tricks.sliding_window_view(tokens[prompt_tokens:], len(prompts[middle]))
+    return prompt_tokens + int((windows == prompts[middle]).all(1).argmax()), prompts[middle:]
 
 
 def _prompts(  # noqa: PLR0917 - the last two have defaults
@@ -112,7 +112,7 @@ def _prompts(  # noqa: PLR0917 - the last two have defaults
         if len(found) == count or (len(found) >= least and late()):
             break
         prompt = _prompt(text, encoder, longest, draw)
-        if len(prompt) >= _SHORTEST:
+        if len(prompt) >= _MIN_PROMPT:
             found.append(prompt)
     return found
 
@@ -124,11 +124,11 @@ def _prompt(text: str, encoder: Encoder, longest: int, draw: random.Random) -> l
         asked: Turns = turns[: 1 + 2 * draw.randrange(len(turns) // 2)]
         ids = encoder.dialogue(asked)
         return ids if len(ids) <= longest else []
-    length = round(_SHORTEST * (longest / _SHORTEST) ** draw.random())
+    length = round(_MIN_PROMPT * (longest / _MIN_PROMPT) ** draw.random())
     if draw.random() < 0.5:
-        start = text.find("\n", draw.randrange(max(1, len(text) - _CHARACTERS * length)))
+        start = text.find("\n", draw.randrange(max(1, len(text) - _CHARACTERS_PER_TOKEN * length)))
         text = text[start + 1 :]
-    return encoder.plain([text[: _CHARACTERS * length].lstrip("\n")])[0][:length]
+    return encoder.plain([text[: _CHARACTERS_PER_TOKEN * length].lstrip("\n")])[0][:length]
 
 
 def continue_prompts(
@@ -141,11 +141,11 @@ def continue_prompts(
     clock: Clock | None = None,
     least: int = 0,
 ) -> bool:
-    """Let the target write ``options.tokens``; return false if ``stop`` returned true before that.
+    """Let the target write ``options.tokens`` tokens; return false if ``stop`` ended the writing.
 
-    With ``options.at_most`` and a limit of ``clock``, the share of the time decides, but at least ``least`` tokens are
-    written. A text of an earlier call in ``folder`` is continued. ``progress`` receives the number of tokens after each
-    batch, ``stop`` is called between batches.
+    With ``options.at_most`` and a time limit, writing ends at its share of the time (``TEXT_BY``), but not before
+    ``least`` tokens. The text of an earlier call in ``folder`` is continued. ``progress`` receives the number of tokens
+    after each batch; ``stop`` is called between batches.
 
     Raises:
         OptionError: the text was begun with other options, or the given number of tokens takes too long.
@@ -160,7 +160,7 @@ def continue_prompts(
         if stop():
             return False
         missing = -(-(options.tokens - state["tokens"]) // options.length)
-        numbers = range(state["prompts"], state["prompts"] + amount.together(min(options.batch, missing)))
+        numbers = range(state["prompts"], state["prompts"] + amount.batch_size(min(options.batch, missing)))
         rounds = [prompts["train"][number % len(prompts["train"])] for number in numbers]
         texts = amount.write(teacher, rounds, 1 + numbers[0])
         text = folder / "on-policy.bin"
@@ -169,7 +169,7 @@ def continue_prompts(
         state["prompts"] += len(numbers)
         state["tokens"] += sum(len(text) for _, text in texts)
         state["bytes"] = text.stat().st_size
-        # A resumed run with more time keeps the text as it is.
+        # A resumed run with more time does not extend a complete text.
         state["whole"] = amount.enough(state)
         write_json(folder / "on-policy.json", state)
         amount.clock.save(folder)
@@ -179,16 +179,16 @@ def continue_prompts(
 
 
 class _Amount:
-    """Amount of text to write, by the remaining time and the measured speed."""
+    """Number of tokens to write, by the remaining time and the measured speed."""
 
     def __init__(self, options: OnPolicyOptions, clock: Clock, least: int) -> None:
         self.clock, self._options, self._least = clock, options, least
         self._bounded = options.at_most and clock.limited
-        self._room = max(0.0, clock.left(TEXT_BY))
+        self._seconds_at_start = max(0.0, clock.left(TEXT_BY))
         self._tokens, self._seconds, self._batches = 0, 0.0, 0
 
     def write(self, teacher: Teacher, prompts: list[list[int]], first: int) -> list[Continued]:
-        """Continue prompts number ``first`` and following; the number decides temperature and seed."""
+        """Continue ``prompts``, numbered from ``first``; a prompt's number selects its temperature and seed."""
         began, o = time.monotonic(), self._options
         params = [
             SamplingParams(
@@ -210,22 +210,22 @@ class _Amount:
             return True
         return self._bounded and state["tokens"] >= self._least and self.clock.left(TEXT_BY) <= 0
 
-    def late(self) -> bool:
+    def held_out_time_is_over(self) -> bool:
         """Return whether the time for the held-out prompts is over."""
-        return self._bounded and self.clock.left(TEXT_BY) <= (1 - _HELD_OUT) * self._room
+        return self._bounded and self.clock.left(TEXT_BY) <= (1 - _HELD_OUT_SHARE) * self._seconds_at_start
 
-    def together(self, most: int) -> int:
-        """Return the size of the next batch, up to ``most``, by the remaining time."""
+    def batch_size(self, most: int) -> int:
+        """Return the number of prompts in the next batch: as the remaining time allows, at most ``most``."""
         if not self._bounded:
             return most
         fit = int(self.clock.left(TEXT_BY) * self._speed / self._options.length)
-        return min(most, max(_FEW, fit))
+        return min(most, max(_MIN_BATCH, fit))
 
     def check(self, tokens: int) -> None:
-        """Raise :class:`~pronk.errors.OptionError` if the rest would take longer than until the training ends."""
+        """Raise :class:`~pronk.errors.OptionError` if the missing tokens would outlast the time of training."""
         missing, left = self._options.tokens - tokens, self.clock.left(TRAINED_BY)
-        sure = 2.0 if self._batches < _SURE else 1.2  # tolerance; the first batches may be slow
-        if not self._bounded and missing > 0 and missing > sure * self._speed * left:
+        tolerance = 2.0 if self._batches < _RELIABLE_AFTER else 1.2  # the first batches may be slow
+        if not self._bounded and missing > 0 and missing > tolerance * self._speed * left:
             fit = max(tokens, tokens + int(self._speed * left))
             msg = (
                 f"on-policy: expected at most about {fit} tokens, which the target writes in "
@@ -241,11 +241,11 @@ class _Amount:
 
 
 def _write_held_out(teacher: Teacher, folder: Path, prompts: dict[str, Any], amount: _Amount) -> None:
-    """Continue the held-out prompts; those without time are removed from ``prompts.json``."""
+    """Continue the held-out prompts; remove those from ``prompts.json`` for which no time is left."""
     given, texts = prompts["held_out"], list[Continued]()
-    while len(texts) < len(given) and not (texts and amount.late()):
+    while len(texts) < len(given) and not (texts and amount.held_out_time_is_over()):
         first = len(texts)
-        some = given[first : first + amount.together(len(given) - first)]
+        some = given[first : first + amount.batch_size(len(given) - first)]
         texts += amount.write(teacher, some, first)
     if len(texts) < len(given):
         write_json(folder / "prompts.json", prompts | {"held_out": given[: len(texts)]})
@@ -262,12 +262,12 @@ def _pack(texts: list[Continued], encoder: Encoder) -> np.ndarray[Any, np.dtype[
 
 def _recipe(options: OnPolicyOptions) -> dict[str, Any]:
     values = asdict(options)
-    del values["at_most"]  # does not change the tokens
+    del values["at_most"]  # changes the number of tokens only
     return {"on-policy": values.pop("tokens"), **values, "temperatures": list(options.temperatures)}
 
 
 def _restore(folder: Path, teacher: Teacher) -> dict[str, Any]:
-    """Return the state of the text; bytes of an interrupted batch are cut off."""
+    """Return the content of ``on-policy.json``; cut off the bytes of an interrupted batch."""
     target = {"target": teacher.fingerprints}
     path, text = folder / "on-policy.json", folder / "on-policy.bin"
     if not path.exists():

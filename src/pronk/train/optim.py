@@ -26,26 +26,26 @@ class Optimizers:
         chosen = {id(p) for p in matrices}
         rest = [p for _, p in learning if id(p) not in chosen]
         groups: list[dict[str, Any]] = [{"params": rest, "weight_decay": 0.0}]
-        self._members: list[Optimizer] = []
+        self._optimizers: list[Optimizer] = []
         if kind == "muon" and matrices:
-            self._members.append(Muon(matrices, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"))
+            self._optimizers.append(Muon(matrices, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"))
         elif matrices:
             groups.append({"params": matrices, "weight_decay": weight_decay})
-        self._members.append(AdamW(groups, betas=_BETAS, fused=True))
+        self._optimizers.append(AdamW(groups, betas=_BETAS, fused=True))
 
     def step(self, rate: float) -> None:
-        """Apply the gradients with this learning rate and clear them."""
-        for member in self._members:
-            for group in member.param_groups:
+        """Apply the gradients with learning rate ``rate``, and clear them."""
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
                 group["lr"] = rate
-            member.step()
-            member.zero_grad(set_to_none=True)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
 
     def state_dict(self) -> list[dict[str, Any]]:
-        """Return the state of all members, for a checkpoint."""
-        return [member.state_dict() for member in self._members]
+        """Return the states of the optimizers, for a checkpoint."""
+        return [optimizer.state_dict() for optimizer in self._optimizers]
 
     def load_state_dict(self, states: list[dict[str, Any]]) -> None:
-        """Restore the result of :meth:`state_dict`."""
-        for member, state in zip(self._members, states, strict=True):
-            member.load_state_dict(state)
+        """Restore the states that :meth:`state_dict` returned."""
+        for optimizer, state in zip(self._optimizers, states, strict=True):
+            optimizer.load_state_dict(state)

@@ -56,9 +56,9 @@ class ModelShape:
 class DataOptions:
     """Sources of the text and their mixture.
 
-    ``dialogues`` is the share of the dialogues of all sources. ``valid`` files are held out. No training text shares
-    13 words with a prompt of an ``exclude`` file. ``tokenizer_bytes`` limits the text that the tokenizer is trained
-    on, ``valid_tokens`` each held-out set.
+    ``dialogues`` is the share of dialogues, from all sources together, in the training text. ``valid`` files contain
+    held-out text. No training text shares 13 words in a row with a prompt of an ``exclude`` file. The tokenizer is
+    trained on at most ``tokenizer_bytes``; a held-out set has at most ``valid_tokens``.
     """
 
     sources: tuple[SourceSpec, ...]
@@ -89,12 +89,12 @@ class DataOptions:
 class LoopOptions:
     """Settings of the training loop; intervals and ``warmup`` are in steps.
 
-    A step has ``batch`` tokens, a forward pass ``micro``, a sequence ``length``, or ``final_length`` in the last
-    ``final_share`` of the run. ``minutes`` is the time limit (:mod:`pronk.train.clock`); ``patience`` evaluations
-    without improvement end the run too. The learning rate falls from ``rate`` to ``floor * rate``.
+    A step has ``batch`` tokens, a forward pass ``micro`` tokens. A sequence has ``length`` tokens, in the last
+    ``final_share`` of the run ``final_length`` tokens. The run ends after ``steps``, after ``minutes``, or after
+    ``patience`` evaluations without improvement. The learning rate falls from ``rate`` to ``floor * rate``.
     """
 
-    # Options that may change when a run is resumed; the others determine its result.
+    # Options that a resumed run may change; the other options determine the result.
     FREE: ClassVar[frozenset[str]] = frozenset(
         {"minutes", "patience", "threads", "compile", "device", "evaluate_every", "save_every", "log_every"}
     )
@@ -129,7 +129,7 @@ class LoopOptions:
         self._check(check_number, ("weight_decay",), 0)
         self._check(check_number, ("floor", "final_share"), 0, 1)
         check_choice("optimizer", self.optimizer, OPTIMIZERS)
-        self._check(check_integer, self.lengths, 1, self._longest())
+        self._check(check_integer, self.lengths, 1, self._max_length())
         self._check(check_integer, ("length", "final_length"), 1)
         if self.batch % self.micro:
             msg = f"micro: expected a divisor of batch {self.batch}, found {self.micro}"
@@ -155,7 +155,7 @@ class LoopOptions:
 
     @property
     def lengths(self) -> dict[str, int]:
-        """Sequence lengths of the parts of the run, in order, by field; a part of share 0 is left out."""
+        """The sequence lengths that the run uses, in order, each under the name of its option."""
         shares = {"length": 1 - self.final_share, "final_length": self.final_share}
         return {name: getattr(self, name) for name, share in shares.items() if share > 0}
 
@@ -175,8 +175,8 @@ class LoopOptions:
         return max(self.lengths.values())
 
     @property
-    def least_text(self) -> int:
-        """Minimum tokens of a text that has a sequence for each part of the run."""
+    def min_text_tokens(self) -> int:
+        """Minimum length of a training text that yields at least one sequence of each length."""
         shares = {"length": 1 - self.final_share, "final_length": self.final_share}
         return 2 + max(math.ceil((value + 1) / shares[name]) for name, value in self.lengths.items())
 
@@ -184,8 +184,8 @@ class LoopOptions:
         """Return the options that a resumed run must repeat."""
         return {name: value for name, value in asdict(self).items() if name not in self.FREE}
 
-    def _longest(self) -> int | None:
-        """Return the limit of sequence lengths, if there is one."""
+    def _max_length(self) -> int | None:
+        """Return the maximum sequence length, or ``None`` if any length is allowed."""
         return None
 
 
@@ -201,17 +201,17 @@ class TrainOptions(LoopOptions):
         if self.heads is not None:
             self._check_heads(self.heads.num_heads)
 
-    def _longest(self) -> int | None:
+    def _max_length(self) -> int | None:
         return self.shape.context
 
 
 @dataclass(frozen=True)
 class StudentOptions(LoopOptions):
-    """Settings of a drafter of some ``shape`` that learns from a frozen target with this ``context``.
+    """Settings of a drafter of some ``shape`` that learns from a frozen target of this ``context`` length.
 
-    The target wrote a ``share`` of the training sequences. ``hard`` is the weight of the text's cross-entropy, and
-    1 - ``hard`` that of the divergence from the target. The engine measures the drafter with ``num_tokens`` draft
-    tokens per step, and does not with 0.
+    The target has written a ``share`` of the training sequences. The loss is ``hard`` times the cross-entropy of the
+    text, plus ``1 - hard`` times the divergence from the target. The drafter is measured in the engine with
+    ``num_tokens`` draft tokens per step; 0 skips the measurement.
     """
 
     FREE: ClassVar[frozenset[str]] = LoopOptions.FREE | {"num_tokens"}
@@ -227,7 +227,7 @@ class StudentOptions(LoopOptions):
         self._check(check_number, ("share", "hard"), 0, 1)
         self._check(check_integer, ("num_tokens",), 0, 64)
 
-    def _longest(self) -> int | None:
+    def _max_length(self) -> int | None:
         return self.context
 
 
@@ -237,13 +237,13 @@ class DraftOptions(StudentOptions):
 
     shape: ModelShape = field(default_factory=ModelShape)
 
-    def _longest(self) -> int | None:
+    def _max_length(self) -> int | None:
         return min(self.shape.context, self.context)  # the target reads the same sequences
 
 
 @dataclass(frozen=True)
 class HeadsOptions(StudentOptions):
-    """Settings of ``shape.num_heads`` heads, each for a token further ahead."""
+    """Settings of ``shape.num_heads`` heads; each predicts one token further ahead than the one before."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -258,9 +258,9 @@ class HeadsOptions(StudentOptions):
 class OnPolicyOptions:
     """Amount and sampling of the target's own text.
 
-    The target writes ``tokens`` in all, up to ``length`` after each prompt of up to ``prompt`` tokens; prompts have the
-    ``temperatures`` in turn. ``batch`` prompts are continued together, and an interruption loses at most one batch.
-    ``held_out`` prompts are for evaluation. With ``at_most``, a time limit may reduce ``tokens``.
+    The target writes ``tokens`` tokens in all: up to ``length`` after each prompt of up to ``prompt`` tokens. Prompts
+    take the ``temperatures`` in turn. ``batch`` prompts are continued together; an interruption loses at most one
+    batch. ``held_out`` prompts are for evaluation. With ``at_most``, a time limit may reduce ``tokens``.
     """
 
     tokens: int = 1_000_000
@@ -278,10 +278,11 @@ class OnPolicyOptions:
 
 
 def fit_lengths(settings: Mapping[str, Any], context: int) -> dict[str, Any]:
-    """Return the loop's settings with ``None`` replaced in ``micro``, ``length`` and ``final_length``.
+    """Return the settings of :class:`LoopOptions` with ``None`` replaced in ``micro`` and the lengths.
 
-    Each value is the default of :class:`LoopOptions`, or the largest above its half such that passes divide the batch
-    and consist of whole sequences of at most ``context`` tokens. If nothing fits, the options' own checks raise.
+    ``micro`` becomes a divisor of ``batch`` and a multiple of the given lengths. A length becomes a divisor of
+    ``micro`` of at most ``context``. Each value is more than half of the maximum allowed; if none fits, the checks of
+    the options raise.
     """
     found, share = dict(settings), settings["final_share"]
     used = [name for name, part in (("length", 1 - share), ("final_length", share)) if part > 0]
@@ -297,10 +298,10 @@ def fit_lengths(settings: Mapping[str, Any], context: int) -> dict[str, Any]:
 
 
 def _largest(most: int, fits: Callable[[int], bool]) -> int:
-    """Return the largest number up to ``most`` and above its half that fits, or else ``most``."""
+    """Return the largest number that fits among ``most // 2 + 1 .. most``, or ``most`` if none fits."""
     return next((n for n in range(most, most // 2, -1) if fits(n)), most)
 
 
 def option_name(field_name: str) -> str:
-    """Return the command's name of a field of :class:`LoopOptions`."""
+    """Return the command-line option of a field of :class:`LoopOptions`, without dashes in front."""
     return "lr" if field_name == "rate" else field_name.replace("_", "-")

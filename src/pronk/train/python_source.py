@@ -1,4 +1,4 @@
-"""Python code of the machine: the standard library and permissively licensed packages.
+"""Training text from this Python installation: standard library and permissively licensed packages.
 
 The metadata of a package must declare a permissive licence for all of its files. Tests, generated files, vendored
 copies and tables of data are left out.
@@ -39,7 +39,7 @@ _MIN_BYTES, _MAX_BYTES, _MAX_LINE = 200, 120_000, 300
 def read_python(extra: Path | None) -> Iterator[tuple[str, str, str]]:
     """Yield ``(text, origin, licence)`` of every wanted file, sorted by package and path.
 
-    ``extra`` is one more folder of packages with their ``.dist-info``, as of ``pip install --target``.
+    ``extra`` is a folder of further packages with their ``.dist-info``, as made by ``pip install --target``.
     """
     library = Path(sysconfig.get_path("stdlib"))
     yield from _read_files(library, sorted(library.rglob("*.py")), f"CPython {platform.python_version()}", "PSF-2.0")
@@ -47,7 +47,7 @@ def read_python(extra: Path | None) -> Iterator[tuple[str, str, str]]:
 
 
 def read_packages(places: Sequence[Path]) -> Iterator[tuple[str, str, str]]:
-    """Yield the files of all packages in ``places``; of two versions, the one in the later folder."""
+    """Yield the files of all packages in the folders ``places``; the last folder with a package wins."""
     found = {d.metadata["Name"].lower(): d for place in places for d in distributions(path=[str(place)])}
     for name in sorted(found):
         license_name = _license_of(found[name])
@@ -114,6 +114,6 @@ def is_permissive(expression: str) -> bool:
         return True
     flat = expression.replace("(", " ").replace(")", " ").lower()
     if "(" in expression and " or " in flat and " and " in flat:
-        # Mixed nesting is rare; treating OR as AND is stricter.
+        # Do not parse OR and AND nested by parentheses, which is rare: requiring every licence is stricter.
         flat = flat.replace(" or ", " and ")
     return any(all(_SPDX.fullmatch(term.strip()) for term in side.split(" and ")) for side in flat.split(" or "))

@@ -13,9 +13,9 @@ __all__ = ["check_run", "check_unchanged"]
 
 
 def check_run(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Check a checkpoint's options with :func:`check_unchanged`, after the ``kind`` of the run.
+    """Raise :class:`~pronk.errors.OptionError` if the ``kind`` of a resumed run or an option changed.
 
-    Old checkpoints have no kind, and fit every kind.
+    Old checkpoints have no kind; a run of any kind may resume them.
     """
     kind = now.get("kind")
     if before.get("kind", kind) != kind:
@@ -28,7 +28,7 @@ def check_run(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -
 
 
 def check_unchanged(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise :class:`~pronk.errors.OptionError` if options differ; the message names each of them."""
+    """Raise :class:`~pronk.errors.OptionError` if an option changed; the message names all that did."""
     changed = [
         f"{name} = {old!r} as before, found {new!r}"
         for key, value in now.items()

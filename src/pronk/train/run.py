@@ -44,7 +44,7 @@ def run(  # noqa: PLR0917 - options of the model, then of the run
     """Train a language model until the schedule ends or Ctrl-C; return whether the schedule ended.
 
     An unfinished run in ``folder`` is continued, a finished one is exported again. ``name`` and ``command`` are for the
-    card. The default ``clock`` starts now.
+    model card. The default ``clock`` starts now.
 
     Raises:
         PronkError: bad options, sources or checkpoints.
@@ -55,7 +55,7 @@ def run(  # noqa: PLR0917 - options of the model, then of the run
         processes.from_main(partial(_begin, folder, options, TextModel.identity, clock, console))
 
         def enough(done: int) -> bool:
-            return done >= options.least_text and clock.left(TEXT_BY) <= 0
+            return done >= options.min_text_tokens and clock.left(TEXT_BY) <= 0
 
         def write_text() -> None:
             say, least = partial(console.print, **PLAIN), options.longest + 1
@@ -81,7 +81,7 @@ def run_student(  # noqa: PLR0917 - as for run, with a target and its own text
     console: Console,
     clock: Clock | None = None,
 ) -> bool:
-    """Train a drafter on ``teacher``, with its own text (``own``); see :func:`run`."""
+    """Train a drafter for ``teacher``, partly on text that the target writes (``own``); see :func:`run`."""
     clock = clock or Clock(options.minutes)
     with join_processes(options.device) as processes:
         console.quiet = console.quiet or not processes.main
@@ -114,7 +114,7 @@ def _begin(
 
 
 def _plan(clock: Clock, own: OnPolicyOptions | None, *, writing: bool) -> str:
-    """Return the division of the remaining time, in one line."""
+    """Return a line that tells how the remaining time is divided."""
     text = max(0.0, clock.left(TEXT_BY)) if writing else 0.0
     training = max(0.0, clock.left(TRAINED_BY) - text)
     ending = max(0.0, min(clock.left(), (1 - TRAINED_BY) * clock.limit))
@@ -134,7 +134,7 @@ def _write_text(  # noqa: PLR0917 - called in the first process only
     console: Console,
     clock: Clock,
 ) -> bool:
-    """Prepare the text and the target's own; return whether all of it is written."""
+    """Prepare the sources and let the target write; return false if writing was interrupted."""
     tokens = math.ceil((1 - options.share) * options.steps * options.batch) + 1
     say, least = partial(console.print, **PLAIN), options.longest + 1
 
@@ -142,7 +142,7 @@ def _write_text(  # noqa: PLR0917 - called in the first process only
         return clock.left(TOKENS_BY) <= 0
 
     def enough(done: int) -> bool:
-        return done >= options.least_text and late()
+        return done >= options.min_text_tokens and late()
 
     def prompts(read: Collection) -> None:
         write_prompts(read, teacher, own, folder, late if own.at_most else lambda: False)
@@ -161,7 +161,7 @@ def _train(
     command: str,
     console: Console,
 ) -> bool:
-    """Train with progress on the terminal, and export; ``more`` are facts besides the figures."""
+    """Train with progress on the terminal, and export with the facts ``more`` and the measured figures."""
     options = trainer.options
 
     def export(target: str, figures: dict[str, float], length: int) -> None:
@@ -191,7 +191,7 @@ def _train(
 
 @contextmanager
 def _interrupts() -> Iterator[Callable[[], bool]]:
-    """Yield whether Ctrl-C or SIGTERM was received; a second signal interrupts at once."""
+    """Yield a function that returns whether Ctrl-C or SIGTERM came; a second signal interrupts at once."""
     received: list[int] = []
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 

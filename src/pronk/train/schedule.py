@@ -23,7 +23,7 @@ class Schedule:
     floor: float
 
     def progress(self, step: int, seconds: float) -> float:
-        """Return the finished share of the run, 0..1: that of the steps or of the time, the greater one."""
+        """Return the finished share of the run, 0..1: the greater of the shares of steps and of time."""
         by_time = 0.0 if self.minutes is None else seconds / (60 * self.minutes)
         return min(1.0, max(step / self.steps, by_time))
 

@@ -19,12 +19,12 @@ from pronk.train.clock import within
 
 __all__ = ["SERVED_TOKENS", "beginnings", "is_served", "measure"]
 
-SERVED_TOKENS = 96  # after each held-out prompt
+SERVED_TOKENS = 96  # maximum tokens after each held-out prompt
 
 _TEMPERATURE = 0.8
 _NAMES = ("greedy", f"T={_TEMPERATURE}")
-_TOGETHER = 4  # prompts in a batch, with a time limit
-_SHORTEST, _LONGEST, _PROMPTS = 8, 64, 24  # tokens of a beginning; number of beginnings
+_TIMED_BATCH = 4  # prompts per batch under a time limit
+_MIN_PROMPT, _MAX_PROMPT, _NUM_PROMPTS = 8, 64, 24  # tokens of a beginning; number of beginnings
 
 
 def measure(
@@ -34,15 +34,15 @@ def measure(
 
     Args:
         llm: the target; it must verify every draft token (``budget="all"``).
-        spec: the drafter.
+        spec: the drafter and its options, as for :func:`~pronk.drafters.make_drafter`.
         prompts: at least one; each is shorter than the context.
         max_tokens: maximum tokens after each prompt.
-        seconds: time limit; a few prompts are continued in any case.
+        seconds: time limit; the first batch of prompts is continued in any case.
 
     Raises:
         PronkError: the drafter cannot be loaded, or has raised.
     """
-    drafter = make_drafter(spec).bind(llm.target)  # reads its files again, which may have changed
+    drafter = make_drafter(spec).bind(llm.target)  # loads its files, which may have changed
     figures: dict[str, float] = {}
     for name, temperature in zip(_NAMES, (0.0, _TEMPERATURE), strict=True):
         params = [
@@ -53,7 +53,7 @@ def measure(
             )
             for number, prompt in enumerate(prompts)
         ]
-        size = len(prompts) if seconds == inf else _TOGETHER
+        size = len(prompts) if seconds == inf else _TIMED_BATCH
         stats = [
             each.stats
             for start in within(seconds / len(_NAMES), range(0, len(prompts), size))
@@ -74,7 +74,7 @@ def measure(
 
 
 def is_served(name: str) -> bool:
-    """Return whether a figure of that name is from :func:`measure`."""
+    """Return whether a figure has a name that :func:`measure` gives."""
     decoding, _, what = name.partition(" ")
     return decoding in _NAMES and (what in {"alpha", "S"} or what.startswith("CTAR("))
 
@@ -82,13 +82,13 @@ def is_served(name: str) -> bool:
 def beginnings(data: Path, vocab_size: int, end: int, context: int) -> list[list[int]]:
     """Return beginnings of held-out documents as prompts, up to half of the document and of the context.
 
-    ``end`` is the token after each document in the files of the folder ``data``.
+    Folder ``data`` has the documents in files ``valid-*.bin``, each followed by the token ``end``.
     """
     files = sorted(data.glob("valid-*.bin"))
     found: list[list[int]] = []
     for file in files:
         tokens = np.fromfile(file, dtype=token_dtype(vocab_size))
         documents = np.split(tokens, np.flatnonzero(tokens == end) + 1)
-        parts = [each[: min(_LONGEST, context // 2, len(each) // 2)].tolist() for each in documents]
-        found += [part for part in parts if len(part) >= _SHORTEST][: max(1, _PROMPTS // len(files))]
+        parts = [each[: min(_MAX_PROMPT, context // 2, len(each) // 2)].tolist() for each in documents]
+        found += [part for part in parts if len(part) >= _MIN_PROMPT][: max(1, _NUM_PROMPTS // len(files))]
     return found

@@ -1,4 +1,4 @@
-"""Sources of training text: JSONL files, plain text, and the Python code of the machine.
+"""Sources of training text: JSONL files, plain text, and the installed Python code.
 
 On the command line, a source is ``WHAT=WEIGHT``::
 
@@ -36,7 +36,7 @@ class SourceText:
 
 @dataclass(frozen=True)
 class SourceSpec:
-    """One ``WHAT=WEIGHT``; ``path`` is ``None`` for the machine's own Python code."""
+    """One ``WHAT=WEIGHT`` of kind ``jsonl``, ``text`` or ``python``, which needs no ``path``."""
 
     name: str
     kind: str
@@ -72,7 +72,7 @@ def parse_source(text: str) -> SourceSpec:
 
 
 def spec_of(path: Path, option: str) -> SourceSpec:
-    """Return the source of an ``option`` without a weight: a JSON Lines file, a text file or a folder.
+    """Return a source of weight 1 for the path of an ``option``: JSON Lines, a text file or a folder.
 
     Raises:
         OptionError: the path does not exist.
@@ -84,7 +84,7 @@ def spec_of(path: Path, option: str) -> SourceSpec:
 
 
 def json_lines_name(file: Path) -> str:
-    """Return the name without ``.jsonl`` or ``.jsonl.gz``."""
+    """Return the file name without ``.jsonl`` or ``.jsonl.gz``."""
     return file.name.removesuffix(".gz").removesuffix(".jsonl")
 
 
@@ -113,7 +113,7 @@ def _document(row: dict[str, Any], path: Path) -> SourceText:
     if not isinstance(text, str):
         msg = f"{path}: expected a string under 'text', found {type(text).__name__}"
         raise OptionError(msg)
-    # 'owner/name@commit:path' counts as 'owner/name@commit' in the card.
+    # The model card counts 'owner/name@commit:path' as 'owner/name@commit'.
     origin = str(row.get("source", path.name)).split(":", 1)[0]
     return SourceText(text, origin, str(row.get("license", "not stated")))
 

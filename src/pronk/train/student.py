@@ -1,7 +1,8 @@
 """Base class of the drafters that learn from a frozen target.
 
-The target's features and logits are computed with each batch. A drafter has one or more *branches*, each for a number
-of tokens ahead. Branches are trained one after the other, so the largest tensor is a chunk of one branch's logits.
+The target's features and logits are computed with each batch. A drafter has one or more *branches*; a branch predicts
+the token a fixed number of positions ahead, as a Medusa head does. Branches are trained one after the other, so the
+largest tensor is a chunk of one branch's logits.
 """
 
 from __future__ import annotations
@@ -37,15 +38,15 @@ Module = TypeVar("Module", bound=nn.Module)
 
 @dataclass(frozen=True)
 class Branch:
-    """Predictions for ``n`` rows of a batch, all the same number of tokens ahead."""
+    """Predictions of one branch for ``n`` rows of a batch."""
 
     hidden: Tensor  # ``[n, size]``, the drafter's states after the last norm, the input of the head
-    weight: Tensor  # ``[vocab, size]`` of the head
-    rows: Tensor | None = None  # ``[n]``, rows whose target distribution is learned; ``None`` for all rows, in order
+    weight: Tensor  # ``[vocab, size]``, the weight of the head
+    rows: Tensor | None = None  # ``[n]``, rows of the batch whose target distribution is learned; ``None``: all rows
 
 
 class Student(ABC, Generic[Module]):
-    """An objective with the loss of :func:`~pronk.train.losses.distillation_loss`.
+    """A training objective with the loss of :func:`~pronk.train.losses.distillation_loss`.
 
     A subclass builds the module and computes its branches from the target's features.
 
@@ -53,14 +54,12 @@ class Student(ABC, Generic[Module]):
         OptionError: the text is shorter than one sequence, or the device does not exist.
     """
 
-    # The drafter's name in the registry; its description, the library that loads it, and other targets, for the card.
-    kind: ClassVar[str]
-    what: ClassVar[str]
-    library: ClassVar[str] = "pronk"
-    others: ClassVar[str] = "No other target can use it."
-    # The target's layers whose outputs, or keys and values, are read, from 1.
-    hidden: tuple[int, ...] = ()
-    cache: tuple[int, ...] = ()
+    kind: ClassVar[str]  # name of the drafter in the registry
+    what: ClassVar[str]  # description for the model card
+    library: ClassVar[str] = "pronk"  # library that loads the drafter, for the model card
+    others: ClassVar[str] = "No other target can use it."  # sentence about other targets, for the model card
+    hidden: tuple[int, ...] = ()  # layers of the target, from 1, whose outputs the drafter reads
+    cache: tuple[int, ...] = ()  # layers of the target, from 1, whose keys and values the drafter reads
 
     def __init__(self, folder: Path, options: StudentOptions, teacher: Teacher) -> None:
         self.folder, self.data, self.options, self.teacher = folder, folder / "data", options, teacher
@@ -94,7 +93,7 @@ class Student(ABC, Generic[Module]):
         export_drafter(folder, self.module, document, card)
 
     def exported_shape(self) -> Any:
-        """Return the shape for the drafter's folder, a dataclass."""
+        """Return the shape, a dataclass, that the drafter's folder stores."""
         return self.options.shape
 
     @property
@@ -104,7 +103,7 @@ class Student(ABC, Generic[Module]):
 
     @property
     def spec(self) -> str:
-        """The drafter to measure, with ``{model}`` for its folder."""
+        """The exported drafter as text for ``make_drafter``; ``{model!r}`` stands for its folder."""
         return f"{self.kind}(model={{model!r}}, num_tokens={self.options.num_tokens})"
 
     def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> Passed:
@@ -116,7 +115,7 @@ class Student(ABC, Generic[Module]):
         return Passed(sum(losses) / len(losses), tuple(each.same / each.rows for each in sums))
 
     def _losses(self, inputs: Tensor, targets: Tensor, sums: list[Comparison]) -> Iterator[Tensor]:
-        """Yield the loss of each branch, and add its rows to ``sums``, one for each branch."""
+        """Yield the loss of each branch; add the rows of branch ``i`` to ``sums[i]``."""
         labels, hard = targets.to(self.device).reshape(-1), self.options.hard
         for i, (branch, teacher) in enumerate(self._pass(inputs)):
             sums += [Comparison()] if i == len(sums) else []
@@ -124,7 +123,7 @@ class Student(ABC, Generic[Module]):
             yield distillation_loss(branch.hidden, branch.weight, teacher, chosen, hard, into=sums[i])
 
     def _pass(self, inputs: Tensor) -> Iterator[tuple[Branch, TeacherLogits]]:
-        """Yield each branch with the target's logits at its rows, which are computed by slices."""
+        """Yield each branch with a function from a slice of its rows to the target's logits there."""
         tokens, target = inputs.to(self.device), self.teacher.decoder
         features = compute_features(target, tokens, self.teacher.dtype, self.hidden, self.cache)
 

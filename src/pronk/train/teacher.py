@@ -1,6 +1,6 @@
 """Target of a distillation: it writes text, provides distributions and verifies draft tokens.
 
-The engine's kernels pack their weights, so the distributions are computed from a second, plain copy.
+The engine's kernels pack the weights, so the distributions are computed with a second, plain copy of them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _BATCH = 32  # maximum requests in one forward pass
 
 
 class Teacher:
-    """A frozen model, from a folder, the Hub, or with ``None`` the clone's ``pronk-tiny``.
+    """A frozen model from a folder or the Hub; ``None`` is ``pronk-tiny`` in a clone of the repository.
 
     ``name`` is its id on the Hub or the name of its folder; ``cuda`` is this process's GPU.
 
@@ -70,7 +70,7 @@ class Teacher:
 
     @cached_property
     def fingerprint(self) -> Fingerprint:
-        """The fingerprint in its drafters' files, quick to compute whenever a drafter is loaded."""
+        """The fingerprint that the files of this target's drafters store."""
         return Fingerprint.of(self.folder)
 
     @property

@@ -14,7 +14,7 @@ from pronk.train.chat import ASSISTANT, CHAT_TEMPLATE, END, END_OF_TEXT, SPECIAL
 
 __all__ = ["BYTE_VOCAB", "load_tokenizer", "save_tokenizer", "train_tokenizer"]
 
-# Special tokens and bytes, without merges: each token is a byte of the text.
+# Size of a vocabulary without merges: special tokens and the 256 bytes.
 BYTE_VOCAB = len(SPECIAL_TOKENS) + 256
 
 
@@ -40,7 +40,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     if found != vocab_size:
         msg = f"vocabulary size: the text yields only {found} tokens, expected {vocab_size}; ask for fewer or add text"
         raise OptionError(msg)
-    # A marker spelled in the text stays text.
+    # A special token that is spelled in a text is encoded as plain text.
     tokenizer.encode_special_tokens = True
     return tokenizer
 
@@ -67,7 +67,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> None:
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """Load the tokenizer of a run; markers spelled in a text stay text.
+    """Load the tokenizer of a run; special tokens that are spelled in a text are encoded as plain text.
 
     Raises:
         TokenizerError: the file is missing or damaged.

@@ -13,9 +13,9 @@ LEAST_EXPECTED = 5.0
 
 
 def merge_small(observed: Sequence[float], expected: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Merge cells, smallest first, until each expectation is at least :data:`LEAST_EXPECTED`."""
+    """Merge cells, smallest first, until each expected count is at least :data:`LEAST_EXPECTED`."""
     merged: list[list[float]] = []
-    pool = [0.0, 0.0]
+    pool = [0.0, 0.0]  # observed and expected count of the cells being merged
     for want, count in sorted(zip(expected, observed, strict=True)):
         pool = [pool[0] + count, pool[1] + want]
         if pool[1] >= LEAST_EXPECTED:
@@ -30,13 +30,13 @@ def merge_small(observed: Sequence[float], expected: Sequence[float]) -> tuple[l
 
 
 def chi_square(observed: Sequence[float], expected: Sequence[float]) -> tuple[float, int]:
-    """Return the statistic and its degrees of freedom; every expectation must be above 0."""
+    """Return the statistic and its degrees of freedom; every expected count must be above 0."""
     statistic = sum((count - want) ** 2 / want for count, want in zip(observed, expected, strict=True))
     return statistic, len(observed) - 1
 
 
 def p_value(statistic: float, freedom: int) -> float:
-    """Return the probability of a statistic at least as large under the distribution; 1 without freedom."""
+    """Return the probability of a statistic at least this large; 1 without degrees of freedom."""
     if freedom < 1:
         return 1.0
     half = torch.tensor([freedom / 2, statistic / 2], dtype=torch.float64)

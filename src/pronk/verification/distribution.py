@@ -1,8 +1,8 @@
 """Test of the distribution: sampled strings of several tokens against the model's exact distribution.
 
-For the rule ``"coupled"`` the distribution follows from equality if plain decoding samples correctly. For other rules,
-which accept draft tokens at random, this is the only test. The verdict depends on the seed alone (and, for these rules,
-on the draft tokens), so it is reproducible.
+Under the acceptance rule ``"coupled"``, the test of equality implies this one if plain decoding samples correctly.
+Other rules accept draft tokens at random, and this is the only test of them. The verdict depends on the seed alone
+(under other rules, also on the draft tokens), so it is reproducible.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from pronk.llm import LLM
 from pronk.sampling.noise import derive_seed
 from pronk.sampling.params import SamplingParams
 from pronk.verification.chi_square import chi_square, merge_small, p_value
-from pronk.verification.exact_distribution import DEPTH, DRAW, ExactDistribution
+from pronk.verification.exact_distribution import DRAW, NUM_TESTED_TOKENS, ExactDistribution
 from pronk.verification.prompts import ProgressMeter, VerifySettings
 
-__all__ = ["SIGNIFICANCE", "STRING_TOKENS", "Distribution", "draw", "judge_counts"]
+__all__ = ["NUM_DRAWN_TOKENS", "SIGNIFICANCE", "Distribution", "draw", "judge_counts"]
 
 # Probability that a correct sampler fails a verification (all tests together, by Bonferroni's bound).
 SIGNIFICANCE = 1e-4
 
-STRING_TOKENS = DEPTH + 1  # one more than is tested, so that the last tested token can be a draft token
+NUM_DRAWN_TOKENS = NUM_TESTED_TOKENS + 1  # one token more than is tested: a request's last token is never a draft token
 _STRINGS_PER_HOLDER = 240  # strings that are drawn while one request holds the prompt's KV cache
 
 
@@ -60,19 +60,19 @@ def draw(
 ) -> list[Request]:
     """Draw strings, each with its own seed; ``drafter`` is bound to the target model."""
     drawn: list[Request] = []
-    params = replace(DRAW, max_tokens=STRING_TOKENS, rule=settings.rule)
+    params = replace(DRAW, max_tokens=NUM_DRAWN_TOKENS, rule=settings.rule)
     while len(drawn) < settings.samples:
         places = range(len(drawn), min(len(drawn) + _STRINGS_PER_HOLDER, settings.samples))
         wanted = [replace(params, seed=derive_seed(settings.seed, place)) for place in places]
         drawn += _draw_sharing(llm, exact, drafter, wanted)
-        meter.add(len(wanted) * STRING_TOKENS)
+        meter.add(len(wanted) * NUM_DRAWN_TOKENS)
     return drawn
 
 
 def _draw_sharing(
     llm: LLM, exact: ExactDistribution, drafter: Proposer[Any], wanted: Iterable[SamplingParams]
 ) -> list[Request]:
-    """Draw strings that reuse the prompt's KV cache, which a further request keeps alive.
+    """Draw strings that reuse the prompt's KV cache, which another request (``holder``) keeps in memory.
 
     A string then needs no prefill, and its first token can be a draft token.
     """
@@ -94,7 +94,7 @@ def _draw_sharing(
 
 def judge_counts(exact: ExactDistribution, drawn: Sequence[Request], threshold: float) -> Distribution:
     """Test the strings against the distribution."""
-    counts = Counter(exact.cell(request.output[:DEPTH]) for request in drawn)
+    counts = Counter(exact.cell(request.output[:NUM_TESTED_TOKENS]) for request in drawn)
     impossible = counts.pop(None, 0)
     observed = [float(counts[cell]) for cell in exact.cells]
     expected = [p * sum(observed) for p in exact.cells.values()]

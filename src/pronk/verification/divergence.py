@@ -33,17 +33,17 @@ class Candidate:
 class Divergence:
     """The first difference between a text and that of plain decoding.
 
-    It is a near tie if logits within the tolerance make plain decoding choose the found token, and a defect otherwise.
+    It is a near tie if plain decoding chooses ``found`` after logits change by at most ``tolerance``, else a defect.
     """
 
     prompt: str
-    mode: str  # key of the sampling options in MODES
+    mode: str  # key of the sampling options in equality.MODES
     batch: bool
     position: int  # index of the first generated token that differs
     what: str
-    expected: Candidate | None = None  # of plain decoding; None if its text ended here, or if no token differs
-    found: Candidate | None = None  # of the other text, likewise
-    gap: float | None = None  # score of the expected token minus that of the found one
+    expected: Candidate | None = None  # token of plain decoding; None if its text ended here, or if no token differs
+    found: Candidate | None = None  # token of the other text, or None likewise
+    gap: float | None = None  # score of ``expected`` minus score of ``found``
     tolerance: float | None = None  # bound on rounding errors of a logit, see plain_decoding.rounding
     near_tie: bool = False
 

@@ -35,11 +35,11 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
-if find_spec("llguidance") is not None:  # an extra
+if find_spec("llguidance") is not None:  # an optional dependency
     MODES["guided"] = {
         "temperature": 0.8,
         "guide": Guide(json={"type": "array", "items": {"type": "string", "maxLength": 9}, "minItems": 9}),
-        "guide_mode": "plain",  # count the drafter's own tokens only; forced tokens belong to ``grammar``
+        "guide_mode": "plain",  # forced tokens would count as draft tokens of the tested drafter
     }
 
 
@@ -105,9 +105,9 @@ def generate_texts(
     *,
     batch: bool,
 ) -> list[GeneratedText]:
-    """Generate the texts of a mode, one at a time or together.
+    """Generate the texts of a mode, one at a time or as one batch.
 
-    The prompts of a batch differ in length, are chunked and end at different steps.
+    Prompts of a batch may differ in length, be prefilled in chunks, and end at different steps.
     """
     texts = [(prompt, mode, batch, options(mode, index, settings)) for index, prompt in enumerate(prompts)]
     done: list[Completion] = []

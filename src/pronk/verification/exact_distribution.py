@@ -1,4 +1,4 @@
-"""The exact distribution of the first tokens after a prompt, and a repetitive prompt for drafters."""
+"""The exact distribution of the first tokens after a prompt, and prompts that help drafters."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from pronk.sampling.params import SamplingParams
 from pronk.verification.plain_decoding import rounding, score_next
 from pronk.verification.prompts import NamedPrompt
 
-__all__ = ["DEPTH", "DRAW", "OTHER", "ExactDistribution", "stage"]
+__all__ = ["DRAW", "NUM_TESTED_TOKENS", "OTHER", "ExactDistribution", "stage"]
 
 # A small top_k, so that draft tokens are often accepted and often rejected.
 DRAW = SamplingParams(temperature=1.0, top_k=4, ignore_eos=True)
 
-DEPTH = 3  # tokens per string
-LETTERS = 2  # likeliest tokens per place with a cell of their own: 15 cells in all
-OTHER = -1  # any other token; a cell ends with it
+NUM_TESTED_TOKENS = 3  # tokens per string
+LETTERS = 2  # number of likeliest tokens per position that cells distinguish: 15 cells in all
+OTHER = -1  # stands for any other token, and ends a cell
 
-# Staged prompt: the last tokens of the prompt are repeated, with a different continuation before each repetition.
-_REPEATED = 12
-_ROUNDS = 4
-_CONTINUED = 3
+# Extension of a prompt, see `stage`.
+_REPEATED = 12  # last tokens of the prompt that are repeated
+_ROUNDS = 4  # number of repetitions
+_CONTINUED = 3  # tokens between repetitions, after a chosen first token
 
-_CERTAIN = 0.95  # probability of one string above which the test has too little power
+_CERTAIN = 0.95  # probability of a single cell from which on the test has too little power
 
 Cell = tuple[int, ...]
 
@@ -33,29 +33,29 @@ Cell = tuple[int, ...]
 class ExactDistribution:
     """Probabilities of the strings that :data:`DRAW` samples after a prompt.
 
-    The cells ``(a, b, c)``, ``(a, b, OTHER)``, ``(a, OTHER)`` and ``(OTHER,)`` are the leaves of a tree: at each place
-    the two likeliest tokens by name, and one cell for all others.
+    Cells are ``(a, b, c)``, ``(a, b, OTHER)``, ``(a, OTHER)`` and ``(OTHER,)``, where each letter is one of the two
+    likeliest tokens after the tokens before it.
     """
 
     prompt: NamedPrompt
     cells: dict[Cell, float]  # probabilities; the sum is 1
-    possible: dict[Cell, frozenset[int]]  # token ids that may follow each string of named tokens
-    # Sensitivity to a wrong temperature: the variance of the scaled logits, which is the Fisher information about the
-    # inverse temperature. It is 0 for a certain or a uniform distribution.
+    possible: dict[Cell, frozenset[int]]  # token ids of probability above 0 after each beginning of a cell
+    # Power to detect a wrong temperature: the variance of the scaled logits, summed over positions. This is the Fisher
+    # information about the inverse temperature; it is 0 for a certain or a uniform distribution.
     information: float = 0.0
 
     @classmethod
     def after(cls, llm: LLM, prompt: NamedPrompt) -> ExactDistribution:
-        """Compute the distribution from the logits of plain forward passes, independently of ``sampler``.
+        """Compute the distribution from the logits of plain forward passes, without the sampler.
 
         It is the softmax of the ``top_k`` largest logits over the temperature, in double precision. If logits are not
-        exact, rounding may put another token among these.
+        exact, rounding may put another token among the ``top_k``.
         """
         cells: dict[Cell, float] = {}
         possible: dict[Cell, frozenset[int]] = {}
         information = 0.0
         prefixes: dict[Cell, float] = {(): 1.0}
-        for _ in range(DEPTH):
+        for _ in range(NUM_TESTED_TOKENS):
             scored = score_next(llm, prompt.ids, list(prefixes), DRAW)
             longer: dict[Cell, float] = {}
             for (prefix, mass), recorder in zip(prefixes.items(), scored, strict=True):
@@ -65,7 +65,7 @@ class ExactDistribution:
                 likely = scaled.softmax(0)
                 information += mass * float(likely @ (scaled - likely @ scaled) ** 2)
                 probs = likely[:LETTERS].tolist()
-                # Any token that ties for the last place of the top k is possible, within the rounding error.
+                # Within the rounding error, any token that ties with the last of the top k is possible.
                 slack = 0.0 if llm.exact else 2 * rounding(llm, float(logits.abs().max()))
                 kept = (logits >= top.values[-1] - slack).nonzero().flatten()
                 possible[prefix] = frozenset(kept.tolist())
@@ -76,7 +76,7 @@ class ExactDistribution:
         return cls(prompt, cells | prefixes, possible, information)
 
     def cell(self, string: Sequence[int]) -> Cell | None:
-        """Return the cell of a string of :data:`DEPTH` tokens; ``None`` if the string has probability 0."""
+        """Return the cell of a string of :data:`NUM_TESTED_TOKENS` tokens; ``None`` if the string has probability 0."""
         cell: Cell = ()
         for token in string:
             if token not in self.possible[cell]:
@@ -88,11 +88,11 @@ class ExactDistribution:
 
 
 def stage(llm: LLM, prompts: Sequence[NamedPrompt]) -> ExactDistribution | None:
-    """Extend the prompts and return the most informative distribution, or ``None``.
+    """Return the most informative exact distribution after an extended prompt, or ``None``.
 
     A prompt ``… X`` becomes ``… X abc X def X ghi X jkl X``. Each continuation is a plain sample and begins with a
-    different likely token. Copying drafters then have a draft token for most first tokens. ``None`` means that no
-    prompt has enough free context, or that every continuation is nearly certain.
+    different likely token. Drafters that copy then have a draft token for most first tokens. ``None`` means that
+    no prompt has enough free context, or that every continuation is nearly certain.
     """
     staged = (_extend(llm, prompt) for prompt in prompts)
     candidates = [ExactDistribution.after(llm, prompt) for prompt in staged if prompt is not None]
@@ -104,7 +104,7 @@ def _extend(llm: LLM, prompt: NamedPrompt) -> NamedPrompt | None:
     again = prompt.ids[-_REPEATED:]
     text, used = list(prompt.ids), set[int]()
     for round_ in range(_ROUNDS):
-        if len(text) + _CONTINUED + 1 + len(again) + DEPTH + 1 > llm.config.context:
+        if len(text) + _CONTINUED + 1 + len(again) + NUM_TESTED_TOKENS + 1 > llm.config.context:
             break
         (recorder,) = score_next(llm, text, [[]], DRAW)
         likely = recorder.logits.topk(min(_ROUNDS, len(recorder.logits))).indices.tolist()
@@ -113,6 +113,6 @@ def _extend(llm: LLM, prompt: NamedPrompt) -> NamedPrompt | None:
         params = SamplingParams(**DRAW.to_dict() | {"max_tokens": _CONTINUED, "seed": round_})
         done = llm.generate([*text, first], params, drafter="autoregressive")
         text += [first, *done.token_ids, *again]
-    if len(text) + DEPTH + 1 > llm.config.context:
+    if len(text) + NUM_TESTED_TOKENS + 1 > llm.config.context:
         return None
     return NamedPrompt(prompt.id, text)

@@ -1,4 +1,4 @@
-"""The reference: the target model's logits after a given text, from a plain prefill of it.
+"""The reference: the target model's logits after a given text, from a plain prefill of this text.
 
 No draft tokens take part, so the reference shares the model with the text under test, but not the verification of
 draft tokens.
@@ -32,21 +32,21 @@ class Recorder(Sampler):
         return super().choose(logits)
 
     def could_choose(self, token: int, instead_of: int, slack: float) -> bool:
-        """Return whether moving every logit by at most ``slack`` can make ``token`` the choice.
+        """Return whether changing every logit by at most ``slack`` can make ``token`` the choice.
 
-        Two moves suffice: ``token`` up and all others down; and ``instead_of`` down and all others up, because
-        truncation may then drop ``instead_of``.
+        Two changes suffice: ``token`` up and all others down; and ``instead_of`` down and all others up, because
+        truncation such as top-p may then drop ``instead_of``.
         """
-        up, down = self.logits - slack, self.logits + slack
-        up[token] = self.logits[token] + slack
-        down[instead_of] = self.logits[instead_of] - slack
-        return any(Sampler.choose(self, logits) == token for logits in (up, down))
+        token_up, other_down = self.logits - slack, self.logits + slack
+        token_up[token] = self.logits[token] + slack
+        other_down[instead_of] = self.logits[instead_of] - slack
+        return any(Sampler.choose(self, logits) == token for logits in (token_up, other_down))
 
 
 def score_next(
     llm: LLM, prompt: Sequence[int], outputs: Sequence[Sequence[int]], params: SamplingParams
 ) -> list[Recorder]:
-    """Score the next token after ``prompt`` and each of ``outputs``, with the request's options and seed."""
+    """Return the logits after ``prompt`` and each of ``outputs``, each in a sampler with ``params``."""
     plain = llm.get_proposer("autoregressive")
 
     def after(output: Sequence[int]) -> Request:
@@ -59,7 +59,7 @@ def score_next(
     llm.engine.run(requests)
     recorders = []
     for request, output in zip(requests, outputs, strict=True):
-        recorder = after(output).sampler  # the sampler that ran has advanced beyond this position
+        recorder = after(output).sampler  # a new sampler, as that of the request has advanced by one token
         assert isinstance(recorder, Recorder)
         assert isinstance(request.sampler, Recorder)
         recorder.logits = request.sampler.logits

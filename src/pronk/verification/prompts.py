@@ -27,7 +27,7 @@ class NamedPrompt:
 
 @dataclass(frozen=True)
 class VerifySettings:
-    """The extent of a verification.
+    """Amount of text, seed and acceptance rule of a verification.
 
     With a rule other than ``"coupled"`` sampled tokens depend on the draft tokens, so equality is checked for greedy
     texts only.
@@ -36,7 +36,7 @@ class VerifySettings:
         OptionError: a value is out of range.
     """
 
-    max_tokens: int = 64  # per text, at least 1
+    max_tokens: int = 64  # generated tokens per text, at least 1
     samples: int = 2000  # strings per drafter for the test of the distribution, 100 or more; 0 skips the test
     seed: int = 0
     rule: Rule = "coupled"  # acceptance rule of sampled texts and strings
@@ -52,7 +52,7 @@ class VerifySettings:
 
 @dataclass
 class ProgressMeter:
-    """Reports progress in tokens requested."""
+    """Reports progress in tokens; a finished request counts with its maximum number of tokens."""
 
     tell: Progress | None
     total: int
@@ -71,13 +71,13 @@ class ProgressMeter:
             self.tell(self.label, self.done, self.total)
 
     def requests(self, tokens: int) -> Callable[[int, int], None]:
-        """Return a callback for the number of finished requests, of ``tokens`` tokens each."""
+        """Return a callback that reports finished requests of ``tokens`` tokens each, given their number."""
         began = self.done
         return lambda finished, _total: self.add(began + finished * tokens - self.done)
 
 
 def fitting(llm: LLM, prompts: Sequence[NamedPrompt], max_tokens: int) -> list[NamedPrompt]:
-    """Return the prompts that fit the context with the answer, and as one text for scoring."""
+    """Return the prompts that fit the context with their answer and the one token that scoring generates."""
     limit = llm.config.context - max_tokens - 1
     fit = [prompt for prompt in prompts if 0 < len(prompt.ids) <= limit]
     if not fit:

@@ -21,14 +21,14 @@ class DrafterReport:
     """The checks of one drafter; ``None`` for a check that has not run."""
 
     drafter: str
-    plain: bool  # whether this is plain decoding itself, which counts as tested without draft tokens
+    plain: bool  # whether this is plain decoding, which needs no accepted draft token to count as tested
     equality: Equality | None = None
     rescoring: Rescoring | None = None
     distribution: Distribution | None = None
 
     @property
     def drafted(self) -> int:
-        """Number of draft tokens in all checks."""
+        """Number of draft tokens in all checks; ``rescoring`` counts those of ``equality`` too."""
         return sum(check.drafted for check in (self.rescoring, self.distribution) if check is not None)
 
     @property
@@ -51,7 +51,7 @@ class DrafterReport:
         return {"equality": self.equality, "rescoring": self.rescoring, "distribution": self.distribution}
 
     def verdicts(self) -> dict[str, Verdict]:
-        """Return the verdict of each check."""
+        """Return the verdict of each check by its name."""
         return {name: self._verdict(check) for name, check in self._checks.items()}
 
     def _verdict(self, check: Equality | Rescoring | Distribution | None) -> Verdict:
@@ -83,7 +83,7 @@ class VerifyReport:
     model: str
     device: str
     dtype: str
-    weights: str  # storage format of the matrices
+    weights: str  # storage format of the weight matrices
     kv_dtype: str
     kernels: str  # instruction set of pronk's kernels, or torch
     exact: bool  # whether the kernels guarantee equal tokens bit for bit, so that a near tie fails too

@@ -1,4 +1,4 @@
-"""Test of log-probabilities: those of generation against scoring the whole text in one forward pass."""
+"""Test of log-probabilities: generation against scoring the whole text in one forward pass."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ class Rescoring:
     wrong: int = 0  # tokens whose log-probability is missing or differs by more than the tolerance
     worst: float = 0.0
     where: str | None = None  # first wrong token: prompt, mode, position
-    # Texts beyond the original context of dynamic RoPE scaling, which rotates prompts of that length otherwise than
-    # output.
-    left_out: int = 0
+    left_out: int = 0  # texts that :meth:`TextScorer.can_score` excludes
     drafted: int = 0
     accepted: int = 0
 
@@ -55,7 +53,8 @@ class TextScorer:
     def make(cls, llm: LLM, prompts: Sequence[NamedPrompt]) -> TextScorer:
         """Return a scorer whose tolerance fits the logits after the prompts; 0 if logits are exact.
 
-        A log-probability is a logit minus the log of a sum over all logits; rounding may move each like a logit.
+        A log-probability is a logit minus the logsumexp of all logits. Rounding may move each of the two terms by as
+        much as a logit, hence the factor 2.
         """
         if llm.exact:
             return cls(llm, 0.0)
@@ -63,7 +62,7 @@ class TextScorer:
         return cls(llm, 2 * rounding(llm, max(float(judge.logits.abs().max()) for judge in judges)))
 
     def can_score(self, length: int) -> bool:
-        """Return whether a text of ``length`` tokens has the same rotations as a prompt and as output."""
+        """Return whether RoPE rotates a text of ``length`` tokens alike as a prompt and as generated tokens."""
         rope = self.llm.config.rope
         return rope is None or rope.kind != "dynamic" or length <= rope.original
 

@@ -11,7 +11,7 @@ from pronk.errors import OptionError
 from pronk.llm import LLM
 from pronk.models.weights import forward_weights
 from pronk.sampling.params import Rule, SamplingParams
-from pronk.verification.distribution import SIGNIFICANCE, STRING_TOKENS, draw, judge_counts
+from pronk.verification.distribution import NUM_DRAWN_TOKENS, SIGNIFICANCE, draw, judge_counts
 from pronk.verification.equality import MODES, Equality, GeneratedText, compare, generate_texts
 from pronk.verification.exact_distribution import ExactDistribution, stage
 from pronk.verification.prompts import NamedPrompt, Progress, ProgressMeter, VerifySettings, fitting
@@ -20,7 +20,7 @@ from pronk.verification.rescoring import Rescoring, TextScorer, rescore
 
 __all__ = ["fitting_drafters", "verify_model", "verify_steps"]
 
-_STAGED = 4  # prompts of which the most informative one is used for the test of the distribution
+_NUM_CANDIDATES = 4  # prompts from which the most informative one is chosen for the test of the distribution
 
 _PLAIN = Autoregressive.name
 
@@ -51,13 +51,13 @@ def verify_steps(
 
     Args:
         llm: model on the device and in the dtype to verify.
-        drafters: names, names with options, or options objects. Plain decoding is always included: in a batch against
-            without one.
+        drafters: names, names with options, or options objects. Plain decoding is always included: its texts in a
+            batch are compared with its texts one at a time.
         prompts: prompts to continue; those that are too long for the model are left out and counted.
-        settings: extent of the verification.
+        settings: amount of text, seed and acceptance rule.
         required: whether every drafter must have an accepted draft token (see :attr:`VerifyReport.passed`).
         left_out: drafters to report as left out, with the reason.
-        progress: callback with the current part, the tokens done so far and in all.
+        progress: callback ``(label of the current part, tokens done, tokens in all)``.
 
     Raises:
         PromptError: no prompt fits.
@@ -84,20 +84,20 @@ def verify_steps(
         left_out or {},
         required,
     )
-    tokens = len(MODES) * 2 * len(kept) * settings.max_tokens + settings.samples * STRING_TOKENS
+    tokens = len(MODES) * 2 * len(kept) * settings.max_tokens + settings.samples * NUM_DRAWN_TOKENS
     meter = ProgressMeter(progress, len(proposers) * tokens)
-    exact = stage(llm, kept[:_STAGED]) if settings.samples else None
+    exact = stage(llm, kept[:_NUM_CANDIDATES]) if settings.samples else None
     job = _Job(llm, kept, settings, meter, SIGNIFICANCE / len(proposers), TextScorer.make(llm, kept), exact)
     done: tuple[DrafterReport, ...] = ()
     for name, proposer in zip(names, proposers, strict=True):
-        for part in job.drafter(name, proposer):
-            yield replace(report, drafters=(*done, part))
-        done = (*done, part)
+        for drafter_report in job.check_drafter(name, proposer):
+            yield replace(report, drafters=(*done, drafter_report))
+        done = (*done, drafter_report)
     yield replace(report, drafters=done, complete=True)
 
 
 def fitting_drafters(llm: LLM, prompt: NamedPrompt, rule: Rule = "coupled") -> tuple[list[str], dict[str, str]]:
-    """Return the registered drafters that run on the model without options, and the reasons of the others."""
+    """Return the registered drafters that run on the model without options, and why others do not."""
     fit, reasons = list[str](), dict[str, str]()
     for name in REGISTRY:
         try:
@@ -122,31 +122,31 @@ class _Job:
     exact: ExactDistribution | None
     reference: dict[str, list[GeneratedText]] = field(default_factory=dict)
 
-    def drafter(self, name: str, proposer: Proposer[Any]) -> Iterator[DrafterReport]:
-        """Yield one drafter's report as it grows; the distribution is the last part."""
+    def check_drafter(self, name: str, proposer: Proposer[Any]) -> Iterator[DrafterReport]:
+        """Yield the drafter's report after each part; the test of the distribution is the last part."""
         plain = isinstance(proposer, Autoregressive)
-        part = DrafterReport(name, plain, Equality(self.llm.exact), Rescoring(self.scorer.tolerance))
+        report = DrafterReport(name, plain, Equality(self.llm.exact), Rescoring(self.scorer.tolerance))
         for mode in MODES:
             for texts in self._texts(name, proposer, mode):
-                assert part.equality is not None
-                assert part.rescoring is not None
-                part = replace(
-                    part,
-                    equality=compare(self.llm, part.equality, self.reference[mode], texts),
-                    rescoring=rescore(self.scorer, part.rescoring, texts),
+                assert report.equality is not None
+                assert report.rescoring is not None
+                report = replace(
+                    report,
+                    equality=compare(self.llm, report.equality, self.reference[mode], texts),
+                    rescoring=rescore(self.scorer, report.rescoring, texts),
                 )
-                yield part
+                yield report
         if self.exact is not None:
             self.meter.begin(f"{name}: distribution")
             drawn = draw(self.llm, self.exact, proposer, self.settings, self.meter)
-            yield replace(part, distribution=judge_counts(self.exact, drawn, self.threshold))
+            yield replace(report, distribution=judge_counts(self.exact, drawn, self.threshold))
 
     def _texts(self, name: str, proposer: Proposer[Any], mode: str) -> Iterator[list[GeneratedText]]:
         """Yield the drafter's texts of one mode: first one at a time, then in a batch."""
         given = (self.llm, proposer, self.prompts, mode, self.settings, self.meter)
         self.meter.begin(f"{name}: {mode}")
         texts = generate_texts(*given, batch=False)
-        # Plain decoding runs first; its texts without a batch are the reference.
+        # The first drafter is plain decoding; its texts generated one at a time are the reference.
         self.reference.setdefault(mode, texts)
         yield texts
         self.meter.begin(f"{name}: {mode}, in a batch")
@@ -154,7 +154,7 @@ class _Job:
 
 
 def _get_proposer(llm: LLM, drafter: str | Drafter, prompt: NamedPrompt, rule: Rule) -> Proposer[Any]:
-    """Return the drafter after a short trial run; raise an OptionError if it fails on the model."""
+    """Return the drafter's proposer after a short trial run; raise an OptionError if the drafter fails."""
     made = llm.get_proposer(make_drafter(drafter))
     done = llm.generate(prompt.ids, SamplingParams(max_tokens=4, temperature=1.0, seed=0, rule=rule), drafter=made)
     if done.stats.draft_error is not None:

@@ -68,8 +68,8 @@ def _row(each: DrafterReport, *, complete: bool) -> list[Text]:
         cells[2] = "impossible strings" if strings.impossible else f"p = {strings.p_value:.2g}"
     row = [Text(each.drafter)]
     for cell, verdict in zip(cells, verdicts.values(), strict=True):
-        empty = verdict == "vacuous" and each.tested  # an untested drafter is marked in the last column
-        row.append(Text(f"{cell}, not tested" if empty else cell, style=_STYLES.get(verdict, "")))
+        mark = verdict == "vacuous" and each.tested  # the last column marks a drafter without any accepted draft token
+        row.append(Text(f"{cell}, not tested" if mark else cell, style=_STYLES.get(verdict, "")))
     row.append(Text("–" if each.plain else f"{each.accepted}/{each.drafted}"))
     return [*row, _verdict(each, complete=complete)]
 

@@ -22,7 +22,7 @@ from pronk.bench.peers.specs import PEERS, PeerSpec, choose_peers
 
 __all__ = ["PEERS", "Peer", "PeerError", "PeerRequest", "PeerResult", "PeerSpec", "choose_peers"]
 
-# Maximum number of restarts of a worker process that died.
+# Maximum number of restarts of a peer's worker process.
 _RESTARTS = 2
 
 _DTYPES = ("bfloat16", "float16", "float32")
@@ -32,11 +32,11 @@ class Peer:
     """A worker process that decodes with one method of an engine.
 
     Args:
-        spec: the method.
+        spec: the engine and its decoding method.
         model: a folder in the Hugging Face layout, or a GGUF file; see :attr:`PeerSpec.reads_gguf`.
         draft, dtype, threads: see :class:`WorkerConfig`.
         python: interpreter that has the engine's packages; this interpreter by default.
-        timeout: seconds after which a request is aborted; loading gets ten times as much.
+        timeout: seconds after which a request fails; loading has ten times as many.
     """
 
     def __init__(
@@ -53,8 +53,8 @@ class Peer:
         self.spec, self.name = spec, str(spec)
         self.versions: dict[str, str] = {}
         self.settings: dict[str, str] = {}
-        given = None if draft is None or not spec.needs_draft else str(draft.resolve())
-        self._config = WorkerConfig(spec.engine, spec.variant, str(model.resolve()), given, dtype, threads)
+        draft_path = None if draft is None or not spec.needs_draft else str(draft.resolve())
+        self._config = WorkerConfig(spec.engine, spec.variant, str(model.resolve()), draft_path, dtype, threads)
         self._python = python or sys.executable
         self._timeout = timeout
         self._worker: WorkerProcess | None = None
@@ -81,7 +81,7 @@ class Peer:
     def generate(self, request: PeerRequest) -> PeerResult:
         """Continue one prompt from an empty KV cache.
 
-        A worker that died or timed out is restarted for the next prompt, at most twice.
+        After a worker died or timed out, the next prompt starts a new one; a peer has at most two restarts.
 
         Raises:
             PeerError: no model is loaded, or the engine failed, died, timed out or returned a wrong number of tokens.
@@ -105,7 +105,7 @@ class Peer:
         return result
 
     def close(self) -> None:
-        """Kill the worker process; does nothing when called again."""
+        """Kill the worker process; a second call does nothing."""
         if self._worker is not None:
             self._worker.close()
             self._worker = None
@@ -126,7 +126,7 @@ class Peer:
 
 
 def _check(result: PeerResult, request: PeerRequest) -> None:
-    """Raise unless the output has the requested length; throughput of another length is not comparable."""
+    """Raise for an invalid output, or another length than requested, whose speed is not comparable."""
     tokens = result.token_ids
     if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
         msg = f"expected token ids, found {tokens!r:.60}"
@@ -135,7 +135,7 @@ def _check(result: PeerResult, request: PeerRequest) -> None:
         msg = f"expected seconds above 0, found {result.seconds!r}"
         raise ValueError(msg)
     stops = () if request.ignore_eos else request.stop_token_ids
-    early = next((i for i, token in enumerate(tokens) if token in stops), request.max_tokens - 1)
-    if len(tokens) != early + 1:
-        msg = f"expected {early + 1} tokens, found {len(tokens)}"
+    last = next((i for i, token in enumerate(tokens) if token in stops), request.max_tokens - 1)
+    if len(tokens) != last + 1:
+        msg = f"expected {last + 1} tokens, found {len(tokens)}"
         raise ValueError(msg)

@@ -1,4 +1,4 @@
-"""Parent side of a worker process, which answers each line of JSON with one line of JSON."""
+"""Start a worker process and exchange JSON lines with it: one line per request, one per answer."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from pronk.errors import PronkError
 
 __all__ = ["PeerError", "WorkerProcess"]
 
-# Bytes of the worker's standard error that are searched for the reason of its death.
+# Last bytes of the worker's standard error, in which the reason of its death is searched.
 _TAIL_BYTES = 4096
 
 
 class PeerError(PronkError):
-    """Failure of a peer: not installed, not supported, or died. The message is one line."""
+    """Failure of a peer (not installed, not supported, or died); the message is one line."""
 
 
 class WorkerProcess:
-    """A worker process; killed by :meth:`close`, or when this object is garbage-collected.
+    """A worker process, which dies with :meth:`close` or with the garbage collection of this object.
 
     Args:
-        name: of the peer, for error messages.
-        command: program and arguments.
-        threads: for ``OMP_NUM_THREADS``.
+        name: name of the peer for error messages.
+        command: program and its arguments.
+        threads: number of OpenMP threads.
     """
 
     def __init__(self, name: str, command: list[str], threads: int) -> None:
@@ -44,7 +44,7 @@ class WorkerProcess:
                 stdout=subprocess.PIPE,
                 stderr=self._log,
                 env=_environment(threads),
-                # Ctrl-C reaches the parent only, which then closes its workers.
+                # Ctrl-C then reaches the parent only, which closes its workers.
                 start_new_session=True,
             )
         except OSError as error:
@@ -56,7 +56,7 @@ class WorkerProcess:
         self._lines: queue.Queue[bytes] = queue.Queue()
         reader = threading.Thread(target=_read_lines, args=(self._process.stdout, self._lines), daemon=True)
         reader.start()
-        self._finalizer = weakref.finalize(self, _end, self._process, reader, self._log)
+        self._finalizer = weakref.finalize(self, _kill, self._process, reader, self._log)
 
     @property
     def alive(self) -> bool:
@@ -69,11 +69,11 @@ class WorkerProcess:
         Args:
             op: name of the operation.
             document: arguments of the operation, as JSON values.
-            timeout: seconds.
+            timeout: maximum seconds to wait for the answer.
 
         Raises:
-            PeerError: the worker reports an error, dies, answers something else than JSON, or times out. The worker
-                stays usable after an error that it reports, and is closed after all others.
+            PeerError: the worker reports an error, dies, answers something else than JSON, or times out. It stays
+                usable if it reports an error itself; in all other cases it is closed.
         """
         if not self._finalizer.alive:
             msg = f"{self.name}: the worker is closed"
@@ -92,7 +92,7 @@ class WorkerProcess:
         return self._parse(op, line)
 
     def close(self) -> None:
-        """Kill the worker, wait for it, and free its log; does nothing when called again."""
+        """Kill the worker, wait for its end, and free its log; a second call does nothing."""
         self._finalizer()
 
     def _parse(self, op: str, line: bytes) -> dict[str, Any]:
@@ -129,24 +129,24 @@ class WorkerProcess:
 
 
 def _environment(threads: int) -> dict[str, str]:
-    """Return this process's environment without paths to packages, offline, with a number of threads."""
-    # The model is local, so no library needs to wait for a network.
+    """Return the worker's environment: offline, and without this process's paths to Python packages."""
+    # The model is local, so libraries must not wait for the network.
     fixed = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     kept = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONSAFEPATH")}
     return kept | fixed | {"OMP_NUM_THREADS": str(threads), "PYTHONIOENCODING": "utf-8"}
 
 
 def _read_lines(stream: IO[bytes], lines: queue.Queue[bytes]) -> None:
-    """Put all lines into the queue, then ``b""``: a queue waits with a timeout on every platform."""
-    with contextlib.suppress(ValueError):  # closed while reading
+    """Put all lines, then ``b""``, into a queue, which unlike a pipe has a timeout on every platform."""
+    with contextlib.suppress(ValueError):  # the stream was closed during the loop
         for line in stream:
             lines.put(line)
     lines.put(b"")
 
 
-def _end(process: subprocess.Popen[bytes], reader: threading.Thread, log: IO[bytes]) -> None:
-    """Kill the worker and its child processes, and reap it."""
-    # Until the process is waited for, its id is not reused.
+def _kill(process: subprocess.Popen[bytes], reader: threading.Thread, log: IO[bytes]) -> None:
+    """Kill the worker and its child processes, wait for its end, and close its streams and its log."""
+    # Without a return code the process has not been waited for, so its id belongs to no other process yet.
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if hasattr(os, "killpg"):

@@ -16,11 +16,11 @@ _ALL = "all"
 class PeerSpec:
     """A decoding method of another engine."""
 
-    name: str  # as the user writes it
+    name: str  # value of ``--peer``
     engine: str
-    variant: str = ""  # decoding method of the engine, "" for plain decoding
+    variant: str = ""  # decoding method of the engine; "" is plain decoding
     needs_draft: bool = False  # whether the method needs a draft model
-    reads_gguf: bool = False  # whether the engine reads GGUF files; otherwise folders with safetensors files
+    reads_gguf: bool = False  # whether the engine reads GGUF files; False: folders with safetensors files
 
     def __str__(self) -> str:
         return self.name
@@ -41,7 +41,7 @@ PEERS = {
 
 
 def choose_peers(names: list[str], models: list[Path], *, with_draft: bool) -> tuple[PeerSpec, ...]:
-    """Return the peers that the user named.
+    """Return the peers with these names, without duplicates.
 
     Args:
         names: names of peers, or ``all`` for every peer that reads the first model.

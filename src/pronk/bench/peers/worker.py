@@ -26,8 +26,8 @@ else:
 
 __all__: list[str] = []
 
-_HOME = f"{__package__}.engines" if __package__ else "engines"
-# File and class of each engine, imported on demand because each needs its own packages.
+_ENGINE_PACKAGE = f"{__package__}.engines" if __package__ else "engines"
+# File and class of each engine; only the requested engine is imported, because each needs other packages.
 _ENGINES = {
     "transformers": ("hf", "HuggingFace"),
     "openvino": ("ov", "OpenVino"),
@@ -58,20 +58,20 @@ class _Worker:
             if self.engine is None:
                 msg = "no model is loaded"
                 raise RuntimeError(msg)
-            # Collect now, so that the collector does not run inside the measured time.
+            # Collect garbage now rather than during the measured time.
             gc.collect()
             reset_peak_memory()
-            return asdict(self.engine.generate(PeerRequest(**document))) | {"peak_memory": _peak_memory()}
+            return asdict(self.engine.generate(PeerRequest(**document))) | {"peak_memory": _peak_bytes()}
         config = WorkerConfig(**document)
         file, name = _ENGINES[config.engine]
-        engine: PeerEngine = getattr(importlib.import_module(f"{_HOME}.{file}"), name)()
+        engine: PeerEngine = getattr(importlib.import_module(f"{_ENGINE_PACKAGE}.{file}"), name)()
         versions, settings = engine.load(config)
         self.engine = engine
         return {"versions": versions, "settings": settings}
 
 
 def _private_stdout() -> TextIO:
-    """Return a copy of standard output for the protocol; prints of libraries go to standard error."""
+    """Return a copy of standard output for answers, and redirect prints of libraries to standard error."""
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return channel
@@ -83,8 +83,8 @@ def _failure(error: Exception) -> dict[str, Any]:
     return {"error": f"{type(error).__name__}: {text}"[:300], "missing": missing}
 
 
-def _peak_memory() -> int:
-    """Return bytes, from ``VmHWM`` if possible: ``ru_maxrss`` includes the parent's memory at the fork."""
+def _peak_bytes() -> int:
+    """Return ``VmHWM`` in bytes, else ``ru_maxrss``, which includes the parent's memory at the fork."""
     if (peak := peak_memory()) is not None:
         return peak
     try:

@@ -1,7 +1,4 @@
-"""The drafters of ``pronk train``: a class each, and :data:`KINDS`.
-
-typer reads annotations at run time: none are postponed.
-"""
+"""Drafters that ``pronk train`` trains: one class per kind, collected in :data:`KINDS`."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -18,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KINDS", "DrafterKind", "Settings"]
 
-# Returns the fields of StudentOptions that every kind has, for a drafter with this context.
+# Function from the drafter's maximum number of tokens to the fields of StudentOptions that all kinds share.
 Settings = Callable[[int], dict[str, Any]]
 Plan = tuple["type[Student[Any]]", StudentOptions]
 
@@ -28,20 +25,20 @@ _LAYERS = "Layers; each one adds to the cost of every draft token."
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterKind(ABC):
-    """A kind of drafter: its fields are the options of its command, its docstring is the help.
+    """A kind of drafter: fields are the options of a command, and the docstring is the command's help.
 
-    A field with the name of a shared option replaces that option. ``without`` names shared options that the command
-    does not have.
+    A field with the name of a shared option replaces that option. ``without`` has the names of shared options that
+    the command does not have.
     """
 
     without: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def plan(self, config: "ModelConfig", settings: Settings) -> Plan:
-        """Return the class that trains the drafter, and its options for a target of this ``config``.
+        """Return the class that trains the drafter, and its options for a target with this ``config``.
 
         Raises:
-            OptionError: the drafter is impossible for this target.
+            OptionError: the options do not fit the target.
         """
 
 
@@ -144,12 +141,12 @@ class GlideKind(DrafterKind):
     mlp: Annotated[int, model_option("Width of the gated MLP.")] = 512
     block: Annotated[
         int | None,
-        model_option("Tokens by which the target's cache lags behind at most, in training.", show_default="5"),
+        model_option("Tokens per block in training; a token reads the cache of earlier blocks.", show_default="5"),
     ] = None
     cache_layer: Annotated[
         int | None,
         model_option(
-            "The target's layer whose cache the first layer reads; the next reads the next.",
+            "The target's layer whose cache the first layer reads; further layers read the following ones.",
             show_default="so that the last layer reads the target's last",
         ),
     ] = None
@@ -168,8 +165,8 @@ class GlideKind(DrafterKind):
         block = 5 if self.block is None else self.block
         shape = GlideShape(*sizes, block, cross=not self.vanilla, cache_layer=self.cache_layer)
         shape.cache_layers(config)
-        made = VanillaStudent if self.vanilla else GlideStudent
-        return made, StudentOptions(**settings(config.context), shape=shape)
+        student = VanillaStudent if self.vanilla else GlideStudent
+        return student, StudentOptions(**settings(config.context), shape=shape)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,24 +186,24 @@ class MedusaKind(DrafterKind):
     heads: Annotated[int, model_option("Heads, one for each draft token after the target's own token.")] = 4
     blocks: Annotated[int, model_option("Residual blocks of a head.")] = 2
     unembeddings: Annotated[
-        str, model_option("shared is the target's; replicated gives each head a copy to change, many times as large.")
+        str, model_option("shared: the target's; replicated: a copy that each head trains, many times as large.")
     ] = "shared"
     tree_size: Annotated[
-        int, model_option("Draft tokens of the tree, which is chosen by the accuracy of the heads on held-out text.")
+        int, model_option("Draft tokens of the tree, chosen by the accuracy of the heads on held-out text.")
     ] = 15
     rate: _Rate = 0.02
     num_tokens: Annotated[
         int | None,
-        loop_option("Depth of the tree when the engine measures the drafter; 0 does not.", show_default="all heads"),
+        loop_option("Depth of the tree when the engine measures the drafter; 0: not at all.", show_default="all heads"),
     ] = None
 
     def plan(self, config: "ModelConfig", settings: Settings) -> Plan:
         from pronk.drafters.from_target.modules.medusa import MedusaShape
         from pronk.train.medusa import MedusaOptions, MedusaStudent
 
-        found = settings(config.context) | {"num_tokens": self.heads if self.num_tokens is None else self.num_tokens}
+        fields = settings(config.context) | {"num_tokens": self.heads if self.num_tokens is None else self.num_tokens}
         shape = MedusaShape(self.heads, self.blocks, self.unembeddings)
-        return MedusaStudent, MedusaOptions(**found, shape=shape, tree_size=self.tree_size)
+        return MedusaStudent, MedusaOptions(**fields, shape=shape, tree_size=self.tree_size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,7 +224,7 @@ class HeadsKind(DrafterKind):
 
     heads: Annotated[int, model_option("Heads; the first predicts the token after the next.")] = 3
     layer: Annotated[
-        int | None, model_option("Layer of the target whose output they read.", show_default="the last")
+        int | None, model_option("Layer of the target whose output the heads read.", show_default="the last")
     ] = None
     kind: Annotated[str, model_option(HEAD_KIND)] = "transformer"
     order: Annotated[str, model_option(HEAD_ORDER)] = "parallel"
@@ -236,9 +233,9 @@ class HeadsKind(DrafterKind):
         int | None, model_option("Width of a head's MLP.", show_default="1.2 times the target's hidden size")
     ] = None
     num_tokens: Annotated[
-        int | None, loop_option("Draft tokens per step when the engine measures them; 0 does not.", show_default="all")
+        int | None, loop_option("Draft tokens per step when the engine measures them; 0: never.", show_default="all")
     ] = None
-    # Higher than a language model's rate: the heads start from the target's norm, far from their optimum.
+    # Higher than the rate of a language model: heads start near the identity, far from their optimum.
     rate: _Rate = 0.02
 
     def __post_init__(self) -> None:
@@ -252,11 +249,11 @@ class HeadsKind(DrafterKind):
         width = 6 * config.hidden_size // 5 if self.mlp is None else self.mlp
         shape = HeadsShape(self.heads, layer, width, self.kind, self.order, self.unembeddings)
         shape.check(config)
-        found = settings(config.context) | {"num_tokens": self.heads if self.num_tokens is None else self.num_tokens}
-        return HeadsStudent, HeadsOptions(**found, shape=shape)
+        fields = settings(config.context) | {"num_tokens": self.heads if self.num_tokens is None else self.num_tokens}
+        return HeadsStudent, HeadsOptions(**fields, shape=shape)
 
 
-# By the name of the command, in the order of the help.
+# Kind by name of the command, in the order of the help.
 KINDS: dict[str, type[DrafterKind]] = {
     "draft": DraftKind,
     "kangaroo": KangarooKind,

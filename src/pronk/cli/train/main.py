@@ -27,7 +27,7 @@ from pronk.train.options import DataOptions, ModelShape, OnPolicyOptions, TrainO
 
 __all__ = ["app"]
 
-_KIND, _ORDER, _UNEMBEDDINGS = "transformer", "parallel", "shared"  # defaults of heads
+_DEFAULT_KIND, _DEFAULT_ORDER, _DEFAULT_UNEMBEDDINGS = "transformer", "parallel", "shared"
 
 app = typer.Typer(help="Train language models and drafters.", no_args_is_help=True, rich_markup_mode="rich")
 
@@ -50,15 +50,15 @@ def lm(
     positions: Annotated[int, model_option("Longest text, in tokens.")] = ModelShape.context,
     bytes: Annotated[bool, model_option("Bytes as tokens: a vocabulary of 256 and the special tokens.")] = False,  # noqa: A002
     future_tokens: Annotated[int, model_option("Tokens to predict at once, each with a head of its own.")] = 1,
-    head_kind: Annotated[str | None, model_option(HEAD_KIND, show_default=_KIND)] = None,
-    head_order: Annotated[str | None, model_option(HEAD_ORDER, show_default=_ORDER)] = None,
-    unembeddings: Annotated[str | None, model_option(UNEMBEDDINGS, show_default=_UNEMBEDDINGS)] = None,
+    head_kind: Annotated[str | None, model_option(HEAD_KIND, show_default=_DEFAULT_KIND)] = None,
+    head_order: Annotated[str | None, model_option(HEAD_ORDER, show_default=_DEFAULT_ORDER)] = None,
+    unembeddings: Annotated[str | None, model_option(UNEMBEDDINGS, show_default=_DEFAULT_UNEMBEDDINGS)] = None,
     head_mlp: Annotated[int | None, model_option("Width of a head's MLP.", show_default="the model's")] = None,
 ) -> None:
     """Train a tokenizer and a Llama-architecture language model from text.
 
-    With --future-tokens, heads for the tokens after the next are trained with it, for faster decoding: they are in the
-    folder heads of the model, for the drafter multi_token.
+    With --future-tokens, heads that predict further tokens are trained with the model, for faster decoding. They are in
+    the folder heads of the model, for the drafter multi_token.
 
     The finished model is in OUT/export, the latest one in OUT/latest. Ctrl-C saves; the same command continues.
 
@@ -73,7 +73,7 @@ def lm(
     from pronk.train.clock import Clock
 
     settings = vars(loop())
-    clock = Clock(settings["minutes"])  # before torch is imported, which takes seconds
+    clock = Clock(settings["minutes"])  # the import of torch below takes seconds, which count
 
     from pronk.train.future import future_shape
     from pronk.train.run import run
@@ -88,8 +88,8 @@ def lm(
     size = BYTE_VOCAB if bytes else ModelShape.vocab if vocab is None else vocab
     data = text(size, settings["seed"])
     shape = ModelShape(hidden, layers, heads, kv_heads, mlp, size, positions)
-    words = (head_kind or _KIND, head_order or _ORDER, unembeddings or _UNEMBEDDINGS)
-    future = future_shape(shape, future_tokens, *words, head_mlp)
+    head_words = (head_kind or _DEFAULT_KIND, head_order or _DEFAULT_ORDER, unembeddings or _DEFAULT_UNEMBEDDINGS)
+    future = future_shape(shape, future_tokens, *head_words, head_mlp)
     options = TrainOptions(**settings, shape=shape, heads=future)
     if not run(data, options, out, name, command_line(context), Console(), clock):
         raise typer.Exit(INTERRUPTED)
@@ -108,8 +108,8 @@ def _command(kind: type[DrafterKind]) -> Callable[..., None]:
     ) -> None:
         from pronk.train.clock import Clock
 
-        own, run, settings = kind(), student(), vars(loop())
-        clock = Clock(settings["minutes"])  # before torch is imported, which takes seconds
+        drafter, run, settings = kind(), student(), vars(loop())
+        clock = Clock(settings["minutes"])  # the import of torch below takes seconds, which count
 
         from pronk.train.run import run_student
         from pronk.train.teacher import Teacher
@@ -120,9 +120,9 @@ def _command(kind: type[DrafterKind]) -> Callable[..., None]:
         teacher = Teacher(run.target, settings["device"], settings["threads"])
         name = run.name or f"{teacher.name.rpartition('/')[2]}-{str(context.info_name).replace('_', '-')}"
         config = teacher.llm.config
-        made, options = own.plan(config, partial(run.settings, settings, config.context))
+        student_class, options = drafter.plan(config, partial(run.settings, settings, config.context))
         command = command_line(context)
-        if not run_student(made, data, on_policy, options, teacher, run.out, name, command, Console(), clock):
+        if not run_student(student_class, data, on_policy, options, teacher, run.out, name, command, Console(), clock):
             raise typer.Exit(INTERRUPTED)
 
     return train

@@ -1,7 +1,4 @@
-"""Options that the commands of ``pronk train`` share, for :func:`~pronk.cli.options.shares`.
-
-typer reads annotations at run time: none are postponed.
-"""
+"""Options that the commands of ``pronk train`` share, for :func:`~pronk.cli.options.shares`."""
 
 import shlex
 from collections.abc import Mapping
@@ -29,10 +26,10 @@ __all__ = [
     "text_options",
 ]
 
-# Help of the options for heads, with a language model or on a frozen target.
+# Help texts of the options for heads, which the commands ``lm`` and ``heads`` share.
 HEAD_KIND = "A head's layer: transformer or linear."
-HEAD_ORDER = "parallel; causal: each head reads the nearer one's output; anticausal: the further one's."
-UNEMBEDDINGS = "shared: the model's own; replicated: one for each head."
+HEAD_ORDER = "parallel; causal: a head reads the output of the head before it; anticausal: of the head after it."
+UNEMBEDDINGS = "shared: the model's output matrix; replicated: a copy of it for each head."
 
 
 text_option, model_option, loop_option = map(panel, ("Text", "Model", "Training"))
@@ -56,29 +53,29 @@ def text_options(
     ] = None,
     dialogues: Annotated[float, text_option("Share of dialogues in the mixture.")] = DataOptions.dialogues,
 ) -> DataOptions:
-    """Return the text of a run."""
+    """Return the training text: sources, validation files, prompts to exclude, and vocabulary size."""
     sources = tuple(parse_source(text) for text in source)
     return DataOptions(sources, tuple(valid or ()), tuple(exclude or ()), dialogues, vocab, seed=seed)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoopSettings:
-    """Fields of :class:`~pronk.train.options.LoopOptions`; ``None`` is for :func:`fit_lengths` to replace."""
+    """Fields of LoopOptions; :func:`fit_lengths` replaces ``None`` of ``micro`` and of the lengths."""
 
     steps: Annotated[int, loop_option("Optimizer steps at most.")] = LoopOptions.steps
     minutes: Annotated[
         float | None,
-        loop_option("End after so many minutes from the command's start, text and evaluations and all, on schedule."),
+        loop_option("End the schedule this many minutes after the command's start, evaluations included."),
     ] = None
     patience: Annotated[
         int | None,
-        loop_option("End when so many validations in a row are no better than the best one.", show_default="never"),
+        loop_option("End after this many validations in a row without a new best loss.", show_default="never"),
     ] = None
     batch: Annotated[int, loop_option("Tokens per step.")] = LoopOptions.batch
     micro: Annotated[
         int | None,
         loop_option(
-            "Tokens per pass; gradients are accumulated.",
+            "Tokens per forward and backward pass; gradients are accumulated.",
             show_default=f"{LoopOptions.micro}, or the most below that divides --batch into whole sequences",
         ),
     ] = None
@@ -108,12 +105,12 @@ class LoopSettings:
     threads: Annotated[int | None, loop_option("CPU threads.", show_default="torch's choice")] = None
     evaluate_every: Annotated[int, loop_option("Steps between validations.")] = LoopOptions.evaluate_every
     save_every: Annotated[int, loop_option("Steps between checkpoints.")] = LoopOptions.save_every
-    seed: Annotated[int, loop_option("Decides weights, mixture and order of the text.")] = LoopOptions.seed
+    seed: Annotated[int, loop_option("Seed of weights, mixture and order of the text.")] = LoopOptions.seed
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudentRun:
-    """Target and text of a drafter."""
+    """Options of a run that trains a drafter on the distribution of a target."""
 
     out: Annotated[Path, typer.Option(help="Folder of the run; an unfinished run in it is continued.")]
     target: Annotated[
@@ -128,22 +125,22 @@ class StudentRun:
     on_policy: Annotated[
         int,
         text_option(
-            "Tokens that the target writes itself, to learn from.",
+            "Tokens of text that the target generates for the training.",
             show_default=f"{OnPolicyOptions.tokens}, or what a third of --minutes is enough for",
         ),
     ] = OnPolicyOptions.tokens
     share: Annotated[float, text_option("Share of the target's own text in the training text.")] = StudentOptions.share
     hard: Annotated[
-        float, loop_option("Weight of the text's own next token in the loss; the rest is the target's distribution.")
+        float, loop_option("Weight in the loss of the text's next token; the other part is the target's distribution.")
     ] = StudentOptions.hard
     num_tokens: Annotated[
-        int | None, loop_option("Draft tokens per step when the engine measures the drafter; 0 does not.")
+        int | None, loop_option("Draft tokens per step when the engine measures the drafter; 0: no measurement.")
     ] = StudentOptions.num_tokens
 
     def settings(self, loop: Mapping[str, Any], context: int, longest: int) -> dict[str, Any]:
-        """Return the fields of :class:`~pronk.train.options.StudentOptions` that every kind has.
+        """Return the fields of :class:`~pronk.train.options.StudentOptions` that all kinds of drafters share.
 
-        Sequences fit the target's ``context`` and that of the drafter, ``longest``.
+        ``context`` and ``longest`` are the maximum numbers of tokens of target and drafter; sequences fit both.
         """
         return {
             **fit_lengths(loop, min(context, longest)),
@@ -155,7 +152,7 @@ class StudentRun:
 
 
 def refuse(options: Mapping[str, object], reason: str) -> None:
-    """Raise :class:`~pronk.errors.OptionError` if one of the options, by name, has a value but no effect."""
+    """Raise OptionError if one of ``options``, which have no effect in this command, has a value."""
     for name, value in options.items():
         if value is not None:
             msg = f"{name}: expected none {reason}, found {value!r}; leave it out"
@@ -163,7 +160,7 @@ def refuse(options: Mapping[str, object], reason: str) -> None:
 
 
 def command_line(context: typer.Context) -> str:
-    """Return the command for the card: options of the text first, paths without folders of the machine."""
+    """Return the command for the model card: text options first, paths without their folders."""
     words, order = ["pronk", "train", str(context.info_name)], {"Text": 0, None: 1}
     given = set(given_options(context))
     for parameter in sorted(context.command.params, key=lambda p: order.get(getattr(p, "rich_help_panel", None), 2)):
@@ -179,7 +176,7 @@ def command_line(context: typer.Context) -> str:
 
 
 def _without_folder(value: object) -> str:
-    """Shorten ``a/b.jsonl=1`` to ``b.jsonl=1`` and ``python:a/b=1`` to ``python:b=1``; keep a model id."""
+    """Shorten ``a/b.jsonl=1`` to ``b.jsonl=1``, ``python:a/b=1`` to ``python:b=1``; keep a Hub id."""
     if isinstance(value, Path):
         return value.name
     what, equals, weight = str(value).rpartition("=")

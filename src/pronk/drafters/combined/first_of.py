@@ -1,16 +1,16 @@
-"""The drafter ``first_of``: the first proposal with draft tokens, of several drafters in order.
+"""The drafter ``first_of``: tries several drafters in order until one has draft tokens.
 
-Source of the draft tokens: other drafters, the parts, by descending precedence. Put cheap and accurate parts first, and
-a part that always has draft tokens last: ``first_of(suffix, prompt_lookup, recycling)`` copies where the text repeats
-itself and recycles elsewhere. Each tree comes from one part ::
+Source of the draft tokens: other drafters, in order of precedence. Put cheap and accurate drafters first, and a drafter
+that always has draft tokens last: ``first_of(suffix, prompt_lookup, recycling)`` copies where the text repeats itself
+and recycles elsewhere. Each tree comes from one drafter ::
 
     prompt_lookup   the                        no match: no draft tokens
     recycling       the ── cat ── sat          used
                      └──── dog
 
-When it pays: where rows are expensive (CPU), or where the parts' proposals rarely complement each other. Otherwise use
-``merged``. All parts observe the outcome of every step. Suffix and recycling together take 0.14 to 0.2 ms of host time
-per step.
+When it pays: where rows are expensive (CPU), or where the drafters' proposals rarely complement each other. Otherwise
+use ``merged``. All drafters observe the outcome of every step. Suffix and recycling together take 0.14 to 0.2 ms of
+host time per step.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class FirstOf(Composite):
     """Options of ``first_of``.
 
     Attributes:
-        parts: drafters to combine, by descending precedence.
+        parts: drafters to combine, in order of precedence.
     """
 
     name = "first_of"
@@ -40,22 +40,22 @@ class FirstOf(Composite):
     parts: tuple[Drafter, ...] = field(default_factory=default_parts)
 
     def bind(self, target: Target) -> FirstOfProposer:
-        """Bind all parts and return their combination."""
+        """Bind all drafters to the target and return their combination."""
         return FirstOfProposer(self.bind_parts(target))
 
 
 class FirstOfProposer(CompositeProposer):
-    """Proposer that returns the tree of the first part with an acceptable draft token, for each request."""
+    """Proposer that returns, for each request, the tree of the first drafter that has draft tokens."""
 
     name = FirstOf.name
 
     def propose(self, contexts: Sequence[DraftContext[Parts]]) -> list[TokenTree]:
-        """Return for each context the first tree with an acceptable draft token (lookahead's window is not)."""
+        """Return for each context the first tree with an acceptable draft token."""
         trees = [TokenTree.chain(context.tokens[-1:]) for context in contexts]
-        pending = list(range(len(contexts)))  # indices of contexts without such a tree
-        for number, part in enumerate(self.parts):
-            views = [replace(contexts[i], state=contexts[i].state[number]) for i in pending]
-            for i, tree in zip(pending, part.propose(views), strict=True):
+        pending = list(range(len(contexts)))  # indices of contexts for which no drafter has proposed yet
+        for index, proposer in enumerate(self.parts):
+            views = [replace(contexts[i], state=contexts[i].state[index]) for i in pending]
+            for i, tree in zip(pending, proposer.propose(views), strict=True):
                 trees[i] = tree
             pending = [i for i in pending if sum(trees[i].acceptable) == 1]  # only the root is acceptable
             if not pending:

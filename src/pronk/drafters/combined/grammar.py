@@ -1,20 +1,20 @@
-"""The drafter ``grammar``: tokens that a grammar forces, before and between another drafter's tokens.
+"""The drafter ``grammar``: tokens that a grammar forces, around the draft tokens of another drafter.
 
-Source of the draft tokens: the request's guide, which is the state of its JSON schema, regular expression or grammar,
-and one other drafter, the part. Text is *forced* if the guide allows only one continuation. Forced tokens are draft
-tokens that cost next to nothing and are nearly always accepted. The part proposes after the forced text ::
+Source of the draft tokens: the request's guide (JSON schema, regular expression or grammar) and one wrapped drafter.
+Text is *forced* if the guide allows only one continuation. Forced tokens are draft tokens that cost next to nothing and
+are nearly always accepted. The wrapped drafter proposes after the forced text ::
 
-    forced      {"name": "                                     ", "age":
-    the part                      Ada ─┬─ Lovelace
-                                       └─ Yonath
-    tree        {"name": " ─ Ada ─┬─ Lovelace ─ ", "age":
-                                  └─ Yonath ─ ", "age":
+    forced           {"name": "                                     ", "age":
+    wrapped drafter                    Ada ─┬─ Lovelace
+                                            └─ Yonath
+    tree             {"name": " ─ Ada ─┬─ Lovelace ─ ", "age":
+                                       └─ Yonath ─ ", "age":
 
 When it pays: always, for requests with a guide that forces text, such as a JSON schema. A request with
-``guide_mode="forced"`` automatically gets this drafter, with its own drafter as the part. Without a guide the proposal
-is that of the part.
+``guide_mode="forced"`` automatically gets this drafter, which wraps the drafter of the request. Without a guide the
+proposal is that of the wrapped drafter.
 
-**Why forced tokens are accepted.** A text has several tokenizations, such as ``{"`` or ``{`` and ``"``. The forced
+**Why forced tokens are accepted.** A text has several tokenizations: ``{"`` is one token, or ``{`` and ``"``. Forced
 tokens are the tokenizer's own encoding of the forced text after the output so far, as in the training data of models.
 Tokens at the end of forced text are left out if the following text could change them. The guide's mask allows only this
 encoding (:mod:`pronk.structured.grammar_processor`), so the target's choice is known before the forward pass, under
@@ -47,7 +47,7 @@ class Grammar(Composite):
     """Options of ``grammar``.
 
     Attributes:
-        parts: one drafter, which proposes text that is not forced.
+        parts: the wrapped drafter, which proposes text that is not forced; exactly one.
     """
 
     name = "grammar"
@@ -62,71 +62,72 @@ class Grammar(Composite):
             raise OptionError(msg)
 
     def bind(self, target: Target) -> GrammarProposer:
-        """Bind the part and return a proposer of forced tokens and of the part's draft tokens."""
-        (part,) = self.bind_parts(target)
-        return GrammarProposer(part)
+        """Bind the wrapped drafter and return a proposer that adds forced tokens."""
+        (wrapped,) = self.bind_parts(target)
+        return GrammarProposer(wrapped)
 
 
 class GrammarProposer(CompositeProposer):
-    """Proposer of forced tokens, and of the part's draft tokens between them."""
+    """Proposer of forced tokens, and of a wrapped drafter's draft tokens between them."""
 
     name = Grammar.name
 
-    def __init__(self, part: Proposer[Any]) -> None:
-        super().__init__((part,))
+    def __init__(self, wrapped: Proposer[Any]) -> None:
+        super().__init__((wrapped,))
+        self.wrapped = wrapped
         self.capabilities = replace(self.capabilities, proposes=True)
 
     @property
     def budget_owner(self) -> Proposer[Any]:
-        """Return the part's budget owner; forced tokens cost next to nothing.
+        """Return the wrapped drafter's budget owner; forced tokens cost next to nothing.
 
-        A proposer made for ``guide_mode="forced"`` is freed with its last request, and would lose a budget of its own.
+        A proposer for ``guide_mode="forced"`` is freed with its last request, so its own budget would be lost.
         """
-        return self.parts[0].budget_owner
+        return self.wrapped.budget_owner
 
     def source_reports(self, state: Parts) -> Sequence[SourceReport]:
-        """Return the part's reports."""
-        return self.parts[0].source_reports(state[0])
+        """Return the wrapped drafter's reports."""
+        return self.wrapped.source_reports(state[0])
 
     def should_skip(self, state: Parts, tokens: Sequence[int]) -> bool:  # noqa: ARG002
-        """Return False: the guide may force tokens in any step."""
+        """Return False, because the guide may force tokens in any step."""
         return False
 
     def propose(self, contexts: Sequence[DraftContext[Parts]]) -> list[TokenTree]:
-        """Return for each context the forced chain, the part's tree below it, and forced chains below that."""
+        """Return for each context a tree of forced tokens and the wrapped drafter's draft tokens."""
         forced = [_forced_tokens(context) for context in contexts]
-        part_contexts = [_part_context(context, tokens) for context, tokens in zip(contexts, forced, strict=True)]
-        drafting = [  # indices of contexts that leave room for draft tokens of the part
+        after_forced = [_append(context, tokens) for context, tokens in zip(contexts, forced, strict=True)]
+        drafting = [  # indices of contexts whose limits leave room for the wrapped drafter's draft tokens
             i
-            for i, context in enumerate(part_contexts)
-            if self.parts[0].capabilities.proposes and min(context.max_depth, context.max_nodes) > 0
+            for i, context in enumerate(after_forced)
+            if self.wrapped.capabilities.proposes and min(context.max_depth, context.max_nodes) > 0
         ]
-        trees = [TokenTree.chain(context.tokens[-1:]) for context in part_contexts]
+        trees = [TokenTree.chain(context.tokens[-1:]) for context in after_forced]
         with ExitStack() as samplers:
             for i in drafting:
                 samplers.enter_context(contexts[i].sampler.after(forced[i]))
-            for i, tree in zip(drafting, self.parts[0].propose([part_contexts[i] for i in drafting]), strict=True):
+            for i, tree in zip(drafting, self.wrapped.propose([after_forced[i] for i in drafting]), strict=True):
                 trees[i] = tree
         return [self._add_forced(*each) for each in zip(contexts, forced, trees, strict=True)]
 
     def _add_forced(self, context: DraftContext[Parts], forced: Sequence[int], tree: TokenTree) -> TokenTree:
-        """Return the chain ``forced``, the part's tree below it, and forced chains below that tree."""
+        """Return a chain of ``forced`` tokens, ``tree`` at its end, and forced chains below nodes of ``tree``."""
         if context.sampler.guide is None:
             return tree
-        combined = _ForcedTree(self.parts[0].name, context, forced, tree)
+        combined = _ForcedTree(self.wrapped.name, context, forced, tree)
         with context.sampler.after():
             combined.add_forced_chains()
         return combined.tree()
 
 
 class _ForcedTree:
-    """The tree under construction: a forced chain, the part's tree below it, and more forced chains.
+    """Tree under construction: a forced chain, the wrapped drafter's tree at its end, more forced chains.
 
-    The attributes are lists with the meaning of :class:`TokenTree`. The part's root is the last forced token.
+    Attributes mean the same as in :class:`TokenTree`. The root of the drafter's tree is the last forced token.
     """
 
-    def __init__(self, part_name: str, context: DraftContext[Parts], forced: Sequence[int], tree: TokenTree) -> None:
-        shift = len(forced)  # node i of the part's tree becomes node i + shift
+    def __init__(self, drafter: str, context: DraftContext[Parts], forced: Sequence[int], tree: TokenTree) -> None:
+        shift = len(forced)  # node i of the drafter's tree becomes node i + shift
         self.context = context
         self.tokens = [context.tokens[-1], *forced, *tree.tokens[1:]]
         self.parents = [*range(-1, shift), *(parent + shift for parent in tree.parents[1:])]
@@ -135,19 +136,19 @@ class _ForcedTree:
         self.probs = None if tree.probs is None else [*(None,) * (shift + 1), *tree.probs[1:]]
         unknown_gain = tree.gain is None and tree.num_draft_tokens > 0
         self.gain = None if unknown_gain else [1.0] * (shift + 1) + list((tree.gain or (1.0,))[1:])
-        part_origin = tree.origin or (("", 0), *((part_name, 0),) * tree.num_draft_tokens)
-        self.origin = [("", 0), *((Grammar.name, 0),) * shift, *part_origin[1:]]
+        origin = tree.origin or (("", 0), *((drafter, 0),) * tree.num_draft_tokens)
+        self.origin = [("", 0), *((Grammar.name, 0),) * shift, *origin[1:]]
         self.children: list[list[int]] = [[] for _ in self.tokens]  # acceptable children of each node
         for node in range(1, len(self.tokens)):
             if self.verify[node]:
                 self.children[self.parents[node]].append(node)
 
     def add_forced_chains(self) -> None:
-        """Add the forced chain, if any, below every node whose path the guide allows."""
+        """Add the tokens that the guide forces after each node whose path the guide allows."""
         guide = self.context.sampler.guide
         assert guide is not None
 
-        def visit_node(node: int) -> bool:  # False: do not visit the descendants
+        def visit_node(node: int) -> bool:  # False skips the descendants
             if not guide.allows(self.tokens[node]):
                 return False
             guide.advance(self.tokens[node])
@@ -169,7 +170,7 @@ class _ForcedTree:
             node = child
 
     def _add_node(self, parent: int, token: int) -> int:
-        """Add a forced token with the gain of its parent; return its node."""
+        """Add a forced token, whose gain is that of its parent, and return the new node."""
         node = len(self.tokens)
         self.tokens.append(token)
         self.parents.append(parent)
@@ -201,8 +202,8 @@ def _forced_tokens(context: DraftContext[Parts]) -> list[int]:
     return [] if guide is None else guide.forced()[: max(0, min(context.max_depth, context.max_nodes))]
 
 
-def _part_context(context: DraftContext[Parts], forced: Sequence[int]) -> DraftContext[Any]:
-    """Return the part's context: the text plus the forced tokens, and what these leave of the limits."""
+def _append(context: DraftContext[Parts], forced: Sequence[int]) -> DraftContext[Any]:
+    """Return the wrapped drafter's context: forced tokens extend the text and reduce the limits."""
     return replace(
         context,
         state=context.state[0],

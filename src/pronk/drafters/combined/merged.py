@@ -1,15 +1,15 @@
 """The drafter ``merged``: the union of several drafters' trees, cut to the nodes of largest gain.
 
-Source of the draft tokens: several other drafters, the parts. Equal tokens that two parts propose below one parent
-become one node. Its gain, the probability that verification reaches it, is the larger of the two ::
+Source of the draft tokens: several other drafters. Equal tokens that two drafters propose below one parent become one
+node. The gain of a node is the probability that verification reaches it; of two gains the node keeps the larger one ::
 
     prompt_lookup   the ── cat ── sat              the ── cat ── sat ── on
     recycling       the ── cat ── ran      gives    │      └───── ran
                      └──── dog                      └──── dog
 
 When it pays: where rows are cheap, above all on a GPU; otherwise use ``first_of``. Nodes that cannot be accepted
-(lookahead's window) are left out. All parts propose in every step: suffix and recycling together take 0.17 to 0.25 ms
-of host time.
+(lookahead's window) are left out. All drafters propose in every step: suffix and recycling together take 0.17 to 0.25
+ms of host time.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ __all__ = ["Merged"]
 
 @dataclass(frozen=True)
 class Merged(Composite):
-    """Options of the merged tree.
+    """Options of ``merged``.
 
     Attributes:
-        parts: drafters to combine. If parts propose a node with equal gain, acceptance statistics count the first one.
+        parts: drafters to combine; statistics count a node with equal gains for the first of its drafters.
         num_nodes: maximum number of draft tokens per step, 1..127.
     """
 
@@ -48,12 +48,12 @@ class Merged(Composite):
         check_integer(f"{self.name}: num_nodes", self.num_nodes, 1, 127)
 
     def bind(self, target: Target) -> MergedProposer:
-        """Bind all parts and return their combination."""
+        """Bind all drafters to the target and return their combination."""
         return MergedProposer(self.bind_parts(target), self.num_nodes)
 
 
 class MergedProposer(CompositeProposer):
-    """Proposer that merges the trees of the parts."""
+    """Proposer that merges the trees of several drafters."""
 
     name = Merged.name
 
@@ -62,11 +62,11 @@ class MergedProposer(CompositeProposer):
         self.num_nodes = num_nodes
 
     def propose(self, contexts: Sequence[DraftContext[Parts]]) -> list[TokenTree]:
-        """Return the union of the parts' trees for each context, cut to the nodes of largest gain."""
+        """Return for each context the union of the drafters' trees, cut to the nodes of largest gain."""
         tries = [Trie(context.tokens[-1]) for context in contexts]
-        for part, trees in zip(self.parts, self.proposals(contexts), strict=True):
+        for proposer, trees in zip(self.parts, self.proposals(contexts), strict=True):
             for trie, tree in zip(tries, trees, strict=True):
-                trie.merge(tree, (part.name, 0))
+                trie.merge(tree, (proposer.name, 0))
         return [
             trie.tree(min(self.num_nodes, context.max_nodes)) for trie, context in zip(tries, contexts, strict=True)
         ]

@@ -30,12 +30,12 @@ class CachedTree:
         tokens: target's token id of each node, in order of insertion; node 0, the root, is the text's last token.
         parents: parent of each node; -1 for the root.
         depths: depth of each node; 0 for the root.
-        lane: the request's part of the draft's KV cache.
-        pending_text: tokens before the root that the cache lacks, in the draft's ids; empty after a forward pass.
+        lane: the request's part of the draft's KV cache (:mod:`pronk.drafters.shared.draft`).
+        pending_text: draft's ids of the text before the root that is not yet cached; empty after a forward pass.
     """
 
     def __init__(self, draft: DraftRunner, lane: DraftLane, context: DraftContext[Any], pending: Sequence[int]) -> None:
-        """``pending`` are the tokens that ``lane`` lacks, root included, from :meth:`DraftRunner.align_lanes`."""
+        """Create the root; ``pending`` are the draft's ids of the text not yet in ``lane``, root last."""
         self.context = context
         self.tokens = [context.tokens[-1]]
         self.parents = [-1]
@@ -50,9 +50,9 @@ class CachedTree:
 
     @classmethod
     def create(cls, model: ModelProposer, contexts: Sequence[DraftContext[DraftState]]) -> dict[int, CachedTree]:
-        """Return trees of the root alone, not yet computed, by index of the context.
+        """Return new trees, which have only the root, by index into ``contexts``.
 
-        Contexts for which drafting does not pay, or the draft's cache has too few free slots, have no tree.
+        A context has no tree if drafting does not pay, or is impossible in this step (``DraftRunner.align_lanes``).
         """
         chosen = [n for n, c in enumerate(contexts) if model.begins(c, len(contexts))]
         lanes = [contexts[number].state.lane for number in chosen]
@@ -68,17 +68,17 @@ class CachedTree:
 
     @property
     def max_depth(self) -> int:
-        """Largest depth of a node, limited by the draft model's number of positions."""
+        """Largest depth of a node within the draft model's context length."""
         return self._draft.num_free_positions(self.lane) - len(self.pending_text) - 1
 
     @property
     def num_free_nodes(self) -> int:
-        """Number of nodes that can still be added: limited by the cache slots and by the request."""
+        """Number of nodes that can still be added, limited by cache slots and ``max_depth + max_nodes``."""
         max_nodes = self.context.max_depth + self.context.max_nodes + 1
         return min(max_nodes, self._draft.num_free_slots(self.lane) - len(self.pending_text)) - len(self)
 
     def add_node(self, parent: int, token: int) -> int | None:
-        """Return the child with ``token``, added if new; ``None`` if the draft lacks the token or has no room."""
+        """Return the child with ``token``, added if new; ``None`` outside the draft's vocabulary or limits."""
         node = self._children[parent].get(token)
         if node is not None:
             return node
@@ -94,7 +94,7 @@ class CachedTree:
         return node
 
     def is_computed(self, node: int) -> bool:
-        """Whether a forward pass of the draft has computed the node."""
+        """Whether the draft has computed the node, so that :meth:`draft_token` is available for it."""
         return node < len(self._logits)
 
     def path(self, node: int) -> list[int]:
@@ -106,15 +106,15 @@ class CachedTree:
         return tokens[::-1]
 
     def draft_token(self, node: int) -> DraftToken | None:
-        """Return the draft's choice of the token after a computed node; ``None`` if every token is excluded."""
+        """Return the result of :meth:`Sampler.draft_token` for the position after a computed node."""
         if node not in self._draft_tokens:
             sampler = self.context.sampler
             with sampler.after(self.path(node)):
                 self._draft_tokens[node] = sampler.draft_token(self._logits[node], self.context.root, draw=False)
         return self._draft_tokens[node]
 
-    def to_draft_ids(self) -> TokenTree:
-        """Return the tree with the draft's token ids."""
+    def to_draft_tree(self) -> TokenTree:
+        """Return all nodes as a :class:`TokenTree` with the draft's token ids."""
         return TokenTree(tuple(self._draft_ids), tuple(self.parents))
 
     def append_logits(self, rows: Tensor) -> None:
@@ -124,14 +124,14 @@ class CachedTree:
 
 
 def compute_new_nodes(draft: DraftRunner, trees: Sequence[CachedTree]) -> None:
-    """Compute the new nodes of all trees in one forward pass of the draft; each tree has at least one."""
+    """Run one forward pass of the draft over the new nodes of all trees; each tree has at least one."""
     rows = draft.forward_trees(
-        [tree.lane for tree in trees], [tree.to_draft_ids() for tree in trees], [tree.pending_text for tree in trees]
+        [tree.lane for tree in trees], [tree.to_draft_tree() for tree in trees], [tree.pending_text for tree in trees]
     )
     for tree, new_rows in zip(trees, rows, strict=True):
         tree.append_logits(new_rows)
 
 
 def model_context(context: DraftContext[Parts]) -> DraftContext[DraftState]:
-    """Return the context that a composite drafter passes to its first part, the draft model."""
+    """Return the context for the draft model, the first of a composite drafter's wrapped drafters."""
     return cast("DraftContext[DraftState]", replace(context, state=context.state[0]))

@@ -20,7 +20,7 @@ Own = TypeVar("Own")
 
 @dataclass
 class WrappedState(Generic[Own]):
-    """One request's state: ``own`` is the wrapper's, ``inner`` the inner drafter's."""
+    """One request's state: the wrapper's own state, and the state of the inner drafter."""
 
     own: Own
     inner: Any
@@ -28,7 +28,7 @@ class WrappedState(Generic[Own]):
 
 @dataclass(frozen=True)
 class Wrapper(ChainDrafter):
-    """Options of a wrapper; ``parts`` holds the inner drafter alone."""
+    """Options of a wrapper; ``parts`` is a tuple of one drafter, the inner drafter."""
 
     parts: tuple[ChainDrafter, ...] = field(default_factory=lambda: (DraftModel(),))
 
@@ -49,11 +49,11 @@ class Wrapper(ChainDrafter):
 
     @property
     def inner(self) -> ChainDrafter:
-        """The inner drafter."""
+        """The wrapped drafter, whose chains the wrapper changes."""
         return self.parts[0]
 
     def bind_inner(self, target: Target) -> ChainProposer[Any]:
-        """Bind the inner drafter; raise OptionError if its proposer does not propose chains."""
+        """Return the inner drafter's proposer for ``target``; raise OptionError unless it proposes chains."""
         found = bind_proposer(self.inner, target)
         if not isinstance(found, ChainProposer):
             msg = (
@@ -73,11 +73,11 @@ class WrapperProposer(ChainProposer[WrappedState[Own]]):
 
     @property
     def source(self) -> str:
-        """Name in the origins of the wrapper's draft tokens."""
+        """Drafter name in ``TokenTree.origin`` for the draft tokens that the wrapper adds."""
         return self.options.source
 
     def bind(self, target: Target) -> Self:
-        """Bind the inner proposer to the target and return itself."""
+        """Bind the inner proposer to the target; return ``self``."""
         self.inner.bind(target)
         return self
 
@@ -90,7 +90,7 @@ class WrapperProposer(ChainProposer[WrappedState[Own]]):
         return WrappedState(self.make_own_state(), self.inner.start(prompt))
 
     def observe(self, outcome: Outcome[WrappedState[Own]]) -> None:
-        """Pass the outcome on to the inner proposer."""
+        """Pass the outcome of a step on to the inner proposer."""
         self.inner.observe(replace(outcome, state=outcome.state.inner))
 
     def on_preempt(self, state: WrappedState[Own]) -> None:

@@ -26,10 +26,10 @@ __all__ = ["Beam"]
 
 @dataclass(frozen=True)
 class _Hypothesis:
-    """A sequence of draft tokens."""
+    """A candidate sequence of draft tokens."""
 
-    probability: float  # the draft's probability of the sequence
-    tokens: tuple[tuple[int, float], ...] = ()  # each token with the draft's probability of it
+    probability: float  # product of the probabilities of the tokens
+    tokens: tuple[tuple[int, float], ...] = ()  # (token id, the draft's probability of the token)
     node: int | None = 0  # node of the last token in the cached tree; None if the sequence cannot be extended
 
 
@@ -38,7 +38,7 @@ class Beam(Composite):
     """Options of beam search.
 
     Attributes:
-        parts: ``draft_model``, ``glide`` or ``vanilla``. Only its model is used, not the options for its chains.
+        parts: ``draft_model``, ``glide`` or ``vanilla``. Its options ``num_tokens`` and ``min_confidence`` are ignored.
         width: number of hypotheses, 1..16.
         num_tokens: number of draft tokens of a hypothesis, 1..64.
     """
@@ -66,7 +66,7 @@ class Beam(Composite):
 
 
 class BeamProposer(CompositeProposer):
-    """Proposes the hypotheses of a beam search as a tree; ``model`` owns the draft model."""
+    """Proposes the final hypotheses as one tree; ``model`` is the draft model's proposer."""
 
     name = Beam.name
 
@@ -98,11 +98,12 @@ class BeamProposer(CompositeProposer):
         return trees
 
     def _extend(self, cached_tree: CachedTree, beam: Sequence[_Hypothesis], *, last: bool) -> list[_Hypothesis]:
-        """Return the likeliest hypotheses, one token longer; one that cannot be extended stays as it is.
+        """Extend each hypothesis by one token; return the ``width`` likeliest of all extensions.
 
-        Unless this is the ``last`` extension, their last tokens are added to the cached tree.
+        A hypothesis that cannot be extended competes unchanged. Unless this is the ``last`` extension, the new tokens
+        are added to the cached tree, and the next forward pass computes them.
         """
-        extended: list[tuple[_Hypothesis, int | None]] = []  # with the node above the new token
+        extended: list[tuple[_Hypothesis, int | None]] = []  # with the node before the new token; None: unchanged
         for hypothesis in beam:
             node = hypothesis.node
             chosen = None if node is None else cached_tree.draft_token(node)
@@ -120,7 +121,7 @@ class BeamProposer(CompositeProposer):
 
 
 def _merge(beam: Sequence[_Hypothesis], context: DraftContext[DraftState]) -> TokenTree:
-    """Return the tree of all hypotheses, cut to the request's limit of nodes."""
+    """Return the merged tree of all hypotheses, cut to the ``max_nodes`` draft tokens of largest gain."""
     calibration = context.state.calibration
     trie = Trie(context.tokens[-1])
     for hypothesis in beam:

@@ -1,13 +1,13 @@
-"""CAPE: a chain with siblings, more where the drafter is less confident (Du et al. 2024, 4.2).
+"""CAPE: a chain plus siblings of its tokens, more siblings at lower confidence (Du et al. 2024, 4.2).
 
 At each position of a chain the drafter has a probability for every token of the vocabulary. The ``K`` likeliest tokens
-beside the chain's own become its siblings, and the target verifies them too. ``K`` depends on the confidence ::
+other than the chain's token become siblings of that token, and the target verifies them too. ``K`` depends on the
+drafter's confidence: by this table, or with ``sizes="fine"`` by that of appendix A, which has a row per 0.1 ::
 
     confidence   (0, 0.3]   (0.3, 0.6]   (0.6, 0.8]   (0.8, 1]
     K                7           5            3           1
 
-or follows appendix A's table by tenths. Siblings are leaves, so they cost the drafter no forward pass. The nodes are in
-the paper's order, first the chain and then the siblings ::
+Siblings are leaves, so they cost the drafter no forward pass. The chain's nodes come first, as in the paper ::
 
     the ┬─ cat ┬─ sat ── on         node    0    1    2    3    4    5    6
         ├─ dog └─ ran               token   the  cat  sat  on   dog  man  ran
@@ -40,10 +40,10 @@ from pronk.speculation.tree import TokenTree
 
 __all__ = ["Cape"]
 
-# Appendix A: siblings and the chain's token together, for confidences from 0.0, 0.1, …, 1.0 on.
+# Appendix A: K + 1 (the siblings and the chain's token). Entry i is for confidences in [i / 10, (i + 1) / 10).
 _FINE_COUNTS = (8, 8, 8, 8, 6, 6, 6, 6, 4, 4, 2)
 
-# Number of siblings by confidence, for each value of the option ``sizes``.
+# K as a function of the confidence, for each value of the option ``sizes``.
 _SIBLING_COUNTS: dict[str, Callable[[float], int]] = {
     "paper": lambda confidence: (7, 5, 3, 1)[bisect_left((0.3, 0.6, 0.8), confidence)],
     "fine": lambda confidence: _FINE_COUNTS[int(10 * confidence)] - 1,
@@ -56,12 +56,13 @@ class Cape(Wrapper):
 
     Attributes:
         parts: the inner drafter, to whose chains siblings are added; ``draft_model`` by default.
-        sizes: table of K: ``"paper"`` is that of section 4.2, ``"fine"`` that of appendix A.
+        sizes: table that gives K: ``"paper"`` is the table of section 4.2, ``"fine"`` the table of appendix A.
         max_nodes: most draft tokens of a tree, 1..127. The chain comes first, then the siblings of its first token, of
             its second token, and so on.
     """
 
     name = "cape"
+    proposes_tree = True  # a chain with siblings is a tree
 
     sizes: str = "paper"
     max_nodes: int = 32
@@ -71,11 +72,9 @@ class Cape(Wrapper):
         check_choice(f"{self.name}: sizes", self.sizes, tuple(_SIBLING_COUNTS))
         check_integer(f"{self.name}: max_nodes", self.max_nodes, 1, 127)
 
-    proposes_tree = True  # with siblings
-
     @property
     def source(self) -> str:
-        """Name in the origins of the siblings: this drafter's name with the inner drafter's."""
+        """Drafter name in ``TokenTree.origin`` for the siblings, such as ``cape(draft_model)``."""
         return f"{self.name}({self.inner.source})"
 
     def bind(self, target: Target) -> CapeProposer:
@@ -88,16 +87,16 @@ class CapeProposer(WrapperProposer[Calibration]):
 
     name = Cape.name
     options: Cape
-    proposes_tree = True  # with siblings
+    proposes_tree = True  # a chain with siblings is a tree
 
     def make_own_state(self) -> Calibration:
-        """Return a calibration that estimates the acceptance of siblings from their probabilities."""
+        """Return a calibration that estimates a sibling's acceptance from its probability."""
         return Calibration(self.source, known=SharedAcceptance.of(self.inner.target))
 
     def chains(
         self, contexts: Sequence[DraftContext[WrappedState[Calibration]]], stop: Stop | None = None
     ) -> list[Chain]:
-        """Return the inner chains without siblings, for a wrapper around this drafter."""
+        """Return the inner drafter's chains, without siblings."""
         return self.inner.chains(self.inner_contexts(contexts, self.options.max_nodes), stop)
 
     def propose(self, contexts: Sequence[DraftContext[WrappedState[Calibration]]]) -> list[TokenTree]:
@@ -113,7 +112,7 @@ class CapeProposer(WrapperProposer[Calibration]):
         outcome.state.own.learn(outcome)
 
     def expand(self, chain: Chain, calibration: Calibration) -> TokenTree:
-        """Return the tree of a chain and its siblings; ``calibration`` gives the gains of the siblings."""
+        """Return a chain with its siblings as a tree; ``calibration`` estimates the siblings' acceptance."""
         tokens, parents = [chain.context.tokens[-1], *chain.tokens], [*range(-1, len(chain))]
         gain, origin = [1.0, *chain.gains], [("", 0), *chain.origin]
         num_left = min(self.options.max_nodes, chain.context.max_nodes) - len(chain)
@@ -130,7 +129,7 @@ class CapeProposer(WrapperProposer[Calibration]):
         return TokenTree(tuple(tokens), tuple(parents), probs=probs, gain=tuple(gain), origin=tuple(origin))
 
     def _siblings(self, draft_token: DraftToken, max_siblings: int) -> list[tuple[int, float]]:
-        """Return the likeliest tokens beside ``draft_token``, each with its probability."""
+        """Return up to K siblings of ``draft_token``, likeliest first, as tuples (token id, probability)."""
         count = min(max_siblings, _SIBLING_COUNTS[self.options.sizes](draft_token.confidence))
         if count <= 0:
             return []

@@ -38,11 +38,11 @@ class ModelDrafter(AdaptiveLengthDrafter):
     """Options shared by the drafters that run a small decoder with a KV cache of its own.
 
     Attributes:
-        model: folder or Hub id of the draft model. ``None`` is a small model in a clone of the repository: for
-            ``draft_model`` it is ``models/pronk-tiny-draft``, for targets with the same vocabulary.
+        model: folder or Hub id of the draft model. ``None`` is the drafter's default in a clone of the repository. The
+            default of ``draft_model`` is ``models/pronk-tiny-draft``, which needs a target with the same vocabulary.
         num_tokens: most draft tokens of a chain, 1..64. With the default, 7, the target verifies 8 rows.
-        min_confidence: a chain ends after a token with a lower confidence, 0..1; 0 never ends it. The confidence is
-            the draft's largest probability, except under the coupled rule
+        min_confidence: a chain ends after its first token with a lower confidence, 0..1; 0 turns the rule off. The
+            confidence is the draft's largest probability, except under the coupled rule
             (:mod:`pronk.drafters.from_draft.threshold`).
     """
 
@@ -76,13 +76,13 @@ class ModelProposer(AdaptiveLengthProposer[DraftLane]):
         return DraftState(calibration, DraftLengthTracker(), self.draft.make_lane())
 
     def chains(self, contexts: Sequence[DraftContext[DraftState]], stop: Stop | None = None) -> list[Chain]:
-        """Return a chain for each context; chains that do not pay are empty."""
+        """Return a chain for each context, empty if drafting does not pay or is impossible in this step."""
         chains, active = self.begin(contexts, stop)
         active_chains = [chains[number] for number in active]
         lanes = [chain.context.state.lane for chain in active_chains]
 
         def next_logits(live: Sequence[int]) -> Sequence[Tensor | None]:
-            if not active_chains[live[0]].draft_tokens:  # chains grow together, so all of them are empty
+            if not active_chains[live[0]].draft_tokens:  # all live chains have equal lengths
                 return self.draft.forward_texts([lanes[i] for i in live], [active_chains[i].context for i in live])
             return self.draft.forward_tokens(
                 [lanes[i] for i in live], [self.draft.to_draft_ids(active_chains[i].tokens[-1:]) for i in live]
@@ -103,13 +103,13 @@ class ModelProposer(AdaptiveLengthProposer[DraftLane]):
         return chains
 
     def stop(self, state: DraftState) -> None:
-        """Free the lane's blocks."""
+        """Free the request's blocks in the draft's KV cache."""
         self.draft.release(state.lane)
 
-    on_preempt = stop  # the next proposal fills the lane again
+    on_preempt = stop  # the next proposal computes the freed blocks again
 
     def measured(self, target: CostCurve, context: int, requests: int) -> StepCost | None:
-        """Return the costs of the forward passes of target and draft; ``None`` before the draft's first one."""
+        """Return the costs of the forward passes of target and draft; ``None`` until the draft's are measured."""
         draft = self.draft.costs(context, requests)
         return None if draft is None else StepCost(target, draft, requests)
 

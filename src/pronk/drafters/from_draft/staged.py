@@ -2,8 +2,8 @@
 
 *The tree.* The children of a node are the ``breadth`` tokens that the draft finds likeliest after it. The tree has the
 ``num_nodes`` nodes of largest probability (the product along the path), down to ``depth``. It grows best first: the
-likeliest candidate enters the tree, and its children become candidates once the draft has computed it. The search waits
-for the draft when the node that entered last is not computed; that node is *pending*.
+likeliest candidate becomes a node of the tree, and the children of that node become candidates. The children are known
+only when the draft has computed the node. While the search waits for that, the node is *pending*.
 
 *The draft's forward passes.* One forward pass computes the pending node, the ``width - 1`` likeliest candidates, and
 the nodes that a smaller drafter (``parts[1]``) proposes below the pending node. If the draft agrees with the smaller
@@ -13,7 +13,7 @@ the tree. For example, ``the cat sat`` occurs earlier in the text, so prompt loo
     pass 1   computes the, cat, sat       the → cat .6, dog .3       cat → sat .8       sat → on .9
     pass 2   computes on, dog             on (.6 · .8 · .9 = .43) is pending; dog (.3) is the likeliest candidate
 
-Growth ends before a forward pass of the draft that would not pay (``length_tracker``), except with ``budget="all"``.
+Growth ends before a forward pass of the draft that would not pay, except with ``budget="all"``.
 The remaining nodes of the tree are then the likeliest candidates so far.
 """
 
@@ -50,22 +50,22 @@ class _TreeSearch:
 
     cached_tree: CachedTree  # the nodes in the draft's KV cache, computed or to be computed by the next forward pass
     calibration: Calibration  # estimates the acceptance of a node from the draft's probability of its token
-    breadth: int  # most children of a node
-    max_nodes: int  # most draft tokens of the tree
+    breadth: int  # maximum number of children of a node
+    max_nodes: int  # maximum number of draft tokens of the tree
     max_depth: int  # largest depth of a node
     num_passes: int = 0  # number of forward passes of the draft so far
-    pending: int | None = 0  # the node that entered the tree last, if the draft must compute it; otherwise ``None``
+    pending: int | None = 0  # the pending node of ``trie``; ``None`` if the tree is complete
 
     def __post_init__(self) -> None:
         self.trie = Trie(self.cached_tree.tokens[0])
-        self._probabilities = [1.0]  # of each node of the tree: the product along its path
-        self._cached_nodes: list[int | None] = [0]  # node of the cached tree for each node of the tree
-        # Candidates by the product along the path: parent in the tree, token, and the draft's probability of the token.
+        self._probabilities = [1.0]  # for each node of ``trie``: product of the probabilities on its path
+        self._cached_nodes: list[int | None] = [0]  # for each node of ``trie``: its node in ``cached_tree``
+        # Candidates (parent in ``trie``, token id, the draft's probability of the token), the likeliest path first.
         self._frontier: Frontier[tuple[int, int, float]] = Frontier()
 
     @property
-    def pending_cached(self) -> int:
-        """Node of the cached tree for the pending node."""
+    def pending_cached_node(self) -> int:
+        """Index of the pending node in the cached tree."""
         cached = None if self.pending is None else self._cached_nodes[self.pending]
         assert cached is not None, "a node is pending only if the draft can compute it"
         return cached
@@ -79,21 +79,21 @@ class _TreeSearch:
                 self._add_best()
 
     def compute_in_advance(self, width: int) -> None:
-        """Let the next forward pass also compute the ``width - 1`` likeliest candidates, except leaves."""
+        """Make the next forward pass compute the ``width - 1`` likeliest candidates too, except leaves."""
         for parent, token, _ in self._frontier.peek(width - 1):
             cached = self._cached_nodes[parent]
             if cached is not None and self.trie.depths[parent] + 1 < self.max_depth:
                 self.add_cached_node(cached, token)
 
     def add_cached_node(self, cached_parent: int, token: int) -> int | None:
-        """Add a node to the cached tree alone, or return ``None`` if the proposed tree may need its slot."""
+        """Add a node to the cached tree only; return ``None`` if the proposed tree may need all free slots."""
         num_missing = self.max_nodes + 1 - len(self.trie)
         if self.cached_tree.num_free_nodes <= num_missing:
             return None
         return self.cached_tree.add_node(cached_parent, token)
 
     def tree(self) -> TokenTree:
-        """Fill the tree with the likeliest candidates, computed or not, and return it."""
+        """Return the tree, after filling it up to ``max_nodes`` with the likeliest candidates."""
         while self._frontier and len(self.trie) <= self.max_nodes:
             self._add_best()
         return self.trie.tree(self.max_nodes)
@@ -102,9 +102,10 @@ class _TreeSearch:
         """Estimate the value of the tree, and of another forward pass of the draft.
 
         Returns:
-            Three numbers: the number of draft tokens if growth ends now; the expected number of tokens of the step
-            (accepted draft tokens and the bonus token); and the expected number of accepted nodes below which another
-            forward pass of the draft may add children (the pending node and the likeliest candidates).
+            num_nodes: number of draft tokens if growth ends now.
+            tokens: expected number of accepted draft tokens, plus 1 for the bonus token, if growth ends now.
+            extendable: expected number of accepted nodes among the pending node and the likeliest candidates. Another
+                forward pass of the draft may add children below these nodes.
         """
         best = self._frontier.peek(self.max_nodes + 1 - len(self.trie))
         gains = [self._gain(parent, self.calibration.origin(prob)) for parent, _, prob in best]
@@ -112,7 +113,7 @@ class _TreeSearch:
         return len(self.trie) - 1 + len(best), sum(self.trie.gains) + sum(gains), pending + sum(gains)
 
     def _gain(self, parent: int, origin: Origin) -> float:
-        """Return the gain of a child of ``parent``."""
+        """Return the gain of a child of ``parent`` whose token has the given origin."""
         return self.trie.gains[parent] * self.calibration.rate(origin, self.trie.depths[parent] + 1)
 
     def _is_computed(self, node: int) -> bool:
@@ -120,14 +121,14 @@ class _TreeSearch:
         return cached is not None and self.cached_tree.is_computed(cached)
 
     def _push_children(self, node: int) -> None:
-        """Make the children of a node candidates."""
+        """Make the ``breadth`` likeliest tokens after a computed node candidates."""
         cached = self._cached_nodes[node]
         chosen = None if cached is None else self.cached_tree.draft_token(cached)
         for token, prob in [] if chosen is None else chosen.ranked(self.breadth):
             self._frontier.push(self._probabilities[node] * prob, (node, token, prob))
 
     def _add_best(self) -> None:
-        """Move the likeliest candidate into the tree, and into the cached tree unless it is a leaf."""
+        """Make the likeliest candidate a node of the tree and, unless it is a leaf, of the cached tree."""
         probability, (parent, token, prob) = self._frontier.pop()
         origin = self.calibration.origin(prob)
         node = self.trie.add(parent, token, self._gain(parent, origin), origin)
@@ -147,13 +148,13 @@ class Staged(Composite):
     """Options of staged decoding.
 
     Attributes:
-        parts: the draft model, and the smaller drafter that speculates for it, by default ``prompt_lookup``. The draft
-            model's options for chains are not used.
-        num_nodes: number of draft tokens of a tree, 1..127.
-        breadth: most children of a node, 1..16.
+        parts: the draft model and the smaller drafter, by default ``prompt_lookup``. The draft model's options
+            ``num_tokens`` and ``min_confidence`` are ignored.
+        num_nodes: maximum number of draft tokens of a tree, 1..127.
+        breadth: maximum number of children of a node, 1..16.
         depth: largest depth of a node, 1..64.
-        width: number of nodes that a forward pass of the draft computes, beside those of the smaller drafter, 1..32.
-        lead: most nodes of the smaller drafter in a forward pass of the draft, 0..32; 0 turns that drafter off.
+        width: maximum number of the draft's own nodes per request in a forward pass of the draft, 1..32.
+        lead: maximum number of further nodes, from the smaller drafter, 0..32; 0 turns the smaller drafter off.
     """
 
     name = "staged"
@@ -184,7 +185,7 @@ class Staged(Composite):
 
 
 class StagedProposer(CompositeProposer):
-    """Grows trees with the draft model of ``model``; ``smaller`` proposes nodes for its forward passes."""
+    """Grows trees with the draft model of ``model``; ``smaller`` proposes nodes to compute early."""
 
     name = Staged.name
 
@@ -213,7 +214,7 @@ class StagedProposer(CompositeProposer):
         return trees
 
     def _start_searches(self, contexts: Sequence[DraftContext[Parts]]) -> dict[int, _TreeSearch]:
-        """Return searches by index of the context, for the contexts that can draft."""
+        """Return new searches by index into ``contexts``, for the contexts that can draft in this step."""
         options, model_contexts = self.options, [model_context(context) for context in contexts]
         searches: dict[int, _TreeSearch] = {}
         for number, cached_tree in CachedTree.create(self.model, model_contexts).items():
@@ -224,10 +225,10 @@ class StagedProposer(CompositeProposer):
         return searches
 
     def _add_smaller_drafts(self, searches: Sequence[_TreeSearch], contexts: Sequence[DraftContext[Parts]]) -> None:
-        """Add the nodes that the smaller drafter proposes below the pending nodes to the cached trees."""
+        """Add the smaller drafter's nodes to the cached trees, below the pending nodes."""
         if not self.options.lead:
             return
-        paths = [search.cached_tree.path(search.pending_cached) for search in searches]
+        paths = [search.cached_tree.path(search.pending_cached_node) for search in searches]
         smaller_contexts = [
             replace(
                 context,
@@ -245,7 +246,7 @@ class StagedProposer(CompositeProposer):
                 stack.enter_context(context.sampler.after(path))
             proposals = self.smaller.propose(smaller_contexts)
         for search, tree in zip(searches, proposals, strict=True):
-            cached_nodes: list[int | None] = [search.pending_cached]  # for each node of the proposal
+            cached_nodes: list[int | None] = [search.pending_cached_node]  # cached node of each node of ``tree``
             for node in range(1, len(tree)):
                 parent = cached_nodes[tree.parents[node]]
                 if parent is None or not tree.acceptable[node]:

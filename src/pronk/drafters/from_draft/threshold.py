@@ -7,12 +7,12 @@ accepts ``k`` of the chain's tokens, the request's threshold changes, within ``l
     some rejected    threshold ← (threshold + c_(k+1)) / 2     towards the first rejected token
     all accepted     threshold ← threshold - boost             the chain was too short
 
-For example, with the threshold 0.4: ``the`` with 0.75 and ``next`` with 0.5 end the chain at c_2 = 0.375. If only
-``the`` is accepted, the threshold becomes (0.4 + 0.375) / 2 = 0.3875.
+For example, the threshold is 0.4, and the confidences are 0.75 for ``the`` and 0.5 for ``next``: the chain ends with
+``next``, since c_2 = 0.375. If only ``the`` is accepted, the threshold becomes (0.4 + 0.375) / 2 = 0.3875.
 
 The rule is that of the survey's code. The survey's text uses the last accepted token instead: c_k, with c_0 = 1
-(``toward="accepted"``). Its chains are shorter: within 5 % of the best fixed length where drafting is expensive, worse
-where it is cheap.
+(``toward="accepted"``), which makes chains shorter. The measured speed is then within 5 % of the best fixed length for
+an expensive drafter, and lower for a cheap one.
 
 *Confidence.* With greedy decoding a confidence is the draft's largest probability, max p. Under the coupled acceptance
 rule it is the largest entry of softmax(logits / T + Gumbel noise), with the target's noise at the position. That value
@@ -38,15 +38,15 @@ __all__ = ["Threshold"]
 
 @dataclass
 class _ThresholdState:
-    """One request's threshold, and its last chain."""
+    """One request's threshold, and the chain of its last proposal."""
 
     threshold: float
-    root: int = field(default=-1, compare=False)  # position in the text of the token before the chain
+    root: int = field(default=-1, compare=False)  # text position of the token before the chain
     tokens: list[int] = field(default_factory=list, compare=False)  # the chain's draft tokens
-    cumulative_confidence: list[float] = field(default_factory=list, compare=False)  # c_0 = 1, c_1, c_2, …
+    cumulative_confidence: list[float] = field(default_factory=list, compare=False)  # c_0 = 1, c_1, … of the module
 
     def verified_nodes(self, outcome: Outcome[Any]) -> list[int]:
-        """Return the verified nodes with the chain's first tokens; another drafter may have cut the chain."""
+        """Return the verified tree's nodes for the chain's tokens; the tree may lack the last ones."""
         nodes: list[int] = []
         node: int | None = 0 if outcome.position == self.root else None
         for token in self.tokens:
@@ -62,14 +62,14 @@ class Threshold(Wrapper):
     """Options of threshold decoding.
 
     Attributes:
-        parts: the inner drafter, ``draft_model`` by default. Its own length limits are not used.
+        parts: the inner drafter, ``draft_model`` by default. Its own limits of length are ignored.
         max_tokens: most draft tokens of a chain, 1..64.
         threshold: initial threshold, within ``lowest .. highest``.
         boost: decrease of the threshold when all tokens were accepted, 0..1.
         lowest: smallest threshold, 0..1.
         highest: largest threshold, 0..1.
-        toward: after a rejection, the threshold moves towards c of the first rejected token (``"rejected"``) or of the
-            last accepted one (``"accepted"``).
+        toward: after a rejection, the threshold moves towards c_i of the first rejected token (``"rejected"``) or of
+            the last accepted token (``"accepted"``).
     """
 
     name = "threshold"
@@ -104,7 +104,7 @@ class ThresholdProposer(WrapperProposer[_ThresholdState]):
     options: Threshold
 
     def make_own_state(self) -> _ThresholdState:
-        """Return the state of a new request."""
+        """Return a state with the initial threshold and without a chain."""
         return _ThresholdState(self.options.threshold)
 
     def chains(

@@ -13,8 +13,8 @@ from pronk.speculation.proposer import Outcome
 
 __all__ = ["initial_draft_token", "top_tokens"]
 
-# Maximum number of tokens per node that are found by repeated argmax. For few tokens it is faster than torch's topk:
-# 2.5 times for 4 of 128,256 logits.
+# Up to this number of tokens per node, repeated argmax replaces torch's topk, because it is faster: 2.5 times for 4 of
+# 128,256 logits.
 _MAX_ARGMAXES = 8
 
 
@@ -22,11 +22,11 @@ def top_tokens(outcome: Outcome[Any], count: int, nodes: Sequence[int] | None = 
     """Return the tokens with the largest logits after each node, largest first.
 
     The request's logit bias is applied first. Temperature and truncation do not change the order. Penalties are not
-    applied, since they depend on the text.
+    applied, since they depend on the tokens before each node.
 
     Args:
         outcome: outcome of a step, with logits.
-        count: number of tokens per node; the whole vocabulary if that is smaller.
+        count: number of tokens per node; limited to the vocabulary size.
         nodes: indices of the tree's nodes; all nodes by default.
     """
     logits = outcome.logits
@@ -42,7 +42,7 @@ def top_tokens(outcome: Outcome[Any], count: int, nodes: Sequence[int] | None = 
         best: list[list[int]] = logits.topk(count, dim=-1).indices.tolist()
         return best
     remaining: NDArray[np.float32] = logits.to(torch.float32, copy=True).numpy()
-    by_rank: list[list[int]] = []  # [count][nodes]
+    by_rank: list[list[int]] = []  # token ids ``[count][nodes]``
     for _ in range(count):
         largest = remaining.argmax(-1)
         remaining[np.arange(len(remaining)), largest] = -np.inf
@@ -51,6 +51,6 @@ def top_tokens(outcome: Outcome[Any], count: int, nodes: Sequence[int] | None = 
 
 
 def initial_draft_token(prompt: Sequence[int], position: int) -> int:
-    """Return a token of the prompt, the draft token of a text position for which no output is known."""
+    """Return the draft token for a text position without a known output: any token of the prompt."""
     # Multiplying by a large prime gives neighbouring positions distant tokens of the prompt.
     return prompt[position * 7919 % len(prompt)]

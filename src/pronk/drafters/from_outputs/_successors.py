@@ -24,7 +24,7 @@ class Successors:
 
     top_k: int  # maximum number of successors in a row
     max_tokens: int  # maximum number of rows; a full table evicts the row that was updated longest ago
-    # Token id to the ids of its successors, likeliest first. The row updated longest ago is the first.
+    # Token id to the ids of its successors, likeliest first. Rows are in order of their last update.
     rows: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def get(self, token: int) -> tuple[int, ...]:
@@ -32,7 +32,7 @@ class Successors:
         return self.rows.get(token, ())
 
     def put(self, token: int, successors: Sequence[int]) -> None:
-        """Replace the row of ``token`` by the first ``top_k`` of ``successors``; evict a row if necessary."""
+        """Replace the row of ``token`` by the first ``top_k`` of ``successors``; a full table evicts a row."""
         self.rows.pop(token, None)
         self.rows[token] = tuple(successors[: self.top_k])
         if len(self.rows) > self.max_tokens:
@@ -67,7 +67,7 @@ def save_successors(path: Path, table: Successors, vocabulary: str | None) -> No
 
 
 def load_successors(path: Path, table: Successors, vocabulary: str | None) -> None:
-    """Load the rows of a file into an empty table; of more than ``max_tokens`` rows, the latest ones.
+    """Load the rows of a file into an empty table; of more than ``max_tokens`` rows, the last ones.
 
     Raises:
         OptionError: the file is missing, damaged, or of another vocabulary; the table stays empty.

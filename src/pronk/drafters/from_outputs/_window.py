@@ -1,4 +1,4 @@
-"""The n-gram pool, the window and the window's tuner of lookahead decoding (see ``lookahead.py``)."""
+"""N-gram pool, window and window tuner of lookahead decoding, which ``lookahead.py`` describes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["NO_WINDOW", "WINDOW_SIZES", "NgramPool", "Window", "WindowShape", "W
 
 @dataclass
 class NgramPool:
-    """A bounded pool of n-grams by their first token.
+    """A bounded pool of n-grams, grouped by their first token.
 
-    A full pool selects the first token to which :meth:`add` was applied longest ago, and evicts its oldest n-gram.
+    Eviction takes the group whose last :meth:`add` was longest ago, and removes the oldest n-gram of that group.
     """
 
     max_ngrams: int  # maximum number of n-grams
@@ -27,12 +27,12 @@ class NgramPool:
     grams: dict[int, dict[tuple[int, ...], bool]] = field(default_factory=dict)
 
     def add(self, gram: Sequence[int], *, from_window: bool = False) -> None:
-        """Insert an n-gram as the latest, even if it is known; ``from_window``: the window produced it."""
+        """Make an n-gram the latest of the pool; ``from_window``: the window, not the text, produced it."""
         first, rest = gram[0], tuple(gram[1:])
-        # Move the first token and the n-gram to the ends of their dictionaries.
-        known = self.grams[first] = self.grams.pop(first, {})
-        self.size += rest not in known
-        known[rest] = known.pop(rest, from_window) and from_window
+        # Move the group to the end of ``grams``, and the n-gram to the end of its group.
+        group = self.grams[first] = self.grams.pop(first, {})
+        self.size += rest not in group
+        group[rest] = group.pop(rest, from_window) and from_window
         while self.size > self.max_ngrams:
             oldest = next(iter(self.grams))
             del self.grams[oldest][next(iter(self.grams[oldest]))]
@@ -41,43 +41,43 @@ class NgramPool:
                 del self.grams[oldest]
 
     def continuations(self, token: int) -> Iterator[tuple[tuple[int, ...], bool]]:
-        """Yield the keys and values of ``grams[token]``, the latest n-gram first."""
+        """Yield the n-grams that begin with ``token``, the latest first, as the items of ``grams[token]``."""
         return reversed(self.grams.get(token, {}).items())
 
 
 @dataclass(frozen=True)
 class WindowShape:
-    """Sizes W, N, G of the paper: columns (0: no window), tokens per n-gram, candidates."""
+    """The paper's sizes W, N and G."""
 
-    window: int
-    ngram: int
-    num_candidates: int
+    window: int  # W: number of columns; 0: no window
+    ngram: int  # N: number of tokens of an n-gram
+    num_candidates: int  # G: maximum number of candidates per forward pass
 
     @property
     def num_window_nodes(self) -> int:
-        """Return the number of draft tokens of a window with all N - 1 rows."""
+        """Number of nodes of a window with all N - 1 rows, not counting the root."""
         return max(0, self.window * (self.ngram - 1) - 1)
 
 
 @dataclass(frozen=True)
 class Window:
-    """Outputs of the last forward passes for the next positions, one row per forward pass."""
+    """Target outputs for the positions after the root: one row per forward pass, the oldest first."""
 
-    position: int  # position of the root, the text's last token
-    rows: tuple[tuple[int, ...], ...]  # ``rows[r][j]`` is the token ``r + j`` positions after the root ``rows[0][0]``
+    position: int  # text position of the root, the text's last token
+    rows: tuple[tuple[int, ...], ...]  # ``rows[r][j]`` is for position ``position + r + j``; ``rows[0][0]`` is the root
 
     @property
     def depth(self) -> int:
-        """Return the number of draft tokens on the longest path."""
+        """Largest depth of a node of :meth:`tree`."""
         return len(self.rows[0]) + len(self.rows) - 2
 
     def shifted(self, position: int, root: int, shape: WindowShape, fill: Sequence[int]) -> Window:
-        """Return the window of size ``shape`` after the text has grown to the token ``root`` at ``position``.
+        """Return the window of size ``shape`` for a text that now ends with token ``root`` at ``position``.
 
-        Positions without an output get a token of ``fill``, the prompt.
+        Positions without an output get a token of the prompt ``fill``.
         """
         rows, shift = self.rows[-shape.ngram :], position - self.position
-        # Row r begins r positions after the root: without the oldest row, the others begin one position later.
+        # Row r begins at ``position + r``. Each dropped row lowers r by 1, and so lowers the shift by 1.
         shift -= len(self.rows) - len(rows)
         if len(rows) == shape.ngram:
             rows, shift = rows[1:], shift - 1
@@ -94,7 +94,7 @@ class Window:
         return Window(position, tuple(tuple(row) for row in shifted_rows))
 
     def tree(self) -> tuple[list[int], list[int]]:
-        """Return tokens and parents of all nodes but the root, by rows; parents are node numbers, 0 the root."""
+        """Return tokens and parents of the nodes below the root, row by row; parent 0 is the root."""
         width = len(self.rows[0])
         tokens, parents = list(self.rows[0][1:]), list(range(width - 1))
         for row_number, row in enumerate(self.rows[1:], 1):
@@ -104,7 +104,7 @@ class Window:
         return tokens, parents
 
     def attach_to(self, candidates: TokenTree, window_origin: Origin) -> TokenTree:
-        """Return the tree of candidates plus this window's nodes, which are computed but never accepted."""
+        """Return ``candidates`` plus the nodes of this window, which are computed but never accepted."""
         tokens, parents = self.tree()
         verify, origin = (True, *(False,) * len(tokens)), (("", 0), *(window_origin,) * len(tokens))
         return candidates.with_unacceptable(
@@ -125,10 +125,10 @@ WINDOW_SIZES = (
     WindowShape(15, 5, 15),
 )
 
-# Number of steps at a size before the measurement decides about it.
+# Number of steps over which a window is measured before the tuner may change its size.
 _TRIAL_STEPS = 16
 
-# Number of steps without a window after a window did not pay, and after which the measurement of a window begins anew.
+# Number of steps without a window after a window did not pay. Also number of steps of a measurement.
 _LONG_STEPS = 1024
 
 # Tokens per request and step that the smallest window is assumed to add before it is tried.
@@ -137,17 +137,17 @@ _PRIOR_WINDOW_TOKENS = 0.25
 
 @dataclass
 class WindowTuner:
-    """Choose the window size by expected throughput: try larger :data:`WINDOW_SIZES` one by one.
+    """Chooses the window size by expected throughput: tries larger :data:`WINDOW_SIZES` one by one.
 
-    The throughput of a size is ``(a + w) / t``: ``a`` tokens per step that need no window, ``w`` tokens per step from
-    n-grams of the window, and ``t`` seconds of a forward pass with the window's rows, each summed over the requests of
-    a step. The next larger size is assumed to double ``w``. One tuner serves all requests of a proposer.
+    The throughput of a size is ``(a + w) / t``. Per step, the window adds ``w`` tokens, and all requests together get
+    ``a`` tokens without the window. A forward pass with the window's rows takes ``t`` seconds. The next larger size is
+    assumed to double ``w``. One tuner serves all requests of a proposer.
     """
 
     index: int = 0  # index of the current size in WINDOW_SIZES
     retry_after: int = 0  # number of steps before a window may be tried again
     num_steps: int = 0  # number of steps since the measurement of the current size began
-    sums: Counter[str] = field(default_factory=Counter)  # of the arguments of record_step in these steps
+    sums: Counter[str] = field(default_factory=Counter)  # sums of record_step's arguments over these steps
 
     def shape(self) -> WindowShape:
         """Return the current size."""
@@ -159,8 +159,8 @@ class WindowTuner:
         Args:
             requests: number of requests in the step.
             rows: number of rows of the forward pass, without the rows of windows.
-            other_tokens: number of committed tokens that need no window.
-            window_tokens: number of committed tokens from n-grams that only windows produced.
+            other_tokens: number of committed tokens that are not ``window_tokens``.
+            window_tokens: number of committed tokens from n-grams that windows produced and the text lacks.
             costs: seconds of a forward pass by its number of rows.
         """
         self.num_steps += 1
@@ -176,7 +176,7 @@ class WindowTuner:
             self._evaluate(costs)
 
     def _evaluate(self, costs: CostCurve) -> None:
-        """Compare the current size with no window and with the next larger size."""
+        """Drop the window if it does not pay, or enlarge it if the next size promises more throughput."""
         window_tokens, index = self._mean("window_tokens"), self.index
         speed = self._tokens_per_second(index, costs, window_tokens)
         if speed < self._tokens_per_second(0, costs):
@@ -191,11 +191,11 @@ class WindowTuner:
         return self.sums[name] / self.num_steps
 
     def _tokens_per_second(self, index: int, costs: CostCurve, window_tokens: float = 0.0) -> float:
-        """Return the expected throughput with a size, if its window adds ``window_tokens`` per step."""
+        """Return the throughput with ``WINDOW_SIZES[index]`` if its window adds ``window_tokens`` per step."""
         rows = self._mean("rows") + self._mean("requests") * WINDOW_SIZES[index].num_window_nodes
         return (self._mean("other_tokens") + window_tokens) / costs.at(round(rows))
 
     def _set_size(self, index: int) -> None:
-        """Select a size, and begin a new measurement."""
+        """Set the current size, and begin a new measurement."""
         self.index, self.num_steps = index, 0
         self.sums.clear()

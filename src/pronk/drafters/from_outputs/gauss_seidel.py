@@ -23,7 +23,7 @@ __all__ = ["GaussSeidel"]
 
 @dataclass(frozen=True)
 class GaussSeidel(Jacobi):
-    """Options of Gauss-Seidel decoding.
+    """Options and proposer of Gauss-Seidel decoding.
 
     Attributes:
         num_tokens: number of draft tokens per forward pass, 1..128.

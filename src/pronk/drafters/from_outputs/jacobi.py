@@ -31,22 +31,22 @@ from pronk.speculation.tree import TokenTree
 
 __all__ = ["Jacobi", "JacobiState"]
 
-# Acceptance rates are measured by depth, with one rate for depths of 8 and more. Before any measurement they are 0.3.
+# Acceptance rates are measured by depth; depths of 8 and more share one rate. A rate is 0.3 before any measurement.
 _DEPTHS, _PRIOR = 8, 0.3
 
 
 @dataclass
 class JacobiState:
-    """State of one request. A position counts the tokens of the text from 0."""
+    """State of one request; text positions count from 0."""
 
     prompt: tuple[int, ...]  # token ids of the prompt, which serve as draft tokens for positions without an output
     rates: AcceptanceRates  # acceptance rates by depth
-    start: int = 0  # position of the first of ``draft_tokens``
-    draft_tokens: tuple[int, ...] = ()  # outputs of the last forward pass, for the positions from ``start`` on
-    end: int = 0  # first position after the current block
+    start: int = 0  # text position of ``draft_tokens[0]``
+    draft_tokens: tuple[int, ...] = ()  # outputs of the last forward pass, one per position from ``start`` on
+    end: int = 0  # first text position after the current block
 
     def draft_token(self, position: int) -> int:
-        """Return the draft token of ``position``: the last output for it, or a token of the prompt."""
+        """Return the draft token for ``position``: the last output, or without one a token of the prompt."""
         index = position - self.start
         if 0 <= index < len(self.draft_tokens):
             return self.draft_tokens[index]
@@ -55,7 +55,7 @@ class JacobiState:
 
 @dataclass(frozen=True)
 class Jacobi(Proposer[JacobiState]):
-    """Options of Jacobi decoding.
+    """Options and proposer of Jacobi decoding.
 
     Attributes:
         num_tokens: number of positions in a block, 1..128.
@@ -78,7 +78,7 @@ class Jacobi(Proposer[JacobiState]):
         return [self._build_chain(context) for context in contexts]
 
     def observe(self, outcome: Outcome[JacobiState]) -> None:
-        """Store the greedy outputs as the next draft tokens: under sampling, too, they are the likeliest."""
+        """Store the next draft tokens: the greedy outputs, which are the likeliest tokens under sampling too."""
         state, first = outcome.state, outcome.position + 1
         state.end = self._block_end(state, first)
         state.rates.learn(outcome)
@@ -96,10 +96,10 @@ class Jacobi(Proposer[JacobiState]):
         return trie.tree(count)
 
     def _block_end(self, state: JacobiState, first: int) -> int:
-        """Return the first position after the block that contains the uncommitted position ``first``."""
+        """Return the position after the block that contains ``first``, the first uncommitted position."""
         return state.end if first < state.end else first + self.num_tokens
 
 
 def _greedy_outputs(outcome: Outcome[JacobiState]) -> tuple[int, ...]:
-    """Return the greedy outputs along the main chain; only other drafters propose branches."""
+    """Return the greedy outputs at the main chain's nodes; branches are from other drafters."""
     return tuple(token for (token,) in top_tokens(outcome, 1, range(outcome.tree.main_chain)))

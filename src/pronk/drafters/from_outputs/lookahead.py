@@ -47,11 +47,11 @@ from pronk.speculation.tree import Origin, TokenTree
 
 __all__ = ["Lookahead", "LookaheadState"]
 
-_DEFAULT_NGRAM = 4  # N of a window of fixed size
+_DEFAULT_NGRAM = 4  # N if the option ``window`` is a number and ``ngram`` is ``None``
 
-# Acceptance rates are measured by *kind* of draft token: the source of its n-gram plus its role. Sources are n-grams of
-# the text, and n-grams that only the window produced. Roles are the first token of a candidate, a token whose parent
-# already has another child, and any other token.
+# Acceptance rates are measured by *kind* of draft token: source + role. The source says whether the n-gram of the token
+# occurs in the text, or only the window produced it. The role is the first token of a candidate, a sibling (the parent
+# already has a child), or any other token.
 _FROM_TEXT, _FROM_WINDOW = 0, 3
 _FIRST, _SIBLING, _NEXT = 0, 1, 2
 
@@ -71,9 +71,9 @@ class LookaheadState:
     """State of one request."""
 
     prompt: tuple[int, ...]  # token ids of the prompt, which fill window cells without an output
-    pool: NgramPool  # the same for all requests with the option ``shared``
-    rates: AcceptanceRates  # by kind of draft token
-    window: Window | None = None  # after the last forward pass; ``None`` before the first and after one without logits
+    pool: NgramPool  # the request's pool, or the proposer's pool with the option ``shared``
+    rates: AcceptanceRates  # acceptance rates by kind of draft token
+    window: Window | None = None  # ``None`` before the first outcome, and after one without logits
     num_indexed: int = 0  # number of leading tokens of the text whose n-grams are in the pool
 
 
@@ -89,8 +89,8 @@ class Lookahead(Drafter):
     """Options of lookahead decoding.
 
     Attributes:
-        window: W, number of columns of the window (in row 0 the last token counts), 1..64; or ``"auto"``, which selects
-            W, N and G by measured costs and by the tokens that the window adds.
+        window: W, number of columns of the window, 1..64 (the root is the first column of row 0); or ``"auto"``, which
+            selects W, N and G by measured costs and by the tokens that the window adds.
         ngram: N, number of tokens of an n-gram, 2..16; 4 if ``None``. Not with ``"auto"``. The window takes W · (N - 1)
             of the at most 128 rows of a request in a forward pass. At 128 no row is left to verify candidates.
         guesses: G, maximum number of candidates per forward pass, 0..64; W if ``None``. Not with ``"auto"``.
@@ -131,7 +131,7 @@ class Lookahead(Drafter):
         check_integer(f"{self.name}: max_ngrams", self.max_ngrams, 1, 1048576)
 
     def bind(self, target: Target) -> LookaheadProposer:
-        """Return a proposer with these options."""
+        """Return the proposer for the target."""
         return LookaheadProposer(self, target)
 
 
@@ -195,7 +195,7 @@ class LookaheadProposer(Proposer[LookaheadState]):
         return candidates if window is None else window.attach_to(candidates, _window_origin(shape.window))
 
     def _advance_window(self, context: DraftContext[LookaheadState], shape: WindowShape) -> Window | None:
-        """Return the window at the text's end, or ``None`` if its size is 0 or the limits are too small."""
+        """Return the window at the text's end, or ``None`` without columns or beyond the request's limits."""
         if not shape.window:
             return None
         root, position = context.tokens[-1], len(context.tokens) - 1
@@ -216,7 +216,7 @@ class LookaheadProposer(Proposer[LookaheadState]):
         return trie
 
     def _update_window(self, outcome: Outcome[LookaheadState], shape: WindowShape) -> None:
-        """Append the outputs at the window's last row as a new row; pool the n-grams of complete columns."""
+        """Append the target's outputs at the last row as a new row; add complete columns to the pool."""
         tree, state, width = outcome.tree, outcome.state, shape.window
         if outcome.logits is None:
             state.window = None
@@ -225,7 +225,7 @@ class LookaheadProposer(Proposer[LookaheadState]):
         if not width or len(nodes) % width:
             return
         if len(nodes) == 1 and state.window is not None and shape.ngram > 2:
-            return  # the root alone is the first window; this later window did not fit into the limits
+            return  # W = 1: a window after the first one has more nodes than the root, so this tree lacks the window
         rows = [tuple(tree.tokens[node] for node in nodes[i : i + width]) for i in range(0, len(nodes), width)]
         outputs = tuple(token for (token,) in top_tokens(outcome, 1, nodes[-width:]))
         if len(rows) == shape.ngram - 1 and not self._is_private(outcome):
@@ -234,11 +234,11 @@ class LookaheadProposer(Proposer[LookaheadState]):
         state.window = Window(outcome.position, (*rows, outputs))
 
     def _is_private(self, outcome: Outcome[LookaheadState] | DraftContext[LookaheadState]) -> bool:
-        """Return whether this request must not write to the shared pool (rejection sampling)."""
+        """Return whether the pool is shared and the request's rejection rule forbids writing to the pool."""
         return self.options.shared and outcome.params.rejects
 
     def _tune(self) -> None:
-        """Pass the measurements of the last step to the tuner; trees without the window are left out."""
+        """Record the last step in the tuner, leaving out trees that lack the window."""
         shape, costs = self.shape, self._costs
         verified = [each for each in self._verified if not shape.window or _window_nodes(each.tree, shape.window)]
         self._verified.clear()
@@ -256,11 +256,11 @@ class LookaheadProposer(Proposer[LookaheadState]):
 
 
 def _window_origin(width: int) -> Origin:
-    """Return the origin of window nodes; its number is negative, whereas kinds of draft tokens are not."""
+    """Return the origin of window nodes, ``(name, -width)``; kinds of draft tokens are not negative."""
     return (Lookahead.name, -width)
 
 
 def _window_nodes(tree: TokenTree, width: int) -> list[int]:
-    """Return the indices of the nodes of a window of ``width`` columns, row by row; none without a window."""
+    """Return the indices of the window's nodes, row by row; empty if the tree has no window of ``width``."""
     window_origin = _window_origin(width)
     return [] if tree.origin is None else [node for node, origin in enumerate(tree.origin) if origin == window_origin]

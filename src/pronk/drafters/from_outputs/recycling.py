@@ -1,8 +1,8 @@
 """Token recycling (Luo et al. 2024): propose successors of each token from earlier logits.
 
 Source of the draft tokens: the target's logits at all nodes of earlier trees, rejected nodes included. A table keeps
-the ``top_k`` likeliest successors of each token, as of the last logits after it. The next tree grows from the table,
-largest gain first. A node's gain, the probability that verification reaches it, is the product of the measured
+the ``top_k`` likeliest successors of each token, by the latest logits after that token. The next tree grows from the
+table, largest gain first. A node's gain, the probability that verification reaches it, is the product of the measured
 acceptance rates of the ranks on its path; the likeliest successor has rank 0 ::
 
     successors          tree below "the", 5 draft tokens
@@ -11,7 +11,7 @@ acceptance rates of the ranks on its path; the likeliest successor has rank 0 ::
     sat → on  at  in     └──── dog ── ran
     dog → ran sat was
 
-When it pays: for any text, above all for text without repetitions to copy. It needs no draft model and no match.
+When it pays: for any text, above all for text without repetitions. It needs neither a draft model nor a match.
 
 Tables: each request has its own table. It begins with the rows of the file ``table`` and reads the successors in the
 prompt. With ``shared=True`` all requests share one table, which :meth:`RecyclingProposer.save` writes to a file.
@@ -48,8 +48,8 @@ _PRIOR, _DECAY = 0.45, 0.35
 class RecyclingState:
     """State of one request."""
 
-    successors: Successors  # the same for all requests with the option ``shared``
-    rates: AcceptanceRates  # by rank
+    successors: Successors  # the request's table, or the proposer's table with the option ``shared``
+    rates: AcceptanceRates  # acceptance rates by rank
     num_read: int = 0  # number of leading tokens of the text whose successors are in the table
 
     def read_text(self, text: Sequence[int], num_committed: int) -> None:
@@ -130,7 +130,7 @@ class RecyclingProposer(Proposer[RecyclingState]):
         return [self._build_tree(context) for context in contexts]
 
     def observe(self, outcome: Outcome[RecyclingState]) -> None:
-        """Store the likeliest successors at all nodes; of nodes with equal tokens the last one counts."""
+        """Store the likeliest successors of every node's token; the last node with a token wins."""
         state = outcome.state
         state.rates.learn(outcome)
         if outcome.logits is None or (self.options.shared and outcome.params.rejects):
@@ -146,10 +146,10 @@ class RecyclingProposer(Proposer[RecyclingState]):
             context.state.read_text(context.tokens, context.root + 1)
         successors, max_nodes = context.state.successors, min(self.options.num_nodes, context.max_nodes)
         rates = [context.state.rates.rate(rank) for rank in range(self.options.top_k)]
-        # Cumulative minima, so that a child of a lower rank is never added after one of a higher rank.
+        # Cumulative minima: a child is queued after its likelier sibling, so rates must not rise with the rank.
         rates = [min(rates[: rank + 1]) for rank in range(self.options.top_k)]
         trie = Trie(context.tokens[-1])
-        candidates = Frontier[tuple[int, int]]()  # parent node, rank of the child
+        candidates = Frontier[tuple[int, int]]()  # (parent node, rank of the child)
 
         def push_candidate(parent: int, rank: int) -> None:
             if trie.depths[parent] < context.max_depth and rank < len(successors.get(trie.tokens[parent])):

@@ -2,15 +2,15 @@
 
 A draft token runs through the first ``l`` layers only once. Its keys and values, and its output of layer ``l``, are
 stored in the target's KV slots of the token. The target's forward pass reads them there and computes only the later
-layers of such a row. For the text ``a b c`` of which the target's cache has ``a b``, and the draft tokens ``x y z``::
+layers of such an *early row*. Example: text ``a b c``, with ``a b`` in the target's cache, and draft tokens ``x y z``::
 
     draft's forward passes     first l layers of c, then of x, then of y     one row each; they give x, y and z
     target's forward pass      first l layers of z
                                later layers of c x y z
 
-An adapter with attention has a KV cache of its own (:mod:`pronk.drafters.shared.side_cache`). Tokens that entered the
-text without it (the prompt, bonus tokens, other drafters' tokens) are run through the adapter later: the target's
-forward pass keeps their outputs of layer ``l``.
+An adapter with attention has a KV cache of its own (:mod:`pronk.drafters.shared.side_cache`). Tokens that the adapter
+did not draft (the prompt, bonus tokens, other drafters' tokens) are run through the adapter later: the target's forward
+pass keeps their outputs of layer ``l``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pronk.drafters.from_target.modules.kangaroo import KangarooAdapter, Kangaro
 from pronk.drafters.shared.chain import Chain
 from pronk.drafters.shared.side_cache import CHUNK, Apply, SideCache, SideLane
 from pronk.execution.attention import Segment
-from pronk.execution.early_rows import StartedRows
+from pronk.execution.early_rows import EarlyTokens
 from pronk.execution.model_runner import ForwardJob, ModelRunner
 from pronk.kv_cache.blocks import BlockTable
 from pronk.models.program import Program, ProgramRows
@@ -40,12 +40,12 @@ __all__ = ["EarlyExit", "ExitDraft"]
 
 @dataclass
 class ExitDraft:
-    """One request's draft in one step."""
+    """One request's chain of draft tokens in one step."""
 
     chain: Chain  # the draft tokens so far
-    lane: SideLane  # the request's part of the adapter's KV cache
-    computed: int = 0  # number of tokens, behind those in the target's cache, that ran through the first layers
-    finite: bool = True  # whether the first layers' outputs so far are finite
+    lane: SideLane  # the request's keys and values in the adapter's KV cache
+    num_early_rows: int = 0  # number of tokens after those in the target's cache that ran through the first layers
+    finite: bool = True  # whether all outputs of the first layers in this step are finite
 
     @property
     def block_table(self) -> BlockTable:
@@ -53,32 +53,32 @@ class ExitDraft:
         return self.chain.context.block_table
 
     def text(self, start: int) -> list[int]:
-        """Return the request's tokens, followed by the draft tokens, from position ``start`` on."""
+        """Return the token ids from position ``start`` on: the rest of the text, then the draft tokens."""
         tokens = self.chain.context.tokens
         return [*tokens[start:], *self.chain.tokens[max(0, start - len(tokens)) :]]
 
     @property
     def segment(self) -> Segment:
-        """Rows of the tokens that the target's cache lacks: the end of the text, and the draft tokens."""
-        return Segment(self.block_table, TokenTree.chain(self.text(self.block_table.length)), self.computed)
+        """Rows of the tokens not yet in the target's cache: the end of the text, then the draft tokens."""
+        return Segment(self.block_table, TokenTree.chain(self.text(self.block_table.length)), self.num_early_rows)
 
 
 class EarlyExit:
     """Owns the adapter and its KV pool; drafts for several requests in shared forward passes.
 
-    From now on the target's cache keeps the output of layer ``layers`` for every token.
+    The target's cache stores the output of layer ``exit_layer`` for every token while the object exists.
 
     Raises:
-        OptionError: the KV memory has no room for these outputs.
+        OptionError: there is no memory for these outputs.
     """
 
     def __init__(self, target: Target, adapter: KangarooAdapter) -> None:
         self.target = target
         self.adapter = adapter
-        self.layers = adapter.shape.exit_layer
+        self.exit_layer = adapter.shape.exit_layer
         self.runner = target.runner or ModelRunner(target.decoder, target.cache)
         self._side_cache = SideCache(target, adapter) if adapter.shape.attends else None
-        target.keep_hidden(self.layers, self)
+        target.keep_hidden(self.exit_layer, self)
         self._cost_model = CostModel()
         self._program: Program | None = None
 
@@ -95,32 +95,32 @@ class EarlyExit:
             self._side_cache.release(lane)
 
     def reserve(self, draft: ExitDraft) -> bool:
-        """Allocate the chain's slots in the adapter's cache; return False if either cache has too few."""
+        """Allocate the chain's slots in the adapter's cache; return False if they or the target's are missing."""
         context, lane = draft.chain.context, draft.lane
         max_tokens = min(context.max_depth, context.max_nodes)
         block_table = draft.block_table
         if self.target.cache.allocator.num_missing(block_table, len(context.tokens) + max_tokens) > 0:
-            return False  # in the target's cache, whose slots the scheduler allocates
+            return False  # the scheduler has allocated too few slots in the target's cache
         if self._side_cache is None:
             return True
-        # The last row is always run again: its output is needed.
+        # Run the text's last token again: the first draft token needs its output.
         del lane.tokens[len(context.tokens) - 1 :]
         return self._side_cache.reserve(lane, context, max_tokens)
 
     def next_logits(self, drafts: Sequence[ExitDraft]) -> Tensor:
-        """Run the tokens not run yet; return logits ``[drafts, vocab]`` of the next draft tokens."""
+        """Run each draft's new tokens; return the logits ``[drafts, vocab]`` of the next draft tokens."""
         start_time = self.target.clock()
         jobs = [ForwardJob(draft.segment, range(0), draft.chain.context.sampler.context.num_prompt) for draft in drafts]
-        for draft in drafts:  # after an error in the forward pass the rows may be incomplete
-            self.runner.started_rows.put(draft.block_table, None)
-        outputs = self.runner.run_first_layers(jobs, self.layers)
+        for draft in drafts:  # an error in the forward pass must not leave incomplete early rows
+            self.runner.early_tokens.put(draft.block_table, None)
+        outputs = self.runner.run_first_layers(jobs, self.exit_layer)
         last = [rows[-1] for rows in outputs]
         for draft, job, rows in zip(drafts, jobs, outputs, strict=True):
-            # Torch keeps overflowed outputs as zeros, which would hide the overflow from the target's forward pass.
+            # Overflowed outputs are cached as zeros. The target computes such rows itself, and so detects the error.
             draft.finite = draft.finite and bool(rows.isfinite().all())
-            draft.computed = len(job.segment.tree)
-            started = StartedRows(self.layers, job.segment.tree.tokens) if draft.finite else None
-            self.runner.started_rows.put(draft.block_table, started)
+            draft.num_early_rows = len(job.segment.tree)
+            early_tokens = EarlyTokens(self.exit_layer, job.segment.tree.tokens) if draft.finite else None
+            self.runner.early_tokens.put(draft.block_table, early_tokens)
         if self._side_cache is None:
             hidden = self._adapt(torch.stack(last))
         else:
@@ -131,17 +131,15 @@ class EarlyExit:
         return logits
 
     def _run_side_cache(self, side_cache: SideCache, drafts: Sequence[ExitDraft]) -> list[Tensor]:
-        """Run the rows that the adapter's cache lacks in one forward pass; long texts first in chunks."""
+        """Run the adapter on rows not yet in its cache, long texts in chunks; return outputs per draft."""
         tokens, rows = list[list[int]](), list[Tensor]()
         for draft in drafts:
             lane, block_table = draft.lane, draft.block_table
             if block_table.length - len(lane.tokens) > CHUNK:
-                side_cache.catch_up(lane, draft.chain.context.tokens, block_table, self.layers, _run_adapter)
-            num_cached = len(lane.tokens)
+                side_cache.catch_up(lane, draft.chain.context.tokens, block_table, self.exit_layer, _run_adapter)
+            num_cached, stop = len(lane.tokens), block_table.length + draft.num_early_rows
             tokens.append(draft.text(num_cached))
-            rows.append(
-                self.target.cache.read_hidden(self.layers, block_table, num_cached, block_table.length + draft.computed)
-            )
+            rows.append(self.target.cache.read_hidden(self.exit_layer, block_table, num_cached, stop))
         return side_cache.run([draft.lane for draft in drafts], tokens, rows, _run_adapter)
 
     @torch.inference_mode()
@@ -159,12 +157,12 @@ class EarlyExit:
         return out
 
     def step_cost(self, target: CostCurve, context: int, requests: int) -> StepCost | None:
-        """Return the costs of a draft's forward pass and of the target's later layers, once measured.
+        """Return the costs of a draft's forward pass and the target's later layers; ``None`` until measured.
 
-        ``target`` is the cost of the target's whole forward passes; ``context`` counts all requests' cached tokens.
+        ``target`` is the target's cost over all layers; ``context`` is the number of cached tokens of all requests.
         """
         draft = self._cost_model.costs(context, requests)
-        fraction = self.layers / len(self.target.decoder.layers)
+        fraction = self.exit_layer / len(self.target.decoder.layers)
         return None if draft is None else StepCost(self.target.cost_model.rest(target, fraction), draft, requests)
 
     @torch.inference_mode()

@@ -4,7 +4,7 @@ The node with the path ``(r1, …, rd)`` carries the token of rank ``rd`` of hea
 (:mod:`~pronk.drafters.shared.rank_tree`). A head's tokens are ranked once, for all nodes of its depth:
 
 - Under the coupled rule the ranking includes the target's noise at the position.
-- Penalties assume that the likeliest tokens of the heads before have been generated, whatever tokens are above a node.
+- For penalties, the likeliest tokens of the earlier heads count as generated, even if a node has other tokens above it.
 
 Draft tokens are not drawn at random, so the acceptance rule treats them as point masses.
 """
@@ -23,22 +23,22 @@ from pronk.speculation.tree import Origin, TokenTree
 
 __all__ = ["draft_tree"]
 
-# Likeliest tokens of each head among which a tree of a given number of nodes is chosen.
+# Number of likeliest tokens per head that a tree with a given number of nodes is chosen from.
 _MAX_RANKS = 8
 
 
 def draft_tree(
     context: DraftContext[Any], logits: Tensor, calibrations: Sequence[Calibration], paths: int | Sequence[Path]
 ) -> TokenTree:
-    """Return the tree for one request, within its limits.
+    """Return the tree for one request, within the request's limits of depth and nodes.
 
     Args:
         context: the request.
         logits: ``[heads, vocab]`` float32; the first head predicts the token after the request's last token.
-        calibrations: for each head, the estimate of acceptance from its probabilities.
-        paths: the tree's paths of ranks, the main chain first. Paths beyond the request's limits are left out. Or the
-            number of nodes of the tree, which then has the likeliest paths by this step's calibrated probabilities,
-            among the ``_MAX_RANKS`` likeliest tokens of each head.
+        calibrations: for each head, the estimator of acceptance from the head's probabilities.
+        paths: paths of ranks, the main chain first; paths beyond the request's limits are left out. Or a number of
+            nodes: the tree is then chosen by this step's calibrated probabilities, from the ``_MAX_RANKS`` likeliest
+            tokens of each head.
     """
     max_depth = min(context.max_depth, len(logits))
     if isinstance(paths, int):
@@ -58,7 +58,7 @@ def draft_tree(
 
 
 def _rank_tokens(context: DraftContext[Any], logits: Tensor, counts: Sequence[int]) -> list[list[tuple[int, float]]]:
-    """Return the ``counts[i]`` likeliest tokens of each head ``i``, best first, with their probabilities."""
+    """Return the ``counts[i]`` likeliest tokens of each head ``i``, best first, as (id, probability)."""
     sampler, ranked = context.sampler, list[list[tuple[int, float]]]()
     with sampler.after():
         for row, count in zip(logits, counts, strict=False):
@@ -73,7 +73,7 @@ def _rank_tokens(context: DraftContext[Any], logits: Tensor, counts: Sequence[in
 def _build_tree(
     root: int, ranked: Sequence[Sequence[tuple[int, float]]], calibrations: Sequence[Calibration], paths: Sequence[Path]
 ) -> TokenTree:
-    """Return the tree of ``paths``, without paths whose rank has no token in ``ranked``."""
+    """Return the tree of ``paths``; leave out a path if ``ranked`` has no token of one of its ranks."""
     tokens, parents = [root], [-1]
     gain, origin = [1.0], list[Origin]([("", 0)])
     nodes: dict[Path, int] = {(): 0}

@@ -36,17 +36,17 @@ class _GlideLane(DraftLane):
     """One request's part of the draft's KV cache, and its block table in the target's cache."""
 
     target_block_table: BlockTable = field(default_factory=BlockTable)  # block table of the text in the target's cache
-    num_final_rows: int = 0  # number of leading rows that stay valid in a draft of several layers, see ``_GlideRunner``
+    num_final_rows: int = 0  # number of leading rows that are never run again, see ``_GlideRunner``
     num_prompt: int = 0  # number of prompt tokens; *dynamic* RoPE scaling of the target depends on it
 
 
 class _GlideRunner(DraftRunner):
     """Owns a GLIDE model and its KV pool; runs the model for several requests in shared forward passes.
 
-    The target's cache ends before the first draft token. A draft token's row therefore sees less of that cache than
-    after its acceptance. The keys and values of the draft's first layer do not depend on what a row sees, those of
-    later layers do. With several layers, accepted draft tokens are therefore run again together with the bonus token,
-    so that a proposal depends only on the text.
+    The target's cache ends before the first draft token. A draft token's row therefore attends to fewer cached tokens
+    than the same row after the token's acceptance. This changes the keys and values of all layers but the first. With
+    several layers, accepted draft tokens are therefore run again together with the bonus token, so that a proposal
+    depends only on the text.
     """
 
     @classmethod
@@ -73,7 +73,7 @@ class _GlideRunner(DraftRunner):
         return _GlideLane()
 
     def align_lanes(self, lanes: Sequence[DraftLane], contexts: Sequence[DraftContext[Any]]) -> list[list[int] | None]:
-        """Make each lane a prefix of its text, as :meth:`DraftRunner.align_lanes`.
+        """Align lanes and texts as :meth:`DraftRunner.align_lanes`; set each lane's ``target_block_table``.
 
         The forward passes after this call read the target's cache, which must not change until the next call.
         """
@@ -88,7 +88,7 @@ class _GlideRunner(DraftRunner):
         return super().align_lanes(lanes, contexts)
 
     def make_job(self, lane: DraftLane, tree: TokenTree, logits_nodes: range, computed: int = 0) -> ForwardJob:
-        """Return a lane's part of a forward pass, with the block table for attention to the target's cache."""
+        """Return one request's rows of a forward pass, with the request's block table in the target's cache."""
         assert isinstance(lane, _GlideLane)
         return ForwardJob(
             Segment(lane.block_table, tree, computed), logits_nodes, lane.num_prompt, lane.target_block_table
@@ -100,7 +100,7 @@ class Glide(ModelDrafter):
     """Options of GLIDE: those of :class:`ModelDrafter`. The weights are loaded in the target's dtype."""
 
     name = "glide"
-    default: ClassVar[str] = "pronk-tiny-glide"  # the model in a clone of the repository
+    default: ClassVar[str] = "pronk-tiny-glide"  # folder in ``models`` of a clone of the repository
 
     def open(self, target: Target) -> DraftRunner:
         """Load the model; raise OptionError if it was not trained on this target."""
@@ -109,7 +109,7 @@ class Glide(ModelDrafter):
 
 @dataclass(frozen=True)
 class Vanilla(Glide):
-    """Options of the same model without attention to the target's cache; the baseline of the paper."""
+    """Options of GLIDE without attention to the target's cache, the baseline of the paper."""
 
     name = "vanilla"
     default: ClassVar[str] = "pronk-tiny-vanilla"

@@ -9,8 +9,8 @@ coupled acceptance rule it is the largest entry of softmax(logits / T + Gumbel n
 position. That value is noisy and is not max p. Under the rejection and block rules it is max p at the request's
 temperature.
 
-The draft's forward passes compute the first ``l`` layers of rows that the target verifies, so the target's forward pass
-computes only the later layers of these rows (:mod:`pronk.drafters.from_target._early_exit`).
+The draft's forward passes compute the first ``l`` layers of rows that the target verifies. The target's forward pass
+computes only the later layers of these *early rows* (:mod:`pronk.drafters.from_target._early_exit`).
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class KangarooProposer(AdaptiveLengthProposer[SideLane]):
         return KangarooState(calibration, DraftLengthTracker(), SideLane())
 
     def chains(self, contexts: Sequence[DraftContext[KangarooState]], stop: Stop | None = None) -> list[Chain]:
-        """Return a chain for each context; chains that do not pay, or have no cache slots, are empty."""
+        """Return a chain for each context, empty if drafting does not pay or cache slots are missing."""
         chains, active = self.begin(contexts, stop)
         drafts = {number: ExitDraft(chains[number], contexts[number].state.lane) for number in active}
         drafts = {number: draft for number, draft in drafts.items() if self.early_exit.reserve(draft)}
@@ -100,11 +100,11 @@ class KangarooProposer(AdaptiveLengthProposer[SideLane]):
         return chains
 
     def stop(self, state: KangarooState) -> None:
-        """Free the lane's blocks."""
+        """Free the request's blocks in the adapter's KV cache."""
         self.early_exit.release(state.lane)
 
-    on_preempt = stop  # the next proposal fills the lane again
+    on_preempt = stop  # the next proposal computes the freed blocks again
 
     def measured(self, target: CostCurve, context: int, requests: int) -> StepCost | None:
-        """Return the costs of a draft's forward pass and of the target's later layers; ``None`` if unmeasured."""
+        """Return the costs of a draft's forward pass and the target's later layers; ``None`` until measured."""
         return self.early_exit.step_cost(target, context, requests)

@@ -11,7 +11,7 @@ heads form a tree of constant shape: the node ``(r1, …, rd)`` carries the toke
                  ─ head 2           sat .5  ran .2           (0, 0) (0, 1) (1, 0)
 
 The engine keeps the nodes whose gain, estimated from the heads' probabilities, pays for their rows. After a step in
-which the engine keeps none, the request does not draft for 2 steps; after further ones for 4, 8, 16 and at most 32.
+which the engine keeps none, the request does not draft for 2 steps, then for 4, 8, 16 and 32 after further such steps.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ _DEFAULT = "pronk-tiny-medusa"
 class MedusaState:
     """State of one request."""
 
-    calibrations: list[Calibration]  # for each head, the estimate of acceptance from its probabilities
-    hidden: Tensor | None = None  # ``[hidden]``, output of the target's last layer at ``position``, before the norm
-    position: int = -1  # position in the text of the token before the root
+    calibrations: list[Calibration]  # for each head, estimates acceptance from the head's probabilities
+    hidden: Tensor | None = None  # ``[hidden]``, output of the target's last layer, before the final norm
+    position: int = -1  # text position of the token that ``hidden`` belongs to
     backoff: Backoff = field(default_factory=Backoff)  # pause after steps in which the engine kept no node
 
     def record(self, outcome: Outcome[MedusaState]) -> None:
@@ -68,16 +68,16 @@ class _MedusaRunner:
     heads: MedusaHeads
     decoder: Decoder
     paths: tuple[Path, ...]
-    programs: list[Program] = field(default_factory=list)  # each head's, for the kernels
+    programs: list[Program] = field(default_factory=list)  # one per head, compiled at first use if there are kernels
 
     @torch.inference_mode()
     def logits(self, hidden: Sequence[Tensor]) -> Tensor:
         """Return logits ``[requests, heads, vocab]`` float32 on the CPU.
 
-        ``hidden`` are outputs ``[hidden]`` of the target's last layer before the final norm, one per request.
+        ``hidden`` has one tensor ``[hidden]`` per request, the output of the target's last layer before the final norm.
         """
         rows = torch.stack(list(hidden))
-        states = self._states(rows)
+        states = self._head_outputs(rows)
         own = self.heads.unembeddings
         if own:
             by_head = [cast(Linear, unembed).logits(state) for unembed, state in zip(own, states, strict=True)]
@@ -85,8 +85,8 @@ class _MedusaRunner:
         logits = self.decoder.head.logits(torch.cat(states)).view(len(states), len(rows), -1)
         return logits.transpose(0, 1).cpu()
 
-    def _states(self, rows: Tensor) -> list[Tensor]:
-        """Return the input ``[requests, hidden]`` of each head's unembedding."""
+    def _head_outputs(self, rows: Tensor) -> list[Tensor]:
+        """Run the heads; return for each head the input ``[requests, hidden]`` of its unembedding."""
         kernels = self.decoder.kernels
         if kernels is None:
             normed = self.decoder.norm(rows)
@@ -96,7 +96,7 @@ class _MedusaRunner:
             for program, head in zip(programs, self.heads.layers, strict=True):
                 program.norm(self.decoder.norm)
                 cast(Head, head).compile(program)
-            self.programs.extend(programs)  # an interruption before this line leaves the list empty
+            self.programs.extend(programs)  # all at once: an interruption leaves no partial list
         states = [rows.clone() for _ in self.programs]
         for program, state in zip(self.programs, states, strict=True):
             program.run(ProgramRows.independent(len(rows)), state)
@@ -124,14 +124,14 @@ class Medusa(Drafter):
 
     def __post_init__(self) -> None:
         check_path(f"{self.name}: model", self.model)
-        object.__setattr__(self, "tree", check_tree(self.name, self.tree, _MAX_HEADS))  # lists as tuples
+        object.__setattr__(self, "tree", check_tree(self.name, self.tree, _MAX_HEADS))  # converts lists to tuples
         if self.num_tokens is not None:
             check_integer(f"{self.name}: num_tokens", self.num_tokens, 1, _MAX_HEADS)
 
     def bind(self, target: Target) -> MedusaProposer:
         """Return the proposer, with the heads loaded beside the target.
 
-        Errors are those of :func:`open_trained`; fewer heads than the tree is deep are an OptionError.
+        Errors are those of :func:`open_trained`, and OptionError if ``tree`` has paths longer than the number of heads.
         """
         trained = open_trained(self.name, self.model, _DEFAULT, target)
         shape, decoder = trained.make_shape(MedusaShape), target.decoder
@@ -145,7 +145,7 @@ class Medusa(Drafter):
         return MedusaProposer(self, _MedusaRunner(heads, decoder, paths), target)
 
     def _paths(self, trained: Trained, shape: MedusaShape) -> tuple[Path, ...]:
-        """Return the tree of the options, or by default that of ``drafter.json``."""
+        """Return the paths of the option ``tree``, or by default the paths in ``drafter.json``."""
         tree = self.tree
         if isinstance(tree, tuple):
             return check_paths(self.name, "tree", tree, shape.num_heads)
@@ -173,7 +173,7 @@ class MedusaProposer(Proposer[MedusaState]):
         return MedusaState([Calibration(f"{self.name} {number}", known=known) for number in range(1, heads + 1)])
 
     def propose(self, contexts: Sequence[DraftContext[MedusaState]]) -> list[TokenTree]:
-        """Return a tree for each context: the root alone without the hidden state that predicted the root."""
+        """Return a tree for each context, the root alone while backing off or without a hidden state."""
         trees = [TokenTree.chain(context.tokens[-1:]) for context in contexts]
         ready = [
             (number, context.state.hidden)

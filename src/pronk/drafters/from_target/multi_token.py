@@ -39,7 +39,7 @@ from pronk.speculation.tree import TokenTree
 
 __all__ = ["MultiToken", "MultiTokenState", "find_target_heads"]
 
-_DEFAULT = "pronk-tiny-multi-token"  # in a clone of the repository
+_DEFAULT = "pronk-tiny-multi-token"  # folder in ``models`` of a clone of the repository
 _MAX_HEADS = 63
 
 
@@ -48,7 +48,7 @@ class MultiTokenState:
     """State of one request."""
 
     calibration: Calibration  # estimates the acceptance of a draft token from the heads' probability of it
-    lane: SideLane = field(compare=False)  # changes the cost of a proposal, never its tokens
+    lane: SideLane = field(compare=False)  # the heads' cached keys and values; affects only the cost
     backoff: Backoff = field(default_factory=Backoff)  # pause after steps in which the engine kept no draft token
     can_draft: bool = field(default=False, compare=False)  # whether the heads could draft in the current step
 
@@ -65,7 +65,7 @@ class _HeadsRunner:
     def next_logits(
         self, states: Sequence[MultiTokenState], contexts: Sequence[DraftContext[Any]], count: int
     ) -> Tensor:
-        """Run the rows that the lanes lack; return float32 logits ``[requests, count, vocab]``."""
+        """Run the rows not yet in the heads' cache; return float32 logits ``[requests, count, vocab]``."""
         tokens, rows = list[Sequence[int]](), list[Tensor]()
 
         def forward(x: Tensor, apply: Apply) -> Tensor:
@@ -85,15 +85,15 @@ class _HeadsRunner:
     def reserve(self, state: MultiTokenState, context: DraftContext[Any]) -> bool:
         """Allocate slots in the heads' cache; return False if the request cannot draft in this step.
 
-        It cannot if no draft tokens are allowed, hidden states or slots are missing, or the text has draft tokens.
+        Possible reasons: no draft token is allowed, hidden states or slots are missing, or the text has draft tokens.
         """
         num_committed = context.block_table.length
         num_released = context.block_table.num_released * self.target.cache.block_size
         if min(context.max_depth, context.max_nodes) < 1 or num_committed - 1 < num_released:
             return False
-        if len(context.tokens) - 1 > num_committed:  # draft tokens of another drafter, not computed by the target
+        if len(context.tokens) - 1 > num_committed:  # another drafter's draft tokens have no hidden states
             return False
-        # The last row is always run again: its output is needed.
+        # Run the last row again: the draft tokens need its output.
         _rollback(state.lane, num_committed - 1)
         return self.side_cache.reserve(state.lane, context, 0)
 
@@ -114,8 +114,8 @@ class MultiToken(ChainDrafter):
 
     Attributes:
         model: folder written by ``pronk train heads`` or ``pronk train lm --future-tokens``, or a Hub id. ``None`` is
-            the folder ``heads`` in the target's folder. Without one it is ``models/pronk-tiny-multi-token`` of a clone
-            of the repository, which fits only pronk-tiny.
+            the folder ``heads`` in the target's folder or, if that is missing, ``models/pronk-tiny-multi-token`` in a
+            clone of the repository, which fits only pronk-tiny.
         num_tokens: number of heads used, which is the most draft tokens of a path, 1..63; ``None`` is all heads.
         tree: shape of the proposal. ``None`` is a chain. A number of nodes, 1..127, is the tree of that size that is
             likeliest by the heads' probabilities of the step. Paths of ranks, as in ``((0,), (1,), (0, 0))``, are the
@@ -132,12 +132,12 @@ class MultiToken(ChainDrafter):
         check_path(f"{self.name}: model", self.model)
         if self.num_tokens is not None:
             check_integer(f"{self.name}: num_tokens", self.num_tokens, 1, _MAX_HEADS)
-        object.__setattr__(self, "tree", check_tree(self.name, self.tree, _MAX_HEADS))  # lists as tuples
+        object.__setattr__(self, "tree", check_tree(self.name, self.tree, _MAX_HEADS))  # converts lists to tuples
 
     def bind(self, target: Target) -> MultiTokenProposer:
         """Return the proposer, with the heads loaded beside the target.
 
-        Errors are those of :func:`open_trained`; too few heads or no memory for their cache are an OptionError.
+        Errors are those of :func:`open_trained`, and OptionError with too few heads or no memory for their cache.
         """
         trained = open_trained(self.name, self.model or find_target_heads(target), _DEFAULT, target)
         shape = trained.make_shape(HeadsShape)
@@ -155,12 +155,12 @@ class MultiToken(ChainDrafter):
 
     @property
     def source(self) -> str:
-        """Name in the origins of the draft tokens: the drafter's, and that of the folder ``model``."""
+        """Drafter name in ``TokenTree.origin``: ``multi_token``, followed by the folder name of ``model``."""
         return self.name if self.model is None else f"{self.name} {Path(self.model).name}"
 
     @property
     def proposes_tree(self) -> bool:
-        """Whether the proposal is a tree; a wrapper reads only chains."""
+        """Whether the proposal is a tree; wrappers accept only drafters of chains."""
         return self.tree is not None
 
 
@@ -175,7 +175,7 @@ class MultiTokenProposer(ChainProposer[MultiTokenState]):
 
     @property
     def source(self) -> str:
-        """Name in the origins of the draft tokens."""
+        """Drafter name in ``TokenTree.origin``."""
         return self.options.source
 
     @property
@@ -190,7 +190,7 @@ class MultiTokenProposer(ChainProposer[MultiTokenState]):
     def chains(self, contexts: Sequence[DraftContext[MultiTokenState]], stop: Stop | None = None) -> list[Chain]:
         """Return a chain for each context; one forward pass of the heads drafts all chains.
 
-        With ``stop`` all heads are used, whatever ``num_tokens`` is.
+        A wrapper's rule ``stop`` replaces the option ``num_tokens``: all heads are used.
         """
         heads = self.runner.heads.shape.num_heads
         count = heads if stop is not None else self.options.num_tokens or heads
@@ -220,7 +220,7 @@ class MultiTokenProposer(ChainProposer[MultiTokenState]):
         return trees
 
     def _run_heads(self, contexts: Sequence[DraftContext[MultiTokenState]], count: int) -> dict[int, Tensor]:
-        """Return logits ``[count, vocab]`` by index of the context, for the requests that can draft."""
+        """Return logits ``[count, vocab]`` by index into ``contexts``, for the requests that can draft."""
         active = list[int]()
         for number, context in enumerate(contexts):
             state = context.state
@@ -243,14 +243,14 @@ class MultiTokenProposer(ChainProposer[MultiTokenState]):
         state.can_draft = False
 
     def stop(self, state: MultiTokenState) -> None:
-        """Free the lane's blocks."""
+        """Free the request's blocks in the heads' KV cache."""
         self.runner.side_cache.release(state.lane)
 
-    on_preempt = stop  # the next proposal fills the lane again
+    on_preempt = stop  # the next proposal computes the freed blocks again
 
 
 def _rollback(lane: SideLane, length: int) -> None:
-    """Roll a lane back to its first ``length`` tokens, whose blocks it keeps."""
+    """Cut a lane to its first ``length`` tokens, without freeing blocks."""
     del lane.tokens[length:]
     lane.block_table.length = min(lane.block_table.length, length)
 

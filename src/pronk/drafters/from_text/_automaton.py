@@ -31,8 +31,8 @@ __all__ = ["Continuation", "SuffixAutomaton"]
 # Maximum number of edges of a state without a dictionary: a longer list is slow to search.
 _MAX_LIST_EDGES = 8
 
-# Maximum number of continuations per lookup, which limits its time. The oldest are kept: a frequent continuation of a
-# common token occurs early in the text.
+# Maximum number of continuations that a lookup returns, to limit its time. The oldest are returned: a frequent
+# continuation of a common token usually occurs early in the text.
 _MAX_CONTINUATIONS = 128
 
 
@@ -48,8 +48,8 @@ class Continuation(NamedTuple):
 class SuffixAutomaton:
     """A suffix automaton of one or more texts.
 
-    Methods identify a string by a *place*, the pair ``(state, length)``: the string of ``length`` tokens among those of
-    the state. Place ``(0, 0)`` is the empty string; state 0 is the root.
+    A *place* ``(state, length)`` identifies a string: of the state's strings, the one of ``length`` tokens. Place
+    ``(0, 0)`` is the empty string; state 0 is the root.
     """
 
     max_match: int  # maximum length in tokens of strings to look up, at least 1
@@ -67,9 +67,9 @@ class SuffixAutomaton:
     _older_edge: array[int] = field(default_factory=lambda: array("i"), repr=False)
     # For states with more than _MAX_LIST_EDGES edges: state to its edges by token, oldest first.
     _edge_dicts: dict[int, dict[int, int]] = field(default_factory=dict, repr=False)
-    # State of the text so far.
+    # State of the whole current text.
     _last: int = field(default=0, repr=False)
-    # Place of the text's longest counted suffix, of at most max_match + 1 tokens.
+    # Place of the current text's last max_match + 1 tokens, the longest suffix whose occurrences are counted.
     _counted_state: int = field(default=0, repr=False)
     _counted_length: int = field(default=0, repr=False)
 
@@ -80,7 +80,7 @@ class SuffixAutomaton:
 
     def _append(self, token: int) -> None:
         state, edge = self._last, self._find_edge(self._last, token)
-        if edge >= 0:  # the text with the token occurs in an earlier text
+        if edge >= 0:  # the current text plus the token occurs in an earlier text
             self._last = self._state_after(state, edge)
         else:
             self._last = self._add_state(self._length[state] + 1, 0, 0)
@@ -97,7 +97,7 @@ class SuffixAutomaton:
         self._last = self._counted_state = self._counted_length = 0
 
     def match(self, tail: Sequence[int]) -> tuple[int, int]:
-        """Return the place of the longest suffix of ``tail``, up to ``max_match``, that has a continuation."""
+        """Return the place of ``tail``'s longest suffix, up to ``max_match`` tokens, that a token follows."""
         state = length = 0
         for token in tail[-self.max_match :]:
             while (edge := self._find_edge(state, token)) < 0 and state:
@@ -109,15 +109,15 @@ class SuffixAutomaton:
         return self._shorten_to_continue(state, length)
 
     def follow(self, continuation: Continuation, length: int) -> tuple[int, int]:
-        """Return the place of a string of ``length`` tokens plus a continuation of it.
+        """Return the place of a matched string of ``length`` tokens plus its continuation.
 
-        The string is shortened at its front to ``max_match`` tokens, and further until it has a continuation itself.
+        The longer string is cut at its front to ``max_match`` tokens, and further until a token follows it.
         """
         length = min(length + 1, self.max_match)
-        return self._shorten_to_continue(self._state_of(continuation.state, length), length)
+        return self._shorten_to_continue(self._state_of_suffix(continuation.state, length), length)
 
     def shorter(self, state: int) -> tuple[int, int]:
-        """Return the place of the longest suffix that ends at more positions; for the root, (0, 0)."""
+        """Return the place of the longest string of the linked state; ``(0, 0)`` for the root."""
         link = max(self._link[state], 0)
         return link, self._length[link]
 
@@ -200,13 +200,13 @@ class SuffixAutomaton:
             edge = self._find_edge(state, token) if state >= 0 else -1
         return clone
 
-    def _state_of(self, state: int, length: int) -> int:
-        """Return the state of the suffix of ``length`` tokens: ``state``, or its link if that has it."""
+    def _state_of_suffix(self, state: int, length: int) -> int:
+        """Return the state of the suffix of ``length`` tokens: ``state`` or, for a short suffix, its link."""
         link = self._link[state]
         return link if link >= 0 and self._length[link] >= length else state
 
     def _shorten_to_continue(self, state: int, length: int) -> tuple[int, int]:
-        """Return the place of the longest suffix that has a continuation."""
+        """Return the place of the longest suffix of a string that a token follows."""
         while state and not self._degree[state]:
             state = self._link[state]
             length = self._length[state]
@@ -214,10 +214,10 @@ class SuffixAutomaton:
 
     def _count_suffixes(self, token: int) -> None:
         """Count one more occurrence of each suffix of up to ``max_match + 1`` tokens; ``token`` is the last."""
-        # The counted state may have been split since the last token.
-        previous = self._state_of(self._counted_state, self._counted_length)
+        # The counted suffix may be in another state since ``_state_after`` split its state.
+        previous = self._state_of_suffix(self._counted_state, self._counted_length)
         self._counted_length = min(self._counted_length + 1, self.max_match + 1)
-        state = self._state_of(self._target[self._find_edge(previous, token)], self._counted_length)
+        state = self._state_of_suffix(self._target[self._find_edge(previous, token)], self._counted_length)
         self._counted_state = state
         while state > 0:
             self._count[state] += 1

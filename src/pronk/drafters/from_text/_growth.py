@@ -32,9 +32,9 @@ __all__ = [
     "make_tree_builder",
 ]
 
-# Acceptance rates are measured by *kind* of draft token: whether the match is in the store, a class of the match length
-# in tokens, and a class of the share of the match's occurrences that the token follows. These bounds separate the
-# classes: lengths of 1, 2 or 3, 4 to 7, and 8 or more tokens.
+# Acceptance rates are measured by *kind* of draft token: match in the text or in the store, class of the match length
+# (1, 2 or 3, 4 to 7, 8 or more tokens), and class of the token's share (the fraction of the match's occurrences that
+# the token follows). These are the bounds between the classes.
 _LENGTH_BOUNDS = (2, 4, 8)
 _SHARE_BOUNDS = (0.25, 0.5, 0.75)
 
@@ -60,7 +60,7 @@ _MAX_CANDIDATES_PER_NODE = 2
 
 
 def _kind_of(*, stored: bool, length: int, share: float) -> int:
-    """Return the index into :data:`PRIORS`: two tables of 4 rows by 4 columns."""
+    """Return the kind of a draft token, a key of :data:`PRIORS` (two tables of 4 rows by 4 columns)."""
     return 16 * stored + 4 * bisect(_LENGTH_BOUNDS, length) + bisect(_SHARE_BOUNDS, share)
 
 
@@ -85,7 +85,7 @@ class SuffixIndex(Protocol):
 
 
 class TreeLimits(NamedTuple):
-    """Limits of a tree."""
+    """Limits of a tree, and of the matches that the tree is built from."""
 
     max_nodes: int  # maximum number of draft tokens
     max_depth: int  # maximum number of draft tokens on a path
@@ -98,11 +98,11 @@ class TreeBuilder(Protocol):
     """Builder of one request's trees: ``PythonTreeBuilder`` or ``CompiledTreeBuilder``."""
 
     def build(self, sources: Sequence[Any], tokens: Sequence[int], limits: TreeLimits) -> TokenTree:
-        """Return the tree of the continuations of largest gain of a text's longest matches.
+        """Return a tree of continuations of the text's longest matches, chosen by gain.
 
         Args:
             sources: index of the request's text, then the indexes of earlier outputs; all of the same class.
-            tokens: token ids of the text; the last is the root. Its end need not be in the index.
+            tokens: token ids of the text; the last is the root. ``sources[0]`` may lack the last ones.
             limits: limits of the tree.
         """
 
@@ -139,7 +139,7 @@ class CompiledTreeBuilder:
     def build(self, sources: Sequence[CompiledSuffixes], tokens: Sequence[int], limits: TreeLimits) -> TokenTree:
         """Implement :meth:`TreeBuilder.build`."""
         rates, builder, origins = self._rates, self._builder, self._origins
-        if rates.known.temperature != self._temperature:  # the builder caches priors, which depend on it
+        if rates.known.temperature != self._temperature:  # the builder's cached priors depend on the temperature
             self._temperature = rates.known.temperature
             builder.clear_priors()
         builder.set_counts(rates.offered, rates.taken)
@@ -150,13 +150,13 @@ class CompiledTreeBuilder:
 
 
 class _MatchedNode(NamedTuple):
-    """A node of the tree, and the place in one automaton whose continuations may become its children."""
+    """A node of the tree and its match in one automaton, whose continuations may become its children."""
 
     node: int  # index in the trie
     source: int  # index of the automaton in ``sources``
     state: int  # automaton state of the matched string
     length: int  # number of tokens of the matched string
-    max_depth: int  # maximum depth of draft tokens, given by the match at the root
+    max_depth: int  # largest depth below the root, by the length of the root's match
 
 
 class _Candidate(NamedTuple):
@@ -179,7 +179,7 @@ class PythonTreeBuilder:
         growth = _TreeGrowth(Trie(tokens[-1]), self.rates, limits, sources, self.source)
         for number, source in enumerate(sources):
             state, length = source.match(tokens)
-            # Tokens that follow a longer match: they are not candidates of a shorter match again.
+            # Tokens that follow a longer match; a shorter match does not add them again.
             seen_tokens: set[int] = set()
             while length >= limits.min_match and len(seen_tokens) < limits.max_nodes:
                 max_depth = min(limits.max_depth, max(1, int(limits.depth_factor * length)))
@@ -200,12 +200,12 @@ class _TreeGrowth:
     candidates: Frontier[_Candidate] = field(default_factory=Frontier)
 
     def push_continuations(self, parent: _MatchedNode, seen_tokens: set[int]) -> None:
-        """Make candidates of the continuations that are not in ``seen_tokens``, and add them to that set."""
+        """Queue continuations of a match whose tokens are not in ``seen_tokens``, and add the tokens there."""
         if self.trie.depths[parent.node] >= parent.max_depth or parent.length < self.limits.min_match:
             return
         parent_gain, depth = self.trie.gains[parent.node], self.trie.depths[parent.node] + 1
         following = self.sources[parent.source].continuations(parent.state)
-        total = 1 + sum([each.num_occurrences for each in following])  # + 1, as 1 of 1 is no certainty
+        total = 1 + sum([each.num_occurrences for each in following])  # + 1: 1 of 1 is a share of 1/2, not 1
         if len(following) > 1:  # nlargest is stable: of equal counts the newest comes first
             following = nlargest(self.limits.max_nodes, following, key=attrgetter("num_occurrences"))
         for each in following:

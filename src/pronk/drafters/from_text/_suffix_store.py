@@ -51,7 +51,7 @@ class SuffixStore:
     _vocabulary: str | None = field(default=None, repr=False)
     _vocab_size: int = field(default=0, repr=False)
     _file: Path | None = field(default=None, repr=False)  # the path, once open; None after a failed write
-    _num_appended: int = field(default=0, repr=False)  # tokens appended since the file was last shortened
+    _num_appended: int = field(default=0, repr=False)  # number of tokens appended since the file was last shortened
 
     @property
     def generations(self) -> Sequence[SuffixIndex]:
@@ -173,7 +173,7 @@ def _check_header(path: Path, header: bytes, vocabulary: str | None) -> None:
 def _read_outputs(
     path: Path, file: BinaryIO, vocab_size: int, max_tokens: int
 ) -> tuple[Sequence[list[int]], bool, int]:
-    """Return the latest outputs, whether older ones were dropped, and where the last whole line ends."""
+    """Return the latest outputs, whether older ones were dropped, and the last whole line's end offset."""
     outputs, num_tokens, has_dropped, end = deque[list[int]](), 0, False, file.tell()
     for number, line in enumerate(file, 2):
         if not line.endswith(b"\n"):

@@ -33,8 +33,8 @@ __all__ = ["LookupState", "PromptLookup", "TextIndex"]
 # Maximum number of matches examined per step: many matches of a repeated phrase have the same continuation.
 _MAX_MATCHES = 32
 
-# Acceptance rates are measured by *kind* of draft token. For a match of n tokens the kinds are 3n + _FIRST (first token
-# of a continuation), 3n + _SIBLING (its parent already has another child) and 3n + _NEXT (any other).
+# Acceptance rates are measured by *kind* of draft token: 3n + role for a match of n tokens. The role is _SIBLING if the
+# token's parent already has another child, else _FIRST for a continuation's first token and _NEXT for later tokens.
 _FIRST, _SIBLING, _NEXT = 0, 1, 2
 
 
@@ -153,7 +153,7 @@ class PromptLookup(Proposer[LookupState]):
 
 
 def _continuation(tokens: Sequence[int], start: int, count: int) -> list[int]:
-    """Return ``count`` tokens from ``start`` on, as if the text repeated its part from there to its end."""
+    """Return ``count`` tokens from ``start`` on; at the end of the text, continue at ``start`` again."""
     chain: list[int] = []
     for source in range(start, start + count):
         chain.append(tokens[source] if source < len(tokens) else chain[source - len(tokens)])

@@ -41,15 +41,15 @@ __all__ = ["Retrieval"]
 
 _BUILD = "build one with pronk datastore build OUT FILES --model MODEL and use it with retrieval(datastore='OUT')"
 
-# Acceptance rates are measured by *kind* of draft token: a class of the match length, and a class of the token's share.
-# The share is k / (n + 1) for a token after k of the n occurrences of the match; + 1, as 1 of 1 is no certainty.
+# Acceptance rates are measured by *kind* of draft token: a pair of a class of match lengths and a class of shares. The
+# share of a token that follows k of the n occurrences of the match is k / (n + 1), which is below 1 even for 1 of 1.
 # These bounds separate the classes: lengths of 1 or 2, 3, 4 or 5, 6 to 8, and 9 or more tokens.
 _LENGTH_BOUNDS = (3, 4, 6, 9)
 _SHARE_BOUNDS = (0.05, 0.1, 0.2, 0.35, 0.5, 0.66, 0.8, 0.92)
 _NUM_SHARE_CLASSES = len(_SHARE_BOUNDS) + 1
 
-# Acceptance rates assumed before any measurement: a row per class of length, a column per class of share. Measured on
-# ``pronk-tiny`` with datastores of 0.2 M and 10 M tokens.
+# Initial acceptance rates: one row per class of lengths, one column per class of shares. They were measured with
+# ``pronk-tiny`` and datastores of 0.2 M and 10 M tokens.
 _PRIORS = (
     (0.02, 0.03, 0.06, 0.10, 0.13, 0.16, 0.26, 0.50, 0.70),
     (0.02, 0.03, 0.06, 0.10, 0.19, 0.18, 0.44, 0.50, 0.80),
@@ -64,7 +64,7 @@ class Retrieval(Drafter):
     """Options of retrieval.
 
     Attributes:
-        datastore: folder written by ``pronk datastore build``; ``None`` is the one for ``pronk-tiny`` in a clone.
+        datastore: folder written by ``pronk datastore build``; ``None`` is that of ``pronk-tiny``, part of a git clone.
         num_nodes: maximum number of draft tokens per step, 1..128.
         max_match: maximum match length in tokens, 1..64.
         min_match: minimum match length in tokens, 1..max_match.
@@ -94,7 +94,7 @@ class Retrieval(Drafter):
 
         Raises:
             CheckpointError: the datastore is missing or damaged.
-            OptionError: the datastore was made with another tokenizer, or the option is ``None`` outside a clone.
+            OptionError: the datastore was made with another tokenizer, or none is given and pronk runs outside a clone.
         """
         store = Datastore.open(self._folder())
         header = store.header
@@ -150,7 +150,7 @@ class RetrievalProposer(Proposer[AcceptanceRates]):
         match = store.find(context.tokens, options.max_match)
         if match.length < options.min_match or max_nodes < 1 or max_depth < 1:
             return trie.tree(0)
-        candidates = Frontier[tuple[int, int, Child]]()  # parent node, kind, token with its suffixes
+        candidates = Frontier[tuple[int, int, Child]]()  # parent node, kind, token with its suffixes in the store
         parent, low, high = 0, match.low, match.high
         while len(trie) <= max_nodes:
             depth = trie.depths[parent]
@@ -167,6 +167,6 @@ class RetrievalProposer(Proposer[AcceptanceRates]):
 
 
 def _kind_of(length: int, count: int, total: int) -> int:
-    """Return the kind of a token after ``count`` of ``total`` occurrences of a match of ``length`` tokens."""
+    """Return the kind of a token that follows ``count`` of ``total`` matches of ``length`` tokens."""
     length_class, share_class = bisect_right(_LENGTH_BOUNDS, length), bisect_right(_SHARE_BOUNDS, count / (total + 1))
     return length_class * _NUM_SHARE_CLASSES + share_class

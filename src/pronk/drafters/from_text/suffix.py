@@ -18,8 +18,8 @@ When it pays: for texts that repeat themselves or each other, such as code, edit
 questions. Prefer it to prompt lookup where requests resemble each other or the text branches.
 
 Cost: 0.03 to 0.1 ms of host time per step with the compiled kernels, 0.3 to 1 ms without. A running request takes 30 to
-85 bytes per token of its text (150 without the kernels). The store takes as much for each of at most ``store_tokens``
-tokens: 5 MB by default.
+85 bytes per token of its text (150 without the kernels). The store has at most ``store_tokens`` tokens of the same
+size: 5 MB by default.
 
 Security: all requests with equal options share a store, so response times may reveal other users' outputs. Set
 ``store_tokens=0`` to disable the store, or bind one proposer for each user.
@@ -55,12 +55,12 @@ __all__ = ["Suffix", "SuffixState"]
 class SuffixState:
     """State of one request."""
 
-    index: SuffixIndex  # of the request's text; each proposal adds the tokens committed since the one before
-    rates: AcceptanceRates  # by kind of draft token
-    tree_builder: TreeBuilder = field(repr=False, compare=False)  # uses ``rates``
+    index: SuffixIndex  # index of the request's text, without the tokens committed since the last proposal
+    rates: AcceptanceRates  # acceptance rate for each kind of draft token
+    tree_builder: TreeBuilder = field(repr=False, compare=False)  # builds trees with gains from ``rates``
     output: list[int] = field(default_factory=list)  # committed tokens for the store; empty if the store is disabled
-    # Whether the store must not get the output: under rejection sampling, outputs depend on random numbers, on which
-    # the draft tokens of other requests must not depend.
+    # Whether to keep the output out of the store, as under rejection sampling: such an output depends on the request's
+    # random numbers, and draft tokens of other requests must not depend on these.
     private: bool = False
 
 
@@ -118,7 +118,7 @@ class SuffixProposer(Proposer[SuffixState]):
         self.capabilities = Capabilities(costs=True, observes_all_steps=options.store_tokens > 0)
 
     def start(self, prompt: Sequence[int]) -> SuffixState:  # noqa: ARG002 - contexts hold the text
-        """Return an empty state; the first proposal reads the text."""
+        """Return a state with an empty index; the first proposal adds the prompt to the index."""
         rates = AcceptanceRates(self.name, PRIORS, SharedAcceptance.of(self.target))
         return SuffixState(make_suffix_index(self.options.max_match), rates, make_tree_builder(rates, self.name))
 

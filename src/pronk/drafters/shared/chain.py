@@ -1,7 +1,7 @@
 """Base classes of drafters that propose a chain: draft tokens in sequence, without alternatives.
 
 Each token is sampled from the drafter's own distribution with the request's sampling options. Under the coupled
-acceptance rule the draw uses the target's noise.
+acceptance rule the draft token is drawn with the same random numbers as the target's token at this position.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Chain:
     """Draft tokens for one request, each the child of the one before.
 
     Attributes:
-        context: the request.
+        context: the request, as passed to ``propose``.
         draft_tokens: the tokens so far, with their scores and confidences.
         gains: for each token, the estimated probability that it and all tokens before it are accepted (calibrated).
         cumulative_confidence: for each token, the product of the confidences up to it (not calibrated).
-        origin: for each token, the drafter's source name and the confidence in thousandths.
+        origin: for each token, :attr:`ChainDrafter.source` and the confidence in thousandths, 1..999.
     """
 
     def __init__(self, context: DraftContext[Any], calibration: Calibration) -> None:
@@ -63,7 +63,7 @@ class Chain:
 
     @property
     def distributions(self) -> tuple[Tensor | None, ...] | None:
-        """``probs`` of the chain as a tree; ``None`` unless its tokens are drawn for a rejection rule."""
+        """``TokenTree.probs`` for the chain; ``None`` unless the tokens are drawn for a rejection rule."""
         if not (self.context.params.rejects and self.context.draws):
             return None
         return (None, *(each.q for each in self.draft_tokens))
@@ -99,7 +99,7 @@ class Chain:
         )
 
 
-# Returns whether a chain is complete. The first argument is the index of the chain's context.
+# Callback ``stop(index, chain)``: returns whether the chain of ``contexts[index]`` is complete.
 Stop = Callable[[int, Chain], bool]
 
 
@@ -108,12 +108,12 @@ class ChainDrafter(Drafter):
 
     @property
     def proposes_tree(self) -> bool:
-        """Whether the proposal also has nodes off its chain; a wrapper reads only the chain."""
+        """Whether ``propose`` adds nodes to the chain, such as siblings; a wrapper rejects such drafters."""
         return False
 
     @property
     def source(self) -> str:
-        """Name of the drafter in the origins of its draft tokens; one name for each drafter and model."""
+        """Name of the drafter in ``TokenTree.origin``; different for each drafter and draft model."""
         return self.name
 
     @abstractmethod
@@ -142,7 +142,7 @@ def extend_chains(
     next_logits: Callable[[Sequence[int]], Sequence[Tensor | None]],
     is_complete: Callable[[int, Chain], bool],
 ) -> None:
-    """Add one token at a time to all chains until each is complete.
+    """Add one token per round to every incomplete chain, until all are complete.
 
     Args:
         chains: empty chains.

@@ -1,4 +1,4 @@
-"""Base classes of composite drafters, which combine the proposals of several drafters (their parts)."""
+"""Base classes of composite drafters, which wrap several drafters and combine their proposals."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pronk.speculation.tree import TokenTree
 
 __all__ = ["Composite", "CompositeProposer", "Parts"]
 
-# State of a composite drafter for one request: the state of each part.
+# State of a composite drafter for one request: the states of the wrapped drafters.
 Parts = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
 class Composite(Drafter):
-    """Options of a composite drafter; ``parts`` are the combined drafters, in order of precedence."""
+    """Options of a composite drafter; ``parts`` are the wrapped drafters, in order of precedence."""
 
     parts: tuple[Drafter, ...]
 
@@ -30,75 +30,75 @@ class Composite(Drafter):
             raise OptionError(msg)
 
     def bind_parts(self, target: Target) -> tuple[Proposer[Any], ...]:
-        """Bind each part to the target and return the proposers."""
-        return tuple(bind_proposer(part, target) for part in self.parts)
+        """Bind each wrapped drafter to the target and return the proposers."""
+        return tuple(bind_proposer(drafter, target) for drafter in self.parts)
 
 
 @dataclass(frozen=True)
-class _StopPart:
-    """Exit callback that stops a part. An error that already unwinds the stack hides an error of ``stop``."""
+class _StopOnExit:
+    """Callback for an ExitStack: call ``stop``, and suppress its error if another one is being raised."""
 
-    part: Proposer[Any]
+    proposer: Proposer[Any]
     state: Any
 
     def __call__(self, _: object, error: BaseException | None, __: object) -> None:
         try:
-            self.part.stop(self.state)
+            self.proposer.stop(self.state)
         except Exception:
             if error is None:
                 raise
 
 
 class CompositeProposer(Proposer[Parts]):
-    """Base of a composite drafter's proposer; ``parts`` are the proposers of its parts."""
+    """Base of a composite drafter's proposer; ``parts`` are the proposers of the wrapped drafters."""
 
     def __init__(self, parts: Sequence[Proposer[Any]]) -> None:
         self.parts = tuple(parts)
-        part_capabilities = [part.capabilities for part in self.parts]
-        hidden = tuple(sorted({layer for each in part_capabilities for layer in each.hidden}))
+        wrapped = [proposer.capabilities for proposer in self.parts]
+        hidden = tuple(sorted({layer for each in wrapped for layer in each.hidden}))
         self.capabilities = Capabilities(
             hidden,
-            logits=any(each.logits for each in part_capabilities),
-            costs=any(each.costs for each in part_capabilities),
-            proposes=any(each.proposes for each in part_capabilities),
-            observes_all_steps=any(each.observes_all_steps for each in part_capabilities),
-            self_budgeting=all(each.self_budgeting for each in part_capabilities),
+            logits=any(each.logits for each in wrapped),
+            costs=any(each.costs for each in wrapped),
+            proposes=any(each.proposes for each in wrapped),
+            observes_all_steps=any(each.observes_all_steps for each in wrapped),
+            self_budgeting=all(each.self_budgeting for each in wrapped),
         )
-        self.models = tuple(model for part in self.parts for model in part.models)
+        self.models = tuple(model for proposer in self.parts for model in proposer.models)
 
     def bind(self, target: Target) -> Self:
-        """Bind every part to the target and return itself."""
-        for part in self.parts:
-            part.bind(target)
+        """Bind every wrapped proposer to the target and return itself."""
+        for proposer in self.parts:
+            proposer.bind(target)
         return self
 
     def start(self, prompt: Sequence[int]) -> Parts:
-        """Return the states of all parts; if a part raises, stop the parts that have started."""
+        """Start every wrapped proposer and return the states; after an error, stop the started ones."""
         with ExitStack() as started:
             states: list[Any] = []
-            for part in self.parts:
-                states.append(part.start(prompt))
-                started.push(_StopPart(part, states[-1]))
+            for proposer in self.parts:
+                states.append(proposer.start(prompt))
+                started.push(_StopOnExit(proposer, states[-1]))
             started.pop_all()
         return tuple(states)
 
     def observe(self, outcome: Outcome[Parts]) -> None:
-        """Pass the outcome to every part; the verified tree may hold draft tokens of several parts."""
-        for part, part_state in zip(self.parts, outcome.state, strict=True):
-            part.observe(replace(outcome, state=part_state))
+        """Pass the outcome to every wrapped proposer; the verified tree may mix their draft tokens."""
+        for proposer, own_state in zip(self.parts, outcome.state, strict=True):
+            proposer.observe(replace(outcome, state=own_state))
 
     def on_preempt(self, state: Parts) -> None:
-        """Release the KV blocks that the parts hold for a preempted request."""
-        for part, part_state in zip(self.parts, state, strict=True):
-            part.on_preempt(part_state)
+        """Release the KV blocks that the wrapped proposers hold for a preempted request."""
+        for proposer, own_state in zip(self.parts, state, strict=True):
+            proposer.on_preempt(own_state)
 
     def stop(self, state: Parts) -> None:
-        """Stop every part, even if one raises; then raise the first error."""
+        """Stop every wrapped proposer in order, even if one raises an error; then raise the first error."""
         with ExitStack() as stops:
-            for part, part_state in reversed([*zip(self.parts, state, strict=True)]):
-                stops.push(_StopPart(part, part_state))
+            for proposer, own_state in reversed([*zip(self.parts, state, strict=True)]):
+                stops.push(_StopOnExit(proposer, own_state))
 
     def proposals(self, contexts: Sequence[DraftContext[Parts]]) -> Iterator[list[TokenTree]]:
-        """Yield each part's proposals for all contexts, in order of the parts."""
-        for number, part in enumerate(self.parts):
-            yield part.propose([replace(context, state=context.state[number]) for context in contexts])
+        """Yield, for each wrapped proposer in order, its proposals for all contexts."""
+        for index, proposer in enumerate(self.parts):
+            yield proposer.propose([replace(context, state=context.state[index]) for context in contexts])

@@ -1,11 +1,11 @@
-"""Runs a draft model: its weights, and its KV cache.
+"""The draft model at run time: its weights, its KV cache, and its forward passes.
 
-A *lane* is the part of the KV cache that holds one request: the request's text, and behind it the draft tokens of the
-last proposal. At the next proposal the accepted draft tokens are already cached. Other new tokens (the prompt, a bonus
+A *lane* is the draft model's KV cache of one request: the request's text, followed by the draft tokens of the last
+proposal. At the next proposal the accepted draft tokens are already cached. Other new tokens (the prompt, a bonus
 token, another drafter's tokens) are run in one forward pass, whose last row gives the logits of the first draft token.
-For the text ``a b c`` and the draft tokens ``x y``, with run tokens in brackets::
+For example, with the tokens of a forward pass in brackets::
 
-    first proposal      [a b c] [x] y       c gives x, x gives y; y is not run
+    first proposal      [a b c] [x] y       text a b c, draft tokens x y; y is not run
     target              accepts x, rejects y; the bonus token is z
     next proposal        a b c   x [z]      z alone is run: a b c x are cached
 """
@@ -43,15 +43,15 @@ __all__ = ["DraftLane", "DraftRunner"]
 
 @dataclass
 class DraftLane:
-    """One request's part of a draft model's KV cache."""
+    """A draft model's KV cache of one request."""
 
-    block_table: BlockTable = field(default_factory=BlockTable)  # of the cached text, and of the tree's nodes behind it
-    tokens: list[int] = field(default_factory=list)  # cached text in the draft's ids, draft tokens of a chain included
-    # For drafters that propose trees, the cached nodes of the last proposal in the draft's ids. The root is the token
-    # after the cached text. ``None`` if no tree is cached.
+    block_table: BlockTable = field(default_factory=BlockTable)  # slots of ``tokens``, then of the nodes of ``tree``
+    tokens: list[int] = field(default_factory=list)  # cached tokens in the draft's ids: text, then draft tokens
+    # For drafters that propose trees, the cached nodes of the last proposal in the draft's ids. The root follows
+    # ``tokens``. ``None`` if no tree is cached.
     tree: TokenTree | None = None
-    num_target_committed: int = 0  # leading tokens of the target's text that were final at the last proposal
-    num_committed: int = 0  # leading ``tokens`` that are final, and may enter the prefix cache
+    num_target_committed: int = 0  # length of the committed text at the last proposal, in tokens of the target
+    num_committed: int = 0  # number of leading ``tokens`` known to be final, which may enter the prefix cache
     salt: bytes = b""  # the request's salt for prefix caching
     reencoder: Reencoder | None = None  # converts the target's ids to the draft's; ``None`` if the ids are equal
 
@@ -99,7 +99,7 @@ class DraftRunner:
         return target.load_shared(path, dtype, weights, load=make)
 
     def costs(self, context: int, requests: int) -> CostCurve | None:
-        """Return the draft's cost curve, once measured; ``context`` counts all requests' cached tokens."""
+        """Return the cost curve for ``context`` cached tokens of all requests; ``None`` before a measurement."""
         return self.runner.cost_model.costs(context, requests)
 
     def make_lane(self) -> DraftLane:
@@ -125,15 +125,15 @@ class DraftRunner:
         return [None if new is None else next(rows) for new in pending]
 
     def align_lanes(self, lanes: Sequence[DraftLane], contexts: Sequence[DraftContext[Any]]) -> list[list[int] | None]:
-        """Make each lane a prefix of its text: keep accepted tokens, drop rejected ones, run long texts.
+        """Make each lane a prefix of its text: keep accepted tokens, drop rejected ones, prefill long texts.
 
         A single request reads its whole text in this call, in chunks of ``CHUNK`` rows. Several requests together read
         at most ``CHUNK`` rows per step, the shortest texts first, so that no request waits for another's long prompt.
 
         Returns:
-            For each lane the tokens of the text that are still to be run, in the draft's ids, at least the last one.
+            For each lane the tokens of the text that are not yet cached, in the draft's ids; at least the last token.
             ``None`` if the request cannot draft in this step: slots or positions are missing, the draft's vocabulary
-            lacks the last token, or a part of the text has to wait for the next step.
+            lacks the last token, or the end of the text has to wait for the next step.
         """
         pending: list[list[int] | None] = []
         for lane, context in zip(lanes, contexts, strict=True):
@@ -144,7 +144,7 @@ class DraftRunner:
                     text = lane.reencoder.tokens
                 self._match_prefix(lane, text, context.salt)
                 self._align(lane, text, num_unchanged)
-                # Tokens behind these may be draft tokens, if another drafter wraps this one.
+                # Later tokens may be draft tokens of a drafter that wraps this one.
                 lane.num_target_committed = context.block_table.length + 1
                 lane.num_committed = lane.num_target_committed if lane.reencoder is None else num_unchanged
                 self._register_prefix(lane)
@@ -155,7 +155,7 @@ class DraftRunner:
         return pending
 
     def _prefill(self, lanes: Sequence[DraftLane], pending: list[list[int] | None]) -> None:
-        """Run chunks of long texts and shorten ``pending``; texts that exceed the step's rows become ``None``."""
+        """Run chunks of long texts and remove them from ``pending``; set texts that have to wait to ``None``."""
         rows_left = CHUNK
         for size, number in sorted((len(new), number) for number, new in enumerate(pending) if new is not None):
             lane, new = lanes[number], pending[number] or []
@@ -169,7 +169,7 @@ class DraftRunner:
             rows_left = max(0, rows_left - size)
 
     def forward_tokens(self, lanes: Sequence[DraftLane], tokens: Sequence[Sequence[int]]) -> list[Tensor]:
-        """Run at least one token (draft's id) behind each lane; return the logits ``[vocab]`` after them."""
+        """Run one or more new tokens (draft's ids) per lane; return the logits ``[vocab]`` after the last one."""
         if not lanes:
             return []
         jobs = [
@@ -198,7 +198,7 @@ class DraftRunner:
             chain.append(token)
             return not (interrupted() or chain.is_full or is_complete(chain))
 
-        # KeyboardInterrupt cannot cross the kernels' callback: append() ends the chain instead.
+        # KeyboardInterrupt cannot pass through the kernels, so after Ctrl-C append() ends the chain.
         with chain.context.sampler.after(), uninterrupted():
             num_passes = self.runner.draft_chain(job, chain.context.sampler, max_steps, append)
             _append(lane, [*new, *chain.tokens[: num_passes - 1]])
@@ -208,8 +208,8 @@ class DraftRunner:
     ) -> list[Tensor]:
         """Compute the new nodes of one tree per lane; return their logits ``[new nodes, vocab]``.
 
-        A tree is rooted at the text's last token, has the draft's ids, and begins with the cached nodes ``lane.tree``.
-        ``pending_texts`` are the tokens before the root that the lanes lack: none for a lane with a ``tree``.
+        The root of a tree is the text's last token. The tree has the draft's ids and begins with the nodes of
+        ``lane.tree``. ``pending_texts`` are the tokens before the root that the lanes lack; empty if a lane has a tree.
         """
         jobs = []
         for lane, tree, pending in zip(lanes, trees, pending_texts, strict=True):
@@ -223,7 +223,7 @@ class DraftRunner:
         return rows
 
     def make_job(self, lane: DraftLane, tree: TokenTree, logits_nodes: range, computed: int = 0) -> ForwardJob:
-        """Return a lane's part of a forward pass over ``tree``, whose first ``computed`` nodes are cached."""
+        """Return the input of a forward pass for a lane; the first ``computed`` nodes of ``tree`` are cached."""
         return ForwardJob(
             Segment(lane.block_table, tree, computed), logits_nodes, len(lane.tokens) or logits_nodes.start + 1
         )
@@ -235,11 +235,11 @@ class DraftRunner:
             lane.tree = None
 
     def num_free_positions(self, lane: DraftLane) -> int:
-        """Number of further tokens for which the draft model has positions."""
+        """Number of tokens until the lane reaches the draft model's context length."""
         return self.context_length - len(lane.tokens)
 
     def num_free_slots(self, lane: DraftLane) -> int:
-        """Number of further tokens for which the lane has cache slots."""
+        """Number of allocated KV slots after the lane's tokens."""
         return len(lane.block_table.blocks) * self.runner.cache.block_size - len(lane.tokens)
 
     def to_draft_ids(self, tokens: Sequence[int]) -> list[int]:
@@ -264,9 +264,9 @@ class DraftRunner:
         self.runner.cache.cache_blocks(lane.block_table, lane.tokens, lane.salt, lane.num_committed)
 
     def _align(self, lane: DraftLane, text: Sequence[int], num_unchanged: int) -> None:
-        """Keep the cached tokens and nodes that agree with ``text``; the first ``num_unchanged`` do.
+        """Drop cached tokens and nodes unlike ``text``; the first ``num_unchanged`` are known to be equal.
 
-        The text's last token is always run again: its logits are needed.
+        The text's last token is dropped, too: it has to be run again for its logits.
         """
         num_kept = common_prefix_length(lane.tokens, text, num_unchanged)
         if lane.tree is not None and num_kept == len(lane.tokens) < len(text) - 1:
@@ -297,13 +297,13 @@ class DraftRunner:
 
 
 def _append(lane: DraftLane, new: Sequence[int]) -> None:
-    """Add tokens that a forward pass has just cached."""
+    """Add tokens whose keys and values a forward pass has just written."""
     lane.tokens += new
     lane.block_table.length = len(lane.tokens)
 
 
 def _matching_path(tree: TokenTree, text: Sequence[int]) -> list[int]:
-    """Return the nodes, from the root down, that carry the first tokens of ``text``."""
+    """Return the longest path of nodes from the root whose tokens are the first tokens of ``text``."""
     path: list[int] = []
     node: int | None = 0 if text and tree.tokens[0] == text[0] else None
     while node is not None:
@@ -313,7 +313,7 @@ def _matching_path(tree: TokenTree, text: Sequence[int]) -> list[int]:
 
 
 def _default_model(drafter: str, target: Target) -> Path:
-    """Return the folder of pronk-tiny-draft; raise OptionError without a clone or for another vocabulary."""
+    """Return the folder of pronk-tiny-draft; raise OptionError outside a clone or for another vocabulary."""
     path = clone_model("pronk-tiny-draft")
     tokenizer = target.tokenizer
     if path is None or tokenizer is None or Tokenizer.load(path).fingerprint != tokenizer.fingerprint:

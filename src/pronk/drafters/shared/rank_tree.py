@@ -1,4 +1,4 @@
-"""Chooses the tree shape for several heads, each of which predicts one of the next tokens.
+"""Chooses the tree of draft tokens for several heads, each of which predicts one of the next tokens.
 
 Head ``d`` (1 is the first) predicts the token of depth ``d`` without seeing the draft tokens above it. A node is
 therefore a *path of ranks*: ``(0, 2)`` is head 2's third likeliest token below head 1's likeliest one. ::
@@ -25,10 +25,10 @@ from pronk.errors import OptionError
 
 __all__ = ["MAX_NODES", "MAX_RANKS", "Path", "best_paths", "check_paths", "check_tree", "main_chain_first"]
 
-MAX_NODES = 127  # draft tokens of a tree: with the root 128 rows, the most that a drafter may propose
-MAX_RANKS = 64  # likeliest tokens of a head that a user's tree may use
+MAX_NODES = 127  # maximum number of draft tokens in a tree: with the root 128 rows, the default of ``Engine.max_tree``
+MAX_RANKS = 64  # ranks in a user's tree are 0..63
 
-# Ranks from the root down; 0 is the likeliest token.
+# Ranks of a node's ancestors from depth 1 on, and its own rank; 0 is the likeliest token.
 Path = tuple[int, ...]
 
 
@@ -36,8 +36,8 @@ def best_paths(accuracies: Sequence[Sequence[float]], size: int) -> tuple[Path, 
     """Return the ``size`` likeliest paths, the likeliest first; fewer if ``accuracies`` has fewer paths.
 
     Args:
-        accuracies: ``a[d][r]`` of the module docstring, in 0..1. An entry larger than one of a lower rank is lowered to
-            it, so that a tree with a rank also has all lower (likelier) ranks.
+        accuracies: ``a[d][r]`` of the module docstring, in 0..1. Each entry is replaced by the minimum of ``a[d][0]``
+            to ``a[d][r]``, so that a tree with a rank also has all lower (likelier) ranks.
         size: number of nodes below the root.
     """
     monotone = [[min(row[: rank + 1]) for rank in range(len(row))] for row in accuracies]
@@ -62,7 +62,7 @@ def _path_probability(accuracies: Sequence[Sequence[float]], path: Path) -> floa
 
 
 def check_paths(drafter: str, option: str, paths: object, depth: int) -> tuple[Path, ...]:
-    """Return a user's paths; raise OptionError unless they are a tree of ``depth`` levels, parents first."""
+    """Return a user's paths; raise OptionError unless each has 1..``depth`` ranks and follows its parent."""
     if not isinstance(paths, tuple | list) or not 1 <= len(paths) <= MAX_NODES:
         msg = (
             f"{drafter}: {option}: expected 1..{MAX_NODES} paths of ranks, as in ((0,), (1,), (0, 0)), found {paths!r}"
@@ -84,7 +84,7 @@ def check_paths(drafter: str, option: str, paths: object, depth: int) -> tuple[P
 
 
 def check_tree(drafter: str, tree: object, depth: int) -> int | tuple[Path, ...] | None:
-    """Check the option ``tree``; return a number of nodes, paths with the main chain first, or ``None``."""
+    """Check the option ``tree``: a number of nodes, paths, or ``None``; return it, the main chain first."""
     if isinstance(tree, int):
         check_integer(f"{drafter}: tree", tree, 1, MAX_NODES)
     if tree is None or isinstance(tree, int):
@@ -95,7 +95,7 @@ def check_tree(drafter: str, tree: object, depth: int) -> int | tuple[Path, ...]
 def main_chain_first(paths: Sequence[Path]) -> tuple[Path, ...]:
     """Move the chain of likeliest children to the front; the other paths keep their order.
 
-    Accepted nodes of the main chain then already have consecutive KV slots, and no keys or values are moved.
+    If the main chain is accepted, its keys and values are already in consecutive KV slots and need not be moved.
     """
     chain = list[Path]()
     while children := [path for path in paths if path[:-1] == (chain[-1] if chain else ())]:

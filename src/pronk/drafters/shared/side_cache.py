@@ -1,12 +1,12 @@
 """KV cache of modules that read the target's hidden states: Kangaroo's adapter, multi-token heads.
 
 Such a module reads the output of one of the target's layers, one row per token, and attends to its own keys and values
-of the earlier rows. A *lane* is the part of the module's KV cache that holds one request. It can lag behind the text::
+of the earlier rows. A *lane* is the module's KV cache of one request. A lane can lack the last tokens of the text::
 
     text         a b c d e       a b c d are in the target's KV cache, with hidden states; e is not yet
     lane         a b             c and d are still to be run by the module
 
-Rows of draft tokens are added behind the text, and stay if the draft tokens are accepted.
+Rows of draft tokens follow the text. They stay in the cache if the draft tokens are accepted.
 """
 
 from __future__ import annotations
@@ -34,40 +34,40 @@ from pronk.speculation.tree import TokenTree
 
 __all__ = ["CHUNK", "AttendingModule", "Forward", "SideCache", "SideLane", "common_prefix_length", "open_pool"]
 
-# Most rows of a forward pass over new text, which bounds the memory that a long prompt needs.
+# Maximum number of rows per forward pass over a long text; bounds the memory for activations.
 CHUNK = 512
 
-# Runs the part of a module with the given index on ``[rows, size]`` and returns the same shape.
+# Callback ``apply(index, x)``: runs submodule ``index`` of a module on ``x`` ``[rows, size]``; returns the same shape.
 Apply = Callable[[int, Tensor], Tensor]
 
-# Runs a whole module: maps hidden states ``[rows, size]`` to one output of any shape per row, with calls of ``Apply``.
+# Callback ``forward(hidden, apply)``: runs all submodules on hidden states ``[rows, size]``; returns ``[rows, …]``.
 Forward = Callable[[Tensor, Apply], Tensor]
 
 
 class AttendingModule(Protocol):
-    """A module of parts from ``[rows, size]`` to the same shape, with at most one attention layer each."""
+    """A module of *parts*: submodules (such as heads) with at most one attention layer each."""
 
     config: ModelConfig
 
     def run_part(self, index: int, x: Tensor, rope: tuple[Tensor, Tensor] | None, attend: Attend) -> Tensor:
-        """Run one part in torch; arguments as those of :meth:`pronk.models.decoder.Layer.forward`."""
+        """Run submodule ``index`` in torch; other arguments as in :meth:`pronk.models.decoder.Layer.forward`."""
 
     def compile_part(self, index: int, program: Program) -> None:
-        """Compile one part for the kernels."""
+        """Append the operations of submodule ``index`` to a program of the kernels."""
 
 
 @dataclass
 class SideLane:
-    """One request's part of a side cache."""
+    """A module's KV cache of one request."""
 
-    block_table: BlockTable = field(default_factory=BlockTable)  # of the cached rows
-    tokens: list[int] = field(default_factory=list)  # the token of each cached row
-    num_committed: int = 0  # leading tokens of the text that were final at the last proposal
+    block_table: BlockTable = field(default_factory=BlockTable)  # slots of ``tokens``
+    tokens: list[int] = field(default_factory=list)  # cached tokens: text, then draft tokens
+    num_committed: int = 0  # length of the committed text at the last proposal, in tokens
     salt: bytes = b""  # the request's salt for prefix caching
 
 
 class SideCache:
-    """Owns the KV pool of ``module``, one layer for each part, and runs the module for several requests."""
+    """Owns the KV pool of ``module`` (one layer per submodule); runs the module for several requests."""
 
     def __init__(self, target: Target, module: AttendingModule) -> None:
         self.target = target
@@ -77,12 +77,12 @@ class SideCache:
         self._rope = RopeTable(target.decoder.config.rope)
 
     def reserve(self, lane: SideLane, context: DraftContext[Any], extra_rows: int) -> bool:
-        """Keep rows that agree with the text; allocate the others and ``extra_rows``, or return False."""
+        """Drop rows that differ from the text; allocate slots for it and ``extra_rows``, or return False."""
         text, size = context.tokens, self.cache.block_size
         self._match_prefix(lane, context)
         num_kept = common_prefix_length(lane.tokens, text, lane.num_committed)
-        lane.num_committed = context.block_table.length + 1  # tokens behind these may be draft tokens
-        # The hidden states of tokens that left the target's sliding window are gone; no later row attends to them.
+        lane.num_committed = context.block_table.length + 1  # later tokens may be draft tokens
+        # The target has released hidden states of tokens before its sliding window: treat them as cached, without rows.
         num_released = context.block_table.num_released * self.target.cache.block_size
         window = self.cache.config.window
         with uninterrupted():
@@ -115,7 +115,7 @@ class SideCache:
                 lane.block_table, lane.tokens = found, list(context.tokens[: found.length])
 
     def _register_prefix(self, lane: SideLane) -> None:
-        """Add the final rows to the prefix cache; with a sliding window a lane may lack the text's first rows."""
+        """Add committed rows to the prefix cache; not with a sliding window, where first rows may be missing."""
         if self.cache.config.window is None:
             self.cache.cache_blocks(lane.block_table, lane.tokens, lane.salt, max(0, lane.num_committed - 1))
 
@@ -129,10 +129,10 @@ class SideCache:
     def catch_up(
         self, lane: SideLane, text: Sequence[int], block_table: BlockTable, layer: int, forward: Forward
     ) -> Tensor | None:
-        """Run the rows of ``text`` that the target's cache holds and the lane lacks, in chunks.
+        """Run the tokens that are in the target's cache and not yet in the lane, in chunks.
 
-        ``block_table`` is the request's in the target's cache. ``layer`` (from 1) is the target's layer whose output
-        the module reads. Returns the output of ``forward`` for the last row; ``None`` if no row was missing.
+        ``block_table`` is the target's table of the request. ``layer`` (from 1) is the target's layer whose output the
+        module reads. Returns the output of ``forward`` for the last token; ``None`` if no token was missing.
         """
         last = None
         for start in range(len(lane.tokens), block_table.length, CHUNK):
@@ -145,10 +145,10 @@ class SideCache:
     def run(
         self, lanes: Sequence[SideLane], tokens: Sequence[Sequence[int]], rows: Sequence[Tensor], forward: Forward
     ) -> list[Tensor]:
-        """Run new rows of several requests in one forward pass; their slots must be allocated.
+        """Append new tokens to several lanes in one forward pass; their slots must be allocated.
 
-        Each lane has at least one new token, and in ``rows`` the hidden states ``[tokens, size]`` of its new tokens.
-        Returns for each lane the outputs of ``forward``, one for each new token.
+        ``tokens`` and ``rows`` hold, for each lane, at least one new token and the hidden states ``[tokens, size]``.
+        Returns for each lane the output of ``forward``, one row per new token.
         """
         segments = [Segment(lane.block_table, TokenTree.chain(new)) for lane, new in zip(lanes, tokens, strict=True)]
         outputs = forward(torch.cat(list(rows)), self._make_apply(segments))
@@ -159,7 +159,7 @@ class SideCache:
         return list(outputs.split([len(new) for new in tokens]))
 
     def _make_apply(self, segments: Sequence[Segment]) -> Apply:
-        """Return a function that runs the module's parts on the rows of ``segments``."""
+        """Return a callback that runs one submodule on the rows of ``segments``."""
         row_positions = [
             position for s in segments for position in range(s.block_table.length, s.block_table.length + s.rows)
         ]
@@ -185,7 +185,7 @@ class SideCache:
         return apply
 
     def _program(self, index: int) -> Program:
-        """Return the kernels' program of a part, compiled again when the pool is replaced."""
+        """Return the kernels' program of submodule ``index``, compiled again after the pool was replaced."""
         key = (index, self.cache.version)
         if key not in self._programs:
             assert self.cache.kernels is not None
@@ -209,7 +209,7 @@ def open_pool(
     if dtype is None:
         dtype, kernels = target_cache.dtype, target_cache.kernels
     if target.budget is not None:
-        with target.lock:  # the new pool takes memory from the other pools
+        with target.lock:  # the other pools shrink, so no step may run
             return target.budget.add(config, dtype, kernels, share_prefixes=share_prefixes)
     return PagedCache(
         config,
@@ -224,6 +224,6 @@ def open_pool(
 
 
 def common_prefix_length(cached: Sequence[int], text: Sequence[int], start: int) -> int:
-    """Return the length of the common prefix of two texts whose first ``start`` tokens agree."""
+    """Return the length of the common prefix of two texts; the first ``start`` tokens are known to agree."""
     stop = min(len(cached), len(text))
     return next((i for i in range(min(start, stop), stop) if cached[i] != text[i]), stop)

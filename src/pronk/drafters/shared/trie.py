@@ -65,7 +65,7 @@ class Trie:
     def add(self, parent: int, token: int, gain: float, origin: Origin) -> int:
         """Return the child of ``parent`` with ``token``, added if it is new.
 
-        An existing child gets the larger gain and its origin. A gain above the parent's is lowered to it.
+        ``gain`` is limited to the parent's. An existing child takes ``gain`` and ``origin`` if its own gain is smaller.
         """
         gain = min(gain, self.gains[parent])
         node = self._children[parent].get(token)
@@ -90,7 +90,7 @@ class Trie:
         return bool(self._children[node]) and token not in self._children[node]
 
     def merge(self, tree: TokenTree, origin: Origin = ("", 0)) -> None:
-        """Add the acceptable nodes of a tree with the same root.
+        """Add the acceptable nodes of a tree with the same root (see ``TokenTree.acceptable``).
 
         If ``tree`` has no origins, its nodes get ``origin``. If it has no gains, a node gets half its parent's gain.
         """

@@ -23,12 +23,12 @@ namespace pronk {
 const int KV_BLOCK = 64;
 // Maximum queries of an attention tile.
 const int MAX_QUERIES = 12;
-// GEMM output chunk: CHUNK_M rows (in whole row tiles) by CHUNK_BLOCKS blocks of 16 outputs are computed before the
-// epilogue reads them, so that they stay in the cache.
+// A GEMM computes a chunk of CHUNK_M rows (rounded up to whole row tiles) by CHUNK_BLOCKS blocks of 16 outputs; then
+// the epilogue reads the chunk, which is still in the cache.
 const int CHUNK_M = 512;
 const int CHUNK_BLOCKS = 8;
-// Maximum rows of a GEMM tile. If a GEMM has at most this many rows, every thread prepares the whole input for itself:
-// cheaper than a barrier.
+// Maximum rows of a GEMM tile. If a GEMM has at most this many rows, every thread prepares the whole input for itself,
+// which is cheaper than a barrier.
 const int MAX_TILE_M = 12;
 // Maximum head_dim; a multiple of 16, because vectors have 16 lanes.
 const int MAX_HEAD_DIM = 512;
@@ -42,8 +42,8 @@ inline int64_t row_stride(int64_t width) { return ((width + 31) / 32 | 1) * 32; 
 // One row: its position in the request's text, its cache slot, and the layout of its path in the cache.
 struct Row {
   int32_t position, slot;
-  int32_t contiguous;  // leading nodes of its path, from the root, whose number is their depth, as in a chain
-  int32_t tail;        // offset in State.path of the path's remaining nodes, the scattered part
+  int32_t contiguous;  // its path begins with tree nodes 0, 1, …, contiguous - 1, whose slots are in text order
+  int32_t tail;        // State.path[tail], State.path[tail + 1], … are the later nodes of its path
 };
 
 // The rows of one request: `rows` rows of the forward pass from `first_row` on.
@@ -63,8 +63,8 @@ struct State {
   const QuantKernels* quant;   // GEMM with weights of 8 and 4 bits
   Row* row;
   Segment* segment;
-  int32_t* path;               // scattered parts of all paths, see Row.tail
-  std::atomic<int32_t>* next;  // [count] number of each operation's next attention work item
+  int32_t* path;               // node numbers of all paths beyond their contiguous part, see Row.tail
+  std::atomic<int32_t>* next;  // [count] next attention work item of each operation
   void *a, *b, *x;             // buffers A and B [rows, row_stride(width)]; the prepared input of a GEMM of many rows
   int64_t input_stride;        // row_stride of the widest GEMM input
   float* q;                    // queries [rows, heads, head_dim rounded up to 16]
@@ -72,45 +72,46 @@ struct State {
   int64_t scratch_bytes;
 };
 
-// Prefetch addresses of a GEMM tile, in bytes from its first weight. They begin at `start` (for the last `lead`
-// inputs at `next_blocks`, weights of the next tile) and advance by `stride` with each step along K.
+// Addresses that a GEMM tile prefetches, in bytes from its first weight: step i along K prefetches start + i * stride.
+// In the last `lead` inputs it prefetches next_blocks + i * stride, which are weights of the next tile.
 struct Prefetch {
   int64_t start, next_blocks, stride, lead;
 };
 
-// Compute a GEMM tile over k0 <= k < k1. `rows` is packed by pack_row_tile; the outputs are c [rows, ldc]. Sums restart
-// every `part` of K (vdpbf16ps and AMX: never); they are added to `c` if `accumulate`.
+// Compute a GEMM tile over k0 <= k < k1. `rows` is packed by pack_row_tile; the outputs are c [rows, ldc]. The partial
+// sum of each `part` inputs is added to `c`; without `accumulate` the first one replaces `c`. vdpbf16ps ignores `part`.
 typedef void (*GemmTileFunction)(const void* weights, int64_t block, const void* rows, float* c, int64_t ldc,
                                  int64_t k0, int64_t k1, int64_t part, bool accumulate, Prefetch prefetch);
 
-// GEMM tiles of one weight type, by the number of rows and for 1, 2 and 4 adjacent blocks of outputs.
+// GEMM tiles of one weight type: by_rows[M][i] computes M rows by 2^i adjacent blocks of 16 outputs.
 struct GemmTiles {
   GemmTileFunction by_rows[MAX_TILE_M + 1][3];
 };
 
-// Operands of a GEMM tile with q8 or q4 weights, see quantized.inc.
+// Operands of a GEMM tile with q8 or q4 weights; quantized.inc has the formula.
 struct QuantTile {
   const uint8_t* weights;
-  int64_t block, group_bytes, group;  // bytes of a block and of a group of 16 outputs; weights per group and output
-  int64_t prefetch, stride;           // prefetch: first distance in bytes; bytes to advance per 64 bytes of weights
+  int64_t block, group_bytes, group;  // bytes of a block; bytes of a group of 16 outputs; inputs per group
+  int64_t prefetch;                   // bytes from the first weight to the first prefetched address
+  int64_t stride;                     // bytes between prefetched addresses; one address per 64 bytes of weights
   int64_t rows;                       // rows of the row tile; the pointers below start at the first row to compute
-  const int32_t* codes;               // [K / 4][rows]: four codes of a row per element
-  const float* scale;                 // [groups][rows]
-  const float* total;                 // with minima: [groups][rows], scale times the sum of the codes
-  const int32_t* start;               // without minima: [groups][rows], minus zero point times the sum of the codes
+  const int32_t* codes;               // [K_pad / 4][rows], four input codes of a row per element
+  const float* scale;                 // [groups][rows], scale of the row's input codes
+  const float* total;                 // [groups][rows], scale times the sum of the input codes (weights with minima)
+  const int32_t* start;               // [groups][rows], -(zero point) times that sum (weights without minima)
 };
 
 // Compute groups from <= g < to and add the outputs to c [rows, ldc].
 typedef void (*QuantTileFunction)(const QuantTile* tile, float* c, int64_t ldc, int64_t from, int64_t to);
 
-// As GemmTiles.
+// GEMM tiles of q8 or q4 weights, indexed like GemmTiles.
 struct QuantTiles {
   QuantTileFunction by_rows[MAX_TILE_M + 1][3];
 };
 
 struct QuantKernels {
-  int rows, accumulators;  // maximum rows of a tile, and maximum rows times blocks
-  QuantTiles tiles[2][2];  // [8 bits, 4 bits][without, with minima]
+  int max_rows, max_accumulators;  // maximum rows of a tile, and maximum rows times blocks
+  QuantTiles tiles[2][2];          // [8 bits, 4 bits][without, with minima]
 };
 
 // Implementations of pronk_sample and pronk_sample_draft.
@@ -149,12 +150,13 @@ const QuantKernels* quant_kernels(int isa);
 // Bytes of an element of a cache pool or of weights.
 inline int64_t type_size(int type) { return type == PRONK_F32 ? 4 : type == PRONK_I8 ? 1 : 2; }
 inline bool is_quantized(const pronk_weights* w) { return w->type == PRONK_Q8 || w->type == PRONK_Q4; }
-// Bytes of a group of 16 outputs of q8 or q4, and of a quantized input row.
+// Bytes of a group of 16 outputs of q8 or q4: scales, minima, codes.
 inline int64_t quant_group_bytes(const pronk_weights* w) {
   return (w->minima ? 128 : 64) + (int64_t)w->group * (w->type == PRONK_Q4 ? 8 : 16);
 }
+// Bytes of an input row quantized for q8 or q4 weights: codes, then 8 bytes per group, see QuantTile.
 inline int64_t quant_row_bytes(const pronk_weights* w) { return w->K_pad + w->K_pad / w->group * 8; }
-// Elements of a value, and of a panel of 16 keys; in an int8 cache a scale follows each value and each key.
+// Elements of a value, and of a panel of 16 keys, in the cache; 4 elements of an int8 cache hold a float32 scale.
 inline int64_t value_size(int type, int64_t head_dim) { return type == PRONK_I8 ? head_dim + 4 : head_dim; }
 inline int64_t panel_size(int type, int64_t head_dim) {
   return type == PRONK_BF16 ? (head_dim + 1) / 2 * 32 : value_size(type, head_dim) * 16;

@@ -1,4 +1,4 @@
-// Choice of the instruction set at run time; sampling, draft chains and reading, which call the chosen kernels.
+// Choice of the instruction set at run time; sampling, draft chains, and the measurement of memory bandwidth.
 
 #if defined(__linux__) && defined(__x86_64__)
 #include <sys/syscall.h>
@@ -12,6 +12,7 @@ using namespace pronk;
 namespace {
 
 #if defined(__x86_64__) || defined(_M_X64)
+// Write EAX, EBX, ECX and EDX to `out`.
 void cpuid(uint32_t leaf, uint32_t sub, uint32_t out[4]) {
   __asm__ __volatile__("cpuid" : "=a"(out[0]), "=b"(out[1]), "=c"(out[2]), "=d"(out[3]) : "a"(leaf), "c"(sub));
 }
@@ -42,8 +43,7 @@ int detect() {
 #if defined(PRONK_EMULATE)
   return PRONK_AMX;
 #endif
-  // AMX-TILE, AMX-BF16, AMX-INT8.
-  bool amx = (r[3] >> 24 & 1) && (r[3] >> 22 & 1) && (r[3] >> 25 & 1) && (xcr0 >> 17 & 3) == 3;
+  bool amx = (r[3] >> 24 & 1) && (r[3] >> 22 & 1) && (r[3] >> 25 & 1) && (xcr0 >> 17 & 3) == 3;  // TILE, BF16, INT8
   uint32_t max_subleaf = r[0];
   if (max_subleaf < 1) return PRONK_AVX512;
   cpuid(7, 1, r);

@@ -54,13 +54,13 @@ static inline void store(int t, void* base, int64_t stride) {
   for (int r = 0; r < tiles.rows(t); r++)
     memcpy((char*)base + r * stride, tiles.data[t][r], (size_t)tiles.row_bytes(t));
 }
-// sum [M rows][N outputs of 4 bytes] += a [M][K units of 4 bytes] * b [K][N].
+// Check the shapes of sum [M][N] += a [M][K] * b [K][N], where N and K count units of 4 bytes.
 static inline void check_shapes(int sum, int a, int b) {
   if (tiles.rows(sum) != tiles.rows(a) || tiles.row_bytes(a) / 4 != tiles.rows(b)) abort();
   if (tiles.row_bytes(sum) != tiles.row_bytes(b)) abort();
 }
 
-// tdpbf16ps: a unit is a pair of bf16; the even element is added first.
+// tdpbf16ps: a unit of 4 bytes is a pair of bf16; the even element is added first.
 static inline void multiply(int sum, int a, int b) {
   check_shapes(sum, a, b);
   for (int m = 0; m < tiles.rows(a); m++)
@@ -77,7 +77,7 @@ static inline void multiply(int sum, int a, int b) {
       }
 }
 
-// tdpbsud: a unit is four codes, signed in `a` and unsigned in `b`.
+// tdpbsud: a unit of 4 bytes is four codes, signed in `a` and unsigned in `b`.
 static inline void multiply_codes(int sum, int a, int b) {
   check_shapes(sum, a, b);
   for (int m = 0; m < tiles.rows(a); m++)

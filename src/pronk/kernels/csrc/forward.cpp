@@ -77,7 +77,7 @@ void place_rows(const pronk_pass* pass, const pronk_op* ops, int64_t count, Row*
       bool is_contiguous = parent < 0 || (contiguous[parent] == depth[node] && node == depth[node]);
       contiguous[node] = is_contiguous ? depth[node] + 1 : contiguous[parent];
       if (!is_contiguous) {
-        // The path continues the scattered part of the parent's path.
+        // Copy the parent's nodes beyond the contiguous part, then append this node.
         int32_t length = depth[parent] + 1 - contiguous[parent];
         for (int32_t j = 0; j < length; j++) path[used + j] = path[tail[parent] + j];
         tail[node] = (int32_t)used;
@@ -107,7 +107,6 @@ bool has_slots(const pronk_pass* pass, const pronk_op* op) {
   return true;
 }
 
-// Argument of run_program.
 struct Job {
   State* state;
   const IsaKernels* isa;
@@ -153,7 +152,7 @@ int32_t pronk_run(const pronk_op* ops, int64_t count, const pronk_pass* pass) {
     const pronk_segment* g = pass->segment + i;
     if (g->nodes > nodes) nodes = g->nodes;
     if (!g->parents) continue;
-    // Upper bound: each node off the main chain stores a scattered part of at most all nodes off the main chain.
+    // Upper bound of the size of State.path: each node off the main chain stores at most all nodes off the main chain.
     int64_t chain = 0;
     while (chain < g->nodes && g->parents[chain] == chain - 1) chain++;
     scattered += (g->nodes - chain) * (g->nodes - chain);

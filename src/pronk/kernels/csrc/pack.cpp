@@ -188,8 +188,8 @@ static void move_key(char* panel, int type, int64_t width, int64_t lane, char* c
     writing ? memcpy(at, copy, (size_t)bytes) : memcpy(copy, at, (size_t)bytes);
     copy += bytes;
   };
-  int64_t unit = type == PRONK_BF16 ? 2 : 1, bytes = unit * type_size(type);  // adjacent dimensions of one key
-  for (int64_t k = 0; k < width; k += unit) copy_bytes(panel + (k / unit * 16 + lane) * bytes, bytes);
+  int64_t dims = type == PRONK_BF16 ? 2 : 1, bytes = dims * type_size(type);  // adjacent dimensions of a key, in bytes
+  for (int64_t k = 0; k < width; k += dims) copy_bytes(panel + (k / dims * 16 + lane) * bytes, bytes);
   if (type == PRONK_I8) copy_bytes(panel + width * 16 + lane * 4, 4);
 }
 

@@ -18,7 +18,7 @@ enum pronk_isa { PRONK_PORTABLE = 0, PRONK_AVX2 = 1, PRONK_AVX512 = 2, PRONK_AVX
 enum pronk_kind {
   PRONK_EMBED = 0,   // stream = table[token], or row `token` of w (+ positions[position])
   PRONK_LINEAR = 1,  // output = activate(norm(input) W + b), see pronk_op
-  PRONK_QKV = 2,     // project, rotate and scale queries; write keys and values to the cache; one op per weight format
+  PRONK_QKV = 2,     // project; rotate queries and keys (RoPE); scale queries; write keys and values to the cache
   PRONK_ATTEND = 3,  // buffer A = attention outputs of the queries
   PRONK_STORE = 4,   // copy stream rows to the pool `keys` (by slot) or to pass.collected (by row)
   PRONK_NORM = 5,    // stream = norm(stream)
@@ -28,7 +28,7 @@ enum pronk_buffer { PRONK_STREAM = 0, PRONK_A = 1, PRONK_B = 2, PRONK_LOGITS = 3
 enum pronk_norm_kind { PRONK_NO_NORM = 0, PRONK_RMS = 1, PRONK_LAYER = 2 };
 enum pronk_activation { PRONK_IDENTITY = 0, PRONK_SILU = 1, PRONK_GELU = 2, PRONK_GELU_TANH = 3 };
 
-// A matrix [N, K] packed in blocks of 16 outputs. Each unit of outputs begins a block; zeros pad the unit's last block:
+// A matrix [N, K] packed in blocks of 16 outputs. Each `unit` of outputs begins a block; zeros fill its last block:
 //   f32, f16   [blocks][K][16]
 //   bf16       [blocks][K_pad / 2][16][2], K_pad = K rounded up to 32: 16 pairs of k are one AMX tile
 //   q8, q4     [blocks][K_pad / group] groups, K_pad = K rounded up to `group`. A group is 16 scales, 16 minima if
@@ -41,7 +41,7 @@ typedef struct {
   int32_t group;         // q8, q4: weights along K that share a scale, a multiple of 8
   int32_t minima;        // q8, q4: whether groups have a minimum
   int64_t N, K, K_pad;   // outputs (of the gate alone, if gated), inputs, padded inputs
-  int64_t unit;          // outputs of a unit: head_dim, or N
+  int64_t unit;          // head_dim for PRONK_QKV, else N
   int64_t blocks;
   const void* data;
   const float* bias;     // [blocks * 16] or null
@@ -51,7 +51,7 @@ typedef struct {
 typedef struct {
   int32_t kind;
   int32_t input, output;  // pronk_buffer
-  int32_t residual;       // add to the stream instead of replacing it
+  int32_t residual;       // 1: add the output to the stream instead of replacing the stream
   int32_t activation;
   int32_t wanted;         // 1: compute only the rows of pass.wanted, those whose logits are requested
   int32_t norm;
@@ -59,7 +59,7 @@ typedef struct {
   const float *norm_weight, *norm_bias;
   const pronk_weights* w;
   int32_t heads, kv_heads, head_dim;
-  int32_t first_head;     // qkv: index of w's first head among all heads: queries, then keys, then values
+  int32_t first_head;     // qkv (one op per weight format): index of w's first head in queries, keys, values
   int32_t rope;           // 0: none; 1, 2: rotate by pass.rope[0], pass.rope[1]
   int32_t window;         // sliding window in tokens; 0: none
   int32_t cross;          // 1: cross-attention, to pass.cross_segment instead of pass.segment
@@ -76,9 +76,9 @@ typedef struct {
 // the last token with its draft tokens. The keys and values of the first `computed` nodes are in the cache already, so
 // these nodes have no rows.
 typedef struct {
-  const int32_t* blocks;   // cache block numbers, from the first one still held
+  const int32_t* blocks;   // [num_blocks] numbers of the cache blocks, without the released ones
   const int32_t* parents;  // [nodes], or null for a chain
-  int32_t released;        // leading cache blocks that were freed
+  int32_t released;        // number of leading cache blocks that were freed
   int32_t length, nodes, computed;
   int32_t num_blocks;
 } pronk_segment;
@@ -103,16 +103,16 @@ typedef struct {
 typedef struct {
   uint64_t key;      // key of the request; a position's noise key is hash_token(key, position)
   int64_t position;  // position of the first token
-  int32_t steps;     // at most this many tokens
-  float temperature; // 0: without noise
-  float* scores;     // [steps, vocab]
+  int32_t steps;     // maximum number of tokens
+  float temperature; // 0: no noise
+  float* scores;     // [steps, vocab] results of pronk_sample_draft
   int32_t (*on_token)(int32_t token, float confidence);  // called with each token; returning 0 ends the chain
 } pronk_chain;
 
 PRONK_API int32_t pronk_version(void);
-// Sizes in bytes of the five structures, so that a mismatch is found at load time.
+// Write the sizes in bytes of the five structures, so that a mismatch is found at load time.
 PRONK_API void pronk_sizes(int32_t sizes[5]);
-// The highest instruction set that the processor and the operating system support.
+// Return the highest instruction set that the processor and the operating system support.
 PRONK_API int32_t pronk_detect(void);
 // Pack rows of `source` [rows, K] (f32, bf16 or f16 as w->type) into `data`, which must be zeroed memory.
 PRONK_API void pronk_pack(const pronk_weights* w, const void* source, int64_t stride, void* data, int32_t threads);
@@ -124,11 +124,11 @@ PRONK_API void pronk_pack_codes(const pronk_weights* w, const uint8_t* codes, co
 // memory is exhausted.
 PRONK_API int32_t pronk_round(const void* source, int32_t type, int64_t N, int64_t K, int64_t stride, int32_t bits,
                               int64_t group, int32_t tries, uint8_t* codes, float* scale, int32_t threads, int32_t isa);
-// Bytes of packed data.
+// Return the size in bytes of `data` of packed weights.
 PRONK_API int64_t pronk_packed_size(const pronk_weights* w);
 // Unpack the weights of output `row` to float, `out` [K].
 PRONK_API void pronk_unpack(const pronk_weights* w, int64_t row, float* out);
-// Returns 0; -1 if memory is exhausted; -2 for an unsupported shape or instruction set, or rows without a cache slot.
+// Run a program. Returns 0; -1 if memory is exhausted; -2 for an unsupported shape or isa, or rows without cache slot.
 PRONK_API int32_t pronk_run(const pronk_op* ops, int64_t count, const pronk_pass* pass);
 // Sample the target's token: the first argmax of logits / temperature + Gumbel noise(key, token), or of the logits at
 // temperature 0. Returns -1 if a logit is not finite.
@@ -148,5 +148,5 @@ PRONK_API int32_t pronk_move(void* const* pools, const int32_t* types, const int
                              int64_t count, const int64_t* source, const int64_t* target, int64_t moves);
 // Read `bytes` once on all threads, to measure memory bandwidth. Returns a sum, so that the read is not optimised away.
 PRONK_API double pronk_read(const void* data, int64_t bytes, int32_t threads);
-// Bytes that the library holds between forward passes.
+// Return the number of bytes that the library holds between forward passes.
 PRONK_API int64_t pronk_workspace(void);

@@ -20,13 +20,13 @@ struct pronk_suffix_tree {
   const pronk_suffixes* const* sources;  // the text's own automaton first, then those of earlier outputs
   const int32_t* tail;      // [tail_tokens] last tokens of the text, at least one; the last one is the root
   int32_t num_sources, tail_tokens;
-  int32_t width, max_depth; // at most this many draft tokens, and at most this deep
+  int32_t width, max_depth; // maximum number and maximum depth of draft tokens
   int32_t min_match;        // shortest match in tokens that is used
   double depth_factor;      // a match supports draft tokens up to this many times its length
   double min_gain;          // draft tokens with a smaller gain are dropped
   double weight;            // number of observations that the prior counts for
-  const double *offered, *accepted;  // [32]
-  double* priors;           // [32, 4] cache by depth, the last column for all greater depths; NaN: call `prior`
+  const double *offered, *accepted;  // [32] numbers of draft tokens per bucket
+  double* priors;           // [32, 4] priors at depths 1, 2, 3, and 4 or more; NaN: not known yet, call `prior`
   double (*prior)(int32_t bucket, int32_t depth);
   int32_t *tokens, *parents, *buckets;  // [width + 1], parents before their children
   double* gains;            // [width + 1]
@@ -67,8 +67,8 @@ struct Array {
   }
 };
 
-// Hash table of the edges of states with more than MAX_CHAINED_EDGES edges, by state and token. The entry of NO_TOKEN
-// is the head of the list of the state's MAX_LISTED_EDGES oldest edges.
+// Hash table of the edges of states with more than MAX_CHAINED_EDGES edges, by state and token. Token NO_TOKEN stands
+// for the newest of the state's MAX_LISTED_EDGES oldest edges, the head of their list.
 struct EdgeTable {
   struct Entry {
     int32_t state, token, edge;  // edge -1: an unused entry
@@ -140,9 +140,8 @@ struct pronk_suffixes {
   Array<int32_t> token, target, next;  // one entry per edge
   EdgeTable edge_table;
   int64_t tokens = 0;  // number of tokens appended
-  // State of the whole current text; match of its longest suffix of at most max_match + 1 tokens.
-  int32_t last = 0;
-  Match counted = {0, 0};
+  int32_t last = 0;        // state of the whole current text
+  Match counted = {0, 0};  // longest suffix of the current text of at most max_match + 1 tokens
 
   // Return the edge of a state for a token, or -1.
   int32_t find(int32_t state, int32_t wanted) const {
@@ -153,28 +152,28 @@ struct pronk_suffixes {
     return edge;
   }
 
-  // Returns the new state, or -1 if memory is exhausted.
-  int32_t add_state(int32_t own_length, int32_t own_link, int32_t own_count) {
-    bool ok = length.push(own_length) && link.push(own_link) && count.push(own_count) && edges.push(-1);
+  // Add a state without edges. Returns the state, or -1 if memory is exhausted.
+  int32_t add_state(int32_t new_length, int32_t new_link, int32_t new_count) {
+    bool ok = length.push(new_length) && link.push(new_link) && count.push(new_count) && edges.push(-1);
     if (!ok || !degree.push(0)) return -1;
     return (int32_t)length.size - 1;
   }
 
-  bool add_edge(int32_t state, int32_t own_token, int32_t own_target) {
+  bool add_edge(int32_t state, int32_t new_token, int32_t new_target) {
     int32_t edge = (int32_t)token.size, before = edges[state];
-    if (!token.push(own_token) || !target.push(own_target) || !next.push(before)) return false;
+    if (!token.push(new_token) || !target.push(new_target) || !next.push(before)) return false;
     edges[state] = edge;
     int had = degree[state];
     if (had <= MAX_LISTED_EDGES) degree[state] = (uint8_t)(had + 1);
     if (had == MAX_LISTED_EDGES && !edge_table.add({state, NO_TOKEN, before})) return false;
-    if (had > MAX_CHAINED_EDGES) return edge_table.add({state, own_token, edge});
+    if (had > MAX_CHAINED_EDGES) return edge_table.add({state, new_token, edge});
     if (had == MAX_CHAINED_EDGES)
       for (; edge >= 0; edge = next[edge])
         if (!edge_table.add({state, token[edge], edge})) return false;
     return true;
   }
 
-  // Head of the list of a state's edges; of states with many edges, of its oldest ones.
+  // Return the head of the list of a state's edges, or of its MAX_LISTED_EDGES oldest edges if it has more.
   int32_t first_listed(int32_t state) const {
     return degree[state] > MAX_LISTED_EDGES ? edge_table.find(state, NO_TOKEN) : edges[state];
   }
@@ -182,13 +181,13 @@ struct pronk_suffixes {
   // Return the state whose longest string is that of `state` plus the edge's token; clone the edge's target if its
   // longest string is longer. Returns -1 if memory is exhausted.
   int32_t split_state(int32_t state, int32_t edge) {
-    int32_t own = target[edge], longer = length[state] + 1;
-    if (length[own] == longer) return own;
-    int32_t clone = add_state(longer, link[own], count[own]);
-    if (clone < 0 || !copy_edges(own, clone)) return -1;
-    link[own] = clone;
+    int32_t child = target[edge], longer = length[state] + 1;
+    if (length[child] == longer) return child;
+    int32_t clone = add_state(longer, link[child], count[child]);
+    if (clone < 0 || !copy_edges(child, clone)) return -1;
+    link[child] = clone;
     int32_t wanted = token[edge];
-    while (edge >= 0 && target[edge] == own) {
+    while (edge >= 0 && target[edge] == child) {
       target[edge] = clone;
       state = link[state];
       edge = state >= 0 ? find(state, wanted) : -1;
@@ -209,46 +208,46 @@ struct pronk_suffixes {
   }
 
   // Append a token to the current text. Returns false if memory is exhausted.
-  bool extend(int32_t own_token) {
-    int32_t state = last, edge = find(state, own_token);
+  bool extend(int32_t new_token) {
+    int32_t state = last, edge = find(state, new_token);
     if (edge >= 0) {
       last = split_state(state, edge);
-      return last >= 0 && count_suffixes(own_token);
+      return last >= 0 && count_suffixes(new_token);
     }
     last = add_state(length[state] + 1, 0, 0);
     if (last < 0) return false;
-    for (; state >= 0 && (edge = find(state, own_token)) < 0; state = link[state])
-      if (!add_edge(state, own_token, last)) return false;
+    for (; state >= 0 && (edge = find(state, new_token)) < 0; state = link[state])
+      if (!add_edge(state, new_token, last)) return false;
     if (state >= 0) {
       int32_t shorter = split_state(state, edge);
       if (shorter < 0) return false;
       link[last] = shorter;
     }
-    return count_suffixes(own_token);
+    return count_suffixes(new_token);
   }
 
   // Count one more occurrence of each suffix of the current text, up to max_match + 1 tokens.
-  bool count_suffixes(int32_t own_token) {
+  bool count_suffixes(int32_t new_token) {
     int32_t before = state_of(counted.state, counted.length);  // the state may have been split since
     counted.length = counted.length < max_match ? counted.length + 1 : max_match + 1;
-    counted.state = state_of(target[find(before, own_token)], counted.length);
+    counted.state = state_of(target[find(before, new_token)], counted.length);
     for (int32_t state = counted.state; state > 0; state = link[state]) count[state]++;
     return true;
   }
 
-  // State of the suffix of length `wanted` of a string in `state` that is at most one token longer.
+  // Return the state of a string's suffix of `wanted` tokens. The string is in `state` and at most one token longer.
   int32_t state_of(int32_t state, int32_t wanted) const {
     int32_t shorter = link[state];
     return shorter >= 0 && length[shorter] >= wanted ? shorter : state;
   }
 
-  // The longest suffix of a match that has a continuation.
+  // Return the longest suffix of a match that has a continuation.
   Match continued(Match match) const {
     while (match.state && !degree[match.state]) match = {link[match.state], length[link[match.state]]};
     return match;
   }
 
-  // The longest suffix of `tail`, of at most max_match tokens, that has a continuation in the automaton.
+  // Return the longest suffix of `tail`, of at most max_match tokens, that has a continuation in the automaton.
   Match longest_match(const int32_t* tail, int64_t tokens) const {
     Match match = {0, 0};
     for (int64_t i = tokens > max_match ? tokens - max_match : 0; i < tokens; i++) {
@@ -260,16 +259,16 @@ struct pronk_suffixes {
     return continued(match);
   }
 
-  // The match after one more token: `state` is the target of its edge, `before` the length of the match before.
-  Match follow(int32_t state, int32_t before) const {
-    int32_t own = before < max_match ? before + 1 : max_match;
-    return continued({state_of(state, own), own});
+  // Return the match after one more token; `state` is the target of the token's edge.
+  Match follow(int32_t state, int32_t length_before) const {
+    int32_t new_length = length_before < max_match ? length_before + 1 : max_match;
+    return continued({state_of(state, new_length), new_length});
   }
 
-  // The next shorter match, which occurs in more contexts.
+  // Return the next shorter match, which occurs in more contexts.
   Match shorter(int32_t state) const {
-    int32_t own = link[state] > 0 ? link[state] : 0;
-    return {own, length[own]};
+    int32_t suffix = link[state] > 0 ? link[state] : 0;
+    return {suffix, length[suffix]};
   }
 
   int64_t bytes() const {
@@ -361,7 +360,7 @@ struct Growth {
     if (above.depth >= site.depth || site.match.length < call->min_match) return true;
     const pronk_suffixes& source = *call->sources[site.source];
     Continuation found[MAX_LISTED_EDGES];
-    int64_t total = 1;
+    int64_t total = 1;  // a continuation that was seen once has share 1 / 2, not 1
     int size = 0;
     for (int32_t edge = source.first_listed(site.match.state); edge >= 0; edge = source.next[edge]) {
       Continuation each = {source.token[edge], source.target[edge], source.count[source.target[edge]]};
@@ -425,7 +424,7 @@ struct Growth {
     if (!nodes.push({call->tail[call->tail_tokens - 1], -1, 0, 0, 1.0})) return false;
     for (int32_t number = 0; number < call->num_sources; number++)
       if (!add_matches(number)) return false;
-    // Bound the number of expansions: one whose token another source has proposed already adds no node.
+    // Take at most two candidates per node: a candidate adds no node if another source has proposed the same token.
     for (int64_t left = 2 * (int64_t)call->width; left && heap.size && nodes.size <= call->width; left--) {
       Candidate candidate = pop();
       int32_t node = add(candidate);
@@ -439,10 +438,10 @@ struct Growth {
 
   // Write the subtree of `node` in depth-first order: children by falling gain, then in order of insertion.
   void write_nodes(int32_t node, int32_t parent, int32_t* placed) {
-    int32_t own = (*placed)++;
+    int32_t number = (*placed)++;
     const Node& from = nodes[node];
-    call->tokens[own] = from.token, call->parents[own] = parent;
-    call->buckets[own] = from.bucket, call->gains[own] = from.gain;
+    call->tokens[number] = from.token, call->parents[number] = parent;
+    call->buckets[number] = from.bucket, call->gains[number] = from.gain;
     double below = INFINITY;
     for (int32_t done = node;;) {
       int32_t best = -1;
@@ -452,7 +451,7 @@ struct Growth {
       }
       if (best < 0) return;
       below = nodes[best].gain, done = best;
-      write_nodes(best, own, placed);
+      write_nodes(best, number, placed);
     }
   }
 };

@@ -1,4 +1,3 @@
-// Thread pool, see thread_pool.h.
 #include "thread_pool.h"
 
 #include <atomic>
@@ -17,8 +16,8 @@
 namespace {
 
 const int MAX_THREADS = 256;
-const double SPIN_SECONDS = 60e-6;      // at a barrier: longer than running threads arrive apart
-const double IDLE_SPIN_SECONDS = 2e-3;  // between runs: longer than a step spends outside its forward pass
+const double SPIN_SECONDS = 60e-6;      // at a barrier: longer than between the arrivals of threads that are running
+const double IDLE_SPIN_SECONDS = 2e-3;  // between runs: longer than from one forward pass to the next
 
 // If the threads of a run wait for more than this share of their time, other processes occupy a core: the wait is for a
 // thread that is not scheduled. The next runs then use one thread (solo runs), before one run tries all threads again.

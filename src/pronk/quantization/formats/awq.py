@@ -1,8 +1,8 @@
 """AWQ checkpoints in the version ``gemm``, as AutoAWQ writes them (Lin et al. 2024).
 
-Eight 4-bit codes (``qweight`` ``[inputs, outputs / 8]``) or zero points (``qzeros`` ``[groups, outputs / 8]``) of
-neighbouring outputs are packed into one int32 word. From the lowest bits up, they belong to outputs 0 2 4 6 1 3 5 7. A
-weight is ``scales[g] * (code - zero[g])`` with ``g = input / group``.
+One int32 word packs the 4-bit codes (``qweight`` ``[inputs, outputs / 8]``) or the 4-bit zero points (``qzeros``
+``[groups, outputs / 8]``) of eight consecutive outputs. From the lowest bits up, the word holds the outputs 0 2 4 6 1 3
+5 7. A weight is ``scales[g] * (code - zero[g])``, where ``g = input // group`` is its group.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pronk.quantization.formats.scheme import (
 __all__ = ["AWQ"]
 
 _REMEDY = "use an AWQ checkpoint of 4 bits in the version gemm, or the model's 16-bit weights"
-# Position in a word of each of its eight outputs: the inverse of the permutation 0 2 4 6 1 3 5 7.
+# Entry i is the position of output i in a word: the inverse of the permutation 0 2 4 6 1 3 5 7.
 _POSITIONS = [0, 4, 1, 5, 2, 6, 3, 7]
 
 
@@ -39,7 +39,7 @@ class AWQ:
     """Scheme of an AWQ checkpoint."""
 
     group: int  # number of inputs per group; -1 means all inputs
-    plain: tuple[str, ...] = ()  # substrings of the names of unquantized modules, as in AutoAWQ
+    plain: tuple[str, ...] = ()  # a module is not quantized if its name contains one of these strings
 
     name = "AWQ"
     notes = ()
@@ -52,7 +52,7 @@ class AWQ:
         version = config.get("checkpoint_format") or config.get("format") or config.get("version") or "gemm"
         if str(version).lower() != "gemm":
             refuse("the version gemm", version, _REMEDY)
-        if config.get("backend", "autoawq") == "llm-awq":  # llm-awq packs along the inputs
+        if config.get("backend", "autoawq") == "llm-awq":  # this backend packs consecutive inputs, not outputs
             refuse("the backend autoawq", "llm-awq", _REMEDY)
         if config.get("zero_point", True) is not True:
             refuse("zero_point true", config["zero_point"], _REMEDY)

@@ -30,7 +30,7 @@ from pronk.quantization.formats.scheme import (
 
 __all__ = ["CompressedTensors"]
 
-# Supported formats and the types of their weights; ``None`` means any type.
+# Supported formats, each with the type of its weights; ``None`` means that both types are possible.
 _FORMATS = {"pack-quantized": "int", "int-quantized": "int", "float-quantized": "float", "naive-quantized": None}
 _REMEDY = f"use a checkpoint in the format {', '.join(_FORMATS)}, or the model's 16-bit weights"
 # Options that change the weights or the forward pass in ways that are not implemented here.
@@ -47,12 +47,12 @@ class _Rule:
 
     targets: tuple[str, ...]
     format: str = ""
-    bits: Bits | None = None  # bits of a code; ``None`` if the weights are not quantized
+    bits: Bits | None = None  # number of bits per weight; ``None`` if the weights are not quantized
     floats: bool = False  # whether the weights are FP8 numbers, not integer codes
     symmetric: bool = True
-    strategy: str = "tensor"  # part that shares a scale: ``tensor``, ``channel`` (an output), ``group`` or ``block``
-    group: int = -1  # number of inputs per scale, for the strategy *group*
-    block: tuple[int, int] | None = None  # numbers of outputs and inputs per scale, for the strategy *block*
+    strategy: str = "tensor"  # one scale per ``tensor``, per ``channel`` (an output), per ``group`` or per ``block``
+    group: int = -1  # number of inputs per scale, if the strategy is ``group``
+    block: tuple[int, int] | None = None  # numbers of outputs and inputs per scale, if the strategy is ``block``
     static: bool = False  # whether the checkpoint has static scales of activations
 
     def weight(self, module: LinearModule) -> StoredWeight | None:
@@ -71,7 +71,7 @@ class CompressedTensors:
     """Scheme of a compressed-tensors checkpoint."""
 
     rules: tuple[_Rule, ...]  # rules in the order of ``config_groups``
-    ignore: tuple[str, ...] = ()  # targets that match modules without quantization
+    ignore: tuple[str, ...] = ()  # targets of modules that are not quantized
     notes: tuple[str, ...] = ()
     ignored: re.Pattern[str] = MATCHES_NOTHING
 
@@ -109,7 +109,7 @@ class CompressedTensors:
         if module.transposed or any(_match_rank(target, module.name) is not None for target in self.ignore):
             return None
         matches = [
-            (rank, target, -number)  # the least one wins: best match, then first target by name, then last rule
+            (rank, target, -number)  # the minimum wins: lowest rank, then alphabetically first target, then last rule
             for number, rule in enumerate(self.rules)
             for target in rule.targets
             if (rank := _match_rank(target, module.name)) is not None
@@ -118,7 +118,7 @@ class CompressedTensors:
 
 
 def _match_rank(target: str, name: str) -> int | None:
-    """Return how a target matches a module: 0 by name, 1 by regular expression, 2 by class, ``None`` not."""
+    """Return 0 if ``target`` matches by name, 1 by regular expression, 2 by class, ``None`` if not at all."""
     if target == name:
         return 0
     if target.startswith("re:"):
@@ -138,7 +138,7 @@ def _check_targets(targets: Sequence[str]) -> tuple[str, ...]:
 
 
 def _parse_rule(group: object, default: object) -> _Rule:
-    """Parse an entry of ``config_groups``; ``default`` is the format if the entry has none."""
+    """Parse an entry of ``config_groups``; ``default`` is the format of entries that do not give one."""
     if not isinstance(group, dict):
         refuse("objects in config_groups", group, "write out the fields of the preset scheme")
     targets = _check_targets(read_names(group, "targets"))
@@ -158,7 +158,7 @@ def _parse_rule(group: object, default: object) -> _Rule:
 
 
 def _parse_weights(weights: Mapping[str, Any], layout: str) -> dict[str, Any]:
-    """Parse the ``weights`` of a rule into arguments of :class:`_Rule`."""
+    """Convert the object ``weights`` of an entry of ``config_groups`` to arguments of :class:`_Rule`."""
     kind = check_choice("quantization_config: type", weights.get("type", "int"), ("int", "float"), error=ConfigError)
     if _FORMATS[layout] not in (None, kind):
         refuse(f"weights of the type {_FORMATS[layout]} for {layout}", kind, "restore config.json from its source")

@@ -1,8 +1,8 @@
 """FP8 (e4m3) checkpoints, as DeepSeek, Qwen, vLLM and FBGEMM write them.
 
 There is one scale per block of outputs and inputs (``weight_scale_inv``, usually 128 by 128), per output, or per matrix
-(``weight_scale``). CPUs have no FP8 arithmetic, and e4m3 values are not integers of 8 bits. So the weights are
-dequantized: ``weight * scale`` is computed in float32 and rounded to bfloat16.
+(``weight_scale``). CPUs have no FP8 arithmetic, and the 8-bit kernels multiply integers. Loading therefore dequantizes
+the weights: ``weight * scale`` is computed in float32 and rounded to bfloat16.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ __all__ = ["FP8", "FP8_NOTE", "FP8Weight"]
 FP8_NOTE = "FP8 weights are dequantized to bfloat16, which takes twice the memory of the file"
 
 _REMEDY = "use a checkpoint of e4m3 weights with blocks, or the model's 16-bit weights"
-_SCALES = ("weight_scale_inv", "weight_scale")  # names of the tensor of scales
-# Names of the scales of activations, which are not used.
+_SCALES = ("weight_scale_inv", "weight_scale")  # possible names of the tensor of scales
+# Names of the scales of activations; these tensors may exist, and are not used.
 _ACTIVATION_SCALES = ("activation_scale", "input_scale", "input_scale_ub")
 
 
@@ -74,7 +74,7 @@ class FP8:
 
 @dataclass(frozen=True)
 class FP8Weight:
-    """FP8 form of a linear module's weight: e4m3 values and scales."""
+    """Weight of a linear module, stored as e4m3 values and scales."""
 
     module: LinearModule
     block: tuple[int, int] | None  # outputs and inputs per scale; ``None`` means one scale per output or per matrix
@@ -82,7 +82,7 @@ class FP8Weight:
 
     @property
     def tensors(self) -> Mapping[str, StoredTensor]:
-        """Tensors of the file, by their names within the module."""
+        """Expected tensors of the module in the checkpoint, by their names without the module's name."""
         _, outputs, inputs, *_ = self.module
         shapes: tuple[tuple[int, ...], ...] = ((), (1,), (1, 1), (outputs, 1), (outputs,))
         if self.block is not None:

@@ -1,4 +1,4 @@
-"""Stacking of quantized matrices with the same inputs, such as the query, key and value projections."""
+"""Stacking of matrices with the same inputs, such as query, key and value projections, into one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["fusible_runs", "stack_matrices"]
 
 
 def fusible_runs(weights: Sequence[Tensor | QuantizedMatrix]) -> list[slice]:
-    """Return the runs of consecutive weights that can be stacked without conversion.
+    """Return the longest runs of consecutive weights that can be stacked without conversion, as slices.
 
     The weights of a run are all unquantized, or agree in bits, group size, input order and presence of minima.
     """
@@ -26,13 +26,13 @@ def fusible_runs(weights: Sequence[Tensor | QuantizedMatrix]) -> list[slice]:
 def stack_matrices(parts: Sequence[QuantizedMatrix], codes: Tensor) -> QuantizedMatrix | None:
     """Stack matrices along the outputs without loss; ``None`` if their input orders differ.
 
-    A 4-bit code is an 8-bit code with the same scale, a group can be split into smaller groups with the same scale, and
-    a zero point can be expressed as a minimum. So the result has the most bits of all parts, the greatest common
-    divisor of their group sizes, and minima if any part has minima.
+    Matrices of different formats are converted: a 4-bit code can be stored as an 8-bit code, a group can be split into
+    smaller groups with the same scale, and ``scale * (code - zero)`` equals ``scale * code + minimum`` with
+    ``minimum = -scale * zero``.
 
     Args:
         parts: matrices to stack.
-        codes: uint8 ``[sum of outputs, inputs]``, whose rows are the codes of the parts; may be changed in place.
+        codes: uint8 ``[sum of outputs, inputs]``, of which the codes of the parts are views; may be changed in place.
     """
     order = parts[0].order
     if not all(_is_equal(order, part.order) for part in parts[1:]):
@@ -59,7 +59,7 @@ def _is_equal(one: Tensor | None, other: Tensor | None) -> bool:
 
 
 def _with_bits(part: QuantizedMatrix, bits: int) -> QuantizedMatrix:
-    """Return the matrix with codes of ``bits`` bits, no fewer than before; codes are changed in place."""
+    """Return the matrix with ``bits`` bits per code, not fewer than before; codes are changed in place."""
     if part.bits == bits:
         return part
     if part.minimum is None:
@@ -68,7 +68,7 @@ def _with_bits(part: QuantizedMatrix, bits: int) -> QuantizedMatrix:
 
 
 def _with_group(part: QuantizedMatrix, group: int, *, minima: bool) -> QuantizedMatrix:
-    """Return the matrix with smaller groups and, if ``minima``, with minima instead of a zero point."""
+    """Return the matrix with groups of ``group`` inputs; if ``minima``, with minima, not a zero point."""
     scale, minimum = part.scale, part.minimum
     if minima and minimum is None:
         minimum = -scale * part.zero

@@ -1,9 +1,9 @@
 """GPTQ checkpoints, as AutoGPTQ and GPTQModel write them (Frantar et al. 2023).
 
-Codes (``qweight`` ``[inputs * bits / 32, outputs]``) of neighbouring inputs are packed into one int32 word, as are zero
-points (``qzeros`` ``[groups, outputs * bits / 32]``) of neighbouring outputs. A weight is
-``scales[g] * (code - zero[g])`` with ``g = g_idx[input]``. The format ``gptq`` stores ``zero - 1``, the format
-``gptq_v2`` stores ``zero``.
+One int32 word packs the codes of consecutive inputs (``qweight`` ``[inputs * bits / 32, outputs]``) or the zero points
+of consecutive outputs (``qzeros`` ``[groups, outputs * bits / 32]``). A weight is ``scales[g] * (code - zero[g])``,
+where ``g = g_idx[input]`` is its group. The format ``gptq`` stores ``zero - 1``, the format ``gptq_v2`` stores
+``zero``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pronk.quantization.formats.scheme import (
 
 __all__ = ["GPTQ"]
 
-# Zero point minus its stored value, by checkpoint_format.
+# Number to add to a stored zero point, by checkpoint_format.
 _ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
 _REMEDY = "use a GPTQ checkpoint with 4 or 8 bits in the format gptq or gptq_v2, or the model's 16-bit weights"
 # Options that change the weights or the forward pass in ways that are not implemented here.
@@ -44,14 +44,14 @@ _UNSUPPORTED_OPTIONS = ("adapter", "rotation", "is_marlin_format", "use_marlin")
 class GPTQ:
     """Scheme of a GPTQ checkpoint."""
 
-    bits: Bits  # bits of a code
+    bits: Bits  # number of bits per code
     group: int  # number of inputs per group; -1 means all inputs
-    offset: int  # zero point minus its stored value
+    offset: int  # number to add to a stored zero point
     symmetric: bool  # whether all zero points are ``2**(bits - 1)``
-    ordered: bool  # whether the tensor ``g_idx``, which assigns inputs to groups, is required (``desc_act``)
+    ordered: bool  # ``desc_act``: whether the tensor ``g_idx``, which assigns inputs to groups, is required
     head: bool = False  # whether the LM head is quantized
     excluded: tuple[re.Pattern[str], ...] = ()  # patterns for names of unquantized modules
-    inside: frozenset[str] | None = None  # suffixes of quantized modules in the layers; ``None`` means all modules
+    inside: frozenset[str] | None = None  # quantized modules, as ``self_attn.q_proj``; ``None`` means all modules
 
     notes = ()
     ignored = MATCHES_NOTHING
@@ -81,7 +81,7 @@ class GPTQ:
 
     @property
     def name(self) -> str:
-        """Name of the format, with the bits of a code."""
+        """Name of the format, such as ``GPTQ of 4 bits``."""
         return f"GPTQ of {self.bits} bits"
 
     def weight(self, module: LinearModule) -> _Weight | None:
@@ -127,12 +127,12 @@ class _Weight:
         return to_quantized_matrix(codes, self._zeros(tensors["qzeros"]), tensors["scales"].t(), bits, group, order)
 
     def _zeros(self, packed: Tensor) -> Tensor:
-        """Unpack and check the zero points, int16 ``[outputs, groups]``."""
+        """Return the unpacked and checked zero points, int16 ``[outputs, groups]``."""
         bits, offset = self.scheme.bits, self.scheme.offset
         zeros = unpack(packed, bits, self.module.outputs).t().short() + offset
         most, middle = (1 << bits) - 1, 1 << (bits - 1)
         if int(zeros.max()) > most:
-            # A zero point of 0 is stored as -1, which overwrites the other values in its word: engines disagree on it.
+            # gptq stores a zero point of 0 as -1, whose bits overwrite others in the word: engines disagree on it.
             msg = f"qzeros: expected 0..{most}, found {int(zeros.max())}; use a checkpoint in the format gptq_v2"
             raise CheckpointError(msg)
         if self.scheme.symmetric and bool((zeros != middle).any()):
@@ -159,7 +159,7 @@ def _read_flag(config: Mapping[str, Any], key: str, *, default: bool) -> bool:
 
 
 def _parse_excluded(dynamic: object) -> tuple[re.Pattern[str], ...]:
-    """Compile the rules ``-:PATTERN`` of ``dynamic``, which exclude modules; refuse other rules."""
+    """Compile the rules ``-:PATTERN`` of ``dynamic``, for unquantized modules; refuse other rules."""
     if not dynamic:
         return ()
     if not isinstance(dynamic, dict):

@@ -1,4 +1,4 @@
-"""Weights of compressed-tensors with integer codes, packed into 32-bit words or one int8 each."""
+"""Weights of compressed-tensors with integer codes, packed into 32-bit words or stored as int8."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["PackedIntegers"]
 
 @dataclass(frozen=True)
 class PackedIntegers:
-    """Stored form of a linear module's weight.
+    """Weight of a linear module, stored as integer codes, scales and perhaps zero points.
 
     If packed, the codes ``weight_packed`` are int32 ``[outputs, inputs * bits / 32]``, the first code in the lowest
     bits, and the zero points are int32 ``[outputs * bits / 32, groups]``. Otherwise, both tensors are int8.
     """
 
     module: LinearModule
-    bits: Bits  # bits of a code
+    bits: Bits  # number of bits per code
     size: int  # number of inputs per group; -1 means all inputs
     packed: bool  # whether codes are packed into 32-bit words
     symmetric: bool  # whether all zero points are 0
@@ -34,14 +34,14 @@ class PackedIntegers:
 
     @property
     def tensors(self) -> Mapping[str, StoredTensor]:
-        """Tensors of the file, by their names within the module."""
+        """Expected tensors of the module in the checkpoint, by their names without the module's name."""
         _, outputs, inputs, *_ = self.module
         groups = ceil(inputs / self._group)
         shapes: tuple[tuple[int, ...], ...] = ((), (1,), (1, 1)) if self.whole else ((outputs, groups),)
         words = ((ceil(outputs * self.bits / 32), groups),)
         found = {
             "weight_scale": StoredTensor(shapes),
-            # Zero points are packed since version 0.9. Older versions write zeros for symmetric weights.
+            # compressed-tensors packs zero points since version 0.9. Older versions write zeros for symmetric weights.
             "weight_zero_point": StoredTensor(
                 shapes + (words if self.packed and not self.whole else ()), ("I8", "I32"), required=not self.symmetric
             ),
@@ -96,5 +96,5 @@ class PackedIntegers:
         if low < -middle or high >= middle:
             msg = f"{name}: expected {self.bits}-bit integers of {-middle}..{middle - 1}, found {low}..{high}"
             raise CheckpointError(msg)
-        # Addition modulo 256 avoids a temporary tensor of wider integers.
+        # Adding modulo 256 in uint8 gives the right sum without a temporary tensor of wider integers.
         codes.copy_(integers.to(torch.int8).view(torch.uint8)).add_(middle)

@@ -1,8 +1,8 @@
 """Common representation of quantized weights, to which all file formats are converted.
 
-A weight is ``scale * code + minimum``, or without minima ``scale * (code - zero)`` with ``zero = 2**(bits - 1)``. Scale
-and minimum belong to a group of consecutive codes along the inputs. The kernels round activations to 8 bits in the same
-groups and compute each group as a sum of integer products (``kernels/README.md``).
+A weight is ``scale * code + minimum``, or without minima ``scale * (code - zero)`` with ``zero = 2**(bits - 1)``. The
+columns of a row are divided into groups; each group has a scale and possibly a minimum. The kernels round activations
+to 8 bits in the same groups and compute each group as a sum of integer products (``kernels/README.md``).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ __all__ = ["Bits", "QuantizedMatrix"]
 
 Bits = Literal[8, 4]
 
-# Group sizes are multiples of this number, as the kernels read four bytes of codes at a time, eight 4-bit codes.
-_UNIT = 8
-# Limit of inputs, for which a sum of products code * activation, each at most 255 * 127, stays below 2**31.
+# Group sizes are multiples of 8, because the kernels read codes four bytes at a time, which is eight 4-bit codes.
+_STEP = 8
+# Maximum number of inputs: 65,536 products code * activation of at most 255 * 127 have a sum below 2**31.
 _MAX_INPUTS = 65_536
-# Limit of inputs by which a group may exceed the row. A packed row, padded to whole groups and with 8 bytes per group,
-# must fit into the space of its 16-bit weights, padded to 32 inputs.
+# A group may be longer than the row, but at most by 31 inputs: the kernels store a quantized row (codes padded to whole
+# groups, 8 bytes per group for scale and minimum) in the space of a row of 16-bit weights padded to 32 inputs.
 _MAX_EXCESS = 31
 
 
@@ -35,21 +35,21 @@ class QuantizedMatrix:
         ValueError: the shapes, types or values are invalid; the message is one line.
     """
 
-    codes: Tensor  # uint8 ``[outputs, inputs]``, in 0 .. 2**bits - 1; the columns of a group are adjacent
+    codes: Tensor  # uint8 ``[outputs, inputs]``, each in 0 .. 2**bits - 1; the columns of a group are adjacent
     scale: Tensor  # float32 ``[outputs, groups]``, ``groups = ceil(inputs / group)``
     minimum: Tensor | None  # float32 ``[outputs, groups]``; ``None`` means a zero point of ``2**(bits - 1)``
-    bits: Bits  # of a code
+    bits: Bits  # number of bits per code
     # Number of inputs per group, a multiple of 8 and at most ``inputs + 31``; the last group of a row may be shorter.
     group: int
-    order: Tensor | None = None  # int64 ``[inputs]``, the input of each column; ``None``: column ``i`` is input ``i``
+    order: Tensor | None = None  # int64 ``[inputs]``: column ``i`` is input ``order[i]``; ``None``: it is input ``i``
 
     def __post_init__(self) -> None:
         outputs, inputs = self.codes.shape
         if self.codes.dtype != torch.uint8 or self.bits not in (8, 4):
             msg = f"expected codes of 8 or 4 bits as uint8, found {self.bits} bits as {self.codes.dtype}"
             raise ValueError(msg)
-        if self.group % _UNIT or self.group < _UNIT or not 0 < inputs <= _MAX_INPUTS:
-            msg = f"expected groups of a multiple of {_UNIT} and 1..{_MAX_INPUTS} inputs, found {self.group}, {inputs}"
+        if self.group % _STEP or self.group < _STEP or not 0 < inputs <= _MAX_INPUTS:
+            msg = f"expected groups of a multiple of {_STEP} and 1..{_MAX_INPUTS} inputs, found {self.group}, {inputs}"
             raise ValueError(msg)
         if self.group > inputs + _MAX_EXCESS:
             msg = f"expected groups of at most {inputs + _MAX_EXCESS} for {inputs} inputs, found {self.group}"
@@ -75,7 +75,7 @@ class QuantizedMatrix:
 
     @property
     def zero(self) -> int:
-        """Zero point: 0 with minima, else ``2**(bits - 1)``."""
+        """Code of the weight 0, or 0 if the matrix has minima."""
         return 0 if self.minimum is not None else 1 << (self.bits - 1)
 
     def dequantize(self) -> Tensor:
@@ -90,6 +90,6 @@ class QuantizedMatrix:
         return torch.empty_like(weight).index_copy_(1, self.order, weight)
 
     def rows(self, start: int, stop: int) -> QuantizedMatrix:
-        """Return the rows of outputs ``start`` to ``stop - 1``, as views."""
+        """Return the matrix of the outputs ``start`` to ``stop - 1``, whose tensors are views."""
         minimum = None if self.minimum is None else self.minimum[start:stop]
         return replace(self, codes=self.codes[start:stop], scale=self.scale[start:stop], minimum=minimum)

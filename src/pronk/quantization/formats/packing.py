@@ -1,4 +1,4 @@
-"""Unpacking of 32-bit words into codes, and conversion of formats to :class:`QuantizedMatrix`."""
+"""Unpacking of codes from 32-bit words, and conversion to :class:`QuantizedMatrix`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ SLICE_OUTPUTS = 512
 
 
 def group_size(size: int, inputs: int) -> int:
-    """Return ``size``, limited to ``inputs`` rounded up to a multiple of 8; ``-1`` means all inputs."""
+    """Return ``size``, at most ``inputs`` rounded up to a multiple of 8; -1 means all inputs."""
     whole = ceil(inputs / 8) * 8
     return whole if size == -1 else min(size, whole)
 
 
 def unpack(packed: Tensor, bits: Bits, count: int) -> Tensor:
-    """Unpack int32 ``[rows, ceil(count * bits / 32)]`` to uint8 ``[rows, count]``, the lowest bits first."""
+    """Unpack int32 ``[rows, ceil(count * bits / 32)]``, lowest bits first, to uint8 ``[rows, count]``."""
     integers = packed.contiguous().view(torch.uint8)
     if bits == 4:
         pairs = torch.empty(*integers.shape, 2, dtype=torch.uint8)
@@ -44,15 +44,15 @@ def to_quantized_matrix(
 ) -> QuantizedMatrix:
     """Convert weights ``scale * (code - zero)`` to a :class:`QuantizedMatrix`.
 
-    A zero point becomes a minimum of ``-scale * zero``. In float32 this product, ``scale * code`` and their sum are
-    exact: mantissas of 16-bit scales have at most 11 bits, codes and zeros at most 8. Float32 scales, which are rare,
-    are subject to float32 rounding.
+    A zero point becomes a minimum of ``-scale * zero``. For 16-bit scales, this product, ``scale * code`` and their sum
+    are exact in float32: the mantissa of a scale has at most 11 bits, codes and zero points have at most 8. For float32
+    scales, which are rare, they are rounded.
 
     Args:
-        codes: uint8 ``[outputs, inputs]``, in the order of the inputs; permuted by ``order`` in place.
+        codes: uint8 ``[outputs, inputs]``, in the order of the inputs; the columns are permuted by ``order`` in place.
         zeros: integers ``[outputs, groups]`` in 0 .. 2**bits - 1; ``None`` means ``2**(bits - 1)`` everywhere.
-        scale: any float type, ``[outputs, groups]``; must be finite.
-        bits: bits of a code.
+        scale: scales ``[outputs, groups]`` of any float type; must be finite.
+        bits: number of bits per code.
         group: number of inputs per group, a multiple of 8.
         order: int64 ``[inputs]``, the input of each column of the result; ``None`` keeps the order of the inputs.
     """
@@ -69,20 +69,20 @@ def to_quantized_matrix(
 
 
 def input_order(name: str, index: Tensor, group: int, *, ordered: bool = False) -> Tensor | None:
-    """Return the order of inputs (int64) that makes groups contiguous; ``None`` if none is needed.
+    """Return the permutation of inputs (int64) that makes groups contiguous; ``None`` if none is needed.
 
     Args:
         name: name of the tensor ``index``, for error messages.
         index: integers ``[inputs]``, the group of each input (``g_idx``).
         group: number of inputs per group.
-        ordered: whether ``desc_act`` is true in the config, so that the index must be set.
+        ordered: whether ``desc_act`` is true in the config, so that ``index`` must have been written.
 
     Raises:
-        CheckpointError: the groups have other sizes than ``group``, or the index is not set although ``ordered``.
+        CheckpointError: a group has another size than ``group``, or ``index`` was not written although ``ordered``.
     """
     inputs = len(index)
     plain = torch.arange(inputs) // group
-    # If inputs of a group are adjacent, some writers leave the tensor at its initial value: all 0, or all -1.
+    # If the groups are contiguous, some programs do not write the index: it keeps its initial value, all 0 or all -1.
     unset = not bool((index != 0).any()) or not bool((index != -1).any())
     if torch.equal(index.long(), plain) or (unset and not (ordered and len(plain) > group)):
         return None

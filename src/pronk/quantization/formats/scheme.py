@@ -1,4 +1,4 @@
-"""Interface of the quantization formats, and helpers for them.
+"""Interface of the quantization formats, and helpers to parse them.
 
 The ``quantization_config`` of a checkpoint is parsed into a :class:`Scheme`. For each linear module of the model, the
 scheme returns a :class:`StoredWeight`: the tensors that the file must have, and their conversion to a weight.
@@ -37,7 +37,7 @@ FLOATS = ("F32", "F16", "BF16")
 
 MATCHES_NOTHING = re.compile(r"(?!)")
 
-# Errors of re.compile for invalid expressions, huge repetition counts and deep nesting.
+# Errors that re.compile raises for invalid expressions, huge repetition counts and deep nesting, in this order.
 EXPRESSION_ERRORS = (re.error, OverflowError, RecursionError)
 
 STATIC_NOTE = "static scales of activations are not used: activations are quantized dynamically, or not at all"
@@ -55,7 +55,7 @@ class LinearModule(NamedTuple):
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Requirements on a tensor of a checkpoint."""
+    """Requirements that a tensor of a checkpoint must fulfil."""
 
     shapes: tuple[tuple[int, ...], ...] | None  # allowed shapes; ``None`` allows any shape
     dtypes: tuple[str, ...] = FLOATS  # allowed types by their names in safetensors
@@ -67,15 +67,15 @@ class StoredWeight(Protocol):
 
     @property
     def tensors(self) -> Mapping[str, StoredTensor]:
-        """Tensors of the checkpoint, by their names within the module (``qweight``)."""
+        """Expected tensors of the module in the checkpoint, by their names without the module's: ``qweight``."""
         ...
 
     def read(self, tensors: Mapping[str, Tensor], codes: Tensor) -> QuantizedMatrix | Tensor:
         """Return the weight as a quantized matrix, or dequantized to bfloat16 ``[outputs, inputs]``.
 
         Args:
-            tensors: those :attr:`tensors` that the checkpoint has; their shapes and types are checked already.
-            codes: destination of the codes of a quantized matrix, uint8 ``[outputs, inputs]``; may be a view.
+            tensors: the module's tensors by the same names; they fulfil the requirements of :attr:`tensors`.
+            codes: uint8 ``[outputs, inputs]``, where the codes of a quantized matrix are written; may be a view.
 
         Raises:
             CheckpointError: the values are invalid; the message is one line without the name of the module.
@@ -93,16 +93,16 @@ class Scheme(Protocol):
 
     @property
     def notes(self) -> Sequence[str]:
-        """Ways in which pronk deviates from ``config.json``, one line each."""
+        """Lines to show to the user, each about a setting in ``config.json`` that pronk does not follow."""
         ...
 
     @property
     def ignored(self) -> re.Pattern[str]:
-        """Pattern for the names of tensors that are not used; names lack the model family's prefix."""
+        """Pattern for the names, without the model family's prefix, of tensors to ignore in the checkpoint."""
         ...
 
     def weight(self, module: LinearModule) -> StoredWeight | None:
-        """Return the stored form of the module's weight; ``None`` if the weight is not quantized."""
+        """Describe how the checkpoint stores the module's weight; ``None`` if the weight is not quantized."""
         ...
 
 
@@ -120,7 +120,7 @@ def check_bits(name: str, found: object, allowed: Sequence[int], remedy: str) ->
 
 
 def read_names(config: Mapping[str, Any], key: str) -> list[str]:
-    """Return the list of names ``config[key]``, empty if absent; raise a ConfigError for another type."""
+    """Return the list of names ``config[key]``, or an empty list; raise a ConfigError for other types."""
     found = config.get(key)
     if found is None:
         return []
@@ -130,9 +130,9 @@ def read_names(config: Mapping[str, Any], key: str) -> list[str]:
 
 
 def matches_components(module: str, pattern: str) -> bool:
-    """Return whether ``pattern`` matches whole components of a module's name.
+    """Return whether ``pattern``, text or a regular expression, matches whole components of a name.
 
-    For ``layers.0.mlp.up_proj``, the part ``mlp.up_proj`` and the regular expression ``layers.[01]`` match.
+    Both ``mlp.up_proj`` and ``layers.[01]`` match ``layers.0.mlp.up_proj``, but ``mlp.up`` does not.
     """
     if f".{pattern.strip('.')}." in f".{module}.":
         return True
@@ -143,7 +143,7 @@ def matches_components(module: str, pattern: str) -> bool:
 
 
 def check_zeros(name: str, tensors: Mapping[str, Tensor], why: str) -> None:
-    """Raise a CheckpointError if tensor ``name`` exists and is not all zeros; ``why`` gives the reason."""
+    """Raise a CheckpointError if tensor ``name`` exists and is not all zeros; ``why`` says why it must be."""
     if name in tensors and bool(tensors[name].count_nonzero()):
         msg = f"{name}: expected zeros, {why}, found other numbers; check that config.json and the weights match"
         raise CheckpointError(msg)

@@ -1,9 +1,9 @@
 """Exact conversion of GGUF blocks to codes, scales and minima; dequantized weights equal llama.cpp's.
 
-A GGUF block holds the codes of 32 or 256 consecutive inputs of a row, with their scales. Each conversion, such as
-:func:`_q4_0`, takes the bytes of blocks, uint8 ``[..., size]``, and returns codes ``[..., values]`` in the order of the
-inputs, a scale per group, and a minimum per group or ``None``. 5-bit and 6-bit codes become 8-bit codes, with a zero
-point of 128 if the format has no minima. Source: ``ggml-quants.c`` and ``gguf/quants.py`` of llama.cpp.
+A GGUF block holds the codes of 32 or 256 consecutive inputs of a row, with their scales. Functions such as
+:func:`_q4_0` convert blocks, uint8 ``[..., bytes of a block]``, to codes ``[..., inputs of a block]``, scales ``[...,
+groups]``, and minima ``[..., groups]`` or ``None``. 5-bit and 6-bit codes become 8-bit codes, with a zero point of 128
+if the format has no minima. Source: ``ggml-quants.c`` and ``gguf/quants.py`` of llama.cpp.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ __all__ = ["BLOCKS", "unpack"]
 
 Unpacked = tuple[Tensor, Tensor, Tensor | None]  # codes, scales, minima
 
-# Number of bytes of blocks that are converted at a time, to bound temporary tensors, which are a few times as large.
+# Number of bytes that are converted at a time; it bounds temporary tensors, which are a few times as large.
 _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
 class _BlockFormat:
-    """Conversion of one block format, the bits of the resulting codes, and the number of inputs per scale."""
+    """Conversion of one GGUF block format to codes."""
 
     convert: Callable[[Tensor], Unpacked]
-    bits: Bits
-    group: int
+    bits: Bits  # number of bits per resulting code
+    group: int  # number of inputs per scale
 
 
 def unpack(stored: Tensor, type_: TensorType, codes: Tensor, rows: Tensor | None = None) -> QuantizedMatrix:
     """Convert a stored matrix to a :class:`~pronk.quantization.formats.matrix.QuantizedMatrix`.
 
     Args:
-        stored: uint8 ``[outputs, bytes of a row]``.
-        type_: a type in :data:`BLOCKS`.
-        codes: destination of the codes, uint8 ``[outputs, inputs]``.
-        rows: int64 ``[outputs]``, the row of ``stored`` for each output; ``None`` for the order of ``stored``.
+        stored: bytes of the matrix in the file, uint8 ``[outputs, bytes of a row]``.
+        type_: GGUF type of the matrix, one of :data:`BLOCKS`.
+        codes: uint8 ``[outputs, inputs]``, where the codes are written.
+        rows: int64 ``[outputs]``, the row of ``stored`` for each output; ``None`` keeps the order of ``stored``.
 
     Raises:
         ValueError: a scale is not finite, or the matrix has more inputs than the kernels support.
@@ -64,7 +64,7 @@ def _to_float32(stored: Tensor) -> Tensor:
 
 
 def _unpack_nibbles(stored: Tensor, run: int) -> Tensor:
-    """Unpack two codes per byte: of each ``run`` bytes, first all low nibbles, then all high nibbles."""
+    """Unpack two codes per byte: in each run of ``run`` bytes, first the low nibbles, then the high ones."""
     runs = stored.unflatten(-1, (-1, run))
     return torch.stack((runs & 15, runs >> 4), dim=-2).flatten(-3)
 
@@ -99,8 +99,8 @@ def _q5_1(blocks: Tensor) -> Unpacked:
 def _unpack_six_bits(packed: Tensor) -> tuple[Tensor, Tensor]:
     """Unpack eight 6-bit scales and eight 6-bit minima: bytes ``[..., 12]`` to two tensors ``[..., 8]``.
 
-    The low six bits of bytes 0-3 are scales 0-3, those of bytes 4-7 are minima 0-3. Scales (minima) 4-7 have their low
-    four bits in the low (high) nibbles of bytes 8-11, and their high two bits in the high two bits of bytes 0-3 (4-7).
+    For i = 0 .. 3, byte i has the high 2 bits of scale i + 4, then the 6 bits of scale i; byte i + 4 has these bits of
+    minima i + 4 and i; byte i + 8 has the low 4 bits of minimum i + 4, then the low 4 bits of scale i + 4.
     """
     scale, minimum, rest = packed.unflatten(-1, (3, 4)).unbind(-2)
     scales = torch.cat((scale & 63, (rest & 15) | (scale >> 2 & 48)), dim=-1)
@@ -110,9 +110,9 @@ def _unpack_six_bits(packed: Tensor) -> tuple[Tensor, Tensor]:
 
 def _unpack_k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
     """Unpack the scales and minima of the eight groups of a Q4_K or Q5_K block from its first 16 bytes."""
-    unit, least = _to_float32(blocks[..., :2]), _to_float32(blocks[..., 2:4])
+    scale_factor, minimum_factor = _to_float32(blocks[..., :2]), _to_float32(blocks[..., 2:4])
     scales, minima = _unpack_six_bits(blocks[..., 4:16])
-    return unit * scales, -(least * minima)
+    return scale_factor * scales, -(minimum_factor * minima)
 
 
 def _q4_k(blocks: Tensor) -> Unpacked:
@@ -120,13 +120,13 @@ def _q4_k(blocks: Tensor) -> Unpacked:
 
 
 def _q5_k(blocks: Tensor) -> Unpacked:
-    # Bit g of byte i belongs to input i of group g.
+    # Bit g of byte 16 + i is the high bit of the code of input i in group g (of 32 inputs).
     high = blocks[..., None, 16:48] >> torch.arange(8, dtype=torch.uint8)[:, None]
     return _unpack_nibbles(blocks[..., 48:], 32) | high.bitwise_and_(1).flatten(-2) << 4, *_unpack_k_scales(blocks)
 
 
 def _q6_k(blocks: Tensor) -> Unpacked:
-    # The four bit pairs of each 32 bytes of high bits belong to four runs of 32 inputs.
+    # Bits 2r and 2r + 1 of byte 128 + 32h + i are the high bits of the code of input 128h + 32r + i.
     high = blocks[..., 128:192].unflatten(-1, (2, 1, 32)) >> torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]
     codes = _unpack_nibbles(blocks[..., :128], 64) | high.bitwise_and_(3).flatten(-3) << 4
     scales = blocks[..., 192:208].contiguous().view(torch.int8).float()

@@ -1,7 +1,7 @@
 """Tensors of a GGUF model, in one file or in the parts that ``llama-gguf-split`` writes.
 
-For the architecture ``llama``, GGUF permutes the rows of the query and key projections for a RoPE of adjacent pairs.
-:class:`GgufCheckpoint` undoes this, since pronk rotates pairs of the two halves of a head.
+RoPE rotates pairs of a head's values. For the architecture ``llama``, GGUF permutes the rows of the query and key
+projections so that pairs are adjacent. :class:`GgufCheckpoint` undoes this: in pronk, a pair has a value in each half.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["GgufCheckpoint", "is_gguf"]
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _PART_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
-# Projections with permuted rows, and the metadata key with the number of their heads.
+# For each projection with permuted rows, the metadata key with its number of heads.
 _PERMUTED = {"attn_q": "llama.attention.head_count", "attn_k": "llama.attention.head_count_kv"}
 
 
@@ -41,10 +41,10 @@ class GgufCheckpoint:
         CheckpointError: a part is damaged or missing, or the path is not the first part.
     """
 
-    config_source = "its metadata"  # place of the model configuration, for error messages
+    config_source = "its metadata"  # where error messages say that the model configuration is
 
     def __init__(self, path: Path) -> None:
-        self.folder = path  # the file, or the first of its parts; named as in ``Checkpoint``
+        self.folder = path  # path of the file, or of the first part; ``Checkpoint`` has an attribute of this name
         self.header = GgufFile(path)
         self._files = [self.header, *_other_parts(self.header)]
         self._infos: dict[str, tuple[GgufFile, TensorInfo]] = {}
@@ -67,7 +67,7 @@ class GgufCheckpoint:
         return name in self._infos
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor, outputs first."""
+        """Shape of a tensor; a matrix is ``[outputs, inputs]``."""
         return self._infos[name][1].shape
 
     def nbytes(self, name: str) -> int:
@@ -79,7 +79,7 @@ class GgufCheckpoint:
         return self._infos[name][1].type.name
 
     def check_dtype(self, name: str, dtypes: Sequence[str] = tuple(_DTYPES)) -> None:
-        """Raise a :class:`CheckpointError` unless a tensor is of ``dtypes`` or, a matrix, of :data:`BLOCKS`."""
+        """Raise a :class:`CheckpointError` unless the type is in ``dtypes`` or (a matrix) in :data:`BLOCKS`."""
         found = self.type(name)
         types = [*dtypes, *(BLOCKS if len(self.shape(name)) == 2 else ())]
         if found not in types:
@@ -95,7 +95,7 @@ class GgufCheckpoint:
         return torch.frombuffer(file.buffer, dtype=torch.uint8, count=info.size, offset=info.start)
 
     def tensor(self, name: str) -> Tensor:
-        """Return a float tensor in the dtype of the file; a view of the mapped file unless rows are reordered."""
+        """Return a float tensor in the file's dtype; it is a view of the file if rows are not permuted."""
         info = self._infos[name][1]
         values = self.stored(name).view(_DTYPES[info.type.name]).view(info.shape)
         order = self._row_order(name)
@@ -106,11 +106,11 @@ class GgufCheckpoint:
         return self.type(name) not in _DTYPES
 
     def weight(self, name: str, codes: Tensor) -> QuantizedMatrix:
-        """Return a matrix for which :meth:`has_blocks` is true; its codes are written to ``codes``.
+        """Return a quantized matrix.
 
         Args:
-            name: name of the tensor.
-            codes: destination, uint8 ``[outputs, inputs]``.
+            name: name of a tensor for which :meth:`has_blocks` is true.
+            codes: uint8 ``[outputs, inputs]``, where the codes are written.
 
         Raises:
             CheckpointError: the blocks are damaged, or the kernels do not support the matrix.
@@ -129,9 +129,9 @@ class GgufCheckpoint:
                 file.buffer.madvise(mmap.MADV_DONTNEED)
 
     def _row_order(self, name: str) -> Tensor | None:
-        """Return the index in the file of each row, int64 ``[rows]``; ``None`` for the order of the file.
+        """Return the index in the file of each row, int64 ``[rows]``; ``None`` if rows are not permuted.
 
-        For a head of size 6, GGUF stores rows 0 3 1 4 2 5, so the result is 0 2 4 1 3 5.
+        For a head of size 6, the file holds the rows 0 3 1 4 2 5, so the result is 0 2 4 1 3 5.
         """
         key = _PERMUTED.get(name.split(".")[-2]) if "." in name else None
         if key is None or self.header.get("general.architecture") != "llama":
@@ -147,7 +147,7 @@ class GgufCheckpoint:
 
 
 def _other_parts(first: GgufFile) -> list[GgufFile]:
-    """Open the parts of a split model after the first; none if the model is one file."""
+    """Open the files of a split model after the first file; return an empty list if the model is one file."""
     count, number = first.get("split.count"), first.get("split.no")
     if not isinstance(count, int) or count < 2:
         return []

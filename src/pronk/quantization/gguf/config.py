@@ -1,7 +1,7 @@
 """Conversion of GGUF metadata to a :class:`~pronk.architecture.config.ModelConfig`.
 
-A listed key that changes the forward pass in an unsupported way raises an error; unlisted keys are ignored. llama.cpp
-stores Mistral models under the architecture ``llama``.
+Keys in ``_UNSUPPORTED_KEYS`` raise an error if they turn on a feature that is not implemented; unknown keys are
+ignored. Mistral models in GGUF files have the architecture ``llama``.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from pronk.quantization.gguf.vocabulary import Vocabulary
 __all__ = ["parse_gguf"]
 
 _ARCHITECTURES = ("llama", "qwen2", "qwen3")
-_MAX_LAYERS = 10_000  # more than any model has; bounds memory and time for damaged files
-_MAX_NUMBER = 1e15  # limit of numeric values, far above any RoPE base, scaling factor or epsilon
-_ROPE_FREQUENCIES = "rope_freqs.weight"  # tensor of the divisors of the RoPE frequencies
+_MAX_LAYERS = 10_000  # more layers than any model has; bounds memory and time for damaged files
+_MAX_NUMBER = 1e15  # maximum of floating-point values, far above any RoPE base, scaling factor or epsilon
+_ROPE_FREQUENCIES = "rope_freqs.weight"  # name of the tensor that holds divisors of the RoPE frequencies
 # Keys of features that are not implemented, with the values that turn the feature off. Other values raise an error.
 _UNSUPPORTED_KEYS: dict[str, tuple[object, ...]] = {
     "attention.causal": (True,),
@@ -116,7 +116,7 @@ class _Keys:
         return f"{self.checkpoint.folder}: {self.architecture}.{key}"
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return a value; an array with one value per layer must hold one common value, which is returned."""
+        """Return a value; for an array with a value per layer, all layers must have the same value."""
         value = self.checkpoint.header.get(f"{self.architecture}.{key}")
         if isinstance(value, list):
             if len(set(value)) != 1:
@@ -148,7 +148,7 @@ class _Keys:
 
 
 def _decimal(value: float) -> float:
-    """Return the shorter decimal number that was stored as this float32: 1e-05 for 9.999999747378752e-06."""
+    """Undo rounding to float32: return the number with 7 digits, 1e-05 for 9.999999747378752e-06."""
     decimal = float(f"{value:.7g}")
     return decimal if struct.pack("<f", decimal) == struct.pack("<f", value) else value
 
@@ -179,7 +179,7 @@ def _kv_heads(keys: _Keys) -> int:
 
 
 def _rope(keys: _Keys, checkpoint: GgufCheckpoint, head_dim: int, context: int) -> RopeConfig:
-    """Return the RoPE: plain, with linear or YaRN scaling, or with divisors of its frequencies (Llama 3)."""
+    """Return the RoPE: plain, with linear or YaRN scaling, or with a divisor for each frequency (Llama 3)."""
     plain = RopeConfig(head_dim, keys.number("rope.freq_base", 10000.0, low=1))
     factor = keys.get("rope.scaling.factor", keys.get("rope.scale_linear", 0))
     kind = keys.get("rope.scaling.type", "linear")
@@ -222,7 +222,7 @@ def _divisors(checkpoint: GgufCheckpoint, head_dim: int) -> tuple[float, ...]:
 
 
 def _vocab_size(checkpoint: GgufCheckpoint) -> int:
-    """Return the number of rows of the embedding, since the metadata may give none or fewer tokens."""
+    """Return the number of rows of the embedding: the metadata may lack the tokens, or list fewer."""
     if "token_embd.weight" not in checkpoint or len(checkpoint.shape("token_embd.weight")) != 2:
         msg = f"{checkpoint.folder}: expected a matrix token_embd.weight, found none; is it a language model?"
         raise ConfigError(msg)
@@ -230,7 +230,7 @@ def _vocab_size(checkpoint: GgufCheckpoint) -> int:
 
 
 def _dtype(checkpoint: GgufCheckpoint) -> str:
-    """Return the dtype of most weights by bytes if no matrix is quantized, else ``bfloat16``."""
+    """Return ``bfloat16`` if a matrix is quantized, else the dtype of most bytes of the matrices."""
     sizes: Counter[str] = Counter()
     for name in checkpoint:
         if len(checkpoint.shape(name)) > 1:

@@ -6,17 +6,17 @@ from typing import NamedTuple
 
 __all__ = ["ARRAY", "BOOL", "SCALARS", "STRING", "TENSOR_TYPES", "TensorType"]
 
-# Format characters of `struct` for the numeric types of metadata, by type number.
+# For each number of a numeric type (bool included), its format character in Python's module `struct`.
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q", 12: "d"}
-BOOL, STRING, ARRAY = 7, 8, 9  # other types of metadata
+BOOL, STRING, ARRAY = 7, 8, 9  # type numbers of metadata values
 
 
 class TensorType(NamedTuple):
-    """Type of a tensor whose rows consist of blocks of ``values`` numbers in ``size`` bytes."""
+    """Type of a tensor, whose rows consist of blocks."""
 
     name: str
-    values: int
-    size: int
+    values: int  # number of values per block
+    size: int  # number of bytes per block
 
 
 TENSOR_TYPES = {

@@ -2,14 +2,14 @@
 
 ::
 
-    "GGUF"  version  #tensors  #pairs   4 + 4 + 8 + 8 bytes, little-endian
-    key  type  value                    for each pair of metadata; a string is its length and its bytes
-    name  dimensions  type  offset      for each tensor; the dimension with the smallest stride comes first
+    "GGUF"  version  number of tensors  number of pairs     4 + 4 + 8 + 8 bytes, little-endian
+    key  type  value                                        for each pair of metadata
+    name  number of dimensions  dimensions  type  offset    for each tensor; smallest stride first
     padding
-    values of the tensors               each tensor at a multiple of the metadata value general.alignment
+    values of the tensors                                   each at a multiple of general.alignment (metadata)
 
-Files are not trusted: each count or length is compared with the remaining bytes before memory is allocated for it.
-Metadata arrays become Python lists only on access. Source: ``docs/gguf.md`` of ggml, versions 2 and 3.
+A string is its length (8 bytes) and its UTF-8 bytes. Before memory is allocated for a count or length, it is compared
+with the remaining bytes. Metadata arrays become lists only on access. Source: ``docs/gguf.md`` of ggml, versions 2, 3.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ from pronk.quantization.gguf.layout import ARRAY, BOOL, SCALARS, STRING, TENSOR_
 __all__ = ["GgufFile", "TensorInfo"]
 
 _MAGIC, _VERSIONS = b"GGUF", (2, 3)
-# Fewest bytes of a pair (empty key, type, 1-byte value) and of a tensor description (empty name, one dimension).
+# Minimum bytes of a pair (empty key, type, 1-byte value) and of a tensor description (empty name, one dimension).
 _MIN_PAIR_BYTES, _MIN_TENSOR_BYTES = 8 + 4 + 1, 8 + 4 + 8 + 4 + 8
-_MAX_NAME_BYTES, _MAX_DIMENSIONS, _MAX_ALIGNMENT = 65_535, 4, 1 << 20  # limits of GGUF or ggml
+_MAX_NAME_BYTES, _MAX_DIMENSIONS = 65_535, 4  # GGUF limits the length of keys, ggml the number of dimensions
+_MIN_ALIGNMENT, _MAX_ALIGNMENT = 8, 1 << 20  # in bytes; GGUF requires a multiple of 8
 _UINT64 = struct.Struct("<Q")
-_MIN_ALIGNMENT = 8  # in bytes, as GGUF requires a multiple of 8
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Description of a tensor: ``start`` and ``size`` in bytes; ``shape`` as in torch, outputs first."""
+    """Description of a tensor."""
 
     name: str
     type: TensorType
-    shape: tuple[int, ...]
-    start: int
-    size: int
+    shape: tuple[int, ...]  # as in torch: a matrix is ``[outputs, inputs]``
+    start: int  # offset of the first byte in the file
+    size: int  # number of bytes
 
 
 @dataclass(frozen=True)
 class _Array:
-    """Metadata array in the file: ``count`` values of GGUF type ``type`` from byte ``start`` on."""
+    """Metadata array that has not been converted to a list."""
 
-    type: int
-    count: int
-    start: int
+    type: int  # number of the GGUF type of the elements
+    count: int  # number of elements
+    start: int  # offset of the first element in the file
 
 
 class GgufFile:
@@ -63,12 +63,12 @@ class GgufFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.buffer = self._map_file()  # the whole file; writes change the memory, not the file
+        self.buffer = self._map_file()  # the whole file, writable for torch.frombuffer; writes do not change the file
         self._file_size = len(self.buffer)
-        self._position = 0  # next byte to read
+        self._position = 0  # offset of the next byte to read
         num_tensors, num_pairs = self._read_file_header()
         self._pairs = self._read_pairs(num_pairs)
-        self.tensors = self._read_tensors(num_tensors)  # by name, in the order of the file
+        self.tensors = self._read_tensors(num_tensors)  # descriptions by name, in the order of the file
 
     def __contains__(self, key: str) -> bool:
         return key in self._pairs
@@ -77,7 +77,7 @@ class GgufFile:
         return iter(self._pairs)
 
     def get(self, key: str) -> Any:
-        """Return a metadata value (int, float, bool, str or a list of one of these), ``None`` if absent."""
+        """Return a metadata value: int, float, bool, str, or a list of one of these types; ``None`` if absent."""
         value = self._pairs.get(key)
         if isinstance(value, bytes):
             return self._decode(value, key)
@@ -122,7 +122,7 @@ class GgufFile:
         return self._file_size - self._position
 
     def _advance(self, size: int) -> int:
-        """Advance by ``size`` bytes and return the previous position."""
+        """Advance the position by ``size`` bytes and return the previous position; refuse a truncated file."""
         start = self._position
         if size > self._num_left:
             self.refuse(f"expected {size} bytes at {start}, found {self._num_left}: the file is truncated or damaged")
@@ -140,7 +140,7 @@ class GgufFile:
         return value
 
     def _decode(self, text: bytes, what: str) -> str:
-        """Decode UTF-8; ``what`` names the text in errors."""
+        """Decode UTF-8; ``what`` is the name of the text for the error."""
         try:
             return text.decode()
         except UnicodeDecodeError:
@@ -187,7 +187,7 @@ class GgufFile:
             found = f"{count} announced"
             self.refuse(f"{key:.80}: expected as many strings as {self._num_left} bytes can hold, found {found}")
         start = at = self._position
-        # The array may hold hundreds of thousands of tokens: no call of a Python function per string.
+        # Do not call _read_number for each string: a vocabulary has hundreds of thousands of them.
         for _ in range(count):
             if at + 8 > self._file_size:
                 at = self._file_size + 1
@@ -223,7 +223,7 @@ class GgufFile:
         return self._locate_tensors(infos, base)
 
     def _read_info(self, alignment: int) -> TensorInfo:
-        """Read the description of a tensor; ``start`` is relative to the values of the first tensor."""
+        """Read the description of a tensor; ``start`` is relative to the end of the padding, as in the file."""
         name = self._read_name("a tensor")
         num_dimensions = self._read_number("I")
         if not 1 <= num_dimensions <= _MAX_DIMENSIONS:
@@ -244,7 +244,7 @@ class GgufFile:
         return TensorInfo(name, type_, shape, start, size)
 
     def _locate_tensors(self, infos: dict[str, TensorInfo], base: int) -> dict[str, TensorInfo]:
-        """Return ``infos`` with ``start`` counted from the file's beginning; refuse overlaps and truncation."""
+        """Return ``infos`` with ``base`` added to each ``start``; refuse overlapping or truncated tensors."""
         located = {
             name: TensorInfo(name, info.type, info.shape, base + info.start, info.size) for name, info in infos.items()
         }

@@ -1,8 +1,8 @@
 """Conversion of a GGUF file's tokenizer to a tokenizer of the Hugging Face library ``tokenizers``.
 
-Two values of ``tokenizer.ggml.model`` are supported: ``gpt2``, a byte-level BPE whose pre-tokenizer is given by name
-only (``tokenizer.ggml.pre``), and ``llama``, a SentencePiece BPE whose merges follow from the scores of the tokens. An
-unknown pre-tokenizer raises an error, since a wrong one would change the token ids and silently degrade the output.
+Two values of ``tokenizer.ggml.model`` are supported. ``gpt2`` is a byte-level BPE; the file gives only the name of its
+pre-tokenizer (``tokenizer.ggml.pre``). ``llama`` is a SentencePiece BPE; its merges are computed from the scores of the
+tokens. An unknown pre-tokenizer raises an error, since a wrong one would change token ids and degrade the output.
 
 Sources: ``llama-vocab.cpp`` of llama.cpp for names and default settings; the ``tokenizer.json`` of the models for
 steps that llama.cpp omits (Unicode normalization NFC for Qwen).
@@ -23,7 +23,7 @@ from pronk.quantization.gguf.vocabulary import TokenKind, Vocabulary, read_flag,
 
 __all__ = ["TokenizerParts", "read_tokenizer"]
 
-# Regular expressions of pre-tokenizers, and parts of them.
+# Regular expressions from which the pre-tokenizers' patterns are built.
 _WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _OTHER_TEXT = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -31,15 +31,15 @@ _GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _CASED_WORD = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
 _TEKKEN_PATTERN = rf"{_CASED_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_VISIBLE_SPACE = "\u2581"  # character that replaces spaces in SentencePiece tokens
+_VISIBLE_SPACE = "\u2581"  # character that stands for a space in SentencePiece tokens
 
 
 @dataclass(frozen=True)
 class _PreTokenizer:
-    """Pre-tokenizer of a byte-level BPE."""
+    """Settings of a byte-level BPE tokenizer that depend on the name of its pre-tokenizer."""
 
-    patterns: tuple[str, ...]  # applied in order; each splits every piece into its matches and the text between
-    ignore_merges: bool = False  # a piece that is itself a token is not built by merges, which may yield other tokens
+    patterns: tuple[str, ...]  # applied in order to split the text into words: matches, and the text between matches
+    ignore_merges: bool = False  # whether a word that is in the vocabulary becomes one token, without applying merges
     add_bos: bool = False  # whether BOS is added if the file lacks ``tokenizer.ggml.add_bos_token``
     nfc: bool = False  # whether the text is first normalized to Unicode NFC
 
@@ -47,7 +47,7 @@ class _PreTokenizer:
 _LLAMA3 = _PreTokenizer((rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}{{1,3}}|{_OTHER_TEXT}",), ignore_merges=True, add_bos=True)
 _SINGLE_DIGITS = _PreTokenizer((r"\p{N}", _GPT2_PATTERN))
 _PRE_TOKENIZERS = {
-    # Pre-tokenizer of llama.cpp for unknown models.
+    # llama.cpp's pre-tokenizer for models whose own pre-tokenizer is not known.
     "default": _PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2_PATTERN, r"\p{N}+", "[0-9][0-9][0-9]")),
     "gpt-2": _PreTokenizer((_GPT2_PATTERN,)),
     "llama-bpe": _LLAMA3,
@@ -62,10 +62,10 @@ _PRE_TOKENIZERS = {
 
 @dataclass(frozen=True)
 class TokenizerParts:
-    """Parts of a :class:`pronk.tokenization.tokenizer.Tokenizer`."""
+    """Contents of a file from which a :class:`pronk.tokenization.tokenizer.Tokenizer` is made."""
 
-    backend: tokenizers.Tokenizer  # tokenizer of the ``tokenizers`` library
-    special_tokens: dict[str, str]  # texts by their names in chat templates, such as ``bos_token``
+    backend: tokenizers.Tokenizer  # tokenizer of the library ``tokenizers``
+    special_tokens: dict[str, str]  # texts of special tokens, by their names in chat templates, such as ``bos_token``
     chat_template: str | None  # Jinja source of the chat template; ``None`` if the file has none
 
 
@@ -89,7 +89,7 @@ def read_tokenizer(file: GgufFile) -> TokenizerParts:
         backend.add_tokens(_special_tokens(vocabulary))
     except TokenizerError:
         raise
-    except Exception as error:  # tokenizers raises bare Exception
+    except Exception as error:  # the library tokenizers raises bare Exception
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         msg = f"{file.path}: expected merges that match the tokens, found a mismatch ({reason}); download it again"
         raise TokenizerError(msg) from error
@@ -126,7 +126,7 @@ def _sentencepiece_bpe(file: GgufFile, vocabulary: Vocabulary) -> tokenizers.Tok
     backend = tokenizers.Tokenizer(
         models.BPE(vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback="<0x00>" in vocab)
     )
-    # As in llama.cpp, the space prefix is also added to the text after a special token.
+    # The normalizer prepends a space to the text, and as in llama.cpp, also to the text after each special token.
     prefix = read_flag(file, "add_space_prefix", default=True)
     spaces: list[Any] = [normalizers.Replace(" ", _VISIBLE_SPACE)]
     backend.normalizer = normalizers.Sequence([normalizers.Prepend(_VISIBLE_SPACE), *spaces] if prefix else spaces)
@@ -149,7 +149,7 @@ def _parse_merge(merge: str) -> tuple[str, str]:
 
 
 def _merges_from_scores(vocab: dict[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """Return all pairs of tokens whose concatenation is a token, by falling score of that token.
+    """Return all pairs of tokens whose concatenation is a token, sorted by its score, highest first.
 
     Equal scores are ordered as by ``generate_merges`` of transformers, which wrote these models' ``tokenizer.json``.
     """
@@ -164,7 +164,7 @@ def _merges_from_scores(vocab: dict[str, int], scores: Sequence[float]) -> list[
 
 
 def _add_bos_eos(backend: tokenizers.Tokenizer, file: GgufFile, vocabulary: Vocabulary, *, add_bos: bool) -> None:
-    """Make the tokenizer add BOS and EOS to texts as the file says; ``add_bos`` is the default for BOS."""
+    """Let the tokenizer add BOS and EOS if the file says so; ``add_bos`` is the default for BOS."""
     add_bos = read_flag(file, "add_bos_token", default=add_bos)
     add_eos = read_flag(file, "add_eos_token", default=False)
     text = {name: vocabulary.special_text(name) for name, add in (("bos", add_bos), ("eos", add_eos)) if add}
@@ -179,7 +179,7 @@ def _add_bos_eos(backend: tokenizers.Tokenizer, file: GgufFile, vocabulary: Voca
 
 
 def _special_tokens(vocabulary: Vocabulary) -> list[AddedToken]:
-    """Return the tokens that are matched before pre-tokenization; decoding skips the special ones of them."""
+    """Return the tokens that are matched before pre-tokenization; decoding skips those that are special."""
     special = {TokenKind.CONTROL: True, TokenKind.UNKNOWN: True, TokenKind.USER_DEFINED: False}
     return [
         AddedToken(token, special=special[TokenKind(kind)], normalized=False)

@@ -1,4 +1,4 @@
-"""Vocabulary of a GGUF file: texts and kinds of tokens, and ids of special tokens such as BOS."""
+"""Vocabulary of a GGUF file: text and kind of each token, and ids of special tokens such as BOS."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pronk.quantization.gguf.reader import GgufFile
 
 __all__ = ["TokenKind", "Vocabulary", "read_flag", "read_scores", "read_strings"]
 
-_KEY_PREFIX = "tokenizer.ggml."  # of the metadata keys about the tokenizer
-# Special tokens whose ids a file may give, as ``tokenizer.ggml.NAME_token_id``.
+_KEY_PREFIX = "tokenizer.ggml."  # prefix of the metadata keys about the tokenizer
+# NAME in the metadata keys ``tokenizer.ggml.NAME_token_id``, which hold ids of special tokens.
 _SPECIAL_NAMES = ("bos", "eos", "eot", "eom", "unknown", "padding")
-_SENTENCEPIECE_IDS = {"unknown": 0, "bos": 1, "eos": 2}  # defaults for tokenizer.ggml.model = llama
-# Only damaged files have longer tokens, for which the search for merges at every split would take too long.
+_SENTENCEPIECE_IDS = {"unknown": 0, "bos": 1, "eos": 2}  # default ids if ``tokenizer.ggml.model`` is ``llama``
+# Only damaged files have longer tokens; to compute their merges, which tries every split, would take too long.
 _MAX_TOKEN_CHARACTERS = 1024
 # Control tokens that end a generation (mostly a chat turn) besides the EOS, EOT and EOM ids of the file. Source:
 # `llama-vocab.cpp`, without tokens of unsupported architectures.
@@ -43,13 +43,13 @@ class TokenKind(IntEnum):
 class Vocabulary:
     """Tokens of a file; the id of a token is its index."""
 
-    tokens: Sequence[str | None]  # text as stored (``Ġthe`` or ``▁the``); ``None`` for a placeholder of an unused id
+    tokens: Sequence[str | None]  # text as stored (``Ġthe`` or ``▁the``); ``None`` for an unused id
     kinds: Sequence[int]  # ``TokenKind`` of each token
-    special_ids: dict[str, int]  # of ``bos``, ``eos``, ``eot``, ``eom``, ``unknown`` and ``padding``, if they exist
+    special_ids: dict[str, int]  # id of each special token that exists, by its name in ``_SPECIAL_NAMES``
 
     @classmethod
     def read(cls, file: GgufFile) -> Vocabulary:
-        """Read the vocabulary, empty without a tokenizer; raise a TokenizerError if it is inconsistent."""
+        """Read the vocabulary, empty if the file has none; raise a TokenizerError if it is inconsistent."""
         texts = read_strings(file, "tokens")
         kinds = _read_array(file, "token_type", int, len(texts)) or [int(TokenKind.NORMAL)] * len(texts)
         entries = zip(range(len(texts)), texts, kinds, strict=True)
@@ -74,11 +74,11 @@ class Vocabulary:
 
     @property
     def ids_by_text(self) -> dict[str, int]:
-        """Id of each token, without placeholders."""
+        """Id of each token, by its text; unused ids are left out."""
         return {token: i for i, token in enumerate(self.tokens) if token is not None}
 
     def special_text(self, name: str) -> str | None:
-        """Return the text of a special token, such as ``bos``; ``None`` if the vocabulary has none."""
+        """Return the text of the special token ``name``, such as ``bos``; ``None`` if it does not exist."""
         return self.tokens[self.special_ids[name]] if name in self.special_ids else None
 
 
@@ -94,7 +94,7 @@ def read_strings(file: GgufFile, name: str) -> list[str]:
 
 
 def read_scores(file: GgufFile, count: int) -> list[float]:
-    """Return the score of each of ``count`` tokens; merges into tokens of higher scores come first."""
+    """Return the scores of all ``count`` tokens; merges to tokens with higher scores are applied first."""
     found = _read_array(file, "scores", float, count)
     if len(found) != count or not all(map(math.isfinite, found)):
         msg = f"{file.path}: {_KEY_PREFIX}scores: expected a finite number for each of {count} tokens, found others"
@@ -117,7 +117,7 @@ def _read_array(file: GgufFile, name: str, kind: type, count: int | None = None)
 
 
 def _is_placeholder(token_id: int, text: str, kind: int) -> bool:
-    """Return whether the converter of llama.cpp filled an id that the original tokenizer does not use."""
+    """Return whether llama.cpp's converter made up the token for an id that the tokenizer does not use."""
     return not text or (text == f"[PAD{token_id}]" and kind in (TokenKind.UNUSED, TokenKind.USER_DEFINED))
 
 

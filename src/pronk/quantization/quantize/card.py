@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["METHODS", "quantized_card"]
 
-# Descriptions of the methods for the model card.
+# For each quantization method, its description in the model card.
 METHODS = {
     "nearest": "nearest code of each weight, with the clipping of each group that has the smallest squared error",
     "scaled": "inputs scaled by powers of their RMS before rounding, folded into the previous norm or matrix (AWQ)",
@@ -22,7 +22,7 @@ METHODS = {
 
 
 def quantized_card(result: QuantizedCheckpoint, name: str, source: str, command: str, evaluation_text: str) -> str:
-    """Render the model card from the result, the names of the new model and the source, and the command."""
+    """Render the model card; ``name`` is the new model's name, ``source`` the name of the original model."""
     return render(
         "quantized",
         "pronk.quantization.quantize",

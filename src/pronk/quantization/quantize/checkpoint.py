@@ -1,8 +1,8 @@
-"""Writing of a checkpoint with 8-bit or 4-bit weights in the format compressed-tensors.
+"""Quantization of a checkpoint to 8-bit or 4-bit weights in the format compressed-tensors.
 
-The matrices of the layers are quantized, but not the embedding, LM head, norms and biases. Of all methods, the one with
-the lowest perplexity on the evaluation text is kept. One layer at a time is in memory, with the hidden states of the
-texts.
+The matrices of the layers are quantized; the embedding, LM head, norms and biases are not. All methods are tried, and
+the weights with the lowest perplexity on the evaluation text are kept. Only one layer at a time is in memory, with the
+hidden states of the texts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pronk.quantization.quantize.source import SourceCheckpoint
 
 __all__ = ["QuantizedCheckpoint", "Status", "quantize"]
 
-# Progress callback: name of the current step, number of units of work done in it, and their total number.
+# Progress callback: name of the current step, and how much of its work is done out of how much: layers or bytes.
 Status = Callable[[str, int, int], None]
 
 
@@ -40,8 +40,8 @@ class QuantizedCheckpoint:
     """Result of the quantization."""
 
     rule: RoundingRule  # rounding rule of the matrices
-    method: str  # method whose weights were written
-    tried: Mapping[str, float]  # perplexity of each method
+    method: str  # quantization method of the weights that were written
+    tried: Mapping[str, float]  # perplexity after quantization by each method
     before: float  # perplexity of the original model
     tokens: int  # number of tokens on which perplexity was measured
     num_bytes: int  # size of the written weights in bytes
@@ -66,22 +66,22 @@ def quantize(
     status: Status = lambda *_: None,
     shard_bytes: int = 10**9,
 ) -> QuantizedCheckpoint:
-    """Write a quantized checkpoint; the folder ``out`` appears when it is complete.
+    """Write a quantized checkpoint to the folder ``out``, which appears when it is complete.
 
     Args:
         folder: folder of an unquantized checkpoint.
         out: folder that does not exist or is empty.
-        bits: bits of a weight, 8 or 4.
+        bits: number of bits per weight, 8 or 4.
         group: number of inputs per scale; see :func:`~pronk.quantization.quantize.rounding.choose_group`.
         read_texts: returns the evaluation and calibration texts; called after all other checks.
-        name: name of the source for the model card, by default that of ``folder``.
+        name: name of the source for the model card; by default, the name of ``folder``.
         command: command line for the model card.
         text: description of the evaluation text for the model card.
         status: progress callback.
-        shard_bytes: size limit in bytes of a file with more than one tensor.
+        shard_bytes: maximum size in bytes of a file with more than one tensor.
 
     Raises:
-        OptionError: ``bits``, ``group`` or ``out`` is invalid, disk space or kernels are missing, or texts are.
+        OptionError: ``bits``, ``group``, ``out`` or a text is invalid, or disk space or the kernels are missing.
         CheckpointError: the source is unreadable, already quantized, of an unsupported family or not finite; or
             ``out`` cannot be written.
     """
@@ -92,7 +92,7 @@ def quantize(
     num_bytes = sum(entry.num_bytes for entry in entries)
     check_output_folder(out, num_bytes)
     texts = read_texts()
-    # The layers of every method stay on disk until the best method is known.
+    # Besides the checkpoint, the disk must hold the quantized layers of every method until the best one is known.
     check_output_folder(out, num_bytes * (1 + len(texts.methods)))
     with writing(out, "the checkpoint", SafetensorError), new_folder(out) as partial:
         before, tried = _quantize_with_all_methods(source, rule, texts, partial, status)
@@ -121,7 +121,7 @@ def _kernels() -> Kernels:
 def _quantize_with_all_methods(
     source: SourceCheckpoint, rule: RoundingRule, texts: CalibrationTexts, partial: Path, status: Status
 ) -> tuple[float, dict[str, float]]:
-    """Return the perplexity of the source and of each method; write the layers of each to ``partial``."""
+    """Return the perplexities of the source and by method; write layers to ``partial/METHOD``."""
     total = source.config.num_layers * (1 + len(texts.methods))
     done = 0
 
@@ -154,24 +154,24 @@ def _best_method(tried: Mapping[str, float], folder: Path) -> str:
 
 
 def _entries(source: SourceCheckpoint, rule: RoundingRule) -> Iterator[ShardEntry]:
-    """Yield all tensors of the quantized checkpoint."""
-    for piece in source.tensors_outside_layers():
-        yield ShardEntry(piece, source.stored_name(piece.name), source.inventory.tensor(piece).dtype)
+    """Yield name, shape and dtype of each tensor of the quantized checkpoint."""
+    for tensor in source.tensors_outside_layers():
+        yield ShardEntry(tensor, source.stored_name(tensor.name), source.inventory.tensor(tensor).dtype)
     for index in range(source.config.num_layers):
         for part in source.parts_of_layer(index):
-            for piece in part.pieces:
-                if part.kind == "linear" and piece in part.weight:
-                    shape = (piece.shape[0], piece.shape[1])
+            for tensor in part.tensors:
+                if part.kind == "linear" and tensor in part.weight:
+                    shape = (tensor.shape[0], tensor.shape[1])
                     for name, (tensor_shape, dtype) in packed_shapes(
-                        piece.name.removesuffix("weight"), shape, rule
+                        tensor.name.removesuffix("weight"), shape, rule
                     ).items():
                         yield ShardEntry(CheckpointTensor(name, tensor_shape), source.stored_name(name), dtype)
                 else:
-                    yield ShardEntry(piece, source.stored_name(piece.name), source.inventory.tensor(piece).dtype)
+                    yield ShardEntry(tensor, source.stored_name(tensor.name), source.inventory.tensor(tensor).dtype)
 
 
 class _OutputReader:
-    """Reader of the output tensors: layers from the files of a method, the rest from the source."""
+    """Reader of the new checkpoint's tensors, in the folder ``layers`` or else in the source."""
 
     def __init__(self, source: SourceCheckpoint, layers: Path) -> None:
         self.source = source
@@ -181,10 +181,10 @@ class _OutputReader:
             with safe_open(path, framework="pt") as file:
                 self.files |= dict.fromkeys(file.keys(), path)
 
-    def tensor(self, piece: CheckpointTensor) -> Tensor:
-        if piece.name in self.files:
-            with safe_open(self.files[piece.name], framework="pt") as file:
-                found: Tensor = file.get_tensor(piece.name)
+    def tensor(self, tensor: CheckpointTensor) -> Tensor:
+        if tensor.name in self.files:
+            with safe_open(self.files[tensor.name], framework="pt") as file:
+                found: Tensor = file.get_tensor(tensor.name)
                 return found
         self.source.checkpoint.release()
-        return self.source.inventory.tensor(piece)
+        return self.source.inventory.tensor(tensor)

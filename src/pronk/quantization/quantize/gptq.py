@@ -1,7 +1,8 @@
 """GPTQ (Frantar et al. 2023, algorithm 1): round columns in order and update later columns.
 
-With ``W`` ``[outputs, inputs]``, the layer's inputs ``X`` and ``H = X Xᵀ``, the squared error of the outputs is
-``tr((W - Q) H (W - Q)ᵀ)``. After column ``j`` is rounded to ``q_j``, the optimal update of the later columns ``F`` is::
+With weights ``W`` ``[outputs, inputs]``, rounded weights ``Q``, inputs ``X`` ``[inputs, tokens]`` and ``H = X Xᵀ``, the
+squared error of the outputs is ``tr((W - Q) H (W - Q)ᵀ)``. Rounding column ``w_j`` to ``q_j`` updates later columns
+``W_F`` by::
 
     W_F -= (w_j - q_j) / U_jj · U_jF        H⁻¹ = Uᵀ U, U upper triangular
 
@@ -18,11 +19,11 @@ from pronk.quantization.quantize.rounding import RoundingRule
 
 __all__ = ["gptq", "output_error"]
 
-# Damping: number added to the diagonal of H, relative to the mean of the diagonal (section 3.3 of the paper).
+# Number added to the diagonal of H, relative to the mean of the diagonal (section 3.3 of the paper).
 _DAMPING = 0.01
-# Number of attempts to invert H, each with ten times the damping of the attempt before.
+# Maximum number of attempts to invert H, each with ten times the damping of the previous attempt.
 _MAX_ATTEMPTS = 8
-# Number of columns whose errors are applied to all later columns in one matrix product.
+# Maximum number of columns per block; the errors of a block are applied to the later columns in one matrix product.
 _BLOCK_COLUMNS = 128
 
 
@@ -37,7 +38,7 @@ def gptq(weight: Tensor, hessian: Tensor, rule: RoundingRule) -> QuantizedMatrix
     inputs = weight.shape[1]
     group = rule.group or inputs
     block = _block_size(group)
-    # [inputs, outputs], so that columns of W are contiguous.
+    # Transposed to [inputs, outputs], so that each column of W is contiguous.
     remaining = weight.t().clone(memory_format=torch.contiguous_format)
     factor = _inverse_factor(hessian)
     codes, scales = torch.empty_like(remaining), torch.empty(inputs // group, len(weight))
@@ -60,7 +61,7 @@ def gptq(weight: Tensor, hessian: Tensor, rule: RoundingRule) -> QuantizedMatrix
 
 
 def output_error(weight: Tensor, quantized: Tensor, hessian: Tensor) -> float:
-    """Return the summed squared error of the outputs, ``tr((W - Q) H (W - Q)ᵀ)``."""
+    """Return the sum of the squared errors of the outputs, ``tr((W - Q) H (W - Q)ᵀ)``."""
     error = weight - quantized
     return float((error @ hessian).mul_(error).sum(dtype=torch.float64))
 
@@ -70,19 +71,19 @@ def _scale(columns: Tensor, rule: RoundingRule) -> Tensor:
 
 
 def _block_size(group: int) -> int:
-    """Return the number of columns of a block: a multiple of a small group, or a divisor of a large one."""
+    """Return the number of columns per block: whole groups, or a divisor of a large group."""
     if group <= _BLOCK_COLUMNS:
         return _BLOCK_COLUMNS // group * group
     return next(size for size in range(_BLOCK_COLUMNS, 0, -1) if group % size == 0)
 
 
 def _inverse_factor(hessian: Tensor) -> Tensor:
-    """Return ``U`` with ``H⁻¹ = Uᵀ U``, float32."""
+    """Return the upper triangular ``U`` with ``H⁻¹ = Uᵀ U``, float32, for the damped ``H``."""
     if not bool(hessian.isfinite().all()):
         msg = "expected finite products of the inputs, found NaN or inf; quantize without a calibration text"
         raise ValueError(msg)
     damped = hessian.double()
-    damped.diagonal().masked_fill_(damped.diagonal() <= 0, 1.0)  # inputs that are always 0
+    damped.diagonal().masked_fill_(damped.diagonal() <= 0, 1.0)  # for inputs that are always 0
     mean = damped.diagonal().mean()
     damping = _DAMPING
     for _ in range(_MAX_ATTEMPTS):
@@ -92,6 +93,6 @@ def _inverse_factor(hessian: Tensor) -> Tensor:
             upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
             if not failed:
                 return upper.float()
-        damping *= 10  # with few or similar tokens, float rounding can make H indefinite
+        damping *= 10  # rounding errors can make H indefinite if the text has few or similar tokens
     msg = "expected products of inputs (X Xᵀ), found a matrix that is far from positive definite"
     raise ValueError(msg)

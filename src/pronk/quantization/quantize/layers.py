@@ -1,4 +1,4 @@
-"""Layer-by-layer forward pass over a text: statistics of matrix inputs, and perplexity."""
+"""Layer-by-layer forward pass over a text, to compute Hessians of the linear modules, and perplexity."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from pronk.train.losses import text_loss
 
 __all__ = ["LINEARS", "LayerStream", "collect_hessians"]
 
-LINEARS = ("qkv", "out", "up", "down")  # linear modules of a layer
+LINEARS = ("qkv", "out", "up", "down")  # names of the linear modules in a layer
 
-_ROWS = 4096  # number of tokens that a layer computes at a time, to limit temporary memory
+_ROWS = 4096  # maximum number of tokens that a layer computes at a time, to limit temporary memory
 
 
 class LayerStream:
-    """Hidden states of a text, which is computed one layer after the other.
+    """Hidden states of a text, computed one layer after the other.
 
     Args:
         outer: model without its layers: embedding, final norm and LM head.
@@ -40,7 +40,7 @@ class LayerStream:
         self.rows = outer.embed(tokens.reshape(-1), positions, torch.float32)
 
     def run_layer(self, layer: Layer, index: int, *, keep: bool = True) -> None:
-        """Compute layer number ``index``; with ``keep``, its output becomes the input of the next layer."""
+        """Compute layer ``index`` (from 0); if ``keep``, its output replaces :attr:`rows`."""
         step = max(1, _ROWS // self.length) * self.length
         for rows in self.rows.split(step):
             count = len(rows) // self.length
@@ -51,7 +51,7 @@ class LayerStream:
                 rows.copy_(out)
 
     def perplexity(self) -> float:
-        """Return the perplexity of all but the first tokens, after the last layer; it may be NaN or infinity."""
+        """Return the perplexity after the last layer, without first tokens; it may be NaN or infinity."""
         rows = self.rows.unflatten(0, (-1, self.length))[:, :-1].flatten(0, 1)
         head = self.outer.head
         assert isinstance(head, PlainLinear)
@@ -62,7 +62,7 @@ class LayerStream:
 
 @contextmanager
 def collect_hessians(layer: Layer) -> Iterator[Mapping[str, Tensor]]:
-    """Sum ``X Xᵀ`` over the inputs ``X`` of each linear module, in the forward passes within the context."""
+    """Yield the sum ``X Xᵀ`` by linear module, over the inputs ``X`` of forward passes in the context."""
     products: dict[str, Tensor] = {}
 
     def register(name: str) -> RemovableHandle:

@@ -1,7 +1,7 @@
 """Quantization of all layers with one of the methods ``nearest``, ``scaled`` and ``gptq``.
 
-Layers are quantized from the first to the last. The inputs of a layer are computed with the quantized layers before it,
-so that calibration compensates for some of their errors.
+Layers are quantized from the first to the last. The calibration inputs of a layer are computed with the quantized
+layers before it, so that the layer compensates for some of their errors.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ __all__ = ["CALIBRATED", "NEAREST", "CalibrationTexts", "layer_file", "measure_p
 NEAREST = "nearest"
 CALIBRATED = ("scaled", "gptq")  # methods that need a calibration text
 
-Tick = Callable[[], None]  # callback after each layer
+Tick = Callable[[], None]  # progress callback, called after each layer
 
 
 @dataclass(frozen=True)
 class CalibrationTexts:
-    """Text to measure perplexity on, and optional text for calibration; token ids ``[sequences, length]``."""
+    """Token ids ``[sequences, length]`` to measure perplexity on, and optional ones for calibration."""
 
     evaluation: Tensor
     calibration: Tensor | None = None
@@ -95,7 +95,7 @@ def layer_file(folder: Path, index: int) -> Path:
 
 
 def _check_finite(states: Tensor, where: str) -> None:
-    """Raise a :class:`CheckpointError` unless ``states``, the output of module ``where``, are finite."""
+    """Raise a :class:`CheckpointError` unless ``states``, the outputs of the module ``where``, are finite."""
     if not bool(states.isfinite().all()):
         msg = f"{where}: expected finite numbers in its output, found NaN or inf; restore the weights from their source"
         raise CheckpointError(msg)
@@ -104,7 +104,7 @@ def _check_finite(states: Tensor, where: str) -> None:
 def _quantize_layer(
     layer: Layer, method: str, rule: RoundingRule, layer_hessians: Mapping[str, Tensor], where: str
 ) -> dict[str, QuantizedMatrix]:
-    """Return the quantized matrices of a layer, and set its weights to the dequantized matrices."""
+    """Return the quantized matrices of a layer, and replace its weights by the dequantized matrices."""
     quantized: dict[str, QuantizedMatrix] = {}
     try:
         if method == "scaled":
@@ -115,7 +115,7 @@ def _quantize_layer(
             weight = linear.weight.data
             quantized[name] = gptq(weight, layer_hessians[name], rule) if method == "gptq" else rule.nearest(weight)
             linear.weight.data = quantized[name].dequantize()
-    except ValueError as error:  # weights or products of inputs that are not finite
+    except ValueError as error:  # weights or Hessians are not finite
         msg = f"{where}: {error}"
         raise CheckpointError(msg) from error
     return quantized

@@ -1,7 +1,7 @@
 """Output in the format ``pack-quantized`` of compressed-tensors: tensors and ``quantization_config``.
 
 The unsigned codes of a row are packed into 32-bit words, the first code in the lowest bits. A weight is
-``scale * (code - 2 ** (bits - 1))`` with the ``weight_scale`` of its group.
+``weight_scale[output, group] * (code - 2 ** (bits - 1))``.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pronk.quantization.quantize.rounding import WHOLE_ROW, RoundingRule
 
 __all__ = ["pack_codes", "packed_shapes", "quantization_config"]
 
-# Version of compressed-tensors that the output was tested with.
+# Version of compressed-tensors with which reading the output was tested.
 _VERSION = "0.20.0"
 
 
 def pack_codes(prefix: str, weight: QuantizedMatrix, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return the tensors of a matrix by name; the dtype of scales, ``dtype``, must hold them exactly."""
+    """Return the tensors of a matrix by name; ``dtype`` is for the scales, and represents them exactly."""
     integers = weight.codes
     if weight.bits == 4:
         integers = pad(integers, (0, integers.shape[1] % 2))
@@ -38,7 +38,7 @@ def pack_codes(prefix: str, weight: QuantizedMatrix, dtype: torch.dtype) -> dict
 def packed_shapes(
     prefix: str, shape: tuple[int, int], rule: RoundingRule
 ) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """Return shape and dtype of each tensor of :func:`pack_codes` for a matrix of shape ``shape``."""
+    """Return shape and dtype of each tensor that :func:`pack_codes` makes from a matrix ``shape``."""
     outputs, inputs = shape
     groups = inputs // (rule.group or inputs)
     return {

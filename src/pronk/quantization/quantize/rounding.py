@@ -1,6 +1,6 @@
 """Rounding of weights to codes, with the scales that are stored in the file.
 
-Scales are first rounded to the model's dtype, then codes are chosen for the rounded scales. So the perplexity is
+Scales are first rounded to the dtype of the file, then codes are chosen for the rounded scales. Perplexity is therefore
 measured with exactly the weights that are written.
 """
 
@@ -21,26 +21,26 @@ from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
 
 __all__ = ["WHOLE_ROW", "RoundingRule", "choose_group", "matrix_inputs"]
 
-WHOLE_ROW = 0  # group size that stands for all inputs of a matrix
-_MANY_INPUTS = 1 << 20  # group size that exceeds the inputs of any matrix, so that the row is one group
+WHOLE_ROW = 0  # value of a group size that means all inputs of a matrix
+_MANY_INPUTS = 1 << 20  # group size larger than any row, with which the kernel makes each row one group
 
 
 @dataclass(frozen=True)
 class RoundingRule:
     """Symmetric rounding of all matrices of a model."""
 
-    kernels: Kernels  # kernels that search for scales
-    bits: Bits  # bits of a code
-    group: int  # inputs per scale, a multiple of 8 that divides every matrix's inputs; or ``WHOLE_ROW``
+    kernels: Kernels  # compiled kernels, which search for scales
+    bits: Bits  # number of bits per code
+    group: int  # number of inputs per scale: a multiple of 8 that divides each matrix's inputs, or ``WHOLE_ROW``
     dtype: torch.dtype  # dtype of the scales in the file
 
     @property
     def zero(self) -> int:
-        """Number that is added to signed codes to make them unsigned."""
+        """Number to add to signed codes to make them unsigned."""
         return 1 << (self.bits - 1)
 
     def scales(self, weight: Tensor) -> Tensor:
-        """Return the scales ``[outputs, groups]`` of least squared error, rounded to the dtype of the file."""
+        """Return scales ``[outputs, groups]`` of minimum squared error, rounded to the dtype of the file."""
         scale = round_weights(self.kernels, weight, self.bits, self.group or _MANY_INPUTS).scale
         largest = torch.finfo(self.dtype).max
         return scale.clamp(-largest, largest).to(self.dtype).float()
@@ -56,19 +56,19 @@ class RoundingRule:
         return QuantizedMatrix(codes.add_(self.zero).to(torch.uint8), scale, None, self.bits, group)
 
     def codes(self, weight: Tensor, scale: Tensor) -> Tensor:
-        """Return the nearest signed codes as floats; ``scale`` has one entry per weight, 0 gives code 0."""
+        """Return the nearest signed codes as floats; ``scale`` has a scale per weight, and 0 gives code 0."""
         inverse = torch.where(scale == 0, 0.0, 1 / scale)
         return (weight * inverse).round_().clamp_(-self.zero, self.zero - 1)
 
 
 def choose_group(config: ModelConfig, bits: int, group: int | None) -> tuple[Bits, int]:
-    """Return the bits of a code and the group size, checked or chosen for a model.
+    """Return ``bits``, checked, and the group size, checked or chosen for a model.
 
     Args:
         config: configuration of the model.
-        bits: 8 or 4.
-        group: group size, or 0 for a whole row; ``None`` chooses the largest power of two that divides the inputs of
-            all matrices and is between 8 and the default for ``bits``.
+        bits: number of bits per code, 8 or 4.
+        group: number of inputs per scale, or 0 for a whole row; ``None`` chooses the largest power of two that divides
+            the inputs of all matrices and is between 8 and the default for ``bits``.
 
     Raises:
         OptionError: ``bits`` is neither 8 nor 4, or ``group`` does not divide the inputs of every matrix.
@@ -95,5 +95,5 @@ def choose_group(config: ModelConfig, bits: int, group: int | None) -> tuple[Bit
 
 
 def matrix_inputs(config: ModelConfig) -> list[int]:
-    """Return the distinct numbers of inputs of the matrices of a layer."""
+    """Return the distinct numbers of inputs that the matrices of a layer have, in increasing order."""
     return sorted({config.hidden_size, config.num_heads * config.head_dim, config.intermediate_size})

@@ -1,10 +1,9 @@
 """Scaling of inputs before rounding, as in AWQ (Lin et al. 2024, section 3.2).
 
-``W x = (W diag(s)) (x / s)``: the weights of large inputs become larger within their groups, so their relative rounding
-error shrinks. The division by ``s`` is free, as the weights of the norm or matrix that computes ``x`` are divided
-instead. The search tries powers of the inputs' RMS and keeps the power with the smallest error of the outputs::
-
-    s = rms(x) ** α        α = 0 is no scaling
+``W x = (W diag(s)) (x / s)`` for inputs ``x`` and scales ``s``. With large scales for large inputs, the weights of
+large inputs become larger within their groups, so their relative rounding error shrinks. ``x / s`` costs nothing: the
+weights of the norm or matrix that computes ``x`` are divided by ``s``. The scales are ``s = rms(x) ** α``; the search
+keeps the power ``α`` with the smallest error of the outputs (``α = 0`` is no scaling).
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ from pronk.quantization.quantize.rounding import RoundingRule
 __all__ = ["scale_layer"]
 
 _POWERS = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
-# Lower limit of the RMS of an input, relative to the largest RMS, so that inputs near 0 get no extreme scale.
+# Minimum RMS of an input in the search, relative to the largest RMS, so that inputs near 0 do not get extreme scales.
 _MIN_RELATIVE_RMS = 1e-4
 
 
 def scale_layer(layer: Layer, hessians: Mapping[str, Tensor], rule: RoundingRule) -> None:
-    """Scale the inputs of a layer's matrices in place; its output changes by float32 rounding only.
+    """Scale the inputs of a layer's matrices in place; its output changes only by rounding errors.
 
     Args:
         layer: layer with unquantized weights in float32.
-        hessians: ``X Xᵀ`` of the inputs of ``qkv``, ``up`` and ``down``.
+        hessians: ``X Xᵀ`` of the inputs ``X`` of ``qkv``, ``up`` and ``down``, by these names.
         rule: rounding rule of the matrices; divided norms and biases are rounded to its dtype.
     """
     for name, norm in (("qkv", layer.attention_norm), ("up", layer.mlp_norm)):
@@ -53,7 +52,7 @@ def scale_layer(layer: Layer, hessians: Mapping[str, Tensor], rule: RoundingRule
 
 
 def _divide(values: Tensor, scale: Tensor, rule: RoundingRule) -> tuple[Tensor, Tensor]:
-    """Return ``values / scale``, rounded to the dtype of the file, and the divisors after this rounding.
+    """Return the quotients ``values / scale``, rounded to the file's dtype, and ``values / quotients``.
 
     A value whose quotient would round to 0 or infinity is not divided: its divisor is 1.
     """
@@ -69,7 +68,7 @@ def _linear(layer: Layer, name: str) -> PlainLinear:
 
 
 def _best_scale(weight: Tensor, hessian: Tensor, rule: RoundingRule) -> Tensor:
-    """Return the scales of the inputs that minimize the error of the outputs, float32 ``[inputs]``."""
+    """Return the scales of the inputs, float32 ``[inputs]``, that give the smallest error of the outputs."""
     rms = hessian.diagonal().clamp_min(0).sqrt()
     rms = rms.clamp_min(_MIN_RELATIVE_RMS * float(rms.max()) + 1e-30)
     best = torch.ones_like(rms)

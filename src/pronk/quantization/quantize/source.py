@@ -1,4 +1,4 @@
-"""Access to the unquantized checkpoint, one layer at a time."""
+"""Access to the checkpoint that is to be quantized, one layer at a time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _REMEDY = "give the checkpoint with float32, float16 or bfloat16 weights that it
 
 
 class SourceCheckpoint:
-    """Unquantized checkpoint that is to be quantized.
+    """Checkpoint that is to be quantized.
 
     Raises:
         CheckpointError: the checkpoint is unreadable, already quantized, or of a family that compressed-tensors does
@@ -37,7 +37,7 @@ class SourceCheckpoint:
             msg = f"{folder}: expected a folder with safetensors files, found a GGUF file; {_REMEDY}"
             raise CheckpointError(msg)
         self.folder, self.config = folder, read_config(folder)
-        self.document = read_json(folder / "config.json", ConfigError)  # unparsed
+        self.document = read_json(folder / "config.json", ConfigError)  # contents of config.json
         if self.config.quantization is not None:
             method = self.config.quantization.get("quant_method", "unknown")
             msg = f"{folder}: expected plain weights, found a model that is quantized already ({method}); {_REMEDY}"
@@ -56,19 +56,19 @@ class SourceCheckpoint:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the weights in the files."""
+        """Size of the weights in the files, in bytes."""
         return sum(self.inventory.nbytes(part) for part in self.parts)
 
     def stored_name(self, name: str) -> str:
-        """Return a tensor's name in the files: with the family's prefix, unless it belongs to the LM head."""
+        """Return a tensor's name in the files, which has the family's prefix except for the LM head."""
         return name if name.startswith(f"{self.names.head}.") else self.names.prefix + name
 
     def tensors_outside_layers(self) -> list[CheckpointTensor]:
-        """Return the tensors of embedding, final norm and LM head."""
-        return [piece for part in self.parts if not part.target.startswith("layers.") for piece in part.pieces]
+        """Return the descriptions of the tensors of embedding, final norm and LM head."""
+        return [tensor for part in self.parts if not part.target.startswith("layers.") for tensor in part.tensors]
 
     def parts_of_layer(self, index: int) -> list[DecoderPart]:
-        """Return the parts of a layer."""
+        """Return the descriptions of the modules of layer ``index``, with their tensors in the checkpoint."""
         return [part for part in self.parts if part.target.startswith(f"layers.{index}.")]
 
     def load_without_layers(self) -> Decoder:
@@ -95,32 +95,32 @@ class SourceCheckpoint:
     def layer_tensors(
         self, index: int, layer: Layer, matrices: Mapping[str, QuantizedMatrix]
     ) -> Iterator[tuple[str, Tensor | QuantizedMatrix]]:
-        """Yield names and tensors of a layer: its quantized matrices, and all others in their original dtypes.
+        """Yield names and values of a layer's tensors: quantized matrices; others in the source's dtypes.
 
         Args:
-            index: index of the layer.
-            layer: layer with the values of norms and biases.
-            matrices: quantized matrix of each linear module, which is split into the matrices of the checkpoint.
+            index: index of the layer, from 0.
+            layer: layer, from which norms and biases are taken.
+            matrices: quantized matrix by linear module; a stacked one (``qkv``) is split into its parts.
         """
         for part in self.parts_of_layer(index):
             name = part.target.rpartition(".")[2]
             module = layer.get_submodule(name)
             weight: Any = matrices.get(name, module.weight)
             bias: Any = getattr(module, "bias", None)
-            for pieces, values in ((part.weight, weight), (part.bias, bias)):
+            for tensors, values in ((part.weight, weight), (part.bias, bias)):
                 start = 0
-                for piece in pieces:
-                    end = start + piece.shape[0]
+                for tensor in tensors:
+                    end = start + tensor.shape[0]
                     if isinstance(values, QuantizedMatrix):
-                        yield piece.name, values.rows(start, end)
+                        yield tensor.name, values.rows(start, end)
                     else:
-                        yield piece.name, values[start:end].to(self.inventory.tensor(piece).dtype)
+                        yield tensor.name, values[start:end].to(self.inventory.tensor(tensor).dtype)
                     start = end
 
     def _fill(self, module: nn.Module, part: DecoderPart) -> None:
-        """Copy weight and bias of a part into its module."""
-        for key, pieces in (("weight", part.weight), ("bias", part.bias)):
-            if pieces:
+        """Copy weight and bias from the checkpoint into ``module``, which ``part`` describes."""
+        for key, tensors in (("weight", part.weight), ("bias", part.bias)):
+            if tensors:
                 values = getattr(module, key).data
-                for rows, piece in zip(values.split([p.shape[0] for p in pieces]), pieces, strict=True):
-                    rows.copy_(self.inventory.tensor(piece))
+                for rows, tensor in zip(values.split([p.shape[0] for p in tensors]), tensors, strict=True):
+                    rows.copy_(self.inventory.tensor(tensor))

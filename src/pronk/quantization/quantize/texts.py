@@ -25,10 +25,10 @@ from pronk.train.sources import SourceSpec, read_source, spec_of
 
 __all__ = ["LENGTH", "read_texts"]
 
-LENGTH = 512  # tokens of a sequence, or fewer if the model's context is shorter
-_MAX_EVALUATION_TOKENS, _MIN_TOKENS = 8192, 128  # limit of the evaluation text, least of any text
-# Calibration texts are shuffled in pieces of this length, so that calibration covers all parts of a long text.
-_PIECE_CHARACTERS = 4096
+LENGTH = 512  # number of tokens per sequence; fewer if the model's context is shorter
+_MAX_EVALUATION_TOKENS, _MIN_TOKENS = 8192, 128  # maximum of the evaluation text, minimum of each text
+# Calibration texts are cut into chunks, which are shuffled, so that calibration covers all parts of a long text.
+_CHUNK_CHARACTERS = 4096
 
 
 def read_texts(folder: Path, text: Path | None = None, tokens: int = 32_768) -> CalibrationTexts:
@@ -37,9 +37,9 @@ def read_texts(folder: Path, text: Path | None = None, tokens: int = 32_768) -> 
     Args:
         folder: folder of the model.
         text: file or folder with the calibration text, in the formats of ``pronk train``. One document in 100, or the
-            end of the longest document, is held out for perplexity. ``None`` means no calibration, and perplexity on
-            the text of this package.
-        tokens: largest number of tokens to calibrate with.
+            end of the longest document, is held out to measure perplexity on. ``None`` means no calibration, and the
+            evaluation text of this package.
+        tokens: maximum number of tokens to calibrate with.
 
     Raises:
         OptionError: the text is missing, unreadable or too short.
@@ -60,13 +60,13 @@ def read_texts(folder: Path, text: Path | None = None, tokens: int = 32_768) -> 
 
 
 def _shuffled(documents: Iterable[str]) -> Iterator[str]:
-    """Yield pieces of the documents, in an order that is always the same."""
-    pieces = [text[at : at + _PIECE_CHARACTERS] for text in documents for at in range(0, len(text), _PIECE_CHARACTERS)]
-    yield from random.Random(0).sample(pieces, len(pieces))  # noqa: S311 - not for secrets
+    """Yield chunks of the documents in random order, which is the same in every run."""
+    chunks = [text[at : at + _CHUNK_CHARACTERS] for text in documents for at in range(0, len(text), _CHUNK_CHARACTERS)]
+    yield from random.Random(0).sample(chunks, len(chunks))  # noqa: S311 - not for secrets
 
 
 def _tokenize(encoder: Encoder, texts: Iterable[str], tokens: int, length: int, what: str) -> Tensor:
-    """Return at most ``tokens`` ids as ``[sequences, length]``; a short text is one shorter sequence."""
+    """Return at most ``tokens`` ids ``[sequences, length]``, or one sequence of a shorter text."""
     ids = torch.from_numpy(pack(encoder, iter(texts), tokens).astype("int64"))
     if len(ids) < min(_MIN_TOKENS, length):
         msg = f"{what}: expected at least {min(_MIN_TOKENS, length)} tokens, found {len(ids)}; give more text"

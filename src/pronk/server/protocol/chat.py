@@ -20,7 +20,7 @@ from pronk.tokenization.tokenizer import Tokenizer
 
 __all__ = ["ChatMessage", "ChatReply", "ChatRequest", "ChatTurn", "TextPart", "plain_messages"]
 
-_MOST_CALLS = 128  # in one message, as in the OpenAI API
+_MOST_CALLS = 128  # tool calls in one message; the limit of the OpenAI API
 
 
 class TextPart(RequestBody):
@@ -39,7 +39,7 @@ class ChatTurn(RequestBody):
     content: Text | Annotated[list[TextPart], Field(fail_fast=True)]
 
     def plain(self) -> dict[str, Any]:
-        """Return the message as chat templates take it; the role ``developer`` becomes ``system``."""
+        """Return the dict that chat templates take; the role ``developer`` becomes ``system``."""
         parts = self.content
         return {
             "role": "system" if self.role == "developer" else self.role,
@@ -48,7 +48,7 @@ class ChatTurn(RequestBody):
 
 
 class ChatMessage(ChatTurn):
-    """Message of a conversation. Empty fields that answers of this server contain are accepted."""
+    """Message of a conversation; answers of this server can be sent back unchanged."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     name: Text | None = Field(None, max_length=64)
@@ -62,7 +62,7 @@ class ChatMessage(ChatTurn):
     @model_validator(mode="before")
     @classmethod
     def _check_calls(cls, value: Any) -> Any:
-        """Check which roles have tool calls, and set the content, which only messages with calls may omit."""
+        """Check that tool fields fit the role; in a message with tool calls, set missing content to ``""``."""
         if not isinstance(value, dict):
             return value
         calls, role = value.get("tool_calls"), value.get("role")
@@ -73,7 +73,7 @@ class ChatMessage(ChatTurn):
         return {**value, "content": ""} if calls and value.get("content") is None else value
 
     def plain(self) -> dict[str, Any]:
-        """Return the message and its tool calls as chat templates take them."""
+        """Return the dict that chat templates take, tool calls included."""
         calls = [call.model_dump(include={"id", "type", "function"}) for call in self.tool_calls or ()]
         more = {"name": self.name, "tool_calls": calls or None, "tool_call_id": self.tool_call_id}
         return {**super().plain(), **{name: value for name, value in more.items() if value is not None}}
@@ -107,8 +107,8 @@ class ChatRequest(ToolRequest):
             raise refuse("max_tokens", "expected max_completion_tokens of the same value, found another; leave one out")
 
     @property
-    def wanted(self) -> int | None:
-        """Requested maximum number of generated tokens."""
+    def requested_max_tokens(self) -> int | None:
+        """Maximum number of tokens to generate, if the request sets one."""
         return self.max_completion_tokens if self.max_tokens is None else self.max_tokens
 
     def work(
@@ -119,9 +119,9 @@ class ChatRequest(ToolRequest):
         frame: dict[str, Any],
         form: ToolCallFormat | None = None,
     ) -> GenerationWork:
-        """Return the request in the form that the engine takes.
+        """Return the engine's input and the builder of the reply for a tokenized conversation.
 
-        ``frame`` has fields of every reply and chunk. ``form`` is the format of tool calls, if calls are allowed.
+        ``frame`` has the fields equal in every reply and chunk. ``form`` is ``None`` if the request allows no calls.
         """
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
         params = self.params(max_tokens, logprobs, guide=self.guide() if form is None else self.call_guide(form))
@@ -129,7 +129,7 @@ class ChatRequest(ToolRequest):
 
 
 def plain_messages(messages: Sequence[ChatTurn]) -> list[dict[str, Any]]:
-    """Return messages as chat templates take them."""
+    """Return the dicts that chat templates take."""
     return [message.plain() for message in messages]
 
 
@@ -138,9 +138,9 @@ class ChatReply:
     """Builder of the replies of ``/v1/chat/completions``."""
 
     request: ChatRequest
-    frame: dict[str, Any]  # fields of every reply and chunk
+    frame: dict[str, Any]  # fields that are equal in every reply and chunk
     texts: TokenTexts
-    form: ToolCallFormat | None = None  # format of tool calls, if the request allows calls
+    form: ToolCallFormat | None = None  # format of tool calls; None if the request allows no calls
 
     def __post_init__(self) -> None:
         self.n = self.request.n or 1
@@ -154,23 +154,23 @@ class ChatReply:
         self._parsers = [] if form is None else [ToolCallMessage(form, names, free=free) for _ in range(self.n)]
 
     def start(self) -> list[dict[str, Any]]:
-        """Return the role of each sample; the content is null if the answer may consist of calls only."""
+        """Return a chunk with the role for each sample; the content is null if the request allows calls."""
         delta = {"role": "assistant", "content": None if self._parsers else ""}
         return [self._chunk(index, delta) for index in range(self.n)]
 
     def step(self, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
-        """Return the chunks of each sample with new tokens, and one more for each sample that ends."""
+        """Return chunks for each sample with new tokens, and a last chunk for each sample that ends."""
         chunks = []
         for index, own in by_sample(pieces):
-            chunks += self._deltas(index, own)
+            chunks += self._chunks(index, own)
             if (done := own[-1].completion) is not None:
                 last = self._chunk(index, {})
                 last["choices"][0] |= {"finish_reason": self._reason(index, done), "stop_reason": done.stop_reason}
                 chunks.append(last)
         return chunks
 
-    def _deltas(self, index: int, own: Sequence[Piece]) -> list[dict[str, Any]]:
-        """Return one chunk per text or part of a call; the first has the log-probabilities of all tokens."""
+    def _chunks(self, index: int, own: Sequence[Piece]) -> list[dict[str, Any]]:
+        """Return a chunk per text or part of a call; the first has the log-probabilities of the whole step."""
         text: list[dict[str, Any]] = [{"content": "".join(piece.text for piece in own)}]
         deltas = self._parsers[index].read(own) if self._parsers else text
         if not deltas and (self.request.logprobs or self.request.leaps):
@@ -183,12 +183,12 @@ class ChatReply:
         return chunks
 
     def read(self, pieces: Sequence[Piece]) -> None:
-        """Parse tool calls: the parser needs token ids, because special tokens that begin calls have no text."""
+        """Parse tool calls by token ids, because special tokens that begin calls are missing in the text."""
         for index, own in by_sample(pieces) if self._parsers else []:
             self._parsers[index].read(own)
 
     def end(self, done: Sequence[Completion]) -> list[dict[str, Any]]:
-        """Return the usage, if requested."""
+        """Return a chunk with the token counts, if requested."""
         return [{**self._part, "choices": [], "usage": usage(done, self.n)}] if self.request.include_usage else []
 
     def body(self, done: Sequence[Completion]) -> dict[str, Any]:

@@ -35,7 +35,7 @@ _MAX_TOKENS = 16  # default of the OpenAI API
 
 
 def _kind(prompt: Any) -> str:
-    """Return the tag of a prompt's type by its first element, so that pydantic validates one type only."""
+    """Return the tag of a prompt's type, found by the first element; pydantic validates this type only."""
     if not isinstance(prompt, list):
         return "text"
     first = prompt[0] if prompt else ""
@@ -80,19 +80,19 @@ class CompletionRequest(GuidedRequest):
             raise unsupported("logprobs", "expected stream: false with echo and logprobs, found true; do not stream")
 
     def work(self, prompts: Sequence[list[int]], tokenizer: Tokenizer, frame: dict[str, Any]) -> GenerationWork:
-        """Return the request in the form that the engine takes.
+        """Return the engine's input and the builder of the reply.
 
-        ``prompts`` has the token ids of :meth:`texts`, and ``frame`` the fields of every reply and chunk.
+        ``prompts`` has the token ids of :meth:`texts`, ``frame`` the fields that are equal in every reply and chunk.
         """
-        wanted = _MAX_TOKENS if self.max_tokens is None else self.max_tokens
+        max_tokens = _MAX_TOKENS if self.max_tokens is None else self.max_tokens
         of_prompt = self.logprobs if self.echo else None
         echoes = [
             text if isinstance(text, str) else tokenizer.decode(text, skip_special_tokens=False)
             for text in (self.texts() if self.echo else [])
         ]
         # The engine generates at least one token. With max_tokens 0 the reply leaves this token out.
-        params = self.params(max(1, wanted), self.logprobs, of_prompt, self.guide())
-        reply = CompletionReply(self, frame, TokenTexts(tokenizer), echoes, echo_only=wanted == 0)
+        params = self.params(max(1, max_tokens), self.logprobs, of_prompt, self.guide())
+        reply = CompletionReply(self, frame, TokenTexts(tokenizer), echoes, echo_only=max_tokens == 0)
         return GenerationWork(prompts, params, reply)
 
 
@@ -101,11 +101,11 @@ class CompletionReply:
     """Builder of the replies of ``/v1/completions``."""
 
     request: CompletionRequest
-    frame: dict[str, Any]  # fields of every reply and chunk
+    frame: dict[str, Any]  # fields that are equal in every reply and chunk
     texts: TokenTexts
-    echoes: Sequence[str]  # texts of the prompts, if the field echo is set
+    echoes: Sequence[str]  # texts of the prompts if the field ``echo`` is set, otherwise empty
     echo_only: bool  # whether the reply has no generated tokens (max_tokens is 0)
-    # For each sample: decoder with the bytes of an incomplete character, and number of characters so far.
+    # Index of a sample to its decoder, which holds the bytes of an incomplete character, and its characters so far.
     _offsets: dict[int, tuple[IncrementalDecoder, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -130,10 +130,10 @@ class CompletionReply:
         return chunks
 
     def read(self, pieces: Sequence[Piece]) -> None:
-        """Ignore the pieces: the completions have all of the reply."""
+        """Do nothing: the completions have all that :meth:`body` needs."""
 
     def end(self, done: Sequence[Completion]) -> list[dict[str, Any]]:
-        """Return the ends of samples without generated tokens, and the usage, if requested."""
+        """Return a last chunk per sample if no token is generated, and token counts if requested."""
         chunks = [self._chunk(i, "", None, "length") for i in range(len(done))] if self.echo_only else []
         if self.request.include_usage:
             chunks.append({**self.frame, "choices": [], "usage": self._usage(done)})
@@ -186,9 +186,9 @@ class CompletionReply:
         }
 
     def _top_logprobs(self, report: Report) -> dict[str, float] | None:
-        """Return the most likely tokens and the token of the text; of equal texts the more likely token."""
+        """Map texts of the likeliest tokens and of the actual one to logprobs; for equal texts the larger one."""
         if None in report.values():
-            return None  # the first token of a prompt
+            return None  # the first token of a prompt has no log-probability
         own = next(iter(report))
         top = dict(sorted(report.items(), key=lambda item: -item[1])[: self.request.logprobs]) | {own: report[own]}
         return {self.texts.name(token): value for token, value in sorted(top.items(), key=lambda item: item[1])}

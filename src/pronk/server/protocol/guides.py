@@ -47,10 +47,10 @@ class TextFormat(RequestBody):
     strict: bool | None = None
 
     def forms(self) -> dict[str, Mapping[str, Any]]:
-        """Return the form as :meth:`FormattedRequest.forms` does.
+        """Return the required form, see :meth:`FormattedRequest.forms`.
 
         Raises:
-            ApiError: the type needs a schema and has none, or the reverse.
+            ApiError: the type ``json_schema`` comes without a schema, or a schema with another type.
         """
         if (self.type == "json_schema") != (self.schema_ is not None):
             raise refuse("text.format.schema", "expected a schema with the type 'json_schema', and with no other")
@@ -59,7 +59,7 @@ class TextFormat(RequestBody):
 
 
 class StructuredOutputs(RequestBody):
-    """``structured_outputs`` of vLLM: one of five forms. Other options must have their no-op value."""
+    """``structured_outputs`` of vLLM: one of five forms; options must have a value that changes nothing."""
 
     noop_values: ClassVar = {
         "disable_additional_properties": [False],
@@ -76,7 +76,7 @@ class StructuredOutputs(RequestBody):
     json_object: bool | None = None
 
     def forms(self) -> dict[str, Mapping[str, Any]]:
-        """Return the given forms as :meth:`FormattedRequest.forms` does."""
+        """Return the required forms, see :meth:`FormattedRequest.forms`."""
         given = {"json": self.json_, "regex": self.regex, "choice": self.choice, "grammar": self.grammar}
         return _by_field("structured_outputs.", given) | (
             {"structured_outputs.json_object": {"json": _ANY_OBJECT}} if self.json_object else {}
@@ -84,10 +84,10 @@ class StructuredOutputs(RequestBody):
 
 
 class FormattedRequest(TextRequest):
-    """Request that may require a form of the answer."""
+    """Request that may require a form of the answer, such as JSON."""
 
     def forms(self) -> dict[str, Mapping[str, Any]]:
-        """Map each field that requires a form to the arguments of its :class:`~pronk.sampling.guide.Guide`.
+        """Map the name of each field that requires a form to the arguments of :class:`.Guide`.
 
         Raises:
             ApiError: a field is invalid.
@@ -95,7 +95,7 @@ class FormattedRequest(TextRequest):
         return {}
 
     def check(self, limits: RequestLimits) -> None:
-        """Check the options as :meth:`TextRequest.check` does, and that at most one form is required."""
+        """Check the options, see :meth:`TextRequest.check`, and that at most one form is required."""
         super().check(limits)
         fields = [*self.forms()]
         if len(fields) > 1:
@@ -113,7 +113,7 @@ class FormattedRequest(TextRequest):
             raise self.named(error) or error from error
 
     def named(self, error: PronkError) -> ApiError | None:
-        """Convert an error of the guide to one that names the field; return ``None`` for other errors."""
+        """Convert a ``GuideError`` to an error that names the request's field; ``None`` for other errors."""
         field = next(iter(self.forms()), None)
         if not isinstance(error, GuideError) or field is None:
             return None
@@ -135,7 +135,7 @@ class GuidedRequest(FormattedRequest):
     guided_grammar: Text | None = Field(None, description="Grammar in llguidance's dialect of Lark.")
 
     def forms(self) -> dict[str, Mapping[str, Any]]:
-        """Map each field that requires a form to its arguments; see :meth:`FormattedRequest.forms`."""
+        """Return the required forms, see :meth:`FormattedRequest.forms`."""
         guided = {name: getattr(self, f"guided_{name}") for name in _KINDS}
         structured = {} if self.structured_outputs is None else self.structured_outputs.forms()
         return {**self._response_form(), **structured, **_by_field("guided_", guided)}
@@ -153,5 +153,5 @@ class GuidedRequest(FormattedRequest):
 
 
 def _by_field(prefix: str, given: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Map the name of each given field to the arguments of its guide."""
+    """Map ``prefix`` + kind to the arguments of the guide, for each kind in ``given`` with a value."""
     return {f"{prefix}{kind}": {kind: value} for kind, value in given.items() if value is not None}

@@ -42,13 +42,13 @@ class RequestBody(BaseModel):
     """JSON object of a request. Unknown fields and numbers written as strings are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-    # Unsupported fields of other APIs, each with the values that request nothing and are accepted.
+    # Unsupported fields of the OpenAI API and of vLLM. Values in the list change nothing and are therefore accepted.
     noop_values: ClassVar[Mapping[str, Sequence[Any]]] = {}
 
     @model_validator(mode="before")
     @classmethod
     def _drop_unused(cls, value: Any) -> Any:
-        """Drop null fields and no-op values; of several unknown fields keep one for the error message."""
+        """Drop null fields and no-op values; keep one of the unknown fields, for the error message."""
         if not isinstance(value, dict):
             return value
         given = {name: each for name, each in value.items() if each is not None}
@@ -80,12 +80,12 @@ Ids = Annotated[list[Annotated[int, Field(ge=-(2**63), lt=2**63)]], Field(fail_f
 
 
 class StreamOptions(RequestBody):
-    """Additional content of a stream."""
+    """``stream_options``: token counts in a stream."""
 
     noop_values: ClassVar = {"include_obfuscation": [False]}
 
     include_usage: bool = False
-    continuous_usage_stats: bool = False  # a field of vLLM, which its load generators always set
+    continuous_usage_stats: bool = False  # field of vLLM; its benchmark clients always set it
 
 
 class TextRequest(RequestBody):
@@ -137,7 +137,7 @@ class TextRequest(RequestBody):
 
     @property
     def include_usage(self) -> bool:
-        """Whether the last chunk of a stream has the usage, and all others ``"usage": null``."""
+        """Whether the last chunk of a stream has the token counts, and all others ``"usage": null``."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property
@@ -175,7 +175,7 @@ class TextRequest(RequestBody):
         prompt_logprobs: int | None = None,
         guide: Guide | None = None,
     ) -> SamplingParams:
-        """Return the options of the engine. The default temperature is 1, as in the OpenAI API."""
+        """Return the sampling parameters. The default temperature is 1, as in the OpenAI API."""
         plain = ("top_p", "top_k", "min_p", "n", "min_tokens", "ignore_eos", "rule", "stop", "guide_mode")
         penalties = ("presence_penalty", "frequency_penalty", "repetition_penalty")
         given = {name: value for name in (*plain, *penalties) if (value := getattr(self, name)) is not None}
@@ -195,11 +195,11 @@ class TextRequest(RequestBody):
 
 @dataclass(frozen=True)
 class GenerationWork:
-    """A request in the form that the engine takes."""
+    """Input of the engine for one request, and the builder of the reply."""
 
     prompts: Sequence[list[int]]
-    params: SamplingParams  # of all prompts
-    answer: Reply  # builder of the reply
+    params: SamplingParams  # for every prompt
+    answer: Reply
 
 
 class Reply(Protocol):
@@ -209,10 +209,10 @@ class Reply(Protocol):
         """Return the first chunks of a stream."""
 
     def step(self, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
-        """Return the chunks of one decoding step."""
+        """Return the chunks of one decoding step with new tokens ``pieces``."""
 
     def read(self, pieces: Sequence[Piece]) -> None:
-        """Record a decoding step of a reply without a stream: keep for :meth:`body` what the completions lack."""
+        """Record one decoding step of a reply that is not streamed, if :meth:`body` needs more than ``done``."""
 
     def end(self, done: Sequence[Completion]) -> list[dict[str, Any]]:
         """Return the last chunks of a stream."""
@@ -222,12 +222,12 @@ class Reply(Protocol):
 
 
 def refuse(param: str, message: str, code: str = "invalid_value") -> ApiError:
-    """Return the error of an invalid field."""
+    """Return the error for a field with an invalid value."""
     return ApiError(HTTPStatus.BAD_REQUEST, f"{param}: {message}", code, param)
 
 
 def unsupported(param: str, message: str) -> ApiError:
-    """Return the error of a field that the server does not support."""
+    """Return the error for a field or value that the server does not support."""
     return refuse(param, message, "unsupported")
 
 
@@ -243,19 +243,19 @@ def by_sample(pieces: Sequence[Piece]) -> list[tuple[int, list[Piece]]]:
 
 
 def leaps(pieces: Sequence[Piece]) -> list[Mapping[str, Any]]:
-    """Return id, text, drafter and step of each token; ``source`` is null if the token is no draft token."""
+    """Return id, text, drafter (``source``; null for tokens that were not drafted) and step of each token."""
     return [{"id": p.token_id, "text": p.text, "source": p.source, "step": p.step} for p in pieces]
 
 
 class RunningUsage:
-    """Token counts of each sample of a stream so far; ``n`` is the number of samples per prompt."""
+    """Token counts of a stream so far, per sample; ``n`` is the number of samples per prompt."""
 
     def __init__(self, prompts: Sequence[list[int]], n: int) -> None:
         self._prompts, self._n = prompts, n
         self._generated = Counter[int]()
 
     def add(self, pieces: Sequence[Piece], chunks: Sequence[dict[str, Any]]) -> None:
-        """Count the tokens of a step and write each sample's counts into its chunks."""
+        """Count the tokens of a step; set ``usage`` in each chunk to the counts of the chunk's sample."""
         self._generated.update(piece.index for piece in pieces)
         for chunk in chunks:
             for choice in chunk.get("choices", ()):

@@ -73,16 +73,16 @@ class ResponsesRequest(FormattedRequest):
             raise unsupported("leaps", "expected no such field in /v1/responses, found true; use /v1/chat/completions")
 
     def forms(self) -> dict[str, Mapping[str, Any]]:
-        """Return the form as :meth:`FormattedRequest.forms` does."""
+        """Return the required form, see :meth:`FormattedRequest.forms`."""
         return {} if self.text is None or self.text.format is None else self.text.format.forms()
 
     @property
-    def wanted(self) -> int | None:
-        """Requested maximum number of generated tokens."""
+    def requested_max_tokens(self) -> int | None:
+        """Maximum number of tokens to generate, if the request sets one."""
         return self.max_output_tokens
 
     @property
-    def reports(self) -> bool:
+    def wants_logprobs(self) -> bool:
         """Whether log-probabilities are requested."""
         return self.top_logprobs is not None or bool(self.include)
 
@@ -94,8 +94,8 @@ class ResponsesRequest(FormattedRequest):
         return system + plain_messages(self.input)
 
     def work(self, prompt: list[int], max_tokens: int, tokenizer: Tokenizer, frame: dict[str, Any]) -> GenerationWork:
-        """Return the request in the form that the engine takes; see :meth:`ChatRequest.work`."""
-        logprobs = (self.top_logprobs or 0) if self.reports else None
+        """Return the engine's input and the builder of the reply, see :meth:`ChatRequest.work`."""
+        logprobs = (self.top_logprobs or 0) if self.wants_logprobs else None
         params = self.params(max_tokens, logprobs, guide=self.guide())
         return GenerationWork([prompt], params, ResponsesReply(self, frame, TokenTexts(tokenizer)))
 
@@ -105,7 +105,7 @@ class ResponsesReply:
     """Builder of the replies of ``/v1/responses``, whose streams consist of numbered events."""
 
     request: ResponsesRequest
-    frame: dict[str, Any]  # fields of every response object
+    frame: dict[str, Any]  # fields that are equal in every response object
     texts: TokenTexts
 
     def __post_init__(self) -> None:
@@ -124,16 +124,16 @@ class ResponsesReply:
         ]
 
     def step(self, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
-        """Return the text of a step as one event."""
+        """Return one event with the text of a step."""
         logprobs = self._logprobs([piece.logprobs or {} for piece in pieces])
         text = "".join(piece.text for piece in pieces)
         return [self._text_event("response.output_text.delta", delta=text, logprobs=logprobs)]
 
     def read(self, pieces: Sequence[Piece]) -> None:
-        """Ignore the pieces: the completions have all of the reply."""
+        """Do nothing: the completions have all that :meth:`body` needs."""
 
     def end(self, done: Sequence[Completion]) -> list[dict[str, Any]]:
-        """Return the events that close the text, its part, the message and the response."""
+        """Return the events that close the text, the content part, the message and the response."""
         (completion,) = done
         whole = self.body(done)
         item = whole["output"][0]
@@ -200,7 +200,7 @@ class ResponsesReply:
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
     def _logprobs(self, reports: Sequence[dict[int, float]]) -> list[Any]:
-        if not self.request.reports:
+        if not self.request.wants_logprobs:
             return []
         return list(chat_logprobs(self.texts, reports, self.request.top_logprobs or 0)["content"])
 

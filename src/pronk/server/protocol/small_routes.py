@@ -48,8 +48,8 @@ def moderation(ident: str, model: str, results: list[dict[str, float]], flagged:
     Args:
         ident: id of the reply.
         model: name of the model.
-        results: for each text, the probability of each category; the rest to 1 is the probability of no category.
-        flagged: for each text, whether some category is more likely than no category.
+        results: for each text, the probability of each category; 1 minus their sum is that of an acceptable text.
+        flagged: for each text, whether a category is more likely than "acceptable".
     """
     return {
         "id": ident,

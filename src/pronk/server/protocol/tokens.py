@@ -26,12 +26,12 @@ class TokenTexts:
         return spell(self.tokenizer).texts
 
     def bytes(self, token: int) -> bytes:
-        """Return the bytes of a token: its name for a special token, none for an unassigned id."""
+        """Return the bytes of a token; those of the name for a special token; ``b""`` for an unassigned id."""
         spelled = self._spelled.get(token)
         return (self.tokenizer.backend.id_to_token(token) or "").encode() if spelled is None else spelled
 
     def name(self, token: int) -> str:
-        r"""Return the text of a token; part of a character is written ``bytes:\xe2\x82``, as OpenAI does."""
+        r"""Return the text of a token; for an incomplete character ``bytes:\xe2\x82``, as OpenAI does."""
         data = self.bytes(token)
         try:
             return data.decode()
@@ -42,7 +42,7 @@ class TokenTexts:
 def chat_logprobs(texts: TokenTexts, reports: Sequence[Report], top: int) -> dict[str, Any]:
     """Return the ``logprobs`` of ``/v1/chat/completions``, with the ``top`` most likely tokens.
 
-    ``reports`` maps, for each generated token, token ids to log-probabilities; the generated token comes first.
+    ``reports`` has one dict per generated token: token id to log-probability, the generated token first.
     """
     return {"content": [_entry(texts, report, top) for report in reports], "refusal": None}
 

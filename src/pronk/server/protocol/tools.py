@@ -19,7 +19,7 @@ from pronk.tokenization.chat.tools import ToolCallFormat, arguments_schema
 
 __all__ = ["ToolCall", "ToolCallMessage", "ToolRequest"]
 
-_MOST_TOOLS = 128  # as in the OpenAI API
+_MOST_TOOLS = 128  # the limit of the OpenAI API
 
 
 class FunctionCall(RequestBody):
@@ -54,7 +54,7 @@ class Tool(RequestBody):
     function: Function
 
     def plain(self) -> dict[str, Any]:
-        """Return the tool as chat templates take it."""
+        """Return the dict that chat templates take."""
         function = self.function
         values = {"name": function.name, "description": function.description, "parameters": function.parameters}
         return {"type": "function", "function": {name: each for name, each in values.items() if each is not None}}
@@ -93,7 +93,7 @@ class ToolRequest(GuidedRequest):
         return self.tool_choice in (None, "auto")
 
     def forms(self) -> dict[str, Mapping[str, Any]]:
-        """Return the forms of the fields, and an empty one for calls, whose format the model determines."""
+        """Add ``tools`` without arguments if calls are allowed: their grammar depends on the model."""
         return {**super().forms(), **({"tools": {}} if self.allowed else {})}
 
     def check(self, limits: RequestLimits) -> None:
@@ -109,7 +109,7 @@ class ToolRequest(GuidedRequest):
             raise refuse("tool_choice", f"expected the name of one of the tools, found {self.allowed[0]!r}")
 
     def plain_tools(self) -> list[dict[str, Any]] | None:
-        """Return the tools as chat templates take them, or ``None`` if the answer may call none.
+        """Return the tools as dicts for chat templates; ``None`` if the answer may not call tools.
 
         Raises:
             ApiError: the tools are too large, or a schema is invalid.
@@ -151,23 +151,23 @@ class ToolRequest(GuidedRequest):
 class ToolCallMessage:
     """Streaming parser of one answer that may call the tools ``names``.
 
-    Without ``free``, the answer may have no text: text is an incomplete call, and is dropped.
+    If ``free`` is False, the answer must be a call. Text can then only be an incomplete call, and is dropped.
     """
 
     def __init__(self, form: ToolCallFormat, names: Sequence[str], *, free: bool) -> None:
         self._reader, self._free = CallReader(form, names), free
         self._content: list[str] = []
-        self._calls: list[tuple[str | None, str | None, list[str]]] = []
+        self._calls: list[tuple[str | None, str | None, list[str]]] = []  # id, name, parts of the arguments
 
     def read(self, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
-        """Parse the next pieces and return the deltas of their chunks."""
+        """Parse the next pieces; return the ``delta`` of each new chunk."""
         parts = [part for piece in pieces for part in self._reader.push(piece.text, piece.token_id)]
         if pieces and pieces[-1].completion is not None:
             parts += self._reader.flush()
         return [delta for part in parts for delta in self._deltas(part)]
 
     def finish_reason(self, done: Completion) -> str:
-        """Return ``"tool_calls"`` after complete calls; a stop string may end the answer within a call."""
+        """Return ``"tool_calls"`` if the answer ended after a complete call, else the reason in ``done``."""
         complete = self._calls and done.finish_reason == "stop" and not self._reader.calling
         return "tool_calls" if complete else done.finish_reason
 

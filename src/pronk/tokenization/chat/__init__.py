@@ -1,1 +1,1 @@
-"""Prompts of conversations: messages, the chat template of a model, and calls of tools."""
+"""Conversations: messages, the chat template of a model, and tool calls."""

@@ -1,7 +1,7 @@
 """Child process that compiles and renders chat templates; it imports Jinja and no module of pronk.
 
-Each line of the standard input is a request, and each line of the standard output is its reply, both JSON. The Jinja
-environment is that of transformers (``utils/chat_template_utils.py``), so that both render a template alike.
+Each line of the standard input is a request in JSON, and each line of the standard output is the reply in JSON. The
+Jinja environment is that of transformers (``utils/chat_template_utils.py``), so that templates render as there.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-_LONGEST = 2**25  # characters of a rendered text: some 8 million tokens, more than any context window
-_SHOWN = 300  # characters of an error message, which the template may write itself
+_LONGEST = 2**25  # maximum characters of a rendered text: some 8 million tokens, more than any context window
+_SHOWN = 300  # characters kept of an error message, which may come from the template
 
 
 class _Dict:
-    """The function ``dict``, without the attributes of the class."""
+    """Replacement of ``dict`` in templates; unlike the class, it gives no access to Python's internals."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -37,7 +37,7 @@ class _Dict:
 
 
 class _PublicNamespace(Namespace):
-    """A namespace without private names, which could reach the internals of Python."""
+    """A namespace that refuses names with a leading underscore, which could reach Python's internals."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         values = dict(*args, **kwargs)
@@ -51,7 +51,7 @@ class _PublicNamespace(Namespace):
 
 
 class _Generation(Extension):
-    """The block ``{% generation %}``, a mark for training; its body is rendered as it is."""
+    """The block ``{% generation %}``, which only training needs: its body is rendered like other text."""
 
     tags = {"generation"}  # noqa: RUF012 - declared so by jinja2
 
@@ -74,7 +74,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Return JSON without the HTML escapes of Jinja's own filter: models are trained without them."""
+    """Return JSON without the HTML escapes of Jinja's own ``tojson``, as in the training of models."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -95,7 +95,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
         "raise_exception": _raise_exception,
         "strftime_now": _strftime_now,
     }
-    del made.globals["lipsum"]  # random text
+    del made.globals["lipsum"]  # a generator of random text
     return made
 
 
@@ -104,14 +104,14 @@ _JINJA = _environment()
 
 @lru_cache(8)
 def _compile(source: str) -> tuple[Template, bool]:
-    """Compile a template; also return whether it loops over the parts of a message's content."""
+    """Return the compiled template, and whether it loops over the parts of a message's content."""
     tree = _JINJA.parse(source)
     loops = any(_is_content(loop.iter) for loop in tree.find_all(nodes.For))
     return Template.from_code(_JINJA, _JINJA.compile(tree), _JINJA.make_globals(None)), loops
 
 
 def _is_content(node: nodes.Node) -> bool:
-    """Return whether an expression is a message's content, possibly filtered or sliced; as in vLLM."""
+    """Return whether an expression is a message's content, possibly filtered or sliced (vLLM's rule)."""
     if isinstance(node, nodes.Filter) or (isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)):
         return node.node is not None and _is_content(node.node)
     if isinstance(node, nodes.Getitem):
@@ -120,7 +120,7 @@ def _is_content(node: nodes.Node) -> bool:
 
 
 def _limit_memory(size: int) -> None:
-    """Let allocations beyond ``size`` bytes fail, on systems that enforce such a limit (Linux)."""
+    """Limit the address space to ``size`` bytes, where the system enforces it (Linux)."""
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource  # noqa: PLC0415 - not on Windows
 
@@ -128,7 +128,7 @@ def _limit_memory(size: int) -> None:
 
 
 def _answer(line: bytes) -> bytes:
-    """Compile the template of a request, render it with the request's values if any, and reply."""
+    """Return the reply to a request: the template is compiled and, if there are ``values``, rendered."""
     reply: dict[str, Any] = {"over_limit": True}
     try:
         request = json.loads(line.decode("utf-8", "surrogatepass"))
@@ -147,7 +147,7 @@ def _answer(line: bytes) -> bytes:
 
 def _main(seconds: float, memory: int) -> None:
     _limit_memory(memory)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which may still have prompts to render
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and may still have prompts to render
     reply = b"ready"
     while True:
         sys.stdout.buffer.write(reply + b"\n")
@@ -155,7 +155,7 @@ def _main(seconds: float, memory: int) -> None:
         line = sys.stdin.buffer.readline()
         if not line:
             break
-        # A thread in C ends this process after the time, even within one operation of Python ('x' * 10**10).
+        # A C thread ends this process after ``seconds``, even within one operation of Python ('x' * 10**10).
         faulthandler.dump_traceback_later(seconds, exit=True)
         reply = _answer(line)
         faulthandler.cancel_dump_traceback_later()

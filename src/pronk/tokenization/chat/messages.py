@@ -19,7 +19,7 @@ __all__ = ["Messages", "Tools", "check_messages", "join_parts", "short_ids"]
 Messages = Sequence[Mapping[str, object]]
 Tools = Sequence[Mapping[str, object]]
 
-_SHORT_ID = 9  # letters and digits in the id of a call, which Mistral's templates check
+_SHORT_ID = 9  # letters and digits in the id of a call, as Mistral's templates require
 
 
 def check_messages(messages: object) -> list[dict[str, Any]]:
@@ -38,7 +38,7 @@ def check_messages(messages: object) -> list[dict[str, Any]]:
 
 
 def join_parts(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message with its content parts as lines of one text, for templates that expect a text."""
+    """Return a message with its content parts joined by line breaks, for templates that expect a string."""
     content = message.get("content")
     if not isinstance(content, list):
         return dict(message)
@@ -54,7 +54,7 @@ def short_ids(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_short_id(given: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Cut one id; an id that is too short stays, and the template refuses it."""
+    """Return ``given`` with the id under ``name`` cut; a short id stays, and the template may refuse it."""
     letters = "".join(re.findall("[0-9a-zA-Z]", str(given.get(name))))
     found = isinstance(given.get(name), str) and len(letters) > _SHORT_ID
     return {**given, name: letters[-_SHORT_ID:]} if found else dict(given)
@@ -78,7 +78,7 @@ def _check_message(message: object, where: str) -> dict[str, Any]:
 
 
 def _read_calls(message: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the calls of a message with their arguments parsed; the template checks the rest of a call."""
+    """Return ``{"tool_calls": …}`` with the arguments of each call parsed, or ``{}`` without calls."""
     calls = message.get("tool_calls")
     if not isinstance(calls, (list, tuple)):
         return {}
@@ -92,10 +92,10 @@ def _read_calls(message: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _read_object(text: str, where: str) -> dict[str, Any]:
-    """Parse arguments; an incomplete call may have empty ones, which are an empty object."""
+    """Parse a call's arguments, a JSON object; an empty text (incomplete call) is an empty object."""
     try:
         value = json.loads(text, parse_constant=_no_constant) if text.strip() else {}
-    except (ValueError, RecursionError):  # ValueError also for numbers of more digits than Python reads
+    except (ValueError, RecursionError):  # ValueError: invalid JSON or too long a number
         value = None
     if not isinstance(value, dict):
         msg = f"{where}: expected arguments that are a JSON object, found {_shown(text)}"

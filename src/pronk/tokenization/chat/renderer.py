@@ -1,8 +1,8 @@
-"""Child process for chat templates, where time and memory have limits.
+"""Rendering of chat templates in a child process with limits of time and memory.
 
 Jinja's sandbox keeps a template from files and from Python's internals, but not from running for ever:
-``'x' * 10**10`` is a single operation, which no thread can interrupt. A process can be ended at any point. One child
-process renders all templates of this process, because its start takes longer (0.1 s) than a rendering (1 ms).
+``'x' * 10**10`` is a single operation, which no thread can interrupt. A process can be killed at any point. One child
+process renders all templates of this process, because starting it takes longer (0.1 s) than rendering (1 ms).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Renderer:
     Threads may share a renderer; their requests are served one after another.
 
     Args:
-        seconds: longest time of a request. A prompt takes a millisecond, one of a million tokens a second.
-        memory: largest size of the child's address space in bytes, enforced on Linux only. Elsewhere the time limit
-            alone bounds the memory.
+        seconds: time limit of one request. A usual prompt takes 1 ms; a prompt of a million tokens takes 1 s.
+        memory: maximum size of the child's address space in bytes, enforced on Linux only. Elsewhere, only the time
+            limit bounds the memory.
     """
 
     def __init__(self, seconds: float = 10.0, memory: int = 2**30) -> None:
@@ -45,15 +45,15 @@ class Renderer:
         """Compile a template and, given values, render it.
 
         Args:
-            source: the template.
-            values: its variables, which consist of JSON values.
+            source: template in Jinja.
+            values: variables of the template; nested JSON values.
 
         Returns:
-            ``text`` and ``loops_over_content``; or ``error``, one line of text; or ``over_limit``.
+            Dictionary with ``text`` and ``loops_over_content``, or with ``error`` (one line), or with ``over_limit``.
 
         Raises:
             TokenizerError: the child process does not start.
-            TypeError, ValueError, RecursionError: the values are no JSON.
+            TypeError, ValueError, RecursionError: ``values`` is not JSON.
         """
         request = {"source": source} if values is None else {"source": source, "values": values}
         line = json.dumps(request, ensure_ascii=False, default=_plain).encode("utf-8", "surrogatepass")
@@ -98,12 +98,12 @@ class Renderer:
             self._child = None
 
     def _forget(self) -> None:
-        """Leave the child process to the parent after a fork: two processes cannot share its pipes."""
+        """Forget the child process in a forked process, as two processes cannot share its pipes."""
         self._lock, self._child = threading.Lock(), None
 
 
 def _exchange(child: subprocess.Popen[bytes], line: bytes) -> bytes:
-    """Send a request and return the reply, which is empty if the child process ended."""
+    """Send a request to the child process; return the reply, or an empty one if the process has ended."""
     assert child.stdin is not None
     assert child.stdout is not None
     try:

@@ -1,7 +1,7 @@
-"""Chat templates: the Jinja source in a checkpoint that makes a prompt of a conversation.
+"""Chat templates: Jinja sources in checkpoints that convert a conversation to a prompt.
 
-A template comes with the model and is not trusted. Its variables are the messages, the tools and the special tokens, as
-plain data, and it is rendered in a child process with limits of time and memory.
+A template comes with the model and is not trusted. It receives the messages, the tools and the special tokens as plain
+data, and is rendered in a child process with limits of time and memory.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from pronk.tokenization.chat.renderer import Renderer, default_renderer
 
 __all__ = ["ChatTemplate"]
 
-_LONGEST = 100_000  # characters of Jinja; the longest templates of well-known models have a third of that
+_LONGEST = 100_000  # maximum characters; templates of well-known models have up to a third of that
 
 
 class ChatTemplate:
     """A chat template and the special tokens that it inserts.
 
     Args:
-        source: the template.
-        special_tokens: ``bos_token``, ``eos_token`` and others, by the names that templates use.
-        renderer: the child process that renders.
+        source: template in Jinja.
+        special_tokens: texts of special tokens by the names that templates use (``bos_token``, ``eos_token``, …).
+        renderer: child process for rendering.
 
     Raises:
         TokenizerError: the template is not valid Jinja, or too long.
@@ -44,8 +44,8 @@ class ChatTemplate:
         self._loops_over_content = found["loops_over_content"]
 
     def render(self, messages: Messages, *, add_generation_prompt: bool = True, tools: Tools | None = None) -> str:
-        """Return the prompt of a conversation; arguments and errors as of :meth:`Tokenizer.chat`."""
-        # Without keys whose value is None, as in transformers: many templates test only whether a key is there.
+        """Return the prompt of a conversation; arguments and errors as in :meth:`Tokenizer.chat`."""
+        # Drop keys with the value None, as transformers does: many templates test only whether a key exists.
         checked = check_messages(messages)
         plain = [{name: value for name, value in message.items() if value is not None} for message in checked]
         if not self._loops_over_content:

@@ -1,7 +1,7 @@
 r"""Formats in which models call tools, found by rendering the chat template.
 
-A model writes calls as its chat template writes the calls of earlier messages. So the template renders a conversation
-with a call in it, and the text around the call determines the format.
+A model writes calls as its chat template writes the calls of earlier messages. Therefore the template is applied to a
+conversation with one call, and the text around that call determines the format.
 
 =========  =========================================================================
 Hermes     ``<tool_call>\n{"name": "f", "arguments": {…}}\n</tool_call>``, also Qwen
@@ -12,7 +12,7 @@ Llama 3    ``{"name": "f", "parameters": {…}}``, at the beginning of an answer
 
 The grammar of a format is written in llguidance's dialect of Lark. It fixes every character of a call except the name
 of the tool and the arguments, which fit the tool's schema. If calls are optional, the grammar allows any text up to the
-beginning of a call, and then only a call. :mod:`pronk.tokenization.chat.calls` parses calls.
+beginning of a call, but then requires the call. :mod:`pronk.tokenization.chat.calls` parses calls.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Marker(NamedTuple):
     """Text or token that begins or ends calls."""
 
     text: str
-    token: int | None = None  # its id, if grammars accept the token by id only; ``None`` for ordinary text
-    is_special: bool = False  # whether the token is special, so that a decoded answer does not contain its text
+    token: int | None = None  # id of a token that grammars accept by id only; ``None`` for ordinary text
+    is_special: bool = False  # whether the token is special; a decoded answer does not contain special tokens
 
     @property
     def decoded(self) -> str:
@@ -53,15 +53,15 @@ class ToolCallFormat:
     """Format of a model's calls."""
 
     name: str  # ``"hermes"``, ``"mistral"`` or ``"llama"``
-    key: str = "arguments"  # key of the arguments
+    key: str = "arguments"  # key of the arguments in the JSON of a call
     opening: str = ""  # text between the begin marker and the first brace
     closing: str = ""  # text between the last brace and the end marker
-    begin: Marker | None = None  # marker before calls, optional for Llama
+    begin: Marker | None = None  # marker before calls, if the format has one
     end: Marker | None = None  # marker after calls, if the format has one
-    separator: str = ""  # text between calls within one pair of markers; empty if a pair holds one call only
+    separator: str = ""  # text between calls that share one pair of markers; empty if each call has its own pair
     marker_optional: bool = False  # whether a call at the beginning of an answer needs no begin marker
-    repeats_markers: bool = False  # each of several calls has markers of its own, with a line break between calls
-    # Ids of tokens, besides markers and end tokens, that grammars accept by id only; free text may contain such tokens.
+    repeats_markers: bool = False  # whether several calls have one pair of markers each, with line breaks between
+    # Tokens that grammars accept by id only, without the begin marker and end-of-text tokens; free text may have them.
     other_tokens: frozenset[int] = field(default=frozenset(), repr=False)
 
     @property
@@ -107,7 +107,7 @@ class ToolCallFormat:
         """Return the first rules of the grammar: calls only, or free text with calls in it.
 
         A marker that is ordinary text may be tokenized in several ways, so the grammar matches its text
-        (``text_marker``). The ``lazy`` attribute ends the match at the first occurrence.
+        (``text_marker``). The ``lazy`` attribute makes ``trigger`` end at the first marker.
         """
         repeat = allow_multiple and self.repeats_markers
         begin = f"{_marker_symbol(self.begin)} " if self.begin else ""
@@ -128,7 +128,7 @@ class ToolCallFormat:
         return "\n".join([start, f"call_start: {' | '.join(call_starts)}", *rules])
 
     def _text(self) -> str:
-        """Return the rule of free text without the beginning of a call."""
+        """Return the right side of the rule for free text, which contains no beginning of a call."""
         if not self.marker_optional:
             return f"{self._other_tokens()} TEXT"
         ranges = _ranges(self.other_tokens)
@@ -140,10 +140,10 @@ class ToolCallFormat:
 
 
 def arguments_schema(parameters: Mapping[str, Any] | None) -> str:
-    """Return the JSON schema of a tool's arguments as text; without parameters, of an empty object.
+    """Return the JSON schema of a tool's arguments as text; for ``None``, that of an empty object.
 
     Raises:
-        OptionError: the parameters are not the schema of an object.
+        OptionError: ``parameters`` is not the schema of an object.
     """
     if parameters is None:
         parameters = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -156,7 +156,7 @@ def arguments_schema(parameters: Mapping[str, Any] | None) -> str:
 
 
 def find_tool_call_format(tokenizer: Tokenizer) -> ToolCallFormat:
-    """Return the format of a model's calls.
+    """Find the format of a model's tool calls by rendering its chat template.
 
     Raises:
         PromptError: the chat template does not render tools, or writes calls in an unknown format.
@@ -190,7 +190,7 @@ def _recognize(tokenizer: Tokenizer, before: str, after: str) -> ToolCallFormat 
     if key == '"arguments"' and opened and closed:
         markers = _marker(tokenizer, "<tool_call>"), _marker(tokenizer, "</tool_call>")
         form = ToolCallFormat("hermes", "arguments", opened[1], closed[1], *markers, repeats_markers=True)
-    elif list_start and after.startswith('"arguments": {"x": 1}'):  # the id of the call may follow
+    elif list_start and after.startswith('"arguments": {"x": 1}'):  # no "}" required: the id may follow the arguments
         form = ToolCallFormat(
             "mistral", "arguments", list_start[1], "]", _marker(tokenizer, "[TOOL_CALLS]"), separator=", "
         )
@@ -199,7 +199,7 @@ def _recognize(tokenizer: Tokenizer, before: str, after: str) -> ToolCallFormat 
         form = ToolCallFormat("llama", "parameters", begin=None if tag.token is None else tag, marker_optional=True)
     else:
         return None
-    by_id = {i for i, token in tokenizer.backend.get_added_tokens_decoder().items() if _by_id(token)}
+    by_id = {i for i, token in tokenizer.backend.get_added_tokens_decoder().items() if _has_id_only(token)}
     begin = {form.begin.token} if form.begin else set()
     return replace(form, other_tokens=frozenset(by_id - begin - {*tokenizer.eos_ids}))
 
@@ -207,11 +207,11 @@ def _recognize(tokenizer: Tokenizer, before: str, after: str) -> ToolCallFormat 
 def _marker(tokenizer: Tokenizer, text: str) -> Marker:
     for token_id, token in tokenizer.backend.get_added_tokens_decoder().items():
         if token.content == text:
-            return Marker(text, token_id if _by_id(token) else None, bool(token.special))
+            return Marker(text, token_id if _has_id_only(token) else None, bool(token.special))
     return Marker(text)
 
 
-def _by_id(token: Any) -> bool:
+def _has_id_only(token: Any) -> bool:
     """Return whether llguidance accepts an added token by its id only, not by its text."""
     return bool(token.special) or (token.content.startswith("<") and token.content.endswith(">"))
 
@@ -227,7 +227,7 @@ def _quoted(text: str) -> str:
 
 
 def _ranges(ids: frozenset[int]) -> str:
-    """Return token ids in the syntax of grammars: ``<[3,7-9]>``."""
+    """Return token ids in the syntax of grammars: ``<[3,7-9]>`` for 3, 7, 8 and 9."""
     spans = []
     for _, group in groupby(enumerate(sorted(ids)), lambda pair: pair[1] - pair[0]):
         run = [token for _, token in group]

@@ -1,10 +1,10 @@
-"""Keep the names of special tokens in untrusted messages as text (prompt injection by control tokens).
+"""Keep names of special tokens in untrusted messages as text, against prompt injection.
 
-A tokenizer reads ``<|im_end|>`` in a message as the special token, so a user could end the message and write one of the
-system. Before the template is rendered, a character of Unicode's private use area replaces each such name, so that the
-template can trim and join texts. After the rendering each name is put back and encoded with ordinary tokens. A further
-private character, which stands for the empty text, follows each text that ends like the beginning of a name, so that
-the template cannot join two texts to a name.
+A tokenizer reads ``<|im_end|>`` in a message as the special token, so a user could end the message and write a system
+message. Therefore a character of Unicode's private use area replaces each such name before the template is rendered,
+and the name is put back and encoded with ordinary tokens afterwards. Two texts that the template joins could still form
+a name, for example ``<|im_`` and ``end|>``. Therefore each text that ends with the beginning of a name gets a further
+private character at its end, which is removed afterwards.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pronk.errors import PromptError
 
 __all__ = ["disguise", "plain_ids", "reveal"]
 
-_PRIVATE = range(0xF0000, 0xFFFFE)  # supplementary private use area A, which no text needs
+_PRIVATE = range(0xF0000, 0xFFFFE)  # supplementary private use area A, which texts rarely contain
 
 
 def disguise(
@@ -28,20 +28,20 @@ def disguise(
     """Replace the names of special tokens by private characters.
 
     Args:
-        messages: see :mod:`pronk.tokenization.chat.messages`; or tools, whose keys are untrusted, too.
-        names: the names of the special tokens.
+        messages: see :mod:`pronk.tokenization.chat.messages`; also tools, whose keys are untrusted, too.
+        names: names of the special tokens.
 
     Returns:
         The messages without names of special tokens, and the name that each private character stands for (the empty
-        text for the character at the ends of texts). The given messages contain none of these characters.
+        text for the character at the ends of texts). These characters do not occur in the given messages.
 
     Raises:
         PromptError: the messages use so many private characters that too few are left.
     """
     if not names:
         return _mapped(messages, str, str), {}
-    whole, begun, longest = _patterns(frozenset(names))
-    found = sorted({name for text in _texts(messages) for name in whole.findall(text)})
+    name_pattern, prefixes, longest = _patterns(frozenset(names))
+    found = sorted({name for text in _texts(messages) for name in name_pattern.findall(text)})
     taken = {character for text in _texts(messages) for character in text if ord(character) in _PRIVATE}
     free = (chr(code) for code in _PRIVATE if chr(code) not in taken)
     characters = dict(zip(["", *found], free, strict=False))
@@ -50,31 +50,31 @@ def disguise(
         raise PromptError(msg)
 
     def hide_names(text: str) -> str:
-        return whole.sub(lambda match: characters[match[0]], text)
+        return name_pattern.sub(lambda match: characters[match[0]], text)
 
     def hide(text: str) -> str:
         text = hide_names(text)
-        kept = text.rstrip()  # the template may strip white space, too
-        if not any(kept[-length:] in begun for length in range(1, longest + 1)):
+        stripped = text.rstrip()  # as the template may do
+        if not any(stripped[-length:] in prefixes for length in range(1, longest + 1)):
             return text
-        return f"{kept}{characters['']}{text[len(kept) :]}"
+        return f"{stripped}{characters['']}{text[len(stripped) :]}"
 
     def hide_key(text: str) -> str:
-        """Replace names in a key; identifiers get no final character, so that the template finds them."""
+        """Replace names in a key; an identifier gets no final character, because the template looks it up."""
         return hide_names(text) if text.isidentifier() else hide(text)
 
     return _mapped(messages, hide, hide_key), {character: name for name, character in characters.items()}
 
 
 def reveal(text: str, names: Mapping[str, str]) -> Iterator[tuple[str, bool]]:
-    """Split a text at the characters of :func:`disguise`; yield pieces, marked if special names."""
+    """Split a rendered text at its private characters; yield each text, and whether it is a hidden name."""
     for piece in re.split(f"([{''.join(names)}])", text) if names else [text]:
         if name := names.get(piece, piece):
             yield name, piece in names
 
 
 def plain_ids(name: str, encode: Callable[[str], list[int]], special: AbstractSet[int]) -> list[int]:
-    """Return ordinary token ids with the text ``name``, or no ids if only the special token has that text."""
+    """Return ids of ordinary tokens that spell ``name``, or no ids if only the special token spells it."""
     middle = len(name) // 2
     for pieces in ((name[:middle], name[middle:]), tuple(name)):
         ids = [token for piece in pieces for token in encode(piece)]
@@ -85,11 +85,11 @@ def plain_ids(name: str, encode: Callable[[str], list[int]], special: AbstractSe
 
 @lru_cache(8)
 def _patterns(names: frozenset[str]) -> tuple[re.Pattern[str], frozenset[str], int]:
-    """Return a pattern of the names, all their proper prefixes, and the length of the longest prefix."""
+    """Return a pattern that matches any name, the proper prefixes of all names, and the longest's length."""
     # Longest names first: one name may begin with another.
-    whole = "|".join(map(re.escape, sorted(names, key=lambda name: (-len(name), name))))
-    begun = frozenset(name[:stop] for name in names for stop in range(1, len(name)))
-    return re.compile(whole), begun, max(map(len, names)) - 1
+    alternatives = "|".join(map(re.escape, sorted(names, key=lambda name: (-len(name), name))))
+    prefixes = frozenset(name[:stop] for name in names for stop in range(1, len(name)))
+    return re.compile(alternatives), prefixes, max(map(len, names)) - 1
 
 
 def _texts(value: object) -> Iterator[str]:

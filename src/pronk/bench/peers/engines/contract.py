@@ -10,13 +10,13 @@ __all__ = ["PeerEngine", "PeerRequest", "PeerResult", "WorkerConfig"]
 
 @dataclass(frozen=True)
 class WorkerConfig:
-    """Model and options of a worker."""
+    """Engine, model and options of a worker."""
 
     engine: str
-    variant: str  # decoding method of the engine, "" for plain decoding
+    variant: str  # decoding method of the engine; "" is plain decoding
     model: str  # a folder in the Hugging Face layout, or a GGUF file
     draft: str | None  # folder of the draft model, if the variant needs one
-    dtype: str  # of the computation: bfloat16, float16 or float32
+    dtype: str  # data type of the computation: bfloat16, float16 or float32
     threads: int
 
 
@@ -26,7 +26,7 @@ class PeerRequest:
 
     prompt: list[int]
     max_tokens: int
-    temperature: float  # 0 is greedy; above, tokens are drawn from the whole distribution
+    temperature: float  # 0 is greedy; above 0, tokens are drawn from the whole distribution, without top-k or top-p
     seed: int
     stop_token_ids: list[int]
     ignore_eos: bool  # whether to ignore the stop tokens
@@ -37,13 +37,13 @@ class PeerResult:
     """Output token ids for one prompt, a stop token included; times in seconds."""
 
     token_ids: list[int]
-    seconds: float  # prefill and decoding
-    ttft: float | None = None  # to the first token, if the engine reports it
-    peak_memory: int = 0  # bytes of the worker process; includes loading where the system cannot reset the peak
+    seconds: float  # duration of prefill and decoding together
+    ttft: float | None = None  # time to the first token; ``None`` if the engine does not report it
+    peak_memory: int = 0  # bytes of the worker process; includes loading if the system cannot reset the peak
 
 
 class PeerEngine(Protocol):
-    """Another engine."""
+    """An engine other than pronk, loaded in a worker process."""
 
     def load(self, config: WorkerConfig) -> tuple[dict[str, str], dict[str, str]]:
         """Load the model; return the versions of the engine's packages, and the settings in effect."""

@@ -13,18 +13,18 @@ from .contract import PeerRequest, PeerResult, WorkerConfig
 
 __all__ = ["HuggingFace"]
 
-# Value of the library's documentation; the length of the n-grams stays at its default.
+# Draft tokens per step in the example of transformers' documentation; the n-gram length keeps its default.
 _LOOKUP_TOKENS = 10
 
 
 class _Clock:
-    """A streamer that records the times of the prompt, which comes first, and of the first new token."""
+    """Streamer that records the times of the first two calls: the prompt, and the first new tokens."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
 
     def put(self, value: object) -> None:  # noqa: ARG002 - not used
-        """Record the time of a delivery."""
+        """Record the time of one of the first two calls."""
         if len(self.times) < 2:
             self.times.append(perf_counter())
 
@@ -71,7 +71,7 @@ class HuggingFace:
     def _model(self, config: WorkerConfig, path: str) -> Any:
         dtype = getattr(torch, config.dtype)
         model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True).eval()
-        # Defaults of generation_config.json (stop tokens, sampling) must not be applied to requests that omit them.
+        # Otherwise generation_config.json sets the stop tokens and sampling options that a request leaves unset.
         model.generation_config = GenerationConfig()
         return model
 

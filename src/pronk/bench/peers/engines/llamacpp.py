@@ -11,8 +11,8 @@ from .contract import PeerRequest, PeerResult, WorkerConfig
 
 __all__ = ["LlamaCpp"]
 
-_FIRST_CONTEXT = 1024
-# Defaults of LlamaPromptLookupDecoding.
+_FIRST_CONTEXT = 1024  # tokens; a longer request reopens the model with a larger context
+# Maximum n-gram length and number of draft tokens: the defaults of LlamaPromptLookupDecoding.
 _LOOKUP_NGRAM, _LOOKUP_TOKENS = 2, 10
 
 
@@ -22,12 +22,12 @@ class LlamaCpp:
     def load(self, config: WorkerConfig) -> tuple[dict[str, str], dict[str, str]]:
         """Load the GGUF file, with a small context that grows on demand."""
         self.config = config
-        # float16 is llama.cpp's default, and as large as the bfloat16 cache of the other engines.
-        wide = config.dtype == "float32"
-        self.kv_type = llama_cpp.GGML_TYPE_F32 if wide else llama_cpp.GGML_TYPE_F16
+        # The KV cache is float32 or, by llama.cpp's default, float16, which is as large as the other engines' bfloat16.
+        is_float32 = config.dtype == "float32"
+        self.kv_type = llama_cpp.GGML_TYPE_F32 if is_float32 else llama_cpp.GGML_TYPE_F16
         self._open(_FIRST_CONTEXT)
         settings = {
-            "kv_cache": "float32" if wide else "float16",
+            "kv_cache": "float32" if is_float32 else "float16",
             "flash_attention": "off",
             "cpu": " ".join(llama_cpp.llama_print_system_info().decode().split()),
         }
@@ -40,7 +40,7 @@ class LlamaCpp:
         needed = len(request.prompt) + request.max_tokens + _LOOKUP_TOKENS + 1
         if needed > self.llama.n_ctx():
             self._open(1 << (needed - 1).bit_length())
-        # Without this, a common prefix of two prompts would be computed once only.
+        # Otherwise the KV cache of a prefix that this prompt shares with the previous one would be reused.
         self.llama.reset()
         self.llama._ctx.kv_cache_clear()  # noqa: SLF001 - there is no public method
         self.llama.set_seed(request.seed)
@@ -66,9 +66,9 @@ class LlamaCpp:
             n_threads_batch=self.config.threads,
             type_k=self.kv_type,
             type_v=self.kv_type,
-            # The default of the class: on CPUs it makes prefill slower and decoding, most of the time, faster.
+            # Off by default in llama-cpp-python: prefill on CPUs is slower without it, decoding mostly faster.
             flash_attn=False,
-            # A draft model needs the logits of every position.
+            # Verification of draft tokens needs the logits of every position.
             logits_all=lookup,
             draft_model=LlamaPromptLookupDecoding(_LOOKUP_NGRAM, _LOOKUP_TOKENS) if lookup else None,
             verbose=False,

@@ -10,14 +10,14 @@ __all__ = ["peak_memory", "reset_peak_memory"]
 
 
 def reset_peak_memory() -> None:
-    """Forget earlier peaks, where the system supports it."""
+    """Reset the peak to the current memory, if the system supports it."""
     with contextlib.suppress(OSError):
         # 5 sets the process's peak to its current resident size (proc(5), clear_refs).
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
 def peak_memory() -> int | None:
-    """Return bytes, or ``None`` if the system does not report them."""
+    """Return the peak in bytes, or ``None`` if the system does not report it."""
     try:
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
     except OSError:

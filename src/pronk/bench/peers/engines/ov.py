@@ -13,10 +13,10 @@ from .contract import PeerRequest, PeerResult, WorkerConfig
 
 __all__ = ["OpenVino"]
 
-# Values of the library's own samples.
+# Draft tokens per step and maximum n-gram length, as in the samples of OpenVINO GenAI.
 _LOOKUP_TOKENS, _LOOKUP_NGRAM = 5, 3
 
-# OpenVINO's name of a type, and the capability of a CPU that computes in this type.
+# By data type: OpenVINO's name of the type, and the name of the capability of CPUs that compute in the type.
 _DTYPES = {"bfloat16": ("bf16", "BF16"), "float16": ("f16", "FP16"), "float32": ("f32", "FP32")}
 
 
@@ -29,7 +29,7 @@ class OpenVino:
         properties = _properties(config)
         scheduler = genai.SchedulerConfig()
         scheduler.enable_prefix_caching = False
-        # Process a prompt in one forward pass, as the pipeline does without a scheduler config.
+        # Process a prompt in one forward pass, which is the pipeline's default without a scheduler config.
         scheduler.max_num_batched_tokens = 2**31 - 1
         extra: dict[str, Any] = {"prompt_lookup": True} if self.lookup else {}
         self.pipeline = genai.LLMPipeline(config.model, "CPU", scheduler_config=scheduler, **extra, **properties)
@@ -39,7 +39,7 @@ class OpenVino:
         return {"openvino": ov.__version__, "openvino-genai": genai.__version__}, settings
 
     def generate(self, request: PeerRequest) -> PeerResult:
-        """Continue one prompt; without prefix caching, the pipeline keeps nothing between calls."""
+        """Continue one prompt; the pipeline keeps nothing between calls, as prefix caching is off."""
         options = self._options(request)
         ids = ov.Tensor(np.array([request.prompt], np.int64))
         inputs = genai.TokenizedInputs(ids, ov.Tensor(np.ones((1, len(request.prompt)), np.int64)))
@@ -54,7 +54,7 @@ class OpenVino:
         options.max_new_tokens = request.max_tokens
         stops = set() if request.ignore_eos else set(request.stop_token_ids)
         options.ignore_eos = not stops
-        # The library requires an id even with ignore_eos.
+        # OpenVINO GenAI requires an id even with ignore_eos.
         options.set_eos_token_id(min(stops, default=0))
         options.stop_token_ids = stops or {0}
         options.do_sample = request.temperature > 0
@@ -67,12 +67,12 @@ class OpenVino:
 
 
 def _properties(config: WorkerConfig) -> dict[str, Any]:
-    """Return OpenVINO's settings: the config's dtype, or float32 if the CPU lacks this dtype."""
+    """Return OpenVINO's properties; a CPU without support for the requested type computes in float32."""
     dtype, capability = _DTYPES[config.dtype]
     computed = dtype if capability in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES") else "f32"
     return {
         "INFERENCE_PRECISION_HINT": computed,
-        # A bfloat16 cache is not supported with float32 computation.
+        # OpenVINO supports no bfloat16 cache with float32 computation; float16 has the same size.
         "KV_CACHE_PRECISION": dtype if computed == dtype else "f16",
         "INFERENCE_NUM_THREADS": config.threads,
     }

@@ -34,7 +34,7 @@ __all__ = ["FORMAT", "Trained", "open_trained"]
 FORMAT = "pronk-drafter-1"
 _FILE = "drafter.json"
 
-# Arguments of ``pronk train`` for drafters with a name of their own there.
+# Arguments of ``pronk train`` where they differ from the drafter's name.
 _COMMANDS = {"multi_token": "heads", "vanilla": "glide --vanilla"}
 
 Built = TypeVar("Built")
@@ -49,7 +49,7 @@ class Trained:
     folder: Path
     kind: str  # name of the drafter in the registry
     shape: Mapping[str, Any]  # sizes of the module: the fields of its dataclass, such as ``MedusaShape``
-    target: Fingerprint  # of the target that the drafter was trained on
+    target: Fingerprint  # fingerprint of the target that the drafter was trained on
 
     @classmethod
     def read(cls, folder: Path) -> Trained:
@@ -83,7 +83,7 @@ class Trained:
         return self.build(lambda: dataclass_type(**values))
 
     def build(self, make: Callable[[], Built]) -> Built:
-        """Return the result of ``make``; raise CheckpointError if ``make`` refuses the values of ``shape``."""
+        """Return ``make()``; turn its OptionError or TypeError into a CheckpointError for ``drafter.json``."""
         try:
             return make()
         except (OptionError, TypeError) as error:
@@ -106,7 +106,7 @@ class Trained:
         return checkpoint
 
     def load(self, module: Module, cache: PagedCache) -> Module:
-        """Load the weights into ``module`` and freeze it; dtype, device and layout are those of ``cache``."""
+        """Load the weights with dtype, device and layout of the target's KV cache; freeze ``module``."""
         checkpoint = self.open(module)
         tensors = {name: checkpoint.tensor(name).to(cache.device, cache.dtype, copy=True) for name in checkpoint}
         module.load_state_dict(tensors, assign=True)

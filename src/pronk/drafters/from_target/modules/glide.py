@@ -33,17 +33,17 @@ __all__ = ["CrossAttend", "GlideModule", "GlideShape"]
 class GlideShape:
     """Sizes of the module that do not follow from the target."""
 
-    layers: int = 1
-    hidden: int = 192  # divisible by ``2 * heads``
+    layers: int = 1  # number of decoder layers
+    hidden: int = 192  # width of the hidden states, divisible by ``2 * heads``
     heads: int = 6  # query heads of self-attention, divisible by ``kv_heads``
     kv_heads: int = 2  # key/value heads of self-attention
     mlp: int = 512  # width of the gated MLP
-    # Used in training only: number of consecutive tokens that see the target's cache up to the same token, as the draft
-    # tokens of a step do; L in the paper.
+    # For training only (L in the paper): the text is split into blocks of this number of tokens. The tokens of a block
+    # attend to the same tokens of the target's cache, like the draft tokens of a step.
     block: int = 5
     cross: bool = True  # whether the layers have cross-attention
-    # The target's layer, from 1, that the first draft layer attends to; the next layer uses the next. ``None`` is the
-    # paper's choice: the last draft layer attends to the target's last layer.
+    # Number (from 1) of the target's layer that the first draft layer attends to; draft layer i attends to layer
+    # ``cache_layer + i - 1``. ``None`` is the paper's choice: the last draft layer attends to the target's last layer.
     cache_layer: int | None = None
 
     def __post_init__(self) -> None:
@@ -99,7 +99,7 @@ class CrossAttend(Attend, Protocol):
         """Attend from the queries of draft layer ``layer`` (from 0) to the target's cache.
 
         ``q`` is ``[rows, heads, d]`` with the target's number and size of heads, before RoPE. Returns
-        ``[rows, heads * d]``; a row that sees no token is zero.
+        ``[rows, heads * d]``; a row without a token to attend to is zero.
         """
 
 
@@ -129,7 +129,7 @@ class _GlideLayer(Layer):
 
 
 class GlideModule(Decoder):
-    """GLIDE's decoder; its head is its embedding, and exists only after :meth:`tie`."""
+    """GLIDE's decoder; its head has the embedding's weights, and exists only after :meth:`tie`."""
 
     def __init__(self, shape: GlideShape, target: ModelConfig) -> None:
         super().__init__(shape.config(target))

@@ -39,12 +39,12 @@ _MAX_HEADS = 63
 class HeadsShape:
     """Sizes of the heads that do not follow from the target."""
 
-    num_heads: int  # 1..63; the first head predicts the token after the next
-    layer: int  # the target's layer whose output is read, from 1
+    num_heads: int  # number of heads, 1..63; the first head predicts the token after the next
+    layer: int  # number (from 1) of the target's layer whose output the heads read
     mlp: int = 1  # width of a transformer head's feed-forward network
-    kind: str = "transformer"  # one of ``KINDS``
-    order: str = "parallel"  # one of ``ORDERS``
-    unembeddings: str = "shared"  # one of ``UNEMBEDDINGS``
+    kind: str = "transformer"  # type of layer of each head, one of ``KINDS``
+    order: str = "parallel"  # which output a head reads, one of ``ORDERS``
+    unembeddings: str = "shared"  # the target's for all heads, or a copy for each head
 
     def __post_init__(self) -> None:
         for name, maximum in (("num_heads", _MAX_HEADS), ("layer", None), ("mlp", None)):
@@ -77,7 +77,7 @@ class HeadsShape:
 def heads_config(shape: HeadsShape, target: ModelConfig) -> ModelConfig:
     """Return the configuration of the heads' attention: a decoder with one layer for each head.
 
-    All heads have the target's sliding window, since hidden states of tokens outside it may be gone.
+    All heads have the target's sliding window, since hidden states of tokens outside the window are not kept.
     """
     count = shape.num_heads
     return replace(target, num_layers=count, intermediate_size=shape.mlp, windows=(target.window,) * count)
@@ -106,13 +106,13 @@ class MultiTokenHeads(nn.Module):
         return Layer(self.config, empty_linear) if self.shape.kind == "transformer" else empty_linear(size, size, False)
 
     def run_part(self, index: int, x: Tensor, rope: tuple[Tensor, Tensor] | None, attend: Attend) -> Tensor:
-        """Run head ``index`` without its norm: ``[rows, hidden]`` to the same shape.
+        """Run the layer of head ``index`` on ``x`` ``[rows, hidden]``; return the same shape.
 
-        ``x`` is ``z`` or the output of another head, as ``order`` says. ``attend`` is called with layer ``index``.
+        ``x`` is ``z``, or with a causal or anticausal order the output of the previous head.
         """
         layer = self.layers[index]
         out: Tensor = layer(x, rope, index, attend) if self.shape.kind == "transformer" else layer(x)
-        return out.to(x.dtype)  # autocast returns a narrower dtype for a linear layer
+        return out.to(x.dtype)  # under autocast a linear layer returns a narrower dtype
 
     def compile_part(self, index: int, program: Program) -> None:
         """Add :meth:`run_part` to a program of the kernels."""
@@ -137,20 +137,20 @@ class MultiTokenHeads(nn.Module):
             yield index, out
 
     def norm(self, index: int, x: Tensor) -> Tensor:
-        """Return the input of the unembedding for a head's output; both are ``[rows, hidden]``."""
+        """Apply the norm of head ``index`` to its output; both are ``[rows, hidden]``."""
         out: Tensor = self.norms[index](x)
         return out
 
     def unembedding(self, index: int, shared: Linear) -> Linear:
-        """Return the unembedding of a head: its own, or without one ``shared``, the target's."""
+        """Return the head's own unembedding, or ``shared`` (the target's) if the head has none."""
         own = self.unembeddings[index] if self.unembeddings else None
         return own if isinstance(own, Linear) else shared
 
     def initialize(self, generator: torch.Generator, norm: nn.Module | None = None, head: Tensor | None = None) -> None:
-        """Set initial weights for training: random ones, near the identity for the heads.
+        """Set initial weights for training: small random ones, so that a head nearly returns its input.
 
-        ``norm`` is the target's final norm, copied to each head's norm; by default these scale by 1. ``head``
-        ``[vocab, hidden]`` is the target's unembedding, copied to replicated ones; by default these are random.
+        ``norm``, the target's final norm, is copied to each head's norm; by default the norms' weights are 1. ``head``
+        ``[vocab, hidden]``, the target's unembedding, is copied to replicated ones; by default they are random.
         """
         with torch.no_grad():
             for name, parameter in self.named_parameters():

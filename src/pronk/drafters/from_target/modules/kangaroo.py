@@ -29,16 +29,16 @@ from pronk.models.program import Program
 __all__ = ["ADAPTERS", "KangarooAdapter", "KangarooShape"]
 
 ADAPTERS = ("attention", "head", "transformer", "mlp")
-_DEFAULT_EXIT = 1 / 8  # fraction of the target's layers before the exit
+_DEFAULT_EXIT = 1 / 8  # fraction of the target's layers up to the exit layer
 
 
 @dataclass(frozen=True)
 class KangarooShape:
     """Sizes of an adapter that do not follow from the target."""
 
-    exit_layer: int  # the target's layer whose output the adapter reads: 1 up to the last but one
-    adapter: str = "attention"  # one of ``ADAPTERS``
-    heads: int = 1  # attention heads, each of the target's head size
+    exit_layer: int  # number (from 1) of the target's layer whose output the adapter reads; not the last
+    adapter: str = "attention"  # kind of adapter, one of ``ADAPTERS``
+    heads: int = 1  # number of attention heads, each of the target's head size
     mlp: int = 1  # width of the feed-forward network of ``transformer``
 
     def __post_init__(self) -> None:
@@ -53,7 +53,7 @@ class KangarooShape:
     def of_target(
         cls, config: ModelConfig, exit_layer: int | None, adapter: str, heads: int | None = None, mlp: int | None = None
     ) -> KangarooShape:
-        """Return a valid shape; ``None`` is 1/8 of the layers for the exit, else the target's own size."""
+        """Return a valid shape; by default the exit is at 1/8 of the layers, and sizes are the target's."""
         shape = cls(
             max(1, round(config.num_layers * _DEFAULT_EXIT)) if exit_layer is None else exit_layer,
             adapter,
@@ -75,7 +75,7 @@ class KangarooShape:
 
     @property
     def attends(self) -> bool:
-        """Whether the adapter has attention, and so a cache."""
+        """Whether the adapter has attention, and so a KV cache."""
         return self.adapter != "mlp"
 
     @property
@@ -86,7 +86,7 @@ class KangarooShape:
     def config(self, target: ModelConfig) -> ModelConfig:
         """Return the configuration of the adapter's attention: a decoder of one layer.
 
-        The sliding window is that of the exit layer, since hidden states of tokens outside it may be gone.
+        The sliding window is the exit layer's, since hidden states of tokens outside that window are not kept.
         """
         window = target.windows[self.exit_layer - 1] if target.windows else None
         return replace(
@@ -113,11 +113,11 @@ class KangarooAdapter(nn.Module):
         self.head: Linear | None = empty_linear(vocab, size, False) if shape.has_own_head else None
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, attend: Attend) -> Tensor:
-        """Map the exit layer's output ``[rows, hidden]`` to the head's input; ``attend`` gets layer 0."""
+        """Map the exit layer's output ``[rows, hidden]`` to the head's input, of the same shape."""
         return self.norm(self.layers[0](x, rope, 0, attend))
 
     def run_part(self, index: int, x: Tensor, rope: tuple[Tensor, Tensor] | None, attend: Attend) -> Tensor:  # noqa: ARG002 - an adapter has one part
-        """Call :meth:`forward`; for :class:`~pronk.drafters.shared.side_cache.AttendingModule`."""
+        """Call :meth:`forward`, as :class:`~pronk.drafters.shared.side_cache.AttendingModule` requires."""
         return self(x, rope, attend)
 
     def compile_part(self, index: int, program: Program) -> None:

@@ -33,11 +33,11 @@ UNEMBEDDINGS = ("shared", "replicated")
 class MedusaShape:
     """Sizes of the heads, and the tree of their tokens."""
 
-    num_heads: int = 4  # 1..16
-    blocks: int = 2  # residual blocks of a head, 1..8
-    unembeddings: str = "shared"  # ``"shared"``: all heads use the target's; ``"replicated"``: each head has its own
+    num_heads: int = 4  # number of heads, 1..16
+    blocks: int = 2  # number of residual blocks of a head, 1..8
+    unembeddings: str = "shared"  # ``"shared"``: the target's for all heads; ``"replicated"``: one per head
     tree: tuple[tuple[int, ...], ...] = ()  # paths of ranks (``rank_tree``), parents first; empty during training
-    # ``[head][rank]``: how often the head's token of this rank was the target's, 0..1; empty during training.
+    # ``[head][rank]``: frequency, 0..1, with which the head's token of this rank was the target's; empty in training.
     accuracies: tuple[tuple[float, ...], ...] = ()
 
     def __post_init__(self) -> None:
@@ -94,7 +94,7 @@ class MedusaHeads(nn.Module):
     def logits(self, hidden: Tensor, unembed: nn.Module) -> Tensor:
         """Return logits ``[heads, rows, vocab]``; ``hidden`` ``[rows, hidden]`` is after the final norm.
 
-        ``unembed`` is the target's unembedding. It is called once for all heads, if they share it.
+        ``unembed``, the target's unembedding, is called once for all heads unless the heads have their own.
         """
         states = [head(hidden) for head in self.layers]
         if self.unembeddings:

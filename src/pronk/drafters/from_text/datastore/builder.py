@@ -1,7 +1,7 @@
 """Building a datastore: write the token ids of all documents to a file, then sort their suffixes.
 
 The sort needs the package ``pydivsufsort`` (``pip install 'pronk[datastore]'``); reading a datastore does not. Sorting
-takes 20 bytes of memory per token, or 50 with a vocabulary of 65,536 or more. 10 M tokens take 1 to 2 seconds.
+takes 20 bytes of memory per token (50 for vocabularies of 65,536 ids or more), and 1 to 2 seconds for 10 M tokens.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def write_datastore(
         folder: an existing folder.
         documents: token ids of each document, 0..vocab_size - 1. Empty documents are skipped. The iterable is read one
             document at a time, until ``limit`` is reached.
-        vocabulary: fingerprint of the tokenizer.
-        vocab_size: number of different token ids; ids take 2 bytes in the file up to 65,535 and 4 bytes above.
+        vocabulary: the tokenizer's ``Tokenizer.fingerprint``.
+        vocab_size: size of the vocabulary; up to 65,535, the file has 2 bytes per token, above that 4 bytes.
         limit: maximum number of tokens, at least 1; the document that exceeds it is cut.
         sources: names of the files that the documents come from, kept in the header for ``pronk datastore info``.
         on_progress: called before each document and before the sort.

@@ -1,4 +1,4 @@
-"""File names of a datastore, and its header ``datastore.json`` (``reader.py`` has the other files)."""
+"""File names and header of a datastore; ``reader.py`` describes its other two files."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ __all__ = ["FORMAT", "HEADER", "SUFFIXES", "SUFFIX_TYPES", "TOKENS", "TOKEN_TYPE
 FORMAT = "pronk-datastore/1"
 HEADER, TOKENS, SUFFIXES = "datastore.json", "tokens.bin", "suffixes.bin"
 
-# numpy types: 2 or 4 bytes per token id, 4 or 8 per suffix. Token ids are big-endian, so that comparing bytes compares
-# ids. Suffixes have native byte order, since the reader calculates with them.
+# numpy types: 2 or 4 bytes per token id, 4 or 8 per suffix. Token ids are big-endian: the order of their
+# bytes is the order of the numbers. Suffixes have native byte order, since the reader calculates with them.
 TOKEN_TYPES = (">u2", ">u4")
 SUFFIX_TYPES = (np.dtype("u4").str, np.dtype("u8").str)
 
 
 @dataclass(frozen=True)
 class Header:
-    """Fields of ``datastore.json`` besides the format."""
+    """Fields of ``datastore.json``, except ``format``."""
 
     vocabulary: str  # fingerprint of the tokenizer
     largest_id: int  # largest token id in the documents

@@ -10,12 +10,12 @@
 
 A *phrase* is a sequence of tokens. The suffixes that begin with it are consecutive: 0 and 1 begin with ``a b``, 2 and 3
 with ``b``. They are sorted by the token after the phrase, so bisection finds phrases and their continuations. Token ids
-are big-endian, so that comparing bytes compares phrases. The separator is the largest number of the type and sorts
-after every token.
+are big-endian: phrases compared as bytes are in the same order as compared id by id. The separator is the largest
+number of the type, so it sorts after every token.
 
-Both files are memory-mapped: an open datastore takes the memory of the accessed pages, which processes share. Opening
-checks the file sizes and a few suffixes; :meth:`Datastore.verify` checks all contents. Undetected damage can make draft
-tokens worse. It never changes the output.
+Both files are memory-mapped: only accessed pages take memory, and all processes that open the datastore share them.
+Opening checks the file sizes and a few suffixes; :meth:`Datastore.verify` checks all contents. Undetected damage can
+make draft tokens worse. It never changes the output.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from pronk.errors import CheckpointError, OptionError
 
 __all__ = ["Child", "Datastore", "Match"]
 
-# Number of suffixes examined for the continuations of a phrase with more suffixes. They are evenly spaced, so a token
-# that follows at least 1/1024 of the phrase's occurrences is always found.
+# If a phrase occurs more than 1024 times, its continuations are counted in 1024 evenly spaced occurrences. A token that
+# follows at least 1/1024 of all occurrences is always found.
 _SAMPLE = 1024
 
-# Opening checks the order of 65 suffixes, evenly spaced over the file, by their first 8 tokens.
-_SPOTS, _SPOT_TOKENS = 64, 8
+# Opening compares the first 8 tokens of 65 evenly spaced suffixes (64 intervals), as reading all would take seconds.
+_SPOT_INTERVALS, _SPOT_TOKENS = 64, 8
 
 
 class Match(NamedTuple):
@@ -53,7 +53,7 @@ class Match(NamedTuple):
 
 
 class Child(NamedTuple):
-    """A token that follows a phrase, and the suffixes ``low .. high - 1`` in which it does."""
+    """A token that follows a phrase; suffixes ``low .. high - 1`` begin with the phrase and this token."""
 
     token: int
     low: int
@@ -66,7 +66,7 @@ class Datastore:
     def __init__(self, folder: Path, header: Header, tokens: mmap.mmap, suffixes: mmap.mmap) -> None:
         self.folder = folder
         self.header = header
-        # Each file twice: bytes and a memoryview for bisection (faster than numpy scalars), arrays for samples.
+        # Two views of each file: bytes or a memoryview for bisection (faster than numpy scalars), an array for samples.
         self._token_bytes = tokens
         self._tokens = np.frombuffer(tokens, dtype=header.token_type)
         self._suffix_array = np.frombuffer(suffixes, dtype=header.suffix_type)
@@ -79,7 +79,7 @@ class Datastore:
         """Map the files of a datastore.
 
         Args:
-            folder: folder of ``pronk datastore build``.
+            folder: folder written by ``pronk datastore build``.
             vocabulary: expected fingerprint of the tokenizer; ``None`` accepts any.
 
         Raises:
@@ -98,9 +98,9 @@ class Datastore:
         return store
 
     def _spot_check(self) -> None:
-        """Check that the last token is a separator, and that some suffixes lie in the file and are sorted."""
+        """Check that the last entry is a separator, and that 65 suffixes are valid positions and sorted."""
         num_entries = self.header.entries
-        starts = [self._suffixes[i * (num_entries - 1) // _SPOTS] for i in range(_SPOTS + 1)]
+        starts = [self._suffixes[i * (num_entries - 1) // _SPOT_INTERVALS] for i in range(_SPOT_INTERVALS + 1)]
         phrases = [self._read(start, _SPOT_TOKENS) for start in starts]
         ends_with_separator = self._read(num_entries - 1, 1) == self._separator
         if not ends_with_separator or max(starts) >= num_entries or phrases != sorted(phrases):
@@ -126,8 +126,8 @@ class Datastore:
     def find(self, tail: Sequence[int], max_match: int) -> Match:
         """Return the longest suffix of ``tail`` of at most ``max_match`` tokens that has a continuation.
 
-        A continuation is a token after it in a document. An id outside ``0..largest_id`` matches nothing. The length is
-        found by bisection, since each suffix of a phrase with a continuation has a continuation, too.
+        A phrase has a continuation if a token follows it in a document. An id outside ``0..largest_id`` has no match.
+        The length is found by bisection, since each suffix of a phrase with a continuation has a continuation, too.
         """
         usable: list[int] = []
         for token in reversed(tail[max(0, len(tail) - max_match) :]):
@@ -135,7 +135,7 @@ class Datastore:
                 break
             usable.append(token)
         phrase = b"".join(token.to_bytes(self._token_size, "big") for token in reversed(usable))
-        matched_length, low = 0, 0  # ``low``: the first suffix that begins with the match
+        matched_length, low = 0, 0  # ``low``: number of the first suffix with the match
         unmatched_length = len(usable) + 1
         while unmatched_length - matched_length > 1:
             length = (matched_length + unmatched_length) // 2
@@ -154,7 +154,7 @@ class Datastore:
         """Return the tokens that follow a phrase, the most frequent first; equally frequent ones by id.
 
         The phrase has ``length`` tokens and suffixes ``low .. high - 1``. Of more than 1024 suffixes, 1024 are
-        examined: tokens that follow fewer than 1/1024 of the occurrences may be missed. Returned intervals are exact.
+        examined: a token that follows in fewer than 1/1024 of all may be missed. Each child's interval is exact.
         """
         count = high - low
         if count <= 0 or max_children <= 0:
@@ -183,14 +183,14 @@ class Datastore:
     def _exact_interval(
         self, samples: NDArray[np.int64], run: tuple[int, int], length: int, low: int, high: int
     ) -> tuple[int, int]:
-        """Return the first suffix, and one more than the last, in which the token of a run follows the phrase.
+        """Return ``low`` and ``high`` of :class:`Child` for the token that follows in ``samples[start:stop]``.
 
-        ``run`` is a range of indices into ``samples``, the examined suffixes of ``low .. high - 1``.
+        ``samples`` are the examined suffixes of ``low .. high - 1``, and ``run`` is ``(start, stop)``.
         """
         start, stop = run
         if len(samples) == high - low:
             return low + start, low + stop
-        # The bounds lie between the run's samples and their neighbours, which have other tokens.
+        # In the samples before and after the run another token follows, so bisect the gaps between them and the run.
         token = self._read(self._suffixes[int(samples[start])] + length, 1)
         previous_end = int(samples[start - 1]) + 1 if start else low
         next_start = int(samples[stop]) if stop < len(samples) else high
@@ -202,12 +202,12 @@ class Datastore:
         return first, bisect_right(self._suffixes, token, int(samples[stop - 1]) + 1, next_start, key=following)
 
     def _first_suffix(self, phrase: bytes, low: int = 0) -> int:
-        """Return the first suffix from ``low`` on that does not sort before ``phrase``."""
+        """Return the number of the first suffix, from ``low`` on, that does not sort before ``phrase``."""
         text, token_size, length = self._token_bytes, self._token_size, len(phrase)
         return bisect_left(self._suffixes, phrase, low, key=lambda i: text[i * token_size : i * token_size + length])
 
     def _has_continuation(self, first: int, phrase: bytes) -> bool:
-        """Return whether a token follows ``phrase`` in a document; ``first`` is its first suffix.
+        """Return whether a token follows ``phrase`` in a document; ``first`` is ``_first_suffix(phrase)``.
 
         Separators sort last: if a token follows the phrase anywhere, one follows it in the first suffix.
         """

@@ -1,11 +1,11 @@
 """Re-encodes a request's text from the target's tokens into the draft model's, incrementally.
 
-The bytes of the target's tokens are encoded with the draft's tokenizer. As the text grows, only the part behind the
-last *mark* is encoded again. A mark is a position where tokens of both tokenizers begin, and from which the rest of the
-text alone encodes to the same tokens as within the whole text. For example::
+The bytes of the target's tokens are encoded with the draft's tokenizer. As the text grows, only the text after the last
+*mark* is encoded again. A mark is a position where tokens of both tokenizers begin, and from which the rest of the text
+encodes to the same tokens alone as within the whole text. For example::
 
     target    the| quick| br|own| fox      tokens of both tokenizers begin at the bytes 0, 3, 9 and 15;
-    draft     the| qui|ck| brown| fox      the mark at byte 9 lies behind 2 target tokens and 3 draft tokens
+    draft     the| qui|ck| brown| fox      the mark at byte 9 has 2 target tokens and 3 draft tokens before it
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from pronk.tokenization.tokenizer import Tokenizer
 
 __all__ = ["Recoding", "Reencoder"]
 
-_MARK_INTERVAL = 64  # target tokens behind the last mark before a new mark is tried
-_NUM_OPEN = 32  # last target tokens, among which no mark is set: further text may change how the last word is encoded
-_MAX_TRIES = 8  # positions tried for a mark, the last ones first
-_MAX_INTERVAL = 256  # target tokens behind the last mark before a mark is set even if that changes draft tokens
+_MARK_INTERVAL = 64  # try to set a mark if more target tokens than this follow the last mark
+_NUM_OPEN = 32  # set no mark among the last 32 target tokens, as further text may change how the last word is encoded
+_MAX_TRIES = 8  # maximum number of positions at which a mark is tried, the last positions first
+_MAX_INTERVAL = 256  # if more target tokens than this follow the last mark, set one even if that changes draft tokens
 
-_BLOCK = 256  # tokens compared at once
+_BLOCK = 256  # number of tokens compared with one list comparison
 
-# Bytes that are not valid UTF-8, as Python's surrogate escapes.
+# Bytes that are not valid UTF-8, decoded with Python's error handler ``surrogateescape``.
 _INVALID_UTF8 = re.compile("([\udc80-\udcff]+)")
 
-# Where a piece of text begins: within running text, after a special token, or at the start of the whole text. Some
-# tokenizers add a space before the latter two (``Prefix``).
+# Kinds of *edge*, the place where encoded bytes begin: within running text, after a special token, or at the start of
+# the whole text. Some tokenizers add a space at _START, or at _START and _AFTER_SPECIAL (``Prefix``).
 _MIDDLE, _AFTER_SPECIAL, _START = range(3)
 
 
 @dataclass(frozen=True)
 class Recoding:
-    """Conversion from the target's tokenizer to the draft's, the same for all requests."""
+    """Conversion of tokens from the target's tokenizer to the draft's; used by all requests."""
 
     texts: Mapping[int, bytes]  # bytes of each target token, by id; special tokens are missing
-    special_ids: Mapping[int, int | None]  # the draft's id for each special token of the target; ``None`` without one
-    bos: int | None  # id of the target's token that begins a text, if any
+    special_ids: Mapping[int, int | None]  # target's special ids to the draft's; ``None``: the draft has none
+    bos: int | None  # id of the target's beginning-of-sequence token, if any
     target_prefix: Prefix  # where the target's tokenizer adds a space that is not in the text
     draft_texts: Mapping[int, bytes]  # bytes of each draft token, by id; special tokens are missing
     draft_prefix: Prefix  # where the draft's tokenizer adds a space that is not in the text
@@ -53,7 +53,7 @@ class Recoding:
     def target_bytes(self, tokens: Sequence[int], edge: int) -> tuple[bytes, list[int]]:
         """Return the bytes of target tokens, and the byte offset at which each token ends.
 
-        ``edge`` is where the piece begins: ``_MIDDLE``, ``_AFTER_SPECIAL`` or ``_START``.
+        ``edge`` is the place of the first token: ``_MIDDLE``, ``_AFTER_SPECIAL`` or ``_START``.
         """
         pieces = [self.texts.get(token, b"") for token in tokens]
         data = b"".join(pieces)
@@ -61,9 +61,9 @@ class Recoding:
         return data[prefix:], [end - prefix for end in accumulate(map(len, pieces))]
 
     def encode_bytes(self, data: bytes, edge: int) -> tuple[list[int], bool]:
-        """Return the draft's token ids of a piece of text, and whether the end of the piece could be encoded.
+        """Return the draft's token ids of ``data``, and whether the last character could be encoded.
 
-        Each byte of invalid UTF-8, as of a character whose last bytes are still to come, is one token.
+        Each byte of invalid UTF-8 becomes one byte token, for example if the end of the last character is missing.
         """
         text = " " * self.prefix_length(data, edge) + data.decode("utf-8", "surrogateescape")
         ids: list[int] = []
@@ -82,21 +82,21 @@ class Recoding:
         return ids, complete
 
     def prefix_length(self, data: bytes, edge: int) -> int:
-        """Return the number of bytes, 0 or 1, that the draft's tokenizer adds before a text: a space."""
+        """Return 1 if the draft's tokenizer adds a space before ``data``, else 0."""
         return int(_has_prefix_space(self.draft_prefix, edge) and len(data) > 0)
 
 
 @dataclass(frozen=True)
 class _Mark:
-    """A mark: numbers of target and of draft tokens before it, and what precedes it (``_MIDDLE``, …)."""
+    """A mark between two tokens of the text."""
 
-    target: int
-    draft: int
-    edge: int
+    target: int  # number of target tokens before the mark
+    draft: int  # number of draft tokens before the mark
+    edge: int  # ``_MIDDLE``, ``_AFTER_SPECIAL`` or ``_START``
 
 
 class Reencoder:
-    """Keeps one request's text in the draft's tokens.
+    """One request's text, encoded with the draft's tokenizer.
 
     Attributes:
         tokens: the draft's token ids for the text of the last :meth:`update`; read-only.
@@ -107,7 +107,7 @@ class Reencoder:
         recoding: conversion between the tokenizers. ``None`` if a token has the same id in both vocabularies: the ids
             are copied, except those that the draft lacks.
         missing_ids: without ``recoding``, the target's ids that the draft lacks.
-        limit: without ``recoding``, the number of the draft's ids.
+        limit: without ``recoding``, the size of the draft's vocabulary.
     """
 
     def __init__(self, recoding: Recoding | None, missing_ids: frozenset[int] = frozenset(), limit: int = 0) -> None:
@@ -115,7 +115,7 @@ class Reencoder:
         self.is_complete = False
         self._recoding, self._missing_ids, self._limit = recoding, missing_ids, limit
         self._target_tokens: list[int] = []
-        self._dropped: list[int] = []  # positions in the target's text of tokens that were not copied
+        self._dropped: list[int] = []  # positions of the target's tokens that the draft lacks
         self._marks = [_Mark(0, len(self.tokens), _START)]
 
     def update(self, tokens: Sequence[int], known: int = 0) -> int:
@@ -123,22 +123,22 @@ class Reencoder:
 
         The first ``known`` target tokens are known to be unchanged.
         """
-        same = min(known, len(self._target_tokens), len(tokens))
-        same += _count_same(self._target_tokens, tokens, same)
+        num_same = min(known, len(self._target_tokens), len(tokens))
+        num_same += _count_same(self._target_tokens, tokens, num_same)
         if self._recoding is None:
-            unchanged = self._copy_ids(tokens, same)
+            unchanged = self._copy_ids(tokens, num_same)
         else:
-            unchanged = self._reencode(self._recoding, tokens, same)
-        self._target_tokens[same:] = tokens[same:]
+            unchanged = self._reencode(self._recoding, tokens, num_same)
+        self._target_tokens[num_same:] = tokens[num_same:]
         return unchanged
 
-    def _copy_ids(self, tokens: Sequence[int], same: int) -> int:
-        """Copy the target's ids from position ``same`` on; return the number of unchanged tokens."""
-        while self._dropped and self._dropped[-1] >= same:
+    def _copy_ids(self, tokens: Sequence[int], num_same: int) -> int:
+        """Copy the target's ids after the first ``num_same``; return the number of unchanged draft tokens."""
+        while self._dropped and self._dropped[-1] >= num_same:
             self._dropped.pop()
-        unchanged = same - len(self._dropped)
+        unchanged = num_same - len(self._dropped)
         del self.tokens[unchanged:]
-        for position in range(same, len(tokens)):
+        for position in range(num_same, len(tokens)):
             if tokens[position] in self._missing_ids or tokens[position] >= self._limit:
                 self._dropped.append(position)
             else:
@@ -146,9 +146,9 @@ class Reencoder:
         self.is_complete = len(tokens) > 0 and self._dropped[-1:] != [len(tokens) - 1]
         return unchanged
 
-    def _reencode(self, recoding: Recoding, tokens: Sequence[int], same: int) -> int:
-        """Encode the text again behind the last usable mark; return the number of unchanged tokens."""
-        while self._marks[-1].target > same:
+    def _reencode(self, recoding: Recoding, tokens: Sequence[int], num_same: int) -> int:
+        """Encode the text after the last mark within the first ``num_same`` tokens; return as :meth:`update`."""
+        while self._marks[-1].target > num_same:
             self._marks.pop()
         start = self._marks[-1]
         old_tokens = self.tokens[start.draft :]
@@ -167,7 +167,7 @@ class Reencoder:
         return start.draft + _count_same(old_tokens, self.tokens[start.draft :], 0)
 
     def _append_special(self, recoding: Recoding, tokens: Sequence[int], position: int) -> None:
-        """Encode the text before the special token at ``position``, append the token, and set a mark after it."""
+        """Encode the text from the last mark to the special token at ``position``, and set a mark after it."""
         mark, special = self._marks[-1], tokens[position]
         data, _ = recoding.target_bytes(tokens[mark.target : position], mark.edge)
         self.tokens += recoding.encode_bytes(data, mark.edge)[0]
@@ -180,25 +180,25 @@ class Reencoder:
         self._marks.append(_Mark(position + 1, len(self.tokens), _START if is_bos else _AFTER_SPECIAL))
 
     def _set_mark(self, recoding: Recoding, open_tokens: Sequence[int]) -> None:
-        """Set a mark within ``open_tokens``, the target tokens behind the last mark, if possible."""
+        """Set a mark within ``open_tokens``, the target tokens after the last mark, if possible."""
         mark = self._marks[-1]
         ids = self.tokens[mark.draft :]
         data, ends = recoding.target_bytes(open_tokens, mark.edge)
-        # Number of target tokens before each byte offset at which a target token and a character begin.
+        # Byte offsets at which a target token and a character begin, and the number of target tokens before each.
         num_target = {
             end: count
             for count, end in enumerate(ends[: len(open_tokens) - _NUM_OPEN], 1)
             if _begins_character(data, end)
         }
-        # Byte offsets of these at which a draft token begins too, with the number of draft tokens before.
-        places: list[tuple[int, int]] = []
+        # Those byte offsets at which a draft token begins, too, each with the number of draft tokens before it.
+        candidates: list[tuple[int, int]] = []
         offset = -recoding.prefix_length(data, mark.edge)
         for num_draft, token in enumerate(ids):
             if offset in num_target:
-                places.append((offset, num_draft))
+                candidates.append((offset, num_draft))
             offset += len(recoding.draft_texts.get(token, b""))
         covers_text = offset == len(data)
-        for cut, num_draft in reversed(places[-_MAX_TRIES:] if covers_text else []):
+        for cut, num_draft in reversed(candidates[-_MAX_TRIES:] if covers_text else []):
             if recoding.encode_bytes(data[cut:], _MIDDLE)[0] == ids[num_draft:]:
                 self._marks.append(_Mark(mark.target + num_target[cut], mark.draft + num_draft, _MIDDLE))
                 return
@@ -211,7 +211,7 @@ class Reencoder:
 
 
 def _has_prefix_space(prefix: Prefix, edge: int) -> bool:
-    """Whether a tokenizer adds a space to a piece of text that begins at ``edge``."""
+    """Whether a tokenizer adds a space at an edge of this kind."""
     return (prefix == "always" and edge != _MIDDLE) or (prefix == "first" and edge == _START)
 
 
@@ -220,7 +220,7 @@ def _begins_character(data: bytes, offset: int) -> bool:
 
 
 def _count_same(old: Sequence[int], new: Sequence[int], start: int) -> int:
-    """Return the number of equal tokens from ``start`` on; comparing blocks is ten times as fast."""
+    """Return the number of equal tokens from ``start`` on; comparing by blocks is ten times as fast."""
     stop, index = min(len(old), len(new)), start
     while index + _BLOCK <= stop and old[index : index + _BLOCK] == new[index : index + _BLOCK]:
         index += _BLOCK

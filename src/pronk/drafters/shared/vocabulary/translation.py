@@ -25,10 +25,10 @@ from pronk.tokenization.tokenizer import Tokenizer
 
 __all__ = ["Reencoder", "Translation"]
 
-# A draft model is refused if its vocabulary and the target's have fewer tokens in common than this fraction of the
-# smaller vocabulary (of tokens of at least 2 bytes). Any two of the vocabularies measured (1,024 to 16,384 tokens,
-# trained on licences, documentation, Python and C) have 0.3 or more in common, and these tokens make up at least half
-# of a text. At 0.1 or less the common tokens are mostly short pieces of words.
+# A draft model is refused if less than this fraction of the smaller vocabulary is also in the other one; only tokens of
+# at least 2 bytes count. Any two of the vocabularies measured (1,024 to 16,384 tokens, trained on licences,
+# documentation, Python and C) have 0.3 or more in common, and these tokens make up at least half of a text. At 0.1 or
+# less the common tokens are mostly fragments of words.
 _MIN_OVERLAP = 0.1
 
 
@@ -38,7 +38,7 @@ class Translation:
     Attributes:
         identical: whether every token has the same id in both, apart from padding and added tokens.
         num_shared: number of tokens that both vocabularies have.
-        is_identity: whether all ids, padding and added tokens included, are the same: logits need no change.
+        is_identity: whether padding and added tokens agree, too, so that :meth:`to_target` returns its argument.
     """
 
     def __init__(
@@ -53,16 +53,16 @@ class Translation:
         self.num_shared = len(pairs)
         self._pairs, self._recoding, self._missing_ids = pairs, recoding, frozenset(missing_ids)
         self._target_size, self._draft_size = target_size, draft_size
-        if self.identical:  # the ids to exclude
+        if self.identical:  # ids that the draft must not propose
             self._index = torch.tensor(sorted(i for i in missing_ids if i < target_size), dtype=torch.long)
-        else:  # the draft's id for each of the target's ids; draft_size for none
+        else:  # for each target id the draft's id, or draft_size if the draft lacks the token
             self._index = torch.full((target_size,), draft_size)
             self._index[list(pairs)] = torch.tensor(list(pairs.values()))
         self.is_identity = self.identical and target_size == draft_size and not self._index.numel()
 
     @classmethod
     def with_equal_ids(cls, target_size: int, draft_size: int) -> Translation:
-        """Return a translation for models whose equal ids are taken for equal tokens."""
+        """Return a translation that assumes that equal ids mean equal tokens."""
         return cls({i: i for i in range(min(target_size, draft_size))}, target_size, draft_size, None, set())
 
     @classmethod
@@ -106,7 +106,7 @@ class Translation:
         return cls(pairs, target_size, draft_size, recoding, set())
 
     def to_target(self, logits: Tensor) -> Tensor:
-        """Map logits ``[rows, draft_size]`` to ``[rows, target_size]``, ``-inf`` for tokens without a pair."""
+        """Map logits ``[rows, draft_size]`` to ``[rows, target_size]``; ``-inf`` if the draft lacks a token."""
         if self.is_identity:
             return logits
         if self._index.device != logits.device:
@@ -140,7 +140,7 @@ class Translation:
 
 
 def _differences(target: Tokenizer, draft: Tokenizer) -> set[int] | None:
-    """Return the ids whose tokens differ; ``None`` if the vocabularies are not identical (see the module)."""
+    """Return the ids whose tokens differ; ``None`` if the vocabularies are not *identical* (above)."""
     target_tokens, draft_tokens = (
         {i: t for t, i in x.backend.get_vocab(with_added_tokens=True).items()} for x in (target, draft)
     )
@@ -148,13 +148,13 @@ def _differences(target: Tokenizer, draft: Tokenizer) -> set[int] | None:
     target_only, draft_only = ({i: x[i] for i in differing if i in x} for x in (target_tokens, draft_tokens))
     target_added, draft_added = (x.backend.get_added_tokens_decoder().keys() for x in (target, draft))
     if not (target_only.keys() <= target_added and draft_only.keys() <= draft_added):
-        return None  # tokens of the trained vocabulary differ
-    moved = {*target_only.values()} & {*draft_only.values()}  # tokens that both have, under other ids
+        return None  # tokens other than added ones differ
+    moved = {*target_only.values()} & {*draft_only.values()}  # tokens with different ids in the two vocabularies
     return None if moved else differing
 
 
 def _pair_texts(target: Spelling, draft: Spelling) -> dict[int, int]:
-    """Map the target's ids to the draft's ids with the same bytes, the first of each vocabulary."""
+    """Map the target's ids to the draft's ids with the same bytes; of several such ids, use the first."""
     target_ids, draft_ids = dict[bytes, int](), dict[bytes, int]()
     for ids, spelling in ((target_ids, target), (draft_ids, draft)):
         for token, text in spelling.texts.items():
@@ -163,7 +163,7 @@ def _pair_texts(target: Spelling, draft: Spelling) -> dict[int, int]:
 
 
 def _pair_specials(target: Tokenizer, draft: Tokenizer) -> dict[int, int]:
-    """Map the target's special ids to the draft's: tokens with the same name, and ends of text."""
+    """Map the target's special ids to the draft's: tokens with the same name, and end-of-text tokens."""
     names = {draft.backend.id_to_token(i): i for i in sorted(draft.special_ids)}
     pairs = {i: names[name] for i in sorted(target.special_ids) if (name := target.backend.id_to_token(i)) in names}
     for target_eos, draft_eos in zip(target.eos_ids, draft.eos_ids, strict=False):
@@ -173,7 +173,7 @@ def _pair_specials(target: Tokenizer, draft: Tokenizer) -> dict[int, int]:
 
 
 def _overlap_enough(target: Spelling, draft: Spelling, pairs: Mapping[int, int]) -> bool:
-    """Whether the tokens with the same bytes, ``pairs``, reach ``_MIN_OVERLAP``."""
+    """Whether ``pairs`` (tokens with the same bytes) cover ``_MIN_OVERLAP`` of the smaller vocabulary."""
     smaller = min(sum(len(text) > 1 for text in spelling.texts.values()) for spelling in (target, draft))
     shared = sum(len(target.texts[token]) > 1 for token in pairs)
     return shared > 0 and shared >= _MIN_OVERLAP * smaller
