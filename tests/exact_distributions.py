@@ -34,7 +34,7 @@ class Source:
     """A source of random numbers that enumerates all sequences of outcomes, each with its probability."""
 
     def __init__(self) -> None:
-        self.plan: list[list[int]] = []  # the remaining outcomes at each place, the current one last
+        self.plan: list[list[int]] = []  # for each choice, the outcomes left to try; the last one is current
         self.place = 0
         self.weight = 1.0
 

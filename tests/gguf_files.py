@@ -38,7 +38,7 @@ def random_blocks(kind: str, rows: int, columns: int, seed: int, scale: float = 
     blocks = rng.integers(0, 256, (rows, columns // values, size), dtype=np.uint8)
     unit = {"Q8_0": 127, "Q6_K": 31 * 127, "Q4_K": 15 * 63, "Q5_K": 31 * 63, "Q5_0": 16, "Q5_1": 31}.get(kind, 15)
     for number, at in enumerate(SCALES.get(kind, (0,))):
-        # The minimum shifts weights by half of their range.
+        # The second scale belongs to the block's minimum, which shifts the weights by half of their range.
         largest = 2 * scale / unit if number == 0 else (scale / 63 if kind.endswith("K") else -scale)
         drawn = (largest * rng.uniform(0.5, 1.0, blocks.shape[:2])).astype(np.float16)
         blocks[..., at : at + 2] = drawn[..., None].view(np.uint8)
@@ -81,7 +81,7 @@ def convert(
         folder: checkpoint with a single safetensors file.
         path: output file.
         kinds: type of all matrices, or types by suffixes of names with ``""`` as the default.
-        twin: output folder for the same model with the dequantized weights.
+        twin: output folder for a safetensors checkpoint with the dequantized weights; ``None`` writes none.
         tokenizer: a byte-level BPE; ``None``: the tokenizer of the folder.
         pre: name of the pre-tokenizer.
         change: called with the writer before it writes.

@@ -16,13 +16,13 @@ from pronk.sampling.guide import Guide
 # The guide of requests that follow the table below.
 TOY = Guide(regex="a table of tokens")
 
-# Of 7 consecutive states the first 3 force text; the third of them allows 2 spellings. The last 2 allow the end.
+# State s allows, by s % 7: 0 and 1 a single token; 2 two tokens; 3 and 4 many tokens; 5 and 6 all and the end.
 _STATES, _KINDS, _FORCED = 287, 7, 3
 
 
 @cache
 def allowed(state: int, vocab: int, stop_token_ids: frozenset[int]) -> frozenset[int]:
-    """Return the tokens allowed in a state: 1, 2 (the first is the usual one), many, or all with the ends."""
+    """Return the tokens allowed in a state: one, two, about two thirds of all, or all with the stop tokens."""
     others = [token for token in range(vocab) if token not in stop_token_ids]
     kind = state % _KINDS
     if kind < _FORCED - 1:
@@ -42,7 +42,7 @@ def after(state: int, token: int) -> int:
 
 
 class ToyFollower:
-    """A :class:`pronk.sampling.logits_processors.GuideProcessor` of the table."""
+    """Replaces :class:`pronk.sampling.logits_processors.GuideProcessor`; masks logits by :func:`allowed`."""
 
     def __init__(self, vocab: int, stop_token_ids: Iterable[int] = ()) -> None:
         self.vocab, self.stop_token_ids = vocab, frozenset(stop_token_ids)

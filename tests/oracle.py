@@ -8,10 +8,10 @@ from pronk.models.decoder import Decoder
 
 
 class DenseAttend:
-    """Causal attention of one text in one pass: matrix products over all positions, in float32 or wider."""
+    """Causal attention over all positions of one text by matrix products, in float32 or wider."""
 
     def __init__(self, config: ModelConfig, *, coded: bool = False) -> None:
-        """``coded``: round keys and values as an 8-bit KV cache does."""
+        """With ``coded``, round keys and values as an 8-bit KV cache does."""
         self.config = config
         self.coded = coded
 
@@ -35,7 +35,7 @@ def round_to_8_bits(rows: Tensor) -> Tensor:
 
 
 def visible(rows: int, window: int | None) -> Tensor:
-    """Return ``[rows, rows]``: whether row ``i`` sees row ``j``, which is the past and itself, within the window."""
+    """Return the causal mask ``[rows, rows]``: row ``i`` sees row ``j`` if ``0 <= i - j < window``."""
     distance = torch.arange(rows)[:, None] - torch.arange(rows)[None, :]
     return (distance >= 0) & (distance < (rows if window is None else window))
 

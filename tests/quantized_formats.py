@@ -27,7 +27,7 @@ AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 
 @dataclass(frozen=True)
 class Format:
-    """``make(random, outputs, inputs)`` returns a module's tensors; ``rule(tensors)`` returns its float32 weight."""
+    """``make(random, outputs, inputs)`` gives a module's tensors, ``rule(tensors)`` its float32 weight."""
 
     config: dict[str, Any]
     make: Callable[[np.random.Generator, int, int], Tensors]
@@ -307,12 +307,12 @@ FORMATS: dict[str, Format] = {
 
 
 def is_quantized(name: str) -> bool:
-    """Return whether these formats quantize the tensor of this name."""
+    """Return whether the tensor with this name, in Llama's or GPT-2's naming, is quantized."""
     return "_proj.weight" in name or (".c_" in name and name.endswith(".weight"))
 
 
 def write_quantized(plain: Path, folder: Path, kind: Format, seed: int = 0) -> tuple[Path, Path]:
-    """Write the model of ``plain`` with random weights of a format, and a twin with the dequantized weights."""
+    """Write ``plain`` with random quantized weights, and as a twin with the same weights dequantized."""
     random, stored, twin = np.random.default_rng(seed), dict[str, Tensor](), dict[str, Tensor]()
     for name, tensor in load_file(plain / "model.safetensors").items():
         if not is_quantized(name):
@@ -344,7 +344,7 @@ def align(path: Path) -> None:
 
 
 def write_rounded(plain: Path, folder: Path) -> Path:
-    """Write the model of ``plain`` with layers rounded to 4 bits, packed as compressed-tensors does."""
+    """Write ``plain`` with its linear layers rounded to 4 bits, in the format of compressed-tensors."""
     shutil.copytree(plain, folder)
     stored = dict[str, Tensor]()
     for name, tensor in load_file(plain / "model.safetensors").items():

@@ -19,7 +19,7 @@ SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(12)
 
 
 def by_keys(keys: NDArray[np.uint64], tokens: Any) -> Tensor:
-    """Return the noise for values of :func:`noise_key`; keys and tokens are broadcast."""
+    """Return the Gumbel noise of ``tokens`` for keys of :func:`noise_key`; the arrays are broadcast."""
     x = tokens * INCREMENT + keys
     x = (x ^ (x >> SHIFTS[0])) * MULTIPLIERS[0]
     x = (x ^ (x >> SHIFTS[1])) * MULTIPLIERS[1]

@@ -1,4 +1,4 @@
-"""The model for asyncio: the same texts as the facade's, many at a time, and whoever leaves frees what it held."""
+"""AsyncLLM: simultaneous requests have the texts of LLM; cancelled requests release their blocks."""
 
 import asyncio
 import gc
@@ -50,7 +50,7 @@ async def collected(pieces: AsyncIterator[Piece]) -> list[Piece]:
     return [piece async for piece in pieces]
 
 
-def test_many_at_a_time_have_the_texts_of_each_alone(llm: LLM) -> None:
+def test_simultaneous_requests_have_the_texts_of_single_ones(llm: LLM) -> None:
     options = [params(seed) for seed in range(len(PROMPTS))]
     want = [llm.generate(prompt, own) for prompt, own in zip(PROMPTS, options, strict=True)]
 
@@ -79,7 +79,7 @@ def test_samples(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("how", ["break", "cancel"])
-def test_whoever_leaves_frees_what_it_held(llm: LLM, how: str) -> None:
+def test_cancelled_requests_release_their_blocks(llm: LLM, how: str) -> None:
     want = llm.generate(PROMPTS[1], params(1))
 
     async def leave(made: AsyncLLM) -> None:
@@ -99,7 +99,7 @@ def test_whoever_leaves_frees_what_it_held(llm: LLM, how: str) -> None:
     drive(llm, work)
 
 
-def test_errors_are_of_whoever_asked(llm: LLM) -> None:
+def test_errors_are_raised_in_their_own_request(llm: LLM) -> None:
     async def work(made: AsyncLLM) -> None:
         good = asyncio.create_task(made.generate(PROMPTS[0], params(0)))
         with pytest.raises(PromptError):
@@ -114,7 +114,7 @@ def test_errors_are_of_whoever_asked(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("options", [{"priority": "high"}, {"salt": "tenant"}, {"deadline": -1.0}], ids=str)
-def test_options_are_checked_before_anybody_else_notices(llm: LLM, options: dict[str, Any]) -> None:
+def test_invalid_options_disturb_no_other_request(llm: LLM, options: dict[str, Any]) -> None:
     async def work(made: AsyncLLM) -> None:
         good = asyncio.create_task(made.generate(PROMPTS[0], params(0)))
         with pytest.raises(OptionError, match=f"{next(iter(options))}: expected"):
@@ -132,7 +132,7 @@ def test_too_many(llm: LLM) -> None:
             await made.generate(PROMPTS[1], params(0))
         await stream.aclose()
         got = None
-        while got is None:  # it leaves with the next step
+        while got is None:  # the closed stream's request is removed after the current step
             with suppress(OverloadedError):
                 got = await made.generate(PROMPTS[1], params(0))
         assert got.token_ids
@@ -140,7 +140,7 @@ def test_too_many(llm: LLM) -> None:
     drive(llm, work, max_requests=2)
 
 
-def test_a_step_that_fails_ends_those_that_were_in_it(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_step_ends_its_requests(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(made: AsyncLLM) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(llm.engine.runner, "forward", lambda *_: 1 / 0)
@@ -178,7 +178,7 @@ def test_other_threads_use_the_same_model(llm: LLM) -> None:
     drive(llm, work)
 
 
-def test_one_that_is_forgotten_lets_its_thread_go(llm: LLM) -> None:
+def test_the_thread_ends_if_the_model_is_deleted(llm: LLM) -> None:
     made = AsyncLLM(llm)
     thread = made._thread.thread
     assert thread.is_alive()
@@ -206,7 +206,7 @@ def test_prompts_side_by_side(llm: LLM) -> None:
     drive(llm, work)
 
 
-def test_a_thread_that_dies_tells_everybody(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_raise_if_the_thread_dies(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     class DeadError(BaseException):
         pass
 
@@ -223,7 +223,7 @@ def test_a_thread_that_dies_tells_everybody(llm: LLM, monkeypatch: pytest.Monkey
     drive(llm, work)
 
 
-def test_reading_has_the_deadline(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokenization_has_the_deadline(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(engine: AsyncLLM) -> None:
         monkeypatch.setattr(llm.request_factory, "encode_prompt", lambda _: held.wait(30))
         with pytest.raises(DeadlineError, match=r"after 0\.1 s"):
@@ -247,8 +247,8 @@ def test_reading_has_the_deadline(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> 
     ],
     ids=["plain", "greedy", "penalties", "stop", "samples", "guide"],
 )
-def test_what_was_given_out_before_is_gone_on_from(llm: LLM, options: dict[str, Any]) -> None:
-    """At every place: the same pieces follow, and the same whole comes out."""
+def test_a_text_resumes_after_its_given_pieces(llm: LLM, options: dict[str, Any]) -> None:
+    """After any number of given pieces, the other pieces and the completions are the same."""
     asked = params(5, **options)
 
     async def all_of(made: AsyncLLM, given: dict[int, list[Piece]] | None = None) -> list[Piece]:
@@ -258,8 +258,8 @@ def test_what_was_given_out_before_is_gone_on_from(llm: LLM, options: dict[str, 
     def seen(pieces: Sequence[Piece]) -> list[Any]:
         ends = [piece.completion for piece in pieces]
         whole = [end and (end.text, end.token_ids, end.logprobs, end.finish_reason, end.stop_reason) for end in ends]
-        said = [(piece.index, piece.token_id, piece.text, piece.logprobs) for piece in pieces]
-        return sorted(zip(said, whole, strict=True), key=lambda each: each[0][0])
+        fields = [(piece.index, piece.token_id, piece.text, piece.logprobs) for piece in pieces]
+        return sorted(zip(fields, whole, strict=True), key=lambda each: each[0][0])
 
     async def work(made: AsyncLLM) -> None:
         want = await all_of(made)

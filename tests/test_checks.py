@@ -1,4 +1,4 @@
-"""What users give: which values are refused, and in what words."""
+"""Checks of option values: accepted values, and the errors for refused ones."""
 
 import math
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from pronk.errors import ConfigError, OptionError
         (check_path, None, ()),
     ],
 )
-def test_what_is_right_comes_back(check: Callable[..., Any], value: object, rule: tuple[Any, ...]) -> None:
+def test_accepted_values_are_returned(check: Callable[..., Any], value: object, rule: tuple[Any, ...]) -> None:
     assert check("x", value, *rule) == value
     assert check_number("x", math.ulp(0.0), 0, above=True) > 0
 
@@ -44,7 +44,7 @@ def test_what_is_right_comes_back(check: Callable[..., Any], value: object, rule
         *((check_path, each, (), "a path") for each in ("", 3, ["a"])),
     ],
 )
-def test_what_is_wrong_is_named(check: Callable[..., Any], value: object, rule: tuple[Any, ...], message: str) -> None:
+def test_refused_values(check: Callable[..., Any], value: object, rule: tuple[Any, ...], message: str) -> None:
     with pytest.raises(OptionError) as error:
         check("suffix: max_match", value, *rule)
     assert str(error.value) == f"suffix: max_match: expected {message}, found {value!r}"

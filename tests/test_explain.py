@@ -1,4 +1,4 @@
-"""Why a text took its steps: what is kept is what was decided, and the text is the same."""
+"""``explain``: the trace of each step agrees with the request's statistics, and the text is unchanged."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ PARAMS = SamplingParams(max_tokens=40, ignore_eos=True)
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
     made = LLM(tiny_checkpoint(tmp_path_factory.mktemp("model") / "tiny"))
-    set_costs(made.engine, CostCurve((1, 2), (10.0, 10.1), slope=0.1))  # so dear that asking takes next to nothing
+    set_costs(made.engine, CostCurve((1, 2), (10.0, 10.1), slope=0.1))  # so slow that drafting is almost free
     return made
 
 
@@ -39,7 +39,7 @@ def check(found: Explanation, llm: LLM, drafter: str) -> None:
     assert f"{len(want.token_ids)} tokens in {len(found.steps)} steps" in found.summary, drafter
 
 
-def test_choosing_says_who_was_asked_and_what_that_brought(llm: LLM) -> None:
+def test_auto_reports_the_asked_sources_and_their_gains(llm: LLM) -> None:
     found = explain(llm, TEXT, PARAMS)
     check(found, llm, "auto")
     asked = [each for step in found.steps for each in step.source_reports]
@@ -52,7 +52,7 @@ def test_choosing_says_who_was_asked_and_what_that_brought(llm: LLM) -> None:
             assert step.source_reports[0].before == (1.0, 10.0)
             last = step.source_reports[-1].after
             assert last is not None
-            if "lookahead" not in {each.source for each in step.source_reports}:  # its window takes rows besides
+            if "lookahead" not in {each.source for each in step.source_reports}:  # its window adds rows
                 assert step.gain == pytest.approx(last[0])
                 assert step.value == pytest.approx(last[0] * 10.0 / last[1])
     (suffix,) = [share for share in found.shares if share.source == "suffix"]
@@ -61,27 +61,27 @@ def test_choosing_says_who_was_asked_and_what_that_brought(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("drafter", ["suffix(store_tokens=0)", "merged(suffix(store_tokens=0), recycling)"])
-def test_other_drafters_have_a_journal_too(llm: LLM, drafter: str) -> None:
+def test_other_drafters_have_a_trace_too(llm: LLM, drafter: str) -> None:
     found = explain(llm, TEXT, PARAMS, drafter)
     check(found, llm, drafter)
     assert not any(step.source_reports for step in found.steps)
     assert "suffix had" in found.summary
 
 
-def test_without_guesses_there_is_little_to_say(llm: LLM) -> None:
+def test_summary_without_draft_tokens(llm: LLM) -> None:
     found = explain(llm, TEXT, PARAMS, "autoregressive")
     assert not found.shares
     assert all(step.tokens == step.tokens[:1] and not step.path for step in found.steps)
     assert "39 of 39 steps after the first had no draft tokens" in found.summary
 
 
-def test_a_journal_is_kept_of_nobody_else(llm: LLM) -> None:
+def test_other_requests_have_no_trace(llm: LLM) -> None:
     (request,) = llm.request_factory.create_samples(llm.request_factory.encode_prompt(TEXT), PARAMS, llm.get_proposer())
     llm.engine.run([request])
     assert request.decision_trace is None
 
 
-def test_one_token_is_a_text(tmp_path: Path) -> None:
+def test_text_of_one_token(tmp_path: Path) -> None:
     llm = LLM(tiny_checkpoint(tmp_path / "tiny"))
     found = explain(llm, "x", SamplingParams(max_tokens=1, ignore_eos=True))
     assert len(found.steps) == 1

@@ -1,4 +1,4 @@
-"""The guard around what Ctrl-C must not cut, when it strikes the guard itself."""
+"""Deferral of Ctrl-C: signals within the guard, within interruptible blocks, and in a long draft."""
 
 import signal
 from collections.abc import Callable
@@ -15,18 +15,18 @@ from pronk.sampling.sampler import DraftToken
 from tiny_models import make_request
 
 
-def struck(reached: list[int]) -> None:
+def interrupt_an_uninterrupted_block(reached: list[int]) -> None:
     with uninterrupted():
         signal.raise_signal(signal.SIGINT)
         reached.append(sum(range(1000)))
 
 
 @pytest.mark.parametrize("call", [1, 2], ids=["while it is installed", "while it is removed"])
-def test_the_guard_survives_an_interruption_of_its_own(call: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A signal that comes in the midst of installing or removing it is handed on, and afterwards it works as before."""
+def test_a_signal_while_the_guard_is_installed_or_removed(call: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The signal raises KeyboardInterrupt, and the next ``uninterrupted`` block defers signals as usual."""
     install, calls = signal.signal, []
 
-    def interrupted_there(number: int, handler: Any) -> Any:
+    def interrupted_install(number: int, handler: Any) -> Any:
         before = install(number, handler)
         calls.append(handler)
         if len(calls) == call:
@@ -34,18 +34,18 @@ def test_the_guard_survives_an_interruption_of_its_own(call: int, monkeypatch: p
             sum(range(1000))
         return before
 
-    monkeypatch.setattr(signal, "signal", interrupted_there)
+    monkeypatch.setattr(signal, "signal", interrupted_install)
     with pytest.raises(KeyboardInterrupt), uninterrupted():
         sum(range(1000))
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     reached: list[int] = []
     with pytest.raises(KeyboardInterrupt):
-        struck(reached)
+        interrupt_an_uninterrupted_block(reached)
     assert reached
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def struck_in_a_window(done: list[str]) -> None:
+def interrupt_in_a_block(done: list[str]) -> None:
     with uninterrupted():
         signal.raise_signal(signal.SIGINT)
         done.append("before")
@@ -59,7 +59,7 @@ def struck_in_a_window(done: list[str]) -> None:
             done.append("after")
 
 
-def struck_in_a_window_s_window(done: list[str]) -> None:
+def interrupt_between_blocks(done: list[str]) -> None:
     with uninterrupted(), interruptible():
         try:
             with uninterrupted():
@@ -74,10 +74,10 @@ def struck_in_a_window_s_window(done: list[str]) -> None:
 
 @pytest.mark.parametrize(
     ("work", "want"),
-    [(struck_in_a_window, ["before", "after"]), (struck_in_a_window_s_window, ["before", "inner", "after"])],
+    [(interrupt_in_a_block, ["before", "after"]), (interrupt_between_blocks, ["before", "inner", "after"])],
 )
-def test_a_window_closes_when_it_is_struck(work: Callable[[list[str]], None], want: list[str]) -> None:
-    """One signal strikes, in the window, and the ones after it wait until all is put in order."""
+def test_after_an_interrupt_later_signals_are_deferred(work: Callable[[list[str]], None], want: list[str]) -> None:
+    """The first signal raises in the interruptible block; later ones wait until clean-up is done."""
     done: list[str] = []
     with pytest.raises(KeyboardInterrupt):
         work(done)
@@ -85,8 +85,8 @@ def test_a_window_closes_when_it_is_struck(work: Callable[[list[str]], None], wa
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_a_handler_that_only_takes_note() -> None:
-    """It raises nothing, so that the window stays open and what comes next strikes as well."""
+def test_a_handler_that_does_not_raise() -> None:
+    """The interruptible block continues, and later signals in it are delivered at once, too."""
     noted: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, _: noted.append(number))
     try:
@@ -102,7 +102,7 @@ def test_a_handler_that_only_takes_note() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-def test_a_handler_that_is_installed_meanwhile_stays() -> None:
+def test_a_handler_set_by_the_block_stays() -> None:
     def other(*_: Any) -> None:
         pass
 
@@ -113,22 +113,22 @@ def test_a_handler_that_is_installed_meanwhile_stays() -> None:
 
 
 def test_an_interrupted_chain_ends_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for the passes that a long draft has left."""
+    """The draft model's remaining forward passes for a chain of 30 tokens are skipped."""
     engine, drafter = watched(f"draft_model(model={draft_folder(0.0)!r}, num_tokens=30)")
     request = make_request([1, 2, 3], SamplingParams(max_tokens=60), drafter)
     engine.add(request)
     engine.step()
     lengths = []
-    take = Chain.append
+    append = Chain.append
 
-    def struck(chain: Chain, guess: DraftToken) -> None:
-        take(chain, guess)
+    def interrupting_append(chain: Chain, draft_token: DraftToken) -> None:
+        append(chain, draft_token)
         lengths.append(len(chain))
         if len(chain) == 3:
             signal.raise_signal(signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Chain, "append", struck)
+        patch.setattr(Chain, "append", interrupting_append)
         with pytest.raises(KeyboardInterrupt):
             engine.step()
     assert lengths == [1, 2, 3]

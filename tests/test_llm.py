@@ -1,4 +1,4 @@
-"""The facade, on small random checkpoints: text in, text out, for every family; transformers is the oracle."""
+"""``LLM`` on small random checkpoints of every family; greedy tokens are compared with transformers."""
 
 import json
 import math
@@ -61,7 +61,7 @@ def test_greedy_tokens_are_those_of_transformers(
     assert done.stats.generated_tokens == 128
 
 
-def test_a_list_gives_a_list_in_its_order(llm: LLM) -> None:
+def test_completions_have_the_order_of_the_prompts(llm: LLM) -> None:
     params = SamplingParams(max_tokens=20, temperature=0.9, seed=4)
     together = llm.generate(PROMPTS, params)
     alone = [llm.generate(prompt, params) for prompt in PROMPTS]
@@ -167,7 +167,7 @@ def test_ctrl_c_during_a_commit_waits_for_its_end(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("dtype", "kernels", "factor"), [("float16", "torch", 1e5), ("float32", "auto", 1e39), ("bfloat16", "auto", 1e39)]
 )
-def test_numbers_that_overflow_stay_with_their_request(
+def test_overflow_affects_only_its_own_request(
     checkpoint: MakeCheckpoint, tmp_path: Path, dtype: str, kernels: str, factor: float
 ) -> None:
     folder = tmp_path / "overflow"
@@ -188,7 +188,7 @@ def test_numbers_that_overflow_stay_with_their_request(
 
 @dataclass(frozen=True)
 class Odd(Proposer[int]):
-    """Proposes ``tokens`` below the root, or below a wrong one; equal objects insist on their own states."""
+    """Propose a chain of ``tokens`` below ``root`` or the last token; check that states are its own."""
 
     name = "odd"
     tokens: tuple[int, ...] = ()
@@ -218,7 +218,7 @@ def test_no_drafter_can_change_the_text(llm: LLM) -> None:
     assert "drafter odd: expected a tree with root token" in got.stats.draft_error
 
 
-def test_equal_drafters_keep_apart(llm: LLM) -> None:
+def test_equal_drafters_have_separate_states(llm: LLM) -> None:
     params = SamplingParams(max_tokens=6, ignore_eos=True)
     first, second = Odd((5,)), Odd((5,))
     stream = llm.stream(PROMPTS[0], params, drafter=first)
@@ -236,7 +236,7 @@ def test_two_streams_at_a_time_do_not_mix(llm: LLM) -> None:
 
 
 def oracle(llm: LLM, prompt: str, params: SamplingParams) -> TreeDrafter:
-    """Guesses most of what plain decoding gives, and goes on after the place where the text will be cut."""
+    """Return a drafter whose draft tokens are mostly those of the text without stop strings."""
     free = SamplingParams(max_tokens=params.max_tokens, ignore_eos=True)
     known = llm.generate(prompt, free, drafter="autoregressive")
     text = [*known.prompt_token_ids, *known.token_ids]
@@ -250,15 +250,15 @@ def test_stop_strings_are_found_inside_accepted_runs(llm: LLM, place: int) -> No
     stop = text[place : place + 3]
     params = SamplingParams(max_tokens=48, ignore_eos=True, stop=stop, logprobs=1, seed=5)
     plain = llm.generate(PROMPTS[0], params, drafter="autoregressive")
-    leaps = llm.generate(PROMPTS[0], params, drafter=oracle(llm, PROMPTS[0], params))
-    assert leaps.text == plain.text == text[: text.index(stop)]
-    assert leaps.token_ids == plain.token_ids
-    assert leaps.logprobs == plain.logprobs
+    drafted = llm.generate(PROMPTS[0], params, drafter=oracle(llm, PROMPTS[0], params))
+    assert drafted.text == plain.text == text[: text.index(stop)]
+    assert drafted.token_ids == plain.token_ids
+    assert drafted.logprobs == plain.logprobs
     assert len(plain.logprobs or ()) == len(plain.token_ids)
     assert (plain.finish_reason, plain.stop_reason) == ("stop", stop)
     assert stop in llm.tokenizer.decode(plain.prompt_token_ids + plain.token_ids)[len(PROMPTS[0]) :]
     if place > 8:
-        assert leaps.stats.accepted > 0
+        assert drafted.stats.accepted > 0
 
 
 def test_a_longer_stop_string_does_not_hold_a_shorter_one_up(llm: LLM) -> None:
@@ -337,7 +337,7 @@ def test_a_completion_is_json(llm: LLM) -> None:
 @pytest.mark.parametrize("kernels", ["auto", "torch"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_dtypes(checkpoint: MakeCheckpoint, dtype: str, kernels: str) -> None:
-    """The kernels widen float16 as they read it; its weights stay as they are."""
+    """With the kernels, float16 weights stay float16, but activations and KV cache are float32."""
     llm = LLM(checkpoint("llama"), dtype=dtype, kernels=kernels, budget="all")
     done = llm.generate(PROMPTS[0], SamplingParams(max_tokens=8, ignore_eos=True))
     widened = (dtype, kernels) == ("float16", "auto")
@@ -420,7 +420,7 @@ def test_params_of_another_kind(llm: LLM, params: Any) -> None:
         llm.stream("a", params)
 
 
-def test_a_choice_of_nothing(llm: LLM) -> None:
+def test_a_choice_without_options(llm: LLM) -> None:
     params = SamplingParams(max_tokens=8, min_tokens=8, stop_token_ids=list(range(300)), temperature=1.0, top_p=0.9)
     with pytest.raises(OptionError, match="every token banned"):
         llm.generate(PROMPTS[0], params)
@@ -477,7 +477,7 @@ def test_no_such_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("drafter", ["recycling", "jacobi", "lookahead(window=3)"])
 def test_a_bias_may_be_a_whole_number(llm: LLM, drafter: str) -> None:
-    """As JSON has it: those that read the target's outputs shape them by it too."""
+    """JSON clients send integers; these drafters also add the bias to the logits that they read."""
     params = SamplingParams(max_tokens=8, ignore_eos=True, logit_bias={5: 3, 9: -2})
     got = llm.generate(PROMPTS[0], params, drafter=drafter)
     assert got.stats.draft_error is None

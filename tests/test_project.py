@@ -1,4 +1,4 @@
-"""Rules of the project itself: its public surface, its layout, what its own documents claim."""
+"""Rules of the project: public names, imports between layers, sizes, prose, README examples."""
 
 import ast
 import importlib
@@ -20,24 +20,22 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "pronk"
 MODULES = sorted(SOURCE.rglob("*.py"))
 MAX_LINES = 350
-MAX_FUNCTION = 25  # lines that nine of ten functions have at most
-EXTRAS = {"llama_cpp", "openvino", "openvino_genai"}  # not installed for the tests
+MAX_FUNCTION = 25  # maximum number of lines of the shortest 90 % of all functions
+EXTRAS = {"llama_cpp", "openvino", "openvino_genai"}  # optional packages that the tests may lack
 
 ENVIRONMENT = {"environ", "getenv", "environb", "getenvb"}
-# The first hands its environment on to another program, and reads nothing from it; the second is run by an
-# installation, which names its compiler there; two tell Ray, which reads it there, to report nothing and to
-# let nobody else in; and torchrun says there alone how many processes it has started.
-HANDS_ON_ENVIRONMENT = {
-    "bench/peers/process.py",
-    "kernels/build.py",
-    "parallel/worker_group.py",
-    "replicas/cluster.py",
-    "replicas/ray_security.py",
+# Modules that may use environment variables.
+USES_ENVIRONMENT = {
+    "bench/peers/process.py",  # passes them on to another program
+    "kernels/build.py",  # the compiler in CXX, during an installation
+    "parallel/worker_group.py",  # the number of processes that torchrun has started
+    "replicas/cluster.py",  # Ray's options
+    "replicas/ray_security.py",  # Ray's options
 }
 
 
-# Layers of the package, lowest first. A module imports from its own entry and from lower layers. The longest entry that
-# begins a module's name counts, so a module may lie on another layer than its package.
+# Layers of the package, lowest first. A module may import from its own entry and from lower layers. A module belongs to
+# the longest entry that is a prefix of its name, so its layer may differ from that of its package.
 LAYERS = (
     {"errors", "interrupts", "quantization.__init__", "speculation.tree"},
     {"checks"},
@@ -133,27 +131,27 @@ def test_drafters_by_name() -> None:
 
 
 def imports(path: Path) -> Iterator[tuple[str, ...]]:
-    """The modules of pronk that a module imports when it is imported, as paths below ``pronk``."""
+    """Yield the modules of pronk that a file imports, also in functions, as names below ``pronk``."""
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "pronk":
             if node.module != "pronk":
                 yield tuple(str(node.module).split(".")[1:])
                 continue
             for name in (alias.name for alias in node.names if alias.name != "__version__"):
-                home = next((home for home, names in pronk._HOMES.items() if name in names), class_modules().get(name))
+                home = next((home for home, names in pronk._NAMES.items() if name in names), class_modules().get(name))
                 yield tuple((home or f"pronk.{name}").split(".")[1:])
 
 
 def layer(module: str) -> tuple[int, str]:
-    """The layer of a module and the entry of ``LAYERS`` that names it: the longest one that begins its name."""
+    """Return the layer of a module, and the longest entry of ``LAYERS`` that is a prefix of its name."""
     entries = [(each, number) for number, names in enumerate(LAYERS) for each in names]
     found = [(len(each), number, each) for each, number in entries if f"{module}.".startswith(f"{each}.")]
     assert found, f"{module}: expected an entry in LAYERS, found none; add one"
     return max(found)[1:]
 
 
-def looks_up(here: tuple[str, ...], path: Path) -> list[str]:
-    """The imports of the module at ``path``, as if it stood at ``here``, from other entries of its layer or above."""
+def upward_imports(here: tuple[str, ...], path: Path) -> list[str]:
+    """Return imports of module ``here`` from other entries of its layer and from higher layers."""
     own, entry = layer(".".join(here))
     others = [".".join(there) for there in imports(path)]
     return [there for there in others if layer(there)[1] != entry and layer(there)[0] >= own]
@@ -162,7 +160,7 @@ def looks_up(here: tuple[str, ...], path: Path) -> list[str]:
 def test_packages_import_only_lower_layers() -> None:
     """A package imports only lower layers, without cycles; ``pronk/__init__.py`` may import from every layer."""
     parts = {path: path.relative_to(SOURCE).with_suffix("").parts for path in MODULES}
-    found = {relative(path): looks_up(here, path) for path, here in parts.items() if here != ("__init__",)}
+    found = {relative(path): upward_imports(here, path) for path, here in parts.items() if here != ("__init__",)}
     assert {module: upward for module, upward in found.items() if upward} == {}
 
 
@@ -178,30 +176,30 @@ def test_packages_import_only_lower_layers() -> None:
         ("from pronk.drafters.shared.trie import Trie", None),
     ],
 )
-def test_a_look_upward_is_found(line: str, found: str | None, tmp_path: Path) -> None:
+def test_upward_imports_are_found(line: str, found: str | None, tmp_path: Path) -> None:
     (tmp_path / "new.py").write_text(f"def late() -> None:\n    {line}\n", encoding="utf-8")
     expected = [] if found is None else [found]
-    assert looks_up(("drafters", "from_text", "new"), tmp_path / "new.py") == expected
+    assert upward_imports(("drafters", "from_text", "new"), tmp_path / "new.py") == expected
 
 
 def test_drafter_packages_import_only_shared_helpers() -> None:
-    """A file with a name of the registry is a method; what helps only its room begins with an underscore."""
+    """A file is in the registry, or begins with an underscore and is imported by its own package only."""
     drafters = SOURCE / "drafters"
     assert len([each for each in drafters.iterdir() if each.name != "__pycache__"]) <= 12
     homes = {home.split(":")[0].removeprefix("drafters.").replace(".", "/") for home in DRAFTERS.values()}
-    for room in ("from_text", "from_outputs", "from_draft", "from_target", "combined"):
-        for path in (drafters / room).glob("*.py"):
-            name = f"{room}/{path.stem}"
+    for package in ("from_text", "from_outputs", "from_draft", "from_target", "combined"):
+        for path in (drafters / package).glob("*.py"):
+            name = f"{package}/{path.stem}"
             assert (name in homes) != path.stem.startswith("_"), f"{name}: expected a method's name or an underscore"
     for path in MODULES:
         here = path.relative_to(SOURCE).parts
         for there in imports(path):
             helper = next((i for i, part in enumerate(there) if part.startswith("_") and part != "__init__"), None)
-            assert helper is None or here[:helper] == there[:helper], f"{'.'.join(there)} helps its room only"
+            assert helper is None or here[:helper] == there[:helper], f"{'.'.join(there)} is private to its package"
 
 
 def module_faults(path: Path) -> Iterator[str]:
-    """List the faults of a module: its length, a missing docstring, a name in ``__all__`` that does not exist."""
+    """Yield the faults of a module: too many lines, no docstring, a missing name of ``__all__``."""
     if path.read_text(encoding="utf-8").count("\n") > MAX_LINES:
         yield f"more than {MAX_LINES} lines"
     if not ast.get_docstring(tree(path)):
@@ -228,16 +226,12 @@ def test_library_neither_prints_nor_reads_the_environment() -> None:
         for node in ast.walk(tree(path)):
             if isinstance(node, ast.Name) and node.id == "print":
                 found.append(f"{relative(path)}:{node.lineno}: print")
-            if (
-                isinstance(node, ast.Attribute)
-                and node.attr in ENVIRONMENT
-                and relative(path) not in HANDS_ON_ENVIRONMENT
-            ):
+            if isinstance(node, ast.Attribute) and node.attr in ENVIRONMENT and relative(path) not in USES_ENVIRONMENT:
                 found.append(f"{relative(path)}:{node.lineno}: {node.attr}")
     assert found == []
 
 
-# Not held to the rules yet: the draft-length policy, which is about to be replaced.
+# Modules of the draft-length policy, to which the rules of prose do not apply yet.
 ROUGH = {
     *(
         f"speculation/{name}.py"
@@ -253,7 +247,7 @@ PERSONS = re.compile(r"\b(who|whoever|whom|nobody|somebody|anybody)\b", re.IGNOR
 
 
 def prose_faults(path: Path) -> Iterator[str]:
-    """List the docstrings and comments of a module that break a rule of prose which a machine can check."""
+    """Yield violations of three rules: length and first word of docstrings, and no persons as subjects."""
     for node in ast.walk(tree(path)):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             text = ast.get_docstring(node) or ""
@@ -272,13 +266,13 @@ def prose_faults(path: Path) -> Iterator[str]:
 
 
 def test_prose() -> None:
-    """Docstrings and comments are plain: a short first line, and things of the field as subjects."""
+    """Docstrings have a short first line; docstrings and comments do not speak of persons."""
     modules = [path for path in MODULES if not any(relative(path).startswith(name) for name in ROUGH)]
     found = {relative(path): [*prose_faults(path)] for path in modules}
     assert {module: faults for module, faults in found.items() if faults} == {}
 
 
-def test_class_names_mean_one_thing() -> None:
+def test_class_names_are_unique() -> None:
     """No public class name is defined in two modules."""
     homes: dict[str, list[str]] = {}
     for path in MODULES:
@@ -294,13 +288,13 @@ def test_versions_agree() -> None:
     assert (ROOT / "LICENSE").read_text(encoding="utf-8").strip().startswith(project["license"].split("-")[0])
 
 
-def test_constraints_pin_what_the_project_asks_for() -> None:
+def test_constraints_pin_all_requirements() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     asked = [*project["dependencies"], *(each for group in project["optional-dependencies"].values() for each in group)]
     names = {re.match(r"[\w-]+", requirement)[0] for requirement in asked} - {"pronk"}  # type: ignore[index]
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = dict(line.split("==") for line in lines if not line.startswith("#"))
-    assert names | {"build", "ziglang"} == set(pins)  # with which `make wheels` builds
+    assert names | {"build", "ziglang"} == set(pins)  # the two tools of `make wheels`
     assert pins["torch"] == "2.13.0"
 
 

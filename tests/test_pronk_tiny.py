@@ -1,4 +1,4 @@
-"""pronk-tiny: small, the same tokens in transformers and with every drafter, answers in a chat; and its draft model."""
+"""pronk-tiny and its draft model: sizes, tokens as in transformers, answers, accepted draft tokens."""
 
 import pytest
 import torch
@@ -44,15 +44,15 @@ def test_greedy_tokens_are_those_of_transformers() -> None:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 0.8])
-def test_guessing_never_changes_the_text(dtype: str, temperature: float) -> None:
+def test_drafters_never_change_the_text(dtype: str, temperature: float) -> None:
     llm = LLM(dtype=dtype, budget="all")
     params = SamplingParams(max_tokens=96, temperature=temperature, seed=7, ignore_eos=True, logprobs=2)
     plain = llm.generate(PROMPTS, params, drafter="autoregressive")
     for name in ("prompt_lookup", "prompt_lookup(min_ngram=1, num_tokens=24, num_chains=6)"):
-        leaps = llm.generate(PROMPTS, params, drafter=name)
-        assert [done.token_ids for done in leaps] == [done.token_ids for done in plain]
-        assert [done.logprobs for done in leaps] == [done.logprobs for done in plain]
-        assert sum(done.stats.accepted for done in leaps) > 0
+        drafted = llm.generate(PROMPTS, params, drafter=name)
+        assert [done.token_ids for done in drafted] == [done.token_ids for done in plain]
+        assert [done.logprobs for done in drafted] == [done.logprobs for done in plain]
+        assert sum(done.stats.accepted for done in drafted) > 0
 
 
 def test_it_answers(llm: LLM) -> None:
@@ -70,15 +70,15 @@ def test_the_draft_model_is_small_and_documented() -> None:
         assert word in card
 
 
-def test_the_draft_model_guesses_as_well_as_its_card_says(llm: LLM) -> None:
-    """Greedy and sampled, most first guesses are right; a tree of its guesses gives more tokens a pass than a chain."""
+def test_tokens_per_forward_pass_with_the_draft_model(llm: LLM) -> None:
+    """Greedy and sampled texts; trees of draft tokens give more tokens per forward pass than chains."""
     for temperature, least in ((0.0, 2.0), (0.8, 1.7)):
         params = SamplingParams(max_tokens=96, temperature=temperature, seed=7, ignore_eos=True)
         plain = llm.generate(PROMPTS, params, drafter="autoregressive")
         found = {}
         for name in ("draft_model(num_tokens=4)", "staged(num_nodes=20)", "threshold", "cape"):
-            leaps = llm.generate(PROMPTS, params, drafter=name)
-            assert [done.token_ids for done in leaps] == [done.token_ids for done in plain]
-            found[name] = 3 * 96 / sum(done.stats.target_steps for done in leaps)
+            drafted = llm.generate(PROMPTS, params, drafter=name)
+            assert [done.token_ids for done in drafted] == [done.token_ids for done in plain]
+            found[name] = 3 * 96 / sum(done.stats.target_steps for done in drafted)
         assert found["draft_model(num_tokens=4)"] > least
         assert found["staged(num_nodes=20)"] > found["draft_model(num_tokens=4)"]

@@ -1,4 +1,4 @@
-"""The fakes that users get: they work, and the check of a drafter can fail."""
+"""``pronk.testing``: the tiny checkpoint, the scripted proposer, and ``assert_lossless``."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -43,13 +43,13 @@ def test_its_greedy_text_does_not_loop(llm: LLM) -> None:
     assert grams.most_common(1)[0][1] < 5
 
 
-def test_a_seed_is_a_model(tmp_path: Path) -> None:
+def test_equal_seeds_give_equal_weights(tmp_path: Path) -> None:
     folders = [tiny_checkpoint(tmp_path / str(number), seed=seed) for number, seed in enumerate((1, 1, 2))]
     one, same, other = [(folder / "model.safetensors").read_bytes() for folder in folders]
     assert one == same != other
 
 
-def test_scripted_guesses_are_right_and_wrong(llm: LLM) -> None:
+def test_scripted_draft_tokens_are_right_and_wrong(llm: LLM) -> None:
     proposer = scripted(llm)
     done = llm.generate(PROMPTS[0], SamplingParams(max_tokens=48, ignore_eos=True), drafter=proposer)
     assert done.stats.accepted > 24
@@ -62,7 +62,7 @@ def test_drafters_are_lossless(llm: LLM, spec: str) -> None:
     assert_lossless(llm, spec, PROMPTS)
 
 
-def test_no_guesses_show_nothing(llm: LLM) -> None:
+def test_a_drafter_without_draft_tokens_is_refused(llm: LLM) -> None:
     with pytest.raises(AssertionError, match="expected draft tokens, found none"):
         assert_lossless(llm, "autoregressive", PROMPTS)
     assert_lossless(llm, "autoregressive", PROMPTS, guesses=False)
@@ -79,7 +79,7 @@ def test_a_drafter_that_raises_is_found(llm: LLM) -> None:
         assert_lossless(llm, Raising(scripted(llm).texts), PROMPTS)
 
 
-def test_another_text_is_found(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_text_is_found(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     from pronk.sampling import acceptance
 
     def shifted(sampler: Any, tree: TokenTree, logits: torch.Tensor, chosen: Any) -> Any:

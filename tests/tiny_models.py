@@ -173,7 +173,7 @@ class GivenTimes(CostModel):
 
     Args:
         costs: costs of forward passes.
-        rest: costs of passes with early rows; ``None``: ``costs``.
+        rest: costs of the layers that remain to be computed for early rows; ``None``: ``costs``.
     """
 
     def __init__(self, costs: CostCurve | None, rest: CostCurve | None = None) -> None:

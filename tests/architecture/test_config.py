@@ -67,7 +67,7 @@ def test_null_is_not_absent() -> None:
     ],
 )
 def test_context_includes_scaling(scaling: dict[str, Any] | None, expected: int) -> None:
-    """Vicuna's 16k checkpoints, for one, state 4096 positions and a factor of 4."""
+    """Configs may state the length before scaling: Vicuna's 16k checkpoints state 4096 and a factor of 4."""
     assert parse_config(LLAMA | {"max_position_embeddings": 4096, "rope_scaling": scaling}).context == expected
 
 

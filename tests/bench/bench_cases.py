@@ -17,7 +17,7 @@ DRAFTER = "prompt_lookup"
 
 @cache
 def pronk_tiny() -> LLM:
-    """Return pronk-tiny."""
+    """Load the bundled model once."""
     return LLM(kv_memory="128MiB", budget="all")
 
 
@@ -33,7 +33,7 @@ def model(*methods: str, **more: Any) -> Model:
 
 
 def sample(method: str, id: str = "a", repeat: int = 0, tokens: Sequence[int] = (1, 2, 3), **more: Any) -> Sample:  # noqa: A002
-    """Return a sample of one second for three tokens of a prompt of task ``code``, by default."""
+    """Return a record of one prompt by one method; by default three tokens in one second, task ``code``."""
     values: dict[str, Any] = {
         "task": "code",
         "engine": "pronk",
@@ -47,7 +47,7 @@ def sample(method: str, id: str = "a", repeat: int = 0, tokens: Sequence[int] = 
 
 
 def steps(*rows: Sequence[float]) -> tuple[StepStats, ...]:
-    """Return steps from ``(rows, drafted, depth, accepted, tokens, draft_clock, target_clock, clock)``."""
+    """Return steps; a row is ``(rows, drafted, depth, accepted, tokens, draft_clock, target_clock, clock)``."""
     return tuple(StepStats(*(int(count) for count in row[:5]), *row[5:]) for row in rows)
 
 
@@ -66,7 +66,7 @@ def figures(found: Document, method: str, task: str = "all", temperature: float 
 
 
 class Fake(Method):
-    """A method that returns ``answer`` at once and records its items in ``log``."""
+    """A method that outputs ``answer(item)`` without decoding, and appends ``(name, item)`` to ``log``."""
 
     def __init__(
         self, name: str, answer: Callable[[Item], Sequence[int]], log: list[tuple[str, Item]], engine: str = "pronk"
@@ -80,7 +80,7 @@ class Fake(Method):
 
 
 class Meter:
-    """A memory of constant bandwidth."""
+    """Replaces the measurement of memory bandwidth by a constant, in bytes per second."""
 
     nbytes = 0
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from parallel.dealt import deal_by_chance
+from parallel.dealt import partition_randomly
 from pronk.bench import machine, passes, render
 from pronk.bench.measure import Bench
 from pronk.cli.main import main
@@ -109,7 +109,7 @@ def test_missing_kernels_are_a_warning(run: Run, monkeypatch: pytest.MonkeyPatch
 def test_a_benchmark_measures_the_time_in_workers(
     run: Run, tmp_path: Path, parallel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    deal_by_chance(monkeypatch)  # by costs, all rows of so small a model might stay in one process
+    partition_randomly(monkeypatch)  # chosen by measured cost, all rows of a small model may stay in one process
     options = ("--max-tokens", 12, "--budget", "all", "--threads", 1, "--drafter", "lookahead")
     target, report = tmp_path / "out.json", tmp_path / "report"
     code, out, err = run(
@@ -132,7 +132,7 @@ def test_a_benchmark_measures_the_time_in_workers(
 def test_figures_are_on_disk_before_a_failure(
     run: Run, tmp_path: Path, owner: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While showing the figures, or at the end of the measurement."""
+    """``--json`` is complete although displaying the tables fails (``show``) or the measurement does (``run``)."""
     path, measure = tmp_path / "x.json", Bench.run
 
     def fail(*args: Any) -> None:

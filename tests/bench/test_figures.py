@@ -29,7 +29,7 @@ A, B = (1, 2, 3, 4), (5, 6)
 
 
 def plain_steps(*clocks: tuple[float, float]) -> tuple[StepStats, ...]:
-    """Steps of one row and one token, from their target clocks and clocks."""
+    """Return steps of one row and one token each from pairs ``(target_clock, clock)``."""
     return steps(*[(1, 0, 0, 0, 1, 0, target, clock) for target, clock in clocks])
 
 
@@ -78,30 +78,30 @@ def test_every_figure_of_a_drafter() -> None:
     found = figures(document(*SPEEDS, *SAMPLES), DRAFTER)
     assert (found.task, found.method, found.engine, found.temperature) == ("all", DRAFTER, "pronk", 0.0)
     assert (found.prompts, found.asked, found.failures, found.tokens) == (2, 2, (), 6)
-    # 6 tokens in 12 + 8 and in 10 + 5 seconds; plain in 24 and in 30: 0.3 / 0.25 and 0.4 / 0.2.
+    # The drafter needs 20 and 15 seconds for 6 tokens, plain decoding 24 and 30: speed-ups 0.3 / 0.25 and 0.4 / 0.2.
     assert_range(found.tokens_per_second, 0.35, 0.05)
     assert_range(found.speedup, 1.6, 0.4)
-    # Seconds a token after the first: 14/4 : 11/4 and 21/4 : 16/4, so 14/11 and 21/16.
+    # After the first tokens, 4 tokens take plain decoding 14 and 21 seconds, the drafter 11 and 16.
     assert_range(found.decode_speedup, (14 / 11 + 21 / 16) / 2, (21 / 16 - 14 / 11) / 2)
-    assert_range(found.ttft, 4.25, 0.25)  # (5 + 3) / 2 and (5 + 4) / 2
+    assert_range(found.ttft, 4.25, 0.25)  # the repeats' means: (5 + 3) / 2 and (5 + 4) / 2
     assert found.peak_memory == 130
-    # Four passes gave six tokens; of a chain of 3 draft tokens the first two were accepted, of 4, 2 deep, none.
+    # 4 passes gave 6 tokens; 2 draft tokens of a chain of 3 were accepted, and none of a tree of 4 with depth 2.
     assert (found.steps, found.S, found.drafted, found.accepted) == (4, 1.5, 7, 2)
     assert found.alpha == 0.5
-    assert found.acceptance == (0.5, 0.5, 0.0)  # of 2, 2 and 1 steps that went so deep
-    assert found.ctar == (0.5, 0.5, 0.0)  # of the two steps with draft tokens, without the prefills
+    assert found.acceptance == (0.5, 0.5, 0.0)  # 1 of 2, 1 of 2 and 0 of 1 trees of at least that depth
+    assert found.ctar == (0.5, 0.5, 0.0)  # shares of the 2 steps with draft tokens; prefill is no such step
     assert found.rows_per_pass == 4.5
-    assert found.verify_cost == pytest.approx(4 / 3)  # passes of 3, 3, 5 and 5 seconds
-    # Half-way through, the contexts are 12 and 21, 16.5 in the mean: 1000 + 165 bytes at 10,000 a second.
+    assert found.verify_cost == pytest.approx(4 / 3)  # passes of 3, 3, 5 and 5 seconds; plain ones take 3
+    # The mean context is 16.5 tokens (12 and 21), so a pass reads 1000 + 165 bytes at 10,000 bytes per second.
     assert found.over_floor == pytest.approx((5 + 4 + 8 + 6) / 4 / 0.1165)
-    # 1 + .5 + 2 + .5 seconds for 10 positions, in plain passes of 3.
+    # Drafting took 1 + .5 + 2 + .5 seconds for 10 levels of trees; a plain pass takes 3 seconds.
     assert found.cost_coefficient == pytest.approx(0.4 / 3)
-    # 1 + 1/2 + 1/4 + 1/8 and 1 + 1/2 + 1/4 tokens, twice, over four passes and ten positions.
+    # Expected tokens: (1 + 1/2 + 1/4 + 1/8) + (1 + 1/2 + 1/4), twice; cost: 4 passes and drafting of 10 levels.
     assert found.expected_speedup == pytest.approx(7.25 / (4 + 10 * 0.4 / 3))
-    # Waits, sorted: 3 of 5/3, 3 of 8/3, 4, 6; ranks 3.5, 6.3 and 6.93.
+    # Sorted latencies: three of 5/3, three of 8/3, 4, 6. The percentiles interpolate at ranks 3.5, 6.3 and 6.93.
     assert found.itl is not None
     assert (found.itl.p50, found.itl.p90, found.itl.p99) == pytest.approx((8 / 3, 4.6, 5.86))
-    # Of 10 + 7 + 13 + 10 seconds 1 + 1 + 2 + 1 drafting and 7 + 5 + 9 + 8 in the target.
+    # Of 10 + 7 + 13 + 10 seconds, drafting took 1 + 1 + 2 + 1 and the target 7 + 5 + 9 + 8.
     assert found.split == Split(5 / 40, 29 / 40, pytest.approx(6 / 40))
     assert (found.same, found.compared, found.near_ties) == (2, 2, 0)
     assert (found.repeated, found.degenerated) == (0.0, 0)
@@ -118,8 +118,8 @@ def test_figures_of_plain_decoding_are_the_unit() -> None:
     assert (found.S, found.verify_cost, found.rows_per_pass, found.drafted) == (1.0, 1.0, 1.0, 0)
     assert (found.alpha, found.acceptance, found.ctar) == (None, (), ())
     assert (found.cost_coefficient, found.expected_speedup) == (None, None)
-    assert (found.same, found.compared, found.near_ties) == (2, 2, 0)  # the second repeat, to the first
-    assert found.itl == Latency(*map(pytest.approx, (4.0, 5.0, 5.0)))  # 3 3 3 3 5 5 5 5
+    assert (found.same, found.compared, found.near_ties) == (2, 2, 0)  # the second repeat against the first
+    assert found.itl == Latency(*map(pytest.approx, (4.0, 5.0, 5.0)))  # of 3, 3, 3, 3, 5, 5, 5, 5 seconds
 
 
 def test_plain_decoding_is_compared_with_itself() -> None:
@@ -150,12 +150,12 @@ def test_acceptance_counts_draft_tokens_of_the_first_step_and_costs_do_not() -> 
     ]
     found = figures(document(*[s for s in SAMPLES if s.method == PLAIN and s.id == "a"], *own), DRAFTER)
     assert (found.alpha, found.acceptance, found.ctar) == (0.5, (0.5, 0.5), (0.5, 0.5))
-    # Plain 2 and 4; later: one second for two positions that came to nothing.
+    # A plain pass takes 3 seconds (2 and 4). The second step drafts for 1 second 2 levels, none of them accepted.
     assert found.verify_cost == pytest.approx(1.0)
     assert found.cost_coefficient == pytest.approx(0.5 / 3)
     assert found.expected_speedup == pytest.approx(1 / (2 * 0.5 / 3 + 1))
     assert found.rows_per_pass == 3
-    # After the first step there is one token more: 11 - 5 and 14 - 5 seconds, plain 10/3 and 15/3.
+    # The drafter needs 11 - 5 and 14 - 5 seconds for the second step's token, plain decoding 10/3 and 15/3 per token.
     assert_range(found.decode_speedup, (10 / 18 + 15 / 27) / 2, 0.0)
 
 
@@ -176,8 +176,8 @@ def test_output_of_one_step_has_no_later_passes() -> None:
     assert found.split == Split(0.0, 0.5, 0.5)
 
 
-def test_a_peer_tells_nothing_of_its_steps() -> None:
-    """It has a time to the first token: 2 of its 8 seconds, so 6/3 a token against plain decoding's 10/3 and 15/3."""
+def test_a_peer_has_no_figures_of_steps() -> None:
+    """After its ttft the peer needs 6/3 seconds per token, plain decoding 10/3 and 15/3."""
     plain = [s for s in SAMPLES if s.method == PLAIN and s.id == "a"]
     own = [sample("openvino", "a", r, A, engine="openvino", seconds=8, total_seconds=8, ttft=2.0) for r in (0, 1)]
     found = figures(document(*SPEEDS, *plain, *own, of=model(PLAIN, "openvino")), "openvino")
@@ -231,7 +231,7 @@ def test_near_ties_are_counted_for_their_own_output() -> None:
 
 
 def test_what_failed_once_is_left_out_on_both_sides() -> None:
-    """Only ``b`` counts: 2 tokens in 8 and 5 seconds, plain in 8 and 10."""
+    """Prompt ``a`` failed once, so only ``b`` counts: 2 tokens in 8 and 5 seconds, by plain decoding in 8 and 10."""
     records = [
         replace(s, tokens=(), steps=None, ttft=None, seconds=0.0, error="out of memory")
         if (s.method, s.id, s.repeat) == (DRAFTER, "a", 1)
@@ -247,14 +247,14 @@ def test_what_failed_once_is_left_out_on_both_sides() -> None:
 
 
 def test_a_repeat_that_only_plain_decoding_finished() -> None:
-    """Interrupted in the second repeat: one half of a pair of speeds says nothing."""
+    """A prompt counts only if plain decoding and the drafter have finished all its repeats."""
     records = [s for s in SAMPLES if (s.method, s.repeat) != (DRAFTER, 1)]
     found = figures(document(*records), DRAFTER)
     assert (found.prompts, found.asked, found.speedup) == (0, 2, None)
     assert figures(document(*records), PLAIN).prompts == 2
 
 
-def test_where_plain_decoding_failed_there_is_nothing_to_compare_with() -> None:
+def test_prompts_without_plain_decoding_do_not_count() -> None:
     records = [
         replace(s, tokens=(), steps=None, ttft=None, error="broken") if (s.method, s.id) == (PLAIN, "b") else s
         for s in SAMPLES
@@ -283,7 +283,7 @@ def test_a_method_that_fails_everywhere() -> None:
 
 
 def test_repetition_of_own_outputs() -> None:
-    """Of 9 four-grams 8 repeat the first; of 9 in the other output none."""
+    """An output of 12 tokens has 9 four-grams: 8 of them repeat in :data:`LOOP`, none in :data:`VARIED`."""
     records = [
         sample(method, id_, tokens=tokens)
         for method, outputs in ((PLAIN, (VARIED, VARIED)), (DRAFTER, (LOOP, VARIED)))
@@ -296,7 +296,7 @@ def test_repetition_of_own_outputs() -> None:
 
 
 def test_a_half_repeated_output_is_not_yet_a_loop() -> None:
-    """Six four-grams, three of them twice: exactly the threshold."""
+    """Three of six four-grams are repetitions, a share of 0.5; a loop has a larger share than this threshold."""
     half = (1, 2, 3, 1, 2, 3, 1, 2, 3)
     found = document(sample(PLAIN, tokens=half), sample(DRAFTER, tokens=half))
     assert figures(found, PLAIN).repeated == 0.5
@@ -305,7 +305,7 @@ def test_a_half_repeated_output_is_not_yet_a_loop() -> None:
 
 
 def test_sound_leaves_out_what_plain_decoding_loops_on() -> None:
-    """``a`` loops greedily, for plain decoding; ``b`` for the drafter only; at temperature 0.8 nothing loops."""
+    """Plain decoding loops on ``a`` at temperature 0. ``b`` counts although the drafter loops on it."""
     outputs = {
         (PLAIN, "a", 0.0): LOOP,
         (DRAFTER, "a", 0.0): VARIED,
@@ -328,7 +328,7 @@ def test_sound_leaves_out_what_plain_decoding_loops_on() -> None:
     assert len(order) == 4 * 2 * 2
 
 
-def test_what_went_into_other_processes_is_a_share_of_the_time() -> None:
+def test_the_time_of_waiting_for_workers_is_a_share() -> None:
     samples = [sample(PLAIN, id, waited=0.0) for id in "ab"] + [sample(DRAFTER, id, waited=0.2) for id in "ab"]  # noqa: A001
     found = document(*samples, sample("peer", "a"), sample("peer", "b"), of=model(PLAIN, DRAFTER, "peer"))
     shares = [figures(found, method).waited for method in (PLAIN, DRAFTER, "peer")]
@@ -373,7 +373,7 @@ def test_each_model_has_its_own_records() -> None:
 
 
 def test_a_trace_without_its_end_was_interrupted() -> None:
-    """The last prompt was in its second repeat: what both have done in full counts, the rest is named."""
+    """The trace lacks the drafter's second run of ``b``: ``a`` counts, and ``b`` is listed as a failure."""
     found = document(*SPEEDS, *SAMPLES[:-1])
     assert found.interrupted
     assert (figures(found, DRAFTER).prompts, figures(found, DRAFTER).asked) == (1, 2)
@@ -383,7 +383,7 @@ def test_a_trace_without_its_end_was_interrupted() -> None:
     assert document(Bandwidth(1.0)).models[0].figures == ()
 
 
-def test_the_order_of_the_records_is_of_no_matter() -> None:
+def test_records_may_come_in_any_order() -> None:
     def comparable(records: list[Sample]) -> list[object]:
         one = document(*SPEEDS, *records).models[0]
         return sorted((repr(each) for each in one.figures if each.task == "all"), key=str)

@@ -26,7 +26,7 @@ def test_peak_memory_includes_freed_memory() -> None:
     assert before is not None
     if before > machine_resident() + 8 * MIB:
         pytest.skip("the system does not forget earlier peaks")
-    with mmap(-1, 64 * MIB) as held:  # a tensor could reuse memory of earlier tests
+    with mmap(-1, 64 * MIB) as held:  # new pages; a tensor could reuse memory of earlier tests
         for page in range(0, len(held), PAGESIZE):
             held[page] = 1
     after = peak.read()
@@ -58,9 +58,9 @@ def test_unknown_peak_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not tell")
 def test_the_bandwidth_buffer_is_resident() -> None:
-    """Unwritten pages would all be one page of zeros in the processor's cache.
+    """The system maps all unwritten pages to one page of zeros, which stays in the processor's cache.
 
-    A process of its own, because the buffer could reuse memory of earlier tests.
+    The test uses a new process, because the buffer could reuse memory of earlier tests.
     """
     code = """
         from bench.test_machine import CPU, MIB, BandwidthMeter, machine, machine_resident

@@ -94,7 +94,7 @@ def test_each_prompt_runs_at_all_temperatures() -> None:
     expected = [("short", 0.0), ("short", 0.8), ("other", 0.0), ("other", 0.8)]
     assert [(item.sample.id, item.params.temperature) for _, item in ran.calls] == expected
     assert [(s.id, s.temperature) for s in ran.of(Sample)] == expected
-    assert [b.bytes_per_second for b in ran.of(Bandwidth)] == [1e9] * 4  # one for each
+    assert [b.bytes_per_second for b in ran.of(Bandwidth)] == [1e9] * 4  # one for each prompt and temperature
 
 
 def test_batches_of_prompts() -> None:
@@ -209,7 +209,7 @@ def test_too_long_prompts_are_skipped_and_counted() -> None:
     assert Counter(s.id for s in ran.of(Sample)) == {"short": 12, "other": 12}
     assert ran.progress[-1] == (36, 36)
     assert [done for done, _ in ran.progress] == sorted(done for done, _ in ran.progress)
-    (skipped,) = document(*ran.trace.records).models[0].skipped  # once for all temperatures
+    (skipped,) = document(*ran.trace.records).models[0].skipped  # one record for all temperatures
     assert skipped.id == "code/long"
     count = len(pronk_tiny().tokenizer.encode("word " * 3000))
     assert all(str(number) in skipped.reason for number in (count, 16, 2048))
@@ -249,7 +249,7 @@ def test_no_prompt_fits_if_the_output_takes_the_whole_context() -> None:
 
 
 def test_a_prompt_that_cannot_be_encoded_is_skipped() -> None:
-    """A lone surrogate, which JSON allows; first, so that the warm-up gets it as well."""
+    """JSON allows a lone surrogate; UTF-8 does not. The bad prompt comes first, where the warm-up reads it too."""
     bad = Prompt("bad", "code", text="x\ud800")
     ran = Ran([bad, SHORT], {PLAIN: always(1)})
     assert [s.id for s in ran.of(Sample)] == ["short"]
@@ -274,7 +274,7 @@ def test_a_conversation_refused_by_the_template_is_skipped(monkeypatch: pytest.M
 
 
 def test_each_different_output_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Our drafters at every temperature; peers have other noise and are compared greedily only."""
+    """A drafter's outputs are compared at every temperature, a peer's at temperature 0 only: its noise differs."""
     monkeypatch.setattr(
         measure,
         "find_divergence",
@@ -315,7 +315,7 @@ def test_the_timer_separates_runs_from_the_harness(monkeypatch: pytest.MonkeyPat
     with timer.preparing():
         pass
     end = timer.end(interrupted=True)
-    assert (end.harness_share, end.interrupted) == (14 / 8, True)  # of 52 seconds 8 were runs and 30 preparations
+    assert (end.harness_share, end.interrupted) == (14 / 8, True)  # 8 s of runs, 30 of preparation, 14 of the harness
 
 
 def test_without_runs_the_harness_has_no_share() -> None:
@@ -323,7 +323,7 @@ def test_without_runs_the_harness_has_no_share() -> None:
 
 
 def test_each_repeat_has_its_own_proposer() -> None:
-    """A memory may learn from other prompts of its repeat, not from another repeat of the same ones."""
+    """A drafter's memory of earlier outputs must not contain the same prompt's output from another repeat."""
     seen: list[Any] = []
 
     def generate(prompts: list[list[int]], _: object, drafter: Any) -> list[SimpleNamespace]:
@@ -343,7 +343,7 @@ def test_each_repeat_has_its_own_proposer() -> None:
 
 
 def test_a_forward_pass_warms_the_caches_before_plain_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bandwidth measurement before it empties the processor's caches."""
+    """The bandwidth is measured before plain decoding and empties the processor's caches."""
     log: list[Any] = []
     meter = Meter()
 

@@ -37,13 +37,13 @@ DEPTHS = [3, 3, 3, 0, 2, 4, 1, 3]
 
 
 def steps(depths: Sequence[int], accepted: Sequence[int]) -> Stats:
-    """What the engine counts of such steps."""
+    """Return the engine's statistics of steps with these draft depths and numbers of accepted draft tokens."""
     made = [StepStats(d + 1, d, d, a, a + 1, 0.0, 0.0, 0.0) for d, a in zip(depths, accepted, strict=True)]
     return Stats(steps=made, generated_tokens=sum(step.tokens for step in made))
 
 
 def enumerated(alpha: Fraction, gamma: int) -> Fraction:
-    """Exact mean tokens of a step: every outcome of a chain of gamma draft tokens, weighed."""
+    """Return the exact mean of a step's tokens: sum over all outcomes of a chain of ``gamma`` draft tokens."""
     mean = Fraction(0)
     for outcome in product((True, False), repeat=gamma):
         weight = math.prod((alpha if hit else 1 - alpha for hit in outcome), start=Fraction(1))
@@ -54,7 +54,7 @@ def enumerated(alpha: Fraction, gamma: int) -> Fraction:
 @pytest.mark.parametrize("alpha", [Fraction(0), Fraction(1, 7), Fraction(17, 40), Fraction(9, 10), Fraction(1)])
 @pytest.mark.parametrize("gamma", [0, 1, 5, 9])
 def test_expected_tokens_are_the_mean_over_all_outcomes(alpha: Fraction, gamma: int) -> None:
-    """Lookahead, equation 4, against an enumeration that does not know it, and its printed quotient."""
+    """Compare with an enumeration of all outcomes, and with the quotient of Lookahead, equation 4."""
     tokens = metrics.expected_tokens(float(alpha), gamma)
     assert tokens == pytest.approx(float(enumerated(alpha, gamma)), rel=1e-13)
     assert 1 <= tokens <= gamma + 1
@@ -62,8 +62,8 @@ def test_expected_tokens_are_the_mean_over_all_outcomes(alpha: Fraction, gamma: 
         assert tokens == pytest.approx(float((1 - alpha ** (gamma + 1)) / (1 - alpha)), rel=1e-13)
 
 
-def test_no_digits_are_lost_beside_certain_acceptance() -> None:
-    """The quotient of equation 4 has 0 / 0 at α = 1 and is off by 4e-10 here; the sum is exact in both places."""
+def test_expected_tokens_are_precise_near_certain_acceptance() -> None:
+    """Equation 4 as a quotient is 0 / 0 at α = 1, with an error of 4e-10 just below; the sum is exact at both α."""
     beside = 1 - 2e-8 / 3
     exact = float(sum(Fraction(beside) ** i for i in range(8)))
     assert (1 - beside**8) / (1 - beside) != pytest.approx(exact, rel=1e-10)
@@ -139,7 +139,7 @@ def test_repeated_ngrams_against_a_scan() -> None:
         assert metrics.repeated_ngrams(tokens, n) == pytest.approx(seen / len(grams))
 
 
-def test_a_steps_wait_is_shared_by_its_tokens() -> None:
+def test_the_tokens_of_a_step_share_its_time() -> None:
     assert metrics.inter_token_latencies([0.5, 0.3, 0.2], [1, 3, 2]) == pytest.approx([0.5, 0.1, 0.1, 0.1, 0.1, 0.1])
     # A step without tokens makes the next one's wait longer; after the last token no one waits.
     assert metrics.inter_token_latencies([0.5, 0.25, 0.25, 9.0], [1, 0, 2, 0]) == [0.5, 0.25, 0.25]

@@ -24,7 +24,7 @@ PROMPT = "def mean(values):\n"
 
 
 def test_forward_passes_have_the_requested_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All sizes are measured in turn, and each record is a forward pass of the engine's statistics."""
+    """Each round measures 1, 2, 8 and 64 rows; each record has rows and seconds of a step in the engine's stats."""
     llm = pronk_tiny()
     original, seen = LLM.generate, list[Completion]()
 
@@ -74,7 +74,7 @@ def divergence(asked: Item, plain: Sequence[int], other: Sequence[int], **more: 
 
 
 def logits_after(ids: Sequence[int]) -> torch.Tensor:
-    """Return log-probabilities, by another way than the judge's: all likely tokens, 64 at most."""
+    """Return log-probabilities by a request with ``logprobs=64``, ``-inf`` for less likely tokens."""
     (found,) = pronk_tiny().generate(list(ids), SamplingParams(max_tokens=1, logprobs=64)).logprobs or ()
     return torch.tensor([found.get(token, -torch.inf) for token in range(pronk_tiny().config.vocab_size)])
 
@@ -101,12 +101,12 @@ def test_a_much_less_likely_token_is_a_defect(position: int) -> None:
     found = divergence(asked, plain, [*plain[:position], rival, 9, 9])
     assert found is not None
     assert (found.position, found.method, found.temperature, found.near_tie) == (position, "x", 0.0, False)
-    assert found.gap == pytest.approx(float(scores.max() - scores[rival]), abs=0.1)  # bfloat16
+    assert found.gap == pytest.approx(float(scores.max() - scores[rival]), abs=0.1)  # the error of bfloat16 logits
     assert found.gap > 1
 
 
 def test_an_equally_likely_token_is_a_near_tie(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rival's logit is a little below the maximum, and then further than rounding reaches."""
+    """A logit 0.05 below the maximum is a near tie; a logit 3.0 below is more than rounding can explain."""
     asked = item()
     plain = plain_tokens(asked)
     rival = int(logits_after(asked.ids + plain[:4]).topk(30).indices[-1])
@@ -130,7 +130,7 @@ def test_an_equally_likely_token_is_a_near_tie(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_sampled_outputs_are_judged_with_their_noise() -> None:
-    """At 0.8 plain decoding may choose a token that is not the likeliest, and then the likeliest is a defect."""
+    """Where the seed's noise makes plain decoding choose a less likely token, the likeliest token is a defect."""
     asked = replace(item(0.8), params=SamplingParams(max_tokens=12, temperature=0.8, seed=9, ignore_eos=True))
     plain = plain_tokens(asked)
     position, likeliest = next(

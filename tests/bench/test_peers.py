@@ -1,4 +1,4 @@
-"""Peers: equal tokens, and failures of workers as one line without a leftover process."""
+"""Peers: greedy tokens equal pronk's; a worker's failure gives a one-line error and leaves no process."""
 
 import os
 import sys
@@ -19,7 +19,7 @@ from pronk.errors import OptionError
 
 TOKENS = 20
 
-# A worker whose action is the prompt's first token.
+# A worker process whose behaviour depends on the prompt's first token, e.g. 1 crashes and 2 hangs.
 FAKE = """
 import json, os, sys, time
 for line in sys.stdin:
@@ -57,7 +57,7 @@ class FakePeer(Peer):
 
 
 class Successor(Peer):
-    """A peer that shares a worker process, so that the engine is imported once."""
+    """A peer that continues with the worker process of an earlier peer, so that the engine is imported once."""
 
     def __init__(self, *args: Any, worker: WorkerProcess | None, **options: Any) -> None:
         super().__init__(*args, **options)

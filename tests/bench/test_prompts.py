@@ -1,4 +1,4 @@
-"""Prompts: forms of a file, errors with their line, and encoding."""
+"""Prompt files: accepted formats, errors that name the line, and encoding of prompts."""
 
 import gzip
 import json
@@ -23,7 +23,7 @@ ANSWER = {"role": "assistant", "content": "Hello"}
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """Write rows as JSON lines; a row of text is a line as it is."""
+    """Return a function that writes rows as JSON lines; a ``str`` row is written unchanged."""
 
     def call(*rows: Any, name: str = "mine.jsonl") -> Path:
         text = "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)

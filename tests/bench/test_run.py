@@ -71,7 +71,7 @@ def measured(made: Plan, progress: run.Progress = lambda *_: None) -> StepTrace:
 
 @cache
 def usual(time: int) -> tuple[StepTrace, list[tuple[str, int, int]]]:
-    """Run the benchmark of several tests for the ``time``-th time; return its trace and its progress."""
+    """Run the benchmark that several tests share, once per ``time``; return its trace and its progress calls."""
     progress_calls: list[tuple[str, int, int]] = []
     return measured(plan(LOOKUP, PLAIN, LOOKUP), lambda *what: progress_calls.append(what)), progress_calls
 
@@ -102,7 +102,7 @@ def test_tokens_and_counts_are_reproducible() -> None:
         assert found.alpha is not None
         assert 0 < found.alpha <= 1
     tokens = {s.tokens for s in of(first, Sample)}
-    assert len(tokens) == 6  # three prompts, greedy and not
+    assert len(tokens) == 6  # all outputs differ: 3 turns at 2 temperatures
 
 
 def test_records_of_a_benchmark() -> None:
@@ -112,7 +112,7 @@ def test_records_of_a_benchmark() -> None:
     assert kinds[-1] is End
     assert (kinds.count(Start), kinds.count(Model), kinds.count(End)) == (1, 1, 1)
     assert {record.rows for record in of(trace, PassTime)} == {1, 4}
-    assert len(of(trace, Bandwidth)) == 6  # three turns at two temperatures
+    assert len(of(trace, Bandwidth)) == 6  # one measurement per turn (3) and temperature (2)
     assert (of(trace, End)[0].interrupted, of(trace, Start)[0].arguments) == (False, {"seed": 7})
     assert 0 <= of(trace, End)[0].harness_share < 0.5
     assert progress_calls[-1] == ("tiny", 24, 24)
@@ -156,7 +156,7 @@ def test_a_sample_has_the_actual_size_of_its_batch() -> None:
 
 
 def test_a_drafter_that_raises_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its requests continue without draft tokens, whose times are not the drafter's."""
+    """The engine decodes its requests without draft tokens, so their times must not count as the drafter's."""
 
     def propose(self: PromptLookup, contexts: Sequence[Any]) -> None:
         raise ValueError("no\nguess")
@@ -177,7 +177,7 @@ def test_float16_weights(checkpoint: MakeCheckpoint, fake: type[FakePeer]) -> No
     (one,) = of(trace, Model)
     assert (one.dtype, llm.engine.runner.dtype) == ("float16", torch.float32)
     assert (one.weights, one.pass_bytes) == ("float16", forward_weights(llm.engine.runner.decoder).nbytes)
-    assert one.weight_bits == pytest.approx(16, rel=0.2)  # a head of 8 is filled up to 16
+    assert one.weight_bits == pytest.approx(16, rel=0.2)  # padding adds some bits: heads of 8 outputs become 16
     assert one.kv_bytes_per_token == kv_bytes_per_token(llm.config, torch.float32)
     assert fake.made[0].options["dtype"] == "float16"
     assert figures(summarize(trace.records), LOOKUP).same == 3

@@ -52,7 +52,7 @@ FULL: dict[str, Any] = {
     "repeated": 1.0,
     "degenerated": 9,
 }
-# The cells of a row of each table.
+# Expected cells of :data:`FULL` in the two tables, speed-ups and costs.
 GAIN = ["2.35±0.12", "2.72", "0.62", "100%"]
 COST = ["1234.6", "14.57", "234", "32.1", "457", "0.046", "1.62", "3.46", "12/18", "3.00"]
 
@@ -86,7 +86,7 @@ def shown(of: Document, width: int = 80) -> str:
 
 
 def rows_of(text: str, name: str) -> list[list[str]]:
-    """Return the cells behind a method's name."""
+    """Return, for each line that begins with a method's name, the cells after the name."""
     return [line.split()[1:] for line in text.splitlines() if line.split()[:1] == [name]]
 
 
@@ -124,7 +124,7 @@ def test_cells_of_a_row() -> None:
 def test_missing_values_are_dashes() -> None:
     peer = make("peer", speedup=Range(1.0, 0.0), repeated=0.25, tokens_per_second=Range(5.0, 0.1))
     (gain, cost) = rows_of(shown(document(peer)), "peer")
-    assert gain == ["1.00±0.00", "–", "–", "25%", "1"]  # nothing compared
+    assert gain == ["1.00±0.00", "–", "–", "25%", "1"]  # no count of equal outputs
     assert cost == ["5.0", *["–"] * 9]
 
 
@@ -153,7 +153,7 @@ def test_the_fastest_drafter_is_compared_with_the_fastest_peer() -> None:
 
 
 def test_an_interrupted_temperature() -> None:
-    """One method has both temperatures, the other only the first."""
+    """Method ``a`` finished both temperatures, ``b`` only the first: the second temperature of ``b`` is dashes."""
     reached = [make("a", temperature=t, **FULL) for t in (0.0, 0.8)]
     text = shown(document(*reached, make("b", **FULL), interrupted=True))
     assert rows_of(text, "b")[0] == [*GAIN, *["–"] * 4, "162/164*", "164"]
@@ -187,7 +187,7 @@ def test_the_heading() -> None:
         inflated={"source": "tiny", "parameters": 15_700_000},
     )
     text = " ".join(shown(of).split())
-    # 19,338,880 bytes at 42 GB/s
+    # The floor is the time to read the weights once: 19,338,880 bytes at 42 GB/s.
     machine = ("models/one", "9.7 M parameters", "bfloat16", "kernels avx2", "2 threads", "Some CPU")
     for part in (*machine, "42 ± 1 GB/s", "floor 0.46 ms", "8: 1.20"):
         assert part in text
@@ -238,7 +238,7 @@ def test_markdown_has_the_same_cells() -> None:
 def test_descriptions_of_weights() -> None:
     of = document()
     (plain,) = of.models
-    for kept in ({"weights": "bfloat16", "weight_bits": 16.1}, {}):  # older traces have neither
+    for kept in ({"weights": "bfloat16", "weight_bits": 16.1}, {}):  # older traces lack both fields
         assert "bfloat16 · kernels" in describe(replace(plain, **kept), of)
     rounded = replace(plain, weights="int4 in groups of 32", weight_bits=5.0, pass_bytes=6_100_000)
     assert "bfloat16 · int4 in groups of 32: 5.00 bits a weight, 6.1 MB a forward pass · kernels" in describe(

@@ -65,7 +65,7 @@ def test_same_function(
     ids=["layer's attention", "layer's MLP", "heads", "MLP units"],
 )
 def test_added_parts_compute(name: str, columns: slice, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
-    """The logits move as soon as the columns behind an added part are not zero."""
+    """The logits change if the output projection of an added layer, head or MLP unit is no longer zero."""
     big = tmp_path / "big"
     inflate(checkpoint("llama"), big, *ROUNDED)
     before, tensors = our_logits(big), load_file(big / "model.safetensors")

@@ -1,4 +1,4 @@
-"""What ``benchmarks/serving.py`` asks GuideLLM for, and the table of its report; a script stands in for GuideLLM."""
+"""The options that ``benchmarks/serving.py`` passes to GuideLLM (here a fake script), and the table of results."""
 
 import json
 import runpy
@@ -22,7 +22,7 @@ json.dump({{"benchmarks": [{{"metrics": metrics}}]}}, open(asked["--output"]["pa
 
 
 def metrics(speed: float, failed: int = 0) -> dict[str, Any]:
-    """The part of a report of guidellm 0.8.1 that the table is made of."""
+    """Return the fields of a guidellm 0.8.1 report that the table reads."""
     return {
         "request_totals": {"successful": 4 - failed, "errored": failed, "incomplete": 0, "total": 4},
         "output_tokens_per_second": {"successful": {"mean": speed}},

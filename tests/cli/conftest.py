@@ -13,7 +13,7 @@ Command = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
-    """``command("quantize", ..., given="standard input")``: exit code, standard output, standard error."""
+    """Return a function that runs ``pronk ARGS`` with standard input ``given``: (exit code, stdout, stderr)."""
     monkeypatch.setenv("COLUMNS", "80")
 
     def call(*args: object, given: str | bytes = "") -> tuple[int, str, str]:
@@ -30,7 +30,7 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 
 
 def assert_mistake(result: tuple[int, str, str], *expected: str) -> None:
-    """A mistake of the user's: one line on standard error, in which these texts occur."""
+    """Check for exit code 2, no output, and one line on standard error that contains all ``expected`` texts."""
     code, out, err = result
     assert (code, out, err.count("\n")) == (2, "", 1), err
     assert err.startswith("pronk: error: ")

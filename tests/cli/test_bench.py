@@ -27,7 +27,7 @@ COUNT = "one two three one two three one two"
 
 @pytest.fixture
 def run(command: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """``pronk bench``, with little memory to read and few passes to time."""
+    """Return a function that runs ``pronk bench``, with shorter measurements of bandwidth and forward passes."""
     monkeypatch.setattr(machine, "_BUFFER_BYTES", 2**20)
     monkeypatch.setattr(passes, "_ROUNDS", 1)
     monkeypatch.setattr(passes, "ROWS", (1, 4))
@@ -252,7 +252,7 @@ def assert_mistake(result: tuple[int, str, str], *expected: str) -> None:
         (["--max-tokens", "0"], ["max-tokens"]),
     ],
 )
-def test_mistakes_are_told_before_a_model_is_loaded(
+def test_mistakes_are_reported_before_a_model_is_loaded(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args: list[str], expected: list[str]
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
@@ -266,10 +266,10 @@ def test_mistakes_are_told_before_a_model_is_loaded(
 
 
 @pytest.mark.parametrize("exists", [False, True])
-def test_a_place_that_cannot_be_written_is_told_first(
+def test_an_unwritable_file_is_reported_before_measuring(
     run: Run, loaded: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exists: bool
 ) -> None:
-    """Not after hours of measuring. The superuser may write anywhere, so the system's answer is replaced."""
+    """The check precedes hours of measuring. ``os.access`` is replaced, because root may write anywhere."""
     path = tmp_path / "x.json"
     if exists:
         path.write_text("")

@@ -157,7 +157,7 @@ def test_an_interrupt_leaves_nothing(
 
 
 def test_progress(model: Path, text: Path) -> None:
-    """It never goes back, ends at the end, and knows which of text and limit comes first."""
+    """Progress runs from 0 to the total, in bytes of text or in tokens of ``--limit``, whichever is further."""
     sources = [spec_of(text / name, "files") for name in ("code", "rows.jsonl.gz", "rows.jsonl")]
     reader = module._Reader(sources, Tokenizer.load(model), None)
     tokens, seen = 0, [reader.progress(0)]

@@ -207,7 +207,7 @@ def test_terminal_shows_figures_colours_and_no_control_characters(run: Run, fake
     assert run("generate", "\x1b[2J\tx", "--echo")[1].count("\ufffd") == 1
 
 
-def test_interrupt_keeps_what_there_was(run: Run, fake: type[FakeLLM], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_keeps_the_printed_text(run: Run, fake: type[FakeLLM], monkeypatch: pytest.MonkeyPatch) -> None:
     interrupt_third_token(fake, monkeypatch)
     assert run("generate", "x") == (130, "one two\n", "interrupted\n")
     assert run("generate", "x", "--json") == (130, "", "interrupted\n")
@@ -286,7 +286,7 @@ def test_chat_colours_draft_tokens_unless_turned_off(run: Run, fake: type[FakeLL
 def test_long_chat_forgets_its_oldest_turns(run: Run, fake: type[FakeLLM]) -> None:
     code, _, err = run("chat", "--max-tokens", "500", given="a\nb\nc\nd\n")
     assert code == 0
-    assert [len(messages) for messages in fake.made.asked] == [1, 3, 5, 5]  # 100 ids each, room for 500
+    assert [len(messages) for messages in fake.made.asked] == [1, 3, 5, 5]  # 100 tokens each; 500 fit
     assert fake.made.asked[-1][0] == {"role": "user", "content": "b"}
     assert err == "the context is full: forgot the oldest 1 of 3 turns\n"
 
@@ -347,7 +347,7 @@ def test_usage_errors_are_one_line_with_a_hint(run: Run, args: list[str], expect
     ],
 )
 def test_option_out_of_range_is_refused_before_loading(run: Run, args: list[str], expected: list[str]) -> None:
-    """By :class:`SamplingParams`, whose own tests have all ranges."""
+    """One value per option; the tests of :class:`SamplingParams` cover the ranges."""
     assert_mistake(run("generate", "x", "--model", "no such folder", *args), *expected)
 
 
@@ -376,7 +376,7 @@ def test_unexpected_error_is_one_line_unless_the_traceback_is_asked_for(
 
 @pytest.fixture
 def broken(checkpoint: MakeCheckpoint, tmp_path: Path) -> Path:
-    """A copy to break."""
+    """Return a copy of a checkpoint, which a test may damage."""
     for path in checkpoint("llama").iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     return tmp_path

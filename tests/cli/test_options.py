@@ -31,18 +31,18 @@ def bake(
 ) -> None:
     flour, weight = dough()
     place, heated, spread = heat()
-    assert (place, heated, spread) == ("kitchen", degrees, flour)  # an option is one, whoever has it
+    assert (place, heated, spread) == ("kitchen", degrees, flour)  # options of one name have one value
     baked.append((loaves, flour, weight, grams))
 
 
 def test_signature() -> None:
-    """The first that has an option says how it looks, the last where it stands."""
+    """The first definition of an option gives its default, the last one its position."""
     assert str(inspect.signature(bake)) == (
         "(loaves: 'int', *, grams: 'int' = 1, degrees: 'int' = 250, flour: 'str' = 'rye') -> 'None'"
     )
 
 
 @pytest.mark.parametrize(("flour", "grams"), [("rye", 1), ("oat", 2)])
-def test_everyone_receives_what_is_theirs(flour: str, grams: int) -> None:
+def test_builders_receive_their_own_options(flour: str, grams: int) -> None:
     bake(loaves=3, grams=grams, degrees=200, flour=flour)
-    assert baked.pop() == (3, flour, 500, grams)  # the dough's own grams: no builder receives an option left out
+    assert baked.pop() == (3, flour, 500, grams)  # ``without`` keeps bread's default of 500 grams

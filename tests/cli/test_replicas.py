@@ -1,4 +1,4 @@
-"""What cannot be with replicas: one line, before Ray begins anything."""
+"""Options that replicas cannot have: a one-line error before Ray starts."""
 
 import importlib.util
 import os
@@ -20,13 +20,13 @@ def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (["--replicas", 3, "--threads", 1], "replicas: expected at most 2 of 1 threads each on the 2 cores of this "),
         (["--replicas", 2, "--workers", 2], "replicas: expected at most 1 of 2 threads each on the 2 cores of this "),
-        (["--replicas", 2, "--min-replicas", 3], "min-replicas: expected at most the replicas, 2, found 3"),
+        (["--replicas", 2, "--min-replicas", 3], "min-replicas: expected at most --replicas (2), found 3"),
         (["--replicas", 2, "--calibration", "counts.json"], "calibration: expected on or off with replicas"),
         (["--replicas", 2, "--drafter", "nonsense"], "unknown drafter 'nonsense'"),
         (["--replicas", 2, "--also", "nonsense"], "unknown drafter 'nonsense'"),
     ],
 )
-def test_what_cannot_be(command: Command, options: list[object], message: str) -> None:
+def test_options_that_replicas_refuse(command: Command, options: list[object], message: str) -> None:
     assert_mistake(command("serve", "--port", 0, *options), message)
 
 
@@ -47,7 +47,7 @@ def test_a_port_in_use_is_found_before_replicas_are_begun(command: Command) -> N
         assert_mistake(command("serve", "--replicas", 2, "--port", port), message)
 
 
-def test_a_cluster_that_is_not_there(command: Command) -> None:
+def test_a_missing_cluster(command: Command) -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
         address = f"127.0.0.1:{gone.getsockname()[1]}"
     code, _, err = command("serve", "--port", 0, "--replicas", 2, "--ray-address", address)

@@ -1,4 +1,4 @@
-"""What ``pronk serve`` and ``pronk batch`` say of mistakes, before a model is loaded."""
+"""Errors of ``pronk serve`` and ``pronk batch`` for wrong options, before a model is loaded."""
 
 import importlib.util
 import socket

@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def no_proposer_fails(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """A test that makes a proposer fail clears the log."""
+    """Fail the test if the log has an error of a proposer; tests that cause such errors clear the log."""
     yield
     failures = [each.getMessage() for each in caplog.get_records("call") if each.name == "pronk.speculation.speculator"]
     assert not failures

@@ -18,7 +18,7 @@ from pronk.drafters.shared.draft import DraftRunner
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.execution.attention import Segment
-from pronk.execution.early_rows import StartedRows, StartedRowsByTable
+from pronk.execution.early_rows import EarlyTokens, EarlyTokensByTable
 from pronk.execution.model_runner import ForwardJob, ModelRunner
 from pronk.kv_cache.blocks import BlockTable
 from pronk.models.decoder import Decoder
@@ -47,7 +47,7 @@ LIKELY = dict.fromkeys(range(5), 30.0)
 class Dense:
     """Reference of a draft model without a KV cache: computes the whole text for every call.
 
-    The kernels compute it, so that bits can be compared; torch computes nearly the same.
+    The results of the kernels (``decoder``) are compared bit by bit; torch (``plain``) must be close to them.
     """
 
     def __init__(self, folder: str) -> None:
@@ -96,30 +96,30 @@ def kept_rows(runner: ModelRunner, block_table: BlockTable) -> list[Tensor]:
 
 @dataclass
 class Asked:
-    """One proposal: the text, the limits, the tree, the accepted path, and the rows that were started early."""
+    """One proposal: text, limits of depth and nodes, tree, accepted path, and the request's early tokens if any."""
 
     tokens: list[int]
     depth: int
     nodes: int
     tree: TokenTree
     path: tuple[int, ...] = ()
-    started: StartedRows | None = None
+    early_tokens: EarlyTokens | None = None
 
 
-def started_tables(drafter: Proposer[Any]) -> StartedRowsByTable | None:
-    """Return the rows that an early exit has started, or ``None`` for other drafters."""
-    return next((model.runner.started_rows for model in drafter.models if isinstance(model, EarlyExit)), None)
+def early_tables(drafter: Proposer[Any]) -> EarlyTokensByTable | None:
+    """Return the early tokens of all block tables, or ``None`` if ``drafter`` has no early exit."""
+    return next((model.runner.early_tokens for model in drafter.models if isinstance(model, EarlyExit)), None)
 
 
-def started_of(drafter: Proposer[Any], block_table: BlockTable) -> StartedRows | None:
-    """Return the rows of a request that went through the first layers already."""
-    tables = started_tables(drafter)
+def early_tokens(drafter: Proposer[Any], block_table: BlockTable) -> EarlyTokens | None:
+    """Return the request's tokens whose first layers an early exit has computed in this step, if any."""
+    tables = early_tables(drafter)
     return None if tables is None else tables.get(block_table)
 
 
 @dataclass(frozen=True, eq=False)
 class Watched(Proposer[Any]):
-    """Records the proposals of the drafter within, by request."""
+    """Wraps a proposer and records its proposals for each request."""
 
     name = "watched"
 
@@ -136,7 +136,8 @@ class Watched(Proposer[Any]):
     def propose(self, contexts: Sequence[DraftContext[Any]]) -> list[TokenTree]:
         trees = self.inner.propose(contexts)
         for c, tree in zip(contexts, trees, strict=True):
-            note = Asked(list(c.tokens), c.max_depth, c.max_nodes, tree, started=started_of(self.inner, c.block_table))
+            early = early_tokens(self.inner, c.block_table)
+            note = Asked(list(c.tokens), c.max_depth, c.max_nodes, tree, early_tokens=early)
             self.asked.setdefault(id(c.sampler), []).append(note)
         return trees
 
@@ -186,7 +187,7 @@ class Turns(Proposer[Any]):
 
 @dataclass
 class Pass:
-    """A forward pass of a draft: for each request, the texts that end with the tokens of its rows."""
+    """A forward pass of a draft model: for each request, one text per row, which ends with the row's token."""
 
     texts: list[list[tuple[int, ...]]]
 
@@ -251,7 +252,7 @@ def assert_no_blocks(drafter: Proposer[Any]) -> None:
 
 
 def bound(spec: str, engine: Engine | None = None) -> Proposer[Any]:
-    """Return a proposer, by default for the tiny target."""
+    """Bind a drafter to the target of ``engine``, by default to the tiny decoder."""
     engine = engine or make_engine(tiny_decoder())
     return make_drafter(spec).bind(engine.target)
 
@@ -309,7 +310,7 @@ def text(seed: int, length: int) -> list[int]:
 
 
 def sampler_at(request: Request, tokens: Sequence[int]) -> Sampler:
-    """Return a fresh sampler for the request's tokens after ``tokens``."""
+    """Return a new sampler with the request's options and seed, for the token after ``tokens``."""
     return Sampler(request.params, request.seed, list(tokens), VOCAB, num_prompt=len(request.prompt))
 
 

@@ -28,7 +28,7 @@ CHECKPOINTS = Path(_TEMPORARY.name)
 
 
 def tokenizer_stub(vocabulary: str | None) -> Any:
-    """Return a tokenizer stub with a fingerprint; ``None`` for none."""
+    """Return a tokenizer stub with this fingerprint, or ``None`` as the tokenizer of a target without one."""
     return None if vocabulary is None else SimpleNamespace(fingerprint=vocabulary)
 
 
@@ -45,7 +45,7 @@ def bind(drafter: Drafter, vocabulary: str | None = None, size: int = VOCAB) -> 
 
 
 def within(drafter: Any, kind: type[Kind]) -> list[Kind]:
-    """Return the proposers of a kind inside a proposer, first to last; it may be one itself."""
+    """Return the proposers of class ``kind`` in ``drafter``: itself or, in order, those that it combines."""
     if isinstance(drafter, kind):
         return [drafter]
     inside = getattr(drafter, "parts", None) or ([drafter.inner] if hasattr(drafter, "inner") else [])
@@ -105,7 +105,7 @@ def verify_step(
     """Verify a tree below ``tokens``, append the committed tokens, inform the drafter; return the accepted nodes."""
     paths = [[*tokens, *(tree.tokens[i] for i in tree.path(node))] for node in range(len(tree))]
     logits = torch.nn.functional.one_hot(torch.tensor([model(path) for path in paths]), VOCAB).float()
-    found = verify_tree(tree, lambda node, _: int(logits[node].argmax()))
+    found = verify_tree(tree, lambda node: int(logits[node].argmax()))
     position = len(tokens) - 1
     tokens += found.tokens
     outcome = Outcome(state, tree, found.path, found.tokens, position, params or SamplingParams(), logits)

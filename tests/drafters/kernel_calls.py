@@ -10,11 +10,11 @@ import pytest
 from pronk.kv_cache.paged import PagedCache
 from pronk.models.program import Program, ProgramRows
 
-_QKV = 2  # see csrc/pronk.h
+_QKV = 2  # operation of ``csrc/pronk.h`` that computes queries, keys and values
 
 
 def layers_of(program: Program) -> list[int]:
-    """Return the layers of the program's cache whose keys and values it stores, in order."""
+    """Return the layers of its cache for which the program computes keys and values, in order."""
     if program.cache is None:
         return []
     where = {keys.data_ptr(): layer for layer, keys in enumerate(program.cache.keys)}

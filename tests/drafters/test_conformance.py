@@ -33,19 +33,19 @@ READERS = {"multi_token", "kangaroo", "glide", "vanilla"}
 
 
 def make(name: str) -> Drafter:
-    own = {"merged": "merged(prompt_lookup(min_ngram=1), lookahead(window=3), recycling)"}  # tables are not shared
+    own = {"merged": "merged(prompt_lookup(min_ngram=1), lookahead(window=3), recycling)"}  # requests share no table
     return make_drafter((SPECS | own).get(name, name))
 
 
 def rows(path: Sequence[int], width: int) -> Tensor:
-    """Return a row of numbers that depends on ``path`` alone, like hidden states and logits."""
+    """Return ``width`` random numbers that depend on ``path`` only, in place of a hidden state or logits."""
     return torch.randn(width, generator=torch.Generator().manual_seed(hash(tuple(path)) % 2**60))
 
 
 def outcome(
     drafter: Proposer[Any], state: Any, before: Sequence[int], tree: TokenTree, path: Sequence[int], new: Sequence[int]
 ) -> Outcome[Any]:
-    """Return the engine's outcome of ``tree`` below the text ``before``."""
+    """Return the outcome that the engine reports for ``tree`` below the text ``before``."""
     nodes = [[*before, *(tree.tokens[i] for i in tree.path(node))] for node in range(len(tree))]
     config = tiny_decoder().config
     logits = torch.stack([rows(node, VOCAB) for node in nodes]) if drafter.capabilities.logits else None
@@ -57,7 +57,7 @@ def outcome(
 
 
 class Stage:
-    """A drafter and its target outside the engine; the block tables hold the text up to the last token."""
+    """A proposer and its target without engine steps; the target's cache holds a text without its last token."""
 
     def __init__(self, name: str) -> None:
         engine = make_engine(tiny_decoder())
@@ -158,7 +158,7 @@ def forget_rates(state: Any) -> None:
 
 @pytest.mark.parametrize("name", REGISTRY)
 def test_state_depends_on_the_text_and_the_targets_outputs_alone(name: str) -> None:
-    """Without logits, only acceptance rates may depend on draft tokens."""
+    """Draft tokens may change only acceptance rates, except in drafters that read outputs or are ``ADAPTIVE``."""
     stage = Stage(name)
     drafter, context = stage.drafter, stage.context
     for seed in range(3 if name in ADAPTIVE else 6):
@@ -176,7 +176,7 @@ def test_state_depends_on_the_text_and_the_targets_outputs_alone(name: str) -> N
             drafter.observe(outcome(drafter, fresh, tokens[:prompt], root, (), tokens[prompt:]))
             forget_rates(state)
             forget_rates(fresh)
-        # Before the comparison, because a proposal may read what only drafting needs.
+        # Propose before comparing, because a proposal may bring a state up to date.
         (one,), (other,) = (drafter.propose([context(s, tokens)]) for s in (state, fresh))
         assert same(state, fresh)
         assert (one.tokens, one.parents, one.verify) == (other.tokens, other.parents, other.verify)
@@ -236,7 +236,7 @@ def test_equal_options_bind_to_equal_proposers_of_each_target(name: str) -> None
         assert isinstance(proposer, Proposer)
         assert proposer.name == name
         assert proposer.bind(target) is proposer
-        if isinstance(made, Proposer):  # neither a model nor a memory
+        if isinstance(made, Proposer):  # a drafter without model and memory is its own proposer
             assert proposer.bind(stranger) is proposer
         else:
             with pytest.raises(OptionError, match="expected its own model, found another"):

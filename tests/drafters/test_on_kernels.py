@@ -61,11 +61,11 @@ def error(pairs: Pairs) -> float:
 
 
 def assert_close(said: dict[bool, Pairs], dtype: torch.dtype, without: Sequence[Tensor]) -> None:
-    """Check the outputs of the kernels (``True``) and of torch; ``without`` are outputs without the compared part."""
+    """Check errors of the kernels (``said[True]``) and of torch; ``without``: outputs that lack the tested part."""
     assert len(said[True]) > 10
     if dtype == torch.float32:
         assert error(said[True]) < 1e-5
-        # Chained heads with such weights amplify rounding: some of torch's own logits are 1e-5 of the largest off.
+        # Chained heads amplify rounding: even torch's logits have errors of 1e-5 of the largest logit.
         assert all((got - want).abs().max() < 1e-4 * want.abs().max() for got, want in said[True])
     else:
         assert error(said[True]) < 0.1
@@ -178,7 +178,7 @@ def test_multi_token_heads(variant: str, dtype: torch.dtype, monkeypatch: pytest
         for text, rows in found:
             wanted = [each[len(text) - 2] for each in dense_heads(wide, shape, text, classic=classic)]
             said[packed] += zip(rows, wanted, strict=True)
-            # The outputs of another head.
+            # A head is replaced by another head.
             without += [*wanted[1:], wanted[0]] if packed else []
     assert_close(said, dtype, without)
 
@@ -211,8 +211,8 @@ def test_glide_cross_attention(layers: int, windows: tuple[int | None, ...], dty
     ],
     ids=["medusa", "medusa's heads", "kangaroo", "multi_token"],
 )
-def test_an_interrupted_description_starts_again(spec: Callable[[], str], part: str) -> None:
-    """Interrupt the description of a module for the kernels at every call; half of it would be another module."""
+def test_an_interrupted_program_is_built_again(spec: Callable[[], str], part: str) -> None:
+    """Interrupt the building of a module's program at each call of ``part``; the next step starts anew."""
     prompt, params = [1, 2, 3], SamplingParams(max_tokens=8, logit_bias=dict.fromkeys(range(5), 30.0))
 
     def decode(interrupt: int | None) -> tuple[list[list[int]], int]:
@@ -229,7 +229,7 @@ def test_an_interrupted_description_starts_again(spec: Callable[[], str], part: 
 
         request = make_request(prompt, params, watched)
         engine.add(request)
-        for _ in range(2):  # builds the target's own programs
+        for _ in range(2):  # steps before drafting, which build the target's programs
             if not request.output:
                 engine.step()
         with pytest.MonkeyPatch.context() as patch:

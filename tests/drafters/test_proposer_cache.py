@@ -1,4 +1,4 @@
-"""The cache of proposers: which stay, which models go with evicted ones, and objects that are no drafter."""
+"""The cache of proposers: evictions, the models that they free, and errors for objects that are no drafter."""
 
 import gc
 import os
@@ -112,7 +112,7 @@ def test_a_rewritten_folder_is_loaded_again(kind: str, target: Target, tmp_path:
     old = other.get_proposer(drafter)
     assert other.get_proposer(drafter) is old
     write_checkpoint(folder, tiny_decoder(packed=False), noise=0.2)
-    os.utime(folder / "model.safetensors", ns=(1, 2**60))  # for file systems with coarse clocks
+    os.utime(folder / "model.safetensors", ns=(1, 2**60))  # another time even on file systems with coarse clocks
     new = other.get_proposer(drafter)
     assert new is not old
     assert new.models != old.models
@@ -134,7 +134,7 @@ def test_proposers_list_their_models(name: str) -> None:
 
 @dataclass(frozen=True)
 class Slow(Drafter):
-    """Binds only after a signal of the test."""
+    """A drafter whose ``bind`` waits until the test sets ``go``."""
 
     name = "slow"
     begun: threading.Event = field(default_factory=threading.Event, compare=False)
@@ -172,7 +172,7 @@ def test_threads_that_bind_one_drafter_get_one_proposer(llm: LLM) -> None:
 
 
 def test_a_draft_model_is_added_between_steps(llm: LLM, folders: list[str]) -> None:
-    """Its cache takes memory of the cache that the steps use."""
+    """The draft model's KV cache takes blocks of the target's, so loading waits for the lock of the steps."""
     want, blocks = llm.generate("def", PARAMS).token_ids, llm.engine.cache.allocator.num_blocks
     with ThreadPoolExecutor(1) as pool:
         with llm.engine.lock:
@@ -220,7 +220,7 @@ class Returns(Drafter):
 
 
 class ReturnsChains(Returns, ChainDrafter):
-    """The same, as a drafter of chains."""
+    """A drafter of chains that returns a given object instead of a proposer."""
 
     name = "returns_chains"
 

@@ -50,7 +50,7 @@ Shape = Callable[[DraftCase], TokenTree]
 
 @dataclass
 class Growing:
-    """A tree under construction; a token occurs once among the acceptable children of a node."""
+    """A tree under construction; a node's children that are verified (``verify``) have different tokens."""
 
     tokens: list[int]
     parents: list[int] = field(default_factory=lambda: [-1])
@@ -60,7 +60,7 @@ class Growing:
     children: list[dict[int, int]] = field(default_factory=lambda: [{}])
 
     def add(self, parent: int, token: int, truth: Sequence[int] = (), *, verify: bool = True) -> int:
-        """Return the child of ``parent`` with ``token``; it is always new if it may not be accepted."""
+        """Return the child of ``parent`` with ``token``; a child with ``verify=False`` is always a new node."""
         if verify and token in self.children[parent]:
             return self.children[parent][token]
         depth, node = self.depths[parent], len(self.tokens)
@@ -112,7 +112,7 @@ def oracle_trees(right: float, size: int = 12) -> Shape:
 
 
 def explore_trees(case: DraftCase) -> TokenTree:
-    """Right draft tokens among nodes that may not be accepted, which may carry the right token and have children."""
+    """Right draft tokens among nodes that are not verified, whose tokens may be right and have children."""
     dice, tree = case.dice, Growing([case.root])
     node = 0
     for token in case.truth[: dice.randrange(6)]:
@@ -240,15 +240,15 @@ class Rolled:
 def drawn_trees(parents: tuple[int, ...], drawn: float = 1.0, *, honest: bool = True) -> Shape:
     """Trees of one shape; each node is drawn from a distribution of its own with probability ``drawn``.
 
-    The other nodes are point masses. Without ``honest`` the trees claim that all tokens were equally likely.
+    The other nodes are the likeliest tokens. Without ``honest`` the trees report uniform distributions instead.
     """
     dice, q, flat = random.Random(str(parents)), dict[int, Table](), dict[int, Table]()
     random_nodes = tuple(dice.random() < drawn for _ in parents)
 
     def shape(case: DraftCase) -> TokenTree:
-        law = q.setdefault(case.vocab, Table("drawn", case.vocab, 0.0))
+        table = q.setdefault(case.vocab, Table("drawn", case.vocab, 0.0))
         claim = None if honest else flat.setdefault(case.vocab, Same(*[1] * case.vocab))
-        tree = TreeSampler(parents, random_nodes, law, claim)(Rolled(case.dice), (case.root,))
+        tree = TreeSampler(parents, random_nodes, table, claim)(Rolled(case.dice), (case.root,))
         return replace(tree, tokens=(case.root, *tree.tokens[1:]))
 
     return shape

@@ -146,7 +146,7 @@ def texts(known: Sequence[Request]) -> dict[tuple[tuple[int, ...], int], list[in
 
 
 def drafter(name: str, known: Sequence[Request]) -> Drafter:
-    """Return the drafter of a name; trees with right tokens take them from the ``known`` requests."""
+    """Return the drafter of a name; a :class:`TreeDrafter` gets right tokens from the finished requests ``known``."""
     return replace(DRAFTERS[name], texts=texts(known)) if isinstance(DRAFTERS[name], TreeDrafter) else DRAFTERS[name]
 
 

@@ -37,12 +37,12 @@ MOST_NODES = 128
 MOST_ROWS = 700
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-# float32 is slow here: the tests of all variants cover the difference of the two.
+# In float32 these are slow tests: the tests of all variants cover the differences between the dtypes.
 MOSTLY = pytest.mark.parametrize(
     "dtype", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.bfloat16], ids=["float32", "bfloat16"]
 )
 
-# Query heads per key/value head: below, at and above the number that the kernels compute together.
+# "group" is the number of query heads per key/value head: below, at and above what the kernels compute together.
 VARIANTS: dict[str, dict[str, Any]] = {
     "group 1": {"heads": 4, "kv_heads": 4},
     "group 2": {"heads": 4, "kv_heads": 2},
@@ -155,7 +155,7 @@ def same(one: Tensor, other: Tensor) -> bool:
 
 
 def same_caches(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
-    """Return whether keys and values that both still hold are equal; larger blocks hold more of them."""
+    """Return whether two caches agree in the last positions of both; with larger blocks a cache holds more of them."""
     kept = [(a[:, -b.shape[1] :], b[:, -a.shape[1] :]) for a, b in zip(one, other, strict=True)]
     return all(same(a, b) for a, b in kept)
 
@@ -252,7 +252,7 @@ def trees_differ(
     own, alone = Texts(decoder, make, **texts), Texts(decoder, kv_dtype=texts.get("kv_dtype"))
     block_table, reference = BlockTable(), BlockTable()
     for step in range(steps):
-        # Text between two trees: none, some, or up to about a boundary of blocks.
+        # Text before the next tree: 0, 1 or 40 tokens, or up to one token below a multiple of 64.
         rest = -block_table.length % 64
         lead = some_text(decoder, dice.random(), dice.choice((0, 1, 40, rest + 63, rest + 319) if step else (0, 63)))
         if lead:
@@ -440,7 +440,7 @@ def test_planted_defects_are_detected(defect: str, dtype: torch.dtype) -> None:
 def test_plain_decoding_is_as_exact_as_torch(variant: str, dtype: torch.dtype) -> None:
     """The reference of this file is compared with dense passes in float64 and by torch."""
     decoder, by_torch = tiny_decoder(dtype, **VARIANTS[variant]), tiny_decoder(dtype, **VARIANTS[variant], packed=False)
-    tokens = some_text(decoder)[:200]  # dynamic rotations of a dense pass differ beyond 200 tokens
+    tokens = some_text(decoder)[:200]  # beyond 200 tokens, dynamic rotations depend on the text's length
     exact = dense_logits(deepcopy(by_torch).double(), tokens, torch.float64)
     mine, theirs = plain(decoder, LENGTH)[0][:200], dense_logits(by_torch, tokens, dtype)
     errors = [float((got.double() - exact).norm() / exact.norm()) for got in (mine, theirs)]

@@ -1,4 +1,4 @@
-"""``LLM.choose``: logprobs of alternatives in one tree equal the bits of each alone and of texts as prompts."""
+"""``LLM.choose``: options scored in one tree have the same logprobs as alone, and as prompts, bit for bit."""
 
 import math
 from collections.abc import Sequence

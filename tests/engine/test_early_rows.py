@@ -10,7 +10,7 @@ from torch import Tensor
 from drafters.kernel_calls import Calls
 from engine.cases import text
 from pronk.execution.attention import Segment
-from pronk.execution.early_rows import EarlyRows, StartedRows
+from pronk.execution.early_rows import EarlyRows, EarlyTokens
 from pronk.execution.model_runner import ForwardJob, ForwardResult, ModelRunner
 from pronk.kv_cache.blocks import BlockTable
 from pronk.models.decoder import Decoder
@@ -147,7 +147,7 @@ def test_rows_behind_a_removed_node_are_computed_again() -> None:
         compute_early(split, tree, number, EarlyRows(2, len(tree)), random.Random(0))
         main = tree.main_chain
         cut.append(tree.keep(node for node in range(len(tree)) if node != main))
-        early.append(EarlyRows.of(StartedRows(2, tree.tokens), cut[-1]))
+        early.append(EarlyRows.of(EarlyTokens(2, tree.tokens), cut[-1]))
         assert early[-1] == EarlyRows(2, main)
         assert len(cut[-1]) == len(tree) - 1 > main
     want = whole.runner.forward(whole.jobs(cut))
@@ -159,7 +159,7 @@ def test_rows_behind_a_removed_node_are_computed_again() -> None:
 def test_early_rows_of_a_tree() -> None:
     tree = TokenTree((5, 6, 7, 8, 9), (-1, 0, 1, 1, 3))
     assert EarlyRows.of(None, tree) is None
-    assert EarlyRows.of(StartedRows(2, (4, 6)), tree) is None
-    assert EarlyRows.of(StartedRows(2, (5,)), tree) == EarlyRows(2, 1)
-    assert EarlyRows.of(StartedRows(2, (5, 6, 1, 8)), tree) == EarlyRows(2, 2)
-    assert EarlyRows.of(StartedRows(3, (5, 6, 7, 8, 9)), tree) == EarlyRows(3, 3), "node 3 leaves the chain"
+    assert EarlyRows.of(EarlyTokens(2, (4, 6)), tree) is None
+    assert EarlyRows.of(EarlyTokens(2, (5,)), tree) == EarlyRows(2, 1)
+    assert EarlyRows.of(EarlyTokens(2, (5, 6, 1, 8)), tree) == EarlyRows(2, 2)
+    assert EarlyRows.of(EarlyTokens(3, (5, 6, 7, 8, 9)), tree) == EarlyRows(3, 3), "node 3 leaves the chain"

@@ -32,7 +32,7 @@ from engine.cases import (
     total,
     watch,
 )
-from parallel.dealt import deal_by_chance, dealt
+from parallel.dealt import partition_randomly, tree_parallel_engine
 from pronk.drafters import Autoregressive, Proposer
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
@@ -139,7 +139,7 @@ def test_batch_of_one(name: str, options: str, dtype: torch.dtype) -> None:
 def test_texts_of_plain_decoding_are_varied() -> None:
     """Outputs do not loop, differ between options and seeds, and have both finish reasons."""
     outputs = [request.output for options in CORE for request in plain(torch.float32, options)]
-    assert len({tuple(output) for output in outputs}) > 0.9 * len(outputs)  # one noise, so two may agree
+    assert len({tuple(output) for output in outputs}) > 0.9 * len(outputs)  # equal noise for all options
     for output in outputs:
         grams = list(zip(*(output[i:] for i in range(4)), strict=False))
         assert len(grams) - len(set(grams)) <= 0.1 * len(grams)
@@ -153,24 +153,24 @@ def test_texts_of_plain_decoding_are_varied() -> None:
     assert all(len(request.output) >= 30 for request in plain(torch.float32, "min_tokens"))
 
 
-# Cases for each kind of result of workers: choices, some logits, all logits, layers' outputs.
-DEALT = {
+# Cases that are not slow tests, for each result of workers: choices, some logits, all logits, layers' outputs.
+FAST_CASES = {
     *product(("oracle", "lookahead", "glide", "draft_model"), ("temperature",)),
     ("suffix", "greedy"),
     ("suffix", "guided"),
     ("adversarial", "all"),
 }
-# Drafters with early rows, which are not sent to workers.
-BEGUN = ("kangaroo", "cape of kangaroo", "merged with trained")
+# Drafters with early rows, which workers do not compute.
+WITH_EARLY_ROWS = ("kangaroo", "cape of kangaroo", "merged with trained")
 
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [pytest.param(*case, marks=() if case in DEALT else pytest.mark.slow) for case in product(DRAFTERS, OPTIONS)],
+    [pytest.param(*case, marks=() if case in FAST_CASES else pytest.mark.slow) for case in product(DRAFTERS, OPTIONS)],
 )
 def test_trees_on_several_workers(name: str, options: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three processes compute the rows; logits are fetched from workers only if a drafter reads them."""
-    deal_by_chance(monkeypatch)
+    partition_randomly(monkeypatch)
     want, fetched = plain(torch.float32, options, PROMPTS[:5], 30), list[int]()
     fetch = ScatteredLogits._fetch
 
@@ -179,13 +179,13 @@ def test_trees_on_several_workers(name: str, options: str, monkeypatch: pytest.M
         fetch(logits, rows)
 
     monkeypatch.setattr(ScatteredLogits, "_fetch", counting)
-    with dealt(tiny_decoder(), 3) as engine:
+    with tree_parallel_engine(tiny_decoder(), 3) as engine:
         got = decode(engine, [drafter(name, want)], options, PROMPTS[:5], 30)
     made = engine.runner
     assert_same(got, want)
     assert isinstance(made, TreeRunner)
     assert len(made.workers) == 2
-    assert made.num_shared_passes > 5 or name in BEGUN
+    assert made.num_shared_passes > 5 or name in WITH_EARLY_ROWS
     assert (sum(fetched) > 0) == (made.num_shared_passes > 0 and not got[0].capabilities.logits)
 
 
@@ -244,7 +244,7 @@ def test_8_bit_cache(name: str) -> None:
         {"max_tree": 2},
         {"max_tree": 7, "block_size": 32},
         {"block_size": 64},
-        {"num_blocks": 48},  # one long request at a time
+        {"num_blocks": 48},  # memory for one long request at a time
         {"poison": None},
     ],
     ids=str,
@@ -318,7 +318,7 @@ def test_no_pass_is_larger_than_allowed(max_tree: int) -> None:
                 prefill += len(tree)
                 continue
             assert len(tree) <= max_tree
-            assert block_table.length + max(tree.depths) < job.prompt_length + 39  # the last token has no row
+            assert block_table.length + max(tree.depths) < job.prompt_length + 39  # the 40th token has no row
             sizes.append(len(tree))
         assert prefill <= 64
 

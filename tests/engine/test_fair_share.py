@@ -55,7 +55,7 @@ def test_a_tenant_that_left_keeps_its_count_while_it_is_above_the_others() -> No
 
 
 def of_tenants(want: Sequence[Request], engine: Engine, names: Sequence[str]) -> list[Request]:
-    """Return the requests again, with a drafter and a tenant each."""
+    """Return new requests with the same prompts and parameters, a drafter, and the tenants ``names``."""
     proposer = drafter("suffix", want).bind(engine.target)
     got = [make_request(each.prompt, each.params, proposer) for each in want]
     for request, name in zip(got, names, strict=True):

@@ -69,14 +69,14 @@ def interrupt(at: int) -> Fuse:
 
 @contextmanager
 def burning(engine: Engine, proposer: TrackingProposer, place: str, fuse: Fuse) -> Iterator[None]:
-    """Let a fuse raise at a place of the step."""
+    """Make ``fuse`` raise at one place of a step: in a proposer's method or in a function of the table below."""
     if place in ("start", "propose", "observe"):
         proposer.fuses[place] = fuse
         yield
         proposer.fuses.clear()
         return
     owner, name = {
-        "write": (engine.cache, "write"),  # between two layers, by torch
+        "write": (engine.cache, "write"),  # by torch, between two layers
         "compute": (Program, "run"),  # after the kernels, before their results are used
         "forward": (engine.runner, "forward"),
         "prepare": (engine.cache, "prepare"),
@@ -174,7 +174,7 @@ def test_a_request_that_ended_in_an_interrupted_step_does_not_go_on() -> None:
 
 @pytest.mark.parametrize("at", [1, 4])
 def test_more_signals_while_requests_are_aborted(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first signal interrupts a forward pass; another one interrupts each stop of a draft state."""
+    """A signal interrupts a forward pass; another one interrupts each call of ``stop`` during the cleanup."""
     engine, proposer = make_engine(tiny_decoder()), TrackingProposer(TreeDrafter(oracle_trees(1.0)))
     requests = batch(proposer)
     forward, stop, passes = engine.runner.forward, TrackingProposer.stop, count(1)
@@ -210,7 +210,7 @@ def test_a_refused_request_is_not_started() -> None:
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 5])
 def test_aborted_requests_leave_in_any_order(steps: int) -> None:
-    """Running, waiting, prefilling, one of several samples, and aborted twice."""
+    """Requests are aborted while they run, wait or read their prompt; some are samples, one is aborted twice."""
     engine = make_engine(tiny_decoder(), max_batch=3, prefill_chunk=64)
     proposer = TrackingProposer(TreeDrafter(oracle_trees(1.0)))
     options = SamplingParams(max_tokens=30, temperature=1.0, n=3, seed=2)
@@ -232,7 +232,7 @@ def consume(llm: LLM, options: SamplingParams) -> None:
 
 
 def test_an_exception_in_the_consumer_of_a_stream(checkpoint: MakeCheckpoint) -> None:
-    """The model and another stream go on."""
+    """The exception ends one stream; another stream and later requests have the usual tokens."""
     llm = LLM(checkpoint("llama"), drafter="prompt_lookup(min_ngram=1)", threads=1)
     llm.engine.cache.allocator.__class__ = StrictAllocator
     options = SamplingParams(max_tokens=40, ignore_eos=True)

@@ -31,8 +31,8 @@ def score(dtype: torch.dtype, texts: Sequence[list[int]], variant: dict[str, Any
 
 @DTYPES
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_generated_equals_scored(variant: str, dtype: torch.dtype) -> None:
-    """The bits are equal, for whole prompts and for chunks."""
+def test_output_logprobs_equal_prompt_logprobs(variant: str, dtype: torch.dtype) -> None:
+    """Logprobs of outputs have the bits of prompt logprobs of the same text, read at once or in chunks."""
     want = plain(dtype, "temperature", **VARIANTS[variant])
     proposers = [drafter(name, want) for name in MIXED]
     got = [ask(request.prompt, request.params, proposer) for request, proposer in zip(want, proposers, strict=True)]

@@ -19,8 +19,8 @@ from tiny_models import make_engine, make_request, run, samples, tiny_decoder
 
 @DTYPES
 @pytest.mark.parametrize("windows", [(None, None), (40, 40)], ids=str)
-def test_used_blocks(windows: tuple[int | None, ...], dtype: torch.dtype) -> None:
-    """Run requests one after the other in a KV cache for one request whose freed blocks are filled with NaN."""
+def test_reused_blocks(windows: tuple[int | None, ...], dtype: torch.dtype) -> None:
+    """Run requests one after the other in a KV cache for one request; freed blocks are filled with NaN."""
     want = plain(dtype, "temperature", windows=windows)
     decoder, fresh = tiny_decoder(dtype, windows=windows), []
     for index, prompt in enumerate(PROMPTS):
@@ -75,7 +75,7 @@ def scatter(engine: Engine) -> list[BlockTable]:
 
 
 def finish_with_taken(engine: Engine, requests: Sequence[Request], taken: Sequence[BlockTable]) -> None:
-    """Run requests beside another one, so that the engine never resets its allocator; then release ``taken`` tables."""
+    """Run requests, then release ``taken``; a further request prevents a reset of the allocator until then."""
     other = make_request([1], SamplingParams(max_tokens=1000, ignore_eos=True))
     for request in (*requests, other):
         engine.add(request)
@@ -88,7 +88,7 @@ def finish_with_taken(engine: Engine, requests: Sequence[Request], taken: Sequen
 @DTYPES
 @pytest.mark.parametrize("windows", [(None, None), (50, 50), (50, None)], ids=str)
 def test_scattered_blocks(windows: tuple[int | None, ...], dtype: torch.dtype) -> None:
-    """No two free blocks are neighbours."""
+    """The free blocks are every second one, so a text of several blocks is never consecutive."""
     want = plain(dtype, "temperature", windows=windows)
     engine = make_engine(tiny_decoder(dtype, windows=windows), num_blocks=800, max_tree=40)
     taken, runs = scatter(engine), watch_runs(engine)

@@ -36,7 +36,7 @@ def test_other_requests_that_are_aborted_or_fail(name: str, options: str) -> Non
         engine.add(request)
     for _ in range(6):
         engine.step()
-    for request in (*leaving, *failing):  # the first one preempts at once
+    for request in (*leaving, *failing):  # the first of them has the highest priority and preempts another
         request.priority = 1 if request is leaving[0] else dice.choice([0, 0, 1])
         engine.add(request)
     while engine.scheduler.running or engine.scheduler.waiting:

@@ -190,7 +190,7 @@ def replay(done: Request, passes: Sequence[tuple[int, TokenTree]], decoder: Deco
     "options", [*(pytest.param(each, marks=pytest.mark.slow) for each in REPLAYED[:3]), *REPLAYED[3:]], ids=str
 )
 def test_mixed_batches(options: dict[str, Any]) -> None:
-    """Requests of two rules in one batch each have the result of their own rule."""
+    """Requests with ``coupled`` and with ``rejection`` share a batch, and each has its own rule's result."""
     decoder = tiny_decoder(vocab=VOCAB)
     engine, passes = make_engine(decoder), dict[int, list[tuple[int, TokenTree]]]()
 

@@ -29,7 +29,7 @@ TREE = (-1, 0, 1, 2, 0, 1, 4, 0)
 
 
 def outside(case: DraftCase) -> TokenTree:
-    """Sample from a larger vocabulary than the target's."""
+    """Return a tree of draft tokens sampled from a vocabulary with three more tokens than the target's."""
     return drawn_trees(TREE)(replace(case, vocab=case.vocab + 3))
 
 

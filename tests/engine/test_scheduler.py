@@ -176,8 +176,8 @@ def check(plan: Scheduler, batch: Sequence[ScheduledRequest]) -> None:
 
 
 @pytest.mark.parametrize("window", [None, 9])
-def test_any_load(window: int | None) -> None:
-    """Random requests start in order of arrival, and each step has its blocks."""
+def test_random_requests(window: int | None) -> None:
+    """Random requests start in order of arrival, and all scheduled rows have KV slots."""
     preempted = 0
     for seed in range(60):
         dice = random.Random(seed)
@@ -313,7 +313,7 @@ def test_draft_slots_evict_at_most_one_idle_block() -> None:
         (scheduled,) = step(plan)
         draft_slots.append(scheduled.num_draft_slots)
         assert len(request.block_table.blocks) - held <= (1 if scheduled.num_draft_slots else 2)
-    # The rest of the block, and the next block if that rest is less than a block.
+    # The free slots of the last block, plus the next block if fewer than a block are free and the text needs it.
     assert draft_slots == [0, 4, 7, 6, 5, 4, 3, 2]
     assert len(memory.gone) == 2, "the text of 15 tokens has four blocks, two of which were empty"
 
@@ -344,7 +344,7 @@ def test_the_last_request_is_preempted_and_restarts_before_waiting_ones() -> Non
 def test_requests_in_a_small_cache_are_seldom_preempted(
     prompt: tuple[int, int], output: tuple[int, int], most: int
 ) -> None:
-    """Sixteen requests in a cache for four; with a margin of one block per request there were 50 to 60 preemptions."""
+    """16 requests share a cache for 4; a margin of only one block per request gave 50 to 60 preemptions."""
     preempted, seeds = 0, range(10)
     for seed in seeds:
         dice = random.Random(seed)
@@ -435,7 +435,7 @@ def test_no_request_is_preempted_for_one_that_cannot_start() -> None:
 
 
 def test_a_refusal_is_forgotten_with_a_new_cache() -> None:
-    """The refusal holds numbers of blocks, which do not exist in a smaller cache."""
+    """A refusal remembers block numbers of the cache, which a smaller new cache may not have."""
     plan, dice = scheduler(num_blocks=16, max_batch=4, chunk=64, tree=1), random.Random(0)
     large, waits = Fake(44, 4), Fake(30, 4)
     add(plan, large, waits)

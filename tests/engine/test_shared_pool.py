@@ -84,7 +84,7 @@ def pools(monkeypatch: pytest.MonkeyPatch) -> type[Pools]:
 
 @pytest.mark.parametrize("name", WITH_POOLS)
 def test_preempted_requests_hold_no_block_of_a_drafter(name: str, pools: type[Pools]) -> None:
-    """After the preemption the request has draft tokens again."""
+    """A preemption frees the blocks of the drafter's caches; the restarted request has draft tokens again."""
     want = plain(torch.bfloat16, "all", SHORT)
     engine = make_engine(tiny_decoder(torch.bfloat16), **TIGHT)
     proposer = drafter(name, want).bind(engine.target)
@@ -116,7 +116,7 @@ def test_preempted_requests_hold_no_block_of_a_drafter(name: str, pools: type[Po
     "name", [each if each != "glide" else pytest.param(each, marks=pytest.mark.slow) for each in NAMES]
 )
 def test_prefix_hits(name: str, options: str) -> None:
-    """The same prompts again, with and without evictions of idle blocks."""
+    """All prompts run twice, in a large cache and in a small one that evicts idle blocks."""
     want = plain(torch.bfloat16, options, SHORT)
     for settings in ({}, {"num_blocks": 18}):
         engine = make_engine(tiny_decoder(torch.bfloat16), share_prefixes=True, **settings)
@@ -136,7 +136,7 @@ def test_a_second_turn_computes_new_tokens_only() -> None:
     run(engine, [second])
     alone = run_alone(tiny_decoder(), second.prompt, second.params)
     assert second.output == alone.output
-    assert second.stats.cached_tokens == 128  # 8 blocks of 16; the first turn computed 129 tokens
+    assert second.stats.cached_tokens == 128  # 8 blocks of 16; the first turn computed 129 of 130 tokens
     assert alone.stats.cached_tokens == 0
 
 
@@ -162,7 +162,7 @@ class Hashes:
 
 
 def test_a_waiting_prompt_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is looked up again only if more blocks are free or if more of it is cached."""
+    """A waiting prompt is looked up again only if more blocks are free or more of the prompt is cached."""
     engine = make_engine(tiny_decoder(), num_blocks=20, share_prefixes=True, max_tree=1)
     beginning = text(3, 64)
     run(engine, [make_request(beginning, SamplingParams(max_tokens=16, seed=0))])
@@ -288,7 +288,7 @@ def test_a_block_that_is_written_again_gives_no_prefix_hit() -> None:
     run(engine, [first])
     block_table = cache.match_prefix(first.tokens)
     assert block_table is not None
-    child = cache.fork(block_table, 39)  # two whole blocks; the third one holds the parent's text
+    child = cache.fork(block_table, 39)  # 2 whole blocks, and the third one, which ``child`` writes again
     cache.release(block_table)
     assert cache.prefix_cache is not None
     assert cache.prefix_cache.is_cached(child.blocks[2])
@@ -299,7 +299,7 @@ def test_a_block_that_is_written_again_gives_no_prefix_hit() -> None:
 
 
 def test_dynamic_rotations_share_no_prefixes() -> None:
-    """Their keys depend on the length of the prompt."""
+    """Keys with dynamic rotations depend on the prompt's length, so equal prefixes have different keys."""
     engine = make_engine(tiny_decoder(dynamic=True), share_prefixes=True)
     assert engine.cache.prefix_cache is None
 

@@ -1,4 +1,4 @@
-"""Sliding windows: blocks behind the window are released, and no others, however long a request runs."""
+"""Sliding windows: blocks that no later token can attend to are released, and no others."""
 
 from collections.abc import Sequence
 from dataclasses import replace

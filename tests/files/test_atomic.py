@@ -44,7 +44,7 @@ def test_folder_is_the_old_one_until_the_new_one_is_whole(tmp_path: Path) -> Non
     assert [each.name for each in folder.iterdir()] == ["two"]
 
 
-def test_folder_is_there_wherever_the_change_of_names_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_rename_does_not_lose_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, rename = tmp_path / "model", Path.rename
 
     def write(name: str) -> None:
@@ -53,7 +53,7 @@ def test_folder_is_there_wherever_the_change_of_names_fails(tmp_path: Path, monk
 
     def refuse(self: Path, target: Path) -> Path:
         if self.name.endswith(".partial"):
-            assert (tmp_path / "model.old" / "one").exists()  # the old one is whole until the new one has its name
+            assert (tmp_path / "model.old" / "one").exists()  # the old folder is kept until the new one has its name
             raise OSError("no")
         return rename(self, target)
 
@@ -63,7 +63,7 @@ def test_folder_is_there_wherever_the_change_of_names_fails(tmp_path: Path, monk
         with pytest.raises(OSError, match="no"):
             write("two")
     assert [str(each.relative_to(tmp_path)) for each in sorted(tmp_path.rglob("*"))] == ["model", "model/one"]
-    folder.rename(tmp_path / "model.old")  # a process died between the two
+    folder.rename(tmp_path / "model.old")  # as if a process died between the two renames
 
     def fail() -> None:
         with replace_folder(folder):
@@ -79,7 +79,7 @@ def test_folder_is_there_wherever_the_change_of_names_fails(tmp_path: Path, monk
 def test_new_folder_takes_the_place_of_an_empty_one_only(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
-    (tmp_path / "model.old").mkdir()  # somebody else's
+    (tmp_path / "model.old").mkdir()  # not ours, so it must stay
 
     def write(name: str) -> None:
         with new_folder(folder) as partial:
@@ -93,11 +93,11 @@ def test_new_folder_takes_the_place_of_an_empty_one_only(tmp_path: Path) -> None
     assert found == ["model", "model/deep", "model/deep/one", "model.old"]
 
 
-def test_processes_that_replace_a_file_do_not_meet(tmp_path: Path) -> None:
+def test_two_processes_may_replace_one_file(tmp_path: Path) -> None:
     path = tmp_path / "a"
     with replace_file(path, shared=True) as mine:
         mine.write(b"mine")
-        (tmp_path / "a.partial").write_bytes(b"theirs")  # what another process writes has another name
+        (tmp_path / "a.partial").write_bytes(b"theirs")  # another process's file; ours has another name
         assert not path.exists()
     assert path.read_bytes() == b"mine"
     assert sorted(each.name for each in tmp_path.iterdir()) == ["a", "a.partial"]

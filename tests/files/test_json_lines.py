@@ -1,4 +1,4 @@
-"""Files of JSON lines: what is read, and how damage is named."""
+"""Files of JSON lines: accepted content, and errors that name the damaged line."""
 
 import gzip
 from pathlib import Path

@@ -20,7 +20,7 @@ def random_logits(vocab: int, seed: int) -> Tensor:
 
 
 def scores(logits: Tensor, temperature: float, seed: int, position: int) -> Tensor:
-    """Values under the argmax, in float64."""
+    """Return logits over temperature plus Gumbel noise, in float64; the largest one is the sample."""
     if not temperature:
         return logits.double()
     return (logits / temperature).double() + gumbel_noise(seed, position, torch.arange(len(logits)))
@@ -75,7 +75,7 @@ def test_logits_that_are_not_finite_are_found(vocab: int, number: float, kernels
 
 @EVERY
 def test_samples_follow_the_softmax_of_the_logits(kernels: Kernels) -> None:
-    """40,000 samples of few tokens among many: bounds of the noise skip none of them."""
+    """Four of 700 tokens are likely: the kernels' bounds of the noise must skip none of these in 40,000 samples."""
     probs = torch.tensor([0.5, 0.25, 0.15, 0.1])
     logits = torch.full((700,), -30.0)
     places = torch.tensor([3, 255, 256, 699])

@@ -1,4 +1,4 @@
-"""GEMM with weights of 8 and 4 bits: on every instruction set the bits of an exact loop."""
+"""GEMM with weights of 8 and 4 bits: every instruction set gives the bits of an exact loop."""
 
 from types import SimpleNamespace
 
@@ -18,7 +18,7 @@ from quantization.formats.codes import CODED, coded_product, some_codes
 
 SETS = candidates()
 KINDS = pytest.mark.parametrize("kind", CODED, ids=lambda kind: f"{kind[0]} bits, minima {kind[1]}, order {kind[2]}")
-# Outputs, inputs, group: less and more than a block, a partial last group, groups of all sizes, a whole row and more.
+# (outputs, inputs, group size): partial and several blocks of 16 outputs, partial last groups, groups of whole rows.
 SHAPES = [(5, 8, 8), (5, 25, 56), (17, 40, 16), (97, 100, 32), (33, 640, 64), (48, 1100, 128), (20, 576, 576)]
 
 

@@ -1,4 +1,4 @@
-"""Finding and checking the compiled kernels: errors are one line, and torch computes instead."""
+"""Loading and self-check of the compiled kernels; errors are one line, or torch computes instead."""
 
 import ctypes
 import re
@@ -19,7 +19,7 @@ from pronk.kernels import library
 from pronk.kernels.library import INSTRUCTION_SETS, VERSION, Kernels, KernelsError, candidates
 from pronk.kernels.structures import STRUCTURES, CForward, COp, CWeights
 from pronk.models import kernels as loading
-from pronk.models.kernels import check, load_kernels
+from pronk.models.kernels import load_kernels, self_check
 
 EVERY = pytest.mark.parametrize("kernels", candidates(), ids=lambda kernels: kernels.name)
 OPTIONS = SamplingParams(max_tokens=12, ignore_eos=True)
@@ -27,7 +27,7 @@ OPTIONS = SamplingParams(max_tokens=12, ignore_eos=True)
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """A copy of the installed library that is not loaded yet."""
+    """Return the path of a copy of the installed library, which this process has not loaded yet."""
     return Path(shutil.copy(candidates()[0].path, tmp_path / "another.so"))
 
 
@@ -61,7 +61,7 @@ def test_a_damaged_library(content: bytes, tmp_path: Path) -> None:
 
 
 def test_an_unrelated_library() -> None:
-    # A Python extension loads, but has none of the functions.
+    # The shared library of a Python module can be loaded, but has none of the kernels' functions.
     with pytest.raises(KernelsError) as caught:
         candidates(path=Path(torch._C.__file__))
     one_line(caught, "expected pronk's kernels", "install pronk again")
@@ -76,7 +76,7 @@ def test_another_version(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("changed", STRUCTURES, ids=lambda each: each.__name__)
 def test_structures_of_another_size(changed: Any, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The version is equal, but a structure differs, as between two releases."""
+    """A library with this version, but a structure of another size, is refused."""
 
     class TokenView(changed):
         _fields_ = (("more", ctypes.c_int64),)
@@ -117,10 +117,10 @@ def test_every_instruction_set_passes_its_self_check(
     kernels: Kernels, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if pytestconfig.getoption("--library"):  # a sanitizer build takes a minute for hundreds of rows
-        monkeypatch.setattr(loading, "_ROWS", (1, 4, 20, 40))
+        monkeypatch.setattr(loading, "_BATCH_SIZES", (1, 4, 20, 40))
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
-        assert check(kernels) is None
+        assert self_check(kernels) is None
 
 
 def first_number(address: int | None) -> Any:
@@ -161,7 +161,7 @@ def test_the_self_check_finds_defects(defect: str) -> None:
             super().run(ops, count, call)
             if applies(call) and defect in ("a product", "a layer"):
                 rows = first_number(call.logits or call.stream)
-                for row in range(call.rows):  # the same in every row
+                for row in range(call.rows):  # equal defects in all rows, so that rows are consistent
                     width = 2 * (80 if call.logits else call.hidden)
                     rows[row * width + 1] = 0x7000
             elif applies(call):
@@ -173,7 +173,7 @@ def test_the_self_check_finds_defects(defect: str) -> None:
             return super().choose(logits, temperature, key ^ (defect == "the noise"))
 
     best = candidates()[0]
-    found = check(Wrong(best.library, best.path, best.isa))
+    found = self_check(Wrong(best.library, best.path, best.isa))
     assert found is not None
     assert re.match(said, found), found
 
@@ -181,16 +181,16 @@ def test_the_self_check_finds_defects(defect: str) -> None:
 def test_an_instruction_set_that_fails_its_check_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     load, names = load_kernels.__wrapped__, [each.name for each in candidates()]
     for good in names:
-        monkeypatch.setattr(loading, "check", lambda each, good=good: None if each.name == good else "it is wrong")
+        monkeypatch.setattr(loading, "self_check", lambda each, good=good: None if each.name == good else "it is wrong")
         assert load("auto").name == good
-    monkeypatch.setattr(loading, "check", lambda _: "it is wrong")
+    monkeypatch.setattr(loading, "self_check", lambda _: "it is wrong")
     with pytest.raises(KernelsError) as caught:
         load("auto")
     one_line(caught, "the portable kernels fail their self-check: it is wrong")
 
 
 def fall_back(folder: Path, *words: str, **options: Any) -> None:
-    """Loading a model warns once that torch computes, and the model works."""
+    """Check that loading the model warns once that torch computes, and that the model generates."""
     with pytest.warns(UserWarning, match="torch computes instead") as said:
         model = LLM(folder, **options)
     (message,) = [str(each.message) for each in said]
@@ -219,7 +219,7 @@ def test_torch_computes_without_a_library(
 
 
 def test_torch_computes_when_all_checks_fail(checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "check", lambda _: "it is wrong")
+    monkeypatch.setattr(loading, "self_check", lambda _: "it is wrong")
     monkeypatch.setattr("pronk.models.kernels.load_kernels", load_kernels.__wrapped__)
     fall_back(checkpoint("llama"), "the portable kernels fail their self-check: it is wrong")
 
@@ -229,7 +229,7 @@ def test_torch_computes_unsupported_heads(checkpoint: MakeCheckpoint) -> None:
 
 
 def test_torch_on_request(checkpoint: MakeCheckpoint) -> None:
-    """No warning; in float32 the tokens almost surely equal those of the kernels."""
+    """``kernels="torch"`` gives no warning, and in float32 almost surely the tokens of the kernels."""
     by_torch, by_kernels = LLM(checkpoint("llama"), kernels="torch"), LLM(checkpoint("llama"))
     assert (by_torch.exact, by_kernels.exact) == (False, True)
     assert (by_torch.kernels, by_kernels.kernels) == ("torch", tiny_models.kernels().name)
@@ -247,7 +247,7 @@ def test_a_lower_instruction_set_on_request(checkpoint: MakeCheckpoint) -> None:
 
 def test_workspace_is_reported() -> None:
     kernels = candidates()[0]
-    check(kernels)
+    self_check(kernels)
     assert 0 < kernels.workspace < 1 << 26
     kernels.read(torch.zeros(1 << 16))
     assert ctypes.sizeof(COp) % 8 == ctypes.sizeof(CWeights) % 8 == 0
@@ -255,7 +255,7 @@ def test_workspace_is_reported() -> None:
 
 @pytest.mark.parametrize("share", [0.0005, 0.01, 0.5, 0.999])
 def test_a_truncated_library_is_refused(tmp_path: Path, share: float) -> None:
-    """Loading one would crash the process."""
+    """The dynamic loader would crash the process."""
     whole = library.installed().read_bytes()
     path = tmp_path / library.installed().name
     path.write_bytes(whole[: int(len(whole) * share)])

@@ -1,4 +1,4 @@
-"""GEMM on every instruction set: a row's bits do not depend on the batch, and are accurate."""
+"""GEMM on every instruction set: a row's bits do not depend on the batch, and its error is bounded."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ TYPES = {
     "float16": (torch.float16, torch.float32),
 }
 ALL = pytest.mark.parametrize("name", TYPES)
-# Outputs and inputs: less and more than a block, more than a panel of K, no multiples of tile sizes.
+# (outputs, inputs): below and above the sizes of a block and of a panel of K, mostly no multiples of tile sizes.
 SHAPES = [(5, 3), (16, 16), (97, 52), (131, 576), (40, 1100)]
 ROWS = (*range(1, 41), 47, 48, 63, 64, 65, 96, 127, 128, 129, 200, 255, 256, 257, 384, 511, 512)
 
@@ -41,7 +41,7 @@ def same(one: Tensor, other: Tensor) -> bool:
 @ALL
 @EVERY
 def test_a_row_does_not_depend_on_the_batch(kernels: Kernels, name: str) -> None:
-    """1 to 512 rows from the front and from the back, and more than a chunk; on one thread and on several."""
+    """Batches of the first or the last 1 to 1040 rows, on 1 to 5 threads, give each row the same bits."""
     for shape in SHAPES:
         product, _ = linear(kernels, name, shape, bias=True)
         x = some_rows(1040, shape[1], TYPES[name][1])
@@ -73,7 +73,7 @@ def test_rows_that_are_not_finite_leave_the_others_alone(kernels: Kernels, name:
 
 
 def errors(product: KernelLinear, weight: Tensor, x: Tensor) -> tuple[float, float]:
-    """Return the error against float64, and torch's error."""
+    """Return the norm of the product's error, and that of torch's product, both against float64."""
     exact = x.double() @ weight.double().t()
     found = (product(x).double() - exact).norm()
     return float(found), float((F.linear(x, weight).double() - exact).norm())
@@ -92,7 +92,7 @@ def test_16_bits_are_as_accurate_as_torch(kernels: Kernels, name: str) -> None:
 
 @EVERY
 def test_float32_is_as_accurate_as_torch(kernels: Kernels) -> None:
-    """For long K; for short K torch's sums in 16 lanes have a smaller error than sums of 32 in order."""
+    """For short K the bound is larger: 16 lanes of torch round less than 32 products in order."""
     for inputs, most in ((70, 2.0), (320, 1.5), (832, 1.2), (2048, 1.05), (4096, 1.05)):
         product, weight = linear(kernels, "float32", (320, inputs))
         for rows in (1, 4, 40):
@@ -102,7 +102,7 @@ def test_float32_is_as_accurate_as_torch(kernels: Kernels) -> None:
 
 @EVERY
 def test_float32_error_is_that_of_rounding_each_sum(kernels: Kernels) -> None:
-    """Model: a random error of half a unit in the last place of each of the K partial results."""
+    """The error is at most that of rounding each of the K partial sums by half a unit in the last place."""
     for shape in (*SHAPES, (64, 4096)):
         product, weight = linear(kernels, "float32", shape)
         x = some_rows(40, shape[1])

@@ -55,7 +55,7 @@ def test_codes_are_nearest_and_no_tried_scale_is_better(bits: Bits, group: int |
 
 
 def test_a_row_too_large_for_memory() -> None:
-    """A bfloat16 row is copied to float32. With 0 rows the null pointers are not read."""
+    """The float32 copy of a bfloat16 row cannot be allocated; with 0 rows the null pointers are not read."""
     asked = (None, TYPES[torch.bfloat16], 0, 1 << 55, 1 << 55, 4, 32, 0, None, None, 1, 0)
     assert SETS[0].library.pronk_round(*asked) == -1
 
@@ -72,7 +72,7 @@ def test_a_failed_allocation_raises() -> None:
 
 @pytest.mark.parametrize(
     ("inputs", "group"),
-    # Whole groups; smaller groups need less padding; the saved padding is less than the added scales; short rows.
+    # In turn: whole groups, smaller groups that save padding, padding below the cost of more scales, short rows.
     [(128, 128), (896, 128), (320, 64), (576, 64), (160, 32), (200, 32), (250, 128), (12832, 128), (80, 96), (8, 32)],
 )
 def test_default_groups_take_the_fewest_bytes(inputs: int, group: int) -> None:
@@ -84,7 +84,7 @@ def test_default_groups_take_the_fewest_bytes(inputs: int, group: int) -> None:
 
 
 def kernels_bytes(inputs: int, group: int) -> int:
-    """Packed bytes of 16 rows of 8 bits."""
+    """Return the bytes of 16 packed rows of 8-bit codes with their scales."""
     weight = round_weights(SETS[0], some_weight(16, inputs), 8, group)
     return pack(SETS[0], weight).data.nbytes
 
@@ -98,7 +98,7 @@ def test_weights_on_the_grid_are_exact() -> None:
 
 
 def test_clipping_has_a_smaller_error_than_the_full_range() -> None:
-    """An outlier's error costs less than a coarser grid for all other weights."""
+    """The best scale may clip the largest weight, because a smaller scale rounds all other weights less."""
     weight = some_weight(300, 256)
     made = round_weights(SETS[0], weight, 4)
     grouped = weight.view(300, -1, 32)

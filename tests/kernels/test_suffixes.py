@@ -1,4 +1,4 @@
-"""Suffix automata in C++; ``tests/drafters`` compares their trees with those of the Python fallback."""
+"""Suffix automata in C++: memory and errors; ``tests/drafters`` compares trees with the Python code."""
 
 import gc
 import random
@@ -50,7 +50,7 @@ def test_memory_is_freed() -> None:
     freed = list[int]()
 
     class Counting:
-        """The library, recording the handles that it frees."""
+        """Records the handles that the library frees."""
 
         def __getattr__(self, name: str) -> Any:
             return getattr(LIBRARY, name)
@@ -65,31 +65,31 @@ def test_memory_is_freed() -> None:
 
 
 def test_exceptions_of_a_prior_propagate() -> None:
-    """The placeholder in the cache of priors is dropped."""
-    made, angry = grown("abcabc"), [True]
+    """A value that could not be computed is not cached: the next call computes it."""
+    made, failing = grown("abcabc"), [True]
 
     def prior(way: int, depth: int) -> float:
-        if angry:
-            angry.clear()
+        if failing:
+            failing.clear()
             raise KeyboardInterrupt
         return 0.5
 
-    sprouter = NativeTreeBuilder(LIBRARY, 4.0, prior)
+    builder = NativeTreeBuilder(LIBRARY, 4.0, prior)
     limits: dict[str, Any] = {"max_nodes": 3, "max_depth": 3, "min_match": 1, "depth_factor": 4.0, "min_gain": 0.0}
     with pytest.raises(KeyboardInterrupt):
-        sprouter.build([made], b"abc", **limits)
-    assert sprouter.build([made], b"abc", **limits).gains == [1.0, 0.5, 0.25, 0.125]
+        builder.build([made], b"abc", **limits)
+    assert builder.build([made], b"abc", **limits).gains == [1.0, 0.5, 0.25, 0.125]
 
 
 def test_failed_allocations_raise(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Poor:
+    class FullMemory:
         """A library whose allocations fail."""
 
         def __getattr__(self, name: str) -> Any:
             return {"pronk_suffixes_new": lambda _: None}.get(name) or getattr(LIBRARY, name)
 
     with pytest.raises(MemoryError):
-        CompiledSuffixes(Poor(), 4)
+        CompiledSuffixes(FullMemory(), 4)
     made = grown("abc")
     monkeypatch.setattr(made, "_library", type("Full", (), {"pronk_suffixes_extend": lambda *_: -1})())
     with pytest.raises(MemoryError):

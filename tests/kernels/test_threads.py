@@ -61,8 +61,8 @@ def test_nested_and_unrestored_dedication() -> None:
     assert (torch.get_num_threads(), num_threads()) == (1, 3)
     restore_threads()
     assert num_threads() == 3
-    dedicate_threads()  # not restored, as after an interrupt
-    torch.set_num_threads(2)  # the user's new setting
+    dedicate_threads()  # without restore_threads(), as after an interrupt
+    torch.set_num_threads(2)  # a later setting by the user
     assert num_threads() == 2
     dedicate_threads()
     assert (torch.get_num_threads(), num_threads()) == (1, 2)

@@ -22,8 +22,8 @@ def some_weight(shape: tuple[int, int], dtype: torch.dtype = torch.float32) -> T
     return torch.randn(shape, generator=torch.Generator().manual_seed(shape[0])).to(dtype)
 
 
-def stored(packed: Packed) -> int:
-    """Number of nonzero elements."""
+def num_nonzero(packed: Packed) -> int:
+    """Return the number of nonzero elements, padding included."""
     return int(packed.data.float().count_nonzero())
 
 
@@ -36,7 +36,7 @@ def test_round_trip(dtype: torch.dtype, shape: tuple[int, int]) -> None:
     assert packed.data.dtype == dtype
     assert packed.data.shape[0] == -(-shape[0] // 16)
     assert torch.equal(packed.unpack(), weight.float())
-    assert stored(packed) == int(weight.count_nonzero())  # the padding is zero
+    assert num_nonzero(packed) == int(weight.count_nonzero())  # the padding is zero
 
 
 @pytest.mark.parametrize("unit", [2, 10, 16, 20, 64, 80])
@@ -64,7 +64,7 @@ def test_the_halves_of_a_gated_matrix_alternate(dtype: torch.dtype, half: int) -
     assert packed.shape == (2 * half, 37)
     assert packed.data.shape[0] == 2 * -(-half // 16)
     assert torch.equal(packed.unpack(), weight.float())
-    assert stored(packed) == int(weight.count_nonzero())
+    assert num_nonzero(packed) == int(weight.count_nonzero())
     for number, part in enumerate((weight[:half], weight[half:])):
         assert torch.equal(packed.data[number::2], pack(KERNELS, part).data)
         assert packed.bias is not None
@@ -97,7 +97,7 @@ def test_round_trip_of_codes(kind: tuple[Bits, bool, bool], group: int, layout: 
 def test_codes_are_packed_by_slabs(
     kind: tuple[Bits, bool, bool], layout: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The packed bytes do not depend on the size of a slab."""
+    """Codes are packed in slabs of rows; the packed bytes do not depend on the size of a slab."""
     weight = some_codes((120, 75), *kind, 32)
     sizes: list[int] = []
 
@@ -165,5 +165,5 @@ def test_pages_of_any_shape() -> None:
     part = made[1]
     del made
     gc.collect()
-    part.fill_(2.0)  # a view keeps the memory alive
+    part.fill_(2.0)  # the view keeps the deleted tensor's memory mapped
     assert float(part.float().mean()) == 2.0

@@ -1,4 +1,4 @@
-"""The block allocator: reference counts, and the same blocks as a slow allocator."""
+"""The block allocator: reference counts, and the same choice of blocks as a slow implementation."""
 
 import random
 from collections import Counter
@@ -21,7 +21,7 @@ def grown(allocator: BlockAllocator, *tokens: int) -> list[BlockTable]:
 
 
 def check(allocator: BlockAllocator, tables: list[BlockTable]) -> None:
-    """Check the invariants."""
+    """Check reference counts, the number of free blocks, and the flags of the block tables."""
     held = Counter(block for block_table in tables for block in block_table.blocks)
     assert [held[block] for block in range(allocator.num_blocks)] == allocator.references
     assert allocator.num_free == allocator.references.count(0)
@@ -78,8 +78,8 @@ def test_reset() -> None:
 
 
 @dataclass
-class Memory:
-    """A prefix cache that keeps some blocks and records evictions."""
+class Prefix:
+    """A fake prefix cache with given blocks, which records evictions."""
 
     kept: set[int] = field(default_factory=set)
     gone: list[int] = field(default_factory=list)
@@ -93,7 +93,7 @@ class Memory:
 
 
 class Slow:
-    """The allocator's rules, by a search through all blocks."""
+    """A slow allocator with the same choice of blocks, by a search through all of them."""
 
     def __init__(self, num_blocks: int) -> None:
         self.references = [0] * num_blocks
@@ -129,8 +129,8 @@ class Slow:
         enough = [run for run in runs if len(run) >= missing]
         return min(enough, key=len) if enough else max(runs, key=len)
 
-    def drop(self, blocks: Sequence[int], memory: Memory) -> list[int]:
-        """Remove a reference of each block; return the blocks that became empty."""
+    def drop(self, blocks: Sequence[int], memory: Prefix) -> list[int]:
+        """Remove a reference to each block; return the free blocks that are not in the prefix cache."""
         freed = list[int]()
         for block in reversed(blocks):
             self.references[block] -= 1
@@ -139,7 +139,7 @@ class Slow:
         return freed[::-1]
 
 
-def act(allocator: BlockAllocator, slow: Slow, memory: Memory, tables: list[BlockTable], dice: random.Random) -> None:
+def act(allocator: BlockAllocator, slow: Slow, memory: Prefix, tables: list[BlockTable], dice: random.Random) -> None:
     """Apply a random operation to both allocators and compare the results."""
     block_table, size = dice.choice(tables), allocator.block_size
     held, num_released = list(block_table.blocks), block_table.num_released
@@ -184,7 +184,7 @@ def act(allocator: BlockAllocator, slow: Slow, memory: Memory, tables: list[Bloc
 def test_random_operations_equal_those_of_a_slow_allocator(seed: int) -> None:
     dice = random.Random(seed)
     blocks = dice.choice((3, 12, 40))
-    allocator, slow, memory = BlockAllocator(blocks, dice.choice((1, 3, 4, 16))), Slow(blocks), Memory()
+    allocator, slow, memory = BlockAllocator(blocks, dice.choice((1, 3, 4, 16))), Slow(blocks), Prefix()
     allocator.set_prefix_cache(memory)
     tables = [BlockTable() for _ in range(4)]
     for _ in range(400):
@@ -204,11 +204,11 @@ def test_random_operations_equal_those_of_a_slow_allocator(seed: int) -> None:
 
 def test_a_new_prefix_cache_keeps_no_block() -> None:
     allocator = BlockAllocator(4, 1)
-    allocator.set_prefix_cache(Memory({*range(4)}))
+    allocator.set_prefix_cache(Prefix({*range(4)}))
     (block_table,) = grown(allocator, 4)
     allocator.release(block_table)
     assert len(allocator.evictable) == 4
-    fresh = Memory()
+    fresh = Prefix()
     allocator.set_prefix_cache(fresh)
     assert not allocator.evictable
     assert grown(allocator, 4)[0].blocks == [0, 1, 2, 3]

@@ -71,22 +71,22 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 
 
 def rows(values: list[int], layer: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return rows ``[rows, 2, 6]`` that hold value, layer and head.
+    """Return keys ``[rows, 2, 6]`` with the numbers ``value // 100, value % 100, layer, head, 127, 0``.
 
-    A value is two numbers below 100, which bfloat16 holds exactly; 127 makes the scale of 8-bit codes 1.
+    Numbers below 100 are exact in bfloat16; 127 makes the scale of 8-bit codes 1.
     """
     own = [[[v // 100, v % 100, layer, head, 127, 0] for head in range(2)] for v in values]
     return torch.tensor(own, dtype=dtype)
 
 
 def outputs(values: list[int], layer: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return outputs ``[rows, hidden]`` of a layer that hold value and layer."""
+    """Return hidden states ``[rows, hidden]`` that repeat ``value // 100 + layer, value % 100 + layer``."""
     number = torch.tensor(values)[:, None]
     return (torch.cat((number // 100, number % 100), dim=1).repeat(1, HIDDEN // 2) + layer).to(dtype)
 
 
 def write(cache: PagedCache, block_table: BlockTable, values: list[int]) -> None:
-    """Write rows after the committed tokens in every layer and head; values are negated keys."""
+    """Write the rows of ``values`` after the committed tokens in every layer; V is the negated K."""
     start = block_table.length
     cache.prepare(block_table, start + len(values))
     slots = torch.from_numpy(cache.slots(block_table, start, start + len(values)))
@@ -106,14 +106,14 @@ def start_text(cache: PagedCache, kind: Kind) -> BlockTable:
 
 
 def every(cache: PagedCache, where: slice | Tensor | None = None) -> list[Tensor]:
-    """Return all pools as ``[heads, slots, size]``: keys and values of each layer, then kept outputs."""
+    """Return all pools as ``[heads, slots, size]``: K and V of each layer, then kept layer outputs."""
     where = slice(0, cache.num_slots) if where is None else where
     found = [pool for layer in range(len(cache.keys)) for pool in cache.read_slots(layer, where)]
     return found + [pool[:, where] for pool in cache.hidden.values()]
 
 
 def read(cache: PagedCache, block_table: BlockTable, start: int, stop: int) -> list[int]:
-    """Return the written numbers; check that all layers, heads and kept outputs hold the same ones."""
+    """Return the values of some tokens, after a check that all layers, heads and kept outputs have them."""
     found = [pool.float() for pool in every(cache, cache.slot_index(block_table, start, stop))]
     values: list[int] = (100 * found[0][0, :, 0] + found[0][0, :, 1]).round().long().tolist()
     for layer in range(len(cache.keys)):
@@ -126,7 +126,7 @@ def read(cache: PagedCache, block_table: BlockTable, start: int, stop: int) -> l
 
 
 def held(cache: PagedCache, block_table: BlockTable, kind: Kind) -> list[int]:
-    """Return the numbers of a text after its lead."""
+    """Return the values of a text without ``kind.lead``, which comes first."""
     found = read(cache, block_table, 0, block_table.length)
     assert found[: len(kind.lead)] == kind.lead
     return found[len(kind.lead) :]
@@ -253,7 +253,7 @@ def test_slots_of_scattered_blocks() -> None:
     cache = KINDS["torch"].make()
     block_table = BlockTable(blocks=[7, 2, 3], num_released=1, contiguous=False)
     assert cache.slots(block_table, 4, 16).tolist() == [28, 29, 30, 31, 8, 9, 10, 11, 12, 13, 14, 15]
-    # Slots of released or missing blocks lie anywhere within the pool.
+    # For tokens in released or missing blocks, any slot of the pool may be returned.
     outside = cache.slots(block_table, 0, 24)
     assert outside[4:16].tolist() == cache.slots(block_table, 4, 16).tolist()
     assert all(0 <= slot < cache.num_slots for slot in outside)
@@ -498,7 +498,7 @@ def test_memory_sizes_that_are_refused(value: object) -> None:
 
 
 def blocks(dtype: torch.dtype, memory: str | int | None, requests: int) -> int:
-    """Return the number of blocks of a budget, which is equal for torch and kernels."""
+    """Return the number of blocks for ``kv_memory=memory``, which is equal for torch and kernels."""
     for by in (None, kernels()):
         pool = budget.KVBudget(memory, requests, CPU).add(CONFIG, dtype, by)
         assert pool.kernels is by
@@ -535,7 +535,7 @@ def test_pools_share_the_budget() -> None:
         memory.add(CONFIG, torch.bfloat16)
     target.release(block_table)
     draft = memory.add(CONFIG, torch.bfloat16)
-    assert target.allocator.num_blocks == draft.allocator.num_blocks == 6  # 6.67 of one and a half
+    assert target.allocator.num_blocks == draft.allocator.num_blocks == 6  # 10 / 1.5
     assert all(len(pool[0]) == target.num_slots for pool in target.keys)
     target.prepare(block_table, 6 * BLOCK_SIZE)
     with pytest.raises(CacheFullError):

@@ -20,7 +20,7 @@ def made(blocks: int = 12) -> tuple[BlockAllocator, PrefixCache]:
 
 
 def text(allocator: BlockAllocator, prefix: PrefixCache, tokens: list[int], salt: bytes = b"") -> BlockTable:
-    """Return the table of a text, found as far as possible and computed for the rest."""
+    """Return the block table of a text, with blocks of the prefix cache if possible, and cache its blocks."""
     block_table = prefix.match(tokens, salt) or BlockTable()
     allocator.allocate(block_table, len(tokens))
     block_table.length = len(tokens)
@@ -60,7 +60,7 @@ def test_idle_blocks_are_cached_until_they_are_needed() -> None:
         allocator.release(text(allocator, prefix, tokens))
     assert allocator.num_free == 6
     assert len(allocator.evictable) == len(prefix) == 4
-    third = text(allocator, prefix, [7, 7, 7])  # takes an empty block
+    third = text(allocator, prefix, [7, 7, 7])  # evicts no cached block, because one block is empty
     assert len(prefix) == 4
     fourth = BlockTable()
     allocator.allocate(fourth, 2 * SIZE)
@@ -136,7 +136,7 @@ def test_random_texts(seed: int) -> None:
 
 
 def test_keeping_more_outputs_clears_the_prefix_cache() -> None:
-    """Older blocks do not hold the outputs of the new layer."""
+    """Blocks computed before do not hold the outputs of the layer that is kept from now on."""
     cache = make_cache(tiny_config(), torch.float32, num_blocks=8, share_prefixes=True)
     tokens, block_table = [*range(40)], BlockTable()
     cache.prepare(block_table, 40)

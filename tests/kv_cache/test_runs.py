@@ -1,4 +1,4 @@
-"""Runs of free blocks, against a search through a set."""
+"""``FreeRuns``, ranges of consecutive free blocks, compared with a search through a set."""
 
 import random
 from itertools import pairwise
@@ -9,7 +9,7 @@ from pronk.kv_cache.runs import FreeRuns, consecutive
 
 
 def slow_runs(there: set[int], stop: int) -> list[range]:
-    """Return the runs of a set, by a search through all numbers."""
+    """Return the ranges of consecutive numbers below ``stop`` in a set."""
     edges = [n for n in range(stop + 1) if (n in there) != (n - 1 in there)]
     return [range(a, b) for a, b in pairwise(edges) if a in there]
 
@@ -54,5 +54,5 @@ def test_random_changes(seed: int) -> None:
             assert [*runs.after(number)] == [n for run in slow if number in run for n in run if n >= number]
         for length in range(1, stop + 1) if slow else ():
             enough = [run for run in slow if len(run) >= length]
-            want = min(enough, key=len) if enough else max(slow, key=len)  # the first of equals
+            want = min(enough, key=len) if enough else max(slow, key=len)  # the first of equal length
             assert runs.best_fit(length) == want

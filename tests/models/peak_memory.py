@@ -1,4 +1,4 @@
-"""Peak memory of loading, including pages of the mapped file, measured in a new process."""
+"""Peak memory of loading a model in a new process, including pages of the memory-mapped file."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ NEEDS_LINUX = pytest.mark.skipif(
     not Path("/proc/self/clear_refs").exists(), reason="needs Linux's high-water mark of memory"
 )
 
-# Code before and after a script that defines ``write(path, **sizes)``, ``load(path)``, ``size`` and ``large``.
+# Code around a script that defines ``write(path, **sizes)``, ``load(path)``, ``size(made, written)`` and ``large``.
 _BEGIN = """
 import ctypes, gc, json, re, sys, torch
 from pathlib import Path
@@ -31,7 +31,7 @@ def kilobytes(key):
 def begin(path, **values):
     path.mkdir()
     (path / "config.json").write_text(json.dumps({"model_type": "llama", "num_attention_heads": 8, **values}))
-    return [(part, piece) for part in plan_tensors(loader.read_config(path)) for piece in part.pieces]
+    return [(part, piece) for part in plan_tensors(loader.read_config(path)) for piece in part.tensors]
 
 def write_plain(path, make, **sizes):
     tensors = {piece.name: make(piece.shape) for _, piece in begin(path, **sizes)}
@@ -52,6 +52,6 @@ print((kilobytes("VmHWM") - before) * 1024 / size(made, written))
 
 
 def peak(script: str, *arguments: object) -> float:
-    """Return the peak divided by ``size(made, written)``, for a model with the config ``large``."""
+    """Return the peak memory of loading a model of sizes ``large``, divided by ``size(made, written)``."""
     command = [sys.executable, "-c", _BEGIN + script + _END, *map(str, arguments)]
     return float(subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout)

@@ -1,4 +1,4 @@
-"""Linear layers: the choice of class and close products of packed, plain and 8-bit weights.
+"""Linear layers: the class for each kind of weights; close logits of packed, plain and 8-bit weights.
 
 Products of the kernels are in ``tests/kernels``.
 """

@@ -41,7 +41,7 @@ def unit_product(kernels: Kernels, size: int, *, gated: bool = False) -> KernelL
 @DTYPES
 @EVERY
 def test_norms(kernels: Kernels, dtype: torch.dtype, kind: str, width: int) -> None:
-    """A norm alone and before a product is as exact as torch's in float32, also for rows with a mean far from 0."""
+    """A norm, alone or before a product, is as exact as torch's in float32, also for rows with a mean far from 0."""
     norm: nn.Module = nn.LayerNorm(width, 1e-5) if kind == "layer" else nn.RMSNorm(width, 1e-5)
     with torch.no_grad():
         for seed, parameter in enumerate(norm.parameters()):
@@ -128,7 +128,7 @@ SHAPES: dict[str, ModelConfig] = {
 @EVERY
 @torch.inference_mode()
 def test_a_layer(kernels: Kernels, shape: str, scale: float) -> None:
-    """A whole layer in float32, also with attention scores of thousands."""
+    """Attention and MLP of a layer in float32; ``sharp`` has attention scores of thousands."""
     config = replace(SHAPES[shape], tied=False)
     plain, packed = Decoder(config), Decoder(config)
     for seed, parameter in enumerate(plain.parameters()):
@@ -141,7 +141,7 @@ def test_a_layer(kernels: Kernels, shape: str, scale: float) -> None:
     tokens = torch.randint(config.vocab_size, (100,), generator=torch.Generator().manual_seed(0))
     places = torch.arange(len(tokens))
     plain.double()
-    attend = _Watched(config)
+    attend = _RecordingAttend(config)
     x = plain.embed(tokens, places, torch.float64)
     want = plain.layers[0](x, plain.rope(places, places + 1, torch.float64), 0, attend)
     pool = make_cache(config, torch.float32, num_blocks=8)
@@ -161,8 +161,8 @@ def test_a_layer(kernels: Kernels, shape: str, scale: float) -> None:
         assert float((got.double() - exact).norm() / exact.norm()) < 2e-6
 
 
-class _Watched(DenseAttend):
-    """Attention that keeps its keys and values ``[kv_heads, tokens, head_dim]``."""
+class _RecordingAttend(DenseAttend):
+    """Dense attention that records its keys and values ``[kv_heads, tokens, head_dim]`` in ``seen``."""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         self.seen = [each.transpose(0, 1) for each in (k, v)]

@@ -1,4 +1,4 @@
-"""Quantized checkpoints of every format: logits equal those of a twin with the dequantized weights."""
+"""Quantized checkpoints: logits equal those of ``twin``, a plain checkpoint of dequantized weights."""
 
 import json
 from contextlib import nullcontext
@@ -43,7 +43,7 @@ def test_logits_equal_those_of_dequantized_weights(name: str, checkpoint: MakeCh
 
 @pytest.mark.parametrize("family", ["gpt2", "mistral", "qwen2", "qwen3"])
 def test_families(family: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
-    """Biases, transposed matrices and tied heads."""
+    """Other families have biases, transposed matrices (GPT-2) and tied heads."""
     quantized, twin = write_quantized(checkpoint(family, tie_word_embeddings=True), tmp_path, gptq(4, sym=False))
     assert torch.equal(text_logits(load(quantized), TEXT), text_logits(load(twin), TEXT))
 
@@ -74,7 +74,7 @@ def test_draft_tokens_change_no_bit(name: str, checkpoint: MakeCheckpoint, tmp_p
 
 
 def test_names_without_the_prefix_model(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
-    """Patterns of the config match the names of the file."""
+    """Patterns of the config match the tensor names in the file, here without ``model.``."""
     kind = ints(4, "group")
     quantized, twin = write_quantized(checkpoint("llama"), tmp_path, kind)
     edit(quantized, lambda tensors: {name.removeprefix("model."): tensor for name, tensor in tensors.items()})
@@ -83,8 +83,8 @@ def test_names_without_the_prefix_model(checkpoint: MakeCheckpoint, tmp_path: Pa
     assert torch.equal(text_logits(load(quantized), TEXT), text_logits(load(twin), TEXT))
 
 
-class Handed:
-    """A factory of linear layers that keeps the weights it receives."""
+class RecordingFactory:
+    """Replacement of ``choose_linear`` that records the weight of each linear layer."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.weights: list[Tensor | QuantizedMatrix] = []
@@ -99,17 +99,17 @@ class Handed:
 def test_the_kernels_get_codes(
     name: str, checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Projections with the same inputs and form are one matrix; the head is not quantized."""
+    """The kernels get quantized matrices, one for all projections with the same input; the head is plain."""
     quantized, twin = write_quantized(checkpoint("llama"), tmp_path, FORMATS[name])
-    handed = Handed(monkeypatch)
+    factory = RecordingFactory(monkeypatch)
     found = load(quantized, kernels=kernels())
-    codes = [weight for weight in handed.weights if isinstance(weight, QuantizedMatrix)]
+    codes = [weight for weight in factory.weights if isinstance(weight, QuantizedMatrix)]
     assert len(codes) == sum(len(layer.qkv.parts) + 3 for layer in found.layers)
-    # Per-tensor zero points may be the middle of the codes, which gives a form without minima.
+    # A per-tensor zero point may be the middle of the codes; that matrix has no minima and is not stacked with others.
     assert "tensor-zeros" in name or len(codes) == 4 * len(found.layers)
     assert {weight.bits for weight in codes} == {8 if "8" in name else 4}
-    assert len(handed.weights) == len(codes) + 1
-    assert isinstance(handed.weights[0], Tensor)
+    assert len(factory.weights) == len(codes) + 1
+    assert isinstance(factory.weights[0], Tensor)
     monkeypatch.undo()
     for ours, theirs in zip(found.layers, load(twin).layers, strict=True):
         for linear in ("qkv", "out", "up", "down"):
@@ -118,7 +118,7 @@ def test_the_kernels_get_codes(
 
 
 class Rounded(PlainLinear):
-    """The product of the kernels in floats: inputs are rounded to 8 bits in the groups of the weight."""
+    """The kernels' product by torch: inputs are rounded to 8 bits in the groups of the weight."""
 
     def __init__(self, weight: QuantizedMatrix, bias: Tensor | None) -> None:
         super().__init__(weight.dequantize(), bias)
@@ -133,9 +133,9 @@ class Rounded(PlainLinear):
 
 
 def assert_explained(folder: Path, found: Tensor, monkeypatch: pytest.MonkeyPatch, most: float = 0.003) -> None:
-    """Check that 8-bit rounding of inputs explains the difference to dequantized weights.
+    """Check that 8-bit rounding of inputs explains how ``found`` differs from dequantized weights.
 
-    Nearly all logits then differ in the last bits only; rarely, an input is rounded to a neighbouring code.
+    The tolerance ``most`` (of the standard deviation) allows for inputs that are rounded to a neighbouring code.
     """
 
     def make(weight: Tensor | QuantizedMatrix, bias: Tensor | None, _: WeightLayout) -> PlainLinear:
@@ -156,14 +156,14 @@ def test_logits_of_the_kernels(
         edit(quantized, agree)
     found = text_logits(load(quantized, kernels=kernels()), TEXT)
     assert_explained(quantized, found, monkeypatch)
-    if name != "gptq-4-order":  # its twin has other input orders
+    if name != "gptq-4-order":  # agree() has changed only the quantized checkpoint
         plain = text_logits(load(twin), TEXT)
         spread = float(plain.std())
         assert 0.003 * spread < float((found - plain).std()) < 0.1 * spread
 
 
 def agree(tensors: dict[str, Tensor]) -> None:
-    """Give projections with the same inputs one input order."""
+    """Give all projections with the same inputs the same input order."""
     agree_on_gates(tensors)
     for layer in range(3):
         attention = f"model.layers.{layer}.self_attn"
@@ -180,16 +180,16 @@ def agree_on_gates(tensors: dict[str, Tensor]) -> None:
 def test_one_order_of_the_inputs_is_kept(
     checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """GPTQ orders inputs by their values, so projections with the same inputs agree; otherwise a warning is given."""
+    """Codes are dequantized with a warning if the halves of a gated matrix differ in input order."""
     quantized, _ = write_quantized(checkpoint("llama"), tmp_path, gptq(4, order=True))
-    handed = Handed(monkeypatch)
+    factory = RecordingFactory(monkeypatch)
     with pytest.warns(UserWarning, match=r"quantized: 3 gated matrices whose halves .* dequantized to bfloat16"):
         load(quantized, kernels=kernels(), dtype=torch.bfloat16)
-    assert sum(isinstance(weight, QuantizedMatrix) for weight in handed.weights) == 15  # all but the gated ones
+    assert sum(isinstance(weight, QuantizedMatrix) for weight in factory.weights) == 15  # all but gated matrices
     edit(quantized, agree)
-    handed.weights.clear()
+    factory.weights.clear()
     load(quantized, kernels=kernels())
-    found = [weight for weight in handed.weights if isinstance(weight, QuantizedMatrix)]
+    found = [weight for weight in factory.weights if isinstance(weight, QuantizedMatrix)]
     assert len(found) == 12
     assert all(weight.order is not None for weight in found)
 
@@ -209,12 +209,12 @@ def test_some_projections_are_not_quantized(
         load(quantized)
     edit_config(quantized, quantization_config=kind.config | {"dynamic": {r"-:.*\.1\.mlp\.up_proj": {}}})
     assert torch.equal(text_logits(load(quantized), TEXT), text_logits(load(twin), TEXT))
-    handed = Handed(monkeypatch)
+    factory = RecordingFactory(monkeypatch)
     with pytest.warns(UserWarning, match="1 gated matrices whose halves"):
         found = load(quantized, kernels=kernels())
     monkeypatch.undo()
     assert torch.equal(found.layers[1].up.weight, load(twin).layers[1].up.weight)
-    assert sum(isinstance(weight, QuantizedMatrix) for weight in handed.weights) == 11
+    assert sum(isinstance(weight, QuantizedMatrix) for weight in factory.weights) == 11
 
 
 def test_weights_on_a_gpu_are_dequantized(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:

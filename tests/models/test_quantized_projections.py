@@ -26,7 +26,7 @@ from tiny_models import kernels as best
 from tiny_models import make_cache, pack_several_forms, several_forms, text_logits, tiny_decoder
 
 ATTENTION = "model.layers.1.self_attn"
-# Heads of q and k: equal and different numbers; sizes below 16, no multiple of 16, and several blocks of 16.
+# Equal and different numbers of q and k heads; head sizes below 16, above 16, and of several blocks of 16.
 SHAPES: dict[str, dict[str, Any]] = {
     "biases": {"heads": 4, "kv_heads": 4, "classic": True},
     "head of 80": {"heads": 3, "kv_heads": 1, "head_dim": 80, "classic": True},
@@ -40,7 +40,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 @EVERY
 @torch.inference_mode()
 def test_attention_with_projections_of_several_forms(kernels: Kernels, shape: str) -> None:
-    """Keys and values have the bits of their single products; the output is close to torch's."""
+    """Cached keys and values have the bits of separate products; the output is close to torch's."""
     plain = tiny_decoder(packed=False, **SHAPES[shape])
     c, layer, forms = plain.config, plain.layers[0], several_forms(plain.layers[0], kernels)
     packed, rope = pack_several_forms(plain, kernels), RopeTable(c.rope) if c.rope is not None else None
@@ -63,7 +63,7 @@ def test_attention_with_projections_of_several_forms(kernels: Kernels, shape: st
         program.run(call, stream)
         table.length = rows
         assert float((stream - want).norm()) < 0.002 * float((want - before).norm())
-        # Keys are neither rotated nor normed in models without rotations.
+        # Models without rotations have no norms of keys either, so their keys are compared, too.
         for got, form in list(zip(pool.read(0, table), forms[1:], strict=True))[0 if c.rope is None else 1 :]:
             alone = Program(kernels, c.hidden_size, torch.float32)
             alone.linear(KernelLinear(kernels, *form, WeightLayout()), norm=layer.attention_norm, to="logits")
@@ -73,7 +73,7 @@ def test_attention_with_projections_of_several_forms(kernels: Kernels, shape: st
 
 
 def swap(tensors: dict[str, Tensor], names: str, made: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors with those of a module replaced."""
+    """Replace the tensors of the module ``names`` by ``made``."""
     return {name: each for name, each in tensors.items() if not name.startswith(names)} | {
         f"{names}.{key}": each.contiguous() for key, each in made.items()
     }

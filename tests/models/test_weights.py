@@ -1,4 +1,4 @@
-"""Sizes of the weights that a forward pass reads, for all kinds of files."""
+"""``forward_weights``: number and bytes of the weights that a forward pass reads, by kind of file."""
 
 from math import ceil, prod
 from pathlib import Path
@@ -48,10 +48,10 @@ def test_a_pass_reads_every_matrix_but_the_embedding(
     assert read(folder, packed=False) == ForwardWeights("float32", 4 * count, count)
     assert read(folder, torch.bfloat16, packed=False) == ForwardWeights("bfloat16", 2 * count, count)
     vectors = sum(t.nbytes for t in tensors.values() if t.dim() == 1)
-    assert vectors < 0.04 * 4 * count  # the share is smaller in real models
+    assert vectors < 0.04 * 4 * count  # norms and biases are negligible
     packed = read(folder)
     assert (packed.kinds, packed.count) == ("float32", count)
-    assert 1 <= packed.nbytes / (4 * count) < 1.2  # heads of 8 are padded to 16
+    assert 1 <= packed.nbytes / (4 * count) < 1.2  # heads of 8 outputs are padded to 16
 
 
 @pytest.mark.parametrize(

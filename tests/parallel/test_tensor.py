@@ -1,4 +1,4 @@
-"""Tensor parallelism: outputs close to one process, and bit for bit the same whatever is guessed."""
+"""Tensor parallelism: logits close to those of one process; draft tokens change no bit of them."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from checkpoints import MakeCheckpoint
 from gguf_files import convert
-from parallel.test_trees import PROMPTS, said
+from parallel.test_trees import PROMPTS, tokens_and_logprobs
 from pronk import LLM, OptionError, PronkError, SamplingParams
 from pronk.architecture.config import ModelConfig
 from pronk.errors import CheckpointError
@@ -43,12 +43,12 @@ from tiny_models import kernels, text_logits
 TEXT = [5, 17, 230, 41, 3, 99, 250, 7, 64, 128, 12, 280, 9, 9, 31, 2, 77, 101, 18, 4]
 FURTHER = ("lookahead(window=10, ngram=5)", "cape(draft_model)", "medusa", "multi_token", "auto")
 
-# Weights of these are not of one process's groups, and nor are the inputs that are rounded with them.
+# Tolerance for quantized weights: the groups of a shard, in which inputs are rounded, may differ from the whole's.
 ROUNDED = 0.1
 
 
 def load(folder: Path, rank: int, workers: int, **options: Any) -> tuple[Decoder, SplitCache, TensorSplit]:
-    """A part of a model, with a pool for it."""
+    """Return the shard of a model for one rank, with its KV cache."""
     config = read_config(folder)
     dtype, split, by = parse_dtype("auto", config), TensorSplit(config, rank, workers), kernels()
     decoder = load_decoder(folder, config, dtype=dtype, device=torch.device("cpu"), kernels=by, split=split, **options)
@@ -61,24 +61,24 @@ def load(folder: Path, rank: int, workers: int, **options: Any) -> tuple[Decoder
 
 @contextmanager
 def together(folder: Path, workers: int, **options: Any) -> Generator[ModelRunner]:
-    """A model in parts, whose processes are threads: what they tell each other is the same."""
+    """Yield the runner of a model whose shards are in ``workers`` threads instead of processes."""
     store, by = dist.HashStore(), kernels()
 
     def work(rank: int) -> None:
         peer = PeerConnection(store, rank, driver=False, timeout=60.0)
-        everybody = AllReduceGroup(store, rank, workers, timeout=60.0)
+        group = AllReduceGroup(store, rank, workers, timeout=60.0)
         decoder, cache, split = load(folder, rank, workers, **options)
         with suppress(ConnectionLostError):
-            serve_layer_orders(peer, TensorParallelExecutor(by, decoder, cache, split, everybody))
+            serve_layer_orders(peer, TensorParallelExecutor(by, decoder, cache, split, group))
 
     with ThreadPoolExecutor(workers) as pool:
         others = [pool.submit(work, rank) for rank in range(1, workers)]
         peers = [PeerConnection(store, rank, driver=True, timeout=60.0) for rank in range(1, workers)]
-        everybody = AllReduceGroup(store, 0, workers, timeout=60.0)
+        group = AllReduceGroup(store, 0, workers, timeout=60.0)
         decoder, cache, split = load(folder, 0, workers, **options)
         try:
             yield ModelRunner(
-                decoder, cache, executor=TensorParallelExecutor(by, decoder, cache, split, everybody, peers=peers)
+                decoder, cache, executor=TensorParallelExecutor(by, decoder, cache, split, group, peers=peers)
             )
         finally:
             for peer in peers:
@@ -87,10 +87,10 @@ def together(folder: Path, workers: int, **options: Any) -> Generator[ModelRunne
             other.result()
 
 
-def logits(runner: ModelRunner, pieces: Sequence[int]) -> Tensor:
-    """Of a whole text, in passes of some rows each."""
+def logits(runner: ModelRunner, ends: Sequence[int]) -> Tensor:
+    """Return the logits of all of TEXT, from one forward pass up to each index of ``ends``."""
     block_table, found = BlockTable(), list[Tensor]()
-    for begin, end in pairwise([0, *pieces]):
+    for begin, end in pairwise([0, *ends]):
         runner.cache.prepare(block_table, end)
         job = ForwardJob(Segment(block_table, TokenTree.chain(TEXT[begin:end])), range(end - begin), len(TEXT))
         found.append(runner.forward([job]).logits[0])
@@ -99,7 +99,7 @@ def logits(runner: ModelRunner, pieces: Sequence[int]) -> Tensor:
 
 
 def check(folder: Path, workers: int, tolerance: float, **options: Any) -> None:
-    """Parts say what the whole says, as nearly as the order of sums allows, and the same to the bit row by row."""
+    """Check that logits are within ``tolerance`` standard deviations, with the same bits row by row."""
     config = read_config(folder)
     dtype = parse_dtype("auto", config)
     whole = load_decoder(folder, config, dtype=dtype, device=torch.device("cpu"), kernels=kernels(), **options)
@@ -108,7 +108,7 @@ def check(folder: Path, workers: int, tolerance: float, **options: Any) -> None:
         found = logits(runner, [len(TEXT)])
         assert torch.equal(logits(runner, range(1, len(TEXT) + 1)), found)
     assert (found - want).square().mean().sqrt() < tolerance * want.std()
-    assert not torch.equal(found, want)  # it was another order
+    assert not torch.equal(found, want)  # the sums have another order
 
 
 @pytest.mark.parametrize(
@@ -128,8 +128,8 @@ def test_families(checkpoint: MakeCheckpoint, family: str, workers: int, shape: 
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])
-def test_weights_that_are_rounded_as_they_are_loaded(checkpoint: MakeCheckpoint, weights: str) -> None:
-    """In other groups than the whole; they are as near to the weights as these are."""
+def test_weights_rounded_while_loading(checkpoint: MakeCheckpoint, weights: str) -> None:
+    """Shards are rounded in other groups than the whole model; the error is about the same."""
     folder = checkpoint("llama")
     given: dict[str, Any] = {"dtype": torch.float32, "device": torch.device("cpu"), "kernels": kernels()}
     plain, whole = (
@@ -153,7 +153,7 @@ def test_quantized_checkpoints(checkpoint: MakeCheckpoint, tmp_path: Path, name:
     check(quantized, 3, ROUNDED)
 
 
-def test_what_cannot_be_cut(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+def test_input_orders_cannot_be_split(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     quantized, _ = write_quantized(checkpoint("llama"), tmp_path, FORMATS["gptq-4-order"])
     with pytest.raises(
         CheckpointError, match=r"layers\.\d\..*split between processes.*order of their inputs.*'tree'"
@@ -162,12 +162,12 @@ def test_what_cannot_be_cut(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     assert "\n" not in str(found.value)
 
 
-def test_a_file_of_blocks(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+def test_gguf_file(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     plain = checkpoint("llama", hidden_size=96, intermediate_size=160, tie_word_embeddings=True)
     check(convert(plain, tmp_path / "model.gguf", "Q8_0"), 2, ROUNDED)
 
 
-def test_every_weight_is_somebodys_once(checkpoint: MakeCheckpoint) -> None:
+def test_every_weight_is_in_one_shard(checkpoint: MakeCheckpoint) -> None:
     folder = checkpoint("llama", num_key_value_heads=6)
     config = read_config(folder)
     parts = [load(folder, rank, 3)[0] for rank in range(3)]
@@ -224,18 +224,18 @@ def passes(llm: LLM) -> TensorParallelExecutor:
     "drafter",
     ["suffix", "kangaroo", *(pytest.param(each, marks=pytest.mark.slow) for each in FURTHER)],
 )
-def test_whoever_guesses(several: LLM, drafter: str) -> None:
+def test_draft_tokens_change_no_bit(several: LLM, drafter: str) -> None:
     for temperature, samples in ((0.0, 1), (0.8, 2)):
         params = SamplingParams(max_tokens=20, temperature=temperature, seed=3, n=samples, logprobs=2, ignore_eos=True)
         want = [several.generate(prompt, params, drafter="autoregressive") for prompt in PROMPTS]
         found = several.generate(PROMPTS, params, drafter=drafter)
-        assert said(found) == said(want)
+        assert tokens_and_logprobs(found) == tokens_and_logprobs(want)
         steps = [sum(len(each.stats.steps) for each in group) for group in (found, want)]
         assert steps[0] < steps[1]
 
 
 def test_near_one_process(several: LLM) -> None:
-    """Log-probabilities differ in their last digits; a token does where two were as likely."""
+    """In float32 the tokens are equal, and the log-probabilities within 1e-4."""
     alone = LLM(threads=1, budget="all", dtype="float32")
     parts = LLM(threads=1, budget="all", dtype="float32", workers=2, parallel="tensor")
     params = SamplingParams(max_tokens=24, logprobs=2, ignore_eos=True)
@@ -249,8 +249,8 @@ def test_near_one_process(several: LLM) -> None:
     passes(parts)._on_lost()
 
 
-def test_where_texts_part_two_tokens_were_as_likely(several: LLM) -> None:
-    """In bfloat16, where sums in another order differ in digits that can be seen."""
+def test_texts_differ_first_at_a_near_tie(several: LLM) -> None:
+    """In bfloat16 another order of sums may change the choice between two nearly equally likely tokens."""
     alone, params = LLM(threads=1, budget="all"), SamplingParams(max_tokens=48, logprobs=8, ignore_eos=True)
     compared = 0
     for one, other in zip(alone.generate(PROMPTS, params), several.generate(PROMPTS, params), strict=True):
@@ -274,25 +274,25 @@ def test_a_pool_that_is_too_small_for_all() -> None:
     params = SamplingParams(max_tokens=60, temperature=0.8, seed=1, ignore_eos=True, logprobs=1)
     prompts = [PROMPTS[number % 3] + "a" * number for number in range(6)]
     want, found = (llm.generate(prompts, params, drafter="recycling") for llm in (large, small))
-    assert said(found) == said(want)
+    assert tokens_and_logprobs(found) == tokens_and_logprobs(want)
     assert sum(each.stats.preemptions for each in found) > 0
     assert sum(each.stats.moved for each in found) > 0
     for llm in (small, large):
         passes(llm)._on_lost()
 
 
-def test_a_cache_of_bytes(several: LLM) -> None:
+def test_kv_cache_of_8_bits(several: LLM) -> None:
     llm = LLM(workers=2, parallel="tensor", threads=1, budget="all", kv_dtype="int8", weights="int8")
     params = SamplingParams(max_tokens=20, temperature=0.8, seed=1, ignore_eos=True, logprobs=1)
     want, found = (llm.generate(PROMPTS, params, drafter=drafter) for drafter in ("autoregressive", "suffix"))
-    assert said(found) == said(want)
-    assert said(found) != said(several.generate(PROMPTS, params))
+    assert tokens_and_logprobs(found) == tokens_and_logprobs(want)
+    assert tokens_and_logprobs(found) != tokens_and_logprobs(several.generate(PROMPTS, params))
     passes(llm)._on_lost()
 
 
 @pytest.mark.parametrize("way", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
 def test_a_worker_that_is_lost_ends_the_model(way: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is nobody who could do its part: an error, in time, and no process is left."""
+    """No other process has the shard of the lost worker: generation raises in time, and the processes end."""
     monkeypatch.setattr(tensor, "_TIMEOUT", 2.0)
     llm = LLM(workers=2, parallel="tensor", threads=1, budget="all")
     started: Any = passes(llm)._on_lost.__self__  # type: ignore[attr-defined]
@@ -322,7 +322,7 @@ def test_a_part_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_interruption_between_two_stages(several: LLM) -> None:
-    """It waits for the stage to end: all processes are where they were, and go on."""
+    """An interrupt waits for the end of the current stage, after which all processes can continue."""
     params = SamplingParams(max_tokens=1500, ignore_eos=True, temperature=0.8, seed=2)
     timer = threading.Timer(0.4, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
@@ -331,10 +331,10 @@ def test_an_interruption_between_two_stages(several: LLM) -> None:
     timer.join()
     short = replace(params, max_tokens=12)
     one, other = (several.generate(PROMPTS, short, drafter=name) for name in ("suffix", "autoregressive"))
-    assert said(one) == said(other)
+    assert tokens_and_logprobs(one) == tokens_and_logprobs(other)
 
 
-def test_what_cannot_be() -> None:
+def test_refused_options() -> None:
     with pytest.raises(OptionError, match=r"workers: expected at most 2, the number of key/value heads.*found 3; use"):
         LLM(workers=3, parallel="tensor")
     with pytest.raises(OptionError, match=r"parallel: expected .*tree.*tensor.*found 'pipeline'"):

@@ -1,10 +1,10 @@
-"""Who computes which nodes: every node once, with all that is above it, and nobody longer than need be."""
+"""Partitions of trees: each node has one owner, ancestors are recomputed, and costs are balanced."""
 
 import random
 
 import pytest
 
-from pronk.parallel.tree_partition import WorkerShare, partition_trees, preorder
+from pronk.parallel.tree_partition import ProcessShard, partition_trees, preorder
 from pronk.speculation.tree import TokenTree
 
 
@@ -18,22 +18,22 @@ def linear(first: float, row: float) -> object:
     return lambda rows: first + row * (rows - 1)
 
 
-def check(trees: list[TokenTree], shares: list[WorkerShare]) -> None:
-    """Every node is one worker's own, and below its parent wherever it is."""
+def check(trees: list[TokenTree], shares: list[ProcessShard]) -> None:
+    """Check that one process owns each node, and that each process computes a node after its parent."""
     owned = list[tuple[int, int]]()
     for share in shares:
-        for piece in share.pieces:
+        for piece in share.tree_shards:
             tree, there = trees[piece.job], set[int]()
             for node in piece.nodes:
                 assert node == 0 or tree.parents[node] in there
                 there.add(node)
             assert len(there) == len(piece.nodes)
-            owned += [(piece.job, node) for node in piece.own]
+            owned += [(piece.job, node) for node in piece.own_nodes]
     assert sorted(owned) == [(job, node) for job, tree in enumerate(trees) for node in range(len(tree))]
 
 
 def test_every_node_is_computed_with_all_above_it() -> None:
-    dealt = 0
+    num_split = 0
     for seed in range(300):
         dice = random.Random(seed)
         trees = [a_tree(dice) for _ in range(dice.randint(1, 4))]
@@ -42,20 +42,20 @@ def test_every_node_is_computed_with_all_above_it() -> None:
         shares = partition_trees(trees, costs, [0.0] + [0.05] * (workers - 1))  # type: ignore[arg-type]
         assert len(shares) == workers
         check(trees, shares)
-        dealt += sum(bool(share.pieces) for share in shares) > 1
-    assert dealt > 100
+        num_split += sum(bool(share.tree_shards) for share in shares) > 1
+    assert num_split > 100
 
 
-def test_branches_are_shared_evenly_and_what_is_above_is_repeated() -> None:
-    """The example of the module."""
+def test_branches_are_split_evenly_and_ancestors_recomputed() -> None:
+    """The example in the docstring of ``tree_partition``."""
     tree = TokenTree(tuple(range(7)), (-1, 0, 1, 2, 0, 4, 4))
     first, second = partition_trees([tree], [linear(0.1, 1.0)] * 2)  # type: ignore[list-item]
-    assert [piece.nodes for piece in first.pieces] == [(0, 1, 2, 3)]
-    assert [(piece.nodes, piece.own) for piece in second.pieces] == [((0, 4, 5, 6), (4, 5, 6))]
+    assert [piece.nodes for piece in first.tree_shards] == [(0, 1, 2, 3)]
+    assert [(piece.nodes, piece.own_nodes) for piece in second.tree_shards] == [((0, 4, 5, 6), (4, 5, 6))]
 
 
-def test_this_process_always_has_a_part() -> None:
-    """However slow it is: what its passes cost would not be known any more."""
+def test_the_driver_always_computes_a_row() -> None:
+    """Without a row, the costs of the driver's forward passes would not be measured any more."""
     trees = [TokenTree(tuple(range(9)), (-1, *[0] * 8)), TokenTree((1, 2), (-1, 0))]
     for others in (1, 2):
         shares = partition_trees(trees, [linear(1e9, 1e9), *[linear(1.0, 0.1)] * others])  # type: ignore[list-item]
@@ -63,30 +63,30 @@ def test_this_process_always_has_a_part() -> None:
         assert shares[0].rows == 1
 
 
-def test_the_slower_gets_less_and_the_dear_nothing() -> None:
+def test_a_slow_worker_gets_fewer_rows_and_an_expensive_one_none() -> None:
     trees = [TokenTree(tuple(range(41)), (-1, *[0] * 40))]
     fast, slow = partition_trees(trees, [linear(0.1, 1.0), linear(0.1, 3.0)])  # type: ignore[list-item]
     assert 2.5 < fast.rows / slow.rows < 3.5
     whole, none = partition_trees(trees, [linear(0.1, 1.0)] * 2, [0.0, 100.0])  # type: ignore[list-item]
     assert whole.rows == 41
-    assert not none.pieces
+    assert not none.tree_shards
 
 
-def test_a_chain_is_nobody_elses() -> None:
-    """To compute its end takes all that is above."""
+def test_a_chain_is_not_split() -> None:
+    """The end of a chain requires all nodes above it."""
     shares = partition_trees([TokenTree.chain(range(30))], [linear(0.1, 1.0)] * 3)  # type: ignore[list-item]
     assert [share.rows for share in shares] == [30, 0, 0]
 
 
-def test_requests_are_dealt_too() -> None:
+def test_chains_of_several_requests_are_distributed() -> None:
     trees = [TokenTree.chain(range(30)) for _ in range(4)]
     shares = partition_trees(trees, [linear(0.1, 1.0)] * 2)  # type: ignore[list-item]
     assert [share.rows for share in shares] == [60, 60]
 
 
 @pytest.mark.parametrize("unknown", [float("inf"), 1.0])
-def test_costs_that_nobody_knows(unknown: float) -> None:
-    """Where passes of so many rows have no price yet, all is done here; where all cost the same, too."""
+def test_unknown_and_constant_costs(unknown: float) -> None:
+    """The driver computes all rows if the cost of more than 2 rows is unknown (inf) or constant."""
     trees = [TokenTree(tuple(range(9)), (-1, *[0] * 8))]
     shares = partition_trees(trees, [lambda rows: unknown if rows > 2 else 0.5] * 2, [0.0, 1.0])
     assert [share.rows for share in shares] == [9, 0]

@@ -1,4 +1,4 @@
-"""Trees dealt to several processes: the same texts to the bit, whoever computes what, and whoever is lost."""
+"""Tree parallelism: any partition of the trees, and the loss of a worker, change no bit of the output."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ from checkpoints import MakeCheckpoint
 from engine.cases import PROMPTS as TEXTS
 from engine.cases import ask, drafter, plain
 from engine.cases import params as cased
-from parallel.dealt import deal_by_chance, dealt
+from parallel.dealt import partition_randomly, tree_parallel_engine
 from pronk import LLM, AsyncLLM, OptionError, PronkError, SamplingParams
 from pronk.execution.model_runner import ModelRunner
 from pronk.outputs import Completion
@@ -34,8 +34,8 @@ from tiny_models import run, tiny_decoder
 LISTED = Path("/proc/net/tcp").exists()
 PROMPTS = ["def add(a, b):\n    return a + b\n\n\nclass Stack:\n", "for i in range(10):\n    print(i)\n\ndef", "x"]
 
-# Each reads something else of the target: nothing, all logits, outputs of layers, its cache. With threads in the place
-# of processes all of them are in the matrix of ``engine/test_equality.py``.
+# The first four read of the target, in this order: nothing, all logits, its KV cache, and outputs of layers. All
+# drafters run with threads as workers in ``engine/test_equality.py``.
 DRAFTERS = [
     "suffix",
     "lookahead(window=10, ngram=5)",
@@ -49,9 +49,9 @@ DRAFTERS = [
 
 
 @pytest.fixture(autouse=True)
-def at_random(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who computes what is chance."""
-    deal_by_chance(monkeypatch)
+def random_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Partition all trees at random."""
+    partition_randomly(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def passes(llm: LLM) -> TreeRunner:
     return found
 
 
-def said(found: list[Completion]) -> list[Any]:
+def tokens_and_logprobs(found: list[Completion]) -> list[Any]:
     return [(each.token_ids, each.logprobs) for whole in found for each in (whole, *whole.others)]
 
 
@@ -89,9 +89,9 @@ def test_tokens_and_logprobs_are_those_of_one(alone: LLM, several: LLM, drafter:
         params = SamplingParams(max_tokens=20, temperature=temperature, seed=3, n=samples, logprobs=2, ignore_eos=True)
         before = made.num_shared_passes
         want, found = (llm.generate(PROMPTS, params, drafter=drafter) for llm in (alone, several))
-        assert said(found) == said(want)
+        assert tokens_and_logprobs(found) == tokens_and_logprobs(want)
         shared += made.num_shared_passes - before
-    # What was begun in the first layers alone goes on where it is.
+    # Kangaroo's early rows are in the driver only, so the driver alone continues them.
     assert shared > 10 or drafter == "kangaroo"
     assert made.workers
 
@@ -105,31 +105,31 @@ def test_prompts_and_penalties_and_rejection(alone: LLM, several: LLM) -> None:
     ):
         params = SamplingParams(max_tokens=24, seed=5, ignore_eos=True, logprobs=1, **options)  # type: ignore[arg-type]
         want, found = (llm.generate(PROMPTS, params, drafter="suffix") for llm in (alone, several))
-        assert said(found) == said(want)
+        assert tokens_and_logprobs(found) == tokens_and_logprobs(want)
         assert [each.prompt_logprobs for each in found] == [each.prompt_logprobs for each in want]
 
 
 def test_a_pool_that_is_too_small_for_all(alone: LLM) -> None:
-    """Requests are preempted, and read again; blocks change hands."""
+    """Requests are preempted and recomputed, and other requests get their blocks."""
     small = LLM(workers=2, threads=1, budget="all", kv_memory="400KB")
     params = SamplingParams(max_tokens=60, temperature=0.8, seed=1, ignore_eos=True, logprobs=1)
     prompts = [PROMPTS[number % 3] + "a" * number for number in range(6)]
     want, found = (llm.generate(prompts, params, drafter="recycling") for llm in (alone, small))
-    assert said(found) == said(want)
+    assert tokens_and_logprobs(found) == tokens_and_logprobs(want)
     assert passes(small).num_shared_passes > 10
     assert sum(each.stats.preemptions for each in found) > 0
     close(small)
 
 
 def test_windows(checkpoint: MakeCheckpoint) -> None:
-    """Blocks that lie before the window are given back, here and there."""
+    """Blocks before the sliding window are released in the driver and in the worker."""
     folder = checkpoint("mistral", sliding_window=24)
     options: dict[str, Any] = {"threads": 1, "budget": "all"}
     one, two = LLM(folder, **options), LLM(folder, workers=2, **options)
     params = SamplingParams(max_tokens=120, temperature=0.8, seed=2, logprobs=1, ignore_eos=True)
     prompts = ["the quick brown fox " * 4, "x"]
     want, found = (llm.generate(prompts, params, drafter="recycling") for llm in (one, two))
-    assert said(found) == said(want)
+    assert tokens_and_logprobs(found) == tokens_and_logprobs(want)
     assert passes(two).num_shared_passes > 10
     close(two)
 
@@ -138,7 +138,7 @@ def test_windows(checkpoint: MakeCheckpoint) -> None:
 def test_losing_a_worker_changes_no_token(
     alone: LLM, way: signal.Signals, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whenever that is: the others go on, and the process is gone for good."""
+    """After the loss of one worker, in the middle of a text, the driver and the other worker continue."""
     monkeypatch.setattr(runner, "_TIMEOUT", 2.0)
     monkeypatch.setattr(connection, "_MESSAGE_TIMEOUT", timedelta(seconds=2))
     params = SamplingParams(max_tokens=40, ignore_eos=True, logprobs=1)
@@ -158,12 +158,12 @@ def test_losing_a_worker_changes_no_token(
 
     monkeypatch.setattr(made, "forward", striking)
     found = llm.generate(PROMPTS, params, drafter="recycling")
-    assert said(found) == said(want)
+    assert tokens_and_logprobs(found) == tokens_and_logprobs(want)
     assert [worker.peer.rank for worker in made.workers] == [1]
     assert "worker 2 is gone" in caplog.text
     assert victim.poll() is not None
     before = made.num_shared_passes
-    assert said(llm.generate(PROMPTS, params, drafter="recycling")) == said(want)
+    assert tokens_and_logprobs(llm.generate(PROMPTS, params, drafter="recycling")) == tokens_and_logprobs(want)
     assert made.num_shared_passes > before
     close(llm)
     assert all(process.poll() is not None for process in worker_group.processes)
@@ -178,13 +178,13 @@ def test_a_worker_that_fails_says_why(
     monkeypatch.setattr(WorkRequest, "serialize", lambda work: numbers(work)[:-1])
     params = SamplingParams(max_tokens=12, ignore_eos=True)
     want, found = (each.generate(PROMPTS, params, drafter="suffix") for each in (alone, llm))
-    assert said(found) == said(want)
+    assert tokens_and_logprobs(found) == tokens_and_logprobs(want)
     assert "worker 1 has failed: ValueError: expected a share of a forward pass, found a truncated one" in caplog.text
     assert not made.workers
 
 
-def test_a_pass_that_fails_here_is_heard_out(alone: LLM, several: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What workers say of it is not taken for an answer to what they are asked next."""
+def test_answers_to_failed_passes_are_dropped(alone: LLM, several: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers' answers to a forward pass that failed in the driver do not count for the next one."""
     made, params = passes(several), SamplingParams(max_tokens=16, ignore_eos=True)
     workers, forward, failures = [*made.workers], ModelRunner.forward, [0]
 
@@ -199,12 +199,12 @@ def test_a_pass_that_fails_here_is_heard_out(alone: LLM, several: LLM, monkeypat
         several.generate(PROMPTS, params, drafter="recycling")
     assert failures[0]
     found, want = (each.generate(PROMPTS, params, drafter="recycling") for each in (several, alone))
-    assert said(found) == said(want)
+    assert tokens_and_logprobs(found) == tokens_and_logprobs(want)
     assert made.workers == workers
 
 
 def test_a_slow_worker_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slow is not gone; that it gets less, once its passes are known, is in ``test_dealing.py``."""
+    """A slow worker is not taken for lost; ``test_runner.py`` tests that it gets fewer rows."""
     work, slowly = WorkerLoop._run_request, list[float]()
 
     def slow(serving: WorkerLoop, given: WorkRequest) -> None:
@@ -215,7 +215,7 @@ def test_a_slow_worker_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(WorkerLoop, "_run_request", slow)
     want = plain(torch.float32, "temperature", TEXTS, 30)
-    with dealt(tiny_decoder(), 3) as engine:
+    with tree_parallel_engine(tiny_decoder(), 3) as engine:
         found = [ask(p, cased("temperature", i, 30), drafter("oracle", want)) for i, p in enumerate(TEXTS)]
         run(engine, found)
         made = engine.runner
@@ -225,8 +225,8 @@ def test_a_slow_worker_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(slowly) > 0.3
 
 
-def test_texts_come_as_they_are_made(alone: LLM, several: LLM) -> None:
-    """Streams, side by side, of an engine that a thread of its own steps."""
+def test_streams(alone: LLM, several: LLM) -> None:
+    """Simultaneous streams of an AsyncLLM, whose engine runs in another thread."""
     params = SamplingParams(max_tokens=24, temperature=0.8, seed=3, logprobs=1, ignore_eos=True)
     want = [[(piece.token_id, piece.logprobs) for piece in alone.stream(prompt, params)] for prompt in PROMPTS]
 
@@ -247,7 +247,7 @@ def test_texts_come_as_they_are_made(alone: LLM, several: LLM) -> None:
 
 @pytest.mark.parametrize("parallel", ["tree", pytest.param("tensor", marks=pytest.mark.slow)])
 def test_processes_that_torchrun_has_started(alone: LLM, parallel: str) -> None:
-    """One of them speaks; all end in good order."""
+    """Only one process prints the text, and both end without an error."""
     options = ["--workers", "2", "--parallel", parallel, "--max-tokens", "20", "--temperature", "0", "def fib(n):"]
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "pronk", "generate"]
     found = subprocess.run([*command, *options], capture_output=True, text=True, timeout=120, check=False)
@@ -259,7 +259,7 @@ def test_processes_that_torchrun_has_started(alone: LLM, parallel: str) -> None:
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
-    """The workers that are started from now on."""
+    """Return a list that collects the worker processes started from now on."""
     found, begin = list[subprocess.Popen[bytes]](), worker_group._spawn
 
     def starting(*given: Any) -> subprocess.Popen[bytes]:
@@ -277,13 +277,13 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
         ("import time; time.sleep(60)", None),
     ],
 )
-def test_a_worker_that_does_not_come(
+def test_a_worker_that_does_not_start(
     program: str,
     message: str | None,
     started: list[subprocess.Popen[bytes]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One that ends is noticed, and one that takes long can be interrupted; neither leaves a process."""
+    """A worker that ends early raises, loading can be interrupted, and no worker process remains."""
     monkeypatch.setattr(worker_group, "_PROGRAM", program)
     began = monotonic()
     if message is None:
@@ -330,9 +330,9 @@ def test_workers_end_with_their_model_and_with_close(alone: LLM, caplog: pytest.
     want = llm.generate(PROMPTS, params, drafter="recycling")
     llm.close()
     assert all(process.poll() is not None for process in processes)
-    assert said(llm.generate(PROMPTS, params, drafter="recycling")) == said(want)
+    assert tokens_and_logprobs(llm.generate(PROMPTS, params, drafter="recycling")) == tokens_and_logprobs(want)
     llm.close()
-    assert "gone" not in caplog.text  # it was asked for
+    assert "gone" not in caplog.text  # close() ends the workers without a warning
     llm = LLM(workers=2, threads=1)
     (process,) = (passes(llm)._on_lost.__self__).processes  # type: ignore[attr-defined]
     del llm
@@ -340,7 +340,7 @@ def test_workers_end_with_their_model_and_with_close(alone: LLM, caplog: pytest.
     del alone
 
 
-def test_a_model_that_fails_behind_its_workers_leaves_none(started: list[subprocess.Popen[bytes]]) -> None:
+def test_an_error_after_the_start_of_workers_ends_them(started: list[subprocess.Popen[bytes]]) -> None:
     with pytest.raises(PronkError) as held:
         LLM(workers=2, threads=1, drafter="draft_model(model='/nonexistent')")
     assert held.value is not None
@@ -355,7 +355,7 @@ def test_a_model_that_fails_behind_its_workers_leaves_none(started: list[subproc
         ({"workers": 2, "kernels": "torch"}, "workers: expected 1 without the compiled kernels, found 2"),
     ],
 )
-def test_what_cannot_be(options: dict[str, Any], message: str) -> None:
+def test_refused_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message) as caught:
         LLM(**options)
     assert "\n" not in str(caught.value)

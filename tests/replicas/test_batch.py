@@ -72,7 +72,7 @@ def test_killed_replica_loses_no_answer(tmp_path: Path) -> None:
 
 
 def marked(mark: str) -> list[int]:
-    """Return the processes with ``mark`` in their environment."""
+    """Return the ids of processes with the text ``mark`` in their environment."""
     found = list[int]()
     for place in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):

@@ -247,7 +247,7 @@ def test_number_of_replicas_follows_the_load(dispatcher: Dispatcher, llm: LLM) -
         async def main() -> tuple[list[list[Piece]], list[list[Piece]]]:
             while len(replicas_of(made).processes()) < 2:
                 crowd = await asyncio.gather(*(collect(made, *each) for each in zip(prompts, many, strict=True)))
-            # Long streams on both replicas until one replica is removed.
+            # Two long streams keep both replicas busy until the low load removes one of them.
             few = list[list[Piece]]()
             while len(replicas_of(made).processes()) > 1:
                 few += await asyncio.gather(*(collect(made, prompts[i], many[i]) for i in range(2)))
@@ -315,7 +315,7 @@ def test_too_few_cores_are_a_one_line_error(
 ) -> None:
     from pronk.replicas import cluster
 
-    del dispatcher  # its replicas use both cores
+    del dispatcher  # the fixture's replicas occupy both cores
     monkeypatch.setattr(cluster, "_FREE_CORES_TIMEOUT", 1.0)
     with pytest.raises(OptionError, match=message), cluster.deploy(cluster.ReplicaPlan(OPTIONS, replicas, cpus=cpus)):
         pass

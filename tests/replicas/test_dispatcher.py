@@ -75,7 +75,7 @@ async def collect(
 
 
 def whole(pieces: Sequence[Piece]) -> list[Any]:
-    """Return the pieces and the completion of each sample, without statistics."""
+    """Return the pieces and the completion of each sample without statistics; check that they agree."""
     found = []
     for index in sorted({piece.index for piece in pieces}):
         own = [piece for piece in pieces if piece.index == index]
@@ -325,11 +325,11 @@ def test_deaths_during_replay_carry_no_blame(llm: LLM, monkeypatch: pytest.Monke
         assert whole(again) == want
         assert made.resumed == 5
         (end,) = [piece.completion for piece in again if piece.completion is not None]
-        assert [sum(step.tokens for step in end.stats.steps), end.stats.target_steps] == [20, 20]  # replay not counted
+        assert [sum(step.tokens for step in end.stats.steps), end.stats.target_steps] == [20, 20]  # without replays
         assert not made._active
         assert not made._active_at_death
         assert not made._loads
-        # A limit of its own ends the replays of a request that kills every replica.
+        # A request that kills every replica fails after 9 replicas.
         poisoned = DyingReplicas(llm, [6] * 100)
         with pytest.raises(ClosedError, match="found 9 that ended in a row"):
             await collect(dispatcher(llm, poisoned), params, drafter="autoregressive")
@@ -408,22 +408,22 @@ def test_in_flight_counts_requests_from_the_selection_on() -> None:
     assert busy.counts("ab") == {"a": 0, "b": 0}
     busy.choose("1", "a", futures[0])
     assert busy.counts("ab") == {"a": 1, "b": 0}
-    busy.take("1", "b")  # "a" rejected the request
+    busy.take("1", "b")  # accepted by "b" after a rejection by "a"
     assert busy.counts("ab") == {"a": 0, "b": 1}
     busy.choose("2", "a", futures[1])
-    futures[1].is_cancelled = True  # before a replica accepted the request
+    futures[1].is_cancelled = True  # cancelled before any replica has accepted it
     assert busy.counts("ab") == {"a": 0, "b": 1}
     for name in ("2", "3"):  # Ray reports the end of requests that no replica accepted, too
         busy.end(name, "a")
     assert busy.counts("ab") == {"a": 0, "b": 1}
     busy.choose("4", "a", futures[2])
-    busy.end("4", "a")  # rejected, and routed again
+    busy.end("4", "a")  # "a" rejects the request, which is routed to "b"
     busy.choose("4", "b", futures[2])
-    busy.end("4", "a")  # the end reported late
+    busy.end("4", "a")  # a second, late report
     busy.take("4", "b")
     assert busy.counts("ab") == {"a": 0, "b": 2}
     busy.choose("5", "a", futures[3])
-    busy.end("5", "a")  # the end reported before the acceptance
+    busy.end("5", "a")  # the end is reported before the acceptance
     busy.take("5", "a")
     assert busy.counts("ab") == {"a": 0, "b": 2}
     busy.end("4", "b")
@@ -445,7 +445,7 @@ def test_prompts_with_one_prefix_go_to_one_replica() -> None:
     routes.learn(digests[1], "b")  # the shared prefix now belongs to "b"
     assert routes.choose(digests[2], {"a": 0, "b": 3}) == "b"
     assert routes.choose(digests[0], {"a": 0, "b": 0}) == "a"
-    assert routes.choose(digests[0], {"a": 9, "b": 0}) == "b"  # much busier
+    assert routes.choose(digests[0], {"a": 9, "b": 0}) == "b"  # "a" has the prefix but is much busier
     assert routes.choose(digests[0], {"b": 5, "c": 1}) == "b"  # "a" is gone; "b" has the shorter prefix
     assert routes.choose((), {"a": 2, "b": 1}) == "b"
     routes.keep({"a"})

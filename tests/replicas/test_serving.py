@@ -31,7 +31,7 @@ TOKENS = 600
 
 @dataclass(frozen=True)
 class Served:
-    """Running command: process, URL, and the mark in the environment of its processes."""
+    """A running ``pronk serve``: its process, its URL, and the text that marks its processes' environment."""
 
     command: subprocess.Popen[str]
     url: str

@@ -48,7 +48,7 @@ class Setting:
         return Logarithms(self.p)
 
     def drafted(self, text: String, siblings: frozenset[int]) -> tuple[Tensor, Tensor]:
-        """Return the distribution of a draft token that differs from its siblings, and its logarithm."""
+        """Return ``q`` after ``text`` without the tokens of earlier siblings, and its logarithm."""
         if (text, siblings) not in self.known:
             q = without(self.q[text], set(siblings))
             self.known[text, siblings] = q, q.log()
@@ -60,7 +60,7 @@ class Setting:
 
 
 class Logarithms(dict[String, Tensor]):
-    """Logarithms of a table's distributions."""
+    """Cached log-probabilities of a table, by the text before the token."""
 
     def __init__(self, table: Table) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Logarithms(dict[String, Tensor]):
 
 # A chain of three with a sibling at depths 1 and 2.
 BROAD = Setting(Table("target", 3, 0.0), Table("draft", 3, 0.0), (-1, 0, 1, 2, 0, 1), 3)
-# Draft models with far too much probability on one token.
+# Pairs (p, q) in which q gives one token far too much probability.
 TWO = Setting(Same(1, 1), Same(9, 1), (-1, 0, 1, 2), 3)
 CHAIN = Setting(Same(1, 1, 1), Same(16, 3, 1), (-1, 0, 1), 3)
 PAIR = Setting(Same(1, 1, 1), Same(16, 3, 1), (-1, 0, 0), 1)
@@ -94,7 +94,7 @@ def drafted(seed: int, text: String, setting: Setting, noise: Noise = draft_nois
     for node, parent in enumerate(setting.parents[1:], 1):
         siblings = frozenset(tokens[other] for other in range(1, node) if setting.parents[other] == parent)
         q, logarithms = setting.drafted(paths[parent], siblings)
-        # The first child uses the keys of the tokens; each other branch has its own keys.
+        # Noise keys: the token id for a first child; other children have keys of their own, so noise is not reused.
         keys = torch.arange(setting.vocab) + (1000 * node if node != parent + 1 else 0)
         tokens.append(int((logarithms + noise(seed, root, len(PROMPT) + len(paths[parent]), keys)).argmax()))
         probs.append(q)

@@ -153,7 +153,7 @@ def test_noise_is_gumbel(seed: int, position: int) -> None:
 
 
 def correlation(a: Tensor, b: Tensor) -> float:
-    """Return the correlation in standard deviations of independent samples."""
+    """Return the correlation, divided by its standard deviation for independent samples."""
     return float(torch.corrcoef(torch.stack((a, b)))[0, 1]) * len(a) ** 0.5
 
 
@@ -195,7 +195,7 @@ def test_noise_is_finite_at_both_ends() -> None:
         return result
 
     def token_of(bits: int, seed: int, position: int) -> int:
-        """Return the token whose hash is ``bits``; all steps of the hash are invertible."""
+        """Return the token id with the hash ``bits``, by inverting each step of the hash."""
         x = undo_shift(bits, 31) * pow(0x94D049BB133111EB, -1, 2**64) % 2**64
         x = undo_shift(x, 27) * pow(0xBF58476D1CE4E5B9, -1, 2**64) % 2**64
         x = undo_shift(x, 30)
@@ -223,7 +223,7 @@ def test_derived_seeds() -> None:
         [derive_seed(seed, sample) for seed in (0, 1, 2, 123, 2**63 - 1) for sample in range(1, 1024)] for _ in range(2)
     )
     assert all(0 <= seed < 2**32 for seed in seeds)
-    assert len(set(seeds)) >= len(seeds) - 1  # of 5,000 seeds of 32 bits, two collide with probability 0.3 %
+    assert len(set(seeds)) >= len(seeds) - 1  # two of 5,000 seeds of 32 bits are equal with probability 0.3 %
     assert seeds == again
 
 

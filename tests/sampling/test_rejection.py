@@ -172,7 +172,7 @@ def test_draws_over_seeds(draft_tokens: tuple[int, ...], options: dict[str, Any]
 
 
 def significance_with_coupled_drafts() -> float:
-    """Return the p-value of outputs for draft tokens sampled with the coupled noise from another distribution."""
+    """Return the p-value of the outputs if draft tokens are sampled with the noise of the coupled rule."""
     counts, exact = torch.zeros(8), LOGITS.double().softmax(0)
     for seed in range(3000):
         draft = int((0.7 * LOGITS.flip(0) + quick_noise.gumbel_noise(seed, 2, torch.arange(8))).argmax())
@@ -198,7 +198,7 @@ def test_reused_random_numbers_are_detected(monkeypatch: pytest.MonkeyPatch, sha
     else:
 
         def inverse(p: Tensor, draft_tokens: Sequence[DraftSample], accepts: Any, _: Any) -> int:
-            """Draw from the remaining distribution with the number of the last rejection."""
+            """Draw from the remaining distribution with the random number of the last trial, found by bisection."""
             used: list[int] = []
 
             def tried(j: int, chance: float) -> bool:

@@ -108,7 +108,7 @@ def test_sampled_tokens_may_decide_the_shape(rule: str) -> None:
 
 
 class Filtered:
-    """Sample two children of the root and keep tokens 0 and 1; ``honest``: as point masses, without distributions."""
+    """Sample two children of the root, and keep only tokens 0 and 1; if ``honest``, as point masses."""
 
     def __init__(self, seed: int, *, honest: bool) -> None:
         self.sampler, self.honest = sampler((-1, 0, 0), seed, zeros=0.0), honest
@@ -260,7 +260,7 @@ def test_wrong_draft_distributions_are_detected(rule: str, parents: tuple[int, .
 
 
 def with_replacement(source: Source, text: String) -> TokenTree:
-    """Report the distribution of the first sibling for the second, which excludes the first token."""
+    """Report the first sibling's distribution for the second, which in fact excludes the first token."""
     honest = TreeSampler((-1, 0, 0), (True,) * 3, Table("r0", zeros=0.0))(source, text)
     return TokenTree(honest.tokens, honest.parents, probs=(None, honest.draft_sample(1)[1], honest.draft_sample(1)[1]))
 

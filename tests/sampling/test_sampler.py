@@ -198,17 +198,17 @@ def test_logits_that_are_not_finite_are_refused(number: float, by: Kernels | Non
                 sampler(kernels=by, **options).choose(logits)
 
 
-# Of thousands of choices computed together, the number that samplers of their own repeat.
+# Number of choices, of thousands computed as one tensor, that are checked with a Sampler for each seed.
 ALONE = 150
 
 
 def chosen_by(places: Sequence[tuple[int, int]], logits: Tensor, made: Sampler) -> Tensor:
-    """Return the choice for each (seed, position), with the context of ``made``."""
+    """Return the token chosen for each (seed, position) from the distribution of the sampler ``made``."""
     return (made.distribution(logits).log() + noise_over(places, len(logits))).argmax(1)
 
 
 def choices(logits: Tensor, seeds: range, **options: Any) -> Tensor:
-    """Return the choice for each seed."""
+    """Return the token chosen for each seed."""
     vocab = len(logits)
     chosen = chosen_by([(seed, 2) for seed in seeds], logits, sampler(vocab=vocab, **options))
     alone = [sampler(seed=seed, vocab=vocab, **options).choose(logits) for seed in seeds[:ALONE]]
@@ -217,7 +217,7 @@ def choices(logits: Tensor, seeds: range, **options: Any) -> Tensor:
 
 
 def draws(logits: Tensor, count: int, **options: Any) -> Tensor:
-    """Return the number of choices of each token, over ``count`` seeds."""
+    """Return how many of ``count`` seeds choose each token."""
     return torch.bincount(choices(logits, range(count), **options), minlength=len(logits))
 
 
@@ -336,7 +336,7 @@ def test_top_p_of_a_large_vocabulary(vocab: int, top_p: float) -> None:
         order = logits.sort(descending=True, stable=True)
         before = order.values.double().softmax(0).cumsum(0) - order.values.double().softmax(0)
         want = int((before < top_p).sum())
-        assert abs(len(ids) - want) <= 1 + want // 100  # float32 sums, float64 sums
+        assert abs(len(ids) - want) <= 1 + want // 100  # float32 and float64 sums differ
         assert torch.equal(scores, order.values[: len(ids)])
         assert len(set(ids.tolist())) == len(ids)
 

@@ -92,7 +92,7 @@ def number(page: Page, name: str) -> str:
 
 
 def chunk(texts: list[str], step: int, source: str | None = "suffix", ids: int = 0) -> dict[str, Any]:
-    """Return the chunk of one forward pass: accepted draft tokens of ``source``, then a token of the target."""
+    """Return an SSE chunk for one step: accepted draft tokens of ``source``, then the bonus token."""
     leaps = [
         {"id": ids + place, "text": text, "source": source if place < len(texts) - 1 else None, "step": step}
         for place, text in enumerate(texts)

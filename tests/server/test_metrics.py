@@ -56,7 +56,7 @@ def test_timeout_is_counted_as_failure(model: LLM) -> None:
         assert client.post("/v1/completions", json=body).status_code == 408
         found = scraped(client)
         assert found["pronk:request_failure_total", "timeout"] == found["vllm:time_to_first_token_seconds_count",] == 1
-        assert found["vllm:generation_tokens_total",] > 0  # tokens of unfinished samples count
+        assert found["vllm:generation_tokens_total",] > 0  # also of unfinished samples
 
 
 def test_failures_before_the_engine_are_counted(model: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -250,7 +250,7 @@ def test_colours_follow_the_system_or_the_setting(visit: Visits) -> None:
     page.emulate_media(color_scheme="light")
     system_light = page.evaluate(look)
     assert system_dark != system_light
-    for expected in (system_dark, system_light, system_light):  # dark, light, auto
+    for expected in (system_dark, system_light, system_light):  # each click: dark, light, automatic
         page.click("#theme")
         assert page.evaluate(look) == expected
     page.click("#theme")

@@ -217,7 +217,7 @@ def test_many_invalid_items_give_one_short_error(client: httpx.Client, route: st
 def test_disconnect_within_the_body(served: Running) -> None:
     with connected(served) as sock:
         sock.sendall(head("/v1/completions", 1000) + b'{"prompt": "')
-    with connected(served) as sock:  # half-closed connection
+    with connected(served) as sock:  # the client closes its sending half
         sock.sendall(head("/v1/completions", 1000) + b'{"prompt": "')
         sock.shutdown(socket.SHUT_WR)
         assert status(sock) in {0, 400}
@@ -227,20 +227,20 @@ def test_disconnect_within_the_body(served: Running) -> None:
 def test_slow_clients_are_disconnected(model: LLM) -> None:
     limits = RequestLimits(receive_seconds=0.3, send_seconds=0.3)
     with running(model, limits=limits) as made:
-        with connected(made) as sock:  # sends nothing
+        with connected(made) as sock:  # the client sends nothing
             assert sock.recv(1) == b""
-        with connected(made) as sock:  # half a head
+        with connected(made) as sock:  # the client sends half of a head
             sock.sendall(b"GET /health HTTP/1.1\r\nHo")
             assert sock.recv(1) == b""
-        with connected(made) as sock:  # half a head after a whole request
+        with connected(made) as sock:  # half of a head after a whole request
             sock.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /hea")
             assert status(sock) == 200
             assert sock.recv(1) == b""
-        with connected(made) as sock:  # half a body
+        with connected(made) as sock:  # half of a body
             sock.sendall(head("/v1/completions", 100) + b"{")
             assert status(sock) == 408
         body = json.dumps({**LONG, "stream": True, "logprobs": 20, "max_tokens": 1500, "n": 4, "leaps": True}).encode()
-        with connected(made) as sock:  # does not read the response
+        with connected(made) as sock:  # the client does not read the response
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
             sock.sendall(head("/v1/completions", len(body)) + body)
             assert eventually(lambda: bool(model.engine.scheduler.running))

@@ -17,8 +17,8 @@ ROUTES = [
     "/detokenize",
     "/v1/models/{name}",
 ]
-# Every model name is a valid path, so that route has no invalid case. Valid bodies of /v1/responses are slow to
-# generate and only part of the slow test.
+# Any name is valid in /v1/models/{name}, so the route has no invalid requests. Valid bodies of /v1/responses take long
+# to generate, so only the slow test has them.
 QUICK = [
     (route, mode)
     for route in ROUTES

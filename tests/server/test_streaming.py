@@ -17,7 +17,7 @@ from pronk.server.protocol.responses import ResponsesRequest
 
 FRAME = {"model": "tiny"}
 PROMPT = "def mean(values):\n    return sum(values) / len(values)\n\ndef mean(values):\n"
-# Characters of several tokens, stop strings across tokens, text held back as the possible start of a stop string.
+# The texts have characters of several tokens, stop strings across tokens, and possible starts of stop strings.
 OPTIONS: list[dict[str, Any]] = [
     {"temperature": 1.3, "seed": 4, "max_tokens": 40, "n": 3, "stop": ["retu", "\n\n"]},
     {"temperature": 0.0, "seed": 0, "max_tokens": 33, "n": 1, "stop": ["values)\n"]},
@@ -68,7 +68,7 @@ def answer_of(model: LLM, kind: str, ask: Any) -> tuple[Reply, SamplingParams]:
     if kind == "completions":
         work = ask.work([ids], model.tokenizer, FRAME)
     else:
-        work = ask.work(ids, ask.wanted, model.tokenizer, FRAME)
+        work = ask.work(ids, ask.requested_max_tokens, model.tokenizer, FRAME)
     return work.answer, work.params
 
 

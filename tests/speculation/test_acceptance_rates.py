@@ -16,7 +16,7 @@ PRIORS = {0: 0.5, 1: 0.1, 2: 0.8}
 
 
 def tree(*origin: tuple[str, int]) -> TokenTree:
-    """``0 ┬ 1 ─ 2`` and ``0 ┴ 3 ─ 4``."""
+    """Return a tree with the branches 0-1-2 and 0-3-4, and the ``origin`` of nodes 1 to 4."""
     return TokenTree((9, 1, 2, 3, 4), (-1, 0, 1, 0, 3), origin=(("", 0), *origin))
 
 
@@ -104,7 +104,7 @@ def test_requests_under_rejection_add_nothing_to_the_statistics() -> None:
 
 
 def test_draft_tokens_beyond_the_text_do_not_count() -> None:
-    """Five right draft tokens, two of them verified."""
+    """Five draft tokens are right, but only those within the three committed tokens count."""
     rates, text = AcceptanceRates("a", {0: 0.5}), [*range(100)]
     for start in range(0, 60, 3):
         offered = TokenTree.chain(text[start : start + 6], gain=[1.0] * 6)
@@ -130,12 +130,12 @@ def test_statistics_depend_on_kind_depth_and_temperature() -> None:
     for _ in range(1000):
         stats.learn("a", 1, 2, 0.7, right=True)
     assert stats.rate("a", 1, 2, 0.7, 0.1) > 0.9
-    assert stats.rate("a", 1, 2, 1.0, 0.1) > 0.9  # similar temperatures share counts
+    assert stats.rate("a", 1, 2, 1.0, 0.1) > 0.9  # 0.7 and 1.0 have the same counts
     for other in (("b", 1, 2, 0.7), ("a", 2, 2, 0.7), ("a", 1, 1, 0.7), ("a", 1, 2, 0.0), ("a", 1, 2, 1.5)):
         assert stats.rate(*other, 0.1) == pytest.approx(0.1)
     assert stats.rate("a", 1, 0, None, 0.1) > 0.9
     stats.learn("a", 1, 4, 0.7, right=True)
-    # Depths from 4 on share counts.
+    # All depths from 4 on have the same counts.
     assert stats.rate("a", 1, 9, 0.7, 0.1) == stats.rate("a", 1, 4, 0.7, 0.1) > 0.1
 
 

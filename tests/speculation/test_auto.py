@@ -27,10 +27,10 @@ from tiny_models import Clock
 
 VOCAB = 1000
 
-# A plain step takes 1, and each row more a tenth.
+# In seconds: a plain step takes 1, and each further row 0.1.
 COSTS = CostCurve((1, 2), (1.0, 1.1), slope=0.1)
 
-# Probability that a source's draft token is right, by the step.
+# Probability that a source's draft token is right, as a function of the step's number.
 Truth = Callable[[int], float]
 
 
@@ -65,7 +65,7 @@ class Source(Proposer[None]):
 
 @dataclass
 class World:
-    """A text with its sources and a clock."""
+    """A random text, decoded with simulated sources and a simulated clock."""
 
     dice: random.Random = field(default_factory=lambda: random.Random(0))
     clock: Clock = field(default_factory=Clock)
@@ -81,7 +81,7 @@ class World:
         return AutoProposer(Auto(), sources, target)
 
     def decode(self, proposer: AutoProposer, steps: int, params: SamplingParams | None = None) -> SourceStates:
-        """Decode ``steps`` steps of one request with the draft tokens that pay."""
+        """Decode ``steps`` steps of a new request, with the draft tokens that ``select_paying_nodes`` keeps."""
         made, params = self.text[: self.tokens + 4], params or SamplingParams(max_tokens=10_000)
         state = proposer.start(made)
         for _ in range(steps):
@@ -138,7 +138,7 @@ def test_unprofitable_sources_are_tried_rarely() -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_exploring_stays_within_its_budget(seed: int) -> None:
-    """The stated bound: 2 plain steps, a hundredth of each step, and one proposal of each source."""
+    """Exploring costs at most 2 plain steps, 1 % of each step, and one proposal of each source."""
     dice = random.Random(seed)
     world = World(random.Random(seed))
     sources = [
@@ -163,13 +163,13 @@ def test_exploring_stays_within_its_budget(seed: int) -> None:
 
 
 def changing(dice: random.Random) -> Truth:
-    """Return another probability for every 100 steps."""
+    """Return a probability that changes at random every 100 steps."""
     rates = [dice.choice((0.0, 0.1, 0.5, 0.8, 0.95)) for _ in range(20)]
     return lambda step: rates[step // 100 % 20]
 
 
 def test_a_change_of_the_text_changes_the_source() -> None:
-    """Code, prose and copied passages in turn; the median change takes at most 10 steps."""
+    """The sources' accuracies change every 120 steps, as between code, prose and copied passages."""
     phases = {"copy": (0.05, 0.05, 0.97), "draft": (0.85, 0.2, 0.85)}
     late: dict[bool, list[int]] = {True: [], False: []}
     for seed in range(20):
@@ -183,7 +183,7 @@ def test_a_change_of_the_text_changes_the_source() -> None:
         for change in range(120 * 3, 120 * 6, 120):
             wanted = change // 120 % 3 == 0
             late[wanted].append(settled(draft, change, wanted=wanted))
-    # A source that pays is used sooner than one that does not pay any more is dropped.
+    # ``late[True]`` has the delays until a source is used again, ``late[False]`` those until it is dropped.
     for steps in (late[True], late[True] + late[False]):
         steps.sort()
         assert steps[len(steps) // 2] <= 10
@@ -191,7 +191,7 @@ def test_a_change_of_the_text_changes_the_source() -> None:
 
 
 def settled(source: Source, change: int, *, wanted: bool) -> int:
-    """Return the steps after a change until a source is used, or not used, in most of the next ten."""
+    """Return the steps after ``change`` until the source is used (``wanted``) or dropped for 10 steps."""
     for step in range(change, change + 110):
         asked = sum(step <= each < step + 10 for each in source.asked)
         if (asked >= 8) if wanted else (asked <= 2):
@@ -239,7 +239,7 @@ def test_requests_under_rejection_add_nothing_to_the_statistics() -> None:
 
 
 def test_offered_draft_tokens_count_without_verification() -> None:
-    """The text shows whether dropped draft tokens were right."""
+    """Draft tokens that were dropped before verification are judged by the text that follows."""
     outcomes: list[Outcome[None]] = []
 
     class Listener(Source):
@@ -256,7 +256,7 @@ def test_offered_draft_tokens_count_without_verification() -> None:
         assert tree.tokens == outcome.own_proposal.tokens[: len(tree)]
         if len(path) < len(outcome.committed):
             assert tree is outcome.own_proposal
-        else:  # draft tokens beyond the text are neither right nor wrong
+        else:  # draft tokens beyond the committed ones are not judged
             assert len(tree) == 1 + len(path)
         assert tuple(tree.tokens[node] for node in path) == outcome.committed[: len(path)]
         ends = len(path) == len(outcome.committed)
@@ -291,14 +291,14 @@ def test_copied_passages_are_longer_than_chance_repetitions() -> None:
 
 
 def one_decision(proposer: AutoProposer, text: list[int], allowance: float) -> tuple[SourceStates, int]:
-    """Return the state of a request with this allowance, and the number of its draft tokens."""
+    """Return the state of a request that may spend ``allowance`` seconds, and its number of draft tokens."""
     state = proposer.start(text[:4])
     (tree,) = proposer.propose([context_of(state, text, max_seconds=allowance)])
     return state, tree.num_draft_tokens
 
 
 def test_the_last_allowance_is_kept_for_copied_passages() -> None:
-    """With two steps of allowance left, sources wait until the text copies an earlier passage."""
+    """With less than two plain steps of allowance left, sources wait for a copy of an earlier passage."""
     world, plain = World(), COSTS.at(1)
     proposer = world.proposer(Source(world, "copy", 0.01, always(0.98), 8))
     world.text[:9] = world.text[9:18] = [*range(9)]
@@ -319,7 +319,7 @@ def test_back_off_grows_with_the_cost_of_a_source(seconds: float, rest: int) -> 
     world = World()
     empty = Source(world, "empty", seconds * COSTS.at(1), always(0.0))
     proposer, text = world.proposer(empty), world.text[:9]
-    proposer.worth[0].learn(0, 1.0, 0.0)  # the source has paid so far
+    proposer.worth[0].learn(0, 1.0, 0.0)  # a profitable step
     state, rests = proposer.start(text[:4]), []
     for _ in range(6):
         proposer.propose([context_of(state, text)])
@@ -328,12 +328,12 @@ def test_back_off_grows_with_the_cost_of_a_source(seconds: float, rest: int) -> 
 
 
 def test_a_source_with_a_model_does_not_block_exploration() -> None:
-    """A model waits for its first proposal while steps are short; other sources are tried meanwhile."""
+    """With short steps, a source with a model is first tried late, and other sources are tried before."""
     world = World()
     model, other = Source(world, "model", 0.001, always(0.1)), Source(world, "other", 0.001, always(0.1))
     model.models = (object(),)
     proposer = world.proposer(model, other)
-    # Steps of half a millisecond.
+    # Plain steps of half a millisecond.
     swift = replace(COSTS, seconds=tuple(0.0005 * each / COSTS.seconds[0] for each in COSTS.seconds))
     text = world.text[:9]
     state = proposer.start(text[:4])
@@ -397,13 +397,13 @@ def test_a_repetition_ends_the_back_off() -> None:
     assert proposer.should_skip(state, [*text, 10, 5, 6])
     assert state.rest == (5, 7)
     assert not proposer.should_skip(state, [*text, 10, 5, 6, 7])
-    state.repeating = True  # already so when the back-off began
+    state.repeating = True  # the repetition began before the back-off
     assert proposer.should_skip(state, [*text, 10, 5, 6, 7, 8])
 
 
 @pytest.mark.parametrize(("name", "seconds"), [("lookahead", 0.1), ("slow", 100.0)])
 def test_an_unavailable_source_does_not_block_retries(name: str, seconds: float) -> None:
-    """Lookahead with expensive rows, and a source beyond the budget."""
+    """Lookahead's rows and the proposals of ``slow`` are too expensive; ``draft`` is still retried."""
     world = World()
     copy = Source(world, "copy", 0.01, always(0.1))
     draft = Source(world, "draft", 0.25, lambda step: 0.1 if step < 300 else 0.9)
@@ -423,7 +423,7 @@ def test_the_preparation_of_a_source_is_not_charged() -> None:
 
 def test_costs_include_unread_text() -> None:
     cost = SourceCost()
-    cost.learn(1.0, 1, [5])  # prepares the source for all requests
+    cost.learn(1.0, 1, [5])  # the first call prepares the source; it does not count
     for _ in range(3):
         cost.learn(0.1, 1, [2])
     cost.learn(1.1, 1, [200])
@@ -448,7 +448,7 @@ def test_a_given_window_is_always_computed(tmp_path: Path) -> None:
 
 
 def test_requests_with_guides_share_the_budget(llm: LLM) -> None:
-    """A guide's proposer lives as long as its request, and would start with a full budget each time."""
+    """Each request with a guide has its own proposer, which must not start with a full budget of its own."""
     proposer = llm.get_proposer("auto(bundled=False)")
     assert proposer.budget_owner is proposer
     one, other = GrammarProposer(proposer), GrammarProposer(proposer)

@@ -67,7 +67,7 @@ def test_the_bias_is_found(off: float) -> None:
 
 
 def test_estimates_use_the_shared_statistics() -> None:
-    """Nine of ten draft tokens with a confidence near a half are accepted, at some temperatures and depths."""
+    """Other requests' acceptance of 0.9, at a confidence near 0.5 and depth 1, changes no other estimate."""
     acceptance_stats, dice = AcceptanceStats(), random.Random(0)
     for _ in range(4):
         teacher = Calibration("draft_model", known=SharedAcceptance(acceptance_stats))
@@ -76,7 +76,7 @@ def test_estimates_use_the_shared_statistics() -> None:
     known, alone = Calibration("draft_model", known=SharedAcceptance(acceptance_stats)), Calibration("draft_model")
     assert rate(alone, 0.55) == pytest.approx(0.55)
     assert 0.8 < known.rate(known.origin(0.55), 1) < 0.95
-    assert known.rate(known.origin(0.55), 2) == pytest.approx(0.55)  # no statistics of that depth
+    assert known.rate(known.origin(0.55), 2) == pytest.approx(0.55)  # no statistics at depth 2
     assert rate(known, 0.25) == pytest.approx(0.25)
     assert 0 < rate(known, 0.001) < rate(known, 0.999) < 1
     another = Calibration("another", known=SharedAcceptance(acceptance_stats))

@@ -26,8 +26,8 @@ def rate(length_tracker: DraftLengthTracker) -> float:
     return (length_tracker.taken + 0.7 * 2) / (length_tracker.offered + 2)
 
 
-def worth(gains: list[float], step_cost: StepCost) -> float:
-    """Return the tokens per second of a chain with these gains."""
+def speed(gains: list[float], step_cost: StepCost) -> float:
+    """Return the expected tokens per second of each request with a chain of these gains."""
     rows = step_cost.requests * (1 + len(gains))
     seconds = step_cost.target.at(rows) / step_cost.requests
     seconds += len(gains) * step_cost.draft.at(step_cost.requests) / step_cost.requests
@@ -50,7 +50,7 @@ def test_a_chain_continues_if_a_longer_one_is_worth_more() -> None:
             for ahead in range(1, 9)
             if len(gains) + ahead <= most
         ]
-        want = any(worth(each, step_cost) > worth(gains, step_cost) for each in longer)
+        want = any(speed(each, step_cost) > speed(gains, step_cost) for each in longer)
         assert length_tracker.goes_on(gains, most, step_cost) == want
         answers.append(want)
     assert 0.1 < sum(answers) / len(answers) < 0.9
@@ -71,7 +71,7 @@ def test_several_rows_may_pay_if_one_does_not() -> None:
         DraftLengthTracker(offered=100.0, taken=95.0),
     )
     gains = [0.9, 0.85, 0.8]
-    assert worth([*gains, 0.8 * length_tracker.rate], step_cost) < worth(gains, step_cost)
+    assert speed([*gains, 0.8 * length_tracker.rate], step_cost) < speed(gains, step_cost)
     assert length_tracker.goes_on(gains, 64, step_cost)
     assert not length_tracker.goes_on(gains, 4, step_cost)
 

@@ -29,7 +29,7 @@ def some_tree(dice: random.Random, size: int) -> TokenTree:
 
 
 def value(expected: float, requests: int, nodes: int, prompts: int, costs: CostCurve) -> float:
-    """Return the tokens per cost: of a forward pass without prompts, plus the rows added to the one with prompts."""
+    """Return tokens per cost; ``nodes`` cost what they add to a pass with ``prompts`` prompt rows."""
     added = costs.at(prompts + requests + nodes) - costs.at(prompts + requests)
     return (requests + expected) / (costs.at(requests) + added)
 

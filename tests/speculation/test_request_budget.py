@@ -36,7 +36,7 @@ def test_gains_may_be_spent_again_and_little_more() -> None:
     assert shared_budget.left == pytest.approx(8.0 - request_budget.drawn + 0.01 * 10)
     assert request_budget.may_ask
     request_budget.settle(0.0, 2.5, 0)
-    assert not request_budget.may_ask  # the shared budget has more than one request's share
+    assert not request_budget.may_ask  # the request may draw no more, although the shared budget has some left
     assert shared_budget.left > 3.0
 
 
@@ -60,7 +60,7 @@ def test_credit_is_bounded() -> None:
 
 
 def test_the_first_proposal_is_charged_later() -> None:
-    """With the next proposals or at the end; the preparation for all requests is not charged."""
+    """It is charged in parts with later proposals, except for the first of all requests."""
     shared_budget = SharedBudget()
     RequestBudget(shared_budget).settle(100.0, 0.0, 1)
     assert shared_budget.left == 8.01
@@ -95,9 +95,9 @@ Truth = Callable[[int, random.Random], float]
 
 @dataclass
 class World:
-    """A simulated machine, drafter and text, with a clock.
+    """A simulated machine, drafter and text, and the seconds with and without draft tokens.
 
-    ``right`` is the probability of a right draft token after some tokens, ``claims`` the drafter's estimate of it.
+    ``right(made, dice)`` is the probability that a draft token after ``made`` tokens is right; ``claims`` is its gain.
     """
 
     dice: random.Random
@@ -111,13 +111,13 @@ class World:
     seconds: float = 0.0
     plain: float = 0.0
     most_expensive: float = 0.0
-    worst: float = -math.inf  # one request's loss without its two most expensive steps and its share
+    worst: float = -math.inf  # largest loss of a request beyond 1 % per step, without its 2 most expensive steps
 
     def takes(self, rows: int) -> float:
         return self.load * max(self.memory, self.compute * rows)
 
     def measured(self, rows: int) -> float:
-        """Return the measured time: one forward pass in twenty is disturbed."""
+        """Return the measured seconds; if ``noisy``, one forward pass in twenty takes twice as long."""
         noise = self.dice.lognormvariate(0.0, 0.03) * (2.0 if self.dice.random() < 0.05 else 1.0)
         return self.takes(rows) * (noise if self.noisy else 1.0)
 
@@ -171,7 +171,7 @@ def world(name: str, seed: int, *, noisy: bool) -> World:
 
 
 def lost(name: str, seed: int, *, noisy: bool, requests: int, tokens: int) -> tuple[World, float]:
-    """Return a history, and its loss against plain decoding in plain steps."""
+    """Return a world after ``requests`` requests, and its loss against plain decoding in plain steps."""
     made, times, shared_budget = world(name, seed, noisy=noisy), CostModel(), SharedBudget()
     for _ in range(requests):
         made.request(times, shared_budget, tokens)
@@ -187,7 +187,7 @@ def check_bound(name: str, seed: int) -> None:
 
 
 def check_share(name: str, seed: int) -> None:
-    """Check a loss of at most 3 %, apart from first proposals, with disturbances and changing load."""
+    """Check a loss of at most 3 % plus the most expensive steps, with disturbances and changing load."""
     made, _ = lost(name, seed, noisy=True, requests=4, tokens=256)
     assert made.seconds <= 1.03 * made.plain + made.most_expensive * made.takes(1) * 2.0
 
@@ -200,7 +200,7 @@ def test_the_bound_holds(name: str) -> None:
 
 
 def test_plain_passes_are_measured_again_if_rows_seem_free() -> None:
-    """The load changed during the only plain passes, and every later step had draft tokens."""
+    """The load changes during the only plain passes, and all later steps have draft tokens."""
     check_share("now so, now so", 20_099)
 
 
@@ -239,7 +239,7 @@ class Sure(Proposer[None]):
 
 
 def timed(clock: Clock, **options: Any) -> Engine:
-    """Return an engine whose forward passes take 0.01 s, and 0.002 s for each further row."""
+    """Return an engine whose forward passes of ``n`` rows take ``0.008 + 0.002 * n`` seconds."""
     engine = make_engine(tiny_decoder(), clock=clock, **options)
     forward = engine.runner.forward
 

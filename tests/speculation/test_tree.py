@@ -9,7 +9,7 @@ import torch
 
 from pronk.speculation.tree import TokenTree
 
-CAT = TokenTree((10, 11, 12, 13, 14), (-1, 0, 1, 0, 3))  # the module's example
+CAT = TokenTree((10, 11, 12, 13, 14), (-1, 0, 1, 0, 3))  # the example in the docstring of speculation.tree
 
 
 def grid(tree: TokenTree) -> list[str]:
@@ -34,7 +34,7 @@ def random_tree(dice: random.Random, size: int, vocab: int = 1000) -> TokenTree:
         ((-1, 0, 1, 0, 3), ["x....", "xx...", "xxx..", "x..x.", "x..xx"], (0, 1, 2, 1, 2), 3),
         ((-1, 0, 0, 0), ["x...", "xx..", "x.x.", "x..x"], (0, 1, 1, 1), 2),
         ((-1, 0, 0, 1, 2), ["x....", "xx...", "x.x..", "xx.x.", "x.x.x"], (0, 1, 1, 2, 2), 2),
-        # Lookahead's window: a first row of 3, with a chain of 2 below each column.
+        # Lookahead's window: a main chain, and a chain of 2 below each of three of its nodes.
         (
             (-1, 0, 1, 2, 1, 2, 3, 4, 5, 6),
             [
@@ -152,7 +152,7 @@ def test_equal_siblings_that_may_not_be_accepted() -> None:
 
 
 def entries(tree: TokenTree, node: int) -> tuple[object, ...]:
-    """Return the values of a node."""
+    """Return a node's token, ``verify``, ``gain`` and the identity of its distribution."""
     return (
         tree.tokens[node],
         None if tree.verify is None else tree.verify[node],
@@ -162,7 +162,7 @@ def entries(tree: TokenTree, node: int) -> tuple[object, ...]:
 
 
 def assert_subtree(part: TokenTree, tree: TokenTree, nodes: Sequence[int]) -> None:
-    """Check that ``part`` is ``nodes`` of ``tree``, with their paths."""
+    """Check that ``part`` consists of the given nodes of ``tree``, with equal values and paths."""
     assert len(part) == len(nodes)
     for new, old in enumerate(nodes):
         assert entries(part, new) == entries(tree, old)
@@ -218,5 +218,5 @@ def test_hang_below() -> None:
         for node in range(len(below)):
             assert tree.draft_sample(node + above) == below.draft_sample(node)
         assert all(tree.draft_sample(node) == (node, None) for node in range(above))
-        # The chain and the old root are certain.
+        # The tokens above and the old root may be accepted.
         assert all(tree.child(node, tree.tokens[node + 1]) == node + 1 for node in range(above))

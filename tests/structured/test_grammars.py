@@ -1,6 +1,6 @@
-"""Compiled guides: what they are refused for, what they cost, and which tokens they allow.
+"""Compiled guides: refused guides, time limits, and allowed tokens.
 
-The oracle of masks is a loop over the vocabulary: a token may come if some text goes on with its bytes.
+Masks are compared with a loop over the vocabulary: a token is allowed if its bytes continue one of the texts.
 """
 
 import random
@@ -34,7 +34,7 @@ def grammars(llm: LLM) -> Grammars:
 
 
 def allowed(follower: GrammarProcessor, vocab: int) -> set[int]:
-    """Ids that the mask leaves; it changes no logit, and nothing in place."""
+    """Return the allowed token ids; check that the mask changes neither other logits nor its argument."""
     logits = torch.arange(vocab, dtype=torch.float32)
     masked = follower.mask(logits)
     assert torch.equal(logits, torch.arange(vocab, dtype=torch.float32))
@@ -44,7 +44,7 @@ def allowed(follower: GrammarProcessor, vocab: int) -> set[int]:
 
 
 def spelled(tokenizer: Tokenizer, vocab: int) -> dict[int, bytes]:
-    """The bytes of each token that is text: byte-level BPE writes a byte as one character."""
+    """Return the bytes of each token that has text; byte-level BPE writes a byte as one character."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     table = {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
@@ -59,8 +59,8 @@ def spelled(tokenizer: Tokenizer, vocab: int) -> dict[int, bytes]:
 TEXTS = ("yes", "yes, of course", "no", "nö", "no way\n", "\tindented")
 
 
-def expected(spellings: dict[int, bytes], texts: Sequence[str], said: bytes, ends: set[int]) -> set[int]:
-    rest = [text.encode()[len(said) :] for text in texts if text.encode().startswith(said)]
+def expected(spellings: dict[int, bytes], texts: Sequence[str], prefix: bytes, ends: set[int]) -> set[int]:
+    rest = [text.encode()[len(prefix) :] for text in texts if text.encode().startswith(prefix)]
     found = {token for token, own in spellings.items() if any(text.startswith(own) for text in rest)}
     return found | (ends if b"" in rest else set())
 
@@ -69,14 +69,14 @@ def test_masks_are_those_of_a_loop_over_the_vocabulary(llm: LLM, grammars: Gramm
     vocab, ends = llm.config.vocab_size, set(llm.config.eos_ids)
     spellings, dice, counts = spelled(llm.tokenizer, vocab), random.Random(0), Counter[str]()
     for _ in range(30):
-        follower, said = grammars.compile(Guide(choice=TEXTS)).new_processor(), b""
+        follower, prefix = grammars.compile(Guide(choice=TEXTS)).new_processor(), b""
         while True:
-            want = expected(spellings, TEXTS, said, ends)
+            want = expected(spellings, TEXTS, prefix, ends)
             if (forced := follower.forced()) and forced[0] not in ends:
-                # One text is left, or several that begin alike: of its spellings the mask leaves the tokenizer's.
+                # If the next characters are certain, the mask allows only the token of the tokenizer's encoding.
                 assert forced[0] in want
-                rest = next(text.encode()[len(said) :] for text in TEXTS if text.encode().startswith(said))
-                if rest[0] < 128:  # otherwise it may begin within a character
+                rest = next(text.encode()[len(prefix) :] for text in TEXTS if text.encode().startswith(prefix))
+                if rest[0] < 128:  # from 128 on, the rest may begin within a UTF-8 character
                     assert forced[0] == llm.tokenizer.encode(rest.decode(), add_special_tokens=False)[0]
                 want, counts["forced"] = {forced[0]}, counts["forced"] + 1
             assert allowed(follower, vocab) == want
@@ -86,13 +86,13 @@ def test_masks_are_those_of_a_loop_over_the_vocabulary(llm: LLM, grammars: Gramm
             follower.advance(token)
             if token in ends:
                 break
-            said += spellings[token]
+            prefix += spellings[token]
     assert counts["all"] > 100
     assert counts["forced"] > 20
 
 
-def test_all_that_is_tried_is_taken_back(llm: LLM, grammars: Grammars) -> None:
-    """Also what the grammar forbids, and what comes after an end."""
+def test_rollback_restores_the_mask(llm: LLM, grammars: Grammars) -> None:
+    """The removed tokens include forbidden ones, and tokens after a stop token."""
     vocab, dice = llm.config.vocab_size, random.Random(1)
     follower = grammars.compile(Guide(json={"type": "array", "items": {"type": "integer"}})).new_processor()
     certain: list[int] = []
@@ -114,7 +114,7 @@ def test_all_that_is_tried_is_taken_back(llm: LLM, grammars: Grammars) -> None:
         assert allowed(fresh, vocab) == allowed(follower, vocab)
 
 
-def test_behind_the_end_nothing_is_masked(llm: LLM, grammars: Grammars) -> None:
+def test_nothing_is_masked_after_a_stop_token(llm: LLM, grammars: Grammars) -> None:
     follower = grammars.compile(Guide(choice=["a"])).new_processor()
     (a,) = llm.tokenizer.encode("a", add_special_tokens=False)
     follower.advance(a)
@@ -132,7 +132,7 @@ def test_forced_text_is_spelled_as_the_tokenizer_does(llm: LLM, grammars: Gramma
     forced = follower.forced()
     assert forced == llm.tokenizer.encode(text, add_special_tokens=False)[: len(forced)]
     assert len(forced) > 5
-    # What may still become a longer token with what follows is left out.
+    # A last token that the next, free characters may lengthen is not forced.
     follower = grammars.compile(Guide(regex="The number is [0-9]+")).new_processor()
     assert llm.tokenizer.decode(follower.forced()).startswith("The number")
     for token in follower.forced():
@@ -183,21 +183,21 @@ class TestErrors:
             Grammars(llm.tokenizer, llm.config.vocab_size, []).compile(Guide(regex="a"))
 
     def test_characters_without_tokens(self, tokenizer: Tokenizer) -> None:
-        """A tokenizer that lacks bytes of a text that must come."""
-        poor = Tokenizer(_without(tokenizer, "Z"), special_tokens={"eos_token": "<|endoftext|>"})
-        grammars = Grammars(poor, tokenizer.vocab_size, list(tokenizer.eos_ids))
+        """A guide that requires a character for which the tokenizer has no token raises."""
+        incomplete = Tokenizer(_without(tokenizer, "Z"), special_tokens={"eos_token": "<|endoftext|>"})
+        grammars = Grammars(incomplete, tokenizer.vocab_size, list(tokenizer.eos_ids))
         for guide in (Guide(choice=["Zebra"]), Guide(regex="Z[ab]")):
             with pytest.raises(OptionError, match="the tokenizer has no token for"):
                 grammars.compile(guide)
         follower = grammars.compile(Guide(choice=["aZ"])).new_processor()
-        for token in poor.encode("a", add_special_tokens=False):
+        for token in incomplete.encode("a", add_special_tokens=False):
             follower.advance(token)
         with pytest.raises(PronkError, match="guide"):
             follower.mask(torch.zeros(tokenizer.vocab_size))
 
 
 def _without(tokenizer: Tokenizer, character: str) -> Any:
-    """The same tokenizer, where the token of a character has another name."""
+    """Return a copy of the tokenizer without tokens for the character."""
     import json
 
     import tokenizers
@@ -210,7 +210,7 @@ def _without(tokenizer: Tokenizer, character: str) -> Any:
 
 
 def references(levels: int, width: int) -> dict[str, Any]:
-    """A schema whose texts double with every level."""
+    """Return nested objects: each level has ``width`` properties, which all refer to the next level."""
     defs: dict[str, Any] = {
         f"d{i}": {"type": "object", "properties": {f"p{j}": {"$ref": f"#/$defs/d{i + 1}"} for j in range(width)}}
         for i in range(levels)
@@ -253,7 +253,7 @@ HOSTILE: dict[str, Callable[[], Guide]] = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_guides_cost_little(grammars: Grammars, llm: LLM, name: str) -> None:
-    """Refused, or followed: in seconds where a grammar without bounds would take for ever, step by step."""
+    """The guide is refused or masks 30 tokens in time; without limits, this could take hours."""
     began, vocab, dice = time.perf_counter(), llm.config.vocab_size, random.Random(0)
     try:
         follower = grammars.compile(HOSTILE[name]()).new_processor()
@@ -263,17 +263,17 @@ def test_hostile_guides_cost_little(grammars: Grammars, llm: LLM, name: str) -> 
             follower.advance(token)
     except PronkError:
         pass
-    assert time.perf_counter() - began < 60  # two seconds, on a machine that does nothing else
+    assert time.perf_counter() - began < 60  # about 2 s on an idle machine
 
 
 def chain(length: int, step: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
-    """A schema that leads from one to the next."""
+    """Return a schema of ``length`` definitions; ``step`` makes a definition that refers to the next one."""
     defs = {f"d{i}": step(f"#/$defs/d{i + 1}") for i in range(length)}
     return {"$ref": "#/$defs/d0", "$defs": defs | {f"d{length}": {"type": "integer"}}}
 
 
 def rules(length: int, rule: str) -> str:
-    """The same as a grammar."""
+    """Return a grammar of ``length`` rules, each of which refers to the next one."""
     return (
         f"start: {rule[0]}0\n"
         + "".join(f"{rule[0]}{i}: {rule[0]}{i + 1}{rule[1:]}\n" for i in range(length))
@@ -287,7 +287,7 @@ def ambiguous(size: int) -> str:
     return "start: " + " | ".join(names) + "\n" + "\n".join(bodies) + "\n"
 
 
-# What ends llguidance's process, or takes it minutes; or, on a fast machine, what one of its own limits ends in time.
+# Guides that crash llguidance or keep it busy for minutes; on a fast machine, some end earlier by llguidance's limits.
 DEADLY: dict[str, Callable[[], Guide]] = {
     "objects": lambda: Guide(
         json=chain(1000, lambda to: {"type": "object", "properties": {"a": {"$ref": to}}, "required": ["a"]})
@@ -303,7 +303,7 @@ DEADLY: dict[str, Callable[[], Guide]] = {
 
 
 @pytest.mark.parametrize("name", DEADLY)
-def test_deadly_guides_are_tried_elsewhere(grammars: Grammars, name: str) -> None:
+def test_guides_that_crash_the_compiler_are_refused(grammars: Grammars, name: str) -> None:
     began = time.perf_counter()
     with pytest.raises(GuideError, match=r"expected (one|a grammar) that"):
         grammars.compile(DEADLY[name]())
@@ -316,8 +316,8 @@ def test_long_guides_that_are_harmless_are_compiled(grammars: Grammars, llm: LLM
     assert follower.allows(llm.tokenizer.encode("{", add_special_tokens=False)[0])
 
 
-def test_branches_that_are_taken_back_leave_no_trace(llm: LLM, grammars: Grammars) -> None:
-    """llguidance remembers what it worked out for a branch; the next one must not be masked by it."""
+def test_masks_after_a_rollback_are_those_of_a_new_processor(llm: LLM, grammars: Grammars) -> None:
+    """llguidance's cached results for removed tokens must not be used for the tokens in their place."""
     loose = Guide(
         json={"type": "object", "properties": {"a": {"type": "null"}, "b": {"type": "integer"}}}, whitespace=True
     )
@@ -336,7 +336,7 @@ def test_branches_that_are_taken_back_leave_no_trace(llm: LLM, grammars: Grammar
         assert allowed(follower, llm.config.vocab_size) == allowed(fresh, llm.config.vocab_size)
 
 
-def test_what_is_legal_is_what_the_mask_leaves(llm: LLM, grammars: Grammars) -> None:
+def test_allows_agrees_with_the_mask(llm: LLM, grammars: Grammars) -> None:
     vocab, dice, seen = llm.config.vocab_size, random.Random(4), 0
     for guide in (Guide(choice=["forced text", "free"]), Guide(json={"enum": ["ab", 12]}), Guide(regex="[a-c]{2,}x+")):
         follower = grammars.compile(guide).new_processor()
@@ -351,7 +351,7 @@ def test_what_is_legal_is_what_the_mask_leaves(llm: LLM, grammars: Grammars) -> 
     assert seen > 10
 
 
-def test_an_end_that_spells_text_does_not_cut_it_off(llm: LLM) -> None:
+def test_a_stop_token_with_text_is_allowed_only_at_the_end(llm: LLM) -> None:
     (letter,) = llm.tokenizer.encode("f", add_special_tokens=False)
     ends, vocab = {*llm.config.eos_ids, letter}, llm.config.vocab_size
     follower = Grammars(llm.tokenizer, vocab, [*ends]).compile(Guide(regex="[e-g]{2}")).new_processor()
@@ -362,7 +362,7 @@ def test_an_end_that_spells_text_does_not_cut_it_off(llm: LLM) -> None:
     assert allowed(follower, vocab) == ends
 
 
-def test_ends_that_the_tokenizer_does_not_have(llm: LLM) -> None:
+def test_stop_tokens_beyond_the_vocabulary_of_the_tokenizer(llm: LLM) -> None:
     vocab = llm.config.vocab_size + 10
     follower = (
         Grammars(llm.tokenizer, vocab, [*llm.config.eos_ids, vocab - 1]).compile(Guide(choice=["a"])).new_processor()
@@ -377,7 +377,7 @@ def test_any_value(llm: LLM, grammars: Grammars, schema: Any) -> None:
         assert follower.allows(llm.tokenizer.encode(text, add_special_tokens=False)[0])
 
 
-class TestKept:
+class TestCache:
     def test_compiled_once(self, llm: LLM) -> None:
         grammars = Grammars(llm.tokenizer, llm.config.vocab_size, llm.config.eos_ids)
         first = grammars.compile(Guide(regex="[ab]+"))

@@ -1,4 +1,4 @@
-"""A tiny corpus, and runs that take a second."""
+"""Fixtures of training: a tiny corpus, a trained model, a teacher, and runs that take a second."""
 
 import io
 import random
@@ -65,13 +65,13 @@ def prepared(data_options: DataOptions, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture(scope="session")
 def trained(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Trainer[LanguageModel]:
-    """A finished run."""
+    """Return the trainer of a finished run of ``lm``."""
     return train(begin("lm", link(prepared, tmp_path_factory.mktemp("trained"))))
 
 
 @pytest.fixture(scope="session")
 def teacher(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Teacher:
-    """A target that has learned enough to vary its text."""
+    """Return a target that is trained long enough to generate varied text."""
     folder = link(prepared, tmp_path_factory.mktemp("target"))
     trainer = train(begin("lm", folder, steps=150, evaluate_every=1000, save_every=1000))
     export_model(trainer.objective.module, prepared, folder / "little", "")
@@ -80,7 +80,7 @@ def teacher(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Teacher
 
 @pytest.fixture(scope="session")
 def draft_data(data_options: DataOptions, teacher: Teacher, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The text of a draft's run, with the target's own."""
+    """Return the data folder of drafter runs, with text that the target has generated."""
     folder = tmp_path_factory.mktemp("draft") / "data"
 
     def prompts(read: Collection) -> None:
@@ -93,7 +93,7 @@ def draft_data(data_options: DataOptions, teacher: Teacher, tmp_path_factory: py
 
 @pytest.fixture
 def start(request: pytest.FixtureRequest, tmp_path: Path) -> Start:
-    """Begin or resume a run: its kind, the name of its folder, and changed options."""
+    """Return a function that begins or resumes a run, given its kind, folder name and changed options."""
 
     def begun(kind: str, name: str = "run", **changes: Any) -> Trainer[Any]:
         student = kind in STUDENTS
@@ -106,12 +106,12 @@ def start(request: pytest.FixtureRequest, tmp_path: Path) -> Start:
 
 @pytest.fixture
 def short_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine measures a drafter on 12 tokens of each prompt."""
+    """Evaluate drafters with 12 generated tokens per prompt."""
     for module in ("student", "future"):
         monkeypatch.setattr(f"pronk.train.{module}.SERVED_TOKENS", 12)
 
 
 @pytest.fixture
 def quiet() -> Console:
-    """A console that writes to a string."""
+    """Return a console that writes to a string."""
     return Console(file=io.StringIO(), width=200)

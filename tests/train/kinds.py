@@ -36,7 +36,7 @@ STUDENTS: dict[str, tuple[type[Student[Any]], StudentOptions]] = {
 }
 FUTURE = replace(TINY, heads=future_shape(SHAPE, 3, "transformer", "parallel", "shared"))
 
-# The fixture ``start``: kind, name of the folder, changed options.
+# Type of the fixture ``start``; arguments: kind, folder name, changed options.
 Start = Callable[..., Trainer[Any]]
 AnyTrainer = TypeVar("AnyTrainer", bound=Trainer[Any])
 
@@ -61,6 +61,6 @@ def begin(
 
 
 def train(trainer: AnyTrainer, stop_at: int | None = None) -> AnyTrainer:
-    """Train to the end, or to a step."""
+    """Train to the end, or until ``trainer.step == stop_at``."""
     trainer.train(lambda _: None, lambda _: None, lambda: trainer.step == stop_at)
     return trainer

@@ -1,4 +1,4 @@
-"""Division of the time of a run. No test waits: clocks show given times."""
+"""Time limits of a run and their division; the tests use clocks with given times, so they do not wait."""
 
 import json
 import time
@@ -14,7 +14,7 @@ from train.kinds import Start, train
 
 
 class Stopped(Clock):
-    """A clock on which this part of the run has taken ``own`` seconds, however long it takes."""
+    """A clock that always shows ``own`` seconds since the start or the last resumption of the run."""
 
     def __init__(self, minutes: float | None, own: float = 0.0) -> None:
         super().__init__(minutes)

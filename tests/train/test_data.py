@@ -260,7 +260,7 @@ def test_text_may_be_shorter_for_want_of_time(
     assert len(whole) == 3073 > len(short) >= 1000
     assert whole[: len(short)].tolist() == short.tolist()
     assert said[-1] == f"tokenized {len(short) / 1e6:.1f} M tokens, for want of time"
-    # The recipe is the same: the text stays as it is.
+    # Without the limit, but with the same options, the shortened text is kept.
     prepare(data_options, tmp_path / "short", 3073, 64, said.append, encoder)
     assert (tmp_path / "short" / "train.bin").stat().st_size == 2 * len(short)
 

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(not FULL.is_char_device(), reason="needs a devic
 
 
 def fill_disk(patch: pytest.MonkeyPatch, name: str, times: int = 0) -> list[str]:
-    """Write files called ``name`` to a full device, after the first ``times`` that they are opened."""
+    """Redirect file ``name`` to a full device after ``times`` openings; return its openings."""
     real, opened = Path.open, list[str]()
 
     def redirected(path: Path) -> Path:

@@ -46,7 +46,7 @@ def test_a_run_with_heads_does_not_go_on_without(start: Start) -> None:
 
 
 def disturb(model: FutureModel) -> None:
-    """Make norms differ, and layers matter."""
+    """Add noise to all parameters, so that norms differ from 1 and layers from the identity."""
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -58,7 +58,7 @@ def naive_hidden(model: FutureModel, inputs: Tensor) -> list[Tensor]:
     decoder, heads, (batch, length) = model.decoder, model.heads, inputs.shape
     rope, attend = dense_rope(decoder, batch, length, torch.float32, inputs.device), DenseAttention(batch, length)
     outputs = [output for _, output in dense_states(decoder, inputs, torch.float32)]
-    if heads.shape.order == "anticausal":  # the heads are the third last and the second last layer of the model
+    if heads.shape.order == "anticausal":  # the two heads are the last layers but one and but two
         return [decoder.norm(outputs[-1]), heads.norm(0, outputs[-2]), heads.norm(1, outputs[-3])]
     z = outputs[-2] if (heads.shape.kind, heads.shape.order) == ("transformer", "parallel") else outputs[-1]
     made = [decoder.norm(outputs[-1])]
@@ -166,7 +166,7 @@ def test_exported_heads_propose_the_tokens_of_the_trained_ones(
 
 def test_matrices_of_heads_and_trunk_go_to_the_same_optimizer(start: Start) -> None:
     trainer = start("future")
-    muon = {id(p) for group in trainer.optimizers._members[0].param_groups for p in group["params"]}
+    muon = {id(p) for group in trainer.optimizers._optimizers[0].param_groups for p in group["params"]}
     names = {name for name, p in trainer.objective.module.named_parameters() if id(p) in muon}
     assert "heads.layers.1.down.weight" in names
     assert "decoder.layers.0.qkv.weight" in names

@@ -63,7 +63,7 @@ def test_gradients_one_by_one_are_those_of_the_sum(*, chained: bool) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
-def test_each_head_learns_what_the_target_says_further_on(
+def test_each_head_learns_the_distribution_of_a_later_token(
     variant: dict[str, str], start: Start, teacher: Teacher
 ) -> None:
     objective = start("multi_token", shape=replace(SHAPE, **variant)).objective

@@ -15,7 +15,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 @pytest.fixture
 def tensors(monkeypatch: pytest.MonkeyPatch) -> dict[str, Tensor]:
-    """Chunks have 16 rows, so the last one is not full."""
+    """Return random inputs of the losses; chunks have 16 rows, and the last chunk has fewer."""
     monkeypatch.setattr(losses, "_CHUNK", 16 * VOCAB)
     monkeypatch.setattr(losses, "_ROWS", 1)
     g = torch.Generator().manual_seed(3)
@@ -28,7 +28,7 @@ def tensors(monkeypatch: pytest.MonkeyPatch) -> dict[str, Tensor]:
 
 
 def both_losses(tensors: dict[str, Tensor], hard: float | None) -> tuple[Loss, Loss]:
-    """Return a loss of the library (that of the text for ``None``), and the same over whole logits."""
+    """Return the library's loss (``text_loss`` if ``hard`` is ``None``), and the same from whole logits."""
     teacher, labels = tensors["teacher"], tensors["labels"]
 
     def ours(h: Tensor, w: Tensor) -> Tensor:
@@ -102,7 +102,7 @@ def test_without_gradients_none_are_computed(
     loss, _ = both_losses(tensors, hard)
     room: list[object] = []
     empty_like = torch.empty_like
-    # The gradient of the states is allocated first.
+    # The loss allocates the gradient of ``h`` by empty_like, if a gradient is needed.
     monkeypatch.setattr(torch, "empty_like", lambda x: room.append(x.dtype) or empty_like(x))
     expected = float(loss(h, w).detach())
     assert torch.float64 in room

@@ -1,4 +1,4 @@
-"""Training of Medusa heads: positions that learn from each other, and the choice of the tree."""
+"""Training of Medusa heads: the targets of each position, and the choice of the tree."""
 
 import json
 from itertools import pairwise
@@ -30,7 +30,7 @@ FINE: dict[str, Any] = {"shape": SHAPE, "rate": 0.1, "steps": 100, "evaluate_eve
 
 @pytest.fixture(scope="module")
 def fine(draft_data: Path, teacher: Teacher, tmp_path_factory: pytest.TempPathFactory) -> Trainer[MedusaStudent]:
-    """Trained heads."""
+    """Return the trainer of trained Medusa heads."""
     return train(begin("medusa", link(draft_data, tmp_path_factory.mktemp("fine")), teacher, **FINE))
 
 
@@ -42,8 +42,8 @@ def disturb(module: torch.nn.Module) -> None:
 
 
 @torch.no_grad()
-def said(objective: MedusaStudent, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of heads ``[heads, count, length, vocab]`` and target ``[count, length, vocab]``."""
+def log_probs(objective: MedusaStudent, inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return log-probs of heads ``[heads, count, length, vocab]``, of the target ``[count, length, vocab]``."""
     count, length = inputs.shape
     decoder, unembedding = objective.teacher.decoder, objective.teacher.unembedding
     # In bfloat16, as in the engine.
@@ -56,12 +56,12 @@ def said(objective: MedusaStudent, inputs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("unembeddings", ["shared", "replicated"])
-def test_a_head_learns_what_the_target_says_further_on(start: Start, teacher: Teacher, unembeddings: str) -> None:
-    """Position by position: head ``i`` at ``t`` against the target at ``t + i`` of the same sequence."""
+def test_a_head_learns_the_distribution_of_a_later_token(start: Start, teacher: Teacher, unembeddings: str) -> None:
+    """Head ``i`` at position ``t`` learns the target's distribution at ``t + i`` of the same sequence."""
     objective = start("medusa", shape=MedusaShape(3, 1, unembeddings), hard=0.25).objective
     disturb(objective.module)
     inputs, targets = objective.phases[0].batch(0, 4)
-    q, p = said(objective, inputs)
+    q, p = log_probs(objective, inputs)
     losses, same = [], []
     for ahead in (1, 2, 3):
         soft, hard, hits = [], [], []
@@ -89,12 +89,12 @@ def test_heads_come_closer_to_their_target(start: Start, fine: Trainer[MedusaStu
 
 @pytest.mark.parametrize("unembeddings", ["shared", "replicated"])
 def test_heads_begin_as_the_target_s_own(start: Start, unembeddings: str) -> None:
-    heads, p = said(start("medusa", shape=MedusaShape(3, 1, unembeddings)).objective, torch.arange(64).view(2, 32))
+    heads, p = log_probs(start("medusa", shape=MedusaShape(3, 1, unembeddings)).objective, torch.arange(64).view(2, 32))
     assert all(torch.equal(head, p) for head in heads)
 
 
 def test_ranks_are_counted_on_the_target_s_own_text(fine: Trainer[MedusaStudent]) -> None:
-    """The ranks use the text after the first three of six prompts, and the engine gets the other prompts."""
+    """Ranks are counted on the first three of six prompts; the engine measures with the others."""
     prompts = held_out_prompts(fine.folder / "data")
     assert fine.objective.prompts() == prompts[3:]
     tokens = np.fromfile(fine.folder / "data" / "valid-on-policy.bin", dtype=np.uint16).astype(np.int64)
@@ -105,7 +105,7 @@ def test_ranks_are_counted_on_the_target_s_own_text(fine: Trainer[MedusaStudent]
             cut += 1
     assert 64 < cut < len(tokens) - 32
     whole = (cut - 1) // 32 * 32
-    q, p = said(fine.objective, torch.from_numpy(tokens[:whole]).view(-1, 32))
+    q, p = log_probs(fine.objective, torch.from_numpy(tokens[:whole]).view(-1, 32))
     measured = fine.objective.measure_ranks()
     assert [len(ranks) for ranks in measured] == [16] * 3
     for ahead in (1, 2, 3):
@@ -161,7 +161,7 @@ def test_ranks_are_measured_once_a_step(start: Start, tmp_path: Path, monkeypatc
 
 
 def test_engine_measures_the_tree(fine: Trainer[MedusaStudent], teacher: Teacher) -> None:
-    """A tree of the same heads accepts more than their chain."""
+    """With the same heads, a tree has more accepted tokens than a chain."""
     objective = begin("medusa", fine.folder, teacher, **FINE, num_tokens=3).objective
     figures = objective.evaluate(32)
     assert {"T=0.8 alpha", "greedy CTAR(3)", "greedy S"} <= set(figures)

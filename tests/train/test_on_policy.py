@@ -35,7 +35,7 @@ def write(folder: Path, teacher: Teacher, pools: list[Pool], late: bool = False,
 
 @pytest.fixture
 def prompts(draft_data: Path, tmp_path: Path) -> Callable[[str], Path]:
-    """Folders with prompts and no text yet."""
+    """Return a function that makes a folder with prompts, but without generated text."""
 
     def create(name: str) -> Path:
         (tmp_path / name).mkdir()
@@ -50,7 +50,7 @@ def test_text_is_prompts_with_their_continuations(draft_data: Path, teacher: Tea
     text = np.fromfile(draft_data / "on-policy.bin", dtype=np.uint16).tolist()
     state = json.loads((draft_data / "on-policy.json").read_text())
     assert state["bytes"] == 2 * len(text)
-    assert state["tokens"] < OWN.tokens + OWN.length  # no more prompts than were needed
+    assert state["tokens"] < OWN.tokens + OWN.length  # generation stops with the prompt that reaches the limit
     tokens = 0
     for number in range(state["prompts"]):
         prompt = prompts[number % len(prompts)]
@@ -72,7 +72,7 @@ def test_interrupted_text_is_the_uninterrupted_text(
     seen: list[int] = []
     assert not continue_prompts(teacher, folder, OWN, seen.append, lambda: len(seen) == 1)
     assert len(seen) == 1
-    # An interruption in the middle of a batch.
+    # Bytes of an incomplete batch, as after a kill.
     with (folder / "on-policy.bin").open("ab") as file:
         file.write(b"half a batch")
     assert continue_prompts(teacher, folder, OWN, seen.append)
@@ -83,7 +83,7 @@ def test_interrupted_text_is_the_uninterrupted_text(
 
 
 class Scripted(Clock):
-    """A clock of a minute whose time is over after ``asked`` readings."""
+    """A clock with a limit of one minute, which is over after ``asked`` readings."""
 
     def __init__(self, asked: int, minutes: float | None = 1.0) -> None:
         super().__init__(minutes)
@@ -111,7 +111,7 @@ def test_text_is_as_much_as_there_is_time_for(
     assert all_of_it.startswith(held_out)
     given = chosen(draft_data)["held_out"]
     assert held_out_prompts(folder) == given[: len(held_out_prompts(folder))]
-    # More time, or no limit, does not change the text: a drafter may have been trained on it.
+    # A later call with more time does not extend the text, because a drafter may have been trained on it.
     for clock in (Clock(1000.0), Clock(None)):
         assert continue_prompts(teacher, folder, options, lambda _: None, clock=clock, least=30)
         assert (folder / "on-policy.bin").read_bytes() == text
@@ -120,7 +120,7 @@ def test_text_is_as_much_as_there_is_time_for(
 def test_held_out_text_is_shortened_by_whole_prompts(
     teacher: Teacher, prompts: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pronk.train.on_policy._FEW", 2)
+    monkeypatch.setattr("pronk.train.on_policy._MIN_BATCH", 2)
     folder, options = prompts("short"), replace(OWN, at_most=True)
     assert continue_prompts(teacher, folder, options, lambda _: None, clock=Scripted(0), least=1)
     left = held_out_prompts(folder)

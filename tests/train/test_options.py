@@ -132,7 +132,7 @@ def test_least_text_has_a_sequence_for_each_part(
     tmp_path: Path, length: int, final_length: int, final_share: float
 ) -> None:
     options = replace(TINY, length=length, final_length=final_length, final_share=final_share, batch=256, micro=128)
-    least = options.least_text
+    least = options.min_text_tokens
     for tokens in (least, least + 1, least + 7):
         (tmp_path / "train.bin").write_bytes(bytes(2 * tokens))
         phases = two_phases(tmp_path / "train.bin", options, 300)

@@ -181,10 +181,10 @@ def test_time_is_shared_out_and_said(
     assert (tmp_path / "export" / "model.safetensors").exists()
 
 
-def test_time_that_is_over_makes_the_least_of_everything(
+def test_without_time_left_the_minimum_of_text_is_made(
     tmp_path: Path, data_options: DataOptions, teacher: Teacher, quiet: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After 40 of 60 minutes there is time for training only; the target writes text for one sequence."""
+    """After 40 of 60 minutes, no time is left for text: the target generates the minimum, one sequence."""
     monkeypatch.setattr("pronk.train.data._CHUNK", 2)
     clock = Clock(60.0)
     (tmp_path / "data").mkdir()
@@ -195,4 +195,4 @@ def test_time_that_is_over_makes_the_least_of_everything(
     written = json.loads((tmp_path / "data" / "on-policy.json").read_text())["tokens"]
     assert OPTIONS.longest < written < OWN.tokens
     tokenized = (tmp_path / "data" / "train.bin").stat().st_size // 2
-    assert OPTIONS.least_text <= tokenized < OPTIONS.steps * OPTIONS.batch // 2
+    assert OPTIONS.min_text_tokens <= tokenized < OPTIONS.steps * OPTIONS.batch // 2

@@ -37,7 +37,7 @@ def test_target_predicts_itself_and_another_model_does_not(
     assert same["greedy S"] > 2.5
     kept = make_drafter(f"draft_model(model={str(folder)!r})")  # keeps the first weights in use
     teacher.llm.generate(prompts[0], SamplingParams(max_tokens=4), drafter=kept)
-    # With another model in the same folder, the loaded weights must not be measured again.
+    # Another model in the same folder must be loaded, instead of the weights in use.
     shutil.rmtree(folder)
     draft.rename(folder)
     other = measure(teacher.llm, spec(folder, 3), prompts, 16)
@@ -89,5 +89,5 @@ def test_where_time_is_short_a_few_prompts_are_continued(draft: Path, teacher: T
     few = measure(teacher.llm, spec(draft, 2), prompts[:4], 20)
     assert measure(teacher.llm, spec(draft, 2), prompts, 20, seconds=0.0) == few
     whole = measure(teacher.llm, spec(draft, 2), prompts, 20)
-    # Several batches have the figures of one.
+    # The figures do not depend on the number of batches.
     assert measure(teacher.llm, spec(draft, 2), prompts, 20, seconds=1e6) == whole != few

@@ -29,7 +29,7 @@ class AheadShape:
 
 
 class Ahead(Student[nn.Module]):
-    """Branch ``k`` predicts from the first layer's output the token ``k`` places after the next."""
+    """From the first layer's output at ``t``, branch ``k`` (from 0) predicts the token at ``t + 1 + k``."""
 
     kind = "ahead"
     what = "An example"
@@ -63,8 +63,8 @@ def student(draft_data: Path, tmp_path: Path, teacher: Teacher) -> Ahead:
     return Ahead(link(draft_data, tmp_path / "run"), OPTIONS, teacher)
 
 
-def slowly(student: Ahead, inputs: Tensor, targets: Tensor, hard: float) -> tuple[list[Tensor], list[float]]:
-    """Return loss and accuracy of each branch, position by position, from whole logits in float32."""
+def slow_losses(student: Ahead, inputs: Tensor, targets: Tensor, hard: float) -> tuple[list[Tensor], list[float]]:
+    """Return the loss and the accuracy of each branch, computed by a loop over positions in float32."""
     teacher = student.teacher
     losses, same = [], []
     for later in (0, 1):
@@ -89,7 +89,7 @@ def test_loss_is_the_mean_and_the_gradient_that_of_the_sum(student: Ahead, hard:
     passed = student.backward(inputs, targets, 0.5)
     found = [p.grad for p in student.module.parameters()]
     student.module.zero_grad()
-    losses, same = slowly(student, inputs, targets, hard)
+    losses, same = slow_losses(student, inputs, targets, hard)
     (0.5 * sum(losses)).backward()
     assert passed.loss == pytest.approx(float(sum(losses).detach()) / 2, rel=0.02)
     assert passed.same == pytest.approx(same, abs=0.04)

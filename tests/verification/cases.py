@@ -1,4 +1,4 @@
-"""What the tests of the verification share."""
+"""Prompts, drafters, settings and a planted defect for the tests of ``pronk verify``."""
 
 import math
 from collections.abc import Callable
@@ -17,8 +17,8 @@ TEXTS = {
     "code": "def add(a, b):\n    return a + b\n\n\ndef mul(a, b):\n",
     "question": "Question: Tom has 3 apples and buys 4 more. How many apples?\nAnswer:",
 }
-GUESSER = "prompt_lookup(min_ngram=1)"
-SILENT = "prompt_lookup(min_ngram=16, max_ngram=16)"
+DRAFTER = "prompt_lookup(min_ngram=1)"
+NO_PROPOSALS = "prompt_lookup(min_ngram=16, max_ngram=16)"
 QUICK = VerifySettings(max_tokens=16, samples=0)
 DRAWN = VerifySettings(max_tokens=16, samples=100)
 
@@ -29,12 +29,12 @@ def some_prompts(llm: LLM) -> list[NamedPrompt]:
     return [NamedPrompt(name, llm.tokenizer.encode(text)) for name, text in TEXTS.items()]
 
 
-def check(llm: LLM, drafter: str = GUESSER, settings: VerifySettings = QUICK, **more: Any) -> VerifyReport:
+def check(llm: LLM, drafter: str = DRAFTER, settings: VerifySettings = QUICK, **more: Any) -> VerifyReport:
     return verify_model(llm, [drafter], some_prompts(llm), settings, **more)
 
 
-def guessing(report: VerifyReport) -> DrafterReport:
-    """The drafter's part of the report; plain decoding, which comes first, has passed."""
+def drafter_part(report: VerifyReport) -> DrafterReport:
+    """Return the only drafter's part of the report, after a check that plain decoding has passed."""
     plain, other = report.drafters
     assert plain.plain
     assert not plain.failed
@@ -42,7 +42,7 @@ def guessing(report: VerifyReport) -> DrafterReport:
 
 
 def is_json(value: Any) -> bool:
-    """Whether it is made of what JSON has; NaN and infinity are not in it."""
+    """Return whether strict JSON, which has no NaN and no infinity, can represent the value."""
     if isinstance(value, dict):
         return all(isinstance(key, str) and is_json(entry) for key, entry in value.items())
     if isinstance(value, list):
@@ -51,9 +51,9 @@ def is_json(value: Any) -> bool:
 
 
 def nudged(llm: LLM, ulps: float) -> Callable[..., Any]:
-    """Return a ``verify`` that raises the second largest logit of every row, but for requests without a drafter.
+    """Return a ``verify`` that adds ``ulps`` to each row's second largest logit if there is a drafter.
 
-    ``ulps`` are units in the last place of the model's dtype; logits may be more precise.
+    The unit of ``ulps`` is the last place of that logit in the model's dtype; logits may have a more precise dtype.
     """
 
     def nudged_verify(step: RequestStep, result: JobResult) -> Verified:

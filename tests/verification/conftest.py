@@ -1,4 +1,4 @@
-"""Two models: pronk-tiny, and a random one so small that many verifications take no time."""
+"""Two models: pronk-tiny, and a random model that is small enough for many fast verifications."""
 
 import pytest
 
@@ -13,5 +13,5 @@ def pronk_tiny() -> LLM:
 
 @pytest.fixture(scope="package")
 def llm(checkpoint: MakeCheckpoint) -> LLM:
-    """In bfloat16, where the two likeliest tokens are often a unit in the last place apart, or less."""
+    """Return a bfloat16 model, whose two largest logits often differ by at most a unit in the last place."""
     return LLM(checkpoint("llama"), dtype="bfloat16", kv_memory="32MiB", budget="all")

@@ -1,11 +1,11 @@
-"""Pearson's test: known quantiles, cells of small expectation, and how often a right sample fails."""
+"""Pearson's chi-square test: quantiles, merged cells, and the share of correct samples that fail."""
 
 import pytest
 import torch
 
 from pronk.verification.chi_square import LEAST_EXPECTED, chi_square, merge_small, p_value
 
-# Quantiles of the chi-square distribution, from its tables.
+# Quantiles from tables of the chi-square distribution: (statistic, degrees of freedom, p-value).
 CRITICAL = [(3.841459, 1, 0.05), (9.487729, 4, 0.05), (23.209251, 10, 0.01), (37.697298, 15, 0.001)]
 
 
@@ -29,14 +29,14 @@ def test_small_cells_are_merged_from_the_smallest_on() -> None:
     observed, expected = merge_small([100, 3, 0, 2, 7], [90.0, 1.0, 2.0, 3.0, 6.0])
     assert expected == [6.0, 6.0, 90.0]
     assert observed == [5, 7, 100]
-    assert merge_small([1, 2], [1.0, 2.0]) == ([3], [3.0])  # all of them together are too few
-    assert merge_small([0, 4, 50], [0.0, 4.0, 50.0]) == ([54], [54.0])  # what is left over joins the largest
+    assert merge_small([1, 2], [1.0, 2.0]) == ([3], [3.0])  # even the sum is below LEAST_EXPECTED
+    assert merge_small([0, 4, 50], [0.0, 4.0, 50.0]) == ([54], [54.0])  # a small remainder joins the largest cell
     _, expected = merge_small([0] * 30, [float(n) / 3 for n in range(30)])
     assert min(expected) >= LEAST_EXPECTED
     assert sum(expected) == pytest.approx(sum(range(30)) / 3)
 
 
-def test_right_samples_fail_as_rarely_as_they_should() -> None:
+def test_p_values_of_correct_samples_are_uniform() -> None:
     generator = torch.Generator().manual_seed(0)
     probs = torch.tensor([0.5, 0.2, 0.1, 0.1, 0.05, 0.03, 0.019, 0.001], dtype=torch.float64)
     values = []

@@ -1,4 +1,4 @@
-"""``pronk verify`` from outside: exit codes, what goes to which stream, and that an interrupt shows what there is."""
+"""The command ``pronk verify``: exit codes, output streams, and the partial report after an interrupt."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ from pronk.cli.verify import verify
 from pronk.errors import OptionError
 from pronk.llm import LLM
 from pronk.verification import VerifyReport
-from verification.cases import SILENT
+from verification.cases import NO_PROPOSALS
 
 SMALL = ("--limit", "2", "--samples", "0", "--max-tokens", "8")
 Run = Callable[..., tuple[int, str, str]]
@@ -25,7 +25,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def run(pronk_tiny: LLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run the command in this process, on a model that is loaded already: exit code, standard output and error."""
+    """Return a function that runs the command and returns exit code, standard output and error."""
     monkeypatch.setattr(pronk.llm, "LLM", lambda *_, **__: pronk_tiny)
 
     def call(*args: str) -> tuple[int, str, str]:
@@ -66,7 +66,7 @@ def test_json_is_one_object(run: Run) -> None:
 
 
 def test_nothing_accepted_is_not_verified(run: Run) -> None:
-    code, out, _ = run(*SMALL, "--drafter", SILENT)
+    code, out, _ = run(*SMALL, "--drafter", NO_PROPOSALS)
     assert code == 1
     assert "NOT verified" in out
 

@@ -1,4 +1,4 @@
-"""Planted defects: an engine or a sampler that is wrong must not be verified."""
+"""Planted defects of the engine, the sampler and drafters, which the verification must find."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -24,33 +24,33 @@ from pronk.verification import VerifyReport, VerifySettings, verify_model
 from pronk.verification.equality import MODES
 from pronk.verification.plain_decoding import Recorder, rounding, score_next
 from pronk.verification.table import show
-from verification.cases import QUICK, check, guessing, is_json, nudged, some_prompts
+from verification.cases import QUICK, check, drafter_part, is_json, nudged, some_prompts
 
 DRAWN = VerifySettings(max_tokens=3, samples=360)
 
 
 def credulous(chance: float) -> Callable[..., VerifiedPath]:
-    """Accept draft tokens without the target's choice, with a probability that depends on the position alone."""
+    """Return a ``verify_tree`` that accepts a share ``chance`` of first children unconditionally."""
 
-    def lying_walk(tree: Any, choose: Callable[[int, int], int]) -> VerifiedPath:
-        def lie(node: int, depth: int) -> int:
-            token = choose(node, depth)
+    def accept_too_much(tree: Any, choose: Callable[[int, int], int]) -> VerifiedPath:
+        def choose_wrongly(node: int) -> int:
+            token = choose(node)
             draft_tokens = [child for child, parent in enumerate(tree.parents) if parent == node]
-            believed = draft_tokens and (hash((tree.tokens, node)) % 1000) < 1000 * chance
-            return tree.tokens[draft_tokens[0]] if believed else token
+            accepts = draft_tokens and (hash((tree.tokens, node)) % 1000) < 1000 * chance
+            return tree.tokens[draft_tokens[0]] if accepts else token
 
-        return verify_tree(tree, lie)
+        return verify_tree(tree, choose_wrongly)
 
-    return lying_walk
+    return accept_too_much
 
 
-def drawn_plainly(llm: LLM) -> VerifyReport:
-    """A defect that plain decoding shares shows only in the distribution."""
+def check_plain(llm: LLM) -> VerifyReport:
+    """Verify plain decoding: a defect that plain decoding has, too, shows only in the distribution."""
     return verify_model(llm, ["autoregressive"], some_prompts(llm), DRAWN)
 
 
 def first(report: VerifyReport) -> Any:
-    equality = guessing(report).equality
+    equality = drafter_part(report).equality
     assert equality is not None
     return equality.divergences[0]
 
@@ -63,7 +63,7 @@ def test_draft_tokens_compared_with_logits_one_row_off(llm: LLM, monkeypatch: py
     monkeypatch.setattr("pronk.engine.request_step.acceptance_rule", shifted)
     report = check(llm, settings=replace(QUICK, max_tokens=48))
     assert not report.passed
-    assert guessing(report).verdicts()["equality"] == "failed"
+    assert drafter_part(report).verdicts()["equality"] == "failed"
     assert first(report).expected.score > first(report).found.score
     assert is_json(report.to_dict())
 
@@ -72,7 +72,7 @@ def test_unverified_draft_tokens(llm: LLM, monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setattr(pronk.engine.request_step, "verify_tree", credulous(1.0))
     report = check(llm)
     assert not report.passed
-    equality = guessing(report).equality
+    equality = drafter_part(report).equality
     assert equality is not None
     assert len(equality.divergences) == equality.texts - equality.equal > 6
     assert equality.near_ties < len(equality.divergences)
@@ -87,16 +87,16 @@ def test_unverified_draft_tokens(llm: LLM, monkeypatch: pytest.MonkeyPatch, caps
 
 
 def test_sometimes_unverified_draft_tokens_change_the_distribution(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plain decoding's strings still follow the distribution."""
+    """Only strings with draft tokens have another distribution; those of plain decoding are right."""
     monkeypatch.setattr(pronk.engine.request_step, "verify_tree", credulous(0.5))
-    strings = guessing(check(llm, settings=DRAWN)).distribution
+    strings = drafter_part(check(llm, settings=DRAWN)).distribution
     assert strings is not None
     assert strings.failed
     assert strings.accepted > 0
 
 
-def test_rejection_without_a_new_norm_changes_the_distribution(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second draft token, and the draw after it, get less than their share."""
+def test_rejection_without_normalization_changes_the_distribution(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The probabilities after a rejection do not sum to 1, so a second draft token is accepted too rarely."""
 
     def rejection_sample(p: Tensor, draft_tokens: Sequence[DraftSample], accepts: Any, _: Any) -> int:
         return next((x for j, (x, _) in enumerate(draft_tokens) if accepts(j, float(p[x]))), int(p.argmax()))
@@ -107,7 +107,7 @@ def test_rejection_without_a_new_norm_changes_the_distribution(llm: LLM, monkeyp
 
 
 @pytest.mark.parametrize("scale", [0.6, 1.6])
-def test_wrong_temperature_passes_equality_and_not_the_law(
+def test_wrong_temperature_fails_the_distribution_only(
     pronk_tiny: LLM, monkeypatch: pytest.MonkeyPatch, scale: float
 ) -> None:
     monkeypatch.setattr(pronk.sampling.sampler, "gumbel_noise", lambda *given: scale * gumbel_noise(*given))
@@ -116,22 +116,22 @@ def test_wrong_temperature_passes_equality_and_not_the_law(
     assert report.drafters[0].verdicts() == {"equality": "passed", "rescoring": "passed", "distribution": "failed"}
 
 
-def test_places_that_depend_on_each_other_fail_the_law(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same noise by rank at every place: each token by itself is drawn rightly, and only strings show it."""
+def test_correlated_positions_fail_the_distribution(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All positions have equal noise: each token has the right distribution, but strings do not."""
     monkeypatch.setattr(
         pronk.sampling.sampler, "gumbel_noise", lambda seed, _, tokens: gumbel_noise(seed, 0, torch.arange(len(tokens)))
     )
-    assert drawn_plainly(llm).failed == ("autoregressive",)
+    assert check_plain(llm).failed == ("autoregressive",)
 
 
 def test_more_tokens_than_asked_for(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens that top-k should have dropped are not lost in a large cell."""
+    """Strings with a token that top-k should have dropped are counted as impossible."""
 
     def generous(scores: Tensor, params: SamplingParams) -> Any:
         return truncate(scores, replace(params, top_k=params.top_k and params.top_k + 1))
 
     monkeypatch.setattr("pronk.sampling.sampler.truncate", generous)
-    report = drawn_plainly(llm)
+    report = check_plain(llm)
     strings = report.drafters[0].distribution
     assert strings is not None
     assert strings.impossible > 0
@@ -149,7 +149,7 @@ def test_more_tokens_than_asked_for(llm: LLM, monkeypatch: pytest.MonkeyPatch) -
     ids=["shorter", "longer", "finish reason", "text"],
 )
 def test_other_ends(llm: LLM, monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], Any], what: str) -> None:
-    """The texts agree as far as both go."""
+    """The tokens agree up to the end of the shorter text; end, finish reason or text differ."""
     original = LLM.generate
 
     def generate(self: LLM, prompts: Any, params: Any = None, **given: Any) -> Any:
@@ -158,11 +158,11 @@ def test_other_ends(llm: LLM, monkeypatch: pytest.MonkeyPatch, change: Callable[
         return [change(each) for each in done] if draft_tokens and isinstance(done, list) else done
 
     monkeypatch.setattr(LLM, "generate", generate)
-    # A tie cannot explain it, whatever the device promises.
+    # Near ties, which inexact kernels permit, do not explain these differences.
     monkeypatch.setattr(llm.engine.runner, "exact", False)
     report = check(llm)
     assert not report.passed
-    equality = guessing(report).equality
+    equality = drafter_part(report).equality
     assert equality is not None
     ends = [each for each in equality.divergences if each.batch and not each.near_tie]
     assert what in {each.what for each in ends} or any(each.what.startswith(what) for each in ends)
@@ -178,26 +178,26 @@ def test_wrong_log_probabilities(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(Request, "append", append)
     report = check(llm)
-    part = guessing(report)
+    part = drafter_part(report)
     assert part.verdicts() == {"equality": "passed", "rescoring": "failed", "distribution": "skipped"}
     assert part.rescoring is not None
     assert part.rescoring.worst == pytest.approx(1e-6, rel=1e-3)
     assert 0 < part.rescoring.wrong < part.rescoring.tokens
     assert not report.passed
-    monkeypatch.setattr(llm.engine.runner, "exact", False)  # elsewhere it is what rounding does
-    assert not guessing(check(llm)).rescoring.failed  # type: ignore[union-attr]
+    monkeypatch.setattr(llm.engine.runner, "exact", False)  # inexact kernels round differently
+    assert not drafter_part(check(llm)).rescoring.failed  # type: ignore[union-attr]
 
 
 def test_near_ties_are_allowed_where_equality_is_not_promised(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Logits that differ by a unit in the last place of the model's dtype flip some choices, all of them near ties."""
+    """Logits that differ by a unit in the last place change some choices, all between near ties."""
     monkeypatch.setattr("pronk.engine.engine.verify", nudged(llm, 1.0))
-    exact = guessing(check(llm)).equality
+    exact = drafter_part(check(llm)).equality
     assert exact is not None
     assert exact.failed
     assert exact.near_ties > 0
     monkeypatch.setattr(llm.engine.runner, "exact", False)
     report = check(llm)
-    equality = guessing(report).equality
+    equality = drafter_part(report).equality
     assert equality is not None
     assert equality.near_ties == len(equality.divergences) > 0
     assert report.passed
@@ -211,7 +211,7 @@ def test_large_differences_are_no_near_ties(llm: LLM, monkeypatch: pytest.Monkey
     monkeypatch.setattr("pronk.engine.engine.verify", nudged(llm, 1000.0))
     monkeypatch.setattr(llm.engine.runner, "exact", False)
     report = check(llm)
-    equality = guessing(report).equality
+    equality = drafter_part(report).equality
     assert equality is not None
     assert equality.near_ties < len(equality.divergences)
     assert not report.passed
@@ -229,12 +229,12 @@ def recorder(logits: list[float], **options: Any) -> Recorder:
     return made
 
 
-def test_what_rounding_could_choose() -> None:
+def test_tokens_that_rounding_could_choose() -> None:
     greedy = recorder([5.0, 4.9, 1.0])
     assert greedy.could_choose(1, 0, 0.06)
     assert not greedy.could_choose(1, 0, 0.04)
     assert not greedy.could_choose(2, 0, 0.06)
-    # Just below the last of the two likeliest: whether it may be chosen at all is a near tie, too.
+    # The third token is just below top-k's limit, so rounding could also let it through top-k.
     for rival in range(2):
         edge = recorder([5.0, 3.0, 2.95], temperature=100.0, top_k=2)
         noise = gumbel_noise(3, 1, torch.arange(3))
@@ -243,7 +243,7 @@ def test_what_rounding_could_choose() -> None:
             assert edge.could_choose(2, rival, 0.05) == (int(noise.argmax()) == 2 or rival == 1 or noise[2] > noise[0])
 
 
-def test_scores_are_what_the_choice_is_the_argmax_of(llm: LLM) -> None:
+def test_choices_are_the_argmax_of_the_scores(llm: LLM) -> None:
     ids = some_prompts(llm)[0].ids
     for index, options in enumerate([*MODES.values(), {"temperature": 1.5, "top_k": 4}]):
         params = SamplingParams(max_tokens=12, seed=index, **options)
@@ -253,7 +253,7 @@ def test_scores_are_what_the_choice_is_the_argmax_of(llm: LLM) -> None:
             assert int(judge.scores(judge.logits).argmax()) == token
 
 
-def test_quick_settings_leave_the_distribution_out(llm: LLM) -> None:
+def test_without_samples_the_distribution_is_skipped(llm: LLM) -> None:
     assert QUICK.samples == 0
     assert check(llm).drafters[0].distribution is None
 

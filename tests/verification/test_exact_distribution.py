@@ -1,4 +1,4 @@
-"""The exact distribution: its cells, and agreement with the strings that the engine draws."""
+"""The exact distribution of short sampled strings: its cells, and the cell of a string."""
 
 import math
 
@@ -6,7 +6,7 @@ import pytest
 
 from pronk.llm import LLM
 from pronk.sampling.params import SamplingParams
-from pronk.verification.exact_distribution import DEPTH, DRAW, OTHER, ExactDistribution, stage
+from pronk.verification.exact_distribution import DRAW, NUM_TESTED_TOKENS, OTHER, ExactDistribution, stage
 from pronk.verification.prompts import NamedPrompt
 from verification.cases import some_prompts
 
@@ -26,15 +26,15 @@ def test_cells_are_a_distribution(exact: ExactDistribution) -> None:
 
 
 def test_cells_from_log_probabilities(llm: LLM, exact: ExactDistribution) -> None:
-    """The same by another way: scoring whole strings as prompts, and the rule by hand."""
+    """Cells have the probabilities from ``prompt_logprobs`` of whole strings, with top-k applied here."""
     names = [cell for cell in exact.cells if OTHER not in cell]
-    assert len(names) == 2**DEPTH
+    assert len(names) == 2**NUM_TESTED_TOKENS
     for cell in names:
         text = [*exact.prompt.ids, *cell]
         done = llm.generate(text, SamplingParams(max_tokens=1, prompt_logprobs=8))
         assert done.prompt_logprobs is not None
         probability = 1.0
-        for token, report in zip(cell, done.prompt_logprobs[-DEPTH:], strict=True):
+        for token, report in zip(cell, done.prompt_logprobs[-NUM_TESTED_TOKENS:], strict=True):
             assert report is not None
             likely = sorted(report.values(), reverse=True)[: DRAW.top_k]
             assert report[token] in likely
@@ -55,15 +55,15 @@ def test_cell_of_a_string() -> None:
     assert exact.cell([9, 2, 3]) is None
 
 
-def test_a_context_without_room_has_no_distribution(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_distribution_if_the_context_is_too_short(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = some_prompts(llm)[1:]
     size = len(prompts[0].ids)
-    monkeypatch.setattr(llm, "config", _Short(size + DEPTH))
+    monkeypatch.setattr(llm, "config", _Short(size + NUM_TESTED_TOKENS))
     assert stage(llm, prompts) is None
 
 
 class _Short:
-    """A config of which only the context is asked for."""
+    """A config with nothing but a context length."""
 
     def __init__(self, context: int) -> None:
         self.context = context

@@ -1,4 +1,4 @@
-"""The verification of a model that is right: it passes, for the right reasons, and says what it has not tested."""
+"""Verification of a correct model: it passes, and the report names all parts that were not tested."""
 
 import io
 from dataclasses import replace
@@ -18,11 +18,11 @@ from pronk.verification import NamedPrompt, VerifyReport, VerifySettings, fittin
 from pronk.verification.equality import MODES
 from pronk.verification.table import show
 from tiny_models import assert_idle, kernels
-from verification.cases import DRAWN, GUESSER, QUICK, SILENT, check, guessing, is_json, some_prompts
+from verification.cases import DRAFTER, DRAWN, NO_PROPOSALS, QUICK, check, drafter_part, is_json, some_prompts
 
 
 def shown(report: VerifyReport) -> str:
-    """The table; it breaks lines where 80 columns end, so look for single words or use :func:`read`."""
+    """Return the table in 80 columns; its lines wrap, so search for sentences in :func:`read`."""
     out = io.StringIO()
     show(report, Console(file=out, width=80, highlight=False))
     return out.getvalue()
@@ -42,7 +42,7 @@ def test_pronk_tiny(pronk_tiny: LLM) -> None:
         pronk_tiny, ["prompt_lookup"], some_prompts(pronk_tiny)[:1], VerifySettings(max_tokens=16, samples=100)
     )
     assert report.passed
-    assert guessing(report).tested
+    assert drafter_part(report).tested
 
 
 def test_everything_passes_and_was_tested(report: VerifyReport) -> None:
@@ -63,26 +63,26 @@ def test_everything_passes_and_was_tested(report: VerifyReport) -> None:
         assert each.distribution.cells > 3
         assert each.distribution.threshold == pytest.approx(5e-5)
         assert set(each.verdicts().values()) == {"passed"}
-    strings = guessing(report).distribution
+    strings = drafter_part(report).distribution
     assert strings is not None
     assert 0 < strings.accepted < strings.drafted
-    assert 0 < guessing(report).accepted < guessing(report).drafted
+    assert 0 < drafter_part(report).accepted < drafter_part(report).drafted
 
 
 @pytest.mark.parametrize("rule", ["rejection", pytest.param("block", marks=pytest.mark.slow)])
 def test_rules_that_accept_by_chance(pronk_tiny: LLM, rule: Rule) -> None:
-    """Greedy texts are compared, sampled ones re-scored, and strings drawn; the table says which."""
+    """Greedy texts are compared; sampled texts are re-scored and tested by distribution."""
     settings = VerifySettings(max_tokens=32, samples=100, rule=rule)
-    report = verify_model(pronk_tiny, [GUESSER], some_prompts(pronk_tiny)[:1], settings)
+    report = verify_model(pronk_tiny, [DRAFTER], some_prompts(pronk_tiny)[:1], settings)
     assert report.passed
     assert report.to_dict()["rule"] == rule
-    each = guessing(report)
+    each = drafter_part(report)
     assert each.equality is not None
     assert each.rescoring is not None
     assert each.distribution is not None
     assert each.equality.texts == each.equality.equal == 2
     assert each.rescoring.tokens >= 100
-    assert each.rescoring.tolerance == 0.0  # the draft tokens choose the tokens, but change no bit of a log-probability
+    assert each.rescoring.tolerance == 0.0  # log-probabilities of the same text are equal to the bit
     assert each.rescoring.accepted > each.equality.accepted > 0
     assert 0 < each.distribution.accepted < each.distribution.drafted
     assert set(each.verdicts().values()) == {"passed"}
@@ -107,11 +107,11 @@ def test_rules_that_accept_by_chance(pronk_tiny: LLM, rule: Rule) -> None:
         pytest.param("staged(num_nodes=6)", marks=pytest.mark.slow),
     ],
 )
-def test_a_draft_model_that_draws_keeps_the_distribution(pronk_tiny: LLM, drafter: str, rule: Rule) -> None:
-    """Strings of pronk-tiny with drawn tokens of pronk-tiny-draft have the target's distribution."""
+def test_sampled_draft_tokens_keep_the_distribution(pronk_tiny: LLM, drafter: str, rule: Rule) -> None:
+    """With draft tokens sampled from pronk-tiny-draft, strings have the distribution of pronk-tiny."""
     settings = VerifySettings(max_tokens=8, samples=400, rule=rule)
     report = verify_model(pronk_tiny, [drafter], some_prompts(pronk_tiny)[1:], settings)
-    strings = guessing(report).distribution
+    strings = drafter_part(report).distribution
     assert report.passed
     assert strings is not None
     assert strings.samples == 400
@@ -119,7 +119,7 @@ def test_a_draft_model_that_draws_keeps_the_distribution(pronk_tiny: LLM, drafte
 
 
 def register(monkeypatch: pytest.MonkeyPatch, drafter: type[Proposer[Any]]) -> None:
-    """As if its class stood in a file of the drafters, with a line in the table."""
+    """Add a drafter to the registry, as a class of the module ``autoregressive``."""
     monkeypatch.setattr(autoregressive, drafter.__name__, drafter, raising=False)
     monkeypatch.setitem(registry.DRAFTERS, drafter.name, f"drafters.autoregressive:{drafter.__name__}")
 
@@ -151,7 +151,7 @@ def test_report_as_json_and_as_table(report: VerifyReport) -> None:
     text = shown(report)
     assert max(map(len, text.splitlines())) <= 80
     assert "16/16" in text
-    assert f"Verified: {guessing(report).accepted} accepted draft tokens changed nothing." in text
+    assert f"Verified: {drafter_part(report).accepted} accepted draft tokens changed nothing." in text
 
 
 def test_verdicts_are_the_same_each_time(llm: LLM, report: VerifyReport) -> None:
@@ -164,22 +164,22 @@ def test_the_cache_is_left_clean(llm: LLM, report: VerifyReport) -> None:
 
 
 def test_a_drafter_that_never_proposes_is_not_verified(llm: LLM) -> None:
-    report = check(llm, SILENT)
+    report = check(llm, NO_PROPOSALS)
     assert report.complete
-    assert report.vacuous == (SILENT,)
+    assert report.vacuous == (NO_PROPOSALS,)
     assert not report.failed
     assert not report.passed
-    assert guessing(report).verdicts() == {"equality": "vacuous", "rescoring": "vacuous", "distribution": "skipped"}
+    assert drafter_part(report).verdicts() == {"equality": "vacuous", "rescoring": "vacuous", "distribution": "skipped"}
     assert report.to_dict()["drafters"][1]["verdict"] == "vacuous"
-    assert f"{SILENT}: not tested: no draft token was accepted" in read(report)
-    assert f"NOT verified: no draft token was accepted of {SILENT}" in read(report)
+    assert f"{NO_PROPOSALS}: not tested: no draft token was accepted" in read(report)
+    assert f"NOT verified: no draft token was accepted of {NO_PROPOSALS}" in read(report)
     assert not replace(report, required=False).passed
 
 
 def test_unasked_drafters_may_stay_silent_beside_others(llm: LLM) -> None:
-    report = verify_model(llm, [GUESSER, SILENT], some_prompts(llm), QUICK, required=False)
+    report = verify_model(llm, [DRAFTER, NO_PROPOSALS], some_prompts(llm), QUICK, required=False)
     assert report.passed
-    assert report.vacuous == (SILENT,)
+    assert report.vacuous == (NO_PROPOSALS,)
     assert "Not tested, because no draft token was accepted" in read(report)
     assert not replace(report, required=True).passed
 
@@ -191,8 +191,8 @@ def test_plain_decoding_alone_needs_no_draft_tokens(llm: LLM) -> None:
 
 
 def test_drafters_as_objects_and_twice(llm: LLM) -> None:
-    report = verify_model(llm, [PromptLookup(min_ngram=1), GUESSER, GUESSER], some_prompts(llm), QUICK)
-    assert [each.drafter for each in report.drafters] == ["autoregressive", "prompt_lookup", GUESSER]
+    report = verify_model(llm, [PromptLookup(min_ngram=1), DRAFTER, DRAFTER], some_prompts(llm), QUICK)
+    assert [each.drafter for each in report.drafters] == ["autoregressive", "prompt_lookup", DRAFTER]
     assert report.passed
 
 
@@ -204,12 +204,12 @@ def test_prompts_that_do_not_fit(llm: LLM) -> None:
     assert "2 too long" in shown(report)
     for prompts in ([], [long]):
         with pytest.raises(PromptError, match="expected prompts of at most"):
-            verify_model(llm, [GUESSER], prompts, QUICK)
+            verify_model(llm, [DRAFTER], prompts, QUICK)
 
 
 def test_steps_show_what_was_verified_so_far(llm: LLM) -> None:
     told: list[tuple[str, int, int]] = []
-    reports = list(verify_steps(llm, [GUESSER], some_prompts(llm), QUICK, progress=lambda *each: told.append(each)))
+    reports = list(verify_steps(llm, [DRAFTER], some_prompts(llm), QUICK, progress=lambda *each: told.append(each)))
     assert len(reports) == 2 * 2 * len(MODES) + 1
     assert not any(report.complete or report.passed for report in reports[:-1])
     assert reports[-1].passed

@@ -16,7 +16,7 @@ from quantized_formats import write_rounded
 from tiny_models import kernels
 from verification.cases import QUICK, some_prompts
 
-# From text, from outputs, from smaller models that are quantized or not, and trained on the plain target.
+# Drafters from text and outputs, a plain and a quantized draft model, and drafters trained on the plain target.
 DRAFTERS = [
     "suffix", "lookahead(window=5, ngram=3)", "draft_model", 'draft_model(weights="int4")', "medusa", "multi_token",
     "glide", "kangaroo",
@@ -42,10 +42,8 @@ def test_drafters_change_nothing(kind: str, pronk_tiny: LLM, tmp_path: Path) -> 
         assert each.plain or each.accepted > 0, each.drafter
 
 
-def test_trained_drafters_know_a_quantized_target_by_its_shape(
-    pronk_tiny: LLM, checkpoint: MakeCheckpoint, tmp_path: Path
-) -> None:
-    """What it was made from cannot be told by its weights; those of plain ones still have to agree."""
+def test_trained_drafters_check_the_target(pronk_tiny: LLM, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    """A quantized target must have the shape of the training target, a plain target also its weights."""
     other = checkpoint("llama", hidden_size=64, intermediate_size=96, num_attention_heads=4)
     small = LLM(convert(other, tmp_path / "a.gguf", "Q8_0"), kv_memory="4MiB")
     with pytest.raises(OptionError, match="medusa: expected the target that pronk-tiny-medusa was trained on"):

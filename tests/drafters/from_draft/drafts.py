@@ -23,7 +23,7 @@ def draft_folder(noise: float = 0.3, *, context: int = 4096) -> str:
 
 
 def write_checkpoint(folder: Path, decoder: Decoder, *, noise: float = 0.0, context: int = 4096) -> None:
-    """Write a decoder of plain weights as a Llama of Hugging Face."""
+    """Write ``decoder``, whose weights are not packed, plus noise as a Hugging Face Llama."""
     folder.mkdir(parents=True, exist_ok=True)
     c = decoder.config
     generator = torch.Generator().manual_seed(1)

@@ -45,7 +45,7 @@ def below(value: float) -> float:
         ("paper", 0.8, 3),
         ("paper", above(0.8), 1),
         ("paper", 1.0, 1),
-        # Appendix A counts the token itself: 8 8 8 8 6 6 6 6 4 4 2 2 at floor(10 p).
+        # Appendix A counts the chain's token, too: 8 8 8 8 6 6 6 6 4 4 2 tokens for floor(10 p) = 0..10.
         ("fine", 1e-6, 7),
         ("fine", below(0.4), 7),
         ("fine", 0.4, 5),
@@ -71,7 +71,7 @@ def test_impossible_tokens_are_no_siblings() -> None:
 
 
 def linearized(chain: int, expansion: list[int]) -> np.ndarray[Any, Any]:
-    """Return the paper's mask: the tokens of the chain, then the expansion sets."""
+    """Return the paper's attention mask: rows of the chain, then ``expansion[i]`` siblings of each chain token."""
     pos = [*range(1, chain + 1)] + [i for i, size in enumerate(expansion, 1) for _ in range(size)]
     beta = len(pos)
     mask = np.zeros((beta, beta), dtype=bool)
@@ -89,7 +89,7 @@ def expanded(confidences: list[float], **options: Any) -> TokenTree:
 
 
 def test_the_mask_of_the_paper() -> None:
-    """A chain of three with one, three and five siblings; the paper leaves out the root."""
+    """The three tokens of the chain have one, three and five siblings; the paper's mask has no row for the root."""
     tree = expanded([0.9, 0.7, 0.5])
     assert tree.parents == (-1, 0, 1, 2, 0, 1, 1, 1, *(2,) * 5)
     assert tree.visible[:, 0].all()

@@ -123,7 +123,7 @@ def test_requests_share_forward_passes() -> None:
 
 
 def assert_fresh(draft: DraftRunner, lane: DraftLane, oracle: Dense, held: Sequence[int]) -> None:
-    """Check that a lane has the tokens and the bits of a lane that has just read them."""
+    """Check that a request's draft cache ``lane`` has the bits of a cache that has just read ``held``."""
     assert lane.tokens == list(held)
     assert lane.block_table.length == len(held)
     assert lane.tree is None
@@ -258,7 +258,7 @@ def test_an_interrupted_forward_pass_of_the_draft_changes_no_text(kind: str, *, 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_sampler_is_unchanged_after_a_proposal(kind: str) -> None:
-    """Also after an interrupted forward pass."""
+    """Proposals, complete or interrupted, leave no draft tokens in the sampler's text and counts."""
     drafter = bound(KINDS[kind])
     params = SamplingParams(temperature=0.8, frequency_penalty=0.6)
     for at in (99, 0, 2):

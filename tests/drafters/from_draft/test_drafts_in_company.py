@@ -39,7 +39,7 @@ def model(noise: float, more: str = "") -> str:
 def test_random_numbers_of_drawn_draft_tokens_are_used_in_one_step(
     monkeypatch: pytest.MonkeyPatch, spec: str, rule: Any
 ) -> None:
-    """A draft that proposes for another drafter draws none."""
+    """Draft tokens of two steps would be correlated if both steps used the same random number."""
     steps, now, draw = defaultdict[tuple[int, ...], set[int]](set), [0], pronk.sampling.sampler.draft_noise
 
     def spy(seed: int, root: int, position: int, ids: Any) -> Any:
@@ -114,7 +114,7 @@ def test_a_long_prompt_does_not_delay_other_requests() -> None:
 
 
 class Burn(list[int]):
-    """Tokens noted ahead; the append or deletion number ``left`` raises KeyboardInterrupt."""
+    """A list that raises KeyboardInterrupt at the ``left``-th append or deletion while it is ``armed``."""
 
     def __init__(self, left: int) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class Burn(list[int]):
             signal.raise_signal(signal.SIGINT)
 
     def install(self, patch: pytest.MonkeyPatch, drafter: type, request: Request) -> None:
-        """Replace the list of the request's sampler while the drafter proposes."""
+        """Replace the tentative tokens of the request's sampler by this list, armed while the drafter proposes."""
         propose = drafter.propose
 
         def armed_propose(drafter: Any, contexts: Any) -> Any:

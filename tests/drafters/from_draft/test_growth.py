@@ -36,7 +36,7 @@ OPTIONS: dict[str, dict[str, Any]] = {"greedy": {}, "seeded": {"temperature": 0.
 
 @pytest.fixture
 def grown(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return the list of the forward passes of each call."""
+    """Record the number of forward passes of each call of ``draft_chain``."""
     counts: list[int] = []
     grow = ModelRunner.draft_chain
 
@@ -116,7 +116,7 @@ def test_several_requests_share_forward_passes_instead(grown: list[int]) -> None
 
 
 def fail(patch: pytest.MonkeyPatch) -> None:
-    """Let the second draft token of every chain fail after it was taken."""
+    """Make ``Chain.append`` raise after it has added the second draft token of a chain."""
     take = Chain.append
 
     def failing(chain: Chain, token: DraftToken) -> None:
@@ -128,7 +128,7 @@ def fail(patch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_exception_in_the_callback_is_raised(monkeypatch: pytest.MonkeyPatch, grown: list[int]) -> None:
-    """The kernels' callback cannot raise; the next proposal is the usual one."""
+    """C cannot pass on the callback's exception, so it is raised after the call; a repeated proposal is unchanged."""
     want = proposals(SPECS["fair"], PROMPTS[2:3])
     engine, drafter = watched(SPECS["fair"])
     propose, failed = drafter.inner.propose, 0

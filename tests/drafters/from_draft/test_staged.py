@@ -39,11 +39,11 @@ SMALLER = {
 TEXTS = [[1, 2, 3], [4, 5, 6, 7] * 3, [9]]
 
 Path = tuple[int, ...]
-Shares = Callable[[Path], list[tuple[int, float]]]
+Likeliest = Callable[[Path], list[tuple[int, float]]]
 
 
-def shares_after(tokens: Sequence[int], params: SamplingParams, breadth: int) -> Shares:
-    """Return a function to the likeliest tokens below a path, with their probabilities."""
+def likeliest_after(tokens: Sequence[int], params: SamplingParams, breadth: int) -> Likeliest:
+    """Return a function from a path to the ``breadth`` likeliest tokens after it, with their probabilities."""
 
     def ask(path: Path) -> list[tuple[int, float]]:
         scores = dense(FAIR)([*tokens, *path]).double()
@@ -58,7 +58,7 @@ def shares_after(tokens: Sequence[int], params: SamplingParams, breadth: int) ->
     return ask
 
 
-def best_first(ask: Shares, num_nodes: int, depth: int) -> set[Path]:
+def best_first(ask: Likeliest, num_nodes: int, depth: int) -> set[Path]:
     """Return the likeliest nodes; the children of a node are candidates once the node is in the tree."""
     heap: list[tuple[float, Path]] = []
     found = set[Path]()
@@ -77,7 +77,7 @@ def best_first(ask: Shares, num_nodes: int, depth: int) -> set[Path]:
     return found
 
 
-def beam_search(ask: Shares, width: int, length: int) -> set[Path]:
+def beam_search(ask: Likeliest, width: int, length: int) -> set[Path]:
     """Return the nodes of the likeliest branches of a length."""
     beam: list[tuple[float, Path]] = [(1.0, ())]
     for _ in range(length):
@@ -96,7 +96,7 @@ PARAMS = {
 @pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS)
 @pytest.mark.parametrize("smaller", SMALLER.values(), ids=SMALLER)
 def test_trees_equal_a_best_first_search(smaller: str, params: SamplingParams) -> None:
-    want = [best_first(shares_after(tokens, params, 3), 14, 5) for tokens in TEXTS]
+    want = [best_first(likeliest_after(tokens, params, 3), 14, 5) for tokens in TEXTS]
     for width, lead in ((1, 0), (1, 5), (4, 4), (16, 1)):
         drafter = bound(f"staged({MODEL}, {smaller}, num_nodes=14, breadth=3, depth=5, width={width}, lead={lead})")
         passes = watch_draft(drafter.model.draft)
@@ -115,7 +115,7 @@ def test_trees_of_other_shapes(num_nodes: int, breadth: int, depth: int) -> None
     for limits in ({}, {"depth": 3}, {"nodes": 5}, {"depth": 1, "nodes": 2}):
         (tree,) = drafter.propose([context(drafter, [1, 2, 3], **limits)])
         most, deep = min(num_nodes, limits.get("nodes", 60)), min(depth, limits.get("depth", 20))
-        want = best_first(shares_after([1, 2, 3], SamplingParams(), breadth), most, deep)
+        want = best_first(likeliest_after([1, 2, 3], SamplingParams(), breadth), most, deep)
         assert paths(tree) == want
         assert max(map(len, want)) <= deep
         assert len(want) <= most
@@ -129,7 +129,7 @@ def test_a_proposal_computes_no_node_twice() -> None:
         asked = [*joined(*(each.texts[0] for each in passes))]
         assert len(asked) == len(set(asked)) > 10
         assert asked[:3] == [(1,), (1, 2), (1, 2, 3)]
-        assert max(map(len, asked)) == 3 + 3 - 1  # the deepest nodes need no logits
+        assert max(map(len, asked)) == 3 + 3 - 1  # leaves, at depth 3, are not computed
 
 
 def passes_with(smaller: str, **options: Any) -> int:
@@ -145,7 +145,7 @@ def test_a_right_smaller_drafter_saves_forward_passes() -> None:
     options = {"width": 1, "lead": 8, "num_nodes": 8, "breadth": 1}
     alone, helped = passes_with("autoregressive", **options), passes_with(TWIN, **options)
     assert alone == 8 * len(TEXTS)
-    assert helped == len(TEXTS)  # one forward pass checks the whole branch
+    assert helped == len(TEXTS)  # one forward pass per text computes the whole branch
     assert passes_with(TWIN, **{**options, "lead": 3}) == 2 * len(TEXTS)
     wide = {"width": 1, "num_nodes": 16, "breadth": 4}
     assert passes_with(TWIN, **wide) < 0.8 * passes_with("autoregressive", **wide)
@@ -153,7 +153,7 @@ def test_a_right_smaller_drafter_saves_forward_passes() -> None:
 
 
 class Counted(list[int]):
-    """A text that counts its tokens that are read."""
+    """A text that counts how many of its tokens are read."""
 
     read = 0
 
@@ -169,7 +169,7 @@ class Counted(list[int]):
 
 @pytest.mark.parametrize("smaller", SMALLER.values(), ids=SMALLER)
 def test_a_proposal_reads_only_the_end_of_a_long_text(smaller: str) -> None:
-    """Each forward pass of the draft model asks the smaller drafter about a longer text."""
+    """The smaller drafter is asked in each forward pass; all together read fewer tokens than the text has."""
     drafter, tokens = bound(f"staged({MODEL}, {smaller}, width=1, num_nodes=12)"), [*range(20)] * 120
     state = drafter.start(tokens)
     drafter.propose([context(drafter, tokens, state=state)])
@@ -201,7 +201,7 @@ def test_accepted_draft_tokens_are_not_computed_again() -> None:
     assert_no_blocks(drafter)
 
 
-def test_moved_rows_have_the_bits_of_a_lane_that_has_just_read_the_text() -> None:
+def test_moved_rows_have_the_bits_of_a_new_draft_cache() -> None:
     drafter = bound(f"staged({MODEL}, {SMALLER['lookup']}, breadth=3)")
     draft, tokens, moved = drafter.model.draft, [1, 2, 3], 0
     state = drafter.start(tokens)
@@ -229,7 +229,7 @@ def test_trees_of_a_whole_decoding_equal_a_best_first_search(smaller: str) -> No
     for request in decode(engine, drafter, TEXTS[:2], temperature=0.7, max_tokens=16):
         for asked in drafter.of(request):
             most, depth = min(8, asked.nodes), min(4, asked.depth)
-            want = best_first(shares_after(asked.tokens, request.params, 2), most if depth else 0, depth)
+            want = best_first(likeliest_after(asked.tokens, request.params, 2), most if depth else 0, depth)
             assert paths(asked.tree) == want
         assert request.stats.accepted > 0
 
@@ -241,7 +241,7 @@ def test_beams_equal_a_beam_search(width: int, length: int, params: SamplingPara
     passes = watch_draft(drafter.parts[0].draft)
     trees = drafter.propose([context(drafter, tokens, params=params) for tokens in TEXTS])
     for tokens, tree in zip(TEXTS, trees, strict=True):
-        assert paths(tree) == beam_search(shares_after(tokens, params, width), width, length)
+        assert paths(tree) == beam_search(likeliest_after(tokens, params, width), width, length)
         assert tree.probs is None
     assert len(passes) == length
     assert [each.rows for each in passes[1:]] == [[width] * len(TEXTS)] * (length - 1)
@@ -250,7 +250,7 @@ def test_beams_equal_a_beam_search(width: int, length: int, params: SamplingPara
 def test_beams_end_at_the_limits() -> None:
     drafter = bound(f"beam({MODEL}, width=3, num_tokens=6)")
     (tree,) = drafter.propose([context(drafter, [1, 2, 3], depth=2)])
-    assert paths(tree) == beam_search(shares_after([1, 2, 3], SamplingParams(), 3), 3, 2)
+    assert paths(tree) == beam_search(likeliest_after([1, 2, 3], SamplingParams(), 3), 3, 2)
     (small,) = drafter.propose([context(drafter, [1, 2, 3], nodes=4)])
     assert small.num_draft_tokens == 4
-    assert paths(small) < beam_search(shares_after([1, 2, 3], SamplingParams(), 3), 3, 6)
+    assert paths(small) < beam_search(likeliest_after([1, 2, 3], SamplingParams(), 3), 3, 6)

@@ -61,7 +61,7 @@ def right_for(count: int) -> Callable[[Sequence[int]], int]:
 
 
 def test_worked_example() -> None:
-    """From 0.4, two tokens of 0.75 and 0.5, of which the first is right."""
+    """0.75 * 0.5 = 0.375 < 0.4 ends the chain; one token is accepted: the threshold becomes (0.4 + 0.375) / 2."""
     drafter = bind(Threshold((Scripted((drafted(1, 0.75), drafted(2, 0.5), drafted(3, 0.9))),)))
     state, tokens = drafter.start([0]), [0]
     (tree,) = drafter.propose([context(state, tokens)])
@@ -72,7 +72,7 @@ def test_worked_example() -> None:
 
 @pytest.mark.parametrize(("accepted", "threshold"), [(0, 0.7), (1, 0.65), (2, 0.575), (3, 0.35)])
 def test_the_threshold_moves_toward_the_last_accepted_token(accepted: int, threshold: float) -> None:
-    """c = 1, 0.9, 0.75, 0.075; c_0 is 1, and after full acceptance the threshold falls by ``boost``."""
+    """Products 1, 0.9, 0.75, 0.075: from 0.4 half-way to the last accepted one; after three, down by ``boost``."""
     script = (drafted(1, 0.9), drafted(2, 0.75 / 0.9), drafted(3, 0.1))
     drafter = bind(Threshold((Scripted(script),), boost=0.05, toward="accepted"))
     state, tokens = drafter.start([0]), [0]
@@ -117,8 +117,8 @@ def test_random_drafts_equal_the_survey(toward: str) -> None:
         survey = Survey(threshold=start, max_draft=dice.randint(1, 6), toward=toward, **options)
         state: Any = None
         for _ in range(12):
-            shares = [1 - dice.random() ** 2 for _ in TOKENS]
-            script = tuple(drafted(token, max(share, 0.01)) for token, share in zip(TOKENS, shares, strict=True))
+            probabilities = [1 - dice.random() ** 2 for _ in TOKENS]
+            script = tuple(drafted(token, max(p, 0.01)) for token, p in zip(TOKENS, probabilities, strict=True))
             options = {**options, "max_tokens": survey.max_draft, "threshold": start, "toward": toward}
             drafter = bind(Threshold((Scripted(script),), **options))
             state = state or drafter.start([0])
@@ -131,23 +131,23 @@ def test_random_drafts_equal_the_survey(toward: str) -> None:
             assert state.own.threshold == pytest.approx(survey.threshold)
 
 
-def shares_of(request: Request, asked: Asked, count: int) -> tuple[list[int], list[float]]:
+def next_probabilities(request: Request, asked: Asked, count: int) -> tuple[list[int], list[float]]:
     """Return the draft model's next tokens and their probabilities, by a softmax over logits (and noise)."""
-    tokens, shares = list(asked.tokens), []
+    tokens, probabilities = list(asked.tokens), []
     for _ in range(count):
         scores = dense(FAIR)(tokens).double()
         if request.params.temperature:
             noise = gumbel_noise(request.seed, len(tokens), torch.arange(VOCAB))
             scores = (scores.float() / request.params.temperature).double() + noise
         tokens.append(int(scores.argmax()))
-        shares.append(float(scores.softmax(0).max()))
-    return tokens[len(asked.tokens) :], shares
+        probabilities.append(float(scores.softmax(0).max()))
+    return tokens[len(asked.tokens) :], probabilities
 
 
 @pytest.mark.parametrize("kind", ["threshold", "cape"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_whole_decoding_equals_the_survey(temperature: float, kind: str) -> None:
-    """Siblings of ``cape`` do not move the threshold."""
+    """Accepted siblings, which ``cape`` adds to the chain, do not move the threshold."""
     inner = f"threshold(draft_model(model={draft_folder(FAIR)!r}, num_tokens=1), max_tokens=7)"
     engine, drafter = watched(inner if kind == "threshold" else f"cape({inner})")
     thresholds = set()
@@ -155,8 +155,8 @@ def test_a_whole_decoding_equals_the_survey(temperature: float, kind: str) -> No
         survey = Survey(max_draft=7)
         for asked in drafter.of(request):
             most = min(7, asked.depth, asked.nodes)
-            tokens, shares = shares_of(request, asked, most)
-            count = survey.draft(shares)
+            tokens, probabilities = next_probabilities(request, asked, most)
+            count = survey.draft(probabilities)
             chain = [node for node in range(1, len(asked.tree)) if asked.tree.origin[node][0].startswith("draft_model")]
             assert [asked.tree.tokens[node] for node in chain] == tokens[:count]
             if count:
@@ -166,7 +166,7 @@ def test_a_whole_decoding_equals_the_survey(temperature: float, kind: str) -> No
 
 
 def test_draft_tokens_of_other_drafters_do_not_move_the_threshold() -> None:
-    """Neither of the drafter that ``first_of`` uses, nor of another one of the same name in ``merged``."""
+    """The other drafter comes first in ``first_of``; in ``merged`` it even has the same name."""
     other, own = (
         Scripted((drafted(1, 0.9), drafted(2, 0.9), drafted(3, 0.9))),
         Scripted((drafted(1, 0.3), drafted(2, 0.3))),

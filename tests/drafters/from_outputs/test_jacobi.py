@@ -21,7 +21,7 @@ def plain(prompt: list[int], length: int, model: Model) -> list[int]:
 
 
 def slow(prompt: list[int], steps: int, size: int, model: Model, *, slides: bool) -> list[tuple[list[int], int]]:
-    """Return the proposal and the length of the text of each step, by absolute positions, one model call for each."""
+    """Return each step's proposal and length of the text; every position takes a model call of its own."""
     tokens, draft_tokens, end, found = list(prompt), dict[int, int](), 0, []
     for _ in range(steps):
         first = len(tokens)

@@ -183,7 +183,7 @@ DEAR = CostCurve((1, 4, 8, 128), (1.0, 1.05, 1.5, 13.0))
 def tuned_shapes(
     tuner: WindowTuner, costs: CostCurve, harvest: Callable[[WindowShape, int], int], steps: int, requests: int = 1
 ) -> list[WindowShape]:
-    """Return the shape of each step, with the number of tokens that ``harvest`` gives for a shape and a step."""
+    """Return the shape of each step; ``harvest(shape, step)`` is the number of tokens that the window yields."""
     shapes = []
     for number in range(steps):
         shapes.append(tuner.shape())
@@ -224,7 +224,7 @@ def test_automatic_window_closes_where_it_gains_nothing() -> None:
 
 
 def test_the_window_is_off_without_costs_and_changes_between_steps_only() -> None:
-    """All requests of a step get one window shape; its gain is judged before the next step."""
+    """No window without known costs; the shape changes only when the first request of a new step proposes."""
     drafter, texts = bind(Lookahead()), [[1, 2, 3], [4, 0, 1]]
     states = [drafter.start(text) for text in texts]
     for costs in (None, CHEAP):
@@ -248,7 +248,7 @@ def test_windows_of_more_rows_than_a_forward_pass_are_refused(window: int, ngram
 
 @pytest.mark.parametrize(("window", "ngram"), [(32, 5), (42, None), (64, 3)])
 def test_the_largest_accepted_windows_are_explored(window: int, ngram: int | None) -> None:
-    """The first forward pass has a row for each column."""
+    """The first forward pass has at least a row for each column of the window."""
     drafter = bind(Lookahead(window=window, ngram=ngram))
     (tree,) = drafter.propose([context(drafter.start([1, 2, 3]), [1, 2, 3], depth=200, nodes=127)])
     assert len(tree) >= window

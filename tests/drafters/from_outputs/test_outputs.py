@@ -18,7 +18,7 @@ def outcome(logits: torch.Tensor, **params: object) -> Outcome[None]:
 @pytest.mark.parametrize("count", [1, 2, 4, 32])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_likeliest_tokens_equal_a_full_sort(vocab: int, count: int, dtype: torch.dtype) -> None:
-    """Among many equal logits in bfloat16, the first ones count."""
+    """Up to 8 tokens: among equal logits, frequent in bfloat16, the smallest token ids are chosen."""
     logits = torch.randn(5, vocab, generator=torch.Generator().manual_seed(vocab)).to(dtype)
     want = logits.float().sort(dim=-1, descending=True, stable=True)
     found = top_tokens(outcome(logits), count)

@@ -36,7 +36,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def named(
     decoder: Decoder, exit_layer: int = 2, adapter: str = "attention", *, noise: float = 0.02, **more: Any
 ) -> str:
-    """Return a Kangaroo drafter of ``decoder``; if the decoder is calm, most draft tokens are right."""
+    """Return the spec of Kangaroo for ``decoder``; for a ``calm_decoder`` most draft tokens are right."""
     options = "".join(f", {name}={value!r}" for name, value in more.items())
     return f"kangaroo(model={adapter_folder(decoder, exit_layer, adapter, noise=noise)!r}{options})"
 
@@ -47,12 +47,11 @@ def watched(decoder: Decoder, made: str, **options: Any) -> tuple[Engine, Watche
 
 
 def kangaroo_of(drafter: Any) -> KangarooProposer:
-    """Return the first Kangaroo proposer inside a proposer."""
     return within(drafter, KangarooProposer)[0]
 
 
 def flat(seconds: float) -> CostCurve:
-    """Return the costs of forward passes whose rows cost nothing."""
+    """Return costs of forward passes that take ``seconds`` for any number of rows."""
     return CostCurve((1, 128), (seconds, 1.0001 * seconds))
 
 
@@ -64,7 +63,7 @@ class Slow:
 
     def __init__(self, decoder: Decoder, drafter: Any) -> None:
         found = kangaroo_of(drafter)
-        self.decoder, self.layer = decoder, found.early_exit.layers
+        self.decoder, self.layer = decoder, found.early_exit.exit_layer
         self.adapter = KangarooAdapter(found.early_exit.adapter.shape, decoder.config)
         tensors = load_file(Path(str(found.options.model)) / "model.safetensors")
         self.adapter.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})

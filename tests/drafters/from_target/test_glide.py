@@ -40,7 +40,7 @@ def model_of(drafter: Any) -> DraftRunner:
 
 @dataclass
 class DraftRow:
-    """A row of the draft: the text up to its token, how much of that the target's cache held, and the logits."""
+    """A row of the draft: its text, the range ``oldest .. verified - 1`` in the target's cache, and its logits."""
 
     text: list[int]
     verified: int
@@ -99,7 +99,7 @@ def serve(engine: Engine, drafter: Proposer[Any], prompts: Sequence[Sequence[int
 @pytest.mark.parametrize("layers", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("name", ["glide", "vanilla", "beam", "smaller"])
 def test_logits_equal_the_dense_module_with_a_delayed_cache(name: str, layers: int) -> None:
-    """After any accepted and rejected draft tokens, its own or ("smaller") another draft model's."""
+    """The draft's cache is right after accepted and rejected draft tokens, its own or those of ``staged``."""
     kind = "vanilla" if name == "vanilla" else "glide"
     folder = glide_folder(layers=layers, cross=kind == "glide")
     own = f"{kind}(model={folder!r}, num_tokens=4)"
@@ -116,7 +116,7 @@ def test_logits_equal_the_dense_module_with_a_delayed_cache(name: str, layers: i
 
 @pytest.mark.parametrize("windows", [pytest.param((12, 12), marks=pytest.mark.slow), (None, 12), (12, None)], ids=str)
 def test_sliding_windows(windows: tuple[int | None, ...]) -> None:
-    """Most of the long prompts has left the windows before the first proposal; rows may then see nothing."""
+    """Most tokens of the long prompts are outside the windows, so some rows may attend to no token."""
     folder = glide_folder(windows=windows)
     engine = make_engine(tiny_decoder(windows=windows), prefill_chunk=32)
     drafter = bound(f"glide(model={folder!r}, num_tokens=6)", engine)
@@ -130,7 +130,7 @@ def test_sliding_windows(windows: tuple[int | None, ...]) -> None:
 
 @pytest.mark.parametrize("number", range(3))
 def test_released_blocks_are_not_read(number: int) -> None:
-    """The draft reads a prompt whose first blocks the target has released, and others may use."""
+    """The draft reads a prompt after the target has released its first blocks, which other requests may use."""
     windows = (12, 12)
     folder = glide_folder(layers=2, windows=windows)
     engine = make_engine(tiny_decoder(windows=windows), prefill_chunk=32)
@@ -189,7 +189,7 @@ def test_folders_of_the_other_kind_are_refused(text: str, message: str) -> None:
 
 
 def test_a_target_with_other_heads_is_refused() -> None:
-    """Also if the target's files are unknown."""
+    """The shapes differ. The fingerprint cannot show that here, because the tiny target has no files."""
     other = make_engine(tiny_decoder(heads=4, kv_heads=4))
     with pytest.raises(CheckpointError, match=r"cross_out.weight: expected shape \(32, 64\), found \(32, 96\)"):
         make_drafter(spec()).bind(other.target)

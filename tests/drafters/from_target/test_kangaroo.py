@@ -25,7 +25,7 @@ from engine.cases import total, watch
 from pronk.drafters import make_drafter
 from pronk.drafters.from_target.modules.kangaroo import ADAPTERS
 from pronk.execution.attention import Segment
-from pronk.execution.early_rows import StartedRows
+from pronk.execution.early_rows import EarlyTokens
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import DraftToken, Sampler
 from tiny_models import GivenTimes, make_engine, make_request
@@ -56,7 +56,7 @@ def test_chains_equal_a_reference_without_caches(
             assert list(asked.tree.tokens[1:]) == slow_chain(slow, request, asked.tokens, most, eta)
             assert asked.tree.parents == tuple(range(-1, len(asked.tree) - 1))
             # The rows of all draft tokens but the last one were started.
-            assert asked.started == (StartedRows(2, asked.tree.tokens[:-1]) if most else None)
+            assert asked.early_tokens == (EarlyTokens(2, asked.tree.tokens[:-1]) if most else None)
             lengths.add(asked.tree.num_draft_tokens if most == 5 else 5)
         assert request.stats.accepted > 0
     assert lengths == {5} if eta == 0 else len(lengths) > 1
@@ -65,7 +65,7 @@ def test_chains_equal_a_reference_without_caches(
 @pytest.mark.parametrize("eta", [0, 0.6])
 @pytest.mark.parametrize("calm", [0.0, 0.15, 0.6])
 def test_no_row_is_computed_twice(calm: float, eta: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each layer computes a position once for every token at that position."""
+    """Each layer computes each token of the text or of a proposal once, in a KV slot that follows its prefix."""
     decoder = calm_decoder(calm=calm)
     engine, drafter = watched(decoder, named(decoder, num_tokens=4, eta=eta))
     rows, beside = Calls(engine.cache, monkeypatch), kangaroo_of(drafter).early_exit._side_cache
@@ -82,8 +82,8 @@ def test_no_row_is_computed_twice(calm: float, eta: float, monkeypatch: pytest.M
         if request.finish_reason is None:
             slots = engine.cache.slots(request.block_table, 0, 100).tolist()
             own_slots = beside.cache.slots(request.draft_state.lane.block_table, 0, 100).tolist()
-        # k forward passes of one row through the first two layers; then the last draft token there, and all tokens from
-        # layer 2 on. No draft tokens before the last token of the output.
+        # Drafting k tokens takes k forward passes of one row through layers 0 and 1. The target's pass computes these
+        # layers for the last draft token only, and layers 2 and 3 for all 1 + k rows.
         drafted = sum(asked.tree.num_draft_tokens for asked in drafter.of(request)[proposals:])
         step = [(layer, len(where)) for layer, where in rows.calls[before:]]
         assert step == drafted * [(0, 1), (1, 1)] + [(0, 1), (1, 1), (2, 1 + drafted), (3, 1 + drafted)]
@@ -130,7 +130,7 @@ def test_requests_share_forward_passes() -> None:
 
 
 def test_accepted_draft_tokens_of_another_drafter_are_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Accepted off the main chain; the next chain continues from the moved rows."""
+    """They are off the main chain, so their KV rows move; Kangaroo's next chain continues from these rows."""
     decoder = calm_decoder()
     params = SamplingParams(max_tokens=30, seed=0)
     texts = {((1, 2, 3), 0): [1, 2, 3, *plain_output([1, 2, 3], params, decoder)]}
@@ -140,7 +140,7 @@ def test_accepted_draft_tokens_of_another_drafter_are_not_computed_again(monkeyp
     (request,) = decode(engine, turns, [[1, 2, 3]])
     assert request.stats.moved > 0
     assert sum(len(asked.path) for asked in inner.of(request)) > 0
-    # Forward passes with the drafter's own tokens have one row in the first layers, those with the other one's more.
+    # Layer 0 computes one row in forward passes for Kangaroo's tokens, and more for the other drafter's trees.
     mine = [each for each in rows.calls[4:] if each[0] == 0 and len(each[1]) <= 1]
     others = [each for each in rows.calls[4:] if each[0] == 0 and len(each[1]) > 1]
     assert len(mine) == sum(asked.tree.num_draft_tokens + 1 for asked in inner.of(request))
@@ -164,7 +164,7 @@ def test_a_prompt_longer_than_a_chunk() -> None:
 
 
 def test_a_wrapper_decides_the_end_of_the_chain() -> None:
-    """Instead of ``eta`` and ``num_tokens``."""
+    """``threshold`` replaces Kangaroo's limits ``eta`` and ``num_tokens``."""
     decoder = calm_decoder(calm=0.1)
     strict = named(decoder, 3, eta=1.0, num_tokens=2)
     engine, alone = watched(decoder, strict)
@@ -189,7 +189,7 @@ def test_no_draft_tokens_without_free_blocks() -> None:
 
 
 def test_no_draft_token_if_no_token_can_be_chosen() -> None:
-    """The computed row is used all the same."""
+    """Every third call of ``draft_token`` returns ``None``; the target's pass still uses the row computed for it."""
     decoder = calm_decoder()
     engine, drafter = watched(decoder, named(decoder, eta=0))
     segments = list[Segment]()
@@ -203,7 +203,7 @@ def test_no_draft_token_if_no_token_can_be_chosen() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Sampler, "draft_token", sometimes)
         (request,) = decode(engine, drafter, [[1, 2, 3]])
-    assert any(asked.started == StartedRows(2, asked.tree.tokens) for asked in drafter.of(request))
+    assert any(asked.early_tokens == EarlyTokens(2, asked.tree.tokens) for asked in drafter.of(request))
     assert any(each.early == (2, len(each.tree)) for each in segments)
 
 
@@ -220,7 +220,7 @@ def test_plain_steps_where_draft_tokens_do_not_pay() -> None:
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_costs_are_those_of_its_forward_passes(adapter: str) -> None:
-    """Unknown before the first draft token."""
+    """The costs are unknown (``None``) until draft tokens have been timed."""
     decoder = calm_decoder()
     engine = make_engine(decoder)
     drafter = make_drafter(named(decoder, 2, adapter)).bind(engine.target)

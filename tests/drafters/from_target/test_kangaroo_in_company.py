@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from drafters.drafting import abort_one_and_finish, assert_no_blocks, decode, started_of, started_tables, text
+from drafters.drafting import abort_one_and_finish, assert_no_blocks, decode, early_tables, early_tokens, text
 from drafters.from_target.exits import (
     OPTIONS,
     PROMPTS,
@@ -29,16 +29,16 @@ from pronk.speculation.tree import TokenTree
 from tiny_models import VOCAB, assert_idle, make_engine, make_request, run
 
 
-def forget_started(drafter: Proposer[Any], context: DraftContext[Any]) -> None:
-    """Drop a request's rows that went through the first layers."""
-    tables = started_tables(drafter)
+def drop_early_tokens(drafter: Proposer[Any], context: DraftContext[Any]) -> None:
+    """Drop the request's early tokens, so that the target computes all layers of their rows."""
+    tables = early_tables(drafter)
     assert tables is not None
     tables.put(context.block_table, None)
 
 
 @dataclass(frozen=True, eq=False)
 class Spoiled(Proposer[Any]):
-    """Changes the proposals of a drafter."""
+    """Changes the proposals of a drafter at random, or drops their early tokens ("forgotten")."""
 
     name = "spoiled"
 
@@ -62,7 +62,7 @@ class Spoiled(Proposer[Any]):
         if self.how == "replaced" and dice.random() < 0.5:
             return TokenTree.chain([tree.tokens[0], *(dice.randrange(VOCAB) for _ in range(3))])
         if dice.random() < 0.5:
-            forget_started(self.inner, context)
+            drop_early_tokens(self.inner, context)
         return tree
 
     def observe(self, outcome: Outcome[Any]) -> None:
@@ -73,7 +73,7 @@ class Spoiled(Proposer[Any]):
 
 
 def early_of(engine: Engine) -> list[EarlyRows | None]:
-    """Record the rows that forward passes leave out in the first layers."""
+    """Record the early rows of each forward pass and request: nodes whose first layers the pass skips."""
     found: list[EarlyRows | None] = []
     watch(engine, lambda jobs, _: found.extend(job.segment.early for job in jobs))
     return found
@@ -144,7 +144,7 @@ def test_learned_positions() -> None:
 @pytest.mark.parametrize("made", ["{}", "cape({})", "threshold({})"])
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_early_rows_do_not_change_drawn_draft_tokens(rule: Any, made: str) -> None:
-    """The texts have the bits of a drafter that proposes the same and starts no rows."""
+    """The outputs equal those of the same proposals without early rows."""
     decoder = calm_decoder()
     outputs, accepted = list[list[list[int]]](), 0
     for how in ("unchanged", "forgotten"):
@@ -170,7 +170,7 @@ class Forgetful(Spoiled):
         super().__init__(inner, "forgotten")
 
     def spoil(self, context: DraftContext[Any], tree: TokenTree) -> TokenTree:
-        forget_started(self.inner, context)
+        drop_early_tokens(self.inner, context)
         return tree
 
 
@@ -180,7 +180,7 @@ class Forgetful(Spoiled):
 def test_an_interrupted_forward_pass_changes_no_text(made: str, *, after: bool, own: bool) -> None:
     decoder = calm_decoder()
     interrupted = 0
-    # The target's forward passes: 0 the prompts, then the first layers alone, then all draft tokens.
+    # In the target, pass 0 reads the prompts; then passes through the first layers precede each verification.
     for at in (0, 1, 4, 8) if own else (1, 2, 5, 8, 11):
         engine = make_engine(decoder)
         drafter = make_drafter(made.format(named(decoder))).bind(engine.target)
@@ -201,7 +201,7 @@ class ModelReader(Spoiled):
     capabilities = Capabilities(hidden=(1, 2, 3, 4))
 
     def spoil(self, context: DraftContext[Any], tree: TokenTree) -> TokenTree:
-        assert started_of(self.inner, context.block_table) is not None or not tree.num_draft_tokens
+        assert early_tokens(self.inner, context.block_table) is not None or not tree.num_draft_tokens
         return tree
 
     def observe(self, outcome: Outcome[Any]) -> None:

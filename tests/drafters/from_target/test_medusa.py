@@ -37,7 +37,7 @@ def last_hidden(text: tuple[int, ...]) -> Tensor:
 
 
 def ranking(text: list[int], params: SamplingParams, depth: int) -> list[int]:
-    """Return the tokens by falling score of head ``depth``, from the state before the last token of ``text``."""
+    """Return all tokens by falling score of head ``depth`` (from 1), which reads the hidden state of ``text[-2]``."""
     hidden, head = last_hidden(tuple(text[:-1]))[None], tiny_decoder(packed=False).head
     logits = plain_heads(medusa_folder()).logits(hidden, head)[depth - 1, 0].clone()
     for token, bias in (params.logit_bias or {}).items():
@@ -51,7 +51,7 @@ def ranking(text: list[int], params: SamplingParams, depth: int) -> list[int]:
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.9}, {"temperature": 0.9, "logit_bias": LIKELY}])
 def test_nodes_have_the_tokens_of_their_ranks(options: dict[str, Any]) -> None:
-    """From the hidden state of the last accepted node, with the target's noise; also in the step after the prompt."""
+    """The heads read the last accepted node's hidden state, or the prompt's; scores include the target's noise."""
     engine, drafter = watched(spec())
     requests = decode(engine, drafter, PROMPTS, **options)
     for request in requests:
@@ -81,7 +81,7 @@ def test_trees_under_rejection_do_not_depend_on_the_seed(rule: Any) -> None:
 def state_after(
     drafter: MedusaProposer, tokens: list[int], tree: TokenTree | None = None, path: tuple[int, ...] = ()
 ) -> MedusaState:
-    """Return the state after a forward pass over ``tree`` below the text ``tokens``."""
+    """Return the draft state after a forward pass over ``tree`` below ``tokens``, with made-up hidden states."""
     state, tree = drafter.start(tokens[:1]), tree or TokenTree.chain(tokens[-1:])
     rows = [[*tokens, *(tree.tokens[i] for i in tree.path(node))] for node in range(len(tree))]
     hidden = {2: torch.stack([torch.full((tiny_config().hidden_size,), float(sum(row))) for row in rows])}
@@ -138,7 +138,7 @@ def test_the_main_chain_comes_first_and_gains_are_products() -> None:
 
 
 def test_back_off_after_steps_without_its_draft_tokens() -> None:
-    """Only with a request budget; after 2 steps, then 4; its own draft tokens reset the back-off."""
+    """With a request budget, unused proposals pause drafting for 2, then 4 steps; own draft tokens reset that."""
     drafter = bound(spec())
     state, text = state_after(drafter, [4]), [4, 6]
 
@@ -159,7 +159,7 @@ def test_back_off_after_steps_without_its_draft_tokens() -> None:
             assert offers(prune=False)
             assert not offers(prune=True)
             observe(TokenTree.chain(text[-1:]))
-    observe(TokenTree.chain([text[-1], 5, 5]))  # another drafter's draft tokens are no reason for a back-off
+    observe(TokenTree.chain([text[-1], 5, 5]))  # a tree of another drafter causes no back-off
     assert offers(prune=True)
     observe(propose(drafter, state, text))
     observe(TokenTree.chain(text[-1:]))

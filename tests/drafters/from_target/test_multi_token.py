@@ -61,7 +61,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
 
 
 def check_chains(seen: Seen, shape: HeadsShape, **target: Any) -> None:
-    """Check that greedy draft tokens equal those of a forward pass over the whole text; ``target``: a tiny model."""
+    """Compare greedy chains with a pass over the whole text; ``target``: options of :func:`tiny_decoder`."""
     decoder, classic = tiny_decoder(**target, packed=False), target.get("classic", False)
     for text, draft_tokens in seen:
         if draft_tokens:
@@ -79,7 +79,7 @@ def test_chains_equal_a_forward_pass_over_the_whole_text(target: str, seen: Seen
 
 
 def test_no_draft_tokens_below_those_of_another_drafter() -> None:
-    """Such proposals do not change later ones."""
+    """Proposals below another drafter's draft tokens are empty and do not change later proposals."""
     stage, text = Stage("multi_token"), [1, 2, 3, 4, 5, 6]
     state = stage.start(text)
     (before,) = stage.drafter.propose([stage.context(state, text)])
@@ -172,7 +172,7 @@ def last_rows(text: list[int]) -> list[Tensor]:
 @pytest.mark.parametrize("tree", [12, TREE])
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.8}, {"temperature": 0.8, "rule": "block"}], ids=str)
 def test_trees(tree: Any, options: dict[str, Any]) -> None:
-    """Trees keep the limits, and point masses are accepted off the main chain under every rule."""
+    """Trees keep ``max_nodes`` and ``max_depth``, and tokens off the main chain are accepted."""
     engine, drafter = watched(spec(tree=tree))
     params = SamplingParams(max_tokens=60, logit_bias=LIKELY, seed=4, **options)
     requests = [make_request(prompt, params, drafter) for prompt in PROMPTS]
@@ -195,8 +195,8 @@ def test_num_tokens_limits_the_depth_of_a_tree() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 5, 40])
-def test_a_number_of_nodes_is_the_likeliest_tree_of_that_size(size: int) -> None:
-    """Paths over the 8 likeliest tokens of each head; the first proposal has no measured acceptance."""
+def test_a_tree_of_n_nodes_has_the_n_likeliest_paths(size: int) -> None:
+    """Only the first proposal's gains are products of probabilities; later ones include measured acceptance."""
     engine, drafter = watched(spec(tree=size))
     for request in decode(engine, drafter, PROMPTS, logit_bias=LIKELY):
         first = drafter.of(request)[0]

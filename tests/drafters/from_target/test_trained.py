@@ -49,8 +49,8 @@ def check_refused(kind: str, folder: Path, message: str) -> None:
         ("multi_token", "merged({}, recycling)"),
     ],
 )
-def test_parts_of_a_composite(kind: str, spec: str) -> None:
-    """Inside wrappers, beside other parts, and as the smaller drafter of a draft model."""
+def test_inside_composite_drafters(kind: str, spec: str) -> None:
+    """A trained drafter in ``first_of``, ``merged`` and wrappers, and as the smaller drafter of ``staged``."""
     spec = spec.replace("DRAFT", f"draft_model(model={draft_folder()!r})").format(f"{kind}(model={FOLDERS[kind]()!r})")
     engine = make_engine(tiny_decoder())
     prompts = [[1, 2, 3], [5] * 20, [9, 8, 7, 9, 8, 7, 9, 8]]

@@ -76,7 +76,7 @@ def fit(module: GlideModule, target: Decoder, tokens: Tensor, steps: int) -> Non
 def dense_drafter_logits(module: GlideModule, target: Decoder, tokens: Tensor, seen: Tensor) -> Tensor:
     """Return the logits ``[count * length, vocab]`` of the drafter without a cache.
 
-    ``seen`` ``[length, length]`` marks the target's tokens that each row sees, apart from windows.
+    ``seen`` ``[length, length]`` marks the tokens whose target keys each row may attend to; windows hide more.
     """
     count, length = tokens.shape
     layers = module.cache_layers
@@ -95,7 +95,7 @@ def dense_drafter_logits(module: GlideModule, target: Decoder, tokens: Tensor, s
 
 
 class DenseGlide:
-    """The drafter of a folder without a cache."""
+    """Reference of a trained drafter without a cache: computes the whole text for every call."""
 
     def __init__(self, folder: str, target: Decoder, layers: int = 1, *, cross: bool = True) -> None:
         self.target = target
@@ -105,7 +105,7 @@ class DenseGlide:
 
     @torch.no_grad()
     def __call__(self, tokens: Sequence[int], verified: int, oldest: int = 0) -> Tensor:
-        """Return logits ``[vocab]`` after ``tokens``; the target's cache holds ``oldest .. verified - 1``."""
+        """Return logits ``[vocab]`` after ``tokens``, with target keys of positions ``oldest .. verified - 1``."""
         places = torch.arange(len(tokens))
         seen = (places < places[:, None].clamp(max=verified)) & (places >= oldest)
         return dense_drafter_logits(self.module, self.target, torch.tensor([tokens]), seen)[-1]

@@ -55,13 +55,13 @@ def adapter_folder(
 ) -> str:
     """Return an adapter for ``decoder`` that adds ``noise`` times a random change of the early output.
 
-    With a larger ``gain`` its attention is sharper.
+    ``gain`` multiplies the other matrices; a larger one makes the attention sharper.
     """
     decoder = tiny_decoder() if decoder is None else decoder
     shape = KangarooShape.of_target(decoder.config, exit_layer, adapter)
     module = KangarooAdapter(shape, decoder.config)
     c = decoder.config
-    plain = tiny_decoder(windows=c.windows, classic=c.norm == "layer", packed=False)  # the same head
+    plain = tiny_decoder(windows=c.windows, classic=c.norm == "layer", packed=False)  # for its head, unpacked
     module.initialize(torch.Generator().manual_seed(1), decoder.norm, plain.head.weight)
     for name, parameter in module.layers.named_parameters():
         if name.endswith(("out.weight", "down.weight")):

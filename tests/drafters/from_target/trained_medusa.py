@@ -24,7 +24,7 @@ UNKNOWN = Fingerprint("test", "0")
 def write_heads(
     folder: Path, shape: MedusaShape = SHAPE, config: ModelConfig | None = None, target: Fingerprint = UNKNOWN
 ) -> str:
-    """Write heads, by default for the tiny target; their blocks change the hidden states much."""
+    """Write heads, by default for the tiny target; large random weights change the hidden states much."""
     heads, generator = MedusaHeads(shape, config or tiny_config()), torch.Generator().manual_seed(3)
     with torch.no_grad():
         for parameter in heads.parameters():
@@ -36,7 +36,7 @@ def write_heads(
 
 @cache
 def medusa_folder(unembeddings: str = "shared", vocab: int = tiny_config().vocab_size) -> str:
-    """Return heads of the tiny target with that vocabulary."""
+    """Return a folder of heads for the tiny target with ``vocab`` tokens."""
     shape = replace(SHAPE, unembeddings=unembeddings)
     return write_heads(CHECKPOINTS / f"{unembeddings}-{vocab}", shape, tiny_config(vocab=vocab))
 

@@ -20,7 +20,7 @@ SHAPE = HeadsShape(num_heads=3, layer=2, mlp=24)
 
 
 def make_heads(shape: HeadsShape, config: ModelConfig) -> MultiTokenHeads:
-    """Return heads whose attention and MLP matter."""
+    """Return heads with weights so large that attention and MLP change the logits much."""
     heads = MultiTokenHeads(shape, config)
     heads.initialize(torch.Generator().manual_seed(3))
     with torch.no_grad():

@@ -45,7 +45,7 @@ def followers(documents: Documents, phrase: Sequence[int]) -> list[int]:
 
 @cache
 def conformance_spec() -> str:
-    """Return retrieval for the texts of the tests of all drafters: few letters, and many."""
+    """Return ``retrieval`` over random documents of 4 and of 131 tokens, as in the tests of all drafters."""
     documents = [*random_documents(0, 60, 60, 4), *random_documents(1, 60, 60, 131)]
     dice = random.Random(2)
     documents += [[dice.choice((3, 5)) for _ in range(60)] for _ in range(20)]

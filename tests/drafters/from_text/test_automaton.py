@@ -36,7 +36,7 @@ def check_place(automaton: SuffixAutomaton, place: tuple[int, int], want: Sequen
 
 
 def check_all(automaton: SuffixAutomaton, texts: Sequence[Sequence[int]], tail: Sequence[int]) -> None:
-    """Check the match of ``tail``, its shorter matches, and the match one token further."""
+    """Check the longest match of ``tail``, all shorter matches, and the match after each continuation."""
     most = automaton.max_match
     counts = count(texts, most)
     want = longest(counts, tail, most)
@@ -95,7 +95,7 @@ def test_memory_per_token(letters: int, most: int) -> None:
 
 
 def test_128_continuations_are_listed_and_all_are_found() -> None:
-    """Most recent first."""
+    """A state lists the continuations that occurred first; ``match`` also finds those that are not listed."""
     automaton = SuffixAutomaton(4)
     for token in range(1, 301):
         automaton.extend((0, token))

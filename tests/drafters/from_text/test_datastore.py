@@ -84,7 +84,7 @@ def test_matches_and_children_equal_a_plain_search(
 
 
 def check_children(store: Datastore, documents: Documents, phrase: list[int], low: int, high: int) -> None:
-    """Check that the children are complete, and that each has its exact interval."""
+    """Compare a phrase's next tokens with a count over all documents, and look up each token's interval."""
     want = Counter(token for token in followers(documents, phrase) if token >= 0)
     assert high - low == want.total()
     found = store.children(low, high, len(phrase), 99)
@@ -261,7 +261,7 @@ def test_checksums_find_a_changed_byte(name: str, folder: Path) -> None:
 
 
 def test_random_files_raise_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Searches in undetected damage return arbitrary tokens of the vocabulary."""
+    """Without the check for damage, searches in random files return arbitrary known tokens."""
     monkeypatch.setattr(Datastore, "_spot_check", lambda _: None)
     dice = np.random.default_rng(0)
     for name in (SUFFIXES, TOKENS):

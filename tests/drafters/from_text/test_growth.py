@@ -28,7 +28,7 @@ LIBRARY = open_suffix_library()
 
 @dataclass
 class Side:
-    """One implementation: its indexes, the text's first, and its trees."""
+    """One implementation's suffix indexes (first the request's text), acceptance rates and tree builder."""
 
     sources: Sequence[SuffixIndex]
     rates: AcceptanceRates
@@ -49,7 +49,7 @@ def sides(max_match: int, sources: int) -> tuple[Side, Side]:
 
 @pytest.mark.parametrize("letters", [1, 2, 5, 40, 400])
 def test_both_implementations_grow_the_same_trees(letters: int) -> None:
-    """Repetitive texts, other texts beside them, wide and deep trees, and acceptance rates."""
+    """The cases vary the repetitiveness of up to three texts, the limits of trees, and acceptance rates."""
     grown = learned = 0
     for seed in range(60):
         dice = random.Random(seed)

@@ -95,8 +95,8 @@ def test_shorter_matches_add_branches() -> None:
     assert tree.main_chain == 4
 
 
-def test_shares_are_those_of_the_longest_match() -> None:
-    """After "b" the token 1 is frequent, after "ab" it is as likely as the other ones."""
+def test_gains_are_those_of_the_longest_match() -> None:
+    """After "ab" the tokens 1 to 4 are equally likely, although 1 is frequent after "b"."""
     tree = propose(bound(num_nodes=4, depth_factor=0.25), "ab1.ab2,ab3;ab4:" + "b1-" * 20 + "!ab")
     assert branches(tree) == {"1", "2", "3", "4"}
     assert tree.gain is not None
@@ -124,7 +124,7 @@ def test_loops_are_continued() -> None:
 
 
 def test_draft_tokens_of_another_drafter_are_matched() -> None:
-    """The smaller drafter of ``staged`` gets them."""
+    """As the smaller drafter of ``staged``, suffix decoding proposes below the draft model's tokens."""
     drafter = bound(num_nodes=3, min_match=2)
     assert branches(propose(drafter, "abcdef  a", "b")) == {"cde"}
     assert branches(propose(drafter, "abcdef  a", "x")) == set()
@@ -212,7 +212,7 @@ def test_the_store_evicts_the_oldest_outputs() -> None:
 
 def test_the_file_keeps_outputs_of_several_processes(tmp_path: Path) -> None:
     path = tmp_path / "store.jsonl"
-    for _ in range(2):  # by two proposers at the same time
+    for _ in range(2):  # each time by two proposers
         drafter, other = (bound(min_match=3, store=str(path)) for _ in range(2))
         answer(drafter, "a question", "the answer")
         answer(other, "a question", "more text")
@@ -325,7 +325,7 @@ def test_a_large_file_keeps_its_last_outputs(tmp_path: Path) -> None:
 
 
 def test_nodes_that_cannot_pay_for_their_row_are_left_out() -> None:
-    """Only with a request budget; the other nodes stay."""
+    """With a request budget, nodes are left out whose gain is less than the cost of a row."""
     drafter, text, trees = bound(), codes("abcde  xbcfg  abc"), {}
     for price in (0.0, 0.05, 0.3):
         for thrifty in (True, False):

@@ -1,4 +1,4 @@
-"""Composite drafters: which part proposes, what is merged, and what each part observes."""
+"""Composite drafters: which inner drafter proposes, how trees are merged, what each inner drafter observes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -18,7 +18,7 @@ CODED: list[tuple[Bits, bool, bool]] = [
 def some_codes(
     shape: tuple[int, int], bits: Bits, minima: bool, order: bool, group: int, seed: int = 0
 ) -> QuantizedMatrix:
-    """Return random codes with scales of both signs."""
+    """Return a matrix of random codes, with scales of both signs."""
     generator = torch.Generator().manual_seed(seed)
     outputs, inputs = shape
     groups = ceil(inputs / group)
@@ -55,7 +55,7 @@ def coded_product(weight: QuantizedMatrix, x: Tensor) -> Tensor:
 def fused(a: np.float32, b: np.float32, c: np.float32) -> np.float32:
     """Return ``a * b + c``, rounded once to nearest, ties to even."""
     exact = Fraction(float(a)) * Fraction(float(b)) + Fraction(float(c))
-    near = np.float32(float(exact))  # rounded twice: at most one unit off
+    near = np.float32(float(exact))  # rounded twice, so at most one unit in the last place off
     with np.errstate(over="ignore"):
         around = (near, np.nextafter(near, np.float32(-np.inf)), np.nextafter(near, np.float32(np.inf)))
 

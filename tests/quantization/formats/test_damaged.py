@@ -61,7 +61,7 @@ def test_zero_points_out_of_range_for_gptq_v1() -> None:
 
 
 def test_symmetric_weights_with_other_zero_points() -> None:
-    """A checkpoint of GPTQ v2 that is read as v1."""
+    """If a GPTQ v2 checkpoint is read as v1, which adds 1 to zero points, they are 9 instead of 8."""
     other = pack(np.full((4, 32), 8), 4, axis=1)
     message = r"qzeros: expected zero points of 8, as sym is true, found 9..9; check sym and checkpoint_format"
     damaged(gptq(4), lambda tensors: tensors.update(qzeros=other), message)
@@ -90,7 +90,7 @@ def test_groups_that_do_not_match(index: list[int], message: str) -> None:
 
 @pytest.mark.parametrize("value", [0, -1])
 def test_an_input_order_that_was_never_set(value: int) -> None:
-    """Codes would belong to other inputs, unless there is a single group."""
+    """An index with one value for all inputs is refused, unless the weight has a single group."""
     index = torch.full((64,), value, dtype=torch.int32)
     message = rf"^g_idx: expected the group of each input, 0..3, found {value} for all as desc_act is true; use anot"
     damaged(gptq(4, order=True), lambda tensors: tensors.update(g_idx=index), message)

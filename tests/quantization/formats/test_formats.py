@@ -27,7 +27,7 @@ def weight_of(config: dict[str, Any], outputs: int, inputs: int, name: str = NAM
 
 
 def numbers(weight: StoredWeight, tensors: dict[str, Tensor], *shape: int) -> Tensor:
-    """Return the dequantized weight, after a check of the tensors against the scheme."""
+    """Return the dequantized weight; check that the scheme allows the tensors' names, shapes and dtypes."""
     for key, stored in weight.tensors.items():
         assert key in tensors or not stored.required
     for key, tensor in tensors.items():
@@ -114,13 +114,13 @@ INTS, FP8 = ints(4, "group").config, FORMATS["fp8-block"].config
 
 
 def packed(**weights: Any) -> dict[str, Any]:
-    """A config of compressed-tensors with other values for its weights."""
+    """Return the compressed-tensors config INTS with other values for its weights."""
     group = INTS["config_groups"]["group_0"]
     return INTS | {"config_groups": {"group_0": group | {"weights": group["weights"] | weights}}}
 
 
 def blocks(structure: object, **weights: Any) -> dict[str, Any]:
-    """A config of 8-bit floats with these blocks."""
+    """Return the config of 8-bit floats with the ``block_structure`` in ``structure``."""
     config = FORMATS["float-block"].config
     group = config["config_groups"]["group_0"]
     changed = group["weights"] | {"block_structure": structure} | weights

@@ -76,7 +76,7 @@ def test_matrices_with_different_input_orders_are_not_stacked() -> None:
     ],
 )
 def test_runs(names: list[str | None], runs: list[int]) -> None:
-    """A run has equal bits, groups, minima and input orders; all plain weights are one run."""
+    """A run of weights is plain, or has equal bits, groups, input orders and equal use of minima."""
     weights = [
         torch.zeros(16, 96) if name is None else read(FORMATS[name], seed, torch.empty(16, 96, dtype=torch.uint8))
         for seed, name in enumerate(names)

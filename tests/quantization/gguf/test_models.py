@@ -106,7 +106,7 @@ def test_kernels_differ_by_the_rounding_of_inputs(kind: str, checkpoint: MakeChe
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-def test_values_keep_their_form_beside_queries_and_keys(
+def test_projections_keep_their_bits_and_groups(
     family: str, checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Queries and keys of Q4_K have 4 bits with minima, values of Q6_K have 8 bits without minima."""
@@ -136,7 +136,7 @@ def test_llm(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_draft_tokens_change_no_token(family: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
-    """The dtype is the default of blocks; the draft model has other blocks."""
+    """Target and draft model have different kinds of blocks; the default dtype of both is bfloat16."""
     folder = checkpoint(family, **SHAPE, tie_word_embeddings=True)
     path, draft = (convert(folder, tmp_path / f"{name}.gguf", kinds) for name, kinds in (("a", MIXED), ("b", "Q8_0")))
     llm = LLM(path, budget="all")

@@ -40,7 +40,7 @@ SPECIAL = ["<|endoftext|>", "<|user|>"]
 
 
 def random_texts(count: int) -> list[str]:
-    """Return random texts of characters that the pre-tokenizers split differently."""
+    """Return random texts of characters at which the pre-tokenizers split differently."""
     draw = random.Random(0)
     letters = "aAbBéßЖж漢字'’sTdll 0123½ \t\n\r  .,!$+<|~ \u0301\u200d🙂_▁"
     return ["".join(draw.choices(letters, k=draw.randrange(1, 60))) for _ in range(count)]
@@ -140,7 +140,7 @@ def test_pre_tokenizers_differ_on_these_texts(tmp_path: Path) -> None:
 
 
 def test_default_splits_as_llama_cpp(tmp_path: Path) -> None:
-    """Four patterns, each applied to the pieces of the previous one; expected pieces by hand."""
+    """The four patterns of ``default`` split one after the other; the expected pieces are by hand."""
     path = write(tmp_path / "a.gguf", lambda w: write_bytes_bpe(w, trained("gpt-2"), "default"))
     pieces = Tokenizer.load(path).backend.pre_tokenizer.pre_tokenize_str("ab12345 x+=y'll  z")
     found = [piece.replace("Ġ", " ") for piece, _ in pieces]

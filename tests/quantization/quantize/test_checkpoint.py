@@ -1,4 +1,4 @@
-"""Checkpoints written by ``quantize``: weights by an independent rule, perplexities, and no partial output."""
+"""Checkpoints written by ``quantize``: their weights and perplexities; after an error no file remains."""
 
 import shutil
 from dataclasses import replace
@@ -269,7 +269,7 @@ def test_weights_of_nan_are_refused(texts: CalibrationTexts, checkpoint: MakeChe
 def test_models_with_infinite_outputs_are_refused(
     name: str, value: float, where: str, checkpoint: MakeCheckpoint, tmp_path: Path
 ) -> None:
-    """Norms, embedding and head are not rounded, so only the outputs show their values."""
+    """Invalid norms, embeddings and heads, which are not rounded, are found by the outputs of the model."""
     source = damaged(checkpoint("llama"), tmp_path / "source", name, slice(None), value)
     refuse(source, tmp_path / "x", CheckpointError, f"{where}: expected finite numbers in its output, found NaN")
     assert [path.name for path in tmp_path.iterdir()] == ["source"]

@@ -23,7 +23,7 @@ def some_layer(outputs: int, inputs: int, samples: int, seed: int = 0) -> tuple[
 
 
 def slow_gptq(weight: Tensor, hessian: Tensor, rule: RoundingRule) -> Tensor:
-    """Round one column after the other, correct the others and remove it from the problem (equations 2 and 3)."""
+    """Round one column after the other and correct the later ones (equations 2 and 3 of the paper)."""
     left, h = weight.double().clone(), hessian.double().clone()
     h.diagonal().add_(0.01 * h.diagonal().mean())
     inverse = torch.linalg.inv(h)
@@ -85,7 +85,7 @@ def test_products_that_are_not_finite_are_refused(place: tuple[int, int], value:
 
 
 def test_a_matrix_far_from_positive_definite_is_refused() -> None:
-    """The loop that increases the damping ends."""
+    """The damping is increased a limited number of times."""
     hessian = torch.eye(32)
     hessian[3, 5] = hessian[5, 3] = 1e30
     with pytest.raises(ValueError, match="found a matrix that is far from positive definite"):
@@ -93,7 +93,7 @@ def test_a_matrix_far_from_positive_definite_is_refused() -> None:
 
 
 def test_zero_inputs_and_too_few_samples() -> None:
-    """Weights of inputs that are always 0 get the nearest code."""
+    """The nearest codes are used for inputs that are always 0."""
     weight, hessian = some_layer(16, 64, 3)
     hessian[8:16] = 0.0
     hessian[:, 8:16] = 0.0

@@ -22,7 +22,7 @@ RULE = RoundingRule(candidates()[0], 4, 16, torch.bfloat16)
 
 
 def some_layer(folder: Path) -> tuple[Layer, LayerStream]:
-    """Return a layer with a few inputs far larger than the others, and the states before it."""
+    """Return a layer with a few inputs far larger than the others, and a stream of its input rows."""
     source = SourceCheckpoint(folder)
     layer = source.load_layer(0)
     with torch.no_grad():

@@ -35,7 +35,7 @@ def test_the_evaluation_text(model: Path) -> None:
     texts = read_texts(model)
     assert texts.calibration is None
     assert texts.methods == ("nearest",)
-    assert texts.evaluation.shape[1] == 256  # the model's positions
+    assert texts.evaluation.shape[1] == 256  # the model's context length
     assert texts.evaluation.numel() <= 8192
     assert "def " in decode(model, texts.evaluation)
 
@@ -57,7 +57,7 @@ def test_a_single_file_and_a_limit(model: Path, tmp_path: Path) -> None:
     assert texts.calibration is not None
     assert texts.calibration.shape == (3, 256)
     assert "Line 3996 of" in decode(model, texts.evaluation)
-    assert "Line 0 of" not in decode(model, texts.calibration)  # pieces are not taken from the beginning
+    assert "Line 0 of" not in decode(model, texts.calibration)  # samples are spread over the text
     (tmp_path / "page.txt").write_text("Word. " * 300)
     short = read_texts(model, tmp_path / "page.txt")
     assert short.evaluation.shape[0] == 1

@@ -1,4 +1,4 @@
-"""Malformed messages are refused with an error of one line; contents may have parts."""
+"""``check_messages``: malformed messages give an error of one line; text parts are joined."""
 
 from typing import Any
 
@@ -80,7 +80,7 @@ def test_messages_are_copied_with_all_their_keys() -> None:
         {"role": "assistant", "tool_calls": [1]},
     ]
     checked = check_messages(tuple(given))
-    read = {**CALL, "function": {"name": "f", "arguments": {}}}  # templates expect the object, not its JSON
+    read = {**CALL, "function": {"name": "f", "arguments": {}}}  # templates expect the arguments as an object
     assert checked == [given[0], {**given[1], "tool_calls": [read]}, given[2]]
     assert CALL["function"] == {"name": "f", "arguments": "{}"}
     assert all(a is not b for a, b in zip(checked, given, strict=True))

@@ -285,7 +285,7 @@ def test_text_is_held_back_only_while_it_may_begin_a_call() -> None:
 
 
 def test_a_special_token_within_the_beginning_of_a_call_makes_it_text() -> None:
-    """The grammar treats the text before and after the token as free text."""
+    """For the grammar, the text before and after the token is free text, so the parser returns it as text."""
     for family, begun, rest in (("hermes", "<tool", '_call>\n{"name": "add"'), ("llama", '{"name', '": "add"')):
         form = find_tool_call_format(tool_tokenizer(family))
         other = next(iter(form.other_tokens))
@@ -366,7 +366,7 @@ def test_the_grammar_guides_calls_whose_markers_are_ordinary_text(free: bool) ->
         good = f'{begin}add{form.middle}{{"a": 7, "b": "x}}"}}}}'
         for at, letter in enumerate(good):
             (token,) = tokenizer.encode(letter)[:1]
-            # The mask allows one tokenization of forced text; the test advances letter by letter anyway.
+            # The mask may allow only a longer token that begins with the letter; the test still advances by letters.
             assert follower.allows(token) or tokenizer.decode(follower.forced()).startswith(letter), good[: at + 1]
             others = [bad for bad in '"x} ,_:\n' if bad != letter and follower.allows(tokenizer.encode(bad)[0])]
             inside = good[:at].endswith(begin + "add")

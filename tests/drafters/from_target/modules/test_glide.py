@@ -128,9 +128,9 @@ def test_invalid_shapes_are_refused(options: dict[str, int], message: str) -> No
 
 def test_vanilla_differs_in_cross_attention_alone() -> None:
     target = tiny_config(heads=10, head_dim=32, hidden=320, vocab=4096, windows=(None,) * 8)
-    whole, twin = (GlideModule(GlideShape(cross=cross), target).state_dict() for cross in (True, False))
-    assert {name.split(".")[2] for name in whole.keys() - twin.keys()} == {"cross_norm", "cross_query", "cross_out"}
-    assert all(twin[name].shape == whole[name].shape for name in twin)
+    whole, vanilla = (GlideModule(GlideShape(cross=cross), target).state_dict() for cross in (True, False))
+    assert {name.split(".")[2] for name in whole.keys() - vanilla.keys()} == {"cross_norm", "cross_query", "cross_out"}
+    assert all(vanilla[name].shape == whole[name].shape for name in vanilla)
     assert whole["layers.0.cross_query.weight"].shape == (10 * 32, 192)
     assert sum(tensor.numel() for tensor in whole.values()) * 2 <= 4_000_000
 

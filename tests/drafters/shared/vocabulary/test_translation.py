@@ -153,7 +153,7 @@ def test_invalid_utf_8() -> None:
 
 
 def test_a_tokenizer_that_normalizes_the_text_is_re_encoded_in_parts() -> None:
-    """A part ends at a character if byte offsets differ."""
+    """If lower case changes byte offsets, texts are cut before a character, at least after ``_MAX_INTERVAL`` tokens."""
     draft = byte_level()
     draft.backend.normalizer = tokenizers.normalizers.Lowercase()
     translation = between(TOKENIZERS["bytes 2"], draft)
@@ -296,7 +296,7 @@ def test_equal_tokens_with_other_ids_are_not_identical() -> None:
 
 @pytest.mark.parametrize("draft", [word_piece(), byte_level(257, [])])
 def test_vocabularies_with_few_shared_tokens_are_refused(draft: Tokenizer) -> None:
-    """Also a vocabulary of single bytes, which the target seldom chooses."""
+    """Too few tokens are shared with WordPiece, and with single bytes, which the target seldom chooses."""
     target = TOKENIZERS["bytes"]
     with pytest.raises(OptionError) as caught:
         Translation.between("draft", target, 384, draft, 512)
