@@ -32,7 +32,8 @@ from safetensors.torch import load_file, save_file
 
 from pronk import LLM, SamplingParams
 from pronk.bench.metrics import expected_speedup, repeated_ngrams
-from pronk.drafters import Cape, Proposer, make_drafter
+from pronk.drafters import Proposer, make_drafter
+from pronk.drafters.from_draft.cape import CapeProposer
 from pronk.drafters.shared.chain import Chain
 from pronk.engine.stats import Stats, StepStats
 from pronk.models.loader import resolve_model
@@ -222,7 +223,9 @@ def expansion(llm: LLM, seconds: float) -> float:
     from pronk.sampling.sampler import Sampler  # noqa: PLC0415
 
     context = DraftContext(None, [1], 60, 120, params, Sampler(params, 0, [1], size), BlockTable())
-    cape, calibration, spent = Cape(), Calibration("cape"), []
+    cape, spent = llm.get_proposer("cape"), []
+    assert isinstance(cape, CapeProposer)
+    calibration = cape.make_own_state()
     for _ in range(200):
         chain = Chain(context, Calibration("draft_model"))
         for _ in range(5):

@@ -130,7 +130,7 @@ def mark(source: Path, small: ModelConfig) -> dict[str, Any]:
 
 
 def pieces(config: ModelConfig) -> list[CheckpointTensor]:
-    return [piece for part in plan_tensors(config) for piece in part.pieces]
+    return [piece for part in plan_tensors(config) for piece in part.tensors]
 
 
 class LargeWeights:
