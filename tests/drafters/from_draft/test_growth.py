@@ -10,6 +10,7 @@ from drafters.from_draft.test_draft_model import FAIR, RIGHT, WRONG
 from drafters.from_draft.test_draft_model import spec as model
 from drafters.from_target.test_glide import model_of
 from drafters.from_target.trained_glide import PROMPTS, glide_folder
+from pronk.architecture import rope
 from pronk.drafters import DraftContext
 from pronk.drafters.shared.chain import Chain
 from pronk.drafters.shared.draft import DraftRunner
@@ -71,6 +72,14 @@ def test_one_call_gives_the_same_trees(
     assert len(grown) == calls
     assert at_once == one_by_one
     assert sum(len(tree) - 1 for trees in at_once for tree, *_ in trees) > 10
+
+
+def test_the_rope_table_covers_the_whole_chain(grown: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table doubles from one entry, so some chains begin at its last entries."""
+    want = proposals(SPECS["right"], PROMPTS[:2])
+    monkeypatch.setattr(rope, "_INITIAL_POSITIONS", 1)
+    assert proposals(SPECS["right"], PROMPTS[:2]) == want
+    assert max(grown) > 2
 
 
 @pytest.mark.parametrize(
