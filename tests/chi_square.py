@@ -16,7 +16,7 @@ def p_value(counts: Sequence[int] | torch.Tensor, probs: Sequence[float] | torch
     expected = expected / expected.sum() * observed.sum()
     assert not bool((observed[expected == 0] > 0).any()), "something occurred that has probability 0"
     possible = expected > 0
-    assert bool((expected[possible] >= chi_square.LEAST_EXPECTED).all()), "too few draws for this test"
+    assert bool((expected[possible] >= chi_square.MIN_EXPECTED).all()), "too few draws for this test"
     return chi_square.p_value(*chi_square.chi_square(observed[possible].tolist(), expected[possible].tolist()))
 
 

@@ -65,11 +65,11 @@ def __getattr__(name: str) -> Any:
     if name == "Guesser":
         warn("pronk.Guesser is deprecated; use pronk.Proposer", DeprecationWarning, stacklevel=2)
         name = "Proposer"
-    found = next((module for module, names in _NAMES.items() if name in names), class_modules().get(name))
-    if found is None:
+    home = next((module for module, names in _NAMES.items() if name in names), class_modules().get(name))
+    if home is None:
         msg = f"module 'pronk' has no attribute {name!r}"
         raise AttributeError(msg)
-    return getattr(import_module(found), name)
+    return getattr(import_module(home), name)
 
 
 def __dir__() -> list[str]:

@@ -123,8 +123,8 @@ class AsyncLLM:
             prompt, params, drafter=drafter, priority=priority, deadline=deadline, salt=salt, tenant=tenant
         )
         async with aclosing(pieces):
-            found = {piece.index: piece.completion async for piece in pieces if piece.completion is not None}
-        first, *others = (found[index] for index in sorted(found))
+            completions = {piece.index: piece.completion async for piece in pieces if piece.completion is not None}
+        first, *others = (completions[index] for index in sorted(completions))
         return first.beside(others)
 
     async def steps(
@@ -139,7 +139,7 @@ class AsyncLLM:
         tenant: str = "",
         given: Mapping[int, Sequence[Piece]] | None = None,
     ) -> AsyncGenerator[list[Piece]]:
-        """Continue several prompts; yield the new tokens of each decoding step as a list of pieces.
+        """Continue several prompts; yield one list per decoding step: the new tokens of all samples.
 
         Sample ``s`` of prompt ``p`` has the index ``p * n + s``. An error of one prompt ends all prompts. Arguments
         and errors are those of :meth:`stream`.
@@ -196,19 +196,19 @@ class AsyncLLM:
         deadline: float | None,
         given: Mapping[int, Sequence[Piece]],
     ) -> dict[int, Request]:
-        """Create the requests, by index of the sample, in a worker thread: it may load a draft model."""
+        """Create one request per sample, by its index, in another thread, because a drafter may load a model."""
         try:
             async with asyncio.timeout(deadline) as limit:
                 if params.guide is not None:
                     await asyncio.wrap_future(self.llm.request_factory.grammars.submit(params.guide))
-                return await asyncio.to_thread(self._requests, prompts, params, drafter, given)
+                return await asyncio.to_thread(self._create_requests, prompts, params, drafter, given)
         except TimeoutError as error:
             if not limit.expired():
                 raise
             msg = f"the request was not done by its deadline, after {deadline:.1f} s"
             raise DeadlineError(msg) from error
 
-    def _requests(
+    def _create_requests(
         self,
         prompts: Sequence[Prompt],
         params: SamplingParams,

@@ -35,7 +35,7 @@ def check_number(
     above: bool = False,
     error: type[PronkError] = OptionError,
 ) -> float:
-    """Return ``value`` if it is in ``low..high``, above ``low`` if ``above``; otherwise raise ``error``."""
+    """Return ``value`` in ``low..high`` as a float, else raise ``error``; ``above`` excludes ``low``."""
     largest = sys.float_info.max  # a larger integer cannot be converted to float
     if (
         isinstance(value, bool)

@@ -1,4 +1,4 @@
-"""The thread that steps an engine for coroutines of any event loop."""
+"""Thread that steps an engine and sends the generated tokens to coroutines of any event loop."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ class PendingRequests:
 
     requests: Mapping[int, Request]  # by index of the sample
     loop: asyncio.AbstractEventLoop  # event loop of the caller
-    # Generated pieces, one list per step; finally ``None``, or the exception that ended the job.
+    # One list of new :class:`Piece` per step; at the end ``None``, or the exception that ended the job.
     queue: asyncio.Queue[list[Piece] | BaseException | None] = field(default_factory=asyncio.Queue)
 
     def put(self, item: list[Piece] | BaseException | None) -> None:
-        """Add an item to the queue from any thread."""
+        """Add an item to the queue; callable from any thread."""
         with suppress(RuntimeError):  # the event loop is closed
             self.loop.call_soon_threadsafe(self.queue.put_nowait, item)
 
 
 class EngineThread:
-    """Steps the engine while there are requests; holds no reference to :class:`AsyncLLM`."""
+    """Steps the engine while there are jobs; does not keep the :class:`AsyncLLM` alive that it serves."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._jobs: list[PendingRequests] = []
         self._wake = threading.Condition()
-        self._inbox: list[Callable[[], None]] = []
+        self._actions: list[Callable[[], None]] = []
         self._closing = False
         self.thread = threading.Thread(target=self._serve, name="pronk-engine", daemon=True)
         self.thread.start()
@@ -52,13 +52,13 @@ class EngineThread:
             if self._closing:
                 msg = "expected an open model, found one that is closing; load the model again"
                 raise ClosedError(msg)
-            self._inbox.append(lambda: self._add(job))
+            self._actions.append(lambda: self._add(job))
             self._wake.notify()
 
     def leave(self, job: PendingRequests) -> None:
         """Remove a job before the next step; without effect on a removed job."""
         with self._wake:
-            self._inbox.append(lambda: self._leave(job))
+            self._actions.append(lambda: self._remove(job))
             self._wake.notify()
 
     def stop(self) -> None:
@@ -79,17 +79,17 @@ class EngineThread:
         finally:
             with self._wake:
                 self._closing = True
-                actions, self._inbox = self._inbox, []
-            for action in actions:  # jobs that are not yet added receive the error, too
+                actions, self._actions = self._actions, []
+            for action in actions:  # adds the queued jobs, so that they receive the error, too
                 action()
             for job in [*self._jobs]:
-                self._leave(job, cause)
+                self._remove(job, cause)
 
     def _run_actions(self) -> bool:
         """Run queued actions; if there is no job, wait for an action. Return False to stop."""
         with self._wake:
-            self._wake.wait_for(lambda: self._inbox or self._jobs or self._closing)
-            actions, self._inbox = self._inbox, []
+            self._wake.wait_for(lambda: self._actions or self._jobs or self._closing)
+            actions, self._actions = self._actions, []
             closing = self._closing
         for action in actions:
             action()
@@ -100,13 +100,13 @@ class EngineThread:
             self.engine.step()
         except Exception as error:  # noqa: BLE001 - fails all requests; the thread serves later ones
             for job in [*self._jobs]:
-                self._leave(job, error)
+                self._remove(job, error)
             return
         for job in [*self._jobs]:
             try:
                 self._deliver(job)
             except Exception as error:  # noqa: BLE001 - fails this job only
-                self._leave(job, error)
+                self._remove(job, error)
 
     def _add(self, job: PendingRequests) -> None:
         self._jobs.append(job)
@@ -114,10 +114,10 @@ class EngineThread:
             for request in job.requests.values():
                 self.engine.add(request)
         except Exception as error:  # noqa: BLE001 - fails this job only
-            self._leave(job, error)
+            self._remove(job, error)
 
     def _deliver(self, job: PendingRequests) -> None:
-        """Send undelivered tokens, of this and of other threads' steps, and the end of the job."""
+        """Send the undelivered tokens of a job, then its end. Another thread may have run the step."""
         pieces, requests = list[Piece](), job.requests
         with self.engine.lock:
             error = next((request.error for request in requests.values() if request.error is not None), None)
@@ -130,11 +130,11 @@ class EngineThread:
         if pieces and error is None:
             job.put(pieces)
         if ended or error is not None:
-            self._leave(job, error)
+            self._remove(job, error)
             if error is None:
                 job.put(None)
 
-    def _leave(self, job: PendingRequests, error: BaseException | None = None) -> None:
+    def _remove(self, job: PendingRequests, error: BaseException | None = None) -> None:
         """Abort the requests of a job and remove the job; without effect on a removed job."""
         for request in job.requests.values():
             self.engine.abort(request)

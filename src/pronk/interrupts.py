@@ -31,7 +31,7 @@ class _Guard:
         depth: number of nested ``uninterrupted`` blocks; 0 in an ``interruptible`` block.
         outer_depths: value of ``depth`` before each nested ``interruptible`` block.
         deferred: signal number and stack frame of each deferred signal.
-        handler: SIGINT handler that the guard replaced.
+        handler: SIGINT handler from before the guard was installed; receives the deferred signals.
     """
 
     def __init__(self) -> None:
@@ -57,9 +57,9 @@ class _Guard:
         return signal.getsignal(signal.SIGINT) is self
 
     def deliver(self) -> None:
-        """Call the replaced handler for the first deferred signal, and drop the others, if ``depth`` is 0.
+        """If ``depth`` is 0, call ``handler`` for the first deferred signal, and drop the others.
 
-        Signals are deferred again while the handler of an ``interruptible`` block runs, and after it has raised.
+        While ``handler`` runs in an ``interruptible`` block, and after it has raised there, ``depth`` is above 0.
         """
         if self.deferred and not self.depth:
             first = self.deferred[0]
@@ -81,16 +81,16 @@ class uninterrupted:  # noqa: N801 - read as a statement: with uninterrupted(): 
     """Defer SIGINT until the end of the block; no effect outside the main thread."""
 
     def __enter__(self) -> None:
-        self._installed = False
+        self._installed = False  # whether this block has installed the guard
         if not (_guard.installed and _guard.is_handler):
             self._install()
         self._defers = _guard.defers_here
-        _guard.depth += self._defers
+        _guard.depth += self._defers  # by 1 or 0
 
     def _install(self) -> None:
         handler = signal.getsignal(signal.SIGINT)
         if callable(handler) and threading.get_ident() == threading.main_thread().ident:
-            # Until `installed` is set, the guard only stores signals, so none between these statements is lost.
+            # `installed` is set last: the guard stores a signal before that, and delivers it at the end of the block.
             _guard.handler, self._installed = (_guard.handler if _guard.is_handler else handler), True
             signal.signal(signal.SIGINT, _guard)
             _guard.installed = True
@@ -112,8 +112,8 @@ class interruptible:  # noqa: N801 - read as a statement: with interruptible(): 
     """Allow SIGINT during a part of an ``uninterrupted`` block; no effect outside such a block."""
 
     def __enter__(self) -> None:
-        self._opens = _guard.defers_here and _guard.depth > 0
-        if self._opens:
+        self._allows = _guard.defers_here and _guard.depth > 0
+        if self._allows:
             _guard.outer_depths.append(_guard.depth)
             _guard.depth = 0
             try:
@@ -123,6 +123,6 @@ class interruptible:  # noqa: N801 - read as a statement: with interruptible(): 
                 raise
 
     def __exit__(self, *_: object) -> None:
-        if self._opens:
+        if self._allows:
             _guard.depth = _guard.outer_depths[-1]
             _guard.outer_depths.pop()

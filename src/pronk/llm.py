@@ -76,8 +76,8 @@ class LLM:
         Args:
             model: folder in the Hugging Face layout, GGUF file, or model id on the Hub; ``None`` is ``pronk-tiny``,
                 which is part of the repository.
-            drafter: name, name with options, or object (see :mod:`pronk.drafters`). ``"auto"`` keeps no text of a
-                request after its end.
+            drafter: name, name with options, or object (see :mod:`pronk.drafters`). ``"auto"`` stores no text for
+                later requests.
             device: ``"cpu"`` or a torch device.
             dtype: ``"float32"``, ``"bfloat16"``, ``"float16"``, or ``"auto"`` for the dtype of the checkpoint.
             weights: ``"plain"`` keeps the matrices of the checkpoint; ``"int8"`` and ``"int4"`` quantize the matrices
@@ -137,9 +137,9 @@ class LLM:
                 split=team.split,
                 on_progress=progress,
             )
-            computed, stored = compute_dtype(self.dtype, cpu_kernels), torch.int8 if kv_dtype == "int8" else None
+            act_dtype, stored_dtype = compute_dtype(self.dtype, cpu_kernels), torch.int8 if kv_dtype == "int8" else None
             cache = kv_budget.add(
-                team.shard_config, computed, cpu_kernels, stored, share_prefixes=prefix_cache, kind=team.pool
+                team.shard_config, act_dtype, cpu_kernels, stored_dtype, share_prefixes=prefix_cache, kind=team.pool
             )
             self.engine = Engine(
                 decoder,
@@ -155,7 +155,7 @@ class LLM:
             )
             self.request_factory = RequestFactory(self.config, self.tokenizer, decoder.kernels)
             self._proposers = ProposerCache(self.engine.target, self.drafter)
-            on_error.pop_all()
+            on_error.pop_all()  # no error: the workers go on
 
     def close(self) -> None:
         """Stop the worker processes; this process can still decode, except with ``parallel="tensor"``."""
@@ -163,7 +163,7 @@ class LLM:
 
     @property
     def exact(self) -> bool:
-        """Whether, with coupled acceptance, drafter and batch cannot change the text of a seed."""
+        """Whether, with coupled acceptance, the text of a seed does not depend on drafter and batch."""
         return self.engine.exact
 
     @property
@@ -173,7 +173,7 @@ class LLM:
 
     @property
     def target(self) -> Target:
-        """Target to bind a drafter to: ``Suffix().bind(llm.target)`` is a proposer with separate statistics."""
+        """Target to bind a drafter to; ``Suffix().bind(llm.target)`` creates a new :class:`Proposer`."""
         return self.engine.target
 
     @property
@@ -309,7 +309,7 @@ class LLM:
     def _options(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
         if params is None or isinstance(params, SamplingParams):
             return [params or SamplingParams()] * count
-        if not isinstance(params, (list, tuple)) or not all(isinstance(each, SamplingParams) for each in params):
+        if not isinstance(params, (list, tuple)) or not all(isinstance(item, SamplingParams) for item in params):
             msg = f"params: expected SamplingParams or a list of them, found {params!r}"
             raise OptionError(msg)
         if len(params) != count:

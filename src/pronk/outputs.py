@@ -27,7 +27,7 @@ class Completion:
         logprobs: for each generated position, log-probabilities by token id, of the generated token and the most likely
             tokens, before logits processors; ``None`` if not requested.
         prompt_logprobs: log-probabilities in the same form for each prompt token; ``None`` for the first token.
-        stats: statistics: counts of tokens and draft tokens, durations, and each step.
+        stats: counts of tokens and draft tokens, durations, and the counts and times of each decoding step.
         others: in the first of ``n`` samples of a prompt, the later samples; else empty.
     """
 
@@ -53,9 +53,9 @@ class Completion:
 
     @classmethod
     def of(cls, request: Request, others: tuple[Completion, ...] = ()) -> Completion:
-        """Return the result of a finished request."""
+        """Return the completion of a finished request; ``others`` are the later samples of its prompt."""
         assert request.finish_reason is not None, "expected a finished request, found one without finish_reason"
-        params = request.params
+        params, first = request.params, request.parent or request
         return cls(
             text=request.output_text,
             token_ids=request.output,
@@ -65,9 +65,7 @@ class Completion:
             prompt_token_ids=list(request.prompt),
             logprobs=None if params.logprobs is None else list(request.logprobs),
             # Only the first sample of a prompt (the parent) computes prompt logits; the others fork its KV blocks.
-            prompt_logprobs=None
-            if params.prompt_logprobs is None
-            else list((request.parent or request).prompt_logprobs),
+            prompt_logprobs=None if params.prompt_logprobs is None else list(first.prompt_logprobs),
             stats=request.stats,
             others=others,
         )
@@ -75,11 +73,11 @@ class Completion:
 
 @dataclass(frozen=True)
 class Choice:
-    """Log-probabilities of alternative texts.
+    """Log-probabilities of the texts that :meth:`~pronk.llm.LLM.choose` compares.
 
     Attributes:
-        options: alternative texts.
-        logprobs: for each text, the sum of the natural log-probabilities of its tokens.
+        options: compared texts.
+        logprobs: for each option, the sum of the natural log-probabilities of its tokens.
     """
 
     options: tuple[str, ...]
@@ -87,10 +85,10 @@ class Choice:
 
     @property
     def probabilities(self) -> tuple[float, ...]:
-        """Probabilities normalized over the options."""
-        most = max(self.logprobs)
-        shares = [exp(value - most) for value in self.logprobs]
-        return tuple(share / sum(shares) for share in shares)
+        """For each option, ``exp(logprob)`` divided by the sum of ``exp(logprob)`` over all options."""
+        highest = max(self.logprobs)
+        weights = [exp(logprob - highest) for logprob in self.logprobs]
+        return tuple(weight / sum(weights) for weight in weights)
 
     @property
     def best(self) -> str:
@@ -137,6 +135,6 @@ class Piece:
 
     @classmethod
     def of(cls, token: Token, index: int, request: Request, *, last: bool) -> Piece:
-        """Convert a token of a request; ``last`` says that it is the last token, which carries the completion."""
-        done = Completion.of(request) if last else None
-        return cls(token.token_id, token.text, token.source, token.step, index, token.logprobs, done)
+        """Return the piece for a token of ``request``; if it is the ``last`` token, include the completion."""
+        completion = Completion.of(request) if last else None
+        return cls(token.token_id, token.text, token.source, token.step, index, token.logprobs, completion)

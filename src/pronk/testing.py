@@ -26,14 +26,14 @@ from pronk.speculation.tree import TokenTree
 
 __all__ = ["ScriptedProposer", "assert_lossless", "byte_tokenizer", "tiny_checkpoint"]
 
-_TEXT = (
+_TOKENIZER_TEXTS = (
     "def add(a, b):\n    return a + b\n\n\ndef mean(values):\n    return sum(values) / len(values)\n",
     "The quick brown fox jumps over the lazy dog, and then the dog sleeps in the sun.",
     "for i in range(10):\n    print(i, i * i)\n",
     "Grüße aus Köln — naïve café, 東京と大阪, 🙂🙃",
 )
 
-_OPTIONS: tuple[dict[str, Any], ...] = (
+_SAMPLING_OPTIONS: tuple[dict[str, Any], ...] = (
     {},
     {"temperature": 0.8, "seed": 1},
     {"temperature": 1.0, "seed": 2, "top_p": 0.9, "repetition_penalty": 1.2, "frequency_penalty": 0.2},
@@ -41,7 +41,7 @@ _OPTIONS: tuple[dict[str, Any], ...] = (
 
 
 def byte_tokenizer(vocab_size: int = 300) -> Tokenizer:
-    """Return a byte-level BPE tokenizer: id 0 ends a text, then 256 bytes, then merges."""
+    """Return a byte-level BPE tokenizer: id 0 ends a text, ids 1 to 256 are bytes, further ids are merges."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -51,7 +51,7 @@ def byte_tokenizer(vocab_size: int = 300) -> Tokenizer:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_TEXT, trainer)
+    tokenizer.train_from_iterator(_TOKENIZER_TEXTS, trainer)
     return tokenizer
 
 
@@ -61,12 +61,7 @@ def tiny_checkpoint(folder: Path, *, seed: int = 0, layers: int = 2, hidden: int
     The weights are scaled so that the most likely token has a probability of about 0.5, as in a trained model, and
     greedy texts do not loop. Otherwise comparisons of texts would be meaningless.
 
-    Args:
-        folder: output folder; created if missing.
-        seed: seed of the weights.
-        layers: number of layers, at least 1.
-        hidden: hidden size, a multiple of 32.
-        context: maximum number of positions.
+    The number of ``layers`` is at least 1, ``hidden`` a multiple of 32, and ``context`` the maximum number of tokens.
     """
     vocab, heads, width = 300, hidden // 16, 2 * hidden
     config = {
@@ -99,11 +94,11 @@ def tiny_checkpoint(folder: Path, *, seed: int = 0, layers: int = 2, hidden: int
     tensors = {"model.embed_tokens.weight": matrix(vocab, hidden, 0.7), "model.norm.weight": torch.ones(hidden)}
     tensors["lm_head.weight"] = matrix(vocab, hidden, 2.5 * hidden**-0.5)
     for layer in range(layers):
-        place = f"model.layers.{layer}"
+        prefix = f"model.layers.{layer}"
         for name, (rows, columns) in shapes.items():
-            tensors[f"{place}.{name}.weight"] = matrix(rows, columns, 1.2 * columns**-0.5)
+            tensors[f"{prefix}.{name}.weight"] = matrix(rows, columns, 1.2 * columns**-0.5)
         for norm in ("input_layernorm", "post_attention_layernorm"):
-            tensors[f"{place}.{norm}.weight"] = torch.ones(hidden)
+            tensors[f"{prefix}.{norm}.weight"] = torch.ones(hidden)
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
@@ -112,16 +107,16 @@ def tiny_checkpoint(folder: Path, *, seed: int = 0, layers: int = 2, hidden: int
 
 
 class ScriptedProposer(Proposer[tuple[int, ...]]):
-    """Proposer of known continuations: a chain of correct tokens, most with a wrong token as a sibling."""
+    """Proposer of known continuations: a chain of correct tokens, with wrong tokens as siblings."""
 
     name = "scripted"
 
     def __init__(self, texts: Mapping[tuple[int, ...], Sequence[int]], *, depth: int = 4, astray: int = 5) -> None:
-        """Create a proposer of ``texts`` (prompt to continuation); 1 in ``astray`` chains has a wrong token."""
+        """Store ``texts``, prompts with their continuations; 1 chain in ``astray`` contains a wrong token."""
         self.texts, self.depth, self.astray = dict(texts), depth, astray
 
     def start(self, prompt: Sequence[int]) -> tuple[int, ...]:
-        """Return the prompt, which is the key of its continuation in ``texts``."""
+        """Return the prompt: the key of the continuation in ``texts``."""
         return tuple(prompt)
 
     def propose(self, contexts: Sequence[DraftContext[tuple[int, ...]]]) -> list[TokenTree]:
@@ -134,14 +129,15 @@ class ScriptedProposer(Proposer[tuple[int, ...]]):
     def _tree(self, context: DraftContext[tuple[int, ...]]) -> TokenTree:
         length = len(context.tokens)
         text = [*context.state, *self.texts.get(context.state, ())]
-        truth = text[length : length + min(self.depth, context.max_depth, context.max_nodes // 2)]
-        if truth and length % self.astray == 0:
-            truth[length % len(truth)] = text[0]
-        tokens, parents = [context.tokens[-1], *truth], [*range(-1, len(truth))]
-        for above, token in enumerate(truth):
-            if token != text[-1]:
-                tokens.append(text[-1])
-                parents.append(above)
+        chain = text[length : length + min(self.depth, context.max_depth, context.max_nodes // 2)]
+        if chain and length % self.astray == 0:
+            chain[length % len(chain)] = text[0]
+        tokens, parents = [context.tokens[-1], *chain], [*range(-1, len(chain))]
+        wrong_sibling = text[-1]
+        for parent, token in enumerate(chain):
+            if token != wrong_sibling:
+                tokens.append(wrong_sibling)
+                parents.append(parent)
         return TokenTree(tuple(tokens), tuple(parents))
 
 
@@ -163,20 +159,21 @@ def assert_lossless(
         AssertionError: a text differs, the drafter raised an exception, or no draft token was verified.
     """
     drafted = 0
-    for options in _OPTIONS:
+    for options in _SAMPLING_OPTIONS:
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, **options)
         plain = llm.generate(list(prompts), params, drafter="autoregressive")
         alone = [llm.generate(prompt, params, drafter=drafter) for prompt in prompts]
-        for how, texts in (("alone", alone), ("in a batch", llm.generate(list(prompts), params, drafter=drafter))):
-            for prompt, want, got in zip(prompts, plain, texts, strict=True):
-                where = f"{prompt!r}, {options or 'greedy'}, {how}"
+        batched = llm.generate(list(prompts), params, drafter=drafter)
+        for mode, completions in (("alone", alone), ("in a batch", batched)):
+            for prompt, want, got in zip(prompts, plain, completions, strict=True):
+                where = f"{prompt!r}, {options or 'greedy'}, {mode}"
                 if got.stats.draft_error is not None:
                     msg = f"{where}: the drafter raised {got.stats.draft_error}"
                     raise AssertionError(msg)
                 if got.token_ids != want.token_ids:
                     pairs = enumerate(zip(got.token_ids, want.token_ids, strict=False))
-                    place = next((i for i, (one, other) in pairs if one != other), "its end")
-                    msg = f"{where}: expected the tokens of plain decoding, found others from number {place} on"
+                    first = next((i for i, (token, plain_token) in pairs if token != plain_token), "its end")
+                    msg = f"{where}: expected the tokens of plain decoding, found others from number {first} on"
                     raise AssertionError(msg)
                 drafted += got.stats.drafted
     if guesses and not drafted:

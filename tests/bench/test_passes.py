@@ -18,7 +18,7 @@ from pronk.drafters import DraftContext
 from pronk.llm import LLM
 from pronk.outputs import Completion
 from pronk.sampling.params import SamplingParams
-from pronk.verification.plain_decoding import Recorder
+from pronk.verification.plain_decoding import LogitsRecorder
 
 PROMPT = "def mean(values):\n"
 
@@ -50,12 +50,12 @@ def test_the_star_has_different_draft_tokens() -> None:
     llm = pronk_tiny()
     for vocab, last in ((300, 5), (300, 298), (64, 63)):
         context = DraftContext(None, [1, last], 9, 99, SamplingParams(), None, None)  # type: ignore[arg-type]
-        (tree,) = passes._Star(64, vocab).propose([context])
+        (tree,) = passes._StarProposer(64, vocab).propose([context])
         assert tree.tokens[0] == last
         assert len(set(tree.tokens)) == len(tree.tokens) == 64
         assert all(0 <= token < vocab for token in tree.tokens)
         assert set(tree.parents[1:]) == {0}
-    (tree,) = passes._Star(1, llm.config.vocab_size).propose([context])
+    (tree,) = passes._StarProposer(1, llm.config.vocab_size).propose([context])
     assert tree.tokens == (63,)
 
 
@@ -110,15 +110,15 @@ def test_an_equally_likely_token_is_a_near_tie(monkeypatch: pytest.MonkeyPatch) 
     asked = item()
     plain = plain_tokens(asked)
     rival = int(logits_after(asked.ids + plain[:4]).topk(30).indices[-1])
-    original = Recorder.choose
+    original = LogitsRecorder.choose
 
     def found(gap: float) -> DivergenceRecord:
-        def choose(self: Recorder, logits: torch.Tensor) -> int:
+        def choose(self: LogitsRecorder, logits: torch.Tensor) -> int:
             moved = logits.clone()
             moved[rival] = logits.max() - gap
             return original(self, moved)
 
-        monkeypatch.setattr(Recorder, "choose", choose)
+        monkeypatch.setattr(LogitsRecorder, "choose", choose)
         diverged = divergence(asked, plain, [*plain[:4], rival])
         assert diverged is not None
         assert diverged.gap == pytest.approx(gap, abs=0.02)

@@ -99,9 +99,9 @@ def test_long_texts_are_cut_at_line_ends(
 ) -> None:
     monkeypatch.setattr(module, "_PIECE", 12)
     monkeypatch.setattr(module, "_CHUNK", 2)
-    assert list(module._pieces(CODE)) == ["def add(a, b", "):\n", "    return a", " + b\n"]
-    assert list(module._pieces("a\nb\n" * 5)) == ["a\nb\n" * 3, "a\nb\n" * 2]
-    assert list(module._pieces("")) == [""]
+    assert list(module._split_text(CODE)) == ["def add(a, b", "):\n", "    return a", " + b\n"]
+    assert list(module._split_text("a\nb\n" * 5)) == ["a\nb\n" * 3, "a\nb\n" * 2]
+    assert list(module._split_text("")) == [""]
     assert run("build", tmp_path / "s", text / "code", text / "rows.jsonl", "--model", model)[0] == 0
     found = documents(tmp_path / "s", Tokenizer.load(model))
     assert found == [CODE, PROSE.replace("\r\n", "\n"), "first row", "half ? a character"]
@@ -171,7 +171,7 @@ def test_progress(model: Path, text: Path) -> None:
     assert seen[-1] == (total, total)
     reader = module._Reader(sources, Tokenizer.load(model), 10)
     assert reader.progress(5) == (5, 10)
-    reader.done = total // 2 + 1
+    reader.bytes_done = total // 2 + 1
     assert reader.progress(5) == (total // 2 + 1, total)
 
 

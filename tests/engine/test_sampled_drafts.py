@@ -15,7 +15,7 @@ from engine.test_rejection_distribution import BATCH, OPTIONS, PROMPT, SMALL, bu
 from exact_distributions import chain_shape
 from pronk.drafters import Proposer
 from pronk.engine.request import Request
-from pronk.sampling.acceptance import Choose, acceptance_rule
+from pronk.sampling.acceptance import ChooseToken, acceptance_rule
 from pronk.sampling.params import Rule, SamplingParams
 from pronk.sampling.sampler import Sampler
 from pronk.speculation.cost_model import CostCurve
@@ -89,7 +89,7 @@ def test_wrong_draft_distributions_are_detected() -> None:
 @pytest.mark.usefixtures("numpy_noise")
 @pytest.mark.parametrize("rule", RULES)
 def test_rows_of_other_nodes_are_detected(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
-    def shifted(sampler: Sampler, tree: TokenTree, logits: Tensor, chosen: Any) -> Choose:
+    def shifted(sampler: Sampler, tree: TokenTree, logits: Tensor, chosen: Any) -> ChooseToken:
         return acceptance_rule(sampler, tree, torch.cat((logits[1:], logits[-1:])), chosen)
 
     monkeypatch.setattr("pronk.engine.request_step.acceptance_rule", shifted)

@@ -256,8 +256,8 @@ def test_workspace_is_reported() -> None:
 @pytest.mark.parametrize("share", [0.0005, 0.01, 0.5, 0.999])
 def test_a_truncated_library_is_refused(tmp_path: Path, share: float) -> None:
     """The dynamic loader would crash the process."""
-    whole = library.installed().read_bytes()
-    path = tmp_path / library.installed().name
+    whole = library.installed_library().read_bytes()
+    path = tmp_path / library.installed_library().name
     path.write_bytes(whole[: int(len(whole) * share)])
     with pytest.raises(KernelsError, match="found a part of the file; install pronk again"):
         library.candidates("auto", path)

@@ -97,6 +97,6 @@ def test_failed_allocations_raise(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_missing_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "installed", lambda: tmp_path / "libpronk.so")
+    monkeypatch.setattr(library, "installed_library", lambda: tmp_path / "libpronk.so")
     with pytest.raises(KernelsError, match=r"found no compiled kernels at .*libpronk_suffix\.so"):
         open_suffix_library()

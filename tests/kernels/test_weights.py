@@ -9,7 +9,7 @@ from torch import Tensor
 from pronk.kernels import weights
 from pronk.kernels.library import candidates
 from pronk.kernels.rounding import round_weights
-from pronk.kernels.weights import Packed, mapped_zeros, pack
+from pronk.kernels.weights import PackedMatrix, mapped_zeros, pack
 from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
 from quantization.formats.codes import CODED, some_codes
 
@@ -22,7 +22,7 @@ def some_weight(shape: tuple[int, int], dtype: torch.dtype = torch.float32) -> T
     return torch.randn(shape, generator=torch.Generator().manual_seed(shape[0])).to(dtype)
 
 
-def num_nonzero(packed: Packed) -> int:
+def num_nonzero(packed: PackedMatrix) -> int:
     """Return the number of nonzero elements, padding included."""
     return int(packed.data.float().count_nonzero())
 

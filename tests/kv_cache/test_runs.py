@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from pronk.kv_cache.runs import FreeRuns, consecutive
+from pronk.kv_cache.runs import FreeRuns, to_runs
 
 
 def slow_runs(there: set[int], stop: int) -> list[range]:
@@ -21,16 +21,16 @@ def test_the_example_of_the_docstring() -> None:
     assert [*runs] == [0, 1, 2, 5, 6, 8]
     assert [n in runs for n in range(-1, 10)] == [n in {0, 1, 2, 5, 6, 8} for n in range(-1, 10)]
     assert [runs.best_fit(length) for length in (1, 2, 3, 4)] == [range(8, 9), range(5, 7), range(3), range(3)]
-    assert [*runs.after(1)] == [1, 2]
-    assert not runs.after(3)
-    assert not runs.after(-1)
-    assert not runs.after(9)
+    assert [*runs.run_from(1)] == [1, 2]
+    assert not runs.run_from(3)
+    assert not runs.run_from(-1)
+    assert not runs.run_from(9)
 
 
 def test_no_runs() -> None:
     assert [*FreeRuns(0)] == []
-    assert consecutive([]) == []
-    assert consecutive([7, 3, 4, 9, 8]) == [range(3, 5), range(7, 10)]
+    assert to_runs([]) == []
+    assert to_runs([7, 3, 4, 9, 8]) == [range(3, 5), range(7, 10)]
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -51,7 +51,7 @@ def test_random_changes(seed: int) -> None:
         assert [*runs] == sorted(there)
         assert [n in runs for n in range(stop)] == [n in there for n in range(stop)]
         for number in range(stop + 1):
-            assert [*runs.after(number)] == [n for run in slow if number in run for n in run if n >= number]
+            assert [*runs.run_from(number)] == [n for run in slow if number in run for n in run if n >= number]
         for length in range(1, stop + 1) if slow else ():
             enough = [run for run in slow if len(run) >= length]
             want = min(enough, key=len) if enough else max(slow, key=len)  # the first of equal length

@@ -173,7 +173,7 @@ def test_expensive_bytes_keep_a_text_in_the_driver() -> None:
         assert made._partition([task])[1].rows > 0
         worker.byte_times.append(1.0)
         assert [share.rows for share in made._partition([task])] == [32, 0]
-        worker.copy.valid[:] = True  # the worker has all KV rows
+        worker.pool.valid[:] = True  # the worker has all KV rows
         assert made._partition([task])[1].rows > 0
 
 
@@ -186,7 +186,7 @@ def test_missing_rows_are_sent_or_recomputed_whichever_is_cheaper(
         made, task = runner_of(engine), job(engine, 9, 40)
         teach(made, 1e-3, 1e-3)
         (worker,) = made.workers
-        worker.copy.valid[:] = False
+        worker.pool.valid[:] = False
         share = runner.partition_trees([task.segment.tree], [lambda rows: rows] * 2)[1]
         work, recomputed = made._make_request(worker, [task], share, frozenset())
         assert work.slots is not None
@@ -225,4 +225,4 @@ def test_cold_exchanges_do_not_count_and_small_messages_do_not_price_bytes(monke
         run(engine, found)
         assert worker.byte_times
         engine.cache.resize(engine.cache.allocator.num_blocks)
-        assert not worker.copy.pool_sent
+        assert not worker.pool.pool_sent

@@ -33,8 +33,8 @@ from pronk.models.split import TensorSplit
 from pronk.parallel import connection as messages
 from pronk.parallel import tensor
 from pronk.parallel.connection import ConnectionLostError, PeerConnection
-from pronk.parallel.split_cache import LayerOrder, SplitCache
-from pronk.parallel.tensor import AllReduceGroup, TensorParallelExecutor, serve_layer_orders
+from pronk.parallel.split_cache import LayerCommand, SplitCache
+from pronk.parallel.tensor import AllReduceGroup, TensorParallelExecutor, serve_layer_commands
 from pronk.parallel.worker_group import SpawnedProcesses
 from pronk.speculation.tree import TokenTree
 from quantized_formats import FORMATS, write_quantized
@@ -69,7 +69,7 @@ def together(folder: Path, workers: int, **options: Any) -> Generator[ModelRunne
         group = AllReduceGroup(store, rank, workers, timeout=60.0)
         decoder, cache, split = load(folder, rank, workers, **options)
         with suppress(ConnectionLostError):
-            serve_layer_orders(peer, TensorParallelExecutor(by, decoder, cache, split, group))
+            serve_layer_commands(peer, TensorParallelExecutor(by, decoder, cache, split, group))
 
     with ThreadPoolExecutor(workers) as pool:
         others = [pool.submit(work, rank) for rank in range(1, workers)]
@@ -198,7 +198,7 @@ def test_orders_are_read_as_they_were_written() -> None:
     job = ForwardJob(Segment(block_table, tree, 1), range(1, 3), 11)
     moves = [(torch.arange(2).numpy(), torch.arange(2, 4).numpy())]
     layer_range = LayerRange([(job, job.segment)], 1, 3, (), [0, 1])
-    found = LayerOrder.parse(LayerOrder((4, 20), moves, layer_range, True).serialize())
+    found = LayerCommand.parse(LayerCommand((4, 20), moves, layer_range, True).serialize())
     assert (found.pool, found.embedded) == ((4, 20), True)
     assert [[each.tolist() for each in batch] for batch in found.moves] == [[[0, 1], [2, 3]]]
     ((_, segment),) = found.layer_range.jobs
@@ -311,8 +311,8 @@ def test_a_worker_that_is_lost_ends_the_model(way: signal.Signals, monkeypatch: 
 
 
 def test_a_part_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    llm, numbers = LLM(workers=2, parallel="tensor", threads=1, budget="all"), LayerOrder.serialize
-    monkeypatch.setattr(LayerOrder, "serialize", lambda order: numbers(order)[:-1])
+    llm, numbers = LLM(workers=2, parallel="tensor", threads=1, budget="all"), LayerCommand.serialize
+    monkeypatch.setattr(LayerCommand, "serialize", lambda order: numbers(order)[:-1])
     began = perf_counter()
     said = "worker 1 has failed: ValueError: expected an order for a range of layers, found a truncated one; .*load the"
     with pytest.raises(PronkError, match=said) as found:

@@ -241,7 +241,7 @@ def test_number_of_replicas_follows_the_load(dispatcher: Dispatcher, llm: LLM) -
     serve.shutdown()  # type: ignore[no-untyped-call]  # frees both cores
     prompts = [f"{seed} def f(" for seed in range(40)]
     many = [params(seed, 600) for seed in range(40)]
-    with deploy(ReplicaPlan(OPTIONS, 2, least=1, drain=1.0, quiet=4.0)) as deployed:
+    with deploy(ReplicaPlan(OPTIONS, 2, min_replicas=1, drain=1.0, downscale_delay=4.0)) as deployed:
         made = Dispatcher(ModelReader(llm.path, "recycling", deployed.about()), ObservedReplicas(deployed))
 
         async def main() -> tuple[list[list[Piece]], list[list[Piece]]]:

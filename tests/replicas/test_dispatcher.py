@@ -408,7 +408,7 @@ def test_in_flight_counts_requests_from_the_selection_on() -> None:
     assert busy.counts("ab") == {"a": 0, "b": 0}
     busy.choose("1", "a", futures[0])
     assert busy.counts("ab") == {"a": 1, "b": 0}
-    busy.take("1", "b")  # accepted by "b" after a rejection by "a"
+    busy.accept("1", "b")  # accepted by "b" after a rejection by "a"
     assert busy.counts("ab") == {"a": 0, "b": 1}
     busy.choose("2", "a", futures[1])
     futures[1].is_cancelled = True  # cancelled before any replica has accepted it
@@ -420,14 +420,14 @@ def test_in_flight_counts_requests_from_the_selection_on() -> None:
     busy.end("4", "a")  # "a" rejects the request, which is routed to "b"
     busy.choose("4", "b", futures[2])
     busy.end("4", "a")  # a second, late report
-    busy.take("4", "b")
+    busy.accept("4", "b")
     assert busy.counts("ab") == {"a": 0, "b": 2}
     busy.choose("5", "a", futures[3])
     busy.end("5", "a")  # the end is reported before the acceptance
-    busy.take("5", "a")
+    busy.accept("5", "a")
     assert busy.counts("ab") == {"a": 0, "b": 2}
     busy.end("4", "b")
-    busy.keep({"a"})
+    busy.retain_replicas({"a"})
     assert busy.counts("ab") == {"a": 0, "b": 0}
 
 
@@ -448,8 +448,8 @@ def test_prompts_with_one_prefix_go_to_one_replica() -> None:
     assert routes.choose(digests[0], {"a": 9, "b": 0}) == "b"  # "a" has the prefix but is much busier
     assert routes.choose(digests[0], {"b": 5, "c": 1}) == "b"  # "a" is gone; "b" has the shorter prefix
     assert routes.choose((), {"a": 2, "b": 1}) == "b"
-    routes.keep({"a"})
+    routes.retain_replicas({"a"})
     assert routes.choose(digests[1], {"b": 0, "a": 3}) == "b"  # the prefixes of "b" are dropped
     assert routes.choose(digests[0], {"b": 0, "a": 3}) == "a"
-    routes.keep(())
+    routes.retain_replicas(())
     assert routes.choose(digests[0], {"b": 0, "a": 3}) == "b"

@@ -71,8 +71,8 @@ def test_confidence_is_the_probability_of_the_likeliest_token() -> None:
     logits = torch.tensor([0.5, 0.2, 0.3]).log()
     draft = draft_token(sampler(vocab=3), logits, 0)
     assert (draft.token, draft.confidence) == (0, pytest.approx(0.5))
-    assert draft.ranked(2) == [(0, pytest.approx(0.5)), (2, pytest.approx(0.3))]
-    assert [token for token, _ in draft.ranked(9)] == [0, 2, 1]
+    assert draft.top_tokens(2) == [(0, pytest.approx(0.5)), (2, pytest.approx(0.3))]
+    assert [token for token, _ in draft.top_tokens(9)] == [0, 2, 1]
     banned = draft_token(sampler(vocab=3, logit_bias={0: -100.0}), logits, 0)
     assert (banned.token, banned.confidence) == (2, pytest.approx(0.6))
 
@@ -83,7 +83,7 @@ def test_confidence_includes_the_noise_of_the_coupled_rule() -> None:
     weights = (2 * probs.log().double() + gumbel_noise(4, 2, torch.arange(3))).exp()
     order = weights.argsort(descending=True).tolist()
     shares = (weights / weights.sum())[order].tolist()
-    assert draft.ranked(3) == [(token, pytest.approx(share)) for token, share in zip(order, shares, strict=True)]
+    assert draft.top_tokens(3) == [(token, pytest.approx(share)) for token, share in zip(order, shares, strict=True)]
     assert (draft.token, draft.confidence) == (order[0], pytest.approx(shares[0]))
 
 
@@ -103,8 +103,8 @@ def test_sampled_draft_token_reports_its_distribution(options: str, rule: str) -
         assert likeliest.q is None
         assert likeliest.token == int(drawn.q.argmax())
         assert likeliest.confidence == drawn.confidence
-        assert likeliest.ranked(5) == drawn.ranked(5)
-        assert all(share == pytest.approx(float(drawn.q[token])) for token, share in likeliest.ranked(5))
+        assert likeliest.top_tokens(5) == drawn.top_tokens(5)
+        assert all(share == pytest.approx(float(drawn.q[token])) for token, share in likeliest.top_tokens(5))
         one.advance(drawn.token)
 
 
@@ -190,7 +190,7 @@ def test_tokens_outside_the_draft_vocabulary_are_never_drafted(options: str, rul
         draft = draft_token(one, logits, 1)
         assert logits[draft.token] > -math.inf
         assert 0 < draft.confidence <= 1 + 1e-12
-        ranked = draft.ranked(VOCAB)
+        ranked = draft.top_tokens(VOCAB)
         assert ranked[0][0] == (draft.token if draft.q is None else int(draft.q.argmax()))
         assert all(logits[token] > -math.inf for token, _ in ranked)
         shares = [share for _, share in ranked]

@@ -66,10 +66,10 @@ def ask_of(kind: str, options: dict[str, Any]) -> TextRequest:
 def answer_of(model: LLM, kind: str, ask: Any) -> tuple[Reply, SamplingParams]:
     ids = model.request_factory.encode_prompt(PROMPT)
     if kind == "completions":
-        work = ask.work([ids], model.tokenizer, FRAME)
+        work = ask.prepare([ids], model.tokenizer, FRAME)
     else:
-        work = ask.work(ids, ask.requested_max_tokens, model.tokenizer, FRAME)
-    return work.answer, work.params
+        work = ask.prepare(ids, ask.requested_max_tokens, model.tokenizer, FRAME)
+    return work.reply, work.params
 
 
 def cut(pieces: list[Piece], random_: random.Random) -> list[list[Piece]]:
@@ -93,7 +93,7 @@ def test_stream_equals_the_whole_reply_for_any_division(model: LLM, kind: str, o
     _, params = answer_of(model, kind, ask)
     pieces = [*model.stream(PROMPT, params, drafter="recycling")]
     done: list[Completion] = [piece.completion for piece in sorted(pieces, key=lambda p: p.index) if piece.completion]
-    whole = answer_of(model, kind, ask)[0].body(done)
+    whole = answer_of(model, kind, ask)[0].whole(done)
     random_ = random.Random(7)
     for _ in range(12):
         answer, _ = answer_of(model, kind, ask)

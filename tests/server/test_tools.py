@@ -294,8 +294,8 @@ def test_finish_reason_and_content_of_stopped_calls() -> None:
 
     def read(text: str, *, free: bool) -> tuple[dict[str, Any], str]:
         done = Completion(text, [1], "stop", None, 0, [1], None, None, Stats())
-        made = ToolCallMessage(form, ["add"], free=free)
-        made.read([Piece(1, text, completion=done)])
+        made = ToolCallMessage(form, ["add"], allows_text=free)
+        made.parse([Piece(1, text, completion=done)])
         return made.message(), made.finish_reason(done)
 
     whole, reason = read('{"name": "add", "parameters": {"a": 1}}', free=True)

@@ -100,7 +100,7 @@ def test_text_is_as_much_as_there_is_time_for(
     draft_data: Path, teacher: Teacher, prompts: Callable[[str], Path], asked: int
 ) -> None:
     folder, options = prompts("short"), replace(OWN, at_most=True)
-    assert continue_prompts(teacher, folder, options, lambda _: None, clock=Scripted(asked), least=30)
+    assert continue_prompts(teacher, folder, options, lambda _: None, clock=Scripted(asked), min_tokens=30)
     state = json.loads((folder / "on-policy.json").read_text())
     assert 30 <= state["tokens"] < OWN.tokens
     text, whole = ((each / "on-policy.bin").read_bytes() for each in (folder, draft_data))
@@ -113,7 +113,7 @@ def test_text_is_as_much_as_there_is_time_for(
     assert held_out_prompts(folder) == given[: len(held_out_prompts(folder))]
     # A later call with more time does not extend the text, because a drafter may have been trained on it.
     for clock in (Clock(1000.0), Clock(None)):
-        assert continue_prompts(teacher, folder, options, lambda _: None, clock=clock, least=30)
+        assert continue_prompts(teacher, folder, options, lambda _: None, clock=clock, min_tokens=30)
         assert (folder / "on-policy.bin").read_bytes() == text
 
 
@@ -122,7 +122,7 @@ def test_held_out_text_is_shortened_by_whole_prompts(
 ) -> None:
     monkeypatch.setattr("pronk.train.on_policy._MIN_BATCH", 2)
     folder, options = prompts("short"), replace(OWN, at_most=True)
-    assert continue_prompts(teacher, folder, options, lambda _: None, clock=Scripted(0), least=1)
+    assert continue_prompts(teacher, folder, options, lambda _: None, clock=Scripted(0), min_tokens=1)
     left = held_out_prompts(folder)
     assert len(left) == 2 < OWN.held_out
     tokens = np.fromfile(folder / "valid-on-policy.bin", dtype=np.uint16).tolist()

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from pronk.drafters.from_target.modules.files import Trained
+from pronk.drafters.from_target.modules.files import TrainedDrafter
 from pronk.train.attention import dense_logits
 from pronk.train.features import Features, compute_features
 from pronk.train.loop import Trainer
@@ -142,9 +142,9 @@ def test_the_folder_names_its_target(student: Ahead, teacher: Teacher, tmp_path:
     student.export(tmp_path / "ahead", "# card", {"figures": {"S": 1.5}, "length": 64})
     names = {each.name for each in (tmp_path / "ahead").iterdir()}
     assert names == {"README.md", "drafter.json", "model.safetensors"}
-    trained = Trained.read(tmp_path / "ahead")
+    trained = TrainedDrafter.read(tmp_path / "ahead")
     assert trained.kind == "ahead"
-    assert trained.target == teacher.fingerprint
+    assert trained.target_fingerprint == teacher.fingerprint
     assert trained.make_shape(AheadShape) == AheadShape()
     document = json.loads((tmp_path / "ahead" / "drafter.json").read_text())
     assert document["figures"] == {"S": 1.5}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pronk.engine.engine import Engine
-from pronk.engine.request_step import RequestStep, Verified, verify
+from pronk.engine.request_step import RequestStep, VerifiedStep, verify
 from pronk.execution.model_runner import JobResult
 from pronk.llm import LLM
 from pronk.verification import DrafterReport, NamedPrompt, VerifyReport, VerifySettings, verify_model
@@ -56,7 +56,7 @@ def nudged(llm: LLM, ulps: float) -> Callable[..., Any]:
     The unit of ``ulps`` is the last place of that logit in the model's dtype; logits may have a more precise dtype.
     """
 
-    def nudged_verify(step: RequestStep, result: JobResult) -> Verified:
+    def nudged_verify(step: RequestStep, result: JobResult) -> VerifiedStep:
         proposer = step.request.proposer
         if proposer is not None and proposer.name != "autoregressive":
             logits = result.logits[:]

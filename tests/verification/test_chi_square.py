@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pronk.verification.chi_square import LEAST_EXPECTED, chi_square, merge_small, p_value
+from pronk.verification.chi_square import MIN_EXPECTED, chi_square, merge_small, p_value
 
 # Quantiles from tables of the chi-square distribution: (statistic, degrees of freedom, p-value).
 CRITICAL = [(3.841459, 1, 0.05), (9.487729, 4, 0.05), (23.209251, 10, 0.01), (37.697298, 15, 0.001)]
@@ -29,10 +29,10 @@ def test_small_cells_are_merged_from_the_smallest_on() -> None:
     observed, expected = merge_small([100, 3, 0, 2, 7], [90.0, 1.0, 2.0, 3.0, 6.0])
     assert expected == [6.0, 6.0, 90.0]
     assert observed == [5, 7, 100]
-    assert merge_small([1, 2], [1.0, 2.0]) == ([3], [3.0])  # even the sum is below LEAST_EXPECTED
+    assert merge_small([1, 2], [1.0, 2.0]) == ([3], [3.0])  # even the sum is below MIN_EXPECTED
     assert merge_small([0, 4, 50], [0.0, 4.0, 50.0]) == ([54], [54.0])  # a small remainder joins the largest cell
     _, expected = merge_small([0] * 30, [float(n) / 3 for n in range(30)])
-    assert min(expected) >= LEAST_EXPECTED
+    assert min(expected) >= MIN_EXPECTED
     assert sum(expected) == pytest.approx(sum(range(30)) / 3)
 
 

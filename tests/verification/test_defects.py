@@ -13,7 +13,7 @@ import pronk.sampling.sampler
 from pronk.drafters import PromptLookup
 from pronk.engine.request import Request
 from pronk.llm import LLM
-from pronk.sampling.acceptance import Choose, acceptance_rule
+from pronk.sampling.acceptance import ChooseToken, acceptance_rule
 from pronk.sampling.noise import gumbel_noise
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
@@ -22,7 +22,7 @@ from pronk.sampling.verify import VerifiedPath, verify_tree
 from pronk.speculation.tree import DraftSample, TokenTree
 from pronk.verification import VerifyReport, VerifySettings, verify_model
 from pronk.verification.equality import MODES
-from pronk.verification.plain_decoding import Recorder, rounding, score_next
+from pronk.verification.plain_decoding import LogitsRecorder, rounding, score_next
 from pronk.verification.table import show
 from verification.cases import QUICK, check, drafter_part, is_json, nudged, some_prompts
 
@@ -57,7 +57,7 @@ def first(report: VerifyReport) -> Any:
 
 def test_draft_tokens_compared_with_logits_one_row_off(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
 
-    def shifted(sampler: Sampler, tree: TokenTree, logits: Tensor, chosen: Any) -> Choose:
+    def shifted(sampler: Sampler, tree: TokenTree, logits: Tensor, chosen: Any) -> ChooseToken:
         return acceptance_rule(sampler, tree, torch.cat((logits[:1], logits[:-1])), chosen)
 
     monkeypatch.setattr("pronk.engine.request_step.acceptance_rule", shifted)
@@ -223,8 +223,8 @@ def test_tolerance_is_a_few_units_in_the_last_place(llm: LLM) -> None:
     assert 1.0 < rounding(llm, largest) / (largest * 2.0**-7) < 4.0
 
 
-def recorder(logits: list[float], **options: Any) -> Recorder:
-    made = Recorder(SamplingParams(seed=3, **options), 3, [1], len(logits))
+def recorder(logits: list[float], **options: Any) -> LogitsRecorder:
+    made = LogitsRecorder(SamplingParams(seed=3, **options), 3, [1], len(logits))
     made.logits = torch.tensor(logits)
     return made
 

@@ -30,7 +30,7 @@ _ACTIVATIONS: dict[str, Activation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
 }
 
-# Values of keys that config.json lacks, as in transformers; keys that are present but null have other defaults.
+# Defaults of absent keys, as in transformers. For a null key, the call that reads the key gives the default.
 _DEFAULTS: dict[str, dict[str, int]] = {
     "mistral": {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
     "qwen2": {"max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096},
@@ -72,8 +72,8 @@ class ModelConfig:
     tied: bool = False  # whether the LM head shares the weights of the embedding
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
-    dtype: str = "float32"  # of the checkpoint's weights that are not quantized
-    quantization: Mapping[str, Any] | None = field(default=None, hash=False)  # raw JSON; ``None`` is not quantized
+    dtype: str = "float32"  # data type of the weights that are not quantized
+    quantization: Mapping[str, Any] | None = field(default=None, hash=False)  # ``quantization_config``, or ``None``
 
     @cached_property
     def digest(self) -> str:
@@ -94,8 +94,8 @@ class ModelConfig:
     @property
     def window(self) -> int | None:
         """Largest sliding window in tokens; ``None`` if a layer has full attention."""
-        spans = [w for w in self.windows if w is not None]
-        return max(spans) if len(spans) == self.num_layers else None
+        sizes = [size for size in self.windows if size is not None]
+        return max(sizes) if len(sizes) == self.num_layers else None
 
 
 def llama_config(
@@ -188,7 +188,7 @@ class _ConfigReader:
         return check_choice("config.json: dtype", name, ("float32", "float16", "bfloat16"), error=ConfigError)
 
     def special_ids(self) -> tuple[int | None, tuple[int, ...]]:
-        """Return the BOS id (of a list the first one) and all EOS ids."""
+        """Return the BOS id (the first entry if it is a list) and all EOS ids."""
         bos, eos = self.raw.get("bos_token_id"), self.raw.get("eos_token_id")
         ids = () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,)
         bos = (bos or [None])[0] if isinstance(bos, list) else bos
@@ -213,7 +213,7 @@ class _ConfigReader:
 
 
 def _llama_like(keys: _ConfigReader, *, windows: tuple[int | None, ...], **features: Any) -> ModelConfig:
-    """Parse the keys that Llama, Mistral and Qwen share; ``features`` sets the other fields of the result."""
+    """Parse the keys that Llama, Mistral and Qwen share; ``features`` are other fields of ModelConfig."""
     hidden, heads = keys.integer("hidden_size"), keys.integer("num_attention_heads")
     head_dim = keys.integer("head_dim", hidden // heads)
     if keys.get("head_dim") is None and hidden % heads:
@@ -314,7 +314,7 @@ FAMILIES: dict[str, Callable[[_ConfigReader], ModelConfig]] = {
 
 
 def _check_heads(config: ModelConfig) -> None:
-    """Raise ConfigError unless key/value heads divide heads and, in GPT-2, heads the hidden size."""
+    """Raise ConfigError unless num_kv_heads divides num_heads and (GPT-2) num_heads divides hidden_size."""
     if config.num_heads % config.num_kv_heads:
         msg = (
             f"config.json: {config.num_heads} attention heads cannot share {config.num_kv_heads} key/value heads; "

@@ -24,7 +24,7 @@ from pronk.errors import ConfigError
 __all__ = ["RopeConfig", "RopeTable", "RotaryEmbedding", "apply_rope", "parse_rope"]
 
 _MAX_NUMBER = 1e15  # a larger number in config.json means a damaged file, and its powers overflow float32
-_INITIAL_POSITIONS = 1024  # initial number of entries of a table, which doubles as texts grow
+_INITIAL_POSITIONS = 1024  # initial number of entries of a RopeTable; it doubles as texts grow
 _KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
 _KNOWN_KEYS = frozenset(
     "rope_type type rope_theta factor original_max_position_embeddings partial_rotary_factor low_freq_factor "
@@ -52,7 +52,7 @@ class RopeConfig:
     def extend(self, context: int) -> int:
         """Return the context length after scaling; ``context`` is ``max_position_embeddings``.
 
-        With *linear* and *dynamic* scaling, ``context`` is the length before scaling; with *yarn* it is either length.
+        ``context`` is the length before *linear* or *dynamic* scaling, and the length before or after *yarn* scaling.
         """
         if self.kind in ("linear", "dynamic"):
             return int(context * self.factor)
@@ -114,7 +114,7 @@ def _check_supported(scaling: Any, raw: Mapping[str, Any], head_dim: int) -> Non
 
 
 def _yarn_scale(factor: float, mscale: float, mscale_all_dim: float) -> float:
-    """Return the default of YaRN's ``attention_factor``: ``0.1 ln(factor) + 1``, or a ratio of such terms."""
+    """Return the default ``attention_factor``: s(1), or s(mscale) / s(mscale_all_dim); s is ``scale_for``."""
 
     def scale_for(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
@@ -130,7 +130,7 @@ class RotaryEmbedding:
         self.frequencies = _frequencies(config).to(device)
 
     def __call__(self, positions: Tensor, spans: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return ``cos`` and partly negated ``sin`` ``[rows, 1, head_dim]`` for :func:`apply_rope`.
+        """Return ``(cos, cos)`` and ``(-sin, sin)``, each ``[rows, 1, head_dim]``, for :func:`apply_rope`.
 
         ``spans`` ``[rows]`` is the text length of each row for *dynamic* scaling (see the module docstring).
         """
@@ -143,11 +143,11 @@ class RotaryEmbedding:
 
     def dynamic_frequencies(self, spans: Tensor) -> Tensor:
         """Return the frequencies ``[rows, head_dim / 2]`` of *dynamic* scaling for text lengths ``spans``."""
-        c = self.config
-        lengths = spans.clamp(min=c.original).to(torch.float32)
-        growth = c.factor * lengths / c.original - (c.factor - 1)
-        bases = c.theta * growth ** (c.head_dim / (c.head_dim - 2))
-        exponents = torch.arange(0, c.head_dim, 2, device=spans.device, dtype=torch.float32) / c.head_dim
+        config = self.config
+        lengths = spans.clamp(min=config.original).to(torch.float32)
+        growth = config.factor * lengths / config.original - (config.factor - 1)
+        bases = config.theta * growth ** (config.head_dim / (config.head_dim - 2))
+        exponents = torch.arange(0, config.head_dim, 2, device=spans.device, dtype=torch.float32) / config.head_dim
         return 1.0 / bases[:, None] ** exponents
 
 
@@ -196,44 +196,45 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.addcmul(x * cos, swapped, sin)
 
 
-def _frequencies(c: RopeConfig) -> Tensor:
+def _frequencies(config: RopeConfig) -> Tensor:
     """Return the frequencies, float32 ``[head_dim / 2]``; for *dynamic* they are those without scaling."""
-    exponents = torch.arange(0, c.head_dim, 2, dtype=torch.int64).to(torch.float32) / c.head_dim
-    plain = 1.0 / (c.theta**exponents)
-    if c.kind == "linear":
-        return plain / c.factor
-    if c.kind == "factors":
-        return plain / torch.tensor(c.divisors, dtype=torch.float32)
-    if c.kind == "llama3":
-        return _llama3_frequencies(c, plain)
-    if c.kind == "yarn":
-        return _yarn_frequencies(c, plain)
+    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).to(torch.float32) / config.head_dim
+    plain = 1.0 / (config.theta**exponents)
+    if config.kind == "linear":
+        return plain / config.factor
+    if config.kind == "factors":
+        return plain / torch.tensor(config.divisors, dtype=torch.float32)
+    if config.kind == "llama3":
+        return _llama3_frequencies(config, plain)
+    if config.kind == "yarn":
+        return _yarn_frequencies(config, plain)
     return plain
 
 
-def _llama3_frequencies(c: RopeConfig, plain: Tensor) -> Tensor:
+def _llama3_frequencies(config: RopeConfig, plain: Tensor) -> Tensor:
     """Keep short wavelengths, multiply long ones by ``factor``, and blend the frequencies in between."""
     wavelength = 2 * math.pi / plain
-    long, short = c.original / c.low_freq_factor, c.original / c.high_freq_factor
-    smooth = (c.original / wavelength - c.low_freq_factor) / (c.high_freq_factor - c.low_freq_factor)
-    blended = (1 - smooth) * plain / c.factor + smooth * plain
-    scaled = torch.where(wavelength > long, plain / c.factor, plain)
+    low, high = config.low_freq_factor, config.high_freq_factor
+    long, short = config.original / low, config.original / high
+    smooth = (config.original / wavelength - low) / (high - low)
+    blended = (1 - smooth) * plain / config.factor + smooth * plain
+    scaled = torch.where(wavelength > long, plain / config.factor, plain)
     return torch.where((wavelength >= short) & (wavelength <= long), blended, scaled)
 
 
-def _yarn_frequencies(c: RopeConfig, plain: Tensor) -> Tensor:
+def _yarn_frequencies(config: RopeConfig, plain: Tensor) -> Tensor:
     """Keep high frequencies, divide low frequencies by ``factor``, and blend linearly in between.
 
     Frequencies that make ``beta_slow`` to ``beta_fast`` turns over the original context are blended.
     """
 
     def index_with(turns: float) -> float:
-        return c.head_dim * math.log(c.original / (turns * 2 * math.pi)) / (2 * math.log(c.theta))
+        return config.head_dim * math.log(config.original / (turns * 2 * math.pi)) / (2 * math.log(config.theta))
 
-    low, high = index_with(c.beta_fast), index_with(c.beta_slow)
-    if c.truncate:
+    low, high = index_with(config.beta_fast), index_with(config.beta_slow)
+    if config.truncate:
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, c.head_dim - 1)
+    low, high = max(low, 0), min(high, config.head_dim - 1)
     width = (high - low) or 0.001
-    ramp = ((torch.arange(c.head_dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
-    return plain / c.factor * ramp + plain * (1 - ramp)
+    ramp = ((torch.arange(config.head_dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
+    return plain / config.factor * ramp + plain * (1 - ramp)

@@ -15,7 +15,7 @@ __all__ = ["find_divergence"]
 def find_divergence(llm: LLM, item: Item, plain: Sample, other: Sample) -> DivergenceRecord | None:
     """Compare an output with plain decoding's; return ``None`` if they are equal or one of them failed.
 
-    A near tie is a difference that rounding can cause: both runs may have errors in every logit, each of at most
+    A near tie is a difference that rounding can cause, if the logits of both runs have errors of at most
     :func:`~pronk.verification.plain_decoding.rounding`. A difference in length alone is never a near tie.
     """
     if plain.tokens == other.tokens or plain.error or other.error:
@@ -23,15 +23,15 @@ def find_divergence(llm: LLM, item: Item, plain: Sample, other: Sample) -> Diver
     pairs = zip(plain.tokens, other.tokens, strict=False)
     shorter = min(len(plain.tokens), len(other.tokens))
     position = next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), shorter)
-    where = (other.task, other.id, other.method, other.temperature, position)
+    leading_fields = (other.task, other.id, other.method, other.temperature, position)
     if position == shorter:
-        return DivergenceRecord(*where, gap=None, near_tie=False)
+        return DivergenceRecord(*leading_fields, gap=None, near_tie=False)
     ours, theirs = plain.tokens[position], other.tokens[position]
-    if theirs >= llm.config.vocab_size:
-        return DivergenceRecord(*where, gap=None, near_tie=False)
-    (judge,) = score_next(llm, item.ids, [plain.tokens[:position]], item.params)
-    scores = judge.scores(judge.logits)
+    if theirs >= llm.config.vocab_size:  # the target has no logit of this token id
+        return DivergenceRecord(*leading_fields, gap=None, near_tie=False)
+    (recorder,) = score_next(llm, item.ids, [plain.tokens[:position]], item.params)
+    scores = recorder.scores(recorder.logits)
     gap = float(scores[ours] - scores[theirs])
-    slack = 2 * rounding(llm, float(judge.logits.abs().max()))
-    near = judge.could_choose(theirs, ours, slack)
-    return DivergenceRecord(*where, gap=gap if math.isfinite(gap) else None, near_tie=near)
+    slack = 2 * rounding(llm, float(recorder.logits.abs().max()))  # twice, for two runs
+    near_tie = recorder.could_choose(theirs, ours, slack)
+    return DivergenceRecord(*leading_fields, gap=gap if math.isfinite(gap) else None, near_tie=near_tie)

@@ -74,10 +74,10 @@ class Figures:
     asked: int  # number of prompts, failed ones included
     failures: tuple[Failure, ...] = ()
     tokens: int = 0  # number of generated tokens in one repeat
-    tokens_per_second: Range | None = None  # prefill included
+    tokens_per_second: Range | None = None  # generated tokens / (prefill + decoding time)
     speedup: Range | None = None  # throughput relative to plain decoding in the same repeat
-    decode_speedup: Range | None = None  # speedup of the tokens after the first step
-    # Mean time of a step after the first, drafting included, over the time to read weights and KV cache once.
+    decode_speedup: Range | None = None  # speedup without the first step, which includes the prefill
+    # Mean time of a step after the first, drafting included / time to read the weights and the KV cache once.
     over_floor: float | None = None
     steps: int | None = None  # forward passes of the target model in one repeat
     S: float | None = None  # mean tokens per forward pass
@@ -89,14 +89,14 @@ class Figures:
     # Calibration of predictions, one entry per bin of draft tokens: mean predicted probability of acceptance, observed
     # acceptance rate, number of draft tokens. Only draft tokens with an accepted parent are counted.
     trust: tuple[tuple[float, float, int], ...] = ()
-    rows_per_pass: float | None = None  # mean number of rows, without the first forward pass
-    cost_coefficient: float | None = None  # time to draft one position over time of a plain forward pass
+    rows_per_pass: float | None = None  # mean number of rows of the forward passes after the prefill
+    cost_coefficient: float | None = None  # time to draft one position / time of a plain forward pass
     expected_speedup: float | None = None  # predicted from alpha, the draft depth and the cost coefficient
-    verify_cost: float | None = None  # mean time of a forward pass over that of plain decoding
+    verify_cost: float | None = None  # mean time of a forward pass / that of plain decoding
     ttft: Range | None = None  # time to the first token: mean over the prompts, median over the repeats
     itl: Latency | None = None  # time between tokens; the tokens of a step share its time equally
     split: Split | None = None
-    peak_memory: int | None = None  # bytes of the process that ran the method
+    peak_memory: int | None = None  # peak memory in bytes of the process that ran the method
     waited: float | None = None  # share of the time in communication with the model's workers, waiting included
     # Number of prompts whose outputs in all repeats equal plain decoding's first one, out of ``compared`` prompts.
     same: int | None = None
@@ -134,12 +134,12 @@ class ModelResult(Model):
     @property
     def storage(self) -> str | None:
         """Description of the quantization of weights and KV cache; ``None`` if everything is in :attr:`dtype`."""
-        parts = []
+        descriptions = []
         if self.weights not in ("", self.dtype) and self.weight_bits is not None:
-            parts.append(f"{self.weights}: {self.weight_bits:.2f} bits a weight")
+            descriptions.append(f"{self.weights}: {self.weight_bits:.2f} bits a weight")
         if self.kv_dtype == "int8":
-            parts.append("cache int8")
-        return ", ".join(parts) or None
+            descriptions.append("cache int8")
+        return ", ".join(descriptions) or None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,13 +30,13 @@ Key = tuple[str, str]
 class _Pairs:
     """Samples ``[repeat][prompt]`` of the prompts that both methods finished in every repeat."""
 
-    own: list[list[Sample]]  # of the method
-    plain: list[list[Sample]]  # of plain decoding
+    method: list[list[Sample]]  # samples of the method
+    plain: list[list[Sample]]  # samples of plain decoding
 
 
 def make_figures(
-    own: Sequence[Sample],
-    plain: Sequence[Sample],
+    method_samples: Sequence[Sample],
+    plain_samples: Sequence[Sample],
     divergences: Sequence[DivergenceRecord],
     model: Model,
     bandwidth: Range | None,
@@ -45,29 +45,29 @@ def make_figures(
     """Compute the metrics of one method at one temperature.
 
     Args:
-        own: samples of the method, at least one; all at the same temperature.
-        plain: plain decoding's samples for the same prompts.
+        method_samples: samples of the method, at least one; all at the same temperature.
+        plain_samples: plain decoding's samples for the same prompts.
         divergences: differences from plain decoding; those of other methods and prompts are ignored.
         model: gives the bytes that a forward pass reads.
         bandwidth: bytes per second of reading memory; ``None`` leaves ``over_floor`` out.
         task: name of the task or aggregate that the samples belong to.
     """
-    keys = list(dict.fromkeys(_key(sample) for sample in own))
-    pairs, failures = _pair(keys, own, plain)
-    first = own[0]
+    keys = list(dict.fromkeys(_key(sample) for sample in method_samples))
+    pairs, failures = _pair(keys, method_samples, plain_samples)
+    first = method_samples[0]
     values: dict[str, Any] = {
         "task": task,
         "method": first.method,
         "engine": first.engine,
         "temperature": first.temperature,
-        "prompts": len(pairs.own[0]) if pairs.own else 0,
+        "prompts": len(pairs.method[0]) if pairs.method else 0,
         "asked": len(keys),
         "failures": failures,
     }
     if values["prompts"]:
-        values |= _speed(pairs) | _sameness(pairs, divergences) | _repetition(pairs.own[0])
-        if all(sample.steps for samples in pairs.own for sample in samples):
-            values |= _acceptance(pairs.own[0]) | _times(pairs) | _costs(pairs, model, bandwidth)
+        values |= _speed(pairs) | _exactness(pairs, divergences) | _repetition(pairs.method[0])
+        if all(sample.steps for samples in pairs.method for sample in samples):
+            values |= _acceptance(pairs.method[0]) | _times(pairs) | _costs(pairs, model, bandwidth)
     return Figures(**values)
 
 
@@ -76,18 +76,18 @@ def make_range(values: Sequence[float]) -> Range:
     return Range(median(values), spread(values))
 
 
-def _pair(keys: Sequence[Key], own: Sequence[Sample], plain: Sequence[Sample]) -> tuple[_Pairs, tuple[Failure, ...]]:
-    repeats = range(1 + max(sample.repeat for sample in [*own, *plain]))
-    done = [{(_key(s), s.repeat): s for s in samples if s.error is None} for samples in (own, plain)]
-    errors = {_key(sample): sample.error for sample in reversed(own) if sample.error is not None}
-    whole = [key for key in keys if all((key, r) in samples for samples in done for r in repeats)]
-    missing = (key for key in keys if key not in whole)
+def _pair(keys: Sequence[Key], method: Sequence[Sample], plain: Sequence[Sample]) -> tuple[_Pairs, tuple[Failure, ...]]:
+    repeats = range(1 + max(sample.repeat for sample in [*method, *plain]))
+    by_key = [{(_key(s), s.repeat): s for s in samples if s.error is None} for samples in (method, plain)]
+    errors = {_key(sample): sample.error for sample in reversed(method) if sample.error is not None}
+    finished = [key for key in keys if all((key, r) in samples for samples in by_key for r in repeats)]
+    missing = (key for key in keys if key not in finished)
     failures = (
         Failure("/".join(key), errors.get(key, "not measured in every repeat, or not by plain decoding"))
         for key in missing
     )
-    mine, theirs = ([[samples[key, r] for key in whole] for r in repeats] for samples in done)
-    return _Pairs(mine, theirs), tuple(failures)
+    method_runs, plain_runs = ([[samples[key, r] for key in finished] for r in repeats] for samples in by_key)
+    return _Pairs(method_runs, plain_runs), tuple(failures)
 
 
 def _key(sample: Sample) -> Key:
@@ -95,13 +95,13 @@ def _key(sample: Sample) -> Key:
 
 
 def _speed(pairs: _Pairs) -> dict[str, Any]:
-    own, plain = ([_tokens(s) / sum(x.seconds for x in s) for s in side] for side in (pairs.own, pairs.plain))
+    speeds, plain = ([_tokens(s) / sum(x.seconds for x in s) for s in side] for side in (pairs.method, pairs.plain))
     values: dict[str, Any] = {
-        "tokens": _tokens(pairs.own[0]),
-        "tokens_per_second": make_range(own),
-        "speedup": make_range([ours / theirs for ours, theirs in zip(own, plain, strict=True)]),
+        "tokens": _tokens(pairs.method[0]),
+        "tokens_per_second": make_range(speeds),
+        "speedup": make_range([ours / theirs for ours, theirs in zip(speeds, plain, strict=True)]),
     }
-    samples = [sample for samples in pairs.own for sample in samples]
+    samples = [sample for samples in pairs.method for sample in samples]
     peaks = [sample.peak_memory for sample in samples if sample.peak_memory is not None]
     if peaks:
         values["peak_memory"] = max(peaks)
@@ -109,10 +109,10 @@ def _speed(pairs: _Pairs) -> dict[str, Any]:
     if waited:
         values["waited"] = sum(waited) / sum(sample.seconds for sample in samples)
     if all(sample.ttft is not None for sample in samples):
-        values["ttft"] = make_range([sum(s.ttft or 0.0 for s in samples) / len(samples) for samples in pairs.own])
-        after = [[_per_token_after_first(s) for s in side] for side in (pairs.own, pairs.plain)]
-        if all(seconds > 0 for side in after for seconds in side):
-            values["decode_speedup"] = make_range([theirs / ours for ours, theirs in zip(*after, strict=True)])
+        values["ttft"] = make_range([sum(s.ttft or 0.0 for s in samples) / len(samples) for samples in pairs.method])
+        decode_seconds = [[_per_token_after_first(s) for s in side] for side in (pairs.method, pairs.plain)]
+        if all(seconds > 0 for side in decode_seconds for seconds in side):
+            values["decode_speedup"] = make_range([theirs / ours for ours, theirs in zip(*decode_seconds, strict=True)])
     return values
 
 
@@ -126,17 +126,17 @@ def _per_token_after_first(samples: Sequence[Sample]) -> float:
     return sum(s.total_seconds - (s.ttft or 0.0) for s in samples) / tokens if tokens > 0 else 0.0
 
 
-def _sameness(pairs: _Pairs, divergences: Sequence[DivergenceRecord]) -> dict[str, Any]:
+def _exactness(pairs: _Pairs, divergences: Sequence[DivergenceRecord]) -> dict[str, Any]:
     """Count the prompts whose outputs in all repeats equal plain decoding's output of the first repeat.
 
     A peer draws its own random numbers, so only greedy outputs of peers are compared.
     """
-    first = pairs.own[0][0]
-    if (first.engine != "pronk" and first.temperature > 0) or (first.method == PLAIN and len(pairs.own) == 1):
+    first = pairs.method[0][0]
+    if (first.engine != "pronk" and first.temperature > 0) or (first.method == PLAIN and len(pairs.method) == 1):
         return {}
     plain = pairs.plain[0]
-    same = [all(own[i].tokens == plain[i].tokens for own in pairs.own) for i in range(len(plain))]
-    differ = {_key(sample) for sample, equal in zip(pairs.own[0], same, strict=True) if not equal}
+    same = [all(run[i].tokens == plain[i].tokens for run in pairs.method) for i in range(len(plain))]
+    differ = {_key(sample) for sample, equal in zip(pairs.method[0], same, strict=True) if not equal}
     ties = [d for d in divergences if (d.method, d.temperature) == (first.method, first.temperature) and d.near_tie]
     return {"same": sum(same), "compared": len(same), "near_ties": sum((d.task, d.id) in differ for d in ties)}
 
@@ -149,22 +149,22 @@ def _repetition(samples: Sequence[Sample]) -> dict[str, Any]:
 def _acceptance(samples: Sequence[Sample]) -> dict[str, Any]:
     """Count verified and accepted draft tokens of one repeat; all repeats have the same counts.
 
-    The prefill's last forward pass counts as a step, so that plain decoding has S = 1. The acceptance rates leave this
-    step out unless it has draft tokens, which is possible for a prompt of one token only.
+    The last forward pass of the prefill generates a token and counts as a step: in plain decoding S = 1. The acceptance
+    rates leave this step out unless it has draft tokens, which is possible for a prompt of one token only.
     """
-    numbered = [pair for sample in samples for pair in enumerate(sample.steps or ())]
-    drafting = [step for number, step in numbered if number or step.depth]
-    accepted, shares = [step.accepted for step in drafting], Stats(steps=drafting).acceptance
-    deepest = min(len(shares), _MAX_POSITIONS)
+    numbered_steps = [pair for sample in samples for pair in enumerate(sample.steps or ())]
+    draft_steps = [step for number, step in numbered_steps if number or step.depth]
+    accepted, shares = [step.accepted for step in draft_steps], Stats(steps=draft_steps).acceptance
+    num_positions = min(len(shares), _MAX_POSITIONS)
     return {
-        "steps": len(numbered),
-        "S": _tokens(samples) / len(numbered),
-        "drafted": sum(step.drafted for step in drafting),
+        "steps": len(numbered_steps),
+        "S": _tokens(samples) / len(numbered_steps),
+        "drafted": sum(step.drafted for step in draft_steps),
         "accepted": sum(accepted),
         "alpha": shares[0] if shares else None,
         "acceptance": tuple(shares[:_MAX_POSITIONS]),
         "trust": _calibration(samples),
-        "ctar": tuple(ctar_curve(accepted, deepest)) if deepest else (),
+        "ctar": tuple(ctar_curve(accepted, num_positions)) if num_positions else (),
     }
 
 
@@ -185,14 +185,14 @@ def _step_pairs(samples: Sequence[Sample]) -> Iterator[tuple[StepStats, StepStat
 
 def _times(pairs: _Pairs) -> dict[str, Any]:
     """Return percentiles of inter-token latencies, and the split of the time."""
-    waits: list[float] = []
-    samples = [sample for samples in pairs.own for sample in samples]
+    latencies: list[float] = []
+    samples = [sample for samples in pairs.method for sample in samples]
     for sample in samples:
         steps = list(pairwise(sample.steps or ()))
-        waits += inter_token_latencies([b.clock - a.clock for a, b in steps], [b.tokens for _, b in steps])
+        latencies += inter_token_latencies([b.clock - a.clock for a, b in steps], [b.tokens for _, b in steps])
     values: dict[str, Any] = {}
-    if waits:
-        values["itl"] = Latency(*np.percentile(waits, (50, 90, 99)).tolist())
+    if latencies:
+        values["itl"] = Latency(*np.percentile(latencies, (50, 90, 99)).tolist())
     last = [sample.steps[-1] for sample in samples if sample.steps]
     total, draft, target = (sum(getattr(s, name) for s in last) for name in ("clock", "draft_clock", "target_clock"))
     values["split"] = Split(draft / total, target / total, max(0.0, total - draft - target) / total)
@@ -200,22 +200,24 @@ def _times(pairs: _Pairs) -> dict[str, Any]:
 
 
 def _costs(pairs: _Pairs, model: Model, bandwidth: Range | None) -> dict[str, Any]:
-    """Return rows, verification and drafting costs of a forward pass, and the expected speed-up."""
-    own = [pair for samples in pairs.own for pair in _step_pairs(samples)]
-    plain = [pair for samples in pairs.plain for pair in _step_pairs(samples)]
-    if not own or not plain:
+    """Return the mean rows and time of a forward pass, the drafting cost, and the expected speed-up."""
+    steps = [pair for samples in pairs.method for pair in _step_pairs(samples)]
+    plain_steps = [pair for samples in pairs.plain for pair in _step_pairs(samples)]
+    if not steps or not plain_steps:
         return {}
-    target, base = _mean_time(own, lambda s: s.target_clock), _mean_time(plain, lambda s: s.target_clock)
+    target_seconds = _mean_time(steps, lambda s: s.target_clock)
+    plain_seconds = _mean_time(plain_steps, lambda s: s.target_clock)
     values: dict[str, Any] = {
-        "rows_per_pass": sum(step.rows for _, step in own) / len(own),
-        "verify_cost": target / base,
+        "rows_per_pass": sum(step.rows for _, step in steps) / len(steps),
+        "verify_cost": target_seconds / plain_seconds,
     }
     if bandwidth is not None:
-        values["over_floor"] = _mean_time(own, lambda s: s.clock) * bandwidth.median / _bytes_read(pairs.own[0], model)
-    shares = Stats(steps=[step for _, step in own]).acceptance
+        num_bytes = _bytes_read(pairs.method[0], model)
+        values["over_floor"] = _mean_time(steps, lambda s: s.clock) * bandwidth.median / num_bytes
+    shares = Stats(steps=[step for _, step in steps]).acceptance
     if shares:
-        depths = [step.depth for _, step in own]
-        cost = _mean_time(own, lambda s: s.draft_clock) * len(own) / sum(depths) / base
+        depths = [step.depth for _, step in steps]
+        cost = _mean_time(steps, lambda s: s.draft_clock) * len(steps) / sum(depths) / plain_seconds
         tokens = sum(expected_tokens(shares[0], depth) for depth in depths)
         values["cost_coefficient"] = cost
         values["expected_speedup"] = tokens / sum(depth * cost + 1 for depth in depths)
@@ -227,6 +229,6 @@ def _mean_time(steps: Sequence[tuple[StepStats, StepStats]], clock: Callable[[St
 
 
 def _bytes_read(samples: Sequence[Sample], model: Model) -> float:
-    """Return the bytes that a forward pass reads: weights, and the KV cache of half-finished outputs."""
+    """Return the mean bytes that a forward pass reads: the weights, and KV of prompt and half the output."""
     tokens = sum((sample.prompt_tokens + len(sample.tokens) / 2) * sample.batch for sample in samples) / len(samples)
     return model.pass_bytes + model.kv_bytes_per_token * tokens

@@ -74,7 +74,7 @@ class PeakMemory:
 
 def hardware(device: torch.device) -> dict[str, Any]:
     """Return a description of processor, available cores, bytes of memory, threads and device."""
-    found: dict[str, Any] = {
+    description: dict[str, Any] = {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
@@ -84,8 +84,8 @@ def hardware(device: torch.device) -> dict[str, Any]:
         "device": str(device),
     }
     if device.type == "cuda":
-        found["accelerator"] = torch.cuda.get_device_name(device)
-    return found
+        description["accelerator"] = torch.cuda.get_device_name(device)
+    return description
 
 
 def _processor() -> str:
@@ -99,8 +99,8 @@ def _processor() -> str:
 
 def versions(packages: Sequence[str] = _PACKAGES) -> dict[str, str]:
     """Return the versions of Python and of the packages that are installed."""
-    found = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for package in packages:
         with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
+            installed[package] = version(package)
+    return installed

@@ -21,7 +21,7 @@ __all__ = ["DrafterMethod", "Item", "Method", "PeerMethod"]
 
 @dataclass(frozen=True)
 class Item:
-    """A prompt to measure: token ids, sampling parameters, and the incomplete record of the result."""
+    """A prompt to measure: token ids, sampling parameters, and a sample that :meth:`Method.run` completes."""
 
     ids: list[int]
     params: SamplingParams
@@ -66,39 +66,35 @@ class DrafterMethod(Method):
         prompts, params = [item.ids for item in items], [item.params for item in items]
         self._peak.reset()
         runner = self._llm.engine.runner
-        began, waited = perf_counter(), runner.communication_seconds
+        began, waited_before = perf_counter(), runner.communication_seconds
         completions = self._llm.generate(prompts, params, drafter=self._proposers[key])
         seconds = (perf_counter() - began) / len(items)
-        waited = (runner.communication_seconds - waited) / len(items)
+        waited = (runner.communication_seconds - waited_before) / len(items)
         peak = self._peak.read()
-        for out in completions:
-            out.stats.check_proposer()
+        for completion in completions:
+            completion.stats.check_proposer()  # raises if the drafter has failed
         return [
             replace(
                 item.sample,
                 seconds=seconds,
-                total_seconds=out.stats.total_seconds,
-                prompt_tokens=out.stats.prompt_tokens,
-                tokens=tuple(out.token_ids),
-                ttft=out.stats.ttft,
-                steps=tuple(out.stats.steps),
-                trust=tuple(out.stats.gain_stats),
+                total_seconds=completion.stats.total_seconds,
+                prompt_tokens=completion.stats.prompt_tokens,
+                tokens=tuple(completion.token_ids),
+                ttft=completion.stats.ttft,
+                steps=tuple(completion.stats.steps),
+                trust=tuple(completion.stats.gain_stats),
                 peak_memory=peak,
                 batch=len(items),
                 waited=waited if self._llm.workers > 1 else None,
             )
-            for item, out in zip(items, completions, strict=True)
+            for item, completion in zip(items, completions, strict=True)
         ]
 
 
 class PeerMethod(Method):
-    """Another engine, which gets one prompt at a time.
+    """Another engine, which gets one prompt at a time."""
 
-    Attributes:
-        error: failure of the peer's start, with which every prompt fails; ``None`` if the peer runs.
-    """
-
-    error: PeerError | None = None
+    error: PeerError | None = None  # failure of the peer's start; every prompt then fails with this error
 
     def __init__(self, peer: Peer, eos_ids: Sequence[int]) -> None:
         self.name = peer.name
@@ -113,9 +109,9 @@ class PeerMethod(Method):
         return [self._run(item) for item in items]
 
     def _run(self, item: Item) -> Sample:
-        params, stops = item.params, sorted(stop_ids_with_eos(item.params, self._eos_ids))
+        params, stop_ids = item.params, sorted(stop_ids_with_eos(item.params, self._eos_ids))
         result = self._peer.generate(
-            PeerRequest(item.ids, params.max_tokens, params.temperature, params.seed or 0, stops, params.ignore_eos)
+            PeerRequest(item.ids, params.max_tokens, params.temperature, params.seed or 0, stop_ids, params.ignore_eos)
         )
         return replace(
             item.sample,

@@ -37,8 +37,8 @@ class Outputs:
         Raises:
             OptionError: a path cannot be written, or is given twice.
         """
-        named = {"json": self.document, "markdown": self.markdown, "trace": self.trace}
-        files = {name: path for name, path in named.items() if path is not None}
+        paths = {"json": self.document, "markdown": self.markdown, "trace": self.trace}
+        files = {name: path for name, path in paths.items() if path is not None}
         if len({path.resolve() for path in files.values()}) < len(files):
             msg = f"{', '.join(files)}: expected different files, found {', '.join(map(str, files.values()))}"
             raise OptionError(msg)
@@ -55,19 +55,19 @@ class Outputs:
         from pronk.bench.render import show, to_markdown  # noqa: PLC0415 - imports torch
         from pronk.bench.summary import summarize  # noqa: PLC0415
 
-        found = summarize(records)
-        text = json.dumps(found.to_dict(), ensure_ascii=False) + "\n"
+        result = summarize(records)
+        json_text = json.dumps(result.to_dict(), ensure_ascii=False) + "\n"
         if self.document is not None and self.document != STDOUT:
-            self.document.write_text(text, encoding="utf-8")
+            self.document.write_text(json_text, encoding="utf-8")
         if self.markdown is not None:
-            self.markdown.write_text(to_markdown(found), encoding="utf-8")
+            self.markdown.write_text(to_markdown(result), encoding="utf-8")
         if self.report is not None:
             from pronk.bench.report import write_report  # noqa: PLC0415 - an optional dependency
 
-            sys.stderr.write(f"{write_report(found, self.report)}\n")
-        show(found, Console(highlight=False, stderr=self.document == STDOUT))
+            sys.stderr.write(f"{write_report(result, self.report)}\n")
+        show(result, Console(highlight=False, stderr=self.document == STDOUT))
         if self.document == STDOUT:
-            sys.stdout.write(text)
+            sys.stdout.write(json_text)
 
 
 def _check_file(name: str, path: Path) -> None:

@@ -16,41 +16,42 @@ __all__ = ["ROWS", "pass_times"]
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 
-_ROUNDS, _STEPS = 3, 6
+_ROUNDS = 3  # default number of rounds over all numbers of rows
+_STEPS = 6  # default maximum number of forward passes per round and number of rows
 
 
 @dataclass(frozen=True)
-class _Star(Proposer[None]):
-    """Drafter that makes forward passes of ``rows`` rows by ``rows - 1`` alternatives for the next token."""
+class _StarProposer(Proposer[None]):
+    """Proposer of ``rows - 1`` alternatives for the next token: ``rows`` rows with the last token."""
 
     name = "star"
     rows: int
     vocab_size: int
 
     def start(self, prompt: Sequence[int]) -> None:
-        """Return no state."""
+        """Return ``None``: the proposer has no state."""
 
     def propose(self, contexts: Sequence[DraftContext[None]]) -> list[TokenTree]:
-        """Propose the ids ``last + 1, last + 2, …`` modulo the vocabulary size as next tokens."""
+        """Propose ``root + 1``, ``root + 2``, … (modulo ``vocab_size``) after the last token ``root``."""
         parents = (-1, *[0] * (self.rows - 1))
         roots = [context.tokens[-1] for context in contexts]
         return [TokenTree(tuple((root + i) % self.vocab_size for i in range(self.rows)), parents) for root in roots]
 
     def observe(self, outcome: Outcome[None]) -> None:
-        """Ignore the outcome."""
+        """Do nothing: the proposer has no state."""
 
 
 def pass_times(
     llm: LLM, prompt: list[int], sizes: Sequence[int] | None = None, *, rounds: int | None = None, steps: int = _STEPS
 ) -> Iterator[PassTime]:
-    """Measure forward passes after a prompt; ``sizes`` are numbers of rows, by default :data:`ROWS`.
+    """Measure forward passes after a prompt, for each number of rows in ``sizes`` (default :data:`ROWS`).
 
-    Each of ``rounds`` goes over all sizes, with at most ``steps`` forward passes of each.
+    The measurement has ``rounds`` rounds. A round measures at most ``steps`` forward passes of each number of rows.
     """
     params = SamplingParams(max_tokens=steps + 1, ignore_eos=True)
     for _ in range(rounds or _ROUNDS):
         for rows in sizes or ROWS:
-            stats = llm.generate(prompt, params, drafter=_Star(rows, llm.config.vocab_size)).stats
-            for before, step in pairwise(stats.steps):
+            stats = llm.generate(prompt, params, drafter=_StarProposer(rows, llm.config.vocab_size)).stats
+            for previous, step in pairwise(stats.steps):
                 if step.rows == rows:  # the last step has fewer rows: max_tokens leaves no room for draft tokens
-                    yield PassTime(rows, step.target_clock - before.target_clock)
+                    yield PassTime(rows, step.target_clock - previous.target_clock)

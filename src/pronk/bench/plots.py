@@ -71,7 +71,7 @@ def draw_plots(model: ModelResult) -> tuple[Plot, ...]:
     return tuple(_Plotter(model).draw())
 
 
-def _one_axes(draw: Callable[[Axes], None], rows: int) -> Figure:
+def _make_figure(draw: Callable[[Axes], None], rows: int) -> Figure:
     from matplotlib.figure import Figure  # noqa: PLC0415 (an optional dependency)
 
     figure = Figure(figsize=(_WIDTH, max(_HEIGHT, 1 + _BAR_HEIGHT * rows)), layout="constrained")
@@ -84,13 +84,13 @@ def _one_axes(draw: Callable[[Axes], None], rows: int) -> Figure:
     return figure
 
 
-def _plot(title: str, caption: str, draw: Callable[[Axes], None], rows: int) -> Plot:
-    make = partial(_one_axes, draw, rows)
-    light, dark = (_to_svg(make, theme, transparent=True) for theme in ("default", "dark_background"))
+def _make_plot(title: str, caption: str, draw: Callable[[Axes], None], rows: int) -> Plot:
+    make_figure = partial(_make_figure, draw, rows)
+    light, dark = (_to_svg(make_figure, theme, transparent=True) for theme in ("default", "dark_background"))
     return Plot(title, caption, light, dark)
 
 
-def _to_svg(make: Callable[[], Figure], theme: str, *, transparent: bool) -> str:
+def _to_svg(make_figure: Callable[[], Figure], theme: str, *, transparent: bool) -> str:
     """Draw a figure with a theme, independent of the user's settings of matplotlib."""
     from matplotlib import style  # noqa: PLC0415 (an optional dependency)
 
@@ -98,7 +98,7 @@ def _to_svg(make: Callable[[], Figure], theme: str, *, transparent: bool) -> str
     with style.context([theme, _SETTINGS], after_reset=True), warnings.catch_warnings():
         # The reader's browser may have a font for the characters that matplotlib's font lacks.
         warnings.filterwarnings("ignore", message="Glyph .* missing", category=UserWarning)
-        make().savefig(buffer, format="svg", transparent=transparent, metadata={"Date": None})
+        make_figure().savefig(buffer, format="svg", transparent=transparent, metadata={"Date": None})
     return buffer.getvalue()
 
 
@@ -125,15 +125,15 @@ class _Plotter:
 
     def draw(self) -> Iterator[Plot]:
         """Yield every plot that shows at least one method besides plain decoding."""
-        for title, caption, has, draw in _PLOTS:
+        for title, caption, is_shown, draw in _PLOTS:
             for temperature in sorted(self.model.temperatures):
-                here = [f for f in self.model.figures if f.temperature == temperature and has(f)]
-                if any(not f.is_plain for f in here):
-                    title_here = f"{title}, {temperature_name(temperature)}"
-                    yield _plot(title_here, caption, partial(draw, self, figures=here), len(here))
+                shown = [f for f in self.model.figures if f.temperature == temperature and is_shown(f)]
+                if any(not f.is_plain for f in shown):
+                    full_title = f"{title}, {temperature_name(temperature)}"
+                    yield _make_plot(full_title, caption, partial(draw, self, figures=shown), len(shown))
         if self.model.pass_cost:
             caption = "Verifying more rows is almost free near the memory floor, the time to read the weights once."
-            yield _plot("Time of a forward pass", caption, self.draw_pass_cost, 1)
+            yield _make_plot("Time of a forward pass", caption, self.draw_pass_cost, 1)
 
     def draw_speedups(self, axes: Axes, figures: Sequence[Figures]) -> None:
         y, ticks = 0, {}
@@ -153,7 +153,7 @@ class _Plotter:
         axes.set(yticks=[], xlabel="tokens per second")
 
     def _bars(self, axes: Axes, first: int, figures: Sequence[Figures], values: Sequence[Any]) -> None:
-        """Draw one bar with a whisker per method, from y position ``first`` downwards."""
+        """Draw one bar with a whisker per method, at y = ``first``, ``first + 1``, …, from the top down."""
         for y, (f, value) in enumerate(zip(figures, values, strict=True), first):
             look = self.looks[f.method]
             style: dict[str, Any] = {"color": look["color"], "ecolor": "gray", "hatch": "///" if f.is_peer else None}
@@ -219,7 +219,7 @@ def _scale_rows(axes: Axes, name: str) -> None:
     axes.set_xlabel(name)
 
 
-# Title, caption, condition for metrics to be shown, and the method that draws them.
+# Title, caption, test whether Figures have the metrics of the plot, and the method that draws the plot.
 _PLOTS: tuple[tuple[str, str, Callable[[Figures], object], Callable[..., None]], ...] = (
     (
         "Speed-up",
@@ -276,17 +276,17 @@ def _step_figure(steps: Sequence[Decision]) -> Figure:
     for source in dict.fromkeys(name for names in sources for name in names):
         heights = [names.count(source) for names in sources]
         upper.bar(x, heights, 0.9, bottoms, label=source)
-        bottoms = [low + height for low, height in zip(bottoms, heights, strict=True)]
+        bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
     upper.bar(x, [1] * len(steps), 0.9, bottoms, color="lightgray", label="target model")
     upper.plot(x, [step.gain for step in steps], "k.", label="expected")
     upper.set_ylabel("tokens")
-    lower.plot(x, list(accumulate(_gained(step) for step in steps)))
+    lower.plot(x, list(accumulate(_plain_steps_saved(step) for step in steps)))
     lower.set(xlabel="step", ylabel="plain steps gained")
     figure.legend(loc="outside upper left", ncols=2)
     return figure
 
 
-def _gained(step: Decision) -> float:
+def _plain_steps_saved(step: Decision) -> float:
     """Return the plain steps that a step saves: its number of tokens minus its time in plain steps."""
     if step.plain is None or step.expected is None:
         return 0.0

@@ -63,7 +63,7 @@ class Prompt:
 
 
 def sample_prompts() -> list[Prompt]:
-    """Return the suite ``sample``: parts of HumanEval, GSM8K, HumanEvalPack (all MIT), and own prompts."""
+    """Return the suite ``sample``: parts of HumanEval, GSM8K, HumanEvalPack (all MIT), pronk's prompts."""
     with as_file(files("pronk.bench") / "prompts.jsonl") as path:
         return load_prompts(path)
 
@@ -86,9 +86,9 @@ def load_suite(name: str, folder: Path | None) -> list[Prompt]:
     raise OptionError(msg)
 
 
-def _suites_in(folder: Path, none: str) -> str:
-    """Return the names of the suites in a folder as text, or the text ``none`` without any suite."""
-    return ", ".join(sorted({path.name.split(".jsonl")[0] for path in folder.glob("*.jsonl*")})) or none
+def _suites_in(folder: Path, placeholder: str) -> str:
+    """Return the names of the suites in a folder as text, or ``placeholder`` if there is no suite."""
+    return ", ".join(sorted({path.name.split(".jsonl")[0] for path in folder.glob("*.jsonl*")})) or placeholder
 
 
 def load_prompts(path: Path) -> list[Prompt]:
@@ -119,19 +119,19 @@ def load_prompts(path: Path) -> list[Prompt]:
 
 
 def _parse(row: Mapping[str, Any], where: str, task: str, number: int) -> Prompt:
-    given = [key for key in ("prompt", "messages", "turns") if key in row]
-    if not given:
+    keys = [key for key in ("prompt", "messages", "turns") if key in row]
+    if not keys:
         msg = f"{where}: expected 'prompt', 'turns' or 'messages', found {', '.join(map(repr, row)) or 'nothing'}"
         raise OptionError(msg)
     name, task = str(row.get("id", f"{task}_{number}")), str(row.get("task", task))
     _check_task(task, where)
-    value = row[given[0]]
-    if given[0] == "prompt":
+    value = row[keys[0]]
+    if keys[0] == "prompt":
         return Prompt(name, task, text=_text(value, f"{where}: prompt"))
     if not isinstance(value, list) or not value:
-        msg = f"{where}: expected a list under {given[0]!r} with at least one entry, found {value!r:.60}"
+        msg = f"{where}: expected a list under {keys[0]!r} with at least one entry, found {value!r:.60}"
         raise OptionError(msg)
-    if given[0] == "turns":
+    if keys[0] == "turns":
         return Prompt(name, task, turns=tuple(_text(turn, f"{where}: turns") for turn in value))
     messages = [_message(entry, where) for entry in value]
     if messages[-1]["role"] != "user":
@@ -166,7 +166,7 @@ def _message(entry: Any, where: str) -> dict[str, str]:
 
 
 def limit_per_task(prompts: Iterable[Prompt], limit: int | None) -> dict[str, list[Prompt]]:
-    """Group prompts by task, at most ``limit`` (the first ones) per task, and make their ids unique."""
+    """Group the first ``limit`` prompts of each task by task; a repeated id gets a number: ``id (2)``."""
     tasks: dict[str, list[Prompt]] = defaultdict(list)
     seen: set[tuple[str, str]] = set()
     for prompt in prompts:
@@ -181,7 +181,7 @@ def limit_per_task(prompts: Iterable[Prompt], limit: int | None) -> dict[str, li
 def load_tasks(
     suites: Sequence[str] | None, folder: Path | None, files: Sequence[Path], limit: int | None
 ) -> dict[str, list[Prompt]]:
-    """Load the prompts of suites and files, by task; without both, those of the suite ``sample``.
+    """Load the prompts of suites and files, by task; if neither is given, the suite ``sample``.
 
     ``folder`` has the files of the suites; ``limit`` is the maximum number of prompts of each task.
 
@@ -189,13 +189,13 @@ def load_tasks(
         OptionError: ``folder`` is given without ``suites``, a suite is unknown, or a file is damaged.
     """
     if folder is not None and suites is None:
-        have = _suites_in(folder, "none")
-        msg = f"data: expected --suite with the suites to take from {folder}, which has {have}"
+        available = _suites_in(folder, "none")
+        msg = f"data: expected --suite with the suites to take from {folder}, which has {available}"
         raise OptionError(msg)
     names = suites if suites is not None else [] if files else [SAMPLE]
-    found = [prompt for name in names for prompt in load_suite(name, folder)]
-    found += [prompt for file in files for prompt in load_prompts(file)]
-    return limit_per_task(found, limit)
+    prompts = [prompt for name in names for prompt in load_suite(name, folder)]
+    prompts += [prompt for file in files for prompt in load_prompts(file)]
+    return limit_per_task(prompts, limit)
 
 
 def encode(llm: LLM, prompt: Prompt, answers: Sequence[str] = (), *, chat: bool = True) -> list[int]:
@@ -216,7 +216,7 @@ def encode(llm: LLM, prompt: Prompt, answers: Sequence[str] = (), *, chat: bool 
 
 
 def fit(ids: Sequence[int], limit: int) -> list[int]:
-    """Shorten a prompt to ``limit`` ids from its start and end, where the question is; drop the middle."""
+    """Drop the middle of a prompt longer than ``limit`` ids; the start and the end (the question) stay."""
     if len(ids) <= limit:
         return list(ids)
     head = limit // 2

@@ -36,7 +36,7 @@ __all__ = [
 
 FORMAT = "pronk-bench/1"
 
-# Plain decoding, the method that all other methods are compared with.
+# Name of plain decoding, the method with which all other methods are compared.
 PLAIN = "autoregressive"
 
 
@@ -46,7 +46,7 @@ class Start:
 
     started: str  # time in ISO 8601, UTC
     arguments: dict[str, Any]  # options of the command, the seed among them
-    versions: dict[str, str]  # of pronk, Python, torch and other packages, by name
+    versions: dict[str, str]  # version by name: pronk, Python, torch and other packages
     hardware: dict[str, Any]  # name of the processor, number of cores, number of threads, bytes of memory
     format: str = FORMAT
 
@@ -60,15 +60,15 @@ class Model:
 
     name: str  # as the user wrote it
     parameters: int
-    pass_bytes: int  # bytes of weights that a forward pass reads, without the few rows of the embedding
+    pass_bytes: int  # bytes of the matrices that a forward pass reads as a whole: not an embedding table
     kv_bytes_per_token: int  # bytes of KV cache that a forward pass reads for each token of the context
     dtype: str  # data type of the weights that are not quantized
     context: int  # maximum number of tokens, prompt and output together
-    methods: tuple[str, ...]  # in the order in which tables show them
+    methods: tuple[str, ...]  # names of the methods, in the order of the tables
     inflated: dict[str, Any] | None = None  # ``pronk_inflated`` of config.json: a small model padded to a large shape
     kernels: str = "torch"  # instruction set of pronk's kernels, or torch
-    weights: str = ""  # types of the matrices by falling size: int4 in groups of 32, int8 in groups of 128
-    weight_bits: float | None = None  # bits of memory per element of a matrix, scales included
+    weights: str = ""  # formats of the matrices, most bytes first: int4 in groups of 32, int8 in groups of 128
+    weight_bits: float | None = None  # mean bits per parameter of the matrices, scales included
     kv_dtype: str = ""
 
 
@@ -114,7 +114,7 @@ class Sample:
     engine: str  # "pronk", or the name of the peer's engine
     temperature: float
     seed: int
-    repeat: int  # from 0
+    repeat: int  # number of the repeat, from 0
     seconds: float = 0.0  # wall time of the batch divided by its number of prompts
     total_seconds: float = 0.0  # from the start of the request to its end
     prompt_tokens: int = 0
@@ -160,7 +160,7 @@ _KIND_NAMES = {cls: name for name, cls in _KINDS.items()}
 
 @dataclass
 class StepTrace:
-    """The records so far; each record is also written to ``file`` unless it is ``None``."""
+    """The records so far; each record is also written to ``file`` unless ``file`` is ``None``."""
 
     records: list[Record] = field(default_factory=list)
     file: TextIO | None = None
@@ -184,18 +184,18 @@ def read_trace(path: Path) -> list[Record]:
     Raises:
         OptionError: the file is not a trace, is damaged, or has another format.
     """
-    read = _read(path)
-    start = next(read, None)
+    records = _read_records(path)
+    start = next(records, None)
     if not isinstance(start, Start):
         msg = f"{path}: expected a trace that pronk bench --trace wrote, found none"
         raise OptionError(msg)
     if start.format != FORMAT:
         msg = f"{path}: expected a trace of format {FORMAT}, found {start.format}"
         raise OptionError(msg)
-    return [start, *read]
+    return [start, *records]
 
 
-def _read(path: Path) -> Iterator[Record]:
+def _read_records(path: Path) -> Iterator[Record]:
     rows, number = read_json_lines(path), 0
     while True:
         try:
@@ -211,14 +211,14 @@ def _read(path: Path) -> Iterator[Record]:
 
 def _parse(row: dict[str, Any], where: str) -> Record:
     cls = _KINDS.get(str(row.pop("kind", None)))
-    if cls is None or not set(row) <= {each.name for each in fields(cls)}:
+    if cls is None or not set(row) <= {f.name for f in fields(cls)}:
         msg = f"{where}: expected a record of a trace, found {row!r:.60}"
         raise OptionError(msg)
     try:
         if row.get("steps") is not None:
             row["steps"] = tuple(StepStats(*step) for step in row["steps"])
         if row.get("trust") is not None:
-            row["trust"] = tuple(GainStats(*each) for each in row["trust"])
+            row["trust"] = tuple(GainStats(*counts) for counts in row["trust"])
         for name in {"tokens", "methods"} & set(row):
             row[name] = tuple(row[name])
         record: Record = cls(**row)

@@ -27,11 +27,11 @@ def show(document: Document, console: Console) -> None:
     if document.interrupted:
         console.print(Text(_INTERRUPTED, style="yellow"))
     for model in document.models:
-        for part in _model(model, document):
-            console.print(part)
+        for renderable in _render_model(model, document):
+            console.print(renderable)
 
 
-def _model(model: ModelResult, document: Document) -> Iterator[RenderableType]:
+def _render_model(model: ModelResult, document: Document) -> Iterator[RenderableType]:
     yield Text(f"\n{model.name}", style="bold")
     yield Text(describe(model, document), style="dim")
     if (note := origin(model)) is not None:
@@ -44,8 +44,8 @@ def _model(model: ModelResult, document: Document) -> Iterator[RenderableType]:
         for temperature in temperatures:
             yield Text("\n" + " ".join(make_verdict(model, temperature)))
         yield Text("\n" + _footnote(document), style="dim")
-    yield from _listed(f"skipped, {len(model.skipped)} in all", [(f.id, f.reason) for f in model.skipped])
-    yield from _listed("failed", failures(model))
+    yield from _list_entries(f"skipped, {len(model.skipped)} in all", [(f.id, f.reason) for f in model.skipped])
+    yield from _list_entries("failed", failures(model))
 
 
 def _footnote(document: Document) -> str:
@@ -54,19 +54,19 @@ def _footnote(document: Document) -> str:
 
 
 def _to_rich(table: Table) -> RichTable:
-    """Convert a table; only the column of the methods wraps, so that numbers stay on one line."""
-    made = RichTable(box=None, padding=(0, 1), pad_edge=False, collapse_padding=True)
-    made.add_column("", overflow="fold", min_width=12)
+    """Convert a table to one of rich; only the column of the methods wraps, to keep numbers on one line."""
+    rich_table = RichTable(box=None, padding=(0, 1), pad_edge=False, collapse_padding=True)
+    rich_table.add_column("", overflow="fold", min_width=12)
     for column in table.columns:
-        made.add_column(column, justify="right", no_wrap=True)
+        rich_table.add_column(column, justify="right", no_wrap=True)
     for title, rows in table.blocks:
-        made.add_row(Text(title, style="bold cyan"))
+        rich_table.add_row(Text(title, style="bold cyan"))
         for method, *cells in rows:
-            made.add_row(Text(f"  {method}"), *cells)
-    return made
+            rich_table.add_row(Text(f"  {method}"), *cells)
+    return rich_table
 
 
-def _listed(title: str, entries: Sequence[tuple[str, str]]) -> Iterator[Text]:
+def _list_entries(title: str, entries: Sequence[tuple[str, str]]) -> Iterator[Text]:
     if not entries:
         return
     yield Text(f"{title}:", style="yellow")
@@ -84,7 +84,7 @@ def to_markdown(document: Document) -> str:
         if (note := origin(model)) is not None:
             lines += [f"**{_escape(note)}**", ""]
         for table in (speed_table(model), cost_table(model)) if model.figures else ():
-            lines += [*_rows(table), ""]
+            lines += [*_markdown_rows(table), ""]
         lines += [f"- {_escape(' '.join(make_verdict(model, t)))}" for t in model.temperatures]
         for peer, notes in model.peers.items():
             settings = ", ".join(f"{name} {value}" for name, value in notes.items())
@@ -96,15 +96,15 @@ def to_markdown(document: Document) -> str:
     return "\n".join([*lines, _escape(_footnote(document)), ""])
 
 
-def _rows(table: Table) -> Iterator[str]:
-    yield _row(["", "method", *(column.replace("\n", " ").strip() for column in table.columns)])
-    yield _row(["---", "---", *["--:"] * len(table.columns)])
+def _markdown_rows(table: Table) -> Iterator[str]:
+    yield _markdown_row(["", "method", *(column.replace("\n", " ").strip() for column in table.columns)])
+    yield _markdown_row(["---", "---", *["--:"] * len(table.columns)])
     for title, rows in table.blocks:
         for number, cells in enumerate(rows):
-            yield _row([title if number == 0 else "", *cells])
+            yield _markdown_row([title if number == 0 else "", *cells])
 
 
-def _row(cells: Sequence[str]) -> str:
+def _markdown_row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(map(_escape, cells))} |"
 
 

@@ -28,15 +28,15 @@ def write_report(document: Document, folder: Path) -> Path:
         OptionError: matplotlib is not installed, or the folder cannot be written.
     """
     page = _render(document).encode("utf-8", "backslashreplace")
-    target = folder / "index.html"
+    page_path = folder / "index.html"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with replace_file(target, shared=True) as file:
+        with replace_file(page_path, shared=True) as file:
             file.write(page)
     except OSError as error:
         msg = f"report: expected a folder that can be written, found {folder} ({error.strerror or error}); name another"
         raise OptionError(msg) from error
-    return target
+    return page_path
 
 
 def check_report(folder: Path) -> None:
@@ -76,16 +76,16 @@ def _flat(value: object) -> str:
 
 def _make_section(model: ModelResult, document: Document) -> dict[str, Any]:
     """Return the variables of the page's template for one model."""
-    names = list(dict.fromkeys(f.task for f in model.figures))
-    overall = [task for task in names if task in {ALL, SOUND}]
-    single = [task for task in names if task not in overall]
+    tasks = list(dict.fromkeys(f.task for f in model.figures))
+    overall = [task for task in tasks if task in {ALL, SOUND}]
+    single_tasks = [task for task in tasks if task not in overall]
     tables, details = {}, {}
     if overall:
         tables["Speed-up and acceptance"] = speed_table(model, tasks=overall)
         tables["Latency and cost"] = cost_table(model, overall[:1], wide=True)
-    if single:
-        details["Each task: speed-up and acceptance"] = speed_table(model, tasks=single)
-        details["Each task: latency and cost"] = cost_table(model, single, wide=True)
+    if single_tasks:
+        details["Each task: speed-up and acceptance"] = speed_table(model, tasks=single_tasks)
+        details["Each task: latency and cost"] = cost_table(model, single_tasks, wide=True)
     skipped = {f"Skipped prompts: {len(model.skipped)}": {s.id: s.reason for s in model.skipped}}
     failed = {"Failures": dict(failures(model))}
     return {

@@ -62,9 +62,9 @@ def check(plan: Plan) -> None:
     if peers.specs and plan.options.batch > 1:
         msg = f"peers are measured one prompt at a time; expected --batch 1, found {plan.options.batch}"
         raise OptionError(msg)
-    drafted = [spec for spec in peers.specs if spec.needs_draft]
-    if drafted and peers.draft is None:
-        msg = f"peer {drafted[0]}: expected --peer-draft with the folder of a draft model, found none"
+    with_draft = [spec for spec in peers.specs if spec.needs_draft]
+    if with_draft and peers.draft is None:
+        msg = f"peer {with_draft[0]}: expected --peer-draft with the folder of a draft model, found none"
         raise OptionError(msg)
     if peers.draft is not None and not (peers.draft / "config.json").is_file():
         msg = f"peer-draft: expected a folder with a checkpoint, found {peers.draft}"
@@ -75,7 +75,7 @@ def check(plan: Plan) -> None:
             known = ", ".join(sorted(engines)) or "none"
             msg = f"peer-python: expected an engine that is measured ({known}), found {engine}"
             raise OptionError(msg)
-    if peers.draft is not None and not drafted:
+    if peers.draft is not None and not with_draft:
         msg = "peer-draft: expected a peer that takes a draft model, such as transformers_assisted, found none"
         raise OptionError(msg)
 
@@ -120,7 +120,7 @@ def _measure(name: str, llm: LLM, plan: Plan, trace: StepTrace, timer: Timer, pr
     with ExitStack() as stack:
         with timer.preparing():
             drafters = dict.fromkeys((PLAIN, *plan.drafters))
-            trace.add(_model(name, llm, (*drafters, *map(str, plan.peers.specs))))
+            trace.add(_model_record(name, llm, (*drafters, *map(str, plan.peers.specs))))
             bandwidth = BandwidthMeter(llm.device)
             peak = PeakMemory(llm.device, bandwidth.nbytes)
             methods: list[Method] = [DrafterMethod(llm, drafter, peak) for drafter in drafters]
@@ -131,7 +131,7 @@ def _measure(name: str, llm: LLM, plan: Plan, trace: StepTrace, timer: Timer, pr
         bench.run(plan.tasks, partial(progress, name))
 
 
-def _model(name: str, llm: LLM, methods: tuple[str, ...]) -> Model:
+def _model_record(name: str, llm: LLM, methods: tuple[str, ...]) -> Model:
     raw = {} if is_gguf(llm.path) else read_json(llm.path / "config.json")
     weights = forward_weights(llm.engine.runner.decoder)
     return Model(

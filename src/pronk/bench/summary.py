@@ -65,7 +65,7 @@ def _sections(records: Iterable[Record]) -> list[_Section]:
 
 
 def _model_result(section: _Section) -> ModelResult:
-    speeds = [each.bytes_per_second for each in section.of(Bandwidth)]
+    speeds = [record.bytes_per_second for record in section.of(Bandwidth)]
     bandwidth = make_range(speeds) if speeds else None
     skipped = {f"{skip.task}/{skip.id}": skip.reason for skip in section.of(Skip)}
     return ModelResult(
@@ -74,31 +74,31 @@ def _model_result(section: _Section) -> ModelResult:
         pass_cost=_pass_costs(section.of(PassTime)),
         peers={peer.method: peer.notes for peer in section.of(PeerRecord)},
         skipped=tuple(Failure(name, reason) for name, reason in skipped.items()),
-        figures=tuple(_figures(section, bandwidth)),
+        figures=tuple(_make_all_figures(section, bandwidth)),
     )
 
 
 def _pass_costs(times: Sequence[PassTime]) -> tuple[PassCost, ...]:
     seconds = {rows: median([t.seconds for t in times if t.rows == rows]) for rows in sorted({t.rows for t in times})}
-    return tuple(PassCost(rows, took, took / seconds[min(seconds)]) for rows, took in seconds.items())
+    return tuple(PassCost(rows, duration, duration / seconds[min(seconds)]) for rows, duration in seconds.items())
 
 
-def _figures(section: _Section, bandwidth: Range | None) -> Iterator[Figures]:
+def _make_all_figures(section: _Section, bandwidth: Range | None) -> Iterator[Figures]:
     """Yield the metrics, ordered by task (aggregates last), temperature and method."""
     model, samples = section.model, section.of(Sample)
-    loops = {_key(s) for s in samples if s.method == PLAIN and repeated_ngrams(s.tokens) > LOOP_THRESHOLD}
+    loops = {_sample_key(s) for s in samples if s.method == PLAIN and repeated_ngrams(s.tokens) > LOOP_THRESHOLD}
     tasks = {task: [s for s in samples if s.task == task] for task in dict.fromkeys(s.task for s in samples)}
-    tasks |= {ALL: samples, SOUND: [s for s in samples if _key(s) not in loops]}
+    tasks |= {ALL: samples, SOUND: [s for s in samples if _sample_key(s) not in loops]}
     divergences = section.of(DivergenceRecord)
-    for task, members in tasks.items():
+    for task, task_samples in tasks.items():
         for temperature in dict.fromkeys(s.temperature for s in samples):
-            here = [s for s in members if s.temperature == temperature]
-            plain = [s for s in here if s.method == PLAIN]
+            at_temperature = [s for s in task_samples if s.temperature == temperature]
+            plain_samples = [s for s in at_temperature if s.method == PLAIN]
             for method in model.methods:
-                own = [s for s in here if s.method == method]
-                if own:
-                    yield make_figures(own, plain, divergences, model, bandwidth, task)
+                method_samples = [s for s in at_temperature if s.method == method]
+                if method_samples:
+                    yield make_figures(method_samples, plain_samples, divergences, model, bandwidth, task)
 
 
-def _key(sample: Sample) -> tuple[str, str, float]:
+def _sample_key(sample: Sample) -> tuple[str, str, float]:
     return sample.task, sample.id, sample.temperature

@@ -65,13 +65,14 @@ def speed_table(
     columns = [name for t in temperatures for name in (f"× plain\nT = {t:g}", "S", "α", "loops")]
     blocks = []
     for task in dict.fromkeys(f.task for f in model.figures if tasks is None or f.task in tasks):
-        here = [f for f in model.figures if f.task == task and f.temperature in temperatures]
+        selected = [f for f in model.figures if f.task == task and f.temperature in temperatures]
         rows = []
-        for method in dict.fromkeys(f.method for f in here):
-            row = {f.temperature: f for f in here if f.method == method}
-            cells = [cell for t in temperatures for cell in _speed(row.get(t))]
-            done, asked = min(f.prompts for f in row.values()), max(f.asked for f in row.values())
-            rows.append((method, *cells, _same(row.values()), str(done) if done == asked else f"{done}/{asked}"))
+        for method in dict.fromkeys(f.method for f in selected):
+            figures = {f.temperature: f for f in selected if f.method == method}
+            cells = [cell for t in temperatures for cell in _speed_cells(figures.get(t))]
+            finished, asked = min(f.prompts for f in figures.values()), max(f.asked for f in figures.values())
+            num_prompts = str(finished) if finished == asked else f"{finished}/{asked}"
+            rows.append((method, *cells, _exactness_cell(figures.values()), num_prompts))
         if rows:
             blocks.append((task_name(task), tuple(rows)))
     return Table((*columns, "same", "of"), tuple(blocks))
@@ -83,13 +84,13 @@ def cost_table(model: ModelResult, tasks: Sequence[str] = (ALL,), *, wide: bool 
     ``wide`` adds the columns that do not fit into a terminal of 80 characters.
     """
     shown = [f for f in model.figures if f.task in tasks]
-    several = any(f.waited is not None for f in shown)
-    columns = [*_COSTS, *(_WIDE_COSTS if wide else ()), *(_WORKER_COSTS if several else ())]
+    has_workers = any(f.waited is not None for f in shown)
+    columns = [*_COSTS, *(_WIDE_COSTS if wide else ()), *(_WORKER_COSTS if has_workers else ())]
     blocks = []
     for task in dict.fromkeys(f.task for f in shown):
         for temperature in dict.fromkeys(f.temperature for f in shown):
-            here = [f for f in shown if (f.task, f.temperature) == (task, temperature) and f.prompts]
-            rows = tuple((f.method, *(cell(f) for _, cell in columns)) for f in here)
+            selected = [f for f in shown if (f.task, f.temperature) == (task, temperature) and f.prompts]
+            rows = tuple((f.method, *(cell(f) for _, cell in columns)) for f in selected)
             title = f"T = {temperature:g}"
             blocks.append((title if task == ALL else f"{task_name(task)}, {title}", rows))
     return Table(tuple(heading for heading, _ in columns), tuple(blocks))
@@ -100,7 +101,7 @@ def task_name(task: str) -> str:
     return {ALL: "all tasks", SOUND: "without loops"}.get(task, task)
 
 
-def _speed(figures: Figures | None) -> tuple[str, ...]:
+def _speed_cells(figures: Figures | None) -> tuple[str, ...]:
     if figures is None or not figures.prompts:
         return (_MISSING,) * 4
     speed = figures.speedup
@@ -109,8 +110,8 @@ def _speed(figures: Figures | None) -> tuple[str, ...]:
     return gain, _number(figures.S), _number(figures.alpha), repeated
 
 
-def _same(row: Iterable[Figures]) -> str:
-    """Format ``equal/compared`` outputs; a star means that only near ties made the others differ."""
+def _exactness_cell(row: Iterable[Figures]) -> str:
+    """Format ``7/8`` for 7 of 8 equal outputs, ``7/8*`` if near ties explain all unequal ones."""
     compared = [figures for figures in row if figures.compared is not None]
     if not compared:
         return ""
@@ -132,7 +133,7 @@ def _milliseconds(seconds: float | None) -> str:
 
 
 Cell = Callable[[Figures], str]
-_COSTS: tuple[tuple[str, Cell], ...] = (
+_COSTS: tuple[tuple[str, Cell], ...] = (  # heading, and the function that formats a cell of the column
     ("tokens\n/s", lambda f: _median(f.tokens_per_second, 1)),
     ("×\nfloor", lambda f: _number(f.over_floor)),
     ("TTFT\nms", lambda f: _milliseconds(f.ttft.median if f.ttft else None)),
@@ -155,7 +156,7 @@ _WORKER_COSTS: tuple[tuple[str, Cell], ...] = (
 
 
 def describe(model: ModelResult, document: Document) -> str:
-    """Return one line about the model, the machine and the memory floor."""
+    """Return one line: model, machine, and memory floor (the time to read all weights from memory)."""
     parts = [f"{_count(model.parameters)} parameters", model.dtype]
     if model.storage is not None:
         parts.append(f"{model.storage}, {model.pass_bytes / 1e6:,.1f} MB a forward pass")
@@ -184,8 +185,8 @@ def failures(model: ModelResult) -> list[tuple[str, str]]:
     prompts: dict[tuple[str, str], dict[str, None]] = {}
     for figures in model.figures:
         if figures.task == ALL:
-            for each in figures.failures:
-                prompts.setdefault((figures.method, each.reason), {})[each.id] = None
+            for failure in figures.failures:
+                prompts.setdefault((figures.method, failure.reason), {})[failure.id] = None
     entries = []
     for (method, reason), (first, *others) in prompts.items():
         more = f" and {len(others)} more" if others else ""

@@ -8,13 +8,13 @@ from pronk.bench.document import ALL, SOUND, Figures, ModelResult, Range
 
 __all__ = ["make_verdict", "temperature_name"]
 
-Measured = tuple[Range, Figures]
+Measured = tuple[Range, Figures]  # speed-up, and the metrics that contain it
 
 
 def make_verdict(model: ModelResult, temperature: float) -> tuple[str, ...]:
     """Return the paragraphs about plain decoding, peers, exactness and data quality that are not empty."""
     verdict = _Verdict(model.figures, temperature)
-    parts = (verdict.against_plain(), verdict.against_peers(), verdict.exactness(), verdict.limits())
+    parts = (verdict.against_plain(), verdict.against_peers(), verdict.exactness(), verdict.caveats())
     return tuple(filter(None, map(" ".join, parts)))
 
 
@@ -27,56 +27,56 @@ class _Verdict:
     """Sentences about the metrics at one temperature."""
 
     def __init__(self, figures: Sequence[Figures], temperature: float) -> None:
-        self._all = [f for f in figures if f.temperature == temperature]
+        self._figures = [f for f in figures if f.temperature == temperature]
         self._start = "With greedy decoding" if temperature == 0 else f"At T = {temperature:g}"
-        self._overall = [f for f in self._all if f.task == ALL]
-        self._own = _fastest_first(f for f in self._overall if not f.is_peer and not f.is_plain)
+        self._overall = [f for f in self._figures if f.task == ALL]
+        self._drafters = _fastest_first(f for f in self._overall if not f.is_peer and not f.is_plain)
         self._peers = _fastest_first(f for f in self._overall if f.is_peer)
 
     def against_plain(self) -> Iterable[str]:
-        if not self._own:
+        if not self._drafters:
             yield f"{self._start}, no drafter has a figure over all tasks."
             return
-        speed, best = self._own[0]
-        times, over = f"{_plus_minus(speed)} times", f"over {best.prompts} of {best.asked} prompts"
-        best_runs = f"the best, {best.method}, runs at {times} its speed, {over}."
+        speed, best = self._drafters[0]
+        factor, coverage = f"{_plus_minus(speed)} times", f"over {best.prompts} of {best.asked} prompts"
+        best_runs = f"the best, {best.method}, runs at {factor} its speed, {coverage}."
         yield f"{self._start}, " + _judge(
             speed,
-            f"{best.method} is the fastest drafter: {times} the speed of plain decoding, {over}.",
+            f"{best.method} is the fastest drafter: {factor} the speed of plain decoding, {coverage}.",
             f"no drafter is clearly faster than plain decoding: {best_runs}",
             f"every drafter loses to plain decoding: {best_runs}",
         )
         yield from self._by_task(best)
-        # If the best drafter is slower than plain decoding, the first sentence says so of every drafter.
-        rest = self._own[1:] if _judge(speed, "win", "tie", "") else []
-        losers = [f"{f.method} ({s.median:.2f})" for s, f in rest if _judge(s, "", "", "loss")]
-        ties = [f"{f.method} ({s.median:.2f})" for s, f in rest if _judge(s, "", "tie", "")]
+        # If the best drafter is slower than plain decoding, the first sentence mentions every drafter.
+        unmentioned = self._drafters[1:] if _judge(speed, "win", "tie", "") else []
+        losers = [f"{f.method} ({s.median:.2f})" for s, f in unmentioned if _judge(s, "", "", "loss")]
+        ties = [f"{f.method} ({s.median:.2f})" for s, f in unmentioned if _judge(s, "", "tie", "")]
         if losers:
             yield f"Slower than plain decoding: {_join(losers)}."
         if ties and _judge(speed, "win", "", ""):
             yield f"No clear difference from plain decoding: {_join(ties)}."
 
     def _by_task(self, best: Figures) -> Iterable[str]:
-        tasks = _fastest_first(f for f in self._all if f.method == best.method and f.task not in {ALL, SOUND})
+        tasks = _fastest_first(f for f in self._figures if f.method == best.method and f.task not in {ALL, SOUND})
         if len(tasks) < 2:
             return
-        (most, top), (least, bottom) = tasks[0], tasks[-1]
-        yield f"By task: from {least.median:.2f} times on {bottom.task} to {most.median:.2f} times on {top.task}."
-        lost = [f.task for speed, f in tasks if _judge(speed, "", "", "loss")]
-        if lost:
-            yield f"It loses to plain decoding on {_join(lost)}."
+        (high, fastest), (low, slowest) = tasks[0], tasks[-1]
+        yield f"By task: from {low.median:.2f} times on {slowest.task} to {high.median:.2f} times on {fastest.task}."
+        lost_tasks = [f.task for speed, f in tasks if _judge(speed, "", "", "loss")]
+        if lost_tasks:
+            yield f"It loses to plain decoding on {_join(lost_tasks)}."
 
     def against_peers(self) -> Iterable[str]:
         if not self._peers:
             return
-        peer, figures = self._peers[0]
-        yield f"The best peer, {figures.method}, runs at {_plus_minus(peer)} times plain decoding’s speed."
-        if self._own and peer.median > 0 and self._own[0][0].median > 0:
-            speed, best = self._own[0]
-            ratio = speed.median / peer.median
-            both = Range(ratio, ratio * (speed.spread / speed.median + peer.spread / peer.median))
-            verb = _judge(both, "beats", "is level with", "loses to")
-            yield f"{best.method} {verb} it: {_plus_minus(both)} times its speed."
+        peer_speed, peer = self._peers[0]
+        yield f"The best peer, {peer.method}, runs at {_plus_minus(peer_speed)} times plain decoding’s speed."
+        if self._drafters and peer_speed.median > 0 and self._drafters[0][0].median > 0:
+            speed, best = self._drafters[0]
+            ratio = speed.median / peer_speed.median
+            relative = Range(ratio, ratio * (speed.spread / speed.median + peer_speed.spread / peer_speed.median))
+            verb = _judge(relative, "beats", "is level with", "loses to")
+            yield f"{best.method} {verb} it: {_plus_minus(relative)} times its speed."
 
     def exactness(self) -> Iterable[str]:
         def ties(figures: Figures) -> str:
@@ -84,15 +84,15 @@ class _Verdict:
 
         others = [f for f in self._overall if not f.is_plain]
         counts = [(f, f.same, f.compared) for f in others if f.same is not None and f.compared]
-        own = [(same, compared) for f, same, compared in counts if not f.is_peer]
-        if own and all(same == compared for same, compared in own):
-            yield f"Every drafter gave plain decoding’s tokens in all {sum(n for _, n in own)} outputs compared."
+        by_drafter = [(same, compared) for f, same, compared in counts if not f.is_peer]
+        if by_drafter and all(same == compared for same, compared in by_drafter):
+            yield f"Every drafter gave plain decoding’s tokens in all {sum(n for _, n in by_drafter)} outputs compared."
         differ = [f"{f.method} in {n - same} of {n}{ties(f)}" for f, same, n in counts if n and same < n]
         if differ:
             yield f"Other tokens than plain decoding’s, so not the same text at that speed: {_join(differ)}."
 
-    def limits(self) -> Iterable[str]:
-        """Yield the limits of the data: repetitive text and failed prompts."""
+    def caveats(self) -> Iterable[str]:
+        """Yield the reasons to doubt the results: repetitive text and failed prompts."""
         plain = next((f for f in self._overall if f.is_plain), None)
         if plain is not None and plain.repeated:
             yield self._repetition(plain.repeated)
@@ -102,8 +102,8 @@ class _Verdict:
 
     def _repetition(self, repeated: float) -> str:
         text = f"Of the 4-grams in plain decoding’s text {repeated:.0%} repeat, which helps methods that copy"
-        best = self._own[0][1].method if self._own else None
-        for f in self._all:
+        best = self._drafters[0][1].method if self._drafters else None
+        for f in self._figures:
             if f.task == SOUND and f.method == best and f.speedup:
                 text += (
                     f"; on the {f.prompts} prompts whose output does not loop, {best} is at {_plus_minus(f.speedup)}"
@@ -116,7 +116,10 @@ def _fastest_first(figures: Iterable[Figures]) -> list[Measured]:
 
 
 def _judge(speed: Range, win: str, tie: str, loss: str) -> str:
-    """Return ``win``, ``loss`` or, if the ratio ``speed`` is within its spread of 1, ``tie``."""
+    """Return ``tie`` if the ratio ``speed`` ± its spread includes 1, else ``win`` (above 1) or ``loss``.
+
+    Empty texts make a test: ``_judge(speed, "win", "", "")`` is true for a win only.
+    """
     if abs(speed.median - 1) <= speed.spread:
         return tie
     return win if speed.median > 1 else loss

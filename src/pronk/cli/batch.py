@@ -76,28 +76,28 @@ def batch(
         ):
             if replicas := replication():
                 cluster = replicas.connect(screen, options(max_batch, prefix_cache))
-                with cluster as (path, plan), _bar(done, len(ids)) as progress:
+                with cluster as (path, plan), _progress_bar(done, len(ids)) as progress:
                     from pronk.replicas.batch import run_on_replicas
 
                     refused = run_on_replicas(plan, name or path.name, read_batch(source), answers, progress)
             else:
                 with screen.loading() as bar:
                     llm = load(bar, max_batch, prefix_cache)
-                with _bar(done, len(ids)) as progress:
-                    refused = _run(llm, name or llm.path.name, source, answers, progress)
+                with _progress_bar(done, len(ids)) as progress:
+                    refused = _run_in_process(llm, name or llm.path.name, source, answers, progress)
     screen.say(f"{len(ids) - done} answers in {target}" + (f", {refused} of them refusals" if refused else ""))
 
 
 @contextmanager
-def _bar(done: int, total: int) -> Iterator[Callable[[], None]]:
-    """Show a bar of the answered requests; the yielded function counts one more answer."""
+def _progress_bar(done: int, total: int) -> Iterator[Callable[[], None]]:
+    """Show a bar of the answered requests; yield a function that counts one more answer."""
     num_answered = count(done + 1)
     with status_bar(Console(stderr=True)) as bar:
         bar("requests", done, total)
         yield lambda: bar("requests", next(num_answered), total)
 
 
-def _run(llm: "LLM", name: str, source: Path, answers: "BatchOutput", progress: Callable[[], None]) -> int:
+def _run_in_process(llm: "LLM", name: str, source: Path, answers: "BatchOutput", progress: Callable[[], None]) -> int:
     import asyncio
 
     from pronk.async_llm import AsyncLLM
@@ -105,8 +105,8 @@ def _run(llm: "LLM", name: str, source: Path, answers: "BatchOutput", progress: 
     from pronk.server.service import Service
     from pronk.server.settings import RequestLimits, ServerSettings
 
-    at_a_time = 2 * llm.engine.scheduler.max_batch
-    limits = RequestLimits(requests=2**20, n=1024, seconds=1e6)
+    at_a_time = 2 * llm.engine.scheduler.max_batch  # waiting requests fill the batch as others end
+    limits = RequestLimits(requests=2**20, n=1024, seconds=1e6)  # limits of a server, too large to matter
 
     async def main() -> int:
         async with AsyncLLM(llm, max_requests=limits.requests) as engine:

@@ -73,7 +73,7 @@ def plan(
         list[str] | None, _peers("Python interpreter with the engine installed; repeatable.", metavar="ENGINE=PATH")
     ] = None,
 ) -> "Plan":
-    """Build and check the plan of the benchmark.
+    """Check the options and return the drafters, peers, prompts and settings to measure.
 
     Raises:
         PronkError: an option or a file of prompts is invalid.
@@ -83,7 +83,7 @@ def plan(
     from pronk.bench.prompts import load_tasks
     from pronk.bench.run import PeerOptions, Plan, check
 
-    made = Plan(
+    bench_plan = Plan(
         drafters=tuple(drafters),
         peers=PeerOptions(
             specs=choose_peers(
@@ -95,8 +95,8 @@ def plan(
         tasks=load_tasks(suite, data, prompts or [], limit),
         options=Options(max_tokens, tuple(dict.fromkeys(temperature)), repeats, batch, seed, ignore_eos, chat, fit),
     )
-    check(made)
-    return made
+    check(bench_plan)
+    return bench_plan
 
 
 @shares(load=model_options, planned=plan, without=("model", "drafter"))
@@ -156,17 +156,18 @@ def bench(
     problem: Exception | None = None  # raised after the results so far have been shown
     with ExitStack() as stack:
         status = stack.enter_context(status_bar(Console(stderr=True), "MofNCompleteColumn"))
-        made = planned(drafter, model)
+        bench_plan = planned(drafter, model)
         records = _open_trace(trace, stack)
-        chosen: dict[str, str | None] = {name: name for name in model} if model else {DEFAULT_MODEL: None}
-        batch = max(16, made.options.batch)
+        models: dict[str, str | None] = {name: name for name in model} if model else {DEFAULT_MODEL: None}
+        batch = max(16, bench_plan.options.batch)  # 16 is the default of pronk.LLM
         loaders = {
             name: partial(load, max_batch=batch, model=value, drafter="autoregressive")
-            for name, value in chosen.items()
+            for name, value in models.items()
         }
         arguments = {**planned.keywords, **load.keywords, "model": list(loaders), "drafter": drafter}
-        try:  # the trace stores plain JSON values, paths as text
-            run(loaders, made, records, json.loads(json.dumps(arguments, default=str)), status)
+        try:
+            # The trace stores JSON values: dumps and loads convert paths to text.
+            run(loaders, bench_plan, records, json.loads(json.dumps(arguments, default=str)), status)
         except KeyboardInterrupt:
             problem = typer.Exit(INTERRUPTED)
         except Exception as error:  # noqa: BLE001
@@ -190,19 +191,19 @@ def _refuse_ignored(context: typer.Context) -> None:
             raise OptionError(msg)
 
 
-def _interpreters(given: Sequence[str]) -> dict[str, str]:
+def _interpreters(pairs: Sequence[str]) -> dict[str, str]:
     """Parse ``["openvino=/opt/python"]`` into ``{"openvino": "/opt/python"}``."""
     from pronk.bench.peers import PEERS
 
     engines = {spec.engine for spec in PEERS.values()}
-    found: dict[str, str] = {}
-    for each in given:
-        engine, _, path = each.partition("=")
+    interpreters: dict[str, str] = {}
+    for pair in pairs:
+        engine, _, path = pair.partition("=")
         if engine not in engines or not Path(path).is_file():
-            msg = f"peer-python: expected ENGINE=PATH with {', '.join(sorted(engines))} and a program, found {each!r}"
+            msg = f"peer-python: expected ENGINE=PATH with {', '.join(sorted(engines))} and a program, found {pair!r}"
             raise OptionError(msg)
-        found[engine] = path
-    return found
+        interpreters[engine] = path
+    return interpreters
 
 
 def _open_trace(path: Path | None, stack: ExitStack) -> "StepTrace":

@@ -122,7 +122,7 @@ def stats_line(stats: Stats, kernels: str, seed: int | None = None) -> str:
         f"{stats.accepted} of {stats.drafted} draft tokens accepted",
     ]
     if len(stats.sources) > 1:
-        parts.append(", ".join(f"{name} {each.accepted} of {each.drafted}" for name, each in stats.sources.items()))
+        parts.append(", ".join(f"{name} {stat.accepted} of {stat.drafted}" for name, stat in stats.sources.items()))
     if stats.jumped:
         parts.append(f"{stats.jumped} tokens forced by the guide")
     if stats.compile_seconds:

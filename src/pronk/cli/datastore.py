@@ -20,8 +20,8 @@ __all__ = ["app"]
 app = typer.Typer(help="Build datastores for the drafter retrieval.", no_args_is_help=True, rich_markup_mode="rich")
 
 _GZIP_RATIO = 3  # assumed size of a text divided by that of its .gz file, for the progress bar
-# Number of documents per call of the tokenizer, and maximum number of characters that are tokenized together.
-_CHUNK, _PIECE = 64, 1 << 20
+_CHUNK = 64  # number of documents per call of the tokenizer
+_PIECE = 1 << 20  # maximum number of characters that are tokenized together
 
 
 @app.command(no_args_is_help=True)
@@ -99,7 +99,7 @@ def _build(out: Path, text: Sequence[Path], model: str | None, limit: int | None
     tokenizer = Tokenizer.load(folder, vocab_size)
     reader = _Reader(sources, tokenizer, limit)
 
-    def say(tokens: int) -> None:
+    def show_progress(tokens: int) -> None:
         if tokens == SORTING:
             status("sorting", 0, 0)
         else:
@@ -113,28 +113,28 @@ def _build(out: Path, text: Sequence[Path], model: str | None, limit: int | None
             vocab_size=vocab_size,
             limit=limit,
             sources=[path.resolve().name for path in text],
-            on_progress=say,
+            on_progress=show_progress,
         )
 
 
 @dataclass
 class _Reader:
-    """Tokenizes the documents of the sources; ``done`` is the number of bytes read so far."""
+    """Tokenizes the documents of the sources; ``bytes_done`` is the number of bytes read so far."""
 
     sources: Sequence[SourceSpec]
     tokenizer: "Tokenizer"
     limit: int | None
-    done: int = 0
+    bytes_done: int = 0
 
     def __post_init__(self) -> None:
         self.sizes = [_text_bytes(Path(str(source.path))) for source in self.sources]
 
     def progress(self, tokens: int) -> tuple[int, int]:
-        """Return done and total: in tokens if the limit of tokens is closer, otherwise in bytes of text."""
+        """Return finished and total work: tokens if ``limit`` is nearer than the end of the text, else bytes."""
         total = sum(self.sizes)
-        if self.limit is not None and tokens / self.limit > self.done / max(total, 1):
+        if self.limit is not None and tokens / self.limit > self.bytes_done / max(total, 1):
             return tokens, self.limit
-        return min(self.done, total), total
+        return min(self.bytes_done, total), total
 
     def documents(self) -> Iterator[list[int]]:
         """Yield the token ids of each document, without the tokenizer's special tokens."""
@@ -142,16 +142,16 @@ class _Reader:
             texts = (document.text for document in read_source(source))
             while chunk := list(islice(texts, _CHUNK)):
                 yield from self._encode(chunk)
-            self.done = sum(self.sizes[: number + 1])
+            self.bytes_done = sum(self.sizes[: number + 1])
 
     def _encode(self, texts: Sequence[str]) -> Iterator[list[int]]:
         # Replace lone surrogates, which JSON strings can hold and tokenizers reject.
-        data = [text.encode(errors="replace") for text in texts]
-        pieces = [list(_pieces(text.decode())) for text in data]
+        encoded_texts = [text.encode(errors="replace") for text in texts]
+        pieces = [list(_split_text(text.decode())) for text in encoded_texts]
         flat = [*chain.from_iterable(pieces)]
         encoded = iter(self.tokenizer.backend.encode_batch_fast(flat, add_special_tokens=False))
-        for text, text_pieces in zip(data, pieces, strict=True):
-            self.done += len(text)
+        for text, text_pieces in zip(encoded_texts, pieces, strict=True):
+            self.bytes_done += len(text)
             yield [token for encoding in islice(encoded, len(text_pieces)) for token in encoding.ids]
 
 
@@ -162,7 +162,7 @@ def _text_bytes(path: Path) -> int:
     return path.stat().st_size * (_GZIP_RATIO if path.suffix == ".gz" else 1)
 
 
-def _pieces(text: str) -> Iterator[str]:
+def _split_text(text: str) -> Iterator[str]:
     """Cut a text into pieces of at most ``_PIECE`` characters, at the ends of lines where possible."""
     start = 0
     while len(text) - start > _PIECE:

@@ -47,7 +47,7 @@ def explain(
 
     [bold]text[/]: tokens of the step, accepted draft tokens in green. Below:
     each drafter that proposed, the expected tokens of a step with its draft
-    tokens, and its milliseconds. Brackets mark a drafter that ran to explore.
+    tokens, and its milliseconds. Brackets mark a run to measure acceptance.
 
     [bold]drafted[/]: draft tokens proposed > verified > accepted.
 
@@ -74,14 +74,14 @@ def explain(
     _check_plot(plot)
     llm, params = prepare(load, request, screen)
     with interruptible("interrupted"):
-        found = run(llm, text, params)
+        explanation = run(llm, text, params)
     if plot is not None:
-        _draw(found, plot)
+        _draw(explanation, plot)
     if as_json:
-        typer.echo(json.dumps(_to_dict(found), ensure_ascii=False))
+        typer.echo(json.dumps(_to_dict(explanation), ensure_ascii=False))
         return
-    screen.result(_table(found, llm.tokenizer))
-    screen.result(Text(found.summary))
+    screen.result(_table(explanation, llm.tokenizer))
+    screen.result(Text(explanation.summary))
 
 
 def _check_plot(path: Path | None) -> None:
@@ -94,15 +94,15 @@ def _check_plot(path: Path | None) -> None:
         raise OptionError(msg)
 
 
-def _draw(found: "Explanation", path: Path) -> None:
+def _draw(explanation: "Explanation", path: Path) -> None:
     from pronk.bench.plots import draw_steps
     from pronk.files.atomic import replace_file, writing
 
     with writing(path, "the plot"), replace_file(path) as file:
-        file.write(draw_steps(found.steps).encode())
+        file.write(draw_steps(explanation.steps).encode())
 
 
-def _table(found: "Explanation", tokenizer: "Tokenizer") -> "Table":
+def _table(explanation: "Explanation", tokenizer: "Tokenizer") -> "Table":
     from rich import box
     from rich.table import Table
 
@@ -111,7 +111,7 @@ def _table(found: "Explanation", tokenizer: "Tokenizer") -> "Table":
     table.add_column("text; drafter, expected tokens, ms", overflow="fold", ratio=1)
     for name in ("drafted", "gain / cost", "gained"):
         table.add_column(name, justify="right", no_wrap=True)
-    for number, steps in _grouped(found.steps):
+    for number, steps in _group_steps(explanation.steps):
         first, last = steps[0], steps[-1]
         draft_tokens = " > ".join(map(str, first.counts))
         table.add_row(
@@ -124,13 +124,13 @@ def _table(found: "Explanation", tokenizer: "Tokenizer") -> "Table":
     return table
 
 
-def _grouped(steps: "Sequence[Decision]") -> "Iterator[tuple[int, list[Decision]]]":
-    """Yield groups of steps and the number of their first step; steps without draft tokens are grouped."""
-    for undrafted, group in groupby(
-        enumerate(steps, 1), lambda each: not (each[1].source_reports or each[1].kept.num_draft_tokens)
+def _group_steps(steps: "Sequence[Decision]") -> "Iterator[tuple[int, list[Decision]]]":
+    """Yield (number of the first step, steps); consecutive steps without drafting form one group."""
+    for without_drafts, group in groupby(
+        enumerate(steps, 1), lambda pair: not (pair[1].source_reports or pair[1].kept.num_draft_tokens)
     ):
         numbered = list(group)
-        if undrafted:
+        if without_drafts:
             yield numbered[0][0], [step for _, step in numbered]
         else:
             yield from ((number, [step]) for number, step in numbered)
@@ -144,10 +144,10 @@ def _step_text(steps: "Sequence[Decision]", tokenizer: "Tokenizer") -> Any:
         accepted = len(step.path)
         for tokens, style in ((step.tokens[:accepted], "green"), (step.tokens[accepted:], "")):
             text.append(repr(tokenizer.decode(list(tokens)))[1:-1], style)
-    for each in steps[0].source_reports:
-        expected = "" if each.after is None else f" {each.after[0]:.2f},"
-        name = f"({each.source})" if each.reason == "explores" else each.source
-        text.append(f"\n  {name}{expected} {1e3 * each.seconds:.2g}", "dim")
+    for report in steps[0].source_reports:
+        expected = "" if report.after is None else f" {report.after[0]:.2f},"
+        name = f"({report.source})" if report.reason == "explores" else report.source
+        text.append(f"\n  {name}{expected} {1e3 * report.seconds:.2g}", "dim")
     return text
 
 
@@ -157,33 +157,33 @@ def _gain_per_cost(step: "Decision") -> str:
     return f"{step.gain:.2f} / {step.expected / step.plain:.2f} = {step.value:.2f}"
 
 
-def _to_dict(found: "Explanation") -> dict[str, Any]:
+def _to_dict(explanation: "Explanation") -> dict[str, Any]:
     return {
-        "completion": found.completion.to_dict(),
-        "summary": found.summary,
-        "speed": found.speed,
-        "sources": [asdict(share) for share in found.shares],
-        "steps": [_step(step) for step in found.steps],
+        "completion": explanation.completion.to_dict(),
+        "summary": explanation.summary,
+        "speed": explanation.speed,
+        "sources": [asdict(share) for share in explanation.shares],
+        "steps": [_step_to_dict(step) for step in explanation.steps],
     }
 
 
-def _step(step: "Decision") -> dict[str, Any]:
-    asked = [
+def _step_to_dict(step: "Decision") -> dict[str, Any]:
+    reports = [
         {
-            "source": each.source,
-            "why": each.reason,
-            "seconds": each.seconds,
-            "offered": each.tree.num_draft_tokens,
-            "expected_before": None if each.before is None else each.before[0],
-            "expected_after": None if each.after is None else each.after[0],
+            "source": report.source,
+            "why": report.reason,
+            "seconds": report.seconds,
+            "offered": report.tree.num_draft_tokens,
+            "expected_before": None if report.before is None else report.before[0],
+            "expected_after": None if report.after is None else report.after[0],
         }
-        for each in step.source_reports
+        for report in step.source_reports
     ]
     names = ("plain", "expected", "asking", "seconds", "gain", "value", "credit", "shared_budget")
     kept = {"tokens": step.kept.tokens, "parents": step.kept.parents, "gain": step.kept.gain}
     return {
         "tokens": step.tokens,
-        "asked": asked,
+        "asked": reports,
         "offered": step.offered.num_draft_tokens,
         "kept": kept | {"sources": [name for name, _ in step.kept.origin or ()]},
         "accepted": step.path,

@@ -97,7 +97,7 @@ def generate(
             return
         if echo:
             screen.echo(text)
-        _show(llm.stream(text, params), params, screen, llm.kernels)
+        _show_samples(llm.stream(text, params), params, screen, llm.kernels)
         if screen.color_drafts and screen.interactive:
             screen.legend()
 
@@ -170,7 +170,7 @@ def _main(args: Sequence[str] | None) -> NoReturn:
         refuse_removed(arguments)
         code = app(arguments, prog_name="pronk", standalone_mode=False)
     except typer.TyperException as error:
-        code = _fail(_explain(error), error.exit_code)
+        code = _fail(_usage_message(error), error.exit_code)
     except typer.Abort:
         code = INTERRUPTED
     except PronkError as error:
@@ -182,10 +182,10 @@ def _main(args: Sequence[str] | None) -> NoReturn:
     raise SystemExit(code or 0)
 
 
-def _explain(error: typer.TyperException) -> str:
+def _usage_message(error: typer.TyperException) -> str:
     """Return the parser's message with a hint at ``--help``; empty if the parser has printed the help."""
     message, context = error.format_message(), getattr(error, "ctx", None)
-    refused: list[Any] = getattr(error.__cause__, "errors", list)()  # only the cause holds the rejected value
+    refused: list[Any] = getattr(error.__cause__, "errors", list)()  # pydantic's error holds the rejected value
     if refused:
         message += f", found {refused[0]['input']!r}"
     return f"{message} (try '{context.command_path} --help')" if message and context else message
@@ -202,26 +202,26 @@ def _fail(message: str, code: int) -> int:
     return code
 
 
-def _show(pieces: Iterator["Piece"], params: "SamplingParams", screen: "TerminalOutput", kernels: str) -> None:
+def _show_samples(pieces: Iterator["Piece"], params: "SamplingParams", screen: "TerminalOutput", kernels: str) -> None:
     """Stream the first sample, then print the other samples and the statistics of all finished samples."""
     from pronk.cli.console import stats_line
 
-    held: dict[int, list[Piece]] = {index: [] for index in range(1, params.n)}
-    ended: dict[int, Completion] = {}
+    other_pieces: dict[int, list[Piece]] = {index: [] for index in range(1, params.n)}
+    completions: dict[int, Completion] = {}
     try:
         for piece in pieces:
-            if piece.index in held:
-                held[piece.index].append(piece)
+            if piece.index in other_pieces:
+                other_pieces[piece.index].append(piece)
             else:
                 screen.write(piece.text, drafted=piece.guessed)
             if piece.completion is not None:
-                ended[piece.index] = piece.completion
+                completions[piece.index] = piece.completion
     finally:  # an interrupted generation shows its partial text
         screen.end_line()
-        for index, pieces_of_sample in held.items():
+        for index, pieces_of_sample in other_pieces.items():
             screen.write(f"--- sample {index + 1} of {params.n} ---\n")
             for piece in pieces_of_sample:
                 screen.write(piece.text, drafted=piece.guessed)
             screen.end_line()
-        for _, completion in sorted(ended.items()):
+        for _, completion in sorted(completions.items()):
             screen.figures(stats_line(completion.stats, kernels, None if params.greedy else completion.seed))

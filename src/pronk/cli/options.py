@@ -41,7 +41,7 @@ def given_options(context: typer.Context) -> list[str]:
 
 
 def panel(title: str, **common: Any) -> Callable[..., Any]:
-    """Return ``option(text, *names, **settings)``: a typer.Option with help ``text`` in one help panel."""
+    """Return a function that makes a typer.Option in one help panel: ``option(text, *names, **settings)``."""
     return lambda text, *names, **settings: typer.Option(*names, help=text, rich_help_panel=title, **common | settings)
 
 
@@ -88,26 +88,26 @@ def shares(
     received = {key: [p.name for p in group if p.name not in without] for key, group in groups.items()}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own = inspect.signature(command)
-        mine = {name: p for name, p in own.parameters.items() if name not in builders}
+        signature = inspect.signature(command)
+        command_parameters = {name: p for name, p in signature.parameters.items() if name not in builders}
         shown: dict[str, inspect.Parameter] = {}
-        for p in chain(mine.values(), *groups.values()):
-            if p.name in mine or p.name not in without:
-                shown[p.name] = shown.pop(p.name, p)
+        for parameter in chain(command_parameters.values(), *groups.values()):
+            if parameter.name in command_parameters or parameter.name not in without:
+                shown[parameter.name] = shown.pop(parameter.name, parameter)
 
         @functools.wraps(command)
-        def call(**given: Any) -> None:
+        def call(**values: Any) -> None:
             built = {
-                key: functools.partial(build, **{name: given[name] for name in received[key]})
+                key: functools.partial(build, **{name: values[name] for name in received[key]})
                 for key, build in builders.items()
             }
-            with ExitStack() as ends:
-                if "load" in built:
+            with ExitStack() as at_end:
+                if "load" in built:  # its builder is model_options
                     load = built["load"]
-                    built["load"] = functools.partial(_load, ends, load.func, **load.keywords)
-                command(**{name: given[name] for name in mine}, **built)
+                    built["load"] = functools.partial(_load, at_end, load.func, **load.keywords)
+                command(**{name: values[name] for name in command_parameters}, **built)
 
-        call.__signature__ = own.replace(parameters=list(shown.values()))  # type: ignore[attr-defined]
+        call.__signature__ = signature.replace(parameters=list(shown.values()))  # type: ignore[attr-defined]
         call.__annotations__ = {p.name: p.annotation for p in shown.values()}
         return call
 
@@ -115,16 +115,16 @@ def shares(
 
 
 def _load(
-    ends: ExitStack, options: Callable[..., dict[str, Any]], /, progress: Progress | None, *args: Any, **given: Any
+    at_end: ExitStack, options: Callable[..., dict[str, Any]], /, progress: Progress | None, *args: Any, **keywords: Any
 ) -> "LLM":
-    """Load the model; ``ends`` saves its acceptance statistics when the command ends or fails."""
+    """Load the model; ``at_end`` saves its acceptance statistics when the command ends or fails."""
     from pronk.llm import LLM
     from pronk.parallel.worker_group import check_launched
 
-    found = options(*args, **given)
-    check_launched(found["workers"])
-    llm = LLM(**found, progress=progress)
-    ends.callback(llm.calibration.save)
+    llm_options = options(*args, **keywords)
+    check_launched(llm_options["workers"])
+    llm = LLM(**llm_options, progress=progress)
+    at_end.callback(llm.calibration.save)
     return llm
 
 
@@ -190,9 +190,9 @@ def model_options(
 ) -> dict[str, Any]:
     """Return the keyword arguments of :class:`pronk.LLM`.
 
-    To a parameter ``load``, :func:`shares` passes a function that loads the model: ``load(progress, max_batch,
-    prefix_cache)``, where ``progress`` receives the bytes read so far and in all. ``max_batch`` is the maximum number
-    of requests in one forward pass; ``prefix_cache`` keeps the KV cache of finished requests for later prompts.
+    A command's parameter ``load`` receives ``load(progress, max_batch, prefix_cache)``, which loads the model. The
+    callback ``progress`` gets the bytes read so far and in all. ``max_batch`` is the maximum number of requests in one
+    forward pass; ``prefix_cache`` keeps the KV cache of finished requests for later prompts.
     """
     return locals() | {"calibration": {"on": True, "off": False}.get(calibration, calibration)}
 

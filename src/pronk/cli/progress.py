@@ -22,7 +22,7 @@ def command_line(name: str, *words: str, **options: Any) -> str:
     line = ["pronk", name, *words]
     for option, value in options.items():
         values = value if isinstance(value, list) else [] if value is None else [value]
-        line += [word for each in values for word in (f"--{option.replace('_', '-')}", str(each))]
+        line += [word for item in values for word in (f"--{option.replace('_', '-')}", str(item))]
     return shlex.join(line)
 
 

@@ -59,36 +59,36 @@ def quantize(
         import torch
 
         from pronk.models.loader import resolve_model
-        from pronk.quantization.quantize.checkpoint import quantize as work
+        from pronk.quantization.quantize.checkpoint import quantize as write_checkpoint
         from pronk.quantization.quantize.texts import read_texts
 
         if threads is not None:
             torch.set_num_threads(threads)
         folder = resolve_model(model)
         name = folder.resolve().name if Path(model).expanduser().is_dir() else model
-        words, text = {}, "the text that comes with pronk"
+        calibration, text = {}, "the text that comes with pronk"
         if calibrate:
-            words = {"calibrate": calibrate.resolve().name, "tokens": tokens}
-            text = f"a held-out part of {words['calibrate']}"
-        made = work(
+            calibration = {"calibrate": calibrate.resolve().name, "tokens": tokens}
+            text = f"a held-out part of {calibration['calibrate']}"
+        result = write_checkpoint(
             folder,
             out,
             bits,
             group,
             lambda: read_texts(folder, calibrate, tokens),
             name=name,
-            command=command_line("quantize", name, out.name, bits=bits, group=group, **words),
+            command=command_line("quantize", name, out.name, bits=bits, group=group, **calibration),
             text=text,
             status=status,
         )
-    screen.print(f"{out}: {_summary(made)}", markup=False)
+    screen.print(f"{out}: {_summary(result)}", markup=False)
 
 
-def _summary(made: "QuantizedCheckpoint") -> str:
-    rule, change = made.rule, made.after / made.before - 1
-    others = [f"{name} {value:.3f}" for name, value in made.tried.items() if name != made.method]
+def _summary(result: "QuantizedCheckpoint") -> str:
+    rule, change = result.rule, result.after / result.before - 1
+    others = [f"{name} {value:.3f}" for name, value in result.tried.items() if name != result.method]
     return (
-        f"{rule.bits} bits in {f'groups of {rule.group}' if rule.group else 'whole rows'}, method {made.method}; "
-        f"{made.num_bytes / 1e6:,.1f} MB instead of {made.source_bytes / 1e6:,.1f}; perplexity {made.after:.3f} "
-        f"instead of {made.before:.3f} ({change:+.2%}){'; tried: ' * bool(others)}{', '.join(others)}"
+        f"{rule.bits} bits in {f'groups of {rule.group}' if rule.group else 'whole rows'}, method {result.method}; "
+        f"{result.num_bytes / 1e6:,.1f} MB instead of {result.source_bytes / 1e6:,.1f}; perplexity {result.after:.3f} "
+        f"instead of {result.before:.3f} ({change:+.2%}){'; tried: ' * bool(others)}{', '.join(others)}"
     )

@@ -31,9 +31,9 @@ class ChatSession:
         self._commands: dict[str, tuple[str, Callable[[], None]]] = {
             "/help": ("this list", self._help),
             "/reset": ("forget the conversation", self._reset),
-            "/stats": ("statistics of all answers so far", self._figures),
+            "/stats": ("statistics of all answers so far", self._show_stats),
             "/colors": ("turn the colour of draft tokens on or off", self._switch_colors),
-            "/exit": ("leave; so does Ctrl-D", lambda: None),
+            "/exit": ("leave; so does Ctrl-D", lambda: None),  # run() ends before this call
         }
 
     def run(self) -> None:
@@ -42,7 +42,7 @@ class ChatSession:
             with suppress(ImportError):  # not on Windows
                 import readline  # noqa: F401 - gives input() editing and history
             self._screen.say("Ctrl-C stops an answer, Ctrl-D ends the chat, /help lists the commands.")
-            self._legend()
+            self._show_legend()
         while (line := self._read()) not in {None, "/exit"}:
             self._run_line(str(line))
 
@@ -112,14 +112,14 @@ class ChatSession:
         self._messages.clear()
         self._screen.say("forgot the conversation")
 
-    def _figures(self) -> None:
+    def _show_stats(self) -> None:
         self._screen.say(stats_line(self._total, self._llm.kernels))
 
     def _switch_colors(self) -> None:
         self._screen.color_drafts = not self._screen.color_drafts
-        self._legend()
+        self._show_legend()
 
-    def _legend(self) -> None:
+    def _show_legend(self) -> None:
         if self._screen.color_drafts:
             self._screen.legend()
         else:

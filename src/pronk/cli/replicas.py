@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ReplicaOptions", "replica_options"]
 
-_ray = panel("Replicas")
+_replica_option = panel("Replicas")
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class ReplicaOptions:
         if self.address is None:
             from pronk.replicas.ray_security import be_private
 
-            be_private()  # before Ray is imported
+            be_private()  # before the import of Ray, which reads the environment
         try:
             from pronk.replicas.cluster import ReplicaPlan
         except ImportError as error:
@@ -117,9 +117,9 @@ class ReplicaOptions:
         cores = _num_cores()
         threads = threads or max(1, cores // (self.replicas * workers))
         if self.replicas * workers * threads > cores:
-            most = max(1, cores // (workers * threads))
+            limit = max(1, cores // (workers * threads))
             msg = (
-                f"replicas: expected at most {most} of {workers * threads} threads each on the {cores} cores of "
+                f"replicas: expected at most {limit} of {workers * threads} threads each on the {cores} cores of "
                 f"this machine, found {self.replicas}; use fewer, or --threads, or --ray-address"
             )
             raise OptionError(msg)
@@ -128,13 +128,13 @@ class ReplicaOptions:
 
 def replica_options(
     *,
-    replicas: Annotated[int, _ray("Number of replicas of the model, each in its own process.", min=1)] = 1,
+    replicas: Annotated[int, _replica_option("Number of replicas of the model, each in its own process.", min=1)] = 1,
     min_replicas: Annotated[
-        int | None, _ray("Number of replicas to keep under low load.", show_default="all", min=1)
+        int | None, _replica_option("Number of replicas to keep under low load.", show_default="all", min=1)
     ] = None,
     ray_address: Annotated[
         str | None,
-        _ray("Address of a Ray cluster, as for ray.init.", show_default="this machine", metavar="ADDRESS"),
+        _replica_option("Address of a Ray cluster, as for ray.init.", show_default="this machine", metavar="ADDRESS"),
     ] = None,
 ) -> ReplicaOptions:
     """Build the options of the replicas.

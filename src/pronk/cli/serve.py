@@ -88,7 +88,7 @@ def serve(
     require_extra("serve", "serve", *SERVER_MODULES)
     from pronk.async_llm import AsyncLLM
     from pronk.parallel.worker_group import is_launched
-    from pronk.server.guardrails import REFLECTION, Reflection
+    from pronk.server.guardrails import MODERATION_TEMPLATE, ModerationPrompt
     from pronk.server.run import Server, check_free
     from pronk.server.service import Service
     from pronk.server.settings import RequestLimits, ServerSettings, read_keys, read_text
@@ -99,7 +99,7 @@ def serve(
         msg = f"host: expected --api-key or --api-key-file beside {host!r}, found none; add a key or --open-to-all"
         raise OptionError(msg)
     guardrail_prompt = _guardrails(guardrails)
-    template = REFLECTION if moderation_prompt is None else read_text("moderation-prompt", moderation_prompt)
+    template = MODERATION_TEMPLATE if moderation_prompt is None else read_text("moderation-prompt", moderation_prompt)
     limits = RequestLimits(
         requests=max_requests,
         max_tokens=max_tokens,
@@ -131,7 +131,7 @@ def serve(
             page=page,
         )
         Server(
-            Service(engine, settings, reflection=Reflection(engine.llm.tokenizer, template)),
+            Service(engine, settings, moderation_prompt=ModerationPrompt(engine.llm.tokenizer, template)),
             host=host,
             port=port,
             drain_seconds=drain,
@@ -141,9 +141,9 @@ def serve(
 
 
 def _print_address(screen: "TerminalOutput", settings: "ServerSettings", host: str, port: int) -> None:
-    where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     with suppress(OSError):  # a failed write to the log must not stop the server
-        screen.say(f"{settings.name} · {where}/v1" + (f" · chat page: {where}/" if settings.page else ""))
+        screen.say(f"{settings.name} · {url}/v1" + (f" · chat page: {url}/" if settings.page else ""))
         if not settings.keys and settings.hosts is None:
             screen.note("no API key: every client that can reach this machine is served")
 

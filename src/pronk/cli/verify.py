@@ -104,23 +104,23 @@ def verify(
         from pronk.bench.prompts import encode
         from pronk.drafters import make_drafter
         from pronk.verification import NamedPrompt, VerifySettings, fitting_drafters, verify_steps
-        from pronk.verification.prompts import fitting
+        from pronk.verification.prompts import select_fitting
 
         settings = VerifySettings(max_tokens, samples, seed, cast("Rule", rule))
         for spec in drafter or ():
             make_drafter(spec)  # an unknown drafter is refused before the model is loaded
         texts = _select(prompts, limit)
         llm = load(loading, budget="all")  # budget "auto" would leave draft tokens unverified
-    named = [NamedPrompt(prompt.id, encode(llm, prompt)) for prompt in texts]
+    named_prompts = [NamedPrompt(prompt.id, encode(llm, prompt)) for prompt in texts]
     report: VerifyReport | None = None
     code = 0
     try:
         with status_bar(Console(stderr=True)) as progress:
             names, reasons = drafter, dict[str, str]()
             if names is None:
-                names, reasons = fitting_drafters(llm, fitting(llm, named, max_tokens)[0], settings.rule)
-            given: dict[str, Any] = {"required": drafter is not None, "left_out": reasons, "progress": progress}
-            for report in verify_steps(llm, names, named, settings, **given):  # noqa: B007 - the last one is shown
+                names, reasons = fitting_drafters(llm, select_fitting(llm, named_prompts, max_tokens)[0], settings.rule)
+            options: dict[str, Any] = {"required": drafter is not None, "left_out": reasons, "progress": progress}
+            for report in verify_steps(llm, names, named_prompts, settings, **options):  # noqa: B007 - shown below
                 pass
     except KeyboardInterrupt:
         code = INTERRUPTED
@@ -132,12 +132,12 @@ def _select(file: Path | None, limit: int | None) -> "list[Prompt]":
     """Return ``limit`` prompts of the file or of the sample suite, spread evenly over the tasks."""
     from pronk.bench.prompts import load_prompts, sample_prompts
 
-    found = sample_prompts() if file is None else load_prompts(file)
+    all_prompts = sample_prompts() if file is None else load_prompts(file)
     if limit is None:
-        limit = _NUM_SAMPLE_PROMPTS if file is None else len(found)
+        limit = _NUM_SAMPLE_PROMPTS if file is None else len(all_prompts)
     ranks: defaultdict[str, count[int]] = defaultdict(count)
     # In order of the prompts' number within their task: the first prompt of each task, then the second of each, …
-    return sorted(found, key=lambda prompt: next(ranks[prompt.task]))[:limit]
+    return sorted(all_prompts, key=lambda prompt: next(ranks[prompt.task]))[:limit]
 
 
 def _show(report: "VerifyReport | None", *, as_json: bool) -> None:

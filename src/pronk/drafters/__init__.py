@@ -28,6 +28,7 @@ from pronk.drafters.registry import REGISTRY, class_modules, make_drafter
 if TYPE_CHECKING:
     from pronk.drafters.autoregressive import Autoregressive as Autoregressive
     from pronk.drafters.combined.first_of import FirstOf as FirstOf
+    from pronk.drafters.combined.grammar import Grammar as Grammar
     from pronk.drafters.combined.merged import Merged as Merged
     from pronk.drafters.from_draft.beam import Beam as Beam
     from pronk.drafters.from_draft.cape import Cape as Cape

@@ -22,11 +22,11 @@ class Autoregressive(Proposer[None]):
     capabilities = Capabilities(proposes=False)
 
     def start(self, prompt: Sequence[int]) -> None:
-        """Return no state."""
+        """Return ``None``: the proposer has no state."""
 
     def propose(self, contexts: Sequence[DraftContext[None]]) -> list[TokenTree]:
         """Return for each context a tree without draft tokens."""
         return [TokenTree.chain(context.tokens[-1:]) for context in contexts]
 
     def observe(self, outcome: Outcome[None]) -> None:
-        """Ignore the outcome."""
+        """Do nothing: the proposer has no state."""

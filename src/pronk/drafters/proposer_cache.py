@@ -13,8 +13,8 @@ from pronk.speculation.target import Target
 
 __all__ = ["ProposerCache"]
 
-# Maximum numbers of cached proposers without and with a draft model, which takes memory from the target's KV cache.
-_MAX_WITHOUT_MODELS, _MAX_WITH_MODELS = 64, 4
+_MAX_WITHOUT_MODEL = 64  # maximum number of cached proposers without a draft model
+_MAX_WITH_MODEL = 4  # maximum number of those with a draft model, which takes memory from the target's KV cache
 
 
 class ProposerCache:
@@ -23,10 +23,10 @@ class ProposerCache:
     A draft model is freed with its last proposer, as only proposers hold strong references to its weights and its KV
     cache. (:meth:`~pronk.speculation.target.Target.load_shared` and :class:`~pronk.kv_cache.budget.KVBudget` hold weak
     ones.) Running requests, callers and this cache keep a proposer alive. The KV memory of a freed draft model is
-    divided among the remaining caches when the next draft model is loaded.
+    divided among the KV caches of the target and the other draft models when the next draft model is loaded.
 
-    The cache is thread-safe. Binding a drafter may read files for seconds. Binding has a lock of its own, so decoding
-    and lookups of cached proposers continue meanwhile.
+    The cache is thread-safe. Binding a drafter may read files for seconds. It has a lock of its own, so decoding and
+    lookups of cached proposers continue during it.
 
     Attributes:
         default: proposer of requests that select no drafter; never evicted or reloaded.
@@ -35,9 +35,10 @@ class ProposerCache:
     def __init__(self, target: Target, drafter: Drafter) -> None:
         """Bind the default ``drafter``; raises as :meth:`get_proposer` does."""
         self._target = target
-        self._cache_lock, self._bind_lock = RLock(), RLock()
+        self._cache_lock = RLock()  # guards ``_cached``
+        self._bind_lock = RLock()  # held while a drafter is bound
         self._cached: dict[Drafter, Proposer[Any]] = {}  # least recently used first
-        if isinstance(drafter, Proposer):
+        if isinstance(drafter, Proposer):  # such a drafter is its own proposer: there is nothing to cache
             self.default = bind_proposer(drafter, target)
         else:
             _check_hashable(drafter)
@@ -47,7 +48,7 @@ class ProposerCache:
         """Return the cached proposer of a drafter or specification, or bind and cache a new one.
 
         A cached proposer whose draft model was rewritten on disk is replaced by one that loads the new files. If
-        ``spec`` is itself a proposer, it is bound to the target and returned without being cached.
+        ``spec`` is itself a proposer, it is bound to the target and not cached.
 
         Raises:
             OptionError: the drafter or option is unknown, or the drafter does not fit the target.
@@ -57,19 +58,19 @@ class ProposerCache:
         if isinstance(drafter, Proposer):
             return bind_proposer(drafter, self._target)
         _check_hashable(drafter)
-        proposer = self._find(drafter)
+        proposer = self._get_current(drafter)
         return self._bind(drafter) if proposer is None else proposer
 
     def _bind(self, drafter: Drafter) -> Proposer[Any]:
         with self._bind_lock:
-            proposer = self._find(drafter)  # another thread may have bound it meanwhile
+            proposer = self._get_current(drafter)  # another thread may have bound the drafter since the first lookup
             if proposer is None:
                 proposer = bind_proposer(drafter, self._target)
                 self._store(drafter, proposer)
             return proposer
 
-    def _find(self, drafter: Drafter) -> Proposer[Any] | None:
-        """Return the cached proposer; ``None`` if there is none or its draft model's files have changed."""
+    def _get_current(self, drafter: Drafter) -> Proposer[Any] | None:
+        """Return the cached proposer, or ``None``; remove one whose draft model's files have changed."""
         with self._cache_lock:
             proposer = self._cached.pop(drafter, None)
             if proposer is None or not all(map(self._target.is_current, proposer.models)):
@@ -84,11 +85,11 @@ class ProposerCache:
             evictable = [(key, cached) for key, cached in self._cached.items() if cached is not self.default]
             with_models = [key for key, cached in evictable if cached.models]
             without_models = [key for key, cached in evictable if not cached.models]
-            for key in (*with_models[:-_MAX_WITH_MODELS], *without_models[:-_MAX_WITHOUT_MODELS]):
+            for key in (*with_models[:-_MAX_WITH_MODEL], *without_models[:-_MAX_WITHOUT_MODEL]):
                 del self._cached[key]
 
 
-# Cached, since each request has a specification, and few of them are different.
+# Cached, since each request of a server names a specification, and most name the same few.
 _make_drafter_cached = lru_cache(256)(make_drafter)
 
 

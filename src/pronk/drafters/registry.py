@@ -101,8 +101,8 @@ def _check_drafter(spec: Any) -> Drafter:
 
 
 def _build(node: ast.expr, spec: str) -> Drafter:
-    """Build the drafter of ``name`` or ``name(drafter, …, option=value, …)``; values are Python literals."""
-    call = node if isinstance(node, ast.Call) else ast.Call(node, args=[], keywords=[])
+    """Build the drafter of ``name`` or ``name(drafter, …, option=value, …)``; errors quote ``spec``."""
+    call = node if isinstance(node, ast.Call) else ast.Call(node, args=[], keywords=[])  # a bare name has no options
     if not isinstance(call.func, ast.Name):
         raise _syntax_error(spec)
     name = call.func.id
@@ -124,7 +124,7 @@ def _build(node: ast.expr, spec: str) -> Drafter:
 
 
 def _read_options(call: ast.Call, spec: str) -> dict[str, Any]:
-    """Return the keyword arguments of a call as option values."""
+    """Return the ``option=value`` pairs of a specification as a dict; the values are Python literals."""
     options: dict[str, Any] = {}
     for keyword in call.keywords:
         if keyword.arg in options:

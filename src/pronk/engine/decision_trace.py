@@ -1,4 +1,4 @@
-"""Record of the speculation decisions of a request, step by step; see :mod:`pronk.explain`."""
+"""Speculation decisions of a request, one record per decoding step; used by :mod:`pronk.explain`."""
 
 from __future__ import annotations
 
@@ -18,33 +18,34 @@ __all__ = ["Decision", "DecisionTrace"]
 class Decision:
     """Speculation decisions and results of one decoding step."""
 
-    source_reports: tuple[SourceReport, ...]  # reports of the drafters that proposed, in order
+    source_reports: tuple[SourceReport, ...]  # one per drafter that ``auto`` called; else empty
     offered: TokenTree  # proposed tree
     kept: TokenTree  # verified tree: ``offered`` without the dropped draft tokens
     path: tuple[int, ...]  # accepted nodes of ``kept``
     tokens: tuple[int, ...]  # committed token ids
-    plain: float | None  # estimated seconds of a step without draft tokens, per request; ``None``: not yet measured
-    expected: float | None  # estimated seconds of the step with ``kept``, per request and without drafting
-    asking: float  # measured seconds of drafting
-    seconds: float  # measured seconds of the step without drafting, for all requests together
-    credit: float | None  # ``RequestBudget.credit``: time saved by speculation and not yet lost again, in plain steps
-    shared_budget: float | None  # ``SharedBudget.left``: time that all requests may still lose, in plain steps
+    # Estimated seconds for ``n`` decoding requests, if a step takes ``costs.at(rows)`` seconds; ``None`` if unknown:
+    plain: float | None  # ``costs.at(n) / n``: one request's part of a step without draft tokens
+    expected: float | None  # ``costs.at(n * len(kept)) / n``: its part if every request verifies ``len(kept)`` rows
+    asking: float  # this request's part of the measured seconds in the drafter
+    seconds: float  # measured seconds of the whole step, for all requests, without the time in drafters
+    credit: float | None  # ``RequestBudget.credit``: plain steps that speculation has gained and may lose again
+    shared_budget: float | None  # ``SharedBudget.left``: plain steps that all requests may still lose
 
     @property
     def counts(self) -> tuple[int, int, int]:
-        """Number of draft tokens proposed, verified and accepted."""
+        """Numbers of draft tokens proposed, verified and accepted."""
         offered, kept = (sum(tree.acceptable) - 1 for tree in (self.offered, self.kept))
         return offered, kept, len(self.path)
 
     @property
     def gain(self) -> float:
-        """Expected number of committed tokens, the bonus token included."""
+        """Expected number of committed tokens: 1 (the bonus token) plus the gains of the draft tokens."""
         gain = self.kept.gain
         return 1.0 + (0.0 if gain is None else sum(gain[1:]))
 
     @property
     def value(self) -> float | None:
-        """Expected number of committed tokens in the time of a step without draft tokens; above 1 is faster."""
+        """``gain * plain / expected``: estimated speed-up over a step without draft tokens."""
         return None if self.plain is None or not self.expected else self.gain * self.plain / self.expected
 
 
@@ -58,11 +59,11 @@ class DecisionTrace:
     _draft_seconds: float = 0.0
 
     def record_proposal(self, source_reports: Sequence[SourceReport], tree: TokenTree) -> None:
-        """Record a proposed tree and the reports of the drafters."""
+        """Record the proposed tree of the current step and one report per drafter."""
         self._source_reports, self._offered = tuple(source_reports), tree
 
     def add_draft_seconds(self, seconds: float) -> None:
-        """Add drafting time."""
+        """Add to the current step's seconds in the drafter."""
         self._draft_seconds += seconds
 
     def record_step(
@@ -73,7 +74,7 @@ class DecisionTrace:
         seconds: float,
         request_budget: RequestBudget | None,
     ) -> None:
-        """Record a step of ``requests`` requests that took ``seconds`` without drafting."""
+        """Complete the record of the current step; ``requests`` is the number ``n`` in :class:`Decision`."""
         kept = outcome.tree
         self.steps.append(
             Decision(

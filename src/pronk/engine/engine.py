@@ -1,8 +1,8 @@
 """The decode loop: schedule, propose, forward, verify, commit, update.
 
 With pronk's own kernels the logits of *any* node of a token tree are bit-equal to those of plain decoding, because
-each sum has the same order (``kernels/README.md``). Accepted tokens are therefore final: their KV rows are moved into
-place, and the next step starts after them. With torch's kernels the last bit may differ; see :attr:`Engine.exact`.
+each sum has the same order (``kernels/README.md``). Accepted tokens are therefore final: their KV rows are moved to
+consecutive slots, and the next step starts after them. With torch the last bit may differ; see :attr:`Engine.exact`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pronk.engine.output_processor import OutputProcessor
 from pronk.engine.request import Request, Token
-from pronk.engine.request_step import RequestStep, Verified, plan_step, verify
+from pronk.engine.request_step import RequestStep, VerifiedStep, plan_step, verify
 from pronk.engine.scheduler import Scheduler
 from pronk.errors import CacheFullError, PronkError
 from pronk.execution.attention import Segment
@@ -85,7 +85,6 @@ class Engine:
         self.speculator = Speculator(self.runner, budget=budget)
         self.output_processor = OutputProcessor(cache, clock)
         self.lock = RLock()
-        times = self.runner.cost_model
         self.target = Target(
             decoder,
             cache,
@@ -93,7 +92,7 @@ class Engine:
             kv_budget,
             folder,
             self.lock,
-            cost_model=times,
+            cost_model=self.runner.cost_model,
             acceptance_stats=acceptance_stats,
             runner=self.runner,
             clock=clock,
@@ -241,7 +240,7 @@ class Engine:
     def _step(self) -> None:
         start_time = self.runner.clock()
         self.scheduler.expire()
-        self._remove_finished()  # makes space for waiting requests
+        self._remove_finished()  # frees KV blocks for waiting requests
         batch = self.scheduler.schedule()
         self.speculator.begin(batch, self.scheduler.preempted)
         if not batch:
@@ -261,30 +260,30 @@ class Engine:
             step.request.stats.target_seconds += result.seconds
         return result
 
-    def _verify(self, step: RequestStep, result: JobResult) -> Verified | None:
+    def _verify(self, step: RequestStep, result: JobResult) -> VerifiedStep | None:
         with self._isolate_failure(step.request):
             return verify(step, result)
         return None
 
-    def _commit(self, verified: Sequence[Verified | None]) -> dict[Request, Outcome[Any]]:
-        """Commit the verified tokens; return the outcomes for the drafters, one per decoding request."""
+    def _commit(self, verified: Sequence[VerifiedStep | None]) -> dict[Request, Outcome[Any]]:
+        """Commit the verified tokens; return one outcome for the drafter per decoding request."""
         outcomes = {}
-        for each in verified:
-            if each is None:
+        for verified_step in verified:
+            if verified_step is None:
                 continue  # the request has failed
-            with self._isolate_failure(each.step.request):
-                outcome = self.output_processor.commit(each)
+            with self._isolate_failure(verified_step.step.request):
+                outcome = self.output_processor.commit(verified_step)
                 if outcome is not None:
-                    outcomes[each.step.request] = outcome
+                    outcomes[verified_step.step.request] = outcome
         return outcomes
 
     @contextmanager
     def _isolate_failure(self, request: Request) -> Generator[None]:
-        """Turn an exception in the block into a failure of this request only."""
+        """Catch an exception in the block and fail this request only."""
         try:
             yield
         except NotFiniteError:
-            request.fail(PronkError(_not_finite(self.cache.dtype)))
+            request.fail(PronkError(_not_finite_message(self.cache.dtype)))
         except Exception as error:  # noqa: BLE001 - logits processors and guides are user code
             request.fail(error)
 
@@ -319,7 +318,7 @@ def _clear_frames(error: BaseException | None) -> None:
         error = error.__context__
 
 
-def _not_finite(dtype: torch.dtype) -> str:
+def _not_finite_message(dtype: torch.dtype) -> str:
     name = str(dtype).removeprefix("torch.")
     cause = "the weights of the model are damaged"
     if dtype != torch.float32:

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 __all__ = ["FairShare"]
 
-# Weights of a prompt token and of a generated token, as in the paper.
-_PREFILLED, _GENERATED = 1, 2
+# Counter increments for a prompt token and for a generated token, as in the paper.
+_PER_PROMPT_TOKEN, _PER_GENERATED_TOKEN = 1, 2
 
 
 @dataclass
@@ -23,7 +23,7 @@ class FairShare:
     """Token counters of the tenants with waiting or running requests."""
 
     served: dict[str, int] = field(default_factory=dict)  # prompt tokens + 2 · generated tokens; see ``join``
-    _requests: Counter[str] = field(default_factory=Counter)
+    _requests: Counter[str] = field(default_factory=Counter)  # number of requests by tenant
 
     def join(self, tenant: str) -> None:
         """Register a new request of a tenant."""
@@ -36,14 +36,14 @@ class FairShare:
         self._requests[tenant] -= 1
         if not self._requests[tenant]:
             del self._requests[tenant]
-            # A counter at or below the minimum is not needed: on return the tenant starts at the minimum.
+            # Forget absent tenants at or below the minimum, where ``join`` would start them, or all if none is active.
             minimum = self._min_served()
-            kept = {each: n for each, n in self.served.items() if self._requests and n > minimum}
-            self.served = kept | {each: self.served[each] for each in self._requests}
+            kept = {name: served for name, served in self.served.items() if self._requests and served > minimum}
+            self.served = kept | {name: self.served[name] for name in self._requests}
 
     def serve(self, tenant: str, *, prefilled: int = 0, generated: int = 0) -> None:
         """Count tokens served to a tenant."""
-        self.served[tenant] += _PREFILLED * prefilled + _GENERATED * generated
+        self.served[tenant] += _PER_PROMPT_TOKEN * prefilled + _PER_GENERATED_TOKEN * generated
 
     def _min_served(self) -> int:
-        return min((self.served[each] for each, count in self._requests.items() if count), default=0)
+        return min((self.served[name] for name, count in self._requests.items() if count), default=0)

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from pronk.engine.request import Request
-from pronk.engine.request_step import RequestStep, Verified
+from pronk.engine.request_step import RequestStep, VerifiedStep
 from pronk.engine.stats import StepStats
 from pronk.kv_cache.paged import PagedCache
 from pronk.sampling.sampler import token_logprobs
@@ -17,7 +17,7 @@ from pronk.speculation.proposer import Outcome
 
 __all__ = ["OutputProcessor"]
 
-_GUIDE = "guide"  # ``Token.source`` of tokens that a guide forces without a forward pass
+_GUIDE = "guide"  # ``Token.source`` of tokens that a guide forces; they need no forward pass
 
 
 class OutputProcessor:
@@ -27,7 +27,7 @@ class OutputProcessor:
         self.cache, self.clock = cache, clock
         self.window = cache.config.window
 
-    def commit(self, verified: Verified) -> Outcome[Any] | None:
+    def commit(self, verified: VerifiedStep) -> Outcome[Any] | None:
         """Commit the tokens and KV rows of one request; return the drafter's outcome, or ``None`` in prefill."""
         step, path = verified.step, verified.path
         request, scheduled = step.request, step.scheduled
@@ -38,11 +38,11 @@ class OutputProcessor:
         position = request.block_table.length + step.root_row
         committed = self._commit_tokens(verified, path)
         forced = self._append_forced(request)
-        # A request with draft tokens has one pending token, so node numbers are row offsets. The rows are those of the
-        # root and of all committed tokens but the last, which is pending in the next step.
+        # With draft tokens, only the root is pending, so node n of the draft is in row n. Commit the rows of the root
+        # and of all committed tokens but the last, which has no row yet and is pending in the next step.
         self._commit_rows(request, [0, *path.path][: len(committed)] if path.path else range(scheduled.num_tokens))
         committed += forced
-        self._record(step, path, len(committed))
+        self._record_stats(step, path, len(committed))
         capabilities = request.capabilities
         return Outcome(
             request.draft_state,
@@ -55,22 +55,22 @@ class OutputProcessor:
             {layer: verified.result.hidden[layer][step.root_row :] for layer in capabilities.hidden},
         )
 
-    def _commit_tokens(self, verified: Verified, verified_path: VerifiedPath) -> tuple[int, ...]:
-        """Append the sampled tokens up to the end of the text; return the appended ones."""
+    def _commit_tokens(self, verified: VerifiedStep, verified_path: VerifiedPath) -> tuple[int, ...]:
+        """Append the sampled tokens until one ends the request; return the appended tokens."""
         step, logits = verified.step, verified.logits
         request = step.request
-        reports: list[dict[int, float]] | None = None
+        all_logprobs: list[dict[int, float]] | None = None
         if request.params.logprobs is not None:
             extra_ids = request.params.logprob_token_ids
-            reports = token_logprobs(
+            all_logprobs = token_logprobs(
                 logits[[0, *verified_path.path]], verified_path.tokens, request.params.logprobs, extra_ids
             )
         before = len(request.tokens)
         sources = [*(step.source(node) for node in verified_path.path), None]
         try:
             for count, token in enumerate(verified_path.tokens):
-                report = reports[count] if reports else None
-                if not request.append(token, source=sources[count], logprobs=report):
+                logprobs = all_logprobs[count] if all_logprobs else None
+                if not request.append(token, source=sources[count], logprobs=logprobs):
                     break
         finally:
             request.sampler.commit(len(request.tokens) - before)
@@ -109,11 +109,11 @@ class OutputProcessor:
         if not request.prompt_logprobs:
             request.prompt_logprobs.append(None)
         first = request.block_table.length + 1
-        num_reported = len(request.prompt_logprobs) - first  # already appended before a preemption
+        num_reported = len(request.prompt_logprobs) - first  # number of these tokens reported before a preemption
         following = request.prompt[first + num_reported : first + len(logits)]
         request.prompt_logprobs.extend(token_logprobs(logits[num_reported:], following, top))
 
-    def _record(self, step: RequestStep, verified_path: VerifiedPath, tokens: int) -> None:
+    def _record_stats(self, step: RequestStep, verified_path: VerifiedPath, tokens: int) -> None:
         stats, draft = step.request.stats, step.draft
         depths = [depth for node, depth in enumerate(draft.depths) if draft.acceptable[node]]
         clock = self.clock() - step.request.start_time

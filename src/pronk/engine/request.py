@@ -56,7 +56,7 @@ class Request:
     """One prompt and its output; created by :class:`~pronk.engine.request_factory.RequestFactory`.
 
     ``tokens`` is the prompt followed by the output. The KV cache holds its first ``block_table.length`` tokens. The
-    rest is *pending*: a chunk of the prompt, or the last token, which the next forward pass starts from. The sampler
+    rest is *pending*: tokens of the prompt, or only the last token, which is the root of the next draft. The sampler
     and the proposer read this list and must not change it.
     """
 
@@ -73,12 +73,12 @@ class Request:
     deadline: float | None = None  # ``perf_counter`` time at which an unfinished request fails
     salt: bytes = b""  # key of the prefix cache; only requests with equal salts share cached blocks
     tenant: str = ""  # client name for fair scheduling among requests of equal priority
-    arrival: int = field(default=0, init=False)  # order of ``Scheduler.add`` calls: 0, 1, …
-    start_order: int | None = field(default=None, init=False)  # order of first starts: 0, 1, …
-    num_charged: int = field(default=0, init=False)  # number of generated tokens in the tenant's counter
+    arrival: int = field(default=0, init=False)  # 0, 1, … in order of ``Scheduler.add`` calls
+    start_order: int | None = field(default=None, init=False)  # 0, 1, … in order of first starts
+    num_charged: int = field(default=0, init=False)  # number of generated tokens counted for the tenant
     block_table: BlockTable = field(default_factory=BlockTable, init=False)
-    digests: list[bytes] = field(default_factory=list, init=False)  # digests of the text's first blocks
-    admission_refusal: AdmissionRefusal | None = field(default=None, init=False)  # set if the last start was refused
+    digests: list[bytes] = field(default_factory=list, init=False)  # digests of the text's first full blocks
+    admission_refusal: AdmissionRefusal | None = field(default=None, init=False)  # of the last refused start
     draft_state: Any = field(default=None, init=False)  # the proposer's state; valid if ``draft_started``
     draft_started: bool = field(default=False, init=False)  # whether ``Proposer.start`` has been called
     from_draft: list[bool] = field(default_factory=list, init=False)  # whether each token was an accepted draft token
@@ -90,8 +90,8 @@ class Request:
     stop_reason: str | int | None = field(default=None, init=False)  # token id or stop string that ended the text
     error: Exception | None = field(default=None, init=False)
     aborted: bool = field(default=False, init=False)  # whether the caller has cancelled the request
-    request_budget: RequestBudget | None = field(default=None, init=False)  # ``None``: no time limit on drafting
-    decision_trace: DecisionTrace | None = field(default=None, init=False)  # ``None`` if not requested
+    request_budget: RequestBudget | None = field(default=None, init=False)  # ``None``: drafting is not limited
+    decision_trace: DecisionTrace | None = field(default=None, init=False)  # ``None`` unless ``explain`` is running
     stats: Stats = field(default_factory=Stats, init=False)
     start_time: float = field(default=0.0, init=False)  # time of ``Engine.add``, by the engine's clock
 
@@ -171,5 +171,5 @@ class Request:
         """End the request with an error, replacing any finish reason."""
         self.error, self.finish_reason, self.stop_reason = error, None, None
 
-    def _finish(self, reason: FinishReason, cause: str | int | None) -> None:
-        self.finish_reason, self.stop_reason = reason, cause
+    def _finish(self, finish_reason: FinishReason, stop_reason: str | int | None) -> None:
+        self.finish_reason, self.stop_reason = finish_reason, stop_reason

@@ -82,7 +82,7 @@ class RequestFactory:
     def encode_continuations(
         self, prompt: str | list[int], ids: Sequence[int], texts: Sequence[str]
     ) -> list[list[int]]:
-        """Return the token ids of each text as a continuation of the prompt, whose token ids are ``ids``.
+        """Return the token ids of each text as a continuation of ``prompt``, whose token ids are ``ids``.
 
         A text is encoded together with the prompt, or alone if its first characters would merge with the prompt's last
         token. Raises ``OptionError`` if the tokenizer has no tokens for a text.
@@ -115,10 +115,10 @@ class RequestFactory:
 
         Args:
             prompt: token ids, at least one (see :meth:`encode_prompt`).
-            params: sampling options; ``max_tokens`` includes ``output``.
+            params: sampling options; ``max_tokens`` also counts the tokens of ``output``.
             proposer: proposer of draft tokens.
             seed: seed of the sampler.
-            output: already generated token ids.
+            output: token ids generated before; the request continues after them.
             parent: running request with the same prompt; the new request may share its KV blocks.
             sampler: sampler class.
             processors: logits processors of this request, applied after those of the options; each receives the
@@ -150,13 +150,13 @@ class RequestFactory:
         return request
 
     def _add_grammar_drafter(self, proposer: Proposer[Any]) -> Proposer[Any]:
-        """Wrap a proposer to propose tokens that the guide forces first; one wrapper per proposer."""
+        """Return a wrapper that proposes the guide's forced tokens before the proposer's; cache the wrapper."""
         if isinstance(proposer, GrammarProposer):
             return proposer
-        found = self._grammar_proposers.get(id(proposer))  # unique: the wrapper keeps its proposer alive
-        if found is None:
-            found = self._grammar_proposers[id(proposer)] = GrammarProposer(proposer)
-        return found
+        wrapper = self._grammar_proposers.get(id(proposer))  # unique: the wrapper keeps its proposer alive
+        if wrapper is None:
+            wrapper = self._grammar_proposers[id(proposer)] = GrammarProposer(proposer)
+        return wrapper
 
     def _bad_words(self, params: SamplingParams) -> list[list[int]]:
         encode = self.tokenizer.encode

@@ -20,7 +20,7 @@ from pronk.sampling.stateless import Logits
 from pronk.sampling.verify import VerifiedPath, verify_tree
 from pronk.speculation.tree import TokenTree
 
-__all__ = ["RequestStep", "Verified", "plan_step", "verify"]
+__all__ = ["RequestStep", "VerifiedStep", "plan_step", "verify"]
 
 
 class RequestStep(NamedTuple):
@@ -47,8 +47,8 @@ class RequestStep(NamedTuple):
         return "" if self.request.proposer is None else self.request.proposer.name
 
 
-class Verified(NamedTuple):
-    """Result of verifying one request's draft."""
+class VerifiedStep(NamedTuple):
+    """A request's step after the verification of its draft."""
 
     step: RequestStep
     prompt_logits: torch.Tensor  # logits ``[rows, vocab]`` of the prompt rows before the draft's root
@@ -75,7 +75,7 @@ def plan_step(scheduled: ScheduledRequest, draft: TokenTree | None, runner: Mode
     return RequestStep(scheduled, draft, job)
 
 
-def verify(step: RequestStep, result: JobResult) -> Verified:
+def verify(step: RequestStep, result: JobResult) -> VerifiedStep:
     """Verify one request's draft against the logits of the target.
 
     The sampler advances past the sampled tokens;
@@ -88,18 +88,18 @@ def verify(step: RequestStep, result: JobResult) -> Verified:
     request, logits = step.request, result.logits
     num_prompt_rows = len(logits) - (len(step.draft) if step.scheduled.includes_last_token else 0)
     prompt_logits, logits = logits[:num_prompt_rows], logits[num_prompt_rows:] if num_prompt_rows else logits
-    _check(prompt_logits)
+    _check_finite(prompt_logits)
     # The coupled rule reads only logits of the accepted path, which verify_tree checks; others may be infinite. The
     # rejection rules depend on the logits of every draft token.
     if request.params.rejects:
-        _check(logits[:])
+        _check_finite(logits[:])
     if not step.scheduled.includes_last_token:
-        return Verified(step, prompt_logits, logits, result, None)
+        return VerifiedStep(step, prompt_logits, logits, result, None)
     request.sampler.recover()  # an interrupted step may have advanced the sampler beyond the text
     path = verify_tree(step.draft, acceptance_rule(request.sampler, step.draft, logits, result.sampled))
-    return Verified(step, prompt_logits, logits, result, path)
+    return VerifiedStep(step, prompt_logits, logits, result, path)
 
 
-def _check(logits: torch.Tensor) -> None:
+def _check_finite(logits: torch.Tensor) -> None:
     if len(logits) and not is_finite(logits):
         raise NotFiniteError

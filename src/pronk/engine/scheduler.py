@@ -9,8 +9,8 @@ computes the same keys and values, so the request's tokens do not change.
 Priorities are strict: requests of low priority may wait forever. Among equal priorities, the least served tenant starts
 first, and within a tenant the first arrival. Running requests are ordered by their first start, and this order never
 changes. The first running request therefore always advances, and two requests cannot preempt each other in turns (they
-could if the most served tenant was preempted, because that tenant changes every few tokens). A tenant waits at most
-until the requests that started earlier have ended.
+could if the most served tenant was preempted, because another tenant is the most served one after a few tokens). A
+tenant waits at most until the requests that started earlier have ended.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Scheduler:
     # ``max(prefill_chunk - num_decoding, prefill_chunk // 2)``.
     prefill_chunk: int
     max_tree: int  # maximum number of rows per decoding request and forward pass
-    waiting: list[Request] = field(default_factory=list)  # waiting requests by priority and arrival
-    running: list[Request] = field(default_factory=list)  # running requests by priority and start
+    waiting: list[Request] = field(default_factory=list)  # sorted by priority, then by arrival
+    running: list[Request] = field(default_factory=list)  # sorted by priority, then by first start
     preempted: list[Request] = field(default_factory=list)  # requests preempted by the last ``schedule``
     fair_share: FairShare = field(default_factory=FairShare)
     _arrivals: Iterator[int] = field(default_factory=count)
@@ -82,19 +82,19 @@ class Scheduler:
         for request in self.running:
             self._charge_tenant(request)
         self._admit()
-        counts: dict[Request, int] = {}
+        tokens_by_request: dict[Request, int] = {}  # number of pending tokens to compute in this step
         decoding = sum(request.num_pending == 1 for request in self.running)
         prefill_left = max(self.prefill_chunk - decoding, self.prefill_chunk // 2)
         for request in [*self.running]:
             pending = request.num_pending
             tokens = 1 if pending == 1 else min(pending, prefill_left)
-            if not request.ended and tokens and self._allocate(request, tokens, counts):
-                counts[request] = tokens
+            if not request.ended and tokens and self._allocate(request, tokens, tokens_by_request):
+                tokens_by_request[request] = tokens
                 prefill_left -= tokens if pending > 1 else 0
         draft_slots = self._reserve_draft_slots(
-            [request for request in counts if request.num_pending == 1 and request.needs_draft_slots]
+            [request for request in tokens_by_request if request.num_pending == 1 and request.needs_draft_slots]
         )
-        return [ScheduledRequest(request, tokens, draft_slots.get(request, 0)) for request, tokens in counts.items()]
+        return [ScheduledRequest(request, n, draft_slots.get(request, 0)) for request, n in tokens_by_request.items()]
 
     def remove(self, request: Request) -> bool:
         """Remove a request and free its blocks; return False if the request is in no queue."""
@@ -126,7 +126,7 @@ class Scheduler:
         self.cache.prepare(block_table, tokens)
 
     def release_outside_window(self, block_table: BlockTable) -> None:
-        """Release the blocks before the attention window."""
+        """Release the blocks whose tokens have left the attention window."""
         if self.window is not None:
             self.cache.release_before(block_table, block_table.length - self.window + 1)
 
@@ -138,12 +138,12 @@ class Scheduler:
         return self.cache.allocator.blocks_for(length) + (self.window is not None)
 
     def _charge_tenant(self, request: Request) -> None:
-        """Add the tokens generated since the last call to the tenant's counter."""
+        """Add the tokens that the request has generated since the last call to its tenant's counter."""
         self.fair_share.serve(request.tenant, generated=request.num_generated - request.num_charged)
         request.num_charged = request.num_generated
 
     def _admit(self) -> None:
-        """Start waiting requests until the next one does not fit."""
+        """Start waiting requests in queue order until one cannot start."""
         waiting = [request for request in self.waiting if not request.ended]
         while waiting:
             request = min(waiting, key=self._queue_order)
@@ -198,7 +198,7 @@ class Scheduler:
         return True
 
     def _is_still_refused(self, request: Request, lower_priority: Sequence[Request]) -> bool:
-        """Return whether a refused request still cannot start: too few blocks, and no longer cached prefix."""
+        """Return whether blocks are still short for a refused request and its cached prefix has not grown."""
         refusal = request.admission_refusal
         if refusal is None or self.window is not None or request.parent is not None:
             return False
@@ -220,8 +220,8 @@ class Scheduler:
         if parent is not None and forkable and parent.block_table.length >= prefix:
             request.block_table = self.cache.fork(parent.block_table, prefix)
         elif not request.computes_prompt_logprobs:
-            found = self.cache.match_prefix(request.tokens, request.salt, request.digests)
-            request.block_table = found or request.block_table
+            cached = self.cache.match_prefix(request.tokens, request.salt, request.digests)
+            request.block_table = cached or request.block_table
         self.release_outside_window(request.block_table)
 
     def _reserve_all_blocks(self, request: Request) -> None:
@@ -235,7 +235,7 @@ class Scheduler:
             self.reserve(request.block_table, length)
 
     def _available(self, lower_priority: Sequence[Request] = ()) -> int:
-        """Return how many blocks a new request may use: free + ``lower_priority``'s - reserves of the others."""
+        """Return free blocks + blocks of ``lower_priority`` - blocks that the other requests will need."""
         allocator = self.cache.allocator
         released = sum(allocator.references[block] == 1 for each in lower_priority for block in each.block_table.blocks)
         reserved = sum(
@@ -275,18 +275,18 @@ class Scheduler:
         request.stats.preemptions += 1
         bisect.insort(self.waiting, request, key=_arrival_order)
 
-    def _release_reserved(self, counts: Mapping[Request, int]) -> None:
+    def _release_reserved(self, tokens_by_request: Mapping[Request, int]) -> None:
         """Release the blocks reserved beyond this step's pending tokens."""
         for request in self.running:
-            self.cache.trim(request.block_table, request.block_table.length + counts.get(request, 0))
+            self.cache.trim(request.block_table, request.block_table.length + tokens_by_request.get(request, 0))
 
-    def _allocate(self, request: Request, tokens: int, counts: Mapping[Request, int]) -> bool:
-        """Reserve KV slots for pending tokens, preempting later requests; return False if preempted itself."""
+    def _allocate(self, request: Request, tokens: int, tokens_by_request: Mapping[Request, int]) -> bool:
+        """Reserve KV slots for pending tokens, preempting later requests or, with result False, ``request``."""
         if request not in self.running:
             return False
         allocator, length = self.cache.allocator, request.block_table.length + tokens
         if allocator.num_missing(request.block_table, length) > allocator.num_free:
-            self._release_reserved(counts)
+            self._release_reserved(tokens_by_request)
         while allocator.num_missing(request.block_table, length) > allocator.num_free:
             last = self.running[-1]
             self._reserve_share = min(1.0, self._reserve_share + _RESERVE_INCREASE)
@@ -299,18 +299,18 @@ class Scheduler:
     def _reserve_draft_slots(self, requests: Sequence[Request]) -> dict[Request, int]:
         """Reserve KV slots for draft tokens after the pending token of each request; return their numbers.
 
-        Empty blocks are divided evenly; a request has at most ``max_tree`` rows. A cached block is evicted only for a
-        request with at most ``block_size`` free slots whose text may reach the next block, and so will need it soon.
+        Empty blocks are divided evenly; a request has at most ``max_tree`` rows. Without empty blocks, a cached
+        one is evicted for a request with at most ``block_size`` free slots whose text may grow into the next block.
         """
         allocator, size, draft_slots = self.cache.allocator, self.cache.block_size, dict[Request, int]()
         for number, request in enumerate(requests):
             block_table = request.block_table
             num_held = block_table.num_released + len(block_table.blocks)
-            empty = (allocator.num_free - len(allocator.evictable)) // (len(requests) - number)
+            num_new = (allocator.num_free - len(allocator.evictable)) // (len(requests) - number)
             end = allocator.blocks_for(len(request.prompt) + request.params.max_tokens)
-            if not empty and allocator.num_free and num_held * size - block_table.length <= size and num_held < end:
-                empty = 1
-            draft_slots[request] = max(0, min(self.max_tree, (num_held + empty) * size - block_table.length) - 1)
+            if not num_new and allocator.num_free and num_held * size - block_table.length <= size and num_held < end:
+                num_new = 1
+            draft_slots[request] = max(0, min(self.max_tree, (num_held + num_new) * size - block_table.length) - 1)
             self.reserve(block_table, block_table.length + 1 + draft_slots[request])
         return draft_slots
 

@@ -29,7 +29,7 @@ Tokens = tuple[int, ...]
 
 
 def score(engine: Engine, prompt: Sequence[int], alternatives: Sequence[Sequence[int]]) -> list[float]:
-    """Return the sum of the log-probabilities of each alternative's tokens after a prompt.
+    """Return the log-probability of each alternative (the token ids of one text) after a prompt.
 
     Raises:
         PromptError: the prompt has a single token, or an alternative exceeds the limit of a tree or of the context.
@@ -49,43 +49,43 @@ def score(engine: Engine, prompt: Sequence[int], alternatives: Sequence[Sequence
     if (length := len(prompt) + max_length) > context:
         msg = f"choose: expected prompt and option of at most {context} tokens, found {length}; shorten them"
         raise PromptError(msg)
-    distinct = sorted({tuple(each) for each in alternatives})
+    distinct = sorted({tuple(alternative) for alternative in alternatives})
     groups = _split(distinct, max_nodes)
     trees = [_make_tree(prompt[-1], group) for group in groups]
     sums = dict[Tokens, float]()
     for group, tree, logits in zip(groups, trees, engine.tree_logits(prompt[:-1], trees), strict=True):
-        sums |= {each: _log_probability(each, tree, logits) for each in group}
-    return [sums[tuple(each)] for each in alternatives]
+        sums |= {alternative: _log_probability(alternative, tree, logits) for alternative in group}
+    return [sums[tuple(alternative)] for alternative in alternatives]
 
 
 def _split(alternatives: Sequence[Tokens], max_nodes: int) -> list[list[Tokens]]:
     """Split sorted alternatives into groups whose trees have at most ``max_nodes`` nodes below the root."""
-    groups, num_nodes, last = list[list[Tokens]](), 0, Tokens()
-    for each in alternatives:
+    groups, num_nodes, previous = list[list[Tokens]](), 0, Tokens()
+    for alternative in alternatives:
         num_shared = next(
-            (index for index, pair in enumerate(zip(last, each, strict=False)) if pair[0] != pair[1]), len(last)
+            (index for index, (a, b) in enumerate(zip(previous, alternative, strict=False)) if a != b), len(previous)
         )
-        num_new = len(each) - 1 - max(0, min(num_shared, len(last) - 1))
+        num_new = len(alternative) - 1 - max(0, min(num_shared, len(previous) - 1))
         if not groups or num_nodes + num_new > max_nodes:
             groups.append([])
-            num_nodes, num_new = 0, len(each) - 1
-        num_nodes, last = num_nodes + max(0, num_new), each
-        groups[-1].append(each)
+            num_nodes, num_new = 0, len(alternative) - 1
+        num_nodes, previous = num_nodes + max(0, num_new), alternative
+        groups[-1].append(alternative)
     return groups
 
 
 def _make_tree(root: int, alternatives: Sequence[Tokens]) -> TokenTree:
-    """Return the trie of the alternatives without their last tokens."""
+    """Return a tree with one path below ``root`` per alternative, without the alternative's last token."""
     trie = Trie(root)
-    for each in alternatives:
+    for alternative in alternatives:
         node = 0
-        for token in each[:-1]:
+        for token in alternative[:-1]:
             node = trie.add(node, token, 1.0, ("", 0))
     return trie.tree(len(trie))
 
 
 def _log_probability(alternative: Tokens, tree: TokenTree, logits: Tensor) -> float:
-    """Return an alternative's log-probability, given the logits ``[nodes, vocab]`` of the tree."""
+    """Return the sum of the log-probabilities of one alternative's tokens; logits are ``[nodes, vocab]``."""
     node, total = 0, 0.0
     for index, token in enumerate(alternative):
         row = logits[node].float()

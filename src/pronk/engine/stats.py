@@ -20,7 +20,7 @@ _JSON_KEYS = (
 
 
 class StepStats(NamedTuple):
-    """Counts of one decoding step of a request, and cumulative times at its end.
+    """Counts of one decoding step of a request, and the request's times up to the end of the step.
 
     The duration of a step is its ``clock`` minus that of the step before. The first step includes the prefill.
     """
@@ -30,8 +30,8 @@ class StepStats(NamedTuple):
     depth: int  # depth of the verified tree
     accepted: int  # number of accepted draft tokens
     tokens: int  # number of committed tokens
-    draft_clock: float  # seconds of drafting so far, for whole batches that included the request
-    target_clock: float  # seconds of forward passes so far, for whole batches that included the request
+    draft_clock: float  # ``Stats.draft_seconds`` so far
+    target_clock: float  # ``Stats.target_seconds`` so far
     clock: float  # seconds since ``Engine.add``
 
 
@@ -61,13 +61,13 @@ class Stats:
     compile_seconds: float = 0.0  # time of the first compilation of the request's guide
     jumped: int = 0  # number of tokens that the guide forced without a forward pass
     moved: int = 0  # number of KV rows moved because the accepted path was not the main chain of the tree
-    draft_seconds: float = 0.0  # time of drafting, for whole batches that included the request
-    target_seconds: float = 0.0  # time of forward passes, for whole batches that included the request
-    total_seconds: float = 0.0
+    draft_seconds: float = 0.0  # drafting time of all batches with this request, counted in full
+    target_seconds: float = 0.0  # duration of all forward passes with this request, counted in full
+    total_seconds: float = 0.0  # from ``Engine.add`` to the end of the request
     # One entry per forward pass that generated tokens; the first is the last chunk of the prefill.
     steps: list[StepStats] = field(default_factory=list, repr=False)
     sources: dict[str, SourceStats] = field(default_factory=dict)  # acceptance counts by drafter name
-    # Predicted and actual acceptance of draft tokens with accepted parents. Bin i: predicted i / 10 to (i + 1) / 10.
+    # Predicted and actual acceptance of draft tokens with accepted parents. Bin i: predictions i / 10 to (i + 1) / 10.
     gain_stats: list[GainStats] = field(default_factory=lambda: [GainStats(0, 0.0, 0)] * _NUM_BINS, repr=False)
     draft_error: str | None = None  # exception of the drafter, if the request continued without it
 
@@ -87,8 +87,8 @@ class Stats:
     def check_proposer(self) -> None:
         """Raise ``PronkError`` if the drafter failed, so that its statistics are not benchmarked."""
         if self.draft_error is not None:
-            found = " ".join(self.draft_error.split())
-            msg = f"drafter: expected no exception, found {found}; nothing was measured, fix the drafter"
+            error = " ".join(self.draft_error.split())
+            msg = f"drafter: expected no exception, found {error}; nothing was measured, fix the drafter"
             raise PronkError(msg)
 
     @property
@@ -127,7 +127,7 @@ class Stats:
 
     @property
     def tokens_per_second(self) -> float:
-        """Generated tokens per second of total time, prefill included."""
+        """Generated tokens / ``total_seconds``, which includes waiting and prefill."""
         return self.generated_tokens / self.total_seconds if self.total_seconds else 0.0
 
     def to_dict(self) -> dict[str, Any]:

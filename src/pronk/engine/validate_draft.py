@@ -20,7 +20,7 @@ _TOLERANCE = 1e-3  # allowed difference of a distribution's sum from 1, for floa
 
 
 def validate_draft(name: str, context: DraftContext[Any], tree: TokenTree, vocab_size: int) -> TokenTree:
-    """Return a proposed tree, cut to the limits, the target's vocabulary and the request's guide.
+    """Return a proposed tree without tokens outside the limits, the target's vocabulary and the guide.
 
     Raises:
         OptionError, TypeError, ValueError: the tree is invalid, or its root is not the last token.
@@ -33,8 +33,8 @@ def validate_draft(name: str, context: DraftContext[Any], tree: TokenTree, vocab
     if not tree.num_draft_tokens:
         return tree
     if any(q is not None and len(q) != vocab_size for q in tree.probs or ()):
-        # The drafter's vocabulary differs from the target's. Dropping tokens outside the target's vocabulary (below)
-        # changes the others' distribution, so treat all draft tokens as point masses, whether or not one is dropped.
+        # ``probs`` are over another vocabulary. Tokens outside the target's vocabulary are dropped below; the rest is
+        # then not sampled from ``probs``. Verify all draft tokens as point masses, whether or not one is dropped.
         tree = replace(tree, probs=None)
     if not all(q is None or _is_distribution(q) for q in tree.probs or ()):
         msg = f"drafter {name}: expected float tensors [vocab] that sum to 1 in probs, found others; normalize them"
@@ -42,7 +42,7 @@ def validate_draft(name: str, context: DraftContext[Any], tree: TokenTree, vocab
     if min(tree.tokens) < 0 or max(tree.tokens) >= vocab_size:
         tree = tree.keep(node for node, token in enumerate(tree.tokens) if 0 <= token < vocab_size)
     guide = context.sampler.guide
-    # Dropping drawn tokens by value changes their distribution, so trees with ``probs`` are not pruned.
+    # Rejection sampling needs tokens sampled from ``probs``. Removing forbidden ones would break this: do not prune.
     if guide is not None and not (context.params.rejects and tree.probs is not None):
         tree = prune(tree, guide)
     return tree.limit(context.max_depth, context.max_nodes)
@@ -63,7 +63,7 @@ def _to_python_types(tree: TokenTree) -> TokenTree:
         and set(map(type, (*tree.tokens, *tree.parents))) == {int}
         and (gain is None or set(map(type, gain)) == {float})
         and (verify is None or set(map(type, verify)) == {bool})
-        and (origin is None or {(type(name), type(way)) for name, way in origin} == {(str, int)})
+        and (origin is None or {(type(name), type(kind)) for name, kind in origin} == {(str, int)})
     )
     if unchanged:
         return tree
@@ -73,7 +73,7 @@ def _to_python_types(tree: TokenTree) -> TokenTree:
         None if verify is None else tuple(map(bool, verify)),
         tree.probs,
         None if gain is None else tuple(map(float, gain)),
-        None if origin is None else tuple((str(name), int(index(way))) for name, way in origin),
+        None if origin is None else tuple((str(name), int(index(kind))) for name, kind in origin),
     )
 
 

@@ -1,7 +1,7 @@
-"""Attention from packed rows to the paged KV cache, in torch: the readable reference.
+"""Attention from packed rows to the paged KV cache, in torch.
 
-It is used in tests and on devices without kernels. The kernels follow the same rule (``kernels/README.md``) without a
-mask: a row sees the cached tokens of its request, its ancestors in the tree, and itself.
+It is used on devices without kernels, and as a reference in tests. The kernels follow the same rule without building a
+mask (``kernels/README.md``): a row sees the cached tokens of its request, its ancestors in the tree, and itself.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ __all__ = ["CrossAttention", "PagedAttention", "Segment", "VisibleKeys"]
 class Segment(NamedTuple):
     """One request's rows in a forward pass: the nodes of ``tree``, which follow the committed tokens."""
 
-    block_table: BlockTable  # slots of the committed tokens, then of the nodes in order
+    block_table: BlockTable  # KV slots of the committed tokens, then of the nodes in order
     tree: TokenTree
-    # Number of leading nodes that earlier forward passes have computed, when a drafter grows the tree step by step.
-    # Their keys and values are read, but they are not rows of this forward pass.
+    # Number of leading nodes that earlier forward passes have computed, as when a drafter adds one depth per pass.
+    # Rows of this forward pass attend to these nodes.
     computed: int = 0
-    early: EarlyRows | None = None  # nodes that need the later layers only, if any
+    early: EarlyRows | None = None  # leading nodes that need only the later layers, if any
 
     @property
     def rows(self) -> int:
@@ -42,7 +42,7 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True)
 class VisibleKeys:
-    """Cached keys and values that one segment's rows read, in layers with the same window."""
+    """KV slots that one segment's rows read; one object serves all layers with the same window."""
 
     slots: slice | Tensor
     mask: Tensor  # bool ``[rows, slots]``
@@ -52,16 +52,14 @@ class VisibleKeys:
 
         The ``group`` query heads of each key/value head are stacked as rows, so that one matrix product serves all.
         """
-        c, rows = cache.config, q.shape[0]
-        folded = (
-            q.view(rows, c.num_kv_heads, c.group, c.head_dim)
-            .permute(1, 2, 0, 3)
-            .reshape(c.num_kv_heads, -1, c.head_dim)
-        )
+        config, rows = cache.config, q.shape[0]
+        by_head = q.view(rows, config.num_kv_heads, config.group, config.head_dim).permute(1, 2, 0, 3)
+        folded = by_head.reshape(config.num_kv_heads, -1, config.head_dim)
         k, v = cache.read_slots(layer, self.slots)
-        out = F.scaled_dot_product_attention(folded[None], k[None], v[None], attn_mask=self.mask.repeat(c.group, 1))
-        out = out.view(c.num_kv_heads, c.group, rows, c.head_dim).permute(2, 0, 1, 3)
-        return out.reshape(rows, c.num_heads * c.head_dim)
+        mask = self.mask.repeat(config.group, 1)
+        out = F.scaled_dot_product_attention(folded[None], k[None], v[None], attn_mask=mask)
+        out = out.view(config.num_kv_heads, config.group, rows, config.head_dim).permute(2, 0, 1, 3)
+        return out.reshape(rows, config.num_heads * config.head_dim)
 
 
 class PagedAttention:
@@ -95,20 +93,20 @@ class PagedAttention:
 
     def _visible_keys(self, segment: Segment, span: int | None) -> VisibleKeys:
         block_table, tree = segment.block_table, segment.tree
-        # The table of a drafter's cache may begin after the first position of the window (``SideCache.reserve``).
+        # A drafter's table may lack blocks at the beginning of the window (see ``SideCache.reserve``).
         start = max(
             0 if span is None else block_table.length - span + 1, block_table.num_released * self.cache.block_size
         )
         stop = block_table.length + len(tree)
-        mask = _visible(tree, block_table.length, span, start)[segment.computed :]
+        mask = _visibility_mask(tree, block_table.length, span, start)[segment.computed :]
         return VisibleKeys(self.cache.slot_index(block_table, start, stop), mask.to(self.cache.device))
 
 
 class CrossAttention(PagedAttention):
     """Implementation of ``CrossAttend`` for one forward pass: attention to another model's cache as well.
 
-    The other cache holds the committed tokens at positions 0 to ``t - 1``. A row at position ``p`` sees those before
-    it, in the window of the other model's layer. These are the positions ``k`` with ::
+    The other cache holds the committed tokens at positions 0 to ``t - 1``. A row at position ``p`` sees the tokens
+    before it, in the window of the other model's layer. These are the positions ``k`` with ::
 
         p - window < k < min(p, t)
 
@@ -125,7 +123,7 @@ class CrossAttention(PagedAttention):
         cross_block_tables: Sequence[BlockTable],
         rotation: tuple[Tensor, Tensor] | None,
     ) -> None:
-        """``source`` is the other model's config and cache, and its layer (from 0) for each own layer."""
+        """``source``: config and cache of the other model; for each layer here, the layer that it reads there."""
         super().__init__(config, cache, segments)
         self.cross_config, self.cross_cache, self.cross_layers = source
         self.rotation = rotation
@@ -148,8 +146,8 @@ class CrossAttention(PagedAttention):
                 outputs.append(row_queries.new_zeros(len(row_queries), row_queries.shape[1] * row_queries.shape[2]))
                 continue
             # A softmax over no keys is NaN: a row without visible keys attends to all, and its output is set to zero.
-            safe = VisibleKeys(visible.slots, visible.mask | ~sees_any)
-            outputs.append(safe.attend(self.cross_cache, cross_layer, row_queries) * sees_any)
+            never_empty = VisibleKeys(visible.slots, visible.mask | ~sees_any)
+            outputs.append(never_empty.attend(self.cross_cache, cross_layer, row_queries) * sees_any)
         return torch.cat(outputs).to(q.dtype)
 
     def _cross_keys(self, segment: Segment, block_table: BlockTable, span: int | None) -> VisibleKeys:
@@ -164,11 +162,11 @@ class CrossAttention(PagedAttention):
         return VisibleKeys(slots, mask.to(self.cross_cache.device))
 
 
-def _visible(tree: TokenTree, length: int, span: int | None, start: int) -> Tensor:
-    """Return the mask ``[nodes, length + nodes - start]`` of tokens from ``start`` on that each node sees.
+def _visibility_mask(tree: TokenTree, length: int, span: int | None, start: int) -> Tensor:
+    """Return the mask ``[nodes, length + nodes - start]`` of the tokens that each node sees.
 
-    Columns below ``length`` are committed tokens, the others the tree's nodes in order. A node at position ``p`` with a
-    window of ``span`` sees positions above ``p - span``.
+    The columns are the committed tokens ``start .. length - 1``, then the tree's nodes in order. A node at position
+    ``p`` with a window of ``span`` sees positions above ``p - span``.
     """
     size = len(tree)
     committed_mask = torch.ones(size, length - start, dtype=torch.bool)

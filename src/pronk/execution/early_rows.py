@@ -23,14 +23,14 @@ class EarlyTokens(NamedTuple):
 
 
 class EarlyRows(NamedTuple):
-    """Early rows of a token tree: the first ``nodes`` nodes, without their first ``layers`` layers."""
+    """Early rows of a token tree: its first ``nodes`` nodes skip the first ``layers`` layers."""
 
     layers: int
     nodes: int
 
     @classmethod
     def of(cls, early: EarlyTokens | None, tree: TokenTree) -> EarlyRows | None:
-        """Return the first nodes of the main chain that have the same tokens as ``early``, if any."""
+        """Return the leading nodes of the main chain that have the tokens of ``early``; ``None`` if none do."""
         if early is None:
             return None
         same = zip(early.tokens, tree.tokens[: tree.main_chain], strict=False)
@@ -39,7 +39,7 @@ class EarlyRows(NamedTuple):
 
 
 class EarlyTokensByTable:
-    """Early tokens for each block table; valid from a step's proposals to its forward pass."""
+    """Early tokens of each request, by its block table: drafters set them, the same step reads them."""
 
     def __init__(self) -> None:
         self._early: dict[int, EarlyTokens] = {}  # by ``id(block_table)``
@@ -56,5 +56,5 @@ class EarlyTokensByTable:
         return self._early.get(id(block_table))
 
     def clear(self) -> None:
-        """Remove all entries: in the next step, the KV slots may belong to other requests."""
+        """Remove all entries at the start of a step, when the KV slots may belong to other requests."""
         self._early.clear()

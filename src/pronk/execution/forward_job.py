@@ -24,14 +24,14 @@ class ForwardJob(NamedTuple):
     logits_nodes: range  # indices of the tree nodes whose logits are needed
     prompt_length: int  # number of prompt tokens; dynamic RoPE scaling depends on it
     cross_block_table: BlockTable | None = None  # request's blocks in the cache of :class:`CrossAttentionSource`
-    # True: worker processes return the logits of ``logits_nodes`` at once. False: each is sent only when it is read.
+    # True: worker processes send the logits of all ``logits_nodes`` with the result. False: each when it is read.
     all_logits: bool = True
-    stateless_sampler: StatelessSampler | None = None  # worker processes sample with it, to save sending logits
+    stateless_sampler: StatelessSampler | None = None  # worker processes sample with it and send tokens, not logits
 
 
 @dataclass(frozen=True)
 class CrossAttentionSource:
-    """Another model whose KV cache is read: layer ``i`` reads that model's layer ``layers[i]`` (from 0)."""
+    """Another model whose KV cache is read: layer ``i`` reads layer ``layers[i]`` (from 0) of that model."""
 
     decoder: Decoder
     cache: PagedCache
@@ -39,17 +39,17 @@ class CrossAttentionSource:
 
 
 class LayerRange(NamedTuple):
-    """Consecutive layers, and the rows that an executor computes in them."""
+    """Layers ``start .. stop - 1`` (from 0), and the rows of each job that they compute."""
 
-    jobs: Sequence[tuple[ForwardJob, Segment]]  # job, and its rows in these layers
+    jobs: Sequence[tuple[ForwardJob, Segment]]  # job, and its segment of rows for these layers
     start: int
-    stop: int  # exclusive
+    stop: int
     collect: tuple[int, ...]  # layer numbers (from 1) whose output is returned
-    logits_rows: Sequence[int] | range | None  # row numbers; ``None`` without the last layer
+    logits_rows: Sequence[int] | range | None  # ``None`` if the last layer of the model is not included
 
     @staticmethod
     def find_logits_rows(jobs: Sequence[tuple[ForwardJob, Segment]]) -> list[int] | range:
-        """Return the row numbers of all ``logits_nodes``, with the rows of ``jobs`` numbered consecutively."""
+        """Return the rows of all ``logits_nodes``; the rows of all jobs are numbered one after another."""
         if len(jobs) == 1:
             ((job, segment),) = jobs
             return range(job.logits_nodes.start - segment.computed, job.logits_nodes.stop - segment.computed)
@@ -60,19 +60,19 @@ class LayerRange(NamedTuple):
         return rows
 
     def row_inputs(self) -> tuple[list[int], list[int], list[int]]:
-        """Return the token, the position and the text length for dynamic RoPE of every row."""
-        tokens, positions, spans = list[int](), list[int](), list[int]()
+        """Return three lists, one entry per row: token, position, and text length for dynamic RoPE."""
+        tokens, positions, text_lengths = list[int](), list[int](), list[int]()
         for job, segment in self.jobs:
             length, computed = segment.block_table.length, segment.computed
             tokens.extend(segment.tree.tokens[computed:])
             row_positions = [length + depth for depth in segment.tree.depths[computed:]]
             positions.extend(row_positions)
-            spans.extend(max(job.prompt_length, position + 1) for position in row_positions)
-        return tokens, positions, spans
+            text_lengths.extend(max(job.prompt_length, position + 1) for position in row_positions)
+        return tokens, positions, text_lengths
 
 
 class Executor(Protocol):
-    """Backend that computes ranges of layers: kernels, torch, or tensor-parallel processes."""
+    """Backend that computes ranges of layers: the kernels, torch, or tensor-parallel processes."""
 
     @property
     def usable(self) -> bool:

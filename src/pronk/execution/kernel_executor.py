@@ -22,7 +22,7 @@ __all__ = ["KernelExecutor"]
 
 
 class KernelExecutor:
-    """Run ranges of layers as kernel programs; each program is compiled once."""
+    """Runs ranges of layers as kernel programs; each program is compiled once."""
 
     usable = True
 
@@ -37,8 +37,8 @@ class KernelExecutor:
         self._cross_rope = None if cross_source is None else RopeTable(cross_source.decoder.config.rope)
 
     @property
-    def dynamic(self) -> bool:
-        """Whether the RoPE table has an entry per row, because rotations depend on the prompt's length."""
+    def has_dynamic_rope(self) -> bool:
+        """Whether a RoPE table has one entry per row, because rotations depend on the prompt's length."""
         return self._rope.dynamic or (self._cross_rope is not None and self._cross_rope.dynamic)
 
     def run(self, layer_range: LayerRange, rows: Tensor | None) -> tuple[Tensor, dict[int, Tensor], Tensor | None]:
@@ -57,12 +57,12 @@ class KernelExecutor:
 
     def draft_chain(self, job: ForwardJob, sampler: Sampler, steps: int, on_token: Callable[[DraftToken], bool]) -> int:
         """Implement :meth:`~pronk.execution.model_runner.ModelRunner.draft_chain`."""
-        c, jobs = self.decoder.config, [(job, job.segment)]
+        config, jobs = self.decoder.config, [(job, job.segment)]
         layer_range = LayerRange(jobs, 0, len(self.decoder.layers), (), LayerRange.find_logits_rows(jobs))
         packed = self._pack(layer_range, extra_positions=steps)
         assert layer_range.logits_rows is not None
         assert packed.select_logits_rows(layer_range.logits_rows) == 1
-        scores = np.empty((steps, c.vocab_size), dtype=np.float32)
+        scores = np.empty((steps, config.vocab_size), dtype=np.float32)
         errors: list[BaseException] = []
         next_scores = iter(scores)
 
@@ -75,7 +75,8 @@ class KernelExecutor:
 
         chain_params = sampler.draft_chain_params(steps, scores)
         chain_params.on_token = OnToken(callback)
-        x, logits = torch.empty(packed.count, c.hidden_size, dtype=self.cache.dtype), torch.empty(1, c.vocab_size)
+        x = torch.empty(packed.count, config.hidden_size, dtype=self.cache.dtype)
+        logits = torch.empty(1, config.vocab_size)
         passes = self._program(layer_range).draft_chain(packed, x, logits, chain_params)
         if errors:
             raise errors[0]
@@ -84,13 +85,13 @@ class KernelExecutor:
     def _pack(self, layer_range: LayerRange, *, embedded: bool = False, extra_positions: int = 0) -> ProgramRows:
         jobs = [(segment.block_table, segment.tree, segment.computed) for _, segment in layer_range.jobs]
         tokens = None if embedded else [token for _, tree, computed in jobs for token in tree.tokens[computed:]]
-        packed = ProgramRows().add(jobs, tokens, self._tables(layer_range))
+        packed = ProgramRows().add(jobs, tokens, self._cross_block_tables(layer_range))
         for number, table in enumerate((self._rope, self._cross_rope)):
             if table is None or table.config is None:
                 continue
             if table.dynamic:
-                _, positions, spans = layer_range.row_inputs()
-                packed.set_rope(number, table.compute_entries(positions, spans), by_row=True)
+                _, positions, text_lengths = layer_range.row_inputs()
+                packed.set_rope(number, table.compute_entries(positions, text_lengths), by_row=True)
             else:
                 stop = max(segment.block_table.length + len(segment.tree) for _, segment in layer_range.jobs)
                 packed.set_rope(number, table.up_to(stop + extra_positions))
@@ -102,7 +103,7 @@ class KernelExecutor:
         return self._cached_program(key, lambda: self._compile(layer_range))
 
     def _cached_program(self, key: tuple[object, ...], make: Callable[[], Program]) -> Program:
-        """Return the compiled program of ``key``; reallocated KV pools invalidate all programs."""
+        """Return the program of ``key``, compiled at most once until a KV pool is reallocated."""
         version = (self.cache.version, -1 if self.cross_source is None else self.cross_source.cache.version)
         if version != self._version:
             self._programs, self._version = {}, version
@@ -114,8 +115,7 @@ class KernelExecutor:
         decoder, cache, source = self.decoder, self.cache, self.cross_source
         cross_model = None if source is None else (source.decoder.config, source.cache)
         layers = () if source is None else source.layers
-        c = decoder.config
-        program = Program(self.kernels, c.hidden_size, cache.dtype, cache, cross_model, layers)
+        program = Program(self.kernels, decoder.config.hidden_size, cache.dtype, cache, cross_model, layers)
         if layer_range.start == 0:
             program.embed(decoder)
         for index in range(layer_range.start, layer_range.stop):
@@ -128,8 +128,8 @@ class KernelExecutor:
             program.linear(decoder.head, norm=decoder.norm, to="logits", only_logits_rows=True)
         return program
 
-    def _tables(self, layer_range: LayerRange) -> list[BlockTable] | None:
-        """Return the block table per job for cross-attention; an empty one if the job only measures durations."""
+    def _cross_block_tables(self, layer_range: LayerRange) -> list[BlockTable] | None:
+        """Return each job's cross-attention block table; an empty one for jobs that only measure durations."""
         if self.cross_source is None:
             return None
         return [job.cross_block_table or BlockTable() for job, _ in layer_range.jobs]

@@ -36,7 +36,7 @@ from pronk.speculation.tree import TokenTree
 
 __all__ = ["CrossAttentionSource", "ForwardJob", "ForwardResult", "JobResult", "ModelRunner"]
 
-# Largest number of rows in the first forward pass of a chain whose mean duration is recorded as the cost of one row.
+# The mean duration of a chain's forward passes counts as the cost of one row if the first has at most this many rows.
 _MAX_CHAIN_ROWS = 4
 
 
@@ -44,10 +44,10 @@ class ForwardResult(NamedTuple):
     """Result of a forward pass over several jobs."""
 
     logits: Sequence[Logits]  # ``[len(logits_nodes), vocab]`` per job: float32 from the kernels, else the model's dtype
-    hidden: Mapping[int, list[Tensor]]  # layer outputs ``[rows, hidden]`` of each job, by layer from 1
+    hidden: Mapping[int, list[Tensor]]  # layer number (from 1) to its output ``[rows, hidden]`` for each job
     seconds: float  # duration of the forward pass
     context: int  # number of committed tokens in the cache, over all requests
-    # Per job: tokens that worker processes sampled, by row of the job's logits. Empty if no tokens were sampled.
+    # Per job: row of the job's logits to the token that a worker process sampled. Empty if none was sampled.
     sampled: Sequence[Mapping[int, int]] = ()
 
     def job_result(self, number: int) -> JobResult:
@@ -76,7 +76,7 @@ class ModelRunner:
         executor: Executor | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        """``executor`` computes instead of this process, in tensor parallelism; ``clock`` is in seconds."""
+        """``executor``: tensor-parallel processes, ``None`` for this process; ``clock``: returns seconds."""
         self.decoder = decoder
         self.cache = cache
         self.clock = clock
@@ -84,7 +84,7 @@ class ModelRunner:
         self.early_tokens = EarlyTokensByTable()  # tokens whose first layers a drafter has computed in this step
         self.dtype = cache.dtype
         self.device = cache.device
-        self.exact = decoder.kernels is not None  # a request's logits are bitwise the same in every batch
+        self.exact = decoder.kernels is not None  # whether a request's logits are bit-equal in every batch
         self._layers = len(decoder.layers)
         self._kernels = None
         if decoder.kernels is not None and executor is None:
@@ -100,11 +100,11 @@ class ModelRunner:
                 drafter has already computed the layer.
         """
         start_time, context = self.clock(), sum(job.segment.block_table.length for job in jobs)
-        early = {job.segment.early.layers for job in jobs if job.segment.early is not None}
+        early_layers = {job.segment.early.layers for job in jobs if job.segment.early is not None}
         rows: list[Tensor | None] = [None] * len(jobs)
         hidden: dict[int, list[Tensor]] = {}
         logits: Tensor | None = None
-        for start, stop in pairwise(sorted({0, *early, self._layers})):
+        for start, stop in pairwise(sorted({0, *early_layers, self._layers})):
             logits = self._run(jobs, rows, start, stop, collect, hidden)
         assert logits is not None
         if self.device.type != "cpu":
@@ -143,7 +143,7 @@ class ModelRunner:
     @property
     def supports_draft_chain(self) -> bool:
         """Whether :meth:`draft_chain` is available."""
-        return self._kernels is not None and not self._kernels.dynamic
+        return self._kernels is not None and not self._kernels.has_dynamic_rope
 
     def draft_chain(self, job: ForwardJob, sampler: Sampler, steps: int, on_token: Callable[[DraftToken], bool]) -> int:
         """Draft a chain for one request: one kernel call runs a forward pass per draft token.
@@ -166,7 +166,7 @@ class ModelRunner:
         return passes
 
     def record_duration(self, jobs: Sequence[ForwardJob], context: int, seconds: float) -> None:
-        """Record the seconds of a forward pass over ``jobs``, or of an engine step with it, without drafting."""
+        """Record the duration of a forward pass over ``jobs``, or of its step without the time in drafters."""
         rows = sum(len(job.segment.tree) - job.segment.computed for job in jobs)
         fraction = self._early_fraction(jobs)
         if fraction == 0.0:
@@ -175,14 +175,14 @@ class ModelRunner:
             self.cost_model.learn_rest(fraction, rows, context, seconds)
 
     def costs_for(self, jobs: Sequence[ForwardJob], costs: CostCurve) -> CostCurve:
-        """Return ``costs``, the cost curve of all layers, less the layers that drafters have computed."""
+        """Return the cost curve without the layers that drafters have computed; ``costs`` is for all layers."""
         fraction = self._early_fraction(jobs)
         return self.cost_model.rest(costs, fraction) if fraction else costs
 
     def _early_fraction(self, jobs: Sequence[ForwardJob]) -> float | None:
-        """Return the fraction of layers that drafters have computed; ``None`` if it differs between the jobs."""
-        early = {0 if job.segment.early is None else job.segment.early.layers for job in jobs}
-        return early.pop() / self._layers if len(early) == 1 else None
+        """Return the fraction of layers that early rows skip, 0..1; ``None`` if it differs between the jobs."""
+        skipped = {0 if job.segment.early is None else job.segment.early.layers for job in jobs}
+        return skipped.pop() / self._layers if len(skipped) == 1 else None
 
     def _run(
         self,
@@ -198,32 +198,32 @@ class ModelRunner:
         ``rows`` holds the input ``[rows, hidden]`` of each job and receives the output. ``hidden`` receives the outputs
         of the layers in ``collect``.
         """
-        parts = [_part(job.segment, start) for job in jobs]
-        active = [number for number, part in enumerate(parts) if part.rows]
+        segments = [_without_early_rows(job.segment, start) for job in jobs]
+        active = [number for number, segment in enumerate(segments) if segment.rows]
         if not active:
             return None
-        present = [(jobs[number], parts[number]) for number in active]
+        active_jobs = [(jobs[number], segments[number]) for number in active]
         collected_layers = tuple(sorted(layer for layer in collect if start < layer <= stop)) if collect else ()
         layer_range = LayerRange(
-            present,
+            active_jobs,
             start,
             stop,
             collected_layers,
-            LayerRange.find_logits_rows(present) if stop == self._layers else None,
+            LayerRange.find_logits_rows(active_jobs) if stop == self._layers else None,
         )
         x = None
         if start:
-            inputs = [row for i in active for row in (self._early(jobs[i].segment, start), rows[i]) if row is not None]
-            x = torch.cat(inputs)
+            inputs = [(self._read_early_input(jobs[number].segment, start), rows[number]) for number in active]
+            x = torch.cat([tensor for pair in inputs for tensor in pair if tensor is not None])
         out, collected, logits = self._executor.run(layer_range, x)
-        for number, own in zip(active, _split(out, [part.rows for _, part in present]), strict=True):
-            rows[number] = own
+        for number, output in zip(active, _split(out, [segment.rows for _, segment in active_jobs]), strict=True):
+            rows[number] = output
         for layer, values in collected.items():
-            hidden[layer] = _split(values, [part.rows for part in parts])
+            hidden[layer] = _split(values, [segment.rows for segment in segments])
         return logits
 
-    def _early(self, segment: Segment, layer: int) -> Tensor | None:
-        """Read the input ``[rows, hidden]`` of ``layer`` for nodes of which a drafter computed all before."""
+    def _read_early_input(self, segment: Segment, layer: int) -> Tensor | None:
+        """Return the input ``[rows, hidden]`` of ``layer`` (from 0) for early rows that start with this layer."""
         block_table, early = segment.block_table, segment.early
         if early is None or early.layers != layer:
             return None
@@ -234,8 +234,8 @@ def _split(rows: Tensor, sizes: Sequence[int]) -> list[Tensor]:
     return [rows] if len(sizes) == 1 else list(rows.split(list(sizes)))
 
 
-def _part(segment: Segment, layer: int) -> Segment:
-    """Return the segment without the nodes for which a drafter has computed layer ``layer`` (from 0)."""
+def _without_early_rows(segment: Segment, layer: int) -> Segment:
+    """Return the segment without the nodes for which a drafter has computed ``layer`` (from 0)."""
     early = segment.early
     if early is None or layer >= early.layers or early.nodes <= segment.computed:
         return segment

@@ -1,4 +1,4 @@
-"""Executor in torch, for models or devices without kernels."""
+"""Executor that computes with torch, for models or devices without kernels."""
 
 from __future__ import annotations
 
@@ -15,30 +15,31 @@ __all__ = ["TorchExecutor"]
 
 
 class TorchExecutor:
-    """Run ranges of layers in torch."""
+    """Implementation of :class:`~pronk.execution.forward_job.Executor` with torch, in this process."""
 
     usable = True
 
     def __init__(self, decoder: Decoder, cache: PagedCache, cross_source: CrossAttentionSource | None) -> None:
-        self.decoder, self.cache, self.cross_source, self.communication_seconds = decoder, cache, cross_source, 0.0
+        self.decoder, self.cache, self.cross_source = decoder, cache, cross_source
+        self.communication_seconds = 0.0
 
     @torch.inference_mode()
     def run(self, layer_range: LayerRange, rows: Tensor | None) -> tuple[Tensor, dict[int, Tensor], Tensor | None]:
-        """Run a range of layers; see :meth:`~pronk.execution.forward_job.Executor.run`."""
+        """Return the last output, the collected outputs by layer, and the logits; see ``Executor.run``."""
         decoder, cache = self.decoder, self.cache
         tokens, positions, spans = torch.tensor(layer_range.row_inputs(), dtype=torch.int64, device=cache.device)
         segments = [segment for _, segment in layer_range.jobs]
         attend = PagedAttention(decoder.config, cache, segments)
         if self.cross_source is not None:
-            source = self.cross_source
+            cross = self.cross_source
             cross_block_tables = [job.cross_block_table or BlockTable() for job, _ in layer_range.jobs]
             attend = CrossAttention(
                 decoder.config,
                 cache,
                 segments,
-                (source.decoder.config, source.cache, source.layers),
+                (cross.decoder.config, cross.cache, cross.layers),
                 cross_block_tables,
-                source.decoder.rope(positions, spans, source.cache.dtype),
+                cross.decoder.rope(positions, spans, cross.cache.dtype),
             )
         x = decoder.embed(tokens, positions, cache.dtype) if rows is None else rows
         rope = decoder.rope(positions, spans, cache.dtype)
@@ -49,8 +50,6 @@ class TorchExecutor:
                 collected[layer] = x
         if layer_range.logits_rows is None:
             return x, collected, None
-        # Logits are copied to the CPU, where the sampler's noise is the same whatever device the model runs on.
-        logits = decoder.logits(
-            x[torch.tensor(list(layer_range.logits_rows), dtype=torch.int64, device=x.device)]
-        ).cpu()
-        return x, collected, logits
+        selected = torch.tensor(list(layer_range.logits_rows), dtype=torch.int64, device=x.device)
+        # The sampler runs on the CPU, so that its noise does not depend on the device of the model.
+        return x, collected, decoder.logits(x[selected]).cpu()

@@ -1,7 +1,7 @@
 """Atomic writes: after a crash or on a full disk, a file or folder is complete or unchanged.
 
-:func:`replace_file`, :func:`replace_folder` and :func:`new_folder` let the error of a failed write pass through.
-:func:`write_json` and :func:`write_tokens` raise a CheckpointError with one line instead, by means of :func:`writing`.
+The error of a failed write passes through :func:`replace_file`, :func:`replace_folder` and :func:`new_folder`.
+:func:`write_json` and :func:`write_tokens` turn it into a CheckpointError with a message of one line.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def replace_file(path: Path, *, shared: bool = False) -> Iterator[BinaryIO]:
     """Open a temporary file, and rename it to ``path`` after the block unless the block raises.
 
     Args:
-        path: existing file or new name.
+        path: file to replace or to create.
         shared: whether several processes may replace the file at the same time. If so, the name of the temporary file
             contains the process id, and the file of a killed process is never removed. Otherwise the next call
             overwrites the file of a killed process.
@@ -72,7 +72,7 @@ def replace_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """Create a temporary folder, and rename it after the block to ``folder``, which is missing or empty."""
+    """Create a temporary folder, and rename it to ``folder``, a new or empty one, after the block."""
     with _partial_folder(folder) as partial:
         yield partial
         _fsync_files(partial)
@@ -94,7 +94,7 @@ def _partial_folder(folder: Path) -> Iterator[Path]:
 
 
 def _restore(old: Path, folder: Path) -> None:
-    """Rename the previous version ``old`` back to ``folder`` if ``folder`` is missing."""
+    """Rename ``old``, the previous version of ``folder``, back if ``folder`` is missing."""
     if old.exists() and not folder.exists():
         old.rename(folder)
 
@@ -107,28 +107,28 @@ def _fsync_files(folder: Path) -> None:
 
 
 @contextmanager
-def writing(path: Path, what: str, *error_types: type[Exception]) -> Iterator[None]:
+def writing(path: Path, content: str, *error_types: type[Exception]) -> Iterator[None]:
     """Turn write errors of the block into a CheckpointError of one line.
 
     Args:
         path: file or folder that the block writes, for the message.
-        what: content of ``path`` in words, for the message.
+        content: content of ``path`` in words, for the message.
         error_types: exceptions that count as write errors, besides ``OSError``.
 
     Raises:
         CheckpointError: the block raised a write error.
     """
-    reported: tuple[type[Exception], ...] = (OSError, *error_types)
+    write_errors: tuple[type[Exception], ...] = (OSError, *error_types)
     try:
         yield
-    except PronkError:
+    except PronkError:  # has a message for the user already
         raise
-    except reported as error:
-        msg = f"{path}: expected to write {what}, found {_reason(error)}"
+    except write_errors as error:
+        msg = f"{path}: expected to write {content}, found {_describe(error)}"
         raise CheckpointError(msg) from error
 
 
-def _reason(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     problem = error.strerror if isinstance(error, OSError) and error.strerror else (str(error).splitlines() or ["?"])[0]
     if isinstance(error, OSError) and error.errno not in (*_FULL_DISK_ERRORS, None):
         return f"{problem}; choose a writable folder"
@@ -142,6 +142,6 @@ def write_json(path: Path, value: Mapping[str, Any], indent: int | None = None) 
 
 
 def write_tokens(path: Path, tokens: np.ndarray[Any, np.dtype[Any]]) -> None:
-    """Replace the file ``path`` by raw token ids, without NumPy's ``tofile``, which ignores a full disk."""
+    """Replace the file ``path`` by raw token ids; NumPy's ``tofile`` would not notice a full disk."""
     with writing(path, "token ids"), replace_file(path) as file:
         file.write(tokens.data)

@@ -12,11 +12,11 @@ TOKENIZER_FILES = (
     "tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json tokenizer.model vocab.json "
     "merges.txt chat_template.jinja"
 ).split()
-_MORE = "chat_template.json generation_config.json LICENSE LICENSE.txt LICENSE.md NOTICE".split()
+_OTHER_FILES = "chat_template.json generation_config.json LICENSE LICENSE.txt LICENSE.md NOTICE".split()
 
 
-def copy_companions(source: Path, folder: Path, files: Iterable[str] = (*TOKENIZER_FILES, *_MORE)) -> None:
-    """Copy the tokenizer, chat template, generation defaults and licence from ``source`` to ``folder``."""
+def copy_companions(source: Path, folder: Path, files: Iterable[str] = (*TOKENIZER_FILES, *_OTHER_FILES)) -> None:
+    """Copy those of ``files`` that exist in ``source`` to ``folder``."""
     for file in files:
         if (source / file).is_file():
             shutil.copyfile(source / file, folder / file)

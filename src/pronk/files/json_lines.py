@@ -14,12 +14,10 @@ __all__ = ["read_json_lines"]
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the line number, from 1, and the object of each line of a ``.jsonl`` or ``.jsonl.gz`` file.
-
-    Empty lines are skipped.
+    """Yield number (from 1) and object of each non-empty line of a ``.jsonl`` or ``.jsonl.gz`` file.
 
     Raises:
-        OptionError: the file is missing, not gzip, not UTF-8, or a line is not a JSON object.
+        OptionError: the file cannot be read or decompressed, or a line is not a JSON object in UTF-8.
     """
     try:
         with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as lines:

@@ -31,7 +31,7 @@ _SAFETENSORS_TYPES = {
 
 
 class ShardEntry(NamedTuple):
-    """A tensor to write: its source, its name in the safetensors file, and its dtype there."""
+    """A tensor to write: ``tensor`` as ``build`` knows it, and its name and dtype in the safetensors file."""
 
     tensor: CheckpointTensor
     name: str
@@ -50,24 +50,24 @@ def write_weights(
     shard_bytes: int,
     progress: Progress,
 ) -> None:
-    """Build tensors and write shards of at most ``shard_bytes`` bytes; a larger tensor gets its own."""
+    """Build and write tensor by tensor; a shard exceeds ``shard_bytes`` only if it has a single tensor."""
     shards: list[list[ShardEntry]] = [[]]
     for entry in entries:
-        if shards[-1] and sum(e.num_bytes for e in shards[-1]) + entry.num_bytes > shard_bytes:
+        if shards[-1] and sum(other.num_bytes for other in shards[-1]) + entry.num_bytes > shard_bytes:
             shards.append([])
         shards[-1].append(entry)
-    done, total = 0, sum(entry.num_bytes for entry in entries)
+    written, total = 0, sum(entry.num_bytes for entry in entries)
     weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         file = SINGLE if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
-        shard.sort(key=lambda entry: -entry.dtype.itemsize)  # aligns every tensor to its dtype
+        shard.sort(key=lambda entry: -entry.dtype.itemsize)  # so that each offset is a multiple of the item size
         weight_map |= {entry.name: file for entry in shard}
         with (folder / file).open("wb") as stream:
             stream.write(_header(shard))
             for entry in shard:
                 stream.write(build(entry.tensor).view(-1).view(torch.uint8).numpy().data)
-                done += entry.num_bytes
-                progress(done, total)
+                written += entry.num_bytes
+                progress(written, total)
     if len(shards) > 1:
         write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2)
 
@@ -87,7 +87,7 @@ def _header(shard: Iterable[ShardEntry]) -> bytes:
 
 
 def check_output_folder(out: Path, num_bytes: int) -> None:
-    """Raise ``OptionError`` unless ``out`` is new or empty and has ``num_bytes`` free bytes."""
+    """Raise ``OptionError`` unless ``out`` is new or empty and its disk has ``num_bytes`` free bytes."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         msg = f"out: expected a new or empty folder, found {out} in use; choose another name or remove it"
         raise OptionError(msg)

@@ -26,8 +26,7 @@ SOURCES = Path(__file__).parent / "csrc"
 # -ffp-contract=off: fused multiply-add only where the source has it, so that results do not depend on the compiler.
 _FLAGS = ["-O2", "-std=c++17", "-fno-exceptions", "-fno-rtti", "-ffp-contract=off", "-fno-math-errno"]
 # -fno-strict-aliasing: the function pack_row_tile reads floats as 4-byte integers.
-_FLAGS += ["-fno-strict-aliasing"]
-_FLAGS += ["-fvisibility=hidden", "-Wall", "-Wextra"]
+_FLAGS += ["-fno-strict-aliasing", "-fvisibility=hidden", "-Wall", "-Wextra"]
 # GCC 12 warns about undefined vectors in its own headers (GCC bug 105593); other compilers lack the option.
 _GCC_FLAGS = ["-Wno-maybe-uninitialized", "-Wno-uninitialized"]
 
@@ -39,9 +38,9 @@ _X86 = {
     "isa_avx512_bf16": [*_AVX512, "-mavx512bf16"],
     "isa_amx": [*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8"],
 }
-# isa_portable has plain loops over vector lanes; the compiler vectorizes them at -O3.
+# At -O3 the compiler vectorizes the plain loops over vector lanes in isa_portable.
 _COMMON: dict[str, list[str]] = {"dispatch": [], "forward": [], "pack": [], "thread_pool": [], "isa_portable": ["-O3"]}
-_SUFFIX = "suffix"
+_SUFFIX_SOURCE = "suffix"
 
 
 class BuildError(Exception):
@@ -56,7 +55,7 @@ class BuildTarget:
     system: str  # ``"linux"``, ``"darwin"`` or ``"win32"``, as ``sys.platform`` names them
 
     @classmethod
-    def here(cls) -> BuildTarget:
+    def current(cls) -> BuildTarget:
         """Return the platform that this process runs on."""
         machine = platform.machine().lower()
         return cls({"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine), sys.platform)
@@ -68,7 +67,7 @@ class BuildTarget:
 
 
 def library_name(system: str = sys.platform) -> str:
-    """Return the file name of the kernels' library on a system."""
+    """Return the file name of the kernels' library on ``system``, a value of ``sys.platform``."""
     return {"darwin": "libpronk.dylib", "win32": "pronk.dll"}.get(system, "libpronk.so")
 
 
@@ -81,7 +80,7 @@ def find_compiler() -> list[str] | None:
     """Return the command of the system's C++ compiler, from ``$CXX`` or ``$PATH``, or ``None``."""
     if os.environ.get("CXX"):
         return shlex.split(os.environ["CXX"])
-    return next(([found] for name in ("c++", "g++", "clang++") if (found := shutil.which(name))), None)
+    return next(([path] for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
 
 
 def build(
@@ -98,18 +97,18 @@ def build(
     Raises:
         BuildError: there is no compiler, or the compiler fails; the message has the first line of its error.
     """
-    target = target or BuildTarget.here()
+    target = target or BuildTarget.current()
     compiler = list(compiler or find_compiler() or ())
     if not compiler:
         msg = "expected a C++ compiler (c++, g++ or clang++, or CXX=…), found none"
         raise BuildError(msg)
     shared = ["-fPIC", "-pthread"] if target.system != "win32" else []
     flags = [*_FLAGS, *(_GCC_FLAGS if _is_gcc(compiler) else []), *shared, *extra]
-    link = [*compiler, "-shared", *shared, *([] if "-g" in extra else ["-s"]), *extra]
+    link = [*compiler, "-shared", *shared, *([] if "-g" in extra else ["-s"]), *extra]  # -s: without symbols
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        _compile([*compiler, *flags], target.source_flags | {_SUFFIX: []}, folder)
-        for library, sources in ((suffix_library(out), [_SUFFIX]), (out, sorted(target.source_flags))):
+        _compile([*compiler, *flags], target.source_flags | {_SUFFIX_SOURCE: []}, folder)
+        for library, sources in ((suffix_library(out), [_SUFFIX_SOURCE]), (out, sorted(target.source_flags))):
             objects = [str(folder / f"{source}.o") for source in sources]
             _run([*link, *objects, "-o", str(folder / library.name), *_libraries(target, compiler)])
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -120,13 +119,14 @@ def build(
 
 
 def _compile(command: Sequence[str], source_flags: dict[str, list[str]], folder: Path) -> None:
-    """Compile all source files in parallel, first the instruction sets, which take longest."""
+    """Compile all source files in parallel, first ``isa_*`` (instruction sets), which take longest."""
 
     def compile_source(name: str) -> None:
         _run([*command, *source_flags[name], "-c", str(SOURCES / f"{name}.cpp"), "-o", str(folder / f"{name}.o")])
 
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        list(pool.map(compile_source, sorted(source_flags, key=lambda name: not name.startswith("isa_"))))
+        names = sorted(source_flags, key=lambda name: not name.startswith("isa_"))
+        list(pool.map(compile_source, names))  # list: raise the error of a failed compilation
 
 
 def _libraries(target: BuildTarget, compiler: Sequence[str]) -> list[str]:
@@ -136,26 +136,27 @@ def _libraries(target: BuildTarget, compiler: Sequence[str]) -> list[str]:
 
 
 def _is_gcc(compiler: Sequence[str]) -> bool:
-    text = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False).stdout  # noqa: S603
-    return "Free Software Foundation" in text
+    version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False).stdout  # noqa: S603
+    return "Free Software Foundation" in version
 
 
 def _run(command: Sequence[str]) -> None:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - the user's compiler
+        process = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - the user's compiler
     except OSError as error:
         msg = f"{command[0]}: {error.strerror}"
         raise BuildError(msg) from error
-    if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines() or ["failed"]
-        msg = f"{command[0]}: {lines[0]}"
+    if process.returncode:
+        lines = process.stderr.splitlines() or ["failed"]
+        reason = next((line for line in lines if "error" in line), lines[0])
+        msg = f"{command[0]}: {reason}"
         raise BuildError(msg)
 
 
 if __name__ == "__main__":
     try:
-        named = [Path(argument) for argument in sys.argv[1:] if not argument.startswith("-")]
+        paths = [Path(argument) for argument in sys.argv[1:] if not argument.startswith("-")]
         flags = [argument for argument in sys.argv[1:] if argument.startswith("-")]
-        build(named[0] if named else Path(__file__).parent / library_name(), extra=flags)
+        build(paths[0] if paths else Path(__file__).parent / library_name(), extra=flags)
     except BuildError as error:
         sys.exit(f"pronk: {error}")

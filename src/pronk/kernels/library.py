@@ -32,20 +32,18 @@ __all__ = [
     "Kernels",
     "KernelsError",
     "candidates",
-    "installed",
+    "installed_library",
     "load_library",
     "open_library",
 ]
 
-# Version of the C interface: ``PRONK_VERSION`` of ``csrc/pronk.h``.
-VERSION = 6
+VERSION = 6  # version of the C interface: ``PRONK_VERSION`` of ``csrc/pronk.h``
 
 # Indexed by ``pronk_isa`` of ``csrc/pronk.h``. A processor with an instruction set also has all earlier ones.
 INSTRUCTION_SETS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
-# Values of the option ``kernels``.
-CHOICES = ("auto", *INSTRUCTION_SETS, "torch")
+CHOICES = ("auto", *INSTRUCTION_SETS, "torch")  # values of the option ``kernels``
 
-# ``pronk_type`` of ``csrc/pronk.h``: of numbers by their dtype, of quantized weights by the bits of a code.
+# Values of ``pronk_type`` (``csrc/pronk.h``): by dtype, and for quantized weights by the number of bits of a code.
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 5}
 CODED_TYPES: dict[int, int] = {8: 3, 4: 4}
 
@@ -79,9 +77,9 @@ class Kernels:
         _check_status(self.library.pronk_run(ops, count, ctypes.byref(call)), call)
 
     def draft_chain(self, ops: Any, count: int, call: CForward, chain: CDraftChain) -> int:
-        """Run ``call``, then sample and run one token after the other; return the number of forward passes.
+        """Run ``call``, sample a draft token, run it, and so on; return the number of forward passes.
 
-        The arguments ``ops``, ``count`` and ``call``, and the errors, are those of :meth:`run`.
+        The chain ends after ``chain.steps`` tokens, or if ``chain.on_token`` returns 0. Errors are those of ``run``.
         """
         return _check_status(self.library.pronk_draft_chain(ops, count, ctypes.byref(call), ctypes.byref(chain)), call)
 
@@ -135,7 +133,7 @@ def _check_status(code: int, call: CForward) -> int:
     return code
 
 
-_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {  # by function: type of the result, types of the arguments
     "run": (c_int32, (c_void_p, c_int64, POINTER(CForward))),
     "draft_chain": (c_int32, (c_void_p, c_int64, POINTER(CForward), POINTER(CDraftChain))),
     "pack": (None, (POINTER(CWeights), c_void_p, c_int64, c_void_p, c_int32)),
@@ -181,16 +179,16 @@ def load_library(
         raise KernelsError(msg)
     try:
         library = ctypes.CDLL(str(path))
-        found = int(getattr(library, f"{prefix}_version")())
+        found_version = int(getattr(library, f"{prefix}_version")())
         sizes = (c_int32 * len(structures))()
         getattr(library, f"{prefix}_sizes")(sizes)
     except (OSError, AttributeError) as error:
         msg = f"{path}: expected pronk's kernels, found a file that cannot be loaded ({str(error)[:80]}); {remedy}"
         raise KernelsError(msg) from error
-    if found != version:
-        msg = f"{path}: expected kernels of version {version}, found version {found}; {remedy}"
+    if found_version != version:
+        msg = f"{path}: expected kernels of version {version}, found version {found_version}; {remedy}"
         raise KernelsError(msg)
-    expected = [ctypes.sizeof(each) for each in structures]
+    expected = [ctypes.sizeof(structure) for structure in structures]
     if list(sizes) != expected:
         msg = f"{path}: expected structures of {expected} bytes, found {list(sizes)}; {remedy}"
         raise KernelsError(msg)
@@ -206,18 +204,19 @@ def _is_complete(path: Path) -> bool:
         header = file.read(64)
     if header[:4] != b"\x7fELF":
         return True
-    # Fields e_shoff, e_shentsize, e_shnum: the table of section headers ends the file.
-    start, size, count = (int.from_bytes(header[a:b], "little") for a, b in ((40, 48), (58, 60), (60, 62)))
+    # Fields e_shoff, e_shentsize, e_shnum: the table of section headers is the end of the file.
+    fields = header[40:48], header[58:60], header[60:62]
+    start, size, count = (int.from_bytes(number, "little") for number in fields)
     return start + size * count <= path.stat().st_size and len(header) == 64
 
 
-def installed() -> Path:
+def installed_library() -> Path:
     """Return the path of the library that the installation compiled or unpacked."""
     return Path(__file__).parent / library_name()
 
 
 def candidates(choice: str = "auto", path: Path | None = None) -> list[Kernels]:
-    """Return the kernels that the option ``kernels`` allows, widest vectors first, without self-check.
+    """Return one ``Kernels`` per instruction set that ``choice`` allows, best first; none is self-checked.
 
     Args:
         choice: ``"auto"`` for every instruction set of this processor, or the name of an instruction set.
@@ -230,13 +229,13 @@ def candidates(choice: str = "auto", path: Path | None = None) -> list[Kernels]:
     if choice not in CHOICES or choice == "torch":
         msg = f"kernels: expected {', '.join(CHOICES)}; found {choice!r}"
         raise OptionError(msg)
-    location = path or installed()
+    location = path or installed_library()
     library = open_library(location)
     best = int(library.pronk_detect())
     if choice == "auto":
         return [Kernels(library, location, isa) for isa in range(best, -1, -1)]
     if INSTRUCTION_SETS.index(choice) > best:
-        has = ", ".join(INSTRUCTION_SETS[: best + 1])
-        msg = f"kernels: expected one that this processor has ({has}), found {choice!r}"
+        available = ", ".join(INSTRUCTION_SETS[: best + 1])
+        msg = f"kernels: expected one that this processor has ({available}), found {choice!r}"
         raise OptionError(msg)
     return [Kernels(library, location, INSTRUCTION_SETS.index(choice))]

@@ -2,8 +2,8 @@
 
 A scale that covers the largest weight of a group rounds all other weights coarsely. At 4 bits the kernel therefore also
 tries scales that clip the largest weights, and selects the scale with the smallest sum of squared errors (like the
-search for a clipping range in AWQ; Lin et al. 2024, section 3.2). Codes range from -8 to 7, so half of these scales
-give the code -8 to the weight of largest magnitude; they are negative if this weight is positive.
+search for a clipping range in AWQ; Lin et al. 2024, section 3.2). With ``w`` the weight of largest magnitude and codes
+from -8 to 7, a clipping range of 90 % means the scales ``0.9 * abs(w) / 7`` and ``-0.9 * w / 8`` (``w`` has code -8).
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ __all__ = ["DEFAULT_GROUPS", "default_group", "round_weights"]
 DEFAULT_GROUPS: dict[int, int] = {8: 128, 4: 32}
 
 # Number of clipping ranges (100 %, 95 %, … 75 %) to try, by bits of a code. At 8 bits clipping gains nothing.
-_TRIES = {8: 0, 4: 6}
+_NUM_RANGES = {8: 0, 4: 6}
 
 
 def default_group(bits: Bits, inputs: int) -> int:
     """Return the group size, at most the default, with which a row needs the fewest bytes.
 
     Rows are padded to whole groups. For example, 320 weights of 8 bits need 396 bytes in 3 groups of 128, 340 in 5
-    groups of 64, and 360 in 10 groups of 32, each group with a scale of 4 bytes. Of equals, the largest is returned.
+    groups of 64, and 360 in 10 groups of 32, each with a scale of 4 bytes. If two sizes tie, the larger is returned.
     """
 
     def nbytes(group: int) -> int:
@@ -62,7 +62,7 @@ def round_weights(kernels: Kernels, weight: Tensor, bits: Bits, group: int | Non
     scale = torch.empty(outputs, ceil(inputs / group))
     status = kernels.library.pronk_round(
         *(weight.data_ptr(), TYPES[weight.dtype], outputs, inputs, weight.stride(0), bits, group),
-        *(_TRIES[bits], codes.data_ptr(), scale.data_ptr(), num_threads(), kernels.isa),
+        *(_NUM_RANGES[bits], codes.data_ptr(), scale.data_ptr(), num_threads(), kernels.isa),
     )
     if status:
         msg = f"kernels: rounding a matrix of {outputs} by {inputs} failed (memory)"

@@ -10,7 +10,7 @@ __all__ = ["STRUCTURES", "CDraftChain", "CForward", "COp", "CSegment", "CWeights
 
 
 def structure_fields(*groups: tuple[str, Any]) -> list[tuple[str, Any]]:
-    """Return ``_fields_``: ``("type gated", c_int32)`` stands for two fields, ``type`` and ``gated``."""
+    """Return ``_fields_``: ``("type gated", t)`` becomes ``("type", t), ("gated", t)``."""
     return [(name, kind) for names, kind in groups for name in names.split()]
 
 
@@ -49,7 +49,7 @@ class CSegment(Structure):
 
 
 class CForward(Structure):
-    """``pronk_pass``: the rows of a forward pass and the addresses of its results."""
+    """``pronk_pass``: the rows of a forward pass, and the addresses of its inputs and results."""
 
     _fields_ = structure_fields(
         ("rows segments num_wanted", c_int64),
@@ -63,7 +63,7 @@ class CForward(Structure):
     )
 
 
-# ``on_token(token, confidence)`` is called with each drafted token; the draft model's chain ends if it returns 0.
+# ``on_token(token, confidence)`` is called with each draft token; returning 0 ends the draft model's chain.
 OnToken = ctypes.CFUNCTYPE(c_int32, c_int32, c_float)
 
 

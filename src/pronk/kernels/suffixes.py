@@ -1,8 +1,8 @@
 """Suffix automata in C++ (``csrc/suffix.cpp``), and draft trees built from them.
 
-A draft token's *acceptance bucket* is a class of similar draft tokens whose acceptance is counted together, by the kind
-of source, the length of the match, and the fraction of the match's occurrences that continue with the token. A draft
-token's *gain* is the product of the estimated acceptance probabilities along its path from the root.
+The acceptance of draft tokens is counted in *buckets*: by the source (the request's own text or other texts), the
+length of the match, and the fraction of the match's occurrences that continue with the token. A draft token's *gain* is
+the product of the estimated acceptance probabilities along its path from the root.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ __all__ = ["NUM_BUCKETS", "CompiledSuffixes", "NativeTree", "NativeTreeBuilder",
 
 _VERSION = 1
 
-# Number of acceptance buckets, and of tree depths with separate priors: 1, 2, 3, and 4 for all greater depths.
-NUM_BUCKETS, _DEPTHS = 32, 4
+NUM_BUCKETS = 32  # 2 kinds of sources, 4 ranges of match lengths, 4 ranges of the fraction
+_NUM_DEPTHS = 4  # tree depths with separate priors: 1, 2, 3, and 4 for all greater depths
 
 # Initial cache of the priors by bucket and depth; NaN marks a prior that has not been computed.
-_UNKNOWN_PRIORS: list[c_double | float] = [float("nan")] * (NUM_BUCKETS * _DEPTHS)
+_UNKNOWN_PRIORS: list[c_double | float] = [float("nan")] * (NUM_BUCKETS * _NUM_DEPTHS)
 
 # ``prior(bucket, depth)`` returns the prior acceptance probability.
 _Prior = ctypes.CFUNCTYPE(c_double, c_int32, c_int32)
 
 
-class _Call(Structure):
+class _TreeCall(Structure):
     """``pronk_suffix_tree`` of ``csrc/suffix.cpp``, which documents the fields."""
 
     _fields_ = structure_fields(
@@ -47,7 +47,7 @@ class _Call(Structure):
     )
 
 
-_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {  # by function: type of the result, types of the arguments
     "new": (c_void_p, (c_int32,)),
     "free": (None, (c_void_p,)),
     "extend": (c_int32, (c_void_p, c_void_p, c_int64)),
@@ -55,13 +55,14 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "tokens": (c_int64, (c_void_p,)),
     "equal": (c_int32, (c_void_p, c_void_p)),
     "bytes": (c_int64, (c_void_p,)),
-    "grow": (c_int32, (POINTER(_Call),)),
+    "grow": (c_int32, (POINTER(_TreeCall),)),
 }
 
 
 def open_suffix_library() -> Any:
     """Load the suffix automaton's library; the errors are those of :func:`load_library`."""
-    return load_library(suffix_library(kernels.installed()), "pronk_suffixes", _VERSION, (_Call,), _SIGNATURES)
+    path = suffix_library(kernels.installed_library())
+    return load_library(path, "pronk_suffixes", _VERSION, (_TreeCall,), _SIGNATURES)
 
 
 class CompiledSuffixes:
@@ -92,7 +93,7 @@ class CompiledSuffixes:
     def extend(self, tokens: Iterable[int]) -> None:
         """Append tokens, with ids in [0, 2**31), to the current text.
 
-        A token takes amortized constant time, plus at most ``max_match + 1`` steps to count substrings. After a
+        Each token takes amortized constant time, plus at most ``max_match + 1`` steps to count substrings. After a
         MemoryError the automaton is unusable.
         """
         ids = [*tokens]
@@ -105,7 +106,7 @@ class CompiledSuffixes:
 
     @property
     def num_tokens(self) -> int:
-        """Number of appended tokens; the library counts, since Ctrl-C may come before Python could."""
+        """Number of appended tokens, counted by the library: Ctrl-C may end :meth:`extend` after the call."""
         return int(self._library.pronk_suffixes_tokens(self.handle))
 
     @property
@@ -142,8 +143,8 @@ class NativeTreeBuilder:
         self._library = library
         self._offered, self._accepted = (c_double * NUM_BUCKETS)(), (c_double * NUM_BUCKETS)()
         self._priors = (c_double * len(_UNKNOWN_PRIORS))(*_UNKNOWN_PRIORS)
-        self._call = _Call(offered=self._offered, accepted=self._accepted, priors=self._priors, weight=weight)
-        self._raised: list[BaseException] = []
+        self._call = _TreeCall(offered=self._offered, accepted=self._accepted, priors=self._priors, weight=weight)
+        self._raised: list[BaseException] = []  # exceptions of ``prior``, for :meth:`build` to raise
         raised = self._raised
 
         def call_prior(bucket: int, depth: int) -> float:
@@ -178,7 +179,9 @@ class NativeTreeBuilder:
         depth_factor: float,
         min_gain: float,
     ) -> NativeTree:
-        """Build a draft tree from the continuations of the longest matching suffixes, the largest gain first.
+        """Build a draft tree from the tokens after earlier occurrences of the text's longest suffixes.
+
+        Draft tokens are added one by one, the one with the largest gain first.
 
         Args:
             sources: automaton of the request's own text, then automata of other texts.
@@ -194,7 +197,7 @@ class NativeTreeBuilder:
         """
         call = self._call
         self._reserve(max_nodes + 1)
-        call.sources = (c_void_p * len(sources))(*[each.handle for each in sources])
+        call.sources = (c_void_p * len(sources))(*[source.handle for source in sources])
         call.tail, call.tail_tokens, call.num_sources = (c_int32 * len(tail))(*tail), len(tail), len(sources)
         call.width, call.max_depth, call.min_match = max_nodes, max_depth, min_match
         call.depth_factor, call.min_gain = depth_factor, min_gain

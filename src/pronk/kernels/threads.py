@@ -31,9 +31,9 @@ def set_threads(threads: int | None, workers: int, *, divide: bool = True) -> No
     """Set torch's number of threads in this process.
 
     Args:
-        threads: number of threads, 1..4096; ``None`` keeps torch's setting, or divides it by ``workers``.
+        threads: number of threads, 1..4096; ``None``: the current number, divided by ``workers`` if ``divide``.
         workers: number of processes that compute on this machine, 1..64.
-        divide: whether ``None`` as ``threads`` divides torch's setting by ``workers``.
+        divide: see ``threads``.
 
     Raises:
         OptionError: a number is out of its range.
@@ -54,7 +54,7 @@ def num_threads() -> int:
 def dedicate_threads() -> None:
     """Save torch's number of threads for the kernels, and set torch to one thread.
 
-    A Python thread that starts meanwhile finds torch at one thread; it saves the number that another thread saved last.
+    A new Python thread may find torch at one thread already; it then saves the number that any thread saved last.
     """
     global _latest_count  # noqa: PLW0603 - the setting is the process's
     count = num_threads()

@@ -17,9 +17,9 @@ from pronk.kernels.structures import CWeights
 from pronk.kernels.threads import num_threads
 from pronk.quantization.formats.matrix import QuantizedMatrix
 
-__all__ = ["CodedRows", "Packed", "mapped_zeros", "pack"]
+__all__ = ["CodedRows", "PackedMatrix", "mapped_zeros", "pack"]
 
-# Number of quantized weights that are packed at a time; unpacked, each has one byte, so a slab has 4 MiB.
+# Number of quantized weights that are packed at a time (a slab): 4 MiB, as an unpacked code has one byte.
 _SLAB = 1 << 22
 
 # Bytes of a huge page (Linux on x86 and Arm). With 4 KiB pages, a model's weights cause many TLB misses.
@@ -52,22 +52,22 @@ class CodedRows(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Packed:
+class PackedMatrix:
     """A matrix ``[outputs, inputs]`` in the kernels' layout."""
 
     kernels: Kernels = field(repr=False)
     struct: CWeights  # shape, format and address of ``data``, for the kernels
-    data: Tensor = field(repr=False)  # in blocks of 16 outputs; each quantized group is scales, minima, codes
+    data: Tensor = field(repr=False)  # blocks of 16 outputs, see ``pronk_weights`` in ``csrc/pronk.h``
     bias: Tensor | None = field(repr=False)  # float32 ``[blocks * 16]``, in the order of the packed outputs
-    order: Tensor | None = field(repr=False)  # int32 ``[inputs]``: the input of each column; ``None``: unchanged order
+    order: Tensor | None = field(repr=False)  # int32 ``[inputs]``: column ``i`` is input ``order[i]``; ``None``: ``i``
 
     @property
     def shape(self) -> tuple[int, int]:
         """Numbers of outputs and inputs; the outputs of a gated matrix include gate and up projection."""
         return self.struct.N * (2 if self.struct.gated else 1), self.struct.K
 
-    def slice_outputs(self, start: int, stop: int) -> Packed:
-        """Return a view of outputs ``start .. stop - 1``, without heads or gate; 16 divides ``start``."""
+    def slice_outputs(self, start: int, stop: int) -> PackedMatrix:
+        """Return outputs ``start .. stop - 1`` as a view; only without heads and gate; 16 divides ``start``."""
         assert not self.struct.gated, "expected outputs that follow each other, found a gate"
         assert self.struct.unit == self.struct.N, "expected outputs of one unit, found several"
         assert not start % 16, f"expected the beginning of a block, found {start}"
@@ -94,7 +94,7 @@ def pack(
     *,
     unit: int | None = None,
     gated: bool = False,
-) -> Packed:
+) -> PackedMatrix:
     """Copy a matrix into the kernels' layout.
 
     Args:
@@ -114,11 +114,11 @@ def pack(
         data = _pack_numbers(kernels, struct, weight)
     else:
         data, order = _pack_codes(kernels, struct, weight)
-    placed = None
+    packed_bias = None
     if bias is not None:
-        placed = _place_bias(bias.detach().float(), unit, blocks, gated=gated)
-        struct.bias = placed.data_ptr()
-    return Packed(kernels, struct, data, placed, order)
+        packed_bias = _pack_bias(bias.detach().float(), unit, blocks, gated=gated)
+        struct.bias = packed_bias.data_ptr()
+    return PackedMatrix(kernels, struct, data, packed_bias, order)
 
 
 def _pack_numbers(kernels: Kernels, struct: CWeights, weight: Tensor) -> Tensor:
@@ -134,13 +134,13 @@ def _pack_numbers(kernels: Kernels, struct: CWeights, weight: Tensor) -> Tensor:
 def _pack_codes(kernels: Kernels, struct: CWeights, weight: CodedRows) -> tuple[Tensor, Tensor | None]:
     """Pack quantized weights, a slab of outputs at a time to limit the memory of unpacked codes."""
     halves, blocks_of_unit = 1 + struct.gated, ceil(struct.unit / 16)  # 2 halves: gate and up projection
-    one_unit = struct.gated or struct.unit == struct.N
+    one_unit = struct.gated or struct.unit == struct.N  # a slab may then begin at any block
     step = 16 if one_unit else struct.unit
     step *= max(1, _SLAB // (step * struct.K * halves))
     for start in range(0, struct.N, step):
         stop = min(start + step, struct.N)
-        parts = [weight.rows(half * struct.N + start, half * struct.N + stop) for half in range(halves)]
-        slab = _stack_padded(parts)
+        matrices = [weight.rows(half * struct.N + start, half * struct.N + stop) for half in range(halves)]
+        slab = _stack_padded(matrices)
         if not start:
             struct.type, struct.group, struct.minima = CODED_TYPES[slab.bits], slab.group, int(slab.minimum is not None)
             struct.K_pad = slab.shape[1]
@@ -160,38 +160,38 @@ def _pack_codes(kernels: Kernels, struct: CWeights, weight: CodedRows) -> tuple[
             struct.data + num_blocks_before * (len(data) // struct.blocks),
             num_threads(),
         )
-    order = None if parts[0].order is None else parts[0].order.to(torch.int32).contiguous()
+    order = None if matrices[0].order is None else matrices[0].order.to(torch.int32).contiguous()
     struct.order = None if order is None else order.data_ptr()
     return data, order
 
 
-def _stack_padded(parts: list[QuantizedMatrix]) -> QuantizedMatrix:
+def _stack_padded(matrices: list[QuantizedMatrix]) -> QuantizedMatrix:
     """Stack matrices along the outputs, and pad the inputs with code 0 to whole groups."""
-    first, inputs = parts[0], parts[0].shape[1]
+    first, inputs = matrices[0], matrices[0].shape[1]
     missing = -inputs % first.group
-    if len(parts) == 1 and not missing:
+    if len(matrices) == 1 and not missing:
         minimum = None if first.minimum is None else first.minimum.contiguous()
         return replace(
             first, codes=first.codes.contiguous(), scale=first.scale.contiguous(), minimum=minimum, order=None
         )
-    rows = [each.shape[0] for each in parts]
+    rows = [matrix.shape[0] for matrix in matrices]
     # On the heap, freed codes of many slabs would leave fragments.
     codes = mapped_zeros((sum(rows), inputs + missing), torch.uint8)
-    for target, each in zip(codes.split(rows), parts, strict=True):
-        target[:, :inputs] = each.codes
-    scale = torch.cat([each.scale for each in parts])
-    minima = [each.minimum for each in parts if each.minimum is not None]
+    for target, matrix in zip(codes.split(rows), matrices, strict=True):
+        target[:, :inputs] = matrix.codes
+    scale = torch.cat([matrix.scale for matrix in matrices])
+    minima = [matrix.minimum for matrix in matrices if matrix.minimum is not None]
     return replace(first, codes=codes, scale=scale, minimum=torch.cat(minima) if minima else None, order=None)
 
 
-def _place_bias(values: Tensor, unit: int, blocks: int, *, gated: bool) -> Tensor:
+def _pack_bias(bias: Tensor, unit: int, blocks: int, *, gated: bool) -> Tensor:
     """Return a bias ``[outputs]`` in packed order, ``[blocks * 16]``, with zeros as padding."""
-    placed = torch.zeros(blocks * 16)
+    packed = torch.zeros(blocks * 16)
     if gated:
-        for half, part in enumerate(values.chunk(2)):
+        for half, values in enumerate(bias.chunk(2)):
             padded = torch.zeros(blocks * 8)
-            padded[: len(part)] = part
-            placed.view(-1, 2, 16)[:, half] = padded.view(-1, 16)
-        return placed
-    placed.view(len(values) // unit, -1)[:, :unit] = values.view(-1, unit)
-    return placed
+            padded[: len(values)] = values
+            packed.view(-1, 2, 16)[:, half] = padded.view(-1, 16)
+        return packed
+    packed.view(len(bias) // unit, -1)[:, :unit] = bias.view(-1, unit)
+    return packed

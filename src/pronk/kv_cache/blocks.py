@@ -14,7 +14,7 @@ from itertools import islice, pairwise
 from typing import Protocol
 
 from pronk.errors import CacheFullError
-from pronk.kv_cache.runs import FreeRuns, consecutive
+from pronk.kv_cache.runs import FreeRuns, to_runs
 
 __all__ = ["BlockAllocator", "BlockTable", "CachedBlockIndex"]
 
@@ -34,7 +34,7 @@ class BlockTable:
     contiguous: bool = True  # whether the block numbers are consecutive
     # Digests of the text up to the end of the first, second, … full block (:mod:`pronk.kv_cache.prefix`).
     digests: list[bytes] = field(default_factory=list)
-    version: int = -1  # version of the ``PagedCache`` at the table's first allocation
+    version: int = -1  # ``PagedCache.version`` at the first allocation; if it changes, no block is cached
     _c_blocks: ctypes.Array[ctypes.c_int32] | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
@@ -46,7 +46,7 @@ class BlockTable:
 
     @property
     def first_block(self) -> int | None:
-        """Block number of token 0 if no block had been released; ``None`` without a run of consecutive blocks."""
+        """Block number that token 0 has, or would have without releases; ``None`` unless ``contiguous``."""
         return self.blocks[0] - self.num_released if self.blocks and self.contiguous else None
 
     def update_derived(self) -> None:
@@ -56,14 +56,14 @@ class BlockTable:
 
 
 class CachedBlockIndex(Protocol):
-    """Prefix cache as the allocator sees it: blocks whose content stays valid without a table."""
+    """Methods of the prefix cache that the allocator calls."""
 
     def is_cached(self, block: int) -> bool:
-        """Return whether the content of the block is cached."""
+        """Return whether later prompts can reuse the content of the block."""
         ...
 
     def evict(self, block: int) -> None:
-        """Remove a block from the cache, because its content is about to be overwritten."""
+        """Remove a block from the prefix cache, because its content is about to be overwritten."""
         ...
 
 
@@ -75,15 +75,15 @@ class BlockAllocator:
         self.block_size = block_size
         self.references = [0] * num_blocks  # number of tables that hold each block
         self.num_free = num_blocks  # number of blocks without references; includes evictable blocks
-        # Blocks without references whose content is cached, least recently used first. Empty blocks are reused first.
+        # Cached blocks without references, least recently used first; allocated if there are too few empty blocks.
         self.evictable: dict[int, None] = {}
         self.prefix_cache: CachedBlockIndex | None = None
         self._empty = FreeRuns(num_blocks)  # blocks without references and without cached content
 
     def set_prefix_cache(self, prefix_cache: CachedBlockIndex) -> None:
-        """Set the prefix cache, which is empty, so that all evictable blocks become empty blocks."""
+        """Set a prefix cache without blocks; blocks that only the previous one held become empty."""
         self.prefix_cache = prefix_cache
-        for run in consecutive(self.evictable):
+        for run in to_runs(self.evictable):
             self._empty.add(run)
         self.evictable.clear()
 
@@ -95,7 +95,7 @@ class BlockAllocator:
         self.references = [0] * self.num_blocks
         self.num_free = self.num_blocks
         self._empty = FreeRuns(self.num_blocks)
-        for run in consecutive(self.evictable):
+        for run in to_runs(self.evictable):
             self._empty.take(run)
 
     def blocks_for(self, tokens: int) -> int:
@@ -121,10 +121,10 @@ class BlockAllocator:
         block_table.update_derived()
 
     def num_missing(self, block_table: BlockTable, tokens: int) -> int:
-        """Return the number of new blocks, copies of shared ones included, to write up to ``tokens`` tokens."""
-        more = max(0, self.blocks_for(tokens) - block_table.num_released - len(block_table.blocks))
-        written = block_table.blocks[max(0, block_table.length // self.block_size - block_table.num_released) :]
-        return more + sum(self.is_shared(block) for block in written)
+        """Return the number of free blocks that :meth:`PagedCache.prepare` takes for ``tokens`` tokens."""
+        num_new = max(0, self.blocks_for(tokens) - block_table.num_released - len(block_table.blocks))
+        to_write = block_table.blocks[max(0, block_table.length // self.block_size - block_table.num_released) :]
+        return num_new + sum(self.is_shared(block) for block in to_write)  # a shared block is copied before the write
 
     def fork(self, block_table: BlockTable, tokens: int) -> BlockTable:
         """Return a new table that shares the blocks of the first ``tokens`` tokens."""
@@ -135,11 +135,11 @@ class BlockAllocator:
         return forked
 
     def assign_cached(self, block_table: BlockTable, blocks: Sequence[int]) -> None:
-        """Let an empty table hold existing blocks, which are held by other tables or cached."""
+        """Let an empty table hold ``blocks``, each of which is in another table or in the prefix cache."""
         for block in blocks:
             if not self.references[block]:
                 self.num_free -= 1
-                del self.evictable[block]  # a block that no table holds is cached, and thus evictable
+                del self.evictable[block]  # in no table, so it is in the prefix cache
             self.references[block] += 1
         block_table.blocks = list(blocks)
         block_table.update_derived()
@@ -149,7 +149,7 @@ class BlockAllocator:
         return self.references[block] > 1
 
     def replace_shared(self, block_table: BlockTable, index: int) -> tuple[int, int]:
-        """Replace the shared ``blocks[index]``; return ``(old, new)``, between which the caller copies."""
+        """Replace the shared ``blocks[index]`` by a new block; return ``(old, new)`` for the caller to copy."""
         old = block_table.blocks[index]
         if not self.num_free:
             msg = f"KV cache is full: no free block to copy a shared one, out of {self.num_blocks}; raise kv_memory"
@@ -198,34 +198,34 @@ class BlockAllocator:
                 self.evictable[block] = None
             else:
                 freed.append(block)
-        for run in consecutive(freed):
+        for run in to_runs(freed):
             self._empty.add(run)
         return freed[::-1]
 
-    def _allocate_blocks(self, count: int, after: int = -1) -> list[int]:
-        """Allocate ``count`` blocks: numbers from ``after`` on while they are free, then few long runs."""
+    def _allocate_blocks(self, count: int, start: int = -1) -> list[int]:
+        """Allocate ``count`` blocks: ``start``, ``start + 1``, … while these are empty, then few long runs."""
         allocated: list[int] = []
         while len(allocated) < count:
-            run = self._next_blocks(count - len(allocated), after)
+            run = self._next_blocks(count - len(allocated), start)
             self._mark_allocated(run)
             allocated += run
         return allocated
 
     def _next_blocks(self, count: int, start: int) -> Sequence[int]:
-        """Return 1 to ``count`` blocks to allocate, preferably a run from number ``start`` on.
+        """Return 1 to ``count`` blocks to allocate, preferably a run that begins with ``start``.
 
         If fewer than ``count`` blocks are empty, return these and the least recently used evictable blocks, sorted by
-        number so that they form long runs.
+        number (``start`` first, numbers below it last) so that they form long runs.
         """
         num_evicted = count - (self.num_free - len(self.evictable))
         if num_evicted > 0:
             return sorted(
                 [*self._empty, *islice(self.evictable, num_evicted)], key=lambda block: (block < start, block)
             )
-        return (self._empty.after(start) or self._empty.best_fit(count))[:count]
+        return (self._empty.run_from(start) or self._empty.best_fit(count))[:count]
 
     def _mark_allocated(self, blocks: Sequence[int]) -> None:
-        for run in consecutive(block for block in blocks if block not in self.evictable):
+        for run in to_runs(block for block in blocks if block not in self.evictable):
             self._empty.take(run)
         for block in blocks:
             if block in self.evictable:

@@ -24,11 +24,8 @@ BLOCK_SIZE = 32
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 
-# Slots for draft tokens that a full context gets in addition, when the default size is computed.
-_DRAFT_SLOTS = 128
-
-# Fraction of the machine's memory that the pools may take if kv_memory is not set.
-_MAX_MEMORY_FRACTION = 0.25
+_DRAFT_SLOTS = 128  # slots for draft tokens beside each full context in the default size
+_MAX_MEMORY_FRACTION = 0.25  # of the machine's memory that the default size may take
 
 
 def parse_memory(value: str | int) -> int:
@@ -47,9 +44,9 @@ class KVBudget:
 
     All pools have the same number of blocks with the same number of tokens, and a request that releases blocks of the
     target's pool releases those of the other pools too. If the target's pool has enough blocks for a request, a draft
-    model's pool therefore usually has, too. It may not if the target has a sliding window, if requests share blocks
-    (samples of one prompt, or a prefix that is cached in the target's pool only), or if two drafters of a request use
-    the same draft model. A drafter without blocks proposes nothing. After a drafter is deleted, adding the next pool
+    model's pool therefore usually has enough, too. Exceptions: the target has a sliding window, requests share blocks
+    (samples of one prompt, or a prefix that is cached in the target's pool only), or two drafters of a request use the
+    same draft model. A drafter without blocks proposes nothing. After a drafter is deleted, adding the next pool
     reclaims the memory of the deleted drafter's pool.
     """
 
@@ -58,15 +55,15 @@ class KVBudget:
     ) -> None:
         """Set the total size of all pools to ``kv_memory``.
 
-        ``None`` is the size of ``max_requests`` full contexts of the target, at most a quarter of the machine's memory
-        divided by ``processes``, the number of processes with such a budget.
+        ``None`` means ``max_requests`` full contexts of the target, but at most ``memory / 4 / processes``, where
+        ``processes`` is the number of processes that each have such a budget on this machine.
         """
         self.kv_memory = kv_memory
         self.num_bytes = None if kv_memory is None else parse_memory(kv_memory)
         self.max_requests = max_requests
         self.device = device
         self._max_bytes = int(_memory(device) * _MAX_MEMORY_FRACTION) // processes
-        self._max_blocks: int | None = None
+        self._max_blocks: int | None = None  # blocks of ``max_requests`` full contexts; known from the target on
         self._pools: WeakSet[PagedCache] = WeakSet()
 
     def add(
@@ -102,7 +99,7 @@ class KVBudget:
         return pool
 
     def keep_hidden(self, pool: PagedCache, layer: int, owner: object) -> None:
-        """Shrink all pools, and let ``pool`` keep a layer's output; errors are those of :meth:`add`."""
+        """Shrink all pools, and let ``pool`` keep a layer's output; raises the errors of :meth:`add`."""
         if layer not in pool.hidden:
             self._resize_pools(pool.config.hidden_size * pool.dtype.itemsize)
         pool.keep_hidden(layer, owner)
@@ -111,14 +108,14 @@ class KVBudget:
         """Make space for ``extra_bytes`` more bytes per token; return the new number of blocks of each pool."""
         for pool in self._pools:
             pool.drop_unused_hidden()
-        count = self._num_blocks(BLOCK_SIZE * (extra_bytes + sum(pool.bytes_per_token for pool in self._pools)))
-        if any(pool.in_use and pool.allocator.num_blocks > count for pool in self._pools):
+        num_blocks = self._num_blocks(BLOCK_SIZE * (extra_bytes + sum(pool.bytes_per_token for pool in self._pools)))
+        if any(pool.in_use and pool.allocator.num_blocks > num_blocks for pool in self._pools):
             msg = "expected no running request while a draft model is added, found some; finish or abort them first"
             raise OptionError(msg)
         for pool in self._pools:
-            if not pool.in_use and pool.allocator.num_blocks != count:
-                pool.resize(count)
-        return count
+            if not pool.in_use and pool.allocator.num_blocks != num_blocks:
+                pool.resize(num_blocks)
+        return num_blocks
 
     def _num_blocks(self, block_bytes: int) -> int:
         if self.num_bytes is None:
@@ -133,7 +130,7 @@ class KVBudget:
 
 
 def _memory(device: torch.device) -> int:
-    """Return the machine's memory in bytes, or an accelerator's free memory beside the weights."""
+    """Return the size of the machine's memory in bytes, or of the free memory of an accelerator."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

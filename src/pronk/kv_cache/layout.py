@@ -27,7 +27,7 @@ from pronk.architecture.config import ModelConfig
 
 __all__ = ["HIDDEN_LAYOUT", "PANEL", "PoolLayout", "fill_poison", "kv_bytes_per_token", "layouts"]
 
-# Number of slots per panel of keys; the number of tokens of a block is a multiple.
+# Number of slots per panel of keys; the number of tokens of a block is a multiple of it.
 PANEL = 16
 _SCALE_BYTES = torch.float32.itemsize
 _MAX_CODE = 127.0
@@ -36,8 +36,8 @@ _MAX_CODE = 127.0
 class PoolLayout(Protocol):
     """Arrangement of keys, values or layer outputs in a tensor (the pool) with the heads as dimension 0."""
 
-    def shape(self, slots: int, size: int) -> tuple[int, ...]:
-        """Return the shape of the pool without the first dimension; ``size`` is the head size."""
+    def shape(self, slots: int, head_dim: int) -> tuple[int, ...]:
+        """Return the shape of the pool without the first dimension."""
 
     def write(self, pool: Tensor, slots: Tensor, rows: Tensor) -> None:
         """Store ``rows`` ``[kv_heads, tokens, head_dim]`` in the slots ``slots`` ``[tokens]``."""
@@ -45,8 +45,8 @@ class PoolLayout(Protocol):
     def read(self, pool: Tensor, index: slice | Tensor) -> Tensor:
         """Return the numbers in the slots ``index``, ``[kv_heads, tokens, head_dim]``, as a view if possible."""
 
-    def size(self, pool: Tensor) -> int:
-        """Return the number of bytes per slot."""
+    def slot_bytes(self, pool: Tensor) -> int:
+        """Return the number of bytes of one slot in the pool."""
 
     def read_bytes(self, pool: Tensor, slots: Tensor) -> Tensor:
         """Return the stored bytes of the slots ``slots`` ``[tokens]``, as ``[tokens, bytes per slot]``."""
@@ -55,8 +55,8 @@ class PoolLayout(Protocol):
         """Store bytes that :meth:`read_bytes` returned for a pool with the same layout."""
 
 
-class _PlainLayout:
-    def size(self, pool: Tensor) -> int:
+class _RowBytesMixin:
+    def slot_bytes(self, pool: Tensor) -> int:
         return pool.shape[0] * pool.shape[2] * pool.itemsize
 
     def read_bytes(self, pool: Tensor, slots: Tensor) -> Tensor:
@@ -66,9 +66,9 @@ class _PlainLayout:
         pool[:, slots] = _from_bytes(data, pool, (pool.shape[0], pool.shape[2])).transpose(0, 1)
 
 
-class _RowLayout(_PlainLayout):
-    def shape(self, slots: int, size: int) -> tuple[int, ...]:
-        return slots, size
+class _RowLayout(_RowBytesMixin):
+    def shape(self, slots: int, head_dim: int) -> tuple[int, ...]:
+        return slots, head_dim
 
     def write(self, pool: Tensor, slots: Tensor, rows: Tensor) -> None:
         pool.index_copy_(1, slots, rows)
@@ -81,8 +81,8 @@ class _PanelLayout:
     def __init__(self, adjacent: int) -> None:
         self._adjacent = adjacent  # number of dimensions of one key that are stored next to each other
 
-    def shape(self, slots: int, size: int) -> tuple[int, ...]:
-        return slots // PANEL, size // self._adjacent, PANEL, self._adjacent
+    def shape(self, slots: int, head_dim: int) -> tuple[int, ...]:
+        return slots // PANEL, head_dim // self._adjacent, PANEL, self._adjacent
 
     def write(self, pool: Tensor, slots: Tensor, rows: Tensor) -> None:
         pool[:, slots // PANEL, :, slots % PANEL] = rows.unflatten(-1, (-1, self._adjacent)).transpose(0, 1)
@@ -91,7 +91,7 @@ class _PanelLayout:
         slots = _as_indices(index)
         return pool[:, slots // PANEL, :, slots % PANEL].flatten(2).transpose(0, 1)
 
-    def size(self, pool: Tensor) -> int:
+    def slot_bytes(self, pool: Tensor) -> int:
         return pool.shape[0] * pool.shape[2] * pool.shape[4] * pool.itemsize
 
     def read_bytes(self, pool: Tensor, slots: Tensor) -> Tensor:
@@ -102,29 +102,29 @@ class _PanelLayout:
         pool[:, slots // PANEL, :, slots % PANEL] = _from_bytes(data, pool, shape)
 
 
-class _Int8RowLayout(_PlainLayout):
+class _Int8RowLayout(_RowBytesMixin):
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
 
-    def shape(self, slots: int, size: int) -> tuple[int, ...]:
-        return slots, size + _SCALE_BYTES
+    def shape(self, slots: int, head_dim: int) -> tuple[int, ...]:
+        return slots, head_dim + _SCALE_BYTES
 
     def write(self, pool: Tensor, slots: Tensor, rows: Tensor) -> None:
         codes, scales = _quantize(rows)
         pool.index_copy_(1, slots, torch.cat((codes, _as_bytes(scales)), dim=-1))
 
     def read(self, pool: Tensor, index: slice | Tensor) -> Tensor:
-        found = pool[:, index]
-        scales = _as_scales(found[..., -_SCALE_BYTES:])
-        return (found[..., :-_SCALE_BYTES] * scales[..., None]).to(self._dtype)
+        stored = pool[:, index]
+        scales = _as_scales(stored[..., -_SCALE_BYTES:])
+        return (stored[..., :-_SCALE_BYTES] * scales[..., None]).to(self._dtype)
 
 
 class _Int8PanelLayout:
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
 
-    def shape(self, slots: int, size: int) -> tuple[int, ...]:
-        return slots // PANEL, size + _SCALE_BYTES, PANEL
+    def shape(self, slots: int, head_dim: int) -> tuple[int, ...]:
+        return slots // PANEL, head_dim + _SCALE_BYTES, PANEL
 
     def write(self, pool: Tensor, slots: Tensor, rows: Tensor) -> None:
         codes, scales = _quantize(rows)
@@ -138,7 +138,7 @@ class _Int8PanelLayout:
         codes = pool[:, panel, :-_SCALE_BYTES, lane].transpose(0, 1)
         return (codes * _scales_of(pool)[:, panel, lane][..., None]).to(self._dtype)
 
-    def size(self, pool: Tensor) -> int:
+    def slot_bytes(self, pool: Tensor) -> int:
         return pool.shape[0] * pool.shape[2]
 
     def read_bytes(self, pool: Tensor, slots: Tensor) -> Tensor:
@@ -158,7 +158,7 @@ HIDDEN_LAYOUT: PoolLayout = _RowLayout()
 
 
 def layouts(dtype: torch.dtype, kv_dtype: torch.dtype, *, packed: bool) -> tuple[PoolLayout, PoolLayout]:
-    """Return the layouts of keys and of values, stored in ``kv_dtype``; ``packed`` is for the kernels."""
+    """Return the layouts of keys and of values, stored in ``kv_dtype``; ``packed``: keys in panels."""
     if kv_dtype == torch.int8:
         rows = _Int8RowLayout(dtype)
         return (_Int8PanelLayout(dtype) if packed else rows), rows
@@ -172,9 +172,9 @@ def kv_bytes_per_token(config: ModelConfig, kv_dtype: torch.dtype) -> int:
 
 
 def fill_poison(pool: Tensor, poison: float) -> None:
-    """Overwrite a pool with ``poison``; in 8 bits, all scales become NaN (``poison`` is NaN) or 1.7e22."""
+    """Overwrite a pool with ``poison``; in 8 bits, all scales become NaN if it is NaN, else 1.7e22."""
     if pool.dtype == torch.int8:
-        pool.fill_(-1 if math.isnan(poison) else 100)  # four such bytes as a float32 scale: NaN, or 1.7e22
+        pool.fill_(-1 if math.isnan(poison) else 100)  # as float32: four bytes -1 are NaN, 100 are 1.7e22
     else:
         pool.fill_(poison)
 
@@ -182,9 +182,9 @@ def fill_poison(pool: Tensor, poison: float) -> None:
 def _quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Return codes ``[…, head_dim]`` and scales ``[…]`` of ``rows``, bit for bit as the kernels do."""
     rows = rows.float()
-    top = rows.abs().amax(-1)
-    codes = (rows * (_MAX_CODE / top.clamp_min(1e-30))[..., None]).round().clamp(-_MAX_CODE, _MAX_CODE)
-    return codes.to(torch.int8), top / _MAX_CODE
+    max_abs = rows.abs().amax(-1)
+    codes = (rows * (_MAX_CODE / max_abs.clamp_min(1e-30))[..., None]).round().clamp(-_MAX_CODE, _MAX_CODE)
+    return codes.to(torch.int8), max_abs / _MAX_CODE
 
 
 def _to_bytes(values: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Keys and values of all requests, in one preallocated pool addressed by slot.
+"""Keys and values of all requests, in preallocated tensors (pools) addressed by slot.
 
 Memory map of one layer's keys (values likewise), with blocks of 16 tokens::
 
@@ -8,7 +8,7 @@ Memory map of one layer's keys (values likewise), with blocks of 16 tokens::
 Token ``p`` of a request has slot ``block · 16 + p % 16``. The margin is never allocated; it is there because a vector
 load of the last slot may read past the end of the slot. :mod:`pronk.kv_cache.layout` defines the bytes of a slot.
 
-For drafters, the pool may also keep the outputs of some layers: a slot then holds, besides a token's keys and values,
+For drafters, the cache may also keep the outputs of some layers: a slot then holds, besides a token's keys and values,
 its hidden state after each of these layers.
 """
 
@@ -54,13 +54,13 @@ class PagedCache:
         kernels: Kernels | None = None,
         share_prefixes: bool = False,
     ) -> None:
-        """``poison`` is a number to write over freed blocks, with which tests prove that these are not read."""
+        """``poison`` is a number to write over freed blocks, so that tests notice a read of them."""
         assert kernels is None or block_size % PANEL == 0, "the kernels read keys in panels of 16"
         self.kernels = kernels
         self.version = 0  # increases with every change of the tensors ``keys``, ``values`` and ``hidden``
         self.config = config
-        self.dtype = dtype  # of keys and values when computed, and of ``hidden``
-        self.kv_dtype = kv_dtype or dtype  # of keys and values when stored: ``dtype`` or int8
+        self.dtype = dtype  # of keys and values before they are stored, and of ``hidden``
+        self.kv_dtype = kv_dtype or dtype  # of stored keys and values: ``dtype`` or int8
         self.device = device
         self.block_size = block_size
         self.poison = poison
@@ -70,9 +70,9 @@ class PagedCache:
         self.keys: list[Tensor]  # one tensor per layer, as ``values``; see ``pronk.kv_cache.layout``
         self.values: list[Tensor]
         self.hidden: dict[int, Tensor] = {}  # kept layer outputs ``[1, slots, hidden]``, by layer number from 1
-        self._keys, self._values = layouts(dtype, self.kv_dtype, packed=kernels is not None)
-        self._owners: dict[int, WeakSet[object]] = {}
-        self._move_arguments: tuple[Any, ...] | None = None  # ``version``, and pronk_move's arguments for it
+        self._key_layout, self._value_layout = layouts(dtype, self.kv_dtype, packed=kernels is not None)
+        self._owners: dict[int, WeakSet[object]] = {}  # readers of each kept output, by layer
+        self._move_arguments: tuple[Any, ...] | None = None  # ``version``, and pronk_move's arguments for its tensors
         self.resize(num_blocks)
 
     def resize(self, num_blocks: int) -> None:
@@ -82,10 +82,11 @@ class PagedCache:
         kept_layers = tuple(self.hidden)
         self.keys, self.values, self.hidden = [], [], {}  # free the memory before the new tensors are allocated
         heads, size = self.config.num_kv_heads, self.config.head_dim
-        keys, values = ((heads, *layout.shape(self.num_slots, size)) for layout in (self._keys, self._values))
+        keys = heads, *self._key_layout.shape(self.num_slots, size)
+        values = heads, *self._value_layout.shape(self.num_slots, size)
         self.keys = [_zeros(keys, self.kv_dtype, self.device) for _ in range(self.config.num_layers)]
         self.values = [_zeros(values, self.kv_dtype, self.device) for _ in range(self.config.num_layers)]
-        self.hidden = {layer: self._rows() for layer in kept_layers}
+        self.hidden = {layer: self._new_hidden_pool() for layer in kept_layers}
         self._on_pool_change()
 
     def keep_hidden(self, layer: int, owner: object) -> None:
@@ -95,7 +96,7 @@ class PagedCache:
         """
         self._owners.setdefault(layer, WeakSet()).add(owner)
         if layer not in self.hidden:
-            self.hidden[layer] = self._rows()
+            self.hidden[layer] = self._new_hidden_pool()
             self._on_pool_change()
 
     def drop_unused_hidden(self) -> None:
@@ -110,7 +111,7 @@ class PagedCache:
         if self.prefix_cache is not None:
             self.prefix_cache.attach(self.allocator)
 
-    def _rows(self) -> Tensor:
+    def _new_hidden_pool(self) -> Tensor:
         return _zeros((1, self.num_slots, self.config.hidden_size), self.dtype, self.device)
 
     @property
@@ -135,7 +136,7 @@ class PagedCache:
         Missing blocks are allocated, and blocks that several tables hold are replaced by copies.
 
         Raises:
-            CacheFullError: the pool has too few free blocks.
+            CacheFullError: too few blocks are free.
         """
         if not block_table.blocks:
             block_table.version = self.version
@@ -145,7 +146,7 @@ class PagedCache:
             if self.allocator.is_shared(block_table.blocks[index]):
                 self._copy(*self.allocator.replace_shared(block_table, index))
             elif self.prefix_cache is not None:
-                # It may be cached, if this table was forked within the block and the other table was released.
+                # The block is cached if this table was forked within it and the other table was then released.
                 self.prefix_cache.discard(block_table.blocks[index])
 
     def _copy(self, old: int, new: int) -> None:
@@ -153,7 +154,7 @@ class PagedCache:
             pool[:, self._block_range(pool, new)] = pool[:, self._block_range(pool, old)]
 
     def _block_range(self, pool: Tensor, block: int) -> slice:
-        """Return the slice of a block in the second dimension of a tensor."""
+        """Return the range of a block's slots, or panels, in the second dimension of ``pool``."""
         size = self.block_size * pool.shape[1] // self.num_slots
         return slice(block * size, (block + 1) * size)
 
@@ -186,15 +187,15 @@ class PagedCache:
         the rows of other requests. The request itself fails, as its logits are not finite.
         """
         keys, values = (rows.nan_to_num(0.0, 0.0, 0.0).transpose(0, 1) for rows in (k, v))
-        self._keys.write(self.keys[layer], slots, keys)
-        self._values.write(self.values[layer], slots, values)
+        self._key_layout.write(self.keys[layer], slots, keys)
+        self._value_layout.write(self.values[layer], slots, values)
 
     def read_slots(self, layer: int, index: slice | Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values ``[kv_heads, slots, head_dim]`` of the slots ``index``, as views if possible."""
-        return self._keys.read(self.keys[layer], index), self._values.read(self.values[layer], index)
+        return self._key_layout.read(self.keys[layer], index), self._value_layout.read(self.values[layer], index)
 
     def write_hidden(self, layer: int, slots: Tensor, rows: Tensor) -> None:
-        """Store outputs ``[rows, hidden]`` of ``layer`` at ``slots`` ``[rows]`` if the pool keeps them."""
+        """Store outputs ``[rows, hidden]`` of ``layer`` at ``slots`` ``[rows]`` if the cache keeps them."""
         if layer in self.hidden:
             self.hidden[layer].index_copy_(1, slots, rows.nan_to_num(0.0, 0.0, 0.0)[None])
 
@@ -243,7 +244,7 @@ class PagedCache:
                 np.array(kinds, dtype=np.int32),
                 np.array(shapes, dtype=np.int64),
             )
-        # `arrays` owns copies of strided arguments, to which only `addresses` points during the call.
+        # `arrays` keeps contiguous copies of the arguments alive during the call, which gets addresses only.
         arrays = (*self._move_arguments[1:], np.ascontiguousarray(source), np.ascontiguousarray(target))
         addresses = [array.ctypes.data for array in arrays]
         code = self.kernels.library.pronk_move(*addresses[:4], len(arrays[0]), *addresses[4:], len(source))
@@ -260,13 +261,13 @@ class PagedCache:
         """Store bytes that :meth:`export_slots` of a cache with the same layout returned."""
         index, begin = torch.from_numpy(slots).to(self.device), 0
         for layout, pool in self._layouts_and_pools():
-            size = layout.size(pool)
-            layout.write_bytes(pool, index, data[:, begin : begin + size])
-            begin += size
+            end = begin + layout.slot_bytes(pool)
+            layout.write_bytes(pool, index, data[:, begin:end])
+            begin = end
 
     def _layouts_and_pools(self) -> Iterator[tuple[PoolLayout, Tensor]]:
-        yield from ((self._keys, pool) for pool in self.keys)
-        yield from ((self._values, pool) for pool in self.values)
+        yield from ((self._key_layout, pool) for pool in self.keys)
+        yield from ((self._value_layout, pool) for pool in self.values)
         yield from ((HIDDEN_LAYOUT, self.hidden[layer]) for layer in sorted(self.hidden))
 
     def rollback(self, block_table: BlockTable, length: int) -> None:
@@ -290,7 +291,7 @@ class PagedCache:
     def cache_blocks(
         self, block_table: BlockTable, tokens: Sequence[int], salt: bytes = b"", num_committed: int | None = None
     ) -> None:
-        """Add a table's full blocks to the prefix cache, unless the tensors have changed since."""
+        """Add a table's full blocks to the prefix cache, unless the tensors changed after their allocation."""
         if self.prefix_cache is not None and block_table.version == self.version:
             self.prefix_cache.insert(block_table, tokens, salt, num_committed)
 
@@ -300,17 +301,17 @@ class PagedCache:
 
     def release_before(self, block_table: BlockTable, token: int) -> None:
         """Release the blocks that hold only tokens before ``token``, which have left the sliding window."""
-        self._poison(self.allocator.release_before(block_table, token))
+        self._poison_blocks(self.allocator.release_before(block_table, token))
 
     def trim(self, block_table: BlockTable, tokens: int) -> None:
         """Release all blocks but those of the first ``tokens`` tokens."""
-        self._poison(self.allocator.trim(block_table, tokens))
+        self._poison_blocks(self.allocator.trim(block_table, tokens))
 
     def release(self, block_table: BlockTable) -> None:
         """Release all blocks of a request."""
-        self._poison(self.allocator.release(block_table))
+        self._poison_blocks(self.allocator.release(block_table))
 
-    def _poison(self, blocks: Sequence[int]) -> None:
+    def _poison_blocks(self, blocks: Sequence[int]) -> None:
         if self.poison is not None:
             for block in blocks:
                 for pool in self._pools:

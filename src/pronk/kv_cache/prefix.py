@@ -2,7 +2,7 @@
 
 ``digest(block) = hash(digest(previous block), tokens of the block)``. The chain begins with a hash of the tenant's
 salt. The hash has a random key per process, so that clients cannot prepare two texts with the same digest; a hit also
-compares the tokens. A block without a table keeps its content until it is reused, least recently used first.
+compares the tokens. The allocator reuses a cached block that is in no table, the least recently used first.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ class PrefixCache:
         return len(self._entries)
 
     def attach(self, allocator: BlockAllocator) -> None:
-        """Clear the cache, and connect it with a new allocator."""
+        """Remove all blocks, and connect the prefix cache with a new allocator."""
         self._entries.clear()
         self._digests.clear()
         self._allocator = allocator
         allocator.set_prefix_cache(self)
 
     def is_cached(self, block: int) -> bool:
-        """Return whether the block is cached."""
+        """Return whether later prompts can reuse the content of the block."""
         return block in self._digests
 
     def evict(self, block: int) -> None:
-        """Remove a block, which is cached."""
+        """Remove a cached block from the prefix cache."""
         del self._entries[self._digests.pop(block)]
 
     def discard(self, block: int) -> None:
-        """Remove a block that is about to be overwritten, if it is cached."""
+        """Remove a block from the prefix cache, if it is cached, before it is overwritten."""
         if block in self._digests:
             self.evict(block)
 
@@ -113,9 +113,8 @@ class PrefixCache:
             parent = block_table.digests[-1] if block_table.digests else self._digest(b"", salt)
             digest = self._digest(parent, _as_bytes(block_tokens))
             block_table.digests.append(digest)
-            block = (
-                block_table.blocks[number - block_table.num_released] if number >= block_table.num_released else None
-            )
+            index = number - block_table.num_released
+            block = block_table.blocks[index] if index >= 0 else None
             if block is None or digest in self._entries or block in self._digests:
                 continue
             self._entries[digest] = _Entry(block, parent, block_tokens)

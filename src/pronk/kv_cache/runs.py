@@ -14,16 +14,16 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator
 
-__all__ = ["FreeRuns", "consecutive"]
+__all__ = ["FreeRuns", "to_runs"]
 
 
 class FreeRuns:
     """Subset of the numbers ``0 .. stop - 1``, stored as runs; initially all of them."""
 
     def __init__(self, stop: int) -> None:
-        self._starts: list[int] = []
-        self._stops: dict[int, int] = {}
-        self._lengths: list[tuple[int, int]] = []  # (length, start)
+        self._starts: list[int] = []  # sorted
+        self._stops: dict[int, int] = {}  # stop of each run by its start
+        self._lengths: list[tuple[int, int]] = []  # sorted pairs (length, start)
         if stop:
             self._insert(0, stop)
 
@@ -35,15 +35,15 @@ class FreeRuns:
         return start is not None and number < self._stops[start]
 
     def best_fit(self, length: int) -> range:
-        """Return the shortest run of at least ``length`` numbers, to preserve long runs; else the longest."""
+        """Return the shortest run of at least ``length`` numbers, or the longest run if all are shorter."""
         index = bisect_left(self._lengths, (length, 0))
         if index == len(self._lengths):
             index = bisect_left(self._lengths, (self._lengths[-1][0], 0))
-        found, start = self._lengths[index]
-        return range(start, start + found)
+        run_length, start = self._lengths[index]
+        return range(start, start + run_length)
 
-    def after(self, number: int) -> range:
-        """Return ``number`` and the numbers after it in its run; empty if ``number`` is not in the set."""
+    def run_from(self, number: int) -> range:
+        """Return ``number`` and all numbers after it in its run; empty if ``number`` is not in the set."""
         start = self._last_start(number)
         return range(number, number if start is None else max(number, self._stops[start]))
 
@@ -86,7 +86,7 @@ class FreeRuns:
         return stop
 
 
-def consecutive(numbers: Iterable[int]) -> list[range]:
+def to_runs(numbers: Iterable[int]) -> list[range]:
     """Group distinct numbers, in any order, into runs of consecutive numbers in ascending order."""
     runs: list[range] = []
     for number in sorted(numbers):

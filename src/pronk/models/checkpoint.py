@@ -23,8 +23,8 @@ from pronk.quantization.gguf.checkpoint import GgufCheckpoint, is_gguf
 
 __all__ = ["AnyCheckpoint", "Checkpoint", "open_checkpoint", "read_json"]
 
-# The file of a checkpoint in one shard, and the file that lists the shards of all other checkpoints.
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+SINGLE = "model.safetensors"  # file with all tensors
+INDEX = "model.safetensors.index.json"  # list of the files, if there are several
 _PICKLE_FILES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _FLOAT_TYPES = ("F32", "F16", "BF16")
 # Supported dtypes by their names in safetensors. Types that are not in _FLOAT_TYPES are for quantized weights only.
@@ -42,7 +42,7 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class _MappedTensor:
-    """Tensor in a mapped file: ``dtype`` is its name in safetensors, ``start`` and ``size`` are in bytes."""
+    """Tensor in a mapped file: dtype as in ``_DTYPES``; position ``start`` in the file and size, in bytes."""
 
     file: mmap.mmap
     dtype: str
@@ -58,7 +58,7 @@ class Checkpoint:
         CheckpointError: safetensors files are absent, truncated or damaged, or do not match the index.
     """
 
-    config_source = "config.json"  # error messages name this file as the source of expected shapes
+    config_source = "config.json"  # file that determines the expected shapes, for error messages
 
     def __init__(self, folder: Path, remedy: str = "download it again") -> None:
         """Map the files of ``folder``; errors about incomplete files end with ``remedy``."""
@@ -78,11 +78,11 @@ class Checkpoint:
         return len(self._entries)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor."""
+        """Return the shape of a tensor."""
         return self._entries[name].shape
 
     def nbytes(self, name: str) -> int:
-        """Size of a tensor in the file, in bytes."""
+        """Return the size of a tensor in the file, in bytes."""
         return self._entries[name].size
 
     def check_dtype(self, name: str, dtypes: Sequence[str] = _FLOAT_TYPES) -> None:
@@ -126,19 +126,19 @@ def open_checkpoint(path: Path) -> AnyCheckpoint:
     return GgufCheckpoint(path) if is_gguf(path) else Checkpoint(path)
 
 
-def read_json(path: Path, error: type[CheckpointError] = CheckpointError) -> dict[str, Any]:
-    """Read a JSON file; raise ``error`` if the file is unreadable or its content is not an object."""
+def read_json(path: Path, error_type: type[CheckpointError] = CheckpointError) -> dict[str, Any]:
+    """Read a JSON object; raise an ``error_type`` if the file is unreadable or has other content."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as problem:
         msg = f"{path}: expected a readable file, found {problem.strerror or problem}"
-        raise error(msg) from problem
+        raise error_type(msg) from problem
     except (ValueError, RecursionError) as problem:
         msg = f"{path}: expected JSON, found something else ({problem}); restore the file from its source"
-        raise error(msg) from problem
+        raise error_type(msg) from problem
     if not isinstance(document, dict):
         msg = f"{path}: expected a JSON object, found {type(document).__name__}"
-        raise error(msg)
+        raise error_type(msg)
     return document
 
 
@@ -192,7 +192,7 @@ def _map_file(path: Path, remedy: str) -> dict[str, _MappedTensor]:
         raise CheckpointError(msg) from error
     header.pop("__metadata__", None)
     return {
-        name: _MappedTensor(file, at["dtype"], tuple(at["shape"]), 8 + length + begin, end - begin)
-        for name, at in header.items()
-        for begin, end in (at["data_offsets"],)
+        name: _MappedTensor(file, entry["dtype"], tuple(entry["shape"]), 8 + length + begin, end - begin)
+        for name, entry in header.items()
+        for begin, end in (entry["data_offsets"],)
     }

@@ -45,34 +45,33 @@ class Layer(nn.Module):
 
     def __init__(self, config: ModelConfig, linear: Callable[[int, int, bool], Linear]) -> None:
         super().__init__()
-        c = config
-        self.config = c
-        self.attention_norm = make_norm(c, c.hidden_size)
-        self.qkv = linear(sum(c.qkv_sizes), c.hidden_size, c.qkv_bias)
-        self.q_norm = nn.RMSNorm(c.head_dim, c.norm_eps) if c.qk_norm else None
-        self.k_norm = nn.RMSNorm(c.head_dim, c.norm_eps) if c.qk_norm else None
-        self.out = linear(c.hidden_size, c.num_heads * c.head_dim, c.out_bias)
-        self.mlp_norm = make_norm(c, c.hidden_size)
-        self.up = linear(c.intermediate_size * (2 if c.gated else 1), c.hidden_size, c.mlp_bias)
-        self.down = linear(c.hidden_size, c.intermediate_size, c.mlp_bias)
-        self.activate = _ACTIVATE[c.activation]
+        self.config = config
+        self.attention_norm = make_norm(config, config.hidden_size)
+        self.qkv = linear(sum(config.qkv_sizes), config.hidden_size, config.qkv_bias)
+        self.q_norm = nn.RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
+        self.k_norm = nn.RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
+        self.out = linear(config.hidden_size, config.num_heads * config.head_dim, config.out_bias)
+        self.mlp_norm = make_norm(config, config.hidden_size)
+        self.up = linear(config.intermediate_size * (2 if config.gated else 1), config.hidden_size, config.mlp_bias)
+        self.down = linear(config.hidden_size, config.intermediate_size, config.mlp_bias)
+        self.activate = _ACTIVATE[config.activation]
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, index: int, attend: Attend) -> Tensor:
         """Map ``x`` ``[rows, hidden]`` to the same shape; ``index`` is the number of the layer, from 0."""
         return self.apply_mlp(self.apply_attention(x, rope, index, attend))
 
     def apply_attention(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, index: int, attend: Attend) -> Tensor:
-        """Add self-attention to ``x``; the arguments are those of :meth:`forward`."""
+        """Return ``x`` plus its self-attention; the arguments are those of :meth:`forward`."""
         q, k, v = self._project(self.attention_norm(x), rope)
         return x + self.out(attend(index, q, k, v))
 
     def apply_mlp(self, x: Tensor) -> Tensor:
-        """Add the MLP to ``x`` ``[rows, hidden]``."""
-        h = self.up(self.mlp_norm(x))
+        """Return ``x`` ``[rows, hidden]`` plus its MLP."""
+        hidden = self.up(self.mlp_norm(x))
         if self.config.gated:
-            gate, up = h.chunk(2, dim=-1)
+            gate, up = hidden.chunk(2, dim=-1)
             return x + self.down(self.activate(gate) * up)
-        return x + self.down(self.activate(h))
+        return x + self.down(self.activate(hidden))
 
     def compile(self, program: Program, index: int) -> None:
         """Append the layer's operations to a program; ``index`` is its layer number (from 0) in the KV cache."""
@@ -87,15 +86,15 @@ class Layer(nn.Module):
 
     def _project(self, x: Tensor, rope: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return rotated queries and keys, and values, each ``[rows, heads or kv_heads, head_dim]``."""
-        c = self.config
-        num_qk = c.num_heads + c.num_kv_heads
-        heads = self.qkv(x).view(x.shape[0], num_qk + c.num_kv_heads, c.head_dim)
+        config = self.config
+        num_qk = config.num_heads + config.num_kv_heads
+        heads = self.qkv(x).view(x.shape[0], num_qk + config.num_kv_heads, config.head_dim)
         qk, v = heads[:, :num_qk], heads[:, num_qk:]
         if self.q_norm is not None and self.k_norm is not None:
-            qk = torch.cat((self.q_norm(qk[:, : c.num_heads]), self.k_norm(qk[:, c.num_heads :])), dim=1)
+            qk = torch.cat((self.q_norm(qk[:, : config.num_heads]), self.k_norm(qk[:, config.num_heads :])), dim=1)
         if rope is not None:
             qk = apply_rope(qk, *rope)
-        return qk[:, : c.num_heads], qk[:, c.num_heads :], v
+        return qk[:, : config.num_heads], qk[:, config.num_heads :], v
 
 
 class Decoder(nn.Module):
@@ -135,7 +134,7 @@ class Decoder(nn.Module):
         return x.to(dtype)
 
     def rope(self, positions: Tensor, spans: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
-        """Return the cosines and sines, see :class:`RotaryEmbedding`; ``None`` with learned positions."""
+        """Return the cosines and sines of :class:`RotaryEmbedding`; ``None`` with learned positions."""
         if self.config.rope is None:
             return None
         device = positions.device
@@ -156,7 +155,7 @@ class Decoder(nn.Module):
         return self.head(self.norm(hidden))
 
     def initialize(self, generator: torch.Generator) -> None:
-        """Draw normal weights with deviation 0.02, divided by √(2 · layers) in ``out`` and ``down`` (GPT-2)."""
+        """Initialize as GPT-2: normal with deviation 0.02, for ``out`` and ``down`` divided by √(2 · layers)."""
         shrink = (2 * self.config.num_layers) ** -0.5
         with torch.no_grad():
             for name, parameter in self.named_parameters():

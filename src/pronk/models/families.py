@@ -19,17 +19,17 @@ __all__ = ["FAMILY_NAMES", "GGUF_NAMES", "CheckpointTensor", "DecoderPart", "Fam
 
 @dataclass(frozen=True)
 class FamilyNames:
-    """Names of the modules in checkpoints of one family; all attributes after ``prefix`` are without it."""
+    """Names of modules and embeddings in checkpoints of one family, without the ``prefix``."""
 
     prefix: str  # common beginning of the names; some checkpoints omit it
-    layers: str
-    layer: Mapping[str, tuple[str, ...]]  # for each module of ``decoder.Layer``: modules to stack
+    layers: str  # list of the layers: layer 0 is ``layers.0``
+    layer: Mapping[str, tuple[str, ...]]  # names of the modules to stack, by module of ``decoder.Layer``
     embedding: str
     norm: str
     positions: str | None = None  # learned position embeddings; ``None`` with RoPE
     head: str = "lm_head"
     transposed: bool = False  # whether matrices are stored ``[in, out]``
-    ignored: re.Pattern[str] = re.compile(r"(?!)")  # tensors that the decoder does not use
+    ignored: re.Pattern[str] = re.compile(r"(?!)")  # tensors that the decoder does not use; by default none
 
     def canonical(self, name: str) -> str:
         """Return the tensor name ``name`` without ``prefix``."""
@@ -128,7 +128,7 @@ class DecoderPart:
 
 
 def plan_tensors(config: ModelConfig, names: FamilyNames | None = None) -> Iterator[DecoderPart]:
-    """Yield every part of the decoder; ``names`` is by default for the family in the config."""
+    """Yield every part of the decoder; ``names`` are by default those of the config's family."""
     names = names or FAMILY_NAMES[config.family]
     table = (config.vocab_size, config.hidden_size)
     yield DecoderPart("embedding", "table", (CheckpointTensor(f"{names.embedding}.weight", table),))
@@ -142,36 +142,36 @@ def plan_tensors(config: ModelConfig, names: FamilyNames | None = None) -> Itera
 
 
 def _layer(config: ModelConfig, names: FamilyNames, index: int) -> Iterator[DecoderPart]:
-    c, up_sizes = config, (config.intermediate_size,) * (2 if config.gated else 1)
-    # Numbers of outputs of the stacked matrices, number of inputs, whether there is a bias.
+    up_sizes = (config.intermediate_size,) * (2 if config.gated else 1)
+    # By module: numbers of outputs of the stacked matrices, number of inputs, whether there is a bias.
     linears = {
-        "qkv": (c.qkv_sizes, c.hidden_size, c.qkv_bias),
-        "out": ((c.hidden_size,), c.num_heads * c.head_dim, c.out_bias),
-        "up": (up_sizes, c.hidden_size, c.mlp_bias),
-        "down": ((c.hidden_size,), c.intermediate_size, c.mlp_bias),
+        "qkv": (config.qkv_sizes, config.hidden_size, config.qkv_bias),
+        "out": ((config.hidden_size,), config.num_heads * config.head_dim, config.out_bias),
+        "up": (up_sizes, config.hidden_size, config.mlp_bias),
+        "down": ((config.hidden_size,), config.intermediate_size, config.mlp_bias),
     }
-    for module, sources in names.layer.items():
-        stored = tuple(f"{names.layers}.{index}.{source}" for source in sources)
+    for module, stored_modules in names.layer.items():
+        stored = tuple(f"{names.layers}.{index}.{name}" for name in stored_modules)
         target = f"layers.{index}.{module}"
         if module in linears:
-            rows, columns, bias = linears[module]
+            outputs, inputs, bias = linears[module]
             # GPT-2 stores the query, key and value projections as one matrix.
-            rows = rows if len(stored) == len(rows) else (sum(rows),)
-            yield _linear(target, stored, rows, columns, bias, names.transposed)
+            outputs = outputs if len(stored) == len(outputs) else (sum(outputs),)
+            yield _linear(target, stored, outputs, inputs, bias=bias, transposed=names.transposed)
         elif module in ("attention_norm", "mlp_norm"):
-            yield _norm(c, target, stored[0], c.hidden_size)
-        elif c.qk_norm:
-            yield _norm(c, target, stored[0], c.head_dim)
+            yield _norm(config, target, stored[0], config.hidden_size)
+        elif config.qk_norm:
+            yield _norm(config, target, stored[0], config.head_dim)
 
 
 def _linear(
-    target: str, stored: tuple[str, ...], rows: tuple[int, ...], columns: int, bias: bool, transposed: bool
+    target: str, stored: tuple[str, ...], outputs: tuple[int, ...], inputs: int, *, bias: bool, transposed: bool
 ) -> DecoderPart:
+    sizes = list(zip(stored, outputs, strict=True))
     weight = tuple(
-        CheckpointTensor(f"{name}.weight", (columns, n) if transposed else (n, columns))
-        for name, n in zip(stored, rows, strict=True)
+        CheckpointTensor(f"{name}.weight", (inputs, size) if transposed else (size, inputs)) for name, size in sizes
     )
-    biases = tuple(CheckpointTensor(f"{name}.bias", (n,)) for name, n in zip(stored, rows, strict=True)) if bias else ()
+    biases = tuple(CheckpointTensor(f"{name}.bias", (size,)) for name, size in sizes) if bias else ()
     return DecoderPart(target, "linear", weight, biases, transposed)
 
 

@@ -1,7 +1,7 @@
 """Fingerprint of a checkpoint, by which a trained drafter recognizes its model.
 
-The hash covers about 4096 evenly spaced values of every tensor, so that it is fast for any model size. It does not
-depend on the distribution of the tensors over files.
+The hash covers 4096 to 8191 evenly spaced values of every tensor (all of a smaller one), so that it is fast for any
+model size. It does not depend on the distribution of the tensors over files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pronk.quantization.gguf.checkpoint import GgufCheckpoint
 
 __all__ = ["Fingerprint"]
 
-_SAMPLES = 4096  # approximate number of values hashed per tensor
+_SAMPLES = 4096  # minimum number of values hashed per tensor, unless it has fewer
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,10 @@ class Fingerprint:
     @classmethod
     def of(cls, folder: Path) -> Fingerprint:
         """Compute the fingerprint of a model folder or a GGUF file."""
-        c = read_config(folder)
+        config = read_config(folder)
         architecture = (
-            f"{c.family} of {c.num_layers} layers, hidden size {c.hidden_size}, {c.num_heads} heads of {c.head_dim} "
-            f"over {c.num_kv_heads}, vocabulary {c.vocab_size}"
+            f"{config.family} of {config.num_layers} layers, hidden size {config.hidden_size}, {config.num_heads} "
+            f"heads of {config.head_dim} over {config.num_kv_heads}, vocabulary {config.vocab_size}"
         )
         checkpoint, digest = open_checkpoint(folder), hashlib.sha256(architecture.encode())
         for name in sorted(checkpoint):

@@ -29,40 +29,40 @@ def tensor_names(checkpoint: AnyCheckpoint, config: ModelConfig) -> FamilyNames:
 
 
 class Inventory:
-    """The tensors of a checkpoint; missing and unexpected ones raise a CheckpointError."""
+    """Tensors of a checkpoint; a CheckpointError is raised if tensors are missing or unexpected."""
 
     def __init__(self, checkpoint: AnyCheckpoint, config: ModelConfig, parts: Sequence[DecoderPart]) -> None:
         self.checkpoint = checkpoint
         names = tensor_names(checkpoint, config)
         self._scheme = None if config.quantization is None else parse_scheme(config.quantization)
-        # Below, tensors are named without the family's prefix; this maps their names to those in the file.
+        # Maps names without the family's prefix, which are used below, to those in the file.
         self._stored_name = _stored_names(checkpoint, names)
         if config.tied:
             _check_tied(checkpoint, names, self._stored_name)
-        plain = {tensor.name: StoredTensor((tensor.shape,)) for part in parts for tensor in part.tensors}
+        plain = {source.name: StoredTensor((source.shape,)) for part in parts for source in part.tensors}
         self._quantized = {} if self._scheme is None else _quantized_weights(checkpoint, names, self._scheme, parts)
         expected = {name: stored for name, stored in plain.items() if name not in self._quantized}
-        # For each quantized weight, its tensors: {"….up_proj.weight": {"qweight": "….up_proj.qweight", …}}.
-        self._members: dict[str, dict[str, str]] = {}
+        # Names of the tensors of each quantized weight: {"….up_proj.weight": {"qweight": "….up_proj.qweight", …}}.
+        self._tensors_of_weight: dict[str, dict[str, str]] = {}
         for name, weight in self._quantized.items():
-            members = self._members[name] = {}
+            weight_tensors = self._tensors_of_weight[name] = {}
             for key, stored in weight.tensors.items():
-                member = f"{_module_of(name)}.{key}"
-                # A format may list the module's bias among its tensors; `expected` has it if the decoder has a bias.
-                if member not in expected and (stored.required or member in self._stored_name):
-                    expected[member] = stored
-                    members[key] = member
+                tensor = f"{_module_of(name)}.{key}"
+                # Some formats list the module's bias, too: if the decoder has a bias, `expected` has it already.
+                if tensor not in expected and (stored.required or tensor in self._stored_name):
+                    expected[tensor] = stored
+                    weight_tensors[key] = tensor
         self._check_complete(expected, names)
 
     @property
     def notes(self) -> Sequence[str]:
-        """Differences between the use of the weights and ``config.json``, one line each, as warnings."""
+        """Warnings of one line each about quantization settings in ``config.json`` that are not followed."""
         return () if self._scheme is None else self._scheme.notes
 
     def nbytes(self, part: DecoderPart) -> int:
         """Return the size of all tensors of a part in the file, in bytes."""
-        members = [self._members.get(tensor.name, {"": tensor.name}).values() for tensor in part.tensors]
-        return sum(self.checkpoint.nbytes(self._stored_name[name]) for names in members for name in names)
+        tensors = [self._tensors_of_weight.get(source.name, {"": source.name}).values() for source in part.tensors]
+        return sum(self.checkpoint.nbytes(self._stored_name[name]) for names in tensors for name in names)
 
     def tensor(self, source: CheckpointTensor) -> Tensor:
         """Return an unquantized tensor as a view of the mapped file."""
@@ -77,11 +77,11 @@ class Inventory:
     def weight(self, source: CheckpointTensor, codes: Tensor) -> Tensor | QuantizedMatrix:
         """Read a quantized matrix; formats without integer codes (FP8) are dequantized to a tensor.
 
-        ``codes``, uint8 ``[outputs, inputs]``, receives the codes. Invalid values raise a CheckpointError.
+        The codes are written to ``codes``, uint8 ``[outputs, inputs]``. Invalid values raise a CheckpointError.
         """
         if isinstance(self.checkpoint, GgufCheckpoint):
             return self.checkpoint.weight(self._stored_name[source.name], codes)
-        stored = {key: self._stored_name[name] for key, name in self._members[source.name].items()}
+        stored = {key: self._stored_name[name] for key, name in self._tensors_of_weight[source.name].items()}
         try:
             tensors = {key: self.checkpoint.tensor(name) for key, name in stored.items()}
             return self._quantized[source.name].read(tensors, codes)
@@ -96,17 +96,17 @@ class Inventory:
         extra = [name for name in stored if name not in expected]
         unexpected = [stored[name] for name in extra if not any(pattern.fullmatch(name) for pattern in ignored)]
         missing = [name for name in expected if name not in stored]
-        for kind, found in (("missing", missing), ("unexpected", unexpected)):
-            if found:
-                listed = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+        for kind, tensors in (("missing", missing), ("unexpected", unexpected)):
+            if tensors:
+                listed = ", ".join(tensors[:3]) + (f" and {len(tensors) - 3} more" if len(tensors) > 3 else "")
                 msg = (
                     f"{folder}: {kind} tensors: {listed}; expected the {len(expected)} tensors that "
                     f"{self.checkpoint.config_source} asks for, found {len(self.checkpoint)}; check that the files are "
                     "complete and belong together"
                 )
                 raise CheckpointError(msg)
-        for name, each in expected.items():
-            _check_shape_and_dtype(self.checkpoint, stored[name], each)
+        for name, tensor in expected.items():
+            _check_shape_and_dtype(self.checkpoint, stored[name], tensor)
 
 
 def _module_of(name: str) -> str:
@@ -114,7 +114,7 @@ def _module_of(name: str) -> str:
 
 
 def _stored_names(checkpoint: AnyCheckpoint, names: FamilyNames) -> dict[str, str]:
-    """Return each tensor's name in the file, by its name without the family's prefix."""
+    """Return the names of all tensors in the file, by their names without the family's prefix."""
     stored: dict[str, str] = {}
     for name in checkpoint:
         plain = names.canonical(name)
@@ -128,10 +128,10 @@ def _stored_names(checkpoint: AnyCheckpoint, names: FamilyNames) -> dict[str, st
 def _quantized_weights(
     checkpoint: AnyCheckpoint, names: FamilyNames, scheme: Scheme, parts: Sequence[DecoderPart]
 ) -> dict[str, StoredWeight]:
-    """Return the quantized weights of linear layers, by name without the family's prefix."""
+    """Return the quantized weights of linear layers, by their names without the family's prefix."""
     # Name patterns in quantization_config refer to names with the prefix.
     prefix = names.prefix if any(name.startswith(names.prefix) for name in checkpoint) else ""
-    found = {}
+    weights = {}
     for module, tensor in _linear_modules(names, parts, prefix):
         try:
             weight = scheme.weight(module)
@@ -139,8 +139,8 @@ def _quantized_weights(
             msg = f"{checkpoint.folder}: {error}"
             raise CheckpointError(msg) from error
         if weight is not None:
-            found[tensor.name] = weight
-    return found
+            weights[tensor.name] = weight
+    return weights
 
 
 def _linear_modules(
@@ -148,10 +148,10 @@ def _linear_modules(
 ) -> Iterator[tuple[LinearModule, CheckpointTensor]]:
     for part in parts:
         for tensor in part.weight if part.kind == "linear" else ():
-            name, shape = _module_of(tensor.name), tensor.shape
-            outputs, inputs = shape[::-1] if part.transposed else shape
-            head = name == names.head
-            yield LinearModule(name if head else prefix + name, outputs, inputs, head, part.transposed), tensor
+            name, is_head = _module_of(tensor.name), _module_of(tensor.name) == names.head
+            outputs, inputs = tensor.shape[::-1] if part.transposed else tensor.shape
+            stored_name = name if is_head else prefix + name
+            yield LinearModule(stored_name, outputs, inputs, head=is_head, transposed=part.transposed), tensor
 
 
 def _check_shape_and_dtype(checkpoint: AnyCheckpoint, name: str, stored: StoredTensor) -> None:
@@ -167,7 +167,7 @@ def _check_shape_and_dtype(checkpoint: AnyCheckpoint, name: str, stored: StoredT
 
 
 def _check_tied(checkpoint: AnyCheckpoint, names: FamilyNames, stored: dict[str, str]) -> None:
-    """Remove the LM head from ``stored``; raise a CheckpointError if it is not equal to the embedding."""
+    """Remove a tied LM head from ``stored``; raise a CheckpointError if it differs from the embedding."""
     head, embedding = stored.pop(f"{names.head}.weight", None), stored.get(f"{names.embedding}.weight")
     if head is None or embedding is None:
         return

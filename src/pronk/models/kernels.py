@@ -36,7 +36,7 @@ __all__ = ["choose_kernels", "load_kernels", "open_device", "self_check"]
 _CPU = torch.device("cpu")
 _BATCH_SIZES = (1, 4, 20, 64, 512)  # numbers of rows of the compared matrix products
 _MATRIX_SIZES = ((96, 80), (320, 48), (1100, 48))  # (inputs, outputs) of the compared matrix products
-# Allowed error of the decoder layer relative to its largest output, by dtype of the weights, or int8 of the KV cache.
+# Allowed error of the decoder layer relative to its largest output, by dtype of the weights; int8: of the KV cache.
 _TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.int8: 5e-2}
 
 
@@ -81,12 +81,12 @@ def choose_kernels(choice: str, device: torch.device, config: ModelConfig) -> Ke
     reason = f"no kernels for {device}"
     if device.type == "cpu":
         try:
-            found = load_kernels(choice)
+            kernels = load_kernels(choice)
         except KernelsError as error:
             reason = str(error)
         else:
-            if kernels_support(found, config):
-                return found
+            if kernels_support(kernels, config):
+                return kernels
             reason = f"no kernels for heads of {config.head_dim}"
     warnings.warn(f"{reason}; torch computes instead, slower and without the promise of equal bits", stacklevel=3)
     return None
@@ -117,13 +117,13 @@ def _check_products(kernels: Kernels, dtype: torch.dtype) -> str | None:
 
 
 def _check_product(linear: KernelLinear, x: Tensor, weight: Tensor, tolerance: float) -> str | None:
-    """Compare ``x Wᵀ`` bit for bit with smaller batches, and within ``tolerance`` with torch in float64."""
-    whole, expected = linear.logits(x), x.double() @ weight.double().T
+    """Compare ``x Wᵀ`` with smaller batches bit for bit, and with torch in float64 within ``tolerance``."""
+    product, expected = linear.logits(x), x.double() @ weight.double().T
     for rows in _BATCH_SIZES:
-        if not torch.equal(linear.logits(x[:rows]), whole[:rows]):
+        if not torch.equal(linear.logits(x[:rows]), product[:rows]):
             return f"a product of {rows} rows is not that of {len(x)} rows"
-    if not torch.allclose(whole.double(), expected, rtol=0.0, atol=tolerance):
-        error = float((whole - expected).abs().max())
+    if not torch.allclose(product.double(), expected, rtol=0.0, atol=tolerance):
+        error = float((product - expected).abs().max())
         return f"a product of {linear.in_features} by {linear.out_features} is off by {error:.1g}"
     return None
 
@@ -156,7 +156,7 @@ def _check_sampling(kernels: Kernels) -> str | None:
 
 
 def _check_layer(kernels: Kernels, dtype: torch.dtype, kv_dtype: torch.dtype | None = None) -> str | None:
-    """Compute a layer for 70 tokens in one forward pass, token by token, in a draft tree, and in torch."""
+    """Compare a layer's outputs for a text in one forward pass, token by token, in a draft tree, in torch."""
     shape = {"hidden": 64, "layers": 1, "heads": 4, "kv_heads": 2, "mlp": 96, "vocab": 32, "context": 128}
     config = llama_config(**shape, bos_id=None, eos_ids=())
     plain = Decoder(dataclasses.replace(config, tied=False))
@@ -168,26 +168,26 @@ def _check_layer(kernels: Kernels, dtype: torch.dtype, kv_dtype: torch.dtype | N
     pack_linears(packed, choose_linear(kernels, _CPU))
     tokens = torch.randint(32, (70,), generator=torch.Generator().manual_seed(1)).tolist()
     runner = _LayerRunner(kernels, packed, dtype, kv_dtype)
-    whole = runner.run(TokenTree.chain(tokens))
+    one_pass = runner.run(TokenTree.chain(tokens))
     runner.reset()
-    single = torch.cat([runner.run(TokenTree.chain([token])) for token in tokens])
-    if not torch.equal(whole, single):
+    token_by_token = torch.cat([runner.run(TokenTree.chain([token])) for token in tokens])
+    if not torch.equal(one_pass, token_by_token):
         return "a text in one forward pass is not that text token by token"
     runner.reset()
     start = 61
     runner.run(TokenTree.chain(tokens[:start]))
-    # The other 9 tokens are the even nodes of a draft tree: each has two children, a wrong token and the next token.
+    # Draft tree of the remaining tokens: its nodes 0, 2, 4, … are the text, and its odd nodes wrong alternatives.
     ids, parents = [tokens[start]], [-1]
     for token in tokens[start + 1 :]:
         parent = len(ids) - 1
         ids += [(token + 1) % 32, token]
         parents += [parent, parent]
-    found = runner.run(TokenTree(tuple(ids), tuple(parents)))[::2]
-    if not torch.equal(found, whole[start:]):
+    in_tree = runner.run(TokenTree(tuple(ids), tuple(parents)))[::2]
+    if not torch.equal(in_tree, one_pass[start:]):
         return "a path of a draft tree is not that text in one forward pass"
     expected = _reference(plain.double(), tokens)
-    worst = float((whole.double() - expected).abs().max() / expected.abs().max())
-    return None if worst < _TOLERANCES[kv_dtype or dtype] else f"a layer is off by {worst:.1g}"
+    error = float((one_pass.double() - expected).abs().max() / expected.abs().max())
+    return None if error < _TOLERANCES[kv_dtype or dtype] else f"a layer is off by {error:.1g}"
 
 
 class _LayerRunner:
@@ -210,7 +210,7 @@ class _LayerRunner:
         self.cache.release(self.block_table)
 
     def run(self, tree: TokenTree) -> Tensor:
-        """Return the layer's output for every node; commit the chain at the beginning of the tree."""
+        """Return the layer's output for every node; commit the tree's main chain."""
         length = self.block_table.length
         self.cache.prepare(self.block_table, length + len(tree))
         rows = ProgramRows().add([(self.block_table, tree, 0)], tree.tokens)
@@ -226,7 +226,7 @@ def _reference(decoder: Decoder, tokens: list[int]) -> Tensor:
     positions = torch.arange(len(tokens))
 
     def attend(_: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        q, k, v = (each.transpose(0, 1)[None] for each in (q, k, v))
+        q, k, v = (heads.transpose(0, 1)[None] for heads in (q, k, v))
         out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         return out[0].transpose(0, 1).flatten(1)
 

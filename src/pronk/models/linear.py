@@ -35,9 +35,7 @@ WEIGHTS = ("plain", "int8", "int4")
 class WeightLayout(NamedTuple):
     """Structure of a linear layer's outputs, which determines the order of the packed weights."""
 
-    # ``head_dim`` if the outputs are attention heads: the kernels pad each head to whole blocks of 16 outputs. ``None``
-    # if there are no heads.
-    unit: int | None = None
+    unit: int | None = None  # ``head_dim`` if there are heads, which the kernels pad to whole blocks of 16 outputs
     gated: bool = False  # whether the outputs are the gate, then the up projection, as in SwiGLU
     head: bool = False  # whether this is the LM head, for which 4 bits are too imprecise
 
@@ -58,7 +56,7 @@ class Linear(nn.Module):
 
     @property
     def parts(self) -> Sequence[Linear]:
-        """The layers with one weight matrix each whose outputs, concatenated, are those of this layer."""
+        """Layers with one weight matrix each; their outputs, concatenated, are the output of this layer."""
         return (self,)
 
 
@@ -128,7 +126,7 @@ class StackedLinear(Linear):
 
     @property
     def parts(self) -> Sequence[Linear]:
-        """The stacked layers, in order."""
+        """The stacked layers, in the order of their outputs."""
         return [cast("Linear", part) for part in self._parts]
 
 
@@ -158,7 +156,7 @@ def choose_linear(
             if isinstance(weight, QuantizedMatrix) or weights == "plain":
                 return KernelLinear(kernels, weight, bias, layout)
             bits: Bits = 4 if weights == "int4" and not layout.head else 8
-            return KernelLinear(kernels, _SlicewiseRounding(kernels, weight.detach(), bits, release), bias, layout)
+            return KernelLinear(kernels, _QuantizedWhenRead(kernels, weight.detach(), bits, release), bias, layout)
 
         return build_packed
     if weights != "plain":
@@ -175,8 +173,8 @@ def choose_linear(
 
 
 @dataclass(frozen=True)
-class _SlicewiseRounding:
-    """Unquantized matrix that :func:`pack` reads and quantizes slice by slice, to save peak memory."""
+class _QuantizedWhenRead:
+    """Unquantized matrix that is quantized when :func:`pack` reads a slice, to save peak memory."""
 
     kernels: Kernels
     weight: Tensor
@@ -188,6 +186,6 @@ class _SlicewiseRounding:
         return self.weight.shape[0], self.weight.shape[1]
 
     def rows(self, start: int, stop: int) -> QuantizedMatrix:
-        rounded = round_weights(self.kernels, self.weight[start:stop], self.bits)
+        quantized = round_weights(self.kernels, self.weight[start:stop], self.bits)
         self.release()
-        return rounded
+        return quantized

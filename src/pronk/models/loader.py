@@ -70,8 +70,8 @@ def resolve_model(name: str | Path | None, *, revision: str | None = None) -> Pa
     if folder.suffix.lower() == ".gguf":
         msg = f"no such file: {text!r}; expected a GGUF file, or a model folder"
         raise CheckpointError(msg)
-    if (found := clone_model(text)) is not None:
-        return found
+    if (clone_folder := clone_model(text)) is not None:
+        return clone_folder
     if isinstance(name, Path) or not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", text):
         msg = f"no such folder: {text!r}; expected a model folder, or owner/name of a model on the Hugging Face Hub"
         raise CheckpointError(msg)
@@ -169,31 +169,31 @@ def load_decoder(
 ) -> Decoder:
     """Return a decoder with the weights of a model folder or GGUF file, in ``dtype`` on ``device``.
 
-    On a CPU, an unquantized embedding and learned positions are views of the mapped file, in its dtype. ``weights``
-    is explained in :func:`~pronk.models.linear.choose_linear`. ``split`` selects the shard of this process in tensor
-    parallelism. ``on_progress`` receives the number of bytes read so far, and the total.
+    On a CPU, an unquantized embedding and learned positions are views of the mapped file, with the file's dtype.
+    For ``weights``, see :func:`~pronk.models.linear.choose_linear`. ``split`` selects the shard of this process in
+    tensor parallelism. ``on_progress`` receives the number of bytes read so far, and the total.
 
     Raises:
         CheckpointError: tensors are missing, unexpected, damaged, of a wrong shape or dtype, or quantized in a format
             that tensor parallelism cannot split.
-        OptionError: ``weights`` is unknown, or the device cannot compute with rounded weights.
+        OptionError: ``weights`` is unknown, or quantizes without ``kernels``.
     """
     checkpoint = open_checkpoint(folder)
     linear = choose_linear(kernels, device, weights, dtype, checkpoint.release)
     parts = list(plan_tensors(config, tensor_names(checkpoint, config)))
     inventory = Inventory(checkpoint, config, parts)
-    # Embeddings come first, as a tied LM head refers to one; then the largest parts, while memory is free.
+    # First embeddings, then a tied LM head, which refers to one; then the largest parts, while memory is free.
     parts.sort(key=lambda part: (part.kind != "table", bool(part.weight), -inventory.nbytes(part)))
     with torch.device("meta"):
         decoder = Decoder(config, None if split is None else split.shard_config)
     placer = WeightPlacer(decoder, inventory, dtype, device, linear, split, keep_quantized=kernels is not None)
     sizes = [inventory.nbytes(part) for part in parts]
-    done, total = 0, sum(sizes)
+    loaded, total = 0, sum(sizes)
     for part, size in zip(parts, sizes, strict=True):
         placer.place(part)
-        done += size
+        loaded += size
         if on_progress is not None and size:
-            on_progress(done, total)
+            on_progress(loaded, total)
     notes = [*inventory.notes, *placer.notes]
     if notes:
         warnings.warn(f"{folder.name}: {'; '.join(notes)}", stacklevel=2)

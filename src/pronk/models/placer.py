@@ -22,11 +22,11 @@ from pronk.quantization.formats.matrix import QuantizedMatrix
 __all__ = ["WeightPlacer"]
 
 _MIN_MAPPED_BYTES = 1 << 20  # matrices of at least 1 MiB get a separate memory mapping
-_OUTPUTS_PER_SLICE = 1024  # dequantized at a time
+_OUTPUTS_PER_SLICE = 1024  # number of outputs that are dequantized at a time
 
 
 class WeightPlacer:
-    """Builds the modules of a decoder with ``linear``, from the tensors of a checkpoint.
+    """Builds the modules of a decoder from the tensors of a checkpoint, linear layers with ``linear``.
 
     With ``keep_quantized``, quantized weights stay quantized; otherwise they are dequantized to ``dtype``. ``split``
     selects the shard of this process in tensor parallelism.
@@ -49,9 +49,9 @@ class WeightPlacer:
 
     @property
     def notes(self) -> list[str]:
-        """Warnings about weights that could not be loaded as they are stored."""
-        what = f"{self._num_unfused} gated matrices whose halves order or quantize their inputs differently"
-        return [f"{what}, and are dequantized to {self.dtype}".replace("torch.", "")] if self._num_unfused else []
+        """Warning about gated matrices that had to be dequantized; empty if there are none."""
+        subject = f"{self._num_unfused} gated matrices whose halves order or quantize their inputs differently"
+        return [f"{subject}, and are dequantized to {self.dtype}".replace("torch.", "")] if self._num_unfused else []
 
     def place(self, part: DecoderPart) -> None:
         """Load one part, and set it in the decoder."""
@@ -59,7 +59,7 @@ class WeightPlacer:
         parent = self.decoder.get_submodule(path)
         if part.kind == "table":
             setattr(parent, name, nn.Parameter(self._table(part.weight[0]), requires_grad=False))
-        elif not part.weight and self.decoder.table is not None:
+        elif not part.weight and self.decoder.table is not None:  # a head tied to a quantized embedding
             setattr(parent, name, self.decoder.table)
         elif part.kind == "linear":
             layout = parent.layout(name) if isinstance(parent, Layer) else WeightLayout(head=True)
@@ -72,7 +72,7 @@ class WeightPlacer:
         self.inventory.checkpoint.release()
 
     def _table(self, source: CheckpointTensor) -> Tensor:
-        """Load an embedding; one that stays quantized becomes ``decoder.table``, and the result is empty."""
+        """Return an embedding; one that stays quantized becomes ``decoder.table``, and the result is empty."""
         if not self.inventory.is_quantized(source):
             table = self.inventory.tensor(source)
             return table if self.device.type == "cpu" else table.to(self.device, self.dtype)
@@ -90,13 +90,14 @@ class WeightPlacer:
             return self.linear(weights[0], bias, layout)
         rows = [weight.shape[0] for weight in weights]
         biases = [None] * len(rows) if bias is None else bias.split(rows)
-        return StackedLinear([self.linear(w, b, layout) for w, b in zip(weights, biases, strict=True)])
+        return StackedLinear([self.linear(weight, b, layout) for weight, b in zip(weights, biases, strict=True)])
 
     def _weights(self, part: DecoderPart, layout: WeightLayout) -> list[Tensor | QuantizedMatrix]:
         """Return a linear layer's weight: one stacked matrix, or several if their formats differ."""
         if not any(self.inventory.is_quantized(source) for source in part.weight):
             plain = [self.inventory.tensor(source) for source in part.weight] or [self.decoder.embedding.detach()]
-            return [self._stack([self._shard(part, n, weight) for n, weight in enumerate(plain)], part.transposed)]
+            shards = [self._shard(part, number, weight) for number, weight in enumerate(plain)]
+            return [self._stack(shards, transposed=part.transposed)]
         shapes = [source.shape[::-1] if part.transposed else source.shape for source in part.weight]
         rows, inputs = [shape[0] for shape in shapes], shapes[0][1]
         # All codes are read into one allocation, so that stacking needs no copy.
@@ -109,19 +110,19 @@ class WeightPlacer:
         runs = fusible_runs(weights) if self.keep_quantized and layout.unit is not None else [slice(0, len(weights))]
         row_slices = [slice(sum(rows[: run.start]), sum(rows[: run.stop])) for run in runs]
         slices = zip(runs, row_slices, strict=True)
-        return [self._fuse(weights[run], codes[rows_of_run], part.transposed) for run, rows_of_run in slices]
+        return [self._fuse(weights[run], codes[rows_of_run], transposed=part.transposed) for run, rows_of_run in slices]
 
     def _fuse(
-        self, weights: Sequence[Tensor | QuantizedMatrix], codes: Tensor, transposed: bool
+        self, weights: Sequence[Tensor | QuantizedMatrix], codes: Tensor, *, transposed: bool
     ) -> Tensor | QuantizedMatrix:
         """Stack weights into one matrix, quantized if all are quantized with the same order of inputs."""
-        parts = [weight for weight in weights if isinstance(weight, QuantizedMatrix)]
-        if self.keep_quantized and parts:
-            stacked = stack_matrices(parts, codes) if len(parts) == len(weights) else None
+        quantized = [weight for weight in weights if isinstance(weight, QuantizedMatrix)]
+        if self.keep_quantized and quantized:
+            stacked = stack_matrices(quantized, codes) if len(quantized) == len(weights) else None
             if stacked is not None:
                 return stacked
             self._num_unfused += 1
-        return self._stack(weights, transposed)
+        return self._stack(weights, transposed=transposed)
 
     def _read(self, source: CheckpointTensor, codes: Tensor) -> Tensor | QuantizedMatrix:
         if not self.inventory.is_quantized(source):
@@ -140,7 +141,7 @@ class WeightPlacer:
     def _shard_codes(
         self, part: DecoderPart, weights: Sequence[Tensor | QuantizedMatrix]
     ) -> tuple[list[Tensor | QuantizedMatrix], Tensor]:
-        """Return this process's shards of the weights, and the allocation with the codes of all shards."""
+        """Return this process's shards of the weights, and one tensor that holds the codes of these shards."""
         assert self.split is not None
         shards = list[Tensor | QuantizedMatrix]()
         for number, weight in enumerate(weights):
@@ -163,13 +164,13 @@ class WeightPlacer:
             biases = [shard for shard in shards if shard is not None]
         return self._stack(biases) if biases else None
 
-    def _stack(self, weights: Sequence[Tensor | QuantizedMatrix], transposed: bool = False) -> Tensor:
+    def _stack(self, weights: Sequence[Tensor | QuantizedMatrix], *, transposed: bool = False) -> Tensor:
         """Stack weights along the outputs, in ``dtype``; a single tensor of this dtype is not copied."""
         single = weights[0] if len(weights) == 1 and not transposed else None
         if isinstance(single, Tensor) and (self.device.type != "cpu" or single.dtype == self.dtype):
             return single.to(self.device, self.dtype)
         # Quantized matrices are ``[outputs, inputs]`` even if the checkpoint's other matrices are transposed.
-        weights = [each.t() if transposed and isinstance(each, Tensor) else each for each in weights]
+        weights = [weight.t() if transposed and isinstance(weight, Tensor) else weight for weight in weights]
         rows = [weight.shape[0] for weight in weights]
         # Each weight is converted directly into its rows of one allocation, without temporary copies.
         stacked = self._empty(sum(rows), *weights[0].shape[1:])
@@ -187,7 +188,7 @@ class WeightPlacer:
 
 
 def _fill(target: Tensor, weight: Tensor | QuantizedMatrix) -> None:
-    """Copy a weight into ``target``; dequantize slice by slice, since dequantized slices are float32."""
+    """Copy a weight into ``target``; dequantized to float32 by slices, to save peak memory."""
     if isinstance(weight, Tensor):
         target.copy_(weight)
         return

@@ -25,7 +25,7 @@ from pronk.architecture.config import ModelConfig
 from pronk.kernels.library import TYPES, Kernels
 from pronk.kernels.structures import CDraftChain, CForward, COp, CSegment
 from pronk.kernels.threads import num_threads
-from pronk.kernels.weights import Packed
+from pronk.kernels.weights import PackedMatrix
 from pronk.kv_cache.blocks import BlockTable
 from pronk.kv_cache.paged import PagedCache
 from pronk.speculation.tree import TokenTree
@@ -34,9 +34,10 @@ __all__ = ["Program", "ProgramRows"]
 
 _EMBED, _LINEAR, _QKV, _ATTEND, _STORE, _NORM = range(6)  # kinds of operations
 _STREAM, _A, _B, _LOGITS = range(4)  # buffers: input or output of an operation
+_RMS_NORM, _LAYER_NORM = 1, 2  # kinds of norms; 0: no norm
 _ACTIVATIONS = {None: 0, "silu": 1, "gelu": 2, "gelu_tanh": 3}
 
-# The array 0, 1, 2, …: consecutive row numbers, as logits rows nearly always have, are a pointer into it, not a copy.
+# Array 0, 1, 2, …, so that a range of row numbers, the usual case for logits, is a pointer instead of a copy.
 _NUM_CONSECUTIVE = 1 << 14
 _CONSECUTIVE = (ctypes.c_int32 * _NUM_CONSECUTIVE)(*range(_NUM_CONSECUTIVE))
 
@@ -62,11 +63,11 @@ class Program:
         self.cache, self.cross_model, self.cross_layers = cache, cross_model, tuple(cross_layers)
         self._ops: list[COp] = []
         self._kept_alive: list[object] = []  # objects whose memory the operations point to
-        self._compiled: Any = None
+        self._compiled: Any = None  # C array of the operations; ``None`` before the first run
 
     def embed(self, decoder: Any) -> None:
-        """Add the embedding of the tokens into the stream, plus learned positions if the decoder has them."""
-        op = self._add(_EMBED)
+        """Append ``stream = token embeddings (+ learned position embeddings)``."""
+        op = self._append(_EMBED)
         op.positions = self._keep_alive(decoder.positions)
         if decoder.table is not None:
             self._set_weights(op, decoder.table)
@@ -75,35 +76,35 @@ class Program:
         op.table_type = TYPES[decoder.embedding.dtype]
 
     def attention(self, layer: Any, index: int, *, partial: bool = False) -> None:
-        """Add the self-attention of a decoder layer, with its residual connection.
+        """Append the self-attention of a decoder layer, with its residual connection.
 
         With ``partial`` (tensor parallelism), the output for this process's heads is written to the buffer ``logits``
         instead of being added to the stream.
         """
-        c = layer.config
-        for op in self._add_projection(layer.qkv, layer.attention_norm, c, index, rope=1 if c.rope else 0):
+        config = layer.config
+        for op in self._append_projection(layer.qkv, layer.attention_norm, config, index, rope=1 if config.rope else 0):
             if layer.q_norm is not None:
                 op.q_norm = self._keep_alive(layer.q_norm.weight.float())
                 op.k_norm = self._keep_alive(layer.k_norm.weight.float())
-        self._add_attention(c, self.cache, index)
+        self._append_attention(config, self.cache, index)
         self.linear(layer.out, source="A", to="logits" if partial else "stream", residual=not partial)
 
     def cross(self, layer: Any, index: int) -> None:
-        """Add cross-attention to ``cross_model``, with its residual connection, as in the drafter Glide."""
+        """Append cross-attention to ``cross_model``, with its residual connection, as in the drafter Glide."""
         assert self.cross_model is not None
         target, cache = self.cross_model
-        self._add_projection(layer.cross_query, layer.cross_norm, target, None, rope=2 if target.rope else 0)
-        self._add_attention(target, cache, self.cross_layers[index], cross=True)
+        self._append_projection(layer.cross_query, layer.cross_norm, target, None, rope=2 if target.rope else 0)
+        self._append_attention(target, cache, self.cross_layers[index], cross=True)
         self.linear(layer.cross_out, source="A", residual=True)
 
     def mlp(self, layer: Any, *, partial: bool = False) -> None:
-        """Add the MLP of a decoder layer, with its residual connection; ``partial`` as in :meth:`attention`."""
+        """Append the MLP of a decoder layer, with its residual connection; for ``partial``, see ``attention``."""
         self.linear(layer.up, norm=layer.mlp_norm, activation=layer.config.activation, to="B")
         self.linear(layer.down, source="B", to="logits" if partial else "stream", residual=not partial)
 
     def linear(
         self,
-        linear: nn.Module | Packed,
+        linear: nn.Module | PackedMatrix,
         *,
         norm: nn.Module | None = None,
         activation: str | None = None,
@@ -112,12 +113,12 @@ class Program:
         residual: bool = False,
         only_logits_rows: bool = False,
     ) -> None:
-        """Add the operation ``to = activation(norm(source) Wᵀ + b)``, or ``to += …`` with ``residual``.
+        """Append the operation ``to = activation(norm(source) Wᵀ + b)``, or ``to += …`` with ``residual``.
 
         ``source`` and ``to`` name buffers: ``"stream"``, ``"A"``, ``"B"`` or ``"logits"``. With ``only_logits_rows``,
         only the rows of :meth:`ProgramRows.select_logits_rows` are computed.
         """
-        op = self._add(_LINEAR)
+        op = self._append(_LINEAR)
         buffers = {"stream": _STREAM, "A": _A, "B": _B, "logits": _LOGITS}
         op.input, op.output, op.residual, op.wanted = buffers[source], buffers[to], int(residual), int(only_logits_rows)
         op.activation = _ACTIVATIONS[activation]
@@ -126,17 +127,17 @@ class Program:
             self._set_norm(op, norm)
 
     def norm(self, norm: nn.Module) -> None:
-        """Add a normalization of the stream, in place."""
-        self._set_norm(self._add(_NORM), norm)
+        """Append a normalization of the stream, in place."""
+        self._set_norm(self._append(_NORM), norm)
 
     def store_hidden(self, layer: int) -> None:
-        """Add storing the stream in ``cache.hidden[layer]``, as the output of layer ``layer`` (from 1)."""
+        """Append a copy of the stream to ``cache.hidden[layer]``, the outputs of layer ``layer`` (from 1)."""
         assert self.cache is not None
-        self._add(_STORE).keys = self._keep_alive(self.cache.hidden[layer])
+        self._append(_STORE).keys = self._keep_alive(self.cache.hidden[layer])
 
     def collect_hidden(self, index: int) -> None:
-        """Add copying the stream to ``collected[index]``, an argument of :meth:`run`."""
-        self._add(_STORE).collected = index + 1
+        """Append a copy of the stream to ``collected[index]``, an argument of :meth:`run`."""
+        self._append(_STORE).collected = index + 1
 
     def run(
         self, rows: ProgramRows, stream: Tensor, logits: Tensor | None = None, collected: Tensor | None = None
@@ -153,9 +154,8 @@ class Program:
 
         ``logits``, float32 ``[1, vocab]``, is overwritten with the logits of each forward pass.
         """
-        return self.kernels.draft_chain(
-            self._prepare_call(rows, stream, logits, None), len(self._ops), rows.call, chain
-        )
+        ops = self._prepare_call(rows, stream, logits, None)
+        return self.kernels.draft_chain(ops, len(self._ops), rows.call, chain)
 
     def _prepare_call(self, rows: ProgramRows, stream: Tensor, logits: Tensor | None, collected: Tensor | None) -> Any:
         """Set the buffers in ``rows.call``, and return the operations as a C array."""
@@ -169,37 +169,40 @@ class Program:
         call.collected = None if collected is None else collected.data_ptr()
         return self._compiled
 
-    def _add(self, kind: int) -> COp:
+    def _append(self, kind: int) -> COp:
         op = COp(kind=kind)
         if self.cache is not None:
             op.block_size, op.slots = self.cache.block_size, self.cache.num_slots
         self._ops.append(op)
         return op
 
-    def _add_projection(
-        self, linear: Any, norm: nn.Module, c: ModelConfig, index: int | None, *, rope: int
+    def _append_projection(
+        self, linear: Any, norm: nn.Module, config: ModelConfig, index: int | None, *, rope: int
     ) -> list[COp]:
-        """Add the projection to queries, keys and values, or with ``index`` ``None`` to queries only."""
-        ops, heads = [], 0
+        """Append the projection to queries, keys and values of layer ``index``; ``None``: to queries only."""
+        ops, first_head = [], 0
         for part in linear.parts:
-            op = self._add(_QKV)
+            op = self._append(_QKV)
             self._set_weights(op, part)
             self._set_norm(op, norm)
-            op.heads, op.head_dim, op.first_head, op.rope = c.num_heads, c.head_dim, heads, rope
+            op.heads, op.head_dim, op.first_head, op.rope = config.num_heads, config.head_dim, first_head, rope
             if index is not None:
                 assert self.cache is not None
-                op.kv_heads = c.num_kv_heads
+                op.kv_heads = config.num_kv_heads
                 self._kv_cache(op, self.cache, index)
-            heads += part.out_features // c.head_dim
+            first_head += part.out_features // config.head_dim
             ops.append(op)
-        assert heads == c.num_heads + (0 if index is None else 2 * c.num_kv_heads), "expected as many outputs as heads"
+        num_heads = config.num_heads + (0 if index is None else 2 * config.num_kv_heads)
+        assert first_head == num_heads, "expected as many outputs as heads"
         return ops
 
-    def _add_attention(self, c: ModelConfig, cache: PagedCache | None, layer: int, *, cross: bool = False) -> None:
+    def _append_attention(
+        self, config: ModelConfig, cache: PagedCache | None, layer: int, *, cross: bool = False
+    ) -> None:
         assert cache is not None
-        op = self._add(_ATTEND)
-        op.heads, op.kv_heads, op.head_dim = c.num_heads, c.num_kv_heads, c.head_dim
-        op.window = c.windows[layer] or 0 if c.windows else 0
+        op = self._append(_ATTEND)
+        op.heads, op.kv_heads, op.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        op.window = config.windows[layer] or 0 if config.windows else 0
         op.cross = int(cross)
         op.block_size, op.slots = cache.block_size, cache.num_slots
         self._kv_cache(op, cache, layer)
@@ -208,14 +211,14 @@ class Program:
         op.kv_type = TYPES[cache.kv_dtype]
         op.keys, op.values = self._keep_alive(cache.keys[layer]), self._keep_alive(cache.values[layer])
 
-    def _set_weights(self, op: COp, linear: nn.Module | Packed) -> None:
-        packed = linear if isinstance(linear, Packed) else getattr(linear, "packed", None)
-        assert isinstance(packed, Packed), "expected weights packed for the kernels, found plain ones"
+    def _set_weights(self, op: COp, linear: nn.Module | PackedMatrix) -> None:
+        packed = linear if isinstance(linear, PackedMatrix) else getattr(linear, "packed", None)
+        assert isinstance(packed, PackedMatrix), "expected weights packed for the kernels, found plain ones"
         self._kept_alive.append(packed)
         op.w = ctypes.pointer(packed.struct)
 
     def _set_norm(self, op: COp, norm: Any) -> None:
-        op.norm, op.eps = (2 if isinstance(norm, nn.LayerNorm) else 1), norm.eps
+        op.norm, op.eps = (_LAYER_NORM if isinstance(norm, nn.LayerNorm) else _RMS_NORM), norm.eps
         op.norm_weight = self._keep_alive(norm.weight.detach().float())
         bias = getattr(norm, "bias", None)
         op.norm_bias = self._keep_alive(None if bias is None else bias.detach().float())
@@ -246,7 +249,7 @@ class ProgramRows:
         tokens: Sequence[int] | None = None,
         cross_block_tables: Sequence[BlockTable] | None = None,
     ) -> ProgramRows:
-        """Add the rows of all requests.
+        """Set the rows of all requests.
 
         A segment is a request's block table, its draft tree, and the number of leading nodes of the tree that are
         already computed and get no row. ``tokens`` has the token id of each row, for programs that begin with an
@@ -291,14 +294,14 @@ class ProgramRows:
     def set_rope(self, number: int, table: Tensor | None, *, by_row: bool = False) -> None:
         """Set the :class:`RopeTable` tensor of self-attention (``number`` 0) or cross-attention (1).
 
-        The first dimension of ``table`` is the position, or with ``by_row`` the row.
+        Entry ``i`` of ``table`` is for position ``i``, or with ``by_row`` for row ``i``.
         """
         if table is not None:
             self._kept_alive.append(table)
             self.call.rope[number], self.call.rope_by_row[number] = table.data_ptr(), int(by_row)
 
     def select_logits_rows(self, rows: Sequence[int] | range) -> int:
-        """Select the rows, by number, whose logits are computed; return how many these are."""
+        """Select the rows, by number, whose logits are computed; return their number."""
         self.call.num_wanted = len(rows)
         if isinstance(rows, range) and rows.step == 1 and rows.stop <= _NUM_CONSECUTIVE:
             self.call.wanted = ctypes.addressof(_CONSECUTIVE) + 4 * rows.start

@@ -25,17 +25,17 @@ __all__ = ["TensorSplit"]
 
 Weight = TypeVar("Weight", Tensor, QuantizedMatrix, Tensor | QuantizedMatrix)
 
-# Every process gets a multiple of ``n`` MLP columns, where ``n`` is the largest of these numbers for which no process
-# is left without columns. A large ``n`` does not cut quantization groups, which mostly have 32 to 128 inputs.
+# Shards of MLP columns begin at multiples of the largest of these numbers that gives every process some columns. A
+# large number does not cut quantization groups, which mostly have 32 to 128 inputs.
 _GRANULARITIES = (128, 64, 32, 16, 8, 1)
 _BLOCK_OUTPUTS = 16  # number of outputs per block of packed weights
 _MIN_GROUP_INPUTS = 8  # smallest number of inputs per group
-_MAX_EXCESS = 31  # a group has at most this many inputs more than the shard, as in QuantizedMatrix
+_MAX_EXCESS = 31  # a group may have this many inputs more than the shard, see QuantizedMatrix
 
 
 @dataclass(frozen=True)
 class TensorSplit:
-    """Shard of a model: ``rank``, from 0, of ``workers`` processes; ``config`` is that of the whole model.
+    """Shard ``rank``, from 0, of a model on ``workers`` processes; ``config`` is that of the whole model.
 
     An OptionError is raised if there are fewer key/value heads, MLP columns or blocks of token ids than ``workers``.
     """
@@ -58,18 +58,18 @@ class TensorSplit:
     @property
     def shard_config(self) -> ModelConfig:
         """Config with the sizes of this process's layers."""
-        heads, columns = self._heads, self._columns
+        kv_heads, columns = self._kv_heads, self._columns
         return replace(
             self.config,
-            num_heads=len(heads) * self.config.group,
-            num_kv_heads=len(heads),
+            num_heads=len(kv_heads) * self.config.group,
+            num_kv_heads=len(kv_heads),
             intermediate_size=len(columns),
         )
 
     def tokens(self, rank: int) -> range:
         """Return the token ids whose logits process ``rank`` computes; 16 divides the start of the range."""
         size, blocks = self.config.vocab_size, ceil(self.config.vocab_size / _BLOCK_OUTPUTS)
-        begin, end = (_BLOCK_OUTPUTS * (blocks * each // self.workers) for each in (rank, rank + 1))
+        begin, end = (_BLOCK_OUTPUTS * (blocks * shard // self.workers) for shard in (rank, rank + 1))
         return range(begin, min(end, size))
 
     def shard(self, part: DecoderPart, number: int, weight: Weight) -> Weight:
@@ -78,56 +78,57 @@ class TensorSplit:
         A CheckpointError is raised if the quantization groups of the weight cannot be split.
         """
         name = part.target.rpartition(".")[2]
-        inputs = self._own_inputs(name)
+        inputs = self._shard_inputs(name)
         if inputs is not None and inputs != range(weight.shape[1]):
             weight = _take_inputs(weight, inputs, part.target)
-        sizes = [each.shape[1 if part.transposed else 0] for each in part.weight] or [weight.shape[0]]
-        return _take_outputs(weight, self._own_outputs_of_tensor(name, sizes, number))
+        sizes = [tensor.shape[1 if part.transposed else 0] for tensor in part.weight] or [weight.shape[0]]
+        return _take_outputs(weight, self._shard_outputs_of_tensor(name, sizes, number))
 
     def shard_bias(self, part: DecoderPart, number: int, bias: Tensor) -> Tensor | None:
         """Return the shard of a bias ``[outputs]``; only rank 0 adds those of ``out`` and ``down``."""
         name = part.target.rpartition(".")[2]
-        if self._own_inputs(name) is not None and self.rank:
+        if self._shard_inputs(name) is not None and self.rank:
             return None
-        return _take_outputs(bias, self._own_outputs_of_tensor(name, [each.shape[0] for each in part.bias], number))
+        sizes = [tensor.shape[0] for tensor in part.bias]
+        return _take_outputs(bias, self._shard_outputs_of_tensor(name, sizes, number))
 
     @cached_property
-    def _heads(self) -> range:
-        return self._own_range(self.config.num_kv_heads, 1)
+    def _kv_heads(self) -> range:
+        return self._shard_range(self.config.num_kv_heads, 1)
 
     @cached_property
     def _columns(self) -> range:
         size = self.config.intermediate_size
-        granularity = next(each for each in _GRANULARITIES if size // each >= self.workers)
-        return self._own_range(size, granularity)
+        granularity = next(number for number in _GRANULARITIES if size // number >= self.workers)
+        return self._shard_range(size, granularity)
 
-    def _own_range(self, size: int, granularity: int) -> range:
+    def _shard_range(self, size: int, granularity: int) -> range:
         """Divide ``range(size)`` at multiples of ``granularity``; return the range of this process."""
         count = size // granularity
-        begin, end = (granularity * (count * each // self.workers) for each in (self.rank, self.rank + 1))
+        begin, end = (granularity * (count * rank // self.workers) for rank in (self.rank, self.rank + 1))
         return range(begin, size if self.rank == self.workers - 1 else end)
 
-    def _own_inputs(self, name: str) -> range | None:
+    def _shard_inputs(self, name: str) -> range | None:
         """Return this process's inputs of ``out`` or ``down``; ``None`` for layers that keep all inputs."""
         if name == "out":
             width = self.config.group * self.config.head_dim
-            return range(self._heads.start * width, self._heads.stop * width)
+            return range(self._kv_heads.start * width, self._kv_heads.stop * width)
         return self._columns if name == "down" else None
 
-    def _own_outputs_of_tensor(self, name: str, sizes: Sequence[int], number: int) -> list[range]:
-        """Return this process's outputs of one stacked tensor, of ``sizes[number]`` outputs, as ranges from 0."""
+    def _shard_outputs_of_tensor(self, name: str, sizes: Sequence[int], number: int) -> list[range]:
+        """Return this process's outputs of the stacked tensor ``number``, as ranges within this tensor."""
         begin, end = sum(sizes[:number]), sum(sizes[: number + 1])
-        clipped = [range(max(each.start, begin), min(each.stop, end)) for each in self._own_outputs(name, sizes)]
-        return [range(each.start - begin, each.stop - begin) for each in clipped if each]
+        clipped = [range(max(kept.start, begin), min(kept.stop, end)) for kept in self._shard_outputs(name, sizes)]
+        return [range(kept.start - begin, kept.stop - begin) for kept in clipped if kept]
 
-    def _own_outputs(self, name: str, sizes: Sequence[int]) -> list[range]:
-        """Return this process's outputs of a layer whose stacked tensors have ``sizes`` outputs, as ranges."""
+    def _shard_outputs(self, name: str, sizes: Sequence[int]) -> list[range]:
+        """Return this process's outputs of a layer; ``sizes`` are the numbers of outputs of its tensors."""
         config = self.config
         if name == "qkv":
             sections, begin = list[range](), 0
             for size, heads_per_kv_head in zip(config.qkv_sizes, (config.group, 1, 1), strict=True):
                 width = heads_per_kv_head * config.head_dim
-                sections.append(range(begin + self._heads.start * width, begin + self._heads.stop * width))
+                sections.append(range(begin + self._kv_heads.start * width, begin + self._kv_heads.stop * width))
                 begin += size
             return sections
         if name == "up":
@@ -143,13 +144,13 @@ def _take_outputs(weight: Weight, kept: Sequence[range]) -> Weight:
         return _take_quantized_outputs(weight, kept)
     if len(kept) == 1:
         return weight[kept[0].start : kept[0].stop]
-    return torch.cat([weight[each.start : each.stop] for each in kept]) if kept else weight[:0]
+    return torch.cat([weight[outputs.start : outputs.stop] for outputs in kept]) if kept else weight[:0]
 
 
 def _take_quantized_outputs(weight: QuantizedMatrix, kept: Sequence[range]) -> QuantizedMatrix:
     if len(kept) == 1:
         return weight.rows(kept[0].start, kept[0].stop)
-    parts = [weight.rows(each.start, each.stop) for each in kept]
+    parts = [weight.rows(outputs.start, outputs.stop) for outputs in kept]
     minima = [part.minimum for part in parts if part.minimum is not None]
     return replace(
         weight,
@@ -163,7 +164,7 @@ def _take_inputs(weight: Weight, kept: range, target: str) -> Weight:
     if isinstance(weight, Tensor):
         return weight[:, kept.start : kept.stop]
     inputs = weight.shape[1]
-    # Groups that do not end at the ends of `kept` are split into smaller groups, which keep the scale.
+    # If `kept` cuts a group, split all into smaller groups with the same scale: 128 becomes 64 for inputs 64 .. 191.
     group = gcd(weight.group, kept.start, kept.stop if kept.stop < inputs else 0)
     while group > len(kept) + _MAX_EXCESS and group % (2 * _MIN_GROUP_INPUTS) == 0:
         group //= 2
@@ -174,10 +175,10 @@ def _take_inputs(weight: Weight, kept: range, target: str) -> Weight:
             f"{kept.stop}, found quantized ones with {found}; use parallel='tree'"
         )
         raise CheckpointError(msg)
-    parts_per_group, groups = weight.group // group, slice(kept.start // group, ceil(kept.stop / group))
+    splits_per_group, groups = weight.group // group, slice(kept.start // group, ceil(kept.stop / group))
 
     def take_groups(values: Tensor) -> Tensor:
-        return values.repeat_interleave(parts_per_group, dim=1)[:, groups].contiguous()
+        return values.repeat_interleave(splits_per_group, dim=1)[:, groups].contiguous()
 
     minimum = None if weight.minimum is None else take_groups(weight.minimum)
     return QuantizedMatrix(

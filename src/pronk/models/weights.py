@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pronk.architecture.config import ModelConfig
 from pronk.kernels.library import CODED_TYPES
-from pronk.kernels.weights import Packed
+from pronk.kernels.weights import PackedMatrix
 from pronk.models.decoder import Decoder
 from pronk.models.families import plan_tensors
 from pronk.models.linear import KernelLinear, Linear, StackedLinear
@@ -59,7 +59,7 @@ def _format_and_bytes(linear: Linear) -> tuple[str, int]:
     return str(weight.dtype).removeprefix("torch."), weight.nbytes
 
 
-def _packed_format(packed: Packed) -> str:
+def _packed_format(packed: PackedMatrix) -> str:
     bits = _BITS_OF_TYPE.get(packed.struct.type)
     if bits is None:
         return str(packed.data.dtype).removeprefix("torch.")

@@ -28,7 +28,8 @@ _NO_BYTES = torch.empty(0, dtype=torch.uint8)
 # Timeouts. A worker may wait for the driver without limit: for the next message, and until the driver receives the
 # answer. The driver's sends have _MESSAGE_TIMEOUT, because an idle worker always waits for a message. The integers and
 # bytes of a message have _MESSAGE_TIMEOUT too, because the sender sends them directly after the header.
-_NO_TIMEOUT, _MESSAGE_TIMEOUT = timedelta(days=365), timedelta(seconds=10)
+_NO_TIMEOUT = timedelta(days=365)
+_MESSAGE_TIMEOUT = timedelta(seconds=10)
 
 
 def open_store(host: str, port: int, processes: int, *, master: bool, timeout: float) -> Any:
@@ -40,11 +41,11 @@ def open_store(host: str, port: int, processes: int, *, master: bool, timeout: f
     """
     limit = timedelta(seconds=timeout)
     if not master:
-        return _c10d.TCPStore(host, port, processes, False, timeout=limit)
-    listening = socket.create_server((host, port))  # torch's own socket would listen on all interfaces
-    port = listening.getsockname()[1]
-    options = {"wait_for_workers": False, "timeout": limit, "master_listen_fd": listening.detach()}
-    return _c10d.TCPStore(host, port, processes, True, **options)
+        return _c10d.TCPStore(host, port, processes, is_master=False, timeout=limit)
+    listener = socket.create_server((host, port))  # torch's own socket would listen on all interfaces
+    port = listener.getsockname()[1]
+    options = {"wait_for_workers": False, "timeout": limit, "master_listen_fd": listener.detach()}
+    return _c10d.TCPStore(host, port, processes, is_master=True, **options)
 
 
 def open_group(store: Any, name: str, rank: int, size: int, *, timeout: float) -> Any:
@@ -66,16 +67,16 @@ class ConnectionLostError(PronkError):
 
 
 class MessageKind(IntEnum):
-    """Kinds of messages."""
+    """Kinds of messages, and the contents of each."""
 
     HELLO = 0  # worker to driver: properties of the loaded model, as JSON
     POOL = 1  # driver to worker: number of blocks of the KV pool, and layers whose outputs the pool keeps
-    WORK = 2  # driver to worker: nodes of a forward pass, or a range of layers, to compute
-    DONE = 3  # worker to driver: answer to POOL, or to WORK (seconds, sampled tokens, logits, layers' outputs)
+    WORK = 2  # driver to worker: compute these nodes (tree parallelism), or a range of layers (tensor parallelism)
+    DONE = 3  # worker to driver: pool is resized, or nodes are computed (seconds, sampled tokens, logits, outputs)
     LOGITS = 4  # driver to worker: request for logits that DONE lacked; worker to driver: these logits
     ROWS = 5  # driver to worker: request for the contents of KV slots; worker to driver: these contents
     FAILED = 6  # worker to driver: error message
-    STOP = 7  # driver to worker: exit
+    STOP = 7  # driver to worker: end the process
 
 
 class PeerMessage(NamedTuple):
@@ -87,7 +88,7 @@ class PeerMessage(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Return the bytes as text."""
+        """The bytes of ``data``, decoded from UTF-8."""
         return self.data.numpy().tobytes().decode(errors="replace")
 
 
@@ -110,7 +111,8 @@ class PeerConnection:
             timeout: seconds to wait for the other process; then :class:`ConnectionLostError` is raised.
         """
         # In the process group of these two processes, the driver has rank 0 and the worker has rank 1.
-        self.rank, self._other_rank = rank if driver else 0, 1 if driver else 0
+        self.rank = rank if driver else 0
+        self._other_rank = 1 if driver else 0
         self.bytes_sent = self.bytes_received = 0
         try:
             self._group = open_group(store, str(rank), 1 - self._other_rank, 2, timeout=timeout)
@@ -126,31 +128,31 @@ class PeerConnection:
         numbers = torch.as_tensor(numbers, dtype=torch.int64)
         if isinstance(data, bytes):
             data = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else _NO_BYTES
-        parts = [torch.tensor([kind, len(numbers), len(data)], dtype=torch.int64), numbers, data]
+        tensors = [torch.tensor([kind, len(numbers), len(data)], dtype=torch.int64), numbers, data]
+        timeout = _MESSAGE_TIMEOUT if self.rank else _NO_TIMEOUT
         try:
-            for part in parts:
-                if len(part):
-                    self._group.send([part], self._other_rank, 0).wait(_MESSAGE_TIMEOUT if self.rank else _NO_TIMEOUT)
+            for tensor in tensors:
+                if len(tensor):
+                    self._group.send([tensor], self._other_rank, 0).wait(timeout)
         except RuntimeError as error:
             raise self._lost_error(error) from error
-        self.bytes_sent += sum(part.nbytes for part in parts)
+        self.bytes_sent += sum(tensor.nbytes for tensor in tensors)
 
     def receive(self, timeout: float | None = None) -> PeerMessage:
-        """Receive the next message; ``timeout`` in seconds, ``None`` waits without limit.
+        """Receive the next message; wait for it at most ``timeout`` seconds, or without limit if ``None``.
 
         Raises:
             ConnectionLostError: the other process has ended or sends nothing in time, or the message is malformed.
         """
         header = torch.zeros(3, dtype=torch.int64)
         try:
-            self._group.recv([header], self._other_rank, 0).wait(
-                _NO_TIMEOUT if timeout is None else timedelta(seconds=timeout)
-            )
-            kind, count, size = header.tolist()
-            numbers, data = torch.empty(count, dtype=torch.int64), torch.empty(size, dtype=torch.uint8)
-            for part in (numbers, data):
-                if len(part):
-                    self._group.recv([part], self._other_rank, 0).wait(_MESSAGE_TIMEOUT)
+            header_timeout = _NO_TIMEOUT if timeout is None else timedelta(seconds=timeout)
+            self._group.recv([header], self._other_rank, 0).wait(header_timeout)
+            kind, count, num_bytes = header.tolist()
+            numbers, data = torch.empty(count, dtype=torch.int64), torch.empty(num_bytes, dtype=torch.uint8)
+            for tensor in (numbers, data):
+                if len(tensor):
+                    self._group.recv([tensor], self._other_rank, 0).wait(_MESSAGE_TIMEOUT)
             message = PeerMessage(MessageKind(kind), numbers, data)
         except (RuntimeError, ValueError) as error:
             raise self._lost_error(error) from error

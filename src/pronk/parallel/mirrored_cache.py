@@ -20,24 +20,24 @@ from pronk.kv_cache.blocks import BlockTable
 from pronk.kv_cache.paged import PagedCache
 from pronk.speculation.tree import TokenTree
 
-__all__ = ["MirroredCache", "PartitionedTree", "RemoteCopy"]
+__all__ = ["MirroredCache", "PartitionedTree", "RemotePool"]
 
-# ``fetch(slots)`` returns the contents of these slots of a worker, uint8 ``[slots, bytes]``; ``None`` if it is gone.
+# ``fetch(slots)`` returns the KV rows in these slots of a worker, uint8 ``[slots, bytes]``; ``None`` if it is gone.
 Fetch = Callable[[NDArray[np.int64]], Tensor | None]
 
 
 @dataclass(eq=False)
-class RemoteCopy:
+class RemotePool:
     """The driver's record of the contents of one worker's KV pool."""
 
     fetch: Fetch
-    # Bool ``[slots]``, True where the worker's slot has the contents of the driver's slot.
+    # Bool ``[slots]``: True if the worker's slot has the same contents as the driver's slot.
     valid: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
-    moves: list[tuple[int, int]] = field(default_factory=list)  # copies between slots that the worker has yet to make
+    moves: list[tuple[int, int]] = field(default_factory=list)  # (from, to): slots to copy before its next forward pass
     pool_sent: bool = False  # whether the worker has received the size of the pool
 
     def reset(self, slots: int) -> None:
-        """Record an empty pool of ``slots`` slots."""
+        """Note that the worker's KV pool is empty, and that it has to be resized to ``slots`` slots."""
         self.valid, self.moves, self.pool_sent = np.zeros(slots, np.bool_), [], False
 
 
@@ -46,24 +46,24 @@ class PartitionedTree:
     """A request's tree in the last forward pass, and the place of each node's KV row in the pools."""
 
     tree: TokenTree
-    # For each node that the driver computed, number of slots between the committed tokens and the node's slot; ``None``
-    # if the driver computed all nodes, in tree order.
+    # Offset by node, for nodes that the driver computed: the KV row is at position ``block_table.length + offset``.
+    # ``None``: the driver computed all nodes, and a node's offset is its number.
     driver_offsets: Mapping[int, int] | None = None
-    # For each worker that computed nodes of the tree, position of each of these nodes in the block table.
-    worker_positions: tuple[tuple[RemoteCopy, Mapping[int, int]], ...] = ()
+    # Each worker that computed nodes of the tree, and by node the position of its KV row in the block table.
+    worker_positions: tuple[tuple[RemotePool, Mapping[int, int]], ...] = ()
 
 
 class MirroredCache(PagedCache):
     """The driver's KV pool, with a record of each worker's KV pool.
 
     Attributes:
-        copies: one record per worker.
-        partitioned: trees of the last forward pass; the key is the ``id`` of the request's block table.
+        remote_pools: records of the workers' KV pools, one per worker.
+        partitioned: trees of the last forward pass, until commit; the key is the ``id`` of a request's block table.
         tokens: for each slot, the id of its committed token, int64 ``[slots]``.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        self.copies: list[RemoteCopy] = []
+        self.remote_pools: list[RemotePool] = []
         self.partitioned: dict[int, PartitionedTree] = {}
         self.tokens = np.zeros(0, np.int64)
         super().__init__(*args, **options)
@@ -72,19 +72,19 @@ class MirroredCache(PagedCache):
         super()._on_pool_change()
         if len(self.tokens) != self.num_slots:
             self.tokens = np.zeros(self.num_slots, np.int64)
-        self.reset_copies()
+        self.reset_remote_pools()
 
-    def reset_copies(self) -> None:
-        """Record that the workers' pools are empty; the driver's pool is unchanged."""
-        for copy in self.copies:
-            copy.reset(self.num_slots)
+    def reset_remote_pools(self) -> None:
+        """Note that the workers' pools are empty, and have to be resized to the size of the driver's pool."""
+        for remote_pool in self.remote_pools:
+            remote_pool.reset(self.num_slots)
 
-    def add_copy(self, fetch: Fetch) -> RemoteCopy:
+    def add_remote_pool(self, fetch: Fetch) -> RemotePool:
         """Add and return the record of a new worker, whose pool is empty."""
-        copy = RemoteCopy(fetch)
-        copy.reset(self.num_slots)
-        self.copies.append(copy)
-        return copy
+        remote_pool = RemotePool(fetch)
+        remote_pool.reset(self.num_slots)
+        self.remote_pools.append(remote_pool)
+        return remote_pool
 
     def prepare(self, block_table: BlockTable, tokens: int) -> None:
         """Prepare slots as :class:`PagedCache` does, and record that the workers lack their new contents."""
@@ -99,11 +99,11 @@ class MirroredCache(PagedCache):
         self._invalidate(slice(new * size, (new + 1) * size))
 
     def _invalidate(self, slots: slice | NDArray[np.int64]) -> None:
-        for copy in self.copies:
-            copy.valid[slots] = False
+        for remote_pool in self.remote_pools:
+            remote_pool.valid[slots] = False
 
     def commit(self, block_table: BlockTable, offsets: Sequence[int]) -> None:
-        """Commit a path from the root, given by its nodes; fetch the KV rows that a worker computed.
+        """Commit the nodes ``offsets``, a path from the root; fetch the KV rows that a worker computed.
 
         If that worker is gone, only the nodes that the driver computed are committed; the engine recomputes the others.
         """
@@ -120,30 +120,31 @@ class MirroredCache(PagedCache):
             self.tokens[self.slots(block_table, length, block_table.length)] = [
                 partitioned.tree.tokens[node] for node in offsets[:count]
             ]
-            for copy, positions in partitioned.worker_positions:
+            for remote_pool, positions in partitioned.worker_positions:
                 self._record_moves(
-                    copy, block_table, [positions[node] for node in offsets[:count] if node in positions], length
+                    remote_pool, block_table, [positions[node] for node in offsets[:count] if node in positions], length
                 )
 
     def _fetch(self, block_table: BlockTable, partitioned: PartitionedTree, missing: Sequence[int]) -> None:
-        """Append the KV rows of the nodes ``missing``, fetched from the worker that computed the last of them."""
+        """Fetch and commit the nodes ``missing``; the worker that computed the last one has all of them."""
         if not missing:
             return
-        copy, positions = next(each for each in partitioned.worker_positions if missing[-1] in each[1])
-        data = copy.fetch(
-            np.concatenate([self.slots(block_table, p, p + 1) for p in map(positions.__getitem__, missing)])
-        )
-        if data is not None:
-            self.import_slots(self.slots(block_table, block_table.length, block_table.length + len(missing)), data)
+        remote_pool, positions = next(entry for entry in partitioned.worker_positions if missing[-1] in entry[1])
+        slots = [self.slots(block_table, positions[node], positions[node] + 1) for node in missing]
+        kv_rows = remote_pool.fetch(np.concatenate(slots))
+        if kv_rows is not None:
+            self.import_slots(self.slots(block_table, block_table.length, block_table.length + len(missing)), kv_rows)
             block_table.length += len(missing)
 
-    def _record_moves(self, copy: RemoteCopy, block_table: BlockTable, positions: Sequence[int], length: int) -> None:
-        """Record that a worker has committed KV rows at ``positions``, to move to ``length`` and up."""
+    def _record_moves(
+        self, remote_pool: RemotePool, block_table: BlockTable, positions: Sequence[int], length: int
+    ) -> None:
+        """Have a worker move its KV rows from ``positions`` to the positions length, length + 1, …."""
         if not positions:
             return
         stop = max(length + len(positions), max(positions) + 1)
-        slots, base = self.slots(block_table, length, stop), length
+        slots = self.slots(block_table, length, stop)
         for index, position in enumerate(positions):
-            if position - base != index:
-                copy.moves.append((int(slots[position - base]), int(slots[index])))
-        copy.valid[slots[: len(positions)]] = True
+            if position - length != index:
+                remote_pool.moves.append((int(slots[position - length]), int(slots[index])))
+        remote_pool.valid[slots[: len(positions)]] = True

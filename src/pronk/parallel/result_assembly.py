@@ -18,7 +18,7 @@ from pronk.execution.attention import Segment
 from pronk.execution.forward_job import ForwardJob
 from pronk.execution.model_runner import ForwardResult, ModelRunner
 from pronk.kv_cache.blocks import BlockTable
-from pronk.parallel.mirrored_cache import PartitionedTree, RemoteCopy
+from pronk.parallel.mirrored_cache import PartitionedTree, RemotePool
 from pronk.parallel.tree_partition import ProcessShard, TreeShard
 from pronk.parallel.work_request import WorkRows
 from pronk.speculation.tree import TokenTree
@@ -31,31 +31,29 @@ FetchLogits = Callable[[int, Sequence[int]], Tensor | None]
 
 
 def own_logits_nodes(job: ForwardJob, shard: TreeShard) -> list[int]:
-    """Return the nodes of a tree shard, without recomputed ancestors, whose logits are needed."""
+    """Return the nodes of a tree shard whose logits are needed; recomputed ancestors are left out."""
     return [node for node in shard.own_nodes if node in job.logits_nodes]
 
 
 def make_work_rows(job: ForwardJob, shard: TreeShard, lead: Sequence[int]) -> WorkRows:
-    """Return rows for the committed tokens ``lead``, which a worker recomputes, and for a tree shard."""
+    """Return the rows of a process: committed tokens ``lead``, recomputed as a chain, then the shard."""
     segment, num_lead = job.segment, len(lead)
     tree, block_table = segment.tree, segment.block_table
     if shard.nodes == tuple(range(len(tree))) and not shard.num_ancestors and not lead:
         return WorkRows(job, 0)
-    new_nodes = {node: num_lead + place for place, node in enumerate(shard.nodes)}
+    new_nodes = {node: new_node for new_node, node in enumerate(shard.nodes, num_lead)}
     tokens = (*lead, *(tree.tokens[node] for node in shard.nodes))
     parents = (num_lead - 1 if node == 0 else new_nodes[tree.parents[node]] for node in shard.nodes)
-    # Only the driver verifies, so a worker's tree has no acceptable nodes besides the root.
-    verify = (True,) + (False,) * (len(tokens) - 1)
-    worker_tree = TokenTree(tokens, (*range(-1, num_lead - 1), *parents), verify)
+    verify = (True,) + (False,) * (len(tokens) - 1)  # only the driver verifies the nodes below the root
+    new_tree = TokenTree(tokens, (*range(-1, num_lead - 1), *parents), verify)
     if lead:
-        worker_table = BlockTable(list(block_table.blocks), block_table.num_released, block_table.length - num_lead)
-        worker_table.update_derived()
-        block_table = worker_table
-    wanted = own_logits_nodes(job, shard)
-    first = new_nodes[wanted[0]] if wanted else len(tokens)
-    assert [*range(first, len(tokens))] == [new_nodes[node] for node in wanted]
-    rows = job._replace(segment=Segment(block_table, worker_tree), logits_nodes=range(first, len(tokens)))
-    return WorkRows(rows, num_lead + shard.num_ancestors)
+        block_table = BlockTable(list(block_table.blocks), block_table.num_released, block_table.length - num_lead)
+        block_table.update_derived()
+    logits_nodes = own_logits_nodes(job, shard)
+    first = new_nodes[logits_nodes[0]] if logits_nodes else len(tokens)
+    assert [*range(first, len(tokens))] == [new_nodes[node] for node in logits_nodes]
+    new_job = job._replace(segment=Segment(block_table, new_tree), logits_nodes=range(first, len(tokens)))
+    return WorkRows(new_job, num_lead + shard.num_ancestors)
 
 
 class _RemoteRow(NamedTuple):
@@ -75,7 +73,7 @@ class ScatteredLogits:
     """
 
     def __init__(self, rows: Tensor, recompute: Callable[[], Tensor]) -> None:
-        """``recompute`` computes all rows in this process; it is called if a worker with some rows is gone."""
+        """``recompute`` computes all rows in this process; it is called if a worker with rows is lost."""
         self.rows, self.remote_rows = rows, dict[int, _RemoteRow]()
         self._recompute = recompute
 
@@ -89,18 +87,18 @@ class ScatteredLogits:
         return self.rows[rows]
 
     def _fetch(self, rows: Sequence[int]) -> None:
-        missing = dict[tuple[FetchLogits, int], dict[int, int]]()
+        missing = dict[tuple[FetchLogits, int], dict[int, int]]()  # {(fetch, shard_index): {row: shard_row}}
         for row in rows:
             if row in self.remote_rows:
                 fetch, shard_index, shard_row = self.remote_rows[row]
                 missing.setdefault((fetch, shard_index), {})[row] = shard_row
         for (fetch, shard_index), shard_rows in missing.items():
-            found = fetch(shard_index, list(shard_rows.values()))
-            if found is None:
+            logits = fetch(shard_index, list(shard_rows.values()))
+            if logits is None:
                 self.rows = self._recompute()
                 self.remote_rows.clear()
                 return
-            self.rows[list(shard_rows)] = found
+            self.rows[list(shard_rows)] = logits
             for row in shard_rows:
                 del self.remote_rows[row]
 
@@ -121,7 +119,7 @@ class AssembledResult:
         collect: frozenset[int],
         recompute: Callable[[ForwardJob], Tensor],
     ) -> None:
-        """Allocate the result; ``recompute`` computes a job's logits in this process if a worker is gone."""
+        """Allocate the result; ``recompute`` computes a job's logits in this process if a worker is lost."""
         config, cache = runner.decoder.config, runner.cache
         self.jobs, self.collect = jobs, sorted(collect)
         vocab = config.vocab_size
@@ -132,11 +130,11 @@ class AssembledResult:
         sizes = [(len(job.segment.tree), config.hidden_size) for job in jobs]
         self.hidden = {layer: [torch.empty(size, dtype=cache.dtype) for size in sizes] for layer in self.collect}
         self._offsets = [dict[int, int]() for _ in jobs]
-        self._positions = [list[tuple[RemoteCopy, dict[int, int]]]() for _ in jobs]
+        self._positions = [list[tuple[RemotePool, dict[int, int]]]() for _ in jobs]
 
     @property
     def partitioned(self) -> dict[int, PartitionedTree]:
-        """Return each job's tree and the places of its KV rows, by the ``id`` of the job's block table."""
+        """Each job's tree and the places of its KV rows; the key is the ``id`` of the job's block table."""
         return {
             id(job.segment.block_table): PartitionedTree(job.segment.tree, driver_offsets, tuple(worker_positions))
             for job, driver_offsets, worker_positions in zip(self.jobs, self._offsets, self._positions, strict=True)
@@ -144,47 +142,48 @@ class AssembledResult:
 
     def add_driver_result(self, process_shard: ProcessShard, result: ForwardResult) -> None:
         """Add the result of the driver, which is this process."""
-        for number, shard in enumerate(process_shard.tree_shards):
-            self._offsets[shard.job] = {node: place for place, node in enumerate(shard.nodes)}
-            self._set_logits(shard, result.logits[number][:])
+        for shard_index, shard in enumerate(process_shard.tree_shards):
+            self._offsets[shard.job] = {node: offset for offset, node in enumerate(shard.nodes)}
+            self._set_logits(shard, result.logits[shard_index][:])
             for layer in self.collect:
                 outputs = self.hidden[layer][shard.job]
-                outputs[list(shard.own_nodes)] = result.hidden[layer][number][shard.num_ancestors :]
+                outputs[list(shard.own_nodes)] = result.hidden[layer][shard_index][shard.num_ancestors :]
 
     def add_worker_result(
-        self, copy: RemoteCopy, process_shard: ProcessShard, sampled: Sequence[int], data: Tensor, fetch: FetchLogits
+        self, pool: RemotePool, process_shard: ProcessShard, sampled: Sequence[int], data: Tensor, fetch: FetchLogits
     ) -> None:
         """Add the result of a worker.
 
         Args:
-            copy: record of the worker's pool.
+            pool: record of the worker's KV pool.
             process_shard: nodes that the worker computed.
             sampled: a token per logits row of the jobs with a stateless sampler; -1 if the logits are not finite.
-            data: bytes of the logits rows of jobs with ``all_logits``, then of each collected layer's outputs; rows of
-                recomputed ancestors are left out.
-            fetch: fetches logits rows of jobs without ``all_logits``.
+            data: bytes of the logits rows of jobs with ``all_logits``, then of each collected layer's outputs; neither
+                has rows of recomputed ancestors.
+            fetch: function that fetches logits rows of jobs without ``all_logits``, when they are read.
         """
-        begin, tokens = 0, iter(sampled)
+        end, tokens = 0, iter(sampled)
 
         def next_rows(like: Tensor, rows: int) -> Tensor:
             """Read the next ``rows`` rows of ``data``, with the dtype and width of ``like``."""
-            nonlocal begin
+            nonlocal end
             size = rows * like.shape[-1] * like.itemsize
-            begin += size
-            return data[begin - size : begin].clone().view(like.dtype).view(rows, like.shape[-1])
+            end += size
+            return data[end - size : end].clone().view(like.dtype).view(rows, like.shape[-1])
 
-        for number, shard in enumerate(process_shard.tree_shards):
+        for shard_index, shard in enumerate(process_shard.tree_shards):
             job, logits, logits_rows = self.jobs[shard.job], self.logits[shard.job], self._logits_rows(shard)
             if job.all_logits:
                 self._set_logits(shard, next_rows(logits.rows, len(logits_rows)))
             else:
-                logits.remote_rows |= {row: _RemoteRow(fetch, number, place) for place, row in enumerate(logits_rows)}
+                remote_rows = {row: _RemoteRow(fetch, shard_index, i) for i, row in enumerate(logits_rows)}
+                logits.remote_rows |= remote_rows
             if job.stateless_sampler is not None:
-                # Without a token (-1), the driver's sampler reads the logits and reports that they are not finite.
-                samples = zip(logits_rows, islice(tokens, len(logits_rows)), strict=True)
-                self.sampled[shard.job] |= {row: token for row, token in samples if token >= 0}
+                # For -1, the driver's sampler fetches the logits and raises the error that they are not finite.
+                row_tokens = zip(logits_rows, islice(tokens, len(logits_rows)), strict=True)
+                self.sampled[shard.job] |= {row: token for row, token in row_tokens if token >= 0}
             positions = {node: position for position, node in enumerate(shard.nodes, job.segment.block_table.length)}
-            self._positions[shard.job].append((copy, positions))
+            self._positions[shard.job].append((pool, positions))
         for layer in self.collect:
             for shard in process_shard.tree_shards:
                 outputs = self.hidden[layer][shard.job]

@@ -33,14 +33,13 @@ __all__ = ["TreeRunner"]
 
 _log = logging.getLogger(__name__)
 
-# Assumed cost of each row after the first, until measured, relative to the cost of a forward pass of one row.
+# Estimated cost of each row after the first, until measured, relative to the cost of a forward pass of one row.
 _PRIOR_COST_PER_ROW = 0.1
-
 # The cost of sending KV rows is spread over this number of steps, because KV rows are sent once and used many times.
 _AMORTIZATION_STEPS = 8
-
-# Timeout of a worker's answer: _TIMEOUT seconds plus _TIMEOUT_FACTOR times the driver's own forward pass.
-_TIMEOUT_FACTOR, _TIMEOUT = 10.0, 20.0
+# A worker's answer may take _TIMEOUT seconds plus _TIMEOUT_FACTOR times the seconds of the driver's forward pass.
+_TIMEOUT = 20.0
+_TIMEOUT_FACTOR = 10.0
 
 
 class TreeRunner(ModelRunner):
@@ -70,8 +69,8 @@ class TreeRunner(ModelRunner):
             decoder: the model.
             cache: KV cache of the driver.
             peers: connections to the workers.
-            is_alive: function that returns whether the process with a given rank is running, without communication.
-            on_lost: callback with the rank of a worker that has failed.
+            is_alive: returns whether the process of a rank is running; must not send it a message.
+            on_lost: callback with the rank of a worker that has ended, failed or not answered in time.
             clock: returns the time in seconds.
         """
         super().__init__(decoder, cache, clock=clock)
@@ -91,7 +90,7 @@ class TreeRunner(ModelRunner):
             tree_runner, worker = runner(), handles[0]()
             return None if tree_runner is None or worker is None else tree_runner._fetch_kv_rows(worker, slots)  # noqa: SLF001 - own instance
 
-        worker = WorkerHandle(peer, self.mirrored.add_copy(fetch))
+        worker = WorkerHandle(peer, self.mirrored.add_remote_pool(fetch))
         handles.append(ref(worker))
         self.workers.append(worker)
 
@@ -112,7 +111,7 @@ class TreeRunner(ModelRunner):
                     self._drain()
                 except BaseException:
                     self._drain()
-                    self.mirrored.reset_copies()  # KV rows are recorded as valid before they are sent
+                    self.mirrored.reset_remote_pools()  # KV rows that were not sent may be recorded as valid
                     raise
         result = super().forward(jobs, collect)
         self.driver_costs.learn(_num_rows(jobs), result.context, result.seconds)
@@ -122,10 +121,10 @@ class TreeRunner(ModelRunner):
     def _partition(self, jobs: Sequence[ForwardJob]) -> list[ProcessShard]:
         """Return the shards of all processes, the driver first, or one shard if only the driver computes."""
         driver_only = [
-            ProcessShard(tuple(TreeShard(n, tuple(range(len(j.segment.tree))), 0) for n, j in enumerate(jobs)))
+            ProcessShard(tuple(TreeShard(i, tuple(range(len(job.segment.tree))), 0) for i, job in enumerate(jobs)))
         ]
         rows = _num_rows(jobs)
-        # Only the driver has early rows, nodes computed by an earlier forward pass, and the cross-attention cache.
+        # Workers have no early rows, no KV rows of nodes computed by an earlier pass, and no cross-attention cache.
         needs_driver = any(
             job.segment.early is not None or job.segment.computed or job.cross_block_table is not None for job in jobs
         )
@@ -133,7 +132,7 @@ class TreeRunner(ModelRunner):
             return driver_only
         context = sum(job.segment.block_table.length for job in jobs)
         costs = [_cost_function(self.driver_costs, context)]
-        costs += [_cost_function(worker.cost_model, context, costs[0]) for worker in self.workers]
+        costs += [_cost_function(worker.cost_model, context, default=costs[0]) for worker in self.workers]
         communication = [0.0, *(worker.exchange_seconds + self._sync_seconds(worker, jobs) for worker in self.workers)]
         for worker in self.workers:
             worker.idle_steps += 1
@@ -141,7 +140,7 @@ class TreeRunner(ModelRunner):
 
     def _sync_seconds(self, worker: WorkerHandle, jobs: Sequence[ForwardJob]) -> float:
         """Return the seconds to send all KV rows that a worker lacks, divided by ``_AMORTIZATION_STEPS``."""
-        missing = sum(int((~worker.copy.valid[self._committed_slots(job)]).sum()) for job in jobs)
+        missing = sum(int((~worker.pool.valid[self._committed_slots(job)]).sum()) for job in jobs)
         return missing * self.cache.bytes_per_token * worker.seconds_per_byte / _AMORTIZATION_STEPS
 
     def _committed_slots(self, job: ForwardJob) -> NDArray[np.int64]:
@@ -157,7 +156,7 @@ class TreeRunner(ModelRunner):
         self._message_number += 1
         number = self._message_number
         assembled = AssembledResult(jobs, self, collect, self._recompute)
-        busy = []
+        busy = []  # (worker, process shard, number of recomputed tokens per tree shard), for workers with nodes
         for worker, process_shard in zip(self.workers, shards[1:], strict=True):
             if process_shard.tree_shards:
                 request, recomputed = self._make_request(worker, jobs, process_shard, collect)
@@ -168,20 +167,20 @@ class TreeRunner(ModelRunner):
         result = super().forward([rows.job for rows in driver_rows], collect)
         self.driver_costs.learn(sum(len(rows.job.segment.tree) for rows in driver_rows), context, result.seconds)
         assembled.add_driver_result(shards[0], result)
-        longest = result.seconds
+        longest_pass = result.seconds
         for worker, process_shard, recomputed in busy:
             message = self._receive_answer(worker, number, _TIMEOUT_FACTOR * result.seconds)
-            worker_seconds, worker_context, *sampled = message.numbers[1:].tolist()
-            worker.cost_model.learn(process_shard.rows + sum(recomputed), worker_context, 1e-9 * worker_seconds)
-            longest = max(longest, 1e-9 * worker_seconds)
+            nanoseconds, worker_context, *sampled = message.numbers[1:].tolist()
+            worker.cost_model.learn(process_shard.rows + sum(recomputed), worker_context, 1e-9 * nanoseconds)
+            longest_pass = max(longest_pass, 1e-9 * nanoseconds)
             fetch = partial(self._fetch_logits, worker, number)
-            assembled.add_worker_result(worker.copy, process_shard, sampled, message.data, fetch)
+            assembled.add_worker_result(worker.pool, process_shard, sampled, message.data, fetch)
             for shard, num_recomputed in zip(process_shard.tree_shards, recomputed, strict=True):
                 committed_slots = self._committed_slots(jobs[shard.job])
-                worker.copy.valid[committed_slots[len(committed_slots) - num_recomputed :]] = True
+                worker.pool.valid[committed_slots[len(committed_slots) - num_recomputed :]] = True
         seconds = self.clock() - start_time
         for worker, _, _ in busy:
-            worker.record_step(seconds, longest)
+            worker.record_step(seconds, longest_pass)
         self._communication_seconds += seconds - result.seconds
         self.num_shared_passes += 1
         self.mirrored.partitioned = assembled.partitioned
@@ -196,40 +195,39 @@ class TreeRunner(ModelRunner):
     def _make_request(
         self, worker: WorkerHandle, jobs: Sequence[ForwardJob], process_shard: ProcessShard, collect: frozenset[int]
     ) -> tuple[WorkRequest, list[int]]:
-        """Return the request to a worker, and by tree shard the number of committed tokens to recompute."""
+        """Return the request to a worker, and for each tree shard how many committed tokens to recompute."""
         rows, slots, recomputed = list[WorkRows](), list[NDArray[np.int64]](), list[int]()
-        costs = _cost_function(worker.cost_model, 0, _cost_function(self.driver_costs, 0))
+        costs = _cost_function(worker.cost_model, 0, default=_cost_function(self.driver_costs, 0))
         for shard in process_shard.tree_shards:
             committed_slots = self._committed_slots(jobs[shard.job])
-            missing = np.flatnonzero(~worker.copy.valid[committed_slots])
+            missing = np.flatnonzero(~worker.pool.valid[committed_slots])
             num_recomputed = len(committed_slots) - int(missing[0]) if len(missing) else 0
             recompute_seconds = costs(process_shard.rows + num_recomputed) - costs(process_shard.rows)
             # With a sliding window, recomputed rows would read KV rows of blocks that have been released.
             has_released = jobs[shard.job].segment.block_table.num_released > 0
             send_seconds = len(missing) * self.cache.bytes_per_token * worker.seconds_per_byte
-            # If the cost of so many rows is not known, recompute_seconds is inf or NaN, and the KV rows are sent.
+            # Not >: for more rows than measured, costs() is inf, and recompute_seconds is inf or NaN: send the KV rows.
             if has_released or not recompute_seconds <= send_seconds:
                 slots.append(committed_slots[missing])
                 num_recomputed = 0
             recomputed.append(num_recomputed)
             lead = self.mirrored.tokens[committed_slots[len(committed_slots) - num_recomputed :]].tolist()
             rows.append(make_work_rows(jobs[shard.job], shard, lead))
-        copy = worker.copy
         sent = np.concatenate(slots) if slots else np.zeros(0, np.int64)
         kv_rows = self.cache.export_slots(sent) if len(sent) else None
-        copy.valid[sent] = True
-        moves, copy.moves = copy.moves, []
+        worker.pool.valid[sent] = True
+        moves, worker.pool.moves = worker.pool.moves, []
         return WorkRequest(self._message_number, rows, moves, sent, kv_rows, collect), recomputed
 
     def _send(self, worker: WorkerHandle, request: WorkRequest) -> None:
         if not self._is_alive(worker.peer.rank):
             raise _LostWorkerError(worker, ConnectionLostError(f"worker {worker.peer.rank} is gone"))
         try:
-            if not worker.copy.pool_sent:
-                pool = self.mirrored
-                worker.peer.send(MessageKind.POOL, [self._message_number, pool.allocator.num_blocks, *pool.hidden])
+            if not worker.pool.pool_sent:
+                num_blocks, hidden_layers = self.mirrored.allocator.num_blocks, self.mirrored.hidden
+                worker.peer.send(MessageKind.POOL, [self._message_number, num_blocks, *hidden_layers])
                 self._receive_answer(worker, self._message_number, 0.0)
-                worker.copy.pool_sent, worker.has_new_pool = True, True
+                worker.pool.pool_sent, worker.has_new_pool = True, True
             start_time = self.clock()
             worker.peer.send(
                 MessageKind.WORK, request.serialize(), request.kv_rows.flatten() if request.kv_rows is not None else b""
@@ -239,11 +237,11 @@ class TreeRunner(ModelRunner):
         if request.kv_rows is not None:
             worker.record_send(request.kv_rows.nbytes, self.clock() - start_time)
 
-    def _receive_answer(self, worker: WorkerHandle, number: int, timeout: float) -> PeerMessage:
-        """Return a worker's answer to request ``number``; skip others; wait ``_TIMEOUT + timeout`` seconds."""
+    def _receive_answer(self, worker: WorkerHandle, number: int, extra_timeout: float) -> PeerMessage:
+        """Return the answer to request ``number``; discard answers to earlier requests that were aborted."""
         while True:
             try:
-                message = worker.peer.receive(_TIMEOUT + timeout)
+                message = worker.peer.receive(_TIMEOUT + extra_timeout)
             except ConnectionLostError as error:
                 raise _LostWorkerError(worker, error) from error
             if message.kind == MessageKind.FAILED:
@@ -266,13 +264,13 @@ class TreeRunner(ModelRunner):
 
     def _fetch_kv_rows(self, worker: WorkerHandle, slots: NDArray[np.int64]) -> Tensor | None:
         """Fetch the KV rows in some slots of a worker's pool; ``None`` if the worker is gone."""
-        found = self._request(worker, MessageKind.ROWS, slots.tolist())
-        return None if found is None else found.view(len(slots), -1)
+        data = self._request(worker, MessageKind.ROWS, slots.tolist())
+        return None if data is None else data.view(len(slots), -1)
 
     def _fetch_logits(self, worker: WorkerHandle, number: int, shard_index: int, rows: Sequence[int]) -> Tensor | None:
         """Fetch logits rows that a worker computed for request ``number``; ``None`` if the worker is gone."""
-        found = self._request(worker, MessageKind.LOGITS, [number, shard_index, *rows])
-        return None if found is None else found.view(torch.float32).view(len(rows), -1)
+        data = self._request(worker, MessageKind.LOGITS, [number, shard_index, *rows])
+        return None if data is None else data.view(torch.float32).view(len(rows), -1)
 
     def _request(self, worker: WorkerHandle, kind: MessageKind, numbers: Sequence[int]) -> Tensor | None:
         """Send a message to a worker and return the bytes of the answer; ``None`` if the worker is gone."""
@@ -283,28 +281,28 @@ class TreeRunner(ModelRunner):
         try:
             with uninterrupted():
                 worker.peer.send(kind, [self._message_number, *numbers])
-                found = self._receive_answer(worker, self._message_number, 0.0).data
+                data = self._receive_answer(worker, self._message_number, 0.0).data
         except (ConnectionLostError, _LostWorkerError) as error:
             self._drop_worker(worker, error)
             return None
         self._communication_seconds += self.clock() - start_time
-        return found
+        return data
 
     def drop_workers(self) -> None:
-        """Forget all workers: later forward passes run in this process alone."""
+        """Use no worker from now on: later forward passes run in this process alone."""
         self.workers.clear()
-        self.mirrored.copies.clear()
+        self.mirrored.remote_pools.clear()
 
     def _drop_worker(self, worker: WorkerHandle, error: Exception) -> None:
         _log.warning("%s; continuing without this worker", error)
         if worker in self.workers:
             self.workers.remove(worker)
-            self.mirrored.copies.remove(worker.copy)
+            self.mirrored.remote_pools.remove(worker.pool)
             self._on_lost(worker.peer.rank)
 
 
 class _LostWorkerError(Exception):
-    """A worker was lost during a forward pass."""
+    """A worker has ended, failed or not answered in time."""
 
     def __init__(self, worker: WorkerHandle, error: Exception) -> None:
         super().__init__(str(error))
@@ -316,10 +314,10 @@ def _num_rows(jobs: Sequence[ForwardJob]) -> int:
 
 
 def _cost_function(
-    model: CostModel, context: int, default: Callable[[int], float] | None = None
+    cost_model: CostModel, context: int, *, default: Callable[[int], float] | None = None
 ) -> Callable[[int], float]:
-    """Return seconds by number of rows if measured, else ``default``, else multiples of one row's cost."""
-    found: CostCurve | None = model.costs(context)
-    if found is not None:
-        return found.at
+    """Return the function from number of rows to measured seconds; unmeasured, ``default`` or an estimate."""
+    curve: CostCurve | None = cost_model.costs(context)
+    if curve is not None:
+        return curve.at
     return default or (lambda rows: 1.0 + _PRIOR_COST_PER_ROW * (rows - 1))

@@ -26,18 +26,18 @@ from pronk.execution.forward_job import LayerRange
 from pronk.execution.kernel_executor import KernelExecutor
 from pronk.interrupts import uninterrupted
 from pronk.kernels.library import Kernels
-from pronk.kernels.weights import Packed
+from pronk.kernels.weights import PackedMatrix
 from pronk.models.decoder import Decoder
 from pronk.models.linear import KernelLinear
 from pronk.models.program import Program
 from pronk.models.split import TensorSplit
 from pronk.parallel.connection import ConnectionLostError, MessageKind, PeerConnection, open_group
-from pronk.parallel.split_cache import LayerOrder, SplitCache
+from pronk.parallel.split_cache import LayerCommand, SplitCache
 
-__all__ = ["AllReduceGroup", "TensorParallelExecutor", "serve_layer_orders"]
+__all__ = ["AllReduceGroup", "TensorParallelExecutor", "serve_layer_commands"]
 
-_TIMEOUT = 20.0  # seconds to wait for another process within a range of layers
-_ERROR_TIMEOUT = 0.5  # seconds to wait for the error message of a worker that may have failed
+_TIMEOUT = 20.0  # seconds to wait for the other processes in an all-reduce, or in the transfer of logits
+_ERROR_TIMEOUT = 0.5  # seconds to wait for a worker's error message after a failure of any process
 
 
 class AllReduceGroup:
@@ -62,7 +62,7 @@ class AllReduceGroup:
             raise _lost_error(error) from error
 
     def sum(self, partial: Tensor) -> Tensor:
-        """Return the sum of ``partial`` over all processes, added in the order of ranks, float32.
+        """Return the sum of the tensors ``partial`` of all processes, float32, added in the order of ranks.
 
         Raises:
             ConnectionLostError: a process has ended or does not answer.
@@ -70,8 +70,8 @@ class AllReduceGroup:
         partials = [torch.empty_like(partial) for _ in range(self.workers)]
         self._wait(lambda: self._group.allgather([partials], [partial]))
         total = partials[0]
-        for other in partials[1:]:
-            total += other
+        for rank_partial in partials[1:]:
+            total += rank_partial
         return total
 
     def send(self, tensor: Tensor) -> None:
@@ -83,13 +83,13 @@ class AllReduceGroup:
         self._wait(lambda: self._group.recv([tensor], rank, 0))
 
     def close(self) -> None:
-        """Close the connections: processes that wait for this one fail, and no further sums are possible."""
+        """Close the connections for good; a process that waits for this one fails at once."""
         del self._group
 
-    def _wait(self, begin: Callable[[], Any]) -> None:
+    def _wait(self, start_operation: Callable[[], Any]) -> None:
         start_time = perf_counter()
         try:
-            begin().wait(timedelta(seconds=_TIMEOUT))
+            start_operation().wait(timedelta(seconds=_TIMEOUT))
             self.communication_seconds += perf_counter() - start_time
         except RuntimeError as error:
             raise _lost_error(error) from error
@@ -106,8 +106,8 @@ class TensorParallelExecutor(KernelExecutor):
     Args:
         split: heads, MLP columns and token ids that this process computes.
         all_reduce: all-reduce group of all processes.
-        peers: connections to the workers, which receive each order; empty in a worker.
-        on_lost: called after the first failure of a process.
+        peers: connections to the workers, for the driver's commands; empty in a worker.
+        on_lost: callback after the first failure of a process; the executor is unusable from then on.
     """
 
     def __init__(
@@ -128,11 +128,11 @@ class TensorParallelExecutor(KernelExecutor):
 
     @property
     def usable(self) -> bool:  # type: ignore[override]
-        """Return whether no process has failed."""
+        """Whether no process of the model has failed."""
         return self._error is None
 
     def run(self, layer_range: LayerRange, rows: Tensor | None) -> tuple[Tensor, dict[int, Tensor], Tensor | None]:
-        """Run rows ``[rows, hidden]`` through a range of layers; ``rows=None`` begins with the embedding.
+        """Run rows ``[rows, hidden]`` through a range of layers; for ``rows=None``, embed the tokens first.
 
         Raises:
             ConnectionLostError: a process is lost; all later calls raise as well.
@@ -141,11 +141,11 @@ class TensorParallelExecutor(KernelExecutor):
             raise self._error.with_traceback(None)
         try:
             with uninterrupted():  # do not leave workers waiting for this process
-                start_time, before = perf_counter(), self.all_reduce.communication_seconds
-                self._send_order(layer_range, rows)
+                start_time, seconds_before = perf_counter(), self.all_reduce.communication_seconds
+                self._send_command(layer_range, rows)
                 self.communication_seconds += perf_counter() - start_time
                 result = self._run(layer_range, rows)
-                self.communication_seconds += self.all_reduce.communication_seconds - before
+                self.communication_seconds += self.all_reduce.communication_seconds - seconds_before
                 return result
         except Exception as error:
             cause = "; ".join([*self._worker_errors(), str(error)])
@@ -154,20 +154,20 @@ class TensorParallelExecutor(KernelExecutor):
             raise self._error from error
 
     def _worker_errors(self) -> list[str]:
-        found = list[str]()
+        errors = list[str]()
         for peer in self._peers:
             with suppress(ConnectionLostError):
                 message = peer.receive(_ERROR_TIMEOUT)
                 if message.kind == MessageKind.FAILED:
-                    found.append(f"worker {peer.rank} has failed: {message.text}")
-        return found
+                    errors.append(f"worker {peer.rank} has failed: {message.text}")
+        return errors
 
-    def _send_order(self, layer_range: LayerRange, rows: Tensor | None) -> None:
+    def _send_command(self, layer_range: LayerRange, rows: Tensor | None) -> None:
         if not self._peers:
             return
         cache = self.split_cache
         moves, cache.moves = cache.moves, []
-        numbers = LayerOrder(
+        numbers = LayerCommand(
             (cache.num_resizes, cache.allocator.num_blocks), moves, layer_range, rows is not None
         ).serialize()
         data = torch.empty(0, dtype=torch.uint8) if rows is None else rows.contiguous().view(-1).view(torch.uint8)
@@ -176,29 +176,29 @@ class TensorParallelExecutor(KernelExecutor):
 
     def _run(self, layer_range: LayerRange, rows: Tensor | None) -> tuple[Tensor, dict[int, Tensor], Tensor | None]:
         packed, size = self._pack(layer_range, embedded=rows is not None), self.decoder.config.hidden_size
-        x = torch.empty(packed.count, size, dtype=self.cache.dtype) if rows is None else rows.contiguous()
+        states = torch.empty(packed.count, size, dtype=self.cache.dtype) if rows is None else rows.contiguous()
         if rows is None:
-            self._stage_program("embed").run(packed, x)
+            self._stage_program("embed").run(packed, states)
         collected = dict[int, Tensor]()
         for index in range(layer_range.start, layer_range.stop):
             for half in ("attention", "mlp"):
                 partial = torch.empty(packed.count, size)
-                self._stage_program(half, index).run(packed, x, partial)
-                x.copy_(self.all_reduce.sum(partial).add_(x))
+                self._stage_program(half, index).run(packed, states, partial)
+                states.copy_(self.all_reduce.sum(partial).add_(states))
             if index + 1 in self.cache.hidden:
-                self._stage_program("keep", index).run(packed, x)
+                self._stage_program("keep", index).run(packed, states)
             if index + 1 in layer_range.collect:
-                collected[index + 1] = x.clone()
+                collected[index + 1] = states.clone()
         if layer_range.logits_rows is None:
-            return x, collected, None
+            return states, collected, None
         num_rows, own_tokens = packed.select_logits_rows(layer_range.logits_rows), self.split.tokens(self.split.rank)
         own_logits = torch.empty(num_rows, len(own_tokens))
         if len(own_logits):
-            self._stage_program("head").run(packed, x, own_logits)
-        return x, collected, self._gather_logits(own_logits)
+            self._stage_program("head").run(packed, states, own_logits)
+        return states, collected, self._gather_logits(own_logits)
 
     def _gather_logits(self, own_logits: Tensor) -> Tensor:
-        """Return the logits of all token ids in rank 0; other ranks send ``own_logits`` to it and return them."""
+        """Return the logits of all token ids in rank 0; in other ranks, send ``own_logits`` to rank 0."""
         all_reduce, split = self.all_reduce, self.split
         if split.rank:
             if len(own_logits):
@@ -214,7 +214,7 @@ class TensorParallelExecutor(KernelExecutor):
         return logits
 
     def _stage_program(self, stage: str, index: int = 0) -> Program:
-        """Return the cached kernel program for ``stage`` of layer ``index`` (from 0), or of the whole model."""
+        """Return the cached kernel program of a stage; ``index`` is its layer (not for ``embed``, ``head``)."""
 
         def make() -> Program:
             decoder = self.decoder
@@ -234,31 +234,32 @@ class TensorParallelExecutor(KernelExecutor):
         return self._cached_program((stage, index), make)
 
     @cached_property
-    def _own_head(self) -> Packed:
+    def _own_head(self) -> PackedMatrix:
         head, tokens = self.decoder.head, self.split.tokens(self.split.rank)
         assert isinstance(head, KernelLinear), "expected weights packed for the kernels, found others"
         whole = head.out_features == self.split.config.vocab_size
         return head.packed.slice_outputs(tokens.start, tokens.stop) if whole else head.packed
 
 
-def serve_layer_orders(peer: PeerConnection, executor: TensorParallelExecutor) -> None:
-    """Execute the driver's orders until the driver ends or stops this worker, or until an error occurs.
+def serve_layer_commands(peer: PeerConnection, executor: TensorParallelExecutor) -> None:
+    """Execute the driver's commands until it stops this worker; on an error, send the error and return.
 
     Raises:
         ConnectionLostError: the driver or another process has ended.
     """
-    cache, pool_number = executor.split_cache, 0
+    cache, num_resizes = executor.split_cache, 0
     try:
         while (message := peer.receive()).kind == MessageKind.WORK:
-            order = LayerOrder.parse(message.numbers)
-            if order.pool[0] != pool_number:
-                pool_number, blocks = order.pool
-                cache.resize(blocks)
-            for source, target in order.moves:
+            command = LayerCommand.parse(message.numbers)
+            if command.pool[0] != num_resizes:
+                num_resizes, num_blocks = command.pool
+                cache.resize(num_blocks)
+            for source, target in command.moves:
                 cache.move(source, target)
             cache.moves.clear()
             size = executor.decoder.config.hidden_size
-            executor.run(order.layer_range, message.data.view(cache.dtype).view(-1, size) if order.embedded else None)
+            rows = message.data.view(cache.dtype).view(-1, size) if command.embedded else None
+            executor.run(command.layer_range, rows)  # result not needed: rank 0 has received the logits
     except ConnectionLostError:
         raise
     except Exception as error:  # noqa: BLE001 - the driver receives any error

@@ -1,6 +1,6 @@
 """Splitting trees among processes: lookahead parallelism (Fu et al. 2024, section 3.4) for any tree.
 
-A branch depends only on its ancestors, not on its siblings. All nodes form one sequence, each tree in preorder, and the
+A node depends only on its ancestors, not on other branches. All nodes form one sequence, each tree in preorder, and the
 sequence is cut into one *process shard* per process. The nodes of one tree in a process shard are a *tree shard*. A
 process also recomputes the ancestors of a tree shard's first node, here in parentheses. One tree and two processes ::
 
@@ -24,20 +24,19 @@ from pronk.speculation.tree import TokenTree
 
 __all__ = ["ProcessShard", "TreeShard", "partition_trees", "preorder"]
 
-# Steps of the bisection for the minimum time: 2**-20 is a relative precision of one in a million.
-_NUM_BISECTIONS = 20
+_NUM_BISECTIONS = 20  # steps of the bisection for the minimum time: a relative error of about 2**-20
 
 
 class TreeShard(NamedTuple):
     """The nodes of one request's tree that one process computes."""
 
     job: int  # index of the request's tree in the forward pass
-    nodes: tuple[int, ...]  # nodes of the tree, parents before children: recomputed ancestors, then own nodes
+    nodes: tuple[int, ...]  # nodes of the tree, recomputed ancestors first; parents precede their children
     num_ancestors: int  # number of recomputed ancestors
 
     @property
     def own_nodes(self) -> tuple[int, ...]:
-        """Nodes without the recomputed ancestors; the driver takes their outputs from this process."""
+        """Nodes without the recomputed ancestors; only their outputs are used by the driver."""
         return self.nodes[self.num_ancestors :]
 
 
@@ -81,11 +80,11 @@ def partition_trees(
         communication: for each process, seconds of communication if its shard is not empty; by default 0.
     """
     nodes = _NodeSequence(trees)
-    best: tuple[float, list[int]] | None = None
+    best: tuple[float, list[int]] | None = None  # seconds, and end position of each shard
     for used in range(1, len(costs) + 1):
-        found = _find_cuts(nodes, costs[:used], (communication or [0.0] * len(costs))[:used])
-        if found is not None and (best is None or found[0] < best[0]):
-            best = found
+        split = _find_cuts(nodes, costs[:used], (communication or [0.0] * len(costs))[:used])
+        if split is not None and (best is None or split[0] < best[0]):
+            best = split
     assert best is not None
     _, ends = best
     begins = [0, *ends[:-1]]
@@ -94,41 +93,42 @@ def partition_trees(
 
 
 class _NodeSequence:
-    """The sequence of all trees' nodes, each tree in preorder; a position is an index in the sequence."""
+    """All nodes of all trees in one sequence, each tree in preorder; positions are indices in it."""
 
     def __init__(self, trees: Sequence[TokenTree]) -> None:
         self.trees = trees
         self.orders = [preorder(tree) for tree in trees]
-        self.positions = [(job, position) for job, order in enumerate(self.orders) for position in range(len(order))]
-        # For each position, the number of ancestors that a process recomputes if its shard begins at the position.
-        self.num_ancestors = [self.trees[job].depths[self.orders[job][position]] for job, position in self.positions]
+        # For each position, the node at that position: index of its tree, and index in the tree's preorder.
+        self.indices = [(job, index) for job, order in enumerate(self.orders) for index in range(len(order))]
+        # For each position, the number of ancestors to recompute if a shard begins there: the depth of the node.
+        self.num_ancestors = [self.trees[job].depths[self.orders[job][index]] for job, index in self.indices]
 
     def __len__(self) -> int:
-        return len(self.positions)
+        return len(self.indices)
 
     def shard(self, begin: int, end: int) -> ProcessShard:
         """Return the process shard with the nodes at the positions ``begin .. end - 1``."""
-        tree_shards, at = list[TreeShard](), begin
-        while at < end:
-            job, position = self.positions[at]
-            count = min(end - at, len(self.orders[job]) - position)
-            own = self.orders[job][position : position + count]
-            ancestors = (0, *self.trees[job].path(own[0]))[:-1] if own[0] else ()
-            tree_shards.append(TreeShard(job, (*ancestors, *own), len(ancestors)))
-            at += count
+        tree_shards, position = list[TreeShard](), begin
+        while position < end:
+            job, index = self.indices[position]
+            count = min(end - position, len(self.orders[job]) - index)
+            own_nodes = self.orders[job][index : index + count]
+            ancestors = (0, *self.trees[job].path(own_nodes[0]))[:-1] if own_nodes[0] else ()
+            tree_shards.append(TreeShard(job, (*ancestors, *own_nodes), len(ancestors)))
+            position += count
         return ProcessShard(tuple(tree_shards))
 
 
 def _find_cuts(
     nodes: _NodeSequence, costs: Sequence[Callable[[int], float]], communication: Sequence[float]
 ) -> tuple[float, list[int]] | None:
-    """Return seconds and end positions of the fastest split; ``None`` for fewer nodes than processes."""
+    """Return the seconds and the shards' end positions of the fastest split; ``None`` for too few nodes."""
     if len(costs) > len(nodes):
         return None
     # seconds[p][r - 1]: seconds of process p for r rows, made non-decreasing in r.
     seconds = [
-        [*accumulate((more + cost(rows) for rows in range(1, len(nodes) + 1)), max)]
-        for cost, more in zip(costs, communication, strict=True)
+        [*accumulate((exchange + cost(rows) for rows in range(1, len(nodes) + 1)), max)]
+        for cost, exchange in zip(costs, communication, strict=True)
     ]
     low, high = 0.0, seconds[0][-1]
     ends = _fill_shards(nodes, seconds, high)
@@ -136,24 +136,25 @@ def _find_cuts(
         return (high, [len(nodes)]) if len(costs) == 1 else None
     for _ in range(_NUM_BISECTIONS):
         middle = (low + high) / 2
-        found = _fill_shards(nodes, seconds, middle)
-        if found is None:
+        middle_ends = _fill_shards(nodes, seconds, middle)
+        if middle_ends is None:
             low = middle
         else:
-            high, ends = middle, found
+            high, ends = middle, middle_ends
     return high, ends
 
 
 def _fill_shards(nodes: _NodeSequence, seconds: Sequence[Sequence[float]], max_seconds: float) -> list[int] | None:
-    """Return end positions if each process gets as many nodes as it computes in ``max_seconds``.
+    """Give each process the nodes that it computes in ``max_seconds``; return the shards' end positions.
 
-    ``None`` means that nodes remain, or that the driver would get no node, but its costs have to be measured each time.
+    Return ``None`` if nodes remain, or if the driver gets no node: its costs are to be measured in each forward pass.
     """
-    ends, at = list[int](), 0
+    ends, position = list[int](), 0
     if seconds[0][0] > max_seconds:
         return None
     for process_seconds in seconds:
         rows = bisect_right(process_seconds, max_seconds)
-        at = min(len(nodes), at + max(0, rows - nodes.num_ancestors[at])) if at < len(nodes) else at
-        ends.append(at)
-    return ends if at == len(nodes) else None
+        if position < len(nodes):
+            position = min(len(nodes), position + max(0, rows - nodes.num_ancestors[position]))
+        ends.append(position)
+    return ends if position == len(nodes) else None

@@ -16,25 +16,25 @@ __all__ = ["parse_segment", "parsing", "serialize_segment", "take_integers"]
 
 
 @contextmanager
-def parsing(numbers: Tensor, what: str) -> Generator[Iterator[int]]:
-    """Yield an iterator over a message's integers; ``what`` is the name of the message for the error.
+def parsing(numbers: Tensor, message_name: str) -> Generator[Iterator[int]]:
+    """Yield an iterator over a message's integers, which raises a ValueError after the last integer.
 
     Raises:
-        ValueError: the message is truncated.
+        ValueError: the message is truncated; the error calls it ``message_name``.
     """
     try:
         yield iter(numbers.tolist())
     except StopIteration:
-        msg = f"expected {what}, found a truncated one"
+        msg = f"expected {message_name}, found a truncated one"
         raise ValueError(msg) from None
 
 
 def take_integers(integers: Iterator[int], count: int) -> list[int]:
-    """Return the next ``count`` integers; raise ``StopIteration`` if there are fewer."""
-    found = list(islice(integers, count))
-    if len(found) < count:
+    """Return the next ``count`` integers; raise ``StopIteration``, as ``next()`` does, if there are fewer."""
+    taken = list(islice(integers, count))
+    if len(taken) < count:
         raise StopIteration
-    return found
+    return taken
 
 
 def serialize_segment(segment: Segment) -> list[int]:
@@ -45,9 +45,9 @@ def serialize_segment(segment: Segment) -> list[int]:
 
 
 def parse_segment(integers: Iterator[int]) -> Segment:
-    """Parse the integers of :func:`serialize_segment`; all nodes except the root get ``verify=False``."""
-    length, released, computed, blocks, nodes = take_integers(integers, 5)
-    block_table = BlockTable(take_integers(integers, blocks), released, length)
+    """Parse the integers of :func:`serialize_segment`; ``verify`` is False below the root."""
+    length, num_released, computed, num_blocks, num_nodes = take_integers(integers, 5)
+    block_table = BlockTable(take_integers(integers, num_blocks), num_released, length)
     block_table.update_derived()
-    tokens, parents = [tuple(take_integers(integers, nodes)) for _ in range(2)]
-    return Segment(block_table, TokenTree(tokens, parents, verify=(True,) + (False,) * (nodes - 1)), computed)
+    tokens, parents = [tuple(take_integers(integers, num_nodes)) for _ in range(2)]
+    return Segment(block_table, TokenTree(tokens, parents, verify=(True,) + (False,) * (num_nodes - 1)), computed)

@@ -1,4 +1,4 @@
-"""The worker process: loads a model or shard and computes a part of the driver's forward passes."""
+"""The worker process: loads the model or a shard of it, and computes parts of forward passes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pronk.models.loader import compute_dtype, load_decoder, read_config
 from pronk.models.split import TensorSplit
 from pronk.parallel.connection import ConnectionLostError, MessageKind, PeerConnection, PeerMessage, open_store
 from pronk.parallel.split_cache import SplitCache
-from pronk.parallel.tensor import AllReduceGroup, TensorParallelExecutor, serve_layer_orders
+from pronk.parallel.tensor import AllReduceGroup, TensorParallelExecutor, serve_layer_commands
 from pronk.parallel.work_request import WorkRequest, WorkRows
 
 __all__ = ["WorkerLoop", "WorkerSettings", "loaded_key", "model_properties", "serve"]
@@ -42,15 +42,15 @@ class WorkerSettings(dict[str, Any]):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return the dtype of the weights."""
-        found: torch.dtype = getattr(torch, self["dtype"])
-        return found
+        """Dtype of the weights."""
+        dtype: torch.dtype = getattr(torch, self["dtype"])
+        return dtype
 
     def split(self, rank: int, config: ModelConfig) -> TensorSplit | None:
-        """Return the shard of the model for ``rank``; ``None`` if each process has the whole model.
+        """Return the description of the shard of ``rank``; ``None`` if each process has the whole model.
 
         Raises:
-            OptionError: the model cannot be split, see :class:`~pronk.models.split.TensorSplit`.
+            OptionError: the model cannot be split; see :class:`~pronk.models.split.TensorSplit`.
         """
         return TensorSplit(config, rank, self["workers"]) if self["parallel"] == "tensor" else None
 
@@ -80,7 +80,7 @@ class WorkerSettings(dict[str, Any]):
 
 
 class WorkerModel(NamedTuple):
-    """The model in a worker."""
+    """A model that a worker has loaded."""
 
     decoder: Decoder  # the whole model, or under tensor parallelism the worker's shard
     cache: PagedCache
@@ -88,7 +88,7 @@ class WorkerModel(NamedTuple):
 
 
 class _HiddenOwner:
-    """Owner of a layer's outputs: the pool keeps the outputs while this object exists."""
+    """Owner of a layer's outputs: the KV pool keeps them as long as this object exists."""
 
 
 class WorkerLoop:
@@ -97,8 +97,8 @@ class WorkerLoop:
     def __init__(self, peer: PeerConnection, runner: ModelRunner) -> None:
         self.peer, self.runner, self.cache = peer, runner, runner.cache
         self._hidden_owners: dict[int, _HiddenOwner] = {}
-        # Number of the last WORK request, and the logits of each of its tree shards.
-        self._request_number, self._logits = 0, list[Tensor]()
+        self._request_number = 0  # number of the last WORK request
+        self._logits = list[Tensor]()  # logits of each tree shard of that request
 
     def run(self) -> None:
         """Answer messages until the driver sends ``STOP`` or the connection is lost.
@@ -130,20 +130,20 @@ class WorkerLoop:
                 raise ValueError(msg)
             self.peer.send(MessageKind.LOGITS, [number], _as_bytes(self._logits[shard_index][shard_rows].float()))
         elif message.kind == MessageKind.POOL:
-            number, blocks, *layers = message.numbers.tolist()
-            self._resize(blocks, layers)
+            number, num_blocks, *layers = message.numbers.tolist()
+            self._resize(num_blocks, layers)
             self.peer.send(MessageKind.DONE, [number])
         else:
             msg = f"expected a request for work, found {message.kind.name}"
             raise ValueError(msg)
 
-    def _resize(self, blocks: int, layers: Sequence[int]) -> None:
-        """Resize the pool to ``blocks`` blocks; let it keep the outputs of ``layers`` and of no other layers."""
+    def _resize(self, num_blocks: int, layers: Sequence[int]) -> None:
+        """Resize the KV pool; keep in it the outputs of ``layers``, and of no other layers."""
         self._hidden_owners = {layer: _HiddenOwner() for layer in layers}
         for layer, owner in self._hidden_owners.items():
             self.cache.keep_hidden(layer, owner)
         self.cache.drop_unused_hidden()
-        self.cache.resize(blocks)
+        self.cache.resize(num_blocks)
 
     def _run_request(self, request: WorkRequest) -> None:
         if request.moves:
@@ -154,20 +154,21 @@ class WorkerLoop:
         self._logits.clear()  # free the memory before the forward pass allocates new logits
         result = self.runner.forward([rows.job for rows in request.rows], request.collect)
         self._request_number, self._logits = request.number, [logits[:] for logits in result.logits]
-        parts = [logits for rows, logits in zip(request.rows, self._logits, strict=True) if rows.job.all_logits]
+        tensors = [logits for rows, logits in zip(request.rows, self._logits, strict=True) if rows.job.all_logits]
         for layer in sorted(request.collect):
             outputs = result.hidden[layer]
-            parts += [outputs[number][rows.first_own :] for number, rows in enumerate(request.rows)]
+            tensors += [outputs[shard_index][rows.first_own :] for shard_index, rows in enumerate(request.rows)]
         sampled = [
             token
             for rows, logits in zip(request.rows, self._logits, strict=True)
             for token in self._sample(rows, logits)
         ]
         numbers = [request.number, round(1e9 * result.seconds), result.context, *sampled]
-        self.peer.send(MessageKind.DONE, numbers, torch.cat([_as_bytes(part) for part in parts]) if parts else b"")
+        data = torch.cat([_as_bytes(tensor) for tensor in tensors]) if tensors else b""
+        self.peer.send(MessageKind.DONE, numbers, data)
 
     def _sample(self, rows: WorkRows, logits: Tensor) -> list[int]:
-        """Sample a token from each logits row if the request's sampler is stateless; else return no tokens."""
+        """Return a token for each logits row; return none if the driver has to sample (no stateless sampler)."""
         job, kernels = rows.job, self.runner.decoder.kernels
         if job.stateless_sampler is None or kernels is None:
             return []
@@ -179,28 +180,28 @@ class WorkerLoop:
         ]
 
 
-def _as_bytes(part: Tensor) -> Tensor:
-    return part.contiguous().view(-1).view(torch.uint8)
+def _as_bytes(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().view(-1).view(torch.uint8)
 
 
 def serve(store: Any, rank: int, settings: WorkerSettings, timeout: float) -> None:
-    """Load the model, send its properties, and compute until the driver ends or stops this worker.
+    """Load the model, send its properties, and serve the driver until it stops this worker or ends.
 
     Raises:
         ConnectionLostError: the driver does not connect within ``timeout`` seconds.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver handles the terminal's Ctrl-C
     torch.set_num_threads(settings["threads"])
-    cause = b""
+    failure = b""
     try:
         loaded = settings.load(rank)
     except Exception as error:  # noqa: BLE001 - the driver receives any error
         lines = str(error).strip().splitlines()
-        cause = (lines[0] if lines else type(error).__name__).encode()
+        failure = (lines[0] if lines else type(error).__name__).encode()
     store.set(loaded_key(rank), b"")
     peer = PeerConnection(store, rank, driver=False, timeout=timeout)
-    if cause:
-        peer.send(MessageKind.FAILED, data=cause)
+    if failure:
+        peer.send(MessageKind.FAILED, data=failure)
         return
     properties = model_properties(loaded.decoder, loaded.cache, settings)
     with suppress(ConnectionLostError):
@@ -209,12 +210,12 @@ def serve(store: Any, rank: int, settings: WorkerSettings, timeout: float) -> No
 
 
 def loaded_key(rank: int) -> str:
-    """Return the rendezvous store's key that a worker sets once its model is loaded or has failed to load."""
+    """Return the rendezvous store's key that a worker sets when it has loaded the model, or failed to."""
     return f"pronk/loaded/{rank}"
 
 
 def _compute(peer: PeerConnection, loaded: WorkerModel, store: Any, timeout: float) -> None:
-    """Compute the driver's requests until the driver stops this worker or the connection is lost."""
+    """Serve the driver until it stops this worker; raise ConnectionLostError if the driver ends."""
     decoder, cache, split = loaded
     if split is None:
         dedicate_threads()
@@ -224,11 +225,11 @@ def _compute(peer: PeerConnection, loaded: WorkerModel, store: Any, timeout: flo
     assert isinstance(cache, SplitCache), "expected a SplitCache, found another cache"
     all_reduce = AllReduceGroup(store, split.rank, split.workers, timeout=timeout)
     dedicate_threads()
-    serve_layer_orders(peer, TensorParallelExecutor(decoder.kernels, decoder, cache, split, all_reduce))
+    serve_layer_commands(peer, TensorParallelExecutor(decoder.kernels, decoder, cache, split, all_reduce))
 
 
 def model_properties(decoder: Decoder, cache: PagedCache, settings: WorkerSettings) -> dict[str, str]:
-    """Return the properties of a loaded model that must be equal in all processes."""
+    """Return properties by name, which must be equal in all processes for their results to match."""
     from pronk import __version__  # noqa: PLC0415 - avoids an import cycle
 
     kernels = decoder.kernels
@@ -244,8 +245,8 @@ def model_properties(decoder: Decoder, cache: PagedCache, settings: WorkerSettin
 
 
 def main() -> None:
-    """Run a worker with ``host port rank processes timeout`` from the command line."""
-    host, port, rank, world, timeout = sys.argv[1:6]
+    """Run a worker; the command line is ``host port rank processes timeout``, of the rendezvous store."""
+    host, port, rank, processes, timeout = sys.argv[1:6]
 
     def exit_with_driver() -> None:
         # The read returns when the driver ends, which closes the pipe. A blocked sys.stdin.read would hold a lock that
@@ -255,7 +256,7 @@ def main() -> None:
 
     threading.Thread(target=exit_with_driver, daemon=True).start()
     try:
-        store = open_store(host, int(port), int(world), master=False, timeout=float(timeout))
+        store = open_store(host, int(port), int(processes), master=False, timeout=float(timeout))
         serve(store, int(rank), WorkerSettings(json.loads(store.get("pronk/setting"))), float(timeout))
     except (ConnectionLostError, RuntimeError) as error:
         sys.exit(f"pronk: {error}")

@@ -36,16 +36,13 @@ _c10d: Any = dist  # Any, because the type stubs of torch.distributed lack some 
 # Choices of the option ``parallel``: split the branches of token trees, or the heads and columns of each layer.
 PARALLEL = ("tree", "tensor")
 
-# Timeout in seconds for all workers to start and load the model.
-_LOAD_TIMEOUT = 600.0
-# Timeout in seconds for all workers to connect after they have loaded the model.
-_CONNECT_TIMEOUT = 30.0
-# Seconds between two checks whether a worker has loaded the model.
-_POLL_SECONDS = 0.05
+_LOAD_TIMEOUT = 600.0  # seconds for all workers to start and load the model
+_CONNECT_TIMEOUT = 30.0  # seconds for all workers to connect after they have loaded the model
+_POLL_SECONDS = 0.05  # between two checks whether a worker has loaded the model
 
 
 def is_launched(workers: int) -> bool:
-    """Return whether ``torchrun`` launched the processes of a model, so that none has to be spawned."""
+    """Return whether ``torchrun`` launched the processes of the model; if not, they have to be spawned."""
     return workers > 1 and dist.is_torchelastic_launched()
 
 
@@ -55,14 +52,14 @@ def check_launched(workers: int) -> None:
     Raises:
         OptionError: ``torchrun`` launched several processes.
     """
-    found = int(os.environ.get("WORLD_SIZE", "1")) if dist.is_torchelastic_launched() else 1
-    if workers == 1 < found:
-        msg = f"workers: expected {found}, as torchrun has started, found 1; set workers to {found}"
+    launched = int(os.environ.get("WORLD_SIZE", "1")) if dist.is_torchelastic_launched() else 1
+    if workers == 1 < launched:
+        msg = f"workers: expected {launched}, as torchrun has started, found 1; set workers to {launched}"
         raise OptionError(msg)
 
 
 class SingleProcess:
-    """A model in this process alone, with the interface of :class:`WorkerGroup`."""
+    """Substitute for :class:`WorkerGroup` if the model has no worker processes (``workers=1``)."""
 
     split = None
     pool: type[PagedCache] = PagedCache
@@ -71,7 +68,7 @@ class SingleProcess:
         self.shard_config = config
 
     def runner(self, decoder: Decoder, cache: PagedCache) -> ModelRunner | None:
-        """Return ``None``: the engine makes its own model runner."""
+        """Return ``None``, so that the engine makes a model runner of its own."""
 
     def end(self) -> None:
         """Do nothing: no processes were started."""
@@ -88,7 +85,7 @@ class SpawnedProcesses:
         self._end_all = finalize(self, _kill, self.processes)
 
     def alive(self, rank: int) -> bool:
-        """Return whether the worker with this rank is running, without communication."""
+        """Return whether the worker with this rank is running; no message is sent to it."""
         return self.processes[rank - 1].poll() is None
 
     def end(self, rank: int | None = None) -> None:
@@ -106,7 +103,7 @@ class LaunchedProcesses:
         self.store = store
 
     def alive(self, rank: int) -> bool:
-        """Return True, because ``torchrun`` monitors the processes."""
+        """Return True: the processes are monitored by ``torchrun``, not by the driver."""
         del rank
         return True
 
@@ -118,32 +115,32 @@ class WorkerGroup:
     """The processes of a model, as seen by the driver (rank 0).
 
     Attributes:
-        settings: settings with which every worker loads the model.
+        settings: options with which every worker loads the model.
         split: description of the driver's shard of the model under tensor parallelism, else ``None``.
         shard_config: configuration of the driver's shard; under tree parallelism, of the whole model.
         pool: class of the driver's KV cache.
-        processes: worker processes.
-        peers: connections to the workers; empty before :meth:`runner`.
+        processes: worker processes, spawned or launched by ``torchrun``.
+        peers: connections to the workers; empty until :meth:`runner` connects to them.
     """
 
     def __init__(
         self, config: ModelConfig, settings: WorkerSettings, processes: SpawnedProcesses | LaunchedProcesses
     ) -> None:
         self.settings, self.processes, self.peers = settings, processes, list[PeerConnection]()
-        self._tree_runner: Callable[[], TreeRunner | None] = lambda: None  # later a weak reference to the tree runner
+        self._tree_runner: Callable[[], TreeRunner | None] = lambda: None  # replaced by a weak reference to it
         self.split = settings.split(0, config)
         self.shard_config = config if self.split is None else self.split.shard_config
         self.pool: type[PagedCache] = MirroredCache if self.split is None else SplitCache
 
     def end(self) -> None:
-        """End the spawned workers; idempotent."""
+        """End the workers that the driver has spawned; idempotent."""
         runner = self._tree_runner()
         if runner is not None:
             runner.drop_workers()
         self.processes.end()
 
     def runner(self, decoder: Decoder, cache: PagedCache) -> ModelRunner:
-        """Connect to all workers and return the model runner.
+        """Connect to all workers, and return a model runner that uses them.
 
         Raises:
             OptionError: a worker does not connect, cannot load the model, or has another model.
@@ -176,23 +173,23 @@ class WorkerGroup:
             msg = f"workers: worker {rank} cannot load the model: {message.text}"
             raise OptionError(msg)
         worker_properties: dict[str, Any] = json.loads(message.text)
-        for field, own in properties.items():
-            found = worker_properties.get(field)
-            if found != own:
-                msg = f"workers: expected the same {field} in all, {own}; found {found} in worker {rank}"
+        for field, value in properties.items():
+            worker_value = worker_properties.get(field)
+            if worker_value != value:
+                msg = f"workers: expected the same {field} in all, {value}; found {worker_value} in worker {rank}"
                 raise OptionError(msg)
         return peer
 
     def _wait_until_loaded(self, rank: int) -> None:
         """Wait until a worker has loaded the model; poll, because a blocking wait would delay Ctrl-C."""
-        end = monotonic() + _LOAD_TIMEOUT
+        deadline = monotonic() + _LOAD_TIMEOUT
         while not self.processes.store.check([loaded_key(rank)]):
             if not self.processes.alive(rank):
                 msg = (
                     f"workers: worker {rank} ended before it had loaded the model; set fewer workers if memory ran out"
                 )
                 raise OptionError(msg)
-            if monotonic() > end:
+            if monotonic() > deadline:
                 msg = f"workers: worker {rank} has not loaded the model in {_LOAD_TIMEOUT:g} seconds; use fewer workers"
                 raise OptionError(msg)
             sleep(_POLL_SECONDS)
@@ -201,14 +198,14 @@ class WorkerGroup:
 def start_workers(
     workers: int, parallel: str, config: ModelConfig, kernels: Kernels | None, **options: Any
 ) -> SingleProcess | WorkerGroup:
-    """Spawn worker processes, or join those of ``torchrun``; a worker of ``torchrun`` serves and exits.
+    """Spawn worker processes; or, launched by ``torchrun``, return in rank 0 and serve in other ranks.
 
     Args:
         workers: number of processes, this one included.
         parallel: kind of parallelism, one of :data:`PARALLEL`.
         config: configuration of the model.
         kernels: compiled kernels, or ``None`` for torch.
-        options: further entries of :class:`~pronk.parallel.worker.WorkerSettings`.
+        options: the other entries of :class:`~pronk.parallel.worker.WorkerSettings`.
 
     Raises:
         OptionError: ``workers`` is above 1 without compiled kernels (with torch, a row's bits depend on the batch), too
@@ -221,27 +218,28 @@ def start_workers(
         msg = f"workers: expected 1 without the compiled kernels, found {workers}; install the kernels or set 1"
         raise OptionError(msg)
     dtype = str(options["dtype"]).removeprefix("torch.")
-    own = {"model": str(options["model"]), "dtype": dtype, "kernels": kernels.name, "threads": num_threads()}
-    settings = WorkerSettings(options | own | {"parallel": parallel, "workers": workers})
-    settings.split(0, config)  # raise for too many workers before one is started
+    json_values = {"model": str(options["model"]), "dtype": dtype, "kernels": kernels.name, "threads": num_threads()}
+    settings = WorkerSettings(options | json_values | {"parallel": parallel, "workers": workers})
+    settings.split(0, config)  # result not needed: raises for too many workers, before one is started
     return WorkerGroup(
         config, settings, _join_launched(settings) if is_launched(workers) else SpawnedProcesses(settings)
     )
 
 
 def _join_launched(settings: WorkerSettings) -> LaunchedProcesses:
-    """Join the processes of ``torchrun``: return in rank 0; serve as a worker in other ranks, then exit.
+    """Join the processes of ``torchrun``: return in rank 0, the driver; in other ranks, serve and exit.
 
     Raises:
         OptionError: the number of processes is not ``workers``, or the rendezvous fails.
     """
     try:
-        store, rank, found = next(_c10d.rendezvous("env://", timeout=timedelta(seconds=_LOAD_TIMEOUT)))
+        store, rank, launched = next(_c10d.rendezvous("env://", timeout=timedelta(seconds=_LOAD_TIMEOUT)))
     except (RuntimeError, ValueError) as error:
         msg = f"workers: expected the processes that torchrun has started, found none: {str(error).splitlines()[0]}"
         raise OptionError(msg) from error
-    if found != settings["workers"]:
-        msg = f"workers: expected {found}, as torchrun has started, found {settings['workers']}; set workers to {found}"
+    if launched != settings["workers"]:
+        workers = settings["workers"]
+        msg = f"workers: expected {launched}, as torchrun has started, found {workers}; set workers to {launched}"
         raise OptionError(msg)
     if rank == 0:
         return LaunchedProcesses(store)
@@ -261,8 +259,8 @@ _PROGRAM = (
 
 
 def _spawn(port: int, rank: int, workers: int) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-c", _PROGRAM, "127.0.0.1", port, rank, workers, _LOAD_TIMEOUT]
-    return subprocess.Popen([str(each) for each in command], stdin=subprocess.PIPE)  # noqa: S603 - this interpreter
+    arguments = [sys.executable, "-c", _PROGRAM, "127.0.0.1", port, rank, workers, _LOAD_TIMEOUT]
+    return subprocess.Popen([str(argument) for argument in arguments], stdin=subprocess.PIPE)  # noqa: S603 - this interpreter
 
 
 def _kill(processes: Sequence[subprocess.Popen[bytes]]) -> None:

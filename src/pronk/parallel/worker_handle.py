@@ -1,6 +1,7 @@
 """The driver's record of one worker under tree parallelism: connection, KV pool and measured costs.
 
-An *exchange* is the communication of one forward pass: a request to a worker and the worker's answer.
+A *step* is one forward pass of the model, in which each process computes its shard of the token trees. An *exchange* is
+the communication with one worker in a step: a request to the worker, and its answer.
 """
 
 from __future__ import annotations
@@ -10,19 +11,16 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from pronk.parallel.connection import PeerConnection
-from pronk.parallel.mirrored_cache import RemoteCopy
+from pronk.parallel.mirrored_cache import RemotePool
 from pronk.speculation.cost_model import CostModel
 
 __all__ = ["IDLE_HALF_LIFE", "MIN_TIMED_BYTES", "NUM_TIMINGS", "WorkerHandle"]
 
-# Costs of communication before the first measurement: seconds per exchange, and seconds per byte.
-_PRIOR_EXCHANGE, _PRIOR_BYTE = 1e-3, 1e-9
-
-# Minimum message size in bytes for a measurement of seconds per byte; latency dominates smaller messages.
-MIN_TIMED_BYTES = 2**18
-# Costs of communication are estimated by the median of this number of recent measurements.
-NUM_TIMINGS = 9
-# The estimated exchange time of an unused worker halves after this number of forward passes, so that it is tried again.
+_PRIOR_EXCHANGE_SECONDS = 1e-3  # estimate before the first measurement
+_PRIOR_SECONDS_PER_BYTE = 1e-9  # estimate before the first measurement
+MIN_TIMED_BYTES = 2**18  # smaller messages are not measured: their seconds per byte are mostly latency
+NUM_TIMINGS = 9  # number of recent measurements whose median is the estimate
+# The estimated exchange time of an unused worker halves after this number of steps, so that it is used again.
 IDLE_HALF_LIFE = 256
 
 
@@ -31,32 +29,32 @@ class WorkerHandle:
     """A worker with a copy of the model, as seen by the driver."""
 
     peer: PeerConnection
-    copy: RemoteCopy  # record of the contents of the worker's KV pool
+    pool: RemotePool  # record of the contents of the worker's KV pool
     cost_model: CostModel = field(default_factory=CostModel)  # measured durations of the worker's forward passes
-    # Recent seconds of exchanges: the duration of a step minus the longest forward pass of any process in the step.
+    # Seconds of recent exchanges: seconds of the step minus seconds of the slowest process's computation.
     exchange_times: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_TIMINGS))
-    idle_steps: int = 0  # forward passes since the last one in which this worker computed nodes
-    has_new_pool: bool = True  # whether no step has used the worker's pool yet; its first step is not measured
+    idle_steps: int = 0  # number of steps since the last one in which this worker computed nodes
+    has_new_pool: bool = True  # whether no step has used the worker's pool yet; the first step is not measured
     byte_times: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_TIMINGS))  # recent seconds per sent byte
 
     @property
     def exchange_seconds(self) -> float:
         """Estimated seconds of an exchange, halved after every ``IDLE_HALF_LIFE`` steps without this worker."""
-        measured = median(self.exchange_times) if self.exchange_times else _PRIOR_EXCHANGE
+        measured = median(self.exchange_times) if self.exchange_times else _PRIOR_EXCHANGE_SECONDS
         return measured * 0.5 ** (self.idle_steps / IDLE_HALF_LIFE)
 
     @property
     def seconds_per_byte(self) -> float:
-        """Estimated seconds to send a byte."""
-        return median(self.byte_times) if self.byte_times else _PRIOR_BYTE
+        """Estimated seconds to send a byte, in a large message."""
+        return median(self.byte_times) if self.byte_times else _PRIOR_SECONDS_PER_BYTE
 
     def record_send(self, size: int, seconds: float) -> None:
-        """Record that sending ``size`` bytes took ``seconds``."""
+        """Record that sending ``size`` bytes took ``seconds``; small messages are ignored."""
         if size >= MIN_TIMED_BYTES and not self.has_new_pool:
             self.byte_times.append(seconds / size)
 
-    def record_step(self, seconds: float, longest: float) -> None:
-        """Record the seconds of a step that used this worker, and of the ``longest`` forward pass in it."""
+    def record_step(self, seconds: float, longest_pass: float) -> None:
+        """Record a step with this worker: its seconds, and those of the slowest process's computation."""
         if not self.has_new_pool:
-            self.exchange_times.append(max(0.0, seconds - longest))
+            self.exchange_times.append(max(0.0, seconds - longest_pass))
         self.has_new_pool, self.idle_steps = False, 0

@@ -1,10 +1,11 @@
-"""The server and its replicas as an application of Ray Serve.
+"""The servers and replicas of a model as an application of Ray Serve.
 
 ::
 
     serve run pronk.replicas.application:app model=Qwen/Qwen3-0.6B replicas=4 cpus=8 api_key_file=keys.txt
 
-A config file of Ray Serve takes the same options as ``args``. Servers are a deployment apart from the replicas.
+In a config file of Ray Serve, the same options are the entries of ``args``. The application has two deployments: the
+servers, which receive the requests of clients, and the replicas, which generate.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ray.serve.exceptions import RayServeException
 
 from pronk.errors import OptionError, PronkError
 from pronk.models.loader import resolve_model
-from pronk.replicas.cluster import ReplicaPlan, deployed, model_deployment
+from pronk.replicas.cluster import ReplicaPlan, connect_replicas, model_deployment
 from pronk.replicas.dispatcher import Dispatcher, ModelReader
 from pronk.server.app import make_app
 from pronk.server.errors import ApiError
@@ -35,11 +36,11 @@ __all__ = ["ApplicationArgs", "app"]
 
 _log = logging.getLogger(__name__)
 
-_INFO_TIMEOUT = 60.0  # seconds until a replica must have answered a request for its description
+_INFO_TIMEOUT = 60.0  # seconds to wait until a replica has described itself (model, options)
 
 
 class ApplicationArgs(BaseModel):
-    """Options of the application; options of ``pronk serve`` that are not listed have their defaults."""
+    """Options of the application; other options of ``pronk serve`` have their default values."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
@@ -53,7 +54,7 @@ class ApplicationArgs(BaseModel):
     api_key_file: str | None = None  # file of API keys, one per line, read when the application is built
     open_to_all: bool = False  # whether ``api_key_file`` may be missing, so that every client is served
     drain: float = 60.0  # seconds that a stopping replica has to finish its requests
-    max_requests: int = 256  # maximum number of samples that are generated at the same time
+    max_requests: int = 256  # maximum number of samples in progress per server, and of requests per replica
     options: dict[str, Any] = {}  # further options of pronk.LLM: drafter, weights, …
 
 
@@ -70,21 +71,21 @@ def app(args: ApplicationArgs) -> Any:
     keys = read_keys(Path(args.api_key_file)) if args.api_key_file else ()
     name = args.name or resolve_model(args.model).name
     settings = ServerSettings(name, keys, limits=limits)
-    asgi = _Application(settings, args.model, options.get("drafter", "auto"))
-    ingress = serve.ingress(asgi)(_Server)
+    asgi_app = _AsgiApplication(settings, args.model, options.get("drafter", "auto"))
+    ingress = serve.ingress(asgi_app)(_Server)
     server = serve.deployment(name="server", num_replicas=args.servers, ray_actor_options={"num_cpus": 0})(ingress)
     return server.bind(model_deployment(plan))
 
 
 class _Server:
-    """Deployment of servers; Ray passes the requests of clients to :class:`_Application`."""
+    """Class that Ray Serve deploys as the servers; :class:`_AsgiApplication` answers their requests."""
 
     def __init__(self, model: Any) -> None:
-        del model  # the deployment of replicas; Ray starts it because it is an argument of this deployment
+        del model  # deployment of the replicas: as an argument of the servers, Ray deploys it too
 
 
-class _Application:
-    """ASGI application of ``pronk serve``, built at the first request, when the replicas are running."""
+class _AsgiApplication:
+    """ASGI application that builds ``pronk serve`` at the first request, when the replicas are running."""
 
     def __init__(self, settings: ServerSettings, model: str | None, drafter: str) -> None:
         self.settings, self.model, self.drafter = settings, model, drafter
@@ -92,20 +93,20 @@ class _Application:
         self._building: asyncio.Future[Guard] | None = None
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Handle one ASGI connection."""
+        """Pass an ASGI connection to ``pronk serve``; refuse it (HTTP 503) if no replica answers."""
         if scope["type"] == "lifespan":
             await _run_lifespan(receive, send)
             return
         try:
-            guard = await self._built()
+            guard = await self._get_guard()
         except (PronkError, RayError, RayServeException, TimeoutError) as error:
             _log.warning("no replica has described itself: %s", repr(error))
             await _refuse(send)
             return
         await guard(scope, receive, send)
 
-    async def _built(self) -> Guard:
-        """Return the application, built at the first call; concurrent calls share one attempt to build it."""
+    async def _get_guard(self) -> Guard:
+        """Return ``pronk serve`` as an ASGI application; build it once, also for concurrent calls."""
         if self._guard is None:
             if self._building is None or self._building.done():
                 self._building = asyncio.ensure_future(self._build())
@@ -113,10 +114,10 @@ class _Application:
         return self._guard
 
     async def _build(self) -> Guard:
-        replicas = deployed(serve.get_replica_context().app_name)
+        replicas = connect_replicas(serve.get_replica_context().app_name)
         path = await asyncio.to_thread(resolve_model, self.model)
-        about = await asyncio.wait_for(replicas.about_async(), _INFO_TIMEOUT)
-        reader = await asyncio.to_thread(ModelReader, path, self.drafter, about)
+        description = await asyncio.wait_for(replicas.about_async(), _INFO_TIMEOUT)
+        reader = await asyncio.to_thread(ModelReader, path, self.drafter, description)
         dispatcher = Dispatcher(reader, replicas, max_requests=self.settings.limits.requests)
         return Guard(make_app(Service(dispatcher, self.settings)), self.settings)
 
@@ -130,7 +131,7 @@ async def _refuse(send: Send) -> None:
 
 
 async def _run_lifespan(receive: Receive, send: Send) -> None:
-    """Answer the ASGI events startup and shutdown, for which there is nothing to do."""
+    """Confirm the ASGI lifespan events startup and shutdown; nothing has to be done for them."""
     for event in ("startup", "shutdown"):
-        await receive()
+        await receive()  # lifespan.startup first, then lifespan.shutdown
         await send({"type": f"lifespan.{event}.complete"})

@@ -1,4 +1,4 @@
-"""Processing of batch files on replicas, through Ray Data."""
+"""Processing of batch files on replicas: Ray Data cuts a file into blocks of requests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pronk.errors import ClosedError, PronkError
 from pronk.llm import LLM
 from pronk.parallel.connection import ConnectionLostError
 from pronk.replicas.cluster import ReplicaPlan, cause_of, check_cores
-from pronk.replicas.replica import enter
+from pronk.replicas.replica import change_directory
 from pronk.server.batch import BatchLine, BatchOutput, answer_line
 from pronk.server.service import Service
 from pronk.server.settings import RequestLimits, ServerSettings
@@ -33,34 +33,34 @@ __all__ = ["run_on_replicas"]
 
 Rows = Mapping[str, NDArray[Any]]
 
-# Number of blocks that a replica processes at the same time. A block has max_batch / 2 requests, and Ray returns its
-# answers together. With four blocks, the engine's batch stays full while the last requests of a block finish.
+# Number of blocks that a replica processes at the same time. A block has max_batch / 2 requests and ends with its last
+# answer. With four blocks, 2 · max_batch requests, the engine's batch stays full while the last answers are missing.
 _BLOCKS_PER_REPLICA = 4
-_MAX_ROWS = 2**14  # maximum number of requests per run of Ray Data; each run loads the model again
+_MAX_RUN_REQUESTS = 2**14  # maximum number of requests per run of Ray Data; each run loads the model again
 _MAX_RESTARTS = 100  # maximum number of restarts of each replica
 
 
 class BatchReplica:
-    """One replica in an actor process of Ray Data."""
+    """A replica of the model, in an actor process of Ray Data."""
 
     def __init__(self, options: Mapping[str, Any], name: str, folder: str) -> None:
-        """Load the model, with ``folder`` as working directory; ``name`` is the model's name in requests."""
-        enter(folder)
+        """Load the model in the working directory ``folder``; ``name`` is the model's name in requests."""
+        change_directory(folder)
         llm, limits = LLM(**options), RequestLimits(requests=2**20, n=1024, seconds=1e6)
         self._service = Service(AsyncLLM(llm, max_requests=limits.requests), ServerSettings(name=name, limits=limits))
 
     def __call__(self, rows: Rows) -> Rows:
-        """Answer a block of requests; Ray calls this from several threads, which share the engine."""
+        """Answer one block of requests; Ray Data calls this from several threads, which share the engine."""
         columns = zip(rows["id"], rows["url"], rows["body"], strict=True)
         lines = [BatchLine(custom_id, url, json.loads(body)) for custom_id, url, body in columns]
 
-        async def main() -> list[tuple[int, dict[str, Any]]]:
+        async def answer_lines() -> list[tuple[int, dict[str, Any]]]:
             return await asyncio.gather(*(answer_line(self._service, line) for line in lines))
 
         try:
-            answers = asyncio.run(main())
+            answers = asyncio.run(answer_lines())
         except (ClosedError, ConnectionLostError):
-            os._exit(1)  # the engine cannot go on: Ray starts another replica and repeats the block there
+            os._exit(1)  # the engine has stopped: Ray starts another replica, which answers the block again
         return {
             "id": np.array([line.custom_id for line in lines], object),
             "status": np.array([int(status) for status, _ in answers], np.int64),
@@ -75,15 +75,16 @@ def run_on_replicas(
     answers: BatchOutput,
     progress: Callable[[], None] = lambda: None,
 ) -> int:
-    """Process a batch file on replicas, and return the number of refused requests.
+    """Process a batch file on replicas; return the number of requests answered with an HTTP error.
 
-    ``lines`` are all requests; those answered in ``answers`` are skipped. ``progress`` is called after each answer.
+    ``lines`` are the requests of the file. Requests that ``answers`` already has are skipped, and new answers are added
+    to it. ``progress`` is called after each answer.
 
     Raises:
         OptionError: the cluster has too few cores.
         PronkError: the replicas cannot load the model, or an answer cannot be written.
     """
-    waiting = (
+    unanswered = (
         {"id": line.custom_id, "url": line.url, "body": json.dumps(line.body)}
         for line in lines
         if line.custom_id not in answers.done
@@ -92,30 +93,31 @@ def run_on_replicas(
     context = DataContext.get_current()
     context.enable_progress_bars = context.print_on_execution_start = False
     logging.getLogger("ray.data").setLevel(logging.ERROR)
-    refused = 0
+    num_errors = 0
     try:
-        while part := list(islice(waiting, _MAX_ROWS)):
-            for row in _dataset(plan, name, part).iter_rows():
+        while requests := list(islice(unanswered, _MAX_RUN_REQUESTS)):
+            for row in _dataset(plan, name, requests).iter_rows():
                 answers.write(row["id"], row["status"], json.loads(row["body"]))
-                refused += row["status"] != HTTPStatus.OK
+                num_errors += row["status"] != HTTPStatus.OK
                 progress()
     except RayError as error:
         msg = f"replicas: expected answers, found an error: {cause_of(error)}; run the same command again to continue"
         raise PronkError(msg) from error
-    return refused
+    return num_errors
 
 
-def _dataset(plan: ReplicaPlan, name: str, waiting: list[dict[str, Any]]) -> Any:
-    """Return the lazily computed dataset of answers."""
-    block = max(1, min(int(plan.options.get("max_batch", 16)) // 2, ceil(len(waiting) / plan.replicas)))
+def _dataset(plan: ReplicaPlan, name: str, requests: list[dict[str, Any]]) -> Any:
+    """Return the dataset of the answers to ``requests``; iteration over it computes them."""
+    block_size = max(1, min(int(plan.options.get("max_batch", 16)) // 2, ceil(len(requests) / plan.replicas)))
     with catch_warnings():
         simplefilter("ignore", DeprecationWarning)  # max_restarts is deprecated, but has no replacement
-        return ray.data.from_items(waiting, override_num_blocks=ceil(len(waiting) / block)).map_batches(
+        num_blocks = ceil(len(requests) / block_size)
+        return ray.data.from_items(requests, override_num_blocks=num_blocks).map_batches(
             BatchReplica,
             fn_constructor_args=(dict(plan.options), name, plan.folder),
-            batch_size=block,
+            batch_size=block_size,
             compute=ActorPoolStrategy(
-                min_size=plan.least or plan.replicas,
+                min_size=plan.min_replicas or plan.replicas,
                 max_size=plan.replicas,
                 max_tasks_in_flight_per_actor=_BLOCKS_PER_REPLICA,
                 max_concurrent_calls_per_actor=_BLOCKS_PER_REPLICA,

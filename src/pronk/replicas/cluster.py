@@ -26,49 +26,49 @@ from pronk.replicas.ray_security import is_private
 from pronk.replicas.replica import Replica
 
 __all__ = [
-    "Deployed",
+    "RayReplicas",
     "ReplicaPlan",
     "cause_of",
     "check_cores",
     "connect",
+    "connect_replicas",
     "deploy",
-    "deployed",
     "model_deployment",
 ]
 
 _log = logging.getLogger(__name__)
 
-MODEL = "model"  # name of the deployment of replicas in Ray Serve
+MODEL = "model"  # Ray Serve's name of the deployment whose replicas run the model
 _ROUTER = "pronk.replicas.routing.PrefixRouter"
 _QUIET = LoggingConfig(log_level="ERROR", enable_access_log=False)
 
-# Times in seconds.
+# All timeouts, periods, intervals and delays are in seconds.
 _CONNECT_TIMEOUT = 5.0
-_LOAD_TIMEOUT = 1200.0  # limit for all replicas together to load the model
-_STOP_TIMEOUT = 20.0  # limit for replicas to stop after the time to finish their requests
+_LOAD_TIMEOUT = 1200.0  # until all replicas have loaded the model
+_STOP_TIMEOUT = 20.0  # until all replicas have stopped; counts from the end of ``ReplicaPlan.drain``
 _POLL_INTERVAL = 0.2
 _FREE_CORES_TIMEOUT = 10.0  # Ray reports the cores of a stopped process as free only after some seconds
-_HEALTH_PERIOD, _HEALTH_TIMEOUT = 2.0, 10.0
-_UPSCALE_DELAY = 5.0  # time with more than ``_TARGET_REQUESTS`` requests per replica before replicas are added
+_HEALTH_PERIOD, _HEALTH_TIMEOUT = 2.0, 10.0  # of Ray's calls of ``Replica.check_health``
+_UPSCALE_DELAY = 5.0  # Ray Serve adds replicas after this time with more than ``_TARGET_REQUESTS`` per replica
 
-_TARGET_REQUESTS = 8.0  # number of concurrent requests per replica above which Ray Serve adds replicas
-_CORE_TOLERANCE = 1e-4  # resolution of Ray's numbers of cores
+_TARGET_REQUESTS = 8.0  # number of concurrent requests per replica; Ray Serve adds and removes replicas to reach it
+_CORE_TOLERANCE = 1e-4  # Ray rounds numbers of cores to multiples of this
 
 
 @dataclass(frozen=True)
 class ReplicaPlan:
     """Number, resources and options of the replicas."""
 
-    options: Mapping[str, Any]  # options of pronk.LLM
+    options: Mapping[str, Any]  # arguments of pronk.LLM
     replicas: int  # maximum number of replicas
-    least: int | None = None  # minimum number of replicas, to which low load reduces them; None means ``replicas``
-    also: Sequence[str] = ()  # names of further drafters that requests may choose
+    min_replicas: int | None = None  # number of replicas at low load; None means ``replicas``: no autoscaling
+    also: Sequence[str] = ()  # drafters that requests may choose, besides the default drafter in ``options``
     max_requests: int = 1024  # maximum number of concurrent requests per replica
-    drain: float = 60.0  # seconds that a stopping replica has for its requests, before other replicas resume them
+    drain: float = 60.0  # seconds for a stopping replica to finish its requests; other replicas resume the rest
     cpus: float = 1.0  # number of cores per replica
-    quiet: float = 60.0  # seconds of low load before a replica is removed
-    resources: Mapping[str, float] = field(default_factory=dict)  # Ray resources that each replica needs, by name
-    folder: str = field(default_factory=os.getcwd)  # working directory of each replica, for relative paths in options
+    downscale_delay: float = 60.0  # seconds with fewer than ``_TARGET_REQUESTS`` per replica until one is removed
+    resources: Mapping[str, float] = field(default_factory=dict)  # Ray resource name to the amount each replica needs
+    folder: str = field(default_factory=os.getcwd)  # replicas change to this directory: base of relative paths
 
 
 def connect(address: str | None, cpus: int) -> None:
@@ -93,7 +93,7 @@ def connect(address: str | None, cpus: int) -> None:
 
 
 def _check_reachable(address: str) -> None:
-    """Check that Ray answers at ``host:port``; Ray itself waits for minutes if the machine is unreachable.
+    """Check within seconds that Ray answers at ``host:port``; ``ray.init`` would wait for minutes.
 
     Raises:
         OSError: the machine is unreachable, or the port belongs to another service.
@@ -105,7 +105,7 @@ def _check_reachable(address: str) -> None:
     create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT).close()
     if "://" in address or os.environ.get("RAY_USE_TLS", "0") != "0":
         return
-    channel = grpc.insecure_channel(target, options=[("grpc.enable_http_proxy", 0)])  # Ray does not use proxies, either
+    channel = grpc.insecure_channel(target, options=[("grpc.enable_http_proxy", 0)])  # like Ray's own connections
     try:
         grpc.channel_ready_future(channel).result(timeout=_CONNECT_TIMEOUT)
     except grpc.FutureTimeoutError as error:
@@ -116,12 +116,12 @@ def _check_reachable(address: str) -> None:
 
 
 def model_deployment(plan: ReplicaPlan) -> Any:
-    """Return the deployment of replicas that Ray Serve can start."""
-    scale: dict[str, Any] = {"num_replicas": plan.replicas}
-    if plan.least is not None and plan.least < plan.replicas:
-        limits = {"min_replicas": plan.least, "max_replicas": plan.replicas}
-        delays = {"upscale_delay_s": _UPSCALE_DELAY, "downscale_delay_s": plan.quiet}
-        scale = {"autoscaling_config": {**limits, **delays, "target_ongoing_requests": _TARGET_REQUESTS}}
+    """Return a Ray Serve deployment, bound to its arguments but not started, that runs ``plan``."""
+    num_replicas: dict[str, Any] = {"num_replicas": plan.replicas}
+    if plan.min_replicas is not None and plan.min_replicas < plan.replicas:
+        limits = {"min_replicas": plan.min_replicas, "max_replicas": plan.replicas}
+        delays = {"upscale_delay_s": _UPSCALE_DELAY, "downscale_delay_s": plan.downscale_delay}
+        num_replicas = {"autoscaling_config": {**limits, **delays, "target_ongoing_requests": _TARGET_REQUESTS}}
     deployment = serve.deployment(
         name=MODEL,
         max_ongoing_requests=plan.max_requests,
@@ -132,18 +132,18 @@ def model_deployment(plan: ReplicaPlan) -> Any:
         graceful_shutdown_wait_loop_s=0.2,
         request_router_config={"request_router_class": _ROUTER},
         logging_config=_QUIET,
-        **scale,
+        **num_replicas,
     )(Replica)
     return deployment.bind(dict(plan.options), list(plan.also), plan.folder)
 
 
-def deployed(app: str) -> Deployed:
-    """Return the running replicas of the Ray Serve application ``app``."""
-    return Deployed(serve.get_deployment_handle(MODEL, app))
+def connect_replicas(app: str) -> RayReplicas:
+    """Return an object that calls the running replicas of the Ray Serve application ``app``."""
+    return RayReplicas(serve.get_deployment_handle(MODEL, app))
 
 
 @contextmanager
-def deploy(plan: ReplicaPlan) -> Generator[Deployed]:
+def deploy(plan: ReplicaPlan) -> Generator[RayReplicas]:
     """Start replicas and wait until they serve; drain and stop them at the end of the context.
 
     Raises:
@@ -166,7 +166,7 @@ def deploy(plan: ReplicaPlan) -> Generator[Deployed]:
 def check_cores(plan: ReplicaPlan) -> None:
     """Raise ``OptionError`` unless the cluster has free cores for the minimum number of replicas."""
     nodes = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-    count = plan.least or plan.replicas
+    count = plan.min_replicas or plan.replicas
     needed = plan.cpus * count
     if needed > sum(nodes) + _CORE_TOLERANCE:
         msg = f"replicas: expected at least {needed:g} cores in the cluster, found {sum(nodes):g}; use fewer replicas"
@@ -194,47 +194,47 @@ def _delete(app: str, timeout: float) -> None:
         sleep(_POLL_INTERVAL)
 
 
-def _start(plan: ReplicaPlan, app: str) -> Deployed:
+def _start(plan: ReplicaPlan, app: str) -> RayReplicas:
     try:
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         serve.start(proxy_location="Disabled", logging_config=_QUIET)
         target = serve.RunTarget(model_deployment(plan), name=app, route_prefix=None, logging_config=_QUIET)
         serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
         _wait_until_running(app)
-        return deployed(app)
+        return connect_replicas(app)
     except (RuntimeError, RayError, RayServeException) as error:
-        msg = f"replicas: expected {plan.replicas} with the model loaded, found an error: {_cause_in(app, error)}"
+        msg = f"replicas: expected {plan.replicas} with the model loaded, found an error: {_app_error(app, error)}"
         raise PronkError(msg) from error
 
 
 def _wait_until_running(app: str) -> None:
-    """Wait until the replicas of an application serve; raise ``RuntimeError`` on failure or timeout."""
+    """Wait until all replicas of ``app`` serve; raise ``RuntimeError`` on failure or timeout."""
     end = monotonic() + _LOAD_TIMEOUT
-    while (found := serve.status().applications.get(app)) is None or found.status != ApplicationStatus.RUNNING:
-        if found is not None and found.status in (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY):
-            raise RuntimeError(found.message)
+    while (state := serve.status().applications.get(app)) is None or state.status != ApplicationStatus.RUNNING:
+        if state is not None and state.status in (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY):
+            raise RuntimeError(state.message)
         if monotonic() > end:
             msg = f"the model was not loaded in {_LOAD_TIMEOUT:.0f} seconds"
             raise RuntimeError(msg)
         sleep(_POLL_INTERVAL)
 
 
-class Deployed:
-    """Replicas on Ray Serve; ``handle`` is the ``ray.serve.handle.DeploymentHandle`` of their deployment."""
+class RayReplicas:
+    """Client of the replicas; ``handle`` is the ``ray.serve.handle.DeploymentHandle`` that calls them."""
 
     def __init__(self, handle: Any) -> None:
         self.handle = handle
 
     def about(self) -> ReplicaInfo:
-        """Return the description of a replica; do not call this in an event loop, which it would block."""
+        """Return the :class:`ReplicaInfo` of any replica; blocks, so do not call this in an event loop."""
         return self.handle.about.remote().result(timeout_s=60.0)
 
     async def about_async(self) -> ReplicaInfo:
-        """Return the description of a replica."""
+        """Return the :class:`ReplicaInfo` of any replica."""
         return await self.handle.about.remote()
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[ReplicaMessage]:
-        """Generate on a replica and yield its messages; see :class:`~pronk.replicas.dispatcher.Replicas`."""
+        """Run ``request`` on one replica; yield its messages, see :class:`~pronk.replicas.dispatcher.Replicas`."""
         response = self.handle.options(stream=True, method_name="steps").remote(request)
         try:
             async for message in response:
@@ -242,12 +242,12 @@ class Deployed:
         except (RayError, RayServeException) as error:
             raise ReplicaLostError(cause_of(error)) from error
         finally:
-            with suppress(RayError, RayServeException, RuntimeError):  # the replica is gone, or none was selected
+            with suppress(RayError, RayServeException, RuntimeError):  # the replica died, or no replica was selected
                 response.cancel()
 
 
 def cause_of(error: BaseException | str) -> str:
-    """Return the message of the last pronk error in Ray's error text, else the text's first line."""
+    """Return the message of the last ``pronk.errors`` exception in Ray's traceback, else its first line."""
     lines = str(error).strip().splitlines()
     for line in reversed(lines):
         if "pronk.errors." in line:
@@ -255,8 +255,8 @@ def cause_of(error: BaseException | str) -> str:
     return (lines[0] if lines else type(error).__name__)[:200]
 
 
-def _cause_in(app: str, error: BaseException) -> str:
-    """Return why an application does not serve: a pronk error of its replicas, else Ray's ``error``."""
+def _app_error(app: str, error: BaseException) -> str:
+    """Return why ``app`` does not serve: the ``pronk.errors`` exception of a replica, else ``error``."""
     application = serve.status().applications.get(app)
-    messages = [each.message for each in application.deployments.values()] if application is not None else []
-    return cause_of(next((text for text in messages if "pronk.errors." in text), error))
+    messages = [] if application is None else [status.message for status in application.deployments.values()]
+    return cause_of(next((message for message in messages if "pronk.errors." in message), error))

@@ -29,13 +29,10 @@ from pronk.tokenization.tokenizer import Tokenizer
 
 __all__ = ["Dispatcher", "ModelReader", "ReplicaLostError", "Replicas"]
 
-# A request fails if it reaches one of these limits between two of its new tokens. As any request of a dead replica may
-# have killed it, each of them gets 1 / (number of requests on the replica) as blame. A replay, in which a replica
-# generates tokens again that the client already has, adds no blame.
-_MAX_BLAME, _MAX_DEATHS, _MAX_REPLAY_DEATHS = 3.0, 50, 8
-_MAX_MISMATCHES = 3  # replicas that cannot continue the text, because their model or kernels differ
-_PAUSE, _MAX_PAUSE = 0.1, 2.0  # seconds to wait before a retry: this long per failure so far, and the maximum
-_GRACE = 1.0  # seconds that a replica has after the deadline to report the DeadlineError itself
+# Limits of :class:`_FailureCounts`; a request fails when a count reaches its limit.
+_MAX_BLAME, _MAX_DEATHS, _MAX_REPLAY_DEATHS, _MAX_MISMATCHES = 3.0, 50, 8, 3
+_PAUSE, _MAX_PAUSE = 0.1, 2.0  # seconds before retry number n = 1, 2, …: min(_MAX_PAUSE, n * _PAUSE)
+_GRACE = 1.0  # seconds after the deadline in which the replica itself may still report the DeadlineError
 
 
 class ReplicaLostError(Exception):
@@ -43,10 +40,10 @@ class ReplicaLostError(Exception):
 
 
 class Replicas(Protocol):
-    """Set of replicas; :class:`~pronk.replicas.cluster.Deployed` implements it with Ray."""
+    """Set of replicas; :class:`~pronk.replicas.cluster.RayReplicas` implements it with Ray."""
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[ReplicaMessage]:
-        """Continue prompts on one replica; raise ``ReplicaLostError`` if the replica is gone."""
+        """Run ``request`` on one replica and yield its messages; raise ``ReplicaLostError`` if the replica dies."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +54,10 @@ class NamedProposer:
 
 
 class ModelReader:
-    """Model without weights, for tokenization and for checks of options."""
+    """Config, tokenizer and default drafter of a model whose weights only the replicas load."""
 
     def __init__(self, path: Path, drafter: str | Drafter, about: ReplicaInfo) -> None:
-        """Read a model folder and compare it with the description of a replica.
+        """Read the model folder ``path`` and compare it with ``about``, the description of a replica.
 
         Raises:
             CheckpointError: the folder cannot be read.
@@ -86,9 +83,9 @@ class ModelReader:
 class Dispatcher:
     """Distribute requests over replicas, with the interface of :class:`~pronk.async_llm.AsyncLLM`.
 
-    The same seed gives the same text on every replica. If a replica dies, another one therefore continues after the
-    delivered tokens, and the client sees one stream. If only replicas with another model or other kernels are left, the
-    stream ends with an error.
+    Replicas with equal model and kernels generate the same text for the same seed. If a replica dies, another one
+    therefore continues its requests after the delivered tokens. If all others have another model or other kernels, the
+    request fails.
     """
 
     def __init__(self, llm: ModelReader, replicas: Replicas, *, max_requests: int = 1024) -> None:
@@ -97,10 +94,9 @@ class Dispatcher:
         self.resumed = 0  # number of times that a request was sent to another replica
         self._replicas, self._admission = replicas, AdmissionQueue(max_requests)
         self._closed = False
-        # By name of the replica: last reported load; number of requests; number of requests when the replica died.
-        self._loads: dict[str, EngineLoad] = {}
-        self._active = Counter[str]()
-        self._active_at_death: dict[str, int] = {}
+        self._loads: dict[str, EngineLoad] = {}  # replica name to the load in its last message
+        self._active = Counter[str]()  # replica name to its number of requests
+        self._active_at_death: dict[str, int] = {}  # name of a dead replica to its number of requests when it died
 
     @property
     def alive(self) -> bool:
@@ -146,36 +142,38 @@ class Dispatcher:
         ends_at = None if deadline is None else perf_counter() + deadline
         self._check_open()
         with self._admission.hold(len(prompts) * params.n):
-            own = None if drafter is None else make_drafter(drafter)
+            bound = None if drafter is None else make_drafter(drafter)
             encode = self.llm.request_factory.encode_prompt
             ids = await asyncio.to_thread(lambda: [encode(prompt) for prompt in prompts])
             prefix = await asyncio.to_thread(prefix_digests, ids[0], salt)
             model = self.llm.about.model
-            request = GenerateRequest(ids, params, prefix, model, None, {}, own, priority, None, salt, tenant)
-            async with aclosing(self._resuming(request, ends_at)) as steps:
+            request = GenerateRequest(ids, params, prefix, model, None, {}, bound, priority, None, salt, tenant)
+            async with aclosing(self._run_with_retries(request, ends_at)) as steps:
                 async for pieces in steps:
                     yield pieces
 
-    async def _resuming(self, request: GenerateRequest, ends_at: float | None) -> AsyncGenerator[list[Piece]]:
-        """Run a request, on another replica after each failure, until all samples are complete."""
-        stream, failures = ResumableStream(request), _Failures()
+    async def _run_with_retries(self, request: GenerateRequest, ends_at: float | None) -> AsyncGenerator[list[Piece]]:
+        """Run a request until all samples are complete; after a failure, resume it on another replica."""
+        stream, failures = ResumableStream(request), _FailureCounts()
         while True:
             try:
-                attempt = self._attempt(stream.next_request(_left(ends_at), failures.count), stream, ends_at)
+                attempt = self._run_on_replica(
+                    stream.next_request(_seconds_left(ends_at), failures.count), stream, ends_at
+                )
                 async with aclosing(attempt) as steps:
                     async for pieces in steps:
                         if pieces:
-                            failures = _Failures()
+                            failures = _FailureCounts()
                             yield pieces
                 if stream.finished:
                     return
-                stream.avoid_replica()  # the replica ended the stream too early
+                stream.avoid_replica()  # the replica ended the stream before all samples were complete
                 failures.add_death(0.0, replaying=stream.replaying)
             except ReplicaMismatchError as error:
                 stream.avoid_replica()
                 failures.add_mismatch(error)
             except ReplicaLostError:
-                blame = self._blame(stream.replica)
+                blame = self._release_dead(stream.replica)
                 self._check_open()
                 if stream.finished:
                     return
@@ -183,17 +181,17 @@ class Dispatcher:
             self.resumed += 1
             await asyncio.sleep(min(_MAX_PAUSE, _PAUSE * failures.count))
 
-    async def _attempt(
+    async def _run_on_replica(
         self, request: GenerateRequest, stream: ResumableStream, ends_at: float | None
     ) -> AsyncGenerator[list[Piece]]:
         """Run a request on one replica; yield a list of the new pieces of each step, possibly empty.
 
         Raises:
-            ReplicaLostError: the replica is gone or unreachable. In this case the caller must call :meth:`_blame`.
+            ReplicaLostError: the replica is gone or unreachable; the caller must call :meth:`_release_dead`.
         """
         async with aclosing(self._replicas.generate(request)) as messages:
             try:
-                while (message := await _next(messages, ends_at)) is not None:
+                while (message := await _next_message(messages, ends_at)) is not None:
                     self._check_open()
                     if isinstance(message, RequestAccepted):
                         self._active[message.replica] += 1
@@ -209,14 +207,14 @@ class Dispatcher:
             self._release(stream.replica)
 
     def _release(self, replica: str) -> None:
-        """Subtract one request from a replica; drop the state of the replica if no request is left."""
+        """Note that a request left ``replica``; drop the entries of a replica without requests."""
         self._active[replica] -= 1
         if self._active[replica] <= 0:
             for state in (self._active, self._active_at_death, self._loads):
                 state.pop(replica, None)
 
-    def _blame(self, replica: str) -> float:
-        """Release a dead replica for one request; return 1 / (number of its requests at its death)."""
+    def _release_dead(self, replica: str) -> float:
+        """Note that a request left a dead replica; return the request's blame, see :class:`_FailureCounts`."""
         self._loads.pop(replica, None)
         active = self._active_at_death.setdefault(replica, self._active[replica])
         self._release(replica)
@@ -227,7 +225,7 @@ class Dispatcher:
         self._closed = True
 
     async def close(self) -> None:
-        """Stop, like :meth:`stop`."""
+        """Call :meth:`stop` without waiting for requests; a coroutine, like ``AsyncLLM.close``."""
         self.stop()
 
     def _check_open(self) -> None:
@@ -237,13 +235,14 @@ class Dispatcher:
 
 
 @dataclass
-class _Failures:
-    """Failures of one request since its last new token."""
+class _FailureCounts:
+    """Counts of the failures of one request since its last new token."""
 
-    count: int = 0  # number of deaths and mismatches
-    replay_deaths: int = 0  # number of deaths during replays
-    mismatches: int = 0  # number of replicas with another model or other kernels
-    blame: float = 0.0  # see _MAX_BLAME
+    count: int = 0  # number of retries: replicas that died, ended the stream too early, or did not match
+    replay_deaths: int = 0  # number of replicas that died while generating tokens again that the client already has
+    mismatches: int = 0  # number of replicas that could not continue the text: another model or other kernels
+    # Any request of a dead replica may have killed it: sum of 1 / (number of requests on the replica at its death).
+    blame: float = 0.0
 
     def add_death(self, blame: float, *, replaying: bool) -> None:
         """Count the death of a replica; raise ``ClosedError`` if a limit is reached."""
@@ -260,7 +259,7 @@ class _Failures:
             raise ResumeError(msg) from error
 
 
-async def _next(messages: AsyncGenerator[ReplicaMessage], ends_at: float | None) -> ReplicaMessage | None:
+async def _next_message(messages: AsyncGenerator[ReplicaMessage], ends_at: float | None) -> ReplicaMessage | None:
     """Return the next message of a replica; ``None`` at the end of the stream.
 
     Raises:
@@ -277,10 +276,10 @@ async def _next(messages: AsyncGenerator[ReplicaMessage], ends_at: float | None)
         raise DeadlineError(msg) from error
 
 
-def _left(ends_at: float | None) -> float | None:
+def _seconds_left(ends_at: float | None) -> float | None:
     """Return the seconds to the deadline; raise ``DeadlineError`` if it has passed."""
-    left = None if ends_at is None else ends_at - perf_counter()
-    if left is not None and left <= 0.0:
+    seconds = None if ends_at is None else ends_at - perf_counter()
+    if seconds is not None and seconds <= 0.0:
         msg = "the request was not done by its deadline; try again later"
         raise DeadlineError(msg)
-    return left
+    return seconds

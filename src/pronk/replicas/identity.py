@@ -1,4 +1,4 @@
-"""Identity of a replica: everything that its texts depend on, in a form that can be compared."""
+"""Identity of a replica: JSON text of everything that its generated texts depend on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 from pronk.architecture.config import ModelConfig
 from pronk.errors import OptionError
-from pronk.kernels.library import installed
+from pronk.kernels.library import installed_library
 from pronk.llm import LLM
 from pronk.models.fingerprint import Fingerprint
 from pronk.tokenization.tokenizer import Tokenizer
@@ -22,11 +22,11 @@ __all__ = ["check_model", "identity"]
 
 
 def identity(llm: LLM, options: Mapping[str, Any]) -> tuple[str, str]:
-    """Return two JSON texts: all that the generated tokens depend on, and the same without the kernels.
+    """Return the fields ``identity`` and ``model`` of :class:`~pronk.replicas.messages.ReplicaInfo`.
 
     ``options`` are the arguments of :class:`pronk.LLM` with which ``llm`` was created.
     """
-    model = _model(llm.path, llm.config, llm.tokenizer) | {
+    model = _model_entries(llm.path, llm.config, llm.tokenizer) | {
         "dtype": str(llm.dtype).removeprefix("torch."),
         "kv_dtype": options.get("kv_dtype", "auto"),
         "weights": options.get("weights", "plain"),
@@ -40,16 +40,16 @@ def identity(llm: LLM, options: Mapping[str, Any]) -> tuple[str, str]:
 def check_model(path: Path, config: ModelConfig, tokenizer: Tokenizer, model: str) -> None:
     """Raise ``OptionError`` if the model files of the server and of the replicas differ.
 
-    ``path``, ``config`` and ``tokenizer`` are the server's. ``model`` is the second text of a replica's identity.
+    ``path``, ``config`` and ``tokenizer`` are the server's. ``model`` is ``ReplicaInfo.model`` of a replica.
     """
-    theirs = json.loads(model)
-    for name, own in _model(path, config, tokenizer).items():
-        if theirs.get(name) != own:
-            msg = f"replicas: expected the server's {name}, {own}; found {theirs.get(name)}; use the same files"
+    entries = json.loads(model)
+    for name, value in _model_entries(path, config, tokenizer).items():
+        if entries.get(name) != value:
+            msg = f"replicas: expected the server's {name}, {value}; found {entries.get(name)}; use the same files"
             raise OptionError(msg)
 
 
-def _model(path: Path, config: ModelConfig, tokenizer: Tokenizer) -> dict[str, Any]:
+def _model_entries(path: Path, config: ModelConfig, tokenizer: Tokenizer) -> dict[str, Any]:
     """Return the entries of the identity that are known without loading the weights."""
     from pronk import __version__  # noqa: PLC0415 - the package imports its subpackages
 
@@ -62,7 +62,7 @@ def _model(path: Path, config: ModelConfig, tokenizer: Tokenizer) -> dict[str, A
 
 
 def _library_digest() -> str:
-    file = installed()
+    file = installed_library()
     return hashlib.sha256(file.read_bytes()).hexdigest()[:12] if file.is_file() else "none"
 
 

@@ -20,8 +20,8 @@ class ReplicaInfo:
     # JSON text of everything that the generated tokens depend on: model, format of the weights, kernels. Replicas with
     # equal identities generate the same text for the same seed.
     identity: str
-    model: str  # JSON text of the identity without its entry for the kernels
-    kernels: str  # name of the kernels
+    model: str  # like ``identity``, without the entry for the kernels
+    kernels: str  # instruction set of the kernels, such as "avx2", or "torch"
     drafter: str  # name of the default drafter
 
 
@@ -30,11 +30,11 @@ class GenerateRequest:
     """Arguments of ``AsyncLLM.steps`` (see there), and fields that select a replica."""
 
     prompts: Sequence[list[int]]
-    params: SamplingParams  # the seed is not None
-    prefix: Sequence[bytes] = ()  # digests of the first prompt's blocks, to find a replica that has them in its cache
+    params: SamplingParams  # ``seed`` is set, so that every replica generates the same text
+    prefix: Sequence[bytes] = ()  # prefix_digests() of the first prompt, to find a replica that has it in its KV cache
     model: str = ""  # ReplicaInfo.model that the replica must have; empty accepts every model
     identity: str | None = None  # ReplicaInfo.identity that the replica must have; None accepts every identity
-    given: Mapping[int, Sequence[Piece]] = field(default_factory=dict)  # sample index to its pieces so far
+    given: Mapping[int, Sequence[Piece]] = field(default_factory=dict)  # sample index to pieces that the client has
     drafter: Drafter | None = None
     priority: int = 0
     deadline: float | None = None
@@ -47,13 +47,12 @@ class GenerateRequest:
 class RequestAccepted:
     """First message of a replica about a request."""
 
-    replica: str  # name of the replica
-    identity: str  # see ReplicaInfo
-    # Whether a text is the same to the bit whatever other requests are in the batch. Otherwise no other replica can
-    # continue the text.
+    replica: str  # unique name of the replica in Ray Serve
+    identity: str  # ReplicaInfo.identity of the replica
+    # Whether logits do not depend on the other requests of the batch. If they do, no other replica can continue a text.
     exact: bool = True
-    node: str = ""  # Ray's id of the node
-    process: int = 0  # process id on that node
+    node: str = ""  # Ray's id of the machine
+    process: int = 0  # process id of the replica on that machine
 
 
 @dataclass(frozen=True)

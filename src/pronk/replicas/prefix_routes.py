@@ -1,7 +1,7 @@
 """Selection of a replica for a prompt: the longest cached prefix, unless that replica is much busier.
 
-The digest of a block covers the prompt from the beginning to the end of the block. Prompts with an equal digest share
-this prefix. The replica with the latest of these prompts has the prefix in its cache, so it gets the next one too.
+The digest of a block is a hash of the prompt's tokens up to the end of the block, so two prompts with an equal digest
+share this prefix. A prompt goes to the replica that was the last to accept a prompt with the same prefix.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ __all__ = ["InFlight", "PrefixRoutes", "prefix_digests"]
 Name = TypeVar("Name")
 
 _MAX_DIGESTS = 200_000  # number of remembered digests; beyond that, the least recently used one is dropped
-_MAX_BLOCKS = 128  # number of blocks per prompt with a digest, counted from the beginning of the prompt
-_MAX_EXTRA = 8  # choose a replica for its cached prefix only if it has at most so many requests above the minimum
-_DIGEST_SIZE = 8  # bytes
-_MAX_EARLY_ENDS = 1024  # number of remembered ends that Ray has reported before the acceptance of the request
+_MAX_BLOCKS = 128  # only the first blocks of a prompt have digests, at most this number
+_MAX_EXTRA_REQUESTS = 8  # a replica is much busier if it has more requests than the minimum plus this
+_DIGEST_SIZE = 8  # bytes per digest
+_MAX_EARLY_ENDS = 1024  # maximum length of ``InFlight._early_ends``
 
 
 def prefix_digests(tokens: Sequence[int], salt: bytes) -> tuple[bytes, ...]:
-    """Return one digest per full block, over the salt and the text up to the end of the block."""
+    """Return one digest per full block: a hash of the salt and of all tokens up to the end of the block."""
     digests, digest = list[bytes](), salt
     for end in range(BLOCK_SIZE, min(len(tokens), _MAX_BLOCKS * BLOCK_SIZE) + 1, BLOCK_SIZE):
         block = np.asarray(tokens[end - BLOCK_SIZE : end], np.int32).tobytes()
@@ -37,7 +37,7 @@ def prefix_digests(tokens: Sequence[int], salt: bytes) -> tuple[bytes, ...]:
 
 
 class PrefixRoutes:
-    """Map from the digests of prefixes to the replicas that have these prefixes in their cache."""
+    """Map from the digest of a prefix to the replica that accepted the last prompt with this prefix."""
 
     def __init__(self) -> None:
         self._replicas: OrderedDict[bytes, Any] = OrderedDict()
@@ -49,15 +49,15 @@ class PrefixRoutes:
         Without a cached prefix, return the replica with the fewest requests, and among equals the one with the fewest
         prompts so far. ``busy`` maps each available replica to its number of requests; it is not empty.
         """
-        least = min(busy.values())
+        minimum = min(busy.values())
         for digest in reversed(prefix):
             replica = self._replicas.get(digest)
-            if replica in busy and busy[replica] <= least + _MAX_EXTRA:
+            if replica in busy and busy[replica] <= minimum + _MAX_EXTRA_REQUESTS:
                 return replica
-        return min(busy, key=lambda each: (busy[each], self._prompts[each]))
+        return min(busy, key=lambda replica: (busy[replica], self._prompts[replica]))
 
-    def keep(self, replicas: Collection[Any]) -> None:
-        """Drop the state of all replicas but ``replicas``."""
+    def retain_replicas(self, replicas: Collection[Any]) -> None:
+        """Forget the prefixes and prompt counts of all replicas but ``replicas``."""
         self._replicas = OrderedDict((digest, name) for digest, name in self._replicas.items() if name in replicas)
         self._prompts = Counter({name: count for name, count in self._prompts.items() if name in replicas})
 
@@ -82,11 +82,12 @@ class InFlight(Generic[Name]):
     """Requests of each replica, from the selection of the replica to the end of the request."""
 
     def __init__(self) -> None:
-        self._requests: dict[str, tuple[Name, PendingRoute | None]] = {}  # by id; None after the acceptance
+        self._requests: dict[str, tuple[Name, PendingRoute | None]] = {}  # request id to (replica, None once accepted)
+        # request ids and replicas for which Ray has reported the end of the request but not its acceptance
         self._early_ends = deque[tuple[str, Name]](maxlen=_MAX_EARLY_ENDS)
 
     def counts(self, replicas: Collection[Name]) -> dict[Name, int]:
-        """Return the number of requests of each of ``replicas``."""
+        """Return the number of requests of each of ``replicas``; forget cancelled requests."""
         cancelled = [name for name, (_, future) in self._requests.items() if future is not None and future.cancelled()]
         for request in cancelled:
             del self._requests[request]
@@ -96,10 +97,10 @@ class InFlight(Generic[Name]):
     def choose(self, request: str, replica: Name, future: PendingRoute) -> None:
         """Record the replica selected for a request id; ``future`` tells whether the request is cancelled."""
         self._requests[request] = (replica, future)
-        if (request, replica) in self._early_ends:  # routed again: the reported end was a rejection by the replica
+        if (request, replica) in self._early_ends:  # the replica had rejected the request, and now gets it again
             self._early_ends.remove((request, replica))
 
-    def take(self, request: str, replica: Name) -> None:
+    def accept(self, request: str, replica: Name) -> None:
         """Record that a replica accepted a request, unless the end of the request is already reported."""
         if (request, replica) in self._early_ends:
             self._early_ends.remove((request, replica))
@@ -114,6 +115,6 @@ class InFlight(Generic[Name]):
             if future is not None:
                 self._early_ends.append((request, replica))
 
-    def keep(self, replicas: Collection[Name]) -> None:
-        """Drop the requests of all replicas but ``replicas``."""
-        self._requests = {name: each for name, each in self._requests.items() if each[0] in replicas}
+    def retain_replicas(self, replicas: Collection[Name]) -> None:
+        """Forget the requests recorded for all replicas but ``replicas``; the requests are not cancelled."""
+        self._requests = {request: entry for request, entry in self._requests.items() if entry[0] in replicas}

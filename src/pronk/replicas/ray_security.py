@@ -24,7 +24,7 @@ def be_private() -> None:
     if "ray" in sys.modules:
         msg = "expected be_private() before the import of Ray, found Ray imported; call it first"
         raise RuntimeError(msg)
-    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # Ray then listens on the loopback only, on Linux too
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # despite the name, on Linux too: only the loopback interface
     os.environ["RAY_AUTH_MODE"] = "token"
     os.environ["RAY_AUTH_TOKEN"] = token_hex(32)
 

@@ -22,24 +22,24 @@ from pronk.replicas.messages import (
     StepReply,
 )
 
-__all__ = ["Replica", "enter"]
+__all__ = ["Replica", "change_directory"]
 
 _log = logging.getLogger(__name__)
 
-_MAX_REQUESTS = 2**20  # never reached: the dispatcher and Ray Serve have lower limits
+_MAX_REQUESTS = 2**20  # limit of the engine, never reached: the dispatcher and Ray Serve have lower limits
 
 
 class Replica:
     """Actor of Ray Serve with one engine."""
 
     def __init__(self, options: Mapping[str, Any], also: Sequence[str], folder: str) -> None:
-        """Load the model; ``options`` are the arguments of :class:`pronk.LLM`.
+        """Load the model and start its engine; ``options`` are the arguments of :class:`pronk.LLM`.
 
-        ``also`` are further drafters that requests may name. Relative paths refer to ``folder``.
+        Requests may choose the default drafter and those in ``also``. Relative paths refer to ``folder``.
         """
         from ray import get_runtime_context, serve  # noqa: PLC0415 - the extra pronk[ray]
 
-        enter(folder)
+        change_directory(folder)
         self._llm = LLM(**options)
         self._proposers = [self._llm.get_proposer(spec) for spec in also]  # keeps the draft models loaded
         self._engine = AsyncLLM(self._llm, max_requests=_MAX_REQUESTS)
@@ -58,13 +58,13 @@ class Replica:
             raise ClosedError(msg)
 
     async def steps(self, request: GenerateRequest) -> AsyncGenerator[ReplicaMessage]:
-        """Continue prompts; yield errors of the request as messages, raise errors of the replica."""
+        """Continue prompts; yield errors of the request as ``RequestFailed``, raise errors of the replica."""
         yield self._accepted
         if request.model not in ("", self._model):
             yield RequestFailed(PronkError(f"expected a replica of {request.model}, found one of {self._model}"))
             return
         if request.identity not in (None, self._identity):
-            return  # RequestAccepted has this replica's identity; the dispatcher sees the mismatch and tries another
+            return  # the dispatcher compares the identity in RequestAccepted and tries another replica
         steps = self._engine.steps(
             request.prompts,
             request.params,
@@ -80,7 +80,7 @@ class Replica:
                 async for pieces in steps:
                     yield StepReply(pieces, self._engine.load)
         except (ClosedError, ConnectionLostError):
-            raise  # errors of the replica: the dispatcher resumes the request on another one
+            raise  # an error of the replica: the dispatcher resumes the request on another one
         except PronkError as error:
             yield RequestFailed(type(error)(str(error)))  # a copy: traceback and cause may not be serializable
         except Exception as error:
@@ -95,7 +95,7 @@ class Replica:
         await self._engine.close()
 
 
-def enter(folder: str) -> None:
-    """Change to ``folder``, the base of relative paths, if the directory exists on this machine."""
+def change_directory(folder: str) -> None:
+    """Change to ``folder``, the base of relative paths; do nothing if it does not exist on this machine."""
     with suppress(OSError):
         os.chdir(folder)

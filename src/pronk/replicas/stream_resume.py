@@ -1,4 +1,4 @@
-"""Record the delivered pieces of a request, so that another replica can resume the request."""
+"""Delivered pieces of a request, with which another replica can resume the request."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _MAX_PRIORITY = 2**31
 
 
 class ReplicaMismatchError(Exception):
-    """The model or the kernels differ from those of the replica that began the text."""
+    """The model or the kernels of a replica differ from those of the replica that began the text."""
 
 
 class ResumableStream:
-    """Delivered pieces of one request, and the request that a replica must run to continue after them.
+    """Delivered pieces of one request; builds the request with which the next replica continues after them.
 
     A resumed request would not compute ``prompt_logprobs``. If they are requested, the next replica generates the text
     from the beginning (a replay), and the pieces that the client already has are dropped.
@@ -39,9 +39,10 @@ class ResumableStream:
         self._avoid = frozenset[str]()
         self._identity: str | None = None
         self._exact = True
-        self._attempts, self._first_step = 0, 0  # replicas tried; steps that earlier replicas delivered
+        self._attempts = 0  # number of replicas tried, the current one included
+        self._first_step = 0  # number of steps that earlier replicas delivered
         self._started = self._resumed = perf_counter()
-        self._clocks: dict[int, float] = {}  # for each step: seconds from the start of the request to the step's pieces
+        self._clocks: dict[int, float] = {}  # step to the seconds from the start of the request to its first piece
 
     def next_request(self, deadline: float | None, num_failures: int) -> GenerateRequest:
         """Return the request for the next replica; the priority rises by one with each failure.
@@ -70,7 +71,7 @@ class ResumableStream:
         )
 
     def avoid_replica(self) -> None:
-        """Exclude the current replica from the next requests."""
+        """Let the next requests use the current replica only if no other is available."""
         self._avoid |= {self.replica}
 
     @property
@@ -84,7 +85,7 @@ class ResumableStream:
 
         Raises:
             ReplicaMismatchError: the replica cannot continue the text of the replica before it.
-            ResumeError: the text differs from the pieces delivered before.
+            ResumeError: in a replay, a token differs from the token that the client already has.
             PronkError: the request failed.
         """
         if isinstance(message, RequestFailed):
@@ -98,7 +99,7 @@ class ResumableStream:
         return [new for piece in message.pieces if (new := self._deliver(piece)) is not None]
 
     def _deliver(self, piece: Piece) -> Piece | None:
-        """Return a piece with its step counted over all replicas; ``None`` if the client already has it."""
+        """Return the piece with ``step`` counted over all replicas; ``None`` if the client already has it."""
         given = self._given.setdefault(piece.index, [])
         skip = self._skip.get(piece.index, 0)
         if skip:
@@ -117,7 +118,7 @@ class ResumableStream:
         return piece
 
     def _total_stats(self, given: Sequence[Piece], last: Stats) -> Stats:
-        """Return the statistics of the last replica plus the steps of the earlier replicas.
+        """Return ``last``, the statistics of the last replica, plus the steps of the earlier replicas.
 
         Rejected draft tokens of earlier replicas are not counted, because their numbers are unknown.
         """
@@ -135,13 +136,13 @@ class ResumableStream:
             for source in accepted:
                 counts = sources.get(source, SourceStats(0, 0))
                 sources[source] = SourceStats(counts.drafted + 1, counts.accepted + 1)
-        # The last replica may count delivered tokens as cached, and the cache hits of the first replica are unknown.
+        # After a resumption the number is unknown: the first replica's is lost, the last one's includes output tokens.
         cached = 0 if steps else last.cached_tokens
         return replace(last, steps=steps + later, sources=sources, cached_tokens=cached, total_seconds=total)
 
 
 def _difference(found: str, expected: str | None) -> str:
-    """Describe the entries in which two identities (JSON texts) differ."""
+    """Describe how the identity ``found`` differs, for example ``weights int8 instead of plain``."""
     try:
         own, other = json.loads(found), json.loads(expected or "{}")
         return "; ".join(f"{key} {own[key]} instead of {other.get(key)}" for key in own if own[key] != other.get(key))

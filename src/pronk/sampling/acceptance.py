@@ -1,13 +1,13 @@
 """Acceptance rules: how the target's token after a node is chosen.
 
-A draft child with this token is accepted.
+If a child of the node has this token, the child is accepted.
 
 ========== ====================================================== ==============================================
 rule       a draft token is accepted                              proof
 ========== ====================================================== ==============================================
-coupled    if the target's sample, drawn without it, is equal     :mod:`pronk.sampling.noise`
-rejection  with probability min(1, p / q), siblings one by one    :func:`pronk.sampling.verify.rejection_sample`
-block      chains of first children together, others one by one   :func:`pronk.sampling.verify.block_verify`
+coupled    if it equals the token that the target samples         :mod:`pronk.sampling.noise`
+rejection  with probability min(1, p / q); siblings one by one    :func:`pronk.sampling.verify.rejection_sample`
+block      first children: whole chains; others like rejection    :func:`pronk.sampling.verify.block_verify`
 ========== ====================================================== ==============================================
 
 p and q are the target's and the drafter's probability of the draft token. The target's token depends on logits, seed
@@ -24,22 +24,22 @@ from pronk.sampling.sampler import Sampler
 from pronk.sampling.stateless import Logits
 from pronk.speculation.tree import TokenTree
 
-__all__ = ["Choose", "acceptance_rule"]
+__all__ = ["ChooseToken", "acceptance_rule"]
 
 # ``choose(node)`` returns the target's token after a node of the draft tree.
-Choose = Callable[[int], int]
+ChooseToken = Callable[[int], int]
 
 
 def acceptance_rule(
     sampler: Sampler, tree: TokenTree, logits: Logits, sampled: Mapping[int, int] | None = None
-) -> Choose:
+) -> ChooseToken:
     """Return the function that chooses the target's tokens from the root down, by the request's rule.
 
     Args:
-        sampler: sampler of the request at the root; each call advances the sampler over the chosen token.
+        sampler: sampler of the request at the root; each call of the function advances it by the chosen token.
         tree: draft tokens.
         logits: ``[nodes, vocab]``.
-        sampled: node to the token after this node, if the executor has sampled it already; coupled rule only.
+        sampled: node to the target's token after it, for nodes that the executor has sampled; coupled rule only.
     """
     if not sampler.params.rejects:
         return _CoupledRule(sampler, logits, sampled or {})
@@ -64,7 +64,7 @@ class _CoupledRule:
 
 
 class _RejectionRule:
-    """Try the children of a node one after the other."""
+    """Accept or reject the children of a node one after the other, until one is accepted."""
 
     def __init__(self, sampler: Sampler, tree: TokenTree, logits: Logits) -> None:
         self.sampler, self.tree, self.logits = sampler, tree, logits
@@ -77,7 +77,7 @@ class _RejectionRule:
 class _BlockRule(_RejectionRule):
     """Try the chain of first children together, then the other children of the node where the chain stops.
 
-    One trial decides several tokens, but a call returns one. ``remaining_tokens`` holds the decided tokens that later
+    Several tokens are decided at once, but a call returns one. ``remaining_tokens`` holds the decided tokens that later
     calls return, the next one last.
     """
 
@@ -91,7 +91,7 @@ class _BlockRule(_RejectionRule):
         return _advance(self.sampler, self.remaining_tokens.pop())
 
     def _verify_chain(self, node: int) -> list[int]:
-        """Return the accepted tokens of the chain below ``node`` and the token after them, in reverse order."""
+        """Return the new ``remaining_tokens``: the accepted tokens of the chain below ``node`` and the next token."""
         sampler, chain = self.sampler, self.tree.first_chain(node)
         draft_tokens = [self.tree.draft_sample(child) for child in chain]
 

@@ -19,12 +19,11 @@ class DraftToken:
 
     Attributes:
         token: proposed token id.
-        confidence: largest softmax probability of ``scores``, in (0, 1]. Under the coupled rule this is the maximum of
-            softmax(logits / T + Gumbel noise). It is noisy and is NOT the draft model's own probability max p: for a
-            distribution with max p = 0.59 at T = 0.8 the confidence has mean 0.634 and standard deviation 0.186. Greedy
-            and under the other two rules ``scores`` have no noise, and the confidence is max p.
-        scores: ``[vocab]``: log-probabilities up to a constant, plus the target's Gumbel noise under the coupled rule.
-            Higher is likelier to be the target's token. ``-inf`` excludes a token.
+        confidence: maximum of softmax(``scores``), in (0, 1]. Without noise it is max p, with p the draft model's
+            distribution. With noise it is NOT max p: for a distribution with max p = 0.59 at T = 0.8 it has mean 0.634
+            and standard deviation 0.186.
+        scores: ``[vocab]``: log p up to a constant, plus the target's Gumbel noise if the temperature is above 0 and
+            the rule is coupled. Higher is likelier to be the target's token. ``-inf`` excludes a token.
         q: ``[vocab]`` float64 distribution that ``token`` was drawn from; ``None`` if ``token`` is the argmax of
             ``scores``.
     """
@@ -34,8 +33,8 @@ class DraftToken:
     scores: NDArray[np.floating[Any]]
     q: Tensor | None = None
 
-    def ranked(self, count: int) -> list[tuple[int, float]]:
-        """Return the ``count`` tokens of highest score, best first, each with its softmax probability."""
+    def top_tokens(self, count: int) -> list[tuple[int, float]]:
+        """Return the ``count`` tokens of highest score, best first, with their probabilities softmax(``scores``)."""
         remaining, best = self.scores.copy(), list[tuple[int, float]]()
         # Repeated argmax is faster than a partition for up to about a dozen tokens.
         for _ in range(min(count, len(remaining))):
@@ -49,6 +48,6 @@ class DraftToken:
 
 
 def argmax_token(scores: NDArray[np.floating[Any]]) -> DraftToken:
-    """Return the draft token of highest score; its confidence is its softmax probability."""
+    """Return the argmax of ``scores`` as a draft token."""
     token = int(scores.argmax())
     return DraftToken(token, float(1.0 / np.exp(scores - scores[token]).sum()), scores)

@@ -1,4 +1,4 @@
-"""Prune draft tokens that the guide forbids: the target would reject them after computing their rows."""
+"""Prune draft tokens that the guide forbids, because the target would compute their rows only to reject them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def visit(
         tokens: token of each node; node 0 is the last token of the text.
         children: children of each node.
         guide: processor that has consumed the text.
-        on_node: called with each node once ``guide`` has consumed the node's parent; returns whether to go on below.
+        on_node: called with a node once ``guide`` has consumed its parent; returns whether to visit its children.
     """
     depth = 0
     stack = [(child, 0) for child in reversed(children[0])]
@@ -37,7 +37,7 @@ def visit(
 
 
 def prune(tree: TokenTree, guide: GuideProcessor) -> TokenTree:
-    """Return the tree without those ``acceptable`` draft tokens that the guide forbids."""
+    """Return the tree without forbidden draft tokens; nodes that are not ``acceptable`` are kept unchecked."""
     children: list[list[int]] = [[] for _ in tree.tokens]
     for node in range(1, len(tree)):
         if tree.acceptable[node]:

@@ -1,4 +1,4 @@
-"""Guides: a required form of the text, by JSON schema, regular expression, list of texts, or grammar."""
+"""Guide: a JSON schema, regular expression, list of texts or grammar that the generated text must match."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ __all__ = ["JSON_DUMPS_STYLE", "MAX_CHOICES", "MAX_SIZE", "Guide", "GuideKind", 
 
 GuideKind = Literal["json", "regex", "choice", "grammar"]
 
-# Treatment of forced text, which is the only text that the guide allows at this place. ``"forced"``: proposed as draft
-# tokens and verified by the model. ``"plain"``: generated token by token. ``"jump"``: appended without the model.
+# See ``SamplingParams.guide_mode``.
 GuideMode = Literal["forced", "plain", "jump"]
 
-# llguidance options: white space as in ``json.dumps``; an unsupported part of a schema is an error.
+# llguidance options: white space as in ``json.dumps``; an unsupported keyword of a schema is an error ("lenient").
 JSON_DUMPS_STYLE: Mapping[str, Any] = {
     "whitespace_flexible": False,
     "item_separator": ", ",
@@ -26,20 +25,20 @@ JSON_DUMPS_STYLE: Mapping[str, Any] = {
     "lenient": False,
 }
 
-MAX_SIZE = 2**18  # characters
+MAX_SIZE = 2**18  # characters of a schema, expression or grammar, or of all texts of a choice
 MAX_CHOICES = 1024
-_MAX_DEPTH = 64
+_MAX_DEPTH = 64  # nested levels of a schema
 
 
 @dataclass(frozen=True)
 class Guide:
-    """Required form of the whole text. Exactly one of the first four options is given.
+    """Required form of the whole text. Exactly one of ``json``, ``regex``, ``choice`` and ``grammar`` is given.
 
     Equal guides are compiled once per model. :mod:`pronk.structured.grammars` lists the supported JSON schemas and
     grammars.
 
     Attributes:
-        json: JSON schema as a mapping or as text, which the constructor converts to text; ``True`` allows any JSON
+        json: JSON schema as a mapping or as text; the constructor converts a mapping to text. ``True`` allows any JSON
             value, and ``{"type": "object"}`` any object.
         regex: regular expression that the whole text matches, in Rust's syntax, without look-around.
         choice: allowed texts; 1..1024, distinct, not empty.
@@ -48,7 +47,7 @@ class Guide:
             Python's ``json.dumps`` on one line, which forces more tokens.
 
     Raises:
-        GuideError: none or several of the first four attributes are given, or a value is invalid.
+        GuideError: none or several of the four are given, or a value is invalid.
     """
 
     json: str | Mapping[str, Any] | bool | None = None
@@ -60,8 +59,8 @@ class Guide:
     def __post_init__(self) -> None:
         given = [name for name in ("json", "regex", "choice", "grammar") if getattr(self, name) is not None]
         if len(given) != 1:
-            found = " and ".join(given) or "none"
-            msg = f"guide: expected one of json, regex, choice and grammar, found {found}"
+            names = " and ".join(given) or "none"
+            msg = f"guide: expected one of json, regex, choice and grammar, found {names}"
             raise GuideError(msg)
         check_flag("guide: whitespace", self.whitespace)
         if self.whitespace and self.json is None:
@@ -82,7 +81,7 @@ class Guide:
 
     @property
     def kind(self) -> GuideKind:
-        """Name of the option that is given."""
+        """Name of the given option: ``json``, ``regex``, ``choice`` or ``grammar``."""
         if self.json is not None:
             return "json"
         if self.choice is not None:
@@ -97,7 +96,7 @@ class Guide:
         return str(self.json or self.regex or self.grammar)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values that are valid arguments of the constructor."""
+        """Return the arguments of the constructor as JSON values."""
         values: dict[str, Any] = {self.kind: list(self.choice) if self.choice is not None else self.source}
         return values | ({"whitespace": True} if self.whitespace else {})
 
@@ -111,7 +110,7 @@ def _check_encodable(kind: str, text: str) -> None:
 
 
 def _schema_text(schema: object) -> str:
-    """Return a schema as text; the properties keep their order, which the generated JSON follows."""
+    """Return a schema as JSON text; keep the order of the properties, in which they must be generated."""
     try:
         parsed = jsonlib.loads(schema) if isinstance(schema, str) and len(schema) <= MAX_SIZE else schema
         too_deep = _depth(parsed) > _MAX_DEPTH
@@ -143,12 +142,12 @@ def _plain(value: Any) -> Any:
 
 
 def _depth(value: object) -> int:
-    inner: list[Any] = []
+    elements: list[Any] = []
     if isinstance(value, Mapping):
-        inner = [*value.values()]
+        elements = [*value.values()]
     elif isinstance(value, (list, tuple)):
-        inner = [*value]
-    return 1 + max(map(_depth, inner), default=0)
+        elements = [*value]
+    return 1 + max(map(_depth, elements), default=0)
 
 
 def check_texts(name: str, texts: object) -> tuple[str, ...]:

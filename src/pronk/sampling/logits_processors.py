@@ -24,7 +24,6 @@ class LogitsProcessor(Protocol):
 
     def mask(self, logits: Tensor) -> Tensor:
         """Return new logits ``[vocab]`` float32 for the current context; ``-inf`` bans a token."""
-        ...
 
     def advance(self, token: int) -> None:
         """Append ``token`` to the context.
@@ -32,11 +31,9 @@ class LogitsProcessor(Protocol):
         ``token`` may be one that the mask bans, because drafters need not apply the mask. Draft tokens may also follow
         a stop token, so the mask must allow at least one token after a stop token.
         """
-        ...
 
     def rollback(self, count: int) -> None:
-        """Remove the last ``count`` tentative tokens; the context still holds them during this call."""
-        ...
+        """Remove the last ``count`` tentative tokens; the sampler's ``context`` drops them after this call."""
 
 
 class GuideProcessor(LogitsProcessor, Protocol):
@@ -44,15 +41,13 @@ class GuideProcessor(LogitsProcessor, Protocol):
 
     def allows(self, token: int) -> bool:
         """Return whether the mask allows ``token`` after the current context."""
-        ...
 
     def forced(self) -> list[int]:
-        """Return the next tokens as long as the guide allows one only; empty if it allows a choice."""
-        ...
+        """Return the next tokens for as long as the guide allows exactly one; empty if it allows several now."""
 
 
 class _ContextProcessor:
-    """Processor that reads the tokens from the shared context, so it keeps no state of its own."""
+    """Base of processors that read the tokens from the sampler's context and need no state of their own."""
 
     def __init__(self, context: TokenContext) -> None:
         self.context = context
@@ -78,7 +73,7 @@ class Penalties(_ContextProcessor):
             self.counts[token] += 1
 
     def mask(self, logits: Tensor) -> Tensor:
-        """Apply the penalties of the tokens so far."""
+        """Apply the three penalties by the number of occurrences of each token so far."""
         p, counts = self.params, self.counts
         if p.repetition_penalty != 1.0:
             penalized = torch.where(logits > 0, logits / p.repetition_penalty, logits * p.repetition_penalty)
@@ -86,11 +81,11 @@ class Penalties(_ContextProcessor):
         return logits - p.frequency_penalty * counts - p.presence_penalty * (counts > 0)
 
     def advance(self, token: int) -> None:
-        """Count ``token``."""
+        """Increment the count of ``token``."""
         self.counts[token] += 1
 
     def rollback(self, count: int) -> None:
-        """Uncount the last ``count`` tokens."""
+        """Decrement the counts of the last ``count`` tentative tokens."""
         for token in self.context.tentative[-count:] if count else ():
             self.counts[token] -= 1
 
@@ -104,12 +99,12 @@ class LogitBias(_ContextProcessor):
         self.values = torch.tensor(list(bias.values()), dtype=torch.float32)
 
     def mask(self, logits: Tensor) -> Tensor:
-        """Add the bias."""
+        """Return ``logits[id] + value`` for each token id with a bias, and the other logits unchanged."""
         return logits.index_add(0, self.ids, self.values)
 
 
 class BadWords(_ContextProcessor):
-    """Ban the last token of token sequences that must not be completed."""
+    """Ban the last token of each sequence in ``words`` if the text ends with the tokens before it."""
 
     def __init__(self, words: Sequence[Sequence[int]], context: TokenContext) -> None:
         super().__init__(context)
@@ -117,7 +112,7 @@ class BadWords(_ContextProcessor):
         self.max_length = max(map(len, self.words))
 
     def mask(self, logits: Tensor) -> Tensor:
-        """Ban the tokens that would complete a bad word."""
+        """Ban the tokens that would complete a sequence in ``words``."""
         last = self.context.last(self.max_length)
         banned = [word[-1] for word in self.words if len(word) == 1 or last[1 - len(word) :] == word[:-1]]
         return logits.index_fill(0, torch.tensor(banned, dtype=torch.int64), -math.inf) if banned else logits
@@ -132,7 +127,7 @@ class MinTokens(_ContextProcessor):
         self.stop_token_ids = torch.tensor(list(stop_token_ids), dtype=torch.int64)
 
     def mask(self, logits: Tensor) -> Tensor:
-        """Ban stop tokens while the output is too short."""
+        """Ban stop tokens if the output has fewer than ``min_tokens`` tokens."""
         too_short = self.context.num_generated < self.min_tokens
         return logits.index_fill(0, self.stop_token_ids, -math.inf) if too_short else logits
 

@@ -80,7 +80,7 @@ def seed_key(seed: int) -> int:
 
 
 def noise_key(seed: int, position: int) -> int:
-    """Return the hash of seed and position, in [0, 2**64), which is hashed with the token for the noise."""
+    """Return the hash of seed and position, in [0, 2**64); :func:`gumbel_noise` hashes it with the token ids."""
     return _mix(seed_key(seed) + position * _INCREMENT)
 
 
@@ -99,9 +99,9 @@ def gumbel_noise(seed: int, position: int, tokens: Tensor) -> Tensor:
     return uniform.log_().neg_().log_().neg_()
 
 
-# Added to the trial seed for the random numbers of the rejection and block rules. No request has such a large seed,
-# so no drafter uses these numbers. In place of the token id, the hash takes an id >= 0 for the draw after the last
-# rejection, an id from -1 down for the trial of a draft token, and an id from -1 - 2**32 down for the trial of a chain.
+# Added to the trial seed for the random numbers of the rejection and block rules. No request has a seed above MAX_SEED,
+# so no drafter uses these numbers. Hashed as token id: token id >= 0 for the draw after the last rejection; -1 - trial
+# for draft token number ``trial``; -1 - 2**32 - index for the trial of a chain's first ``index`` draft tokens.
 _REJECTION = MAX_SEED + 1
 _CHAINS = 2**32
 
@@ -118,10 +118,7 @@ def trial_seed(seed: int, prompt: Sequence[int]) -> int:
 
 
 def rejection_uniform(seed: int, position: int, trial: int) -> float:
-    """Return the uniform number in [0, 1) for trial number ``trial`` at a position.
-
-    A pure function of its arguments: the hash at token id ``-1 - trial``; :func:`rejection_noise` takes ids >= 0.
-    """
+    """Return the uniform number in [0, 1) for trial number ``trial`` at a position, a function of the arguments."""
     key = noise_key(seed + _REJECTION, position)
     return (_mix(key - (trial + 1) * _INCREMENT) >> 11) * 2.0**-53
 
@@ -138,8 +135,8 @@ def block_uniform(seed: int, position: int, index: int) -> float:
     """Return the uniform number in [0, 1) for the trial of a chain's first ``index`` draft tokens.
 
     ``position`` is the position of the chain's first token. Chains of one request never begin at the same position, so
-    no number is used twice. The draft token's own position would not do: the third token of a chain from position 5 is
-    for position 7, where the next chain may begin.
+    no number is used twice. With each draft token's own position, numbers would be used twice: the third token of a
+    chain from position 5 has position 7, where the next chain may begin.
     """
     return rejection_uniform(seed, position, _CHAINS + index)
 

@@ -24,12 +24,12 @@ class SamplingParams:
     """Options of a request. Every drafter honours all of them, or an error names the option.
 
     Attributes:
-        max_tokens: largest number of tokens to generate, at least 1.
-        min_tokens: smallest number of tokens to generate: end-of-text and stop tokens are banned until then.
-        temperature: divisor of the logits, 0..100; 0 is greedy.
+        max_tokens: maximum number of tokens to generate, at least 1.
+        min_tokens: minimum number of tokens to generate: end-of-text and stop tokens are banned until then.
+        temperature: divisor of the logits, in [0, 100]; 0 is greedy.
         top_k: number of likeliest tokens to keep; 0 keeps all.
         top_p: cumulative probability of the likeliest tokens to keep, in (0, 1].
-        min_p: smallest probability to keep, relative to the likeliest token's, in [0, 1].
+        min_p: minimum probability to keep, relative to the likeliest token's, in [0, 1].
         repetition_penalty: positive logits of tokens in prompt or output are divided by it, negative ones multiplied,
             in (0, 100].
         presence_penalty: value subtracted from the logit of each token in the output, in [-2, 2].
@@ -40,21 +40,21 @@ class SamplingParams:
         stop: texts that end the generation and are not part of the output; ignored before ``min_tokens`` tokens.
         stop_token_ids: token ids that end the generation; part of ``token_ids``, not of the text.
         ignore_eos: whether to continue after end-of-text.
-        seed: seed in [0, 2**63); ``None`` draws a fresh one, which the result reports.
+        seed: integer in [0, 2**63 - 1]; ``None`` draws a random one, which the result has in its ``seed``.
         rule: acceptance of draft tokens when sampling; greedy decoding is the same under all rules. ``"coupled"``: the
             target samples without looking at the draft tokens, so the same seed gives the same tokens with every
             drafter. ``"rejection"``: draft tokens are accepted one by one with the probability that preserves the
             target's distribution; the tokens depend on the seed and on the draft tokens. ``"block"``: like rejection,
             but the draft tokens of a chain are tried together, and at least as many are accepted on average.
-        n: number of independent samples of the prompt; sample 0 has ``seed``, the others derived seeds.
-        logprobs: report each output token's log-probability and those of this number of likeliest tokens, 0..64.
+        n: number of independent samples of the prompt, in [1, 1024]; sample 0 has ``seed``, the others derived seeds.
+        logprobs: report the log-probabilities of each output token and of this number of likeliest tokens, in [0, 64].
         prompt_logprobs: like ``logprobs``, for the tokens of the prompt.
         logprob_token_ids: token ids whose log-probabilities are reported for each output token; needs ``logprobs``.
         guide: required form of the text. Log-probabilities are those of the model before the guide's mask.
-        guide_mode: treatment of forced text, which is the only text that the guide allows at this place. ``"forced"``:
-            proposed as draft tokens and verified by the model. ``"plain"``: generated token by token, with the same
-            result. ``"jump"``: appended as the tokenizer writes it, without running the model; it then has no
-            log-probabilities, and the model does not choose among several end-of-text tokens.
+        guide_mode: treatment of forced text: text at places where the guide allows exactly one continuation.
+            ``"forced"``: proposed as draft tokens and verified by the model. ``"plain"``: generated token by token,
+            with the same result. ``"jump"``: appended as the tokenizer writes it, without running the model; the tokens
+            have no log-probabilities, and the model does not choose among several end-of-text tokens.
     """
 
     max_tokens: int = 128
@@ -81,11 +81,11 @@ class SamplingParams:
     guide_mode: GuideMode = "forced"
 
     def __post_init__(self) -> None:
-        for name, low, high in _INTEGERS:
-            if getattr(self, name) is not None or name not in _OPTIONAL:
-                check_integer(name, getattr(self, name), low, high)
-        for name, minimum, maximum, above in _NUMBERS:
-            check_number(name, getattr(self, name), minimum, maximum, above=above)
+        for name, minimum, maximum in _INTEGERS:
+            if getattr(self, name) is not None or name not in _MAY_BE_NONE:
+                check_integer(name, getattr(self, name), minimum, maximum)
+        for name, lower, upper, excludes_lower in _NUMBERS:
+            check_number(name, getattr(self, name), lower, upper, above=excludes_lower)
         if self.min_tokens > self.max_tokens:
             msg = f"min_tokens: expected at most max_tokens = {self.max_tokens}, found {self.min_tokens}"
             raise OptionError(msg)
@@ -93,21 +93,21 @@ class SamplingParams:
         check_choice("rule", self.rule, get_args(Rule))
         _check_bias(self.logit_bias)
         for name in ("stop_token_ids", "logprob_token_ids"):
-            for token in _items(name, getattr(self, name)):
+            for token in _check_list(name, getattr(self, name)):
                 check_integer(name, token, 0)
         if self.logprob_token_ids and self.logprobs is None:
             msg = f"logprob_token_ids: expected logprobs with it, found {self.logprob_token_ids!r} alone; set logprobs"
             raise OptionError(msg)
         _check_guide(self)
-        _items("stop", (self.stop,) if isinstance(self.stop, str) else self.stop)
-        for name, texts in (("stop", self.stops), ("bad_words", _items("bad_words", self.bad_words))):
+        _check_list("stop", (self.stop,) if isinstance(self.stop, str) else self.stop)
+        for name, texts in (("stop", self.stops), ("bad_words", _check_list("bad_words", self.bad_words))):
             if not all(isinstance(text, str) and text for text in texts):
                 msg = f"{name}: expected texts that are not empty, found {getattr(self, name)!r}"
                 raise OptionError(msg)
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """``stop`` as a tuple of texts."""
+        """All texts of ``stop``, which may be a single text."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
@@ -119,7 +119,7 @@ class SamplingParams:
     def rejects(self) -> bool:
         """Whether the rejection or block rule applies; False for greedy decoding under any rule.
 
-        If True, sampled tokens depend on the draft tokens. A position must then not be sampled a second time.
+        If True, sampled tokens depend on the draft tokens, so a retry with the same seed may give other tokens.
         """
         return self.rule != "coupled" and not self.greedy
 
@@ -139,6 +139,7 @@ class SamplingParams:
         return values
 
 
+# Name, minimum, maximum.
 _INTEGERS: tuple[tuple[str, int, int | None], ...] = (
     ("max_tokens", 1, None),
     ("min_tokens", 0, None),
@@ -148,9 +149,9 @@ _INTEGERS: tuple[tuple[str, int, int | None], ...] = (
     ("logprobs", 0, _MAX_LOGPROBS),
     ("prompt_logprobs", 0, _MAX_LOGPROBS),
 )
-_OPTIONAL = ("seed", "logprobs", "prompt_logprobs")
+_MAY_BE_NONE = ("seed", "logprobs", "prompt_logprobs")
 
-# Name, lower bound, upper bound, whether the lower bound itself is excluded.
+# Name, lower bound, upper bound, whether the option must be above the lower bound.
 _NUMBERS: tuple[tuple[str, float, float, bool], ...] = (
     ("temperature", 0.0, 100.0, False),
     ("top_p", 0.0, 1.0, True),
@@ -188,7 +189,7 @@ def _check_bias(bias: object) -> None:
         check_number("logit_bias", value, -100.0, 100.0)
 
 
-def _items(name: str, value: object) -> tuple[Any, ...]:
+def _check_list(name: str, value: object) -> tuple[Any, ...]:
     if isinstance(value, str) or not isinstance(value, Collection):
         msg = f"{name}: expected a list, found {value!r}"
         raise OptionError(msg)

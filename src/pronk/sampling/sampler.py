@@ -52,7 +52,7 @@ class NotFiniteError(ArithmeticError):
 
 
 class Sampler:
-    """Sample one request's tokens at the current context: its committed tokens, then tentative tokens.
+    """Sample one request's next token after the context: the committed tokens, then tentative tokens.
 
     Verification advances the sampler along the target's tokens. Drafters advance it along their draft tokens and roll
     it back. Logits processors therefore always see the true context of a node.
@@ -75,16 +75,16 @@ class Sampler:
         """Create a sampler for the token after ``text``, the request's own list of committed tokens.
 
         The first ``num_prompt`` tokens of ``text`` are the prompt, by default all. ``stop_token_ids`` end the text.
-        ``bad_words`` are token sequences that are never completed. Logits processors apply in the order: those of
-        ``params``, ``processors``, ``guide``. ``guide`` has already consumed ``text``. ``kernels`` sample if no
+        ``bad_words`` are token sequences that are never completed. Logits processors apply in this order: those made
+        from ``params``, ``processors``, ``guide``. ``guide`` has already consumed ``text``. ``kernels`` sample if no
         processor or truncation applies.
         """
         self.params = params
         self.seed = seed
         self.context = TokenContext(text, num_prompt)
-        own = make_processors(params, self.context, vocab_size, stop_token_ids=stop_token_ids, bad_words=bad_words)
+        made = make_processors(params, self.context, vocab_size, stop_token_ids=stop_token_ids, bad_words=bad_words)
         self.guide = guide
-        self.processors: tuple[LogitsProcessor, ...] = (*own, *processors, *([] if guide is None else [guide]))
+        self.processors: tuple[LogitsProcessor, ...] = (*made, *processors, *([] if guide is None else [guide]))
         self.kernels = None if self.processors or params.truncates else kernels
         self._stateless = StatelessSampler(0.0 if params.greedy else max(params.temperature, _MIN_TEMPERATURE), seed)
         self.trial_seed = trial_seed(seed, text[: self.context.num_prompt]) if params.rejects else seed
@@ -112,7 +112,7 @@ class Sampler:
 
     @contextmanager
     def after(self, tokens: Sequence[int] = ()) -> Iterator[None]:
-        """Append ``tokens`` to the context for a ``with`` block; roll them back at the end of the block."""
+        """Append ``tokens`` to the context; roll back these and later ones at the end of the ``with`` block."""
         start = len(self.context.tentative)
         try:
             for token in tokens:
@@ -127,12 +127,12 @@ class Sampler:
         self.context.tentative.clear()
 
     def recover(self) -> None:
-        """Roll back all tentative tokens after an exception; the next sampling raises processor errors."""
+        """Roll back all tentative tokens after an exception; the next call of ``choose`` raises processor errors."""
         with suppress(Exception):
             self.rollback(len(self.context.tentative))
 
     def _update_processors(self, update: Callable[[LogitsProcessor], None]) -> None:
-        """Apply ``update`` to all processors; after an error their contexts differ, so all sampling fails."""
+        """Call ``update`` with each processor; after an error their contexts differ, so all later sampling fails."""
         if self._failure is None:
             try:
                 for processor in self.processors:
@@ -159,18 +159,18 @@ class Sampler:
         if self.params.greedy:
             # NumPy's argmax is several times as fast as torch's; both return the first maximum.
             return int(self._process(logits).numpy().argmax())
-        scores, ids = self._noisy_scores(logits)
+        scores, ids = self._kept_scores(logits)
         return int(ids[scores.argmax()])
 
     def scores(self, logits: Tensor) -> Tensor:
-        """Return float64 scores ``[vocab]`` with :meth:`choose` as the argmax; ``-inf`` excludes a token."""
+        """Return float64 scores ``[vocab]`` whose argmax is :meth:`choose`; ``-inf`` excludes a token."""
         if self.params.greedy:
             return self._process(logits.float()).double()
-        scores, ids = self._noisy_scores(logits.float())
+        scores, ids = self._kept_scores(logits.float())
         return torch.full((len(logits),), -math.inf, dtype=torch.float64).index_copy_(0, ids, scores)
 
-    def _noisy_scores(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return float64 scores with noise, and the token ids, of the tokens that truncation keeps."""
+    def _kept_scores(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the noisy float64 scores and the ids of the tokens that truncation keeps."""
         scores, ids = truncate(self._process(logits) / self._stateless.temperature, self.params)
         return scores.double() + gumbel_noise(self.seed, len(self.context), ids), ids
 
@@ -181,11 +181,11 @@ class Sampler:
 
     @property
     def drafts_statelessly(self) -> bool:
-        """Whether draft tokens depend on logits, seed and position only, so that kernels can draft a chain."""
+        """Whether the kernels can draft a chain: draft tokens depend on logits, seed and position only."""
         return self.kernels is not None and not self.params.rejects
 
     def draft_chain_params(self, steps: int, scores: NDArray[np.float32]) -> CDraftChain:
-        """Return the kernels' parameters to draft ``steps`` tokens; they write ``scores`` ``[steps, vocab]``."""
+        """Return the arguments with which the kernels draft ``steps`` tokens and fill ``scores`` ``[steps, vocab]``."""
         return CDraftChain(
             key=seed_key(self.seed),
             position=len(self.context),
@@ -221,18 +221,17 @@ class Sampler:
 
         Under the coupled rule this is :meth:`choose` on the draft's logits, with the target's own noise: if draft and
         target have the same distribution, they pick the same token. Under the other rules it is a draw with separate
-        noise. That noise is new in each step, because the tokens accepted in the previous step may depend on all draft
-        tokens of that step.
+        noise. Each step has new noise, because the tokens accepted in a step may depend on all its draft tokens.
 
         Args:
             logits: ``[vocab]``, any float dtype, not modified; ``-inf`` marks a token outside the draft's vocabulary.
             root: position of the last committed token; selects the noise of this step.
-            draw: under the rejection and block rules, draw the token; otherwise take the argmax, a point mass.
+            draw: under the rejection and block rules, whether to draw the token at random instead of the argmax.
 
         Returns:
             The draft token; ``None`` if all tokens are banned, logits overflow, or the guide exceeds its work limit.
         """
-        # An exception would end the whole proposal, and a proposal must not fail depending on drawn tokens.
+        # An exception would discard the whole proposal. Whether it occurs must not depend on randomly drawn tokens.
         with suppress(GuideError):
             return self._draft_token(logits.float(), root, draw=draw)
         return None
@@ -242,12 +241,12 @@ class Sampler:
             key = None if self.params.greedy else noise_key(self.seed, len(self.context))
             token, confidence, scores = self.kernels.draft_token(logits.contiguous(), self._stateless.temperature, key)
             return None if token < 0 else DraftToken(token, confidence, scores)
-        shaped = self._process(logits, allow_none=True)
-        if not math.isfinite(float(shaped.max())):
+        processed = self._process(logits, allow_none=True)
+        if not math.isfinite(float(processed.max())):
             return None
         if self.params.greedy:
-            return argmax_token(shaped.numpy())
-        kept, ids = truncate(shaped / self._stateless.temperature, self.params)
+            return argmax_token(processed.numpy())
+        kept, ids = truncate(processed / self._stateless.temperature, self.params)
         kept, position = kept.double(), len(self.context)
         if not self.params.rejects:
             kept = kept + gumbel_noise(self.seed, position, ids)

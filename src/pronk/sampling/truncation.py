@@ -11,45 +11,42 @@ from pronk.sampling.params import SamplingParams
 
 __all__ = ["truncate"]
 
-# Number of likeliest tokens to try before the whole vocabulary is sorted.
-_NUM_TOP = 512
+# A partial sort of so few tokens is faster than a sort of the vocabulary, and nearly always enough for top-p.
+_NUM_CANDIDATES = 512
 
 
 def truncate(scores: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
-    """Return scores and ids of the kept tokens, at least one; ``scores`` are logits / temperature."""
+    """Return scores and ids of the tokens that top-k, top-p and min-p keep; ``scores`` are logits / temperature."""
     if 0 < params.top_k < len(scores):
         scores, ids = scores.topk(params.top_k)
     elif params.top_p < 1.0:
-        scores, ids, probs = _smallest_top_set(scores, params.top_p)
-        return _above_min_p(*_nucleus(scores, ids, probs, params.top_p), params.min_p)
+        scores, ids, probs = _likeliest_tokens(scores, params.top_p)
+        return _apply_min_p(*_apply_top_p(scores, ids, probs, params.top_p), params.min_p)
     else:
         ids = torch.arange(len(scores))
     if params.top_p < 1.0:
-        scores, ids = _nucleus(scores, ids, scores.softmax(0), params.top_p)
-    return _above_min_p(scores, ids, params.min_p)
+        scores, ids = _apply_top_p(scores, ids, scores.softmax(0), params.top_p)
+    return _apply_min_p(scores, ids, params.min_p)
 
 
-def _nucleus(scores: Tensor, ids: Tensor, probs: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
-    """Apply top-p to sorted tokens; the token that reaches ``top_p`` is kept, so at least one is left."""
+def _apply_top_p(scores: Tensor, ids: Tensor, probs: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
+    """Keep tokens, likeliest first, up to the one with which the sum of ``probs`` reaches ``top_p``."""
     keep = probs.cumsum(0) - probs < top_p
     keep[0] = True  # top_p may round to 0 in float32
     return scores[keep], ids[keep]
 
 
-def _above_min_p(scores: Tensor, ids: Tensor, min_p: float) -> tuple[Tensor, Tensor]:
+def _apply_min_p(scores: Tensor, ids: Tensor, min_p: float) -> tuple[Tensor, Tensor]:
     if min_p == 0.0:
         return scores, ids
     keep = scores >= scores.max() + math.log(min_p)
     return scores[keep], ids[keep]
 
 
-def _smallest_top_set(scores: Tensor, top_p: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return scores, ids and probabilities of the likeliest tokens, sorted, that together reach ``top_p``.
-
-    A sort of a large vocabulary takes milliseconds, and a few tokens are nearly always enough.
-    """
+def _likeliest_tokens(scores: Tensor, top_p: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return scores, ids and probabilities, likeliest first, of tokens that together reach ``top_p``."""
     total = scores.logsumexp(0)
-    count = min(_NUM_TOP, len(scores))
+    count = min(_NUM_CANDIDATES, len(scores))
     top, ids = scores.topk(count)
     probs = (top - total).exp()
     if count < len(scores) and probs.sum() <= top_p:

@@ -23,8 +23,8 @@ from pronk.speculation.tree import DraftSample, TokenTree
 
 __all__ = ["VerifiedPath", "block_verify", "rejection_sample", "verify_tree"]
 
-# ``accepts(number, chance)`` returns True with probability ``chance``; ``number`` identifies the trial.
-Accepts = Callable[[int, float], bool]
+# ``accepts(number, chance)`` runs a trial: True with probability ``chance``; ``number`` selects its random number.
+RunTrial = Callable[[int, float], bool]
 
 
 class VerifiedPath(NamedTuple):
@@ -51,7 +51,7 @@ def verify_tree(tree: TokenTree, choose: Callable[[int], int]) -> VerifiedPath:
 
 
 def rejection_sample(
-    p: Tensor, draft_tokens: Sequence[DraftSample], accepts: Accepts, draw: Callable[[Tensor], int]
+    p: Tensor, draft_tokens: Sequence[DraftSample], accepts: RunTrial, draw: Callable[[Tensor], int]
 ) -> int:
     """Return the target's token after a node by trying its draft tokens one after the other.
 
@@ -74,10 +74,10 @@ def rejection_sample(
     *The text is a sample of the target*. p is conditional on the true context. By the chain rule, the accepted path,
     the token after it and all later steps together are a sample of the target. The only requirement is that q is the
     distribution of the draft token given the text and the draft tokens tried before it. A draft token without q only
-    has to be independent of the random numbers drawn here, given the text so far: the token has distribution p for
-    every fixed x, hence for every independent x. Any draft token may therefore be treated as a point mass, at the price
-    of fewer acceptances. Two things are forbidden: sampling a position again with the token of the first time as a
-    draft token, and draft tokens learnt from a text of the same seed.
+    has to be independent of the random numbers of ``accepts`` and ``draw``, given the text so far: the token has
+    distribution p for every fixed x, hence for every independent x. Any draft token may therefore be treated as a point
+    mass, at the price of fewer acceptances. Not independent, and therefore forbidden as draft tokens, are the token of
+    an earlier sampling of the same position and tokens learnt from a text of the same seed.
 
     Args:
         p: ``[vocab]`` float64; not modified.
@@ -92,7 +92,7 @@ def rejection_sample(
     return draw(p)
 
 
-def block_verify(p: Callable[[int], Tensor], chain: Sequence[DraftSample], accepts: Accepts) -> tuple[int, Tensor]:
+def block_verify(p: Callable[[int], Tensor], chain: Sequence[DraftSample], accepts: RunTrial) -> tuple[int, Tensor]:
     """Return the number of accepted draft tokens of a chain, and the distribution of the token after them.
 
     The chain is tried as a whole: block verification (Sun et al. 2024). After x_1 .. x_i the target's distribution is

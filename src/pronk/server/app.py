@@ -114,7 +114,7 @@ def _add_status_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        """List the model."""
+        """List the models: the only one."""
         return {"object": "list", "data": [_model(service)]}
 
     @app.get("/v1/models/{name:path}")
@@ -138,7 +138,7 @@ def _add_generation_routes(app: FastAPI, service: Service) -> None:
     @app.post("/v1/responses", response_model=None)
     async def responses(request: Request, body: ResponsesRequest) -> Response:
         """Answer a conversation in the format of OpenAI's Responses API."""
-        return await _reply(service, request, body, named=True)
+        return await _reply(service, request, body, with_event_names=True)
 
 
 def _add_other_routes(app: FastAPI, service: Service) -> None:
@@ -181,43 +181,43 @@ def _model(service: Service) -> dict[str, Any]:
     }
 
 
-async def _reply(service: Service, request: Request, body: TextRequest, *, named: bool = False) -> Response:
-    """Return one JSON body or a stream of events; ``named`` adds an ``event:`` line to each event."""
+async def _reply(service: Service, request: Request, body: TextRequest, *, with_event_names: bool = False) -> Response:
+    """Return one JSON body, or a stream of events; ``with_event_names`` adds a line ``event: TYPE`` to each event."""
     _check_open(service)
     tenant = tenant_of(request.scope)
     if not body.stream:
         return await asyncio.to_thread(JSONResponse, await service.complete(body, tenant))
     chunks = service.stream(body, tenant)
-    first = await anext(chunks)  # raises the errors of the request before the status line is sent
-    events = _events(chunks, first, named=named)
+    first = await anext(chunks)  # raises errors of the request now, while the HTTP status can still be chosen
+    events = _events(chunks, first, with_event_names=with_event_names)
     return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
 
 async def _events(
-    chunks: AsyncGenerator[list[dict[str, Any]]], first: list[dict[str, Any]], *, named: bool
+    chunks: AsyncGenerator[list[dict[str, Any]]], first: list[dict[str, Any]], *, with_event_names: bool
 ) -> AsyncGenerator[str]:
-    """Encode chunks as server-sent events; an error ends the stream with an event of its own."""
+    """Encode chunks as server-sent events; after an error, send it as the last event."""
     sent = len(first)
     async with aclosing(chunks):
         try:
-            yield _encode(first, named=named)
+            yield _encode(first, with_event_names=with_event_names)
             async for chunk in chunks:
                 if chunk:
-                    yield _encode(chunk, named=named)
+                    yield _encode(chunk, with_event_names=with_event_names)
                     sent += len(chunk)
         except Exception as error:  # noqa: BLE001 - the status is sent, so that the client gets every error as an event
             body = _logged_error(error).body()
-            event = {**body["error"], "type": "error", "sequence_number": sent} if named else body
-            yield _encode([event], named=named)
+            event = {**body["error"], "type": "error", "sequence_number": sent} if with_event_names else body
+            yield _encode([event], with_event_names=with_event_names)
             return
-        if not named:
+        if not with_event_names:
             yield "data: [DONE]\n\n"
 
 
-def _encode(events: list[dict[str, Any]], *, named: bool) -> str:
+def _encode(events: list[dict[str, Any]], *, with_event_names: bool) -> str:
     text = ""
     for event in events:
-        head = f"event: {event['type']}\n" if named else ""
+        head = f"event: {event['type']}\n" if with_event_names else ""
         text += f"{head}data: {json.dumps(event, ensure_ascii=False, separators=(',', ':'))}\n\n"
     return text
 
@@ -229,19 +229,19 @@ def _check_open(service: Service) -> None:
 
 
 async def _error_response(_: Request, error: Exception) -> Response:
-    found = _logged_error(error)
-    return JSONResponse(found.body(), found.status, headers=found.headers)
+    api_error = _logged_error(error)
+    return JSONResponse(api_error.body(), api_error.status, headers=api_error.headers)
 
 
 def _logged_error(error: Exception) -> ApiError:
-    """Convert an exception to an error response; log unexpected exceptions."""
+    """Convert an exception to an ``ApiError``; log unexpected exceptions."""
     if isinstance(error, RequestValidationError):
         return validation_error(error.errors(), error.body)
     if isinstance(error, HTTPException):
         code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
         return ApiError(error.status_code, str(error.detail), code, headers=error.headers)
-    found = to_api_error(error)
-    if found.status >= HTTPStatus.INTERNAL_SERVER_ERROR and not isinstance(error, ApiError):
+    api_error = to_api_error(error)
+    if api_error.status >= HTTPStatus.INTERNAL_SERVER_ERROR and not isinstance(error, ApiError):
         # The log omits the exception's message, which may quote a prompt.
         _log.error("request failed with %s\n%s", type(error).__name__, "".join(format_tb(error.__traceback__)))
-    return found
+    return api_error

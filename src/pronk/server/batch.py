@@ -1,4 +1,4 @@
-"""Batch files in OpenAI's format: the service of the server answers each request in the file."""
+"""Batch files in OpenAI's format: :class:`Service` answers each request in a file, without HTTP."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ _LINE_START = b'{"id": "batch_req_'  # every line of the output file begins with
 class BatchLine(NamedTuple):
     """One request of a batch."""
 
-    custom_id: str  # unique in the file; the answer has the same one
+    custom_id: str  # unique in the file; the answer has the same ``custom_id``
     url: str  # route, such as /v1/completions
     body: dict[str, Any]
 
 
 def read_batch(path: Path) -> Iterator[BatchLine]:
-    """Iterate over the requests of a file.
+    """Yield the requests of a file.
 
     Raises:
         OptionError: the path is no regular file, a line is malformed, or a ``custom_id`` occurs twice.
@@ -91,11 +91,11 @@ class BatchOutput:
 
     Attributes:
         path: path of the file; answers are appended.
-        done: ``custom_id`` of each request that has an answer in the file.
+        done: ``custom_id`` of each request that was answered by earlier runs.
     """
 
     def __init__(self, path: Path) -> None:
-        """Open or create the file; remove an incomplete last line, which an interrupted run has left.
+        """Open or create the file; remove an incomplete last line, which an interrupted run may have left.
 
         Raises:
             OptionError: the file has lines that are no answers (it is left unchanged), cannot be written, or is locked
@@ -112,7 +112,7 @@ class BatchOutput:
             raise OptionError(msg) from error
         try:
             self._lock()
-            self._read()
+            self._read_answers()
         except BaseException:
             self.close()
             raise
@@ -137,7 +137,7 @@ class BatchOutput:
 
     def close(self) -> None:
         """Close the file and release its lock."""
-        with suppress(OSError):  # closing writes buffered bytes, which fails if the disk is full
+        with suppress(OSError):  # on a full disk, closing fails; write() has already raised an error
             self._file.close()
 
     def __enter__(self) -> Self:
@@ -157,8 +157,8 @@ class BatchOutput:
         except OSError:
             return  # the file system does not support locks
 
-    def _read(self) -> None:
-        """Add the ``custom_id`` of each answer to ``done``; cut the file after the last complete answer."""
+    def _read_answers(self) -> None:
+        """Add the ``custom_id`` of each answer to ``done``; truncate the file after the last complete answer."""
         end = 0
         self._file.seek(0)
         for number, line in enumerate(self._file, 1):
@@ -170,7 +170,7 @@ class BatchOutput:
 
 
 def _custom_id(line: bytes, where: str) -> str:
-    """Return the ``custom_id`` of an answer; raise ``OptionError`` if the line is no answer."""
+    """Return the ``custom_id`` in a line of the output file; raise ``OptionError`` if the line is no answer."""
     try:
         row = json.loads(line)
         name = row["custom_id"] if "response" in row and line.endswith(b"\n") else None
@@ -190,32 +190,30 @@ async def run_batch(
     at_a_time: int,
     progress: Callable[[], None] = lambda: None,
 ) -> int:
-    """Answer the requests that have no answer yet, ``at_a_time`` concurrently.
-
-    Each answer is written as soon as it is complete; then ``progress`` is called.
+    """Answer the requests without an answer, ``at_a_time`` concurrently; call ``progress`` after each answer.
 
     Returns:
-        Number of answers with an HTTP status other than 200.
+        Number of new answers with an HTTP status other than 200.
 
     Raises:
         PronkError: an answer cannot be written, or the service fails (see :func:`answer_line`).
     """
-    refused = 0
-    waiting = (line for line in read_batch(source) if line.custom_id not in answers.done)
+    num_failed = 0
+    unanswered = (line for line in read_batch(source) if line.custom_id not in answers.done)
 
-    async def work() -> None:
-        nonlocal refused
-        for line in waiting:
+    async def answer_lines() -> None:
+        nonlocal num_failed
+        for line in unanswered:
             status, body = await answer_line(service, line)
             answers.write(line.custom_id, status, body)
-            refused += status != HTTPStatus.OK
+            num_failed += status != HTTPStatus.OK
             progress()
 
-    await _run_all([work() for _ in range(at_a_time)])
-    return refused
+    await _run_workers([answer_lines() for _ in range(at_a_time)])
+    return num_failed
 
 
-async def _run_all(workers: list[Awaitable[None]]) -> None:
+async def _run_workers(workers: list[Awaitable[None]]) -> None:
     """Run all workers; if one fails, cancel the others and raise its error."""
     tasks = [asyncio.ensure_future(worker) for worker in workers]
     try:
@@ -228,7 +226,7 @@ async def _run_all(workers: list[Awaitable[None]]) -> None:
 
 
 async def answer_line(service: Service, line: BatchLine) -> tuple[int, dict[str, Any]]:
-    """Run one request; return HTTP status and body of the answer.
+    """Run one request; return the HTTP status and the body that the server would send.
 
     Raises:
         PronkError: the service is closed, overloaded or has lost a process; a retry of the request may succeed.
@@ -236,10 +234,10 @@ async def answer_line(service: Service, line: BatchLine) -> tuple[int, dict[str,
     try:
         return HTTPStatus.OK, await _reply(service, line)
     except Exception as error:
-        found = to_api_error(error)
-        if found.status == HTTPStatus.SERVICE_UNAVAILABLE or found.code == "overloaded":
+        api_error = to_api_error(error)
+        if api_error.status == HTTPStatus.SERVICE_UNAVAILABLE or api_error.code == "overloaded":
             raise
-        return found.status, found.body()
+        return api_error.status, api_error.body()
 
 
 async def _reply(service: Service, line: BatchLine) -> dict[str, Any]:

@@ -26,7 +26,7 @@ _MAX_MESSAGE = 300  # characters; a message may quote a long value of the reques
 
 
 class ApiError(Exception):
-    """Error response; ``param`` names the wrong field of the request, ``code`` the kind of error."""
+    """Error response; ``param`` names the invalid field of the request, ``code`` the kind of error."""
 
     def __init__(
         self, status: int, message: str, code: str, param: str | None = None, headers: Mapping[str, str] | None = None
@@ -55,14 +55,14 @@ _STATUSES: tuple[tuple[type[Exception], HTTPStatus, str], ...] = (
     (OptionError, HTTPStatus.BAD_REQUEST, "invalid_value"),
     (TokenizerError, HTTPStatus.BAD_REQUEST, "unsupported_by_tokenizer"),
 )
-# Pydantic's error type to our message; {names} are keys of pydantic's error context.
+# Pydantic's error type to our message, formatted with pydantic's error context: {"min_length": 1, …}.
 _LENGTHS = {
     "too_short": "expected at least {min_length} items, found {actual_length}",
     "too_long": "expected at most {max_length} items, found {actual_length}",
     "string_too_short": "expected at least {min_length} characters, found fewer",
     "string_too_long": "expected at most {max_length} characters, found more",
 }
-# OpenAI's clients retry a 408 by default; X-Should-Retry stops them, because a retry would take as long again.
+# OpenAI's clients retry after HTTP 408. X-Should-Retry tells them not to: the retry would take as long again.
 _HEADERS: Mapping[type[Exception], Mapping[str, str]] = {
     OverloadedError: {"Retry-After": "1"},
     DeadlineError: {"X-Should-Retry": "false"},
@@ -70,7 +70,7 @@ _HEADERS: Mapping[type[Exception], Mapping[str, str]] = {
 
 
 def to_api_error(error: BaseException) -> ApiError:
-    """Convert an exception to an error response; hide the message of an unexpected exception."""
+    """Convert an exception to an ``ApiError``; hide the message of an exception that is not in ``_STATUSES``."""
     if isinstance(error, ApiError):
         return error
     for kind, status, code in _STATUSES:
@@ -82,10 +82,10 @@ def to_api_error(error: BaseException) -> ApiError:
 
 
 def validation_error(errors: Sequence[Any], body: object) -> ApiError:
-    """Convert pydantic's errors about a body to one error response.
+    """Convert pydantic's errors about a request body to one ``ApiError``.
 
-    Of a field with a union type, pydantic reports the errors of every member. The error at the most deeply nested field
-    is used, because it belongs to the member that fits best.
+    For a field with a union type, pydantic returns the errors of every member. The error at the most deeply nested
+    field is used, because it belongs to the member that fits best.
     """
     fields = [_field([part for part in error["loc"] if part != "body"], body) for error in errors]
     error, field = max(zip(errors, fields, strict=True), key=lambda pair: len(pair[1]))
@@ -107,19 +107,18 @@ def validation_error(errors: Sequence[Any], body: object) -> ApiError:
 
 
 def _field(location: Sequence[str | int], body: Any) -> list[str]:
-    """Return the path to a field of the body: pydantic's location without the names of union members."""
+    """Return ``["input", "0", "role"]`` for pydantic's location ``("input", "list[Message]", 0, "role")``."""
     names, value = list[str](), body
     for number, part in enumerate(location, 1):
         if (isinstance(value, list) and part in range(len(value))) or (isinstance(value, dict) and part in value):
             value = value[part]  # type: ignore[index]
         elif part == "[key]" or not (isinstance(value, dict) and number == len(location)):
-            continue  # a union member; a missing field would be the last part, in a dict
+            continue  # the name of a union member; only as the last part, in a dict, it is a missing field
         names.append(str(part))
     return names
 
 
 def _describe(value: object) -> str:
-    """Describe a JSON value in at most 60 characters."""
     if isinstance(value, (bool, int, float)) or value is None:
         return f"{json.dumps(value):.40}"
     if isinstance(value, str):

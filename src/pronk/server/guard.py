@@ -1,4 +1,4 @@
-"""ASGI middleware: check API keys, limit size and time, cancel requests of disconnected clients."""
+"""ASGI middleware: check headers and API keys, limit sizes and times, cancel requests of disconnected clients."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ SCRIPTS = tuple(
     f"/{name}.js"
     for name in ("page", "answer", "candidates", "dom", "figures", "settings", "sources", "stream", "turn", "verdict")
 )
-PROBES = ("/health", "/ready")
-# Paths that need no API key: they reveal neither texts nor keys.
+PROBES = ("/health", "/ready")  # called by load balancers, so that they accept every Host header
+# Paths that need no API key, because their responses contain neither texts nor keys.
 PUBLIC_PATHS = frozenset({*PROBES, "/", "/page.css", *SCRIPTS})
 
 
 class Guard:
-    """Checks each request before the application runs.
+    """Check each request before the application runs.
 
     The guard reads the whole body, within a time limit, before it calls the application. If the client disconnects
-    while the application runs, the guard cancels the application's task.
+    while the application runs, the guard cancels the application's task. A tenant is all clients with the same API key.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Guard:
         """Wrap an ASGI application.
 
         ``connections`` returns the number of open connections. ``on_response`` is called with the scope of a request
-        and the status of its response.
+        and the HTTP status of its response.
         """
         self._app = app
         self._settings = settings
@@ -62,35 +62,36 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        status = 0
+        responding = False
 
-        async def report(message: Message) -> None:
-            nonlocal status
+        async def send_and_report(message: Message) -> None:
+            nonlocal responding
             await send(message)
             if message["type"] == "http.response.start":
-                status = message["status"]
-                self._on_response(scope, status)
+                responding = True
+                self._on_response(scope, message["status"])
 
         try:
-            self._check(scope)
-            body = await self._read(scope, receive)
+            self._check_head(scope)
+            body = await self._read_body(scope, receive)
             if body is not None:
-                await self._run(scope, body, receive, report)
+                await self._run(scope, body, receive, send_and_report)
         except ApiError as error:
             error.headers["Connection"] = "close"  # the rest of the body is not read
-            await _send_error(report, error)
+            await _send_error(send_and_report, error)
         except asyncio.CancelledError:  # the server cancels requests when it shuts down
-            if not status:
+            if not responding:
                 message = "expected a running server, found one that is shutting down; use another server"
-                await _send_error(report, ApiError(HTTPStatus.SERVICE_UNAVAILABLE, message, "closed"))
+                await _send_error(send_and_report, ApiError(HTTPStatus.SERVICE_UNAVAILABLE, message, "closed"))
 
-    def _check(self, scope: Scope) -> None:
+    def _check_head(self, scope: Scope) -> None:
+        """Check the path and the headers; store the tenant in ``scope`` for :func:`tenant_of`."""
         limits = self._settings.limits
         headers = {name.decode("latin-1").lower(): value for name, value in scope["headers"]}
         if self._connections() > limits.connections:
             msg = f"expected at most {limits.connections} open connections, found more; try again later"
             raise ApiError(HTTPStatus.TOO_MANY_REQUESTS, msg, "too_many_connections", headers={"Retry-After": "1"})
-        size = sum(len(name) + len(value) + 4 for name, value in scope["headers"])
+        size = sum(len(name) + len(value) + len(": \r\n") for name, value in scope["headers"])
         size += len(scope["raw_path"]) + len(scope["query_string"])
         if size > limits.headers:
             msg = f"headers: expected at most {limits.headers} bytes, found {size}; shorten them"
@@ -99,45 +100,45 @@ class Guard:
         if self._settings.hosts is not None and host not in self._settings.hosts and scope["path"] not in PROBES:
             msg = "Host: expected a name of this server, found another; add it with --allow-host"
             raise ApiError(HTTPStatus.MISDIRECTED_REQUEST, msg, "unknown_host")
-        scope["pronk.tenant"] = self._tenant(scope["path"], headers.get("authorization", b""))
-        kind = headers.get("content-type", b"").partition(b";")[0].strip().lower()
-        if scope["method"] == "POST" and kind != b"application/json":
+        scope["pronk.tenant"] = self._check_key(scope["path"], headers.get("authorization", b""))
+        media_type = headers.get("content-type", b"").partition(b";")[0].strip().lower()
+        if scope["method"] == "POST" and media_type != b"application/json":
             # Browsers let a page of another origin send text or form data without a preflight request, but not JSON.
             msg = "Content-Type: expected application/json, found another type or none; set the header"
             raise ApiError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, msg, "unsupported_media_type")
 
-    def _tenant(self, path: str, authorization: bytes) -> str:
-        """Return the digest of a valid API key; empty if the server or the path requires no key."""
+    def _check_key(self, path: str, authorization: bytes) -> str:
+        """Return the digest of a valid API key; ``""`` without one, if the server or the path requires none."""
         if not self._keys:
             return ""
-        kind, _, given = authorization.partition(b" ")
-        digest = _digest(given.strip().decode("latin-1"))
+        scheme, _, credentials = authorization.partition(b" ")
+        digest = _digest(credentials.strip().decode("latin-1"))
         # Compare with all keys, each in constant time, so that the duration reveals nothing about a key.
-        known = sum(hmac.compare_digest(digest, key) for key in self._keys) > 0 and kind.lower() == b"bearer"
-        if not known and path not in PUBLIC_PATHS:
+        valid = sum(hmac.compare_digest(digest, key) for key in self._keys) > 0 and scheme.lower() == b"bearer"
+        if not valid and path not in PUBLIC_PATHS:
             msg = "Authorization: expected 'Bearer KEY' with a key of this server, found none or another; send a key"
             raise ApiError(HTTPStatus.UNAUTHORIZED, msg, "invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
-        return digest.hex() if known else ""
+        return digest.hex() if valid else ""
 
-    async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
+    async def _read_body(self, scope: Scope, receive: Receive) -> bytes | None:
         """Return the body, or ``None`` if the client has disconnected."""
         limit = self._settings.limits.body
         length = dict(scope["headers"]).get(b"content-length", b"0")
-        if length.isdigit() and int(length[:20]) > limit:
+        if length.isdigit() and int(length[:20]) > limit:  # 20 digits exceed any limit; int() refuses very long numbers
             raise _too_large(limit)
-        parts, size = [], 0
+        chunks, size = [], 0
         try:
             async with asyncio.timeout(self._settings.limits.receive_seconds):
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         return None
-                    parts.append(message.get("body", b""))
-                    size += len(parts[-1])
+                    chunks.append(message.get("body", b""))
+                    size += len(chunks[-1])
                     if size > limit:
                         raise _too_large(limit)
                     if not message.get("more_body", False):
-                        return b"".join(parts)
+                        return b"".join(chunks)
         except TimeoutError:
             seconds = self._settings.limits.receive_seconds
             msg = f"body: expected all of it within {seconds:g} s, found only a part; send it faster"
@@ -145,24 +146,24 @@ class Guard:
 
     async def _run(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
         """Run the application until it ends or the client disconnects."""
-        unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+        messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
-        async def replay() -> Message:
-            if unread:
-                return unread.pop()
-            await asyncio.Event().wait()  # never set: _wait_for_disconnect cancels the application instead
-            raise AssertionError
+        async def receive_body() -> Message:
+            if messages:
+                return messages.pop()
+            await asyncio.Event().wait()  # forever; if the client disconnects, the application is cancelled
+            raise AssertionError  # unreachable
 
-        work = asyncio.ensure_future(self._app(scope, replay, send))
+        application = asyncio.ensure_future(self._app(scope, receive_body, send))
         disconnect = asyncio.ensure_future(_wait_for_disconnect(receive))
         try:
-            await asyncio.wait({work, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({application, disconnect}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             disconnect.cancel()  # cancel() has no effect on a finished task
-            work.cancel()
-            await asyncio.wait({work, disconnect})
-        if not work.cancelled():
-            work.exception()  # mark as retrieved, or asyncio logs the message, which may quote a prompt
+            application.cancel()
+            await asyncio.wait({application, disconnect})
+        if not application.cancelled():
+            application.exception()  # mark as retrieved, or asyncio logs the message, which may quote a prompt
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:
@@ -171,7 +172,7 @@ async def _wait_for_disconnect(receive: Receive) -> None:
 
 
 def tenant_of(scope: Scope) -> str:
-    """Return the tenant of a request: the digest of the API key, which the guard has stored in the scope."""
+    """Return the tenant of a request: the digest of its API key, which the guard has stored in the scope."""
     return str(scope.get("pronk.tenant", ""))
 
 
@@ -180,7 +181,7 @@ def _digest(key: str) -> bytes:
 
 
 def _host(header: bytes) -> str:
-    """Return the name in a ``Host`` header, without the port."""
+    """Return the host without the port: ``example.org:80`` gives ``example.org``, ``[::1]:80`` gives ``[::1]``."""
     text = header.decode("latin-1").strip().lower()
     return text[: text.find("]") + 1] if text.startswith("[") else text.partition(":")[0]
 

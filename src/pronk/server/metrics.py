@@ -20,7 +20,7 @@ from pronk.server.served_engine import ServedEngine
 
 __all__ = ["Metrics"]
 
-# Upper bounds of histogram buckets: seconds of a request, seconds of a token, numbers of tokens.
+# Upper bounds of histogram buckets: seconds of a request, seconds per token, numbers of tokens.
 _SECONDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.3, 0.6, 1.2, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.3, 0.6, 1.2, 2.5, 5.0, 10.0)
 _COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
@@ -36,7 +36,7 @@ _GAUGES = {
 
 
 class Metrics:
-    """Counters, gauges and histograms of one server, in a registry of their own."""
+    """Counters, gauges and histograms of one server, not in Prometheus' global registry."""
 
     def __init__(self, engine: ServedEngine, model: str) -> None:
         self._model = model
@@ -82,23 +82,23 @@ class Metrics:
 
     @contextmanager
     def request(self) -> Iterator[float]:
-        """Yield the arrival time (``perf_counter``); count a failed request if the ``with`` block raises."""
+        """Yield the arrival time (``perf_counter``); count a failure if the ``with`` block raises an exception."""
         try:
             yield perf_counter()
         except (GeneratorExit, asyncio.CancelledError):
             self._failure.labels(self._model, "abort").inc()
             raise
         except Exception as error:
-            self._failure.labels(self._model, _reason(error)).inc()
+            self._failure.labels(self._model, _failure_reason(error)).inc()
             raise
 
     def observer(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, arrived: float
     ) -> Callable[[Sequence[Piece]], None]:
-        """Return a function to call with the pieces of each step; ``arrived`` comes from :meth:`request`."""
+        """Return a function that records the new tokens of each step; ``arrived`` comes from :meth:`request`."""
         self._max_tokens.labels(self._model).observe(params.max_tokens)
         self._n.labels(self._model).observe(params.n)
-        last: dict[int, float] = {}
+        last: dict[int, float] = {}  # sample index to the time of the sample's last step
 
         def observe(pieces: Sequence[Piece]) -> None:
             now = perf_counter()
@@ -107,27 +107,27 @@ class Metrics:
                 if index in last:
                     self._inter_token.labels(self._model).observe(now - last[index])
                 else:
-                    self._count_start(prompts[index // params.n], now - arrived, first=index % params.n == 0)
+                    self._count_first_token(prompts[index // params.n], now - arrived, first=index % params.n == 0)
                 last[index] = now
             for piece in pieces:
                 if piece.completion is not None:
                     self._success.labels(self._model, piece.completion.finish_reason).inc()
                     self._latency.labels(self._model).observe(now - arrived)
-                    self._count_end(piece.completion.stats)
+                    self._count_completion(piece.completion.stats)
 
         return observe
 
     def count_response(self, method: str, route: str, status: int) -> None:
-        """Count an HTTP response."""
+        """Count an HTTP response by route, method and status."""
         self._responses.labels(route, method, str(status)).inc()
 
-    def _count_start(self, prompt: Sequence[int], seconds: float, *, first: bool) -> None:
-        """Record the first token of a sample; prompt tokens count once, with the ``first`` sample of a prompt."""
+    def _count_first_token(self, prompt: Sequence[int], seconds: float, *, first: bool) -> None:
+        """Record the first token of a sample; count the prompt's tokens only for its ``first`` sample."""
         self._ttft.labels(self._model).observe(seconds)
         self._prompt_lengths.labels(self._model).observe(len(prompt))
         self._add(self._prompt_tokens, len(prompt) if first else 0)
 
-    def _count_end(self, stats: Stats) -> None:
+    def _count_completion(self, stats: Stats) -> None:
         self._add(self._preemptions, stats.preemptions)
         self._add(self._prefix_queries, stats.prompt_tokens)
         self._add(self._prefix_hits, min(stats.cached_tokens, stats.prompt_tokens))
@@ -156,8 +156,7 @@ class Metrics:
         return Histogram(name, text, ["model_name"], buckets=tuple(buckets), registry=self.registry)
 
 
-def _reason(error: Exception) -> str:
-    """Return the reason of a failure, a label of ``pronk:request_failure``."""
+def _failure_reason(error: Exception) -> str:
     status = to_api_error(error).status
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return "error"

@@ -29,13 +29,13 @@ __all__ = ["Server", "check_free"]
 
 _log = logging.getLogger("pronk.server.access")
 
-# Bytes of the kernel's send buffer per connection. Small, because a full buffer shows that a client stopped reading.
+# Bytes of the kernel's send buffer per connection; few, because only a full buffer shows that a client does not read.
 _SEND_BUFFER = 2**17
 
-_METHODS = ("GET", "HEAD", "POST")  # counted under their own names; a client may send any word, counted as "other"
+_METHODS = ("GET", "HEAD", "POST")  # labels of the response counter; any other word that a client sends is "other"
 _READ_SIZE = 2**14  # maximum number of bytes to parse at a time
-_POLL_SECONDS = 0.05  # interval of checks for running requests during shutdown
-_CANCEL_SECONDS = 1.0  # time for cancelled requests to send their last response
+_POLL_SECONDS = 0.05  # interval of the checks, during shutdown, whether requests are still running
+_CANCEL_SECONDS = 1.0  # time limit for cancelled requests to send an error response
 
 _LOG: dict[str, Any] = {
     "version": 1,
@@ -51,9 +51,9 @@ _LOG: dict[str, Any] = {
 
 
 class Server(uvicorn.Server):
-    """Server of one model.
+    """HTTP server of one model.
 
-    After the first signal, running requests finish and new ones are refused. The second signal stops the server.
+    After the first SIGINT or SIGTERM, running requests finish and new ones are refused. The second signal cancels them.
     """
 
     def __init__(
@@ -110,9 +110,9 @@ class Server(uvicorn.Server):
             self._on_start(host, port)
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
-        """Finish or cancel running requests, then end the engine thread.
+        """Finish running requests, cancel them after ``drain_seconds`` or a second signal, then close the engine.
 
-        While requests finish, new ones are accepted and answered with 503.
+        Until then, new requests get a response with the HTTP status 503.
         """
         ends_at = perf_counter() + self._drain_seconds
         try:
@@ -127,7 +127,7 @@ class Server(uvicorn.Server):
                 await self.service.engine.close()
 
     async def _cancel_requests(self) -> None:
-        """Cancel running requests, then abort all connections, even if their clients do not read."""
+        """Cancel running requests, wait for their last responses, then abort all connections."""
         tasks = [*self.server_state.tasks]
         for task in tasks:
             if not task.cancelling():
@@ -147,13 +147,13 @@ class Server(uvicorn.Server):
             _log.info('%s "%s %s" %d', client, method, path, status)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Start the shutdown at the first signal, stop at once at the second."""
+        """Start the shutdown at the first signal; at the second one, end it without waiting for requests."""
         del sig, frame
         self.force_exit = self.should_exit
         self.service.draining = self.should_exit = True
 
     def stop(self) -> None:
-        """Start the shutdown like a signal; may be called from any thread."""
+        """Act like a signal, see :meth:`handle_exit`; may be called from any thread."""
         self.handle_exit(signal.SIGTERM, None)
 
 
@@ -166,24 +166,24 @@ def check_free(host: str, port: int) -> None:
 def _listen(host: str, port: int) -> list[socket]:
     """Return a listening socket for each address of a host name."""
     try:
-        found = getaddrinfo(host, port, type=SOCK_STREAM, flags=AI_PASSIVE)
-        return [create_server(address, family=family) for family, *_, address in found]
+        addresses = getaddrinfo(host, port, type=SOCK_STREAM, flags=AI_PASSIVE)
+        return [create_server(address, family=family) for family, *_, address in addresses]
     except OSError as error:
-        cause = str(error.strerror).partition(" (while")[0]  # Python appends the address, which msg has already
+        cause = str(error.strerror).partition(" (while")[0]  # without the address, which Python appends
         msg = f"port: expected an address to listen at, found {host}:{port}: {cause}; choose another"
         raise OptionError(msg) from error
 
 
 class _HttpProtocol(H11Protocol):
-    """uvicorn's protocol, with time limits for clients that send a head or read a response too slowly."""
+    """uvicorn's HTTP/1.1 protocol, which also aborts connections of clients that send or read too slowly."""
 
     limits: ClassVar[RequestLimits]
-    count_response: ClassVar[Callable[[str, str, int], None]]  # called with method, route and status
+    count_response: ClassVar[Callable[[str, str, int], None]]  # called with method, route and HTTP status
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._overhead = 0  # bytes received for the current body beyond its content, by the chunked encoding
+        self._timers: dict[str, asyncio.TimerHandle] = {}  # limits for a "head", a blocked "write", and the "end"
+        self._chunk_overhead = 0  # bytes of the current body that are not content: chunk sizes of the chunked encoding
         if len(self.connections) > 2 * self.limits.connections:
             transport.abort()
         transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_SNDBUF, _SEND_BUFFER)
@@ -195,27 +195,27 @@ class _HttpProtocol(H11Protocol):
                 self._parse(data[start : start + _READ_SIZE])
         self._update_head_timer()
         if self.flow.read_paused and not (self.cycle.more_body or self.cycle.response_complete):
-            # uvicorn stops reading while a pipelined request waits, but then it would not notice a disconnect.
+            # uvicorn pauses reading while the next request waits for the response; it would not notice a disconnect.
             if len(self.conn.trailing_data[0]) > 2 * self.limits.headers:
                 self.transport.abort()
             else:
                 self.flow.resume_reading()
 
     def _parse(self, data: bytes) -> None:
-        """Parse some bytes; abort the connection if a body comes in tiny chunks, which are slow to parse."""
+        """Parse ``data``; abort the connection if its body consists of tiny chunks, which are slow to parse."""
         cycle = self.cycle
         if cycle is None or not cycle.more_body:
-            self._overhead = 0
+            self._chunk_overhead = 0
             super().data_received(data)
             return
         before = len(cycle.body)
         super().data_received(data)
-        self._overhead += len(data) - (len(cycle.body) - before)
-        if self._overhead > 4 * self.limits.headers:
+        self._chunk_overhead += len(data) - (len(cycle.body) - before)
+        if self._chunk_overhead > 4 * self.limits.headers:
             self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer malformed HTTP with an error in OpenAI's format, unless a response has already started."""
+        """Answer malformed HTTP with an error in OpenAI's format, unless a response was already sent in part."""
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.abort()
             return
@@ -240,7 +240,7 @@ class _HttpProtocol(H11Protocol):
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()
-        self._start_timer("end", self.limits.send_seconds)  # the connection closes when the client has read everything
+        self._start_timer("end", self.limits.send_seconds)  # for a client that does not read the end of the response
 
     def pause_writing(self) -> None:
         self.flow.pause_writing()
@@ -256,7 +256,7 @@ class _HttpProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def _update_head_timer(self) -> None:
-        """Limit the time in which the head of the next request arrives; no limit during a request."""
+        """Start the ``head`` timer if the head of a request has arrived in part; stop it during a request."""
         if self.cycle is not None and not self.cycle.response_complete:
             self._stop_timer("head")
         elif self.conn.trailing_data[0] and "head" not in self._timers:

@@ -1,4 +1,4 @@
-"""Interface of the server's engine: :class:`~pronk.async_llm.AsyncLLM` or a dispatcher to replicas."""
+"""Interface of the server's engine: ``pronk.async_llm.AsyncLLM`` or ``pronk.replicas.dispatcher.Dispatcher``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["ServedEngine", "ServedModel"]
 
 
 class ServedModel(Protocol):
-    """Interface of a served model: everything that the server uses but the weights."""
+    """Interface of :class:`~pronk.llm.LLM` and ``ModelReader``; with replicas, the server has no weights."""
 
     path: Path
     tokenizer: Tokenizer
@@ -32,7 +32,7 @@ class ServedModel(Protocol):
         """Instruction set of the kernels in use, or ``"torch"``."""
 
     def get_proposer(self, spec: str | Drafter | None = None) -> Any:
-        """Return the proposer of a drafter, by default of ``drafter``; see :meth:`pronk.llm.LLM.get_proposer`."""
+        """Return the proposer for ``spec``, by default for ``drafter``; see :meth:`pronk.llm.LLM.get_proposer`."""
 
 
 class ServedEngine(Protocol):
@@ -40,7 +40,7 @@ class ServedEngine(Protocol):
 
     @property
     def llm(self) -> ServedModel:
-        """Served model."""
+        """Model that the engine runs."""
 
     @property
     def num_requests(self) -> int:
@@ -52,7 +52,7 @@ class ServedEngine(Protocol):
 
     @property
     def load(self) -> EngineLoad:
-        """Current load of the engine."""
+        """Current numbers of requests and use of the KV cache."""
 
     def steps(
         self,
@@ -65,7 +65,7 @@ class ServedEngine(Protocol):
         salt: bytes = b"",
         tenant: str = "",
     ) -> AsyncGenerator[list[Piece]]:
-        """Continue prompts; yield the new pieces of each step; see :meth:`pronk.async_llm.AsyncLLM.steps`."""
+        """Continue prompts; yield the new tokens of each step; see :meth:`pronk.async_llm.AsyncLLM.steps`."""
 
     def stop(self) -> None:
         """Fail all requests after the current step and refuse new ones."""

@@ -20,12 +20,12 @@ from pronk.errors import DeadlineError, OptionError, OverloadedError, PromptErro
 from pronk.outputs import Completion, Piece
 from pronk.sampling.params import SamplingParams
 from pronk.server.errors import ApiError
-from pronk.server.guardrails import Reflection, add_system_prompt, has_system_role
+from pronk.server.guardrails import ModerationPrompt, add_system_prompt, has_system_role
 from pronk.server.metrics import Metrics
-from pronk.server.protocol.chat import ChatRequest, plain_messages
+from pronk.server.protocol.chat import ChatRequest, template_messages
 from pronk.server.protocol.completions import CompletionRequest
 from pronk.server.protocol.guides import FormattedRequest
-from pronk.server.protocol.request import GenerationWork, RunningUsage, TextRequest, refuse, unsupported
+from pronk.server.protocol.request import PreparedRequest, RunningUsage, TextRequest, refuse, unsupported
 from pronk.server.protocol.responses import ResponsesRequest
 from pronk.server.protocol.small_routes import DetokenizeRequest, ModerationRequest, TokenizeRequest, moderation
 from pronk.server.served_engine import ServedEngine
@@ -37,37 +37,39 @@ __all__ = ["Service"]
 
 T = TypeVar("T")
 
-# Drafter options that name files; a request must not choose which files the server reads. A drafter with one of the
-# first two options reads a file even if the option is not set, a drafter with one of the other two only if it is set.
-_DEFAULT_FILE_OPTIONS, _FILE_OPTIONS = ("model", "datastore"), ("store", "table")
+# Drafter options that name files; a request must not choose which files the server reads. A drafter with an option of
+# the first tuple reads a default file if the option is not set; a drafter with one of the second then reads no file.
+_DEFAULT_FILE_OPTIONS = ("model", "datastore")
+_OPTIONAL_FILE_OPTIONS = ("store", "table")
 _MAX_DRAFTERS = 8  # maximum number of drafters in a request: a combined drafter and the drafters in it
-
-_READING_THREADS = 2  # threads that tokenize prompts; few, to leave the other cores to the engine
+_TOKENIZER_THREADS = 2  # few, to leave the other cores to the engine
 
 
 class Service:
-    """One model, shared by clients that do not trust each other."""
+    """Checks requests, tokenizes their prompts and runs them on the engine; clients do not trust each other."""
 
-    def __init__(self, engine: ServedEngine, settings: ServerSettings, *, reflection: Reflection | None = None) -> None:
+    def __init__(
+        self, engine: ServedEngine, settings: ServerSettings, *, moderation_prompt: ModerationPrompt | None = None
+    ) -> None:
         self.engine = engine
         self.settings = settings
         self.metrics = Metrics(engine, settings.name)
         # Bind these drafters now, so that errors show at once and loaded draft models stay in memory.
-        self._allowed = {make_drafter(spec): engine.llm.get_proposer(spec) for spec in settings.drafters}
-        self.reflection = reflection or Reflection(engine.llm.tokenizer)  # prompt of /v1/moderations
+        self._allowed_drafters = {make_drafter(spec): engine.llm.get_proposer(spec) for spec in settings.drafters}
+        self._cached_drafter = lru_cache(256)(self._check_drafter)
+        self.moderation_prompt = moderation_prompt or ModerationPrompt(engine.llm.tokenizer)
         self.draining = False  # whether the server is shutting down and refuses new requests
-        self._pool = ThreadPoolExecutor(_READING_THREADS, "pronk-reading")
-        self._reading = 0  # number of requests that a thread of the pool tokenizes, or that wait for a thread
-        self._drafter = lru_cache(256)(self._check_drafter)
+        self._tokenizer_pool = ThreadPoolExecutor(_TOKENIZER_THREADS, "pronk-reading")
+        self._num_tokenizing = 0  # number of requests in the pool, those that wait for a thread included
 
     @property
     def busy(self) -> bool:
         """Whether requests are in progress."""
-        return self._reading > 0 or self.engine.num_requests > 0
+        return self._num_tokenizing > 0 or self.engine.num_requests > 0
 
     def close(self) -> None:
         """Cancel waiting tokenization, and stop the engine after its current step."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._tokenizer_pool.shutdown(wait=False, cancel_futures=True)
         self.engine.stop()
 
     def check_model(self, name: str | None) -> None:
@@ -76,20 +78,20 @@ class Service:
             message = f"model: expected {self.settings.name!r}, found {name!r}"
             raise ApiError(HTTPStatus.NOT_FOUND, message, "model_not_found", "model")
 
-    async def prepare(self, body: TextRequest) -> GenerationWork:
+    async def prepare(self, request: TextRequest) -> PreparedRequest:
         """Check a request and tokenize its prompts.
 
         Raises:
             ApiError: an option is beyond the limits or unsupported.
             PronkError: the prompt or an option does not fit the model.
         """
-        self.check_model(body.model)
-        body.check(self.settings.limits)
-        if body.drafter is not None:
-            self._drafter(body.drafter)
-        return await self._read(self._work, body)
+        self.check_model(request.model)
+        request.check(self.settings.limits)
+        if request.drafter is not None:
+            self._cached_drafter(request.drafter)  # raises an error before the prompts are tokenized
+        return await self._run_in_pool(self._tokenize_prompts, request)
 
-    async def complete(self, body: TextRequest, tenant: str = "") -> dict[str, Any]:
+    async def complete(self, request: TextRequest, tenant: str = "") -> dict[str, Any]:
         """Return the whole reply to a request.
 
         ``tenant`` is the digest of the client's API key; cached KV blocks are shared within a tenant only.
@@ -99,77 +101,78 @@ class Service:
             PronkError: see :meth:`prepare`, or the request failed.
         """
         with self.metrics.request() as arrived:
-            work, done = await self.prepare(body), dict[int, Completion]()
-            async with aclosing(self._steps(work.prompts, work.params, body, tenant, arrived)) as steps:
+            prepared, done = await self.prepare(request), dict[int, Completion]()
+            async with aclosing(self._steps(prepared.prompts, prepared.params, request, tenant, arrived)) as steps:
                 async for pieces in steps:
-                    work.answer.read(pieces)
+                    prepared.reply.record(pieces)
                     done.update(_finished(pieces))
-            return await asyncio.to_thread(work.answer.body, _in_order(done))
+            return await asyncio.to_thread(prepared.reply.whole, _in_order(done))
 
-    async def stream(self, body: TextRequest, tenant: str = "") -> AsyncGenerator[list[dict[str, Any]]]:
-        """Yield the chunks of each step; arguments and errors are those of :meth:`complete`.
+    async def stream(self, request: TextRequest, tenant: str = "") -> AsyncGenerator[list[dict[str, Any]]]:
+        """Yield the chunks of the reply, one list per step; arguments and errors are those of :meth:`complete`.
 
         The first item comes after the first step, so that errors of the request are raised before any chunk.
         """
         with self.metrics.request() as arrived:
-            work, done = await self.prepare(body), dict[int, Completion]()
-            first, running = work.answer.start(), RunningUsage(work.prompts, body.n or 1)
-            async with aclosing(self._steps(work.prompts, work.params, body, tenant, arrived)) as steps:
+            prepared, done = await self.prepare(request), dict[int, Completion]()
+            first, running = prepared.reply.start(), RunningUsage(prepared.prompts, request.n or 1)
+            async with aclosing(self._steps(prepared.prompts, prepared.params, request, tenant, arrived)) as steps:
                 async for pieces in steps:
                     done.update(_finished(pieces))
-                    chunks = work.answer.step(pieces)
-                    if body.continuous_usage:
+                    chunks = prepared.reply.step(pieces)
+                    if request.continuous_usage:
                         running.add(pieces, chunks)
                     yield [*first, *chunks]
                     first = []
-        yield work.answer.end(_in_order(done))
+        yield prepared.reply.end(_in_order(done))
 
-    async def moderate(self, body: ModerationRequest, tenant: str = "") -> dict[str, Any]:
-        """Classify texts by the model's own probabilities; see :mod:`pronk.server.guardrails`."""
+    async def moderate(self, request: ModerationRequest, tenant: str = "") -> dict[str, Any]:
+        """Return the probability of each moderation category; see :mod:`pronk.server.guardrails`."""
         reports: dict[int, dict[int, float]] = {}
         with self.metrics.request() as arrived:
-            self.check_model(body.model)
-            texts, kind = body.texts, body.kind or "prompt"
+            self.check_model(request.model)
+            texts, kind = request.texts, request.kind or "prompt"
             if not 1 <= len(texts) <= self.settings.limits.prompts:
                 raise refuse("input", f"expected 1..{self.settings.limits.prompts} texts, found {len(texts)}")
-            prompts = await self._read(lambda: [self._chat_ids(self.reflection.messages(text, kind)) for text in texts])
-            letters = tuple(self.reflection.letters().values())
-            params = SamplingParams(max_tokens=1, logprobs=0, logprob_token_ids=letters, ignore_eos=True)
+            messages = self.moderation_prompt.messages
+            prompts = await self._run_in_pool(lambda: [self._chat_ids(messages(text, kind)) for text in texts])
+            letter_ids = tuple(self.moderation_prompt.letter_ids().values())
+            params = SamplingParams(max_tokens=1, logprobs=0, logprob_token_ids=letter_ids, ignore_eos=True)
             async with aclosing(self._steps(prompts, params, TextRequest.model_validate({}), tenant, arrived)) as steps:
                 async for pieces in steps:
                     reports.update((piece.index, piece.logprobs or {}) for piece in pieces)
-        scores, flagged = zip(*(self.reflection.scores(report) for report in _in_order(reports)), strict=True)
+        scores, flagged = zip(*(self.moderation_prompt.scores(report) for report in _in_order(reports)), strict=True)
         return moderation(f"modr-{uuid4().hex}", self.settings.name, list(scores), list(flagged))
 
-    async def tokenize(self, body: TokenizeRequest) -> dict[str, Any]:
+    async def tokenize(self, request: TokenizeRequest) -> dict[str, Any]:
         """Return the token ids of a text or a conversation."""
-        self.check_model(body.model)
-        if (body.prompt is None) == (body.messages is None):
+        self.check_model(request.model)
+        if (request.prompt is None) == (request.messages is None):
             raise refuse("prompt", "expected either prompt or messages, found both or none; send one of them")
-        ids = await self._read(self._tokenize, body)
+        ids = await self._run_in_pool(self._tokenize, request)
         return {"tokens": ids, "count": len(ids), "max_model_len": self.engine.llm.config.context}
 
-    async def detokenize(self, body: DetokenizeRequest) -> dict[str, Any]:
+    async def detokenize(self, request: DetokenizeRequest) -> dict[str, Any]:
         """Return the text of token ids."""
-        self.check_model(body.model)
+        self.check_model(request.model)
         size = self.engine.llm.config.vocab_size
-        if not all(0 <= token < size for token in body.tokens):
+        if not all(0 <= token < size for token in request.tokens):
             raise refuse("tokens", f"expected token ids in 0..{size - 1}, found others")
         decode = self.engine.llm.tokenizer.decode
-        return {"prompt": await self._read(lambda: decode(body.tokens, skip_special_tokens=False))}
+        return {"prompt": await self._run_in_pool(lambda: decode(request.tokens, skip_special_tokens=False))}
 
     async def _steps(
-        self, prompts: Sequence[list[int]], params: SamplingParams, body: TextRequest, tenant: str, arrived: float
+        self, prompts: Sequence[list[int]], params: SamplingParams, request: TextRequest, tenant: str, arrived: float
     ) -> AsyncGenerator[list[Piece]]:
-        """Run prompts on the engine and update the metrics; a ``GuideError`` then names the request's field."""
+        """Run prompts on the engine and update the metrics; convert a ``GuideError`` to an ``ApiError``."""
         observe = self.metrics.observer(prompts, params, arrived)
         steps = self.engine.steps(
             prompts,
             params,
-            drafter=None if body.drafter is None else self._drafter(body.drafter),
-            priority=body.priority or 0,
+            drafter=None if request.drafter is None else self._cached_drafter(request.drafter),
+            priority=request.priority or 0,
             deadline=max(0.0, arrived + self.settings.limits.seconds - perf_counter()),
-            salt=hashlib.sha256(f"{tenant}\0{body.cache_salt or ''}".encode()).digest(),
+            salt=hashlib.sha256(f"{tenant}\0{request.cache_salt or ''}".encode()).digest(),
             tenant=tenant,
         )
         try:
@@ -178,49 +181,56 @@ class Service:
                     observe(pieces)
                     yield pieces
         except PronkError as error:
-            named = body.named(error) if isinstance(body, FormattedRequest) else None
-            if named is None:
+            api_error = request.field_error(error) if isinstance(request, FormattedRequest) else None
+            if api_error is None:
                 raise
-            raise named from error
+            raise api_error from error
 
-    def _work(self, body: TextRequest) -> GenerationWork:
+    def _tokenize_prompts(self, request: TextRequest) -> PreparedRequest:
+        """Tokenize the prompts; ``frame`` holds the fields that are equal in every reply and chunk."""
         llm = self.engine.llm
         frame = {"model": self.settings.name, "system_fingerprint": f"pronk-{__version__}-{llm.kernels}"}
-        if isinstance(body, CompletionRequest):
-            self._check_length(*body.texts())
-            prompts = [llm.request_factory.encode_prompt(text) for text in body.texts()]
-            self._max_tokens(body.max_tokens, 0)
-            return body.work(prompts, llm.tokenizer, frame)
-        if isinstance(body, ResponsesRequest):
-            prompt = self._chat_ids(self._with_guardrails(body.messages()))
-            return body.work(prompt, self._max_tokens(body.requested_max_tokens, len(prompt)), llm.tokenizer, frame)
-        assert isinstance(body, ChatRequest)
-        tools = body.plain_tools()
-        form = None if tools is None else self._tool_form  # before rendering the template: raises if unsupported
-        prompt = self._chat_ids(self._with_guardrails(plain_messages(body.messages)), tools)
-        return body.work(prompt, self._max_tokens(body.requested_max_tokens, len(prompt)), llm.tokenizer, frame, form)
+        if isinstance(request, CompletionRequest):
+            self._check_length(*request.prompts())
+            prompts = [llm.request_factory.encode_prompt(prompt) for prompt in request.prompts()]
+            self._max_tokens(request.max_tokens, 0)  # only to check the limit; the default differs here
+            return request.prepare(prompts, llm.tokenizer, frame)
+        if isinstance(request, ResponsesRequest):
+            prompt = self._chat_ids(self._with_guardrails(request.messages()))
+            max_tokens = self._max_tokens(request.requested_max_tokens, len(prompt))
+            return request.prepare(prompt, max_tokens, llm.tokenizer, frame)
+        assert isinstance(request, ChatRequest)
+        tools = request.template_tools()
+        # Before the template is rendered: an error if the model's format of tool calls is not supported.
+        call_format = None if tools is None else self._call_format
+        prompt = self._chat_ids(self._with_guardrails(template_messages(request.messages)), tools)
+        max_tokens = self._max_tokens(request.requested_max_tokens, len(prompt))
+        return request.prepare(prompt, max_tokens, llm.tokenizer, frame, call_format)
 
     def _with_guardrails(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         return add_system_prompt(messages, self.settings.guardrails, system=self._has_system_role)
 
     def _chat_ids(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None) -> list[int]:
-        parts = [message["content"] for message in messages]
+        """Return the prompt of a conversation, rendered with the chat template; check the lengths of its texts."""
+        contents = [message["content"] for message in messages]
+        parts = [part["text"] for content in contents if isinstance(content, list) for part in content]
         calls = [call["function"]["arguments"] for message in messages for call in message.get("tool_calls", ())]
-        self._check_length(*(each["text"] for part in parts if isinstance(part, list) for each in part), *parts, *calls)
+        self._check_length(*parts, *contents, *calls)
         self._check_length(*(tool["function"].get("description") for tool in tools or ()))
         ids = self.engine.llm.tokenizer.chat_ids(messages, trusted=False, tools=tools)
         return self.engine.llm.request_factory.encode_prompt(ids)
 
-    def _tokenize(self, body: TokenizeRequest) -> list[int]:
+    def _tokenize(self, request: TokenizeRequest) -> list[int]:
         tokenizer = self.engine.llm.tokenizer
-        self._check_length(body.prompt)
-        if body.prompt is not None:
-            return tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
-        prompted = body.add_generation_prompt is not False
-        return tokenizer.chat_ids(plain_messages(body.messages or []), add_generation_prompt=prompted, trusted=False)
+        self._check_length(request.prompt)
+        if request.prompt is not None:
+            return tokenizer.encode(request.prompt, add_special_tokens=request.add_special_tokens is not False)
+        messages = template_messages(request.messages or [])
+        prompted = request.add_generation_prompt is not False
+        return tokenizer.chat_ids(messages, add_generation_prompt=prompted, trusted=False)
 
     def _check_length(self, *texts: object) -> None:
-        """Refuse texts and id lists that, however they are tokenized, do not fit into the context."""
+        """Refuse texts and id lists too long for the context, even if each token is as long as the longest one."""
         limit = self.engine.llm.config.context * self._longest_token
         for text in texts:
             if isinstance(text, (str, list)) and len(text) > limit:
@@ -232,7 +242,7 @@ class Service:
         return has_system_role(self.engine.llm.tokenizer)
 
     @cached_property
-    def _tool_form(self) -> ToolCallFormat:
+    def _call_format(self) -> ToolCallFormat:
         try:
             return find_tool_call_format(self.engine.llm.tokenizer)
         except PromptError as error:
@@ -244,7 +254,7 @@ class Service:
         return max(map(len, self.engine.llm.tokenizer.backend.get_vocab(with_added_tokens=True)))
 
     def _max_tokens(self, requested: int | None, num_prompt: int) -> int:
-        """Return the checked ``max_tokens`` of a request; by default all tokens that fit into the context."""
+        """Return ``requested``, by default the number of tokens that fit after the prompt; check the limit."""
         limit = self.settings.limits.max_tokens or self.engine.llm.config.context
         if requested is None:
             return max(1, min(limit, self.engine.llm.config.context - num_prompt))
@@ -264,8 +274,8 @@ class Service:
             raise refuse("drafter", str(error)) from error
         if drafter == self.engine.llm.drafter:
             return drafter
-        if drafter in self._allowed:
-            return self._allowed[drafter]
+        if drafter in self._allowed_drafters:
+            return self._allowed_drafters[drafter]
         drafters = _with_inner_drafters(drafter)
         if len(drafters) > _MAX_DRAFTERS:
             raise refuse("drafter", f"expected at most {_MAX_DRAFTERS} drafters in one, found {len(drafters)}")
@@ -274,21 +284,21 @@ class Service:
         message = f"expected a drafter without files, or one that the server allows with --also, found {spec!r}"
         raise refuse("drafter", message, "drafter_not_allowed")
 
-    async def _read(self, work: Callable[..., T], *args: Any) -> T:
-        """Run ``work(*args)`` in a reading thread; limit the number of concurrent requests, and the time."""
+    async def _run_in_pool(self, function: Callable[..., T], *args: Any) -> T:
+        """Run ``function(*args)`` in a tokenizer thread; limit the number of concurrent requests, and the time."""
         limits = self.settings.limits
-        if self._reading >= limits.requests:
+        if self._num_tokenizing >= limits.requests:
             msg = f"expected at most {limits.requests} requests at a time, found one more; try again later"
             raise OverloadedError(msg)
-        self._reading += 1
+        self._num_tokenizing += 1
         try:
             async with asyncio.timeout(limits.seconds):
-                return await asyncio.get_running_loop().run_in_executor(self._pool, work, *args)
+                return await asyncio.get_running_loop().run_in_executor(self._tokenizer_pool, function, *args)
         except TimeoutError as error:
             msg = f"expected the prompt to be read within {limits.seconds:g} s; try again later"
             raise DeadlineError(msg) from error
         finally:
-            self._reading -= 1
+            self._num_tokenizing -= 1
 
 
 def _finished(pieces: Sequence[Piece]) -> dict[int, Completion]:
@@ -305,8 +315,8 @@ def _with_inner_drafters(drafter: Drafter) -> list[Drafter]:
 
 
 def _reads_files(drafter: Drafter) -> bool:
-    names: list[str] = [each.name for each in fields(drafter)] if is_dataclass(drafter) else []
+    options: list[str] = [option.name for option in fields(drafter)] if is_dataclass(drafter) else []
     return any(
-        name in _DEFAULT_FILE_OPTIONS or (name in _FILE_OPTIONS and getattr(drafter, name) is not None)
-        for name in names
+        option in _DEFAULT_FILE_OPTIONS or (option in _OPTIONAL_FILE_OPTIONS and getattr(drafter, option) is not None)
+        for option in options
     )

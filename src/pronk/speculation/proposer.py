@@ -3,8 +3,8 @@
 A :class:`Drafter` holds options. :meth:`Drafter.bind` makes a :class:`Proposer` for a target model. The proposer
 proposes one token tree per request (``propose``) and receives the verification result of each step (``observe``). It
 may keep state per request. The state must be a function of the committed tokens and the outcomes, so that equal
-histories give equal states; ``propose`` must not change the state. A proposer affects the number of forward passes and
-never the text. If a proposer raises an exception, the request continues without draft tokens.
+histories give equal states; ``propose`` must not change the state. A proposer affects the number of forward passes and,
+under the coupled rule, never the text. If a proposer raises an exception, the request continues without draft tokens.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ _RENAMED_FIELDS = {
 
 
 class _FormerFields:
-    """Base class: reading a former field name raises an error with the present name."""
+    """Base class whose ``AttributeError`` for a former field name contains the present name."""
 
-    if not TYPE_CHECKING:  # with __getattr__, type checkers would accept every attribute
+    if not TYPE_CHECKING:  # if type checkers saw __getattr__, they would accept every attribute
 
         def __getattr__(self, name: str) -> Any:
             new = _RENAMED_FIELDS.get(name)
@@ -96,8 +96,8 @@ class DraftContext(_FormerFields, Generic[State]):
 
     Attributes:
         state: return value of :meth:`Proposer.start`.
-        tokens: read-only text so far; the last token is the root of the tree to propose. If a wrapping proposer calls,
-            the text may end with draft tokens of the wrapping proposer.
+        tokens: read-only text so far; the last token is the root of the tree to propose. If a composite proposer calls
+            this one, the text may end with draft tokens of the composite proposer.
         max_depth: maximum depth of a draft token.
         max_nodes: maximum number of draft tokens.
         params: sampling options of the request.
@@ -106,8 +106,8 @@ class DraftContext(_FormerFields, Generic[State]):
         block_table: target's KV blocks, which hold all committed tokens but the last.
         costs: cost of a forward pass by number of rows, if requested and measured.
         prune_unprofitable: whether to leave out draft tokens that cost more time than they save.
-        salt: key of prefix caches; only requests with equal salts share cached blocks.
-        draws: whether to draw draft tokens at random under the rejection and block rules. False if a wrapping proposer
+        salt: hashed into the keys of prefix caches, so that only requests with equal salts share cached blocks.
+        draws: whether to draw draft tokens at random under the rejection and block rules. False if a composite proposer
             selects from the proposal, because the selected tokens would no longer have the drafter's distribution.
         ignore_backoff: whether to propose even if drafting was recently unprofitable, because the caller has decided.
         max_seconds: time limit of the proposal in seconds, for :attr:`Capabilities.self_budgeting` proposers.
@@ -149,9 +149,9 @@ class Outcome(_FormerFields, Generic[State]):
         position: position of the tree's root in the text, from 0.
         params: sampling options of the request.
         logits: ``[nodes, vocab]`` if requested; ``None`` in steps in which the request has no budget to draft.
-        hidden: layer number to layer output ``[nodes, hidden]``, before the final norm; empty without budget.
-        own_proposal: the proposer's own tree, if a wrapping proposer had ``tree`` verified instead.
-        proposal_offset: number of tokens of ``committed`` up to and including the root of ``own_proposal``.
+        hidden: layer number to layer output ``[nodes, hidden]``, before the final norm; ``{}`` in steps without budget.
+        own_proposal: the proposer's own tree, if a composite proposer had ``tree`` verified instead.
+        proposal_offset: index in ``committed`` of the first token after the root of ``own_proposal``.
     """
 
     state: State
@@ -167,9 +167,9 @@ class Outcome(_FormerFields, Generic[State]):
 
     @property
     def evaluated(self) -> tuple[TokenTree, tuple[int, ...]]:
-        """Proposed tree and its nodes that the committed text contains, for acceptance statistics.
+        """Proposed tree, and the path of its nodes that the committed text contains, for acceptance statistics.
 
-        Nodes below the end of the committed text are left out, because it is unknown whether they are correct.
+        If the committed text ends at a node, its children are left out, because it is unknown whether they are correct.
         """
         tree = self.own_proposal
         if tree is None:
@@ -190,7 +190,7 @@ class Outcome(_FormerFields, Generic[State]):
 
 
 class SourceReport(NamedTuple):
-    """Report of one drafter's proposal within a composite drafter, for :mod:`pronk.explain`.
+    """Facts about one drafter's proposal within a composite drafter, for :mod:`pronk.explain`.
 
     Attributes:
         source: drafter name.
@@ -198,8 +198,8 @@ class SourceReport(NamedTuple):
             (``"explores"``), or because it called all drafters without a selection (``"all"``).
         seconds: duration of the proposal.
         tree: proposed tree.
-        before: expected tokens and seconds of the forward pass without this proposal; ``None`` without measured costs.
-        after: expected tokens and seconds of the forward pass with this proposal; ``None`` without measured costs.
+        before: (expected tokens, expected seconds) of a forward pass without this proposal; ``None`` if not measured.
+        after: (expected tokens, expected seconds) of a forward pass with this proposal; ``None`` if not measured.
     """
 
     source: str
@@ -235,12 +235,12 @@ class Drafter(ABC):
 class Proposer(Drafter, Generic[State]):
     """A drafter bound to a target model.
 
-    A method without a model and without memory across requests may subclass ``Proposer`` alone, without a ``Drafter``.
+    A method without a model and without memory across requests may subclass ``Proposer`` alone, which binds to itself.
 
     Attributes:
         capabilities: needed inputs and behaviour; set on the class or on the object.
         target: bound model; ``None`` if the proposer works with any model.
-        models: models from :meth:`~pronk.speculation.target.Target.load_shared`, for wrapped proposers too.
+        models: models from :meth:`~pronk.speculation.target.Target.load_shared`, for inner proposers too.
     """
 
     capabilities: Capabilities = Capabilities()
@@ -261,35 +261,35 @@ class Proposer(Drafter, Generic[State]):
 
     @abstractmethod
     def start(self, prompt: Sequence[int]) -> State:
-        """Return the state of a new request; ``prompt`` includes earlier output if the request is resumed."""
+        """Return the state of a new request; if the request is resumed, ``prompt`` ends with the earlier output."""
 
     @abstractmethod
     def propose(self, contexts: Sequence[DraftContext[State]]) -> list[TokenTree]:
         """Return one tree per context, with the last token of ``context.tokens`` as the root.
 
-        After an exception the requests continue without draft tokens. An exception must not depend on randomly drawn
-        tokens, because the remaining draft tokens would then not have the distribution ``TokenTree.probs``.
+        After an exception the requests continue without draft tokens. Whether an exception occurs must not depend on
+        randomly drawn tokens: the draft tokens of the other steps would not have the distribution ``TokenTree.probs``.
         """
 
     @abstractmethod
     def observe(self, outcome: Outcome[State]) -> None:
         """Receive the verification result of one request in one step.
 
-        Without :attr:`Capabilities.observes_all_steps`, steps in which the request has no budget to draft are left out.
+        Not called after steps without budget to draft, unless :attr:`Capabilities.observes_all_steps` is True.
         """
 
     def should_skip(self, state: State, tokens: Sequence[int]) -> bool:  # noqa: ARG002 - for overrides
-        """Return whether to skip a request's proposal in this step; called at most once per step and request."""
+        """Return whether not to call ``propose`` for a request in this step; called at most once per step."""
         return False
 
     def source_reports(self, state: State) -> Sequence[SourceReport]:  # noqa: ARG002 - for overrides
-        """Return one report per wrapped drafter that took part in the request's last proposal."""
+        """Return one :class:`SourceReport` per inner drafter that took part in the request's last proposal."""
         return ()
 
     def on_preempt(self, state: State) -> None:
-        """Release the KV blocks of a preempted request in the proposer's own caches.
+        """Release the KV blocks that a preempted request holds in the proposer's own caches.
 
-        The request may resume or stop. After resuming, proposals must be the same as without the preemption.
+        The request resumes later or stops. If it resumes, its proposals must be the same as without the preemption.
         """
 
     def stop(self, state: State) -> None:
@@ -297,7 +297,7 @@ class Proposer(Drafter, Generic[State]):
 
 
 def bind_proposer(drafter: Drafter, target: Target) -> Proposer[Any]:
-    """Return ``drafter.bind(target)``; check the result.
+    """Return ``drafter.bind(target)``, checked to be a proposer without former attribute names.
 
     Raises:
         OptionError: the options do not fit the target, or the result is no :class:`Proposer` or has a former attribute.

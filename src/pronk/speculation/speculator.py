@@ -48,7 +48,7 @@ class Speculator:
             (:mod:`pronk.speculation.node_selection`).
         costs: seconds of this step's forward pass by its number of rows; ``None`` until a forward pass without draft
             tokens has been measured.
-        seconds: time spent in proposers during this step.
+        seconds: duration of all proposer calls of this step.
     """
 
     def __init__(self, runner: ModelRunner, *, budget: bool) -> None:
@@ -62,8 +62,8 @@ class Speculator:
         self._shared_budgets: dict[int, SharedBudget] = {}
 
     def begin(self, batch: Sequence[ScheduledRequest], preempted: Sequence[Request]) -> None:
-        """Begin a step: report preemptions to proposers, and create the drafter states of new requests."""
-        self.runner.early_tokens.clear()  # left by an interrupted step
+        """Begin a step: call ``on_preempt`` for preempted requests, and ``start`` for new ones."""
+        self.runner.early_tokens.clear()  # valid for one step only
         self._on_preempt(preempted)
         self.seconds, self._propose_seconds, self._observe_seconds = 0.0, {}, {}
         for request in (scheduled.request for scheduled in batch):
@@ -77,13 +77,13 @@ class Speculator:
                 self._give_up(request, error)
             if self.budget and not proposer.capabilities.bypass_budget and request.request_budget is None:
                 request.request_budget = RequestBudget(self._shared_budget(proposer))
-            self._record_draft_time([request], began, {})  # not charged to the budget
+            self._record_draft_time([request], began, {})  # the dict is dropped: budgets do not pay for start()
 
     def propose(self, batch: Sequence[ScheduledRequest]) -> dict[Request, TokenTree]:
-        """Return the token trees to verify; requests without draft tokens are left out."""
+        """Return the token trees to verify, only for requests that have draft tokens."""
         drafts: dict[Request, TokenTree] = {}
         draft_slots = {scheduled.request: scheduled.num_draft_slots for scheduled in batch if scheduled.num_draft_slots}
-        self.costs, self._num_decoding = self._costs(batch), max(1, _count_plain_rows(batch)[0])
+        self.costs, self._num_decoding = self._cost_curve(batch), max(1, _count_plain_rows(batch)[0])
         for proposer, requests in _by_proposer(draft_slots):
             allowed = self._within_budget(proposer, requests)
             if allowed:
@@ -93,7 +93,7 @@ class Speculator:
     def update(
         self, steps: Sequence[RequestStep], outcomes: Mapping[Request, Outcome[Any]], context: int, began: float
     ) -> None:
-        """End a step: report outcomes to proposers, record the step's duration, and charge request budgets.
+        """End a step: pass outcomes to proposers, record the step's duration, and charge request budgets.
 
         Args:
             steps: one entry per request of the step.
@@ -107,7 +107,7 @@ class Speculator:
         self._close_step(steps, outcomes, seconds)
 
     def _observe(self, outcomes: Mapping[Request, Outcome[Any]]) -> None:
-        """Report outcomes to proposers; without tensors or not at all for requests whose budget is used up."""
+        """Pass outcomes to proposers; for requests without budget, an outcome without tensors, or none."""
         for proposer, requests in _by_proposer(outcomes):
             began = self.runner.clock()
             for request in requests:
@@ -149,28 +149,28 @@ class Speculator:
     ) -> None:
         """Charge each request's budget for drafting and for its draft rows; credit accepted tokens.
 
-        ``proposing`` and ``observing`` are the seconds of the proposer's methods ``propose`` and ``observe``.
+        ``proposing`` and ``observing`` are each request's seconds in the proposer's ``propose`` and ``observe``.
         """
         decoding, prompt_rows = _count_plain_rows([step.scheduled for step in steps])
-        costs = self._costs([step.scheduled for step in steps]) if self.budget and decoding else None
+        costs = self._cost_curve([step.scheduled for step in steps]) if self.budget and decoding else None
         if costs is None:
             return
         draft_tokens = {step.request: step.draft.num_draft_tokens for step in steps}
         plain_step, draft_rows = costs.at(decoding) / decoding, sum(draft_tokens.values())
-        expected = self.runner.costs_for([step.job for step in steps], costs).at(prompt_rows + decoding + draft_rows)
-        # Prefer the expected time of the forward pass: other processes may prolong the measured one. A draft row costs
-        # at most one plain step, because the first forward pass with draft tokens includes one-time work.
-        added = (expected if math.isfinite(expected) else seconds) - costs.at(prompt_rows + decoding)
+        estimate = self.runner.costs_for([step.job for step in steps], costs).at(prompt_rows + decoding + draft_rows)
+        # Seconds that the draft rows add, by the estimate if there is one: other processes may prolong a measured step.
+        # Limited to a plain step per row: the first forward pass with draft tokens includes one-time work.
+        added = (estimate if math.isfinite(estimate) else seconds) - costs.at(prompt_rows + decoding)
         added = min(max(0.0, added), draft_rows * plain_step)
         for request, outcome in outcomes.items():
-            if request.request_budget is not None:
+            if (request_budget := request.request_budget) is not None:
                 saved = max(0, min(len(outcome.path), len(outcome.committed) - 1))
-                rows = added * draft_tokens[request] / draft_rows if draft_rows else 0.0
+                row_seconds = added * draft_tokens[request] / draft_rows if draft_rows else 0.0
                 proposed, observed = proposing.get(request, 0.0), observing.get(request, 0.0)
-                request.request_budget.settle(proposed / plain_step, rows / plain_step, saved, observed / plain_step)
+                request_budget.settle(proposed / plain_step, row_seconds / plain_step, saved, observed / plain_step)
 
     def _on_preempt(self, requests: Iterable[Request]) -> None:
-        """Let proposers free the draft model's KV blocks of preempted requests."""
+        """Let proposers free the KV blocks that preempted requests hold in a draft model's cache."""
         for request in requests:
             if request.proposer is not None and request.draft_started:
                 try:
@@ -207,7 +207,7 @@ class Speculator:
         return drafts
 
     def _within_budget(self, proposer: Proposer[Any], requests: list[Request]) -> list[Request]:
-        """Return the requests with budget left, except those that the proposer skips."""
+        """Return the requests with budget left, except those for which ``should_skip`` returns True."""
         if not self.budget or proposer.capabilities.bypass_budget:
             return requests
         if self.costs is None:
@@ -227,7 +227,7 @@ class Speculator:
     def _record_draft_time(
         self, requests: Sequence[Request], began: float, seconds_by_request: dict[Request, float]
     ) -> None:
-        """Record the drafting time since ``began``; add an equal part per request to ``seconds_by_request``."""
+        """Record the time since ``began`` as drafting time, in ``seconds_by_request`` equally divided."""
         seconds = self.runner.clock() - began
         self.seconds += seconds
         for request in requests:
@@ -243,16 +243,16 @@ class Speculator:
             contexts = [self._context(request, draft_slots[request]) for request in requests]
             with interruptible():
                 proposed = proposer.propose(contexts)
-            found = {
+            trees = {
                 request: validate_draft(proposer.name, context, tree, self.vocab_size)
                 for request, context, tree in zip(requests, contexts, proposed, strict=True)
             }
-            for request, tree in found.items():
+            for request, tree in trees.items():
                 if request.decision_trace is not None:
                     request.decision_trace.record_proposal(proposer.source_reports(request.draft_state), tree)
-            return {request: tree for request, tree in found.items() if tree.num_draft_tokens}
+            return {request: tree for request, tree in trees.items() if tree.num_draft_tokens}
         finally:
-            # Proposers may advance a sampler by draft tokens. After an exception, roll it back to the end of the text.
+            # A proposer may have advanced a sampler by draft tokens before an exception: return to the end of the text.
             for request in requests:
                 request.sampler.recover()
 
@@ -272,12 +272,12 @@ class Speculator:
         )
 
     def _select(self, batch: Sequence[ScheduledRequest], drafts: dict[Request, TokenTree]) -> dict[Request, TokenTree]:
-        """Drop draft tokens that cost more time than they save, from trees that have a ``gain`` per node."""
+        """Drop draft tokens that cost more time than they save; trees without ``gain`` stay whole."""
         if not self.budget or all(tree.gain is None for tree in drafts.values()):
             return drafts
         decoding, prompt_rows = _count_plain_rows(batch)
-        # Under the rejection and block rules a tree with ``probs`` stays whole. Gains may depend on the sampled draft
-        # tokens, and dropping a sampled token by its value would change its distribution from its ``probs``.
+        # The rejection and block rules are exact only if draft tokens are distributed as ``probs``. A selection by gain
+        # may depend on the sampled tokens and so change their distribution. Trees with ``probs`` therefore stay whole.
         whole = {request for request, tree in drafts.items() if request.params.rejects and tree.probs is not None}
         offered = [replace(tree, gain=None) if request in whole else tree for request, tree in drafts.items()]
         limits = [self._max_draft_tokens(request, prompt_rows + decoding) for request in drafts]
@@ -292,20 +292,18 @@ class Speculator:
         return request.request_budget.left * self.costs.at(self._num_decoding) / self._num_decoding
 
     def _max_draft_tokens(self, request: Request, base_rows: int) -> int:
-        """Return the number of draft rows, added to ``base_rows``, that the request's budget covers."""
+        """Return the largest ``n`` with ``costs.at(base_rows + n) - costs.at(base_rows)`` within budget."""
         costs = self.costs
         if request.request_budget is None or costs is None:
             return _MAX_DRAFT_TOKENS
-        # At least one plain step: the time of the proposal is already spent, even if the budget is used up.
-        left = max(
+        # The proposal may have used up the budget. It is made and paid for, so its rows may take one plain step.
+        max_seconds = costs.at(base_rows) + max(
             self._budget_seconds(request) - self._propose_seconds.get(request, 0.0),
             costs.at(self._num_decoding) / self._num_decoding,
         )
-        return bisect_right(
-            range(1, _MAX_DRAFT_TOKENS), costs.at(base_rows) + left, key=lambda count: costs.at(base_rows + count)
-        )
+        return bisect_right(range(1, _MAX_DRAFT_TOKENS), max_seconds, key=lambda count: costs.at(base_rows + count))
 
-    def _costs(self, batch: Sequence[ScheduledRequest]) -> CostCurve | None:
+    def _cost_curve(self, batch: Sequence[ScheduledRequest]) -> CostCurve | None:
         """Return the cost curve of a forward pass over the batch; ``None`` if not measured yet."""
         decoding, _ = _count_plain_rows(batch)
         return self.runner.cost_model.costs(
@@ -317,13 +315,13 @@ class Speculator:
         proposer, request.proposer = request.proposer, None
         if proposer is None:
             return
-        named = f"{type(error).__name__}: {error}"
-        request.stats.draft_error = str(error) if isinstance(error, PronkError) else named
+        is_pronk_error = isinstance(error, PronkError)  # the message needs no type name
+        request.stats.draft_error = str(error) if is_pronk_error else f"{type(error).__name__}: {error}"
         _log.warning("%s: %s; the request continues without draft tokens", proposer.name, request.stats.draft_error)
         _log.debug("traceback of %s", proposer.name, exc_info=error)
         if request.draft_started:
             request.draft_started = False
-            with suppress(Exception):
+            with suppress(Exception):  # the first error is reported
                 proposer.stop(request.draft_state)
 
 
@@ -336,7 +334,7 @@ def _has_budget(proposer: Proposer[Any], request: Request) -> bool:
 
 
 def _count_plain_rows(batch: Sequence[ScheduledRequest]) -> tuple[int, int]:
-    """Return the numbers of decoding requests and of prompt tokens; each takes one row without drafting."""
+    """Return the rows of a step without draft tokens: ``(decoding requests, prompt tokens)``."""
     decoding = sum(scheduled.num_tokens == 1 for scheduled in batch)
     return decoding, sum(scheduled.num_tokens for scheduled in batch) - decoding
 

@@ -36,7 +36,7 @@ class Target:
         folder: checkpoint folder or GGUF file of the target; ``None`` if unknown.
         lock: engine lock; hold it while changing the layout of ``cache``.
         shared_models: draft models and trained drafters loaded by :meth:`load_shared`.
-        model_files: folder and modification time (ns) of each model in ``shared_models``.
+        model_files: folder and latest modification time (ns) of the weight files, by the model loaded from them.
         cost_model: measured durations of forward passes.
         acceptance_stats: acceptance rates shared by all requests; ``None`` if disabled.
         runner: runs forward passes, for drafters that compute the target's first layers before the others.
@@ -75,36 +75,37 @@ class Target:
         return None if self.folder is None else Fingerprint.of(self.folder)
 
     def matches(self, model: Fingerprint) -> bool:
-        """Return whether this target may be ``model``, the model that a drafter was trained on.
+        """Return whether a drafter that was trained on ``model`` works with this target.
 
-        Quantization changes the weights, but a drafter of the original model still works. A quantized target is
-        therefore compared by architecture only.
+        A quantized target has other weights than the original model, but the original's drafter still works. Therefore
+        only the architecture of a quantized target is compared, and nothing if the fingerprint is unknown.
         """
-        own = self.fingerprint
-        if own is None or own == model:
+        fingerprint = self.fingerprint
+        if fingerprint is None or fingerprint == model:
             return True
         assert self.folder is not None
         quantized = self.decoder.config.quantization is not None or is_gguf(self.folder)
-        return quantized and own.architecture == model.architecture
+        return quantized and fingerprint.architecture == model.architecture
 
     def load_shared(self, folder: Path, *kind: str, load: Callable[[], Model]) -> Model:
         """Return the draft model of a folder, loaded once and shared by all drafters that use it.
 
-        ``kind`` tells apart different objects loaded from one folder. A folder with changed weights is loaded again.
+        If one folder is loaded in several ways, for example with two dtypes, each way has its own ``kind``. A folder
+        whose weight files have changed is loaded again.
         The target keeps weak references; :class:`~pronk.drafters.proposer_cache.ProposerCache` keeps models alive.
         """
-        stamp = _stamp(folder)
-        key = (f"{folder}@{stamp}", *kind)
-        found: Model | None = self.shared_models.get(key)
-        if found is None:
-            found = self.shared_models[key] = load()
-            self.model_files[found] = folder, stamp
-        return found
+        modified = _modified_ns(folder)
+        key = (f"{folder}@{modified}", *kind)
+        model: Model | None = self.shared_models.get(key)
+        if model is None:
+            model = self.shared_models[key] = load()
+            self.model_files[model] = folder, modified
+        return model
 
     def is_current(self, model: object) -> bool:
-        """Return whether the weights of a shared model were not rewritten since loading (deletion is fine)."""
-        folder, stamp = self.model_files.get(model, (None, 0))
-        return folder is None or _stamp(folder) in {0, stamp}
+        """Return False if weight files of ``model`` were rewritten since loading; deletion does not count."""
+        folder, modified = self.model_files.get(model, (None, 0))
+        return folder is None or _modified_ns(folder) in {0, modified}
 
     def keep_hidden(self, layer: int, owner: object) -> None:
         """Keep the output of a layer (1 is the first) beside the KV cache until ``owner`` is deleted.
@@ -119,7 +120,7 @@ class Target:
                 self.budget.keep_hidden(self.cache, layer, owner)
 
 
-def _stamp(folder: Path) -> int:
-    """Return the latest modification time (ns) of the weights in a folder or file; 0 if there are none."""
+def _modified_ns(folder: Path) -> int:
+    """Return the latest modification time (ns) of the weight files of a folder, or of a file; 0 if none."""
     files = [folder] if folder.is_file() else folder.glob("*.safetensors")
     return max((file.stat().st_mtime_ns for file in files), default=0)

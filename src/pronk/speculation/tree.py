@@ -50,8 +50,8 @@ class TokenTree:
         probs: for each node, the distribution ``[vocab]`` (float64, target's vocabulary) that its token was drawn from,
             given all earlier nodes. Of siblings drawn without replacement, the earlier ones have probability 0 and the
             other probabilities sum to 1. ``None`` for a node that was not drawn at random, or instead of the tuple if
-            no node was. The value of a drawn token may affect later draws, but not which nodes are kept: dropping
-            tokens by value changes their distribution.
+            no node was. A node must not be dropped because of the token drawn for it: the tokens that remain would not
+            be distributed as ``probs``.
         gain: for each node, the estimated probability of acceptance, at most that of its parent; ``None`` if unknown.
         origin: for each node, the drafter that proposed it, as a key of acceptance statistics; ``None`` if unknown.
         acceptable: for each node, whether the node and all its ancestors may be accepted; derived from ``verify``.
@@ -75,12 +75,8 @@ class TokenTree:
         if size == 0 or len(self.parents) != size or self.parents[0] != -1:
             msg = f"expected one parent per token, the first -1; found {size} tokens, parents {self.parents}"
             raise ValueError(msg)
-        for name, values in (
-            ("verify", self.verify),
-            ("gain", self.gain),
-            ("probs", self.probs),
-            ("origin", self.origin),
-        ):
+        lists = {"verify": self.verify, "gain": self.gain, "probs": self.probs, "origin": self.origin}
+        for name, values in lists.items():
             if values is not None and len(values) != size:
                 msg = f"expected {size} entries in {name}, found {len(values)}"
                 raise ValueError(msg)
@@ -159,7 +155,7 @@ class TokenTree:
 
     @cached_property
     def main_chain(self) -> int:
-        """Number of nodes of the main chain, the root included."""
+        """Number of nodes of the main chain (see the class), the root included."""
         for node, parent in enumerate(self.parents):
             if parent != node - 1:
                 return node
@@ -167,7 +163,7 @@ class TokenTree:
 
     @cached_property
     def visible(self) -> NDArray[np.bool_]:
-        """Attention mask ``[nodes, nodes]``: True if column ``j`` is row ``i`` or an ancestor of it."""
+        """Attention mask ``[nodes, nodes]``: ``[i, j]`` is True if ``j`` is ``i`` or an ancestor of ``i``."""
         size, main = len(self), self.main_chain
         seen = np.zeros((size, size), dtype=np.bool_)
         seen[:main, :main] = np.tri(main, dtype=np.bool_)
@@ -185,28 +181,28 @@ class TokenTree:
         return tuple(reversed(path))
 
     def hang_below(self, chain: Sequence[int]) -> TokenTree:
-        """Return the tokens ``chain`` as a chain that ends in this tree; ``gain`` and ``origin`` are dropped."""
+        """Return the tree ``chain[0] ─ … ─ chain[-1] ─ this tree``; ``gain`` and ``origin`` are dropped."""
         num_above = len(chain)
         if not num_above:
             return self
-        lead = range(-1, num_above - 1)
+        parents_above = range(-1, num_above - 1)
         return TokenTree(
             (*chain, *self.tokens),
-            (*lead, num_above - 1, *(parent + num_above for parent in self.parents[1:])),
+            (*parents_above, num_above - 1, *(parent + num_above for parent in self.parents[1:])),
             None if self.verify is None else ((True,) * num_above + (True, *self.verify[1:])),
             None if self.probs is None else ((None,) * num_above + self.probs),
         )
 
     def with_unacceptable(self, other: TokenTree) -> TokenTree:
-        """Return this tree plus the unacceptable nodes of ``other``, added below the root.
+        """Return this tree plus the nodes of ``other`` whose :meth:`path` has only unacceptable nodes.
 
-        Nodes below an acceptable draft token of ``other`` are left out. Neither tree may have ``probs``.
+        Children of the other root become children of this root. Neither tree may have ``probs``.
         """
         new_index = {0: 0}
         for node, parent in enumerate(other.parents):
             if not other.acceptable[node] and parent in new_index:
                 new_index[node] = len(self) + len(new_index) - 1
-        nodes = [*new_index][1:]
+        nodes = [*new_index][1:]  # nodes of ``other`` to add
         other_origins = other.origin or (("", 0),) * len(other)
         return TokenTree(
             (*self.tokens, *(other.tokens[node] for node in nodes)),
@@ -217,16 +213,16 @@ class TokenTree:
         )
 
     def keep(self, nodes: Iterable[int]) -> TokenTree:
-        """Return this tree reduced to the root and ``nodes``, without nodes whose parent is not kept."""
+        """Return this tree reduced to the root and those of ``nodes`` whose ancestors are kept, too."""
         kept_nodes = set(nodes) | {0}
-        new: dict[int, int] = {-1: -1}
+        new_index: dict[int, int] = {-1: -1}
         for node, parent in enumerate(self.parents):
-            if node in kept_nodes and parent in new:
-                new[node] = len(new) - 1
-        kept = [node for node in new if node >= 0]
+            if node in kept_nodes and parent in new_index:
+                new_index[node] = len(new_index) - 1
+        kept = [node for node in new_index if node >= 0]
         return TokenTree(
             tuple(self.tokens[i] for i in kept),
-            tuple(new[self.parents[i]] for i in kept),
+            tuple(new_index[self.parents[i]] for i in kept),
             None if self.verify is None else tuple(self.verify[i] for i in kept),
             None if self.probs is None else tuple(self.probs[i] for i in kept),
             None if self.gain is None else tuple(self.gain[i] for i in kept),

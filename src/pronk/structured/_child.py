@@ -11,11 +11,12 @@ from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-# Stack size in bytes, smaller than that of pronk's threads: what compiles here overflows no stack there.
-_STACK = 4 << 20
+# Stack size in bytes. Threads of pronk have larger stacks, so a grammar that compiles here does not overflow theirs.
+_STACK_SIZE = 4 << 20
 
 
 def _compile(request: dict[str, Any]) -> dict[str, Any]:
+    """Return the ``seconds`` for the compilation, the first mask and the first forced tokens."""
     tokenizer = LLTokenizer(request["tokenizer"], n_vocab=request["vocab_size"], eos_token=request["stop_token_ids"])
     start = perf_counter()
     matcher = LLMatcher(tokenizer, request["grammar"], log_level=0, limits=LLParserLimits(**request["limits"]))
@@ -28,13 +29,13 @@ def _compile(request: dict[str, Any]) -> dict[str, Any]:
 
 def _main() -> None:
     if hasattr(os, "nice"):
-        os.nice(10)  # prefer running requests
-    request, result = json.load(sys.stdin), list[dict[str, Any]]()
-    threading.stack_size(_STACK)
-    thread = threading.Thread(target=lambda: result.append(_compile(request)))
+        os.nice(10)  # running requests have priority
+    request, results = json.load(sys.stdin), list[dict[str, Any]]()
+    threading.stack_size(_STACK_SIZE)
+    thread = threading.Thread(target=lambda: results.append(_compile(request)))
     thread.start()
     thread.join()
-    json.dump(result[0], sys.stdout)
+    json.dump(results[0], sys.stdout)  # no result after an exception: IndexError, exit code 1
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Logits processor of a guide: the position of a text in its grammar, and the allowed next tokens."""
+"""Logits processor of a guide: parses the text with the guide's grammar, and masks forbidden tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GrammarProcessor", "error_message"]
 
-_MAX_MESSAGE = 300  # characters kept of an error message of llguidance
+_MAX_MESSAGE = 300  # maximum characters of an error message of llguidance
 _EXPECTED = "expected a grammar that can be followed to the end"
 
 T = TypeVar("T")
@@ -26,8 +26,8 @@ T = TypeVar("T")
 class GrammarProcessor:
     """Logits processor of a guide: mask the tokens that the grammar forbids in the current context.
 
-    Nothing is masked after a stop token or a forbidden token. Drafting and verification may ask for the logits there,
-    but no token sampled from them becomes output. If the grammar exceeds llguidance's work limit, :meth:`mask` raises.
+    Draft tokens may include a stop token or a forbidden token and tokens after it. Logits after such a token are not
+    masked, because no token sampled from them becomes output.
 
     Args:
         matcher: llguidance matcher at the beginning of the text; it is copied.
@@ -38,8 +38,8 @@ class GrammarProcessor:
         self._start, self._matcher = matcher, matcher.deep_copy()
         self._stop_token_ids = frozenset(stop_token_ids)
         self._consumed: list[int] = []  # context tokens that the matcher has consumed
-        self._unconsumed = 0  # number of further context tokens, from the first stop or forbidden token on
-        self._computed = False  # whether the matcher has computed a mask or forced tokens since the last rollback
+        self._unconsumed = 0  # number of context tokens after these: a stop or forbidden token, and all tokens after it
+        self._computed = False  # whether the matcher has stored a mask or forced tokens since the last rollback
 
     def mask(self, logits: Tensor) -> Tensor:
         """Return the logits with ``-inf`` for forbidden tokens.
@@ -53,7 +53,7 @@ class GrammarProcessor:
         return torch.where(torch.from_numpy(self._allowed()[: len(logits)]), logits, -torch.inf)
 
     def check(self) -> None:
-        """Raise an error of :meth:`mask` if the grammar allows no token in the current context."""
+        """Raise the errors that :meth:`mask` would raise in the current context."""
         self._allowed()
 
     def advance(self, token: int) -> None:
@@ -72,7 +72,7 @@ class GrammarProcessor:
         if self._matcher.is_error() or (consumed and not self._matcher.rollback(consumed)):
             self._restart()
         elif consumed and self._computed:
-            # llguidance would reuse its results for the removed tokens. A new mask replaces them.
+            # llguidance would return the mask and forced tokens stored for the longer text. A new mask replaces them.
             self._matcher.compute_bitmask()
             self._computed = False
             if self._matcher.is_error():
@@ -91,9 +91,9 @@ class GrammarProcessor:
     def forced(self) -> list[int]:
         """Return the tokens that must come next, as the tokenizer encodes their text.
 
-        If the text must end, this is one stop token. Trailing tokens that could merge with later text are left out.
-        Of all tokenizations of the forced text, :meth:`mask` allows only this one. Hence each returned token is the
-        only allowed one, unless the model has several stop tokens.
+        If the text must end, this is the stop token with the smallest id. Trailing tokens that could merge with later
+        text are left out. :meth:`mask` allows no other token at these positions, not even those of another tokenization
+        of the same text; only other stop tokens are allowed at the end.
         """
         if self._unconsumed:
             return []
@@ -103,7 +103,7 @@ class GrammarProcessor:
         return self._result_or_restart(self._matcher.compute_ff_tokens()) or []
 
     def _result_or_restart(self, result: T) -> T | None:
-        """Return the ``result`` of a matcher call, or ``None`` if the call failed; then restart the matcher."""
+        """Return ``result``, or ``None`` if the matcher call failed that gave it; then restart the matcher."""
         if not self._matcher.is_error():
             return result
         self._restart()
@@ -121,7 +121,7 @@ class GrammarProcessor:
             msg = f"guide: {_EXPECTED}, found: {error_message(self._matcher)}; make it simpler"
             raise GuideError(msg)
         allowed = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little").view(np.bool_)
-        # Forbid stop tokens before the end, even if the grammar allows their spelling as text.
+        # Before the end of the text, forbid stop tokens even where the grammar allows the characters of their names.
         allowed[[*self._stop_token_ids]] = self._matcher.is_accepting()
         first = int(allowed.argmax())
         # llguidance silently skips forced characters that no token spells. The token that it then allows is invalid.
@@ -132,5 +132,5 @@ class GrammarProcessor:
 
 
 def error_message(matcher: LLMatcher) -> str:
-    """Return the matcher's error message as one line."""
+    """Return the matcher's error message as one line of limited length."""
     return " ".join(matcher.get_error().replace("<non-verbose/>", "").split())[:_MAX_MESSAGE]

@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 
 __all__ = ["CompiledGrammar", "Grammars"]
 
-_CACHE_SIZE = 64  # compiled guides; one takes a few MB of memory, at most 40 MB under _LIMITS
-_MAX_MESSAGE = 300  # characters kept of an error message of LLTokenizer
+_CACHE_SIZE = 64  # maximum number of cached guides; one usually takes a few MB of memory, and at most 40 MB
+_MAX_MESSAGE = 300  # maximum characters of an error message of LLTokenizer
 
-# Stricter than llguidance's defaults, which suit trusted grammars. One lexer state takes up to 2 KB. The last three
-# numbers limit the work per token, so that one mask takes at most about 40 ms on a slow machine.
+# Stricter than llguidance's defaults, which suit trusted grammars. max_lexer_states limits memory: a state takes up to
+# 2 KB. The three numbers after it limit the work per token: one mask takes at most about 40 ms on a slow machine.
 _LIMITS: Mapping[str, Any] = {
     "max_grammar_size": 100_000,
     "max_lexer_states": 20_000,
@@ -53,8 +53,9 @@ _LIMITS: Mapping[str, Any] = {
     "max_items_in_row": 500,
     "verbose_errors": False,
 }
-# Largest common multiple of all values of multipleOf; llguidance compiles them to automata of up to that many states.
+# Limit of the least common multiple of a guide's multipleOf values; llguidance builds automata of up to as many states.
 _MAX_MULTIPLE = 10_000
+# The value of multipleOf in a schema within a grammar: "0.25" in '"multipleOf": 0.25'.
 _MULTIPLE = re.compile(r'"multipleOf"\s*:\s*([-+0-9.eE]+)')
 
 
@@ -67,7 +68,7 @@ class CompiledGrammar:
     _stop_token_ids: tuple[int, ...]
 
     def new_processor(self, text: Sequence[int] = ()) -> GrammarProcessor:
-        """Return a logits processor for a new request, advanced over the token ids ``text``."""
+        """Return a logits processor for a new request that has generated the token ids ``text``."""
         processor = GrammarProcessor(self._matcher, self._stop_token_ids)
         for token in text:
             processor.advance(token)
@@ -92,27 +93,27 @@ class Grammars:
             GuideError: llguidance is missing or does not support the tokenizer; the model has no stop token; or the
                 guide is invalid, uses an unsupported feature, or allows no text.
         """
-        found = self._find(guide)
-        if found is not None:
-            return found
+        compiled = self._find(guide)
+        if compiled is not None:
+            return compiled
         with self._compile_lock:  # one compilation at a time, to leave cores to running requests
-            found = self._find(guide)
-            if found is None:
+            compiled = self._find(guide)
+            if compiled is None:
                 start = perf_counter()
                 matcher = self._compile(guide)
-                found = CompiledGrammar(perf_counter() - start, matcher, self._stop_token_ids)
+                compiled = CompiledGrammar(perf_counter() - start, matcher, self._stop_token_ids)
                 with self._cache_lock:
-                    self._cache[guide] = found
+                    self._cache[guide] = compiled
                     while len(self._cache) > _CACHE_SIZE:
                         self._cache.popitem(last=False)
-        return found
+        return compiled
 
     def submit(self, guide: Guide) -> Future[CompiledGrammar]:
-        """Compile a guide in a background thread, so that other requests do not wait."""
-        found, future = self._find(guide), Future[CompiledGrammar]()
-        if found is None:
+        """Call :meth:`compile` in a background thread, so that other requests do not wait."""
+        compiled, future = self._find(guide), Future[CompiledGrammar]()
+        if compiled is None:
             return self._executor.submit(self.compile, guide)
-        future.set_result(found)
+        future.set_result(compiled)
         return future
 
     @cached_property
@@ -121,10 +122,10 @@ class Grammars:
 
     def _find(self, guide: Guide) -> CompiledGrammar | None:
         with self._cache_lock:
-            found = self._cache.get(guide)
-            if found is not None:
+            compiled = self._cache.get(guide)
+            if compiled is not None:
                 self._cache.move_to_end(guide)
-            return found
+            return compiled
 
     def _compile(self, guide: Guide) -> LLMatcher:
         tokenizer = self._tokenizer
@@ -182,7 +183,7 @@ def _to_grammar(guide: Guide) -> str:
 
 @contextmanager
 def _kind_in_errors(kind: str) -> Iterator[None]:
-    """Insert the guide's ``kind`` into the message of a ``GuideError`` that the block raises."""
+    """Insert ``kind`` into the message of a ``GuideError`` of the ``with`` block: "guide: json: …"."""
     try:
         yield
     except GuideError as error:
@@ -191,31 +192,33 @@ def _kind_in_errors(kind: str) -> Iterator[None]:
 
 def _check_multiples(guide: Guide) -> None:
     """Refuse a guide whose values of ``multipleOf`` have too large a common multiple."""
-    found = lcm(*_multiples(guide)) if guide.choice is None else 1
-    if found > _MAX_MULTIPLE:
+    common_multiple = lcm(*_multiples(guide)) if guide.choice is None else 1
+    if common_multiple > _MAX_MULTIPLE:
         msg = f"guide: {guide.kind}: expected digits of multipleOf with a common multiple up to {_MAX_MULTIPLE}"
         raise GuideError(msg)
 
 
 def _multiples(guide: Guide) -> Iterator[int]:
-    """Yield the digits of each ``multipleOf`` as an integer, for example 25 for 0.25."""
+    """Yield each value of ``multipleOf`` without its decimal point, for example 25 for 0.25."""
     if guide.kind == "json":
-        given = [str(value) for value in _values(json.loads(guide.source), "multipleOf")]
+        numbers = [str(value) for value in _values(json.loads(guide.source), "multipleOf")]
     else:
-        given = _MULTIPLE.findall(re.sub(r"\\u([0-9a-fA-F]{4})", lambda code: chr(int(code[1], 16)), guide.source))
-    for text in given:
+        source = re.sub(r"\\u([0-9a-fA-F]{4})", lambda code: chr(int(code[1], 16)), guide.source)  # "\u006d" is "m"
+        numbers = _MULTIPLE.findall(source)
+    for number in numbers:
         try:
-            yield abs(int("".join(map(str, Decimal(text).as_tuple().digits)))) or 1
+            yield abs(int("".join(map(str, Decimal(number).as_tuple().digits)))) or 1
         except (InvalidOperation, ValueError):
             continue  # not a number; llguidance reports the error
 
 
-def _values(value: Any, name: str) -> Iterator[Any]:
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
+def _values(document: Any, name: str) -> Iterator[Any]:
+    """Yield the values of the key ``name`` at any depth of a JSON document."""
+    if isinstance(document, Mapping):
+        for key, value in document.items():
             if key == name:
-                yield inner
-            yield from _values(inner, name)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _values(inner, name)
+                yield value
+            yield from _values(value, name)
+    elif isinstance(document, list):
+        for value in document:
+            yield from _values(value, name)

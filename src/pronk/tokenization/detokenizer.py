@@ -73,7 +73,7 @@ class IncrementalDecoder:
     def _start(self, text: str) -> int:
         """Return the offset in the window's ``text`` at which the new part begins.
 
-        If the prompt ends inside a character, ``_returned`` ends in a replacement character that ``text`` lacks.
+        If the prompt ends inside a character, ``_returned`` ends with U+FFFD; ``text`` may have the whole character.
         """
         return len(self._returned if text.startswith(self._returned) else self._returned.rstrip(_REPLACEMENT))
 
@@ -85,7 +85,7 @@ class IncrementalDecoder:
     def _skip_invalid_bytes(self, text: str) -> str:
         """Cut the window at the last token boundary that splits no character; return new text before it.
 
-        Otherwise invalid bytes could make the window grow without bound.
+        Without this, the window would grow without bound while a text consists of invalid bytes.
         """
         for cut in range(len(self._window) - 1, self._num_done, -1):
             before = self._tokenizer.decode(self._window[:cut])
@@ -110,28 +110,28 @@ class StopScanner:
             raise OptionError(msg)
         self._stops = sorted(stops, key=len, reverse=True)
         self._held = ""
-        self._found: str | None = None
+        self._stop: str | None = None  # the first complete stop string
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """Return final text, and the stop string once one is complete; from then on, the text is empty."""
-        if self._found is not None:
-            return "", self._found
+        """Return the text that no stop string can cut any more, and the first stop string if complete."""
+        if self._stop is not None:
+            return "", self._stop
         self._held += text
         matches = [(at + len(stop), at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if matches:
-            _, cut, self._found = min(matches)
+            _, cut, self._stop = min(matches)
         else:
             cut = self._undecided()
         safe, self._held = self._held[:cut], self._held[cut:]
-        return safe, self._found
+        return safe, self._stop
 
     def flush(self) -> str:
         """End the stream; return the withheld text, which is no stop string."""
-        rest, self._held = "" if self._found else self._held, ""
+        rest, self._held = "" if self._stop else self._held, ""
         return rest
 
     def _undecided(self) -> int:
-        """Return the offset of the longest tail of ``_held`` that begins a stop string, or its length."""
+        """Return the offset in ``_held`` from which on a stop string may have begun; its length if none."""
         longest = len(self._stops[0]) if self._stops else 0
         for at in range(max(0, len(self._held) - longest + 1), len(self._held)):
             tail = self._held[at:]

@@ -13,7 +13,7 @@ __all__ = ["TextStream"]
 class TextStream:
     """Detokenization and stop strings of one request.
 
-    The first ``min_tokens - 1`` tokens are not searched for stop strings, so that the text is not too short.
+    Stop strings are searched from token number ``min_tokens`` on, so the text has at least ``min_tokens`` tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stops: Sequence[str], min_tokens: int = 0) -> None:

@@ -87,14 +87,14 @@ class Tokenizer:
 
     @cached_property
     def digest(self) -> str:
-        """Hash of tokenizer, special tokens and templates, 16 hexadecimal digits."""
+        """Hash of tokenizer, special tokens and chat templates, 16 hexadecimal digits."""
         templates = [self._chat_template, self._tool_template]
         rest = json.dumps([self._special_tokens, templates], sort_keys=True)
         return hashlib.sha256(f"{self.backend.to_str()}{rest}".encode()).hexdigest()[:16]
 
     @cached_property
     def eos_ids(self) -> tuple[int, ...]:
-        """Id of the tokenizer's end-of-text token, if any; the model's config may list more."""
+        """Id of the tokenizer's end-of-text token, or none; the model's config may list further ids."""
         token = self._id_of("eos_token")
         return () if token is None else (token,)
 
@@ -113,7 +113,7 @@ class Tokenizer:
         return token_id in self.special_ids or self.backend.id_to_token(token_id) is None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of ``text``; ``add_special_tokens=False`` adds no tokens around it."""
+        """Return the token ids of ``text``, by default with tokens such as ``bos_token`` around it."""
         try:
             ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
         except Exception as error:  # tokenizers raises bare Exception, and TypeError for lone surrogates
@@ -157,15 +157,15 @@ class Tokenizer:
         """Return the token ids of a conversation; arguments and errors as in :meth:`chat`.
 
         If ``trusted``, names of special tokens in messages and tools are encoded as these tokens, as in transformers.
-        Otherwise they stay text (:mod:`pronk.tokenization.chat.untrusted`). No tokens at all raise a PromptError.
+        Otherwise they stay text (:mod:`pronk.tokenization.chat.untrusted`). An empty result raises a PromptError.
         """
         names: dict[str, str] = {}
         if not trusted:
             checked = check_messages(messages)
-            plain, names = disguise([*checked, *(tools or ())], self._special_names)
-            messages, tools = plain[: len(checked)], None if tools is None else plain[len(checked) :]
+            disguised, names = disguise([*checked, *(tools or ())], self._special_names)
+            messages, tools = disguised[: len(checked)], None if tools is None else disguised[len(checked) :]
         text = self.chat(messages, add_generation_prompt=add_generation_prompt, tools=tools)
-        ids = [token for piece, hidden in reveal(text, names) for token in self._piece_ids(piece, hidden=hidden)]
+        ids = [token for part, hidden in reveal(text, names) for token in self._part_ids(part, hidden=hidden)]
         if not ids:
             msg = (
                 "the model's chat template: expected a text made of these messages, found one of no tokens; "
@@ -174,7 +174,7 @@ class Tokenizer:
             raise PromptError(msg)
         return ids
 
-    def _piece_ids(self, text: str, *, hidden: bool) -> list[int]:
+    def _part_ids(self, text: str, *, hidden: bool) -> list[int]:
         encode = partial(self.encode, add_special_tokens=False)
         return plain_ids(text, encode, self.special_ids) if hidden else encode(text)
 
@@ -215,8 +215,8 @@ def _read_backend(path: Path) -> tokenizers.Tokenizer:
 def _build_gpt2(folder: Path, config: Mapping[str, Any], special: Mapping[str, str]) -> tokenizers.Tokenizer:
     """Build GPT-2's byte-level BPE tokenizer from ``vocab.json`` and ``merges.txt``."""
     vocab, merges = folder / "vocab.json", folder / "merges.txt"
-    kind = config.get("tokenizer_class")
-    if not vocab.is_file() or not merges.is_file() or kind not in _GPT2_CLASSES:
+    class_name = config.get("tokenizer_class")
+    if not vocab.is_file() or not merges.is_file() or class_name not in _GPT2_CLASSES:
         others = [name for name in ("tokenizer.model", "vocab.json", "merges.txt") if (folder / name).is_file()]
         msg = (
             f"{folder}: expected tokenizer.json, found {' and '.join(others) or 'no tokenizer file'}; "
@@ -230,8 +230,8 @@ def _build_gpt2(folder: Path, config: Mapping[str, Any], special: Mapping[str, s
         raise TokenizerError(msg) from error
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=bool(config.get("add_prefix_space", False)))
     backend.decoder = decoders.ByteLevel()
-    known = [token for token in {*special.values(), "<|endoftext|>"} if backend.token_to_id(token) is not None]
-    backend.add_special_tokens(sorted(known))
+    names = {*special.values(), "<|endoftext|>"}
+    backend.add_special_tokens(sorted(name for name in names if backend.token_to_id(name) is not None))
     return backend
 
 
@@ -252,13 +252,13 @@ def _find_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
         except ValueError as error:
             msg = f"{path}: expected text in UTF-8, found other bytes"
             raise TokenizerError(msg) from error
-    given = config.get("chat_template")
-    if given is None or isinstance(given, str):
-        return {} if given is None else {"default": given}
+    source = config.get("chat_template")
+    if source is None or isinstance(source, str):
+        return {} if source is None else {"default": source}
     try:
-        return {entry["name"]: entry["template"] for entry in given}
+        return {entry["name"]: entry["template"] for entry in source}
     except (TypeError, KeyError) as error:
-        msg = f"{folder}: expected chat_template to be a string or a list of names and templates, found {given!r:.60}"
+        msg = f"{folder}: expected chat_template to be a string or a list of names and templates, found {source!r:.60}"
         raise TokenizerError(msg) from error
 
 

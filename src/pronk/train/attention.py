@@ -60,7 +60,7 @@ def dense_hidden(
 def dense_states(
     decoder: Decoder, tokens: Tensor, dtype: torch.dtype, attend: Attend | None = None, stop: int | None = None
 ) -> Iterator[tuple[int, Tensor]]:
-    """Yield number and output ``[batch * length, hidden]`` of layers 1 to ``stop``; causal by default."""
+    """Yield number and output ``[batch * length, hidden]`` of layers 1 to ``stop`` (default: the last)."""
     batch, length = tokens.shape
     positions = torch.arange(length, device=tokens.device).repeat(batch)
     x = decoder.embed(tokens.reshape(-1), positions, dtype)

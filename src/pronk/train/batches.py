@@ -19,7 +19,7 @@ __all__ = ["Batches", "Mixture", "Sequences", "token_dtype"]
 
 
 class Batches(Protocol):
-    """Endless series of sequences of ``length`` tokens, numbered from 0."""
+    """Endless series of training sequences of ``length`` tokens, numbered from 0."""
 
     @property
     def length(self) -> int:
@@ -85,7 +85,7 @@ class Sequences:
 
 @dataclass(frozen=True)
 class Mixture:
-    """Sequences of two files; the fraction ``share`` of them, evenly spread, is from ``second``."""
+    """Series that takes the fraction ``share`` of its sequences, evenly spread, from ``second``."""
 
     first: Sequences
     second: Sequences
@@ -97,7 +97,7 @@ class Mixture:
         return self.first.length
 
     def batch(self, start: int, count: int) -> tuple[Tensor, Tensor]:
-        """Return a batch; ``floor(n * share)`` of the first ``n`` sequences are from ``second``."""
+        """Return a batch; of sequences 0 to ``n - 1``, ``floor(n * share)`` are from ``second``."""
         before, after = int(start * self.share), int((start + count) * self.share)
         parts = []
         if count > after - before:

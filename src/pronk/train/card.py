@@ -1,4 +1,4 @@
-"""Model cards: training, text, measurements and limits of a model; the templates are in ``cards/``."""
+"""Model cards with training, text, measurements and limits of a model; templates are in ``cards/``."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def model_card(trainer: Trainer[TextModel[Any]], name: str, facts: Mapping[str, 
     config, heads = trainer.objective.config, trainer.objective.options.heads
     return render(
         "model",
-        **_run(trainer, name, facts["command"]),
+        **_run_variables(trainer, name, facts["command"]),
         library="transformers",
         parameters=_millions(trainer.objective.decoder),
         config=config,
@@ -50,11 +50,11 @@ def student_card(trainer: Trainer[Student[Any]], name: str, facts: Mapping[str, 
     """Return the ``README.md`` of a drafter; the arguments are those of :func:`model_card`."""
     objective, figures = trainer.objective, facts["figures"]
     # Names of figures: "TEXT KL" and "TEXT same", with several branches also "TEXT KL 2" and "TEXT same 2".
-    pairs = [(each, each.replace(" KL", " same", 1)) for each in figures if " KL" in each]
-    own, read = objective.data / "on-policy.json", objective.options.share > 0
+    pairs = [(name_of_kl, name_of_kl.replace(" KL", " same", 1)) for name_of_kl in figures if " KL" in name_of_kl]
+    own_text, uses_own_text = objective.data / "on-policy.json", objective.options.share > 0
     return render(
         "student",
-        **_run(trainer, name, facts["command"]),
+        **_run_variables(trainer, name, facts["command"]),
         library=objective.library,
         parameters=_millions(objective.module),
         objective=objective,
@@ -64,19 +64,14 @@ def student_card(trainer: Trainer[Student[Any]], name: str, facts: Mapping[str, 
         served=_served(figures),
         num_tokens=objective.options.num_tokens,
         share=objective.options.share,
-        own_text=json.loads(own.read_text(encoding="utf-8"))["tokens"] if read and own.exists() else 0,
+        own_text=json.loads(own_text.read_text("utf-8"))["tokens"] if uses_own_text and own_text.exists() else 0,
     )
 
 
 def heads_card(name: str, what: str, fingerprint: str, num_heads: int, facts: Mapping[str, Any]) -> str:
     """Return the ``README.md`` of the multi-token heads of a language model.
 
-    Args:
-        name: name of the model.
-        what: description of the heads.
-        fingerprint: fingerprint of the model.
-        num_heads: number of heads.
-        facts: as for :func:`model_card`, or empty during an evaluation.
+    ``what`` has the sizes of the heads in words. ``facts`` are as for :func:`model_card`, or empty for an evaluation.
     """
     figures = facts.get("figures", {})
     return render(
@@ -108,8 +103,8 @@ def render(card: str, package: str = "pronk.train", **facts: Any) -> str:
     return environment.get_template(f"{card}.md.j2").render(facts)
 
 
-def _run(trainer: Trainer[Any], name: str, command: str) -> dict[str, Any]:
-    """Return the variables of a run that the templates of all cards use."""
+def _run_variables(trainer: Trainer[Any], name: str, command: str) -> dict[str, Any]:
+    """Return the variables that the templates of all cards of a run need."""
     summary = json.loads((trainer.folder / "data" / "sources.json").read_text(encoding="utf-8"))
     total = sum(summary["weights"].values())  # below 1 if the text has no dialogues
     packages = [f"{package} {version(package)}" for package in ("torch", "tokenizers", "safetensors", "numpy")]
@@ -137,18 +132,18 @@ def _millions(module: torch.nn.Module) -> str:
 
 def _losses(figures: Mapping[str, float], length: int) -> str:
     """Return a language model's losses as one line, or an empty text without losses."""
-    losses = ", ".join(f"{each} {loss:.3f}" for each, loss in figures.items() if not is_served(each))
+    losses = ", ".join(f"{name} {loss:.3f}" for name, loss in figures.items() if not is_served(name))
     return f"validation loss in nats per token, on sequences of {length}: {losses}" if losses else ""
 
 
 def _served(figures: Mapping[str, float]) -> list[dict[str, Any]]:
-    """Return the figures measured in the engine, for each kind of decoding (greedy, sampled)."""
+    """Return alpha, CTAR and S, measured in the engine, for each decoding method (greedy, sampled)."""
     return [
         {
-            "decoding": each,
-            "alpha": figures[f"{each} alpha"],
-            "ctar": [share for name, share in figures.items() if name.startswith(f"{each} CTAR(")],
-            "S": figures[f"{each} S"],
+            "decoding": method,
+            "alpha": figures[f"{method} alpha"],
+            "ctar": [share for name, share in figures.items() if name.startswith(f"{method} CTAR(")],
+            "S": figures[f"{method} S"],
         }
-        for each in (name.removesuffix(" S") for name in figures if is_served(name) and name.endswith(" S"))
+        for method in (name.removesuffix(" S") for name in figures if is_served(name) and name.endswith(" S"))
     ]

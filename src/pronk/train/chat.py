@@ -41,7 +41,7 @@ _LABEL = re.compile(rf"^({'|'.join(_ROLES)}): ?", re.MULTILINE)
 def parse_dialogue(text: str) -> list[tuple[str, str]] | None:
     """Return the turns ``(role, content)`` of a dialogue, or ``None`` for other text.
 
-    Roles alternate, and the user begins. Half of the dialogues with "Question:" stay text, to train both forms.
+    Roles alternate, and the user begins. Half of the "Question:" dialogues count as other text, to train both forms.
     """
     if not text.startswith(("User: ", "Customer: ", "Question: ")):
         return None
@@ -65,11 +65,7 @@ def dialogue_ids(tokenizer: Tokenizer, turns: list[tuple[str, str]]) -> list[int
 
 
 def special_ids(tokenizer: Tokenizer) -> list[int]:
-    """Return the ids of :data:`SPECIAL_TOKENS`, in their order.
-
-    Raises:
-        TokenizerError: the tokenizer lacks one of them.
-    """
+    """Return the ids of :data:`SPECIAL_TOKENS`; raise a ``TokenizerError`` if one is missing."""
     ids = {token: tokenizer.token_to_id(token) for token in SPECIAL_TOKENS}
     missing = [token for token, number in ids.items() if number is None]
     if missing:

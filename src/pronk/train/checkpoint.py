@@ -19,7 +19,7 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
     """Replace the checkpoint at ``path``; ``state`` has tensors, numbers, strings, lists and dictionaries.
 
     Raises:
-        CheckpointError: the file cannot be written, for example on a full disk; the old one is intact.
+        CheckpointError: the file cannot be written, for example on a full disk; an old checkpoint stays intact.
     """
     what = "a training checkpoint" + (" (the one before is intact)" if path.exists() else "")
     # torch raises RuntimeError when a write fails.
@@ -28,7 +28,7 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
 
 
 def load_checkpoint(path: Path, *, mapped: bool = False) -> dict[str, Any]:
-    """Read a checkpoint of :func:`save_checkpoint`; with ``mapped``, tensors are read on first use.
+    """Read a checkpoint of :func:`save_checkpoint`; if ``mapped``, tensors are memory-mapped.
 
     Raises:
         CheckpointError: the file is damaged or of another format.

@@ -22,9 +22,9 @@ from pronk.files.atomic import write_json
 
 __all__ = ["EVALUATION", "TEXT_BY", "TOKENS_BY", "TRAINED_BY", "Clock", "within"]
 
-# Fractions of the limit: ends of the first three phases, and (EVALUATION) duration of one evaluation in training.
-TOKENS_BY, TEXT_BY, TRAINED_BY = 1 / 6, 1 / 3, 0.9
-EVALUATION = 0.05
+# Fractions of the limit.
+TOKENS_BY, TEXT_BY, TRAINED_BY = 1 / 6, 1 / 3, 0.9  # ends of tokenizing, own text and training
+EVALUATION = 0.05  # duration of one evaluation during training
 
 T = TypeVar("T")
 
@@ -58,11 +58,11 @@ class Clock:
         self._earlier = seconds
 
     def save(self, folder: Path) -> None:
-        """Write the duration so far into ``folder``; later, checkpoints contain it."""
+        """Write the duration so far into ``folder``, for a run without a checkpoint yet."""
         write_json(folder / "clock.json", {"seconds": self.seconds})
 
     def restore(self, folder: Path) -> None:
-        """Set the earlier duration from the file of :meth:`save`, if there is one."""
+        """Call :meth:`resume` with the duration in the file of :meth:`save`, if there is one."""
         file = folder / "clock.json"
         if file.exists():
             self.resume(json.loads(file.read_text(encoding="utf-8"))["seconds"])

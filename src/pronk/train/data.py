@@ -34,7 +34,7 @@ from pronk.train.tokenizer import save_tokenizer, train_tokenizer
 __all__ = ["Collection", "OriginRecord", "Pool", "collect", "mix", "pack", "prepare"]
 
 _HOLD_OUT = 100  # one document in 100 is held out for validation
-_HELD_OUT_CHARACTERS = 4000  # held out of a source's longest document if no whole one is; at most 1/4 of it
+_HELD_OUT_CHARACTERS = 4000  # minimum held out of the longest document if no whole one is; at most 1/4 of it
 _CHUNK = 64  # documents tokenized together
 
 
@@ -72,7 +72,7 @@ class Collection:
 def collect(options: DataOptions) -> Collection:
     """Read all sources, drop exact copies and excluded documents, and hold out one document in 100.
 
-    If no document of a source is held out, the end of its longest document is.
+    If no document of a source is held out, the end of its longest document is held out.
 
     Raises:
         OptionError: a source is unreadable or leaves no text.
@@ -80,14 +80,14 @@ def collect(options: DataOptions) -> Collection:
     total = sum(spec.weight for spec in options.sources)
     rest = 1 - options.dialogues
     pools = [Pool(spec.name, rest * spec.weight / total) for spec in options.sources]
-    talk = Pool("dialogues", options.dialogues)
-    result = Collection([*pools, talk], [])
+    dialogues = Pool("dialogues", options.dialogues)
+    result = Collection([*pools, dialogues], [])
     unwanted = Exclusion.from_files(options.exclude)
     seen: set[bytes] = set()
     for spec, pool in zip(options.sources, pools, strict=True):
-        _fill(result, spec, pool, talk, unwanted, seen)
+        _fill(result, spec, pool, dialogues, unwanted, seen)
         _hold_some_out(pool)
-        if not pool.documents and not (options.dialogues and talk.documents):
+        if not pool.documents and not (options.dialogues and dialogues.documents):
             msg = f"source {spec.name!r}: expected text to train on, found none"
             raise OptionError(msg)
     result.pools = [pool for pool in result.pools if pool.documents and pool.weight]
@@ -95,9 +95,9 @@ def collect(options: DataOptions) -> Collection:
 
 
 def _fill(
-    result: Collection, spec: SourceSpec, pool: Pool, talk: Pool, unwanted: Callable[[str], bool], seen: set[bytes]
+    result: Collection, spec: SourceSpec, pool: Pool, dialogues: Pool, unwanted: Callable[[str], bool], seen: set[bytes]
 ) -> None:
-    """Read the source ``spec``: dialogues go to ``talk``, other documents to ``pool``."""
+    """Read the source ``spec``: dialogues go to ``dialogues``, other documents to ``pool``."""
     origins: dict[tuple[str, str], OriginRecord] = {}
     for document in read_source(spec):
         digest = hashlib.blake2b(document.text.encode(), digest_size=16).digest()
@@ -112,10 +112,10 @@ def _fill(
         record = origins.setdefault(key, OriginRecord(spec.name, *key))
         record.documents += 1
         record.bytes += len(document.text.encode())
-        target = talk if talk.weight and parse_dialogue(document.text) else pool
+        target = dialogues if dialogues.weight and parse_dialogue(document.text) else pool
         held_out = int.from_bytes(digest[:4], "big") % _HOLD_OUT == 0
         (target.held_out if held_out else target.documents).append(document.text)
-    result.origins += sorted(origins.values(), key=lambda r: -r.bytes)
+    result.origins += sorted(origins.values(), key=lambda record: -record.bytes)
 
 
 def _hold_some_out(pool: Pool) -> None:
@@ -135,16 +135,16 @@ def _hold_some_out(pool: Pool) -> None:
 def mix(
     pools: Sequence[Pool], seed: int, size: Callable[[str], int] = lambda text: len(text.encode())
 ) -> Iterator[str]:
-    """Yield documents without end, each from the pool furthest behind its weight.
+    """Yield documents without end, each from the pool with the smallest ``size yielded so far / weight``.
 
-    Weights are fractions of the total ``size`` (default: bytes, which need no tokenizer). Each epoch has a new order.
+    ``size`` is by default in bytes, which need no tokenizer. The documents of a pool are shuffled for each repetition.
     """
     streams = [_shuffled(pool.documents, f"{seed}/{pool.name}") for pool in pools]
-    given = [0.0] * len(pools)
+    sizes = [0.0] * len(pools)
     while True:
-        behind = min(range(len(pools)), key=lambda i: given[i] / pools[i].weight)
-        text = next(streams[behind])
-        given[behind] += size(text)
+        next_pool = min(range(len(pools)), key=lambda i: sizes[i] / pools[i].weight)
+        text = next(streams[next_pool])
+        sizes[next_pool] += size(text)
         yield text
 
 
@@ -174,8 +174,8 @@ def prepare(  # noqa: PLR0917 - the last four have defaults
         context: context length of the model.
         say: function that prints a line of progress.
         encoder: converts text to tokens; by default a tokenizer is trained and saved in ``folder``.
-        also: function that makes further files from the documents.
-        least: minimum number of tokens in the sources.
+        also: called with the collection after the training text is written, to write further files.
+        least: minimum number of tokens in the sources, each read once.
         enough: called with the number of tokens so far; if it returns True, the training text ends early.
 
     Raises:
@@ -185,20 +185,20 @@ def prepare(  # noqa: PLR0917 - the last four have defaults
     """
     recipe = _recipe(options, tokens, context, encoder)
     if (folder / "sources.json").exists():
-        before = json.loads((folder / "sources.json").read_text(encoding="utf-8"))["recipe"]
-        check_unchanged(folder.parent, _named(before), _named(recipe))
+        old_recipe = json.loads((folder / "sources.json").read_text(encoding="utf-8"))["recipe"]
+        check_unchanged(folder.parent, _readable(old_recipe), _readable(recipe))
         return
     say("reading sources")
     collection = collect(options)
-    read = sum(r.bytes for r in collection.origins)
-    say(f"read {_size(read)}; dropped {collection.duplicates} copies, {collection.excluded} excluded documents")
+    num_bytes = sum(record.bytes for record in collection.origins)
+    say(f"read {_size(num_bytes)}; dropped {collection.duplicates} copies, {collection.excluded} excluded documents")
     with writing(folder, "the training text"):
         folder.mkdir(parents=True, exist_ok=True)
     if encoder is None:
-        encoder = _train_encoder(collection, options, folder, context, min(options.tokenizer_bytes, read))
+        encoder = _train_encoder(collection, options, folder, context, min(options.tokenizer_bytes, num_bytes))
         say("trained the tokenizer")
     _check_length(collection, encoder, least)
-    again = ", going through the text again and again" if tokens > read else ""
+    again = ", going through the text again and again" if tokens > num_bytes else ""
     say(f"tokenizing {tokens / 1e6:.1f} M tokens{again}")
     _write_held_out(collection, options, encoder, folder)
     packed = pack(encoder, mix(collection.pools, options.seed), tokens, enough)
@@ -272,8 +272,8 @@ def _recipe(options: DataOptions, tokens: int, context: int, encoder: Encoder | 
     }
 
 
-def _named(recipe: dict[str, Any]) -> dict[str, Any]:
-    """Return the recipe with keys for error messages."""
+def _readable(recipe: dict[str, Any]) -> dict[str, Any]:
+    """Return the recipe with keys that users understand, for error messages."""
     return {"tokens of text (steps times batch)" if key == "tokens" else key: value for key, value in recipe.items()}
 
 
@@ -296,7 +296,7 @@ def pack(
         if not chunk:
             break
         for ids in encoder.encode(chunk):
-            piece = [*ids, encoder.end][: tokens - size]
-            packed[size : size + len(piece)] = piece
-            size += len(piece)
+            document = [*ids, encoder.end][: tokens - size]
+            packed[size : size + len(document)] = document
+            size += len(document)
     return packed[:size]

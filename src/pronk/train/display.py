@@ -19,8 +19,8 @@ __all__ = ["PLAIN", "TrainingDisplay", "WritingDisplay", "figure_lines"]
 # Print lines unchanged: a path may contain rich's markup.
 PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}
 
-# The name of a figure is a text or a kind of decoding, and a measurement: "on-policy KL 2", "greedy CTAR(1)".
-_FIGURE = re.compile(r"(?P<of>.+?) (?P<what>(KL|same|alpha|CTAR|S)\b.*)")
+# Names of figures: "on-policy KL 2" has the subject "on-policy" (a text), "greedy CTAR(1)" the subject "greedy".
+_FIGURE = re.compile(r"(?P<subject>.+?) (?P<measure>(KL|same|alpha|CTAR|S)\b.*)")
 
 
 class _Bar(Progress):
@@ -40,7 +40,7 @@ class _Bar(Progress):
 
 
 class WritingDisplay(_Bar):
-    """Progress of generating ``total`` tokens of the target's own text: a bar, and a line per twentieth.
+    """Progress of generating ``total`` tokens of the target's own text: a bar, and a line every 5 %.
 
     The time limit of ``clock`` may end the text earlier.
     """
@@ -90,11 +90,11 @@ def figure_lines(figures: Mapping[str, float]) -> Iterator[str]:
     """Yield a line for each validation text, with its figures."""
     lines: dict[str, list[str]] = {}
     for name, value in figures.items():
-        found = _FIGURE.fullmatch(name)
-        of, what = (found["of"], found["what"]) if found else (name, "loss")
-        lines.setdefault(of, []).append(f"{what} {value:.3f}")
-    for of, values in lines.items():
-        yield f"  valid {of}  {'  '.join(values)}"
+        match = _FIGURE.fullmatch(name)
+        subject, measure = (match["subject"], match["measure"]) if match else (name, "loss")
+        lines.setdefault(subject, []).append(f"{measure} {value:.3f}")
+    for subject, values in lines.items():
+        yield f"  valid {subject}  {'  '.join(values)}"
 
 
 def _duration(seconds: float) -> str:

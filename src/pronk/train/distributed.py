@@ -44,12 +44,12 @@ class ProcessGroup:
         """Call ``compute`` in the first process; return its result in all processes."""
         if self.count == 1:
             return compute()
-        box = [compute() if self.main else None]
-        dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
-        return box[0]  # type: ignore[return-value]  # set by the first process
+        results = [compute() if self.main else None]
+        dist.broadcast_object_list(results, src=0, device=torch.device("cpu"))
+        return results[0]  # type: ignore[return-value]  # set by the first process
 
     def agree(self, value: T) -> T:
-        """Return the first process's value."""
+        """Return the value of the first process, in all processes."""
         return self.from_main(lambda: value)
 
     def any(self, flag: bool) -> bool:
@@ -61,11 +61,11 @@ class ProcessGroup:
         return bool(flags)
 
     def share(self, passes: int) -> range:
-        """Return the numbers of the forward passes that this process computes, of ``passes`` in all."""
+        """Return which of the forward passes 0 to ``passes - 1`` of a step this process computes."""
         return range(self.rank, passes, self.count)
 
     def gather(self, rows: Sequence[Sequence[float]]) -> list[list[float]]:
-        """Return the figures of all forward passes in order; ``rows`` are those of this process's passes."""
+        """Return one row of figures per forward pass of the step; ``rows`` are those of this process."""
         if self.count == 1:
             return [list(row) for row in rows]
         own = torch.tensor(rows, dtype=torch.float64)
@@ -78,16 +78,16 @@ class ProcessGroup:
         if self.count == 1:
             return
         parameters = [p for p in module.parameters() if p.requires_grad]
-        found = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32)
-        dist.all_reduce(found, dist.ReduceOp.MAX)
-        chosen = [p for p, some in zip(parameters, found.tolist(), strict=True) if some]
-        if not chosen:
+        has_grad = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32)
+        dist.all_reduce(has_grad, dist.ReduceOp.MAX)
+        parameters = [p for p, has in zip(parameters, has_grad.tolist(), strict=True) if has]
+        if not parameters:
             return
-        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in chosen]
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         # One large message is much faster than many small ones.
-        every = torch.cat([grad.flatten() for grad in grads])
-        dist.all_reduce(every)
-        for parameter, grad in zip(chosen, every.split([p.numel() for p in chosen]), strict=True):
+        all_grads = torch.cat([grad.flatten() for grad in grads])
+        dist.all_reduce(all_grads)
+        for parameter, grad in zip(parameters, all_grads.split([p.numel() for p in parameters]), strict=True):
             parameter.grad = grad.view_as(parameter).clone()
 
 

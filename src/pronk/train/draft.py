@@ -20,7 +20,7 @@ __all__ = ["DraftStudent"]
 
 
 class DraftStudent(Student[Decoder]):
-    """A small decoder with the target's vocabulary; see :class:`~pronk.train.student.Student`."""
+    """Training of a small decoder with the target's vocabulary."""
 
     kind = "draft_model"
     what = "A draft model"

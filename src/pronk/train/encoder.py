@@ -23,7 +23,7 @@ class Encoder:
     plain: Callable[[list[str]], list[list[int]]]  # encodes texts without the chat format
     dialogue: Callable[[Turns], list[int]]  # encodes the turns of one dialogue
     end: int  # id of the token after each document
-    vocab_size: int  # all ids are smaller
+    vocab_size: int  # all token ids are smaller
     fingerprint: str = ""  # fingerprint of a target's tokenizer; empty for the run's own
 
     @classmethod
@@ -31,7 +31,7 @@ class Encoder:
         """Return an encoder with a tokenizer trained by :mod:`pronk.train.tokenizer`."""
 
         def plain(texts: list[str]) -> list[list[int]]:
-            return [each.ids for each in backend.encode_batch_fast(texts, add_special_tokens=False)]
+            return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
 
         end = special_ids(backend)[0]
         return cls(plain, lambda turns: dialogue_ids(backend, turns), end, backend.get_vocab_size())
@@ -43,7 +43,7 @@ class Encoder:
         backend.encode_special_tokens = True
 
         def plain(texts: list[str]) -> list[list[int]]:
-            return [each.ids for each in backend.encode_batch_fast(texts)]
+            return [encoding.ids for encoding in backend.encode_batch_fast(texts)]
 
         def dialogue(turns: Turns) -> list[int]:
             if not tokenizer.has_chat_template:

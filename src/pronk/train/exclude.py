@@ -11,9 +11,9 @@ from pronk.files.json_lines import read_json_lines
 
 __all__ = ["RUN", "Exclusion"]
 
-RUN = 13  # words
-# A run of 13 words contains a group of 7 that starts at a multiple of 7 in the document. Looking up every 7th group
-# therefore finds each shared run, at a seventh of the cost.
+RUN = 13  # number of successive words that a text must share to be excluded
+# Number of words in a group. Each run of 13 words contains a group of 7 that starts at a multiple of 7 in the document.
+# Looking up only these groups therefore finds each shared run, at a seventh of the cost.
 _GROUP = (RUN + 1) // 2
 _WORD = re.compile(r"\w+")
 

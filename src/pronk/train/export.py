@@ -40,7 +40,7 @@ def export_model(
     """Replace ``folder`` by a checkpoint in the Hugging Face layout.
 
     Args:
-        decoder: decoder of the Llama architecture with unquantized weights; the embedding is the unembedding.
+        decoder: decoder of the Llama architecture with unquantized weights and tied embeddings.
         tokenizer_folder: folder with the tokenizer's files.
         folder: folder of the checkpoint.
         card: content of ``README.md``.

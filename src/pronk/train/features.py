@@ -26,22 +26,18 @@ class Features:
 
 @torch.no_grad()
 def compute_features(
-    decoder: Decoder,
-    tokens: Tensor,
-    dtype: torch.dtype,
-    hidden: Collection[int] = (),
-    cache: Collection[int] = (),
+    decoder: Decoder, tokens: Tensor, dtype: torch.dtype, hidden: Collection[int] = (), cache: Collection[int] = ()
 ) -> Features:
     """Run ``tokens [batch, length]``; keep outputs of the layers ``hidden``, keys and values of ``cache``."""
     batch, length = tokens.shape
-    dense, found = DenseAttention(batch, length, decoder.config.windows), Features(tokens.new_empty(0))
+    dense, features = DenseAttention(batch, length, decoder.config.windows), Features(tokens.new_empty(0))
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if layer + 1 in cache:
-            found.keys[layer + 1], found.values[layer + 1] = k, v
+            features.keys[layer + 1], features.values[layer + 1] = k, v
         return dense(layer, q, k, v)
 
-    for layer, found.last in dense_states(decoder, tokens, dtype, attend):
+    for layer, features.last in dense_states(decoder, tokens, dtype, attend):
         if layer in hidden:
-            found.hidden[layer] = found.last
-    return found
+            features.hidden[layer] = features.last
+    return features

@@ -1,7 +1,7 @@
 """Training of a language model that predicts several tokens at once (Gloeckle et al. 2024).
 
 The loss is equation 2 over ``n`` heads. Head ``i`` predicts the token ``i`` positions further on; head 1 is the model's
-own. For each head, training takes the mean over the rows ``t`` whose sequence has a token ``t + i``::
+own. For each head, the sum over rows is replaced by the mean over the rows ``t`` whose sequence has a token ``t + i``::
 
     L = - Σ_t Σ_(i=1..n) log P(x[t+i] | x[..t])
 
@@ -110,8 +110,8 @@ class FutureModel(nn.Module):
 
         return [*stages, (0, first)] if shape.order == "anticausal" else [(0, first), *stages]
 
-    def scored(self, number: int, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return head ``number``'s norm of ``x [rows, hidden]``, and its unembedding ``[vocab, hidden]``."""
+    def norm_and_unembedding(self, number: int, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a head's norm of ``x [rows, hidden]``, and the head's unembedding ``[vocab, hidden]``."""
         if not number:
             return self.decoder.norm(x), self.decoder.embedding
         return self.heads.norm(number - 1, x), head_weight(self.heads, number - 1, self.decoder.embedding)
@@ -131,13 +131,13 @@ class FutureTokens(TextModel[FutureModel]):
 
     @property
     def decoder(self) -> Decoder:
-        """Model to export, without the further heads."""
+        """The model without the further heads."""
         return self.module.decoder
 
     def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> Passed:
-        """Return the mean loss of the heads; add ``scale`` times the gradient of the losses' sum.
+        """Return the mean loss of the heads; add ``scale`` times the gradient of the sum of their losses.
 
-        A further head's accuracy (``same``) is that of its most likely token against the model's own head's.
+        ``same``: fraction of rows in which a further head and the model's own head have the same most likely token.
         """
         inputs, targets = inputs.to(self.device), targets.to(self.device)
         with self._autocast():
@@ -155,18 +155,18 @@ class FutureTokens(TextModel[FutureModel]):
         return Passed(fmean(losses), tuple(same))
 
     def _losses(self, inputs: Tensor, targets: Tensor, z: Tensor) -> Any:
-        """Yield each head's number, loss and most likely tokens, and the rows where head 0 predicts the same."""
+        """Yield number, loss and likeliest tokens of each head, and rows where head 0 has the same targets."""
         batch, length = inputs.shape
         with self._autocast():
             stages = self.module.stages(inputs)
-        found = head_by_head(stages, z, chained=self.module.heads.shape.chained)
+        outputs = head_by_head(stages, z, chained=self.module.heads.shape.chained)
         while True:
             with self._autocast():
-                number, out = next(found, (0, None))
+                number, out = next(outputs, (0, None))
                 if out is None:
                     return
                 rows, own_rows = ahead(batch, length, number, inputs.device)
-                hidden, weight = self.module.scored(number, out[rows])
+                hidden, weight = self.module.norm_and_unembedding(number, out[rows])
             loss, likeliest = text_loss(hidden, weight, targets.reshape(-1)[own_rows], self.dtype)
             yield number, loss, likeliest, own_rows
 
@@ -186,7 +186,7 @@ class FutureTokens(TextModel[FutureModel]):
         return super().evaluate(length, seconds / 2) | self._serve(seconds / 2)
 
     def judge(self, figures: Mapping[str, float]) -> float:
-        """Return the mean loss, without the figures measured in the engine."""
+        """Return the mean of the losses; alpha, CTAR and S do not count."""
         return super().judge({name: value for name, value in figures.items() if not is_served(name)})
 
     def _serve(self, seconds: float) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Training of GLIDE, which attends to the target's KV cache, and of a variant that does not.
+"""Training of GLIDE, with cross-attention to the target's KV cache, and of a variant without it.
 
 While the draft tokens of a step are generated, the target's cache ends before the first of them. Training imitates
 this: the text is cut into blocks of ``L`` tokens, and cross-attention lets row ``j`` see token ``k`` of the cache if
@@ -33,7 +33,7 @@ __all__ = ["DelayedAttention", "GlideStudent", "VanillaStudent", "block_mask"]
 def block_mask(length: int, block: int, window: int | None = None) -> Tensor:
     """Return the mask ``[length, length]``: whether row ``j`` sees token ``k`` of the target's cache.
 
-    Token ``k`` must be in an earlier block of ``block`` tokens than ``j``, and within a sliding window of ``window``.
+    Token ``k`` must be in an earlier block of ``block`` tokens than ``j``, and be one of the last ``window`` tokens.
     """
     positions = torch.arange(length)
     seen = positions[:, None] // block > positions // block
@@ -50,7 +50,7 @@ class DelayedAttention(DenseAttention):
     seen: Sequence[Tensor] = ()  # per draft layer: mask ``[length, length]`` of :func:`block_mask`
 
     def cross(self, layer: int, q: Tensor) -> Tensor:
-        """Return the attention of ``q [rows, heads, d]`` to the target's cache, ``[rows, heads * d]``."""
+        """Return the cross-attention output ``[rows, heads * d]`` for ``q [rows, heads, d]``."""
         rotated = q if self.rotation is None else apply_rope(q, *self.rotation)
         k, v, seen = self.keys[layer], self.values[layer], self.seen[layer]
         q, k, v = (
@@ -106,7 +106,7 @@ class GlideStudent(Student[GlideModule]):
 
 
 class VanillaStudent(GlideStudent):
-    """Training of the variant without cross-attention, a plain draft model."""
+    """Training of the variant without cross-attention: an ordinary draft model."""
 
     kind = "vanilla"
     what = "GLIDE's twin without cross-attention, a draft model"

@@ -3,7 +3,7 @@
 The logits of all heads, and their gradients, would be the largest tensors in memory. Therefore each head runs forward
 and backward before the next one, and only the gradient of the trunk's output (the input of the heads) accumulates
 (section 2 and figure 2). If heads read the outputs of other heads, all heads run forward first. Then the losses are
-computed one by one, and at last the gradients run through the chain of heads back to the trunk (figure S11).
+computed one by one. After the last one, the gradients run through the chain of heads back to the trunk (figure S11).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class HeadsStudent(Student[MultiTokenHeads]):
         return heads
 
     def branches(self, tokens: Tensor, features: Features) -> Iterator[Branch]:
-        """Yield one branch per head, nearest token first; rows at a sequence's end have fewer branches."""
+        """Yield one branch per head, nearest token first; the last rows of a sequence have fewer branches."""
         heads, (batch, length) = self.module, tokens.shape
         z = features.hidden[heads.shape.layer].float()
         rope = dense_rope(self.teacher.decoder, batch, length, z.dtype, z.device)
@@ -67,7 +67,7 @@ def describe(shape: HeadsShape) -> str:
 
 
 def head_weight(heads: MultiTokenHeads | MedusaHeads, index: int, shared: Tensor) -> Tensor:
-    """Return a head's unembedding ``[vocab, hidden]``: its own, or without one ``shared``, the target's."""
+    """Return a head's unembedding ``[vocab, hidden]``: ``shared`` (the target's) if it has no own one."""
     return heads.unembeddings[index].get_parameter("weight") if heads.unembeddings else shared
 
 
@@ -81,10 +81,10 @@ def head_stages(heads: MultiTokenHeads, rope: tuple[Tensor, Tensor] | None, atte
 
 
 def head_by_head(stages: Sequence[Stage], z: Tensor, *, chained: bool) -> Iterator[tuple[int, Tensor]]:
-    """Yield number and output ``[rows, hidden]`` of each stage, in the order of the numbers.
+    """Yield number and output ``[rows, hidden]`` of each head, by ascending number.
 
-    The caller runs backward from each output before it takes the next one. If ``chained``, the gradients then run back
-    through the stages, and to ``z`` if it requires a gradient, after the last output has been taken.
+    The caller runs backward from each output before it takes the next one. If ``chained``, the iterator finally passes
+    the gradients back through the stages, and to ``z`` if it requires a gradient.
 
     Args:
         stages: heads in order of execution.
@@ -95,17 +95,17 @@ def head_by_head(stages: Sequence[Stage], z: Tensor, *, chained: bool) -> Iterat
         for number, apply in sorted(stages, key=lambda stage: stage[0]):
             yield number, apply(z)
         return
-    made: list[tuple[int, Tensor, Tensor]] = []
-    x = z
+    outputs: list[tuple[int, Tensor, Tensor]] = []  # number, output, and the output as a leaf of the autograd graph
+    leaf = z
     for number, apply in stages:
-        out = apply(x)
-        x = out.detach().requires_grad_()
-        made.append((number, out, x))
-    for number, _, x in sorted(made, key=lambda each: each[0]):
-        yield number, x
-    for _, out, x in reversed(made):
+        out = apply(leaf)
+        leaf = out.detach().requires_grad_()
+        outputs.append((number, out, leaf))
+    for number, _, leaf in sorted(outputs, key=lambda output: output[0]):
+        yield number, leaf
+    for _, out, leaf in reversed(outputs):
         if out.requires_grad:
-            out.backward(x.grad)
+            out.backward(leaf.grad)
 
 
 def ahead(batch: int, length: int, places: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -113,5 +113,5 @@ def ahead(batch: int, length: int, places: int, device: torch.device) -> tuple[T
 
     For two sequences of 3 rows and 1 place: ``0 1 3 4`` and ``1 2 4 5``.
     """
-    every = torch.arange(batch * length, device=device).view(batch, length)
-    return every[:, : length - places].reshape(-1), every[:, places:].reshape(-1)
+    all_rows = torch.arange(batch * length, device=device).view(batch, length)
+    return all_rows[:, : length - places].reshape(-1), all_rows[:, places:].reshape(-1)

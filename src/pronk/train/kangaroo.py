@@ -60,7 +60,7 @@ class KangarooStudent(Student[Adapter]):
 
     @property
     def spec(self) -> str:
-        """Options of the drafter to measure; with eta 0, draft tokens of low confidence are measured, too."""
+        """Specification of the drafter to measure; with ``eta=0`` it proposes at any confidence."""
         return f"{self.kind}(model={{model!r}}, num_tokens={self.options.num_tokens}, eta=0)"
 
 

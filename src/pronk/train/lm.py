@@ -57,7 +57,7 @@ class TextModel(ABC, Generic[Module]):
     @property
     @abstractmethod
     def decoder(self) -> Decoder:
-        """Model to export."""
+        """Decoder that :meth:`export` writes."""
 
     @abstractmethod
     def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> Passed:
@@ -65,13 +65,13 @@ class TextModel(ABC, Generic[Module]):
 
     @abstractmethod
     def measure(self, inputs: Tensor, targets: Tensor) -> list[float]:
-        """Return the mean loss in nats per token: of the next token, of the second next, and so on."""
+        """Return the mean losses in nats per token: of the next token, of the second next token, …."""
 
     @torch.no_grad()
     def evaluate(self, length: int, seconds: float = inf) -> dict[str, float]:
-        """Measure the loss in nats per token on every held-out set; the sets share ``seconds``.
+        """Return the losses in nats per token on all held-out sets, measured in about ``seconds`` in all.
 
-        The key is the name of the set (``prose``); for the second next token it is ``prose 2``, and so on.
+        The key ``prose`` is the loss of the next token on the set ``prose``, ``prose 2`` of the second next token, ….
         """
         figures: dict[str, float] = {}
         sets = list(held_out_sets(self.data, length, self.config.vocab_size))
@@ -86,11 +86,11 @@ class TextModel(ABC, Generic[Module]):
         return figures
 
     def judge(self, figures: Mapping[str, float]) -> float:
-        """Return the mean of all losses in ``figures``."""
+        """Return the mean of the losses ``figures``; NaN if there are none."""
         return fmean(figures.values()) if figures else nan
 
     def export(self, folder: Path, card: str, facts: Mapping[str, Any]) -> None:  # noqa: ARG002 - for heads
-        """Replace ``folder`` by the current model; ``facts`` go into the JSON file of its heads."""
+        """Replace ``folder`` by the current model; only subclasses with heads write ``facts``."""
         export_model(self.decoder, self.data, folder, card)
 
 
@@ -106,7 +106,7 @@ class LanguageModel(TextModel[Decoder]):
 
     @property
     def decoder(self) -> Decoder:
-        """Model to export."""
+        """The module itself."""
         return self.module
 
     def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> Passed:
@@ -128,7 +128,7 @@ class LanguageModel(TextModel[Decoder]):
 
 
 def two_phases(file: Path, options: LoopOptions, vocab_size: int) -> tuple[Sequences, Sequences]:
-    """Return the sequences of the two phases of a run, from two parts of a token file."""
+    """Return the sequences of a run's two phases: from the beginning and the end of a token file."""
     o, dtype = options, token_dtype(vocab_size)
     border = 1 - o.final_share
     first = Sequences(file, o.length, o.seed, 0.0, border, dtype)

@@ -41,7 +41,7 @@ __all__ = ["Objective", "Passed", "Report", "Trainer", "find_device"]
 
 @dataclass(frozen=True)
 class Passed:
-    """Result of a forward and backward pass."""
+    """Result of one forward and backward pass."""
 
     loss: float  # mean loss in nats per token
     same: tuple[float, ...] = ()  # fraction of rows with the target's most likely token, per branch; may be empty
@@ -60,16 +60,16 @@ class Objective(Protocol):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Values that a resumed run must repeat, in addition to the options of the loop."""
+        """Values that must be the same when a run is resumed, besides the options of the loop."""
 
     def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> Passed:
         """Add ``scale`` times the gradient of the mean loss; arguments are ``[count, length]``."""
 
     def evaluate(self, length: int, seconds: float = math.inf) -> dict[str, float]:
-        """Measure figures on held-out sequences of up to ``length`` tokens for about ``seconds``, by name."""
+        """Return named figures, measured in ``seconds`` on held-out sequences of up to ``length`` tokens."""
 
     def judge(self, figures: Mapping[str, float]) -> float:
-        """Return the number that early stopping compares (lower is better); NaN without held-out text."""
+        """Return the figure that early stopping compares (lower is better); NaN without held-out text."""
 
 
 Trained = TypeVar("Trained", bound=Objective)
@@ -119,7 +119,7 @@ class Trainer(Generic[Trained]):
             torch.set_num_threads(options.threads)
         self.optimizers = Optimizers(objective.module, options.optimizer, options.weight_decay)
         self.seconds = 0.0  # training time, also before the run was resumed, by the first process's clock
-        self.step, self.step_seconds = 0, 0.0  # number and duration of the last step
+        self.step, self.step_seconds = 0, 0.0  # number of steps made; duration of the last one
         self.done = [0, 0]  # number of steps made in each phase
         self.passed: list[tuple[float, ...]] = []  # loss and ``same`` of each step since the last report
         self.history: list[dict[str, Any]] = []
@@ -150,19 +150,19 @@ class Trainer(Generic[Trained]):
 
     @property
     def finished(self) -> bool:
-        """Whether the schedule is complete, has no time for another step, or early stopping has ended the run."""
+        """Whether all steps are made, no time is left for another step, or early stopping has ended the run."""
         return self.schedule.progress(self.step, self.seconds + self.step_seconds) >= 1.0 or self.stopped_early
 
     @property
     def stopped_early(self) -> bool:
         """Whether the last ``patience`` evaluations were no better than the best one before them."""
-        patience, judged = self.options.patience, [each for _, each in self.judged]
+        patience, judged = self.options.patience, [judgement for _, judgement in self.judged]
         return patience is not None and len(judged) > patience and min(judged[:-patience]) <= min(judged[-patience:])
 
     @property
     def judged(self) -> list[tuple[int, float]]:
         """Step and judgement (:meth:`Objective.judge`) of each evaluation so far."""
-        return [(each["step"], self.objective.judge(each["valid"])) for each in self.history if each["valid"]]
+        return [(entry["step"], self.objective.judge(entry["valid"])) for entry in self.history if entry["valid"]]
 
     @property
     def tokens(self) -> int:
@@ -220,7 +220,7 @@ class Trainer(Generic[Trained]):
         Raises:
             PronkError: the loss is not finite; the last checkpoint stays.
         """
-        last, durations = time.monotonic(), []
+        last_end, durations = time.monotonic(), []
         while not self.processes.any(self.finished or stop()):
             begin = time.monotonic()
             progress = self.schedule.progress(self.step, self.seconds)
@@ -229,26 +229,26 @@ class Trainer(Generic[Trained]):
             end = time.monotonic()
             durations.append(end - begin)
             # Evaluations, and times when the process was suspended, count for the time limit too.
-            self.seconds, self.step_seconds = self.processes.agree((self.seconds + end - last, end - begin))
-            last = end
+            self.seconds, self.step_seconds = self.processes.agree((self.seconds + end - last_end, end - begin))
+            last_end = end
             # With a time limit, the finished model is evaluated by the caller, after this method.
             evaluate = self.step % self.options.evaluate_every == 0 or (self.finished and not self.clock.limited)
             if evaluate or self.finished or self.step % self.options.log_every == 0:
-                news = self._news(rate, norm, median(durations))
-                news.valid = self._evaluate() if evaluate else {}
-                self.history.append(asdict(news))
-                self.processes.from_main(partial(report, news))
+                progress_report = self._make_report(rate, norm, median(durations))
+                progress_report.valid = self._evaluate() if evaluate else {}
+                self.history.append(asdict(progress_report))
+                self.processes.from_main(partial(report, progress_report))
                 durations.clear()
             if evaluate:
-                self.processes.from_main(partial(evaluated, news))
+                self.processes.from_main(partial(evaluated, progress_report))
                 now = time.monotonic()
-                self.seconds, last = self.processes.agree(self.seconds + now - last), now
+                self.seconds, last_end = self.processes.agree(self.seconds + now - last_end), now
             if self.step % self.options.save_every == 0:
                 self.save()
         self.save()
 
-    def _news(self, rate: float, norm: float, seconds: float) -> Report:
-        """Return a report of the steps since the last report; ``seconds`` is the median duration of a step."""
+    def _make_report(self, rate: float, norm: float, seconds: float) -> Report:
+        """Return a report of the steps since the last one; ``seconds`` is the median duration of a step."""
         loss, *same = (fmean(column) for column in zip(*self.passed, strict=True))
         self.passed.clear()
         progress, speed = self.schedule.progress(self.step, self.seconds), self.options.batch / seconds
@@ -263,25 +263,25 @@ class Trainer(Generic[Trained]):
         return figures
 
     def _step(self, progress: float, rate: float) -> float:
-        """Make one optimizer step; return the norm of the gradient."""
+        """Make one optimizer step; return the norm of the gradient before clipping."""
         o = self.options
-        number = 0 if progress < 1 - o.final_share else 1
-        phase = self.objective.phases[number]
+        phase_number = 0 if progress < 1 - o.final_share else 1
+        phase = self.objective.phases[phase_number]
         count, passes = o.micro // phase.length, o.batch // o.micro
-        own = []
+        own_rows = []  # loss and ``same`` of each forward pass of this process
         for i in self.processes.share(passes):
-            inputs, targets = phase.batch((self.done[number] * passes + i) * count, count)
+            inputs, targets = phase.batch((self.done[phase_number] * passes + i) * count, count)
             passed = self.objective.backward(inputs, targets, 1 / passes)
-            own.append((passed.loss, *passed.same))
-        means = tuple(sum(column) / passes for column in zip(*self.processes.gather(own), strict=True))
+            own_rows.append((passed.loss, *passed.same))
+        means = tuple(sum(column) / passes for column in zip(*self.processes.gather(own_rows), strict=True))
         if not math.isfinite(means[0]):
             msg = f"step {self.step + 1}: expected a finite loss, found {means[0]}; use a lower --lr than {o.rate:g}"
             raise PronkError(msg)
         self.processes.sum_gradients(self.objective.module)
-        norm = float(nn.utils.clip_grad_norm_(self.objective.module.parameters(), o.clip))  # before clipping
+        norm = float(nn.utils.clip_grad_norm_(self.objective.module.parameters(), o.clip))
         self.optimizers.step(rate)
         self.passed.append(means)
-        self.done[number] += 1
+        self.done[phase_number] += 1
         self.step += 1
         return norm
 

@@ -20,15 +20,15 @@ from torch import Tensor
 
 __all__ = ["Comparison", "TeacherLogits", "chunks", "distillation_loss", "text_loss"]
 
-_CHUNK = 1 << 21  # logits computed at a time
-_ROWS = 128  # minimum rows computed at a time: each time, the whole gradient of the head is read and written
+_CHUNK = 1 << 21  # maximum logits per chunk, unless _ROWS rows have more
+_ROWS = 128  # minimum rows per chunk: each chunk reads and writes the whole gradient of the head
 
 # Function from a slice of the rows to the teacher's logits ``[rows of the slice, vocab]``.
 TeacherLogits = Callable[[slice], Tensor]
 
 
 class Comparison:
-    """Sums over rows: divergence from the teacher in nats, and number of equal most likely tokens."""
+    """Sums over rows: divergence from the teacher (nats), and rows with the teacher's likeliest token."""
 
     def __init__(self) -> None:
         self.rows = 0
@@ -37,7 +37,7 @@ class Comparison:
 
 
 def chunks(rows: int, vocab_size: int) -> list[slice]:
-    """Return the slices of rows whose logits are computed at a time."""
+    """Return the chunks as slices of the rows."""
     step = max(_ROWS, _CHUNK // vocab_size)
     return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
 
@@ -60,7 +60,7 @@ def distillation_loss(  # noqa: PLR0917 - the last three have defaults
         labels: ``[rows]``, the next tokens of the text.
         hard: weight of the text, 0..1.
         dtype: dtype of the matrix products; everything else is float32 or wider.
-        into: comparison to which the rows are added, if any.
+        into: comparison of student and teacher to which the rows are added, if any.
     """
     return _loss(hidden, weight, labels, hard, dtype, teacher, into, None)
 
@@ -68,16 +68,13 @@ def distillation_loss(  # noqa: PLR0917 - the last three have defaults
 def text_loss(
     hidden: Tensor, weight: Tensor, labels: Tensor, dtype: torch.dtype = torch.bfloat16
 ) -> tuple[Tensor, Tensor]:
-    """Return the mean cross-entropy in nats per row, and the most likely token of each row.
-
-    The arguments are those of :func:`distillation_loss`.
-    """
+    """Return the mean cross-entropy in nats per row, and the most likely token of each row."""
     likeliest = torch.empty_like(labels)
     return _loss(hidden, weight, labels, 1.0, dtype, None, None, likeliest), likeliest
 
 
 def _loss(hidden: Tensor, weight: Tensor, *rest: Any) -> Tensor:
-    if not torch.is_grad_enabled():  # Function.forward cannot see no_grad in needs_input_grad
+    if not torch.is_grad_enabled():  # needs_input_grad ignores no_grad
         hidden, weight = hidden.detach(), weight.detach()
     return _ChunkedLoss.apply(hidden, weight, *rest)  # type: ignore[no-untyped-call]
 
@@ -97,19 +94,19 @@ class _ChunkedLoss(torch.autograd.Function):
         into: Comparison | None,
         likeliest: Tensor | None,
     ) -> Tensor:
-        rows, w, p = len(hidden), weight.to(dtype), None
+        rows, head, p = len(hidden), weight.to(dtype), None
         d_hidden = torch.empty_like(hidden) if any(ctx.needs_input_grad) else None
-        # Skip the gradient of a frozen head, a third of the work.
+        # A frozen head needs no gradient: one of three matrix products is saved.
         d_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         total = hidden.new_zeros((), dtype=torch.float64)
-        for part in chunks(rows, len(weight)):
-            x, y = hidden[part].to(dtype), labels[part, None]
-            log_q = _log_softmax(x @ w.T)
+        for chunk in chunks(rows, len(weight)):
+            x, y = hidden[chunk].to(dtype), labels[chunk, None]
+            log_q = _log_softmax(x @ head.T)
             loss = -hard * log_q.gather(1, y).sum()
             if likeliest is not None:
-                likeliest[part] = log_q.argmax(-1)
+                likeliest[chunk] = log_q.argmax(-1)
             if teacher is not None:
-                log_p = _log_softmax(teacher(part))
+                log_p = _log_softmax(teacher(chunk))
                 p = log_p.exp()
                 divergence = torch.linalg.vecdot(p, log_p - log_q).sum(dtype=torch.float64)
                 loss = (1 - hard) * divergence + loss
@@ -126,7 +123,7 @@ class _ChunkedLoss(torch.autograd.Function):
             if hard:
                 d_logits.scatter_add_(1, y, d_logits.new_full(y.shape, -hard))
             d = d_logits.div_(rows).to(dtype)
-            d_hidden[part] = d @ w
+            d_hidden[chunk] = d @ head
             if d_weight is not None:
                 d_weight += d.T @ x
         ctx.save_for_backward(d_hidden, d_weight)

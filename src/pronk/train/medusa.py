@@ -82,7 +82,7 @@ class MedusaStudent(Student[MedusaHeads]):
             yield Branch(self._run(head, last[rows]), weight, target_rows)
 
     def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> Passed:
-        """Add the gradient; the measured accuracies become invalid."""
+        """Add the gradient; discard the accuracies, which are of the weights before the step."""
         self._ranks = None
         return super().backward(inputs, targets, scale)
 
@@ -98,7 +98,7 @@ class MedusaStudent(Student[MedusaHeads]):
 
     @torch.no_grad()
     def measure_ranks(self) -> tuple[tuple[float, ...], ...]:
-        """Return accuracies ``[head][rank]``: how often that token is the target's most likely one.
+        """Return ``[head][rank]``: how often the head's token of this rank is the target's most likely one.
 
         Raises:
             OptionError: no held-out text, or none with a token for each head.
@@ -108,7 +108,7 @@ class MedusaStudent(Student[MedusaHeads]):
         seen = [0] * o.shape.num_heads
         for sequences in self._held_out_sequences():
             for inputs, _ in sequences.batches(o.micro):
-                for head, (branch, teacher) in enumerate(self._pass(inputs)):
+                for head, (branch, teacher) in enumerate(self._branches_with_targets(inputs)):
                     hits[head] += _hits(branch, teacher, hits.shape[1])
                     seen[head] += len(branch.hidden)
         if not all(seen):
@@ -120,7 +120,7 @@ class MedusaStudent(Student[MedusaHeads]):
         """Return the sequences for :meth:`measure_ranks`: the target's own text, or else all held-out text."""
         length, halves = self.options.first_length, held_out_halves(self.data, self.vocab_size)
         if halves is None:
-            return [each for _, each in held_out_sets(self.data, length, self.vocab_size) if len(each)]
+            return [sequences for _, sequences in held_out_sets(self.data, length, self.vocab_size) if len(sequences)]
         file, dtype = self.data / "valid-on-policy.bin", token_dtype(self.vocab_size)
         whole = file.stat().st_size // dtype().itemsize
         return [Sequences(file, min(length, halves[0] - 1), seed=0, stop=halves[0] / whole, dtype=dtype)]
@@ -145,9 +145,9 @@ def _run(head: torch.nn.Module, hidden: Tensor) -> Tensor:
 
 
 def _hits(branch: Branch, teacher: TeacherLogits, ranks: int) -> Tensor:
-    """Return ``[ranks]``: the number of rows whose token of that rank is the teacher's most likely one."""
+    """Return ``[ranks]``: in how many rows the token of this rank is the teacher's most likely token."""
     hits, weight = branch.hidden.new_zeros(ranks, dtype=torch.int64), branch.weight.bfloat16()
-    for part in chunks(len(branch.hidden), len(weight)):
-        best = (branch.hidden[part].bfloat16() @ weight.T).topk(ranks).indices
-        hits += (best == teacher(part).argmax(-1, keepdim=True)).sum(0)
+    for chunk in chunks(len(branch.hidden), len(weight)):
+        best = (branch.hidden[chunk].bfloat16() @ weight.T).topk(ranks).indices
+        hits += (best == teacher(chunk).argmax(-1, keepdim=True)).sum(0)
     return hits

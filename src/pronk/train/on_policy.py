@@ -1,13 +1,13 @@
-"""The target's own text: beginnings of documents, continued by the engine.
+"""The target's own text: beginnings of documents, which the target continues.
 
-A drafter predicts text of the target, so it also learns from this text. Files always hold whole batches::
+A drafter predicts text of the target, so it also learns from this text. It is written batch by batch into files::
 
     prompts.json           token ids of the prompts, for training and held out
     on-policy.bin          the training prompts with their continuations, each followed by the end-of-text token
     on-policy.json         numbers of prompts, tokens and bytes, and the target's fingerprints
     valid-on-policy.bin    the held-out prompts, likewise
 
-With a time limit, the target writes as much as its share of the time allows, unless the user gave a number of tokens.
+With a time limit, the target writes until the fraction ``TEXT_BY`` of it, unless the user gave a number of tokens.
 """
 
 from __future__ import annotations
@@ -38,14 +38,13 @@ from pronk.train.teacher import Teacher
 __all__ = ["continue_prompts", "held_out_halves", "held_out_prompts", "write_prompts"]
 
 _MIN_PROMPT = 8  # tokens
-_CHARACTERS_PER_TOKEN = 16  # more than in any text: limits how much of a long document is encoded
-_PROMPT_FACTOR = 4  # enough prompts even if continuations have a quarter of the maximum length on average
-_MIN_BATCH = 8  # prompts; also the size of the first batch under a time limit, when the speed is unknown
-_RELIABLE_AFTER = 3  # batches until the measured speed is reliable
+_CHARACTERS_PER_TOKEN = 16  # more than texts have: for n tokens of a long document, 16 n characters are encoded
+_PROMPT_FACTOR = 4  # prompts suffice if continuations have at least 1/4 of their maximum length on average
+_MIN_BATCH = 8  # prompts per batch under a time limit, at least; the first batch has this size: the speed is unknown
+_RELIABLE_AFTER = 3  # number of batches after which the measured speed is reliable
 _HELD_OUT_SHARE = 0.5  # share of the writing time for the held-out prompts, which come first
 
-# A prompt and its continuation.
-Continued = tuple[list[int], list[int]]
+Continuation = tuple[list[int], list[int]]  # token ids of a prompt and of the text that follows it
 
 
 def write_prompts(
@@ -53,18 +52,18 @@ def write_prompts(
     teacher: Teacher,
     options: OnPolicyOptions,
     folder: Path,
-    late: Callable[[], bool] = lambda: False,
+    is_late: Callable[[], bool] = lambda: False,
 ) -> None:
     """Write ``prompts.json``: prompts of up to half the target's context, mixed by the sources' weights.
 
-    Once ``late`` returns true, as many prompts as one batch needs are enough.
+    ``is_late`` is called after each prompt. Once it returns true, no more than ``options.batch`` prompts are made.
     """
     longest = min(options.prompt, teacher.llm.config.context // 2)
     count = max(options.batch, _PROMPT_FACTOR * options.tokens // options.length) if options.tokens else 0
     held_out = [Pool(pool.name, pool.weight, pool.held_out) for pool in collection.pools if pool.held_out]
     prompts = {
         "recipe": _recipe(options),
-        "train": _prompts(collection.pools, teacher.encoder, options.seed, count, longest, options.batch, late),
+        "train": _prompts(collection.pools, teacher.encoder, options.seed, count, longest, options.batch, is_late),
         "held_out": _prompts(held_out, teacher.encoder, options.seed, options.held_out, longest) if held_out else [],
     }
     write_json(folder / "prompts.json", prompts)
@@ -77,11 +76,11 @@ def held_out_prompts(folder: Path) -> list[list[int]]:
 
 
 def held_out_halves(folder: Path, vocab_size: int) -> tuple[int, list[list[int]]] | None:
-    """Split the held-out prompts: one half to choose a token tree by, one half to measure it on.
+    """Split the held-out prompts: the first half for choosing a token tree, the second for measuring it.
 
     Returns:
-        The number of tokens of the first half, at the start of ``valid-on-policy.bin``, and the prompts of the second
-        half; ``None`` without held-out text.
+        The number of tokens at the start of ``valid-on-policy.bin`` that belong to the first half of the prompts, and
+        the prompts of the second half; ``None`` without held-out text.
     """
     if not (folder / "valid-on-policy.bin").exists():
         return None
@@ -102,27 +101,27 @@ def _prompts(  # noqa: PLR0917 - the last two have defaults
     seed: int,
     count: int,
     longest: int,
-    least: int = 0,
-    late: Callable[[], bool] = lambda: False,
+    min_count: int = 0,
+    is_late: Callable[[], bool] = lambda: False,
 ) -> list[list[int]]:
     draw = random.Random(f"{seed}/prompts")  # noqa: S311 - not for secrets
-    found: list[list[int]] = []
-    # The limit ends the loop if no document is long enough.
+    prompts: list[list[int]] = []
+    # ``mix`` is endless: 8 * count ends the loop if too few documents are long enough.
     for text, _ in zip(mix(pools, seed, size=lambda _: 1), range(8 * count), strict=False):
-        if len(found) == count or (len(found) >= least and late()):
+        if len(prompts) == count or (len(prompts) >= min_count and is_late()):
             break
         prompt = _prompt(text, encoder, longest, draw)
         if len(prompt) >= _MIN_PROMPT:
-            found.append(prompt)
-    return found
+            prompts.append(prompt)
+    return prompts
 
 
 def _prompt(text: str, encoder: Encoder, longest: int, draw: random.Random) -> list[int]:
-    """Return a dialogue up to an answer, or the beginning of a text or of a line, of random length."""
+    """Return a dialogue before an answer, or text of random length from the first or another line."""
     turns = parse_dialogue(text)
     if turns is not None:
-        asked: Turns = turns[: 1 + 2 * draw.randrange(len(turns) // 2)]
-        ids = encoder.dialogue(asked)
+        question: Turns = turns[: 1 + 2 * draw.randrange(len(turns) // 2)]
+        ids = encoder.dialogue(question)
         return ids if len(ids) <= longest else []
     length = round(_MIN_PROMPT * (longest / _MIN_PROMPT) ** draw.random())
     if draw.random() < 0.5:
@@ -139,57 +138,57 @@ def continue_prompts(
     stop: Callable[[], bool] = lambda: False,
     *,
     clock: Clock | None = None,
-    least: int = 0,
+    min_tokens: int = 0,
 ) -> bool:
-    """Let the target write ``options.tokens`` tokens; return false if ``stop`` ended the writing.
+    """Let the target write ``options.tokens`` tokens; return false if ``stop`` returned true before.
 
-    With ``options.at_most`` and a time limit, writing ends at its share of the time (``TEXT_BY``), but not before
-    ``least`` tokens. The text of an earlier call in ``folder`` is continued. ``progress`` receives the number of tokens
-    after each batch; ``stop`` is called between batches.
+    With ``options.at_most`` and a time limit, writing also ends at the fraction ``TEXT_BY`` of it, but not before
+    ``min_tokens`` tokens. A later call with the same ``folder`` goes on where this one ended. After each batch,
+    ``progress`` receives the number of tokens; before each batch, ``stop`` is called.
 
     Raises:
-        OptionError: the text was begun with other options, or the given number of tokens takes too long.
+        OptionError: the text was begun with other options, or writing the given number of tokens takes too long.
     """
-    amount = _Amount(options, clock or Clock(None), least)
+    writer = _Writer(options, clock or Clock(None), min_tokens)
     prompts = json.loads((folder / "prompts.json").read_text(encoding="utf-8"))
     check_unchanged(folder.parent, prompts["recipe"], _recipe(options))
     if prompts["held_out"] and not (folder / "valid-on-policy.bin").exists():
-        _write_held_out(teacher, folder, prompts, amount)
+        _write_held_out(teacher, folder, prompts, writer)
     state = _restore(folder, teacher)
-    while prompts["train"] and not amount.enough(state):
+    while prompts["train"] and not writer.enough(state):
         if stop():
             return False
         missing = -(-(options.tokens - state["tokens"]) // options.length)
-        numbers = range(state["prompts"], state["prompts"] + amount.batch_size(min(options.batch, missing)))
-        rounds = [prompts["train"][number % len(prompts["train"])] for number in numbers]
-        texts = amount.write(teacher, rounds, 1 + numbers[0])
-        text = folder / "on-policy.bin"
-        with writing(text, "what the target says"), text.open("ab") as file:
+        numbers = range(state["prompts"], state["prompts"] + writer.batch_size(min(options.batch, missing)))
+        batch = [prompts["train"][number % len(prompts["train"])] for number in numbers]
+        texts = writer.continue_batch(teacher, batch, 1 + numbers[0])
+        path = folder / "on-policy.bin"
+        with writing(path, "what the target says"), path.open("ab") as file:
             file.write(_pack(texts, teacher.encoder).tobytes())
         state["prompts"] += len(numbers)
         state["tokens"] += sum(len(text) for _, text in texts)
-        state["bytes"] = text.stat().st_size
+        state["bytes"] = path.stat().st_size
         # A resumed run with more time does not extend a complete text.
-        state["whole"] = amount.enough(state)
+        state["whole"] = writer.enough(state)
         write_json(folder / "on-policy.json", state)
-        amount.clock.save(folder)
+        writer.clock.save(folder)
         progress(state["tokens"])
-        amount.check(state["tokens"])
+        writer.check(state["tokens"])
     return True
 
 
-class _Amount:
-    """Number of tokens to write, by the remaining time and the measured speed."""
+class _Writer:
+    """Writes continuations, and decides by the remaining time and the measured speed how many."""
 
-    def __init__(self, options: OnPolicyOptions, clock: Clock, least: int) -> None:
-        self.clock, self._options, self._least = clock, options, least
-        self._bounded = options.at_most and clock.limited
+    def __init__(self, options: OnPolicyOptions, clock: Clock, min_tokens: int) -> None:
+        self.clock, self._options, self._min_tokens = clock, options, min_tokens
+        self._timed = options.at_most and clock.limited  # whether the time limits the number of tokens
         self._seconds_at_start = max(0.0, clock.left(TEXT_BY))
         self._tokens, self._seconds, self._batches = 0, 0.0, 0
 
-    def write(self, teacher: Teacher, prompts: list[list[int]], first: int) -> list[Continued]:
-        """Continue ``prompts``, numbered from ``first``; a prompt's number selects its temperature and seed."""
-        began, o = time.monotonic(), self._options
+    def continue_batch(self, teacher: Teacher, prompts: list[list[int]], first: int) -> list[Continuation]:
+        """Continue ``prompts``; prompt ``i`` has number ``first + i``, which selects its temperature and seed."""
+        start, o = time.monotonic(), self._options
         params = [
             SamplingParams(
                 max_tokens=min(o.length, teacher.llm.config.context - len(prompt)),
@@ -198,37 +197,37 @@ class _Amount:
             )
             for number, prompt in enumerate(prompts, first)
         ]
-        texts = [each.token_ids for each in teacher.llm.generate(prompts, params)]
-        self._seconds += time.monotonic() - began
+        texts = [completion.token_ids for completion in teacher.llm.generate(prompts, params)]
+        self._seconds += time.monotonic() - start
         self._tokens += sum(map(len, texts))
         self._batches += 1
         return list(zip(prompts, texts, strict=True))
 
     def enough(self, state: dict[str, Any]) -> bool:
-        """Return whether the text is complete."""
+        """Return whether the text, of which ``state`` is the content of ``on-policy.json``, is complete."""
         if state["tokens"] >= self._options.tokens or (self._options.at_most and state.get("whole")):
             return True
-        return self._bounded and state["tokens"] >= self._least and self.clock.left(TEXT_BY) <= 0
+        return self._timed and state["tokens"] >= self._min_tokens and self.clock.left(TEXT_BY) <= 0
 
     def held_out_time_is_over(self) -> bool:
-        """Return whether the time for the held-out prompts is over."""
-        return self._bounded and self.clock.left(TEXT_BY) <= (1 - _HELD_OUT_SHARE) * self._seconds_at_start
+        """Return whether ``_HELD_OUT_SHARE`` of the writing time is over."""
+        return self._timed and self.clock.left(TEXT_BY) <= (1 - _HELD_OUT_SHARE) * self._seconds_at_start
 
-    def batch_size(self, most: int) -> int:
-        """Return the number of prompts in the next batch: as the remaining time allows, at most ``most``."""
-        if not self._bounded:
-            return most
-        fit = int(self.clock.left(TEXT_BY) * self._speed / self._options.length)
-        return min(most, max(_MIN_BATCH, fit))
+    def batch_size(self, maximum: int) -> int:
+        """Return how many prompts can be continued in the remaining time, from ``_MIN_BATCH`` to ``maximum``."""
+        if not self._timed:
+            return maximum
+        possible = int(self.clock.left(TEXT_BY) * self._speed / self._options.length)
+        return min(maximum, max(_MIN_BATCH, possible))
 
     def check(self, tokens: int) -> None:
-        """Raise :class:`~pronk.errors.OptionError` if the missing tokens would outlast the time of training."""
+        """Raise :class:`~pronk.errors.OptionError` if the target would still write when training has to end."""
         missing, left = self._options.tokens - tokens, self.clock.left(TRAINED_BY)
         tolerance = 2.0 if self._batches < _RELIABLE_AFTER else 1.2  # the first batches may be slow
-        if not self._bounded and missing > 0 and missing > tolerance * self._speed * left:
-            fit = max(tokens, tokens + int(self._speed * left))
+        if not self._timed and missing > 0 and missing > tolerance * self._speed * left:
+            possible = max(tokens, tokens + int(self._speed * left))
             msg = (
-                f"on-policy: expected at most about {fit} tokens, which the target writes in "
+                f"on-policy: expected at most about {possible} tokens, which the target writes in "
                 f"{TRAINED_BY * self.clock.limit / 60:g} minutes, found {self._options.tokens}; the same command with "
                 "more --minutes goes on, or with another --out leave --on-policy out"
             )
@@ -240,19 +239,19 @@ class _Amount:
         return self._tokens / max(self._seconds, 1e-9)
 
 
-def _write_held_out(teacher: Teacher, folder: Path, prompts: dict[str, Any], amount: _Amount) -> None:
-    """Continue the held-out prompts; remove those from ``prompts.json`` for which no time is left."""
-    given, texts = prompts["held_out"], list[Continued]()
-    while len(texts) < len(given) and not (texts and amount.held_out_time_is_over()):
+def _write_held_out(teacher: Teacher, folder: Path, prompts: dict[str, Any], writer: _Writer) -> None:
+    """Continue the held-out prompts; if the time is over, remove the remaining ones from ``prompts.json``."""
+    held_out, texts = prompts["held_out"], list[Continuation]()
+    while len(texts) < len(held_out) and not (texts and writer.held_out_time_is_over()):
         first = len(texts)
-        some = given[first : first + amount.batch_size(len(given) - first)]
-        texts += amount.write(teacher, some, first)
-    if len(texts) < len(given):
-        write_json(folder / "prompts.json", prompts | {"held_out": given[: len(texts)]})
+        batch = held_out[first : first + writer.batch_size(len(held_out) - first)]
+        texts += writer.continue_batch(teacher, batch, first)
+    if len(texts) < len(held_out):
+        write_json(folder / "prompts.json", prompts | {"held_out": held_out[: len(texts)]})
     write_tokens(folder / "valid-on-policy.bin", _pack(texts, teacher.encoder))
 
 
-def _pack(texts: list[Continued], encoder: Encoder) -> np.ndarray[Any, np.dtype[Any]]:
+def _pack(texts: list[Continuation], encoder: Encoder) -> np.ndarray[Any, np.dtype[Any]]:
     ids: list[int] = []
     for prompt, text in texts:
         ids += [*prompt, *text]
@@ -262,20 +261,20 @@ def _pack(texts: list[Continued], encoder: Encoder) -> np.ndarray[Any, np.dtype[
 
 def _recipe(options: OnPolicyOptions) -> dict[str, Any]:
     values = asdict(options)
-    del values["at_most"]  # changes the number of tokens only
+    del values["at_most"]  # a resumed run may change it: it decides only where the text ends
     return {"on-policy": values.pop("tokens"), **values, "temperatures": list(options.temperatures)}
 
 
 def _restore(folder: Path, teacher: Teacher) -> dict[str, Any]:
-    """Return the content of ``on-policy.json``; cut off the bytes of an interrupted batch."""
+    """Return the content of ``on-policy.json``; remove an interrupted batch from ``on-policy.bin``."""
     target = {"target": teacher.fingerprints}
-    path, text = folder / "on-policy.json", folder / "on-policy.bin"
+    path, text_path = folder / "on-policy.json", folder / "on-policy.bin"
     if not path.exists():
-        with writing(text, "what the target says"):
-            text.write_bytes(b"")
+        with writing(text_path, "what the target says"):
+            text_path.write_bytes(b"")
         return {"prompts": 0, "tokens": 0, "bytes": 0, **target}
     state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     check_unchanged(folder.parent, state, target)
-    with text.open("r+b") as file:
+    with text_path.open("r+b") as file:
         file.truncate(state["bytes"])
     return state

@@ -13,18 +13,18 @@ _BETAS = (0.9, 0.95)
 
 
 class Optimizers:
-    """One or two optimizers with one learning rate.
+    """AdamW, optionally together with Muon, with one learning rate.
 
     Muon (Jordan et al. 2024) orthogonalizes the update of a matrix. Its updates are rescaled to the size of AdamW's
-    (Liu et al. 2025), so one learning rate fits both. Embeddings and norms have no weight decay. Frozen parameters,
-    and parameters without a gradient in a step, do not change.
+    (Liu et al. 2025), so one learning rate fits both. Weight decay applies to the matrices of layers only. Parameters
+    that are frozen or have no gradient in a step do not change.
     """
 
     def __init__(self, model: nn.Module, kind: str, weight_decay: float) -> None:
-        learning = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        matrices = [p for name, p in learning if p.ndim == 2 and ".layers." in f".{name}"]
-        chosen = {id(p) for p in matrices}
-        rest = [p for _, p in learning if id(p) not in chosen]
+        trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        matrices = [p for name, p in trainable if p.ndim == 2 and ".layers." in f".{name}"]
+        matrix_ids = {id(p) for p in matrices}
+        rest = [p for _, p in trainable if id(p) not in matrix_ids]
         groups: list[dict[str, Any]] = [{"params": rest, "weight_decay": 0.0}]
         self._optimizers: list[Optimizer] = []
         if kind == "muon" and matrices:
@@ -42,7 +42,7 @@ class Optimizers:
             optimizer.zero_grad(set_to_none=True)
 
     def state_dict(self) -> list[dict[str, Any]]:
-        """Return the states of the optimizers, for a checkpoint."""
+        """Return the state of each optimizer, for a checkpoint."""
         return [optimizer.state_dict() for optimizer in self._optimizers]
 
     def load_state_dict(self, states: list[dict[str, Any]]) -> None:

@@ -89,8 +89,8 @@ class DataOptions:
 class LoopOptions:
     """Settings of the training loop; intervals and ``warmup`` are in steps.
 
-    A step has ``batch`` tokens, a forward pass ``micro`` tokens. A sequence has ``length`` tokens, in the last
-    ``final_share`` of the run ``final_length`` tokens. The run ends after ``steps``, after ``minutes``, or after
+    A step has ``batch`` tokens, a forward pass ``micro`` tokens. Sequences have ``length`` tokens; in the last fraction
+    ``final_share`` of the run, ``final_length`` tokens. The run ends after ``steps``, after ``minutes``, or after
     ``patience`` evaluations without improvement. The learning rate falls from ``rate`` to ``floor * rate``.
     """
 
@@ -142,9 +142,9 @@ class LoopOptions:
     def _given(self, *names: str) -> list[str]:
         return [name for name in names if getattr(self, name) is not None]
 
-    def _check(self, check: Callable[..., object], names: Iterable[str], *limits: float | None, **how: bool) -> None:
+    def _check(self, check: Callable[..., object], names: Iterable[str], *limits: float | None, **flags: bool) -> None:
         for name in names:
-            check(option_name(name), getattr(self, name), *limits, **how)
+            check(option_name(name), getattr(self, name), *limits, **flags)
 
     def _check_heads(self, num_heads: int) -> None:
         """Raise if sequences are too short for the last head's token."""
@@ -155,7 +155,7 @@ class LoopOptions:
 
     @property
     def lengths(self) -> dict[str, int]:
-        """The sequence lengths that the run uses, in order, each under the name of its option."""
+        """Option name to sequence length, in the order of use, without an option that is never used."""
         shares = {"length": 1 - self.final_share, "final_length": self.final_share}
         return {name: getattr(self, name) for name, share in shares.items() if share > 0}
 
@@ -176,7 +176,7 @@ class LoopOptions:
 
     @property
     def min_text_tokens(self) -> int:
-        """Minimum length of a training text that yields at least one sequence of each length."""
+        """Length in tokens of the shortest training text with at least one sequence of each length."""
         shares = {"length": 1 - self.final_share, "final_length": self.final_share}
         return 2 + max(math.ceil((value + 1) / shares[name]) for name, value in self.lengths.items())
 
@@ -207,11 +207,11 @@ class TrainOptions(LoopOptions):
 
 @dataclass(frozen=True)
 class StudentOptions(LoopOptions):
-    """Settings of a drafter of some ``shape`` that learns from a frozen target of this ``context`` length.
+    """Settings of a drafter that learns from a frozen target with ``context`` as its maximum length.
 
-    The target has written a ``share`` of the training sequences. The loss is ``hard`` times the cross-entropy of the
-    text, plus ``1 - hard`` times the divergence from the target. The drafter is measured in the engine with
-    ``num_tokens`` draft tokens per step; 0 skips the measurement.
+    ``shape`` is the drafter's. The target has written the fraction ``share`` of the training sequences. The loss is
+    ``hard * (cross-entropy of the text) + (1 - hard) * (divergence from the target)``. The drafter is measured in the
+    engine with ``num_tokens`` draft tokens per step; 0 skips the measurement.
     """
 
     FREE: ClassVar[frozenset[str]] = LoopOptions.FREE | {"num_tokens"}
@@ -258,8 +258,8 @@ class HeadsOptions(StudentOptions):
 class OnPolicyOptions:
     """Amount and sampling of the target's own text.
 
-    The target writes ``tokens`` tokens in all: up to ``length`` after each prompt of up to ``prompt`` tokens. Prompts
-    take the ``temperatures`` in turn. ``batch`` prompts are continued together; an interruption loses at most one
+    The target writes up to ``length`` tokens after each prompt of up to ``prompt`` tokens, together ``tokens``. Prompts
+    get the ``temperatures`` in turn. ``batch`` prompts are continued together; an interruption loses at most one
     batch. ``held_out`` prompts are for evaluation. With ``at_most``, a time limit may reduce ``tokens``.
     """
 
@@ -273,33 +273,33 @@ class OnPolicyOptions:
     at_most: bool = False
 
     def __post_init__(self) -> None:
-        for name, least in (("tokens", 0), ("prompt", 8), ("length", 1), ("batch", 1), ("held_out", 0)):
-            check_integer("on-policy" if name == "tokens" else option_name(name), getattr(self, name), least)
+        for name, minimum in (("tokens", 0), ("prompt", 8), ("length", 1), ("batch", 1), ("held_out", 0)):
+            check_integer("on-policy" if name == "tokens" else option_name(name), getattr(self, name), minimum)
 
 
 def fit_lengths(settings: Mapping[str, Any], context: int) -> dict[str, Any]:
-    """Return the settings of :class:`LoopOptions` with ``None`` replaced in ``micro`` and the lengths.
+    """Return the settings with ``None`` replaced in ``micro``, ``length`` and ``final_length``.
 
-    ``micro`` becomes a divisor of ``batch`` and a multiple of the given lengths. A length becomes a divisor of
-    ``micro`` of at most ``context``. Each value is more than half of the maximum allowed; if none fits, the checks of
-    the options raise.
+    ``micro`` becomes the largest divisor of ``batch`` up to its default that is a multiple of the given lengths. A
+    length becomes the largest divisor of ``micro`` up to its default and ``context``. If there is none in the upper
+    half of the range, the value becomes its upper end, which :class:`LoopOptions` refuses.
     """
-    found, share = dict(settings), settings["final_share"]
-    used = [name for name, part in (("length", 1 - share), ("final_length", share)) if part > 0]
-    given = [found[name] for name in used if found[name] is not None and found[name] > 0]
-    batch = found["batch"]
-    if found["micro"] is None:
-        most = min(LoopOptions.micro, max(1, batch))
-        found["micro"] = _largest(most, lambda n: batch % n == 0 and not any(n % each for each in given))
-    for name, wanted in (("length", LoopOptions.length), ("final_length", LoopOptions.final_length)):
-        if found[name] is None:
-            found[name] = _largest(max(1, min(wanted, context, found["micro"])), lambda n: found["micro"] % n == 0)
-    return found
+    fitted, share = dict(settings), settings["final_share"]
+    used = [name for name, fraction in (("length", 1 - share), ("final_length", share)) if fraction > 0]
+    given = [fitted[name] for name in used if fitted[name] is not None and fitted[name] > 0]
+    batch = fitted["batch"]
+    if fitted["micro"] is None:
+        limit = min(LoopOptions.micro, max(1, batch))
+        fitted["micro"] = _largest(limit, lambda n: batch % n == 0 and not any(n % length for length in given))
+    for name, default in (("length", LoopOptions.length), ("final_length", LoopOptions.final_length)):
+        if fitted[name] is None:
+            fitted[name] = _largest(max(1, min(default, context, fitted["micro"])), lambda n: fitted["micro"] % n == 0)
+    return fitted
 
 
-def _largest(most: int, fits: Callable[[int], bool]) -> int:
-    """Return the largest number that fits among ``most // 2 + 1 .. most``, or ``most`` if none fits."""
-    return next((n for n in range(most, most // 2, -1) if fits(n)), most)
+def _largest(limit: int, allowed: Callable[[int], bool]) -> int:
+    """Return the largest allowed number in ``limit // 2 + 1 .. limit``, or ``limit`` if none is allowed."""
+    return next((n for n in range(limit, limit // 2, -1) if allowed(n)), limit)
 
 
 def option_name(field_name: str) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path, PurePath
 
 __all__ = ["is_permissive", "read_packages", "read_python", "wanted_code"]
 
+# Licence expressions: SPDX identifiers; other usual names, such as "New BSD License (BSD)"; and trove classifiers.
 _SPDX = re.compile(
     r"(mit|mit-0|mit-cmu|bsd|bsd-[23]-clause|0bsd|apache-2\.0|apache 2\.0|psf-2\.0|python-2\.0(\.1)?|isc|cc0-1\.0|zlib)"
 )
@@ -30,14 +31,15 @@ _SKIP_PARTS = frozenset(
     "thirdparty extern externals _extern _bundled _distutils site-packages dist-packages turtledemo pydoc_data "
     "encodings benchmarks __pycache__ migrations locale lib2to3".split()
 )
+# Generated files; texts in the style of benchmarks of code; a comment with a copyright notice at the top of a file.
 _GENERATED = re.compile(r"auto-?generated|generated (by|from|automatically)|do not edit|@generated", re.IGNORECASE)
 _EVAL_STYLE = re.compile(r"humaneval|\bmbpp\b|METADATA = \{\s*'author'", re.IGNORECASE)
 _NOTICE = re.compile(r"\A(#!.*\n)?(#.*\n|\s*\n)*?#.*(copyright|licen[sc]e).*\n(#.*\n)*\s*", re.IGNORECASE)
-_MIN_BYTES, _MAX_BYTES, _MAX_LINE = 200, 120_000, 300
+_MIN_BYTES, _MAX_BYTES, _MAX_LINE = 200, 120_000, 300  # of a file; longest line in characters
 
 
 def read_python(extra: Path | None) -> Iterator[tuple[str, str, str]]:
-    """Yield ``(text, origin, licence)`` of every wanted file, sorted by package and path.
+    """Yield ``(text, origin, licence)`` of the files of the standard library, then of all packages.
 
     ``extra`` is a folder of further packages with their ``.dist-info``, as made by ``pip install --target``.
     """
@@ -46,13 +48,13 @@ def read_python(extra: Path | None) -> Iterator[tuple[str, str, str]]:
     yield from read_packages([Path(sysconfig.get_path("purelib"))] + ([] if extra is None else [extra]))
 
 
-def read_packages(places: Sequence[Path]) -> Iterator[tuple[str, str, str]]:
-    """Yield the files of all packages in the folders ``places``; the last folder with a package wins."""
-    found = {d.metadata["Name"].lower(): d for place in places for d in distributions(path=[str(place)])}
-    for name in sorted(found):
-        license_name = _license_of(found[name])
+def read_packages(folders: Sequence[Path]) -> Iterator[tuple[str, str, str]]:
+    """Yield the files of all packages in ``folders``; if two folders have a package, the last one counts."""
+    packages = {d.metadata["Name"].lower(): d for folder in folders for d in distributions(path=[str(folder)])}
+    for name in sorted(packages):
+        license_name = _license_of(packages[name])
         if license_name is not None:
-            yield from _read_distribution(found[name], license_name)
+            yield from _read_distribution(packages[name], license_name)
 
 
 def _read_distribution(distribution: Distribution, license_name: str) -> Iterator[tuple[str, str, str]]:
@@ -70,10 +72,10 @@ def _read_files(root: Path, files: list[Path], origin: str, license_name: str) -
             continue
         try:
             text = file.read_text(encoding="utf-8")
-        except UnicodeDecodeError:  # files in other encodings are test data
+        except UnicodeDecodeError:  # a file in another encoding is test data
             continue
         if wanted_code(text):
-            # The model card names the licences; a model would only learn to recite thousands of notices.
+            # Without its notice: the model card names the licence, and a model would learn to recite notices.
             yield _NOTICE.sub("", text, count=1), origin, license_name
 
 
@@ -91,7 +93,7 @@ def wanted_code(text: str) -> bool:
     lines = text.splitlines()
     if max(map(len, lines), default=0) > _MAX_LINE:
         return False
-    digits = sum(text.count(d) for d in "0123456789")
+    digits = sum(text.count(digit) for digit in "0123456789")  # tables have many digits or characters beyond ASCII
     return digits < 0.12 * len(text) and len(text.encode()) < 1.05 * len(text)
 
 
@@ -102,18 +104,18 @@ def _license_of(distribution: Distribution) -> str | None:
     }
     classifiers = [c for c in declared["Classifier"] if c.startswith("License ::")]
     if classifiers and not declared["License-Expression"]:
-        named = ", ".join(c.rsplit(" :: ", 1)[-1] for c in classifiers)
-        return named if all(_CLASSIFIER.fullmatch(c) for c in classifiers) else None
+        names = ", ".join(c.rsplit(" :: ", 1)[-1] for c in classifiers)
+        return names if all(_CLASSIFIER.fullmatch(c) for c in classifiers) else None
     text = " ".join(declared["License-Expression"] or declared["License"]).strip()
     return text if is_permissive(text) else None
 
 
 def is_permissive(expression: str) -> bool:
-    """Return whether permissive licences satisfy a licence expression such as ``A OR (B AND C)``."""
+    """Return whether permissive licences alone satisfy an expression such as ``A OR (B AND C)``."""
     if _FREE_FORM.fullmatch(expression.strip().lower()):
         return True
     flat = expression.replace("(", " ").replace(")", " ").lower()
     if "(" in expression and " or " in flat and " and " in flat:
-        # Do not parse OR and AND nested by parentheses, which is rare: requiring every licence is stricter.
+        # Nested expressions are rare, so they are not parsed: every licence in them must be permissive.
         flat = flat.replace(" or ", " and ")
     return any(all(_SPDX.fullmatch(term.strip()) for term in side.split(" and ")) for side in flat.split(" or "))

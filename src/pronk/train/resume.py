@@ -1,4 +1,4 @@
-"""Checks that a resumed run repeats the options of its checkpoint."""
+"""Checks that a resumed run has the options that its checkpoint or its files were made with."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["check_run", "check_unchanged"]
 
 
 def check_run(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise :class:`~pronk.errors.OptionError` if the ``kind`` of a resumed run or an option changed.
+    """Compare the options of a checkpoint and of the run that resumes it, like :func:`check_unchanged`.
 
-    Old checkpoints have no kind; a run of any kind may resume them.
+    Another ``kind`` of run has a message of its own. Old checkpoints have no kind; any run may resume them.
     """
     kind = now.get("kind")
     if before.get("kind", kind) != kind:
@@ -28,7 +28,7 @@ def check_run(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -
 
 
 def check_unchanged(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise :class:`~pronk.errors.OptionError` if an option changed; the message names all that did."""
+    """Raise :class:`~pronk.errors.OptionError` that names all keys of ``now`` whose values changed."""
     changed = [
         f"{name} = {old!r} as before, found {new!r}"
         for key, value in now.items()

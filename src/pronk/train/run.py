@@ -1,4 +1,4 @@
-"""A complete run: prepare the text once, train with progress on the terminal, export."""
+"""A complete run: prepare the text unless it exists, train with progress on the terminal, export."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def run(  # noqa: PLR0917 - options of the model, then of the run
 ) -> bool:
     """Train a language model until the schedule ends or Ctrl-C; return whether the schedule ended.
 
-    An unfinished run in ``folder`` is continued, a finished one is exported again. ``name`` and ``command`` are for the
-    model card. The default ``clock`` starts now.
+    An unfinished run in ``folder`` is continued, a finished one is exported again. The model card contains ``name`` and
+    ``command``. The time limit counts from the creation of ``clock``, by default from this call.
 
     Raises:
         PronkError: bad options, sources or checkpoints.
@@ -58,14 +58,14 @@ def run(  # noqa: PLR0917 - options of the model, then of the run
             return done >= options.min_text_tokens and clock.left(TEXT_BY) <= 0
 
         def write_text() -> None:
-            say, least = partial(console.print, **PLAIN), options.longest + 1
+            say, min_tokens = partial(console.print, **PLAIN), options.longest + 1
             tokens, context = options.steps * options.batch + 1, options.shape.context
-            prepare(data, folder / "data", tokens, context, say, least=least, enough=enough)
+            prepare(data, folder / "data", tokens, context, say, least=min_tokens, enough=enough)
             clock.save(folder / "data")
 
         processes.from_main(write_text)
-        made: type[TextModel[Any]] = LanguageModel if options.heads is None else FutureTokens
-        trainer = Trainer(folder, options, made(folder, options), processes, clock)
+        objective: type[TextModel[Any]] = LanguageModel if options.heads is None else FutureTokens
+        trainer = Trainer(folder, options, objective(folder, options), processes, clock)
         return _train(trainer, partial(model_card, trainer, name), {"name": name}, command, console)
 
 
@@ -81,7 +81,7 @@ def run_student(  # noqa: PLR0917 - as for run, with a target and its own text
     console: Console,
     clock: Clock | None = None,
 ) -> bool:
-    """Train a drafter for ``teacher``, partly on text that the target writes (``own``); see :func:`run`."""
+    """Train a drafter like :func:`run`, partly on text that the target ``teacher`` writes first (``own``)."""
     clock = clock or Clock(options.minutes)
     with join_processes(options.device) as processes:
         console.quiet = console.quiet or not processes.main
@@ -101,7 +101,7 @@ def _begin(
     console: Console,
     own: OnPolicyOptions | None = None,
 ) -> None:
-    """Check the options against the checkpoint, before any text is written; resume the clock."""
+    """Check that the options are those of the checkpoint, and add the time of earlier calls to the clock."""
     checkpoint = folder / "checkpoint.pt"
     if checkpoint.exists():
         state = load_checkpoint(checkpoint, mapped=True)
@@ -110,19 +110,19 @@ def _begin(
     else:
         clock.restore(folder / "data")
     if clock.left(TRAINED_BY) < inf:
-        console.print(_plan(clock, own, writing=not checkpoint.exists()), **PLAIN)
+        console.print(_time_plan(clock, own, writing=not checkpoint.exists()), **PLAIN)
 
 
-def _plan(clock: Clock, own: OnPolicyOptions | None, *, writing: bool) -> str:
-    """Return a line that tells how the remaining time is divided."""
+def _time_plan(clock: Clock, own: OnPolicyOptions | None, *, writing: bool) -> str:
+    """Return a line with the minutes left for text, training and evaluation."""
     text = max(0.0, clock.left(TEXT_BY)) if writing else 0.0
     training = max(0.0, clock.left(TRAINED_BY) - text)
-    ending = max(0.0, min(clock.left(), (1 - TRAINED_BY) * clock.limit))
-    parts = [f"{text / 60:.1f} for text", f"{training / 60:.1f} for training", f"{ending / 60:.1f} for evaluating"]
+    evaluating = max(0.0, min(clock.left(), (1 - TRAINED_BY) * clock.limit))
+    phases = [f"{text / 60:.1f} for text", f"{training / 60:.1f} for training", f"{evaluating / 60:.1f} for evaluating"]
     if writing and own is not None and own.tokens and not own.at_most:
-        parts[0] = f"as long as the {own.tokens} tokens of --on-policy take"
-        parts[1] = f"what that leaves of {(text + training) / 60:.1f} for training"
-    return f"minutes left of {clock.limit / 60:g}: {', '.join(parts)}"
+        phases[0] = f"as long as the {own.tokens} tokens of --on-policy take"
+        phases[1] = f"what that leaves of {(text + training) / 60:.1f} for training"
+    return f"minutes left of {clock.limit / 60:g}: {', '.join(phases)}"
 
 
 def _write_text(  # noqa: PLR0917 - called in the first process only
@@ -134,24 +134,24 @@ def _write_text(  # noqa: PLR0917 - called in the first process only
     console: Console,
     clock: Clock,
 ) -> bool:
-    """Prepare the sources and let the target write; return false if writing was interrupted."""
+    """Prepare the sources, then let the target write its text; return false if it was interrupted."""
     tokens = math.ceil((1 - options.share) * options.steps * options.batch) + 1
-    say, least = partial(console.print, **PLAIN), options.longest + 1
+    say, min_tokens = partial(console.print, **PLAIN), options.longest + 1
 
-    def late() -> bool:
+    def is_late() -> bool:
         return clock.left(TOKENS_BY) <= 0
 
     def enough(done: int) -> bool:
-        return done >= options.min_text_tokens and late()
+        return done >= options.min_text_tokens and is_late()
 
-    def prompts(read: Collection) -> None:
-        write_prompts(read, teacher, own, folder, late if own.at_most else lambda: False)
+    def make_prompts(read: Collection) -> None:
+        write_prompts(read, teacher, own, folder, is_late if own.at_most else lambda: False)
 
-    prepare(data, folder, tokens, options.context, say, teacher.encoder, prompts, least, enough)
+    prepare(data, folder, tokens, options.context, say, teacher.encoder, make_prompts, min_tokens, enough)
     clock.save(folder)
     bar = WritingDisplay(console, own.tokens, clock if own.at_most else None)
     with _interrupts() as interrupted, bar:
-        return continue_prompts(teacher, folder, own, bar.show, interrupted, clock=clock, least=least)
+        return continue_prompts(teacher, folder, own, bar.show, interrupted, clock=clock, min_tokens=min_tokens)
 
 
 def _train(
@@ -161,7 +161,7 @@ def _train(
     command: str,
     console: Console,
 ) -> bool:
-    """Train with progress on the terminal, and export with the facts ``more`` and the measured figures."""
+    """Train with progress on the terminal, then export; the JSON file has ``more`` and the figures."""
     options = trainer.options
 
     def export(target: str, figures: dict[str, float], length: int) -> None:
@@ -174,11 +174,11 @@ def _train(
         console.print(f"saved at step {trainer.step}; the same command continues", **PLAIN)
     elif trainer.processes.main:
         if trainer.stopped_early:
-            step, best = min(trainer.judged, key=lambda each: each[1])
+            step, best = min(trainer.judged, key=lambda judgement: judgement[1])
             line = f"stopped early: no validation after that of step {step} ({best:.4f}) is better"
             console.print(f"{line}, with a patience of {options.patience}", **PLAIN)
         length = options.last_length
-        # If a finished run is exported again and no time is left, the evaluation has the time of one during training.
+        # At least the time of an evaluation in training, for a finished run that is exported again without time left.
         seconds = max(trainer.clock.left(), EVALUATION * trainer.clock.limit)
         figures = trainer.objective.evaluate(length, seconds)
         for target in ("latest", "export"):
@@ -191,19 +191,19 @@ def _train(
 
 @contextmanager
 def _interrupts() -> Iterator[Callable[[], bool]]:
-    """Yield a function that returns whether Ctrl-C or SIGTERM came; a second signal interrupts at once."""
+    """Defer Ctrl-C and SIGTERM: yield a function that returns whether one came. The second one interrupts."""
     received: list[int] = []
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def restore() -> None:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
     def remember(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signature of a handler
         received.append(number)
         restore()
 
-    for number in before:
+    for number in handlers:
         signal.signal(number, remember)
     try:
         yield lambda: bool(received)

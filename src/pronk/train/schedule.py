@@ -10,10 +10,10 @@ __all__ = ["Schedule"]
 
 @dataclass(frozen=True)
 class Schedule:
-    """The end of a run after ``steps``, or after ``minutes`` if that is earlier, and its learning rate.
+    """Progress and learning rate of a run that ends after ``steps``, or earlier after ``minutes``.
 
-    The learning rate follows the progress, not the step: on machines of any speed it is at the floor when the time is
-    up.
+    After the warm-up, the learning rate follows the progress, not the step: on machines of any speed it is at the floor
+    when the time is over.
     """
 
     steps: int
@@ -23,7 +23,7 @@ class Schedule:
     floor: float
 
     def progress(self, step: int, seconds: float) -> float:
-        """Return the finished share of the run, 0..1: the greater of the shares of steps and of time."""
+        """Return the progress, 0..1: ``max(step / steps, seconds / (60 * minutes))``, at most 1."""
         by_time = 0.0 if self.minutes is None else seconds / (60 * self.minutes)
         return min(1.0, max(step / self.steps, by_time))
 

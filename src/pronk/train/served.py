@@ -1,4 +1,4 @@
-"""Measurement of a drafter in the decoding engine."""
+"""Acceptance figures of a drafter, measured in the decoding engine as when it is served."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ __all__ = ["SERVED_TOKENS", "beginnings", "is_served", "measure"]
 SERVED_TOKENS = 96  # maximum tokens after each held-out prompt
 
 _TEMPERATURE = 0.8
-_NAMES = ("greedy", f"T={_TEMPERATURE}")
+_DECODINGS = ("greedy", f"T={_TEMPERATURE}")  # first words of the names of figures
 _TIMED_BATCH = 4  # prompts per batch under a time limit
-_MIN_PROMPT, _MAX_PROMPT, _NUM_PROMPTS = 8, 64, 24  # tokens of a beginning; number of beginnings
+_MIN_PROMPT, _MAX_PROMPT = 8, 64  # tokens of a prompt that is the beginning of a document
+_NUM_PROMPTS = 24  # number of such prompts
 
 
 def measure(
     llm: LLM, spec: str, prompts: Sequence[list[int]], max_tokens: int, seconds: float = inf
 ) -> dict[str, float]:
-    """Return acceptance rate alpha, CTAR(1), CTAR(2) … and tokens per forward pass S, greedy and sampled.
+    """Return acceptance rate, CTAR (:func:`~pronk.bench.metrics.ctar_curve`) and S, greedy and sampled.
 
     Args:
         llm: the target; it must verify every draft token (``budget="all"``).
@@ -42,9 +43,9 @@ def measure(
     Raises:
         PronkError: the drafter cannot be loaded, or has raised.
     """
-    drafter = make_drafter(spec).bind(llm.target)  # loads its files, which may have changed
+    proposer = make_drafter(spec).bind(llm.target)  # a new proposer, which loads the current files of its drafter
     figures: dict[str, float] = {}
-    for name, temperature in zip(_NAMES, (0.0, _TEMPERATURE), strict=True):
+    for name, temperature in zip(_DECODINGS, (0.0, _TEMPERATURE), strict=True):
         params = [
             SamplingParams(
                 max_tokens=min(max_tokens, llm.config.context - len(prompt)),
@@ -55,40 +56,42 @@ def measure(
         ]
         size = len(prompts) if seconds == inf else _TIMED_BATCH
         stats = [
-            each.stats
-            for start in within(seconds / len(_NAMES), range(0, len(prompts), size))
-            for each in llm.generate(list(prompts[start : start + size]), params[start : start + size], drafter=drafter)
+            completion.stats
+            for start in within(seconds / len(_DECODINGS), range(0, len(prompts), size))
+            for completion in llm.generate(
+                list(prompts[start : start + size]), params[start : start + size], drafter=proposer
+            )
         ]
-        for each in stats:
-            each.check_proposer()
-        all_ = Stats(
-            generated_tokens=sum(each.generated_tokens for each in stats),
-            steps=[step for each in stats for step in each.steps],
+        for request_stats in stats:
+            request_stats.check_proposer()
+        total = Stats(
+            generated_tokens=sum(request_stats.generated_tokens for request_stats in stats),
+            steps=[step for request_stats in stats for step in request_stats.steps],
         )
-        shares, accepted = all_.acceptance, [step.accepted for step in all_.steps]
+        shares, accepted = total.acceptance, [step.accepted for step in total.steps]
         figures[f"{name} alpha"] = shares[0] if shares else 0.0
         for w, share in enumerate(ctar_curve(accepted, max(1, len(shares))), 1):
             figures[f"{name} CTAR({w})"] = share
-        figures[f"{name} S"] = all_.step_compression
+        figures[f"{name} S"] = total.step_compression
     return figures
 
 
 def is_served(name: str) -> bool:
-    """Return whether a figure has a name that :func:`measure` gives."""
+    """Return whether ``name`` is the name of a figure of :func:`measure`."""
     decoding, _, what = name.partition(" ")
-    return decoding in _NAMES and (what in {"alpha", "S"} or what.startswith("CTAR("))
+    return decoding in _DECODINGS and (what in {"alpha", "S"} or what.startswith("CTAR("))
 
 
 def beginnings(data: Path, vocab_size: int, end: int, context: int) -> list[list[int]]:
-    """Return beginnings of held-out documents as prompts, up to half of the document and of the context.
+    """Return beginnings of held-out documents: at most half of the document and of the context.
 
-    Folder ``data`` has the documents in files ``valid-*.bin``, each followed by the token ``end``.
+    The documents are in the files ``data/valid-*.bin``, each followed by the token ``end``.
     """
     files = sorted(data.glob("valid-*.bin"))
-    found: list[list[int]] = []
+    prompts: list[list[int]] = []
     for file in files:
         tokens = np.fromfile(file, dtype=token_dtype(vocab_size))
         documents = np.split(tokens, np.flatnonzero(tokens == end) + 1)
-        parts = [each[: min(_MAX_PROMPT, context // 2, len(each) // 2)].tolist() for each in documents]
-        found += [part for part in parts if len(part) >= _MIN_PROMPT][: max(1, _NUM_PROMPTS // len(files))]
-    return found
+        starts = [document[: min(_MAX_PROMPT, context // 2, len(document) // 2)].tolist() for document in documents]
+        prompts += [start for start in starts if len(start) >= _MIN_PROMPT][: max(1, _NUM_PROMPTS // len(files))]
+    return prompts

@@ -36,7 +36,7 @@ class SourceText:
 
 @dataclass(frozen=True)
 class SourceSpec:
-    """One ``WHAT=WEIGHT`` of kind ``jsonl``, ``text`` or ``python``, which needs no ``path``."""
+    """One ``WHAT=WEIGHT`` of kind ``jsonl``, ``text`` or ``python``; only ``python`` may lack a path."""
 
     name: str
     kind: str
@@ -72,7 +72,7 @@ def parse_source(text: str) -> SourceSpec:
 
 
 def spec_of(path: Path, option: str) -> SourceSpec:
-    """Return a source of weight 1 for the path of an ``option``: JSON Lines, a text file or a folder.
+    """Return a source of weight 1 for ``path`` (JSON Lines, text or a folder), the value of ``option``.
 
     Raises:
         OptionError: the path does not exist.
@@ -89,11 +89,11 @@ def json_lines_name(file: Path) -> str:
 
 
 def _existing(path: str, text: str) -> Path:
-    found = Path(path)
-    if not found.exists():
+    existing = Path(path)
+    if not existing.exists():
         msg = f"source {text!r}: expected a file or folder at {path}, found nothing"
         raise OptionError(msg)
-    return found
+    return existing
 
 
 def read_source(spec: SourceSpec) -> Iterator[SourceText]:
@@ -113,7 +113,7 @@ def _document(row: dict[str, Any], path: Path) -> SourceText:
     if not isinstance(text, str):
         msg = f"{path}: expected a string under 'text', found {type(text).__name__}"
         raise OptionError(msg)
-    # The model card counts 'owner/name@commit:path' as 'owner/name@commit'.
+    # For the model card, the source 'owner/name@commit:path' is of origin 'owner/name@commit'.
     origin = str(row.get("source", path.name)).split(":", 1)[0]
     return SourceText(text, origin, str(row.get("license", "not stated")))
 

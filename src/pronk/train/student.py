@@ -40,24 +40,24 @@ Module = TypeVar("Module", bound=nn.Module)
 class Branch:
     """Predictions of one branch for ``n`` rows of a batch."""
 
-    hidden: Tensor  # ``[n, size]``, the drafter's states after the last norm, the input of the head
-    weight: Tensor  # ``[vocab, size]``, the weight of the head
-    rows: Tensor | None = None  # ``[n]``, rows of the batch whose target distribution is learned; ``None``: all rows
+    hidden: Tensor  # ``[n, size]``, the drafter's states after the last norm: input of the branch's head
+    weight: Tensor  # ``[vocab, size]``, weight of this head
+    rows: Tensor | None = None  # ``[n]``, rows of the batch whose target distributions are learned; ``None``: all
 
 
 class Student(ABC, Generic[Module]):
-    """A training objective with the loss of :func:`~pronk.train.losses.distillation_loss`.
+    """Training objective of a drafter, with the loss of :func:`~pronk.train.losses.distillation_loss`.
 
-    A subclass builds the module and computes its branches from the target's features.
+    A subclass builds the drafter's module and computes its branches from the target's features.
 
     Raises:
         OptionError: the text is shorter than one sequence, or the device does not exist.
     """
 
     kind: ClassVar[str]  # name of the drafter in the registry
-    what: ClassVar[str]  # description for the model card
+    what: ClassVar[str]  # description of the kind for the model card
     library: ClassVar[str] = "pronk"  # library that loads the drafter, for the model card
-    others: ClassVar[str] = "No other target can use it."  # sentence about other targets, for the model card
+    others: ClassVar[str] = "No other target can use it."  # whether other targets can use it, for the model card
     hidden: tuple[int, ...] = ()  # layers of the target, from 1, whose outputs the drafter reads
     cache: tuple[int, ...] = ()  # layers of the target, from 1, whose keys and values the drafter reads
 
@@ -71,19 +71,19 @@ class Student(ABC, Generic[Module]):
 
     @classmethod
     def identify(cls, teacher: Teacher) -> dict[str, Any]:
-        """Return :attr:`~pronk.train.loop.Objective.identity` before the run starts."""
+        """Return :attr:`identity` without an instance, for the check of a resumed run."""
         return {"kind": cls.kind, "target": teacher.fingerprints}
 
     @abstractmethod
     def build(self, generator: torch.Generator) -> Module:
-        """Return the module with its initial weights, float32."""
+        """Return the drafter's module with its initial weights, float32."""
 
     @abstractmethod
     def branches(self, tokens: Tensor, features: Features) -> Iterator[Branch]:
-        """Yield the branches for ``tokens`` ``[count, length]``, one at a time; runs under autocast."""
+        """Yield the branches for a batch ``tokens`` ``[count, length]``; each is computed under autocast."""
 
     def compiled(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """Compile ``function`` if the option is set."""
+        """Return ``function``, compiled if ``options.compile`` is set."""
         return torch.compile(function) if self.options.compile else function
 
     def export(self, folder: Path, card: str, facts: Mapping[str, Any]) -> None:
@@ -93,59 +93,59 @@ class Student(ABC, Generic[Module]):
         export_drafter(folder, self.module, document, card)
 
     def exported_shape(self) -> Any:
-        """Return the shape, a dataclass, that the drafter's folder stores."""
+        """Return the dataclass that the drafter's JSON file stores under ``shape``."""
         return self.options.shape
 
     @property
     @abstractmethod
     def description(self) -> str:
-        """The shape in words, for the card."""
+        """The shape in words, for the model card."""
 
     @property
     def spec(self) -> str:
-        """The exported drafter as text for ``make_drafter``; ``{model!r}`` stands for its folder."""
+        """Template of the drafter's specification: ``spec.format(model=folder)`` is for ``make_drafter``."""
         return f"{self.kind}(model={{model!r}}, num_tokens={self.options.num_tokens})"
 
     def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> Passed:
-        """Return the mean loss of the branches; add ``scale`` times the gradient of their sum."""
-        losses, sums = list[float](), list[Comparison]()
-        for loss in self._losses(inputs, targets, sums):
+        """Return the mean of the branches' losses; add the gradient of ``scale`` times their sum."""
+        losses, comparisons = list[float](), list[Comparison]()
+        for loss in self._losses(inputs, targets, comparisons):
             (loss * scale).backward()
             losses.append(float(loss.detach()))
-        return Passed(sum(losses) / len(losses), tuple(each.same / each.rows for each in sums))
+        return Passed(sum(losses) / len(losses), tuple(branch.same / branch.rows for branch in comparisons))
 
-    def _losses(self, inputs: Tensor, targets: Tensor, sums: list[Comparison]) -> Iterator[Tensor]:
-        """Yield the loss of each branch; add the rows of branch ``i`` to ``sums[i]``."""
+    def _losses(self, inputs: Tensor, targets: Tensor, comparisons: list[Comparison]) -> Iterator[Tensor]:
+        """Yield the loss of each branch; add its rows to ``comparisons[i]``, created if missing."""
         labels, hard = targets.to(self.device).reshape(-1), self.options.hard
-        for i, (branch, teacher) in enumerate(self._pass(inputs)):
-            sums += [Comparison()] if i == len(sums) else []
-            chosen = labels if branch.rows is None else labels[branch.rows]
-            yield distillation_loss(branch.hidden, branch.weight, teacher, chosen, hard, into=sums[i])
+        for i, (branch, teacher) in enumerate(self._branches_with_targets(inputs)):
+            comparisons += [Comparison()] if i == len(comparisons) else []
+            branch_labels = labels if branch.rows is None else labels[branch.rows]
+            yield distillation_loss(branch.hidden, branch.weight, teacher, branch_labels, hard, into=comparisons[i])
 
-    def _pass(self, inputs: Tensor) -> Iterator[tuple[Branch, TeacherLogits]]:
-        """Yield each branch with a function from a slice of its rows to the target's logits there."""
+    def _branches_with_targets(self, inputs: Tensor) -> Iterator[tuple[Branch, TeacherLogits]]:
+        """Yield each branch with a function from a slice of its rows to the target's logits of these rows."""
         tokens, target = inputs.to(self.device), self.teacher.decoder
         features = compute_features(target, tokens, self.teacher.dtype, self.hidden, self.cache)
 
         def logits(rows: Tensor) -> TeacherLogits:
-            def part(rows_of: slice) -> Tensor:
+            def logits_of(selection: slice) -> Tensor:
                 with torch.no_grad():
-                    return target.logits(features.last[rows[rows_of]])
+                    return target.logits(features.last[rows[selection]])
 
-            return part
+            return logits_of
 
-        every = torch.arange(tokens.numel(), device=self.device)
-        found = self.branches(tokens, features)
+        all_rows = torch.arange(tokens.numel(), device=self.device)
+        branches = self.branches(tokens, features)
         while True:
             with torch.autocast(self.device.type, torch.bfloat16):
-                branch = next(found, None)
+                branch = next(branches, None)
             if branch is None:
                 return
-            yield branch, logits(every if branch.rows is None else branch.rows)
+            yield branch, logits(all_rows if branch.rows is None else branch.rows)
 
     @torch.no_grad()
     def evaluate(self, length: int, seconds: float = math.inf) -> dict[str, float]:
-        """Measure the branches on all held-out sets, then the drafter in the engine, half of ``seconds`` each.
+        """Measure the branches on all held-out sets, then the drafter in the engine, for ``seconds / 2`` each.
 
         The figures of a branch are the divergence from the target, and the share of rows where both have the same most
         likely token. The engine measures alpha, CTAR and S on held-out prompts.
@@ -153,22 +153,20 @@ class Student(ABC, Generic[Module]):
         figures: dict[str, float] = {}
         sets = list(held_out_sets(self.data, length, self.vocab_size))
         for name, sequences in sets:
-            sums = list[Comparison]()
+            comparisons = list[Comparison]()
             for inputs, targets in sequences.batches(self.options.micro, seconds / 2 / len(sets)):
-                for _ in self._losses(inputs, targets, sums):
-                    pass
-            for i, each in enumerate(sums, 1):
-                number = f" {i}" if len(sums) > 1 else ""
-                figures |= {
-                    f"{name} KL{number}": each.divergence / each.rows,
-                    f"{name} same{number}": each.same / each.rows,
-                }
+                for _ in self._losses(inputs, targets, comparisons):
+                    pass  # only the comparisons are used
+            for i, branch in enumerate(comparisons, 1):
+                number = f" {i}" if len(comparisons) > 1 else ""
+                figures[f"{name} KL{number}"] = branch.divergence / branch.rows
+                figures[f"{name} same{number}"] = branch.same / branch.rows
         return figures | self._serve(seconds / 2)
 
     def judge(self, figures: Mapping[str, float]) -> float:
-        """Return the mean divergence from the target, over held-out sets and branches."""
-        found = [value for name, value in figures.items() if " KL" in name]
-        return fmean(found) if found else math.nan
+        """Return the mean divergence from the target over held-out sets and branches: the smaller, the better."""
+        divergences = [value for name, value in figures.items() if " KL" in name]
+        return fmean(divergences) if divergences else math.nan
 
     def _serve(self, seconds: float) -> dict[str, float]:
         """Export the current drafter to ``RUN/latest`` and measure it in the engine."""
@@ -181,16 +179,17 @@ class Student(ABC, Generic[Module]):
         return measure(self.teacher.llm, spec, prompts, SERVED_TOKENS, seconds)
 
     def prompts(self) -> list[list[int]]:
-        """Return the prompts of the measurement in the engine."""
+        """Return the prompts with which the engine measures the drafter."""
         return held_out_prompts(self.data)
 
     def _phases(self) -> tuple[Batches, Batches]:
         o = self.options
-        own = [self._own_text(o.length, used=o.final_share < 1), self._own_text(o.final_length, used=o.final_share > 0)]
+        first_own = self._own_text(o.length, used=o.final_share < 1)
+        last_own = self._own_text(o.final_length, used=o.final_share > 0)
         if o.share == 1:
-            return own[0], own[1]
+            return first_own, last_own
         first, last = two_phases(self.data / "train.bin", o, self.vocab_size)
-        return Mixture(first, own[0], o.share), Mixture(last, own[1], o.share)
+        return Mixture(first, first_own, o.share), Mixture(last, last_own, o.share)
 
     def _own_text(self, length: int, *, used: bool) -> Sequences:
         dtype = token_dtype(self.vocab_size)
@@ -201,7 +200,7 @@ class Student(ABC, Generic[Module]):
 
 
 def describe_decoder(config: ModelConfig, extra: str = "") -> str:
-    """Return the sizes of a small decoder in words, for a card."""
+    """Return the sizes of a drafter with a decoder's architecture in words, for the model card."""
     c = config
     return (
         f"{c.num_layers} layers, hidden size {c.hidden_size}, {c.num_heads} heads of {c.head_dim} over "

@@ -1,6 +1,6 @@
-"""Target of a distillation: it writes text, provides distributions and verifies draft tokens.
+"""The target in training: it writes text, provides distributions and verifies draft tokens.
 
-The engine's kernels pack the weights, so the distributions are computed with a second, plain copy of them.
+Where the engine uses pronk's kernels, its weights are packed, so a second copy of them computes the distributions.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _BATCH = 32  # maximum requests in one forward pass
 
 
 class Teacher:
-    """A frozen model from a folder or the Hub; ``None`` is ``pronk-tiny`` in a clone of the repository.
+    """A frozen target from a folder or the Hub; ``None``: ``pronk-tiny`` in a clone of the repository.
 
-    ``name`` is its id on the Hub or the name of its folder; ``cuda`` is this process's GPU.
+    :attr:`name` is its id on the Hub or the name of its folder. Device ``cuda`` is this process's GPU.
 
     Raises:
         OptionError: a GGUF file, which lacks files that drafters need; or no model outside a clone.
@@ -57,7 +57,7 @@ class Teacher:
 
     @cached_property
     def decoder(self) -> Decoder:
-        """The model with plain weights."""
+        """The model with weights that are not packed for the kernels."""
         decoder = self.llm.engine.target.decoder
         if decoder.kernels is None:
             return decoder
@@ -65,7 +65,7 @@ class Teacher:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The checkpoint's dtype, also that of the distributions."""
+        """The checkpoint's dtype, in which the distributions are computed."""
         return parse_dtype("auto", self.llm.config)
 
     @cached_property
@@ -80,7 +80,7 @@ class Teacher:
 
     @cached_property
     def fingerprints(self) -> dict[str, str]:
-        """Hashes of the tokenizer, and of all weights with ``config.json``.
+        """Two hashes: of the tokenizer, and of ``config.json`` with all weights.
 
         A resumed run compares these; a :class:`Fingerprint` covers only samples of the weights.
         """

@@ -36,11 +36,11 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    found = tokenizer.get_vocab_size()
-    if found != vocab_size:
-        msg = f"vocabulary size: the text yields only {found} tokens, expected {vocab_size}; ask for fewer or add text"
+    size = tokenizer.get_vocab_size()
+    if size != vocab_size:
+        msg = f"vocabulary size: the text yields only {size} tokens, expected {vocab_size}; ask for fewer or add text"
         raise OptionError(msg)
-    # A special token that is spelled in a text is encoded as plain text.
+    # Text that spells a special token, such as "<|end|>", is encoded like any text.
     tokenizer.encode_special_tokens = True
     return tokenizer
 
@@ -67,7 +67,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> None:
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """Load the tokenizer of a run; special tokens that are spelled in a text are encoded as plain text.
+    """Load the tokenizer of a run; text that spells a special token is encoded like any text.
 
     Raises:
         TokenizerError: the file is missing or damaged.
@@ -75,7 +75,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     path = folder / "tokenizer.json"
     try:
         tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
-    except Exception as error:  # tokenizers raises bare Exception
+    except Exception as error:  # the exception class that tokenizers raises
         msg = f"{path}: expected a tokenizer, found {error}"
         raise TokenizerError(msg) from error
     tokenizer.encode_special_tokens = True

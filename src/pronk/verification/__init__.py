@@ -7,7 +7,7 @@
 
 Three checks compare each drafter with the model itself. ``equality``: the tokens are those of plain decoding.
 ``rescoring``: the log-probabilities are those of one forward pass over the whole text. ``distribution``: sampled
-strings follow the model's distribution. A passed check in which no draft token was accepted is ``vacuous``.
+strings follow the model's distribution. A check that passes without any accepted draft token is ``vacuous``.
 """
 
 from __future__ import annotations

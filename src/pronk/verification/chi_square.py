@@ -6,32 +6,32 @@ from collections.abc import Sequence
 
 import torch
 
-__all__ = ["LEAST_EXPECTED", "chi_square", "merge_small", "p_value"]
+__all__ = ["MIN_EXPECTED", "chi_square", "merge_small", "p_value"]
 
 # Smallest expected count per cell for which the chi-square approximation is good (Cochran 1954).
-LEAST_EXPECTED = 5.0
+MIN_EXPECTED = 5.0
 
 
 def merge_small(observed: Sequence[float], expected: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Merge cells, smallest first, until each expected count is at least :data:`LEAST_EXPECTED`."""
+    """Merge cells, smallest expected count first, until each count is at least :data:`MIN_EXPECTED`."""
     merged: list[list[float]] = []
-    pool = [0.0, 0.0]  # observed and expected count of the cells being merged
-    for want, count in sorted(zip(expected, observed, strict=True)):
-        pool = [pool[0] + count, pool[1] + want]
-        if pool[1] >= LEAST_EXPECTED:
-            merged.append(pool)
-            pool = [0.0, 0.0]
-    if pool != [0.0, 0.0]:
+    merging = [0.0, 0.0]  # observed and expected count of the cells being merged
+    for mean, count in sorted(zip(expected, observed, strict=True)):
+        merging = [merging[0] + count, merging[1] + mean]
+        if merging[1] >= MIN_EXPECTED:
+            merged.append(merging)
+            merging = [0.0, 0.0]
+    if merging != [0.0, 0.0]:
         if merged:
-            merged[-1] = [merged[-1][0] + pool[0], merged[-1][1] + pool[1]]
+            merged[-1] = [merged[-1][0] + merging[0], merged[-1][1] + merging[1]]
         else:
-            merged.append(pool)
-    return [count for count, _ in merged], [want for _, want in merged]
+            merged.append(merging)
+    return [count for count, _ in merged], [mean for _, mean in merged]
 
 
 def chi_square(observed: Sequence[float], expected: Sequence[float]) -> tuple[float, int]:
     """Return the statistic and its degrees of freedom; every expected count must be above 0."""
-    statistic = sum((count - want) ** 2 / want for count, want in zip(observed, expected, strict=True))
+    statistic = sum((count - mean) ** 2 / mean for count, mean in zip(observed, expected, strict=True))
     return statistic, len(observed) - 1
 
 
@@ -39,5 +39,5 @@ def p_value(statistic: float, freedom: int) -> float:
     """Return the probability of a statistic at least this large; 1 without degrees of freedom."""
     if freedom < 1:
         return 1.0
-    half = torch.tensor([freedom / 2, statistic / 2], dtype=torch.float64)
-    return float(torch.special.gammaincc(half[0], half[1]))
+    halves = torch.tensor([freedom / 2, statistic / 2], dtype=torch.float64)
+    return float(torch.special.gammaincc(halves[0], halves[1]))

@@ -1,8 +1,8 @@
 """Test of the distribution: sampled strings of several tokens against the model's exact distribution.
 
 Under the acceptance rule ``"coupled"``, the test of equality implies this one if plain decoding samples correctly.
-Other rules accept draft tokens at random, and this is the only test of them. The verdict depends on the seed alone
-(under other rules, also on the draft tokens), so it is reproducible.
+Other rules accept draft tokens at random, and this is the only test of them. The seed determines the
+strings (under other rules together with the draft tokens), so a run can be repeated with the same verdict.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from pronk.verification.prompts import ProgressMeter, VerifySettings
 
 __all__ = ["NUM_DRAWN_TOKENS", "SIGNIFICANCE", "Distribution", "draw", "judge_counts"]
 
-# Probability that a correct sampler fails a verification (all tests together, by Bonferroni's bound).
+# Maximum probability that a verification of a correct sampler fails; its tests share this probability (Bonferroni).
 SIGNIFICANCE = 1e-4
 
-NUM_DRAWN_TOKENS = NUM_TESTED_TOKENS + 1  # one token more than is tested: a request's last token is never a draft token
+NUM_DRAWN_TOKENS = NUM_TESTED_TOKENS + 1  # one more than is tested: the last token is never a draft token
 _STRINGS_PER_HOLDER = 240  # strings that are drawn while one request holds the prompt's KV cache
 
 
@@ -36,12 +36,12 @@ class Distribution:
 
     prompt: str
     samples: int
-    cells: int  # after merging small expectations
+    cells: int  # number of cells after merging those with a small expected count
     statistic: float
     freedom: int
     p_value: float
-    threshold: float  # a smaller p-value fails
-    impossible: int  # strings whose probability is 0; any of them fails
+    threshold: float  # the test fails if the p-value is smaller
+    impossible: int  # number of strings of probability 0; the test fails if there is one
     drafted: int
     accepted: int
 
@@ -56,33 +56,33 @@ class Distribution:
 
 
 def draw(
-    llm: LLM, exact: ExactDistribution, drafter: Proposer[Any], settings: VerifySettings, meter: ProgressMeter
+    llm: LLM, exact: ExactDistribution, proposer: Proposer[Any], settings: VerifySettings, meter: ProgressMeter
 ) -> list[Request]:
-    """Draw strings, each with its own seed; ``drafter`` is bound to the target model."""
+    """Draw ``settings.samples`` strings after ``exact.prompt``, each with its own seed."""
     drawn: list[Request] = []
     params = replace(DRAW, max_tokens=NUM_DRAWN_TOKENS, rule=settings.rule)
     while len(drawn) < settings.samples:
-        places = range(len(drawn), min(len(drawn) + _STRINGS_PER_HOLDER, settings.samples))
-        wanted = [replace(params, seed=derive_seed(settings.seed, place)) for place in places]
-        drawn += _draw_sharing(llm, exact, drafter, wanted)
-        meter.add(len(wanted) * NUM_DRAWN_TOKENS)
+        indices = range(len(drawn), min(len(drawn) + _STRINGS_PER_HOLDER, settings.samples))
+        string_params = [replace(params, seed=derive_seed(settings.seed, index)) for index in indices]
+        drawn += _draw_sharing(llm, exact, proposer, string_params)
+        meter.add(len(string_params) * NUM_DRAWN_TOKENS)
     return drawn
 
 
 def _draw_sharing(
-    llm: LLM, exact: ExactDistribution, drafter: Proposer[Any], wanted: Iterable[SamplingParams]
+    llm: LLM, exact: ExactDistribution, proposer: Proposer[Any], string_params: Iterable[SamplingParams]
 ) -> list[Request]:
-    """Draw strings that reuse the prompt's KV cache, which another request (``holder``) keeps in memory.
+    """Draw one string per element of ``string_params`` while another request holds the prompt's KV blocks.
 
-    A string then needs no prefill, and its first token can be a draft token.
+    The requests of the strings share these blocks: they need no prefill, and their first token can be a draft token.
     """
     prompt = exact.prompt.ids
     limit = llm.config.context - len(prompt)
-    holding = replace(DRAW, max_tokens=min(limit, 2 * _STRINGS_PER_HOLDER))
-    holder = llm.request_factory.create_request(prompt, holding, llm.get_proposer("autoregressive"))
+    holder_params = replace(DRAW, max_tokens=min(limit, 2 * _STRINGS_PER_HOLDER))
+    holder = llm.request_factory.create_request(prompt, holder_params, llm.get_proposer("autoregressive"))
     strings = [
-        llm.request_factory.create_request(prompt, params, drafter, seed=params.seed or 0, parent=holder)
-        for params in wanted
+        llm.request_factory.create_request(prompt, params, proposer, seed=params.seed or 0, parent=holder)
+        for params in string_params
     ]
     llm.engine.add(holder)
     try:
@@ -93,7 +93,7 @@ def _draw_sharing(
 
 
 def judge_counts(exact: ExactDistribution, drawn: Sequence[Request], threshold: float) -> Distribution:
-    """Test the strings against the distribution."""
+    """Return the chi-square test of the drawn strings against the exact distribution."""
     counts = Counter(exact.cell(request.output[:NUM_TESTED_TOKENS]) for request in drawn)
     impossible = counts.pop(None, 0)
     observed = [float(counts[cell]) for cell in exact.cells]

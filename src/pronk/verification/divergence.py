@@ -10,7 +10,7 @@ from itertools import zip_longest
 from pronk.llm import LLM
 from pronk.outputs import Completion
 from pronk.sampling.params import SamplingParams
-from pronk.verification.plain_decoding import Recorder, rounding, score_next
+from pronk.verification.plain_decoding import LogitsRecorder, rounding, score_next
 
 __all__ = ["Candidate", "Divergence", "explain"]
 
@@ -33,7 +33,8 @@ class Candidate:
 class Divergence:
     """The first difference between a text and that of plain decoding.
 
-    It is a near tie if plain decoding chooses ``found`` after logits change by at most ``tolerance``, else a defect.
+    It is a near tie if changing each logit by at most ``tolerance`` can make plain decoding choose ``found``, else a
+    defect.
     """
 
     prompt: str
@@ -42,46 +43,46 @@ class Divergence:
     position: int  # index of the first generated token that differs
     what: str
     expected: Candidate | None = None  # token of plain decoding; None if its text ended here, or if no token differs
-    found: Candidate | None = None  # token of the other text, or None likewise
+    found: Candidate | None = None  # token of the other text; None in the same two cases
     gap: float | None = None  # score of ``expected`` minus score of ``found``
-    tolerance: float | None = None  # bound on rounding errors of a logit, see plain_decoding.rounding
+    tolerance: float | None = None  # estimated rounding error of a logit, see plain_decoding.rounding
     near_tie: bool = False
 
 
 def explain(
-    llm: LLM, want: Completion, got: Completion, params: SamplingParams, where: tuple[str, str, bool]
+    llm: LLM, plain: Completion, other: Completion, params: SamplingParams, labels: tuple[str, str, bool]
 ) -> Divergence | None:
     """Return the first difference between plain decoding and another text of the same prompt, or ``None``.
 
-    A text counts as different if its drafter raised, because it was completed without that drafter. ``where`` is the
-    prompt, the mode and the batch flag of the :class:`Divergence`.
+    If the drafter raised, the engine completed the text without drafter; this counts as a difference. ``labels`` are
+    the fields ``prompt``, ``mode`` and ``batch`` of the result.
     """
-    pairs = enumerate(zip_longest(want.token_ids, got.token_ids))
-    if got.stats.draft_error is not None:
-        return Divergence(*where, len(want.token_ids), f"its drafter raised {got.stats.draft_error}")
-    position = next((place for place, (one, other) in pairs if one != other), None)
+    pairs = enumerate(zip_longest(plain.token_ids, other.token_ids))
+    if other.stats.draft_error is not None:
+        return Divergence(*labels, len(plain.token_ids), f"its drafter raised {other.stats.draft_error}")
+    position = next((place for place, (token, other_token) in pairs if token != other_token), None)
     if position is None:
-        reasons = [(done.finish_reason, done.stop_reason) for done in (want, got)]
-        if reasons[0] == reasons[1] and want.text == got.text:
+        reasons = [(completion.finish_reason, completion.stop_reason) for completion in (plain, other)]
+        if reasons[0] == reasons[1] and plain.text == other.text:
             return None
         same = reasons[0] == reasons[1]
         what = "another text of the same tokens" if same else f"finish {reasons[1]}, expected {reasons[0]}"
-        return Divergence(*where, len(want.token_ids), what)
-    (judge,) = score_next(llm, want.prompt_token_ids, [want.token_ids[:position]], params)
-    tolerance = rounding(llm, float(judge.logits.abs().max()))
-    expected, found = (_candidate(llm, judge, done.token_ids, position) for done in (want, got))
+        return Divergence(*labels, len(plain.token_ids), what)
+    (recorder,) = score_next(llm, plain.prompt_token_ids, [plain.token_ids[:position]], params)
+    tolerance = rounding(llm, float(recorder.logits.abs().max()))
+    expected, found = (_candidate(llm, recorder, completion.token_ids, position) for completion in (plain, other))
     if expected is None or found is None:
         what = f"ends after {position} tokens" if found is None else f"goes on after {position} tokens"
-        return Divergence(*where, position, what, expected, found, None, tolerance)
+        return Divergence(*labels, position, what, expected, found, None, tolerance)
     gap = None if None in (expected.score, found.score) else (expected.score or 0.0) - (found.score or 0.0)
-    near = judge.could_choose(found.token_id, expected.token_id, tolerance)
-    return Divergence(*where, position, "another token", expected, found, gap, tolerance, near)
+    near_tie = recorder.could_choose(found.token_id, expected.token_id, tolerance)
+    return Divergence(*labels, position, "another token", expected, found, gap, tolerance, near_tie)
 
 
-def _candidate(llm: LLM, judge: Recorder, tokens: Sequence[int], position: int) -> Candidate | None:
+def _candidate(llm: LLM, recorder: LogitsRecorder, tokens: Sequence[int], position: int) -> Candidate | None:
     if position >= len(tokens):
         return None
     token = tokens[position]
-    score = float(judge.scores(judge.logits)[token])
+    score = float(recorder.scores(recorder.logits)[token])
     text = llm.tokenizer.decode([token], skip_special_tokens=False)
-    return Candidate(token, text, float(judge.logits[token]), score if math.isfinite(score) else None)
+    return Candidate(token, text, float(recorder.logits[token]), score if math.isfinite(score) else None)

@@ -1,7 +1,7 @@
 """Test of equality: the tokens are those of plain decoding, for every drafter and any batch.
 
-Texts sampled with a rule other than ``"coupled"`` are skipped. Their tokens depend on the draft tokens, and only their
-distribution is unchanged.
+Texts sampled with a rule other than ``"coupled"`` are skipped: their tokens depend on the draft tokens, and only the
+distribution of their tokens is that of plain decoding.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class GeneratedText:
     mode: str
     batch: bool
     params: SamplingParams
-    done: Completion
+    completion: Completion
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Equality:
 
     @property
     def failed(self) -> bool:
-        """Whether a text differs beyond what the device allows."""
+        """Whether a text differs: in any way if ``exact``, otherwise in a way that rounding does not explain."""
         return bool(self.divergences) if self.exact else self.near_ties < len(self.divergences)
 
     def to_dict(self) -> dict[str, Any]:
@@ -90,14 +90,14 @@ class Equality:
 
 
 def options(mode: str, index: int, settings: VerifySettings) -> SamplingParams:
-    """Return the sampling options of prompt number ``index``, with a seed of its own."""
+    """Return the sampling options of a mode for prompt number ``index``, with a seed of its own."""
     seed = derive_seed(settings.seed, index)
     return SamplingParams(max_tokens=settings.max_tokens, seed=seed, logprobs=1, rule=settings.rule, **MODES[mode])
 
 
 def generate_texts(
     llm: LLM,
-    drafter: Proposer[Any],
+    proposer: Proposer[Any],
     prompts: Sequence[NamedPrompt],
     mode: str,
     settings: VerifySettings,
@@ -110,29 +110,30 @@ def generate_texts(
     Prompts of a batch may differ in length, be prefilled in chunks, and end at different steps.
     """
     texts = [(prompt, mode, batch, options(mode, index, settings)) for index, prompt in enumerate(prompts)]
-    done: list[Completion] = []
-    for part in [texts] if batch else [[text] for text in texts]:
-        ids, params = [prompt.ids for prompt, *_ in part], [params for *_, params in part]
+    completions: list[Completion] = []
+    for group in [texts] if batch else [[text] for text in texts]:
+        ids, params = [prompt.ids for prompt, *_ in group], [params for *_, params in group]
         progress = meter.requests(settings.max_tokens)
-        done += llm.generate(ids, params, drafter=drafter, progress=progress)
-        progress(len(part), len(part))
-    return [GeneratedText(*text, completion) for text, completion in zip(texts, done, strict=True)]
+        completions += llm.generate(ids, params, drafter=proposer, progress=progress)
+        progress(len(group), len(group))  # generate reports before each step, so not the last request
+    return [GeneratedText(*text, completion) for text, completion in zip(texts, completions, strict=True)]
 
 
-def compare(llm: LLM, so_far: Equality, want: Sequence[GeneratedText], got: Sequence[GeneratedText]) -> Equality:
-    """Compare ``got`` with plain decoding of the same prompts and options; return the updated totals."""
-    found: list[Divergence] = []
-    pairs = [pair for pair in zip(want, got, strict=True) if not pair[1].params.rejects]
+def compare(llm: LLM, so_far: Equality, reference: Sequence[GeneratedText], texts: Sequence[GeneratedText]) -> Equality:
+    """Add the comparison of ``texts`` with those of plain decoding (``reference``) to ``so_far``."""
+    divergences: list[Divergence] = []
+    pairs = [pair for pair in zip(reference, texts, strict=True) if not pair[1].params.rejects]
     for plain, text in pairs:
         assert (plain.prompt, plain.params) == (text.prompt, text.params)
-        divergence = explain(llm, plain.done, text.done, text.params, (text.prompt.id, text.mode, text.batch))
+        labels = (text.prompt.id, text.mode, text.batch)
+        divergence = explain(llm, plain.completion, text.completion, text.params, labels)
         if divergence is not None:
-            found.append(divergence)
+            divergences.append(divergence)
     return Equality(
         so_far.exact,
         so_far.texts + len(pairs),
-        so_far.equal + len(pairs) - len(found),
-        so_far.drafted + sum(text.done.stats.drafted for _, text in pairs),
-        so_far.accepted + sum(text.done.stats.accepted for _, text in pairs),
-        (*so_far.divergences, *found),
+        so_far.equal + len(pairs) - len(divergences),
+        so_far.drafted + sum(text.completion.stats.drafted for _, text in pairs),
+        so_far.accepted + sum(text.completion.stats.accepted for _, text in pairs),
+        (*so_far.divergences, *divergences),
     )

@@ -1,4 +1,4 @@
-"""The exact distribution of the first tokens after a prompt, and prompts that help drafters."""
+"""The exact distribution of the first tokens after a prompt, and prompts that drafters can continue."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ __all__ = ["DRAW", "NUM_TESTED_TOKENS", "OTHER", "ExactDistribution", "stage"]
 DRAW = SamplingParams(temperature=1.0, top_k=4, ignore_eos=True)
 
 NUM_TESTED_TOKENS = 3  # tokens per string
-LETTERS = 2  # number of likeliest tokens per position that cells distinguish: 15 cells in all
-OTHER = -1  # stands for any other token, and ends a cell
+LETTERS = 2  # cells distinguish this many likeliest tokens per position: 1 + 2 + 4 + 8 = 15 cells
+OTHER = -1  # in a cell: any other token, whatever follows it
 
-# Extension of a prompt, see `stage`.
-_REPEATED = 12  # last tokens of the prompt that are repeated
-_ROUNDS = 4  # number of repetitions
-_CONTINUED = 3  # tokens between repetitions, after a chosen first token
-
-_CERTAIN = 0.95  # probability of a single cell from which on the test has too little power
+# Lengths in tokens and number of repetitions of the extended prompt … X abcd X efgh X ijkl X mnop X, see `stage`.
+_REPEATED = 12  # X, the end of the prompt
+_ROUNDS = 4  # number of continuations (abcd, efgh …), each followed by X
+_CONTINUED = 3  # bcd: sampled after a chosen first token
+_CERTAIN = 0.95  # if a single cell is that probable, nearly all strings are equal: the test would detect little
 
 Cell = tuple[int, ...]
 
@@ -33,23 +32,23 @@ Cell = tuple[int, ...]
 class ExactDistribution:
     """Probabilities of the strings that :data:`DRAW` samples after a prompt.
 
-    Cells are ``(a, b, c)``, ``(a, b, OTHER)``, ``(a, OTHER)`` and ``(OTHER,)``, where each letter is one of the two
-    likeliest tokens after the tokens before it.
+    A cell is a set of strings: ``(a, b, c)``, ``(a, b, OTHER)``, ``(a, OTHER)`` or ``(OTHER,)``. Each letter is one of
+    the two likeliest tokens after the tokens before it.
     """
 
     prompt: NamedPrompt
-    cells: dict[Cell, float]  # probabilities; the sum is 1
-    possible: dict[Cell, frozenset[int]]  # token ids of probability above 0 after each beginning of a cell
-    # Power to detect a wrong temperature: the variance of the scaled logits, summed over positions. This is the Fisher
-    # information about the inverse temperature; it is 0 for a certain or a uniform distribution.
+    cells: dict[Cell, float]  # probability of each cell
+    possible: dict[Cell, frozenset[int]]  # by the first tokens of a cell: next tokens of probability above 0
+    # Measure of how well strings reveal a wrong temperature: the expected variance of the scaled logits, summed over
+    # positions (Fisher information about the inverse temperature; 0 for a certain or a uniform distribution).
     information: float = 0.0
 
     @classmethod
     def after(cls, llm: LLM, prompt: NamedPrompt) -> ExactDistribution:
         """Compute the distribution from the logits of plain forward passes, without the sampler.
 
-        It is the softmax of the ``top_k`` largest logits over the temperature, in double precision. If logits are not
-        exact, rounding may put another token among the ``top_k``.
+        Each token follows softmax(logits / temperature) over the ``top_k`` largest logits, in double precision. If
+        ``llm`` is not exact, tokens that rounding may put among the ``top_k`` count as possible, too.
         """
         cells: dict[Cell, float] = {}
         possible: dict[Cell, frozenset[int]] = {}
@@ -62,21 +61,21 @@ class ExactDistribution:
                 logits = recorder.logits.double()
                 top = logits.topk(min(DRAW.top_k, len(logits)))
                 scaled = top.values / DRAW.temperature
-                likely = scaled.softmax(0)
-                information += mass * float(likely @ (scaled - likely @ scaled) ** 2)
-                probs = likely[:LETTERS].tolist()
-                # Within the rounding error, any token that ties with the last of the top k is possible.
+                probs = scaled.softmax(0)
+                information += mass * float(probs @ (scaled - probs @ scaled) ** 2)
+                letter_probs = probs[:LETTERS].tolist()
+                # Factor 2: rounding may move both the token's logit and the smallest of the top k.
                 slack = 0.0 if llm.exact else 2 * rounding(llm, float(logits.abs().max()))
                 kept = (logits >= top.values[-1] - slack).nonzero().flatten()
                 possible[prefix] = frozenset(kept.tolist())
-                named = top.indices[:LETTERS].tolist()
-                longer |= {(*prefix, token): mass * p for token, p in zip(named, probs, strict=True)}
-                cells[*prefix, OTHER] = mass * (1.0 - sum(probs))
+                letters = top.indices[:LETTERS].tolist()
+                longer |= {(*prefix, token): mass * p for token, p in zip(letters, letter_probs, strict=True)}
+                cells[*prefix, OTHER] = mass * (1.0 - sum(letter_probs))
             prefixes = longer
         return cls(prompt, cells | prefixes, possible, information)
 
     def cell(self, string: Sequence[int]) -> Cell | None:
-        """Return the cell of a string of :data:`NUM_TESTED_TOKENS` tokens; ``None`` if the string has probability 0."""
+        """Return the cell of ``NUM_TESTED_TOKENS`` tokens, or ``None`` if they have probability 0."""
         cell: Cell = ()
         for token in string:
             if token not in self.possible[cell]:
@@ -88,23 +87,24 @@ class ExactDistribution:
 
 
 def stage(llm: LLM, prompts: Sequence[NamedPrompt]) -> ExactDistribution | None:
-    """Return the most informative exact distribution after an extended prompt, or ``None``.
+    """Extend the prompts; return the exact distribution with the most information, or ``None``.
 
-    A prompt ``… X`` becomes ``… X abc X def X ghi X jkl X``. Each continuation is a plain sample and begins with a
-    different likely token. Drafters that copy then have a draft token for most first tokens. ``None`` means that
-    no prompt has enough free context, or that every continuation is nearly certain.
+    A prompt ``… X`` becomes ``… X abcd X efgh X ijkl X mnop X``. Each continuation of ``X`` begins with another of the
+    likeliest tokens and goes on with tokens sampled by plain decoding. Drafters that copy can then propose most first
+    tokens of a string. ``None``: the context has no room for an extended prompt, or each is followed by one string
+    with a probability of almost 1.
     """
-    staged = (_extend(llm, prompt) for prompt in prompts)
-    candidates = [ExactDistribution.after(llm, prompt) for prompt in staged if prompt is not None]
-    uncertain = [each for each in candidates if max(each.cells.values()) < _CERTAIN]
-    return max(uncertain, key=lambda each: each.information, default=None)
+    extended = (_extend(llm, prompt) for prompt in prompts)
+    candidates = [ExactDistribution.after(llm, prompt) for prompt in extended if prompt is not None]
+    uncertain = [exact for exact in candidates if max(exact.cells.values()) < _CERTAIN]
+    return max(uncertain, key=lambda exact: exact.information, default=None)
 
 
 def _extend(llm: LLM, prompt: NamedPrompt) -> NamedPrompt | None:
-    again = prompt.ids[-_REPEATED:]
+    repeated = prompt.ids[-_REPEATED:]
     text, used = list(prompt.ids), set[int]()
     for round_ in range(_ROUNDS):
-        if len(text) + _CONTINUED + 1 + len(again) + NUM_TESTED_TOKENS + 1 > llm.config.context:
+        if len(text) + _CONTINUED + 1 + len(repeated) + NUM_TESTED_TOKENS + 1 > llm.config.context:
             break
         (recorder,) = score_next(llm, text, [[]], DRAW)
         likely = recorder.logits.topk(min(_ROUNDS, len(recorder.logits))).indices.tolist()
@@ -112,7 +112,7 @@ def _extend(llm: LLM, prompt: NamedPrompt) -> NamedPrompt | None:
         used.add(first)
         params = SamplingParams(**DRAW.to_dict() | {"max_tokens": _CONTINUED, "seed": round_})
         done = llm.generate([*text, first], params, drafter="autoregressive")
-        text += [first, *done.token_ids, *again]
+        text += [first, *done.token_ids, *repeated]
     if len(text) + NUM_TESTED_TOKENS + 1 > llm.config.context:
         return None
     return NamedPrompt(prompt.id, text)

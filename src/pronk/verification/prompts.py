@@ -1,4 +1,4 @@
-"""Prompts, settings and progress of a verification."""
+"""Prompts and settings of a verification, and the callback for its progress."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pronk.errors import OptionError, PromptError
 from pronk.llm import LLM
 from pronk.sampling.params import Rule, SamplingParams
 
-__all__ = ["LEAST_SAMPLES", "NamedPrompt", "Progress", "ProgressMeter", "VerifySettings", "fitting"]
+__all__ = ["MIN_SAMPLES", "NamedPrompt", "Progress", "ProgressMeter", "VerifySettings", "select_fitting"]
 
-Progress = Callable[[str, int, int], None]
+Progress = Callable[[str, int, int], None]  # (label of the current part, tokens done, tokens in all)
 
-LEAST_SAMPLES = 100  # with fewer strings the chi-square test has hardly any cells
+MIN_SAMPLES = 100  # with fewer strings, few cells would remain after merging, see MIN_EXPECTED
 
 
 @dataclass(frozen=True)
 class NamedPrompt:
-    """A prompt with the name ``id`` for the report and at least one token id in ``ids``."""
+    """A prompt: its name ``id`` in the report, and its token ids ``ids``, at least one."""
 
     id: str
     ids: list[int]
@@ -37,54 +37,54 @@ class VerifySettings:
     """
 
     max_tokens: int = 64  # generated tokens per text, at least 1
-    samples: int = 2000  # strings per drafter for the test of the distribution, 100 or more; 0 skips the test
+    samples: int = 2000  # strings per drafter for the test of the distribution, at least 100; 0 skips the test
     seed: int = 0
-    rule: Rule = "coupled"  # acceptance rule of sampled texts and strings
+    rule: Rule = "coupled"  # acceptance rule of all requests with temperature above 0
 
     def __post_init__(self) -> None:
         check_integer("max_tokens", self.max_tokens, 1)
-        if self.samples != 0 and self.samples < LEAST_SAMPLES:
-            msg = f"samples: expected 0 or at least {LEAST_SAMPLES}, found {self.samples}"
+        if self.samples != 0 and self.samples < MIN_SAMPLES:
+            msg = f"samples: expected 0 or at least {MIN_SAMPLES}, found {self.samples}"
             raise OptionError(msg)
         check_integer("seed", self.seed, 0, 2**63 - 1)
-        SamplingParams(rule=self.rule)  # validates the rule
+        SamplingParams(rule=self.rule)  # raises if the rule is unknown
 
 
 @dataclass
 class ProgressMeter:
-    """Reports progress in tokens; a finished request counts with its maximum number of tokens."""
+    """Progress of a verification in tokens; a finished request counts as its maximum number of tokens."""
 
-    tell: Progress | None
+    callback: Progress | None
     total: int
     done: int = 0
     label: str = field(default="", init=False)
 
     def begin(self, label: str) -> None:
-        """Start the part of the work called ``label``."""
+        """Set the label of the current part of the verification."""
         self.label = label
         self.add(0)
 
     def add(self, tokens: int) -> None:
-        """Report ``tokens`` more as done."""
+        """Add ``tokens`` to the number of tokens done."""
         self.done += tokens
-        if self.tell is not None:
-            self.tell(self.label, self.done, self.total)
+        if self.callback is not None:
+            self.callback(self.label, self.done, self.total)
 
     def requests(self, tokens: int) -> Callable[[int, int], None]:
-        """Return a callback that reports finished requests of ``tokens`` tokens each, given their number."""
-        began = self.done
-        return lambda finished, _total: self.add(began + finished * tokens - self.done)
+        """Return the progress callback of a batch whose requests have at most ``tokens`` tokens each."""
+        done_before = self.done
+        return lambda finished, _total: self.add(done_before + finished * tokens - self.done)
 
 
-def fitting(llm: LLM, prompts: Sequence[NamedPrompt], max_tokens: int) -> list[NamedPrompt]:
-    """Return the prompts that fit the context with their answer and the one token that scoring generates."""
+def select_fitting(llm: LLM, prompts: Sequence[NamedPrompt], max_tokens: int) -> list[NamedPrompt]:
+    """Return the prompts of at most context - ``max_tokens`` - 1 tokens (scoring generates 1)."""
     limit = llm.config.context - max_tokens - 1
-    fit = [prompt for prompt in prompts if 0 < len(prompt.ids) <= limit]
-    if not fit:
+    fitting = [prompt for prompt in prompts if 0 < len(prompt.ids) <= limit]
+    if not fitting:
         found = f"{len(prompts)} that are too long" if prompts else "none"
         msg = (
             f"expected prompts of at most {limit} tokens (the model's context of {llm.config.context} less "
             f"{max_tokens} tokens of answer and 1), found {found}"
         )
         raise PromptError(msg)
-    return fit
+    return fitting

@@ -21,19 +21,19 @@ class DrafterReport:
     """The checks of one drafter; ``None`` for a check that has not run."""
 
     drafter: str
-    plain: bool  # whether this is plain decoding, which needs no accepted draft token to count as tested
+    plain: bool  # whether ``drafter`` is plain decoding, which counts as tested without any accepted draft token
     equality: Equality | None = None
     rescoring: Rescoring | None = None
     distribution: Distribution | None = None
 
     @property
     def drafted(self) -> int:
-        """Number of draft tokens in all checks; ``rescoring`` counts those of ``equality`` too."""
+        """Number of draft tokens in all checks; ``equality`` checks the same texts as ``rescoring``."""
         return sum(check.drafted for check in (self.rescoring, self.distribution) if check is not None)
 
     @property
     def accepted(self) -> int:
-        """Number of accepted draft tokens in all checks."""
+        """Number of accepted draft tokens in all checks, counted like :attr:`drafted`."""
         return sum(check.accepted for check in (self.rescoring, self.distribution) if check is not None)
 
     @property
@@ -70,15 +70,15 @@ class DrafterReport:
             "drafted": self.drafted,
             "accepted": self.accepted,
             "checks": {
-                name: {"verdict": given} | ({} if (check := self._checks[name]) is None else check.to_dict())
-                for name, given in self.verdicts().items()
+                name: {"verdict": check_verdict} | ({} if (check := self._checks[name]) is None else check.to_dict())
+                for name, check_verdict in self.verdicts().items()
             },
         }
 
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """The results so far, and the configuration that they hold for."""
+    """The results so far, and the configuration of the model under test."""
 
     model: str
     device: str
@@ -86,24 +86,24 @@ class VerifyReport:
     weights: str  # storage format of the weight matrices
     kv_dtype: str
     kernels: str  # instruction set of pronk's kernels, or torch
-    exact: bool  # whether the kernels guarantee equal tokens bit for bit, so that a near tie fails too
+    exact: bool  # whether the kernels guarantee equal logits, so that near ties fail too
     settings: VerifySettings
-    prompts: int
-    too_long: int  # prompts left out because they exceed the model's context
+    prompts: int  # number of prompts that fit the context
+    too_long: int  # number of prompts left out because they exceed the model's context
     drafters: tuple[DrafterReport, ...]
-    left_out: Mapping[str, str] = field(default_factory=dict)  # drafters that need options, with the reason
+    left_out: Mapping[str, str] = field(default_factory=dict)  # drafter name: why it was left out
     required: bool = True  # whether every drafter must have an accepted draft token to pass
     complete: bool = False
 
     @property
     def vacuous(self) -> tuple[str, ...]:
         """Drafters without an accepted draft token in any check."""
-        return tuple(each.drafter for each in self.drafters if not each.tested)
+        return tuple(result.drafter for result in self.drafters if not result.tested)
 
     @property
     def failed(self) -> tuple[str, ...]:
         """Drafters with a failed check."""
-        return tuple(each.drafter for each in self.drafters if each.failed)
+        return tuple(result.drafter for result in self.drafters if result.failed)
 
     @property
     def passed(self) -> bool:
@@ -111,19 +111,19 @@ class VerifyReport:
 
         With ``required`` every drafter needs an accepted draft token; otherwise one drafter suffices.
         """
-        others = [each for each in self.drafters if not each.plain]
-        tested = all(each.tested for each in others) if self.required else any(each.tested for each in others)
+        others = [result for result in self.drafters if not result.plain]
+        tested = all(result.tested for result in others) if self.required else any(result.tested for result in others)
         return self.complete and not self.failed and (tested or not others)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
-        own = ("passed", "complete", "model", "device", "dtype", "weights", "kv_dtype", "kernels", "exact")
+        names = ("passed", "complete", "model", "device", "dtype", "weights", "kv_dtype", "kernels", "exact")
         return {
-            **{name: getattr(self, name) for name in own},
+            **{name: getattr(self, name) for name in names},
             **asdict(self.settings),
             "prompts": self.prompts,
             "prompts_too_long": self.too_long,
-            "drafters": [each.to_dict() for each in self.drafters],
+            "drafters": [result.to_dict() for result in self.drafters],
             "left_out": dict(self.left_out),
             "not_tested": list(self.vacuous),
         }

@@ -14,15 +14,14 @@ from pronk.sampling.params import Rule, SamplingParams
 from pronk.verification.distribution import NUM_DRAWN_TOKENS, SIGNIFICANCE, draw, judge_counts
 from pronk.verification.equality import MODES, Equality, GeneratedText, compare, generate_texts
 from pronk.verification.exact_distribution import ExactDistribution, stage
-from pronk.verification.prompts import NamedPrompt, Progress, ProgressMeter, VerifySettings, fitting
+from pronk.verification.prompts import NamedPrompt, Progress, ProgressMeter, VerifySettings, select_fitting
 from pronk.verification.report import DrafterReport, VerifyReport
 from pronk.verification.rescoring import Rescoring, TextScorer, rescore
 
 __all__ = ["fitting_drafters", "verify_model", "verify_steps"]
 
-_NUM_CANDIDATES = 4  # prompts from which the most informative one is chosen for the test of the distribution
-
-_PLAIN = Autoregressive.name
+_NUM_CANDIDATES = 4  # number of prompts among which `stage` chooses that of the test of the distribution
+_PLAIN = Autoregressive.name  # the drafter that proposes nothing: plain decoding
 
 
 def verify_model(
@@ -47,16 +46,16 @@ def verify_steps(
     left_out: Mapping[str, str] | None = None,
     progress: Progress | None = None,
 ) -> Iterator[VerifyReport]:
-    """Yield the report so far after each part of the verification; the last report is complete.
+    """Verify like :func:`verify_model`, but yield the report so far after each group of texts.
 
     Args:
         llm: model on the device and in the dtype to verify.
         drafters: names, names with options, or options objects. Plain decoding is always included: its texts in a
             batch are compared with its texts one at a time.
         prompts: prompts to continue; those that are too long for the model are left out and counted.
-        settings: amount of text, seed and acceptance rule.
+        settings: amount of text, seed and acceptance rule; ``None``: the defaults.
         required: whether every drafter must have an accepted draft token (see :attr:`VerifyReport.passed`).
-        left_out: drafters to report as left out, with the reason.
+        left_out: drafters that the caller left out, with the reasons; copied to the report.
         progress: callback ``(label of the current part, tokens done, tokens in all)``.
 
     Raises:
@@ -65,10 +64,10 @@ def verify_steps(
         CacheFullError: the KV cache is too small for a prompt and its answer.
     """
     settings = settings or VerifySettings()
-    kept = fitting(llm, prompts, settings.max_tokens)
-    others = [each for each in dict.fromkeys(drafters) if each not in (_PLAIN, Autoregressive())]
-    proposers = [_get_proposer(llm, each, kept[0], settings.rule) for each in (_PLAIN, *others)]
-    names = [each if isinstance(each, str) else each.name for each in (_PLAIN, *others)]
+    fitting = select_fitting(llm, prompts, settings.max_tokens)
+    others = [drafter for drafter in dict.fromkeys(drafters) if drafter not in (_PLAIN, Autoregressive())]
+    proposers = [_get_proposer(llm, drafter, fitting[0], settings.rule) for drafter in (_PLAIN, *others)]
+    names = [drafter if isinstance(drafter, str) else drafter.name for drafter in (_PLAIN, *others)]
     report = VerifyReport(
         str(llm.path),
         str(llm.device),
@@ -78,40 +77,40 @@ def verify_steps(
         llm.kernels,
         llm.exact,
         settings,
-        len(kept),
-        len(prompts) - len(kept),
+        len(fitting),
+        len(prompts) - len(fitting),
         (),
         left_out or {},
         required,
     )
-    tokens = len(MODES) * 2 * len(kept) * settings.max_tokens + settings.samples * NUM_DRAWN_TOKENS
+    tokens = len(MODES) * 2 * len(fitting) * settings.max_tokens + settings.samples * NUM_DRAWN_TOKENS
     meter = ProgressMeter(progress, len(proposers) * tokens)
-    exact = stage(llm, kept[:_NUM_CANDIDATES]) if settings.samples else None
-    job = _Job(llm, kept, settings, meter, SIGNIFICANCE / len(proposers), TextScorer.make(llm, kept), exact)
-    done: tuple[DrafterReport, ...] = ()
+    exact = stage(llm, fitting[:_NUM_CANDIDATES]) if settings.samples else None
+    checks = _Checks(llm, fitting, settings, meter, SIGNIFICANCE / len(proposers), TextScorer.make(llm, fitting), exact)
+    finished: tuple[DrafterReport, ...] = ()
     for name, proposer in zip(names, proposers, strict=True):
-        for drafter_report in job.check_drafter(name, proposer):
-            yield replace(report, drafters=(*done, drafter_report))
-        done = (*done, drafter_report)
-    yield replace(report, drafters=done, complete=True)
+        for drafter_report in checks.check_drafter(name, proposer):
+            yield replace(report, drafters=(*finished, drafter_report))
+        finished = (*finished, drafter_report)
+    yield replace(report, drafters=finished, complete=True)
 
 
 def fitting_drafters(llm: LLM, prompt: NamedPrompt, rule: Rule = "coupled") -> tuple[list[str], dict[str, str]]:
-    """Return the registered drafters that run on the model without options, and why others do not."""
-    fit, reasons = list[str](), dict[str, str]()
+    """Return the names of the drafters that run on the model without options, and why the others do not."""
+    fitting, reasons = list[str](), dict[str, str]()
     for name in REGISTRY:
         try:
             _get_proposer(llm, name, prompt, rule)
         except OptionError as error:
             reasons[name] = str(error)
         else:
-            fit.append(name)
-    return fit, reasons
+            fitting.append(name)
+    return fitting, reasons
 
 
 @dataclass
-class _Job:
-    """State shared by the checks of all drafters: reference texts, scores and the exact distribution."""
+class _Checks:
+    """Checks of all drafters; ``reference`` has the texts of plain decoding by mode."""
 
     llm: LLM
     prompts: list[NamedPrompt]
@@ -123,7 +122,7 @@ class _Job:
     reference: dict[str, list[GeneratedText]] = field(default_factory=dict)
 
     def check_drafter(self, name: str, proposer: Proposer[Any]) -> Iterator[DrafterReport]:
-        """Yield the drafter's report after each part; the test of the distribution is the last part."""
+        """Yield the drafter's report after each group of texts; the strings of the distribution come last."""
         plain = isinstance(proposer, Autoregressive)
         report = DrafterReport(name, plain, Equality(self.llm.exact), Rescoring(self.scorer.tolerance))
         for mode in MODES:
@@ -143,20 +142,22 @@ class _Job:
 
     def _texts(self, name: str, proposer: Proposer[Any], mode: str) -> Iterator[list[GeneratedText]]:
         """Yield the drafter's texts of one mode: first one at a time, then in a batch."""
-        given = (self.llm, proposer, self.prompts, mode, self.settings, self.meter)
+        arguments = (self.llm, proposer, self.prompts, mode, self.settings, self.meter)
         self.meter.begin(f"{name}: {mode}")
-        texts = generate_texts(*given, batch=False)
-        # The first drafter is plain decoding; its texts generated one at a time are the reference.
+        texts = generate_texts(*arguments, batch=False)
+        # Only the first drafter, plain decoding, sets the reference.
         self.reference.setdefault(mode, texts)
         yield texts
         self.meter.begin(f"{name}: {mode}, in a batch")
-        yield generate_texts(*given, batch=True)
+        yield generate_texts(*arguments, batch=True)
 
 
 def _get_proposer(llm: LLM, drafter: str | Drafter, prompt: NamedPrompt, rule: Rule) -> Proposer[Any]:
-    """Return the drafter's proposer after a short trial run; raise an OptionError if the drafter fails."""
-    made = llm.get_proposer(make_drafter(drafter))
-    done = llm.generate(prompt.ids, SamplingParams(max_tokens=4, temperature=1.0, seed=0, rule=rule), drafter=made)
-    if done.stats.draft_error is not None:
-        raise OptionError(done.stats.draft_error)
-    return made
+    """Return the drafter's proposer after generating four tokens with it; raise OptionError if it fails."""
+    proposer = llm.get_proposer(make_drafter(drafter))
+    completion = llm.generate(
+        prompt.ids, SamplingParams(max_tokens=4, temperature=1.0, seed=0, rule=rule), drafter=proposer
+    )
+    if completion.stats.draft_error is not None:
+        raise OptionError(completion.stats.draft_error)
+    return proposer

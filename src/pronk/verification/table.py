@@ -15,7 +15,7 @@ from pronk.verification.report import DrafterReport, Verdict, VerifyReport
 
 __all__ = ["show"]
 
-_SHOWN = 3  # divergences shown per drafter; --json lists all
+_MAX_DIVERGENCES = 3  # divergences shown per drafter; --json lists all
 
 _STYLES: dict[Verdict, str] = {"passed": "green", "failed": "bold red", "vacuous": "yellow"}
 
@@ -29,11 +29,11 @@ def show(report: VerifyReport, console: Console) -> None:
     tokens = "same tokens" if coupled else "same greedy"
     for column in (tokens, "same log-probs", "distribution", "accepted", "verdict"):
         table.add_column(column, overflow="fold")
-    for each in report.drafters:
-        table.add_row(*_row(each, complete=report.complete or each is not report.drafters[-1]))
+    for result in report.drafters:
+        table.add_row(*_row(result, complete=report.complete or result is not report.drafters[-1]))
     console.print(table)
-    for each in report.drafters:
-        for note in _notes(each):
+    for result in report.drafters:
+        for note in _notes(result):
             console.print(note, soft_wrap=True)
     for name, reason in report.left_out.items():
         console.print(Text(f"{name}: left out: {reason}", style="dim"))
@@ -42,21 +42,21 @@ def show(report: VerifyReport, console: Console) -> None:
 
 def _heading(report: VerifyReport) -> str:
     promise = "the same tokens to the bit" if report.exact else "the same tokens up to near ties"
-    left = f" ({report.too_long} too long for the model)" if report.too_long else ""
+    too_long = f" ({report.too_long} too long for the model)" if report.too_long else ""
     if (rule := report.settings.rule) != "coupled":
         promise += f" for greedy texts; of those sampled by {rule}, only the distribution is independent of the drafter"
-    kept = "" if report.weights == report.dtype else f", weights {report.weights},"
-    kept += ", cache int8," if report.kv_dtype == "int8" else ""
+    formats = "" if report.weights == report.dtype else f", weights {report.weights},"
+    formats += ", cache int8," if report.kv_dtype == "int8" else ""
     return (
-        f"{Path(report.model).name} on {report.device} in {report.dtype}{kept} with kernels {report.kernels}, which "
+        f"{Path(report.model).name} on {report.device} in {report.dtype}{formats} with kernels {report.kernels}, which "
         f"promises {promise}: {report.prompts} "
-        f"prompts{left}, {report.settings.max_tokens} tokens each, seed {report.settings.seed}"
+        f"prompts{too_long}, {report.settings.max_tokens} tokens each, seed {report.settings.seed}"
     )
 
 
-def _row(each: DrafterReport, *, complete: bool) -> list[Text]:
-    verdicts = each.verdicts()
-    equality, scores, strings = each.equality, each.rescoring, each.distribution
+def _row(result: DrafterReport, *, complete: bool) -> list[Text]:
+    verdicts = result.verdicts()
+    equality, scores, strings = result.equality, result.rescoring, result.distribution
     cells = ["–", "–", "–"]
     if equality is not None:
         cells[0] = f"{equality.equal}/{equality.texts}"
@@ -66,57 +66,58 @@ def _row(each: DrafterReport, *, complete: bool) -> list[Text]:
         cells[1] = f"{scores.tokens - scores.wrong}/{scores.tokens}"
     if strings is not None:
         cells[2] = "impossible strings" if strings.impossible else f"p = {strings.p_value:.2g}"
-    row = [Text(each.drafter)]
+    row = [Text(result.drafter)]
     for cell, verdict in zip(cells, verdicts.values(), strict=True):
-        mark = verdict == "vacuous" and each.tested  # the last column marks a drafter without any accepted draft token
-        row.append(Text(f"{cell}, not tested" if mark else cell, style=_STYLES.get(verdict, "")))
-    row.append(Text("–" if each.plain else f"{each.accepted}/{each.drafted}"))
-    return [*row, _verdict(each, complete=complete)]
+        untested = verdict == "vacuous" and result.tested  # if no check was tested, only the last column says so
+        row.append(Text(f"{cell}, not tested" if untested else cell, style=_STYLES.get(verdict, "")))
+    row.append(Text("–" if result.plain else f"{result.accepted}/{result.drafted}"))
+    return [*row, _verdict(result, complete=complete)]
 
 
-def _verdict(each: DrafterReport, *, complete: bool) -> Text:
-    if each.failed:
+def _verdict(result: DrafterReport, *, complete: bool) -> Text:
+    if result.failed:
         return Text("FAILED", style=_STYLES["failed"])
     if not complete:
         return Text("unfinished", style=_STYLES["vacuous"])
-    if not each.tested:
+    if not result.tested:
         return Text("not tested", style=_STYLES["vacuous"])
     return Text("verified", style=_STYLES["passed"])
 
 
-def _notes(each: DrafterReport) -> Iterator[Text]:
-    if not each.tested:
-        yield Text(f"{each.drafter}: not tested: no draft token was accepted (of {each.drafted})", style="yellow")
-    if each.equality is not None:
-        for divergence in each.equality.divergences[:_SHOWN]:
-            yield _explanation(each.drafter, divergence)
-        if (more := len(each.equality.divergences) - _SHOWN) > 0:
-            yield Text(f"{each.drafter}: {more} more, which --json lists")
-    scores, strings = each.rescoring, each.distribution
+def _notes(result: DrafterReport) -> Iterator[Text]:
+    if not result.tested:
+        yield Text(f"{result.drafter}: not tested: no draft token was accepted (of {result.drafted})", style="yellow")
+    if result.equality is not None:
+        for divergence in result.equality.divergences[:_MAX_DIVERGENCES]:
+            yield _explanation(result.drafter, divergence)
+        if (more := len(result.equality.divergences) - _MAX_DIVERGENCES) > 0:
+            yield Text(f"{result.drafter}: {more} more, which --json lists")
+    scores, strings = result.rescoring, result.distribution
     if scores is not None and scores.failed:
         yield Text(
-            f"{each.drafter}: {scores.wrong} log-probabilities differ from scoring the text in one forward pass, by "
+            f"{result.drafter}: {scores.wrong} log-probabilities differ from scoring the text in one forward pass, by "
             f"up to {scores.worst:.3g} (allowed: {scores.tolerance:.2g}); first: {scores.where}"
         )
     if scores is not None and scores.left_out:
-        yield Text(f"{each.drafter}: {scores.left_out} texts beyond the context of dynamic RoPE were not re-scored")
+        yield Text(f"{result.drafter}: {scores.left_out} texts beyond the context of dynamic RoPE were not re-scored")
     if strings is not None and strings.failed:
         yield Text(
-            f"{each.drafter}: {strings.samples} strings after prompt {strings.prompt} do not follow the model's "
+            f"{result.drafter}: {strings.samples} strings after prompt {strings.prompt} do not follow the model's "
             f"distribution: chi-square {strings.statistic:.1f} with {strings.freedom} degrees of freedom, "
             f"p = {strings.p_value:.2g} (fails below {strings.threshold:.2g}), {strings.impossible} strings have "
             "probability 0"
         )
 
 
-def _explanation(drafter: str, found: Divergence) -> Text:
-    place = f"{drafter}, prompt {found.prompt}, {found.mode}{', in a batch' if found.batch else ''}"
-    lines = [f"{place}, token {found.position}: {found.what}: {'near tie' if found.near_tie else 'defect'}"]
-    lines += [_candidate("plain", found.expected), _candidate("found", found.found)]
-    if found.tolerance is not None:
-        gap = "" if found.gap is None else f"gap {found.gap:.4g}; "
-        lines.append(f"    {gap}rounding may move a logit by ± {found.tolerance:.2g}")
-    return Text("\n".join(line for line in lines if line), style="" if found.near_tie else "red")
+def _explanation(drafter: str, divergence: Divergence) -> Text:
+    place = f"{drafter}, prompt {divergence.prompt}, {divergence.mode}{', in a batch' if divergence.batch else ''}"
+    verdict = "near tie" if divergence.near_tie else "defect"
+    lines = [f"{place}, token {divergence.position}: {divergence.what}: {verdict}"]
+    lines += [_candidate("plain", divergence.expected), _candidate("found", divergence.found)]
+    if divergence.tolerance is not None:
+        gap = "" if divergence.gap is None else f"gap {divergence.gap:.4g}; "
+        lines.append(f"    {gap}rounding may move a logit by ± {divergence.tolerance:.2g}")
+    return Text("\n".join(line for line in lines if line), style="" if divergence.near_tie else "red")
 
 
 def _candidate(label: str, token: Candidate | None) -> str:
@@ -126,19 +127,19 @@ def _candidate(label: str, token: Candidate | None) -> str:
     return f"    {label}  {token.token_id:>6} {token.text!r:<14} logit {token.logit:.4f}  score {score}"
 
 
-def _unchanged(report: VerifyReport) -> str:
+def _conclusion(report: VerifyReport) -> str:
     if report.settings.rule == "coupled":
         return "changed nothing"
-    if any(each.distribution is not None for each in report.drafters):
+    if any(result.distribution is not None for result in report.drafters):
         return "changed no greedy text and no distribution"
     return "changed no greedy text; the distribution of sampled texts was not tested"
 
 
 def _summary(report: VerifyReport) -> Text:
     if report.passed:
-        accepted = sum(each.accepted for each in report.drafters)
-        what = f"Verified: {accepted} accepted draft tokens {_unchanged(report)}." if accepted else "Verified."
-        text = Text(what, style="green")
+        accepted = sum(result.accepted for result in report.drafters)
+        sentence = f"Verified: {accepted} accepted draft tokens {_conclusion(report)}." if accepted else "Verified."
+        text = Text(sentence, style="green")
         if report.vacuous:
             text.append(
                 f" Not tested, because no draft token was accepted: {', '.join(report.vacuous)}.", style="yellow"

@@ -181,5 +181,5 @@ def test_default_smaller_drafter_of_staged() -> None:
     assert make_drafter("staged") == make_drafter("staged(draft_model, prompt_lookup)")
     engine = make_engine(tiny_decoder())
     one, other = (bound(f"staged({model(FAIR)}{rest}, num_nodes=4)", engine) for rest in ("", ", prompt_lookup"))
-    assert one.smaller == other.smaller == PromptLookup()
+    assert one.smaller_proposer == other.smaller_proposer == PromptLookup()
     assert one.options.num_nodes == other.options.num_nodes == 4

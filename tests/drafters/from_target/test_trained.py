@@ -112,8 +112,8 @@ def test_truncated_weights_are_refused(kind: str, tmp_path: Path) -> None:
 
 def test_commands_in_errors_exist() -> None:
     commands = get_command(app).commands  # type: ignore[attr-defined]
-    kinds = {*trained._COMMANDS, *FOLDERS}
+    kinds = {*trained._TRAIN_ARGUMENTS, *FOLDERS}
     assert kinds <= REGISTRY.keys()
     for kind in kinds:
-        command, *options = shlex.split(trained._COMMANDS.get(kind, kind))
+        command, *options = shlex.split(trained._TRAIN_ARGUMENTS.get(kind, kind))
         assert {*options, "--target"} <= {name for each in commands[command].params for name in each.opts}

@@ -57,7 +57,7 @@ def test_scales_of_any_size(kind: str) -> None:
 def test_rows_in_another_order_and_in_parts(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     stored = random_blocks(kind, 37, 256, 5)
     order = torch.randperm(37, generator=torch.Generator().manual_seed(0))
-    monkeypatch.setattr(blocks, "_CHUNK", 4 * stored.shape[1])
+    monkeypatch.setattr(blocks, "_CHUNK_BYTES", 4 * stored.shape[1])
     found = unpacked(kind, stored, order)
     assert same_bits(found, decode(kind, stored)[order.numpy()])
 

@@ -116,11 +116,11 @@ def test_formats_are_detected(tokenizer: Tokenizer) -> None:
     form = find_tool_call_format(tokenizer)
     assert TEMPLATES[form.name] == tokenizer._chat_template
     own = bool(tokenizer.special_ids - {0})
-    assert form.opening == {"hermes": "\n", "mistral": " [", "llama": ""}[form.name]
+    assert form.after_begin == {"hermes": "\n", "mistral": " [", "llama": ""}[form.name]
     if form.begin is not None:
         assert (form.begin.token is not None) == own
         assert form.begin.is_special == (own and form.name != "hermes")
-        assert form.begin.token not in form.other_tokens
+        assert form.begin.token not in form.id_only_tokens
     assert (form.begin is None) == (form.name == "llama" and not own)
 
 
@@ -200,11 +200,11 @@ def written(form: ToolCallFormat, *calls: tuple[str, str], before: str = "") -> 
     def mark(marker: Any) -> tuple[str, int | None]:
         return (marker.decoded, marker.token) if marker else ("", None)
 
-    bodies = [f"{form.head}{name}{form.middle}{arguments}}}" for name, arguments in calls]
+    bodies = [f"{form.before_name}{name}{form.before_arguments}{arguments}}}" for name, arguments in calls]
     groups = [form.separator.join(bodies)] if form.separator else bodies
     pieces: list[tuple[str, int | None]] = [(before, None)] if before else []
     for number, group in enumerate(groups):
-        section = [mark(form.begin), (f"{form.opening}{group}{form.closing}", None), mark(form.end)]
+        section = [mark(form.begin), (f"{form.after_begin}{group}{form.before_end}", None), mark(form.end)]
         pieces += [("\n", None), *section] if number else section
     return [piece for piece in pieces if piece != ("", None)]
 
@@ -288,10 +288,10 @@ def test_a_special_token_within_the_beginning_of_a_call_makes_it_text() -> None:
     """For the grammar, the text before and after the token is free text, so the parser returns it as text."""
     for family, begun, rest in (("hermes", "<tool", '_call>\n{"name": "add"'), ("llama", '{"name', '": "add"')):
         form = find_tool_call_format(tool_tokenizer(family))
-        other = next(iter(form.other_tokens))
+        other = next(iter(form.id_only_tokens))
         assert read(form, [(begun, None), ("", other), (rest, None)]) == (begun + rest, [])
     llama = find_tool_call_format(tool_tokenizer("llama"))
-    assert read(llama, [("", next(iter(llama.other_tokens))), ('{"name": "add", "parameters": {', None)])[1] == []
+    assert read(llama, [("", next(iter(llama.id_only_tokens))), ('{"name": "add", "parameters": {', None)])[1] == []
 
 
 @pytest.mark.parametrize(
@@ -363,7 +363,7 @@ def test_the_grammar_guides_calls_whose_markers_are_ordinary_text(free: bool) ->
         form = find_tool_call_format(tokenizer)
         grammars = Grammars(tokenizer, tokenizer.vocab_size, [0])
         follower = grammars.compile(form.guide(SCHEMAS, allow_text=free, allow_multiple=True)).new_processor()
-        good = f'{begin}add{form.middle}{{"a": 7, "b": "x}}"}}}}'
+        good = f'{begin}add{form.before_arguments}{{"a": 7, "b": "x}}"}}}}'
         for at, letter in enumerate(good):
             (token,) = tokenizer.encode(letter)[:1]
             # The mask may allow only a longer token that begins with the letter; the test still advances by letters.

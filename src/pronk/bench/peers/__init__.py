@@ -59,7 +59,7 @@ class Peer:
         self._timeout = timeout
         self._worker: WorkerProcess | None = None
         self._failure: str | None = None
-        self._restarts = _RESTARTS
+        self._restarts_left = _RESTARTS
 
     def load(self) -> None:
         """Start the worker process and load the model.
@@ -90,15 +90,15 @@ class Peer:
             if self._failure is None:
                 msg = f"{self.name}: expected load() before generate()"
                 raise PeerError(msg)
-            if not self._restarts:
+            if not self._restarts_left:
                 msg = f"{self._failure} (no restart is left)"
                 raise PeerError(msg)
-            self._restarts -= 1
+            self._restarts_left -= 1
             self.load()
         answer = self._ask("generate", request, self._timeout)
         try:
             result = PeerResult(**answer)
-            _check(result, request)
+            _check_result(result, request)
         except (TypeError, ValueError) as error:
             msg = f"{self.name}: {error}"
             raise PeerError(msg) from error
@@ -119,14 +119,14 @@ class Peer:
         try:
             return self._worker.ask(op, asdict(values), timeout)
         except PeerError as error:
-            if op != "generate" or not self._worker.alive:
+            if op != "generate" or not self._worker.alive:  # a live worker answers further requests
                 self._failure = str(error)
                 self.close()
             raise
 
 
-def _check(result: PeerResult, request: PeerRequest) -> None:
-    """Raise for an invalid output, or another length than requested, whose speed is not comparable."""
+def _check_result(result: PeerResult, request: PeerRequest) -> None:
+    """Raise ValueError for invalid values, and for fewer or more tokens than the request asks for."""
     tokens = result.token_ids
     if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
         msg = f"expected token ids, found {tokens!r:.60}"
@@ -134,8 +134,8 @@ def _check(result: PeerResult, request: PeerRequest) -> None:
     if not isinstance(result.seconds, float) or result.seconds <= 0:
         msg = f"expected seconds above 0, found {result.seconds!r}"
         raise ValueError(msg)
-    stops = () if request.ignore_eos else request.stop_token_ids
-    last = next((i for i, token in enumerate(tokens) if token in stops), request.max_tokens - 1)
-    if len(tokens) != last + 1:
-        msg = f"expected {last + 1} tokens, found {len(tokens)}"
+    stop_ids = () if request.ignore_eos else request.stop_token_ids
+    last_index = next((i for i, token in enumerate(tokens) if token in stop_ids), request.max_tokens - 1)
+    if len(tokens) != last_index + 1:
+        msg = f"expected {last_index + 1} tokens, found {len(tokens)}"
         raise ValueError(msg)

@@ -17,7 +17,7 @@ from pronk.errors import PronkError
 
 __all__ = ["PeerError", "WorkerProcess"]
 
-# Last bytes of the worker's standard error, in which the reason of its death is searched.
+# Number of bytes to read from the end of the worker's standard error, for the reason of its death.
 _TAIL_BYTES = 4096
 
 
@@ -63,12 +63,12 @@ class WorkerProcess:
         """Whether the worker accepts requests."""
         return self._finalizer.alive
 
-    def ask(self, op: str, document: dict[str, Any], timeout: float) -> dict[str, Any]:
+    def ask(self, op: str, arguments: dict[str, Any], timeout: float) -> dict[str, Any]:
         """Send a request and wait for its answer.
 
         Args:
             op: name of the operation.
-            document: arguments of the operation, as JSON values.
+            arguments: arguments of the operation, as JSON values.
             timeout: maximum seconds to wait for the answer.
 
         Raises:
@@ -81,7 +81,7 @@ class WorkerProcess:
         stdin = self._process.stdin
         assert stdin is not None
         with contextlib.suppress(BrokenPipeError):  # a dead worker is detected when its answer is read
-            stdin.write(json.dumps({"op": op, **document}).encode() + b"\n")
+            stdin.write(json.dumps({"op": op, **arguments}).encode() + b"\n")
             stdin.flush()
         try:
             line = self._lines.get(timeout=timeout)
@@ -89,15 +89,15 @@ class WorkerProcess:
             self.close()
             msg = f"{self.name}: no answer to {op} within {timeout:g} s"
             raise PeerError(msg) from None
-        return self._parse(op, line)
+        return self._parse_answer(op, line)
 
     def close(self) -> None:
         """Kill the worker, wait for its end, and free its log; a second call does nothing."""
         self._finalizer()
 
-    def _parse(self, op: str, line: bytes) -> dict[str, Any]:
+    def _parse_answer(self, op: str, line: bytes) -> dict[str, Any]:
         if not line:
-            msg = f"{self.name}: the worker died during {op}: {self._post_mortem()}"
+            msg = f"{self.name}: the worker died during {op}: {self._describe_death()}"
             self.close()
             raise PeerError(msg)
         answer = None
@@ -114,7 +114,7 @@ class WorkerProcess:
         msg = f"{self.name}: {reason}"
         raise PeerError(msg)
 
-    def _post_mortem(self) -> str:
+    def _describe_death(self) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=5)
         code = self._process.returncode
@@ -131,13 +131,13 @@ class WorkerProcess:
 def _environment(threads: int) -> dict[str, str]:
     """Return the worker's environment: offline, and without this process's paths to Python packages."""
     # The model is local, so libraries must not wait for the network.
-    fixed = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    kept = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONSAFEPATH")}
-    return kept | fixed | {"OMP_NUM_THREADS": str(threads), "PYTHONIOENCODING": "utf-8"}
+    overrides = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    inherited = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONSAFEPATH")}
+    return inherited | overrides | {"OMP_NUM_THREADS": str(threads), "PYTHONIOENCODING": "utf-8"}
 
 
 def _read_lines(stream: IO[bytes], lines: queue.Queue[bytes]) -> None:
-    """Put all lines, then ``b""``, into a queue, which unlike a pipe has a timeout on every platform."""
+    """Put each line into a queue, then ``b""`` at the end; a queue, unlike a pipe, has a timeout."""
     with contextlib.suppress(ValueError):  # the stream was closed during the loop
         for line in stream:
             lines.put(line)

@@ -51,22 +51,22 @@ def choose_peers(names: list[str], models: list[Path], *, with_draft: bool) -> t
     Raises:
         OptionError: a peer is unknown, or cannot read a model.
     """
-    found: dict[str, PeerSpec] = {}
+    chosen: dict[str, PeerSpec] = {}
     gguf = [model.suffix.lower() == ".gguf" for model in models]
     for name in names:
         if name == _ALL:
-            fit = (spec for spec in PEERS.values() if spec.reads_gguf == gguf[0])
-            found |= {spec.name: spec for spec in fit if with_draft or not spec.needs_draft}
+            readable = (spec for spec in PEERS.values() if spec.reads_gguf == gguf[0])
+            chosen |= {spec.name: spec for spec in readable if with_draft or not spec.needs_draft}
         elif name in PEERS:
-            found[name] = PEERS[name]
+            chosen[name] = PEERS[name]
         else:
             msg = f"unknown peer {name!r:.80}; expected {_ALL}, or one of {', '.join(PEERS)}"
             raise OptionError(msg)
     formats = "a folder with safetensors files", "a GGUF file"
-    for spec in found.values():
+    for spec in chosen.values():
         for model, is_gguf in zip(models, gguf, strict=True):
             if is_gguf != spec.reads_gguf:
                 wanted, has = formats[spec.reads_gguf], formats[is_gguf]
                 msg = f"peer {spec}: expected {wanted} as --model, found {has}, {model}; give the model in this format"
                 raise OptionError(msg)
-    return tuple(found.values())
+    return tuple(chosen.values())

@@ -62,9 +62,9 @@ class _Worker:
             gc.collect()
             reset_peak_memory()
             return asdict(self.engine.generate(PeerRequest(**document))) | {"peak_memory": _peak_bytes()}
-        config = WorkerConfig(**document)
-        file, name = _ENGINES[config.engine]
-        engine: PeerEngine = getattr(importlib.import_module(f"{_ENGINE_PACKAGE}.{file}"), name)()
+        config = WorkerConfig(**document)  # op is "load"
+        file, class_name = _ENGINES[config.engine]
+        engine: PeerEngine = getattr(importlib.import_module(f"{_ENGINE_PACKAGE}.{file}"), class_name)()
         versions, settings = engine.load(config)
         self.engine = engine
         return {"versions": versions, "settings": settings}

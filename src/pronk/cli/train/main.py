@@ -27,7 +27,9 @@ from pronk.train.options import DataOptions, ModelShape, OnPolicyOptions, TrainO
 
 __all__ = ["app"]
 
-_DEFAULT_KIND, _DEFAULT_ORDER, _DEFAULT_UNEMBEDDINGS = "transformer", "parallel", "shared"
+_DEFAULT_KIND = "transformer"
+_DEFAULT_ORDER = "parallel"
+_DEFAULT_UNEMBEDDINGS = "shared"
 
 app = typer.Typer(help="Train language models and drafters.", no_args_is_help=True, rich_markup_mode="rich")
 
@@ -73,7 +75,7 @@ def lm(
     from pronk.train.clock import Clock
 
     settings = vars(loop())
-    clock = Clock(settings["minutes"])  # the import of torch below takes seconds, which count
+    clock = Clock(settings["minutes"])  # before the slow import of torch, which counts, too
 
     from pronk.train.future import future_shape
     from pronk.train.run import run
@@ -88,9 +90,9 @@ def lm(
     size = BYTE_VOCAB if bytes else ModelShape.vocab if vocab is None else vocab
     data = text(size, settings["seed"])
     shape = ModelShape(hidden, layers, heads, kv_heads, mlp, size, positions)
-    head_words = (head_kind or _DEFAULT_KIND, head_order or _DEFAULT_ORDER, unembeddings or _DEFAULT_UNEMBEDDINGS)
-    future = future_shape(shape, future_tokens, *head_words, head_mlp)
-    options = TrainOptions(**settings, shape=shape, heads=future)
+    head_settings = (head_kind or _DEFAULT_KIND, head_order or _DEFAULT_ORDER, unembeddings or _DEFAULT_UNEMBEDDINGS)
+    future_heads = future_shape(shape, future_tokens, *head_settings, head_mlp)
+    options = TrainOptions(**settings, shape=shape, heads=future_heads)
     if not run(data, options, out, name, command_line(context), Console(), clock):
         raise typer.Exit(INTERRUPTED)
 
@@ -109,7 +111,7 @@ def _command(kind: type[DrafterKind]) -> Callable[..., None]:
         from pronk.train.clock import Clock
 
         drafter, run, settings = kind(), student(), vars(loop())
-        clock = Clock(settings["minutes"])  # the import of torch below takes seconds, which count
+        clock = Clock(settings["minutes"])  # before the slow import of torch, which counts, too
 
         from pronk.train.run import run_student
         from pronk.train.teacher import Teacher

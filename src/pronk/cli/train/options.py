@@ -60,7 +60,7 @@ def text_options(
 
 @dataclass(frozen=True, kw_only=True)
 class LoopSettings:
-    """Fields of LoopOptions; :func:`fit_lengths` replaces ``None`` of ``micro`` and of the lengths."""
+    """Fields of LoopOptions; :func:`fit_lengths` chooses ``micro`` and the two lengths that are ``None``."""
 
     steps: Annotated[int, loop_option("Optimizer steps at most.")] = LoopOptions.steps
     minutes: Annotated[
@@ -161,7 +161,8 @@ def refuse(options: Mapping[str, object], reason: str) -> None:
 
 def command_line(context: typer.Context) -> str:
     """Return the command for the model card: text options first, paths without their folders."""
-    words, order = ["pronk", "train", str(context.info_name)], {"Text": 0, None: 1}
+    words = ["pronk", "train", str(context.info_name)]
+    order = {"Text": 0, None: 1}  # panels of the options; all others: 2
     given = set(given_options(context))
     for parameter in sorted(context.command.params, key=lambda p: order.get(getattr(p, "rich_help_panel", None), 2)):
         if parameter.name not in given:
@@ -180,7 +181,7 @@ def _without_folder(value: object) -> str:
     if isinstance(value, Path):
         return value.name
     what, equals, weight = str(value).rpartition("=")
-    if not equals:
+    if not equals:  # ``weight`` is the whole value
         return Path(weight).name if Path(weight).exists() else weight
     prefix, colon, path = what.rpartition(":")
     return f"{prefix}{colon}{Path(path).name}{equals}{weight}"

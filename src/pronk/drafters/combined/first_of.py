@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from pronk.drafters.combined._parts import default_parts
-from pronk.drafters.shared.composite import Composite, CompositeProposer, Parts
+from pronk.drafters.shared.composite import Composite, CompositeProposer, States
 from pronk.speculation.proposer import DraftContext, Drafter
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
@@ -29,11 +29,7 @@ __all__ = ["FirstOf"]
 
 @dataclass(frozen=True)
 class FirstOf(Composite):
-    """Options of ``first_of``.
-
-    Attributes:
-        parts: drafters to combine, in order of precedence.
-    """
+    """Options of ``first_of``; ``parts`` are the drafters to combine, in order of precedence."""
 
     name = "first_of"
 
@@ -49,7 +45,7 @@ class FirstOfProposer(CompositeProposer):
 
     name = FirstOf.name
 
-    def propose(self, contexts: Sequence[DraftContext[Parts]]) -> list[TokenTree]:
+    def propose(self, contexts: Sequence[DraftContext[States]]) -> list[TokenTree]:
         """Return for each context the first tree with an acceptable draft token."""
         trees = [TokenTree.chain(context.tokens[-1:]) for context in contexts]
         pending = list(range(len(contexts)))  # indices of contexts for which no drafter has proposed yet

@@ -31,7 +31,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pronk.drafters.from_text.suffix import Suffix
-from pronk.drafters.shared.composite import Composite, CompositeProposer, Parts
+from pronk.drafters.shared.composite import Composite, CompositeProposer, States
 from pronk.errors import OptionError
 from pronk.sampling.grammar_pruning import visit
 from pronk.speculation.proposer import DraftContext, Drafter, Proposer, SourceReport
@@ -44,11 +44,7 @@ __all__ = ["Grammar", "GrammarProposer"]
 
 @dataclass(frozen=True)
 class Grammar(Composite):
-    """Options of ``grammar``.
-
-    Attributes:
-        parts: the wrapped drafter, which proposes text that is not forced; exactly one.
-    """
+    """Options of ``grammar``; ``parts`` is one drafter, of any kind, for the text that is not forced."""
 
     name = "grammar"
 
@@ -81,22 +77,22 @@ class GrammarProposer(CompositeProposer):
     def budget_owner(self) -> Proposer[Any]:
         """Return the wrapped drafter's budget owner; forced tokens cost next to nothing.
 
-        A proposer for ``guide_mode="forced"`` is freed with its last request, so its own budget would be lost.
+        The proposer of ``guide_mode="forced"`` is freed with its last request; a budget of its own would be lost then.
         """
         return self.wrapped.budget_owner
 
-    def source_reports(self, state: Parts) -> Sequence[SourceReport]:
-        """Return the wrapped drafter's reports."""
+    def source_reports(self, state: States) -> Sequence[SourceReport]:
+        """Return the wrapped drafter's reports: one :class:`SourceReport` per drafter that ``auto`` called."""
         return self.wrapped.source_reports(state[0])
 
-    def should_skip(self, state: Parts, tokens: Sequence[int]) -> bool:  # noqa: ARG002
+    def should_skip(self, state: States, tokens: Sequence[int]) -> bool:  # noqa: ARG002
         """Return False, because the guide may force tokens in any step."""
         return False
 
-    def propose(self, contexts: Sequence[DraftContext[Parts]]) -> list[TokenTree]:
+    def propose(self, contexts: Sequence[DraftContext[States]]) -> list[TokenTree]:
         """Return for each context a tree of forced tokens and the wrapped drafter's draft tokens."""
         forced = [_forced_tokens(context) for context in contexts]
-        after_forced = [_append(context, tokens) for context, tokens in zip(contexts, forced, strict=True)]
+        after_forced = [_extend_context(context, tokens) for context, tokens in zip(contexts, forced, strict=True)]
         drafting = [  # indices of contexts whose limits leave room for the wrapped drafter's draft tokens
             i
             for i, context in enumerate(after_forced)
@@ -108,10 +104,10 @@ class GrammarProposer(CompositeProposer):
                 samplers.enter_context(contexts[i].sampler.after(forced[i]))
             for i, tree in zip(drafting, self.wrapped.propose([after_forced[i] for i in drafting]), strict=True):
                 trees[i] = tree
-        return [self._add_forced(*each) for each in zip(contexts, forced, trees, strict=True)]
+        return [self._add_forced(*arguments) for arguments in zip(contexts, forced, trees, strict=True)]
 
-    def _add_forced(self, context: DraftContext[Parts], forced: Sequence[int], tree: TokenTree) -> TokenTree:
-        """Return a chain of ``forced`` tokens, ``tree`` at its end, and forced chains below nodes of ``tree``."""
+    def _add_forced(self, context: DraftContext[States], forced: Sequence[int], tree: TokenTree) -> TokenTree:
+        """Return one tree: the chain ``forced``, below it ``tree``, and below each node its forced tokens."""
         if context.sampler.guide is None:
             return tree
         combined = _ForcedTree(self.wrapped.name, context, forced, tree)
@@ -126,7 +122,7 @@ class _ForcedTree:
     Attributes mean the same as in :class:`TokenTree`. The root of the drafter's tree is the last forced token.
     """
 
-    def __init__(self, drafter: str, context: DraftContext[Parts], forced: Sequence[int], tree: TokenTree) -> None:
+    def __init__(self, drafter: str, context: DraftContext[States], forced: Sequence[int], tree: TokenTree) -> None:
         shift = len(forced)  # node i of the drafter's tree becomes node i + shift
         self.context = context
         self.tokens = [context.tokens[-1], *forced, *tree.tokens[1:]]
@@ -148,7 +144,7 @@ class _ForcedTree:
         guide = self.context.sampler.guide
         assert guide is not None
 
-        def visit_node(node: int) -> bool:  # False skips the descendants
+        def visit_node(node: int) -> bool:  # returns False to skip the descendants
             if not guide.allows(self.tokens[node]):
                 return False
             guide.advance(self.tokens[node])
@@ -196,13 +192,13 @@ class _ForcedTree:
         )
 
 
-def _forced_tokens(context: DraftContext[Parts]) -> list[int]:
+def _forced_tokens(context: DraftContext[States]) -> list[int]:
     """Return the forced tokens after the text, within the request's limits."""
     guide = context.sampler.guide
     return [] if guide is None else guide.forced()[: max(0, min(context.max_depth, context.max_nodes))]
 
 
-def _append(context: DraftContext[Parts], forced: Sequence[int]) -> DraftContext[Any]:
+def _extend_context(context: DraftContext[States], forced: Sequence[int]) -> DraftContext[Any]:
     """Return the wrapped drafter's context: forced tokens extend the text and reduce the limits."""
     return replace(
         context,

@@ -20,7 +20,7 @@ from typing import Any
 
 from pronk.checks import check_integer
 from pronk.drafters.combined._parts import default_parts
-from pronk.drafters.shared.composite import Composite, CompositeProposer, Parts
+from pronk.drafters.shared.composite import Composite, CompositeProposer, States
 from pronk.drafters.shared.trie import Trie
 from pronk.speculation.proposer import DraftContext, Drafter, Proposer
 from pronk.speculation.target import Target
@@ -34,7 +34,7 @@ class Merged(Composite):
     """Options of ``merged``.
 
     Attributes:
-        parts: drafters to combine; statistics count a node with equal gains for the first of its drafters.
+        parts: drafters to combine; acceptance statistics count a node of two drafters with equal gains for the first.
         num_nodes: maximum number of draft tokens per step, 1..127.
     """
 
@@ -61,7 +61,7 @@ class MergedProposer(CompositeProposer):
         super().__init__(parts)
         self.num_nodes = num_nodes
 
-    def propose(self, contexts: Sequence[DraftContext[Parts]]) -> list[TokenTree]:
+    def propose(self, contexts: Sequence[DraftContext[States]]) -> list[TokenTree]:
         """Return for each context the union of the drafters' trees, cut to the nodes of largest gain."""
         tries = [Trie(context.tokens[-1]) for context in contexts]
         for proposer, trees in zip(self.parts, self.proposals(contexts), strict=True):

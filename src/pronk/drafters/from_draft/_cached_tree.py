@@ -1,7 +1,7 @@
-"""Token trees in a draft model's KV cache, for drafters that search for the best tree to propose.
+"""Token trees in a draft model's KV cache, grown by the searches of ``beam`` and ``staged``.
 
 A search adds nodes, computes all new nodes in one forward pass of the draft, and reads the draft's probabilities after
-each of them. The proposed tree need not contain every node of the cached tree.
+each of them. The tree that the drafter finally proposes may lack unlikely nodes of the cached tree.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, cast
 from torch import Tensor
 
 from pronk.drafters.from_draft.draft_model import DraftState, ModelProposer
-from pronk.drafters.shared.composite import Parts
+from pronk.drafters.shared.composite import States
 from pronk.drafters.shared.draft import DraftLane, DraftRunner
 from pronk.sampling.sampler import DraftToken
 from pronk.speculation.proposer import DraftContext
@@ -26,7 +26,7 @@ class CachedTree:
     """Token tree below one request's text in the draft's KV cache.
 
     Attributes:
-        context: the request, with the state of the draft model's proposer.
+        context: the request; ``context.state`` is its state in the draft model's proposer.
         tokens: target's token id of each node, in order of insertion; node 0, the root, is the text's last token.
         parents: parent of each node; -1 for the root.
         depths: depth of each node; 0 for the root.
@@ -34,33 +34,30 @@ class CachedTree:
         pending_text: draft's ids of the text before the root that is not yet cached; empty after a forward pass.
     """
 
-    def __init__(self, draft: DraftRunner, lane: DraftLane, context: DraftContext[Any], pending: Sequence[int]) -> None:
-        """Create the root; ``pending`` are the draft's ids of the text not yet in ``lane``, root last."""
+    def __init__(self, draft: DraftRunner, lane: DraftLane, context: DraftContext[Any], missing: Sequence[int]) -> None:
+        """Create the root; ``missing``: draft's ids of the text's tokens that ``lane`` lacks, root included."""
         self.context = context
         self.tokens = [context.tokens[-1]]
         self.parents = [-1]
         self.depths = [0]
         self.lane = lane
-        self.pending_text = list(pending[:-1])
+        self.pending_text = list(missing[:-1])
         self._draft = draft
-        self._draft_ids = list(pending[-1:])
-        self._logits: list[Tensor] = []  # ``[vocab]`` of each computed node
+        self._draft_ids = list(missing[-1:])
+        self._logits: list[Tensor] = []  # for each computed node: logits ``[vocab]`` of the next token
         self._draft_tokens: dict[int, DraftToken | None] = {}
         self._children: list[dict[int, int]] = [{}]
 
     @classmethod
     def create(cls, model: ModelProposer, contexts: Sequence[DraftContext[DraftState]]) -> dict[int, CachedTree]:
-        """Return new trees, which have only the root, by index into ``contexts``.
-
-        A context has no tree if drafting does not pay, or is impossible in this step (``DraftRunner.align_lanes``).
-        """
-        chosen = [n for n, c in enumerate(contexts) if model.begins(c, len(contexts))]
-        lanes = [contexts[number].state.lane for number in chosen]
-        pending = model.draft.align_lanes(lanes, [contexts[number] for number in chosen])
+        """Return ``{index into contexts: tree of only the root}`` for the requests that draft in this step."""
+        active = [index for index, context in enumerate(contexts) if model.begins(context, len(contexts))]
+        lanes = [contexts[index].state.lane for index in active]
+        missing_tokens = model.draft.align_lanes(lanes, [contexts[index] for index in active])
         return {
-            number: cls(model.draft, lane, contexts[number], new)
-            for number, lane, new in zip(chosen, lanes, pending, strict=True)
-            if new is not None
+            index: cls(model.draft, lane, contexts[index], missing)
+            for index, lane, missing in zip(active, lanes, missing_tokens, strict=True)
+            if missing is not None  # the request can draft in this step
         }
 
     def __len__(self) -> int:
@@ -73,12 +70,12 @@ class CachedTree:
 
     @property
     def num_free_nodes(self) -> int:
-        """Number of nodes that can still be added, limited by cache slots and ``max_depth + max_nodes``."""
-        max_nodes = self.context.max_depth + self.context.max_nodes + 1
-        return min(max_nodes, self._draft.num_free_slots(self.lane) - len(self.pending_text)) - len(self)
+        """Number of nodes that can be added: a KV slot each, ``context.max_depth + context.max_nodes`` in all."""
+        max_size = self.context.max_depth + self.context.max_nodes + 1
+        return min(max_size, self._draft.num_free_slots(self.lane) - len(self.pending_text)) - len(self)
 
     def add_node(self, parent: int, token: int) -> int | None:
-        """Return the child with ``token``, added if new; ``None`` outside the draft's vocabulary or limits."""
+        """Return the child with ``token``, added if new; ``None`` if the draft lacks it or a limit is reached."""
         node = self._children[parent].get(token)
         if node is not None:
             return node
@@ -106,7 +103,7 @@ class CachedTree:
         return tokens[::-1]
 
     def draft_token(self, node: int) -> DraftToken | None:
-        """Return the result of :meth:`Sampler.draft_token` for the position after a computed node."""
+        """Return the draft token after a computed node, with its alternatives (``Sampler.draft_token``)."""
         if node not in self._draft_tokens:
             sampler = self.context.sampler
             with sampler.after(self.path(node)):
@@ -114,7 +111,7 @@ class CachedTree:
         return self._draft_tokens[node]
 
     def to_draft_tree(self) -> TokenTree:
-        """Return all nodes as a :class:`TokenTree` with the draft's token ids."""
+        """Return all nodes, computed or not, as a :class:`TokenTree` with the draft's token ids."""
         return TokenTree(tuple(self._draft_ids), tuple(self.parents))
 
     def append_logits(self, rows: Tensor) -> None:
@@ -124,7 +121,7 @@ class CachedTree:
 
 
 def compute_new_nodes(draft: DraftRunner, trees: Sequence[CachedTree]) -> None:
-    """Run one forward pass of the draft over the new nodes of all trees; each tree has at least one."""
+    """Compute the new nodes of all trees, at least one each, in one forward pass of the draft."""
     rows = draft.forward_trees(
         [tree.lane for tree in trees], [tree.to_draft_tree() for tree in trees], [tree.pending_text for tree in trees]
     )
@@ -132,6 +129,6 @@ def compute_new_nodes(draft: DraftRunner, trees: Sequence[CachedTree]) -> None:
         tree.append_logits(new_rows)
 
 
-def model_context(context: DraftContext[Parts]) -> DraftContext[DraftState]:
-    """Return the context for the draft model, the first of a composite drafter's wrapped drafters."""
+def model_context(context: DraftContext[States]) -> DraftContext[DraftState]:
+    """Return ``context`` for the draft model's proposer, the first part of a composite proposer."""
     return cast("DraftContext[DraftState]", replace(context, state=context.state[0]))

@@ -1,4 +1,4 @@
-"""Base classes of wrappers: drafters that change an inner drafter's chains (``threshold``, ``cape``)."""
+"""Base classes of wrappers, which cut or extend an inner drafter's chains (``threshold``, ``cape``)."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from pronk.errors import OptionError
 from pronk.speculation.proposer import DraftContext, Outcome, bind_proposer
 from pronk.speculation.target import Target
 
-__all__ = ["WrappedState", "Wrapper", "WrapperProposer"]
+__all__ = ["Wrapper", "WrapperProposer", "WrapperState"]
 
-Own = TypeVar("Own")
+OwnState = TypeVar("OwnState")
 
 
 @dataclass
-class WrappedState(Generic[Own]):
-    """One request's state: the wrapper's own state, and the state of the inner drafter."""
+class WrapperState(Generic[OwnState]):
+    """One request's state in a wrapper and in its inner proposer."""
 
-    own: Own
+    own: OwnState
     inner: Any
 
 
 @dataclass(frozen=True)
 class Wrapper(ChainDrafter):
-    """Options of a wrapper; ``parts`` is a tuple of one drafter, the inner drafter."""
+    """Options of a wrapper; ``parts`` is a tuple of the one drafter in brackets, as in ``cape(glide)``."""
 
     parts: tuple[ChainDrafter, ...] = field(default_factory=lambda: (DraftModel(),))
 
@@ -37,34 +37,34 @@ class Wrapper(ChainDrafter):
             msg = f"{self.name}: expected one drafter of chains, such as draft_model; found {self.parts!r}"
             raise OptionError(msg)
         if self.inner.proposes_tree:
-            found = self.inner.name
-            if found == self.name:
-                advice = f"one {found} is enough"
-            elif isinstance(self.inner, Wrapper):
-                advice = f"write {found}({self.name}(…)) instead"
-            else:
+            inner_name = self.inner.name
+            if inner_name == self.name:  # cape(cape(…))
+                advice = f"one {inner_name} is enough"
+            elif isinstance(self.inner, Wrapper):  # threshold(cape(…))
+                advice = f"write {inner_name}({self.name}(…)) instead"
+            else:  # multi_token(tree=…)
                 advice = "leave out its tree"
-            msg = f"{self.name}: expected a drafter of chains, found {found}; {advice}"
+            msg = f"{self.name}: expected a drafter of chains, found {inner_name}; {advice}"
             raise OptionError(msg)
 
     @property
     def inner(self) -> ChainDrafter:
-        """The wrapped drafter, whose chains the wrapper changes."""
+        """Options of the inner drafter."""
         return self.parts[0]
 
     def bind_inner(self, target: Target) -> ChainProposer[Any]:
         """Return the inner drafter's proposer for ``target``; raise OptionError unless it proposes chains."""
-        found = bind_proposer(self.inner, target)
-        if not isinstance(found, ChainProposer):
+        proposer = bind_proposer(self.inner, target)
+        if not isinstance(proposer, ChainProposer):
             msg = (
-                f"drafter {self.inner.name}: expected bind() to return a ChainProposer, found {type(found).__name__}; "
-                f"return one, or leave out {self.name}"
+                f"drafter {self.inner.name}: expected bind() to return a ChainProposer, "
+                f"found {type(proposer).__name__}; return one, or leave out {self.name}"
             )
             raise OptionError(msg)
-        return found
+        return proposer
 
 
-class WrapperProposer(ChainProposer[WrappedState[Own]]):
+class WrapperProposer(ChainProposer[WrapperState[OwnState]]):
     """Base of a wrapper's proposer, with the capabilities and models of the inner proposer."""
 
     def __init__(self, options: Wrapper, inner: ChainProposer[Any]) -> None:
@@ -73,7 +73,7 @@ class WrapperProposer(ChainProposer[WrappedState[Own]]):
 
     @property
     def source(self) -> str:
-        """Drafter name in ``TokenTree.origin`` for the draft tokens that the wrapper adds."""
+        """Drafter name in ``TokenTree.origin`` for draft tokens that the wrapper adds to the chains."""
         return self.options.source
 
     def bind(self, target: Target) -> Self:
@@ -82,29 +82,29 @@ class WrapperProposer(ChainProposer[WrappedState[Own]]):
         return self
 
     @abstractmethod
-    def make_own_state(self) -> Own:
-        """Return the wrapper's own state for a new request."""
+    def make_own_state(self) -> OwnState:
+        """Return :attr:`WrapperState.own` for a new request."""
 
-    def start(self, prompt: Sequence[int]) -> WrappedState[Own]:
-        """Return the state of a new request."""
-        return WrappedState(self.make_own_state(), self.inner.start(prompt))
+    def start(self, prompt: Sequence[int]) -> WrapperState[OwnState]:
+        """Return the state of a new request: the wrapper's, and the inner proposer's."""
+        return WrapperState(self.make_own_state(), self.inner.start(prompt))
 
-    def observe(self, outcome: Outcome[WrappedState[Own]]) -> None:
+    def observe(self, outcome: Outcome[WrapperState[OwnState]]) -> None:
         """Pass the outcome of a step on to the inner proposer."""
         self.inner.observe(replace(outcome, state=outcome.state.inner))
 
-    def on_preempt(self, state: WrappedState[Own]) -> None:
-        """Release the KV blocks that the inner drafter holds for a preempted request."""
+    def on_preempt(self, state: WrapperState[OwnState]) -> None:
+        """Release the KV blocks that the inner proposer holds for a preempted request."""
         self.inner.on_preempt(state.inner)
 
-    def stop(self, state: WrappedState[Own]) -> None:
-        """Release the inner drafter's resources of a request that has ended."""
+    def stop(self, state: WrapperState[OwnState]) -> None:
+        """Release the inner proposer's resources of a request that has ended."""
         self.inner.stop(state.inner)
 
     def inner_contexts(
-        self, contexts: Sequence[DraftContext[WrappedState[Own]]], max_depth: int
+        self, contexts: Sequence[DraftContext[WrapperState[OwnState]]], max_depth: int
     ) -> list[DraftContext[Any]]:
-        """Return the contexts for the inner proposer, limited to chains of ``max_depth`` draft tokens."""
+        """Return ``contexts`` for the inner proposer; its chains have at most ``max_depth`` draft tokens."""
         return [
             replace(context, state=context.state.inner, max_depth=min(context.max_depth, max_depth))
             for context in contexts

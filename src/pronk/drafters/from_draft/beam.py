@@ -1,9 +1,9 @@
 """Beam search with a draft model, the baseline of the CAPE paper (Du et al. 2024, section 5.3).
 
 A *hypothesis* is a sequence of draft tokens. After each forward pass of the draft, the ``width`` likeliest hypotheses
-that are one token longer replace the former ones. The proposal is the final hypotheses, merged into one tree. The tree
-has about as many draft tokens as CAPE's, but costs the draft ``width`` rows in each forward pass, and a sort of all
-continuations. Hypotheses that differ early are mostly rejected as a whole. Prefer ``cape`` or ``staged``.
+that are one token longer replace the former ones. The proposal is the final hypotheses, merged into one tree. Prefer
+``cape`` or ``staged``: beam search proposes about as many draft tokens as CAPE, but each forward pass of the draft has
+``width`` rows instead of one. If two hypotheses differ in an early token, all later tokens of one are wasted.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pronk.checks import check_integer
 from pronk.drafters.from_draft._cached_tree import CachedTree, compute_new_nodes, model_context
 from pronk.drafters.from_draft.draft_model import DraftModel, DraftState, ModelDrafter, ModelProposer
-from pronk.drafters.shared.composite import Composite, CompositeProposer, Parts
+from pronk.drafters.shared.composite import Composite, CompositeProposer, States
 from pronk.drafters.shared.trie import Trie
 from pronk.errors import OptionError
 from pronk.speculation.proposer import DraftContext, Drafter
@@ -26,11 +26,11 @@ __all__ = ["Beam"]
 
 @dataclass(frozen=True)
 class _Hypothesis:
-    """A candidate sequence of draft tokens."""
+    """A sequence of draft tokens below the root."""
 
-    probability: float  # product of the probabilities of the tokens
-    tokens: tuple[tuple[int, float], ...] = ()  # (token id, the draft's probability of the token)
-    node: int | None = 0  # node of the last token in the cached tree; None if the sequence cannot be extended
+    probability: float  # product of the draft's probabilities of the tokens
+    tokens: tuple[tuple[int, float], ...] = ()  # for each token: its id, and the draft's probability of it
+    node: int | None = 0  # the last token's node in the cached tree; ``None`` if the hypothesis cannot be extended
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Beam(Composite):
     """Options of beam search.
 
     Attributes:
-        parts: ``draft_model``, ``glide`` or ``vanilla``. Its options ``num_tokens`` and ``min_confidence`` are ignored.
+        parts: ``draft_model``, ``glide`` or ``vanilla`` alone; its ``num_tokens`` and ``min_confidence`` are ignored.
         width: number of hypotheses, 1..16.
         num_tokens: number of draft tokens of a hypothesis, 1..64.
     """
@@ -74,7 +74,7 @@ class BeamProposer(CompositeProposer):
         super().__init__((model,))
         self.options, self.model = options, model
 
-    def propose(self, contexts: Sequence[DraftContext[Parts]]) -> list[TokenTree]:
+    def propose(self, contexts: Sequence[DraftContext[States]]) -> list[TokenTree]:
         """Return a tree of the final hypotheses for each context."""
         model, options = self.model, self.options
         model_contexts = [model_context(context) for context in contexts]
@@ -100,23 +100,24 @@ class BeamProposer(CompositeProposer):
     def _extend(self, cached_tree: CachedTree, beam: Sequence[_Hypothesis], *, last: bool) -> list[_Hypothesis]:
         """Extend each hypothesis by one token; return the ``width`` likeliest of all extensions.
 
-        A hypothesis that cannot be extended competes unchanged. Unless this is the ``last`` extension, the new tokens
-        are added to the cached tree, and the next forward pass computes them.
+        A hypothesis that cannot be extended stays as it is and competes with the extensions. Unless this is the
+        ``last`` extension, the new tokens are added to the cached tree, and the next forward pass computes them.
         """
-        extended: list[tuple[_Hypothesis, int | None]] = []  # with the node before the new token; None: unchanged
+        # Pairs (hypothesis, cached node of the token before its new token; ``None`` if it has no new token).
+        extensions: list[tuple[_Hypothesis, int | None]] = []
         for hypothesis in beam:
             node = hypothesis.node
-            chosen = None if node is None else cached_tree.draft_token(node)
-            if chosen is None:
-                extended.append((replace(hypothesis, node=None), None))
+            draft_token = None if node is None else cached_tree.draft_token(node)
+            if draft_token is None:
+                extensions.append((replace(hypothesis, node=None), None))
                 continue
-            for token, prob in chosen.ranked(self.options.width):
+            for token, prob in draft_token.top_tokens(self.options.width):
                 tokens = (*hypothesis.tokens, (token, prob))
-                extended.append((_Hypothesis(hypothesis.probability * prob, tokens, None), node))
-        extended.sort(key=lambda each: -each[0].probability)
+                extensions.append((_Hypothesis(hypothesis.probability * prob, tokens, None), node))
+        extensions.sort(key=lambda extension: -extension[0].probability)
         return [
             longer if last or node is None else replace(longer, node=cached_tree.add_node(node, longer.tokens[-1][0]))
-            for longer, node in extended[: self.options.width]
+            for longer, node in extensions[: self.options.width]
         ]
 
 

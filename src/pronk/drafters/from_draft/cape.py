@@ -15,11 +15,11 @@ Siblings are leaves, so they cost the drafter no forward pass. The chain's nodes
 
 The paper's attention mask for this order is the mask of the token tree.
 
-*Confidence.* The paper's K is a function of the drafter's largest probability, max p. Greedy decoding uses max p. The
-coupled rule uses the largest entry of softmax(logits / T + Gumbel noise), with the target's noise at the position. That
-value is noisy and is not max p: it depends on the noise as well as on the drafter's certainty. The rejection and block
-rules use max p at the request's temperature. They draw the chain's token from the drafter's distribution. The siblings
-are the likeliest of the other tokens and are not drawn: the acceptance rule treats them as point masses.
+*Confidence.* In the paper and in greedy decoding it is the drafter's largest probability, max p. The coupled rule uses
+the largest entry of softmax(logits / T + Gumbel noise), with the target's noise at the position. That value depends on
+the noise as well as on the drafter's certainty. The rejection and block rules use max p at the request's temperature.
+Under these rules the chain's token is drawn from the drafter's distribution. The siblings are not drawn but the
+likeliest of the other tokens, so the rules treat a sibling as a distribution with all mass on one token.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pronk.checks import check_choice, check_integer
-from pronk.drafters.from_draft._wrapper import WrappedState, Wrapper, WrapperProposer
+from pronk.drafters.from_draft._wrapper import Wrapper, WrapperProposer, WrapperState
 from pronk.drafters.shared.chain import Chain, Stop
 from pronk.sampling.sampler import DraftToken
 from pronk.speculation.calibration import Calibration
@@ -40,7 +40,7 @@ from pronk.speculation.tree import TokenTree
 
 __all__ = ["Cape"]
 
-# Appendix A: K + 1 (the siblings and the chain's token). Entry i is for confidences in [i / 10, (i + 1) / 10).
+# Table of appendix A: K + 1, since it counts the chain's token too, for confidences in [i / 10, (i + 1) / 10).
 _FINE_COUNTS = (8, 8, 8, 8, 6, 6, 6, 6, 4, 4, 2)
 
 # K as a function of the confidence, for each value of the option ``sizes``.
@@ -57,8 +57,7 @@ class Cape(Wrapper):
     Attributes:
         parts: the inner drafter, to whose chains siblings are added; ``draft_model`` by default.
         sizes: table that gives K: ``"paper"`` is the table of section 4.2, ``"fine"`` the table of appendix A.
-        max_nodes: most draft tokens of a tree, 1..127. The chain comes first, then the siblings of its first token, of
-            its second token, and so on.
+        max_nodes: most draft tokens of a tree, 1..127; siblings of the chain's last tokens are left out first.
     """
 
     name = "cape"
@@ -90,24 +89,24 @@ class CapeProposer(WrapperProposer[Calibration]):
     proposes_tree = True  # a chain with siblings is a tree
 
     def make_own_state(self) -> Calibration:
-        """Return a calibration that estimates a sibling's acceptance from its probability."""
+        """Return a new :class:`Calibration`: estimates the acceptance of siblings from their probabilities."""
         return Calibration(self.source, known=SharedAcceptance.of(self.inner.target))
 
     def chains(
-        self, contexts: Sequence[DraftContext[WrappedState[Calibration]]], stop: Stop | None = None
+        self, contexts: Sequence[DraftContext[WrapperState[Calibration]]], stop: Stop | None = None
     ) -> list[Chain]:
         """Return the inner drafter's chains, without siblings."""
         return self.inner.chains(self.inner_contexts(contexts, self.options.max_nodes), stop)
 
-    def propose(self, contexts: Sequence[DraftContext[WrappedState[Calibration]]]) -> list[TokenTree]:
-        """Return the chains with their siblings."""
+    def propose(self, contexts: Sequence[DraftContext[WrapperState[Calibration]]]) -> list[TokenTree]:
+        """Return the chains with the siblings of their tokens, as trees."""
         return [
             self.expand(chain, context.state.own)
             for chain, context in zip(self.chains(contexts), contexts, strict=True)
         ]
 
-    def observe(self, outcome: Outcome[WrappedState[Calibration]]) -> None:
-        """Record the acceptance of the chain and of its siblings."""
+    def observe(self, outcome: Outcome[WrapperState[Calibration]]) -> None:
+        """Update the inner proposer by the chain's acceptance, and the calibration by the siblings'."""
         super().observe(outcome)
         outcome.state.own.learn(outcome)
 
@@ -123,14 +122,15 @@ class CapeProposer(WrapperProposer[Calibration]):
             tokens += [token for token, _ in siblings]
             parents += [depth] * len(siblings)
             origin += origins
-            gain += [gain[depth] * calibration.rate(each, depth + 1) for each in origins]
+            gain += [gain[depth] * calibration.rate(sibling_origin, depth + 1) for sibling_origin in origins]
         chain_probs = chain.distributions
         probs = None if chain_probs is None else chain_probs + (None,) * (len(tokens) - len(chain_probs))
         return TokenTree(tuple(tokens), tuple(parents), probs=probs, gain=tuple(gain), origin=tuple(origin))
 
     def _siblings(self, draft_token: DraftToken, max_siblings: int) -> list[tuple[int, float]]:
-        """Return up to K siblings of ``draft_token``, likeliest first, as tuples (token id, probability)."""
+        """Return up to K siblings of ``draft_token``, likeliest first, as pairs (token id, probability)."""
         count = min(max_siblings, _SIBLING_COUNTS[self.options.sizes](draft_token.confidence))
         if count <= 0:
             return []
-        return [(token, prob) for token, prob in draft_token.ranked(count + 1) if token != draft_token.token][:count]
+        likeliest = draft_token.top_tokens(count + 1)  # may contain the chain's token
+        return [(token, prob) for token, prob in likeliest if token != draft_token.token][:count]

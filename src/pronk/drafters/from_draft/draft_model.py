@@ -38,11 +38,11 @@ class ModelDrafter(AdaptiveLengthDrafter):
     """Options shared by the drafters that run a small decoder with a KV cache of its own.
 
     Attributes:
-        model: folder or Hub id of the draft model. ``None`` is the drafter's default in a clone of the repository. The
-            default of ``draft_model`` is ``models/pronk-tiny-draft``, which needs a target with the same vocabulary.
-        num_tokens: most draft tokens of a chain, 1..64. With the default, 7, the target verifies 8 rows.
+        model: folder or Hub id of the draft model. ``None`` is a model in ``models`` of a clone of the repository; for
+            ``draft_model`` it is ``pronk-tiny-draft``, which needs a target with the same vocabulary.
+        num_tokens: most draft tokens of a chain, 1..64. By default the target verifies 8 rows: the root and 7 tokens.
         min_confidence: a chain ends after its first token with a lower confidence, 0..1; 0 turns the rule off. The
-            confidence is the draft's largest probability, except under the coupled rule
+            confidence is the draft's largest probability, under the coupled rule with the request's noise
             (:mod:`pronk.drafters.from_draft.threshold`).
     """
 
@@ -82,7 +82,7 @@ class ModelProposer(AdaptiveLengthProposer[DraftLane]):
         lanes = [chain.context.state.lane for chain in active_chains]
 
         def next_logits(live: Sequence[int]) -> Sequence[Tensor | None]:
-            if not active_chains[live[0]].draft_tokens:  # all live chains have equal lengths
+            if not active_chains[live[0]].draft_tokens:  # the first round, in which all chains are empty
                 return self.draft.forward_texts([lanes[i] for i in live], [active_chains[i].context for i in live])
             return self.draft.forward_tokens(
                 [lanes[i] for i in live], [self.draft.to_draft_ids(active_chains[i].tokens[-1:]) for i in live]
@@ -109,7 +109,7 @@ class ModelProposer(AdaptiveLengthProposer[DraftLane]):
     on_preempt = stop  # the next proposal computes the freed blocks again
 
     def measured(self, target: CostCurve, context: int, requests: int) -> StepCost | None:
-        """Return the costs of the forward passes of target and draft; ``None`` until the draft's are measured."""
+        """Return the costs of target and draft forward passes; ``None`` until the draft's are measured."""
         draft = self.draft.costs(context, requests)
         return None if draft is None else StepCost(target, draft, requests)
 

@@ -13,8 +13,8 @@ the tree. For example, ``the cat sat`` occurs earlier in the text, so prompt loo
     pass 1   computes the, cat, sat       the → cat .6, dog .3       cat → sat .8       sat → on .9
     pass 2   computes on, dog             on (.6 · .8 · .9 = .43) is pending; dog (.3) is the likeliest candidate
 
-Growth ends before a forward pass of the draft that would not pay, except with ``budget="all"``.
-The remaining nodes of the tree are then the likeliest candidates so far.
+Growth ends before a forward pass of the draft that would not pay, except with ``budget="all"``. The tree is then filled
+up to ``num_nodes`` with the likeliest candidates so far.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pronk.checks import check_integer
 from pronk.drafters.from_draft._cached_tree import CachedTree, compute_new_nodes, model_context
 from pronk.drafters.from_draft.draft_model import DraftModel, ModelDrafter, ModelProposer
 from pronk.drafters.from_text.prompt_lookup import PromptLookup
-from pronk.drafters.shared.composite import Composite, CompositeProposer, Parts
+from pronk.drafters.shared.composite import Composite, CompositeProposer, States
 from pronk.drafters.shared.trie import Frontier, Trie
 from pronk.errors import OptionError
 from pronk.speculation.calibration import Calibration
@@ -45,7 +45,7 @@ class _TreeSearch:
     """Best-first search for one request's tree.
 
     The proposed tree (``trie``) and ``cached_tree`` number their nodes differently. The cached tree also has nodes that
-    were computed in advance, and lacks leaves of the proposed tree.
+    were computed in advance. It lacks leaves (nodes at ``max_depth``, and the last one), whose children are not needed.
     """
 
     cached_tree: CachedTree  # the nodes in the draft's KV cache, computed or to be computed by the next forward pass
@@ -66,12 +66,12 @@ class _TreeSearch:
     @property
     def pending_cached_node(self) -> int:
         """Index of the pending node in the cached tree."""
-        cached = None if self.pending is None else self._cached_nodes[self.pending]
-        assert cached is not None, "a node is pending only if the draft can compute it"
-        return cached
+        cached_node = None if self.pending is None else self._cached_nodes[self.pending]
+        assert cached_node is not None, "a node is pending only if the draft can compute it"
+        return cached_node
 
     def advance(self) -> None:
-        """After a forward pass, add the likeliest candidates until the tree is full or a node is pending."""
+        """Add the likeliest candidates until the tree is full or a node waits for the draft's next pass."""
         while self.pending is not None and self._is_computed(self.pending):
             self._push_children(self.pending)
             self.pending = None
@@ -79,14 +79,14 @@ class _TreeSearch:
                 self._add_best()
 
     def compute_in_advance(self, width: int) -> None:
-        """Make the next forward pass compute the ``width - 1`` likeliest candidates too, except leaves."""
+        """Add the ``width - 1`` likeliest candidates to the draft's next forward pass, except leaves."""
         for parent, token, _ in self._frontier.peek(width - 1):
-            cached = self._cached_nodes[parent]
-            if cached is not None and self.trie.depths[parent] + 1 < self.max_depth:
-                self.add_cached_node(cached, token)
+            cached_parent = self._cached_nodes[parent]
+            if cached_parent is not None and self.trie.depths[parent] + 1 < self.max_depth:
+                self.add_cached_node(cached_parent, token)
 
     def add_cached_node(self, cached_parent: int, token: int) -> int | None:
-        """Add a node to the cached tree only; return ``None`` if the proposed tree may need all free slots."""
+        """Add a node to the cached tree alone; ``None`` if all free nodes are kept for the proposed tree."""
         num_missing = self.max_nodes + 1 - len(self.trie)
         if self.cached_tree.num_free_nodes <= num_missing:
             return None
@@ -107,24 +107,24 @@ class _TreeSearch:
             extendable: expected number of accepted nodes among the pending node and the likeliest candidates. Another
                 forward pass of the draft may add children below these nodes.
         """
-        best = self._frontier.peek(self.max_nodes + 1 - len(self.trie))
-        gains = [self._gain(parent, self.calibration.origin(prob)) for parent, _, prob in best]
-        pending = 0.0 if self.pending is None else self.trie.gains[self.pending]
-        return len(self.trie) - 1 + len(best), sum(self.trie.gains) + sum(gains), pending + sum(gains)
+        likeliest = self._frontier.peek(self.max_nodes + 1 - len(self.trie))
+        gains = [self._gain(parent, self.calibration.origin(prob)) for parent, _, prob in likeliest]
+        pending_gain = 0.0 if self.pending is None else self.trie.gains[self.pending]
+        return len(self.trie) - 1 + len(likeliest), sum(self.trie.gains) + sum(gains), pending_gain + sum(gains)
 
     def _gain(self, parent: int, origin: Origin) -> float:
         """Return the gain of a child of ``parent`` whose token has the given origin."""
         return self.trie.gains[parent] * self.calibration.rate(origin, self.trie.depths[parent] + 1)
 
     def _is_computed(self, node: int) -> bool:
-        cached = self._cached_nodes[node]
-        return cached is not None and self.cached_tree.is_computed(cached)
+        cached_node = self._cached_nodes[node]
+        return cached_node is not None and self.cached_tree.is_computed(cached_node)
 
     def _push_children(self, node: int) -> None:
-        """Make the ``breadth`` likeliest tokens after a computed node candidates."""
-        cached = self._cached_nodes[node]
-        chosen = None if cached is None else self.cached_tree.draft_token(cached)
-        for token, prob in [] if chosen is None else chosen.ranked(self.breadth):
+        """Add the ``breadth`` likeliest tokens after a computed node to the candidates."""
+        cached_node = self._cached_nodes[node]
+        draft_token = None if cached_node is None else self.cached_tree.draft_token(cached_node)
+        for token, prob in [] if draft_token is None else draft_token.top_tokens(self.breadth):
             self._frontier.push(self._probabilities[node] * prob, (node, token, prob))
 
     def _add_best(self) -> None:
@@ -135,11 +135,11 @@ class _TreeSearch:
         self._probabilities.append(probability)
         cached_parent = self._cached_nodes[parent]
         is_leaf = self.trie.depths[node] >= self.max_depth or len(self.trie) > self.max_nodes
-        cached = None if cached_parent is None or is_leaf else self.cached_tree.add_node(cached_parent, token)
-        self._cached_nodes.append(cached)
+        cached_node = None if cached_parent is None or is_leaf else self.cached_tree.add_node(cached_parent, token)
+        self._cached_nodes.append(cached_node)
         if self._is_computed(node):
             self._push_children(node)
-        elif cached is not None:
+        elif cached_node is not None:
             self.pending = node
 
 
@@ -153,8 +153,8 @@ class Staged(Composite):
         num_nodes: maximum number of draft tokens of a tree, 1..127.
         breadth: maximum number of children of a node, 1..16.
         depth: largest depth of a node, 1..64.
-        width: maximum number of the draft's own nodes per request in a forward pass of the draft, 1..32.
-        lead: maximum number of further nodes, from the smaller drafter, 0..32; 0 turns the smaller drafter off.
+        width: maximum number of pending nodes and candidates per request in a forward pass of the draft, 1..32.
+        lead: maximum number of nodes from the smaller drafter in addition, 0..32; 0 turns the smaller drafter off.
     """
 
     name = "staged"
@@ -173,27 +173,27 @@ class Staged(Composite):
             msg = f"{self.name}: expected a draft_model and a smaller drafter, as in staged(draft_model), found {found}"
             raise OptionError(msg)
         limits = (("num_nodes", 1, 127), ("breadth", 1, 16), ("depth", 1, 64), ("width", 1, 32), ("lead", 0, 32))
-        for option, low, high in limits:
-            check_integer(f"{self.name}: {option}", getattr(self, option), low, high)
+        for option, minimum, maximum in limits:
+            check_integer(f"{self.name}: {option}", getattr(self, option), minimum, maximum)
 
     def bind(self, target: Target) -> StagedProposer:
         """Return the proposer, with the draft model loaded beside the target."""
         model, *rest = self.parts
         assert isinstance(model, ModelDrafter)
-        smaller = rest[0] if rest else PromptLookup()
-        return StagedProposer(self, model.bind(target), bind_proposer(smaller, target))
+        smaller_drafter = rest[0] if rest else PromptLookup()
+        return StagedProposer(self, model.bind(target), bind_proposer(smaller_drafter, target))
 
 
 class StagedProposer(CompositeProposer):
-    """Grows trees with the draft model of ``model``; ``smaller`` proposes nodes to compute early."""
+    """Grows trees with the draft model of ``model``; ``smaller_proposer`` proposes nodes to compute early."""
 
     name = Staged.name
 
-    def __init__(self, options: Staged, model: ModelProposer, smaller: Proposer[Any]) -> None:
-        super().__init__((model, smaller))
-        self.options, self.model, self.smaller = options, model, smaller
+    def __init__(self, options: Staged, model: ModelProposer, smaller_proposer: Proposer[Any]) -> None:
+        super().__init__((model, smaller_proposer))
+        self.options, self.model, self.smaller_proposer = options, model, smaller_proposer
 
-    def propose(self, contexts: Sequence[DraftContext[Parts]]) -> list[TokenTree]:
+    def propose(self, contexts: Sequence[DraftContext[States]]) -> list[TokenTree]:
         """Return a tree of the draft's likeliest nodes for each context."""
         trees = [TokenTree.chain(context.tokens[-1:]) for context in contexts]
         searches = self._start_searches(contexts)
@@ -205,7 +205,9 @@ class StagedProposer(CompositeProposer):
                 searches[number].num_passes += 1
                 searches[number].advance()
             live = [
-                n for n in live if searches[n].pending is not None and self._pays(searches[n], contexts[n], len(live))
+                number
+                for number in live
+                if searches[number].pending is not None and self._pays(searches[number], contexts[number], len(live))
             ]
             for number in live:
                 searches[number].compute_in_advance(self.options.width)
@@ -213,8 +215,8 @@ class StagedProposer(CompositeProposer):
             trees[number] = search.tree()
         return trees
 
-    def _start_searches(self, contexts: Sequence[DraftContext[Parts]]) -> dict[int, _TreeSearch]:
-        """Return new searches by index into ``contexts``, for the contexts that can draft in this step."""
+    def _start_searches(self, contexts: Sequence[DraftContext[States]]) -> dict[int, _TreeSearch]:
+        """Return ``{index into contexts: new search}`` for the requests that draft in this step."""
         options, model_contexts = self.options, [model_context(context) for context in contexts]
         searches: dict[int, _TreeSearch] = {}
         for number, cached_tree in CachedTree.create(self.model, model_contexts).items():
@@ -224,7 +226,7 @@ class StagedProposer(CompositeProposer):
             searches[number] = _TreeSearch(cached_tree, calibration, options.breadth, max_nodes, max_depth)
         return searches
 
-    def _add_smaller_drafts(self, searches: Sequence[_TreeSearch], contexts: Sequence[DraftContext[Parts]]) -> None:
+    def _add_smaller_drafts(self, searches: Sequence[_TreeSearch], contexts: Sequence[DraftContext[States]]) -> None:
         """Add the smaller drafter's nodes to the cached trees, below the pending nodes."""
         if not self.options.lead:
             return
@@ -244,9 +246,9 @@ class StagedProposer(CompositeProposer):
         with ExitStack() as stack:
             for context, path in zip(smaller_contexts, paths, strict=True):
                 stack.enter_context(context.sampler.after(path))
-            proposals = self.smaller.propose(smaller_contexts)
+            proposals = self.smaller_proposer.propose(smaller_contexts)
         for search, tree in zip(searches, proposals, strict=True):
-            cached_nodes: list[int | None] = [search.pending_cached_node]  # cached node of each node of ``tree``
+            cached_nodes: list[int | None] = [search.pending_cached_node]  # for each node of ``tree``: its cached node
             for node in range(1, len(tree)):
                 parent = cached_nodes[tree.parents[node]]
                 if parent is None or not tree.acceptable[node]:
@@ -254,13 +256,13 @@ class StagedProposer(CompositeProposer):
                 else:
                     cached_nodes.append(search.add_cached_node(parent, tree.tokens[node]))
 
-    def _pays(self, search: _TreeSearch, context: DraftContext[Parts], requests: int) -> bool:
-        """Whether another forward pass of the draft raises the expected tokens per second of the step."""
+    def _pays(self, search: _TreeSearch, context: DraftContext[States], requests: int) -> bool:
+        """Whether another forward pass of the draft raises the step's expected tokens per second."""
         step_cost = self.model.step_cost(context, requests)
         if step_cost is None:
             return True
         num_nodes, tokens, extendable = search.estimate()
         extra_tokens = extendable * context.state[0].length_tracker.rate
         new_num_nodes = min(num_nodes + self.options.width, search.max_nodes)
-        rate = tokens / step_cost.seconds(num_nodes, search.num_passes)
-        return (tokens + extra_tokens) / step_cost.seconds(new_num_nodes, search.num_passes + 1) > rate
+        tokens_per_second = tokens / step_cost.seconds(num_nodes, search.num_passes)
+        return (tokens + extra_tokens) / step_cost.seconds(new_num_nodes, search.num_passes + 1) > tokens_per_second

@@ -13,8 +13,8 @@ from pronk.speculation.proposer import Outcome
 
 __all__ = ["initial_draft_token", "top_tokens"]
 
-# Up to this number of tokens per node, repeated argmax replaces torch's topk, because it is faster: 2.5 times for 4 of
-# 128,256 logits.
+# Maximum number of tokens per node that are found by repeated argmax instead of torch's topk. For the 4 largest of
+# 128,256 logits, argmax is 2.5 times as fast.
 _MAX_ARGMAXES = 8
 
 
@@ -39,8 +39,8 @@ def top_tokens(outcome: Outcome[Any], count: int, nodes: Sequence[int] | None = 
         logits = logits.float().index_add(1, torch.tensor(ids), bias)
     count = min(count, logits.shape[-1])
     if count > _MAX_ARGMAXES:
-        best: list[list[int]] = logits.topk(count, dim=-1).indices.tolist()
-        return best
+        tokens: list[list[int]] = logits.topk(count, dim=-1).indices.tolist()
+        return tokens
     remaining: NDArray[np.float32] = logits.to(torch.float32, copy=True).numpy()
     by_rank: list[list[int]] = []  # token ids ``[count][nodes]``
     for _ in range(count):
@@ -51,6 +51,6 @@ def top_tokens(outcome: Outcome[Any], count: int, nodes: Sequence[int] | None = 
 
 
 def initial_draft_token(prompt: Sequence[int], position: int) -> int:
-    """Return the draft token for a text position without a known output: any token of the prompt."""
-    # Multiplying by a large prime gives neighbouring positions distant tokens of the prompt.
+    """Return a token of the prompt, as the draft token for a text position without a target output yet."""
+    # 7919 is a large prime, so neighbouring positions get distant tokens of the prompt.
     return prompt[position * 7919 % len(prompt)]

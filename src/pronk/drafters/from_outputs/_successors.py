@@ -24,7 +24,7 @@ class Successors:
 
     top_k: int  # maximum number of successors in a row
     max_tokens: int  # maximum number of rows; a full table evicts the row that was updated longest ago
-    # Token id to the ids of its successors, likeliest first. Rows are in order of their last update.
+    # Token id to the ids of its successors, likeliest first. The row that was updated longest ago is first.
     rows: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def get(self, token: int) -> tuple[int, ...]:
@@ -55,7 +55,7 @@ def save_successors(path: Path, table: Successors, vocabulary: str | None) -> No
     Raises:
         OptionError: the file cannot be written.
     """
-    rows = [[token, *found, *[-1] * (table.top_k - len(found))] for token, found in table.rows.items()]
+    rows = [[token, *ids, *[-1] * (table.top_k - len(ids))] for token, ids in table.rows.items()]
     tensor = torch.tensor(rows, dtype=torch.int32).reshape(len(rows), 1 + table.top_k)
     content = save({"successors": tensor}, {"format": _FORMAT, "vocabulary": vocabulary or ""})
     try:

@@ -22,26 +22,27 @@ class NgramPool:
 
     max_ngrams: int  # maximum number of n-grams
     size: int = 0  # number of n-grams in the pool
-    # First token to its n-grams, the oldest first. The key is the n-gram without its first token; the value is True if
-    # only the window produced it, False if it occurs in the text.
+    # ``grams[first token][other tokens]``, the oldest n-gram first, is True for an n-gram that only a window produced,
+    # and False for one that occurs in the text.
     grams: dict[int, dict[tuple[int, ...], bool]] = field(default_factory=dict)
 
     def add(self, gram: Sequence[int], *, from_window: bool = False) -> None:
-        """Make an n-gram the latest of the pool; ``from_window``: the window, not the text, produced it."""
+        """Make an n-gram the latest of the pool; ``from_window``: a window produced it, not the text."""
         first, rest = gram[0], tuple(gram[1:])
         # Move the group to the end of ``grams``, and the n-gram to the end of its group.
         group = self.grams[first] = self.grams.pop(first, {})
         self.size += rest not in group
         group[rest] = group.pop(rest, from_window) and from_window
         while self.size > self.max_ngrams:
-            oldest = next(iter(self.grams))
-            del self.grams[oldest][next(iter(self.grams[oldest]))]
+            oldest_first = next(iter(self.grams))
+            oldest_group = self.grams[oldest_first]
+            del oldest_group[next(iter(oldest_group))]
             self.size -= 1
-            if not self.grams[oldest]:
-                del self.grams[oldest]
+            if not oldest_group:
+                del self.grams[oldest_first]
 
     def continuations(self, token: int) -> Iterator[tuple[tuple[int, ...], bool]]:
-        """Yield the n-grams that begin with ``token``, the latest first, as the items of ``grams[token]``."""
+        """Yield ``(other tokens, from_window)`` of the n-grams that begin with ``token``, the latest first."""
         return reversed(self.grams.get(token, {}).items())
 
 
@@ -71,21 +72,22 @@ class Window:
         """Largest depth of a node of :meth:`tree`."""
         return len(self.rows[0]) + len(self.rows) - 2
 
-    def shifted(self, position: int, root: int, shape: WindowShape, fill: Sequence[int]) -> Window:
+    def shifted(self, position: int, root: int, shape: WindowShape, prompt: Sequence[int]) -> Window:
         """Return the window of size ``shape`` for a text that now ends with token ``root`` at ``position``.
 
-        Positions without an output get a token of the prompt ``fill``.
+        Positions without an output get a token of the prompt.
         """
-        rows, shift = self.rows[-shape.ngram :], position - self.position
-        # Row r begins at ``position + r``. Each dropped row lowers r by 1, and so lowers the shift by 1.
-        shift -= len(self.rows) - len(rows)
-        if len(rows) == shape.ngram:
-            rows, shift = rows[1:], shift - 1
+        rows = self.rows[-shape.ngram :]
+        if len(rows) == shape.ngram:  # all N - 1 rows and the new outputs: drop the oldest row
+            rows = rows[1:]
+        # New ``[r][column]`` and old ``[r + num_dropped][column + shift]`` are for the same text position.
+        num_dropped = len(self.rows) - len(rows)
+        shift = position - self.position - num_dropped
         shifted_rows = [
             [
                 row[column + shift]
                 if 0 <= column + shift < len(row)
-                else initial_draft_token(fill, position + row_number + column)
+                else initial_draft_token(prompt, position + row_number + column)
                 for column in range(shape.window)
             ]
             for row_number, row in enumerate(rows or [()])
@@ -106,9 +108,9 @@ class Window:
     def attach_to(self, candidates: TokenTree, window_origin: Origin) -> TokenTree:
         """Return ``candidates`` plus the nodes of this window, which are computed but never accepted."""
         tokens, parents = self.tree()
-        verify, origin = (True, *(False,) * len(tokens)), (("", 0), *(window_origin,) * len(tokens))
+        acceptable, origin = (True, *(False,) * len(tokens)), (("", 0), *(window_origin,) * len(tokens))
         return candidates.with_unacceptable(
-            TokenTree((candidates.tokens[0], *tokens), (-1, *parents), verify, origin=origin)
+            TokenTree((candidates.tokens[0], *tokens), (-1, *parents), acceptable, origin=origin)
         )
 
 
@@ -125,27 +127,25 @@ WINDOW_SIZES = (
     WindowShape(15, 5, 15),
 )
 
-# Number of steps over which a window is measured before the tuner may change its size.
+# Number of steps in which a window is measured before its size may change, and of a measurement without a window.
 _TRIAL_STEPS = 16
-
-# Number of steps without a window after a window did not pay. Also number of steps of a measurement.
+# Number of steps without a window after a window did not pay, and largest number of steps of a window's measurement.
 _LONG_STEPS = 1024
 
-# Tokens per request and step that the smallest window is assumed to add before it is tried.
-_PRIOR_WINDOW_TOKENS = 0.25
+_PRIOR_WINDOW_TOKENS = 0.25  # tokens per request and step that the smallest window is assumed to add before a trial
 
 
 @dataclass
 class WindowTuner:
     """Chooses the window size by expected throughput: tries larger :data:`WINDOW_SIZES` one by one.
 
-    The throughput of a size is ``(a + w) / t``. Per step, the window adds ``w`` tokens, and all requests together get
-    ``a`` tokens without the window. A forward pass with the window's rows takes ``t`` seconds. The next larger size is
-    assumed to double ``w``. One tuner serves all requests of a proposer.
+    The throughput of a size is ``(other_tokens + window_tokens) / seconds``. All requests together get ``other_tokens``
+    per step without the window and ``window_tokens`` from it; a forward pass with the window takes ``seconds``. The
+    next larger size is assumed to double ``window_tokens``. One tuner serves all requests of a proposer.
     """
 
     index: int = 0  # index of the current size in WINDOW_SIZES
-    retry_after: int = 0  # number of steps before a window may be tried again
+    retry_after: int = 0  # number of steps before a window may be tried again; below 0: it may be tried
     num_steps: int = 0  # number of steps since the measurement of the current size began
     sums: Counter[str] = field(default_factory=Counter)  # sums of record_step's arguments over these steps
 
@@ -160,7 +160,7 @@ class WindowTuner:
             requests: number of requests in the step.
             rows: number of rows of the forward pass, without the rows of windows.
             other_tokens: number of committed tokens that are not ``window_tokens``.
-            window_tokens: number of committed tokens from n-grams that windows produced and the text lacks.
+            window_tokens: number of committed tokens from n-grams that only windows produced.
             costs: seconds of a forward pass by its number of rows.
         """
         self.num_steps += 1
@@ -176,19 +176,20 @@ class WindowTuner:
             self._evaluate(costs)
 
     def _evaluate(self, costs: CostCurve) -> None:
-        """Drop the window if it does not pay, or enlarge it if the next size promises more throughput."""
+        """Drop the window if it does not pay; enlarge it if the next size has a higher expected throughput."""
         window_tokens, index = self._mean("window_tokens"), self.index
-        speed = self._tokens_per_second(index, costs, window_tokens)
-        if speed < self._tokens_per_second(0, costs):
+        throughput = self._tokens_per_second(index, costs, window_tokens)
+        larger = index + 1
+        if throughput < self._tokens_per_second(0, costs):
             self._set_size(0)
             self.retry_after = _LONG_STEPS
-        elif index + 1 < len(WINDOW_SIZES) and self._tokens_per_second(index + 1, costs, 2.0 * window_tokens) > speed:
-            self._set_size(index + 1)
+        elif larger < len(WINDOW_SIZES) and self._tokens_per_second(larger, costs, 2.0 * window_tokens) > throughput:
+            self._set_size(larger)
         elif self.num_steps >= _LONG_STEPS:
             self._set_size(index)
 
-    def _mean(self, name: str) -> float:
-        return self.sums[name] / self.num_steps
+    def _mean(self, argument: str) -> float:
+        return self.sums[argument] / self.num_steps
 
     def _tokens_per_second(self, index: int, costs: CostCurve, window_tokens: float = 0.0) -> float:
         """Return the throughput with ``WINDOW_SIZES[index]`` if its window adds ``window_tokens`` per step."""

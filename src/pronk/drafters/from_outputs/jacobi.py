@@ -31,8 +31,8 @@ from pronk.speculation.tree import TokenTree
 
 __all__ = ["Jacobi", "JacobiState"]
 
-# Acceptance rates are measured by depth; depths of 8 and more share one rate. A rate is 0.3 before any measurement.
-_DEPTHS, _PRIOR = 8, 0.3
+_NUM_RATES = 8  # acceptance rates are measured by depth: one rate each for depths 1 to 7, and one for 8 and more
+_PRIOR_RATE = 0.3  # acceptance rate before any measurement
 
 
 @dataclass
@@ -46,7 +46,7 @@ class JacobiState:
     end: int = 0  # first text position after the current block
 
     def draft_token(self, position: int) -> int:
-        """Return the draft token for ``position``: the last output, or without one a token of the prompt."""
+        """Return the last output for ``position``; if there is none, a token of the prompt."""
         index = position - self.start
         if 0 <= index < len(self.draft_tokens):
             return self.draft_tokens[index]
@@ -71,14 +71,14 @@ class Jacobi(Proposer[JacobiState]):
 
     def start(self, prompt: Sequence[int]) -> JacobiState:
         """Return a state without outputs."""
-        return JacobiState(tuple(prompt), AcceptanceRates(self.name, dict.fromkeys(range(_DEPTHS), _PRIOR)))
+        return JacobiState(tuple(prompt), AcceptanceRates(self.name, dict.fromkeys(range(_NUM_RATES), _PRIOR_RATE)))
 
     def propose(self, contexts: Sequence[DraftContext[JacobiState]]) -> list[TokenTree]:
         """Return for each context the chain of draft tokens up to the end of its block."""
         return [self._build_chain(context) for context in contexts]
 
     def observe(self, outcome: Outcome[JacobiState]) -> None:
-        """Store the next draft tokens: the greedy outputs, which are the likeliest tokens under sampling too."""
+        """Store the next draft tokens: the target's likeliest tokens, also if the request samples."""
         state, first = outcome.state, outcome.position + 1
         state.end = self._block_end(state, first)
         state.rates.learn(outcome)
@@ -89,17 +89,17 @@ class Jacobi(Proposer[JacobiState]):
         first = len(context.tokens)
         count = min(self._block_end(context.state, first) - first, context.max_depth, context.max_nodes)
         trie, node, gain = Trie(context.tokens[-1]), 0, 1.0
-        for i in range(count):
-            kind = min(i, _DEPTHS - 1)
+        for index in range(count):
+            kind = min(index, _NUM_RATES - 1)
             gain *= context.state.rates.rate(kind)
-            node = trie.add(node, context.state.draft_token(first + i), gain, (self.name, kind))
+            node = trie.add(node, context.state.draft_token(first + index), gain, (self.name, kind))
         return trie.tree(count)
 
     def _block_end(self, state: JacobiState, first: int) -> int:
-        """Return the position after the block that contains ``first``, the first uncommitted position."""
+        """Return the end of the block that contains ``first``, the first position without a committed token."""
         return state.end if first < state.end else first + self.num_tokens
 
 
 def _greedy_outputs(outcome: Outcome[JacobiState]) -> tuple[int, ...]:
-    """Return the greedy outputs at the main chain's nodes; branches are from other drafters."""
+    """Return the greedy outputs at the main chain's nodes, not at branches that other drafters added."""
     return tuple(token for (token,) in top_tokens(outcome, 1, range(outcome.tree.main_chain)))

@@ -4,10 +4,10 @@ Source of the draft tokens: a pool of n-grams (sequences of N tokens) from the t
 request's text. Each forward pass *verifies* up to G *candidates*: the n-grams of the pool that begin with the last
 token of the text, merged by common prefixes.
 
-The same forward pass produces new n-grams in the *window*, a table of W columns and N - 1 rows. Its rows are the
-outputs of the last N - 1 forward passes for the next positions, the oldest first. Row 0 is a chain below the root;
-each column continues downwards from it. The target's output at the lower end of a column completes an n-gram. With
-W = 5 and N = 4 (figure 2 of the paper; rows o, g, r from old to new; digits are positions; 0 is the root) ::
+The same forward pass produces new n-grams in the *window*, a table of W columns and N - 1 rows. A row holds outputs of
+one of the last N - 1 forward passes, the oldest first. Row 0 begins with the root and is a chain; each column continues
+downwards from it. The target's output at the lower end of a column completes an n-gram. With W = 5 and N = 4 (figure 2
+of the paper; rows o, g, r from old to new; digits are text positions after the root, which is 0) ::
 
     0 ── o1 ── o2 ── o3 ── o4
     │     │     │     │     │
@@ -15,8 +15,8 @@ W = 5 and N = 4 (figure 2 of the paper; rows o, g, r from old to new; digits are
     │     │     │     │     │       new n-grams: 0 g1 r2 n3, o1 g2 r3 n4, …
     r2    r3    r4    r5    r6
 
-Then row o is dropped, the outputs n become the newest row, and the window advances with the text. The outputs are
-greedy even under sampling.
+After the forward pass, row o is dropped, the outputs n become the newest row, and column 0 moves to the new root. The
+outputs are the target's likeliest tokens, also if the request samples.
 
 When it pays: on a GPU with idle arithmetic, where tens of rows cost as much as one. On a CPU every row costs time.
 There ``window="auto"`` selects a small window, or none and proposes n-grams of the text alone.
@@ -49,9 +49,9 @@ __all__ = ["Lookahead", "LookaheadState"]
 
 _DEFAULT_NGRAM = 4  # N if the option ``window`` is a number and ``ngram`` is ``None``
 
-# Acceptance rates are measured by *kind* of draft token: source + role. The source says whether the n-gram of the token
-# occurs in the text, or only the window produced it. The role is the first token of a candidate, a sibling (the parent
-# already has a child), or any other token.
+# Acceptance rates are measured by *kind* of draft token, source + role: 0 to 5. The source says whether the n-gram of
+# the token occurs in the text, or only the window produced it. The role is the first token of a candidate, a sibling
+# (the parent already has a child), or any other token.
 _FROM_TEXT, _FROM_WINDOW = 0, 3
 _FIRST, _SIBLING, _NEXT = 0, 1, 2
 
@@ -73,7 +73,7 @@ class LookaheadState:
     prompt: tuple[int, ...]  # token ids of the prompt, which fill window cells without an output
     pool: NgramPool  # the request's pool, or the proposer's pool with the option ``shared``
     rates: AcceptanceRates  # acceptance rates by kind of draft token
-    window: Window | None = None  # ``None`` before the first outcome, and after one without logits
+    window: Window | None = None  # ``None`` without outputs: before the first outcome, and after one without logits
     num_indexed: int = 0  # number of leading tokens of the text whose n-grams are in the pool
 
 
@@ -109,9 +109,9 @@ class Lookahead(Drafter):
     max_ngrams: int = 65536
 
     def __post_init__(self) -> None:
-        for option, value, low, high in (("ngram", self.ngram, 2, 16), ("guesses", self.guesses, 0, 64)):
+        for option, value, minimum, maximum in (("ngram", self.ngram, 2, 16), ("guesses", self.guesses, 0, 64)):
             if value is not None:
-                check_integer(f"{self.name}: {option}", value, low, high)
+                check_integer(f"{self.name}: {option}", value, minimum, maximum)
                 if self.window == "auto":
                     msg = f'{self.name}: expected no {option} with window="auto", found {value}; set window as well'
                     raise OptionError(msg)
@@ -179,7 +179,7 @@ class LookaheadProposer(Proposer[LookaheadState]):
     def _index_text(self, context: DraftContext[LookaheadState]) -> None:
         """Add the n-grams of newly committed tokens to the pool."""
         state, num_committed = context.state, context.root + 1
-        if not self.options.use_prompt or self._is_private(context):
+        if not self.options.use_prompt or self._forbids_pooling(context):
             return
         size = NO_WINDOW.ngram if self.options.window == "auto" else self.shape.ngram
         text = context.tokens[max(0, state.num_indexed - size + 1) : num_committed]
@@ -195,12 +195,12 @@ class LookaheadProposer(Proposer[LookaheadState]):
         return candidates if window is None else window.attach_to(candidates, _window_origin(shape.window))
 
     def _advance_window(self, context: DraftContext[LookaheadState], shape: WindowShape) -> Window | None:
-        """Return the window at the text's end, or ``None`` without columns or beyond the request's limits."""
+        """Return the window at the text's end; ``None`` if W is 0 or the request's limits are too small."""
         if not shape.window:
             return None
         root, position = context.tokens[-1], len(context.tokens) - 1
-        old = context.state.window or Window(position, ())
-        window = old.shifted(position, root, shape, context.state.prompt)
+        old_window = context.state.window or Window(position, ())
+        window = old_window.shifted(position, root, shape, context.state.prompt)
         fits = window.depth <= context.max_depth and len(window.tree()[0]) <= context.max_nodes
         return window if fits else None
 
@@ -222,25 +222,25 @@ class LookaheadProposer(Proposer[LookaheadState]):
             state.window = None
             return
         nodes = [0, *_window_nodes(tree, width)]
-        if not width or len(nodes) % width:
+        if not width or len(nodes) % width:  # this tree lacks the window
             return
         if len(nodes) == 1 and state.window is not None and shape.ngram > 2:
-            return  # W = 1: a window after the first one has more nodes than the root, so this tree lacks the window
+            return  # W = 1: only the first window is the root alone, so this tree lacks a later window
         rows = [tuple(tree.tokens[node] for node in nodes[i : i + width]) for i in range(0, len(nodes), width)]
         outputs = tuple(token for (token,) in top_tokens(outcome, 1, nodes[-width:]))
-        if len(rows) == shape.ngram - 1 and not self._is_private(outcome):
+        if len(rows) == shape.ngram - 1 and not self._forbids_pooling(outcome):
             for column, output in enumerate(outputs):
                 state.pool.add([*(row[column] for row in rows), output], from_window=True)
         state.window = Window(outcome.position, (*rows, outputs))
 
-    def _is_private(self, outcome: Outcome[LookaheadState] | DraftContext[LookaheadState]) -> bool:
-        """Return whether the pool is shared and the request's rejection rule forbids writing to the pool."""
-        return self.options.shared and outcome.params.rejects
+    def _forbids_pooling(self, request: Outcome[LookaheadState] | DraftContext[LookaheadState]) -> bool:
+        """Whether the pool is shared and the acceptance rule forbids effects on other requests (``Outcome``)."""
+        return self.options.shared and request.params.rejects
 
     def _tune(self) -> None:
-        """Record the last step in the tuner, leaving out trees that lack the window."""
+        """Report the last step's trees to the tuner, except those that should have a window but lack it."""
         shape, costs = self.shape, self._costs
-        verified = [each for each in self._verified if not shape.window or _window_nodes(each.tree, shape.window)]
+        verified = [item for item in self._verified if not shape.window or _window_nodes(item.tree, shape.window)]
         self._verified.clear()
         if not verified or costs is None:
             return
@@ -248,15 +248,15 @@ class LookaheadProposer(Proposer[LookaheadState]):
         window_tokens = sum(name == self.name and kind >= _FROM_WINDOW for name, kind in accepted)
         self._tuner.record_step(
             requests=len(verified),
-            rows=sum(sum(each.tree.acceptable) for each in verified),
-            other_tokens=sum(1 + len(each.path) for each in verified) - window_tokens,
+            rows=sum(sum(item.tree.acceptable) for item in verified),  # the window's nodes are not acceptable
+            other_tokens=sum(1 + len(item.path) for item in verified) - window_tokens,
             window_tokens=window_tokens,
             costs=costs,
         )
 
 
 def _window_origin(width: int) -> Origin:
-    """Return the origin of window nodes, ``(name, -width)``; kinds of draft tokens are not negative."""
+    """Return the origin of window nodes; negative, unlike the kinds of draft tokens in other origins."""
     return (Lookahead.name, -width)
 
 

@@ -13,7 +13,7 @@ acceptance rates of the ranks on its path; the likeliest successor has rank 0 ::
 
 When it pays: for any text, above all for text without repetitions. It needs neither a draft model nor a match.
 
-Tables: each request has its own table. It begins with the rows of the file ``table`` and reads the successors in the
+Tables: each request has its own table, which begins with the rows of the file ``table`` and the token pairs of the
 prompt. With ``shared=True`` all requests share one table, which :meth:`RecyclingProposer.save` writes to a file.
 
 Cost: 0.1 ms of host time per step with a vocabulary of 8,192, and 0.6 ms with 128,256. A table has at most
@@ -40,8 +40,8 @@ from pronk.speculation.tree import TokenTree
 
 __all__ = ["Recycling", "RecyclingState"]
 
-# Acceptance rate of rank r assumed before any measurement: _PRIOR * _DECAY**r.
-_PRIOR, _DECAY = 0.45, 0.35
+_PRIOR_RATE = 0.45  # acceptance rate of rank 0 before any measurement
+_PRIOR_DECAY = 0.35  # factor from the acceptance rate of a rank to that of the next, before any measurement
 
 
 @dataclass
@@ -53,7 +53,7 @@ class RecyclingState:
     num_read: int = 0  # number of leading tokens of the text whose successors are in the table
 
     def read_text(self, text: Sequence[int], num_committed: int) -> None:
-        """Add the successors in the unread part of the first ``num_committed`` tokens of the text."""
+        """Add pairs of successive tokens from the unread part of the first ``num_committed`` text tokens."""
         for token, successor in pairwise(text[max(0, self.num_read - 1) : num_committed]):
             self.successors.move_to_front(token, successor)
         self.num_read = num_committed
@@ -120,9 +120,9 @@ class RecyclingProposer(Proposer[RecyclingState]):
         save_successors(Path(path), self._table, self._vocabulary)
 
     def start(self, prompt: Sequence[int]) -> RecyclingState:  # noqa: ARG002 - contexts hold the text
-        """Return the initial state; the first proposal adds the successors in the prompt."""
+        """Return the initial state; the first proposal adds the pairs of successive tokens in the prompt."""
         successors = self._table if self.options.shared else self._table.copy()
-        priors = {rank: _PRIOR * _DECAY**rank for rank in range(self.options.top_k)}
+        priors = {rank: _PRIOR_RATE * _PRIOR_DECAY**rank for rank in range(self.options.top_k)}
         return RecyclingState(successors, AcceptanceRates(self.name, priors, SharedAcceptance.of(self.target)))
 
     def propose(self, contexts: Sequence[DraftContext[RecyclingState]]) -> list[TokenTree]:
@@ -130,12 +130,12 @@ class RecyclingProposer(Proposer[RecyclingState]):
         return [self._build_tree(context) for context in contexts]
 
     def observe(self, outcome: Outcome[RecyclingState]) -> None:
-        """Store the likeliest successors of every node's token; the last node with a token wins."""
+        """Store each node's likeliest successors in the row of its token; later nodes overwrite the row."""
         state = outcome.state
         state.rates.learn(outcome)
         if outcome.logits is None or (self.options.shared and outcome.params.rejects):
             return
-        if state.num_read == outcome.position + 1:
+        if state.num_read == outcome.position + 1:  # the logits replace reading the committed tokens
             state.num_read += len(outcome.committed)
         successors = state.successors
         for token, likeliest in zip(outcome.tree.tokens, top_tokens(outcome, self.options.top_k), strict=True):
@@ -146,7 +146,7 @@ class RecyclingProposer(Proposer[RecyclingState]):
             context.state.read_text(context.tokens, context.root + 1)
         successors, max_nodes = context.state.successors, min(self.options.num_nodes, context.max_nodes)
         rates = [context.state.rates.rate(rank) for rank in range(self.options.top_k)]
-        # Cumulative minima: a child is queued after its likelier sibling, so rates must not rise with the rank.
+        # Cumulative minima: a child enters the queue after its likelier sibling, so rates must not rise with the rank.
         rates = [min(rates[: rank + 1]) for rank in range(self.options.top_k)]
         trie = Trie(context.tokens[-1])
         candidates = Frontier[tuple[int, int]]()  # (parent node, rank of the child)

@@ -8,9 +8,9 @@ layers of such an *early row*. Example: text ``a b c``, with ``a b`` in the targ
     target's forward pass      first l layers of z
                                later layers of c x y z
 
-An adapter with attention has a KV cache of its own (:mod:`pronk.drafters.shared.side_cache`). Tokens that the adapter
-did not draft (the prompt, bonus tokens, other drafters' tokens) are run through the adapter later: the target's forward
-pass keeps their outputs of layer ``l``.
+An adapter with attention has a KV cache of its own (:mod:`pronk.drafters.shared.side_cache`). The target's cache keeps
+the output of layer ``l`` for every token. From these outputs, tokens that the adapter did not draft (the prompt, bonus
+tokens, other drafters' tokens) are run through the adapter at the next proposal.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pronk.drafters.from_target.modules.files import Trained
+from pronk.drafters.from_target.modules.files import TrainedDrafter
 from pronk.drafters.from_target.modules.kangaroo import KangarooAdapter, KangarooShape
 from pronk.drafters.shared.chain import Chain
 from pronk.drafters.shared.side_cache import CHUNK, Apply, SideCache, SideLane
@@ -44,7 +44,7 @@ class ExitDraft:
 
     chain: Chain  # the draft tokens so far
     lane: SideLane  # the request's keys and values in the adapter's KV cache
-    num_early_rows: int = 0  # number of tokens after those in the target's cache that ran through the first layers
+    num_early_rows: int = 0  # number of rows of ``segment`` whose first layers are computed
     finite: bool = True  # whether all outputs of the first layers in this step are finite
 
     @property
@@ -53,7 +53,7 @@ class ExitDraft:
         return self.chain.context.block_table
 
     def text(self, start: int) -> list[int]:
-        """Return the token ids from position ``start`` on: the rest of the text, then the draft tokens."""
+        """Return the token ids from text position ``start`` on: the rest of the text, then the draft tokens."""
         tokens = self.chain.context.tokens
         return [*tokens[start:], *self.chain.tokens[max(0, start - len(tokens)) :]]
 
@@ -83,11 +83,11 @@ class EarlyExit:
         self._program: Program | None = None
 
     @classmethod
-    def load(cls, trained: Trained, target: Target) -> EarlyExit:
+    def load(cls, trained: TrainedDrafter, target: Target) -> EarlyExit:
         """Load a trained adapter; raise CheckpointError if its files are damaged."""
         shape = trained.make_shape(KangarooShape)
-        adapter = trained.build(lambda: KangarooAdapter(shape, target.decoder.config))
-        return cls(target, trained.load(adapter, target.cache))
+        adapter = trained.make_checked(lambda: KangarooAdapter(shape, target.decoder.config))
+        return cls(target, trained.load_weights(adapter, target.cache))
 
     def release(self, lane: SideLane) -> None:
         """Free the blocks of a request in the adapter's cache."""
@@ -95,7 +95,7 @@ class EarlyExit:
             self._side_cache.release(lane)
 
     def reserve(self, draft: ExitDraft) -> bool:
-        """Allocate the chain's slots in the adapter's cache; return False if they or the target's are missing."""
+        """Allocate the chain's slots in the adapter's cache; return False if either cache lacks slots."""
         context, lane = draft.chain.context, draft.lane
         max_tokens = min(context.max_depth, context.max_nodes)
         block_table = draft.block_table
@@ -103,18 +103,17 @@ class EarlyExit:
             return False  # the scheduler has allocated too few slots in the target's cache
         if self._side_cache is None:
             return True
-        # Run the text's last token again: the first draft token needs its output.
+        # Drop the text's last token, to run it again: the first draft token needs the adapter's output for it.
         del lane.tokens[len(context.tokens) - 1 :]
         return self._side_cache.reserve(lane, context, max_tokens)
 
     def next_logits(self, drafts: Sequence[ExitDraft]) -> Tensor:
-        """Run each draft's new tokens; return the logits ``[drafts, vocab]`` of the next draft tokens."""
+        """Run the new tokens of each chain; return the logits ``[drafts, vocab]`` of its next draft token."""
         start_time = self.target.clock()
         jobs = [ForwardJob(draft.segment, range(0), draft.chain.context.sampler.context.num_prompt) for draft in drafts]
-        for draft in drafts:  # an error in the forward pass must not leave incomplete early rows
+        for draft in drafts:  # forget the early rows first, so that an error below cannot leave incomplete ones
             self.runner.early_tokens.put(draft.block_table, None)
         outputs = self.runner.run_first_layers(jobs, self.exit_layer)
-        last = [rows[-1] for rows in outputs]
         for draft, job, rows in zip(drafts, jobs, outputs, strict=True):
             # Overflowed outputs are cached as zeros. The target computes such rows itself, and so detects the error.
             draft.finite = draft.finite and bool(rows.isfinite().all())
@@ -122,7 +121,7 @@ class EarlyExit:
             early_tokens = EarlyTokens(self.exit_layer, job.segment.tree.tokens) if draft.finite else None
             self.runner.early_tokens.put(draft.block_table, early_tokens)
         if self._side_cache is None:
-            hidden = self._adapt(torch.stack(last))
+            hidden = self._run_mlp_adapter(torch.stack([rows[-1] for rows in outputs]))
         else:
             hidden = torch.stack([rows[-1] for rows in self._run_side_cache(self._side_cache, drafts)])
         logits = self._logits(hidden)
@@ -131,11 +130,11 @@ class EarlyExit:
         return logits
 
     def _run_side_cache(self, side_cache: SideCache, drafts: Sequence[ExitDraft]) -> list[Tensor]:
-        """Run the adapter on rows not yet in its cache, long texts in chunks; return outputs per draft."""
+        """Run the adapter on the rows that its cache lacks; return outputs ``[rows, hidden]`` per draft."""
         tokens, rows = list[list[int]](), list[Tensor]()
         for draft in drafts:
             lane, block_table = draft.lane, draft.block_table
-            if block_table.length - len(lane.tokens) > CHUNK:
+            if block_table.length - len(lane.tokens) > CHUNK:  # cache a long text in chunks, without outputs
                 side_cache.catch_up(lane, draft.chain.context.tokens, block_table, self.exit_layer, _run_adapter)
             num_cached, stop = len(lane.tokens), block_table.length + draft.num_early_rows
             tokens.append(draft.text(num_cached))
@@ -143,8 +142,8 @@ class EarlyExit:
         return side_cache.run([draft.lane for draft in drafts], tokens, rows, _run_adapter)
 
     @torch.inference_mode()
-    def _adapt(self, rows: Tensor) -> Tensor:
-        """Run an adapter without attention on rows ``[drafts, hidden]``."""
+    def _run_mlp_adapter(self, rows: Tensor) -> Tensor:
+        """Run an adapter without attention (kind ``mlp``) on rows ``[drafts, hidden]``."""
         kernels = self.target.cache.kernels
         if kernels is None:
             return self.adapter(rows, None, _no_attention)

@@ -4,9 +4,9 @@ The node with the path ``(r1, …, rd)`` carries the token of rank ``rd`` of hea
 (:mod:`~pronk.drafters.shared.rank_tree`). A head's tokens are ranked once, for all nodes of its depth:
 
 - Under the coupled rule the ranking includes the target's noise at the position.
-- For penalties, the likeliest tokens of the earlier heads count as generated, even if a node has other tokens above it.
+- Penalties assume that the likeliest token of each earlier head was generated, even for nodes below other tokens.
 
-Draft tokens are not drawn at random, so the acceptance rule treats them as point masses.
+Draft tokens are not drawn at random, so the acceptance rule treats each as a distribution with all mass on one token.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from pronk.speculation.tree import Origin, TokenTree
 
 __all__ = ["draft_tree"]
 
-# Number of likeliest tokens per head that a tree with a given number of nodes is chosen from.
+# Number of likeliest tokens per head among which the best tree of a given number of nodes is searched.
 _MAX_RANKS = 8
 
 
 def draft_tree(
-    context: DraftContext[Any], logits: Tensor, calibrations: Sequence[Calibration], paths: int | Sequence[Path]
+    context: DraftContext[Any], logits: Tensor, calibrations: Sequence[Calibration], shape: int | Sequence[Path]
 ) -> TokenTree:
     """Return the tree for one request, within the request's limits of depth and nodes.
 
@@ -36,21 +36,21 @@ def draft_tree(
         context: the request.
         logits: ``[heads, vocab]`` float32; the first head predicts the token after the request's last token.
         calibrations: for each head, the estimator of acceptance from the head's probabilities.
-        paths: paths of ranks, the main chain first; paths beyond the request's limits are left out. Or a number of
-            nodes: the tree is then chosen by this step's calibrated probabilities, from the ``_MAX_RANKS`` likeliest
-            tokens of each head.
+        shape: paths of ranks, the main chain first; paths beyond the request's limits are left out. With a number of
+            nodes instead, the paths are chosen by this step's calibrated probabilities, from the ``_MAX_RANKS``
+            likeliest tokens of each head.
     """
     max_depth = min(context.max_depth, len(logits))
-    if isinstance(paths, int):
-        size = min(paths, context.max_nodes)
+    if isinstance(shape, int):
+        size = min(shape, context.max_nodes)
         ranked = _rank_tokens(context, logits, [min(_MAX_RANKS, size)] * max_depth)
         rates = [
             [calibration.rate(calibration.origin(prob), depth) for _, prob in tokens]
             for depth, (calibration, tokens) in enumerate(zip(calibrations, ranked, strict=False), 1)
         ]
-        paths = main_chain_first(best_paths(rates, size))
+        paths: Sequence[Path] = main_chain_first(best_paths(rates, size))
     else:
-        paths = [path for path in paths if len(path) <= max_depth][: context.max_nodes]
+        paths = [path for path in shape if len(path) <= max_depth][: context.max_nodes]
         depths = range(max(map(len, paths), default=0))
         counts = [1 + max(path[depth] for path in paths if len(path) > depth) for depth in depths]
         ranked = _rank_tokens(context, logits, counts)
@@ -62,11 +62,11 @@ def _rank_tokens(context: DraftContext[Any], logits: Tensor, counts: Sequence[in
     sampler, ranked = context.sampler, list[list[tuple[int, float]]]()
     with sampler.after():
         for row, count in zip(logits, counts, strict=False):
-            chosen = sampler.draft_token(row, context.root, draw=False)
-            if chosen is None:
+            draft_token = sampler.draft_token(row, context.root, draw=False)
+            if draft_token is None:
                 break
-            ranked.append(chosen.ranked(count))
-            sampler.advance(chosen.token)
+            ranked.append(draft_token.top_tokens(count))
+            sampler.advance(draft_token.token)
     return ranked
 
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from pronk.drafters.from_draft.draft_model import ModelDrafter
 from pronk.drafters.from_target.modules import glide
-from pronk.drafters.from_target.modules.files import open_trained
+from pronk.drafters.from_target.modules.files import read_trained_drafter
 from pronk.drafters.from_target.modules.glide import GlideShape
 from pronk.drafters.shared.draft import DraftLane, DraftRunner
 from pronk.drafters.shared.side_cache import open_pool
@@ -36,44 +36,44 @@ class _GlideLane(DraftLane):
     """One request's part of the draft's KV cache, and its block table in the target's cache."""
 
     target_block_table: BlockTable = field(default_factory=BlockTable)  # block table of the text in the target's cache
-    num_final_rows: int = 0  # number of leading rows that are never run again, see ``_GlideRunner``
+    num_final_rows: int = 0  # number of the first rows that the next proposal does not run again (``_GlideRunner``)
     num_prompt: int = 0  # number of prompt tokens; *dynamic* RoPE scaling of the target depends on it
 
 
 class _GlideRunner(DraftRunner):
     """Owns a GLIDE model and its KV pool; runs the model for several requests in shared forward passes.
 
-    The target's cache ends before the first draft token. A draft token's row therefore attends to fewer cached tokens
-    than the same row after the token's acceptance. This changes the keys and values of all layers but the first. With
-    several layers, accepted draft tokens are therefore run again together with the bonus token, so that a proposal
-    depends only on the text.
+    In cross-attention, the rows of draft tokens see the target's cache up to the first draft token only. If they are
+    accepted, the target's cache grows, and the same rows would see more. With several layers, this would change the
+    cached keys and values of all layers but the first. Accepted draft tokens are therefore run again together with
+    the bonus token, so that a proposal depends only on the text.
     """
 
     @classmethod
-    def load(cls, drafter: str, model: str | None, default: str, target: Target) -> DraftRunner:
-        """Load a trained model beside the target; arguments and errors are those of :func:`open_trained`."""
+    def load(cls, drafter: str, model: str | None, default_folder: str, target: Target) -> DraftRunner:
+        """Load a trained model; arguments and errors are those of :func:`read_trained_drafter`."""
         if target.is_split:
             msg = f"{drafter}: expected the target's whole KV cache in one process, found it split; use parallel='tree'"
             raise OptionError(msg)
-        trained = open_trained(drafter, model, default, target)
+        trained = read_trained_drafter(drafter, model, default_folder, target)
 
-        def make() -> DraftRunner:
+        def load_runner() -> DraftRunner:
             shape = trained.make_shape(GlideShape)
-            module = trained.build(lambda: glide.GlideModule(shape, target.decoder.config))
-            trained.load(module, target.cache).tie(target.cache.kernels)
-            layers = tuple(layer - 1 for layer in module.cache_layers)
+            module = trained.make_checked(lambda: glide.GlideModule(shape, target.decoder.config))
+            trained.load_weights(module, target.cache).tie(target.cache.kernels)
+            layers = tuple(layer - 1 for layer in module.cache_layers)  # count from 0 instead of 1
             cross_source = CrossAttentionSource(target.decoder, target.cache, layers) if layers else None
             runner = ModelRunner(module, open_pool(target, module.config), cross_source, clock=target.clock)
             size = target.decoder.config.vocab_size
             return cls(runner, Translation.with_equal_ids(size, size))
 
-        return target.load_shared(trained.folder, drafter, load=make)
+        return target.load_shared(trained.folder, drafter, load=load_runner)
 
     def make_lane(self) -> DraftLane:
         return _GlideLane()
 
     def align_lanes(self, lanes: Sequence[DraftLane], contexts: Sequence[DraftContext[Any]]) -> list[list[int] | None]:
-        """Align lanes and texts as :meth:`DraftRunner.align_lanes`; set each lane's ``target_block_table``.
+        """Do :meth:`DraftRunner.align_lanes`, and set each lane's ``target_block_table``.
 
         The forward passes after this call read the target's cache, which must not change until the next call.
         """
@@ -88,7 +88,7 @@ class _GlideRunner(DraftRunner):
         return super().align_lanes(lanes, contexts)
 
     def make_job(self, lane: DraftLane, tree: TokenTree, logits_nodes: range, computed: int = 0) -> ForwardJob:
-        """Return one request's rows of a forward pass, with the request's block table in the target's cache."""
+        """Return the input of a forward pass for a lane; includes its block table in the target's cache."""
         assert isinstance(lane, _GlideLane)
         return ForwardJob(
             Segment(lane.block_table, tree, computed), logits_nodes, lane.num_prompt, lane.target_block_table
@@ -100,11 +100,11 @@ class Glide(ModelDrafter):
     """Options of GLIDE: those of :class:`ModelDrafter`. The weights are loaded in the target's dtype."""
 
     name = "glide"
-    default: ClassVar[str] = "pronk-tiny-glide"  # folder in ``models`` of a clone of the repository
+    default_folder: ClassVar[str] = "pronk-tiny-glide"  # in ``models`` of a clone of the repository
 
     def open(self, target: Target) -> DraftRunner:
-        """Load the model; raise OptionError if it was not trained on this target."""
-        return _GlideRunner.load(self.name, self.model, self.default, target)
+        """Load the trained model; raise OptionError if it was not trained on this target."""
+        return _GlideRunner.load(self.name, self.model, self.default_folder, target)
 
 
 @dataclass(frozen=True)
@@ -112,4 +112,4 @@ class Vanilla(Glide):
     """Options of GLIDE without attention to the target's cache, the baseline of the paper."""
 
     name = "vanilla"
-    default: ClassVar[str] = "pronk-tiny-vanilla"
+    default_folder: ClassVar[str] = "pronk-tiny-vanilla"

@@ -6,8 +6,7 @@ The draft model is the target up to layer ``l``, a small trained adapter, and th
 
 *Confidence.* With greedy decoding the confidence is max p, the draft's largest probability, as in the paper. Under the
 coupled acceptance rule it is the largest entry of softmax(logits / T + Gumbel noise), with the target's noise at the
-position. That value is noisy and is not max p. Under the rejection and block rules it is max p at the request's
-temperature.
+position, so it depends on the noise too. Under the rejection and block rules it is max p at the request's temperature.
 
 The draft's forward passes compute the first ``l`` layers of rows that the target verifies. The target's forward pass
 computes only the later layers of these *early rows* (:mod:`pronk.drafters.from_target._early_exit`).
@@ -23,7 +22,7 @@ from torch import Tensor
 
 from pronk.checks import check_number
 from pronk.drafters.from_target._early_exit import EarlyExit, ExitDraft
-from pronk.drafters.from_target.modules.files import open_trained
+from pronk.drafters.from_target.modules.files import read_trained_drafter
 from pronk.drafters.shared.chain import Chain, Stop, extend_chains
 from pronk.drafters.shared.side_cache import SideLane
 from pronk.speculation.adaptive_length import AdaptiveLengthDrafter, AdaptiveLengthProposer, AdaptiveLengthState
@@ -61,8 +60,8 @@ class Kangaroo(AdaptiveLengthDrafter):
         check_number(f"{self.name}: eta", self.eta, 0, 1)
 
     def bind(self, target: Target) -> KangarooProposer:
-        """Return the proposer; errors are those of :func:`open_trained` and :class:`EarlyExit`."""
-        trained = open_trained(self.name, self.model, "pronk-tiny-kangaroo", target)
+        """Return the proposer; errors are those of :func:`read_trained_drafter` and :class:`EarlyExit`."""
+        trained = read_trained_drafter(self.name, self.model, "pronk-tiny-kangaroo", target)
         return KangarooProposer(
             self, target.load_shared(trained.folder, self.name, load=lambda: EarlyExit.load(trained, target))
         )
@@ -93,8 +92,8 @@ class KangarooProposer(AdaptiveLengthProposer[SideLane]):
             return list(self.early_exit.next_logits([drafts[numbers[i]] for i in live]))
 
         def is_complete(i: int, chain: Chain) -> bool:
-            stopped = chain.draft_tokens[-1].confidence <= self.options.eta if stop is None else stop(numbers[i], chain)
-            return stopped or not self.pays(chain, len(numbers))
+            ended = chain.draft_tokens[-1].confidence <= self.options.eta if stop is None else stop(numbers[i], chain)
+            return ended or not self.pays(chain, len(numbers))
 
         extend_chains([chains[number] for number in numbers], next_logits, is_complete)
         return chains

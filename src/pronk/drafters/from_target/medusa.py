@@ -11,7 +11,7 @@ heads form a tree of constant shape: the node ``(r1, …, rd)`` carries the toke
                  ─ head 2           sat .5  ran .2           (0, 0) (0, 1) (1, 0)
 
 The engine keeps the nodes whose gain, estimated from the heads' probabilities, pays for their rows. After a step in
-which the engine keeps none, the request does not draft for 2 steps, then for 4, 8, 16 and 32 after further such steps.
+which it keeps none, the request does not draft for 2 steps. Each further such step doubles the pause, up to 32 steps.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from pronk.checks import check_integer, check_path
 from pronk.drafters.from_target._ranked_heads import draft_tree
-from pronk.drafters.from_target.modules.files import Trained, open_trained
+from pronk.drafters.from_target.modules.files import TrainedDrafter, read_trained_drafter
 from pronk.drafters.from_target.modules.medusa import Head, MedusaHeads, MedusaShape
 from pronk.drafters.shared.rank_tree import Path, best_paths, check_paths, check_tree, main_chain_first
 from pronk.models.decoder import Decoder
@@ -41,8 +41,7 @@ from pronk.speculation.tree import TokenTree
 __all__ = ["Medusa", "MedusaState"]
 
 _MAX_HEADS = 16
-
-_DEFAULT = "pronk-tiny-medusa"
+_DEFAULT_FOLDER = "pronk-tiny-medusa"  # in ``models`` of a clone of the repository
 
 
 @dataclass
@@ -55,10 +54,11 @@ class MedusaState:
     backoff: Backoff = field(default_factory=Backoff)  # pause after steps in which the engine kept no node
 
     def record(self, outcome: Outcome[MedusaState]) -> None:
-        """Record which nodes of a tree were accepted."""
+        """Update the estimates of acceptance, and the back-off, from the verified tree of a step."""
         for calibration in self.calibrations:
             calibration.learn(outcome)
-        self.backoff.learn(outcome.tree, {each.source for each in self.calibrations}, guessed=self.hidden is not None)
+        sources = {calibration.source for calibration in self.calibrations}
+        self.backoff.learn(outcome.tree, sources, guessed=self.hidden is not None)
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,9 @@ class _MedusaRunner:
         """
         rows = torch.stack(list(hidden))
         states = self._head_outputs(rows)
-        own = self.heads.unembeddings
-        if own:
-            by_head = [cast(Linear, unembed).logits(state) for unembed, state in zip(own, states, strict=True)]
+        unembeddings = self.heads.unembeddings  # empty if the heads share the target's
+        if unembeddings:
+            by_head = [cast(Linear, unembed).logits(state) for unembed, state in zip(unembeddings, states, strict=True)]
             return torch.stack(by_head, dim=1).cpu()
         logits = self.decoder.head.logits(torch.cat(states)).view(len(states), len(rows), -1)
         return logits.transpose(0, 1).cpu()
@@ -131,30 +131,30 @@ class Medusa(Drafter):
     def bind(self, target: Target) -> MedusaProposer:
         """Return the proposer, with the heads loaded beside the target.
 
-        Errors are those of :func:`open_trained`, and OptionError if ``tree`` has paths longer than the number of heads.
+        Errors are those of :func:`read_trained_drafter`, and OptionError if a path of ``tree`` needs more heads.
         """
-        trained = open_trained(self.name, self.model, _DEFAULT, target)
+        trained = read_trained_drafter(self.name, self.model, _DEFAULT_FOLDER, target)
         shape, decoder = trained.make_shape(MedusaShape), target.decoder
-        paths = main_chain_first(self._paths(trained, shape))
+        paths = main_chain_first(self._choose_paths(trained, shape))
 
-        def make() -> MedusaHeads:
-            heads = trained.build(lambda: MedusaHeads(shape, decoder.config))
-            return trained.load(heads, target.cache)
+        def load_heads() -> MedusaHeads:
+            heads = trained.make_checked(lambda: MedusaHeads(shape, decoder.config))
+            return trained.load_weights(heads, target.cache)
 
-        heads = target.load_shared(trained.folder, self.name, load=make)
+        heads = target.load_shared(trained.folder, self.name, load=load_heads)
         return MedusaProposer(self, _MedusaRunner(heads, decoder, paths), target)
 
-    def _paths(self, trained: Trained, shape: MedusaShape) -> tuple[Path, ...]:
-        """Return the paths of the option ``tree``, or by default the paths in ``drafter.json``."""
+    def _choose_paths(self, trained: TrainedDrafter, shape: MedusaShape) -> tuple[Path, ...]:
+        """Return the tree's paths: of the option ``tree``, or with a number or ``None`` from ``drafter.json``."""
         tree = self.tree
         if isinstance(tree, tuple):
             return check_paths(self.name, "tree", tree, shape.num_heads)
 
-        def choose() -> tuple[Path, ...]:
+        def paths_of_file() -> tuple[Path, ...]:
             paths = best_paths(shape.accuracies, tree) if isinstance(tree, int) else shape.tree
             return check_paths(self.name, "tree", paths, shape.num_heads)
 
-        return trained.build(choose)
+        return trained.make_checked(paths_of_file)
 
 
 class MedusaProposer(Proposer[MedusaState]):
@@ -173,7 +173,7 @@ class MedusaProposer(Proposer[MedusaState]):
         return MedusaState([Calibration(f"{self.name} {number}", known=known) for number in range(1, heads + 1)])
 
     def propose(self, contexts: Sequence[DraftContext[MedusaState]]) -> list[TokenTree]:
-        """Return a tree for each context, the root alone while backing off or without a hidden state."""
+        """Return a tree for each context; the root alone during the back-off or without a hidden state."""
         trees = [TokenTree.chain(context.tokens[-1:]) for context in contexts]
         ready = [
             (number, context.state.hidden)

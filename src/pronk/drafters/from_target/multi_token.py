@@ -23,7 +23,7 @@ from torch import Tensor
 
 from pronk.checks import check_integer, check_path
 from pronk.drafters.from_target._ranked_heads import draft_tree
-from pronk.drafters.from_target.modules.files import open_trained
+from pronk.drafters.from_target.modules.files import read_trained_drafter
 from pronk.drafters.from_target.modules.heads import HeadsShape, MultiTokenHeads
 from pronk.drafters.shared.chain import Chain, ChainDrafter, ChainProposer, Stop, extend_chains
 from pronk.drafters.shared.rank_tree import Path as Ranks
@@ -39,7 +39,7 @@ from pronk.speculation.tree import TokenTree
 
 __all__ = ["MultiToken", "MultiTokenState", "find_target_heads"]
 
-_DEFAULT = "pronk-tiny-multi-token"  # folder in ``models`` of a clone of the repository
+_DEFAULT_FOLDER = "pronk-tiny-multi-token"  # in ``models`` of a clone of the repository
 _MAX_HEADS = 63
 
 
@@ -48,7 +48,7 @@ class MultiTokenState:
     """State of one request."""
 
     calibration: Calibration  # estimates the acceptance of a draft token from the heads' probability of it
-    lane: SideLane = field(compare=False)  # the heads' cached keys and values; affects only the cost
+    lane: SideLane = field(compare=False)  # the heads' cached keys and values; they save time, the tokens stay the same
     backoff: Backoff = field(default_factory=Backoff)  # pause after steps in which the engine kept no draft token
     can_draft: bool = field(default=False, compare=False)  # whether the heads could draft in the current step
 
@@ -65,7 +65,7 @@ class _HeadsRunner:
     def next_logits(
         self, states: Sequence[MultiTokenState], contexts: Sequence[DraftContext[Any]], count: int
     ) -> Tensor:
-        """Run the rows not yet in the heads' cache; return float32 logits ``[requests, count, vocab]``."""
+        """Run the first ``count`` heads on rows not yet cached; return logits ``[requests, count, vocab]``."""
         tokens, rows = list[Sequence[int]](), list[Tensor]()
 
         def forward(x: Tensor, apply: Apply) -> Tensor:
@@ -74,13 +74,13 @@ class _HeadsRunner:
 
         for state, context in zip(states, contexts, strict=True):
             lane, block_table = state.lane, context.block_table
-            if block_table.length - len(lane.tokens) > CHUNK:  # a long text is read in chunks
+            if block_table.length - len(lane.tokens) > CHUNK:  # cache a long text in chunks; run its last row again
                 self.side_cache.catch_up(lane, context.tokens[: block_table.length], block_table, self.layer, forward)
                 _rollback(lane, block_table.length - 1)
             tokens.append(context.tokens[len(lane.tokens) : block_table.length])
             rows.append(self.target.cache.read_hidden(self.layer, block_table, len(lane.tokens), block_table.length))
         outputs = self.side_cache.run([state.lane for state in states], tokens, rows, forward)
-        return self._logits(torch.stack([each[-1] for each in outputs]))
+        return self._logits(torch.stack([request_rows[-1] for request_rows in outputs]))
 
     def reserve(self, state: MultiTokenState, context: DraftContext[Any]) -> bool:
         """Allocate slots in the heads' cache; return False if the request cannot draft in this step.
@@ -93,7 +93,7 @@ class _HeadsRunner:
             return False
         if len(context.tokens) - 1 > num_committed:  # another drafter's draft tokens have no hidden states
             return False
-        # Run the last row again: the draft tokens need its output.
+        # Drop the last row from the cache, to run it again: the draft tokens need its output.
         _rollback(state.lane, num_committed - 1)
         return self.side_cache.reserve(state.lane, context, 0)
 
@@ -137,9 +137,9 @@ class MultiToken(ChainDrafter):
     def bind(self, target: Target) -> MultiTokenProposer:
         """Return the proposer, with the heads loaded beside the target.
 
-        Errors are those of :func:`open_trained`, and OptionError with too few heads or no memory for their cache.
+        Errors are those of :func:`read_trained_drafter`, and OptionError for too few heads or memory for their cache.
         """
-        trained = open_trained(self.name, self.model or find_target_heads(target), _DEFAULT, target)
+        trained = read_trained_drafter(self.name, self.model or find_target_heads(target), _DEFAULT_FOLDER, target)
         shape = trained.make_shape(HeadsShape)
         if self.num_tokens is not None and self.num_tokens > shape.num_heads:
             msg = f"{self.name}: expected num_tokens of at most {shape.num_heads}, the heads, found {self.num_tokens}"
@@ -147,11 +147,11 @@ class MultiToken(ChainDrafter):
         if isinstance(self.tree, tuple):
             check_paths(self.name, "tree", self.tree, shape.num_heads)
 
-        def make() -> _HeadsRunner:
-            heads = trained.build(lambda: MultiTokenHeads(shape, target.decoder.config))
-            return _HeadsRunner(target, trained.load(heads, target.cache))
+        def load_runner() -> _HeadsRunner:
+            heads = trained.make_checked(lambda: MultiTokenHeads(shape, target.decoder.config))
+            return _HeadsRunner(target, trained.load_weights(heads, target.cache))
 
-        return MultiTokenProposer(self, target.load_shared(trained.folder, self.name, load=make))
+        return MultiTokenProposer(self, target.load_shared(trained.folder, self.name, load=load_runner))
 
     @property
     def source(self) -> str:
@@ -160,7 +160,7 @@ class MultiToken(ChainDrafter):
 
     @property
     def proposes_tree(self) -> bool:
-        """Whether the proposal is a tree; wrappers accept only drafters of chains."""
+        """Whether the proposal is a tree; a wrapper needs an inner drafter that proposes chains."""
         return self.tree is not None
 
 
@@ -175,12 +175,12 @@ class MultiTokenProposer(ChainProposer[MultiTokenState]):
 
     @property
     def source(self) -> str:
-        """Drafter name in ``TokenTree.origin``."""
+        """The same as :attr:`MultiToken.source`."""
         return self.options.source
 
     @property
     def proposes_tree(self) -> bool:
-        """Whether the proposal is a tree."""
+        """The same as :attr:`MultiToken.proposes_tree`."""
         return self.options.proposes_tree
 
     def start(self, prompt: Sequence[int]) -> MultiTokenState:  # noqa: ARG002 - the first proposal reads it
@@ -190,7 +190,7 @@ class MultiTokenProposer(ChainProposer[MultiTokenState]):
     def chains(self, contexts: Sequence[DraftContext[MultiTokenState]], stop: Stop | None = None) -> list[Chain]:
         """Return a chain for each context; one forward pass of the heads drafts all chains.
 
-        A wrapper's rule ``stop`` replaces the option ``num_tokens``: all heads are used.
+        The rule ``stop`` of a wrapper ends the chains in place of the option ``num_tokens``, so all heads run.
         """
         heads = self.runner.heads.shape.num_heads
         count = heads if stop is not None else self.options.num_tokens or heads
@@ -220,7 +220,7 @@ class MultiTokenProposer(ChainProposer[MultiTokenState]):
         return trees
 
     def _run_heads(self, contexts: Sequence[DraftContext[MultiTokenState]], count: int) -> dict[int, Tensor]:
-        """Return logits ``[count, vocab]`` by index into ``contexts``, for the requests that can draft."""
+        """Return ``{index into contexts: logits [count, vocab]}`` of the requests that can draft."""
         active = list[int]()
         for number, context in enumerate(contexts):
             state = context.state
@@ -236,7 +236,7 @@ class MultiTokenProposer(ChainProposer[MultiTokenState]):
         )
 
     def observe(self, outcome: Outcome[MultiTokenState]) -> None:
-        """Record which draft tokens were accepted."""
+        """Update the estimate of acceptance, and the back-off, from the verified tree of a step."""
         state = outcome.state
         state.calibration.learn(outcome)
         state.backoff.learn(outcome.tree, {self.source}, guessed=state.can_draft)

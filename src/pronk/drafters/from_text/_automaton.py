@@ -28,11 +28,11 @@ from typing import NamedTuple
 
 __all__ = ["Continuation", "SuffixAutomaton"]
 
-# Maximum number of edges of a state without a dictionary: a longer list is slow to search.
+# Maximum number of edges that are searched one by one. A state with more has a dictionary from tokens to edges.
 _MAX_LIST_EDGES = 8
 
-# Maximum number of continuations that a lookup returns, to limit its time. The oldest are returned: a frequent
-# continuation of a common token usually occurs early in the text.
+# Maximum number of continuations that a lookup returns, to limit its time. If there are more, the newest are left out:
+# a frequent continuation usually occurs early in the text.
 _MAX_CONTINUATIONS = 128
 
 
@@ -55,21 +55,20 @@ class SuffixAutomaton:
     max_match: int  # maximum length in tokens of strings to look up, at least 1
     num_tokens: int = 0  # number of tokens added so far
     # One entry per state: length of its longest string, link (-1 for the root), number of occurrences, newest edge (-1
-    # for none), and number of edges (9 stands for 9 or more).
+    # for none), and number of edges (9 means 9 or more).
     _length: array[int] = field(default_factory=lambda: array("i", [0]), repr=False)
     _link: array[int] = field(default_factory=lambda: array("i", [-1]), repr=False)
     _count: array[int] = field(default_factory=lambda: array("i", [0]), repr=False)
     _newest_edge: array[int] = field(default_factory=lambda: array("i", [-1]), repr=False)
-    _degree: array[int] = field(default_factory=lambda: array("B", [0]), repr=False)
+    _num_edges: array[int] = field(default_factory=lambda: array("B", [0]), repr=False)
     # One entry per edge: token, state that it leads to, and next older edge of the same state (-1 for none).
-    _token: array[int] = field(default_factory=lambda: array("i"), repr=False)
-    _target: array[int] = field(default_factory=lambda: array("i"), repr=False)
+    _edge_token: array[int] = field(default_factory=lambda: array("i"), repr=False)
+    _edge_target: array[int] = field(default_factory=lambda: array("i"), repr=False)
     _older_edge: array[int] = field(default_factory=lambda: array("i"), repr=False)
     # For states with more than _MAX_LIST_EDGES edges: state to its edges by token, oldest first.
     _edge_dicts: dict[int, dict[int, int]] = field(default_factory=dict, repr=False)
-    # State of the whole current text.
-    _last: int = field(default=0, repr=False)
-    # Place of the current text's last max_match + 1 tokens, the longest suffix whose occurrences are counted.
+    _text_state: int = field(default=0, repr=False)  # state of the whole current text
+    # Place of the current text's last ``max_match + 1`` tokens. Occurrences of longer suffixes are not counted.
     _counted_state: int = field(default=0, repr=False)
     _counted_length: int = field(default=0, repr=False)
 
@@ -79,39 +78,39 @@ class SuffixAutomaton:
             self._append(token)
 
     def _append(self, token: int) -> None:
-        state, edge = self._last, self._find_edge(self._last, token)
+        state, edge = self._text_state, self._find_edge(self._text_state, token)
         if edge >= 0:  # the current text plus the token occurs in an earlier text
-            self._last = self._state_after(state, edge)
+            self._text_state = self._state_after(state, edge)
         else:
-            self._last = self._add_state(self._length[state] + 1, 0, 0)
+            self._text_state = self._add_state(self._length[state] + 1, 0, 0)
             while state >= 0 and (edge := self._find_edge(state, token)) < 0:
-                self._add_edge(state, token, self._last)
+                self._add_edge(state, token, self._text_state)
                 state = self._link[state]
             if state >= 0:
-                self._link[self._last] = self._state_after(state, edge)
+                self._link[self._text_state] = self._state_after(state, edge)
         self.num_tokens += 1
         self._count_suffixes(token)
 
     def end_text(self) -> None:
         """End the text: the next token begins another text, and no string spans two texts."""
-        self._last = self._counted_state = self._counted_length = 0
+        self._text_state = self._counted_state = self._counted_length = 0
 
     def match(self, tail: Sequence[int]) -> tuple[int, int]:
-        """Return the place of ``tail``'s longest suffix, up to ``max_match`` tokens, that a token follows."""
+        """Return the place of the longest suffix of ``tail``, up to ``max_match``, that has continuations."""
         state = length = 0
         for token in tail[-self.max_match :]:
             while (edge := self._find_edge(state, token)) < 0 and state:
                 state = self._link[state]
                 length = self._length[state]
             if edge >= 0:
-                state = self._target[edge]
+                state = self._edge_target[edge]
                 length += 1
         return self._shorten_to_continue(state, length)
 
     def follow(self, continuation: Continuation, length: int) -> tuple[int, int]:
         """Return the place of a matched string of ``length`` tokens plus its continuation.
 
-        The longer string is cut at its front to ``max_match`` tokens, and further until a token follows it.
+        The longer string is cut at its front to ``max_match`` tokens, and further until it has continuations.
         """
         length = min(length + 1, self.max_match)
         return self._shorten_to_continue(self._state_of_suffix(continuation.state, length), length)
@@ -124,35 +123,35 @@ class SuffixAutomaton:
     def continuations(self, state: int) -> list[Continuation]:
         """Return the continuations of a state, the newest first; of more than 128, the oldest 128.
 
-        The counts are exact for states from :meth:`match`, :meth:`follow` and :meth:`shorter`.
+        Counts are exact for the places that :meth:`match`, :meth:`follow` and :meth:`shorter` return.
         """
-        if self._degree[state] > _MAX_LIST_EDGES:
+        if self._num_edges[state] > _MAX_LIST_EDGES:
             edges = list(islice(self._edge_dicts[state].values(), _MAX_CONTINUATIONS))[::-1]
         else:
             edges = self._edge_list(state)
-        token, target, count = self._token, self._target, self._count
+        token, target, count = self._edge_token, self._edge_target, self._count
         return [Continuation(token[edge], target[edge], count[target[edge]]) for edge in edges]
 
     @property
     def nbytes(self) -> int:
         """Return the automaton's memory in bytes."""
-        state_arrays = (self._length, self._link, self._count, self._newest_edge, self._degree)
-        edge_arrays = (self._token, self._target, self._older_edge)
-        item_size = 2 * getsizeof(1 << 20)  # two integers: token and edge
+        state_arrays = (self._length, self._link, self._count, self._newest_edge, self._num_edges)
+        edge_arrays = (self._edge_token, self._edge_target, self._older_edge)
+        item_size = 2 * getsizeof(1 << 20)  # key and value, two objects of class int
         dict_sizes = sum(getsizeof(edges) + item_size * len(edges) for edges in self._edge_dicts.values())
         return sum(map(getsizeof, (*state_arrays, *edge_arrays))) + getsizeof(self._edge_dicts) + dict_sizes
 
     def _find_edge(self, state: int, token: int) -> int:
-        """Return the edge of ``state`` with ``token``, or -1."""
-        if self._degree[state] > _MAX_LIST_EDGES:
+        """Return the index of the edge from ``state`` by ``token``, or -1."""
+        if self._num_edges[state] > _MAX_LIST_EDGES:
             return self._edge_dicts[state].get(token, -1)
-        edge, tokens, older_edge = self._newest_edge[state], self._token, self._older_edge
+        edge, tokens, older_edge = self._newest_edge[state], self._edge_token, self._older_edge
         while edge >= 0 and tokens[edge] != token:
             edge = older_edge[edge]
         return edge
 
     def _edge_list(self, state: int) -> list[int]:
-        """Return the edges of ``state``, the newest first."""
+        """Return the indices of the edges of ``state``, the newest first."""
         edges, edge = [], self._newest_edge[state]
         while edge >= 0:
             edges.append(edge)
@@ -164,60 +163,60 @@ class SuffixAutomaton:
         self._link.append(link)
         self._count.append(count)
         self._newest_edge.append(-1)
-        self._degree.append(0)
+        self._num_edges.append(0)
         return len(self._length) - 1
 
     def _add_edge(self, state: int, token: int, target: int) -> None:
-        edge = len(self._token)
-        self._token.append(token)
-        self._target.append(target)
+        edge = len(self._edge_token)
+        self._edge_token.append(token)
+        self._edge_target.append(target)
         self._older_edge.append(self._newest_edge[state])
         self._newest_edge[state] = edge
-        degree = self._degree[state]
-        if degree > _MAX_LIST_EDGES:
+        num_edges = self._num_edges[state]
+        if num_edges > _MAX_LIST_EDGES:
             self._edge_dicts[state][token] = edge
             return
-        self._degree[state] = degree + 1
-        if degree == _MAX_LIST_EDGES:
-            self._edge_dicts[state] = {self._token[edge]: edge for edge in reversed(self._edge_list(state))}
+        self._num_edges[state] = num_edges + 1
+        if num_edges == _MAX_LIST_EDGES:
+            self._edge_dicts[state] = {self._edge_token[edge]: edge for edge in reversed(self._edge_list(state))}
 
     def _state_after(self, state: int, edge: int) -> int:
         """Return the state whose longest string is that of ``state`` plus the edge's token.
 
         If the edge leads to a state with a longer string, split off a new state, the clone, with the shorter strings.
         """
-        target, length = self._target[edge], self._length[state] + 1
+        target, length = self._edge_target[edge], self._length[state] + 1
         if self._length[target] == length:
             return target
         clone = self._add_state(length, self._link[target], self._count[target])
         for target_edge in reversed(self._edge_list(target)):
-            self._add_edge(clone, self._token[target_edge], self._target[target_edge])
+            self._add_edge(clone, self._edge_token[target_edge], self._edge_target[target_edge])
         self._link[target] = clone
-        token = self._token[edge]
-        while edge >= 0 and self._target[edge] == target:
-            self._target[edge] = clone
+        token = self._edge_token[edge]
+        while edge >= 0 and self._edge_target[edge] == target:
+            self._edge_target[edge] = clone
             state = self._link[state]
             edge = self._find_edge(state, token) if state >= 0 else -1
         return clone
 
     def _state_of_suffix(self, state: int, length: int) -> int:
-        """Return the state of the suffix of ``length`` tokens: ``state`` or, for a short suffix, its link."""
+        """Return the state of a string's suffix of ``length`` tokens: ``state`` or, if short enough, its link."""
         link = self._link[state]
         return link if link >= 0 and self._length[link] >= length else state
 
     def _shorten_to_continue(self, state: int, length: int) -> tuple[int, int]:
-        """Return the place of the longest suffix of a string that a token follows."""
-        while state and not self._degree[state]:
+        """Return the place of the longest suffix of a string that has continuations."""
+        while state and not self._num_edges[state]:
             state = self._link[state]
             length = self._length[state]
         return state, length
 
     def _count_suffixes(self, token: int) -> None:
         """Count one more occurrence of each suffix of up to ``max_match + 1`` tokens; ``token`` is the last."""
-        # The counted suffix may be in another state since ``_state_after`` split its state.
+        # If ``_state_after`` has split the state since the last call, the suffix is now one of the clone's, the link.
         previous = self._state_of_suffix(self._counted_state, self._counted_length)
         self._counted_length = min(self._counted_length + 1, self.max_match + 1)
-        state = self._state_of_suffix(self._target[self._find_edge(previous, token)], self._counted_length)
+        state = self._state_of_suffix(self._edge_target[self._find_edge(previous, token)], self._counted_length)
         self._counted_state = state
         while state > 0:
             self._count[state] += 1

@@ -60,7 +60,7 @@ _MAX_CANDIDATES_PER_NODE = 2
 
 
 def _kind_of(*, stored: bool, length: int, share: float) -> int:
-    """Return the kind of a draft token, a key of :data:`PRIORS` (two tables of 4 rows by 4 columns)."""
+    """Return a draft token's kind, a key of :data:`PRIORS`: 16 · stored + 4 · length class + share class."""
     return 16 * stored + 4 * bisect(_LENGTH_BOUNDS, length) + bisect(_SHARE_BOUNDS, share)
 
 
@@ -90,19 +90,19 @@ class TreeLimits(NamedTuple):
     max_nodes: int  # maximum number of draft tokens
     max_depth: int  # maximum number of draft tokens on a path
     min_match: int  # minimum match length in tokens
-    depth_factor: float  # maximum depth divided by the match length; depth 1 is always allowed
-    min_gain: float  # minimum gain (probability that verification reaches the node) of a node, 0..1
+    depth_factor: float  # maximum depth in multiples of the match length; depth 1 is always allowed
+    min_gain: float  # minimum gain of a node (probability that verification reaches the node), 0..1
 
 
 class TreeBuilder(Protocol):
     """Builder of one request's trees: ``PythonTreeBuilder`` or ``CompiledTreeBuilder``."""
 
-    def build(self, sources: Sequence[Any], tokens: Sequence[int], limits: TreeLimits) -> TokenTree:
+    def build(self, indexes: Sequence[Any], tokens: Sequence[int], limits: TreeLimits) -> TokenTree:
         """Return a tree of continuations of the text's longest matches, chosen by gain.
 
         Args:
-            sources: index of the request's text, then the indexes of earlier outputs; all of the same class.
-            tokens: token ids of the text; the last is the root. ``sources[0]`` may lack the last ones.
+            indexes: index of the request's text, then the indexes of earlier outputs; all of the same class.
+            tokens: token ids of the text; the last is the root. ``indexes[0]`` may lack draft tokens at its end.
             limits: limits of the tree.
         """
 
@@ -122,41 +122,41 @@ def make_suffix_index(max_match: int) -> SuffixIndex:
     return SuffixAutomaton(max_match) if library is None else CompiledSuffixes(library, max_match)
 
 
-def make_tree_builder(rates: AcceptanceRates, source: str) -> TreeBuilder:
-    """Return the tree builder of a request; ``source`` is the drafter name in the origins of the nodes."""
+def make_tree_builder(rates: AcceptanceRates, drafter: str) -> TreeBuilder:
+    """Return the tree builder of a request; ``drafter`` is the drafter name in the origins of the nodes."""
     library = _library()
-    return PythonTreeBuilder(rates, source) if library is None else CompiledTreeBuilder(library, rates, source)
+    return PythonTreeBuilder(rates, drafter) if library is None else CompiledTreeBuilder(library, rates, drafter)
 
 
 class CompiledTreeBuilder:
     """Tree builder in the compiled kernels."""
 
-    def __init__(self, library: Any, rates: AcceptanceRates, source: str) -> None:
+    def __init__(self, library: Any, rates: AcceptanceRates, drafter: str) -> None:
         self._rates, self._temperature = rates, rates.known.temperature
         self._builder = NativeTreeBuilder(library, rates.weight, rates.prior)
-        self._origins = [(source, kind) for kind in range(NUM_BUCKETS)]
+        self._origins = [(drafter, kind) for kind in range(NUM_BUCKETS)]
 
-    def build(self, sources: Sequence[CompiledSuffixes], tokens: Sequence[int], limits: TreeLimits) -> TokenTree:
+    def build(self, indexes: Sequence[CompiledSuffixes], tokens: Sequence[int], limits: TreeLimits) -> TokenTree:
         """Implement :meth:`TreeBuilder.build`."""
         rates, builder, origins = self._rates, self._builder, self._origins
         if rates.known.temperature != self._temperature:  # the builder's cached priors depend on the temperature
             self._temperature = rates.known.temperature
             builder.clear_priors()
         builder.set_counts(rates.offered, rates.taken)
-        tail = tokens[-sources[0].max_match :]
-        tree = builder.build(sources, tail, **limits._asdict())
+        tail = tokens[-indexes[0].max_match :]
+        tree = builder.build(indexes, tail, **limits._asdict())
         origin = (("", 0), *[origins[kind] for kind in tree.buckets[1:]])  # the kernels call a kind a bucket
         return TokenTree(tuple(tree.tokens), tuple(tree.parents), gain=tuple(tree.gains), origin=origin)
 
 
 class _MatchedNode(NamedTuple):
-    """A node of the tree and its match in one automaton, whose continuations may become its children."""
+    """A node of the tree with its match in one automaton; the match's continuations may become children."""
 
-    node: int  # index in the trie
-    source: int  # index of the automaton in ``sources``
+    node: int  # number of the node in the trie
+    automaton: int  # number of the automaton in ``indexes``
     state: int  # automaton state of the matched string
     length: int  # number of tokens of the matched string
-    max_depth: int  # largest depth below the root, by the length of the root's match
+    max_depth: int  # largest depth of nodes grown from the root's match: ``depth_factor`` times its length
 
 
 class _Candidate(NamedTuple):
@@ -172,19 +172,18 @@ class PythonTreeBuilder:
     """Tree builder in Python."""
 
     rates: AcceptanceRates
-    source: str
+    drafter: str
 
-    def build(self, sources: Sequence[SuffixAutomaton], tokens: Sequence[int], limits: TreeLimits) -> TokenTree:
+    def build(self, indexes: Sequence[SuffixAutomaton], tokens: Sequence[int], limits: TreeLimits) -> TokenTree:
         """Implement :meth:`TreeBuilder.build`."""
-        growth = _TreeGrowth(Trie(tokens[-1]), self.rates, limits, sources, self.source)
-        for number, source in enumerate(sources):
-            state, length = source.match(tokens)
-            # Tokens that follow a longer match; a shorter match does not add them again.
-            seen_tokens: set[int] = set()
+        growth = _TreeGrowth(Trie(tokens[-1]), self.rates, limits, indexes, self.drafter)
+        for number, automaton in enumerate(indexes):
+            state, length = automaton.match(tokens)
+            seen_tokens: set[int] = set()  # continuations of longer matches, which shorter matches do not add again
             while length >= limits.min_match and len(seen_tokens) < limits.max_nodes:
                 max_depth = min(limits.max_depth, max(1, int(limits.depth_factor * length)))
                 growth.push_continuations(_MatchedNode(0, number, state, length, max_depth), seen_tokens)
-                state, length = source.shorter(state)
+                state, length = automaton.shorter(state)
         return growth.build()
 
 
@@ -195,26 +194,28 @@ class _TreeGrowth:
     trie: Trie
     rates: AcceptanceRates
     limits: TreeLimits
-    sources: Sequence[SuffixAutomaton]
-    name: str
+    indexes: Sequence[SuffixAutomaton]
+    drafter: str
     candidates: Frontier[_Candidate] = field(default_factory=Frontier)
 
     def push_continuations(self, parent: _MatchedNode, seen_tokens: set[int]) -> None:
-        """Queue continuations of a match whose tokens are not in ``seen_tokens``, and add the tokens there."""
+        """Queue the continuations of a match that are not in ``seen_tokens``; add them to ``seen_tokens``."""
         if self.trie.depths[parent.node] >= parent.max_depth or parent.length < self.limits.min_match:
             return
         parent_gain, depth = self.trie.gains[parent.node], self.trie.depths[parent.node] + 1
-        following = self.sources[parent.source].continuations(parent.state)
-        total = 1 + sum([each.num_occurrences for each in following])  # + 1: 1 of 1 is a share of 1/2, not 1
-        if len(following) > 1:  # nlargest is stable: of equal counts the newest comes first
-            following = nlargest(self.limits.max_nodes, following, key=attrgetter("num_occurrences"))
-        for each in following:
-            if each.token not in seen_tokens:
-                seen_tokens.add(each.token)
-                kind = _kind_of(stored=parent.source > 0, length=parent.length, share=each.num_occurrences / total)
+        continuations = self.indexes[parent.automaton].continuations(parent.state)
+        # + 1: if a match has occurred once, its continuation has a share of 1/2, not 1.
+        total = 1 + sum([continuation.num_occurrences for continuation in continuations])
+        if len(continuations) > 1:  # nlargest is stable: of equal counts the newest comes first
+            continuations = nlargest(self.limits.max_nodes, continuations, key=attrgetter("num_occurrences"))
+        for continuation in continuations:
+            if continuation.token not in seen_tokens:
+                seen_tokens.add(continuation.token)
+                share = continuation.num_occurrences / total
+                kind = _kind_of(stored=parent.automaton > 0, length=parent.length, share=share)
                 gain = parent_gain * self.rates.rate(kind, depth)
                 if gain >= self.limits.min_gain:
-                    self.candidates.push(gain, _Candidate(parent, each, kind))
+                    self.candidates.push(gain, _Candidate(parent, continuation, kind))
 
     def build(self) -> TokenTree:
         """Return the tree of the candidates of largest gain."""
@@ -223,7 +224,7 @@ class _TreeGrowth:
         while self.candidates and len(self.trie) <= max_nodes and attempts:
             attempts -= 1
             gain, (parent, continuation, kind) = self.candidates.pop()
-            node = self.trie.add(parent.node, continuation.token, gain, (self.name, kind))
-            state, length = self.sources[parent.source].follow(continuation, parent.length)
-            self.push_continuations(_MatchedNode(node, parent.source, state, length, parent.max_depth), set())
+            node = self.trie.add(parent.node, continuation.token, gain, (self.drafter, kind))
+            state, length = self.indexes[parent.automaton].follow(continuation, parent.length)
+            self.push_continuations(_MatchedNode(node, parent.automaton, state, length, parent.max_depth), set())
         return self.trie.tree(max_nodes)

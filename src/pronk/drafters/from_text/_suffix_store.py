@@ -2,7 +2,7 @@
 
 The store consists of two suffix automata, the generations. Outputs are added to the young generation. If an output
 would make it longer than ``max_tokens / 2``, the old generation is dropped, the young one becomes the old one, and the
-output begins a new young one. Only the last ``max_tokens / 2`` tokens of an output are added ::
+output begins a new young one. Of an output, only the last ``max_tokens / 2`` tokens are added ::
 
     old    … t4 t5 t6              lookups search both: at most max_tokens tokens,
     young  t7 t8                   at least the latest max_tokens / 2
@@ -16,8 +16,8 @@ The file is JSON lines: a header, then one list of token ids per output ::
 
 Each output is appended by a single write, so several processes may share a file. A process reads the file when it
 opens the store, and does not see outputs that other processes append later. An incomplete last line, which a killed
-process leaves, is removed. Reading shortens the file to the latest ``max_tokens`` tokens; a process also does so after
-it has appended that many. An output that another process appends meanwhile is lost.
+process leaves, is removed. Reading shortens the file to the latest ``max_tokens`` tokens, and a process reads it again
+after it has appended that many. An output that another process appends while the file is being shortened is lost.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class SuffixStore:
     _generations: list[SuffixIndex] = field(default_factory=list, repr=False)
     _vocabulary: str | None = field(default=None, repr=False)
     _vocab_size: int = field(default=0, repr=False)
-    _file: Path | None = field(default=None, repr=False)  # the path, once open; None after a failed write
+    _file: Path | None = field(default=None, repr=False)  # file to append outputs to; ``None`` after a failed write
     _num_appended: int = field(default=0, repr=False)  # number of tokens appended since the file was last shortened
 
     @property
@@ -100,18 +100,18 @@ class SuffixStore:
             self._num_appended += len(output)
             if self._num_appended > self.max_tokens:
                 self._num_appended = 0
-                _read_file(self._file, self._vocabulary, self._vocab_size, self.max_tokens)
+                _read_file(self._file, self._vocabulary, self._vocab_size, self.max_tokens)  # to shorten the file
         except (OSError, OptionError) as error:
             warnings.warn(f"{self._file}: past outputs are no longer saved: {error}", RuntimeWarning, stacklevel=2)
             self._file = None
 
     def _insert(self, output: Sequence[int]) -> None:
         """Add the last ``max_tokens / 2`` tokens of an output to the young generation, or to a new one."""
-        half = self.max_tokens // 2
-        output = output[max(0, len(output) - half) :]
+        max_generation = self.max_tokens // 2
+        output = output[max(0, len(output) - max_generation) :]
         if not output:
             return
-        if not self._generations or self._generations[0].num_tokens + len(output) > half:
+        if not self._generations or self._generations[0].num_tokens + len(output) > max_generation:
             self._generations = [make_suffix_index(self.max_match), *self._generations[:1]]
         self._generations[0].extend(output)
         self._generations[0].end_text()
@@ -124,13 +124,13 @@ def _header(vocabulary: str | None) -> bytes:
 def _append_line(path: Path, output: Sequence[int]) -> None:
     """Append an output by a single write, so that lines of several processes do not mix."""
     line = json.dumps(list(output)).encode() + b"\n"
-    file = os.open(path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_BINARY", 0))
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_BINARY", 0))  # O_BINARY: Windows only
     try:
-        written = os.write(file, line)
+        num_written = os.write(descriptor, line)
     finally:
-        os.close(file)
-    if written < len(line):
-        msg = f"{written} of {len(line)} bytes were written"
+        os.close(descriptor)
+    if num_written < len(line):
+        msg = f"{num_written} of {len(line)} bytes were written"
         raise OSError(msg)
 
 
@@ -156,15 +156,15 @@ def _read_file(path: Path, vocabulary: str | None, vocab_size: int, max_tokens: 
 
 def _check_header(path: Path, header: bytes, vocabulary: str | None) -> None:
     try:
-        found = json.loads(header)
+        fields = json.loads(header)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict) or found.get("format") != _FORMAT:
+        fields = None
+    if not isinstance(fields, dict) or fields.get("format") != _FORMAT:
         msg = f"{path}, line 1: expected the header of a {_FORMAT} file, found {header[:60]!r}; choose another file"
         raise OptionError(msg)
-    if found.get("vocabulary") != vocabulary:
+    if fields.get("vocabulary") != vocabulary:
         msg = (
-            f"{path}: expected outputs of the vocabulary {vocabulary}, found {found.get('vocabulary')}; "
+            f"{path}: expected outputs of the vocabulary {vocabulary}, found {fields.get('vocabulary')}; "
             "give every tokenizer a file of its own"
         )
         raise OptionError(msg)
@@ -173,12 +173,12 @@ def _check_header(path: Path, header: bytes, vocabulary: str | None) -> None:
 def _read_outputs(
     path: Path, file: BinaryIO, vocab_size: int, max_tokens: int
 ) -> tuple[Sequence[list[int]], bool, int]:
-    """Return the latest outputs, whether older ones were dropped, and the last whole line's end offset."""
+    """Return the latest outputs, whether older ones were left out, and the end offset of complete lines."""
     outputs, num_tokens, has_dropped, end = deque[list[int]](), 0, False, file.tell()
-    for number, line in enumerate(file, 2):
+    for line_number, line in enumerate(file, 2):  # line 1 is the header
         if not line.endswith(b"\n"):
             break
-        outputs.append(_parse_line(path, number, line, vocab_size))
+        outputs.append(_parse_line(path, line_number, line, vocab_size))
         end += len(line)
         num_tokens += len(outputs[-1])
         while num_tokens > max_tokens and len(outputs) > 1:
@@ -189,13 +189,13 @@ def _read_outputs(
     return outputs, has_dropped, end
 
 
-def _parse_line(path: Path, number: int, line: bytes, vocab_size: int) -> list[int]:
+def _parse_line(path: Path, line_number: int, line: bytes, vocab_size: int) -> list[int]:
     try:
         output = json.loads(line)
     except (ValueError, RecursionError):
         output = None
     if not isinstance(output, list) or not all(type(token) is int and 0 <= token < vocab_size for token in output):
         problem = f"expected a list of ids below {vocab_size}, found {line[:60]!r}; repair or delete the file"
-        msg = f"{path}, line {number}: {problem}"
+        msg = f"{path}, line {line_number}: {problem}"
         raise OptionError(msg)
     return output

@@ -30,20 +30,21 @@ from pronk.speculation.tree import TokenTree
 
 __all__ = ["LookupState", "PromptLookup", "TextIndex"]
 
-# Maximum number of matches examined per step: many matches of a repeated phrase have the same continuation.
+# Maximum number of matches examined per step; a repeated phrase can have thousands, most with equal continuations.
 _MAX_MATCHES = 32
 
 # Acceptance rates are measured by *kind* of draft token: 3n + role for a match of n tokens. The role is _SIBLING if the
-# token's parent already has another child, else _FIRST for a continuation's first token and _NEXT for later tokens.
+# parent already has another child, else _FIRST for a continuation's first token and _NEXT for later tokens. Example:
+# a sibling from a match of 4 tokens has kind 13.
 _FIRST, _SIBLING, _NEXT = 0, 1, 2
 
 
 @dataclass
 class TextIndex:
-    """A text with an index of its n-grams."""
+    """The token ids of a text, with an index of its n-grams."""
 
     sizes: tuple[int, ...]  # lengths of the indexed n-grams, in tokens
-    text: list[int] = field(default_factory=list)  # token ids
+    text: list[int] = field(default_factory=list)
     # ``end_positions[n][gram]`` lists the position after each occurrence of an n-gram, ascending.
     end_positions: dict[int, dict[tuple[int, ...], list[int]]] = field(default_factory=dict)
 
@@ -54,13 +55,13 @@ class TextIndex:
             end = len(self.text)
             for size in self.sizes:
                 if end >= size:
-                    grams = self.end_positions.setdefault(size, {})
-                    grams.setdefault(tuple(self.text[end - size :]), []).append(end)
+                    positions = self.end_positions.setdefault(size, {})
+                    positions.setdefault(tuple(self.text[end - size :]), []).append(end)
 
     def matches(self, tail: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """Yield match length and position after the match for each earlier occurrence of the end of ``tail``.
+        """Yield ``(match length, end)`` for each earlier occurrence of the last tokens of ``tail``.
 
-        Longer matches come first, and later ones before earlier ones of the same length.
+        ``end`` is the position after the occurrence. Longer matches come first; of equally long ones, the latest first.
         """
         seen: set[int] = set()
         for size in sorted(self.sizes, reverse=True):
@@ -110,8 +111,8 @@ class PromptLookup(Proposer[LookupState]):
     def start(self, prompt: Sequence[int]) -> LookupState:
         """Index the prompt."""
         sizes = tuple(range(self.min_ngram, self.max_ngram + 1))
-        # Before any measurement, first tokens of longer matches have higher rates: 0.44 for 2 tokens, 0.68 for 4.
-        priors = {3 * n + kind: rate for n in sizes for kind, rate in enumerate((1.0 - 0.75**n, 0.1, 0.75))}
+        # Rates before any measurement: first tokens 0.44 (match of 2) to 0.68 (of 4), siblings 0.1, later tokens 0.75.
+        priors = {3 * n + role: rate for n in sizes for role, rate in enumerate((1.0 - 0.75**n, 0.1, 0.75))}
         state = LookupState(TextIndex(sizes), AcceptanceRates(self.name, priors))
         state.index.extend(prompt)
         return state

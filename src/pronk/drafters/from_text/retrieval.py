@@ -39,16 +39,16 @@ from pronk.speculation.tree import TokenTree
 
 __all__ = ["Retrieval"]
 
-_BUILD = "build one with pronk datastore build OUT FILES --model MODEL and use it with retrieval(datastore='OUT')"
+_ADVICE = "build one with pronk datastore build OUT FILES --model MODEL and use it with retrieval(datastore='OUT')"
 
-# Acceptance rates are measured by *kind* of draft token: a pair of a class of match lengths and a class of shares. The
-# share of a token that follows k of the n occurrences of the match is k / (n + 1), which is below 1 even for 1 of 1.
-# These bounds separate the classes: lengths of 1 or 2, 3, 4 or 5, 6 to 8, and 9 or more tokens.
+# Acceptance rates are measured by *kind* of draft token: its class of match length and its class of share. A token that
+# follows k of the n occurrences of the match has the share k / (n + 1): 1 of 1 (0.5) is less certain than 10 of 10.
+# The bounds are the least values of all classes but the first: the length classes are 1-2, 3, 4-5, 6-8 and 9 or more.
 _LENGTH_BOUNDS = (3, 4, 6, 9)
 _SHARE_BOUNDS = (0.05, 0.1, 0.2, 0.35, 0.5, 0.66, 0.8, 0.92)
 _NUM_SHARE_CLASSES = len(_SHARE_BOUNDS) + 1
 
-# Initial acceptance rates: one row per class of lengths, one column per class of shares. They were measured with
+# Initial acceptance rates: one row per class of length, one column per class of share. They were measured with
 # ``pronk-tiny`` and datastores of 0.2 M and 10 M tokens.
 _PRIORS = (
     (0.02, 0.03, 0.06, 0.10, 0.13, 0.16, 0.26, 0.50, 0.70),
@@ -64,7 +64,7 @@ class Retrieval(Drafter):
     """Options of retrieval.
 
     Attributes:
-        datastore: folder written by ``pronk datastore build``; ``None`` is that of ``pronk-tiny``, part of a git clone.
+        datastore: folder written by ``pronk datastore build``; ``None``: that of ``pronk-tiny`` in a clone of pronk.
         num_nodes: maximum number of draft tokens per step, 1..128.
         max_match: maximum match length in tokens, 1..64.
         min_match: minimum match length in tokens, 1..max_match.
@@ -100,7 +100,7 @@ class Retrieval(Drafter):
         header = store.header
         if target.vocabulary not in {None, header.vocabulary} or header.largest_id >= target.decoder.config.vocab_size:
             found = f"{self.datastore or 'that of pronk-tiny'}, of another tokenizer"
-            msg = f"{self.name}: expected a datastore of this model's tokens, found {found}; {_BUILD}"
+            msg = f"{self.name}: expected a datastore of this model's tokens, found {found}; {_ADVICE}"
             raise OptionError(msg)
         return RetrievalProposer(self, store, target)
 
@@ -109,13 +109,13 @@ class Retrieval(Drafter):
             return Path(self.datastore).expanduser()
         model = clone_model(DEFAULT_MODEL)
         if model is None:
-            msg = f"{self.name}: expected a datastore, found none; {_BUILD}"
+            msg = f"{self.name}: expected a datastore, found none; {_ADVICE}"
             raise OptionError(msg)
         return model / "datastore"
 
 
 class RetrievalProposer(Proposer[AcceptanceRates]):
-    """Proposer from an open datastore."""
+    """Proposes continuations from one datastore, for all requests of a target."""
 
     name = Retrieval.name
     capabilities = Capabilities(observes_all_steps=False)
@@ -150,23 +150,23 @@ class RetrievalProposer(Proposer[AcceptanceRates]):
         match = store.find(context.tokens, options.max_match)
         if match.length < options.min_match or max_nodes < 1 or max_depth < 1:
             return trie.tree(0)
-        candidates = Frontier[tuple[int, int, Child]]()  # parent node, kind, token with its suffixes in the store
-        parent, low, high = 0, match.low, match.high
+        candidates = Frontier[tuple[int, int, Child]]()  # parent node, kind, token with its suffixes
+        node, low, high = 0, match.low, match.high
         while len(trie) <= max_nodes:
-            depth = trie.depths[parent]
+            depth = trie.depths[node]
             if depth < max_depth:
                 length = match.length + depth
                 for child in store.children(low, high, length, max_nodes - len(trie) + 1):
                     kind = _kind_of(length, child.high - child.low, high - low)
-                    candidates.push(trie.gains[parent] * rates.rate(kind, depth + 1), (parent, kind, child))
+                    candidates.push(trie.gains[node] * rates.rate(kind, depth + 1), (node, kind, child))
             if not candidates:
                 break
             gain, (parent, kind, (token, low, high)) = candidates.pop()
-            parent = trie.add(parent, token, gain, (self.name, kind))
+            node = trie.add(parent, token, gain, (self.name, kind))
         return trie.tree(max_nodes)
 
 
 def _kind_of(length: int, count: int, total: int) -> int:
-    """Return the kind of a token that follows ``count`` of ``total`` matches of ``length`` tokens."""
+    """Return the kind of a token after ``count`` of the ``total`` occurrences of a match of ``length``."""
     length_class, share_class = bisect_right(_LENGTH_BOUNDS, length), bisect_right(_SHARE_BOUNDS, count / (total + 1))
     return length_class * _NUM_SHARE_CLASSES + share_class

@@ -18,8 +18,8 @@ When it pays: for texts that repeat themselves or each other, such as code, edit
 questions. Prefer it to prompt lookup where requests resemble each other or the text branches.
 
 Cost: 0.03 to 0.1 ms of host time per step with the compiled kernels, 0.3 to 1 ms without. A running request takes 30 to
-85 bytes per token of its text (150 without the kernels). The store has at most ``store_tokens`` tokens of the same
-size: 5 MB by default.
+85 bytes per token of its text (150 without the kernels). The store takes the same per token and holds at most
+``store_tokens`` tokens: 5 MB by default.
 
 Security: all requests with equal options share a store, so response times may reveal other users' outputs. Set
 ``store_tokens=0`` to disable the store, or bind one proposer for each user.
@@ -53,14 +53,14 @@ __all__ = ["Suffix", "SuffixState"]
 
 @dataclass
 class SuffixState:
-    """State of one request."""
+    """State of one request: its index, its acceptance rates, and its output for the store."""
 
     index: SuffixIndex  # index of the request's text, without the tokens committed since the last proposal
     rates: AcceptanceRates  # acceptance rate for each kind of draft token
     tree_builder: TreeBuilder = field(repr=False, compare=False)  # builds trees with gains from ``rates``
     output: list[int] = field(default_factory=list)  # committed tokens for the store; empty if the store is disabled
-    # Whether to keep the output out of the store, as under rejection sampling: such an output depends on the request's
-    # random numbers, and draft tokens of other requests must not depend on these.
+    # True under rejection sampling: the output must not enter the store. It depends on the request's random numbers,
+    # and draft tokens of other requests must not depend on these.
     private: bool = False
 
 
@@ -108,7 +108,7 @@ class Suffix(Drafter):
 
 
 class SuffixProposer(Proposer[SuffixState]):
-    """Suffix decoding for all requests of a target."""
+    """Proposer of suffix decoding; all requests of a target share it and its store."""
 
     name = Suffix.name
     capabilities = Capabilities(costs=True)
@@ -135,7 +135,7 @@ class SuffixProposer(Proposer[SuffixState]):
         state.private = outcome.params.rejects
 
     def stop(self, state: SuffixState) -> None:
-        """Add the output to the store, unless it is private."""
+        """Add the output to the store, except under rejection sampling (``SuffixState.private``)."""
         if not state.private:
             self.store.add(state.output)
 

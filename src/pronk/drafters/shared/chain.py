@@ -1,4 +1,4 @@
-"""Base classes of drafters that propose a chain: draft tokens in sequence, without alternatives.
+"""Base classes of drafters that propose a chain: draft tokens in sequence, without siblings.
 
 Each token is sampled from the drafter's own distribution with the request's sampling options. Under the coupled
 acceptance rule the draft token is drawn with the same random numbers as the target's token at this position.
@@ -59,14 +59,14 @@ class Chain:
     @property
     def tokens(self) -> list[int]:
         """The token ids."""
-        return [each.token for each in self.draft_tokens]
+        return [draft_token.token for draft_token in self.draft_tokens]
 
     @property
     def distributions(self) -> tuple[Tensor | None, ...] | None:
-        """``TokenTree.probs`` for the chain; ``None`` unless the tokens are drawn for a rejection rule."""
+        """``TokenTree.probs`` of the chain; ``None`` unless tokens are drawn at random for a rejection rule."""
         if not (self.context.params.rejects and self.context.draws):
             return None
-        return (None, *(each.q for each in self.draft_tokens))
+        return (None, *(draft_token.q for draft_token in self.draft_tokens))
 
     def append_from_logits(self, logits: Tensor) -> bool:
         """Sample and append a token from the drafter's logits ``[vocab]``; return False if none can be chosen."""
@@ -108,7 +108,7 @@ class ChainDrafter(Drafter):
 
     @property
     def proposes_tree(self) -> bool:
-        """Whether ``propose`` adds nodes to the chain, such as siblings; a wrapper rejects such drafters."""
+        """Whether ``propose`` adds siblings; ``cape`` and ``threshold`` cannot wrap such drafters."""
         return False
 
     @property
@@ -122,14 +122,14 @@ class ChainDrafter(Drafter):
 
 
 class ChainProposer(Proposer[State], ChainDrafter):
-    """Proposes chains."""
+    """Base of proposers of chains; subclasses implement :meth:`chains`."""
 
     @abstractmethod
     def chains(self, contexts: Sequence[DraftContext[State]], stop: Stop | None = None) -> list[Chain]:
         """Return a chain for each context; ``stop`` replaces the drafter's own rule that ends chains.
 
-        If the context has ``prune_unprofitable``, a drafter that pays for each token (such as a draft model) also ends
-        a chain where the next token would cost more time than it saves.
+        If the context has ``prune_unprofitable``, a drafter with a forward pass per draft token (such as a draft model)
+        also ends a chain where the next token would cost more time than it saves.
         """
 
     def propose(self, contexts: Sequence[DraftContext[State]]) -> list[TokenTree]:
@@ -150,15 +150,15 @@ def extend_chains(
             ``None`` ends a chain.
         is_complete: given an index of ``chains`` and that chain, returns whether the chain is complete.
     """
-    live = [number for number, chain in enumerate(chains) if not chain.is_full]
+    incomplete = [index for index, chain in enumerate(chains) if not chain.is_full]
     with ExitStack() as stack:
         for chain in chains:
             stack.enter_context(chain.context.sampler.after())
-        while live:
-            rows = next_logits(live)
-            live = [
-                number
-                for number, row in zip(live, rows, strict=True)
-                if row is not None and chains[number].append_from_logits(row)
+        while incomplete:
+            all_logits = next_logits(incomplete)
+            incomplete = [
+                index
+                for index, logits in zip(incomplete, all_logits, strict=True)
+                if logits is not None and chains[index].append_from_logits(logits)
             ]
-            live = [number for number in live if not chains[number].is_full and not is_complete(number, chains[number])]
+            incomplete = [i for i in incomplete if not chains[i].is_full and not is_complete(i, chains[i])]

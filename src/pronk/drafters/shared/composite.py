@@ -12,10 +12,10 @@ from pronk.speculation.proposer import Capabilities, DraftContext, Drafter, Outc
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
 
-__all__ = ["Composite", "CompositeProposer", "Parts"]
+__all__ = ["Composite", "CompositeProposer", "States"]
 
-# State of a composite drafter for one request: the states of the wrapped drafters.
-Parts = tuple[Any, ...]
+# State of a composite drafter for one request: the state of each wrapped drafter, in order.
+States = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -49,20 +49,20 @@ class _StopOnExit:
                 raise
 
 
-class CompositeProposer(Proposer[Parts]):
+class CompositeProposer(Proposer[States]):
     """Base of a composite drafter's proposer; ``parts`` are the proposers of the wrapped drafters."""
 
     def __init__(self, parts: Sequence[Proposer[Any]]) -> None:
         self.parts = tuple(parts)
         wrapped = [proposer.capabilities for proposer in self.parts]
-        hidden = tuple(sorted({layer for each in wrapped for layer in each.hidden}))
+        hidden = tuple(sorted({layer for capabilities in wrapped for layer in capabilities.hidden}))
         self.capabilities = Capabilities(
             hidden,
-            logits=any(each.logits for each in wrapped),
-            costs=any(each.costs for each in wrapped),
-            proposes=any(each.proposes for each in wrapped),
-            observes_all_steps=any(each.observes_all_steps for each in wrapped),
-            self_budgeting=all(each.self_budgeting for each in wrapped),
+            logits=any(capabilities.logits for capabilities in wrapped),
+            costs=any(capabilities.costs for capabilities in wrapped),
+            proposes=any(capabilities.proposes for capabilities in wrapped),
+            observes_all_steps=any(capabilities.observes_all_steps for capabilities in wrapped),
+            self_budgeting=all(capabilities.self_budgeting for capabilities in wrapped),
         )
         self.models = tuple(model for proposer in self.parts for model in proposer.models)
 
@@ -72,7 +72,7 @@ class CompositeProposer(Proposer[Parts]):
             proposer.bind(target)
         return self
 
-    def start(self, prompt: Sequence[int]) -> Parts:
+    def start(self, prompt: Sequence[int]) -> States:
         """Start every wrapped proposer and return the states; after an error, stop the started ones."""
         with ExitStack() as started:
             states: list[Any] = []
@@ -82,23 +82,23 @@ class CompositeProposer(Proposer[Parts]):
             started.pop_all()
         return tuple(states)
 
-    def observe(self, outcome: Outcome[Parts]) -> None:
-        """Pass the outcome to every wrapped proposer; the verified tree may mix their draft tokens."""
-        for proposer, own_state in zip(self.parts, outcome.state, strict=True):
-            proposer.observe(replace(outcome, state=own_state))
+    def observe(self, outcome: Outcome[States]) -> None:
+        """Pass the outcome to every wrapped proposer: the verified tree may have draft tokens of all."""
+        for proposer, part_state in zip(self.parts, outcome.state, strict=True):
+            proposer.observe(replace(outcome, state=part_state))
 
-    def on_preempt(self, state: Parts) -> None:
-        """Release the KV blocks that the wrapped proposers hold for a preempted request."""
-        for proposer, own_state in zip(self.parts, state, strict=True):
-            proposer.on_preempt(own_state)
+    def on_preempt(self, state: States) -> None:
+        """Let the wrapped proposers release the KV blocks that they hold for a preempted request."""
+        for proposer, part_state in zip(self.parts, state, strict=True):
+            proposer.on_preempt(part_state)
 
-    def stop(self, state: Parts) -> None:
+    def stop(self, state: States) -> None:
         """Stop every wrapped proposer in order, even if one raises an error; then raise the first error."""
         with ExitStack() as stops:
-            for proposer, own_state in reversed([*zip(self.parts, state, strict=True)]):
-                stops.push(_StopOnExit(proposer, own_state))
+            for proposer, part_state in reversed([*zip(self.parts, state, strict=True)]):
+                stops.push(_StopOnExit(proposer, part_state))
 
-    def proposals(self, contexts: Sequence[DraftContext[Parts]]) -> Iterator[list[TokenTree]]:
+    def proposals(self, contexts: Sequence[DraftContext[States]]) -> Iterator[list[TokenTree]]:
         """Yield, for each wrapped proposer in order, its proposals for all contexts."""
         for index, proposer in enumerate(self.parts):
             yield proposer.propose([replace(context, state=context.state[index]) for context in contexts])

@@ -45,13 +45,13 @@ __all__ = ["DraftLane", "DraftRunner"]
 class DraftLane:
     """A draft model's KV cache of one request."""
 
-    block_table: BlockTable = field(default_factory=BlockTable)  # slots of ``tokens``, then of the nodes of ``tree``
-    tokens: list[int] = field(default_factory=list)  # cached tokens in the draft's ids: text, then draft tokens
+    block_table: BlockTable = field(default_factory=BlockTable)  # KV slots of ``tokens``, then of the nodes of ``tree``
+    tokens: list[int] = field(default_factory=list)  # text, then draft tokens, in the draft's ids; all are cached
     # For drafters that propose trees, the cached nodes of the last proposal in the draft's ids. The root follows
     # ``tokens``. ``None`` if no tree is cached.
     tree: TokenTree | None = None
     num_target_committed: int = 0  # length of the committed text at the last proposal, in tokens of the target
-    num_committed: int = 0  # number of leading ``tokens`` known to be final, which may enter the prefix cache
+    num_committed: int = 0  # number of leading ``tokens`` that are final; only these may enter the prefix cache
     salt: bytes = b""  # the request's salt for prefix caching
     reencoder: Reencoder | None = None  # converts the target's ids to the draft's; ``None`` if the ids are equal
 
@@ -83,7 +83,7 @@ class DraftRunner:
         """
         path = _default_model(drafter, target) if model is None else resolve_model(model).resolve()
 
-        def make() -> DraftRunner:
+        def load() -> DraftRunner:
             config = read_config(path)
             translation = _make_translation(drafter, target, path, config)
             weights_dtype = parse_dtype(dtype, config)
@@ -96,7 +96,7 @@ class DraftRunner:
             pool = open_pool(target, config, compute_dtype(weights_dtype, kernels), kernels)
             return cls(ModelRunner(decoder, pool, clock=target.clock), translation)
 
-        return target.load_shared(path, dtype, weights, load=make)
+        return target.load_shared(path, dtype, weights, load=load)
 
     def costs(self, context: int, requests: int) -> CostCurve | None:
         """Return the cost curve for ``context`` cached tokens of all requests; ``None`` before a measurement."""
@@ -115,7 +115,7 @@ class DraftRunner:
             lane.tree = None
 
     def forward_texts(self, lanes: Sequence[DraftLane], contexts: Sequence[DraftContext[Any]]) -> list[Tensor | None]:
-        """Run the tokens of each text that its lane lacks; return the logits ``[vocab]`` after each text.
+        """Run the tokens of each text that its lane does not hold; return the logits ``[vocab]`` after it.
 
         The logits are ``None`` for requests that cannot draft in this step (see :meth:`align_lanes`).
         """
@@ -144,7 +144,7 @@ class DraftRunner:
                     text = lane.reencoder.tokens
                 self._match_prefix(lane, text, context.salt)
                 self._align(lane, text, num_unchanged)
-                # Later tokens may be draft tokens of a drafter that wraps this one.
+                # Tokens beyond this length may be draft tokens of a drafter that wraps this one.
                 lane.num_target_committed = context.block_table.length + 1
                 lane.num_committed = lane.num_target_committed if lane.reencoder is None else num_unchanged
                 self._register_prefix(lane)
@@ -155,7 +155,7 @@ class DraftRunner:
         return pending
 
     def _prefill(self, lanes: Sequence[DraftLane], pending: list[list[int] | None]) -> None:
-        """Run chunks of long texts and remove them from ``pending``; set texts that have to wait to ``None``."""
+        """Run chunks of long texts and remove them from ``pending``; ``None`` marks texts that have to wait."""
         rows_left = CHUNK
         for size, number in sorted((len(new), number) for number, new in enumerate(pending) if new is not None):
             lane, new = lanes[number], pending[number] or []
@@ -251,20 +251,20 @@ class DraftRunner:
         """Run one forward pass; return the logits of each job, ``[nodes, target's vocab]`` float32."""
         result = self.runner.forward(jobs)
         self.runner.record_duration(jobs, result.context, result.seconds)
-        return [self.translation.to_target(each[:].float()) for each in result.logits]
+        return [self.translation.to_target(logits[:].float()) for logits in result.logits]
 
     def _match_prefix(self, lane: DraftLane, text: Sequence[int], salt: bytes) -> None:
         """Fill an empty lane from the prefix cache."""
         lane.salt = salt
-        found = None if lane.block_table.blocks or lane.tokens else self.runner.cache.match_prefix(text, salt)
-        if found is not None:
-            lane.block_table, lane.tokens = found, list(text[: found.length])
+        is_empty = not (lane.block_table.blocks or lane.tokens)
+        if is_empty and (cached := self.runner.cache.match_prefix(text, salt)) is not None:
+            lane.block_table, lane.tokens = cached, list(text[: cached.length])
 
     def _register_prefix(self, lane: DraftLane) -> None:
         self.runner.cache.cache_blocks(lane.block_table, lane.tokens, lane.salt, lane.num_committed)
 
     def _align(self, lane: DraftLane, text: Sequence[int], num_unchanged: int) -> None:
-        """Drop cached tokens and nodes unlike ``text``; the first ``num_unchanged`` are known to be equal.
+        """Drop the cached tokens and nodes that differ from ``text``; the first ``num_unchanged`` do not.
 
         The text's last token is dropped, too: it has to be run again for its logits.
         """
@@ -282,11 +282,11 @@ class DraftRunner:
         self.runner.cache.rollback(lane.block_table, length)
 
     def _reserve(self, lane: DraftLane, length: int, context: DraftContext[Any]) -> bool:
-        """Allocate slots for ``length`` tokens and the draft tokens; return False if there are too few."""
+        """Allocate KV slots for ``length`` tokens and the draft tokens; return False if too few are free."""
         if length > self.context_length:
             return False
         num_future = max(context.max_depth, context.params.max_tokens - context.sampler.context.num_generated)
-        # First try to get consecutive blocks for all future tokens, then only what this step needs.
+        # First try to get consecutive blocks for all future tokens, then only the blocks for this step.
         for num_extra in (num_future, 0):
             try:
                 self.runner.cache.prepare(lane.block_table, length + num_extra + context.max_nodes)

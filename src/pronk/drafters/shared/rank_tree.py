@@ -1,4 +1,4 @@
-"""Chooses the tree of draft tokens for several heads, each of which predicts one of the next tokens.
+"""Choice of the draft tree for several heads, each of which predicts one of the next tokens.
 
 Head ``d`` (1 is the first) predicts the token of depth ``d`` without seeing the draft tokens above it. A node is
 therefore a *path of ranks*: ``(0, 2)`` is head 2's third likeliest token below head 1's likeliest one. ::
@@ -26,7 +26,7 @@ from pronk.errors import OptionError
 __all__ = ["MAX_NODES", "MAX_RANKS", "Path", "best_paths", "check_paths", "check_tree", "main_chain_first"]
 
 MAX_NODES = 127  # maximum number of draft tokens in a tree: with the root 128 rows, the default of ``Engine.max_tree``
-MAX_RANKS = 64  # ranks in a user's tree are 0..63
+MAX_RANKS = 64  # number of ranks that the option ``tree`` may use: 0..63
 
 # Ranks of a node's ancestors from depth 1 on, and its own rank; 0 is the likeliest token.
 Path = tuple[int, ...]
@@ -62,29 +62,29 @@ def _path_probability(accuracies: Sequence[Sequence[float]], path: Path) -> floa
 
 
 def check_paths(drafter: str, option: str, paths: object, depth: int) -> tuple[Path, ...]:
-    """Return a user's paths; raise OptionError unless each has 1..``depth`` ranks and follows its parent."""
+    """Return a user's paths; raise OptionError unless each has 1..``depth`` ranks and a parent before it."""
     if not isinstance(paths, tuple | list) or not 1 <= len(paths) <= MAX_NODES:
         msg = (
             f"{drafter}: {option}: expected 1..{MAX_NODES} paths of ranks, as in ((0,), (1,), (0, 0)), found {paths!r}"
         )
         raise OptionError(msg)
-    found = list[Path]()
+    checked = list[Path]()
     for path in paths:
-        has_ranks = isinstance(path, tuple | list) and all(type(r) is int and 0 <= r < MAX_RANKS for r in path)
+        has_ranks = isinstance(path, tuple | list) and all(type(rank) is int and 0 <= rank < MAX_RANKS for rank in path)
         if not has_ranks or not 1 <= len(path) <= depth:
             msg = f"{drafter}: {option}: expected paths of 1..{depth} ranks in 0..{MAX_RANKS - 1}, found {path!r}"
             raise OptionError(msg)
         ranks = tuple(path)
-        if ranks in found or (len(ranks) > 1 and ranks[:-1] not in found):
-            wrong = "twice" if ranks in found else f"without {ranks[:-1]} before it"
-            msg = f"{drafter}: {option}: expected each path once and after its parent, found {ranks} {wrong}"
+        if ranks in checked or (len(ranks) > 1 and ranks[:-1] not in checked):
+            defect = "twice" if ranks in checked else f"without {ranks[:-1]} before it"
+            msg = f"{drafter}: {option}: expected each path once and after its parent, found {ranks} {defect}"
             raise OptionError(msg)
-        found.append(ranks)
-    return tuple(found)
+        checked.append(ranks)
+    return tuple(checked)
 
 
 def check_tree(drafter: str, tree: object, depth: int) -> int | tuple[Path, ...] | None:
-    """Check the option ``tree``: a number of nodes, paths, or ``None``; return it, the main chain first."""
+    """Check and return the option ``tree``: ``None``, a number of nodes, or paths (main chain first)."""
     if isinstance(tree, int):
         check_integer(f"{drafter}: tree", tree, 1, MAX_NODES)
     if tree is None or isinstance(tree, int):

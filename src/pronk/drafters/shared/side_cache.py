@@ -3,8 +3,8 @@
 Such a module reads the output of one of the target's layers, one row per token, and attends to its own keys and values
 of the earlier rows. A *lane* is the module's KV cache of one request. A lane can lack the last tokens of the text::
 
-    text         a b c d e       a b c d are in the target's KV cache, with hidden states; e is not yet
-    lane         a b             c and d are still to be run by the module
+    text         a b c d e       the target has computed a b c d and kept their hidden states, but not yet e
+    lane         a b             the module has still to run c and d
 
 Rows of draft tokens follow the text. They stay in the cache if the draft tokens are accepted.
 """
@@ -37,23 +37,23 @@ __all__ = ["CHUNK", "AttendingModule", "Forward", "SideCache", "SideLane", "comm
 # Maximum number of rows per forward pass over a long text; bounds the memory for activations.
 CHUNK = 512
 
-# Callback ``apply(index, x)``: runs submodule ``index`` of a module on ``x`` ``[rows, size]``; returns the same shape.
+# Callback ``apply(index, x)``: runs part ``index`` of a module on ``x`` ``[rows, size]``; returns the same shape.
 Apply = Callable[[int, Tensor], Tensor]
 
-# Callback ``forward(hidden, apply)``: runs all submodules on hidden states ``[rows, size]``; returns ``[rows, …]``.
+# Callback ``forward(hidden, apply)``: runs all parts on hidden states ``[rows, size]``; returns ``[rows, …]``.
 Forward = Callable[[Tensor, Apply], Tensor]
 
 
 class AttendingModule(Protocol):
-    """A module of *parts*: submodules (such as heads) with at most one attention layer each."""
+    """A module of several *parts* (such as heads), each with at most one attention layer."""
 
     config: ModelConfig
 
     def run_part(self, index: int, x: Tensor, rope: tuple[Tensor, Tensor] | None, attend: Attend) -> Tensor:
-        """Run submodule ``index`` in torch; other arguments as in :meth:`pronk.models.decoder.Layer.forward`."""
+        """Run part ``index`` in torch; other arguments as in :meth:`pronk.models.decoder.Layer.forward`."""
 
     def compile_part(self, index: int, program: Program) -> None:
-        """Append the operations of submodule ``index`` to a program of the kernels."""
+        """Append the operations of part ``index`` to a program of the kernels."""
 
 
 @dataclass
@@ -67,7 +67,7 @@ class SideLane:
 
 
 class SideCache:
-    """Owns the KV pool of ``module`` (one layer per submodule); runs the module for several requests."""
+    """Owns the KV pool of ``module`` (one layer per part); runs the module for several requests."""
 
     def __init__(self, target: Target, module: AttendingModule) -> None:
         self.target = target
@@ -82,14 +82,15 @@ class SideCache:
         self._match_prefix(lane, context)
         num_kept = common_prefix_length(lane.tokens, text, lane.num_committed)
         lane.num_committed = context.block_table.length + 1  # later tokens may be draft tokens
-        # The target has released hidden states of tokens before its sliding window: treat them as cached, without rows.
+        # The target has released hidden states before its sliding window. The module skips those tokens: count them as
+        # cached.
         num_released = context.block_table.num_released * self.target.cache.block_size
         window = self.cache.config.window
         with uninterrupted():
             lane.tokens[num_kept:] = text[num_kept:num_released]
             self.cache.rollback(lane.block_table, len(lane.tokens))
             self._register_prefix(lane)
-            # The next row is at position ``num_kept``: its window reaches back ``window - 1`` rows.
+            # The next row is at position ``num_kept`` and sees the ``window - 1`` rows before it.
             self.cache.release_before(
                 lane.block_table,
                 num_released if window is None or num_kept < num_released else max(0, num_kept + 1 - window),
@@ -110,9 +111,9 @@ class SideCache:
         if lane.block_table.blocks or lane.tokens or self.cache.config.window is not None:
             return
         with uninterrupted():
-            found = self.cache.match_prefix(context.tokens[: context.block_table.length], lane.salt)
-            if found is not None:
-                lane.block_table, lane.tokens = found, list(context.tokens[: found.length])
+            cached = self.cache.match_prefix(context.tokens[: context.block_table.length], lane.salt)
+            if cached is not None:
+                lane.block_table, lane.tokens = cached, list(context.tokens[: cached.length])
 
     def _register_prefix(self, lane: SideLane) -> None:
         """Add committed rows to the prefix cache; not with a sliding window, where first rows may be missing."""
@@ -159,7 +160,7 @@ class SideCache:
         return list(outputs.split([len(new) for new in tokens]))
 
     def _make_apply(self, segments: Sequence[Segment]) -> Apply:
-        """Return a callback that runs one submodule on the rows of ``segments``."""
+        """Return a callback that runs one part on the rows of ``segments``."""
         row_positions = [
             position for s in segments for position in range(s.block_table.length, s.block_table.length + s.rows)
         ]
@@ -185,14 +186,14 @@ class SideCache:
         return apply
 
     def _program(self, index: int) -> Program:
-        """Return the kernels' program of submodule ``index``, compiled again after the pool was replaced."""
+        """Return the kernels' program of part ``index``, compiled again after the pool was replaced."""
         key = (index, self.cache.version)
         if key not in self._programs:
             assert self.cache.kernels is not None
             size = self.cache.config.hidden_size
             program = Program(self.cache.kernels, size, self.cache.dtype, self.cache)
             self.module.compile_part(index, program)
-            self._programs = {old: each for old, each in self._programs.items() if old[1] == self.cache.version}
+            self._programs = {old: kept for old, kept in self._programs.items() if old[1] == self.cache.version}
             self._programs[key] = program
         return self._programs[key]
 

@@ -1,4 +1,4 @@
-"""Merges candidate continuations of a text into one token tree of the likeliest nodes.
+"""Trie that merges candidate continuations of a text into one token tree of the likeliest nodes.
 
 The *gain* of a node is the estimated probability that the target accepts it and all nodes above it.
 """
@@ -94,7 +94,7 @@ class Trie:
 
         If ``tree`` has no origins, its nodes get ``origin``. If it has no gains, a node gets half its parent's gain.
         """
-        own_nodes = {0: 0}
+        own_nodes = {0: 0}  # maps nodes of ``tree`` to nodes of this trie
         for node in range(1, len(tree)):
             if tree.acceptable[node]:
                 gain = self.gains[own_nodes[tree.parents[node]]] / 2 if tree.gain is None else tree.gain[node]
@@ -104,8 +104,8 @@ class Trie:
     def tree(self, max_nodes: int) -> TokenTree:
         """Return the tree of the ``max_nodes`` draft tokens of largest gain.
 
-        The nodes are in depth-first order. The child of largest gain comes first, so the main chain is the likeliest
-        path. Of children with equal gains the one added first comes first.
+        The nodes are in depth-first order. Children are sorted by gain, the largest first, so the main chain follows
+        the likeliest child of each node. Of children with equal gains the one added first comes first.
         """
         kept_nodes: Container[int] = range(len(self.tokens))
         if len(self.tokens) - 1 > max_nodes:

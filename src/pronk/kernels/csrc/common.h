@@ -9,7 +9,7 @@
 #include "scalar.h"
 #include "thread_pool.h"
 
-// Compilers with a sanitizer take minutes for tiles of many rows, so such builds limit them to 3 rows.
+// Maximum rows of a tile: `rows`, or at most 3 in builds with a sanitizer, which would compile for minutes otherwise.
 #if defined(PRONK_FEW_TILES)
 #define FEW_TILES(rows) ((rows) < 3 ? (rows) : 3)
 #else
@@ -17,18 +17,17 @@
 #endif
 
 namespace pronk {
-
 // Positions per KV block, a step of the attention loop. KV blocks begin at multiples of KV_BLOCK in the text and are
 // unrelated to the blocks of the cache.
 const int KV_BLOCK = 64;
-// Maximum queries of an attention tile.
+// Maximum QUERY_TILE of all instruction sets: queries of an attention tile.
 const int MAX_QUERIES = 12;
-// A GEMM computes a chunk of CHUNK_M rows (rounded up to whole row tiles) by CHUNK_BLOCKS blocks of 16 outputs; then
-// the epilogue reads the chunk, which is still in the cache.
+// A chunk of a GEMM: CHUNK_M rows (rounded up to whole row tiles) by CHUNK_BLOCKS blocks of 16 outputs. The epilogue
+// reads each chunk while its outputs are in the cache.
 const int CHUNK_M = 512;
 const int CHUNK_BLOCKS = 8;
-// Maximum rows of a GEMM tile. If a GEMM has at most this many rows, every thread prepares the whole input for itself,
-// which is cheaper than a barrier.
+// Maximum TILE_M of all instruction sets: rows of a GEMM tile. If a GEMM has at most this many rows, every thread
+// prepares the whole input for itself, which is cheaper than a barrier.
 const int MAX_TILE_M = 12;
 // Maximum head_dim; a multiple of 16, because vectors have 16 lanes.
 const int MAX_HEAD_DIM = 512;
@@ -46,9 +45,9 @@ struct Row {
   int32_t tail;        // State.path[tail], State.path[tail + 1], … are the later nodes of its path
 };
 
-// The rows of one request: `rows` rows of the forward pass from `first_row` on.
+// The rows first_row <= r < first_row + rows of the forward pass, which belong to one request.
 struct Segment {
-  const pronk_segment* given;  // as passed by the caller
+  const pronk_segment* given;  // the caller's description of this request
   int32_t first_row, rows;
 };
 
@@ -63,8 +62,8 @@ struct State {
   const QuantKernels* quant;   // GEMM with weights of 8 and 4 bits
   Row* row;
   Segment* segment;
-  int32_t* path;               // node numbers of all paths beyond their contiguous part, see Row.tail
-  std::atomic<int32_t>* next;  // [count] next attention work item of each operation
+  int32_t* path;               // tree nodes of all paths after the contiguous part, see Row.tail
+  std::atomic<int32_t>* next;  // [count] attention: number of work items taken by threads
   void *a, *b, *x;             // buffers A and B [rows, row_stride(width)]; the prepared input of a GEMM of many rows
   int64_t input_stride;        // row_stride of the widest GEMM input
   float* q;                    // queries [rows, heads, head_dim rounded up to 16]
@@ -72,8 +71,8 @@ struct State {
   int64_t scratch_bytes;
 };
 
-// Addresses that a GEMM tile prefetches, in bytes from its first weight: step i along K prefetches start + i * stride.
-// In the last `lead` inputs it prefetches next_blocks + i * stride, which are weights of the next tile.
+// Addresses that a GEMM tile prefetches, in bytes from its first weight. Step i along K prefetches start + i * stride;
+// in the last `lead` inputs, next_blocks + i * stride, which are weights of the next tile.
 struct Prefetch {
   int64_t start, next_blocks, stride, lead;
 };
@@ -83,7 +82,7 @@ struct Prefetch {
 typedef void (*GemmTileFunction)(const void* weights, int64_t block, const void* rows, float* c, int64_t ldc,
                                  int64_t k0, int64_t k1, int64_t part, bool accumulate, Prefetch prefetch);
 
-// GEMM tiles of one weight type: by_rows[M][i] computes M rows by 2^i adjacent blocks of 16 outputs.
+// GEMM tiles of one weight type: by_rows[rows][i] computes this many rows by 2^i adjacent blocks of 16 outputs.
 struct GemmTiles {
   GemmTileFunction by_rows[MAX_TILE_M + 1][3];
 };
@@ -111,7 +110,7 @@ struct QuantTiles {
 
 struct QuantKernels {
   int max_rows, max_accumulators;  // maximum rows of a tile, and maximum rows times blocks
-  QuantTiles tiles[2][2];          // [8 bits, 4 bits][without, with minima]
+  QuantTiles tiles[2][2];          // [0: q8, 1: q4][1 if the weights have minima]
 };
 
 // Implementations of pronk_sample and pronk_sample_draft.
@@ -129,15 +128,15 @@ typedef void (*RoundFunction)(const float* x, int64_t K, int bits, int64_t group
 struct IsaKernels {
   void (*execute)(State* state, int thread, int threads);
   const QuantKernels* quant;
-  RoundFunction round;
+  RoundFunction round;  // null: round_avx512
   const Sampling* sampling;
-  bool bf16;  // GEMM with bf16 weights rounds its input to bf16
+  bool bf16;  // BF16_ACTIVATIONS: GEMM with bf16 weights takes bf16 input
 };
 
 extern const IsaKernels kernels_portable;
 #if defined(__x86_64__) || defined(_M_X64)
 extern const IsaKernels kernels_avx2, kernels_avx512, kernels_avx512_bf16, kernels_amx;
-// Indexed by weight type; AVX512-BF16 and AMX use them for all types but bf16.
+// [pronk_type: f32, bf16, f16]; AVX512-BF16 and AMX use those for f32 and f16 only.
 extern const GemmTiles gemm_tiles_avx512[3];
 extern const QuantKernels quant_avx512, quant_vnni;
 extern const Sampling sampling_avx512;
@@ -156,12 +155,11 @@ inline int64_t quant_group_bytes(const pronk_weights* w) {
 }
 // Bytes of an input row quantized for q8 or q4 weights: codes, then 8 bytes per group, see QuantTile.
 inline int64_t quant_row_bytes(const pronk_weights* w) { return w->K_pad + w->K_pad / w->group * 8; }
-// Elements of a value, and of a panel of 16 keys, in the cache; 4 elements of an int8 cache hold a float32 scale.
+// Elements of a value, and of a panel of 16 keys, in the cache. In an int8 cache 4 elements more hold a float32 scale.
 inline int64_t value_size(int type, int64_t head_dim) { return type == PRONK_I8 ? head_dim + 4 : head_dim; }
 inline int64_t panel_size(int type, int64_t head_dim) {
   return type == PRONK_BF16 ? (head_dim + 1) / 2 * 32 : value_size(type, head_dim) * 16;
 }
 // Unpack the weights of one output to float.
 void unpack_row(const pronk_weights* w, int64_t row, float* out);
-
 }  // namespace pronk

@@ -1,4 +1,4 @@
-// Choice of the instruction set at run time; sampling, draft chains, and the measurement of memory bandwidth.
+// Choice of the instruction set at run time; entry points for sampling, draft chains and memory bandwidth.
 
 #if defined(__linux__) && defined(__x86_64__)
 #include <sys/syscall.h>
@@ -10,9 +10,8 @@
 using namespace pronk;
 
 namespace {
-
 #if defined(__x86_64__) || defined(_M_X64)
-// Write EAX, EBX, ECX and EDX to `out`.
+// Write the registers EAX, EBX, ECX and EDX after CPUID of a leaf and subleaf to `out`.
 void cpuid(uint32_t leaf, uint32_t sub, uint32_t out[4]) {
   __asm__ __volatile__("cpuid" : "=a"(out[0]), "=b"(out[1]), "=c"(out[2]), "=d"(out[3]) : "a"(leaf), "c"(sub));
 }
@@ -22,12 +21,12 @@ bool request_amx() {
 #if defined(__linux__)
   return syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* tile data */) == 0;
 #else
-  return false;  // Windows and macOS have no such request
+  return false;  // only Linux has this request; elsewhere AMX is not used
 #endif
 }
 
-// Return the highest pronk_isa. XCR0 (xgetbv) tells which registers the operating system saves: XMM and YMM (bits 1 and
-// 2), AVX-512 (5 to 7), AMX tiles (17 and 18).
+// Return the highest pronk_isa that this machine supports. The bits of XCR0 (xgetbv) tell which registers the operating
+// system saves: XMM and YMM (bits 1 and 2), AVX-512 (5 to 7), AMX tiles (17 and 18).
 int detect() {
   uint32_t r[4], xcr0 = 0, xcr0_high = 0;
   cpuid(0, 0, r);
@@ -61,7 +60,6 @@ bool has_vnni() {
 int detect() { return PRONK_PORTABLE; }
 bool has_vnni() { return false; }
 #endif
-
 }  // namespace
 
 const IsaKernels* pronk::isa_kernels(int isa) {
@@ -85,15 +83,15 @@ const QuantKernels* pronk::quant_kernels(int isa) {
 }
 
 namespace {
-// Arguments of pronk_read, and the sum of each thread.
-struct Read {
+// Arguments and results of read_part.
+struct ReadTask {
   const char* data;
   int64_t bytes;
-  double sum[256];  // one per thread of the pool
+  double sum[256];  // by thread; 256: MAX_THREADS of the pool
 };
 
 void read_part(void* argument, int thread, int threads) {
-  Read* read = (Read*)argument;
+  ReadTask* read = (ReadTask*)argument;
   const uint64_t* p = (const uint64_t*)read->data;
   int64_t lines = read->bytes / 64, from = lines * thread / threads * 8, to = lines * (thread + 1) / threads * 8;
   uint64_t a[8] = {0};
@@ -101,11 +99,10 @@ void read_part(void* argument, int thread, int threads) {
     __builtin_prefetch(p + i + 256);
     for (int j = 0; j < 8; j++) a[j] += p[i + j];
   }
-  uint64_t all = 0;
-  for (int j = 0; j < 8; j++) all += a[j];
-  read->sum[thread] = (double)all;
+  uint64_t total = 0;
+  for (int j = 0; j < 8; j++) total += a[j];
+  read->sum[thread] = (double)total;
 }
-
 }  // namespace
 
 int32_t pronk_version(void) { return PRONK_VERSION; }
@@ -117,8 +114,8 @@ void pronk_sizes(int32_t sizes[5]) {
 }
 
 int32_t pronk_detect(void) {
-  static int found = detect();
-  return found;
+  static int isa = detect();
+  return isa;
 }
 
 int32_t pronk_sample(const float* logits, int64_t vocab, float temperature, uint64_t key, int32_t isa) {
@@ -159,10 +156,10 @@ int32_t pronk_draft_chain(const pronk_op* ops, int64_t count, const pronk_pass* 
 }
 
 double pronk_read(const void* data, int64_t bytes, int32_t threads) {
-  Read read = {(const char*)data, bytes, {0}};
+  ReadTask read = {(const char*)data, bytes, {0}};
   PoolLock locked;
   pool_run(threads, read_part, &read);
   double sum = 0;
-  for (double each : read.sum) sum += each;
+  for (double thread_sum : read.sum) sum += thread_sum;
   return sum;
 }

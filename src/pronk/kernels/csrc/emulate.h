@@ -1,6 +1,6 @@
 // AVX512-BF16, AMX-BF16 and AMX-INT8 instructions as plain loops, to test the code around them on processors that have
-// AVX-512 only (`python build.py OUT -DPRONK_EMULATE`). bf16 sums are close to the hardware's, integer sums are equal;
-// either way a row does not depend on the other rows of its tile. Slow.
+// AVX-512 only (`python build.py OUT -DPRONK_EMULATE`); slow. Integer sums equal those of the processor, bf16 sums are
+// close to them. In all of them a row does not depend on the other rows of its tile.
 #pragma once
 #include <immintrin.h>
 #include <stdlib.h>
@@ -9,7 +9,6 @@
 #include "scalar.h"
 
 namespace emulate {
-
 // vdpbf16ps: sum[i] += a[2i + 1] * b[2i + 1], then sum[i] += a[2i] * b[2i], the odd element first as in the processor.
 static inline __m512 dot(__m512 sum, __m512bh a, __m512bh b) {
   float s[16];
@@ -34,7 +33,7 @@ struct Tiles {
 };
 static thread_local Tiles tiles;
 
-// Shapes at which the processor would raise an exception abort the process, here and in check_shapes. Palette 1 is the
+// Load a configuration. Abort, here and in check_shapes, where the processor would raise an exception. Palette 1 is the
 // only one with tiles.
 static inline void load_config(const void* config) {
   memcpy(tiles.config, config, 64);
@@ -89,7 +88,6 @@ static inline void multiply_codes(int sum, int a, int b) {
         memcpy(tiles.data[sum][m] + 4 * n, &s, 4);
       }
 }
-
 }  // namespace emulate
 
 #undef _tile_loadconfig

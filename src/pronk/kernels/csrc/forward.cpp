@@ -6,8 +6,7 @@
 using namespace pronk;
 
 namespace {
-
-// Workspace of a forward pass: kept between passes, grows only.
+// Memory of a forward pass. It is kept for the next pass, and replaced by a larger one when a pass needs more.
 struct Arena {
   char* start = nullptr;
   int64_t size = 0, used = 0;
@@ -29,15 +28,15 @@ struct Arena {
 
 Arena arena;
 
-// Row stride of buffer A or B, for its widest contents in the program.
+// Row stride of buffer A or B for the widest output that the program writes to it.
 int64_t buffer_stride(const pronk_op* ops, int64_t count, int buffer) {
   int64_t width = 0;
   for (int64_t i = 0; i < count; i++) {
     const pronk_op* op = ops + i;
-    int64_t own = 0;
-    if (op->kind == PRONK_LINEAR && op->output == buffer) own = op->w->N;
-    else if (op->kind == PRONK_ATTEND && buffer == PRONK_A) own = (int64_t)op->heads * op->head_dim;
-    if (own > width) width = own;
+    int64_t op_width = 0;
+    if (op->kind == PRONK_LINEAR && op->output == buffer) op_width = op->w->N;
+    else if (op->kind == PRONK_ATTEND && buffer == PRONK_A) op_width = (int64_t)op->heads * op->head_dim;
+    if (op_width > width) width = op_width;
   }
   return row_stride(width);
 }
@@ -59,25 +58,25 @@ int64_t query_width(const pronk_op* ops, int64_t count) {
   return width;
 }
 
-// Fill in the rows, segments and paths of State. `depth`, `contiguous` and `tail` are scratch, an entry per node of the
-// largest tree.
+// Fill in State.row, State.segment and State.path. `depth`, `contiguous` and `tail` are scratch with an entry per node
+// of the largest tree.
 void place_rows(const pronk_pass* pass, const pronk_op* ops, int64_t count, Row* row, Segment* segment, int32_t* path,
                 int32_t* depth, int32_t* contiguous, int32_t* tail) {
   int64_t block_size = 16, at = 0, used = 0;
   for (int64_t i = count - 1; i >= 0; i--)
     if (ops[i].block_size && !ops[i].cross) block_size = ops[i].block_size;
   for (int64_t i = 0; i < pass->segments; i++) {
-    const pronk_segment* g = pass->segment + i;
-    segment[i].given = g;
+    const pronk_segment* given = pass->segment + i;
+    segment[i].given = given;
     segment[i].first_row = (int32_t)at;
-    segment[i].rows = g->nodes - g->computed;
-    for (int32_t node = 0; node < g->nodes; node++) {
-      int32_t parent = g->parents ? g->parents[node] : node - 1;
+    segment[i].rows = given->nodes - given->computed;
+    for (int32_t node = 0; node < given->nodes; node++) {
+      int32_t parent = given->parents ? given->parents[node] : node - 1;
       depth[node] = parent < 0 ? 0 : depth[parent] + 1;
       bool is_contiguous = parent < 0 || (contiguous[parent] == depth[node] && node == depth[node]);
       contiguous[node] = is_contiguous ? depth[node] + 1 : contiguous[parent];
       if (!is_contiguous) {
-        // Copy the parent's nodes beyond the contiguous part, then append this node.
+        // The tail of this node's path is that of the parent's path and this node.
         int32_t length = depth[parent] + 1 - contiguous[parent];
         for (int32_t j = 0; j < length; j++) path[used + j] = path[tail[parent] + j];
         tail[node] = (int32_t)used;
@@ -86,10 +85,10 @@ void place_rows(const pronk_pass* pass, const pronk_op* ops, int64_t count, Row*
       } else {
         tail[node] = 0;
       }
-      if (node < g->computed) continue;
-      int64_t slot_index = g->length + node, block = slot_index / block_size - g->released;
-      row[at].position = g->length + depth[node];
-      row[at].slot = g->blocks ? (int32_t)(g->blocks[block] * block_size + slot_index % block_size) : 0;
+      if (node < given->computed) continue;
+      int64_t slot_index = given->length + node, block = slot_index / block_size - given->released;
+      row[at].position = given->length + depth[node];
+      row[at].slot = given->blocks ? (int32_t)(given->blocks[block] * block_size + slot_index % block_size) : 0;
       row[at].contiguous = contiguous[node];
       row[at].tail = tail[node];
       at++;
@@ -100,30 +99,30 @@ void place_rows(const pronk_pass* pass, const pronk_op* ops, int64_t count, Row*
 // Whether every request has cache blocks for the slots that an operation reads and writes.
 bool has_slots(const pronk_pass* pass, const pronk_op* op) {
   for (int64_t i = 0; i < pass->segments; i++) {
-    const pronk_segment* g = (op->cross ? pass->cross_segment : pass->segment) + i;
-    int64_t end = (int64_t)g->length + (op->cross ? 0 : g->nodes);
-    if (end > ((int64_t)g->released + g->num_blocks) * op->block_size) return false;
+    const pronk_segment* given = (op->cross ? pass->cross_segment : pass->segment) + i;
+    int64_t end = (int64_t)given->length + (op->cross ? 0 : given->nodes);
+    if (end > ((int64_t)given->released + given->num_blocks) * op->block_size) return false;
   }
   return true;
 }
 
-struct Job {
+struct ProgramTask {
   State* state;
   const IsaKernels* isa;
 };
 
 void run_program(void* argument, int thread, int threads) {
-  Job* job = (Job*)argument;
-  job->isa->execute(job->state, thread, threads);
+  ProgramTask* program_task = (ProgramTask*)argument;
+  program_task->isa->execute(program_task->state, thread, threads);
 }
 
 // Bytes of scratch per thread: the layouts of Scratch (ops.inc) and AttentionScratch (attention.inc).
 int64_t scratch_size(const pronk_op* ops, int64_t count, const pronk_pass* pass, int64_t input, int64_t nodes) {
   int64_t blocks = CHUNK_BLOCKS, dims = 16, width = row_stride(pass->hidden);
   for (int64_t i = 0; i < count; i++) {
-    int64_t own = round_up(ops[i].head_dim, 16);
-    if (own / 16 > blocks) blocks = own / 16;
-    if (own > dims) dims = own;
+    int64_t padded = round_up(ops[i].head_dim, 16);
+    if (padded / 16 > blocks) blocks = padded / 16;
+    if (padded > dims) dims = padded;
   }
   int64_t rows = pass->rows > pass->num_wanted ? pass->rows : pass->num_wanted;
   if (rows > CHUNK_M + MAX_TILE_M) rows = CHUNK_M + MAX_TILE_M;
@@ -131,7 +130,6 @@ int64_t scratch_size(const pronk_op* ops, int64_t count, const pronk_pass* pass,
   int64_t attention = MAX_QUERIES * (2 * dims + 2 * KV_BLOCK + round_up(nodes + KV_BLOCK, KV_BLOCK) + KV_BLOCK);
   return round_up((products > attention ? products : attention) * 4, 256) + 256;
 }
-
 }  // namespace
 
 int64_t pronk_workspace(void) { return arena.size; }
@@ -149,20 +147,20 @@ int32_t pronk_run(const pronk_op* ops, int64_t count, const pronk_pass* pass) {
   bool bf16 = isa->bf16 && has_bf16 && !has_other;
   int64_t nodes = 0, scattered = 0;
   for (int64_t i = 0; i < pass->segments; i++) {
-    const pronk_segment* g = pass->segment + i;
-    if (g->nodes > nodes) nodes = g->nodes;
-    if (!g->parents) continue;
-    // Upper bound of the size of State.path: each node off the main chain stores at most all nodes off the main chain.
+    const pronk_segment* given = pass->segment + i;
+    if (given->nodes > nodes) nodes = given->nodes;
+    if (!given->parents) continue;
+    // Upper bound of the size of State.path: the n nodes off the main chain have tails of at most n nodes.
     int64_t chain = 0;
-    while (chain < g->nodes && g->parents[chain] == chain - 1) chain++;
-    scattered += (g->nodes - chain) * (g->nodes - chain);
+    while (chain < given->nodes && given->parents[chain] == chain - 1) chain++;
+    scattered += (given->nodes - chain) * (given->nodes - chain);
   }
   int64_t rows = pass->rows > pass->num_wanted ? pass->rows : pass->num_wanted, size = bf16 ? 2 : 4;
   int64_t a = buffer_stride(ops, count, PRONK_A), b = buffer_stride(ops, count, PRONK_B), q = query_width(ops, count);
   int64_t input = input_stride(ops, count, pass->hidden), scratch = scratch_size(ops, count, pass, input, nodes);
   int64_t bytes = pass->rows * (int64_t)sizeof(Row) + pass->segments * (int64_t)sizeof(Segment) + count * 4 +
                   scattered * 4 + nodes * 12 + rows * (a + b + input) * size + rows * q * 4 + scratch * pass->threads;
-  PoolLock locked;  // there is one arena: forward passes of several callers run one after the other
+  PoolLock locked;  // also guards the arena: the forward passes of several callers run one after the other
   if (!arena.begin(bytes + 64 * 16)) return -1;
   State s;
   s.ops = ops;
@@ -184,7 +182,7 @@ int32_t pronk_run(const pronk_op* ops, int64_t count, const pronk_pass* pass) {
   s.scratch = arena.allocate(scratch * pass->threads);
   s.scratch_bytes = scratch;
   place_rows(pass, ops, count, s.row, s.segment, s.path, tree, tree + nodes, tree + 2 * nodes);
-  Job job = {&s, isa};
-  pool_run(pass->threads, run_program, &job);
+  ProgramTask program_task = {&s, isa};
+  pool_run(pass->threads, run_program, &program_task);
   return 0;
 }

@@ -7,7 +7,7 @@
 using namespace pronk;
 
 namespace {
-// Argument of pack_part and pack_codes_part; `scale` and `minimum` belong to codes only.
+// Argument of pack_part and pack_codes_part. Only pack_codes_part has `scale` and `minimum`.
 struct Pack {
   const pronk_weights* w;
   const void* source;
@@ -16,7 +16,7 @@ struct Pack {
   const float *scale, *minimum;
 };
 
-// Return the first source row of a block, and in `count` the number of its rows.
+// Return the first row of `source` in a block; write the number of the block's rows to `count`.
 int64_t block_rows(const pronk_weights* w, int64_t block, int64_t* count) {
   int64_t first, left;
   if (w->gated) {
@@ -32,8 +32,8 @@ int64_t block_rows(const pronk_weights* w, int64_t block, int64_t* count) {
   return first;
 }
 
-// Pack `count` source rows of a block over k0 <= k < k1. Callers take 64 inputs at a time, so that the written part of
-// the block stays in the L1 cache.
+// Pack `count` source rows of a block over k0 <= k < k1. The range of k is at most 64, so that the written part of the
+// block stays in the L1 cache.
 template <class T>
 void pack_rows(const Pack* p, int64_t block, int64_t first, int64_t count, int64_t k0, int64_t k1) {
   bool pairs = p->w->type == PRONK_BF16;
@@ -94,7 +94,7 @@ struct Round {
   int64_t group;
   int32_t tries;
   uint8_t* codes;
-  float *scale, *converted;  // `converted`: a float32 row per thread, if the source has another type
+  float *scale, *converted;  // `converted`: a float32 row per thread; null if the source is float32
   RoundFunction round;
 };
 
@@ -182,13 +182,13 @@ void pronk::unpack_row(const pronk_weights* w, int64_t row, float* out) {
 
 void pronk_unpack(const pronk_weights* w, int64_t row, float* out) { unpack_row(w, row, out); }
 
-// Copy one key (`lane` of its panel) to `copy`, or back if `writing`.
+// Copy the key number `lane` of a panel to `copy`; if `writing`, copy it from `copy` to the panel.
 static void move_key(char* panel, int type, int64_t width, int64_t lane, char* copy, bool writing) {
   auto copy_bytes = [&](char* at, int64_t bytes) {
     writing ? memcpy(at, copy, (size_t)bytes) : memcpy(copy, at, (size_t)bytes);
     copy += bytes;
   };
-  int64_t dims = type == PRONK_BF16 ? 2 : 1, bytes = dims * type_size(type);  // adjacent dimensions of a key, in bytes
+  int64_t dims = type == PRONK_BF16 ? 2 : 1, bytes = dims * type_size(type);  // adjacent dimensions of a key, and bytes
   for (int64_t k = 0; k < width; k += dims) copy_bytes(panel + (k / dims * 16 + lane) * bytes, bytes);
   if (type == PRONK_I8) copy_bytes(panel + width * 16 + lane * 4, 4);
 }

@@ -17,18 +17,18 @@ enum pronk_isa { PRONK_PORTABLE = 0, PRONK_AVX2 = 1, PRONK_AVX512 = 2, PRONK_AVX
 
 enum pronk_kind {
   PRONK_EMBED = 0,   // stream = table[token], or row `token` of w (+ positions[position])
-  PRONK_LINEAR = 1,  // output = activate(norm(input) W + b), see pronk_op
+  PRONK_LINEAR = 1,  // output = activate(norm(input) W^T + b), where W [N, K] is pronk_op.w and b its bias
   PRONK_QKV = 2,     // project; rotate queries and keys (RoPE); scale queries; write keys and values to the cache
   PRONK_ATTEND = 3,  // buffer A = attention outputs of the queries
   PRONK_STORE = 4,   // copy stream rows to the pool `keys` (by slot) or to pass.collected (by row)
   PRONK_NORM = 5,    // stream = norm(stream)
 };
-// A and B hold activations between operations.
+// Input or output of an operation. A and B hold activations between operations.
 enum pronk_buffer { PRONK_STREAM = 0, PRONK_A = 1, PRONK_B = 2, PRONK_LOGITS = 3 };
 enum pronk_norm_kind { PRONK_NO_NORM = 0, PRONK_RMS = 1, PRONK_LAYER = 2 };
 enum pronk_activation { PRONK_IDENTITY = 0, PRONK_SILU = 1, PRONK_GELU = 2, PRONK_GELU_TANH = 3 };
 
-// A matrix [N, K] packed in blocks of 16 outputs. Each `unit` of outputs begins a block; zeros fill its last block:
+// A matrix [N, K] packed in blocks of 16 outputs. Every `unit` outputs a new block begins; zeros fill the last block:
 //   f32, f16   [blocks][K][16]
 //   bf16       [blocks][K_pad / 2][16][2], K_pad = K rounded up to 32: 16 pairs of k are one AMX tile
 //   q8, q4     [blocks][K_pad / group] groups, K_pad = K rounded up to `group`. A group is 16 scales, 16 minima if
@@ -37,7 +37,7 @@ enum pronk_activation { PRONK_IDENTITY = 0, PRONK_SILU = 1, PRONK_GELU = 2, PRON
 // A weight is scale * code + minimum; without minima scale * (code - 128) for q8 and scale * (code - 8) for q4.
 typedef struct {
   int32_t type;
-  int32_t gated;         // 1: gate and up projection in one matrix, whose blocks alternate
+  int32_t gated;         // 1: gate and up projection in one matrix; a block of the gate, a block of up, …
   int32_t group;         // q8, q4: weights along K that share a scale, a multiple of 8
   int32_t minima;        // q8, q4: whether groups have a minimum
   int64_t N, K, K_pad;   // outputs (of the gate alone, if gated), inputs, padded inputs
@@ -53,13 +53,13 @@ typedef struct {
   int32_t input, output;  // pronk_buffer
   int32_t residual;       // 1: add the output to the stream instead of replacing the stream
   int32_t activation;
-  int32_t wanted;         // 1: compute only the rows of pass.wanted, those whose logits are requested
+  int32_t wanted;         // 1: compute only the rows in pass.wanted
   int32_t norm;
   float eps;
   const float *norm_weight, *norm_bias;
   const pronk_weights* w;
   int32_t heads, kv_heads, head_dim;
-  int32_t first_head;     // qkv (one op per weight format): index of w's first head in queries, keys, values
+  int32_t first_head;     // qkv: number of the first head in w; queries, keys and values are numbered in this order
   int32_t rope;           // 0: none; 1, 2: rotate by pass.rope[0], pass.rope[1]
   int32_t window;         // sliding window in tokens; 0: none
   int32_t cross;          // 1: cross-attention, to pass.cross_segment instead of pass.segment
@@ -69,7 +69,7 @@ typedef struct {
   const float *q_norm, *k_norm;
   void *keys, *values;    // pools of one layer, see store_key and store_value in ops.inc
   const void *table, *positions;
-  int32_t table_type, collected;  // collected: 1 + index in pass.collected; 0: store to the pool `keys`
+  int32_t table_type, collected;  // collected: n > 0: store to pass.collected[n - 1]; 0: to `keys`
 } pronk_op;
 
 // Rows of one request: a tree of `nodes` tokens after `length` cached tokens, either a chunk of the prompt (a chain) or
@@ -92,8 +92,8 @@ typedef struct {
   const int32_t* tokens;     // [rows]
   const pronk_segment *segment, *cross_segment;  // [segments]
   void* stream;              // [rows, hidden]
-  const float* rope[2];      // [positions or rows, 2, head_dim / 2]: cosines, sines
-  int32_t rope_by_row[2];    // 1: the table has an entry per row instead of per position
+  const float* rope[2];      // two tables [positions or rows, 2, head_dim / 2]: cosines, sines
+  int32_t rope_by_row[2];    // of each table: 1: it has an entry per row instead of per position
   const int32_t* wanted;     // [num_wanted] rows whose logits are requested
   float* logits;             // [num_wanted, N], or [rows, N] if the operation's `wanted` is 0
   void* collected;           // [layers, rows, hidden]
@@ -120,8 +120,8 @@ PRONK_API void pronk_pack(const pronk_weights* w, const void* source, int64_t st
 PRONK_API void pronk_pack_codes(const pronk_weights* w, const uint8_t* codes, const float* scale, const float* minimum,
                                 void* data, int32_t threads);
 // Quantize `source` [N, K] (f32, bf16 or f16, `stride` elements between rows) to 8 or 4 bits without minima: `codes`
-// [N, K], `scale` [N, groups]. `tries`: number of ranges to try, each 5 % narrower, see round.inc. Returns 0, or -1 if
-// memory is exhausted.
+// [N, K], `scale` [N, groups]. `tries`: number of ranges 1, 0.95, 0.9, … to try, see best_scale (round.inc). Returns 0,
+// or -1 if memory is exhausted.
 PRONK_API int32_t pronk_round(const void* source, int32_t type, int64_t N, int64_t K, int64_t stride, int32_t bits,
                               int64_t group, int32_t tries, uint8_t* codes, float* scale, int32_t threads, int32_t isa);
 // Return the size in bytes of `data` of packed weights.
@@ -133,17 +133,17 @@ PRONK_API int32_t pronk_run(const pronk_op* ops, int64_t count, const pronk_pass
 // Sample the target's token: the first argmax of logits / temperature + Gumbel noise(key, token), or of the logits at
 // temperature 0. Returns -1 if a logit is not finite.
 PRONK_API int32_t pronk_sample(const float* logits, int64_t vocab, float temperature, uint64_t key, int32_t isa);
-// Sample a draft token, with less precise noise, or none if `key` is null. `scores` [vocab] receives the values under
-// the argmax, `confidence` the sampled token's softmax probability over `scores`. A logit of -infinity bans its token.
-// Returns -1 if all tokens are banned or a logit is NaN or plus infinity.
+// Sample a draft token: the argmax of `scores` [vocab] = logits / temperature (0 counts as 1) + noise. The noise has
+// less precision than in pronk_sample, and is 0 if `key` is null. `confidence` receives the token's softmax probability
+// over `scores`. A logit of -infinity bans its token. Returns -1 if all are banned or a logit is NaN or plus infinity.
 PRONK_API int32_t pronk_sample_draft(const float* logits, int64_t vocab, float temperature, const uint64_t* key,
                                      float* scores, float* confidence, int32_t isa);
 // Run a program over the rows of one request (`pass->logits` is [1, vocab]), sample a draft token, run the program for
 // this token, and so on. Returns the number of forward passes, or the error code of `pronk_run`.
 PRONK_API int32_t pronk_draft_chain(const pronk_op* ops, int64_t count, const pronk_pass* pass,
                                     const pronk_chain* chain);
-// Move rows of cache pools from slots `source` to slots `target`. Pool i has elements of `types[i]`. `kinds[i]` is 0
-// for rows [heads, slots, width], 1 for values and 2 for keys. `shapes` [count, 3] are heads, slots and width.
+// Move the contents of the slots `source` [moves] to the slots `target` in `count` cache pools. Pool i has elements of
+// `types[i]` and sizes `shapes[i]`: heads, slots, width. `kinds[i]`: 0 rows [heads, slots, width], 1 values, 2 keys.
 PRONK_API int32_t pronk_move(void* const* pools, const int32_t* types, const int32_t* kinds, const int64_t* shapes,
                              int64_t count, const int64_t* source, const int64_t* target, int64_t moves);
 // Read `bytes` once on all threads, to measure memory bandwidth. Returns a sum, so that the read is not optimised away.

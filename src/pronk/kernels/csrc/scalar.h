@@ -32,7 +32,7 @@ static inline float half_to_float(uint16_t h) {
   return y;
 }
 
-// SplitMix64: hash a key with a counter, `token`: a token id or a position.
+// Hash a key with `token`, which is a token id or a position (SplitMix64, whose counter is `token`).
 static inline uint64_t hash_token(uint64_t key, uint64_t token) {
   uint64_t x = key + token * 0x9E3779B97F4A7C15u;
   x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;

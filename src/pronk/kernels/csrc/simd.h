@@ -1,5 +1,5 @@
-// Vectors of 16 floats (vf) with the same lanes on every instruction set. Included once per instruction set, inside its
-// namespace, by a file that is compiled with its flags.
+// Vectors of 16 floats (vf) with the same functions on every instruction set. Each isa_*.cpp includes this file in its
+// unnamed namespace and is compiled with the flags of its instruction set.
 //
 // vmax and vmin return their second argument if one of the two is NaN, as the x86 instructions do. veven and vodd load
 // the elements of even and of odd index from 32 bf16.

@@ -1,7 +1,7 @@
-// A suffix automaton and the draft trees that grow from it; compiled to a library of its own. The Python fallback,
-// drafters/from_text/_automaton.py and _growth.py, explains the algorithm and builds bit-identical trees. `suffixes.py`
-// mirrors `pronk_suffix_tree` and compares version and size when it loads the library. If an allocation fails, the call
-// returns an error and the automaton is unusable.
+// A suffix automaton, and draft trees of the continuations that it contains; compiled to a library of its own. The
+// Python fallback, drafters/from_text/_automaton.py and _growth.py, explains the algorithm and builds bit-identical
+// trees. `suffixes.py` mirrors `pronk_suffix_tree` and compares its version and size when it loads the library. If an
+// allocation fails, the call returns an error and the automaton is unusable.
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,30 +12,29 @@
 
 struct pronk_suffixes;
 
-// Arguments and results of growing a draft tree from the continuations of the longest matching suffixes. A draft token
-// belongs to one of 32 acceptance buckets, and is accepted with an estimated probability of
-// (accepted + prior * weight) / (offered + weight), where `prior` also depends on its depth. A node's gain is the
-// product of these probabilities along its path.
+// Arguments and results of pronk_suffixes_grow: the suffixes of the text that occur in a source match, and the tokens
+// that followed them there become draft tokens. A draft token belongs to one of 32 acceptance buckets. It is accepted
+// with the estimated probability (accepted + prior * weight) / (offered + weight), where `prior` depends on bucket and
+// depth. A node's gain is the product of these probabilities along its path.
 struct pronk_suffix_tree {
-  const pronk_suffixes* const* sources;  // the text's own automaton first, then those of earlier outputs
-  const int32_t* tail;      // [tail_tokens] last tokens of the text, at least one; the last one is the root
+  const pronk_suffixes* const* sources;  // automaton of the text, then automata of earlier outputs
+  const int32_t* tail;      // [tail_tokens] last tokens of the text, at least one; the very last is the root
   int32_t num_sources, tail_tokens;
   int32_t width, max_depth; // maximum number and maximum depth of draft tokens
   int32_t min_match;        // shortest match in tokens that is used
-  double depth_factor;      // a match supports draft tokens up to this many times its length
+  double depth_factor;      // a match of n tokens yields draft tokens at depths up to depth_factor * n
   double min_gain;          // draft tokens with a smaller gain are dropped
   double weight;            // number of observations that the prior counts for
-  const double *offered, *accepted;  // [32] numbers of draft tokens per bucket
-  double* priors;           // [32, 4] priors at depths 1, 2, 3, and 4 or more; NaN: not known yet, call `prior`
+  const double *offered, *accepted;  // [32] by bucket: number of draft tokens so far
+  double* priors;           // [32, 4] by bucket and depth (1, 2, 3, 4 or more); NaN: call `prior` and store it
   double (*prior)(int32_t bucket, int32_t depth);
   int32_t *tokens, *parents, *buckets;  // [width + 1], parents before their children
   double* gains;            // [width + 1]
 };
 
 namespace {
-
-const int MAX_CHAINED_EDGES = 8;   // states with more edges than this use the hash table
-const int MAX_LISTED_EDGES = 128;  // only this many oldest edges of a state become draft tokens
+const int MAX_CHAINED_EDGES = 8;   // the edges of states with more edges than this are in the hash table
+const int MAX_LISTED_EDGES = 128;  // only the oldest edges of a state, up to this number, yield draft tokens
 const int32_t NO_TOKEN = -1;
 
 // Growable array; `push` returns false if memory is exhausted.
@@ -67,8 +66,8 @@ struct Array {
   }
 };
 
-// Hash table of the edges of states with more than MAX_CHAINED_EDGES edges, by state and token. Token NO_TOKEN stands
-// for the newest of the state's MAX_LISTED_EDGES oldest edges, the head of their list.
+// Hash table of the edges of states with more than MAX_CHAINED_EDGES edges, by state and token. The entry of NO_TOKEN
+// is the newest of a state's MAX_LISTED_EDGES oldest edges, the head of their list; states with fewer edges have none.
 struct EdgeTable {
   struct Entry {
     int32_t state, token, edge;  // edge -1: an unused entry
@@ -111,10 +110,10 @@ struct EdgeTable {
 
   bool grow() {
     int64_t before = capacity, new_capacity = capacity ? 2 * capacity : 64;
-    Entry *old = at, *made = (Entry*)malloc((size_t)new_capacity * sizeof(Entry));
-    if (!made) return false;
-    memset(made, 0xff, (size_t)new_capacity * sizeof(Entry));
-    at = made, capacity = new_capacity;
+    Entry *old = at, *entries = (Entry*)malloc((size_t)new_capacity * sizeof(Entry));
+    if (!entries) return false;
+    memset(entries, 0xff, (size_t)new_capacity * sizeof(Entry));
+    at = entries, capacity = new_capacity;
     for (int64_t i = 0; i < before; i++)
       if (old[i].edge >= 0) put(old[i]);
     free(old);
@@ -122,25 +121,24 @@ struct EdgeTable {
   }
 };
 
-// A string in the automaton: its state and its number of tokens.
+// A suffix of the text that occurs in an automaton: its state and its number of tokens.
 struct Match {
   int32_t state, length;
 };
-
 }  // namespace
 
 // A suffix automaton over one or more texts: all their substrings up to a length, with counts and continuations.
 struct pronk_suffixes {
   int32_t max_match;
   bool broken = false;  // an allocation failed in the middle of a change
-  // One entry per state; state 0 is the root. The edges of a state form a linked list, newest first.
-  // `length`: of its longest string; `link`: suffix link, -1 for the root; `count`: occurrences; `edges`: newest edge.
+  // One entry per state; state 0 is the root. `length`: tokens of its longest string; `link`: suffix link, -1 for the
+  // root; `count`: occurrences; `edges`: newest edge, the head of the linked list of the state's edges.
   Array<int32_t> length, link, count, edges;
   Array<uint8_t> degree;  // number of edges, at most MAX_LISTED_EDGES + 1
   Array<int32_t> token, target, next;  // one entry per edge
   EdgeTable edge_table;
   int64_t tokens = 0;  // number of tokens appended
-  int32_t last = 0;        // state of the whole current text
+  int32_t last = 0;    // state of the whole current text
   Match counted = {0, 0};  // longest suffix of the current text of at most max_match + 1 tokens
 
   // Return the edge of a state for a token, or -1.
@@ -197,11 +195,11 @@ struct pronk_suffixes {
 
   // Add copies of a state's edges to another state, in the same order. Returns false if memory is exhausted.
   bool copy_edges(int32_t from, int32_t to) {
-    Array<int32_t> found;
+    Array<int32_t> newest_first;
     for (int32_t edge = edges[from]; edge >= 0; edge = next[edge])
-      if (!found.push(edge)) return false;
-    while (found.size) {
-      int32_t edge = found[--found.size];
+      if (!newest_first.push(edge)) return false;
+    while (newest_first.size) {
+      int32_t edge = newest_first[--newest_first.size];
       if (!add_edge(to, token[edge], target[edge])) return false;
     }
     return true;
@@ -226,28 +224,28 @@ struct pronk_suffixes {
     return count_suffixes(new_token);
   }
 
-  // Count one more occurrence of each suffix of the current text, up to max_match + 1 tokens.
+  // Count one more occurrence of each suffix of the current text of at most max_match + 1 tokens.
   bool count_suffixes(int32_t new_token) {
-    int32_t before = state_of(counted.state, counted.length);  // the state may have been split since
+    int32_t before = state_of(counted.state, counted.length);  // `counted.state` may have been split since
     counted.length = counted.length < max_match ? counted.length + 1 : max_match + 1;
     counted.state = state_of(target[find(before, new_token)], counted.length);
     for (int32_t state = counted.state; state > 0; state = link[state]) count[state]++;
     return true;
   }
 
-  // Return the state of a string's suffix of `wanted` tokens. The string is in `state` and at most one token longer.
+  // Return the state of the suffix of `wanted` tokens of a string in `state`, which is at most one token longer.
   int32_t state_of(int32_t state, int32_t wanted) const {
     int32_t shorter = link[state];
     return shorter >= 0 && length[shorter] >= wanted ? shorter : state;
   }
 
-  // Return the longest suffix of a match that has a continuation.
+  // Return the longest suffix of a match after which the automaton contains a token.
   Match continued(Match match) const {
     while (match.state && !degree[match.state]) match = {link[match.state], length[link[match.state]]};
     return match;
   }
 
-  // Return the longest suffix of `tail`, of at most max_match tokens, that has a continuation in the automaton.
+  // Return the longest suffix of `tail`, of at most max_match tokens, after which the automaton contains a token.
   Match longest_match(const int32_t* tail, int64_t tokens) const {
     Match match = {0, 0};
     for (int64_t i = tokens > max_match ? tokens - max_match : 0; i < tokens; i++) {
@@ -259,13 +257,13 @@ struct pronk_suffixes {
     return continued(match);
   }
 
-  // Return the match after one more token; `state` is the target of the token's edge.
+  // Return the match after appending a token, whose edge leads to `state`, to a match of `length_before` tokens.
   Match follow(int32_t state, int32_t length_before) const {
     int32_t new_length = length_before < max_match ? length_before + 1 : max_match;
     return continued({state_of(state, new_length), new_length});
   }
 
-  // Return the next shorter match, which occurs in more contexts.
+  // Return the longest suffix of the strings of `state` that belongs to another state: it occurs in more contexts.
   Match shorter(int32_t state) const {
     int32_t suffix = link[state] > 0 ? link[state] : 0;
     return {suffix, length[suffix]};
@@ -279,9 +277,8 @@ struct pronk_suffixes {
 };
 
 namespace {
-
-// A node of the draft tree with the match of its text in one source (index into call->sources). Nodes that grow from
-// this match are at most `depth` deep.
+// A node of the draft tree with the match of its text in call->sources[source]. Draft tokens that follow this match are
+// added up to depth `depth`.
 struct Site {
   int32_t node, source;
   Match match;
@@ -291,7 +288,7 @@ struct Site {
 // A draft token that may be added below site.node.
 struct Candidate {
   double gain;
-  int64_t number;  // order of insertion, breaks ties
+  int64_t number;  // order of insertion: the smaller number comes first among equal gains
   Site site;
   int32_t token, state, bucket;
 
@@ -300,7 +297,7 @@ struct Candidate {
   }
 };
 
-// A token that follows a match, the state after it, and its number of occurrences.
+// A token that follows a match, the target of its edge, and its number of occurrences there.
 struct Continuation {
   int32_t token, state, count;
 };
@@ -310,15 +307,15 @@ struct Node {
   double gain;
 };
 
-// Acceptance bucket by source (the text itself, or `stored`: an earlier output), length of the match, and share of the
-// token among the continuations: 2 * 4 * 4 buckets.
+// One of 2 * 4 * 4 acceptance buckets, by source (`stored`: an earlier output, else the text itself), length of the
+// match, and share of the token among all continuations of the match.
 int32_t bucket_of(bool stored, int32_t length, double share) {
   int lengths = (length >= 2) + (length >= 4) + (length >= 8);
   int shares = (share >= 0.25) + (share >= 0.5) + (share >= 0.75);
   return 16 * stored + 4 * lengths + shares;
 }
 
-// The growth of one draft tree: `heap` has the candidates, the largest gain first.
+// The growth of one draft tree. `heap` is a binary heap of the candidates, the largest gain first.
 struct Growth {
   const pronk_suffix_tree* call;
   Array<Candidate> heap;
@@ -359,25 +356,26 @@ struct Growth {
     const Node above = nodes[site.node];
     if (above.depth >= site.depth || site.match.length < call->min_match) return true;
     const pronk_suffixes& source = *call->sources[site.source];
-    Continuation found[MAX_LISTED_EDGES];
-    int64_t total = 1;  // a continuation that was seen once has share 1 / 2, not 1
+    Continuation sorted[MAX_LISTED_EDGES];
+    int64_t total = 1;  // 1: a continuation that occurred once has share 1 / 2, not 1
     int size = 0;
     for (int32_t edge = source.first_listed(site.match.state); edge >= 0; edge = source.next[edge]) {
-      Continuation each = {source.token[edge], source.target[edge], source.count[source.target[edge]]};
-      total += each.count;
+      int32_t after = source.target[edge];
+      Continuation continuation = {source.token[edge], after, source.count[after]};
+      total += continuation.count;
       // Insertion sort by count; among equal counts the newest edge comes first.
       int at = size;
-      for (; at && found[at - 1].count < each.count; at--) found[at] = found[at - 1];
-      found[at] = each;
+      for (; at && sorted[at - 1].count < continuation.count; at--) sorted[at] = sorted[at - 1];
+      sorted[at] = continuation;
       size++;
     }
     for (int i = 0; i < size && (i < call->width || size == 1); i++) {
-      if (contains(excluded, found[i].token)) continue;
-      if (excluded && !excluded->push(found[i].token)) return false;
-      int32_t bucket = bucket_of(site.source > 0, site.match.length, (double)found[i].count / (double)total);
+      if (contains(excluded, sorted[i].token)) continue;
+      if (excluded && !excluded->push(sorted[i].token)) return false;
+      int32_t bucket = bucket_of(site.source > 0, site.match.length, (double)sorted[i].count / (double)total);
       double gain = above.gain * rate(bucket, above.depth + 1);
       if (gain < call->min_gain) continue;
-      if (!push({gain, ++num_candidates, site, found[i].token, found[i].state, bucket})) return false;
+      if (!push({gain, ++num_candidates, site, sorted[i].token, sorted[i].state, bucket})) return false;
     }
     return true;
   }
@@ -403,17 +401,17 @@ struct Growth {
     return ok ? (int32_t)nodes.size - 1 : -1;
   }
 
-  // Add candidates after all suffixes of the text that a source contains, the longest suffix first.
+  // Add candidates below the root: the continuations of all suffixes of the text in a source, the longest suffix first.
   bool add_matches(int32_t number) {
     const pronk_suffixes& source = *call->sources[number];
     if (source.broken) return false;
     Array<int32_t> excluded;
     Match match = source.longest_match(call->tail, call->tail_tokens);
     while (match.length >= call->min_match && excluded.size < call->width) {
-      int32_t supported = (int32_t)(call->depth_factor * match.length);
-      if (supported < 1) supported = 1;
-      if (supported > call->max_depth) supported = call->max_depth;
-      if (!add_candidates({0, number, match, supported}, &excluded)) return false;
+      int32_t depth_limit = (int32_t)(call->depth_factor * match.length);
+      if (depth_limit < 1) depth_limit = 1;
+      if (depth_limit > call->max_depth) depth_limit = call->max_depth;
+      if (!add_candidates({0, number, match, depth_limit}, &excluded)) return false;
       match = source.shorter(match.state);
     }
     return true;
@@ -424,7 +422,7 @@ struct Growth {
     if (!nodes.push({call->tail[call->tail_tokens - 1], -1, 0, 0, 1.0})) return false;
     for (int32_t number = 0; number < call->num_sources; number++)
       if (!add_matches(number)) return false;
-    // Take at most two candidates per node: a candidate adds no node if another source has proposed the same token.
+    // Pop at most 2 * width candidates: a candidate adds no node if another source has proposed the same token.
     for (int64_t left = 2 * (int64_t)call->width; left && heap.size && nodes.size <= call->width; left--) {
       Candidate candidate = pop();
       int32_t node = add(candidate);
@@ -436,26 +434,25 @@ struct Growth {
     return true;
   }
 
-  // Write the subtree of `node` in depth-first order: children by falling gain, then in order of insertion.
+  // Write the subtree of `node` in depth-first order, the children by falling gain, equal gains in order of insertion.
   void write_nodes(int32_t node, int32_t parent, int32_t* placed) {
     int32_t number = (*placed)++;
     const Node& from = nodes[node];
     call->tokens[number] = from.token, call->parents[number] = parent;
     call->buckets[number] = from.bucket, call->gains[number] = from.gain;
     double below = INFINITY;
-    for (int32_t done = node;;) {
+    for (int32_t written = node;;) {
       int32_t best = -1;
       for (int32_t i = node + 1; i < (int32_t)nodes.size; i++) {
-        if (nodes[i].parent != node || nodes[i].gain > below || (nodes[i].gain == below && i <= done)) continue;
+        if (nodes[i].parent != node || nodes[i].gain > below || (nodes[i].gain == below && i <= written)) continue;
         if (best < 0 || nodes[i].gain > nodes[best].gain) best = i;
       }
       if (best < 0) return;
-      below = nodes[best].gain, done = best;
+      below = nodes[best].gain, written = best;
       write_nodes(best, number, placed);
     }
   }
 };
-
 }  // namespace
 
 PRONK_API int32_t pronk_suffixes_version(void) { return 1; }
@@ -463,11 +460,11 @@ PRONK_API void pronk_suffixes_sizes(int32_t sizes[1]) { sizes[0] = sizeof(pronk_
 
 // Create an automaton for matches of up to `max_match` tokens; null if memory is exhausted.
 PRONK_API pronk_suffixes* pronk_suffixes_new(int32_t max_match) {
-  pronk_suffixes* made = new (std::nothrow) pronk_suffixes();
-  if (!made) return nullptr;
-  made->max_match = max_match;
-  if (made->add_state(0, -1, 0) == 0) return made;
-  delete made;
+  pronk_suffixes* suffixes = new (std::nothrow) pronk_suffixes();
+  if (!suffixes) return nullptr;
+  suffixes->max_match = max_match;
+  if (suffixes->add_state(0, -1, 0) == 0) return suffixes;
+  delete suffixes;
   return nullptr;
 }
 
@@ -483,7 +480,7 @@ PRONK_API int32_t pronk_suffixes_extend(pronk_suffixes* suffixes, const int32_t*
   return suffixes->broken ? -1 : 0;
 }
 
-// Start another text: no substring crosses this boundary.
+// End the current text. Later tokens belong to a new text; no substring spans both.
 PRONK_API void pronk_suffixes_end_text(pronk_suffixes* suffixes) {
   suffixes->last = 0;
   suffixes->counted = {0, 0};

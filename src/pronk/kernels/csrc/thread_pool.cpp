@@ -14,17 +14,17 @@
 #endif
 
 namespace {
-
 const int MAX_THREADS = 256;
-const double SPIN_SECONDS = 60e-6;      // at a barrier: longer than between the arrivals of threads that are running
-const double IDLE_SPIN_SECONDS = 2e-3;  // between runs: longer than from one forward pass to the next
+const double SPIN_SECONDS = 60e-6;      // at a barrier: more than the usual time between the first and the last arrival
+const double IDLE_SPIN_SECONDS = 2e-3;  // between runs: more than the usual time from one forward pass to the next
 
-// If the threads of a run wait for more than this share of their time, other processes occupy a core: the wait is for a
-// thread that is not scheduled. The next runs then use one thread (solo runs), before one run tries all threads again.
-// If that run waits too long as well, the number of solo runs doubles. Runs that had to wake a sleeping thread do not
-// count.
+// If the threads of a run wait for more than this share of their time, they probably wait for a thread whose core
+// another process occupies. The next runs, called solo runs, then use one thread; after them one run tries all threads
+// again. If that run waits too long as well, the number of solo runs doubles. Runs that had to wake a sleeping thread
+// are ignored.
 const double MAX_WAIT_SHARE = 0.35;
-const int MIN_SOLO_RUNS = 4, MAX_SOLO_RUNS = 256;
+const int MIN_SOLO_RUNS = 4;
+const int MAX_SOLO_RUNS = 256;
 
 #ifdef _WIN32
 typedef SRWLOCK Mutex;
@@ -102,16 +102,16 @@ struct Event {
 
 struct ThreadPool {
   Mutex mutex = MUTEX_INIT;
-  Event start;  // run number * 1024 + number of threads: tells a worker whether it takes part
+  Event start;  // value: run number * 1024 + threads of the run; workers with a smaller number take part
   Event barrier;
   std::atomic<int> arrived{0};
-  int workers = 0;  // threads beside the caller's
+  int workers = 0;  // number of started threads
   int size = 1;     // threads of the current run
   pool_task task = nullptr;
   void* argument = nullptr;
-  std::atomic<int64_t> waited_ns{0};  // total over the threads of the current run
-  int solo_runs = 0;                  // runs that will still use one thread
-  int solo_penalty = MIN_SOLO_RUNS;   // solo runs after the next run that waits too long
+  std::atomic<int64_t> waited_ns{0};  // at barriers: sum over the threads of the current run
+  int solo_runs = 0;                  // number of solo runs left
+  int solo_penalty = MIN_SOLO_RUNS;   // number of solo runs after the next run that waits too long
 };
 
 ThreadPool pool;
@@ -121,7 +121,7 @@ struct Worker {
   uint64_t last_seen;
 } workers[MAX_THREADS];
 
-// Take part in every run that uses this worker's number.
+// Run the pool's task in every run whose number of threads is above this worker's number.
 void worker_loop(Worker* self) {
   for (uint64_t last_seen = self->last_seen;;) {
     pool.start.wait(last_seen, IDLE_SPIN_SECONDS);
@@ -159,7 +159,6 @@ bool start_thread(Worker* worker) {
   return true;
 }
 #endif
-
 }  // namespace
 
 PoolLock::PoolLock() {

@@ -1,5 +1,5 @@
-// The thread pool of the library. Threads wait for each other by spinning for a bounded time and then by sleeping: on a
-// busy machine a wait costs microseconds instead of scheduler time slices.
+// The thread pool of the library. A waiting thread spins for a bounded time and then sleeps, so that on a busy machine
+// the thread that it waits for gets the core at once, not after the rest of a time slice.
 #pragma once
 #include <stdint.h>
 
@@ -10,8 +10,8 @@ struct PoolLock {
   PoolLock();
   ~PoolLock();
 };
-// Run `task` on at most `threads` threads. The caller must hold the pool and is thread 0. After a run that lost much
-// time to waiting, because other processes keep a core busy, some runs use the caller's thread only.
+// Run `task` on at most `threads` threads. The caller must hold the pool and is thread 0. After a run whose threads
+// mostly waited, because other processes keep a core busy, some runs use the caller's thread only.
 void pool_run(int threads, pool_task task, void* argument);
 // Wait until all threads of the current run arrive.
 void pool_barrier();

@@ -39,7 +39,7 @@ class AWQ:
     """Scheme of an AWQ checkpoint."""
 
     group: int  # number of inputs per group; -1 means all inputs
-    plain: tuple[str, ...] = ()  # a module is not quantized if its name contains one of these strings
+    unquantized: tuple[str, ...] = ()  # a module is not quantized if its name contains one of these strings
 
     name = "AWQ"
     notes = ()
@@ -63,7 +63,7 @@ class AWQ:
 
     def weight(self, module: LinearModule) -> _Weight | None:
         """Implement :meth:`Scheme.weight <pronk.quantization.formats.scheme.Scheme.weight>`."""
-        if module.head or module.transposed or any(part in module.name for part in self.plain):
+        if module.head or module.transposed or any(text in module.name for text in self.unquantized):
             return None
         if module.outputs % 8:
             msg = f"{module.name}: expected a multiple of 8 outputs, found {module.outputs}; {_REMEDY}"
@@ -95,5 +95,5 @@ class _Weight:
 
 
 def _unpack(packed: Tensor, outputs: int) -> Tensor:
-    """Unpack int32 ``[rows, outputs / 8]`` to uint8 ``[rows, outputs]``."""
+    """Unpack int32 ``[rows, outputs / 8]`` to uint8 ``[rows, outputs]``, in the order of the outputs."""
     return unpack(packed, 4, outputs).unflatten(1, (-1, 8))[..., _POSITIONS].flatten(1)

@@ -30,13 +30,13 @@ from pronk.quantization.formats.scheme import (
 
 __all__ = ["CompressedTensors"]
 
-# Supported formats, each with the type of its weights; ``None`` means that both types are possible.
+# Supported formats, each with the type of its weights: ``int``, ``float``, or ``None`` for either.
 _FORMATS = {"pack-quantized": "int", "int-quantized": "int", "float-quantized": "float", "naive-quantized": None}
 _REMEDY = f"use a checkpoint in the format {', '.join(_FORMATS)}, or the model's 16-bit weights"
 # Options that change the weights or the forward pass in ways that are not implemented here.
 _UNSUPPORTED_OPTIONS = ("transform_config", "moe_sparsity_config")
 
-# Names of the scales of a quantized KV cache.
+# Names of the scales of a quantized KV cache, such as ``layers.0.self_attn.k_scale``.
 _CACHE_SCALES = re.compile(r"layers\.\d+\.self_attn\.([qkv]_proj\.output_|[qkv]_)(scale|zero_point)")
 _CACHE_NOTE = "kv_cache_scheme is ignored: the KV cache is not quantized"
 
@@ -53,7 +53,7 @@ class _Rule:
     strategy: str = "tensor"  # one scale per ``tensor``, per ``channel`` (an output), per ``group`` or per ``block``
     group: int = -1  # number of inputs per scale, if the strategy is ``group``
     block: tuple[int, int] | None = None  # numbers of outputs and inputs per scale, if the strategy is ``block``
-    static: bool = False  # whether the checkpoint has static scales of activations
+    has_static_scales: bool = False  # whether the checkpoint has scales for activations
 
     def weight(self, module: LinearModule) -> StoredWeight | None:
         if self.bits is None:
@@ -93,7 +93,7 @@ class CompressedTensors:
         cache = bool(config.get("kv_cache_scheme"))
         notes = (
             (FP8_NOTE, any(rule.floats for rule in rules)),
-            (STATIC_NOTE, any(rule.static for rule in rules)),
+            (STATIC_NOTE, any(rule.has_static_scales for rule in rules)),
             (_CACHE_NOTE, cache),
         )
         return cls(
@@ -109,8 +109,8 @@ class CompressedTensors:
         if module.transposed or any(_match_rank(target, module.name) is not None for target in self.ignore):
             return None
         matches = [
-            (rank, target, -number)  # the minimum wins: lowest rank, then alphabetically first target, then last rule
-            for number, rule in enumerate(self.rules)
+            (rank, target, -index)  # the minimum applies: lowest rank, then alphabetical order, then the last rule
+            for index, rule in enumerate(self.rules)
             for target in rule.targets
             if (rank := _match_rank(target, module.name)) is not None
         ]
@@ -118,7 +118,7 @@ class CompressedTensors:
 
 
 def _match_rank(target: str, name: str) -> int | None:
-    """Return 0 if ``target`` matches by name, 1 by regular expression, 2 by class, ``None`` if not at all."""
+    """Return how ``target`` matches a module: 0 by name, 1 by regular expression, 2 by class; or ``None``."""
     if target == name:
         return 0
     if target.startswith("re:"):
@@ -138,7 +138,7 @@ def _check_targets(targets: Sequence[str]) -> tuple[str, ...]:
 
 
 def _parse_rule(group: object, default: object) -> _Rule:
-    """Parse an entry of ``config_groups``; ``default`` is the format of entries that do not give one."""
+    """Parse an entry of ``config_groups``; ``default`` is its format if it does not name one."""
     if not isinstance(group, dict):
         refuse("objects in config_groups", group, "write out the fields of the preset scheme")
     targets = _check_targets(read_names(group, "targets"))
@@ -153,8 +153,8 @@ def _parse_rule(group: object, default: object) -> _Rule:
     if not isinstance(layout, str) or layout not in _FORMATS:
         refuse(f"the format {' or '.join(_FORMATS)}", layout, _REMEDY)
     inputs = group.get("input_activations")
-    static = isinstance(inputs, dict) and inputs.get("dynamic") is False
-    return _Rule(targets, layout, static=static, **_parse_weights(weights, layout))
+    has_static_scales = isinstance(inputs, dict) and inputs.get("dynamic") is False
+    return _Rule(targets, layout, has_static_scales=has_static_scales, **_parse_weights(weights, layout))
 
 
 def _parse_weights(weights: Mapping[str, Any], layout: str) -> dict[str, Any]:
@@ -185,12 +185,12 @@ def _parse_weights(weights: Mapping[str, Any], layout: str) -> dict[str, Any]:
 
 
 def _parse_block(structure: object) -> tuple[int, int]:
-    """Return the numbers of outputs and inputs of a block from ``[128, 128]`` or ``"128x128"``."""
-    found = structure
+    """Parse the outputs and inputs of a block: ``[128, 64]`` or ``"128x64"`` gives ``(128, 64)``."""
+    sizes = structure
     if isinstance(structure, str):
-        text = re.fullmatch(r"([0-9]{1,9})x([0-9]{1,9})", structure)
-        found = [int(size) for size in text.groups()] if text else None
-    if not isinstance(found, list) or len(found) != 2:
+        match = re.fullmatch(r"([0-9]{1,9})x([0-9]{1,9})", structure)
+        sizes = [int(size) for size in match.groups()] if match else None
+    if not isinstance(sizes, list) or len(sizes) != 2:
         refuse("two sizes as block_structure", structure, _REMEDY)
-    outputs, inputs = (check_integer("quantization_config: block_structure", n, 1, error=ConfigError) for n in found)
+    outputs, inputs = (check_integer("quantization_config: block_structure", n, 1, error=ConfigError) for n in sizes)
     return outputs, inputs

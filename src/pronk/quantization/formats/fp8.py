@@ -43,7 +43,7 @@ class FP8:
     """Scheme of an FP8 checkpoint."""
 
     block: tuple[int, int] | None  # outputs and inputs per scale; ``None`` means one scale per output or per matrix
-    plain: tuple[str, ...] = ()  # patterns for names of unquantized modules; see ``matches_components``
+    unquantized: tuple[str, ...] = ()  # patterns for names of unquantized modules; see ``matches_components``
     notes: tuple[str, ...] = (FP8_NOTE,)
 
     name = "fp8"
@@ -61,13 +61,13 @@ class FP8:
             isinstance(block, list) and len(block) == 2 and all(type(n) is int and n > 0 for n in block)
         ):
             refuse("two sizes as weight_block_size", block, _REMEDY)
-        plain = read_names(config, "modules_to_not_convert") + read_names(config, "ignored_layers")
-        static = (STATIC_NOTE,) if config.get("activation_scheme") == "static" else ()
-        return cls(None if block is None else (block[0], block[1]), tuple(plain), (FP8_NOTE, *static))
+        unquantized = read_names(config, "modules_to_not_convert") + read_names(config, "ignored_layers")
+        notes = (FP8_NOTE, STATIC_NOTE) if config.get("activation_scheme") == "static" else (FP8_NOTE,)
+        return cls(None if block is None else (block[0], block[1]), tuple(unquantized), notes)
 
     def weight(self, module: LinearModule) -> FP8Weight | None:
         """Implement :meth:`Scheme.weight <pronk.quantization.formats.scheme.Scheme.weight>`."""
-        if module.head or module.transposed or any(matches_components(module.name, pattern) for pattern in self.plain):
+        if module.head or module.transposed or any(matches_components(module.name, name) for name in self.unquantized):
             return None
         return FP8Weight(module, self.block, _SCALES[:1] if self.block else _SCALES)
 
@@ -78,11 +78,11 @@ class FP8Weight:
 
     module: LinearModule
     block: tuple[int, int] | None  # outputs and inputs per scale; ``None`` means one scale per output or per matrix
-    scales: tuple[str, ...]  # possible names of the tensor of scales; the checkpoint has exactly one of them
+    scales: tuple[str, ...]  # possible names of the tensor of scales; the checkpoint must have exactly one of them
 
     @property
     def tensors(self) -> Mapping[str, StoredTensor]:
-        """Expected tensors of the module in the checkpoint, by their names without the module's name."""
+        """Expected tensors in the checkpoint, by name without the module's name, such as ``weight_scale``."""
         _, outputs, inputs, *_ = self.module
         shapes: tuple[tuple[int, ...], ...] = ((), (1,), (1, 1), (outputs, 1), (outputs,))
         if self.block is not None:
@@ -94,17 +94,17 @@ class FP8Weight:
         }
 
     def read(self, tensors: Mapping[str, Tensor], codes: Tensor) -> Tensor:  # noqa: ARG002 - FP8 has no integer codes
-        """Return the dequantized weight, bfloat16 ``[outputs, inputs]``; ``codes`` is not used."""
-        found = [name for name in self.scales if name in tensors]
-        if len(found) != 1:
-            msg = f"expected one of {' and '.join(self.scales)}, found {len(found)}; check that the files are complete"
+        """Return the dequantized weight, bfloat16 ``[outputs, inputs]``; leave ``codes`` unchanged."""
+        names = [name for name in self.scales if name in tensors]
+        if len(names) != 1:
+            msg = f"expected one of {' and '.join(self.scales)}, found {len(names)}; check that the files are complete"
             raise CheckpointError(msg)
-        scale = tensors[found[0]].float()
-        return _dequantize(tensors["weight"], scale, self.block or (1, self.module.inputs), found[0])
+        scale = tensors[names[0]].float()
+        return _dequantize(tensors["weight"], scale, self.block or (1, self.module.inputs), names[0])
 
 
 def _dequantize(weight: Tensor, scale: Tensor, block: tuple[int, int], name: str) -> Tensor:
-    """Dequantize to bfloat16 ``[outputs, inputs]``, slice by slice to keep float32 temporaries small."""
+    """Return ``weight * scale``, bfloat16, computed in slices to keep float32 temporaries small."""
     outputs, inputs = weight.shape
     block_outputs, block_inputs = min(block[0], outputs), min(block[1], inputs)
     if scale.dim() < 2 or scale.numel() == 1:
@@ -113,9 +113,9 @@ def _dequantize(weight: Tensor, scale: Tensor, block: tuple[int, int], name: str
     for start in range(0, outputs, SLICE_OUTPUTS):
         rows = torch.arange(start, min(start + SLICE_OUTPUTS, outputs)) // block_outputs
         scales = scale[rows].repeat_interleave(block_inputs, 1)[:, :inputs]
-        found = weight[start : start + SLICE_OUTPUTS].float() * scales
-        if not bool(found.isfinite().all()):
+        products = weight[start : start + SLICE_OUTPUTS].float() * scales
+        if not bool(products.isfinite().all()):
             msg = f"expected finite numbers in weight and {name}, found NaN or infinity; download the weights again"
             raise CheckpointError(msg)
-        out[start : start + SLICE_OUTPUTS] = found
+        out[start : start + SLICE_OUTPUTS] = products
     return out

@@ -15,15 +15,15 @@ __all__ = ["fusible_runs", "stack_matrices"]
 
 
 def fusible_runs(weights: Sequence[Tensor | QuantizedMatrix]) -> list[slice]:
-    """Return the longest runs of consecutive weights that can be stacked without conversion, as slices.
+    """Split ``weights`` into the longest runs that can be stacked without conversion; return slices.
 
-    The weights of a run are all unquantized, or agree in bits, group size, input order and presence of minima.
+    In a run, all weights are unquantized, or bits, group size and input order are equal and all or none have minima.
     """
     starts = [i for i, weight in enumerate(weights) if i == 0 or not _have_same_format(weights[i - 1], weight)]
     return [slice(start, stop) for start, stop in zip(starts, [*starts[1:], len(weights)], strict=True)]
 
 
-def stack_matrices(parts: Sequence[QuantizedMatrix], codes: Tensor) -> QuantizedMatrix | None:
+def stack_matrices(matrices: Sequence[QuantizedMatrix], codes: Tensor) -> QuantizedMatrix | None:
     """Stack matrices along the outputs without loss; ``None`` if their input orders differ.
 
     Matrices of different formats are converted: a 4-bit code can be stored as an 8-bit code, a group can be split into
@@ -31,25 +31,25 @@ def stack_matrices(parts: Sequence[QuantizedMatrix], codes: Tensor) -> Quantized
     ``minimum = -scale * zero``.
 
     Args:
-        parts: matrices to stack.
-        codes: uint8 ``[sum of outputs, inputs]``, of which the codes of the parts are views; may be changed in place.
+        matrices: matrices to stack; their codes are views of consecutive rows of ``codes``.
+        codes: uint8 ``[sum of outputs, inputs]``, the codes of the result; 4-bit codes may be converted in place.
     """
-    order = parts[0].order
-    if not all(_is_equal(order, part.order) for part in parts[1:]):
+    order = matrices[0].order
+    if not all(_is_equal(order, matrix.order) for matrix in matrices[1:]):
         return None
-    group, bits = gcd(*(part.group for part in parts)), max(part.bits for part in parts)
-    with_minima = any(part.minimum is not None for part in parts)
-    converted = [_with_group(_with_bits(part, bits), group, minima=with_minima) for part in parts]
-    minima = [part.minimum for part in converted if part.minimum is not None]
-    scale = torch.cat([part.scale for part in converted])
+    group, bits = gcd(*(matrix.group for matrix in matrices)), max(matrix.bits for matrix in matrices)
+    has_minima = any(matrix.minimum is not None for matrix in matrices)
+    converted = [_with_group(_with_bits(matrix, bits), group, minima=has_minima) for matrix in matrices]
+    minima = [matrix.minimum for matrix in converted if matrix.minimum is not None]
+    scale = torch.cat([matrix.scale for matrix in converted])
     return QuantizedMatrix(codes, scale, torch.cat(minima) if minima else None, converted[0].bits, group, order)
 
 
 def _have_same_format(one: Tensor | QuantizedMatrix, other: Tensor | QuantizedMatrix) -> bool:
     if isinstance(one, Tensor) or isinstance(other, Tensor):
         return isinstance(one, Tensor) and isinstance(other, Tensor)
-    forms = [(each.bits, each.group, each.minimum is None) for each in (one, other)]
-    return forms[0] == forms[1] and _is_equal(one.order, other.order)
+    formats = [(matrix.bits, matrix.group, matrix.minimum is None) for matrix in (one, other)]
+    return formats[0] == formats[1] and _is_equal(one.order, other.order)
 
 
 def _is_equal(one: Tensor | None, other: Tensor | None) -> bool:
@@ -58,22 +58,22 @@ def _is_equal(one: Tensor | None, other: Tensor | None) -> bool:
     return torch.equal(one, other)
 
 
-def _with_bits(part: QuantizedMatrix, bits: int) -> QuantizedMatrix:
-    """Return the matrix with ``bits`` bits per code, not fewer than before; codes are changed in place."""
-    if part.bits == bits:
-        return part
-    if part.minimum is None:
-        part.codes.add_((1 << (bits - 1)) - part.zero)
-    return replace(part, bits=8)
+def _with_bits(matrix: QuantizedMatrix, bits: int) -> QuantizedMatrix:
+    """Store 4-bit codes as 8-bit codes if ``bits`` is 8: without minima, the zero point 8 becomes 128."""
+    if matrix.bits == bits:
+        return matrix
+    if matrix.minimum is None:
+        matrix.codes.add_((1 << (bits - 1)) - matrix.zero)
+    return replace(matrix, bits=8)
 
 
-def _with_group(part: QuantizedMatrix, group: int, *, minima: bool) -> QuantizedMatrix:
-    """Return the matrix with groups of ``group`` inputs; if ``minima``, with minima, not a zero point."""
-    scale, minimum = part.scale, part.minimum
+def _with_group(matrix: QuantizedMatrix, group: int, *, minima: bool) -> QuantizedMatrix:
+    """Split groups into groups of ``group`` inputs; if ``minima``, convert a zero point to minima."""
+    scale, minimum = matrix.scale, matrix.minimum
     if minima and minimum is None:
-        minimum = -scale * part.zero
-    if part.group != group:
-        groups, times = ceil(part.shape[1] / group), part.group // group
+        minimum = -scale * matrix.zero
+    if matrix.group != group:
+        groups, times = ceil(matrix.shape[1] / group), matrix.group // group
         scale = scale.repeat_interleave(times, 1)[:, :groups]
         minimum = None if minimum is None else minimum.repeat_interleave(times, 1)[:, :groups]
-    return replace(part, scale=scale, minimum=minimum, group=group)
+    return replace(matrix, scale=scale, minimum=minimum, group=group)

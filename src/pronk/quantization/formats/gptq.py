@@ -33,8 +33,7 @@ from pronk.quantization.formats.scheme import (
 
 __all__ = ["GPTQ"]
 
-# Number to add to a stored zero point, by checkpoint_format.
-_ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
+_ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}  # by checkpoint_format, the number to add to a stored zero point
 _REMEDY = "use a GPTQ checkpoint with 4 or 8 bits in the format gptq or gptq_v2, or the model's 16-bit weights"
 # Options that change the weights or the forward pass in ways that are not implemented here.
 _UNSUPPORTED_OPTIONS = ("adapter", "rotation", "is_marlin_format", "use_marlin")
@@ -46,12 +45,12 @@ class GPTQ:
 
     bits: Bits  # number of bits per code
     group: int  # number of inputs per group; -1 means all inputs
-    offset: int  # number to add to a stored zero point
+    zero_offset: int  # number to add to a stored zero point
     symmetric: bool  # whether all zero points are ``2**(bits - 1)``
-    ordered: bool  # ``desc_act``: whether the tensor ``g_idx``, which assigns inputs to groups, is required
+    needs_index: bool  # ``desc_act``: whether the tensor ``g_idx`` with the group of each input is required
     head: bool = False  # whether the LM head is quantized
     excluded: tuple[re.Pattern[str], ...] = ()  # patterns for names of unquantized modules
-    inside: frozenset[str] | None = None  # quantized modules, as ``self_attn.q_proj``; ``None`` means all modules
+    included: frozenset[str] | None = None  # quantized modules, such as ``self_attn.q_proj``; ``None`` means all
 
     notes = ()
     ignored = MATCHES_NOTHING
@@ -60,9 +59,9 @@ class GPTQ:
     def parse(cls, config: Mapping[str, Any]) -> GPTQ:
         """Parse a ``quantization_config``, or the ``quantize_config.json`` of older checkpoints."""
         bits = check_bits("bits", config.get("bits"), (4, 8), _REMEDY)
-        found = config.get("checkpoint_format") or config.get("format") or "gptq"
-        if not isinstance(found, str) or found not in _ZERO_OFFSETS:
-            refuse(f"checkpoint_format {' or '.join(_ZERO_OFFSETS)}", found, _REMEDY)
+        layout = config.get("checkpoint_format") or config.get("format") or "gptq"
+        if not isinstance(layout, str) or layout not in _ZERO_OFFSETS:
+            refuse(f"checkpoint_format {' or '.join(_ZERO_OFFSETS)}", layout, _REMEDY)
         if config.get("pack_dtype") not in (None, "int32"):
             refuse("pack_dtype int32", config["pack_dtype"], _REMEDY)
         for key in _UNSUPPORTED_OPTIONS:
@@ -71,12 +70,12 @@ class GPTQ:
         return cls(
             bits=bits,
             group=_parse_group_size(config.get("group_size", -1)),
-            offset=_ZERO_OFFSETS[found],
+            zero_offset=_ZERO_OFFSETS[layout],
             symmetric=_read_flag(config, "sym", default=True),
-            ordered=_read_flag(config, "desc_act", default=False),
+            needs_index=_read_flag(config, "desc_act", default=False),
             head=_read_flag(config, "lm_head", default=False),
             excluded=_parse_excluded(config.get("dynamic")),
-            inside=_parse_quantized_names(config),
+            included=_parse_included(config),
         )
 
     @property
@@ -90,7 +89,7 @@ class GPTQ:
             return None
         if module.head:
             return _Weight(self, module) if self.head else None
-        if self.inside is not None and not any(module.name.endswith(f".{end}") for end in self.inside):
+        if self.included is not None and not any(module.name.endswith(f".{name}") for name in self.included):
             return None
         return _Weight(self, module)
 
@@ -112,8 +111,8 @@ class _Weight:
             "qweight": StoredTensor(((ceil(inputs * bits / 32), outputs),), ("I32",)),
             "qzeros": StoredTensor(((groups, ceil(outputs * bits / 32)),), ("I32",)),
             "scales": StoredTensor(((groups, outputs),)),
-            "g_idx": StoredTensor(((inputs,),), ("I32", "I64"), required=self.scheme.ordered),
-            # AutoGPTQ writes a bias of zeros for modules that have none.
+            "g_idx": StoredTensor(((inputs,),), ("I32", "I64"), required=self.scheme.needs_index),
+            # AutoGPTQ writes a bias of zeros for modules without a bias.
             "bias": StoredTensor(((outputs,),), FLOATS, required=False),
         }
 
@@ -123,17 +122,17 @@ class _Weight:
         unpack_into(codes, tensors["qweight"].t(), bits)
         order = None
         if "g_idx" in tensors:
-            order = input_order("g_idx", tensors["g_idx"], group, ordered=self.scheme.ordered)
+            order = input_order("g_idx", tensors["g_idx"], group, required=self.scheme.needs_index)
         return to_quantized_matrix(codes, self._zeros(tensors["qzeros"]), tensors["scales"].t(), bits, group, order)
 
     def _zeros(self, packed: Tensor) -> Tensor:
         """Return the unpacked and checked zero points, int16 ``[outputs, groups]``."""
-        bits, offset = self.scheme.bits, self.scheme.offset
-        zeros = unpack(packed, bits, self.module.outputs).t().short() + offset
-        most, middle = (1 << bits) - 1, 1 << (bits - 1)
-        if int(zeros.max()) > most:
-            # gptq stores a zero point of 0 as -1, whose bits overwrite others in the word: engines disagree on it.
-            msg = f"qzeros: expected 0..{most}, found {int(zeros.max())}; use a checkpoint in the format gptq_v2"
+        bits = self.scheme.bits
+        zeros = unpack(packed, bits, self.module.outputs).t().short() + self.scheme.zero_offset
+        maximum, middle = (1 << bits) - 1, 1 << (bits - 1)
+        if int(zeros.max()) > maximum:
+            # The format gptq stores a zero point of 0 as -1; the sign bits of -1 overwrite other zero points.
+            msg = f"qzeros: expected 0..{maximum}, found {int(zeros.max())}; use a checkpoint in the format gptq_v2"
             raise CheckpointError(msg)
         if self.scheme.symmetric and bool((zeros != middle).any()):
             msg = (
@@ -147,10 +146,10 @@ class _Weight:
 def _parse_group_size(size: object) -> int:
     if size == -1 and not isinstance(size, bool):
         return -1
-    found = check_integer("quantization_config: group_size", size, 8, error=ConfigError)
-    if found % 8:
+    group = check_integer("quantization_config: group_size", size, 8, error=ConfigError)
+    if group % 8:
         refuse("a group_size of a multiple of 8, or -1", size, _REMEDY)
-    return found
+    return group
 
 
 def _read_flag(config: Mapping[str, Any], key: str, *, default: bool) -> bool:
@@ -159,7 +158,7 @@ def _read_flag(config: Mapping[str, Any], key: str, *, default: bool) -> bool:
 
 
 def _parse_excluded(dynamic: object) -> tuple[re.Pattern[str], ...]:
-    """Compile the rules ``-:PATTERN`` of ``dynamic``, for unquantized modules; refuse other rules."""
+    """Compile the patterns of unquantized modules, ``dynamic`` rules ``-:PATTERN``; refuse other rules."""
     if not dynamic:
         return ()
     if not isinstance(dynamic, dict):
@@ -175,14 +174,14 @@ def _parse_excluded(dynamic: object) -> tuple[re.Pattern[str], ...]:
     return tuple(patterns)
 
 
-def _parse_quantized_names(config: Mapping[str, Any]) -> frozenset[str] | None:
+def _parse_included(config: Mapping[str, Any]) -> frozenset[str] | None:
     """Return the names in ``modules_in_block_to_quantize``, a list or a list of lists; ``None`` if absent."""
     blocks = config.get("modules_in_block_to_quantize") or config.get("inside_layer_modules")
     if not blocks:
         return None
-    flat: list[Any] = [None]
+    names: list[Any] = [None]
     if isinstance(blocks, list):
-        flat = [name for block in blocks for name in (block if isinstance(block, list) else [block])]
-    if not all(isinstance(name, str) for name in flat):
+        names = [name for block in blocks for name in (block if isinstance(block, list) else [block])]
+    if not all(isinstance(name, str) for name in names):
         refuse("lists of names as modules_in_block_to_quantize", blocks, "restore config.json from its source")
-    return frozenset(flat)
+    return frozenset(names)

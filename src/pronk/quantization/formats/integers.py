@@ -27,44 +27,42 @@ class PackedIntegers:
 
     module: LinearModule
     bits: Bits  # number of bits per code
-    size: int  # number of inputs per group; -1 means all inputs
+    config_group: int  # number of inputs per group; -1 means all inputs
     packed: bool  # whether codes are packed into 32-bit words
-    symmetric: bool  # whether all zero points are 0
-    whole: bool  # whether the matrix has a single scale
+    symmetric: bool  # whether all zero points of signed codes are 0
+    single_scale: bool  # whether the matrix has one scale, not one per output and group
 
     @property
     def tensors(self) -> Mapping[str, StoredTensor]:
-        """Expected tensors of the module in the checkpoint, by their names without the module's name."""
+        """Expected tensors in the checkpoint, by name without the module's name, such as ``weight_scale``."""
         _, outputs, inputs, *_ = self.module
         groups = ceil(inputs / self._group)
-        shapes: tuple[tuple[int, ...], ...] = ((), (1,), (1, 1)) if self.whole else ((outputs, groups),)
-        words = ((ceil(outputs * self.bits / 32), groups),)
-        found = {
+        shapes: tuple[tuple[int, ...], ...] = ((), (1,), (1, 1)) if self.single_scale else ((outputs, groups),)
+        packed_shapes = ((ceil(outputs * self.bits / 32), groups),) if self.packed and not self.single_scale else ()
+        tensors = {
             "weight_scale": StoredTensor(shapes),
-            # compressed-tensors packs zero points since version 0.9. Older versions write zeros for symmetric weights.
-            "weight_zero_point": StoredTensor(
-                shapes + (words if self.packed and not self.whole else ()), ("I8", "I32"), required=not self.symmetric
-            ),
+            # Packed by compressed-tensors since version 0.9. Older versions write zeros for symmetric weights.
+            "weight_zero_point": StoredTensor(shapes + packed_shapes, ("I8", "I32"), required=not self.symmetric),
             "input_scale": StoredTensor(None, FLOATS, required=False),
             "input_zero_point": StoredTensor(None, ("I8", "I32", "I64", *FLOATS), required=False),
             "weight_g_idx": StoredTensor(((inputs,),), ("I32", "I64"), required=False),
         }
         if not self.packed:
-            return {"weight": StoredTensor(((outputs, inputs),), ("I8",)), **found}
-        found["weight_shape"] = StoredTensor(((2,),), ("I64", "I32"))
-        return {"weight_packed": StoredTensor(((outputs, ceil(inputs * self.bits / 32)),), ("I32",)), **found}
+            return {"weight": StoredTensor(((outputs, inputs),), ("I8",)), **tensors}
+        tensors["weight_shape"] = StoredTensor(((2,),), ("I64", "I32"))
+        return {"weight_packed": StoredTensor(((outputs, ceil(inputs * self.bits / 32)),), ("I32",)), **tensors}
 
     @property
     def _group(self) -> int:
-        return group_size(self.size, self.module.inputs)
+        return group_size(self.config_group, self.module.inputs)
 
     def read(self, tensors: Mapping[str, Tensor], codes: Tensor) -> QuantizedMatrix:
         """Implement :meth:`StoredWeight.read <pronk.quantization.formats.scheme.StoredWeight.read>`."""
         _, outputs, inputs, *_ = self.module
         if self.packed:
             if tensors["weight_shape"].tolist() != [outputs, inputs]:
-                found = tensors["weight_shape"].tolist()
-                msg = f"weight_shape: expected [{outputs}, {inputs}] from config.json, found {found}"
+                shape = tensors["weight_shape"].tolist()
+                msg = f"weight_shape: expected [{outputs}, {inputs}] from config.json, found {shape}"
                 raise CheckpointError(msg)
             unpack_into(codes, tensors["weight_packed"], self.bits)
         else:
@@ -72,22 +70,22 @@ class PackedIntegers:
         index = tensors.get("weight_g_idx")
         order = None if index is None else input_order("weight_g_idx", index, self._group)
         scale = tensors["weight_scale"]
-        if self.whole:
+        if self.single_scale:
             scale = scale.reshape(1, 1).expand(outputs, 1)
         return to_quantized_matrix(codes, self._zeros(tensors), scale, self.bits, self._group, order)
 
     def _zeros(self, tensors: Mapping[str, Tensor]) -> Tensor | None:
-        """Return unsigned zero points ``[outputs, groups]``; ``None`` if all are ``2**(bits - 1)``."""
+        """Return zero points of unsigned codes, ``[outputs, groups]``; ``None`` if all are ``2**(bits - 1)``."""
         outputs = self.module.outputs
         if self.symmetric:
             check_zeros("weight_zero_point", tensors, "as the weights are symmetric")
             return None
         zeros = tensors["weight_zero_point"]
-        if self.packed and not self.whole and zeros.dtype == torch.int32:
+        if self.packed and not self.single_scale and zeros.dtype == torch.int32:
             return unpack(zeros.t(), self.bits, outputs).t()
-        found = torch.empty(zeros.shape, dtype=torch.uint8)
-        self._to_unsigned("weight_zero_point", zeros, found)
-        return found.reshape(1, 1).expand(outputs, 1) if self.whole else found
+        unsigned = torch.empty(zeros.shape, dtype=torch.uint8)
+        self._to_unsigned("weight_zero_point", zeros, unsigned)
+        return unsigned.reshape(1, 1).expand(outputs, 1) if self.single_scale else unsigned
 
     def _to_unsigned(self, name: str, integers: Tensor, codes: Tensor) -> None:
         """Write ``integers + 2**(bits - 1)`` to ``codes``, uint8; refuse integers of more than ``bits`` bits."""

@@ -1,8 +1,9 @@
 """Common representation of quantized weights, to which all file formats are converted.
 
 A weight is ``scale * code + minimum``, or without minima ``scale * (code - zero)`` with ``zero = 2**(bits - 1)``. The
-columns of a row are divided into groups; each group has a scale and possibly a minimum. The kernels round activations
-to 8 bits in the same groups and compute each group as a sum of integer products (``kernels/README.md``).
+columns of a row are divided into groups; each group has a scale and, in a matrix with minima, a minimum. The kernels
+round activations to 8 bits in the same groups and compute each group as a sum of integer products
+(``kernels/README.md``).
 """
 
 from __future__ import annotations
@@ -18,12 +19,10 @@ __all__ = ["Bits", "QuantizedMatrix"]
 
 Bits = Literal[8, 4]
 
-# Group sizes are multiples of 8, because the kernels read codes four bytes at a time, which is eight 4-bit codes.
-_STEP = 8
-# Maximum number of inputs: 65,536 products code * activation of at most 255 * 127 have a sum below 2**31.
-_MAX_INPUTS = 65_536
-# A group may be longer than the row, but at most by 31 inputs: the kernels store a quantized row (codes padded to whole
-# groups, 8 bytes per group for scale and minimum) in the space of a row of 16-bit weights padded to 32 inputs.
+_STEP = 8  # group sizes are multiples of 8: the kernels read four bytes at a time, which is eight 4-bit codes
+_MAX_INPUTS = 65_536  # the sum of 65,536 products code * activation, each at most 255 * 127, is below 2**31
+# Maximum number of inputs by which a group may be longer than the row: the kernels store a quantized row (codes padded
+# to whole groups, 8 bytes per group for scale and minimum) in the space of 16-bit weights padded to 32 inputs.
 _MAX_EXCESS = 31
 
 
@@ -58,8 +57,8 @@ class QuantizedMatrix:
             if values is None:
                 continue
             if values.shape != (outputs, ceil(inputs / self.group)) or values.dtype != torch.float32:
-                want = [outputs, ceil(inputs / self.group)]
-                msg = f"expected {name} {want} in float32, found {list(values.shape)} in {values.dtype}"
+                shape = [outputs, ceil(inputs / self.group)]
+                msg = f"expected {name} {shape} in float32, found {list(values.shape)} in {values.dtype}"
                 raise ValueError(msg)
             if not bool(values.isfinite().all()):
                 msg = f"expected finite numbers in {name}, found NaN or infinity; the weights are damaged"
@@ -75,7 +74,7 @@ class QuantizedMatrix:
 
     @property
     def zero(self) -> int:
-        """Code of the weight 0, or 0 if the matrix has minima."""
+        """Number that is subtracted from codes: the code of the weight 0; 0 if the matrix has minima."""
         return 0 if self.minimum is not None else 1 << (self.bits - 1)
 
     def dequantize(self) -> Tensor:
@@ -90,6 +89,6 @@ class QuantizedMatrix:
         return torch.empty_like(weight).index_copy_(1, self.order, weight)
 
     def rows(self, start: int, stop: int) -> QuantizedMatrix:
-        """Return the matrix of the outputs ``start`` to ``stop - 1``, whose tensors are views."""
+        """Return the matrix of the outputs ``start .. stop - 1``; its tensors are views of this matrix."""
         minimum = None if self.minimum is None else self.minimum[start:stop]
         return replace(self, codes=self.codes[start:stop], scale=self.scale[start:stop], minimum=minimum)

@@ -12,25 +12,24 @@ from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
 
 __all__ = ["SLICE_OUTPUTS", "group_size", "input_order", "to_quantized_matrix", "unpack", "unpack_into"]
 
-# Number of outputs that are converted at a time, to keep temporary tensors small.
-SLICE_OUTPUTS = 512
+SLICE_OUTPUTS = 512  # number of outputs that are converted at a time, to keep temporary tensors small
 
 
 def group_size(size: int, inputs: int) -> int:
-    """Return ``size``, at most ``inputs`` rounded up to a multiple of 8; -1 means all inputs."""
+    """Return ``min(size, inputs rounded up to a multiple of 8)``; a ``size`` of -1 means all inputs."""
     whole = ceil(inputs / 8) * 8
     return whole if size == -1 else min(size, whole)
 
 
 def unpack(packed: Tensor, bits: Bits, count: int) -> Tensor:
     """Unpack int32 ``[rows, ceil(count * bits / 32)]``, lowest bits first, to uint8 ``[rows, count]``."""
-    integers = packed.contiguous().view(torch.uint8)
+    codes = packed.contiguous().view(torch.uint8)
     if bits == 4:
-        pairs = torch.empty(*integers.shape, 2, dtype=torch.uint8)
-        torch.bitwise_and(integers, 15, out=pairs[..., 0])
-        torch.bitwise_right_shift(integers, 4, out=pairs[..., 1])
-        integers = pairs.flatten(1)
-    return integers[:, :count]
+        pairs = torch.empty(*codes.shape, 2, dtype=torch.uint8)
+        torch.bitwise_and(codes, 15, out=pairs[..., 0])
+        torch.bitwise_right_shift(codes, 4, out=pairs[..., 1])
+        codes = pairs.flatten(1)
+    return codes[:, :count]
 
 
 def unpack_into(codes: Tensor, packed: Tensor, bits: Bits) -> None:
@@ -46,7 +45,7 @@ def to_quantized_matrix(
 
     A zero point becomes a minimum of ``-scale * zero``. For 16-bit scales, this product, ``scale * code`` and their sum
     are exact in float32: the mantissa of a scale has at most 11 bits, codes and zero points have at most 8. For float32
-    scales, which are rare, they are rounded.
+    scales, which are rare, the results are rounded.
 
     Args:
         codes: uint8 ``[outputs, inputs]``, in the order of the inputs; the columns are permuted by ``order`` in place.
@@ -68,33 +67,34 @@ def to_quantized_matrix(
         raise CheckpointError(str(error)) from error
 
 
-def input_order(name: str, index: Tensor, group: int, *, ordered: bool = False) -> Tensor | None:
+def input_order(name: str, index: Tensor, group: int, *, required: bool = False) -> Tensor | None:
     """Return the permutation of inputs (int64) that makes groups contiguous; ``None`` if none is needed.
 
     Args:
         name: name of the tensor ``index``, for error messages.
         index: integers ``[inputs]``, the group of each input (``g_idx``).
         group: number of inputs per group.
-        ordered: whether ``desc_act`` is true in the config, so that ``index`` must have been written.
+        required: whether ``index`` must be set, because groups may not be contiguous (``desc_act`` in the config).
 
     Raises:
-        CheckpointError: a group has another size than ``group``, or ``index`` was not written although ``ordered``.
+        CheckpointError: a group has another size than ``group``, or ``index`` is required and not set.
     """
     inputs = len(index)
-    plain = torch.arange(inputs) // group
-    # If the groups are contiguous, some programs do not write the index: it keeps its initial value, all 0 or all -1.
+    contiguous = torch.arange(inputs) // group  # the index without a permutation: 0, …, 0, 1, …, 1, …
+    # Some programs do not set the index if the groups are contiguous: it keeps its initial value, all 0 or all -1.
     unset = not bool((index != 0).any()) or not bool((index != -1).any())
-    if torch.equal(index.long(), plain) or (unset and not (ordered and len(plain) > group)):
+    if torch.equal(index.long(), contiguous) or (unset and not (required and inputs > group)):
         return None
+    last_group = int(contiguous[-1])
     if unset:
         found = f"{int(index[0])} for all as desc_act is true"
-        msg = f"{name}: expected the group of each input, 0..{int(plain[-1])}, found {found}; use another checkpoint"
+        msg = f"{name}: expected the group of each input, 0..{last_group}, found {found}; use another checkpoint"
         raise CheckpointError(msg)
     order = index.long().argsort(stable=True)
-    if not torch.equal(index.long()[order], plain):
+    if not torch.equal(index.long()[order], contiguous):
         low, high = int(index.min()), int(index.max())
         msg = (
-            f"{name}: expected {group} inputs in each of the groups 0..{int(plain[-1])}, found groups {low}..{high} of "
+            f"{name}: expected {group} inputs in each of the groups 0..{last_group}, found groups {low}..{high} of "
             "other sizes; check that the files are complete and belong together"
         )
         raise CheckpointError(msg)

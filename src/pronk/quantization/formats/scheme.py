@@ -1,7 +1,7 @@
 """Interface of the quantization formats, and helpers to parse them.
 
 The ``quantization_config`` of a checkpoint is parsed into a :class:`Scheme`. For each linear module of the model, the
-scheme returns a :class:`StoredWeight`: the tensors that the file must have, and their conversion to a weight.
+scheme returns a :class:`StoredWeight`: the tensors that the checkpoint must have, and their conversion to a weight.
 """
 
 from __future__ import annotations
@@ -32,12 +32,9 @@ __all__ = [
     "refuse",
 ]
 
-# Float types by their names in safetensors.
-FLOATS = ("F32", "F16", "BF16")
-
-MATCHES_NOTHING = re.compile(r"(?!)")
-
-# Errors that re.compile raises for invalid expressions, huge repetition counts and deep nesting, in this order.
+FLOATS = ("F32", "F16", "BF16")  # float types by their names in safetensors
+MATCHES_NOTHING = re.compile(r"(?!)")  # pattern of schemes that ignore no tensors
+# Errors of re.compile for invalid expressions, for huge repetition counts, and for deep nesting, in this order.
 EXPRESSION_ERRORS = (re.error, OverflowError, RecursionError)
 
 STATIC_NOTE = "static scales of activations are not used: activations are quantized dynamically, or not at all"
@@ -67,20 +64,18 @@ class StoredWeight(Protocol):
 
     @property
     def tensors(self) -> Mapping[str, StoredTensor]:
-        """Expected tensors of the module in the checkpoint, by their names without the module's: ``qweight``."""
-        ...
+        """Expected tensors in the checkpoint, by name without the module's name, such as ``qweight``."""
 
     def read(self, tensors: Mapping[str, Tensor], codes: Tensor) -> QuantizedMatrix | Tensor:
         """Return the weight as a quantized matrix, or dequantized to bfloat16 ``[outputs, inputs]``.
 
         Args:
             tensors: the module's tensors by the same names; they fulfil the requirements of :attr:`tensors`.
-            codes: uint8 ``[outputs, inputs]``, where the codes of a quantized matrix are written; may be a view.
+            codes: uint8 ``[outputs, inputs]``, where the codes of a quantized matrix are written.
 
         Raises:
-            CheckpointError: the values are invalid; the message is one line without the name of the module.
+            CheckpointError: the values are invalid; the message is one line and does not name the module.
         """
-        ...
 
 
 class Scheme(Protocol):
@@ -89,48 +84,44 @@ class Scheme(Protocol):
     @property
     def name(self) -> str:
         """Name of the format, for messages."""
-        ...
 
     @property
     def notes(self) -> Sequence[str]:
-        """Lines to show to the user, each about a setting in ``config.json`` that pronk does not follow."""
-        ...
+        """Messages for the user, each on a property of the checkpoint that pronk ignores or converts."""
 
     @property
     def ignored(self) -> re.Pattern[str]:
-        """Pattern for the names, without the model family's prefix, of tensors to ignore in the checkpoint."""
-        ...
+        """Pattern for tensors to ignore in the checkpoint; their names lack the prefix of the model family."""
 
     def weight(self, module: LinearModule) -> StoredWeight | None:
-        """Describe how the checkpoint stores the module's weight; ``None`` if the weight is not quantized."""
-        ...
+        """Return how the checkpoint stores the weight of ``module``; ``None`` if it is not quantized."""
 
 
-def refuse(what: str, found: object, remedy: str) -> NoReturn:
-    """Raise a :class:`ConfigError`: ``quantization_config: expected WHAT, found FOUND; REMEDY``."""
-    msg = f"quantization_config: expected {what}, found {found!r:.80}; {remedy}"
+def refuse(expected: str, found: object, remedy: str) -> NoReturn:
+    """Raise a :class:`ConfigError`: ``quantization_config: expected EXPECTED, found FOUND; REMEDY``."""
+    msg = f"quantization_config: expected {expected}, found {found!r:.80}; {remedy}"
     raise ConfigError(msg)
 
 
-def check_bits(name: str, found: object, allowed: Sequence[int], remedy: str) -> Bits:
-    """Return ``found`` if it is an int in ``allowed``, not a bool or float; else raise a ConfigError."""
-    if isinstance(found, bool) or not isinstance(found, int) or found not in allowed:
-        refuse(f"{name} of {' or '.join(map(str, allowed))}", found, remedy)
-    return cast(Bits, found)
+def check_bits(name: str, bits: object, allowed: Sequence[int], remedy: str) -> Bits:
+    """Return ``bits`` if it is an int in ``allowed``, not a bool or float; else raise a ConfigError."""
+    if isinstance(bits, bool) or not isinstance(bits, int) or bits not in allowed:
+        refuse(f"{name} of {' or '.join(map(str, allowed))}", bits, remedy)
+    return cast(Bits, bits)
 
 
 def read_names(config: Mapping[str, Any], key: str) -> list[str]:
     """Return the list of names ``config[key]``, or an empty list; raise a ConfigError for other types."""
-    found = config.get(key)
-    if found is None:
+    names = config.get(key)
+    if names is None:
         return []
-    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
-        refuse(f"a list of names as {key}", found, "restore config.json from its source")
-    return found
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        refuse(f"a list of names as {key}", names, "restore config.json from its source")
+    return names
 
 
 def matches_components(module: str, pattern: str) -> bool:
-    """Return whether ``pattern``, text or a regular expression, matches whole components of a name.
+    """Return whether ``pattern``, text or a regular expression, matches whole components of ``module``.
 
     Both ``mlp.up_proj`` and ``layers.[01]`` match ``layers.0.mlp.up_proj``, but ``mlp.up`` does not.
     """
@@ -142,8 +133,8 @@ def matches_components(module: str, pattern: str) -> bool:
         return False
 
 
-def check_zeros(name: str, tensors: Mapping[str, Tensor], why: str) -> None:
-    """Raise a CheckpointError if tensor ``name`` exists and is not all zeros; ``why`` says why it must be."""
+def check_zeros(name: str, tensors: Mapping[str, Tensor], reason: str) -> None:
+    """Raise a CheckpointError, with ``reason``, if the tensor ``name`` exists and is not all zeros."""
     if name in tensors and bool(tensors[name].count_nonzero()):
-        msg = f"{name}: expected zeros, {why}, found other numbers; check that config.json and the weights match"
+        msg = f"{name}: expected zeros, {reason}, found other numbers; check that config.json and the weights match"
         raise CheckpointError(msg)

@@ -21,15 +21,15 @@ __all__ = ["BLOCKS", "unpack"]
 
 Unpacked = tuple[Tensor, Tensor, Tensor | None]  # codes, scales, minima
 
-# Number of bytes that are converted at a time; it bounds temporary tensors, which are a few times as large.
-_CHUNK = 1 << 20
+# Number of stored bytes that are converted at a time; the temporary tensors are a few times as large.
+_CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class _BlockFormat:
     """Conversion of one GGUF block format to codes."""
 
-    convert: Callable[[Tensor], Unpacked]
+    convert: Callable[[Tensor], Unpacked]  # function from blocks to codes, scales and minima
     bits: Bits  # number of bits per resulting code
     group: int  # number of inputs per scale
 
@@ -46,16 +46,17 @@ def unpack(stored: Tensor, type_: TensorType, codes: Tensor, rows: Tensor | None
     Raises:
         ValueError: a scale is not finite, or the matrix has more inputs than the kernels support.
     """
-    block = BLOCKS[type_.name]
+    block_format = BLOCKS[type_.name]
     scales, minima = [], []
-    step = max(1, _CHUNK // stored.shape[1])
+    step = max(1, _CHUNK_BYTES // stored.shape[1])
     for start in range(0, len(stored), step):
-        part = stored[start : start + step] if rows is None else stored[rows[start : start + step]]
-        found, scale, minimum = block.convert(part.unflatten(1, (-1, type_.size)))
-        codes[start : start + step] = found.flatten(1)
+        chunk = stored[start : start + step] if rows is None else stored[rows[start : start + step]]
+        chunk_codes, scale, minimum = block_format.convert(chunk.unflatten(1, (-1, type_.size)))
+        codes[start : start + step] = chunk_codes.flatten(1)
         scales.append(scale.flatten(1))
         minima += [] if minimum is None else [minimum.flatten(1)]
-    return QuantizedMatrix(codes, torch.cat(scales), torch.cat(minima) if minima else None, block.bits, block.group)
+    minimum = torch.cat(minima) if minima else None
+    return QuantizedMatrix(codes, torch.cat(scales), minimum, block_format.bits, block_format.group)
 
 
 def _to_float32(stored: Tensor) -> Tensor:
@@ -64,7 +65,7 @@ def _to_float32(stored: Tensor) -> Tensor:
 
 
 def _unpack_nibbles(stored: Tensor, run: int) -> Tensor:
-    """Unpack two codes per byte: in each run of ``run`` bytes, first the low nibbles, then the high ones."""
+    """Unpack two 4-bit codes per byte; a run of ``run`` bytes gives all low nibbles, then all high ones."""
     runs = stored.unflatten(-1, (-1, run))
     return torch.stack((runs & 15, runs >> 4), dim=-2).flatten(-3)
 
@@ -126,7 +127,7 @@ def _q5_k(blocks: Tensor) -> Unpacked:
 
 
 def _q6_k(blocks: Tensor) -> Unpacked:
-    # Bits 2r and 2r + 1 of byte 128 + 32h + i are the high bits of the code of input 128h + 32r + i.
+    # Bits 2r and 2r + 1 of byte 128 + 32h + i are the high bits of the code of input 128h + 32r + i (h < 2, r < 4).
     high = blocks[..., 128:192].unflatten(-1, (2, 1, 32)) >> torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]
     codes = _unpack_nibbles(blocks[..., :128], 64) | high.bitwise_and_(3).flatten(-3) << 4
     scales = blocks[..., 192:208].contiguous().view(torch.int8).float()

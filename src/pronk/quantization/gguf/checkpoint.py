@@ -1,7 +1,8 @@
 """Tensors of a GGUF model, in one file or in the parts that ``llama-gguf-split`` writes.
 
 RoPE rotates pairs of a head's values. For the architecture ``llama``, GGUF permutes the rows of the query and key
-projections so that pairs are adjacent. :class:`GgufCheckpoint` undoes this: in pronk, a pair has a value in each half.
+projections so that the values 2i and 2i + 1 are a pair. :class:`GgufCheckpoint` undoes this permutation: in pronk, a
+pair is the values i and i + size / 2 of a head.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pronk.quantization.gguf.reader import GgufFile, TensorInfo
 __all__ = ["GgufCheckpoint", "is_gguf"]
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_PART_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
+_PART_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)  # model-00001-of-00003.gguf
 # For each projection with permuted rows, the metadata key with its number of heads.
 _PERMUTED = {"attn_q": "llama.attention.head_count", "attn_k": "llama.attention.head_count_kv"}
 
@@ -41,10 +42,10 @@ class GgufCheckpoint:
         CheckpointError: a part is damaged or missing, or the path is not the first part.
     """
 
-    config_source = "its metadata"  # where error messages say that the model configuration is
+    config_source = "its metadata"  # name of the configuration's source in error messages
 
     def __init__(self, path: Path) -> None:
-        self.folder = path  # path of the file, or of the first part; ``Checkpoint`` has an attribute of this name
+        self.folder = path  # path of the (first) file; the name is that of the attribute of ``Checkpoint``
         self.header = GgufFile(path)
         self._files = [self.header, *_other_parts(self.header)]
         self._infos: dict[str, tuple[GgufFile, TensorInfo]] = {}
@@ -53,9 +54,9 @@ class GgufCheckpoint:
                 if name in self._infos:
                     file.refuse(f"expected tensor {name:.80} in one part, found it in two")
                 self._infos[name] = file, info
-        announced = self.header.get("split.tensors.count")
-        if len(self._files) > 1 and announced != len(self._infos):
-            self.header.refuse(f"expected {announced!r:.20} tensors in all parts, found {len(self._infos)}")
+        count = self.header.get("split.tensors.count")
+        if len(self._files) > 1 and count != len(self._infos):
+            self.header.refuse(f"expected {count!r:.20} tensors in all parts, found {len(self._infos)}")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._infos)
@@ -79,12 +80,12 @@ class GgufCheckpoint:
         return self._infos[name][1].type.name
 
     def check_dtype(self, name: str, dtypes: Sequence[str] = tuple(_DTYPES)) -> None:
-        """Raise a :class:`CheckpointError` unless the type is in ``dtypes`` or (a matrix) in :data:`BLOCKS`."""
-        found = self.type(name)
+        """Raise a CheckpointError unless the GGUF type is in ``dtypes``, or for a matrix in :data:`BLOCKS`."""
+        type_ = self.type(name)
         types = [*dtypes, *(BLOCKS if len(self.shape(name)) == 2 else ())]
-        if found not in types:
+        if type_ not in types:
             msg = (
-                f"{self.folder}: tensor {name}: expected {', '.join(types)}, found {found}; use a Q4_K_M or Q8_0 file "
+                f"{self.folder}: tensor {name}: expected {', '.join(types)}, found {type_}; use a Q4_K_M or Q8_0 file "
                 "of this model, or convert the original: llama-quantize MODEL-F16.gguf OUT.gguf Q4_K_M"
             )
             raise CheckpointError(msg)
@@ -129,9 +130,9 @@ class GgufCheckpoint:
                 file.buffer.madvise(mmap.MADV_DONTNEED)
 
     def _row_order(self, name: str) -> Tensor | None:
-        """Return the index in the file of each row, int64 ``[rows]``; ``None`` if rows are not permuted.
+        """Return the position in the file of each row, int64 ``[rows]``; ``None`` if rows are not permuted.
 
-        For a head of size 6, the file holds the rows 0 3 1 4 2 5, so the result is 0 2 4 1 3 5.
+        For a head of size 6, the file holds the rows 0 3 1 4 2 5, and the result is 0 2 4 1 3 5.
         """
         key = _PERMUTED.get(name.split(".")[-2]) if "." in name else None
         if key is None or self.header.get("general.architecture") != "llama":
@@ -147,18 +148,18 @@ class GgufCheckpoint:
 
 
 def _other_parts(first: GgufFile) -> list[GgufFile]:
-    """Open the files of a split model after the first file; return an empty list if the model is one file."""
+    """Open the other files of a split model, in order; return an empty list if the model is one file."""
     count, number = first.get("split.count"), first.get("split.no")
     if not isinstance(count, int) or count < 2:
         return []
-    name = _PART_NAME.fullmatch(first.path.name)
-    if name is None or int(name[3]) != count:
-        wanted = f"a name that ends in -00001-of-{count:05}.gguf, as it is the first of {count} files"
-        first.refuse(f"expected {wanted}, found {first.path.name}", "restore the original names of the parts")
-    names = [f"{name[1]}-{part:05}-of-{count:05}.gguf" for part in range(1, count + 1)]
-    if number != 0 or int(name[2]) != 1:
+    match = _PART_NAME.fullmatch(first.path.name)
+    if match is None or int(match[3]) != count:
+        expected = f"a name that ends in -00001-of-{count:05}.gguf, as it is the first of {count} files"
+        first.refuse(f"expected {expected}, found {first.path.name}", "restore the original names of the parts")
+    names = [f"{match[1]}-{part:05}-of-{count:05}.gguf" for part in range(1, count + 1)]
+    if number != 0 or int(match[2]) != 1:
         first.refuse(f"expected the first of {count} files, found another one", f"give {names[0]}")
-    missing = [each for each in names[1:] if not (first.path.parent / each).is_file()]
+    missing = [name for name in names[1:] if not (first.path.parent / name).is_file()]
     if missing:
         first.refuse(f"expected {count} files in the same folder, found no {missing[0]}", "download the missing file")
-    return [GgufFile(first.path.parent / each) for each in names[1:]]
+    return [GgufFile(first.path.parent / name) for name in names[1:]]

@@ -23,7 +23,7 @@ __all__ = ["parse_gguf"]
 
 _ARCHITECTURES = ("llama", "qwen2", "qwen3")
 _MAX_LAYERS = 10_000  # more layers than any model has; bounds memory and time for damaged files
-_MAX_NUMBER = 1e15  # maximum of floating-point values, far above any RoPE base, scaling factor or epsilon
+_MAX_NUMBER = 1e15  # above any RoPE base, scaling factor or epsilon; larger values are refused
 _ROPE_FREQUENCIES = "rope_freqs.weight"  # name of the tensor that holds divisors of the RoPE frequencies
 # Keys of features that are not implemented, with the values that turn the feature off. Other values raise an error.
 _UNSUPPORTED_KEYS: dict[str, tuple[object, ...]] = {
@@ -79,7 +79,7 @@ def parse_gguf(checkpoint: GgufCheckpoint) -> ModelConfig:
     keys = _Keys(checkpoint, architecture)
     keys.check_unsupported()
     vocabulary = Vocabulary.read(checkpoint.header)
-    layers, context = keys.integer("block_count", most=_MAX_LAYERS), keys.integer("context_length")
+    layers, context = keys.integer("block_count", maximum=_MAX_LAYERS), keys.integer("context_length")
     rope = _rope(keys, checkpoint, _head_dim(keys), context)
     return ModelConfig(
         family=architecture,
@@ -116,7 +116,7 @@ class _Keys:
         return f"{self.checkpoint.folder}: {self.architecture}.{key}"
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return a value; for an array with a value per layer, all layers must have the same value."""
+        """Return a value, or ``default``; for an array with one value per layer, all values must be equal."""
         value = self.checkpoint.header.get(f"{self.architecture}.{key}")
         if isinstance(value, list):
             if len(set(value)) != 1:
@@ -126,20 +126,20 @@ class _Keys:
         value = value[:80] if isinstance(value, str) else value
         return default if value is None else value
 
-    def integer(self, key: str, default: int | None = None, most: int = 2**31 - 1) -> int:
-        return check_integer(self.where(key), self.get(key, default), 1, most, error=ConfigError)
+    def integer(self, key: str, default: int | None = None, maximum: int = 2**31 - 1) -> int:
+        return check_integer(self.where(key), self.get(key, default), 1, maximum, error=ConfigError)
 
-    def number(self, key: str, default: float | None = None, low: float = 0) -> float:
-        value = check_number(self.where(key), self.get(key, default), low, _MAX_NUMBER, above=True, error=ConfigError)
+    def number(self, key: str, default: float | None = None, bound: float = 0) -> float:
+        value = check_number(self.where(key), self.get(key, default), bound, _MAX_NUMBER, above=True, error=ConfigError)
         return _decimal(value)
 
     def check_unsupported(self) -> None:
-        """Raise a :class:`ConfigError` if a key turns on a feature that is not implemented."""
+        """Raise a ConfigError for a key of ``_UNSUPPORTED_KEYS`` with another value, or a sliding window."""
         for key, accepted in _UNSUPPORTED_KEYS.items():
-            found = self.checkpoint.header.get(f"{self.architecture}.{key}")
-            values = found if isinstance(found, list) else [found]
-            if found is not None and any(value not in accepted for value in values):
-                msg = f"{self.where(key)} = {found!r:.80} is not supported; expected a plain {self.architecture} model"
+            value = self.checkpoint.header.get(f"{self.architecture}.{key}")
+            values = value if isinstance(value, list) else [value]
+            if value is not None and any(item not in accepted for item in values):
+                msg = f"{self.where(key)} = {value!r:.80} is not supported; expected a plain {self.architecture} model"
                 raise ConfigError(msg)
         window = self.get("attention.sliding_window", 0)
         if isinstance(window, int) and 0 < window < self.integer("context_length"):
@@ -148,7 +148,7 @@ class _Keys:
 
 
 def _decimal(value: float) -> float:
-    """Undo rounding to float32: return the number with 7 digits, 1e-05 for 9.999999747378752e-06."""
+    """Undo rounding to float32 if 7 digits give the same float32: 9.999999747378752e-06 becomes 1e-05."""
     decimal = float(f"{value:.7g}")
     return decimal if struct.pack("<f", decimal) == struct.pack("<f", value) else value
 
@@ -179,26 +179,26 @@ def _kv_heads(keys: _Keys) -> int:
 
 
 def _rope(keys: _Keys, checkpoint: GgufCheckpoint, head_dim: int, context: int) -> RopeConfig:
-    """Return the RoPE: plain, with linear or YaRN scaling, or with a divisor for each frequency (Llama 3)."""
-    plain = RopeConfig(head_dim, keys.number("rope.freq_base", 10000.0, low=1))
+    """Return the RoPE: unscaled, with linear or YaRN scaling, or with a divisor per frequency (Llama 3)."""
+    unscaled = RopeConfig(head_dim, keys.number("rope.freq_base", 10000.0, bound=1))
     factor = keys.get("rope.scaling.factor", keys.get("rope.scale_linear", 0))
     kind = keys.get("rope.scaling.type", "linear")
     if kind not in ("none", "linear", "yarn"):
         msg = f"{keys.where('rope.scaling.type')}: expected none, linear or yarn, found {kind!r}"
         raise ConfigError(msg)
-    scaled = kind != "none" and factor not in (0, 1)
+    is_scaled = kind != "none" and factor not in (0, 1)
     if _ROPE_FREQUENCIES in checkpoint:
-        if scaled:
+        if is_scaled:
             msg = f"{keys.where('rope.scaling.type')}: expected none with {_ROPE_FREQUENCIES}, found {kind}"
             raise ConfigError(msg)
-        return replace(plain, kind="factors", divisors=_divisors(checkpoint, head_dim))
-    if not scaled:
-        return plain
+        return replace(unscaled, kind="factors", divisors=_divisors(checkpoint, head_dim))
+    if not is_scaled:
+        return unscaled
     factor = check_number(keys.where("rope.scaling.factor"), factor, 0, _MAX_NUMBER, above=True, error=ConfigError)
     if kind == "linear":
-        return replace(plain, kind="linear", factor=_decimal(factor), original=context)
+        return replace(unscaled, kind="linear", factor=_decimal(factor), original=context)
     return replace(
-        plain,
+        unscaled,
         kind="yarn",
         factor=_decimal(factor),
         original=keys.integer("rope.scaling.original_context_length", context),
@@ -209,9 +209,9 @@ def _rope(keys: _Keys, checkpoint: GgufCheckpoint, head_dim: int, context: int) 
 
 
 def _divisors(checkpoint: GgufCheckpoint, head_dim: int) -> tuple[float, ...]:
-    shape, kind = checkpoint.shape(_ROPE_FREQUENCIES), checkpoint.type(_ROPE_FREQUENCIES)
-    if shape != (head_dim // 2,) or kind != "F32":
-        found = f"{list(shape)} in {kind}"
+    shape, type_ = checkpoint.shape(_ROPE_FREQUENCIES), checkpoint.type(_ROPE_FREQUENCIES)
+    if shape != (head_dim // 2,) or type_ != "F32":
+        found = f"{list(shape)} in {type_}"
         msg = f"{checkpoint.folder}: tensor {_ROPE_FREQUENCIES}: expected [{head_dim // 2}] in F32, found {found}"
         raise ConfigError(msg)
     values = struct.unpack(f"<{head_dim // 2}f", bytes(checkpoint.stored(_ROPE_FREQUENCIES).tolist()))
@@ -222,7 +222,7 @@ def _divisors(checkpoint: GgufCheckpoint, head_dim: int) -> tuple[float, ...]:
 
 
 def _vocab_size(checkpoint: GgufCheckpoint) -> int:
-    """Return the number of rows of the embedding: the metadata may lack the tokens, or list fewer."""
+    """Return the number of rows of the embedding; the tokens in the metadata may be fewer, or missing."""
     if "token_embd.weight" not in checkpoint or len(checkpoint.shape("token_embd.weight")) != 2:
         msg = f"{checkpoint.folder}: expected a matrix token_embd.weight, found none; is it a language model?"
         raise ConfigError(msg)
@@ -230,7 +230,7 @@ def _vocab_size(checkpoint: GgufCheckpoint) -> int:
 
 
 def _dtype(checkpoint: GgufCheckpoint) -> str:
-    """Return ``bfloat16`` if a matrix is quantized, else the dtype of most bytes of the matrices."""
+    """Return ``bfloat16`` if a matrix is quantized, else the dtype with the most bytes in matrices."""
     sizes: Counter[str] = Counter()
     for name in checkpoint:
         if len(checkpoint.shape(name)) > 1:

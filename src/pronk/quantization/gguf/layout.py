@@ -6,20 +6,20 @@ from typing import NamedTuple
 
 __all__ = ["ARRAY", "BOOL", "SCALARS", "STRING", "TENSOR_TYPES", "TensorType"]
 
-# For each number of a numeric type (bool included), its format character in Python's module `struct`.
+# Format characters of Python's module `struct`, by type number of a metadata value that is a number or bool.
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q", 12: "d"}
-BOOL, STRING, ARRAY = 7, 8, 9  # type numbers of metadata values
+BOOL, STRING, ARRAY = 7, 8, 9  # other type numbers of metadata values; BOOL is also in SCALARS
 
 
 class TensorType(NamedTuple):
-    """Type of a tensor, whose rows consist of blocks."""
+    """Type of a tensor: each row is stored as blocks of ``values`` values in ``size`` bytes."""
 
     name: str
-    values: int  # number of values per block
-    size: int  # number of bytes per block
+    values: int
+    size: int
 
 
-TENSOR_TYPES = {
+TENSOR_TYPES = {  # by type number
     0: TensorType("F32", 1, 4),
     1: TensorType("F16", 1, 2),
     2: TensorType("Q4_0", 32, 18),

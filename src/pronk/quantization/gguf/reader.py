@@ -9,7 +9,7 @@
     values of the tensors                                   each at a multiple of general.alignment (metadata)
 
 A string is its length (8 bytes) and its UTF-8 bytes. Before memory is allocated for a count or length, it is compared
-with the remaining bytes. Metadata arrays become lists only on access. Source: ``docs/gguf.md`` of ggml, versions 2, 3.
+with the remaining bytes. Metadata arrays are converted to lists on access. Source: ``docs/gguf.md`` of ggml.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ from pronk.quantization.gguf.layout import ARRAY, BOOL, SCALARS, STRING, TENSOR_
 
 __all__ = ["GgufFile", "TensorInfo"]
 
-_MAGIC, _VERSIONS = b"GGUF", (2, 3)
-# Minimum bytes of a pair (empty key, type, 1-byte value) and of a tensor description (empty name, one dimension).
-_MIN_PAIR_BYTES, _MIN_TENSOR_BYTES = 8 + 4 + 1, 8 + 4 + 8 + 4 + 8
-_MAX_NAME_BYTES, _MAX_DIMENSIONS = 65_535, 4  # GGUF limits the length of keys, ggml the number of dimensions
-_MIN_ALIGNMENT, _MAX_ALIGNMENT = 8, 1 << 20  # in bytes; GGUF requires a multiple of 8
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_MIN_PAIR_BYTES = 8 + 4 + 1  # empty key, type, value of one byte
+_MIN_TENSOR_BYTES = 8 + 4 + 8 + 4 + 8  # description: empty name, number of dimensions, one dimension, type, offset
+_MAX_NAME_BYTES = 65_535  # limit of GGUF for keys; here also for names of tensors
+_MAX_DIMENSIONS = 4  # limit of ggml
+_ALIGNMENTS = (8, 1 << 20)  # minimum and maximum in bytes
 _UINT64 = struct.Struct("<Q")
 
 
@@ -41,7 +43,7 @@ class TensorInfo:
     name: str
     type: TensorType
     shape: tuple[int, ...]  # as in torch: a matrix is ``[outputs, inputs]``
-    start: int  # offset of the first byte in the file
+    start: int  # offset of the first byte of the values in the file
     size: int  # number of bytes
 
 
@@ -133,26 +135,26 @@ class GgufFile:
         start = self._advance(size)
         return self.buffer[start : start + size]
 
-    def _read_number(self, kind: str) -> int:
-        """Read a little-endian number; ``kind`` is its format character of :mod:`struct`."""
-        start = self._advance(struct.calcsize(kind))
-        value: int = struct.unpack_from(f"<{kind}", self.buffer, start)[0]
+    def _read_number(self, format_char: str) -> int:
+        """Read a little-endian number; ``format_char`` is its format character of :mod:`struct`."""
+        start = self._advance(struct.calcsize(format_char))
+        value: int = struct.unpack_from(f"<{format_char}", self.buffer, start)[0]
         return value
 
-    def _decode(self, text: bytes, what: str) -> str:
-        """Decode UTF-8; ``what`` is the name of the text for the error."""
+    def _decode(self, text: bytes, text_name: str) -> str:
+        """Decode UTF-8; the error message begins with ``text_name``."""
         try:
             return text.decode()
         except UnicodeDecodeError:
-            self.refuse(f"{what:.80}: expected text in UTF-8, found invalid bytes")
+            self.refuse(f"{text_name:.80}: expected text in UTF-8, found invalid bytes")
 
-    def _read_name(self, what: str) -> str:
+    def _read_name(self, owner: str) -> str:
         size = self._read_number("Q")
         if size > _MAX_NAME_BYTES:
-            self.refuse(f"expected the name of {what} in at most {_MAX_NAME_BYTES} bytes, found {size}")
-        name = self._decode(self._read_bytes(size), f"the name of {what}")
+            self.refuse(f"expected the name of {owner} in at most {_MAX_NAME_BYTES} bytes, found {size}")
+        name = self._decode(self._read_bytes(size), f"the name of {owner}")
         if not name.isprintable():
-            self.refuse(f"expected the name of {what} in printable characters, found {name[:80]!r}")
+            self.refuse(f"expected the name of {owner} in printable characters, found {name[:80]!r}")
         return name
 
     def _read_pairs(self, count: int) -> dict[str, Any]:
@@ -186,33 +188,33 @@ class GgufFile:
         if count * 8 > self._num_left:
             found = f"{count} announced"
             self.refuse(f"{key:.80}: expected as many strings as {self._num_left} bytes can hold, found {found}")
-        start = at = self._position
-        # Do not call _read_number for each string: a vocabulary has hundreds of thousands of them.
+        start = end = self._position
+        # Do not call _read_number for each string: a vocabulary has hundreds of thousands of strings.
         for _ in range(count):
-            if at + 8 > self._file_size:
-                at = self._file_size + 1
+            if end + 8 > self._file_size:
+                end = self._file_size + 1  # _advance refuses the file
                 break
-            at += 8 + _UINT64.unpack_from(self.buffer, at)[0]
-        self._advance(at - start)
+            end += 8 + _UINT64.unpack_from(self.buffer, end)[0]
+        self._advance(end - start)
         return _Array(kind, count, start)
 
     def _array_values(self, array: _Array, key: str) -> list[Any]:
         if array.type != STRING:
             values = struct.unpack_from(f"<{array.count}{SCALARS[array.type]}", self.buffer, array.start)
             return [value != 0 for value in values] if array.type == BOOL else list(values)
-        texts, at = [], array.start
+        strings, position = [], array.start
         for _ in range(array.count):
-            (size,) = _UINT64.unpack_from(self.buffer, at)
-            texts.append(self._decode(self.buffer[at + 8 : at + 8 + size], key))
-            at += 8 + size
-        return texts
+            (size,) = _UINT64.unpack_from(self.buffer, position)
+            strings.append(self._decode(self.buffer[position + 8 : position + 8 + size], key))
+            position += 8 + size
+        return strings
 
     def _read_tensors(self, count: int) -> dict[str, TensorInfo]:
         alignment = self._pairs.get("general.alignment", 32)
-        in_range = isinstance(alignment, int) and _MIN_ALIGNMENT <= alignment <= _MAX_ALIGNMENT
-        if not in_range or alignment & (alignment - 1):
+        minimum, maximum = _ALIGNMENTS
+        if not (isinstance(alignment, int) and minimum <= alignment <= maximum) or alignment & (alignment - 1):
             found = f"general.alignment = {alignment!r:.40}"
-            self.refuse(f"expected a power of two in {_MIN_ALIGNMENT}..{_MAX_ALIGNMENT}, found {found}")
+            self.refuse(f"expected a power of two in {minimum}..{maximum}, found {found}")
         infos: dict[str, TensorInfo] = {}
         for _ in range(count):
             info = self._read_info(alignment)
@@ -223,7 +225,7 @@ class GgufFile:
         return self._locate_tensors(infos, base)
 
     def _read_info(self, alignment: int) -> TensorInfo:
-        """Read the description of a tensor; ``start`` is relative to the end of the padding, as in the file."""
+        """Read the description of a tensor; its ``start`` counts from the end of the padding, as in the file."""
         name = self._read_name("a tensor")
         num_dimensions = self._read_number("I")
         if not 1 <= num_dimensions <= _MAX_DIMENSIONS:
@@ -234,8 +236,8 @@ class GgufFile:
             self.refuse(f"tensor {name:.80}: expected a known type, found type {kind}", "use another file of the model")
         type_ = TENSOR_TYPES[kind]
         if 0 in shape or shape[-1] % type_.values:
-            wanted = f"rows of whole blocks of {type_.values} ({type_.name})"
-            self.refuse(f"tensor {name:.80}: expected {wanted}, found {list(shape)}")
+            expected = f"rows of whole blocks of {type_.values} ({type_.name})"
+            self.refuse(f"tensor {name:.80}: expected {expected}, found {list(shape)}")
         if start % alignment:
             self.refuse(f"tensor {name:.80}: expected an offset that is a multiple of {alignment}, found {start}")
         size = type_.size
@@ -244,7 +246,7 @@ class GgufFile:
         return TensorInfo(name, type_, shape, start, size)
 
     def _locate_tensors(self, infos: dict[str, TensorInfo], base: int) -> dict[str, TensorInfo]:
-        """Return ``infos`` with ``base`` added to each ``start``; refuse overlapping or truncated tensors."""
+        """Add ``base``, the end of the padding, to each ``start``; refuse overlapping or truncated tensors."""
         located = {
             name: TensorInfo(name, info.type, info.shape, base + info.start, info.size) for name, info in infos.items()
         }

@@ -23,12 +23,13 @@ from pronk.quantization.gguf.vocabulary import TokenKind, Vocabulary, read_flag,
 
 __all__ = ["TokenizerParts", "read_tokenizer"]
 
-# Regular expressions from which the pre-tokenizers' patterns are built.
+# Parts of the regular expressions that split a text into words, with which pre-tokenizers begin.
 _WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _OTHER_TEXT = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"  # upper case, or letters and marks without case
+_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"  # lower case, or letters and marks without case
 _CASED_WORD = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
 _TEKKEN_PATTERN = rf"{_CASED_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _VISIBLE_SPACE = "\u2581"  # character that stands for a space in SentencePiece tokens
@@ -38,7 +39,7 @@ _VISIBLE_SPACE = "\u2581"  # character that stands for a space in SentencePiece 
 class _PreTokenizer:
     """Settings of a byte-level BPE tokenizer that depend on the name of its pre-tokenizer."""
 
-    patterns: tuple[str, ...]  # applied in order to split the text into words: matches, and the text between matches
+    patterns: tuple[str, ...]  # each splits the pieces of the one before into its matches and the text between them
     ignore_merges: bool = False  # whether a word that is in the vocabulary becomes one token, without applying merges
     add_bos: bool = False  # whether BOS is added if the file lacks ``tokenizer.ggml.add_bos_token``
     nfc: bool = False  # whether the text is first normalized to Unicode NFC
@@ -47,7 +48,7 @@ class _PreTokenizer:
 _LLAMA3 = _PreTokenizer((rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}{{1,3}}|{_OTHER_TEXT}",), ignore_merges=True, add_bos=True)
 _SINGLE_DIGITS = _PreTokenizer((r"\p{N}", _GPT2_PATTERN))
 _PRE_TOKENIZERS = {
-    # llama.cpp's pre-tokenizer for models whose own pre-tokenizer is not known.
+    # pre-tokenizer of llama.cpp for models whose pre-tokenizer its converter does not know
     "default": _PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2_PATTERN, r"\p{N}+", "[0-9][0-9][0-9]")),
     "gpt-2": _PreTokenizer((_GPT2_PATTERN,)),
     "llama-bpe": _LLAMA3,
@@ -62,7 +63,7 @@ _PRE_TOKENIZERS = {
 
 @dataclass(frozen=True)
 class TokenizerParts:
-    """Contents of a file from which a :class:`pronk.tokenization.tokenizer.Tokenizer` is made."""
+    """Arguments for a :class:`pronk.tokenization.tokenizer.Tokenizer`, from a GGUF file."""
 
     backend: tokenizers.Tokenizer  # tokenizer of the library ``tokenizers``
     special_tokens: dict[str, str]  # texts of special tokens, by their names in chat templates, such as ``bos_token``
@@ -100,22 +101,22 @@ def read_tokenizer(file: GgufFile) -> TokenizerParts:
 
 def _byte_level_bpe(file: GgufFile, vocabulary: Vocabulary) -> tokenizers.Tokenizer:
     name = file.get("tokenizer.ggml.pre")
-    pre = _PRE_TOKENIZERS.get(name) if isinstance(name, str) else None
-    if pre is None:
+    settings = _PRE_TOKENIZERS.get(name) if isinstance(name, str) else None
+    if settings is None:
         msg = (
             f"{file.path}: expected tokenizer.ggml.pre to be one of {', '.join(_PRE_TOKENIZERS)}, found {name!r:.40}; "
             "use the model's original folder, or convert it again with a current llama.cpp"
         )
         raise TokenizerError(msg)
     merges = [_parse_merge(merge) for merge in read_strings(file, "merges")]
-    backend = tokenizers.Tokenizer(models.BPE(vocabulary.ids_by_text, merges, ignore_merges=pre.ignore_merges))
-    if pre.nfc:
+    backend = tokenizers.Tokenizer(models.BPE(vocabulary.ids_by_text, merges, ignore_merges=settings.ignore_merges))
+    if settings.nfc:
         backend.normalizer = normalizers.NFC()
-    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pre.patterns]
+    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in settings.patterns]
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, to_bytes])
     backend.decoder = decoders.ByteLevel()
-    _add_bos_eos(backend, file, vocabulary, add_bos=pre.add_bos)
+    _add_bos_eos(backend, file, vocabulary, add_bos=settings.add_bos)
     return backend
 
 
@@ -126,12 +127,12 @@ def _sentencepiece_bpe(file: GgufFile, vocabulary: Vocabulary) -> tokenizers.Tok
     backend = tokenizers.Tokenizer(
         models.BPE(vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback="<0x00>" in vocab)
     )
-    # The normalizer prepends a space to the text, and as in llama.cpp, also to the text after each special token.
-    prefix = read_flag(file, "add_space_prefix", default=True)
+    # Whether a space is prepended to the text, and as in llama.cpp, also to the text after each special token.
+    add_space = read_flag(file, "add_space_prefix", default=True)
     spaces: list[Any] = [normalizers.Replace(" ", _VISIBLE_SPACE)]
-    backend.normalizer = normalizers.Sequence([normalizers.Prepend(_VISIBLE_SPACE), *spaces] if prefix else spaces)
-    parts: list[Any] = [decoders.Replace(_VISIBLE_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    backend.decoder = decoders.Sequence([*parts, decoders.Strip(" ", 1, 0)] if prefix else parts)
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend(_VISIBLE_SPACE), *spaces] if add_space else spaces)
+    steps: list[Any] = [decoders.Replace(_VISIBLE_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence([*steps, decoders.Strip(" ", left=1, right=0)] if add_space else steps)
     _add_bos_eos(backend, file, vocabulary, add_bos=True)
     return backend
 
@@ -143,46 +144,46 @@ _MODELS: dict[str, Callable[[GgufFile, Vocabulary], tokenizers.Tokenizer]] = {
 
 
 def _parse_merge(merge: str) -> tuple[str, str]:
-    """Split a merge ``A B`` into its two tokens; the first token may itself begin with a space."""
+    """Split a merge at its first space, a leading one not counted: ``"  a"`` gives ``(" ", "a")``."""
     first, _, second = merge[1:].partition(" ")
     return merge[:1] + first, second
 
 
 def _merges_from_scores(vocab: dict[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """Return all pairs of tokens whose concatenation is a token, sorted by its score, highest first.
+    """Return all pairs of tokens whose concatenation is a token, by descending score of that token.
 
     Equal scores are ordered as by ``generate_merges`` of transformers, which wrote these models' ``tokenizer.json``.
     """
-    scored = []
-    for token, i in vocab.items():
-        splits = [(token[:at], token[at:]) for at in range(1, len(token))]
+    scored_pairs = []
+    for token, token_id in vocab.items():
+        splits = [(token[:length], token[length:]) for length in range(1, len(token))]
         pairs = [(left, right) for left, right in splits if left in vocab and right in vocab]
         pairs.sort(key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))
-        scored += [(scores[i], pair) for pair in pairs]
-    scored.sort(key=lambda each: (each[0], len(each[1][0]), len(each[1][1])), reverse=True)
-    return [pair for _, pair in scored]
+        scored_pairs += [(scores[token_id], left, right) for left, right in pairs]
+    scored_pairs.sort(key=lambda entry: (entry[0], len(entry[1]), len(entry[2])), reverse=True)
+    return [(left, right) for _, left, right in scored_pairs]
 
 
 def _add_bos_eos(backend: tokenizers.Tokenizer, file: GgufFile, vocabulary: Vocabulary, *, add_bos: bool) -> None:
-    """Let the tokenizer add BOS and EOS if the file says so; ``add_bos`` is the default for BOS."""
+    """Make ``backend`` add BOS and EOS to texts, as the file says; ``add_bos`` is the default for BOS."""
     add_bos = read_flag(file, "add_bos_token", default=add_bos)
     add_eos = read_flag(file, "add_eos_token", default=False)
-    text = {name: vocabulary.special_text(name) for name, add in (("bos", add_bos), ("eos", add_eos)) if add}
-    missing = [name for name, token in text.items() if token is None]
+    tokens = {name: vocabulary.special_text(name) for name, add in (("bos", add_bos), ("eos", add_eos)) if add}
+    missing = [name for name, token in tokens.items() if token is None]
     if missing:
         msg = f"{file.path}: tokenizer.ggml.add_{missing[0]}_token: expected {missing[0]}_token_id as well, found none"
         raise TokenizerError(msg)
-    if text:
-        template = [*([text["bos"]] if "bos" in text else []), "$A", *([text["eos"]] if "eos" in text else [])]
-        special = [(text[name], vocabulary.special_ids[name]) for name in text]
-        backend.post_processor = processors.TemplateProcessing(single=template, special_tokens=special)
+    if tokens:
+        template = [*([tokens["bos"]] if "bos" in tokens else []), "$A", *([tokens["eos"]] if "eos" in tokens else [])]
+        special_tokens = [(token, vocabulary.special_ids[name]) for name, token in tokens.items()]
+        backend.post_processor = processors.TemplateProcessing(single=template, special_tokens=special_tokens)
 
 
 def _special_tokens(vocabulary: Vocabulary) -> list[AddedToken]:
-    """Return the tokens that are matched before pre-tokenization; decoding skips those that are special."""
-    special = {TokenKind.CONTROL: True, TokenKind.UNKNOWN: True, TokenKind.USER_DEFINED: False}
+    """Return the tokens to match before pre-tokenization; decoding skips CONTROL and UNKNOWN tokens."""
+    is_special = {TokenKind.CONTROL: True, TokenKind.UNKNOWN: True, TokenKind.USER_DEFINED: False}
     return [
-        AddedToken(token, special=special[TokenKind(kind)], normalized=False)
+        AddedToken(token, special=is_special[TokenKind(kind)], normalized=False)
         for token, kind in zip(vocabulary.tokens, vocabulary.kinds, strict=True)
-        if token is not None and kind in special
+        if token is not None and kind in is_special
     ]

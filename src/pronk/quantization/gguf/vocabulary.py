@@ -18,7 +18,7 @@ _KEY_PREFIX = "tokenizer.ggml."  # prefix of the metadata keys about the tokeniz
 # NAME in the metadata keys ``tokenizer.ggml.NAME_token_id``, which hold ids of special tokens.
 _SPECIAL_NAMES = ("bos", "eos", "eot", "eom", "unknown", "padding")
 _SENTENCEPIECE_IDS = {"unknown": 0, "bos": 1, "eos": 2}  # default ids if ``tokenizer.ggml.model`` is ``llama``
-# Only damaged files have longer tokens; to compute their merges, which tries every split, would take too long.
+# Longer tokens, which only damaged files have, are refused: computing their merges tries every split.
 _MAX_TOKEN_CHARACTERS = 1024
 # Control tokens that end a generation (mostly a chat turn) besides the EOS, EOT and EOM ids of the file. Source:
 # `llama-vocab.cpp`, without tokens of unsupported architectures.
@@ -52,8 +52,8 @@ class Vocabulary:
         """Read the vocabulary, empty if the file has none; raise a TokenizerError if it is inconsistent."""
         texts = read_strings(file, "tokens")
         kinds = _read_array(file, "token_type", int, len(texts)) or [int(TokenKind.NORMAL)] * len(texts)
-        entries = zip(range(len(texts)), texts, kinds, strict=True)
-        tokens = [None if _is_placeholder(i, text, kind) else text for i, text, kind in entries]
+        entries = enumerate(zip(texts, kinds, strict=True))
+        tokens = [None if _is_placeholder(token_id, text, kind) else text for token_id, (text, kind) in entries]
         _check_tokens(file, [token for token in tokens if token is not None])
         special_ids = {}
         defaults = _SENTENCEPIECE_IDS if file.get(f"{_KEY_PREFIX}model") == "llama" else {}
@@ -67,10 +67,10 @@ class Vocabulary:
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        """Ids that end a generation: EOS, EOT and EOM of the file, then well-known control tokens."""
-        named = [self.special_ids[name] for name in ("eos", "eot", "eom") if name in self.special_ids]
-        control = [i for i, kind in enumerate(self.kinds) if kind == TokenKind.CONTROL]
-        return tuple(dict.fromkeys([*named, *(i for i in control if self.tokens[i] in _END_TOKENS)]))
+        """Ids that end a generation: EOS, EOT and EOM of the file, then control tokens in ``_END_TOKENS``."""
+        file_ids = [self.special_ids[name] for name in ("eos", "eot", "eom") if name in self.special_ids]
+        control_ids = [i for i, kind in enumerate(self.kinds) if kind == TokenKind.CONTROL]
+        return tuple(dict.fromkeys([*file_ids, *(i for i in control_ids if self.tokens[i] in _END_TOKENS)]))
 
     @property
     def ids_by_text(self) -> dict[str, int]:
@@ -95,29 +95,29 @@ def read_strings(file: GgufFile, name: str) -> list[str]:
 
 def read_scores(file: GgufFile, count: int) -> list[float]:
     """Return the scores of all ``count`` tokens; merges to tokens with higher scores are applied first."""
-    found = _read_array(file, "scores", float, count)
-    if len(found) != count or not all(map(math.isfinite, found)):
+    scores = _read_array(file, "scores", float, count)
+    if len(scores) != count or not all(map(math.isfinite, scores)):
         msg = f"{file.path}: {_KEY_PREFIX}scores: expected a finite number for each of {count} tokens, found others"
         raise TokenizerError(msg)
-    return found
+    return scores
 
 
 def _read_array(file: GgufFile, name: str, kind: type, count: int | None = None) -> list[Any]:
-    """Return an array with elements of type ``kind``, empty if absent; ``count`` is its expected length."""
-    found = file.get(_KEY_PREFIX + name)
-    if found is None:
+    """Return an array of elements of type ``kind``, empty if absent; if given, ``count`` is its length."""
+    values = file.get(_KEY_PREFIX + name)
+    if values is None:
         return []
-    if not isinstance(found, list) or (found and type(found[0]) is not kind):
+    if not isinstance(values, list) or (values and type(values[0]) is not kind):
         msg = f"{file.path}: {_KEY_PREFIX}{name}: expected an array of {kind.__name__}, found another type"
         raise TokenizerError(msg)
-    if count is not None and len(found) != count:
-        msg = f"{file.path}: {_KEY_PREFIX}{name}: expected one for each of {count} tokens, found {len(found)}"
+    if count is not None and len(values) != count:
+        msg = f"{file.path}: {_KEY_PREFIX}{name}: expected one for each of {count} tokens, found {len(values)}"
         raise TokenizerError(msg)
-    return found
+    return values
 
 
 def _is_placeholder(token_id: int, text: str, kind: int) -> bool:
-    """Return whether llama.cpp's converter made up the token for an id that the tokenizer does not use."""
+    """Return whether a token was made up by llama.cpp's converter for an id that the model does not use."""
     return not text or (text == f"[PAD{token_id}]" and kind in (TokenKind.UNUSED, TokenKind.USER_DEFINED))
 
 

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["METHODS", "quantized_card"]
 
-# For each quantization method, its description in the model card.
-METHODS = {
+METHODS = {  # descriptions in the model card
     "nearest": "nearest code of each weight, with the clipping of each group that has the smallest squared error",
     "scaled": "inputs scaled by powers of their RMS before rounding, folded into the previous norm or matrix (AWQ)",
     "gptq": "column by column, later columns compensating for the errors of earlier ones (GPTQ)",
@@ -22,7 +21,7 @@ METHODS = {
 
 
 def quantized_card(result: QuantizedCheckpoint, name: str, source: str, command: str, evaluation_text: str) -> str:
-    """Render the model card; ``name`` is the new model's name, ``source`` the name of the original model."""
+    """Return the model card of the quantized model ``name``, made from model ``source`` by ``command``."""
     return render(
         "quantized",
         "pronk.quantization.quantize",

@@ -1,8 +1,8 @@
 """Quantization of a checkpoint to 8-bit or 4-bit weights in the format compressed-tensors.
 
-The matrices of the layers are quantized; the embedding, LM head, norms and biases are not. All methods are tried, and
-the weights with the lowest perplexity on the evaluation text are kept. Only one layer at a time is in memory, with the
-hidden states of the texts.
+The matrices of the layers are quantized; the embedding, LM head, norms and biases are not. Each method that the texts
+allow is tried, and the weights with the lowest perplexity on the evaluation text are kept. Only one layer at a time is
+in memory, with the hidden states of the texts.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from pronk.quantization.quantize.source import SourceCheckpoint
 
 __all__ = ["QuantizedCheckpoint", "Status", "quantize"]
 
-# Progress callback: name of the current step, and how much of its work is done out of how much: layers or bytes.
+# Progress callback: name of the current step, amount done, total amount; amounts are bytes when writing, else layers.
 Status = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
 class QuantizedCheckpoint:
-    """Result of the quantization."""
+    """A quantized checkpoint that has been written, with measurements for the model card."""
 
     rule: RoundingRule  # rounding rule of the matrices
     method: str  # quantization method of the weights that were written
-    tried: Mapping[str, float]  # perplexity after quantization by each method
+    tried: Mapping[str, float]  # perplexity after quantization, by method
     before: float  # perplexity of the original model
     tokens: int  # number of tokens on which perplexity was measured
     num_bytes: int  # size of the written weights in bytes
@@ -73,12 +73,12 @@ def quantize(
         out: folder that does not exist or is empty.
         bits: number of bits per weight, 8 or 4.
         group: number of inputs per scale; see :func:`~pronk.quantization.quantize.rounding.choose_group`.
-        read_texts: returns the evaluation and calibration texts; called after all other checks.
+        read_texts: function that returns the evaluation and calibration texts; called after all other checks.
         name: name of the source for the model card; by default, the name of ``folder``.
         command: command line for the model card.
         text: description of the evaluation text for the model card.
         status: progress callback.
-        shard_bytes: maximum size in bytes of a file with more than one tensor.
+        shard_bytes: maximum size in bytes of a file of weights, unless the file has only one tensor.
 
     Raises:
         OptionError: ``bits``, ``group``, ``out`` or a text is invalid, or disk space or the kernels are missing.
@@ -100,8 +100,8 @@ def quantize(
         result = QuantizedCheckpoint(rule, method, tried, before, tokens, num_bytes, source.num_bytes)
         reader = _OutputReader(source, partial / method)
         write_weights(partial, entries, reader.tensor, shard_bytes, lambda done, total: status("writing", done, total))
-        for method in texts.methods:
-            shutil.rmtree(partial / method)
+        for tried_method in texts.methods:
+            shutil.rmtree(partial / tried_method)
         copy_companions(folder, partial)
         card = quantized_card(result, out.name, name or folder.resolve().name, command, text)
         (partial / "README.md").write_text(card, encoding="utf-8")
@@ -121,11 +121,11 @@ def _kernels() -> Kernels:
 def _quantize_with_all_methods(
     source: SourceCheckpoint, rule: RoundingRule, texts: CalibrationTexts, partial: Path, status: Status
 ) -> tuple[float, dict[str, float]]:
-    """Return the perplexities of the source and by method; write layers to ``partial/METHOD``."""
+    """Write layers by each method to ``partial/METHOD``; return perplexity before, and after by method."""
     total = source.config.num_layers * (1 + len(texts.methods))
     done = 0
 
-    def begin(step: str) -> Callable[[], None]:
+    def start_step(step: str) -> Callable[[], None]:
         status(step, done, total)
 
         def on_layer_done() -> None:
@@ -135,11 +135,12 @@ def _quantize_with_all_methods(
 
         return on_layer_done
 
-    before = measure_perplexity(source, texts, begin("measuring"))
+    before = measure_perplexity(source, texts, start_step("measuring"))
     tried = {}
     for method in texts.methods:
         (partial / method).mkdir()
-        tried[method] = quantize_layers(source, method, rule, texts, partial / method, begin(f"quantizing, {method}"))
+        on_layer_done = start_step(f"quantizing, {method}")
+        tried[method] = quantize_layers(source, method, rule, texts, partial / method, on_layer_done)
     return before, tried
 
 
@@ -171,7 +172,7 @@ def _entries(source: SourceCheckpoint, rule: RoundingRule) -> Iterator[ShardEntr
 
 
 class _OutputReader:
-    """Reader of the new checkpoint's tensors, in the folder ``layers`` or else in the source."""
+    """Reader of the new checkpoint's tensors, which are in the folder ``layers``, or else in the source."""
 
     def __init__(self, source: SourceCheckpoint, layers: Path) -> None:
         self.source = source
@@ -184,7 +185,7 @@ class _OutputReader:
     def tensor(self, tensor: CheckpointTensor) -> Tensor:
         if tensor.name in self.files:
             with safe_open(self.files[tensor.name], framework="pt") as file:
-                found: Tensor = file.get_tensor(tensor.name)
-                return found
+                values: Tensor = file.get_tensor(tensor.name)
+                return values
         self.source.checkpoint.release()
         return self.source.inventory.tensor(tensor)

@@ -1,4 +1,4 @@
-"""GPTQ (Frantar et al. 2023, algorithm 1): round columns in order and update later columns.
+"""GPTQ (Frantar et al. 2023, algorithm 1): round columns one by one, and update later columns.
 
 With weights ``W`` ``[outputs, inputs]``, rounded weights ``Q``, inputs ``X`` ``[inputs, tokens]`` and ``H = X Xᵀ``, the
 squared error of the outputs is ``tr((W - Q) H (W - Q)ᵀ)``. Rounding column ``w_j`` to ``q_j`` updates later columns
@@ -19,16 +19,14 @@ from pronk.quantization.quantize.rounding import RoundingRule
 
 __all__ = ["gptq", "output_error"]
 
-# Number added to the diagonal of H, relative to the mean of the diagonal (section 3.3 of the paper).
-_DAMPING = 0.01
-# Maximum number of attempts to invert H, each with ten times the damping of the previous attempt.
-_MAX_ATTEMPTS = 8
+_DAMPING = 0.01  # number added to the diagonal of H, divided by the mean of the diagonal (section 3.3 of the paper)
+_MAX_ATTEMPTS = 8  # to invert H; each attempt has ten times the damping of the previous one
 # Maximum number of columns per block; the errors of a block are applied to the later columns in one matrix product.
 _BLOCK_COLUMNS = 128
 
 
 def gptq(weight: Tensor, hessian: Tensor, rule: RoundingRule) -> QuantizedMatrix:
-    """Quantize ``weight``, float32 ``[outputs, inputs]``; ``hessian`` is ``H`` or a multiple of ``H``.
+    """Quantize ``weight``, float32 ``[outputs, inputs]``; ``hessian`` is ``H``, or ``H`` times a number.
 
     The scale of a group is chosen from the updated weights, when the first column of the group is rounded.
 
@@ -71,7 +69,7 @@ def _scale(columns: Tensor, rule: RoundingRule) -> Tensor:
 
 
 def _block_size(group: int) -> int:
-    """Return the number of columns per block: whole groups, or a divisor of a large group."""
+    """Return the largest size up to ``_BLOCK_COLUMNS`` that is a multiple or a divisor of ``group``."""
     if group <= _BLOCK_COLUMNS:
         return _BLOCK_COLUMNS // group * group
     return next(size for size in range(_BLOCK_COLUMNS, 0, -1) if group % size == 0)
@@ -83,7 +81,7 @@ def _inverse_factor(hessian: Tensor) -> Tensor:
         msg = "expected finite products of the inputs, found NaN or inf; quantize without a calibration text"
         raise ValueError(msg)
     damped = hessian.double()
-    damped.diagonal().masked_fill_(damped.diagonal() <= 0, 1.0)  # for inputs that are always 0
+    damped.diagonal().masked_fill_(damped.diagonal() <= 0, 1.0)  # diagonal of inputs that are always 0
     mean = damped.diagonal().mean()
     damping = _DAMPING
     for _ in range(_MAX_ATTEMPTS):

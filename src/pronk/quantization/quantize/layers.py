@@ -1,4 +1,4 @@
-"""Layer-by-layer forward pass over a text, to compute Hessians of the linear modules, and perplexity."""
+"""Layer-by-layer forward pass over a text, which gives Hessians of the linear modules, and perplexity."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["LINEARS", "LayerStream", "collect_hessians"]
 
 LINEARS = ("qkv", "out", "up", "down")  # names of the linear modules in a layer
 
-_ROWS = 4096  # maximum number of tokens that a layer computes at a time, to limit temporary memory
+_MAX_ROWS = 4096  # maximum number of tokens that a layer computes at a time, unless a sequence is longer
 
 
 class LayerStream:
@@ -40,39 +40,39 @@ class LayerStream:
         self.rows = outer.embed(tokens.reshape(-1), positions, torch.float32)
 
     def run_layer(self, layer: Layer, index: int, *, keep: bool = True) -> None:
-        """Compute layer ``index`` (from 0); if ``keep``, its output replaces :attr:`rows`."""
-        step = max(1, _ROWS // self.length) * self.length
+        """Compute layer ``index`` (from 0); if ``keep``, replace :attr:`rows` by its output."""
+        step = max(1, _MAX_ROWS // self.length) * self.length
         for rows in self.rows.split(step):
             count = len(rows) // self.length
             positions = torch.arange(self.length).repeat(count)
             rope = self.outer.rope(positions, positions + 1, torch.float32)
-            out = layer(rows, rope, index, DenseAttention(count, self.length, self.outer.config.windows))
+            output = layer(rows, rope, index, DenseAttention(count, self.length, self.outer.config.windows))
             if keep:
-                rows.copy_(out)
+                rows.copy_(output)
 
     def perplexity(self) -> float:
-        """Return the perplexity after the last layer, without first tokens; it may be NaN or infinity."""
+        """Return the perplexity of all tokens but each sequence's first, after the last layer; or NaN, inf."""
         rows = self.rows.unflatten(0, (-1, self.length))[:, :-1].flatten(0, 1)
         head = self.outer.head
         assert isinstance(head, PlainLinear)
         loss, _ = text_loss(self.outer.norm(rows), head.weight, self.tokens[:, 1:].reshape(-1), torch.float32)
-        value = float(loss)
-        return math.exp(min(value, 700.0)) if math.isfinite(value) else value
+        mean_loss = float(loss)
+        return math.exp(min(mean_loss, 700.0)) if math.isfinite(mean_loss) else mean_loss  # exp(710) overflows
 
 
 @contextmanager
 def collect_hessians(layer: Layer) -> Iterator[Mapping[str, Tensor]]:
-    """Yield the sum ``X Xᵀ`` by linear module, over the inputs ``X`` of forward passes in the context."""
+    """Yield ``X Xᵀ`` by linear module; ``X`` is all inputs of the module within the ``with`` block."""
     products: dict[str, Tensor] = {}
 
     def register(name: str) -> RemovableHandle:
-        def add(_: nn.Module, inputs: tuple[Tensor]) -> None:
-            (x,) = inputs
+        def add_product(_: nn.Module, inputs: tuple[Tensor]) -> None:
+            (rows,) = inputs  # [tokens, inputs], the transpose of X
             if name not in products:
-                products[name] = x.new_zeros(x.shape[1], x.shape[1])
-            products[name].addmm_(x.t(), x)
+                products[name] = rows.new_zeros(rows.shape[1], rows.shape[1])
+            products[name].addmm_(rows.t(), rows)
 
-        return layer.get_submodule(name).register_forward_pre_hook(add)
+        return layer.get_submodule(name).register_forward_pre_hook(add_product)
 
     handles = [register(name) for name in LINEARS]
     try:

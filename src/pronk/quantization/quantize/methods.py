@@ -1,6 +1,6 @@
 """Quantization of all layers with one of the methods ``nearest``, ``scaled`` and ``gptq``.
 
-Layers are quantized from the first to the last. The calibration inputs of a layer are computed with the quantized
+Layers are quantized from the first to the last. The calibration inputs of a layer are the outputs of the quantized
 layers before it, so that the layer compensates for some of their errors.
 """
 
@@ -35,7 +35,7 @@ Tick = Callable[[], None]  # progress callback, called after each layer
 
 @dataclass(frozen=True)
 class CalibrationTexts:
-    """Token ids ``[sequences, length]`` to measure perplexity on, and optional ones for calibration."""
+    """Token ids ``[sequences, length]`` of the text to measure perplexity on, and of the calibration text."""
 
     evaluation: Tensor
     calibration: Tensor | None = None
@@ -48,25 +48,25 @@ class CalibrationTexts:
 
 @torch.no_grad()
 def measure_perplexity(source: SourceCheckpoint, texts: CalibrationTexts, tick: Tick) -> float:
-    """Return the perplexity of the source in float32; raise a CheckpointError for NaN or infinity."""
+    """Return the perplexity of the unquantized model in float32; raise a CheckpointError if not finite."""
     stream = LayerStream(source.load_without_layers(), texts.evaluation)
     _check_finite(stream.rows, f"{source.folder}: embedding")
     for index in range(source.config.num_layers):
         stream.run_layer(source.load_layer(index), index)
         _check_finite(stream.rows, f"{source.folder}: layer {index}")
         tick()
-    found = stream.perplexity()
-    _check_finite(torch.tensor(found), f"{source.folder}: last norm or head")
-    return found
+    perplexity = stream.perplexity()
+    _check_finite(torch.tensor(perplexity), f"{source.folder}: last norm or head")
+    return perplexity
 
 
 @torch.no_grad()
 def quantize_layers(
     source: SourceCheckpoint, method: str, rule: RoundingRule, texts: CalibrationTexts, folder: Path, tick: Tick
 ) -> float:
-    """Quantize all layers with ``method``, write each to its :func:`layer_file`, return the perplexity.
+    """Quantize all layers, write each to its :func:`layer_file`, and return the perplexity after that.
 
-    The perplexity is computed in float32 with the quantized weights. It is NaN or infinity after an overflow.
+    The perplexity is computed in float32 with the dequantized weights. It is NaN or infinity after an overflow.
     """
     outer = source.load_without_layers()
     evaluation = LayerStream(outer, texts.evaluation)
@@ -94,10 +94,10 @@ def layer_file(folder: Path, index: int) -> Path:
     return folder / f"layer-{index}.safetensors"
 
 
-def _check_finite(states: Tensor, where: str) -> None:
-    """Raise a :class:`CheckpointError` unless ``states``, the outputs of the module ``where``, are finite."""
-    if not bool(states.isfinite().all()):
-        msg = f"{where}: expected finite numbers in its output, found NaN or inf; restore the weights from their source"
+def _check_finite(outputs: Tensor, name: str) -> None:
+    """Raise a CheckpointError if an output of a module is not finite; ``name`` names the module."""
+    if not bool(outputs.isfinite().all()):
+        msg = f"{name}: expected finite numbers in its output, found NaN or inf; restore the weights from their source"
         raise CheckpointError(msg)
 
 
@@ -115,7 +115,7 @@ def _quantize_layer(
             weight = linear.weight.data
             quantized[name] = gptq(weight, layer_hessians[name], rule) if method == "gptq" else rule.nearest(weight)
             linear.weight.data = quantized[name].dequantize()
-    except ValueError as error:  # weights or Hessians are not finite
+    except ValueError as error:  # weights or Hessians are not finite, or a Hessian is not positive definite
         msg = f"{where}: {error}"
         raise CheckpointError(msg) from error
     return quantized

@@ -17,17 +17,16 @@ from pronk.quantization.quantize.rounding import WHOLE_ROW, RoundingRule
 
 __all__ = ["pack_codes", "packed_shapes", "quantization_config"]
 
-# Version of compressed-tensors with which reading the output was tested.
-_VERSION = "0.20.0"
+_VERSION = "0.20.0"  # version of compressed-tensors with which reading the output was tested
 
 
 def pack_codes(prefix: str, weight: QuantizedMatrix, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return the tensors of a matrix by name; ``dtype`` is for the scales, and represents them exactly."""
-    integers = weight.codes
+    """Return the tensors of ``weight`` by name; ``dtype``, for its scales, must represent them exactly."""
+    packed = weight.codes
     if weight.bits == 4:
-        integers = pad(integers, (0, integers.shape[1] % 2))
-        integers = integers[:, ::2] | integers[:, 1::2] << 4
-    words = pad(integers, (0, -integers.shape[1] % 4)).contiguous().view(torch.int32)
+        packed = pad(packed, (0, packed.shape[1] % 2))
+        packed = packed[:, ::2] | packed[:, 1::2] << 4
+    words = pad(packed, (0, -packed.shape[1] % 4)).contiguous().view(torch.int32)
     return {
         f"{prefix}weight_packed": words,
         f"{prefix}weight_scale": weight.scale.to(dtype),
@@ -38,7 +37,7 @@ def pack_codes(prefix: str, weight: QuantizedMatrix, dtype: torch.dtype) -> dict
 def packed_shapes(
     prefix: str, shape: tuple[int, int], rule: RoundingRule
 ) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """Return shape and dtype of each tensor that :func:`pack_codes` makes from a matrix ``shape``."""
+    """Return the shapes and dtypes of the tensors of :func:`pack_codes` for a matrix of ``shape``."""
     outputs, inputs = shape
     groups = inputs // (rule.group or inputs)
     return {
@@ -50,13 +49,13 @@ def packed_shapes(
 
 def quantization_config(rule: RoundingRule, head: str) -> dict[str, Any]:
     """Return the ``quantization_config``; ``head`` is the name of the LM head, which is not quantized."""
-    whole = rule.group == WHOLE_ROW
+    is_whole_row = rule.group == WHOLE_ROW
     weights: dict[str, Any] = {
         "num_bits": rule.bits,
         "type": "int",
         "symmetric": True,
-        "strategy": "channel" if whole else "group",
-        "group_size": None if whole else rule.group,
+        "strategy": "channel" if is_whole_row else "group",
+        "group_size": None if is_whole_row else rule.group,
         "dynamic": False,
         "actorder": None,
     }

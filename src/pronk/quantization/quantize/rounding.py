@@ -22,26 +22,26 @@ from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
 __all__ = ["WHOLE_ROW", "RoundingRule", "choose_group", "matrix_inputs"]
 
 WHOLE_ROW = 0  # value of a group size that means all inputs of a matrix
-_MANY_INPUTS = 1 << 20  # group size larger than any row, with which the kernel makes each row one group
+_KERNEL_WHOLE_ROW = 1 << 20  # group size for the kernel, longer than any row, so that a row is one group
 
 
 @dataclass(frozen=True)
 class RoundingRule:
-    """Symmetric rounding of all matrices of a model."""
+    """Rounding of the matrices of a model to symmetric codes: ``weight ≈ scale * code``, signed codes."""
 
-    kernels: Kernels  # compiled kernels, which search for scales
+    kernels: Kernels  # compiled kernels, which choose the scales
     bits: Bits  # number of bits per code
     group: int  # number of inputs per scale: a multiple of 8 that divides each matrix's inputs, or ``WHOLE_ROW``
     dtype: torch.dtype  # dtype of the scales in the file
 
     @property
     def zero(self) -> int:
-        """Number to add to signed codes to make them unsigned."""
+        """Number that is added to signed codes to store them unsigned."""
         return 1 << (self.bits - 1)
 
     def scales(self, weight: Tensor) -> Tensor:
-        """Return scales ``[outputs, groups]`` of minimum squared error, rounded to the dtype of the file."""
-        scale = round_weights(self.kernels, weight, self.bits, self.group or _MANY_INPUTS).scale
+        """Return scales ``[outputs, groups]`` with minimum squared error of the weights, rounded to ``dtype``."""
+        scale = round_weights(self.kernels, weight, self.bits, self.group or _KERNEL_WHOLE_ROW).scale
         largest = torch.finfo(self.dtype).max
         return scale.clamp(-largest, largest).to(self.dtype).float()
 
@@ -56,13 +56,13 @@ class RoundingRule:
         return QuantizedMatrix(codes.add_(self.zero).to(torch.uint8), scale, None, self.bits, group)
 
     def codes(self, weight: Tensor, scale: Tensor) -> Tensor:
-        """Return the nearest signed codes as floats; ``scale`` has a scale per weight, and 0 gives code 0."""
+        """Return ``round(weight / scale)``, clamped to signed codes, as floats; 0 for weights of scale 0."""
         inverse = torch.where(scale == 0, 0.0, 1 / scale)
         return (weight * inverse).round_().clamp_(-self.zero, self.zero - 1)
 
 
 def choose_group(config: ModelConfig, bits: int, group: int | None) -> tuple[Bits, int]:
-    """Return ``bits``, checked, and the group size, checked or chosen for a model.
+    """Check ``bits``, check or choose the group size, and return both.
 
     Args:
         config: configuration of the model.
@@ -82,7 +82,7 @@ def choose_group(config: ModelConfig, bits: int, group: int | None) -> tuple[Bit
     sizes = [size for size in (128, 64, 32, 16, 8) if common_divisor % size == 0]
     if group is None:
         group = next((size for size in sizes if size <= DEFAULT_GROUPS[bits]), None)
-    if group == WHOLE_ROW and all(each % 8 == 0 for each in inputs):
+    if group == WHOLE_ROW and all(size % 8 == 0 for size in inputs):
         return checked_bits, group
     if group is None or group < 8 or group % 8 or common_divisor % group:
         found = "inputs of no common multiple of 8" if group is None else str(group)
@@ -95,5 +95,5 @@ def choose_group(config: ModelConfig, bits: int, group: int | None) -> tuple[Bit
 
 
 def matrix_inputs(config: ModelConfig) -> list[int]:
-    """Return the distinct numbers of inputs that the matrices of a layer have, in increasing order."""
+    """Return the numbers of inputs of the matrices of a layer, without duplicates, in increasing order."""
     return sorted({config.hidden_size, config.num_heads * config.head_dim, config.intermediate_size})

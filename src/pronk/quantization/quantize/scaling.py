@@ -21,8 +21,8 @@ from pronk.quantization.quantize.rounding import RoundingRule
 
 __all__ = ["scale_layer"]
 
-_POWERS = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
-# Minimum RMS of an input in the search, relative to the largest RMS, so that inputs near 0 do not get extreme scales.
+_POWERS = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)  # values of ``α`` that the search tries, besides 0
+# Minimum of ``rms(x)`` in the search, relative to the largest, so that inputs near 0 do not get extreme scales.
 _MIN_RELATIVE_RMS = 1e-4
 
 
@@ -52,13 +52,13 @@ def scale_layer(layer: Layer, hessians: Mapping[str, Tensor], rule: RoundingRule
 
 
 def _divide(values: Tensor, scale: Tensor, rule: RoundingRule) -> tuple[Tensor, Tensor]:
-    """Return the quotients ``values / scale``, rounded to the file's dtype, and ``values / quotients``.
+    """Return ``values / scale``, rounded to the file's dtype, and ``values`` divided by the results.
 
     A value whose quotient would round to 0 or infinity is not divided: its divisor is 1.
     """
-    divided = (values / scale).to(rule.dtype).float()
-    fits = (divided != 0) & divided.isfinite()
-    return torch.where(fits, divided, values), torch.where(fits, values / divided, 1.0)
+    quotients = (values / scale).to(rule.dtype).float()
+    is_valid = (quotients != 0) & quotients.isfinite()
+    return torch.where(is_valid, quotients, values), torch.where(is_valid, values / quotients, 1.0)
 
 
 def _linear(layer: Layer, name: str) -> PlainLinear:

@@ -1,4 +1,4 @@
-"""Access to the checkpoint that is to be quantized, one layer at a time."""
+"""The checkpoint that is to be quantized, read one layer at a time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _REMEDY = "give the checkpoint with float32, float16 or bfloat16 weights that it
 
 
 class SourceCheckpoint:
-    """Checkpoint that is to be quantized.
+    """Read access to the checkpoint that is to be quantized.
 
     Raises:
         CheckpointError: the checkpoint is unreadable, already quantized, or of a family that compressed-tensors does
@@ -51,7 +51,7 @@ class SourceCheckpoint:
             raise CheckpointError(msg)
         self.dtype = parse_dtype("auto", self.config)
         self.checkpoint = Checkpoint(folder)
-        self.parts = list(plan_tensors(self.config))
+        self.parts = list(plan_tensors(self.config))  # modules of the model, with their tensors
         self.inventory = Inventory(self.checkpoint, self.config, self.parts)
 
     @property
@@ -60,7 +60,7 @@ class SourceCheckpoint:
         return sum(self.inventory.nbytes(part) for part in self.parts)
 
     def stored_name(self, name: str) -> str:
-        """Return a tensor's name in the files, which has the family's prefix except for the LM head."""
+        """Return a tensor's name in the checkpoint: with the prefix of the family, except for the LM head."""
         return name if name.startswith(f"{self.names.head}.") else self.names.prefix + name
 
     def tensors_outside_layers(self) -> list[CheckpointTensor]:
@@ -95,12 +95,12 @@ class SourceCheckpoint:
     def layer_tensors(
         self, index: int, layer: Layer, matrices: Mapping[str, QuantizedMatrix]
     ) -> Iterator[tuple[str, Tensor | QuantizedMatrix]]:
-        """Yield names and values of a layer's tensors: quantized matrices; others in the source's dtypes.
+        """Yield the name and value of each tensor of a layer, as it is to be written to the new checkpoint.
 
         Args:
             index: index of the layer, from 0.
-            layer: layer, from which norms and biases are taken.
-            matrices: quantized matrix by linear module; a stacked one (``qkv``) is split into its parts.
+            layer: source of norms and biases, which are converted to their dtypes in the checkpoint.
+            matrices: quantized matrices by linear module; a stacked one (``qkv``) is split into its tensors.
         """
         for part in self.parts_of_layer(index):
             name = part.target.rpartition(".")[2]
@@ -118,9 +118,9 @@ class SourceCheckpoint:
                     start = end
 
     def _fill(self, module: nn.Module, part: DecoderPart) -> None:
-        """Copy weight and bias from the checkpoint into ``module``, which ``part`` describes."""
+        """Copy the weight and bias of ``module`` from the tensors of the checkpoint that ``part`` names."""
         for key, tensors in (("weight", part.weight), ("bias", part.bias)):
             if tensors:
                 values = getattr(module, key).data
-                for rows, tensor in zip(values.split([p.shape[0] for p in tensors]), tensors, strict=True):
+                for rows, tensor in zip(values.split([tensor.shape[0] for tensor in tensors]), tensors, strict=True):
                     rows.copy_(self.inventory.tensor(tensor))

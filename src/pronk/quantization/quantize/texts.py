@@ -26,7 +26,8 @@ from pronk.train.sources import SourceSpec, read_source, spec_of
 __all__ = ["LENGTH", "read_texts"]
 
 LENGTH = 512  # number of tokens per sequence; fewer if the model's context is shorter
-_MAX_EVALUATION_TOKENS, _MIN_TOKENS = 8192, 128  # maximum of the evaluation text, minimum of each text
+_MAX_EVALUATION_TOKENS = 8192  # the evaluation text is cut after this number of tokens
+_MIN_TOKENS = 128  # a text with fewer tokens is refused
 # Calibration texts are cut into chunks, which are shuffled, so that calibration covers all parts of a long text.
 _CHUNK_CHARACTERS = 4096
 
@@ -50,7 +51,7 @@ def read_texts(folder: Path, text: Path | None = None, tokens: int = 32_768) -> 
     length = min(LENGTH, config.context)
     if text is None:
         with as_file(files("pronk.quantization.quantize") / "evaluation.jsonl") as path:
-            documents = [each.text for each in read_source(SourceSpec("evaluation", "jsonl", path, 1.0))]
+            documents = [document.text for document in read_source(SourceSpec("evaluation", "jsonl", path, 1.0))]
         return CalibrationTexts(_tokenize(encoder, documents, _MAX_EVALUATION_TOKENS, length, "evaluation text"))
     (pool, *_) = collect(DataOptions((spec_of(text, "calibrate"),), dialogues=0.0)).pools
     return CalibrationTexts(
@@ -61,15 +62,15 @@ def read_texts(folder: Path, text: Path | None = None, tokens: int = 32_768) -> 
 
 def _shuffled(documents: Iterable[str]) -> Iterator[str]:
     """Yield chunks of the documents in random order, which is the same in every run."""
-    chunks = [text[at : at + _CHUNK_CHARACTERS] for text in documents for at in range(0, len(text), _CHUNK_CHARACTERS)]
+    chunks = [text[i : i + _CHUNK_CHARACTERS] for text in documents for i in range(0, len(text), _CHUNK_CHARACTERS)]
     yield from random.Random(0).sample(chunks, len(chunks))  # noqa: S311 - not for secrets
 
 
-def _tokenize(encoder: Encoder, texts: Iterable[str], tokens: int, length: int, what: str) -> Tensor:
-    """Return at most ``tokens`` ids ``[sequences, length]``, or one sequence of a shorter text."""
-    ids = torch.from_numpy(pack(encoder, iter(texts), tokens).astype("int64"))
+def _tokenize(encoder: Encoder, texts: Iterable[str], max_tokens: int, length: int, text_name: str) -> Tensor:
+    """Return ids ``[sequences, length]``, or ``[1, number of tokens]`` if there are fewer than ``length``."""
+    ids = torch.from_numpy(pack(encoder, iter(texts), max_tokens).astype("int64"))
     if len(ids) < min(_MIN_TOKENS, length):
-        msg = f"{what}: expected at least {min(_MIN_TOKENS, length)} tokens, found {len(ids)}; give more text"
+        msg = f"{text_name}: expected at least {min(_MIN_TOKENS, length)} tokens, found {len(ids)}; give more text"
         raise OptionError(msg)
     if len(ids) < length:
         return ids[None]

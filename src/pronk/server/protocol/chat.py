@@ -11,16 +11,16 @@ from uuid import uuid4
 from pydantic import Field, model_validator
 
 from pronk.outputs import Completion, Piece
-from pronk.server.protocol.request import GenerationWork, RequestBody, Text, by_sample, check_most, leaps, refuse, usage
+from pronk.server.protocol.request import PreparedRequest, RequestBody, Text, by_sample, check_max, leaps, refuse, usage
 from pronk.server.protocol.tokens import TokenTexts, chat_logprobs
 from pronk.server.protocol.tools import ToolCall, ToolCallMessage, ToolRequest
 from pronk.server.settings import RequestLimits
 from pronk.tokenization.chat.tools import ToolCallFormat
 from pronk.tokenization.tokenizer import Tokenizer
 
-__all__ = ["ChatMessage", "ChatReply", "ChatRequest", "ChatTurn", "TextPart", "plain_messages"]
+__all__ = ["ChatMessage", "ChatReply", "ChatRequest", "ChatTurn", "TextPart", "template_messages"]
 
-_MOST_CALLS = 128  # tool calls in one message; the limit of the OpenAI API
+_MAX_CALLS = 128  # tool calls in one message; the limit of the OpenAI API
 
 
 class TextPart(RequestBody):
@@ -33,13 +33,13 @@ class TextPart(RequestBody):
 
 
 class ChatTurn(RequestBody):
-    """Role and content of a message."""
+    """Message of a conversation: role and content."""
 
     role: str
     content: Text | Annotated[list[TextPart], Field(fail_fast=True)]
 
-    def plain(self) -> dict[str, Any]:
-        """Return the dict that chat templates take; the role ``developer`` becomes ``system``."""
+    def to_template(self) -> dict[str, Any]:
+        """Return the message as a dict for chat templates; the role ``developer`` becomes ``system``."""
         parts = self.content
         return {
             "role": "system" if self.role == "developer" else self.role,
@@ -55,7 +55,7 @@ class ChatMessage(ChatTurn):
     refusal: None = None
     audio: None = None
     function_call: None = None
-    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = Field(None, max_length=_MOST_CALLS)
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = Field(None, max_length=_MAX_CALLS)
     tool_call_id: Text | None = Field(None, max_length=64)
     annotations: list[Any] | None = Field(None, max_length=0)
 
@@ -72,11 +72,11 @@ class ChatMessage(ChatTurn):
             raise refuse("messages", "expected a tool_call_id with the role 'tool', and with no other")
         return {**value, "content": ""} if calls and value.get("content") is None else value
 
-    def plain(self) -> dict[str, Any]:
-        """Return the dict that chat templates take, tool calls included."""
+    def to_template(self) -> dict[str, Any]:
+        """Return the message as a dict for chat templates, tool calls included."""
         calls = [call.model_dump(include={"id", "type", "function"}) for call in self.tool_calls or ()]
         more = {"name": self.name, "tool_calls": calls or None, "tool_call_id": self.tool_call_id}
-        return {**super().plain(), **{name: value for name, value in more.items() if value is not None}}
+        return {**super().to_template(), **{name: value for name, value in more.items() if value is not None}}
 
 
 class ChatRequest(ToolRequest):
@@ -102,7 +102,7 @@ class ChatRequest(ToolRequest):
         super().check(limits)
         if self.top_logprobs is not None and not self.logprobs:
             raise refuse("top_logprobs", "expected logprobs: true, found none; add it, or leave top_logprobs out")
-        check_most("top_logprobs", self.top_logprobs, limits.logprobs)
+        check_max("top_logprobs", self.top_logprobs, limits.logprobs)
         if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
             raise refuse("max_tokens", "expected max_completion_tokens of the same value, found another; leave one out")
 
@@ -111,26 +111,27 @@ class ChatRequest(ToolRequest):
         """Maximum number of tokens to generate, if the request sets one."""
         return self.max_completion_tokens if self.max_tokens is None else self.max_tokens
 
-    def work(
+    def prepare(
         self,
         prompt: list[int],
         max_tokens: int,
         tokenizer: Tokenizer,
         frame: dict[str, Any],
-        form: ToolCallFormat | None = None,
-    ) -> GenerationWork:
-        """Return the engine's input and the builder of the reply for a tokenized conversation.
+        call_format: ToolCallFormat | None = None,
+    ) -> PreparedRequest:
+        """Return the engine's input and the builder of the reply for ``prompt``, the tokenized conversation.
 
-        ``frame`` has the fields equal in every reply and chunk. ``form`` is ``None`` if the request allows no calls.
+        ``frame`` holds the fields equal in every reply and chunk. ``call_format`` is None if no calls are allowed.
         """
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
-        params = self.params(max_tokens, logprobs, guide=self.guide() if form is None else self.call_guide(form))
-        return GenerationWork([prompt], params, ChatReply(self, frame, TokenTexts(tokenizer), form))
+        guide = self.guide() if call_format is None else self.call_guide(call_format)
+        params = self.params(max_tokens, logprobs, guide=guide)
+        return PreparedRequest([prompt], params, ChatReply(self, frame, TokenTexts(tokenizer), call_format))
 
 
-def plain_messages(messages: Sequence[ChatTurn]) -> list[dict[str, Any]]:
-    """Return the dicts that chat templates take."""
-    return [message.plain() for message in messages]
+def template_messages(messages: Sequence[ChatTurn]) -> list[dict[str, Any]]:
+    """Return the messages as dicts for chat templates."""
+    return [message.to_template() for message in messages]
 
 
 @dataclass
@@ -140,58 +141,59 @@ class ChatReply:
     request: ChatRequest
     frame: dict[str, Any]  # fields that are equal in every reply and chunk
     texts: TokenTexts
-    form: ToolCallFormat | None = None  # format of tool calls; None if the request allows no calls
+    call_format: ToolCallFormat | None = None  # format of tool calls; None if the request allows no calls
 
     def __post_init__(self) -> None:
         self.n = self.request.n or 1
         head = {"id": f"chatcmpl-{uuid4().hex}", "created": int(time()), **self.frame}
-        self._whole = {**head, "object": "chat.completion"}
-        self._part = {**head, "object": "chat.completion.chunk"}
+        self._reply_head = {**head, "object": "chat.completion"}
+        self._chunk_head = {**head, "object": "chat.completion.chunk"}
         if self.request.include_usage:
-            self._part["usage"] = None
-        form, names, free = self.form, self.request.allowed, self.request.free
-        # One parser per sample; none if the request allows no calls.
-        self._parsers = [] if form is None else [ToolCallMessage(form, names, free=free) for _ in range(self.n)]
+            self._chunk_head["usage"] = None
+        self._parsers: list[ToolCallMessage] = []  # one per sample; empty if the request allows no calls
+        if self.call_format is not None:
+            names, allows_text = self.request.allowed_names, self.request.allows_text
+            self._parsers = [ToolCallMessage(self.call_format, names, allows_text=allows_text) for _ in range(self.n)]
 
     def start(self) -> list[dict[str, Any]]:
-        """Return a chunk with the role for each sample; the content is null if the request allows calls."""
+        """Return one chunk per sample with the role; its content is null if the request allows calls."""
         delta = {"role": "assistant", "content": None if self._parsers else ""}
         return [self._chunk(index, delta) for index in range(self.n)]
 
     def step(self, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
         """Return chunks for each sample with new tokens, and a last chunk for each sample that ends."""
         chunks = []
-        for index, own in by_sample(pieces):
-            chunks += self._chunks(index, own)
-            if (done := own[-1].completion) is not None:
+        for index, sample_pieces in by_sample(pieces):
+            chunks += self._chunks(index, sample_pieces)
+            if (done := sample_pieces[-1].completion) is not None:
                 last = self._chunk(index, {})
                 last["choices"][0] |= {"finish_reason": self._reason(index, done), "stop_reason": done.stop_reason}
                 chunks.append(last)
         return chunks
 
-    def _chunks(self, index: int, own: Sequence[Piece]) -> list[dict[str, Any]]:
-        """Return a chunk per text or part of a call; the first has the log-probabilities of the whole step."""
-        text: list[dict[str, Any]] = [{"content": "".join(piece.text for piece in own)}]
-        deltas = self._parsers[index].read(own) if self._parsers else text
+    def _chunks(self, index: int, sample_pieces: Sequence[Piece]) -> list[dict[str, Any]]:
+        """Return one chunk per text or part of a call; the first has the log-probabilities of all ``sample_pieces``."""
+        text: list[dict[str, Any]] = [{"content": "".join(piece.text for piece in sample_pieces)}]
+        deltas = self._parsers[index].parse(sample_pieces) if self._parsers else text
         if not deltas and (self.request.logprobs or self.request.leaps):
             deltas = [{}]
         chunks = [self._chunk(index, delta) for delta in deltas]
         if chunks:
-            chunks[0]["choices"][0]["logprobs"] = self._logprobs([piece.logprobs or {} for piece in own])
+            chunks[0]["choices"][0]["logprobs"] = self._logprobs([piece.logprobs or {} for piece in sample_pieces])
             if self.request.leaps:
-                chunks[0]["choices"][0]["leaps"] = leaps(own)
+                chunks[0]["choices"][0]["leaps"] = leaps(sample_pieces)
         return chunks
 
-    def read(self, pieces: Sequence[Piece]) -> None:
-        """Parse tool calls by token ids, because special tokens that begin calls are missing in the text."""
-        for index, own in by_sample(pieces) if self._parsers else []:
-            self._parsers[index].read(own)
+    def record(self, pieces: Sequence[Piece]) -> None:
+        """Parse tool calls now: the texts in ``done`` lack the special tokens that begin calls."""
+        for index, sample_pieces in by_sample(pieces) if self._parsers else []:
+            self._parsers[index].parse(sample_pieces)
 
     def end(self, done: Sequence[Completion]) -> list[dict[str, Any]]:
         """Return a chunk with the token counts, if requested."""
-        return [{**self._part, "choices": [], "usage": usage(done, self.n)}] if self.request.include_usage else []
+        return [{**self._chunk_head, "choices": [], "usage": usage(done, self.n)}] if self.request.include_usage else []
 
-    def body(self, done: Sequence[Completion]) -> dict[str, Any]:
+    def whole(self, done: Sequence[Completion]) -> dict[str, Any]:
         """Return the whole reply."""
         choices = [
             {
@@ -204,7 +206,7 @@ class ChatReply:
             }
             for index, completion in enumerate(done)
         ]
-        return {**self._whole, "choices": choices, "usage": usage(done, self.n)}
+        return {**self._reply_head, "choices": choices, "usage": usage(done, self.n)}
 
     def _message(self, index: int, done: Completion) -> dict[str, Any]:
         if self._parsers:
@@ -218,4 +220,5 @@ class ChatReply:
         return chat_logprobs(self.texts, reports, self.request.top_logprobs or 0) if self.request.logprobs else None
 
     def _chunk(self, index: int, delta: dict[str, Any]) -> dict[str, Any]:
-        return {**self._part, "choices": [{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}]}
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        return {**self._chunk_head, "choices": [choice]}

@@ -14,12 +14,12 @@ from pydantic import Discriminator, Field, Tag
 from pronk.outputs import Completion, Piece
 from pronk.server.protocol.guides import GuidedRequest
 from pronk.server.protocol.request import (
-    GenerationWork,
     Ids,
+    PreparedRequest,
     Text,
     Texts,
     by_sample,
-    check_most,
+    check_max,
     leaps,
     refuse,
     unsupported,
@@ -31,11 +31,11 @@ from pronk.tokenization.tokenizer import Tokenizer
 
 __all__ = ["CompletionReply", "CompletionRequest"]
 
-_MAX_TOKENS = 16  # default of the OpenAI API
+_MAX_TOKENS = 16  # default of ``max_tokens`` in the OpenAI API
 
 
-def _kind(prompt: Any) -> str:
-    """Return the tag of a prompt's type, found by the first element; pydantic validates this type only."""
+def _prompt_type(prompt: Any) -> str:
+    """Return the tag of the only type against which pydantic validates ``prompt``, by its first element."""
     if not isinstance(prompt, list):
         return "text"
     first = prompt[0] if prompt else ""
@@ -50,7 +50,7 @@ class CompletionRequest(GuidedRequest):
         | Annotated[Texts, Tag("texts")]
         | Annotated[Ids, Tag("ids")]
         | Annotated[list[Ids], Field(fail_fast=True), Tag("lists")],
-        Discriminator(_kind),
+        Discriminator(_prompt_type),
     ]
     max_tokens: int | None = Field(None, ge=0, le=2**31)
     logprobs: int | None = Field(None, ge=0)
@@ -58,18 +58,18 @@ class CompletionRequest(GuidedRequest):
     best_of: int | None = None
     suffix: str | None = None
 
-    def texts(self) -> list[str | list[int]]:
-        """Return the prompts, each as text or token ids."""
-        single = _kind(self.prompt) in ("text", "ids")
+    def prompts(self) -> list[str | list[int]]:
+        """Return the prompts, each a text or a list of token ids."""
+        single = _prompt_type(self.prompt) in ("text", "ids")
         return [self.prompt] if single else [*self.prompt]  # type: ignore[list-item]
 
     def check(self, limits: RequestLimits) -> None:
         """Check the options; see :meth:`TextRequest.check`."""
         super().check(limits)
-        count = len(self.texts())
+        count = len(self.prompts())
         if not 1 <= count <= limits.prompts:
             raise refuse("prompt", f"expected 1..{limits.prompts} prompts, found {count}")
-        check_most("logprobs", self.logprobs, limits.logprobs)
+        check_max("logprobs", self.logprobs, limits.logprobs)
         if self.best_of not in (None, self.n or 1):
             raise unsupported("best_of", f"expected the value of n, found {self.best_of}; leave it out, and use n")
         if self.suffix:
@@ -79,21 +79,21 @@ class CompletionRequest(GuidedRequest):
         if self.stream and self.echo and self.logprobs is not None:
             raise unsupported("logprobs", "expected stream: false with echo and logprobs, found true; do not stream")
 
-    def work(self, prompts: Sequence[list[int]], tokenizer: Tokenizer, frame: dict[str, Any]) -> GenerationWork:
+    def prepare(self, prompts: Sequence[list[int]], tokenizer: Tokenizer, frame: dict[str, Any]) -> PreparedRequest:
         """Return the engine's input and the builder of the reply.
 
-        ``prompts`` has the token ids of :meth:`texts`, ``frame`` the fields that are equal in every reply and chunk.
+        ``prompts`` are the token ids of :meth:`prompts`. ``frame`` holds the fields equal in every reply and chunk.
         """
         max_tokens = _MAX_TOKENS if self.max_tokens is None else self.max_tokens
-        of_prompt = self.logprobs if self.echo else None
+        prompt_logprobs = self.logprobs if self.echo else None
         echoes = [
             text if isinstance(text, str) else tokenizer.decode(text, skip_special_tokens=False)
-            for text in (self.texts() if self.echo else [])
+            for text in (self.prompts() if self.echo else [])
         ]
         # The engine generates at least one token. With max_tokens 0 the reply leaves this token out.
-        params = self.params(max(1, max_tokens), self.logprobs, of_prompt, self.guide())
+        params = self.params(max(1, max_tokens), self.logprobs, prompt_logprobs, self.guide())
         reply = CompletionReply(self, frame, TokenTexts(tokenizer), echoes, echo_only=max_tokens == 0)
-        return GenerationWork(prompts, params, reply)
+        return PreparedRequest(prompts, params, reply)
 
 
 @dataclass
@@ -105,7 +105,7 @@ class CompletionReply:
     texts: TokenTexts
     echoes: Sequence[str]  # texts of the prompts if the field ``echo`` is set, otherwise empty
     echo_only: bool  # whether the reply has no generated tokens (max_tokens is 0)
-    # Index of a sample to its decoder, which holds the bytes of an incomplete character, and its characters so far.
+    # Sample index to the sample's UTF-8 decoder, which may hold a part of a character, and its characters so far.
     _offsets: dict[int, tuple[IncrementalDecoder, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -113,33 +113,33 @@ class CompletionReply:
         self.n = self.request.n or 1
 
     def start(self) -> list[dict[str, Any]]:
-        """Return one chunk with the prompt for each sample, if ``echo`` is set."""
+        """Return one chunk per sample with the prompt, if ``echo`` is set."""
         return [self._chunk(i, echo) for i, echo in enumerate(echo for echo in self.echoes for _ in range(self.n))]
 
     def step(self, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
-        """Return one chunk for each sample with new tokens."""
+        """Return one chunk per sample that has new tokens."""
         chunks = []
-        for index, own in [] if self.echo_only else by_sample(pieces):
-            text = "".join(piece.text for piece in own)
-            chunk = self._chunk(index, text, self._logprobs([piece.logprobs for piece in own], index))
+        for index, sample_pieces in [] if self.echo_only else by_sample(pieces):
+            text = "".join(piece.text for piece in sample_pieces)
+            chunk = self._chunk(index, text, self._logprobs([piece.logprobs for piece in sample_pieces], index))
             if self.request.leaps:
-                chunk["choices"][0]["leaps"] = leaps(own)
-            if (done := own[-1].completion) is not None:
+                chunk["choices"][0]["leaps"] = leaps(sample_pieces)
+            if (done := sample_pieces[-1].completion) is not None:
                 chunk["choices"][0] |= {"finish_reason": done.finish_reason, "stop_reason": done.stop_reason}
             chunks.append(chunk)
         return chunks
 
-    def read(self, pieces: Sequence[Piece]) -> None:
-        """Do nothing: the completions have all that :meth:`body` needs."""
+    def record(self, pieces: Sequence[Piece]) -> None:
+        """Do nothing: the completions have all that :meth:`whole` needs."""
 
     def end(self, done: Sequence[Completion]) -> list[dict[str, Any]]:
-        """Return a last chunk per sample if no token is generated, and token counts if requested."""
+        """Return one last chunk per sample if ``echo_only``, and a chunk with the token counts if requested."""
         chunks = [self._chunk(i, "", None, "length") for i in range(len(done))] if self.echo_only else []
         if self.request.include_usage:
             chunks.append({**self.frame, "choices": [], "usage": self._usage(done)})
         return chunks
 
-    def body(self, done: Sequence[Completion]) -> dict[str, Any]:
+    def whole(self, done: Sequence[Completion]) -> dict[str, Any]:
         """Return the whole reply."""
         choices = [self._choice(index, completion) for index, completion in enumerate(done)]
         return {**self.frame, "choices": choices, "usage": self._usage(done)}
@@ -168,7 +168,7 @@ class CompletionReply:
         }
 
     def _logprobs(self, reports: Sequence[Any], index: int) -> dict[str, Any] | None:
-        """Return the ``logprobs`` of a choice, if requested; ``text_offset`` counts characters of the text."""
+        """Return the ``logprobs`` of a choice, if requested; ``text_offset`` are character positions in the text."""
         if self.request.logprobs is None:
             return None
         tokens = [next(iter(report)) for report in reports]
@@ -186,11 +186,11 @@ class CompletionReply:
         }
 
     def _top_logprobs(self, report: Report) -> dict[str, float] | None:
-        """Map texts of the likeliest tokens and of the actual one to logprobs; for equal texts the larger one."""
+        """Map texts of the likeliest tokens and of the actual one to logprobs; equal texts get the largest one."""
         if None in report.values():
             return None  # the first token of a prompt has no log-probability
-        own = next(iter(report))
-        top = dict(sorted(report.items(), key=lambda item: -item[1])[: self.request.logprobs]) | {own: report[own]}
+        token = next(iter(report))
+        top = dict(sorted(report.items(), key=lambda item: -item[1])[: self.request.logprobs]) | {token: report[token]}
         return {self.texts.name(token): value for token, value in sorted(top.items(), key=lambda item: item[1])}
 
     def _chunk(self, index: int, text: str, logprobs: Any = None, finish_reason: str | None = None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Required form of an answer: ``response_format`` and vLLM's ``guided_*`` and ``structured_outputs``."""
+"""Fields that require a form of the answer: ``response_format``, vLLM's ``guided_*`` and ``structured_outputs``."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class TextFormat(RequestBody):
     schema_: dict[str, Any] | None = Field(None, alias="schema")
     strict: bool | None = None
 
-    def forms(self) -> dict[str, Mapping[str, Any]]:
-        """Return the required form, see :meth:`FormattedRequest.forms`.
+    def guide_arguments(self) -> dict[str, Mapping[str, Any]]:
+        """Implement :meth:`FormattedRequest.guide_arguments` for this field.
 
         Raises:
             ApiError: the type ``json_schema`` comes without a schema, or a schema with another type.
@@ -59,7 +59,7 @@ class TextFormat(RequestBody):
 
 
 class StructuredOutputs(RequestBody):
-    """``structured_outputs`` of vLLM: one of five forms; options must have a value that changes nothing."""
+    """``structured_outputs`` of vLLM: one of the five fields below; its options have no effect."""
 
     noop_values: ClassVar = {
         "disable_additional_properties": [False],
@@ -75,8 +75,8 @@ class StructuredOutputs(RequestBody):
     grammar: Text | None = None
     json_object: bool | None = None
 
-    def forms(self) -> dict[str, Mapping[str, Any]]:
-        """Return the required forms, see :meth:`FormattedRequest.forms`."""
+    def guide_arguments(self) -> dict[str, Mapping[str, Any]]:
+        """Implement :meth:`FormattedRequest.guide_arguments` for this field."""
         given = {"json": self.json_, "regex": self.regex, "choice": self.choice, "grammar": self.grammar}
         return _by_field("structured_outputs.", given) | (
             {"structured_outputs.json_object": {"json": _ANY_OBJECT}} if self.json_object else {}
@@ -86,8 +86,8 @@ class StructuredOutputs(RequestBody):
 class FormattedRequest(TextRequest):
     """Request that may require a form of the answer, such as JSON."""
 
-    def forms(self) -> dict[str, Mapping[str, Any]]:
-        """Map the name of each field that requires a form to the arguments of :class:`.Guide`.
+    def guide_arguments(self) -> dict[str, Mapping[str, Any]]:
+        """Map each field that requires a form to arguments of :class:`.Guide`: ``{"guided_regex": {"regex": "a+"}}``.
 
         Raises:
             ApiError: a field is invalid.
@@ -97,24 +97,24 @@ class FormattedRequest(TextRequest):
     def check(self, limits: RequestLimits) -> None:
         """Check the options, see :meth:`TextRequest.check`, and that at most one form is required."""
         super().check(limits)
-        fields = [*self.forms()]
+        fields = [*self.guide_arguments()]
         if len(fields) > 1:
             raise refuse(fields[1], f"expected one form of the answer, found {fields[0]} and {fields[1]}")
 
     def guide(self) -> Guide | None:
-        """Return the required form of the answer, if any.
+        """Return the guide of the field that requires a form of the answer, if any.
 
         Raises:
             ApiError: the schema, expression, list or grammar is invalid.
         """
         try:
-            return next((Guide(**form) for form in self.forms().values()), None)
+            return next((Guide(**arguments) for arguments in self.guide_arguments().values()), None)
         except GuideError as error:
-            raise self.named(error) or error from error
+            raise self.field_error(error) or error from error
 
-    def named(self, error: PronkError) -> ApiError | None:
+    def field_error(self, error: PronkError) -> ApiError | None:
         """Convert a ``GuideError`` to an error that names the request's field; ``None`` for other errors."""
-        field = next(iter(self.forms()), None)
+        field = next(iter(self.guide_arguments()), None)
         if not isinstance(error, GuideError) or field is None:
             return None
         message = str(error).removeprefix("guide: ")
@@ -134,10 +134,10 @@ class GuidedRequest(FormattedRequest):
     guided_choice: Texts | None = None
     guided_grammar: Text | None = Field(None, description="Grammar in llguidance's dialect of Lark.")
 
-    def forms(self) -> dict[str, Mapping[str, Any]]:
-        """Return the required forms, see :meth:`FormattedRequest.forms`."""
+    def guide_arguments(self) -> dict[str, Mapping[str, Any]]:
+        """Implement :meth:`FormattedRequest.guide_arguments` for the three kinds of fields."""
         guided = {name: getattr(self, f"guided_{name}") for name in _KINDS}
-        structured = {} if self.structured_outputs is None else self.structured_outputs.forms()
+        structured = {} if self.structured_outputs is None else self.structured_outputs.guide_arguments()
         return {**self._response_form(), **structured, **_by_field("guided_", guided)}
 
     def _response_form(self) -> dict[str, Mapping[str, Any]]:
@@ -153,5 +153,5 @@ class GuidedRequest(FormattedRequest):
 
 
 def _by_field(prefix: str, given: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Map ``prefix`` + kind to the arguments of the guide, for each kind in ``given`` with a value."""
+    """Return ``{"guided_regex": {"regex": "a+"}}`` for the prefix ``guided_`` and ``{"regex": "a+", "json": None}``."""
     return {f"{prefix}{kind}": {kind: value} for kind, value in given.items() if value is not None}

@@ -18,8 +18,8 @@ from pronk.server.errors import ApiError
 from pronk.server.settings import RequestLimits
 
 __all__ = [
-    "GenerationWork",
     "Ids",
+    "PreparedRequest",
     "Reply",
     "RequestBody",
     "RunningUsage",
@@ -28,21 +28,21 @@ __all__ = [
     "TextRequest",
     "Texts",
     "by_sample",
-    "check_most",
+    "check_max",
     "leaps",
     "refuse",
     "unsupported",
     "usage",
 ]
 
-_SEEDS = 2**63  # seeds of OpenAI may be negative; the engine takes 0.._SEEDS - 1, so seeds are taken modulo _SEEDS
+_SEEDS = 2**63  # number of seeds of the engine; a request may send a negative seed, which is taken modulo this
 
 
 class RequestBody(BaseModel):
     """JSON object of a request. Unknown fields and numbers written as strings are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-    # Unsupported fields of the OpenAI API and of vLLM. Values in the list change nothing and are therefore accepted.
+    # Unsupported field of the OpenAI API or of vLLM to its accepted values, which ask for what the server does anyway.
     noop_values: ClassVar[Mapping[str, Sequence[Any]]] = {}
 
     @model_validator(mode="before")
@@ -51,15 +51,15 @@ class RequestBody(BaseModel):
         """Drop null fields and no-op values; keep one of the unknown fields, for the error message."""
         if not isinstance(value, dict):
             return value
-        given = {name: each for name, each in value.items() if each is not None}
+        given = {name: content for name, content in value.items() if content is not None}
         for name in cls.noop_values.keys() & given.keys():
-            found, accepted = json.dumps(given.pop(name)), [json.dumps(each) for each in cls.noop_values[name]]
+            found, accepted = json.dumps(given.pop(name)), [json.dumps(noop) for noop in cls.noop_values[name]]
             if found not in accepted:
                 expected = " or ".join(accepted) or "no such field"
                 msg = f"expected {expected}, found {found:.40}; other values are not supported, leave the field out"
                 raise unsupported(name, msg)
         names = {info.alias or name for name, info in cls.model_fields.items()}
-        known = {name: each for name, each in given.items() if name in names}
+        known = {name: content for name, content in given.items() if name in names}
         unknown = next((name for name in given if name not in known), None)
         return known if unknown is None else {**known, unknown: None}
 
@@ -152,14 +152,14 @@ class TextRequest(RequestBody):
             ApiError: an option exceeds its limit, or contradicts another option.
         """
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        for name, found, most in (
+        for name, value, maximum in (
             ("n", self.n, limits.n),
             ("stop", len(stops), limits.stop),
             ("stop_token_ids", len(self.stop_token_ids or ()), limits.stop),
             ("bad_words", len(self.bad_words or ()), limits.stop),
             ("logit_bias", len(self.logit_bias or ()), limits.logit_bias),
         ):
-            check_most(name, found, most)
+            check_max(name, value, maximum)
         for name, texts in (("stop", stops), ("bad_words", self.bad_words or [])):
             longest = max(map(len, texts), default=0)
             if longest > limits.stop_length:
@@ -176,9 +176,9 @@ class TextRequest(RequestBody):
         guide: Guide | None = None,
     ) -> SamplingParams:
         """Return the sampling parameters. The default temperature is 1, as in the OpenAI API."""
-        plain = ("top_p", "top_k", "min_p", "n", "min_tokens", "ignore_eos", "rule", "stop", "guide_mode")
+        unchanged = ("top_p", "top_k", "min_p", "n", "min_tokens", "ignore_eos", "rule", "stop", "guide_mode")
         penalties = ("presence_penalty", "frequency_penalty", "repetition_penalty")
-        given = {name: value for name in (*plain, *penalties) if (value := getattr(self, name)) is not None}
+        given = {name: value for name in (*unchanged, *penalties) if (value := getattr(self, name)) is not None}
         return SamplingParams(
             max_tokens=max_tokens,
             temperature=1.0 if self.temperature is None else self.temperature,
@@ -194,12 +194,12 @@ class TextRequest(RequestBody):
 
 
 @dataclass(frozen=True)
-class GenerationWork:
-    """Input of the engine for one request, and the builder of the reply."""
+class PreparedRequest:
+    """Input of the engine for one checked and tokenized request, and the builder of its reply."""
 
     prompts: Sequence[list[int]]
     params: SamplingParams  # for every prompt
-    answer: Reply
+    reply: Reply
 
 
 class Reply(Protocol):
@@ -209,15 +209,15 @@ class Reply(Protocol):
         """Return the first chunks of a stream."""
 
     def step(self, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
-        """Return the chunks of one decoding step with new tokens ``pieces``."""
+        """Return the chunks of a stream for ``pieces``, the new tokens of one decoding step."""
 
-    def read(self, pieces: Sequence[Piece]) -> None:
-        """Record one decoding step of a reply that is not streamed, if :meth:`body` needs more than ``done``."""
+    def record(self, pieces: Sequence[Piece]) -> None:
+        """Without a stream: record the new tokens of one step, if :meth:`whole` needs more than ``done``."""
 
     def end(self, done: Sequence[Completion]) -> list[dict[str, Any]]:
-        """Return the last chunks of a stream."""
+        """Return the last chunks of a stream; ``done`` as in :meth:`whole`."""
 
-    def body(self, done: Sequence[Completion]) -> dict[str, Any]:
+    def whole(self, done: Sequence[Completion]) -> dict[str, Any]:
         """Return the whole reply; ``done`` has all samples in the order of their indices."""
 
 
@@ -231,10 +231,10 @@ def unsupported(param: str, message: str) -> ApiError:
     return refuse(param, message, "unsupported")
 
 
-def check_most(param: str, found: int | None, most: int) -> None:
+def check_max(param: str, value: int | None, maximum: int) -> None:
     """Raise ``ApiError`` if the value of a field exceeds its maximum."""
-    if (found or 0) > most:
-        raise refuse(param, f"expected at most {most}, found {found}")
+    if (value or 0) > maximum:
+        raise refuse(param, f"expected at most {maximum}, found {value}")
 
 
 def by_sample(pieces: Sequence[Piece]) -> list[tuple[int, list[Piece]]]:
@@ -243,7 +243,7 @@ def by_sample(pieces: Sequence[Piece]) -> list[tuple[int, list[Piece]]]:
 
 
 def leaps(pieces: Sequence[Piece]) -> list[Mapping[str, Any]]:
-    """Return id, text, drafter (``source``; null for tokens that were not drafted) and step of each token."""
+    """Return the field ``leaps``: each token with its step and its drafter (``source``), null if not drafted."""
     return [{"id": p.token_id, "text": p.text, "source": p.source, "step": p.step} for p in pieces]
 
 

@@ -15,9 +15,9 @@ from uuid import uuid4
 from pydantic import Field
 
 from pronk.outputs import Completion, Piece
-from pronk.server.protocol.chat import ChatTurn, plain_messages
+from pronk.server.protocol.chat import ChatTurn, template_messages
 from pronk.server.protocol.guides import FormattedRequest, TextFormat
-from pronk.server.protocol.request import GenerationWork, RequestBody, Text, TextRequest, check_most, unsupported, usage
+from pronk.server.protocol.request import PreparedRequest, RequestBody, Text, TextRequest, check_max, unsupported, usage
 from pronk.server.protocol.tokens import TokenTexts, chat_logprobs
 from pronk.server.settings import RequestLimits
 from pronk.tokenization.tokenizer import Tokenizer
@@ -26,7 +26,7 @@ __all__ = ["InputItem", "ResponsesReply", "ResponsesRequest"]
 
 
 class InputItem(ChatTurn):
-    """Message of the input. Messages of earlier responses are accepted unchanged."""
+    """Message in ``input``, possibly copied unchanged from an earlier response."""
 
     type: Literal["message"] | None = None
     id: str | None = None
@@ -67,14 +67,14 @@ class ResponsesRequest(FormattedRequest):
     def check(self, limits: RequestLimits) -> None:
         """Check the options; see :meth:`TextRequest.check`."""
         super().check(limits)
-        check_most("n", self.n, 1)
-        check_most("top_logprobs", self.top_logprobs, limits.logprobs)
+        check_max("n", self.n, 1)
+        check_max("top_logprobs", self.top_logprobs, limits.logprobs)
         if self.leaps:
             raise unsupported("leaps", "expected no such field in /v1/responses, found true; use /v1/chat/completions")
 
-    def forms(self) -> dict[str, Mapping[str, Any]]:
-        """Return the required form, see :meth:`FormattedRequest.forms`."""
-        return {} if self.text is None or self.text.format is None else self.text.format.forms()
+    def guide_arguments(self) -> dict[str, Mapping[str, Any]]:
+        """Return the arguments that ``text.format`` requires; see :meth:`FormattedRequest.guide_arguments`."""
+        return {} if self.text is None or self.text.format is None else self.text.format.guide_arguments()
 
     @property
     def requested_max_tokens(self) -> int | None:
@@ -91,13 +91,15 @@ class ResponsesRequest(FormattedRequest):
         system = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
         if isinstance(self.input, str):
             return [*system, {"role": "user", "content": self.input}]
-        return system + plain_messages(self.input)
+        return system + template_messages(self.input)
 
-    def work(self, prompt: list[int], max_tokens: int, tokenizer: Tokenizer, frame: dict[str, Any]) -> GenerationWork:
-        """Return the engine's input and the builder of the reply, see :meth:`ChatRequest.work`."""
+    def prepare(
+        self, prompt: list[int], max_tokens: int, tokenizer: Tokenizer, frame: dict[str, Any]
+    ) -> PreparedRequest:
+        """Return the engine's input and the builder of the reply, see :meth:`ChatRequest.prepare`."""
         logprobs = (self.top_logprobs or 0) if self.wants_logprobs else None
         params = self.params(max_tokens, logprobs, guide=self.guide())
-        return GenerationWork([prompt], params, ResponsesReply(self, frame, TokenTexts(tokenizer)))
+        return PreparedRequest([prompt], params, ResponsesReply(self, frame, TokenTexts(tokenizer)))
 
 
 @dataclass
@@ -129,13 +131,13 @@ class ResponsesReply:
         text = "".join(piece.text for piece in pieces)
         return [self._text_event("response.output_text.delta", delta=text, logprobs=logprobs)]
 
-    def read(self, pieces: Sequence[Piece]) -> None:
-        """Do nothing: the completions have all that :meth:`body` needs."""
+    def record(self, pieces: Sequence[Piece]) -> None:
+        """Do nothing: the completions have all that :meth:`whole` needs."""
 
     def end(self, done: Sequence[Completion]) -> list[dict[str, Any]]:
         """Return the events that close the text, the content part, the message and the response."""
         (completion,) = done
-        whole = self.body(done)
+        whole = self.whole(done)
         item = whole["output"][0]
         part = item["content"][0]
         return [
@@ -145,7 +147,7 @@ class ResponsesReply:
             self._event(f"response.{whole['status']}", response=whole),
         ]
 
-    def body(self, done: Sequence[Completion]) -> dict[str, Any]:
+    def whole(self, done: Sequence[Completion]) -> dict[str, Any]:
         """Return the whole response."""
         (completion,) = done
         status = "incomplete" if completion.finish_reason == "length" else "completed"
@@ -190,8 +192,8 @@ class ResponsesReply:
         form = None if self.request.text is None else self.request.text.format
         if form is None or form.type != "json_schema":
             return {"type": "text" if form is None else form.type}
-        named = {"name": form.name, "description": form.description, "schema": form.schema_}
-        return {"type": form.type, **named, "strict": form.strict}
+        schema = {"name": form.name, "description": form.description, "schema": form.schema_}
+        return {"type": form.type, **schema, "strict": form.strict}
 
     def _message(self, status: str, content: list[Any]) -> dict[str, Any]:
         return {"id": self._item, "type": "message", "status": status, "role": "assistant", "content": content}

@@ -38,21 +38,21 @@ class ModerationRequest(RequestBody):
 
     @property
     def texts(self) -> list[str]:
-        """The texts as a list."""
+        """All texts of ``input``, which may be a single text."""
         return [self.input] if isinstance(self.input, str) else self.input
 
 
-def moderation(ident: str, model: str, results: list[dict[str, float]], flagged: list[bool]) -> dict[str, Any]:
+def moderation(reply_id: str, model: str, results: list[dict[str, float]], flagged: list[bool]) -> dict[str, Any]:
     """Return the reply of ``/v1/moderations``.
 
     Args:
-        ident: id of the reply.
+        reply_id: id of the reply.
         model: name of the model.
-        results: for each text, the probability of each category; 1 minus their sum is that of an acceptable text.
+        results: for each text, category to probability; 1 - sum is the probability that the text is acceptable.
         flagged: for each text, whether a category is more likely than "acceptable".
     """
     return {
-        "id": ident,
+        "id": reply_id,
         "model": model,
         "results": [
             {

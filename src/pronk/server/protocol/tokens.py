@@ -12,12 +12,12 @@ from pronk.tokenization.tokenizer import Tokenizer
 
 __all__ = ["TokenTexts", "chat_logprobs"]
 
-Report = Mapping[int, float]
+Report = Mapping[int, float]  # log-probabilities at one place of the text by token id: the text's token, then others
 
 
 @dataclass(frozen=True)
 class TokenTexts:
-    """Text and bytes of single tokens of a model."""
+    """Text and bytes of each token in a tokenizer's vocabulary."""
 
     tokenizer: Tokenizer
 
@@ -26,12 +26,12 @@ class TokenTexts:
         return spell(self.tokenizer).texts
 
     def bytes(self, token: int) -> bytes:
-        """Return the bytes of a token; those of the name for a special token; ``b""`` for an unassigned id."""
+        """Return the bytes of a token; for a special token, of its name; for an unassigned id, ``b""``."""
         spelled = self._spelled.get(token)
         return (self.tokenizer.backend.id_to_token(token) or "").encode() if spelled is None else spelled
 
     def name(self, token: int) -> str:
-        r"""Return the text of a token; for an incomplete character ``bytes:\xe2\x82``, as OpenAI does."""
+        r"""Return the text of a token; for bytes that are no UTF-8, such as E2 82, ``bytes:\xe2\x82`` like OpenAI."""
         data = self.bytes(token)
         try:
             return data.decode()
@@ -40,10 +40,7 @@ class TokenTexts:
 
 
 def chat_logprobs(texts: TokenTexts, reports: Sequence[Report], top: int) -> dict[str, Any]:
-    """Return the ``logprobs`` of ``/v1/chat/completions``, with the ``top`` most likely tokens.
-
-    ``reports`` has one dict per generated token: token id to log-probability, the generated token first.
-    """
+    """Return the ``logprobs`` of ``/v1/chat/completions``: one entry per report, with its ``top`` likeliest tokens."""
     return {"content": [_entry(texts, report, top) for report in reports], "refusal": None}
 
 

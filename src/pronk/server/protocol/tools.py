@@ -19,7 +19,7 @@ from pronk.tokenization.chat.tools import ToolCallFormat, arguments_schema
 
 __all__ = ["ToolCall", "ToolCallMessage", "ToolRequest"]
 
-_MOST_TOOLS = 128  # the limit of the OpenAI API
+_MAX_TOOLS = 128  # tools in one request; the limit of the OpenAI API
 
 
 class FunctionCall(RequestBody):
@@ -53,11 +53,11 @@ class Tool(RequestBody):
     type: Literal["function"]
     function: Function
 
-    def plain(self) -> dict[str, Any]:
-        """Return the dict that chat templates take."""
+    def to_template(self) -> dict[str, Any]:
+        """Return the tool as a dict for chat templates."""
         function = self.function
         values = {"name": function.name, "description": function.description, "parameters": function.parameters}
-        return {"type": "function", "function": {name: each for name, each in values.items() if each is not None}}
+        return {"type": "function", "function": {name: value for name, value in values.items() if value is not None}}
 
 
 class ChosenFunction(RequestBody):
@@ -76,25 +76,25 @@ class ToolChoice(RequestBody):
 class ToolRequest(GuidedRequest):
     """Request whose answer may call tools."""
 
-    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = Field(None, max_length=_MOST_TOOLS)
+    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = Field(None, max_length=_MAX_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
 
     @property
-    def allowed(self) -> list[str]:
-        """Names of the tools that the answer may call."""
+    def allowed_names(self) -> list[str]:
+        """Names of the tools that the answer may call; empty if calls are not allowed."""
         if isinstance(self.tool_choice, ToolChoice):
             return [self.tool_choice.function.name]
         return [] if self.tool_choice == "none" else [tool.function.name for tool in self.tools or ()]
 
     @property
-    def free(self) -> bool:
+    def allows_text(self) -> bool:
         """Whether the answer may be text without a call."""
         return self.tool_choice in (None, "auto")
 
-    def forms(self) -> dict[str, Mapping[str, Any]]:
-        """Add ``tools`` without arguments if calls are allowed: their grammar depends on the model."""
-        return {**super().forms(), **({"tools": {}} if self.allowed else {})}
+    def guide_arguments(self) -> dict[str, Mapping[str, Any]]:
+        """Add ``tools`` if calls are allowed, without arguments: :meth:`call_guide` builds their grammar."""
+        return {**super().guide_arguments(), **({"tools": {}} if self.allowed_names else {})}
 
     def check(self, limits: RequestLimits) -> None:
         """Check the options; see :meth:`TextRequest.check`."""
@@ -106,35 +106,35 @@ class ToolRequest(GuidedRequest):
         if self.tool_choice == "required" and not names:
             raise refuse("tool_choice", "expected tools with 'required', found none; add tools")
         if isinstance(self.tool_choice, ToolChoice) and self.tool_choice.function.name not in names:
-            raise refuse("tool_choice", f"expected the name of one of the tools, found {self.allowed[0]!r}")
+            raise refuse("tool_choice", f"expected the name of one of the tools, found {self.allowed_names[0]!r}")
 
-    def plain_tools(self) -> list[dict[str, Any]] | None:
+    def template_tools(self) -> list[dict[str, Any]] | None:
         """Return the tools as dicts for chat templates; ``None`` if the answer may not call tools.
 
         Raises:
             ApiError: the tools are too large, or a schema is invalid.
         """
-        if not self.allowed:
+        if not self.allowed_names:
             return None
         self._schemas()
-        plain = [tool.plain() for tool in self.tools or ()]
+        plain = [tool.to_template() for tool in self.tools or ()]
         size = len(json.dumps(plain, ensure_ascii=False))
         if size > MAX_SIZE:
             raise refuse("tools", f"expected at most {MAX_SIZE} characters, found {size}; make them smaller")
         return plain
 
-    def call_guide(self, form: ToolCallFormat) -> Guide:
+    def call_guide(self, call_format: ToolCallFormat) -> Guide:
         """Return the grammar of an answer that may, or must, call tools.
 
         Raises:
             ApiError: a schema is invalid, or the schemas are too large.
         """
         try:
-            return form.guide(
-                self._schemas(), allow_text=self.free, allow_multiple=self.parallel_tool_calls is not False
+            return call_format.guide(
+                self._schemas(), allow_text=self.allows_text, allow_multiple=self.parallel_tool_calls is not False
             )
         except OptionError as error:
-            raise self.named(error) or error from error
+            raise self.field_error(error) or error from error
 
     def _schemas(self) -> dict[str, str]:
         """Return the schema of the arguments of each allowed tool; check the schemas of all tools."""
@@ -145,21 +145,21 @@ class ToolRequest(GuidedRequest):
             except OptionError as error:
                 field, message = f"tools.{number}.function.parameters", str(error).removeprefix("guide: json: ")
                 raise refuse(field, message) from error
-        return {name: schemas[name] for name in self.allowed}
+        return {name: schemas[name] for name in self.allowed_names}
 
 
 class ToolCallMessage:
-    """Streaming parser of one answer that may call the tools ``names``.
+    """Streaming parser of one sample's answer, which may call the tools ``names``.
 
-    If ``free`` is False, the answer must be a call. Text can then only be an incomplete call, and is dropped.
+    If ``allows_text`` is False, the answer must be a call. Text can then only be an incomplete call, and is dropped.
     """
 
-    def __init__(self, form: ToolCallFormat, names: Sequence[str], *, free: bool) -> None:
-        self._reader, self._free = CallReader(form, names), free
+    def __init__(self, call_format: ToolCallFormat, names: Sequence[str], *, allows_text: bool) -> None:
+        self._reader, self._allows_text = CallReader(call_format, names), allows_text
         self._content: list[str] = []
-        self._calls: list[tuple[str | None, str | None, list[str]]] = []  # id, name, parts of the arguments
+        self._calls: list[tuple[str | None, str | None, list[str]]] = []  # id, name, pieces of the arguments' JSON text
 
-    def read(self, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
+    def parse(self, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
         """Parse the next pieces; return the ``delta`` of each new chunk."""
         parts = [part for piece in pieces for part in self._reader.push(piece.text, piece.token_id)]
         if pieces and pieces[-1].completion is not None:
@@ -167,7 +167,7 @@ class ToolCallMessage:
         return [delta for part in parts for delta in self._deltas(part)]
 
     def finish_reason(self, done: Completion) -> str:
-        """Return ``"tool_calls"`` if the answer ended after a complete call, else the reason in ``done``."""
+        """Return ``"tool_calls"`` if the answer ended with a complete call, otherwise ``done.finish_reason``."""
         complete = self._calls and done.finish_reason == "stop" and not self._reader.calling
         return "tool_calls" if complete else done.finish_reason
 
@@ -180,7 +180,7 @@ class ToolCallMessage:
 
     def _deltas(self, part: str | CallPart) -> list[dict[str, Any]]:
         if isinstance(part, str):
-            if not self._free:
+            if not self._allows_text:
                 return []
             self._content.append(part)
             return [{"content": part}]

@@ -1,7 +1,13 @@
 """Child process that compiles and renders chat templates; it imports Jinja and no module of pronk.
 
-Each line of the standard input is a request in JSON, and each line of the standard output is the reply in JSON. The
-Jinja environment is that of transformers (``utils/chat_template_utils.py``), so that templates render as there.
+The standard output begins with the line ``ready``. Then each line of the standard input is a request in JSON, and each
+line of the standard output the reply in JSON. A request without ``values`` only compiles the template::
+
+    {"source": "{{ x }}", "values": {"x": "a"}}         ->  {"text": "a", "loops_over_content": false}
+    {"source": "{{"}                                    ->  {"error": "unexpected 'end of template'"}
+    {"source": "{{ 'x' * 10**8 }}", "values": {}}       ->  {"over_limit": true}
+
+The Jinja environment is that of transformers (``utils/chat_template_utils.py``), so a template gives the same text.
 """
 
 from __future__ import annotations
@@ -22,8 +28,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-_LONGEST = 2**25  # maximum characters of a rendered text: some 8 million tokens, more than any context window
-_SHOWN = 300  # characters kept of an error message, which may come from the template
+_MAX_TEXT = 2**25  # maximum characters of a rendered text: some 8 million tokens, more than any context window
+_MAX_ERROR = 300  # maximum characters of an error message, which may come from the template
 
 
 class _Dict:
@@ -51,7 +57,7 @@ class _PublicNamespace(Namespace):
 
 
 class _Generation(Extension):
-    """The block ``{% generation %}``, which only training needs: its body is rendered like other text."""
+    """The tag ``{% generation %}``, which only training needs: its block is rendered like other text."""
 
     tags = {"generation"}  # noqa: RUF012 - declared so by jinja2
 
@@ -74,7 +80,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Return JSON without the HTML escapes of Jinja's own ``tojson``, as in the training of models."""
+    """Return JSON without the HTML escapes of Jinja's own ``tojson``, as transformers does."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -87,22 +93,23 @@ def _strftime_now(pattern: str) -> str:
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation])
-    made.filters["tojson"] = _tojson
-    made.globals |= {
+    extensions = [loopcontrols, _Generation]
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+    environment.filters["tojson"] = _tojson
+    environment.globals |= {
         "dict": _Dict(),
         "namespace": _PublicNamespace,
         "raise_exception": _raise_exception,
         "strftime_now": _strftime_now,
     }
-    del made.globals["lipsum"]  # a generator of random text
-    return made
+    del environment.globals["lipsum"]  # it returns random text
+    return environment
 
 
 _JINJA = _environment()
 
 
-@lru_cache(8)
+@lru_cache(8)  # a model has one or two templates
 def _compile(source: str) -> tuple[Template, bool]:
     """Return the compiled template, and whether it loops over the parts of a message's content."""
     tree = _JINJA.parse(source)
@@ -111,7 +118,7 @@ def _compile(source: str) -> tuple[Template, bool]:
 
 
 def _is_content(node: nodes.Node) -> bool:
-    """Return whether an expression is a message's content, possibly filtered or sliced (vLLM's rule)."""
+    """Return whether an expression is a message's content: ``m.content``, ``m["content"][1:] | list``."""
     if isinstance(node, nodes.Filter) or (isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)):
         return node.node is not None and _is_content(node.node)
     if isinstance(node, nodes.Getitem):
@@ -129,25 +136,25 @@ def _limit_memory(size: int) -> None:
 
 def _answer(line: bytes) -> bytes:
     """Return the reply to a request: the template is compiled and, if there are ``values``, rendered."""
-    reply: dict[str, Any] = {"over_limit": True}
+    reply: dict[str, Any]
     try:
         request = json.loads(line.decode("utf-8", "surrogatepass"))
         template, loops = _compile(request["source"])
         text = template.render(request["values"]) if "values" in request else ""
-        if len(text) <= _LONGEST:
-            reply = {"text": text, "loops_over_content": loops}
+        over_limit = len(text) > _MAX_TEXT
+        reply = {"over_limit": True} if over_limit else {"text": text, "loops_over_content": loops}
         return json.dumps(reply, ensure_ascii=False).encode("utf-8", "surrogatepass")
     except (MemoryError, RecursionError):
         reply = {"over_limit": True}
     except Exception as error:  # noqa: BLE001 - a template is a program that can raise any exception
         lines = str(error).strip().splitlines()
-        reply = {"error": lines[0][:_SHOWN] if lines else type(error).__name__}
+        reply = {"error": lines[0][:_MAX_ERROR] if lines else type(error).__name__}
     return json.dumps(reply).encode()
 
 
 def _main(seconds: float, memory: int) -> None:
     _limit_memory(memory)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and may still have prompts to render
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C, and may go on
     reply = b"ready"
     while True:
         sys.stdout.buffer.write(reply + b"\n")

@@ -1,8 +1,8 @@
 """Streaming parser that separates the tool calls in an answer from its text.
 
-The parser holds text back only while that text may be the beginning of a call. If it turns out not to be (it names an
-unknown tool, for instance), it is emitted as text. The arguments of a call are emitted as the model writes them, even
-if the answer ends within them.
+The parser holds text back only while that text may be the beginning of a call. Text that turns out to be no call (it
+names an unknown tool, for instance) is emitted as text. The arguments of a call are emitted as the model writes them,
+even if the answer ends within them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from pronk.tokenization.chat.tools import TOOL_NAME, ToolCallFormat
 __all__ = ["CallPart", "CallReader"]
 
 _MAX_CALL_START = 200  # characters of a call up to its tool's name; names of tools have up to 64
-_BRACKETS, _IN_STRING = re.compile(r'["{}\[\]]'), re.compile(r'["\\]')
+_OUTSIDE_STRING = re.compile(r'["{}\[\]]')  # characters of JSON that change the nesting
+_INSIDE_STRING = re.compile(r'["\\]')  # the same within a string
 
 
 @dataclass(frozen=True)
@@ -37,23 +38,24 @@ class CallReader:
     White space at the beginning of the answer and after a call is text only if other text follows.
 
     Args:
-        form: format of the model's calls.
+        call_format: format of the model's calls.
         names: names of the tools that the model may call.
     """
 
-    def __init__(self, form: ToolCallFormat, names: Collection[str]) -> None:
-        self._form, self._names = form, frozenset(names)
-        self._trigger = form.begin.decoded if form.begin else ""  # text that begins a call, if any
+    def __init__(self, call_format: ToolCallFormat, names: Collection[str]) -> None:
+        self._format, self._names = call_format, frozenset(names)
+        self._trigger = call_format.begin.decoded if call_format.begin else ""  # text of the begin marker, if any
         self._output: list[str | CallPart] = []
-        self._count = 0
+        self._count = 0  # number of calls so far
         self._held_space: list[str] = []  # white space held back
-        self._only_space = True  # only white space was read since the beginning or the last call
-        self._expected: Mapping[str, Callable[[], None]] = {}  # texts that may come next, and the action after each
-        self._seen = self._before = ""  # characters of an expected text read so far; text held back before them
-        self._in_call = False  # between the name of a tool and the end of its call
-        self._depth, self._quoted, self._escaped = 0, False, False
-        self._read: Callable[[str, int], int] = self._read_text
-        if form.marker_optional:
+        self._only_space = True  # whether the answer, or the text after its last call, is only white space so far
+        self._expected: Mapping[str, Callable[[], None]] = {}  # texts that may come next, with the action after each
+        self._seen = ""  # the part of an expected text that was read so far, and the name of the tool after it
+        self._before = ""  # begin marker before ``_seen``, held back as well
+        self._in_call = False  # whether a tool has been named and its call has not ended
+        self._depth, self._quoted, self._escaped = 0, False, False  # in the arguments: brackets, string, backslash
+        self._read: Callable[[str, int], int] = self._read_text  # reads text from an offset, returns the next offset
+        if call_format.marker_optional:
             self._expect_call("")
 
     @property
@@ -74,17 +76,17 @@ class CallReader:
             token: id of the token.
         """
         self._feed(text)
-        begin = self._form.begin
+        begin = self._format.begin
         if begin is not None and begin.is_special and token == begin.token:
             self._release_all()
             if self._read == self._read_text:
                 self._expect_call("")
-        elif token in self._form.other_tokens and not self._in_call:
-            self._release_all()  # no call contains these tokens before its name
+        elif token in self._format.id_only_tokens and not self._in_call:
+            self._release_all()  # no beginning of a call contains such a token
         return self._take_output()
 
     def flush(self) -> list[str | CallPart]:
-        """End the answer; return the text held back, except an incomplete call right after another call."""
+        """End the answer; return the text held back, unless it begins a call right after another call."""
         if not self._in_call and not (self._count and self._only_space):
             self._release_all()
         if self._held_space and not self._count:
@@ -111,7 +113,7 @@ class CallReader:
             at = self._read(text, at)
 
     def _read_text(self, text: str, at: int) -> int:
-        """Read text up to the first character of the trigger; no trigger contains this character twice."""
+        """Read text that is no call, up to the next first character of the trigger (for example ``<``)."""
         stop = text.find(self._trigger[0], at) if self._trigger else -1
         stop = len(text) if stop < 0 else stop
         self._emit_text(text[at:stop])
@@ -121,10 +123,10 @@ class CallReader:
 
     def _emit_text(self, text: str) -> None:
         if self._only_space:
-            begun = text.lstrip()
-            self._held_space.append(text[: len(text) - len(begun)])
-            if begun:
-                self._output += [*self._held_space, begun]
+            stripped = text.lstrip()
+            self._held_space.append(text[: len(text) - len(stripped)])
+            if stripped:
+                self._output += [*self._held_space, stripped]
                 self._held_space, self._only_space = [], False
         elif text:
             self._output.append(text)
@@ -138,7 +140,7 @@ class CallReader:
         if seen in self._expected:
             self._seen = seen
             self._expected[seen]()
-        elif any(each.startswith(seen) for each in self._expected):
+        elif any(expected.startswith(seen) for expected in self._expected):
             self._seen = seen
         else:
             self._release()
@@ -148,21 +150,22 @@ class CallReader:
     def _expect_call(self, before: str) -> None:
         """Expect the text between the begin marker and the name of the tool; ``before`` is the marker's text.
 
-        Some tokenizers drop a space at the beginning of a text, so the leading space of the opening may be missing.
+        Some tokenizers drop a space at the beginning of a text, so a leading space of ``after_begin`` may be missing.
         """
-        openings = {self._form.opening, self._form.opening.lstrip(" ")}
-        self._expect({f"{opening}{self._form.head}": self._begin_name for opening in openings}, before)
+        after_begin = self._format.after_begin
+        texts = {f"{text}{self._format.before_name}" for text in (after_begin, after_begin.lstrip(" "))}
+        self._expect(dict.fromkeys(texts, self._begin_name), before)
 
     def _begin_name(self) -> None:
         self._read = self._read_name
 
     def _read_name(self, text: str, at: int) -> int:
-        letter = text[at]
-        if letter != '"':
-            if TOOL_NAME.fullmatch(letter) is None or len(self._seen) > _MAX_CALL_START:
+        character = text[at]
+        if character != '"':
+            if TOOL_NAME.fullmatch(character) is None or len(self._seen) > _MAX_CALL_START:
                 self._release()
                 return at
-            self._seen += letter
+            self._seen += character
             return at + 1
         name = self._seen.rpartition('"')[2]
         if name not in self._names:
@@ -171,8 +174,8 @@ class CallReader:
         self._output.append(CallPart(self._count, "", f"call_{token_hex(12)}", name))
         self._count += 1
         self._held_space, self._only_space, self._in_call = [], True, True
-        self._expect({self._form.middle + "{": self._begin_arguments})
-        return at  # this quotation mark is the first character of form.middle
+        self._expect({self._format.before_arguments + "{": self._begin_arguments})
+        return at  # ``before_arguments`` begins with the quotation mark at this offset
 
     def _begin_arguments(self) -> None:
         self._output.append(CallPart(self._count - 1, "{"))
@@ -186,12 +189,12 @@ class CallReader:
             if self._escaped:
                 self._escaped, stop = False, stop + 1
                 continue
-            found = (_IN_STRING if self._quoted else _BRACKETS).search(text, stop)
-            if found is None:
+            match = (_INSIDE_STRING if self._quoted else _OUTSIDE_STRING).search(text, stop)
+            if match is None:
                 stop = len(text)
                 break
-            self._update_nesting(found[0])
-            stop = found.end()
+            self._update_nesting(match[0])
+            stop = match.end()
         if stop > at:
             self._output.append(CallPart(self._count - 1, text[at:stop]))
         if not self._depth:
@@ -208,27 +211,27 @@ class CallReader:
 
     @property
     def _after_arguments(self) -> Mapping[str, Callable[[], None]]:
-        """Texts that may follow the arguments, and the action after each."""
-        form = self._form
-        end = "}" + form.closing + (form.end.decoded if form.end else "")
-        more = {f"}}{form.separator}{form.head}": self._begin_name} if form.separator else {}
-        return {end: self._end, **more}
+        """Texts that may follow the arguments, each with the method to call after it."""
+        call_format = self._format
+        end = "}" + call_format.before_end + (call_format.end.decoded if call_format.end else "")
+        next_call = f"}}{call_format.separator}{call_format.before_name}"
+        return {end: self._end, **({next_call: self._begin_name} if call_format.separator else {})}
 
     def _end(self) -> None:
         self._read, self._in_call = self._read_text, False
 
     def _release_all(self) -> None:
-        """Emit all text held back: it is no beginning of a call."""
+        """Emit all text held back, which is no call."""
         while self._read in (self._read_expected, self._read_name):
             self._release()
 
     def _release(self) -> None:
-        """Emit the text held back; a call that begins within it is held back again."""
+        """Emit the text held back, except a call that begins within it."""
         in_trigger, seen, before = self._trigger in self._expected, self._seen, self._before
         self._end()
         self._seen = self._before = ""
         if in_trigger or not self._trigger:
-            self._emit_text(before + seen)
+            self._emit_text(before + seen)  # no trigger contains its first character twice: none begins in ``seen``
         else:
             self._emit_text(before)
             self._feed(seen)

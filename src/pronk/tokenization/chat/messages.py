@@ -14,12 +14,12 @@ from typing import Any, NoReturn
 
 from pronk.errors import PromptError
 
-__all__ = ["Messages", "Tools", "check_messages", "join_parts", "short_ids"]
+__all__ = ["Messages", "Tools", "check_messages", "join_parts", "shorten_ids"]
 
 Messages = Sequence[Mapping[str, object]]
 Tools = Sequence[Mapping[str, object]]
 
-_SHORT_ID = 9  # letters and digits in the id of a call, as Mistral's templates require
+_ID_LENGTH = 9  # letters and digits of a call's id, as Mistral's templates require
 
 
 def check_messages(messages: object) -> list[dict[str, Any]]:
@@ -29,7 +29,7 @@ def check_messages(messages: object) -> list[dict[str, Any]]:
         PromptError: the messages are empty or malformed.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
-        msg = f"messages: expected a list of objects with 'role' and 'content', found {_shown(messages)}"
+        msg = f"messages: expected a list of objects with 'role' and 'content', found {_describe(messages)}"
         raise PromptError(msg)
     if not messages:
         msg = "messages: expected at least one message with 'role' and 'content', found none"
@@ -45,34 +45,34 @@ def join_parts(message: Mapping[str, Any]) -> dict[str, Any]:
     return {**message, "content": "\n".join(part["text"] for part in content)}
 
 
-def short_ids(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message with call ids cut to their last nine characters, for Mistral's templates."""
-    changed = _with_short_id(message, "tool_call_id")
+def shorten_ids(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message with call ids reduced to their last nine letters and digits, for Mistral."""
+    changed = _shorten_id(message, "tool_call_id")
     if isinstance(calls := message.get("tool_calls"), (list, tuple)):
-        changed["tool_calls"] = [_with_short_id(call, "id") if isinstance(call, Mapping) else call for call in calls]
+        changed["tool_calls"] = [_shorten_id(call, "id") if isinstance(call, Mapping) else call for call in calls]
     return changed
 
 
-def _with_short_id(given: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return ``given`` with the id under ``name`` cut; a short id stays, and the template may refuse it."""
-    letters = "".join(re.findall("[0-9a-zA-Z]", str(given.get(name))))
-    found = isinstance(given.get(name), str) and len(letters) > _SHORT_ID
-    return {**given, name: letters[-_SHORT_ID:]} if found else dict(given)
+def _shorten_id(values: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Return ``values`` with a shorter id under ``key``; ids of up to nine characters are not changed."""
+    letters = "".join(re.findall("[0-9a-zA-Z]", str(values.get(key))))
+    too_long = isinstance(values.get(key), str) and len(letters) > _ID_LENGTH
+    return {**values, key: letters[-_ID_LENGTH:]} if too_long else dict(values)
 
 
 def _check_message(message: object, where: str) -> dict[str, Any]:
     if not isinstance(message, Mapping):
-        msg = f"{where}: expected an object with 'role' and 'content', found {_shown(message)}"
+        msg = f"{where}: expected an object with 'role' and 'content', found {_describe(message)}"
         raise PromptError(msg)
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str):
-        msg = f"{where}: expected a string for 'role', found {_found(message, 'role')}"
+        msg = f"{where}: expected a string for 'role', found {_describe_key(message, 'role')}"
         raise PromptError(msg)
     message = {**message, **_read_calls(message, where)}
     if isinstance(content, str) or (content is None and role == "assistant" and message.get("tool_calls")):
         return message
     if not isinstance(content, (list, tuple)):
-        msg = f"{where}: expected a string or a list of parts for 'content', found {_found(message, 'content')}"
+        msg = f"{where}: expected a string or a list of parts for 'content', found {_describe_key(message, 'content')}"
         raise PromptError(msg)
     return {**message, "content": [_check_part(part, f"{where}, part {index}") for index, part in enumerate(content)]}
 
@@ -82,23 +82,23 @@ def _read_calls(message: Mapping[str, Any], where: str) -> dict[str, Any]:
     calls = message.get("tool_calls")
     if not isinstance(calls, (list, tuple)):
         return {}
-    read = [*calls]
+    parsed_calls = [*calls]
     for index, call in enumerate(calls):
         function = call.get("function") if isinstance(call, Mapping) else None
         if isinstance(function, Mapping) and isinstance(function.get("arguments"), str):
             arguments = _read_object(function["arguments"], f"{where}, call {index}")
-            read[index] = {**call, "function": {**function, "arguments": arguments}}
-    return {"tool_calls": read}
+            parsed_calls[index] = {**call, "function": {**function, "arguments": arguments}}
+    return {"tool_calls": parsed_calls}
 
 
 def _read_object(text: str, where: str) -> dict[str, Any]:
-    """Parse a call's arguments, a JSON object; an empty text (incomplete call) is an empty object."""
+    """Parse a call's arguments, a JSON object; an empty text, of an incomplete call, gives ``{}``."""
     try:
         value = json.loads(text, parse_constant=_no_constant) if text.strip() else {}
-    except (ValueError, RecursionError):  # ValueError: invalid JSON or too long a number
+    except (ValueError, RecursionError):  # invalid JSON, too many digits, or too deeply nested
         value = None
     if not isinstance(value, dict):
-        msg = f"{where}: expected arguments that are a JSON object, found {_shown(text)}"
+        msg = f"{where}: expected arguments that are a JSON object, found {_describe(text)}"
         raise PromptError(msg)
     return value
 
@@ -110,21 +110,21 @@ def _no_constant(name: str) -> NoReturn:
 
 def _check_part(part: object, where: str) -> dict[str, Any]:
     if not isinstance(part, Mapping) or not isinstance(part.get("type"), str):
-        msg = f"{where}: expected an object such as {{'type': 'text', 'text': '…'}}, found {_shown(part)}"
+        msg = f"{where}: expected an object such as {{'type': 'text', 'text': '…'}}, found {_describe(part)}"
         raise PromptError(msg)
     if part["type"] != "text":
         msg = f"{where}: expected the type 'text', found {part['type']!r}; the model reads text alone, so leave it out"
         raise PromptError(msg)
     if not isinstance(part.get("text"), str):
-        msg = f"{where}: expected a string for 'text', found {_found(part, 'text')}"
+        msg = f"{where}: expected a string for 'text', found {_describe_key(part, 'text')}"
         raise PromptError(msg)
     return dict(part)
 
 
-def _found(given: Mapping[Any, Any], key: str) -> str:
-    return _shown(given[key]) if key in given else "no such key"
+def _describe_key(values: Mapping[Any, Any], key: str) -> str:
+    return _describe(values[key]) if key in values else "no such key"
 
 
-def _shown(value: object) -> str:
-    """Return the type and the beginning of a value, in one line."""
+def _describe(value: object) -> str:
+    """Return the type and the beginning of a value in one line, for error messages."""
     return "None" if value is None else f"{type(value).__name__} {' '.join(repr(value).split()):.40}"

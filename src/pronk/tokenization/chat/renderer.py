@@ -1,6 +1,6 @@
 """Rendering of chat templates in a child process with limits of time and memory.
 
-Jinja's sandbox keeps a template from files and from Python's internals, but not from running for ever:
+Jinja's sandbox keeps a template from files and from Python's internals, but not from running forever:
 ``'x' * 10**10`` is a single operation, which no thread can interrupt. A process can be killed at any point. One child
 process renders all templates of this process, because starting it takes longer (0.1 s) than rendering (1 ms).
 """
@@ -42,21 +42,22 @@ class Renderer:
             os.register_at_fork(after_in_child=self._forget)
 
     def ask(self, source: str, values: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Compile a template and, given values, render it.
+        """Compile a template and, if ``values`` are given, render it.
 
         Args:
             source: template in Jinja.
             values: variables of the template; nested JSON values.
 
         Returns:
-            Dictionary with ``text`` and ``loops_over_content``, or with ``error`` (one line), or with ``over_limit``.
+            Dictionary with ``text`` and ``loops_over_content`` (whether the template handles content parts), or with
+            ``error`` (one line), or with ``over_limit`` (limit of time, memory or text length exceeded).
 
         Raises:
             TokenizerError: the child process does not start.
             TypeError, ValueError, RecursionError: ``values`` is not JSON.
         """
         request = {"source": source} if values is None else {"source": source, "values": values}
-        line = json.dumps(request, ensure_ascii=False, default=_plain).encode("utf-8", "surrogatepass")
+        line = json.dumps(request, ensure_ascii=False, default=_to_dict).encode("utf-8", "surrogatepass")
         with self._lock:
             child = self._child
             if child is None or child.poll() is not None:
@@ -65,8 +66,8 @@ class Renderer:
             if not reply:
                 self._stop()
                 return {"over_limit": True}
-        found: dict[str, Any] = json.loads(reply.decode("utf-8", "surrogatepass"))
-        return found
+        result: dict[str, Any] = json.loads(reply.decode("utf-8", "surrogatepass"))
+        return result
 
     def close(self) -> None:
         """End the child process; the next request starts another one."""
@@ -83,7 +84,7 @@ class Renderer:
             stderr=subprocess.DEVNULL,
         )
         assert child.stdout is not None
-        if not child.stdout.readline():
+        if not child.stdout.readline():  # "ready", or nothing if the process has ended
             msg = (
                 f"chat template: expected the child process {sys.executable} {program.name} to start, found that it "
                 f"ended with code {child.wait()}; check that this Python has jinja2"
@@ -98,12 +99,12 @@ class Renderer:
             self._child = None
 
     def _forget(self) -> None:
-        """Forget the child process in a forked process, as two processes cannot share its pipes."""
+        """Forget the child process after a fork of this process: two processes cannot share its pipes."""
         self._lock, self._child = threading.Lock(), None
 
 
 def _exchange(child: subprocess.Popen[bytes], line: bytes) -> bytes:
-    """Send a request to the child process; return the reply, or an empty one if the process has ended."""
+    """Send a request to the child process; return the reply, or ``b""`` if the process has ended."""
     assert child.stdin is not None
     assert child.stdout is not None
     try:
@@ -114,7 +115,8 @@ def _exchange(child: subprocess.Popen[bytes], line: bytes) -> bytes:
         return b""
 
 
-def _plain(value: object) -> dict[Any, Any]:
+def _to_dict(value: object) -> dict[Any, Any]:
+    """Convert a mapping to the only type of mappings that ``json.dumps`` accepts."""
     if not isinstance(value, Mapping):
         raise TypeError(type(value).__name__)
     return dict(value)

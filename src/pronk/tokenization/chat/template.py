@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pronk.errors import PromptError, TokenizerError
-from pronk.tokenization.chat.messages import Messages, Tools, check_messages, join_parts, short_ids
+from pronk.tokenization.chat.messages import Messages, Tools, check_messages, join_parts, shorten_ids
 from pronk.tokenization.chat.renderer import Renderer, default_renderer
 
 __all__ = ["ChatTemplate"]
 
-_LONGEST = 100_000  # maximum characters; templates of well-known models have up to a third of that
+_MAX_SOURCE = 100_000  # maximum characters of a template; well-known models have up to a third of that
 
 
 class ChatTemplate:
@@ -33,46 +33,46 @@ class ChatTemplate:
         self, source: str, special_tokens: Mapping[str, str], *, renderer: Renderer = default_renderer
     ) -> None:
         self._source, self._special_tokens, self._renderer = source, dict(special_tokens), renderer
-        if len(source) > _LONGEST:
-            msg = f"chat template: expected at most {_LONGEST} characters, found {len(source)}; use another one"
+        if len(source) > _MAX_SOURCE:
+            msg = f"chat template: expected at most {_MAX_SOURCE} characters, found {len(source)}; use another one"
             raise TokenizerError(msg)
-        found = renderer.ask(source)
-        if "text" not in found:
-            reason = found.get("error", "it takes too long, or too much memory, to compile")
+        reply = renderer.ask(source)
+        if "text" not in reply:
+            reason = reply.get("error", "it takes too long, or too much memory, to compile")
             msg = f"chat template: expected valid Jinja, found an error: {reason}"
             raise TokenizerError(msg)
-        self._loops_over_content = found["loops_over_content"]
+        self._loops_over_content = reply["loops_over_content"]
 
     def render(self, messages: Messages, *, add_generation_prompt: bool = True, tools: Tools | None = None) -> str:
         """Return the prompt of a conversation; arguments and errors as in :meth:`Tokenizer.chat`."""
-        # Drop keys with the value None, as transformers does: many templates test only whether a key exists.
         checked = check_messages(messages)
-        plain = [{name: value for name, value in message.items() if value is not None} for message in checked]
+        # Drop keys with the value None, as transformers does: many templates test only whether a key exists.
+        prepared = [{key: value for key, value in message.items() if value is not None} for message in checked]
         if not self._loops_over_content:
-            plain = [join_parts(message) for message in plain]
+            prepared = [join_parts(message) for message in prepared]
         if "[TOOL_CALLS]" in self._source:
-            plain = [short_ids(message) for message in plain]
+            prepared = [shorten_ids(message) for message in prepared]
         values = {
-            "messages": plain,
+            "messages": prepared,
             "add_generation_prompt": add_generation_prompt,
             "tools": None if tools is None else [*tools],
             "documents": None,
             **self._special_tokens,
         }
         try:
-            found = self._renderer.ask(self._source, values)
+            reply = self._renderer.ask(self._source, values)
         except (TypeError, ValueError, RecursionError) as error:
             reason = " ".join(str(error).split())
             msg = f"messages, tools: expected JSON values, found another ({reason:.80}); use texts, numbers and lists"
             raise PromptError(msg) from error
-        if "over_limit" in found:
+        if "over_limit" in reply:
             msg = (
                 "the model's chat template: expected one that ends, found one that loops or repeats for too long with "
                 "these messages; use another template, or a model that you trust"
             )
             raise PromptError(msg)
-        if "error" in found:
-            msg = f"the model's chat template refuses these messages: {found['error']}"
+        if "error" in reply:
+            msg = f"the model's chat template refuses these messages: {reply['error']}"
             raise PromptError(msg)
-        text: str = found["text"]
+        text: str = reply["text"]
         return text

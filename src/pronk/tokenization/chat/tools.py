@@ -30,7 +30,7 @@ from pronk.tokenization.tokenizer import Tokenizer
 
 __all__ = ["TOOL_NAME", "Marker", "ToolCallFormat", "arguments_schema", "find_tool_call_format"]
 
-TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # names of tools that OpenAI's API allows
 
 _PROBE = "zanzibar_9"  # a tool's name that no template contains
 
@@ -39,7 +39,8 @@ class Marker(NamedTuple):
     """Text or token that begins or ends calls."""
 
     text: str
-    token: int | None = None  # id of a token that grammars accept by id only; ``None`` for ordinary text
+    # Id if the marker is an added token that llguidance matches by id only (``<[7]>``), never by text; else ``None``.
+    token: int | None = None
     is_special: bool = False  # whether the token is special; a decoded answer does not contain special tokens
 
     @property
@@ -50,27 +51,33 @@ class Marker(NamedTuple):
 
 @dataclass(frozen=True)
 class ToolCallFormat:
-    """Format of a model's calls."""
+    r"""Format of a model's calls.
+
+    Names of the texts in a call, for example of Hermes::
+
+        <tool_call>  \n           {"name": "   f  ", "arguments":    {…}}  \n          </tool_call>
+        begin        after_begin  before_name     before_arguments       before_end  end
+    """
 
     name: str  # ``"hermes"``, ``"mistral"`` or ``"llama"``
     key: str = "arguments"  # key of the arguments in the JSON of a call
-    opening: str = ""  # text between the begin marker and the first brace
-    closing: str = ""  # text between the last brace and the end marker
+    after_begin: str = ""  # text between the begin marker and the first brace
+    before_end: str = ""  # text between the last brace and the end marker
     begin: Marker | None = None  # marker before calls, if the format has one
     end: Marker | None = None  # marker after calls, if the format has one
     separator: str = ""  # text between calls that share one pair of markers; empty if each call has its own pair
     marker_optional: bool = False  # whether a call at the beginning of an answer needs no begin marker
     repeats_markers: bool = False  # whether several calls have one pair of markers each, with line breaks between
-    # Tokens that grammars accept by id only, without the begin marker and end-of-text tokens; free text may have them.
-    other_tokens: frozenset[int] = field(default=frozenset(), repr=False)
+    # Other added tokens that llguidance matches by id only, except end-of-text tokens; free text may contain them.
+    id_only_tokens: frozenset[int] = field(default=frozenset(), repr=False)
 
     @property
-    def head(self) -> str:
+    def before_name(self) -> str:
         """The text before the name of the tool."""
         return '{"name": "'
 
     @property
-    def middle(self) -> str:
+    def before_arguments(self) -> str:
         """The text between the name of the tool and its arguments."""
         return f'", "{self.key}": '
 
@@ -96,55 +103,59 @@ class ToolCallFormat:
         rules = [self._start(allow_text=allow_text, allow_multiple=allow_multiple)]
         more = f" ({_quoted(self.separator)} call)*" if self.separator and allow_multiple else ""
         end = f" {_marker_symbol(self.end)}" if self.end else ""
-        rules.append(f"body: {_quoted(self.opening)} call{more} {_quoted(self.closing)}{end}")
-        rules.append(f'call: {_quoted(self.head)} tool "}}"')
+        rules.append(f"body: {_quoted(self.after_begin)} call{more} {_quoted(self.before_end)}{end}")
+        rules.append(f'call: {_quoted(self.before_name)} tool "}}"')
         rules.append("tool: " + " | ".join(f"tool_{number}" for number in range(len(schemas))))
         for number, (name, schema) in enumerate(schemas.items()):
-            rules.append(f"tool_{number}: {_quoted(name + self.middle)} %json {schema}")
+            rules.append(f"tool_{number}: {_quoted(name + self.before_arguments)} %json {schema}")
         return Guide(grammar="\n".join(rules))
 
     def _start(self, *, allow_text: bool, allow_multiple: bool) -> str:
-        """Return the first rules of the grammar: calls only, or free text with calls in it.
+        r"""Return the first rules of the grammar: calls only, or free text with calls in it.
 
-        A marker that is ordinary text may be tokenized in several ways, so the grammar matches its text
-        (``text_marker``). The ``lazy`` attribute makes ``trigger`` end at the first marker.
+        For Qwen with the ordinary token 7 as ``<tool_call>``, one other id-only token 9 and free text, they are::
+
+            start: (call_start body)* text
+            call_start: text <[7]> | text_marker
+            TEXT: /(.|\n)*/
+            text: (TEXT <[9]>)* TEXT
+            text_marker: (TEXT <[9]>)* trigger
+            trigger[lazy]: TEXT "<tool_call>"
+
+        ``text_marker`` is a marker spelled by other tokens. ``lazy`` makes ``trigger`` end at the first marker.
         """
-        repeat = allow_multiple and self.repeats_markers
+        may_repeat = allow_multiple and self.repeats_markers
         begin = f"{_marker_symbol(self.begin)} " if self.begin else ""
         if not allow_text:
-            section = "body" if self.marker_optional else f"{begin}body"
-            return f'start: {section} ("\\n" {section})*' if repeat else f"start: {section}"
+            calls = "body" if self.marker_optional else f"{begin}body"
+            return f'start: {calls} ("\\n" {calls})*' if may_repeat else f"start: {calls}"
         rules = ["TEXT: /(.|\\n)*/", f"text: {self._text()}"]
         if self.marker_optional:
             text_then_call = f"text ({begin}body)?" if self.begin else "text"
-            plain = f"PLAIN: TEXT & ~/{re.escape(self.head)}(?s:.*)/"
-            return "\n".join([f"start: body | {text_then_call}", plain, *rules])
+            plain_rule = f"PLAIN: TEXT & ~/{re.escape(self.before_name)}(?s:.*)/"  # does not begin with a call
+            return "\n".join([f"start: body | {text_then_call}", plain_rule, *rules])
         call_starts = [f"text {_marker_symbol(self.begin)}"] if self.begin and self.begin.token is not None else []
         if self.begin and not self.begin.is_special:
             call_starts.append("text_marker")
-            rules.append(f"text_marker: {self._other_tokens()} trigger")
+            rules.append(f"text_marker: {self._id_only_texts()} trigger")
             rules.append(f"trigger[lazy]: TEXT {_quoted(self.begin.text)}")
-        start = "start: (call_start body)* text" if repeat else "start: call_start body | text"
+        start = "start: (call_start body)* text" if may_repeat else "start: call_start body | text"
         return "\n".join([start, f"call_start: {' | '.join(call_starts)}", *rules])
 
     def _text(self) -> str:
-        """Return the right side of the rule for free text, which contains no beginning of a call."""
+        """Return the right side of the rule ``text``: free text without the beginning of a call."""
         if not self.marker_optional:
-            return f"{self._other_tokens()} TEXT"
-        ranges = _ranges(self.other_tokens)
-        return f"PLAIN? | PLAIN? {ranges} {self._other_tokens()} TEXT" if ranges else "PLAIN?"
+            return f"{self._id_only_texts()} TEXT"
+        ranges = _ranges(self.id_only_tokens)
+        return f"PLAIN? | PLAIN? {ranges} {self._id_only_texts()} TEXT" if ranges else "PLAIN?"
 
-    def _other_tokens(self) -> str:
-        ranges = _ranges(self.other_tokens)
+    def _id_only_texts(self) -> str:
+        ranges = _ranges(self.id_only_tokens)
         return f"(TEXT {ranges})*" if ranges else ""
 
 
 def arguments_schema(parameters: Mapping[str, Any] | None) -> str:
-    """Return the JSON schema of a tool's arguments as text; for ``None``, that of an empty object.
-
-    Raises:
-        OptionError: ``parameters`` is not the schema of an object.
-    """
+    """Return the JSON schema of a tool's arguments, an object; ``None`` stands for no arguments."""
     if parameters is None:
         parameters = {"type": "object", "properties": {}, "additionalProperties": False}
     kind = parameters.get("type", "object")
@@ -163,56 +174,57 @@ def find_tool_call_format(tokenizer: Tokenizer) -> ToolCallFormat:
         TokenizerError: the model has no chat template.
     """
     try:
-        question, with_call = (
-            tokenizer.chat(messages, tools=_TOOLS) for messages in (_PROBE_CONVERSATION[:1], _PROBE_CONVERSATION)
-        )
+        without_call = tokenizer.chat(_PROBE_CONVERSATION[:1], tools=_TOOLS)
+        with_call = tokenizer.chat(_PROBE_CONVERSATION, tools=_TOOLS)
     except PromptError:
-        question = with_call = ""
-    before, found, after = with_call.rpartition(f'{{"name": "{_PROBE}", ')
-    if _PROBE not in question or not found:
+        without_call = with_call = ""  # the next condition is then true
+    before, call_start, after = with_call.rpartition(f'{{"name": "{_PROBE}", ')
+    if _PROBE not in without_call or not call_start:
         msg = (
             "tools: expected a model whose chat template has tools, and calls them as Hermes, Qwen, Mistral or Llama 3 "
             "do; found another template"
         )
         raise PromptError(msg)
-    form = _recognize(tokenizer, before, after)
-    if form is None:
-        msg = f"tools: expected calls as Hermes, Qwen, Mistral or Llama 3 write them, found {before[-20:] + found!r}"
+    call_format = _recognize(tokenizer, before, after)
+    if call_format is None:
+        shown = before[-20:] + call_start
+        msg = f"tools: expected calls as Hermes, Qwen, Mistral or Llama 3 write them, found {shown!r}"
         raise PromptError(msg)
-    return form
+    return call_format
 
 
 def _recognize(tokenizer: Tokenizer, before: str, after: str) -> ToolCallFormat | None:
     """Return the format, given the rendered text before the call and after the name of the tool."""
     key, _, rest = after.partition(': {"x": 1}}')
-    opened, closed = re.search(r"<tool_call>([ \n]*)\Z", before), re.match(r"([ \n]*)</tool_call>", rest)
+    begin, end = re.search(r"<tool_call>([ \n]*)\Z", before), re.match(r"([ \n]*)</tool_call>", rest)
     list_start = re.search(r"\[TOOL_CALLS\]( ?\[)\Z", before)
-    if key == '"arguments"' and opened and closed:
+    if key == '"arguments"' and begin and end:
         markers = _marker(tokenizer, "<tool_call>"), _marker(tokenizer, "</tool_call>")
-        form = ToolCallFormat("hermes", "arguments", opened[1], closed[1], *markers, repeats_markers=True)
-    elif list_start and after.startswith('"arguments": {"x": 1}'):  # no "}" required: the id may follow the arguments
-        form = ToolCallFormat(
+        call_format = ToolCallFormat("hermes", "arguments", begin[1], end[1], *markers, repeats_markers=True)
+    elif list_start and after.startswith('"arguments": {"x": 1}'):  # without "}": Mistral may write an id before it
+        call_format = ToolCallFormat(
             "mistral", "arguments", list_start[1], "]", _marker(tokenizer, "[TOOL_CALLS]"), separator=", "
         )
     elif key == '"parameters"':
         tag = _marker(tokenizer, "<|python_tag|>")
-        form = ToolCallFormat("llama", "parameters", begin=None if tag.token is None else tag, marker_optional=True)
+        marker = None if tag.token is None else tag
+        call_format = ToolCallFormat("llama", "parameters", begin=marker, marker_optional=True)
     else:
         return None
-    by_id = {i for i, token in tokenizer.backend.get_added_tokens_decoder().items() if _has_id_only(token)}
-    begin = {form.begin.token} if form.begin else set()
-    return replace(form, other_tokens=frozenset(by_id - begin - {*tokenizer.eos_ids}))
+    id_only = {i for i, token in tokenizer.backend.get_added_tokens_decoder().items() if _is_id_only(token)}
+    begin_ids = {call_format.begin.token} if call_format.begin else set()
+    return replace(call_format, id_only_tokens=frozenset(id_only - begin_ids - {*tokenizer.eos_ids}))
 
 
 def _marker(tokenizer: Tokenizer, text: str) -> Marker:
     for token_id, token in tokenizer.backend.get_added_tokens_decoder().items():
         if token.content == text:
-            return Marker(text, token_id if _has_id_only(token) else None, bool(token.special))
+            return Marker(text, token_id if _is_id_only(token) else None, bool(token.special))
     return Marker(text)
 
 
-def _has_id_only(token: Any) -> bool:
-    """Return whether llguidance accepts an added token by its id only, not by its text."""
+def _is_id_only(token: Any) -> bool:
+    """Return whether llguidance matches an added token by its id only, not by its text."""
     return bool(token.special) or (token.content.startswith("<") and token.content.endswith(">"))
 
 
@@ -250,8 +262,6 @@ _PROBE_CONVERSATION: list[dict[str, Any]] = [
     {
         "role": "assistant",
         "content": "",
-        "tool_calls": [
-            {"id": "abcdef123", "type": "function", "function": {"name": _PROBE, "arguments": {"x": 1}}},
-        ],
+        "tool_calls": [{"id": "abcdef123", "type": "function", "function": {"name": _PROBE, "arguments": {"x": 1}}}],
     },
 ]

@@ -41,11 +41,11 @@ def disguise(
     if not names:
         return _mapped(messages, str, str), {}
     name_pattern, prefixes, longest = _patterns(frozenset(names))
-    found = sorted({name for text in _texts(messages) for name in name_pattern.findall(text)})
+    used_names = sorted({name for text in _texts(messages) for name in name_pattern.findall(text)})
     taken = {character for text in _texts(messages) for character in text if ord(character) in _PRIVATE}
     free = (chr(code) for code in _PRIVATE if chr(code) not in taken)
-    characters = dict(zip(["", *found], free, strict=False))
-    if len(characters) <= len(found):
+    characters = dict(zip(["", *used_names], free, strict=False))
+    if len(characters) <= len(used_names):
         msg = f"messages: expected some private characters that are not in them, found {len(taken)} that are; use fewer"
         raise PromptError(msg)
 
@@ -54,13 +54,13 @@ def disguise(
 
     def hide(text: str) -> str:
         text = hide_names(text)
-        stripped = text.rstrip()  # as the template may do
+        stripped = text.rstrip()  # the template may strip the text
         if not any(stripped[-length:] in prefixes for length in range(1, longest + 1)):
             return text
         return f"{stripped}{characters['']}{text[len(stripped) :]}"
 
     def hide_key(text: str) -> str:
-        """Replace names in a key; an identifier gets no final character, because the template looks it up."""
+        """Replace names in a key; a key that templates can look up (``message.key``) gets no final character."""
         return hide_names(text) if text.isidentifier() else hide(text)
 
     return _mapped(messages, hide, hide_key), {character: name for name, character in characters.items()}
@@ -68,16 +68,16 @@ def disguise(
 
 def reveal(text: str, names: Mapping[str, str]) -> Iterator[tuple[str, bool]]:
     """Split a rendered text at its private characters; yield each text, and whether it is a hidden name."""
-    for piece in re.split(f"([{''.join(names)}])", text) if names else [text]:
-        if name := names.get(piece, piece):
-            yield name, piece in names
+    for part in re.split(f"([{''.join(names)}])", text) if names else [text]:
+        if shown := names.get(part, part):  # empty for the private character at the ends of texts
+            yield shown, part in names
 
 
 def plain_ids(name: str, encode: Callable[[str], list[int]], special: AbstractSet[int]) -> list[int]:
-    """Return ids of ordinary tokens that spell ``name``, or no ids if only the special token spells it."""
+    """Return ordinary tokens that spell ``name``, by encoding its halves or characters; empty if none do."""
     middle = len(name) // 2
-    for pieces in ((name[:middle], name[middle:]), tuple(name)):
-        ids = [token for piece in pieces for token in encode(piece)]
+    for parts in ((name[:middle], name[middle:]), tuple(name)):
+        ids = [token for part in parts for token in encode(part)]
         if not special & set(ids):
             return ids
     return []
@@ -85,7 +85,7 @@ def plain_ids(name: str, encode: Callable[[str], list[int]], special: AbstractSe
 
 @lru_cache(8)
 def _patterns(names: frozenset[str]) -> tuple[re.Pattern[str], frozenset[str], int]:
-    """Return a pattern that matches any name, the proper prefixes of all names, and the longest's length."""
+    """Return a pattern that matches any name, the names' proper prefixes, and the longest prefix's length."""
     # Longest names first: one name may begin with another.
     alternatives = "|".join(map(re.escape, sorted(names, key=lambda name: (-len(name), name))))
     prefixes = frozenset(name[:stop] for name in names for stop in range(1, len(name)))
@@ -96,12 +96,12 @@ def _texts(value: object) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
-        for name, each in value.items():
-            yield from _texts(name)
-            yield from _texts(each)
+        for key, item in value.items():
+            yield from _texts(key)
+            yield from _texts(item)
     elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _texts(each)
+        for item in value:
+            yield from _texts(item)
 
 
 def _mapped(value: Any, change: Callable[[str], str], change_key: Callable[[str], str]) -> Any:
@@ -109,9 +109,9 @@ def _mapped(value: Any, change: Callable[[str], str], change_key: Callable[[str]
         return change(value)
     if isinstance(value, Mapping):
         return {
-            change_key(name) if isinstance(name, str) else name: _mapped(each, change, change_key)
-            for name, each in value.items()
+            change_key(key) if isinstance(key, str) else key: _mapped(item, change, change_key)
+            for key, item in value.items()
         }
     if isinstance(value, (list, tuple)):
-        return [_mapped(each, change, change_key) for each in value]
+        return [_mapped(item, change, change_key) for item in value]
     return value

@@ -17,19 +17,19 @@ __all__ = ["HuggingFace"]
 _LOOKUP_TOKENS = 10
 
 
-class _Clock:
-    """Streamer that records the times of the first two calls: the prompt, and the first new tokens."""
+class _TimingStreamer:
+    """Streamer that records the times of two calls: ``generate`` puts the prompt, then the first tokens."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
 
     def put(self, value: object) -> None:  # noqa: ARG002 - not used
-        """Record the time of one of the first two calls."""
+        """Record the time if this is the first or second call."""
         if len(self.times) < 2:
             self.times.append(perf_counter())
 
     def end(self) -> None:
-        """Do nothing."""
+        """Do nothing; ``generate`` calls this after the last token."""
 
 
 class HuggingFace:
@@ -39,12 +39,12 @@ class HuggingFace:
         """Load the model, and the draft model if the variant needs one."""
         torch.set_num_threads(config.threads)
         self.model = self._model(config, config.model)
-        self.extra: dict[str, Any] = {}
+        self.method_options: dict[str, Any] = {}
         if config.variant == "prompt_lookup":
-            self.extra = {"prompt_lookup_num_tokens": _LOOKUP_TOKENS}
+            self.method_options = {"prompt_lookup_num_tokens": _LOOKUP_TOKENS}
         elif config.variant == "assisted":
             assert config.draft is not None
-            self.extra = {"assistant_model": self._model(config, config.draft)}
+            self.method_options = {"assistant_model": self._model(config, config.draft)}
         versions = {"transformers": transformers.__version__, "torch": torch.__version__}
         settings = {"dtype": config.dtype, "attention": str(self.model.config._attn_implementation)}  # noqa: SLF001
         if config.variant == "prompt_lookup":
@@ -54,18 +54,18 @@ class HuggingFace:
     def generate(self, request: PeerRequest) -> PeerResult:
         """Continue one prompt; every call creates its own KV cache."""
         torch.manual_seed(request.seed)
-        clock = _Clock()
+        clock = _TimingStreamer()
         ids = torch.tensor([request.prompt])
         began = perf_counter()
-        out = self.model.generate(
+        output_ids = self.model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             generation_config=_options(request),
             streamer=clock,
-            **self.extra,
+            **self.method_options,
         )
         seconds = perf_counter() - began
-        tokens = out[0, len(request.prompt) :].tolist()
+        tokens = output_ids[0, len(request.prompt) :].tolist()
         return PeerResult(tokens, seconds, clock.times[1] - began if len(clock.times) > 1 else None)
 
     def _model(self, config: WorkerConfig, path: str) -> Any:
@@ -77,8 +77,8 @@ class HuggingFace:
 
 
 def _options(request: PeerRequest) -> GenerationConfig:
-    stops = None if request.ignore_eos or not request.stop_token_ids else request.stop_token_ids
+    stop_ids = None if request.ignore_eos or not request.stop_token_ids else request.stop_token_ids
     sampling: dict[str, Any] = {"do_sample": False}
     if request.temperature > 0:
         sampling = {"do_sample": True, "temperature": request.temperature, "top_k": 0, "top_p": 1.0}
-    return GenerationConfig(max_new_tokens=request.max_tokens, eos_token_id=stops, pad_token_id=0, **sampling)
+    return GenerationConfig(max_new_tokens=request.max_tokens, eos_token_id=stop_ids, pad_token_id=0, **sampling)

@@ -11,9 +11,9 @@ from .contract import PeerRequest, PeerResult, WorkerConfig
 
 __all__ = ["LlamaCpp"]
 
-_FIRST_CONTEXT = 1024  # tokens; a longer request reopens the model with a larger context
-# Maximum n-gram length and number of draft tokens: the defaults of LlamaPromptLookupDecoding.
-_LOOKUP_NGRAM, _LOOKUP_TOKENS = 2, 10
+_FIRST_CONTEXT = 1024  # first context in tokens; a longer request reopens the model with a larger context
+_LOOKUP_NGRAM = 2  # maximum n-gram length: the default of LlamaPromptLookupDecoding
+_LOOKUP_TOKENS = 10  # number of draft tokens per step: its default, too
 
 
 class LlamaCpp:
@@ -37,7 +37,7 @@ class LlamaCpp:
 
     def generate(self, request: PeerRequest) -> PeerResult:
         """Continue one prompt from an empty KV cache."""
-        needed = len(request.prompt) + request.max_tokens + _LOOKUP_TOKENS + 1
+        needed = len(request.prompt) + request.max_tokens + _LOOKUP_TOKENS + 1  # the last draft tokens take slots, too
         if needed > self.llama.n_ctx():
             self._open(1 << (needed - 1).bit_length())
         # Otherwise the KV cache of a prefix that this prompt shares with the previous one would be reused.

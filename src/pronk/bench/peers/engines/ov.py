@@ -13,8 +13,8 @@ from .contract import PeerRequest, PeerResult, WorkerConfig
 
 __all__ = ["OpenVino"]
 
-# Draft tokens per step and maximum n-gram length, as in the samples of OpenVINO GenAI.
-_LOOKUP_TOKENS, _LOOKUP_NGRAM = 5, 3
+_LOOKUP_TOKENS = 5  # number of draft tokens per step, as in the samples of OpenVINO GenAI
+_LOOKUP_NGRAM = 3  # maximum n-gram length, as in these samples
 
 # By data type: OpenVINO's name of the type, and the name of the capability of CPUs that compute in the type.
 _DTYPES = {"bfloat16": ("bf16", "BF16"), "float16": ("f16", "FP16"), "float32": ("f32", "FP32")}
@@ -52,11 +52,11 @@ class OpenVino:
     def _options(self, request: PeerRequest) -> Any:
         options = genai.GenerationConfig()
         options.max_new_tokens = request.max_tokens
-        stops = set() if request.ignore_eos else set(request.stop_token_ids)
-        options.ignore_eos = not stops
+        stop_ids = set() if request.ignore_eos else set(request.stop_token_ids)
+        options.ignore_eos = not stop_ids
         # OpenVINO GenAI requires an id even with ignore_eos.
-        options.set_eos_token_id(min(stops, default=0))
-        options.stop_token_ids = stops or {0}
+        options.set_eos_token_id(min(stop_ids, default=0))
+        options.stop_token_ids = stop_ids or {0}
         options.do_sample = request.temperature > 0
         if options.do_sample:
             options.temperature, options.top_p, options.top_k = request.temperature, 1.0, 2**31 - 1

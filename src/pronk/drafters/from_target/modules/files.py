@@ -7,7 +7,7 @@ The folder has three files::
     model.safetensors   the weights of the module
     README.md           the model card
 
-``target`` is the fingerprint of the target. The drafter is refused for any other target.
+``target`` is the fingerprint of the target. For another target the drafter is refused; see ``Target.matches``.
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ from pronk.models.linear import choose_linear
 from pronk.models.loader import resolve_model
 from pronk.speculation.target import Target
 
-__all__ = ["FORMAT", "Trained", "open_trained"]
+__all__ = ["FORMAT", "TrainedDrafter", "read_trained_drafter"]
 
 FORMAT = "pronk-drafter-1"
-_FILE = "drafter.json"
+_CONFIG_FILE = "drafter.json"
 
-# Arguments of ``pronk train`` where they differ from the drafter's name.
-_COMMANDS = {"multi_token": "heads", "vanilla": "glide --vanilla"}
+# Drafter name to the arguments of ``pronk train`` that train the drafter, if they differ from its name.
+_TRAIN_ARGUMENTS = {"multi_token": "heads", "vanilla": "glide --vanilla"}
 
-Built = TypeVar("Built")
+Checked = TypeVar("Checked")
 Module = TypeVar("Module", bound=nn.Module)
 Shape = TypeVar("Shape")
 
 
 @dataclass(frozen=True)
-class Trained:
-    """A trained drafter on disk."""
+class TrainedDrafter:
+    """The folder of a trained drafter, and the content of its ``drafter.json``."""
 
     folder: Path
     kind: str  # name of the drafter in the registry
     shape: Mapping[str, Any]  # sizes of the module: the fields of its dataclass, such as ``MedusaShape``
-    target: Fingerprint  # fingerprint of the target that the drafter was trained on
+    target_fingerprint: Fingerprint  # fingerprint of the target that the drafter was trained on
 
     @classmethod
-    def read(cls, folder: Path) -> Trained:
+    def read(cls, folder: Path) -> TrainedDrafter:
         """Read ``drafter.json``; raise CheckpointError if the file is missing or damaged."""
-        path = folder / _FILE
+        path = folder / _CONFIG_FILE
         if not path.is_file():
-            msg = f"{folder}: expected a folder that pronk train has written, with {_FILE}; found none there"
+            msg = f"{folder}: expected a folder that pronk train has written, with {_CONFIG_FILE}; found none there"
             raise CheckpointError(msg)
         document = read_json(path)
         target, shape, kind = (document.get(key) for key in ("target", "shape", "kind"))
@@ -73,41 +73,39 @@ class Trained:
         return cls(folder, kind, shape, fingerprint)
 
     def make_shape(self, dataclass_type: type[Shape]) -> Shape:
-        """Return ``shape`` as a dataclass; raise CheckpointError for other fields or invalid values."""
-        names = {each.name for each in fields(dataclass_type)}  # type: ignore[arg-type]
+        """Return ``shape`` as a dataclass; raise CheckpointError for missing, unknown or invalid fields."""
+        names = {dataclass_field.name for dataclass_field in fields(dataclass_type)}  # type: ignore[arg-type]
         if names != self.shape.keys():
             expected, found = ", ".join(sorted(names)), ", ".join(sorted(self.shape))
-            msg = f"{self.folder / _FILE}: expected a shape with {expected}, found {found}; train it again"
+            msg = f"{self.folder / _CONFIG_FILE}: expected a shape with {expected}, found {found}; train it again"
             raise CheckpointError(msg)
         values = {key: tuple(value) if isinstance(value, list) else value for key, value in self.shape.items()}
-        return self.build(lambda: dataclass_type(**values))
+        return self.make_checked(lambda: dataclass_type(**values))
 
-    def build(self, make: Callable[[], Built]) -> Built:
-        """Return ``make()``; turn its OptionError or TypeError into a CheckpointError for ``drafter.json``."""
+    def make_checked(self, make: Callable[[], Checked]) -> Checked:
+        """Return ``make()``; convert its OptionError or TypeError to a CheckpointError of ``drafter.json``."""
         try:
             return make()
         except (OptionError, TypeError) as error:
-            msg = f"{self.folder / _FILE}: {error}; train it again"
+            msg = f"{self.folder / _CONFIG_FILE}: {error}; train it again"
             raise CheckpointError(msg) from error
 
-    def open(self, module: nn.Module) -> Checkpoint:
+    def open_weights(self, module: nn.Module) -> Checkpoint:
         """Open the weights; raise CheckpointError if their names or shapes are not those of ``module``."""
         checkpoint = Checkpoint(self.folder, remedy="train it again")
-        found = {name: checkpoint.shape(name) for name in checkpoint}
-        expected = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
-        for name in sorted(expected.keys() | found.keys()):
-            if expected.get(name) != found.get(name):
-                msg = (
-                    f"{self.folder}: tensor {name}: expected shape {expected.get(name)}, found {found.get(name)}; "
-                    "train it again"
-                )
+        file_shapes = {name: checkpoint.shape(name) for name in checkpoint}
+        shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+        for name in sorted(shapes.keys() | file_shapes.keys()):
+            expected, found = shapes.get(name), file_shapes.get(name)
+            if expected != found:
+                msg = f"{self.folder}: tensor {name}: expected shape {expected}, found {found}; train it again"
                 raise CheckpointError(msg)
             checkpoint.check_dtype(name)
         return checkpoint
 
-    def load(self, module: Module, cache: PagedCache) -> Module:
-        """Load the weights with dtype, device and layout of the target's KV cache; freeze ``module``."""
-        checkpoint = self.open(module)
+    def load_weights(self, module: Module, cache: PagedCache) -> Module:
+        """Load ``module`` with the KV cache's dtype and device; pack linear layers for its kernels; freeze it."""
+        checkpoint = self.open_weights(module)
         tensors = {name: checkpoint.tensor(name).to(cache.device, cache.dtype, copy=True) for name in checkpoint}
         module.load_state_dict(tensors, assign=True)
         module.requires_grad_(False).eval()
@@ -115,29 +113,29 @@ class Trained:
         return module
 
 
-def open_trained(drafter: str, model: str | None, default: str, target: Target) -> Trained:
-    """Read a trained drafter and check that it was trained on the target.
+def read_trained_drafter(drafter: str, model: str | None, default_folder: str, target: Target) -> TrainedDrafter:
+    """Read ``drafter.json`` of a trained drafter and check that the drafter was trained on the target.
 
     ``drafter`` is the name in the registry. ``model`` is a folder or a Hub id; ``None`` is the folder
-    ``models/<default>`` of a clone of the repository.
+    ``models/<default_folder>`` of a clone of the repository.
 
     Raises:
         CheckpointError: the folder is missing or damaged.
         OptionError: the drafter is of another kind or for another target, or ``model`` is ``None`` outside a clone.
     """
-    folder = clone_model(default) if model is None else resolve_model(model).resolve()
-    command = f"pronk train {_COMMANDS.get(drafter, drafter)} --target …"
+    folder = clone_model(default_folder) if model is None else resolve_model(model).resolve()
+    command = f"pronk train {_TRAIN_ARGUMENTS.get(drafter, drafter)} --target …"
     if folder is None:
         msg = f'{drafter}: expected model="…", a folder or a Hub id of a trained drafter, found none; use {command}'
         raise OptionError(msg)
-    trained = Trained.read(folder)
+    trained = TrainedDrafter.read(folder)
     if trained.kind != drafter:
         msg = f"{drafter}: expected a folder of this kind of drafter, found {trained.kind} in {folder}"
         raise OptionError(msg)
-    if not target.matches(trained.target):
+    if not target.matches(trained.target_fingerprint):
         msg = (
-            f"{drafter}: expected the target that {default if model is None else folder} was trained on "
-            f"({trained.target}), found another ({target.fingerprint}); train one for it: {command}"
+            f"{drafter}: expected the target that {default_folder if model is None else folder} was trained on "
+            f"({trained.target_fingerprint}), found another ({target.fingerprint}); train one for it: {command}"
         )
         raise OptionError(msg)
     return trained

@@ -38,8 +38,8 @@ class GlideShape:
     heads: int = 6  # query heads of self-attention, divisible by ``kv_heads``
     kv_heads: int = 2  # key/value heads of self-attention
     mlp: int = 512  # width of the gated MLP
-    # For training only (L in the paper): the text is split into blocks of this number of tokens. The tokens of a block
-    # attend to the same tokens of the target's cache, like the draft tokens of a step.
+    # Number of tokens of a block (L in the paper), for training only. The text is split into blocks; all tokens of a
+    # block see the same part of the target's cache, as all draft tokens of a step do.
     block: int = 5
     cross: bool = True  # whether the layers have cross-attention
     # Number (from 1) of the target's layer that the first draft layer attends to; draft layer i attends to layer
@@ -70,10 +70,10 @@ class GlideShape:
         first = last_start if self.cache_layer is None else self.cache_layer
         if not 1 <= first <= last_start:
             if self.cache_layer is None:
-                option, most, found = "layers", target.num_layers, self.layers
+                option, maximum, found = "layers", target.num_layers, self.layers
             else:
-                option, most, found = "cache-layer", last_start, self.cache_layer
-            msg = f"{option}: expected 1 to {most} for a target of {target.num_layers} layers, found {found}"
+                option, maximum, found = "cache-layer", last_start, self.cache_layer
+            msg = f"{option}: expected 1 to {maximum} for a target of {target.num_layers} layers, found {found}"
             raise OptionError(msg)
         return tuple(range(first, first + self.layers))
 
@@ -93,7 +93,7 @@ class GlideShape:
 
 
 class CrossAttend(Attend, Protocol):
-    """Attention of a draft's rows, with cross-attention to a target's KV cache."""
+    """The self-attention of :class:`Attend`, and cross-attention to a target's KV cache."""
 
     def cross(self, layer: int, q: Tensor) -> Tensor:
         """Attend from the queries of draft layer ``layer`` (from 0) to the target's cache.
@@ -111,7 +111,7 @@ class _GlideLayer(Layer):
         self.heads, self.head_dim = target.num_heads, target.head_dim
         size = self.heads * self.head_dim
         self.cross_norm = make_norm(config, config.hidden_size)
-        self.cross_query = linear(size, config.hidden_size, False)
+        self.cross_query = linear(size, config.hidden_size, False)  # False: without bias
         self.cross_out = linear(config.hidden_size, size, False)
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, index: int, attend: Attend) -> Tensor:

@@ -43,8 +43,8 @@ class HeadsShape:
     layer: int  # number (from 1) of the target's layer whose output the heads read
     mlp: int = 1  # width of a transformer head's feed-forward network
     kind: str = "transformer"  # type of layer of each head, one of ``KINDS``
-    order: str = "parallel"  # which output a head reads, one of ``ORDERS``
-    unembeddings: str = "shared"  # the target's for all heads, or a copy for each head
+    order: str = "parallel"  # whether a head reads the target's layer or another head, one of ``ORDERS``
+    unembeddings: str = "shared"  # ``"shared"``: the target's for all heads; ``"replicated"``: one per head
 
     def __post_init__(self) -> None:
         for name, maximum in (("num_heads", _MAX_HEADS), ("layer", None), ("mlp", None)):
@@ -98,24 +98,25 @@ class MultiTokenHeads(nn.Module):
         size, heads = target.hidden_size, range(shape.num_heads)
         self.layers = nn.ModuleList([self._layer() for _ in heads] if layers is None else layers)
         self.norms = nn.ModuleList(make_norm(target, size) for _ in heads)
-        own = heads if shape.unembeddings == "replicated" else ()
-        self.unembeddings = nn.ModuleList(empty_linear(target.vocab_size, size, False) for _ in own)
+        with_copy = heads if shape.unembeddings == "replicated" else ()
+        self.unembeddings = nn.ModuleList(empty_linear(target.vocab_size, size, bias=False) for _ in with_copy)
 
     def _layer(self) -> nn.Module:
-        size = self.config.hidden_size
-        return Layer(self.config, empty_linear) if self.shape.kind == "transformer" else empty_linear(size, size, False)
+        if self.shape.kind == "transformer":
+            return Layer(self.config, empty_linear)
+        return empty_linear(self.config.hidden_size, self.config.hidden_size, bias=False)
 
     def run_part(self, index: int, x: Tensor, rope: tuple[Tensor, Tensor] | None, attend: Attend) -> Tensor:
         """Run the layer of head ``index`` on ``x`` ``[rows, hidden]``; return the same shape.
 
-        ``x`` is ``z``, or with a causal or anticausal order the output of the previous head.
+        ``x`` is ``z``, or in the causal and anticausal orders the output of the head that ran before.
         """
         layer = self.layers[index]
         out: Tensor = layer(x, rope, index, attend) if self.shape.kind == "transformer" else layer(x)
         return out.to(x.dtype)  # under autocast a linear layer returns a narrower dtype
 
     def compile_part(self, index: int, program: Program) -> None:
-        """Add :meth:`run_part` to a program of the kernels."""
+        """Append the operations of :meth:`run_part` to a program of the kernels."""
         layer = self.layers[index]
         if isinstance(layer, Layer):
             layer.compile(program, index)
@@ -143,20 +144,21 @@ class MultiTokenHeads(nn.Module):
 
     def unembedding(self, index: int, shared: Linear) -> Linear:
         """Return the head's own unembedding, or ``shared`` (the target's) if the head has none."""
-        own = self.unembeddings[index] if self.unembeddings else None
-        return own if isinstance(own, Linear) else shared
+        copy = self.unembeddings[index] if self.unembeddings else None
+        return copy if isinstance(copy, Linear) else shared
 
     def initialize(self, generator: torch.Generator, norm: nn.Module | None = None, head: Tensor | None = None) -> None:
         """Set initial weights for training: small random ones, so that a head nearly returns its input.
 
-        ``norm``, the target's final norm, is copied to each head's norm; by default the norms' weights are 1. ``head``
-        ``[vocab, hidden]``, the target's unembedding, is copied to replicated ones; by default they are random.
+        ``norm``, the target's final norm, is copied to each head's norm; without it the norms' weights are 1. ``head``
+        ``[vocab, hidden]``, the target's unembedding, is copied to the heads' own; without it they are random.
         """
         with torch.no_grad():
             for name, parameter in self.named_parameters():
                 if parameter.dim() == 1:
                     parameter.fill_(0.0 if name.endswith("bias") else 1.0)
                 else:
+                    # As in GPT-2, the last matrix of a residual branch is smaller with more layers.
                     shrink = (2 * len(self.layers)) ** -0.5 if name.endswith(("out.weight", "down.weight")) else 1.0
                     parameter.normal_(0.0, 0.02 * shrink, generator=generator)
             if self.shape.kind == "linear":
@@ -164,8 +166,8 @@ class MultiTokenHeads(nn.Module):
                     weight = layer.get_parameter("weight")
                     weight.add_(torch.eye(len(weight)))
             if norm is not None:
-                for own in self.norms:
-                    own.load_state_dict({name: value.float() for name, value in norm.state_dict().items()})
+                for head_norm in self.norms:
+                    head_norm.load_state_dict({name: value.float() for name, value in norm.state_dict().items()})
             if head is not None:
-                for own in self.unembeddings:
-                    own.get_parameter("weight").copy_(head)
+                for unembedding in self.unembeddings:
+                    unembedding.get_parameter("weight").copy_(head)

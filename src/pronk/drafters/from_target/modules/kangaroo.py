@@ -65,12 +65,13 @@ class KangarooShape:
 
     def check(self, config: ModelConfig) -> None:
         """Raise :class:`~pronk.errors.OptionError` if the target has no such exit layer."""
-        most = config.num_layers - 1
-        if not most:
+        num_layers = config.num_layers
+        if num_layers == 1:
             msg = "exit-layer: expected a target of at least 2 layers, found 1; train another drafter for it"
             raise OptionError(msg)
-        if self.exit_layer > most:
-            msg = f"exit-layer: expected 1 to {most} for a target of {most + 1} layers, found {self.exit_layer}"
+        if self.exit_layer >= num_layers:
+            limits = f"1 to {num_layers - 1} for a target of {num_layers} layers"
+            msg = f"exit-layer: expected {limits}, found {self.exit_layer}"
             raise OptionError(msg)
 
     @property
@@ -110,18 +111,18 @@ class KangarooAdapter(nn.Module):
         self.layers = nn.ModuleList([_BLOCKS[shape.adapter](self.config)])
         vocab, size = target.vocab_size, target.hidden_size
         self.norm = make_norm(target, size)
-        self.head: Linear | None = empty_linear(vocab, size, False) if shape.has_own_head else None
+        self.head: Linear | None = empty_linear(vocab, size, bias=False) if shape.has_own_head else None
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, attend: Attend) -> Tensor:
         """Map the exit layer's output ``[rows, hidden]`` to the head's input, of the same shape."""
         return self.norm(self.layers[0](x, rope, 0, attend))
 
     def run_part(self, index: int, x: Tensor, rope: tuple[Tensor, Tensor] | None, attend: Attend) -> Tensor:  # noqa: ARG002 - an adapter has one part
-        """Call :meth:`forward`, as :class:`~pronk.drafters.shared.side_cache.AttendingModule` requires."""
+        """Call :meth:`forward`; ``index`` is 0 (:class:`~pronk.drafters.shared.side_cache.AttendingModule`)."""
         return self(x, rope, attend)
 
     def compile_part(self, index: int, program: Program) -> None:
-        """Add the adapter to a program of the kernels."""
+        """Append the operations of :meth:`forward` to a program of the kernels; ``index`` is 0."""
         self.layers[index].compile(program, index)
         program.norm(self.norm)
 
@@ -156,13 +157,13 @@ class _Attention(Layer):
 
 
 class _TwoLinears(nn.Module):
-    """Input norm, two linear layers and residual."""
+    """``x + down(silu(up(norm(x))))``."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         size = config.hidden_size
         self.input_norm = make_norm(config, size)
-        self.up, self.down = empty_linear(size, size, False), empty_linear(size, size, False)
+        self.up, self.down = empty_linear(size, size, bias=False), empty_linear(size, size, bias=False)
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, index: int, attend: Attend) -> Tensor:  # noqa: ARG002 - as all blocks
         return x + self.down(F.silu(self.up(self.input_norm(x))))

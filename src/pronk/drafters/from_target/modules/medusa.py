@@ -37,11 +37,11 @@ class MedusaShape:
     blocks: int = 2  # number of residual blocks of a head, 1..8
     unembeddings: str = "shared"  # ``"shared"``: the target's for all heads; ``"replicated"``: one per head
     tree: tuple[tuple[int, ...], ...] = ()  # paths of ranks (``rank_tree``), parents first; empty during training
-    # ``[head][rank]``: frequency, 0..1, with which the head's token of this rank was the target's; empty in training.
+    # ``[head][rank]``: how often, 0..1, the head's token of this rank is the target's likeliest; empty during training.
     accuracies: tuple[tuple[float, ...], ...] = ()
 
     def __post_init__(self) -> None:
-        # JSON files have lists; a hashable shape needs tuples.
+        # JSON files have lists. With tuples instead, the shape is hashable.
         object.__setattr__(self, "tree", tuple(tuple(path) for path in self.tree))
         object.__setattr__(self, "accuracies", tuple(tuple(ranks) for ranks in self.accuracies))
         for name, value, maximum in (("heads", self.num_heads, 16), ("blocks", self.blocks, 8)):
@@ -68,7 +68,7 @@ class Head(nn.Module):
         return hidden
 
     def compile(self, program: Program) -> None:
-        """Add :meth:`forward` to a program of the kernels."""
+        """Append the operations of :meth:`forward` to a program of the kernels."""
         for block in self.blocks:
             program.linear(block, activation="silu", residual=True)
 
@@ -88,8 +88,8 @@ class MedusaHeads(nn.Module):
     def initialize(self, unembedding: Tensor) -> None:
         """Copy the target's unembedding ``[vocab, hidden]`` to the heads' own unembeddings, if there are any."""
         with torch.no_grad():
-            for each in self.unembeddings:
-                each.get_parameter("weight").copy_(unembedding)
+            for own_unembedding in self.unembeddings:
+                own_unembedding.get_parameter("weight").copy_(unembedding)
 
     def logits(self, hidden: Tensor, unembed: nn.Module) -> Tensor:
         """Return logits ``[heads, rows, vocab]``; ``hidden`` ``[rows, hidden]`` is after the final norm.
@@ -98,7 +98,7 @@ class MedusaHeads(nn.Module):
         """
         states = [head(hidden) for head in self.layers]
         if self.unembeddings:
-            return torch.stack([own(state) for own, state in zip(self.unembeddings, states, strict=True)])
+            return torch.stack([layer(state) for layer, state in zip(self.unembeddings, states, strict=True)])
         logits: Tensor = unembed(torch.cat(states))
         return logits.view(len(states), len(hidden), -1)
 

@@ -64,7 +64,7 @@ def write_datastore(
         documents: token ids of each document, 0..vocab_size - 1. Empty documents are skipped. The iterable is read one
             document at a time, until ``limit`` is reached.
         vocabulary: the tokenizer's ``Tokenizer.fingerprint``.
-        vocab_size: size of the vocabulary; up to 65,535, the file has 2 bytes per token, above that 4 bytes.
+        vocab_size: size of the vocabulary; a token takes 2 bytes in the file if the size is at most 65,535, else 4.
         limit: maximum number of tokens, at least 1; the document that exceeds it is cut.
         sources: names of the files that the documents come from, kept in the header for ``pronk datastore info``.
         on_progress: called before each document and before the sort.
@@ -73,6 +73,7 @@ def write_datastore(
         OptionError: the documents have no tokens, or the sorting library is not installed.
     """
     sorter = require_sorter()
+    # TOKEN_TYPES and SUFFIX_TYPES are pairs: a small type, and a large one for values that do not fit.
     token_type = np.dtype(TOKEN_TYPES[vocab_size > np.iinfo(TOKEN_TYPES[0]).max])
     num_tokens, largest_id, num_documents = _write_tokens(folder / TOKENS, documents, token_type, limit, on_progress)
     if not num_tokens:
@@ -106,8 +107,8 @@ def _write_tokens(
     limit: int | None,
     on_progress: OnProgress,
 ) -> tuple[int, int, int]:
-    """Write the documents; return the number of tokens, the largest id, and the number of documents."""
-    separator = np.array([np.iinfo(token_type).max], dtype=token_type)
+    """Write the documents; return the number of tokens, the largest token id, and the number of documents."""
+    separator = np.array([np.iinfo(token_type).max], dtype=token_type)  # written after each document
     num_tokens, largest_id, num_documents = 0, 0, 0
     with path.open("wb") as stream:
         for document in documents:

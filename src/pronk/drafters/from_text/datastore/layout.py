@@ -1,4 +1,4 @@
-"""File names and header of a datastore; ``reader.py`` describes its other two files."""
+"""Files of a datastore: names, number types, JSON header; ``reader.py`` explains the binary files."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ __all__ = ["FORMAT", "HEADER", "SUFFIXES", "SUFFIX_TYPES", "TOKENS", "TOKEN_TYPE
 FORMAT = "pronk-datastore/1"
 HEADER, TOKENS, SUFFIXES = "datastore.json", "tokens.bin", "suffixes.bin"
 
-# numpy types: 2 or 4 bytes per token id, 4 or 8 per suffix. Token ids are big-endian: the order of their
-# bytes is the order of the numbers. Suffixes have native byte order, since the reader calculates with them.
+# numpy types: 2 or 4 bytes per token id, 4 or 8 per suffix. Token ids are big-endian, so that comparing their bytes
+# compares the ids. Suffixes have native byte order, since the reader calculates with them.
 TOKEN_TYPES = (">u2", ">u4")
 SUFFIX_TYPES = (np.dtype("u4").str, np.dtype("u8").str)
 
 
 @dataclass(frozen=True)
 class Header:
-    """Fields of ``datastore.json``, except ``format``."""
+    """Fields of ``datastore.json``; its field ``format`` is compared with :data:`FORMAT` and left out."""
 
     vocabulary: str  # fingerprint of the tokenizer
     largest_id: int  # largest token id in the documents
@@ -37,7 +37,7 @@ class Header:
 
     @property
     def entries(self) -> int:
-        """Return the number of entries of each file: one per token and one per separator."""
+        """Return the number of entries of each binary file: one per token and one per separator."""
         return self.tokens + self.documents
 
     @property
@@ -46,7 +46,7 @@ class Header:
         return int(np.iinfo(self.token_type).max)
 
     def file_sizes(self) -> dict[str, int]:
-        """Return the sizes in bytes of ``tokens.bin`` and ``suffixes.bin``, by file name."""
+        """Map file names to sizes in bytes: ``tokens.bin``, then ``suffixes.bin``."""
         types = {TOKENS: self.token_type, SUFFIXES: self.suffix_type}
         return {name: self.entries * np.dtype(entry_type).itemsize for name, entry_type in types.items()}
 
@@ -68,15 +68,15 @@ class Header:
         sources = raw.get("sources")
         if isinstance(sources, list) and all(isinstance(name, str) for name in sources):
             raw["sources"] = tuple(sources)
-        for item in fields(cls):
-            expected_type = {"str": str, "int": int}.get(str(item.type), tuple)
-            if type(raw.get(item.name)) is not expected_type:
-                raise CheckpointError(_damaged_message(path, item.name, raw.get(item.name)))
-        header = cls(**{item.name: raw[item.name] for item in fields(cls)})
-        header._check(path)
+        for field in fields(cls):
+            expected_type = {"str": str, "int": int}.get(str(field.type), tuple)
+            if type(raw.get(field.name)) is not expected_type:
+                raise CheckpointError(_damaged_message(path, field.name, raw.get(field.name)))
+        header = cls(**{field.name: raw[field.name] for field in fields(cls)})
+        header._check_values(path)
         return header
 
-    def _check(self, path: Path) -> None:
+    def _check_values(self, path: Path) -> None:
         checks = (
             ("token_type", self.token_type in TOKEN_TYPES),
             ("suffix_type", self.suffix_type in SUFFIX_TYPES),

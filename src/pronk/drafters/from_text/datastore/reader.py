@@ -1,16 +1,16 @@
-"""Reading a datastore: the token ids of a corpus and their suffix array.
+"""Reader of a datastore: the token ids of a corpus and their suffix array.
 
 ::
 
     tokens.bin      a b c | a b d |     the documents, each ended by a separator
     suffixes.bin    0 4 1 5 2 6 7 3     start positions of all suffixes, sorted by their tokens
 
-        number   0           1       2         3     …
+        index    0           1       2         3     …     index in suffixes.bin
         suffix   a b c | …   a b d | b c | …   b d | …
 
 A *phrase* is a sequence of tokens. The suffixes that begin with it are consecutive: 0 and 1 begin with ``a b``, 2 and 3
 with ``b``. They are sorted by the token after the phrase, so bisection finds phrases and their continuations. Token ids
-are big-endian: phrases compared as bytes are in the same order as compared id by id. The separator is the largest
+are big-endian: comparing phrases as bytes gives the same order as comparing them id by id. The separator is the largest
 number of the type, so it sorts after every token.
 
 Both files are memory-mapped: only accessed pages take memory, and all processes that open the datastore share them.
@@ -66,9 +66,9 @@ class Datastore:
     def __init__(self, folder: Path, header: Header, tokens: mmap.mmap, suffixes: mmap.mmap) -> None:
         self.folder = folder
         self.header = header
-        # Two views of each file: bytes or a memoryview for bisection (faster than numpy scalars), an array for samples.
+        # Each file twice: as bytes or a memoryview for bisection (faster than numpy scalars), as an array for samples.
         self._token_bytes = tokens
-        self._tokens = np.frombuffer(tokens, dtype=header.token_type)
+        self._token_array = np.frombuffer(tokens, dtype=header.token_type)
         self._suffix_array = np.frombuffer(suffixes, dtype=header.suffix_type)
         self._suffixes = memoryview(suffixes).cast("I" if self._suffix_array.itemsize == 4 else "Q")
         self._token_size = np.dtype(header.token_type).itemsize  # bytes per token id
@@ -124,19 +124,19 @@ class Datastore:
                 raise CheckpointError(msg)
 
     def find(self, tail: Sequence[int], max_match: int) -> Match:
-        """Return the longest suffix of ``tail`` of at most ``max_match`` tokens that has a continuation.
+        """Return the longest ending of ``tail``, of at most ``max_match`` tokens, that has a continuation.
 
         A phrase has a continuation if a token follows it in a document. An id outside ``0..largest_id`` has no match.
-        The length is found by bisection, since each suffix of a phrase with a continuation has a continuation, too.
+        The length is found by bisection, since each ending of a phrase with a continuation has a continuation, too.
         """
-        usable: list[int] = []
+        valid_tokens: list[int] = []
         for token in reversed(tail[max(0, len(tail) - max_match) :]):
             if not 0 <= token <= self.header.largest_id:
                 break
-            usable.append(token)
-        phrase = b"".join(token.to_bytes(self._token_size, "big") for token in reversed(usable))
-        matched_length, low = 0, 0  # ``low``: number of the first suffix with the match
-        unmatched_length = len(usable) + 1
+            valid_tokens.append(token)
+        phrase = b"".join(token.to_bytes(self._token_size, "big") for token in reversed(valid_tokens))
+        matched_length, low = 0, 0  # ``low``: index of the first suffix that begins with the match
+        unmatched_length = len(valid_tokens) + 1
         while unmatched_length - matched_length > 1:
             length = (matched_length + unmatched_length) // 2
             ending = phrase[-length * self._token_size :]
@@ -154,7 +154,7 @@ class Datastore:
         """Return the tokens that follow a phrase, the most frequent first; equally frequent ones by id.
 
         The phrase has ``length`` tokens and suffixes ``low .. high - 1``. Of more than 1024 suffixes, 1024 are
-        examined: a token that follows in fewer than 1/1024 of all may be missed. Each child's interval is exact.
+        examined: a token that follows in fewer than 1/1024 of all may be missed. ``low`` and ``high`` are exact.
         """
         count = high - low
         if count <= 0 or max_children <= 0:
@@ -167,7 +167,7 @@ class Datastore:
         samples = low + (np.arange(min(count, _SAMPLE)) * step).astype(np.int64)
         starts = self._suffix_array[samples].astype(np.int64)
         # Clip: a position beyond the end, in a damaged file, must not raise during decoding.
-        tokens = self._tokens.take(starts + length, mode="clip")
+        tokens = self._token_array.take(starts + length, mode="clip")
         # Equal tokens are adjacent: split the sample into runs (start, stop) of one token, the longest run first.
         edges = [0, *(np.flatnonzero(tokens[1:] != tokens[:-1]) + 1).tolist(), len(tokens)]
         runs = [(edges[i], edges[i + 1]) for i in range(len(edges) - 1)]
@@ -183,14 +183,14 @@ class Datastore:
     def _exact_interval(
         self, samples: NDArray[np.int64], run: tuple[int, int], length: int, low: int, high: int
     ) -> tuple[int, int]:
-        """Return ``low`` and ``high`` of :class:`Child` for the token that follows in ``samples[start:stop]``.
+        """Return ``low`` and ``high`` of a :class:`Child`, given its run ``(start, stop)`` of samples.
 
-        ``samples`` are the examined suffixes of ``low .. high - 1``, and ``run`` is ``(start, stop)``.
+        ``samples`` are the indices of the examined suffixes; ``low``, ``high`` and ``length`` are those of the phrase.
         """
         start, stop = run
         if len(samples) == high - low:
             return low + start, low + stop
-        # In the samples before and after the run another token follows, so bisect the gaps between them and the run.
+        # The interval ends between the run and the sample before or after it, where another token follows: bisect.
         token = self._read(self._suffixes[int(samples[start])] + length, 1)
         previous_end = int(samples[start - 1]) + 1 if start else low
         next_start = int(samples[stop]) if stop < len(samples) else high
@@ -202,7 +202,7 @@ class Datastore:
         return first, bisect_right(self._suffixes, token, int(samples[stop - 1]) + 1, next_start, key=following)
 
     def _first_suffix(self, phrase: bytes, low: int = 0) -> int:
-        """Return the number of the first suffix, from ``low`` on, that does not sort before ``phrase``."""
+        """Return the index of the first suffix, from ``low`` on, that does not sort before ``phrase``."""
         text, token_size, length = self._token_bytes, self._token_size, len(phrase)
         return bisect_left(self._suffixes, phrase, low, key=lambda i: text[i * token_size : i * token_size + length])
 
@@ -213,8 +213,8 @@ class Datastore:
         """
         if first >= self.header.entries:
             return False
-        found = self._read(self._suffixes[first], len(phrase) // self._token_size + 1)
-        return found.startswith(phrase) and not found.endswith(self._separator) and len(found) > len(phrase)
+        extended = self._read(self._suffixes[first], len(phrase) // self._token_size + 1)
+        return extended.startswith(phrase) and not extended.endswith(self._separator) and len(extended) > len(phrase)
 
     def _read(self, start: int, count: int) -> bytes:
         """Return ``count`` entries of ``tokens.bin`` as bytes, fewer at the end of the file."""
@@ -225,11 +225,11 @@ def _map_file(path: Path, size: int) -> mmap.mmap:
     """Map a file of exactly ``size`` bytes into memory."""
     try:
         with path.open("rb") as stream:
-            found = os.fstat(stream.fileno()).st_size
-            if found == size:
+            actual_size = os.fstat(stream.fileno()).st_size
+            if actual_size == size:
                 return mmap.mmap(stream.fileno(), size, access=mmap.ACCESS_READ)
     except OSError as error:
         msg = f"{path}: expected a readable file, found {error.strerror or error}; build the datastore again"
         raise CheckpointError(msg) from error
-    msg = f"{path}: expected {size} bytes, found {found}; build the datastore again or restore the file"
+    msg = f"{path}: expected {size} bytes, found {actual_size}; build the datastore again or restore the file"
     raise CheckpointError(msg)

@@ -1,1 +1,1 @@
-"""Lets a draft model draft for a target with another vocabulary."""
+"""Translation between vocabularies: a draft model may draft for a target with other tokens."""

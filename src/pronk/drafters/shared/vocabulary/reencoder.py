@@ -1,4 +1,4 @@
-"""Re-encodes a request's text from the target's tokens into the draft model's, incrementally.
+"""Incremental re-encoding of a request's text from the target's tokens into the draft model's.
 
 The bytes of the target's tokens are encoded with the draft's tokenizer. As the text grows, only the text after the last
 *mark* is encoded again. A mark is a position where tokens of both tokenizers begin, and from which the rest of the text
@@ -28,11 +28,11 @@ _MAX_INTERVAL = 256  # if more target tokens than this follow the last mark, set
 
 _BLOCK = 256  # number of tokens compared with one list comparison
 
-# Bytes that are not valid UTF-8, decoded with Python's error handler ``surrogateescape``.
+# Bytes that are not valid UTF-8; the error handler ``surrogateescape`` decodes byte 0xFF to "\udcff".
 _INVALID_UTF8 = re.compile("([\udc80-\udcff]+)")
 
-# Kinds of *edge*, the place where encoded bytes begin: within running text, after a special token, or at the start of
-# the whole text. Some tokenizers add a space at _START, or at _START and _AFTER_SPECIAL (``Prefix``).
+# An *edge* is the place in the text where bytes to encode begin: between ordinary tokens, after a special token, or at
+# the start of the text. Some tokenizers add a space at _START, or at _START and _AFTER_SPECIAL (``Prefix``).
 _MIDDLE, _AFTER_SPECIAL, _START = range(3)
 
 
@@ -41,7 +41,7 @@ class Recoding:
     """Conversion of tokens from the target's tokenizer to the draft's; used by all requests."""
 
     texts: Mapping[int, bytes]  # bytes of each target token, by id; special tokens are missing
-    special_ids: Mapping[int, int | None]  # target's special ids to the draft's; ``None``: the draft has none
+    special_ids: Mapping[int, int | None]  # draft's id of each special id of the target; ``None``: the draft has none
     bos: int | None  # id of the target's beginning-of-sequence token, if any
     target_prefix: Prefix  # where the target's tokenizer adds a space that is not in the text
     draft_texts: Mapping[int, bytes]  # bytes of each draft token, by id; special tokens are missing
@@ -53,7 +53,7 @@ class Recoding:
     def target_bytes(self, tokens: Sequence[int], edge: int) -> tuple[bytes, list[int]]:
         """Return the bytes of target tokens, and the byte offset at which each token ends.
 
-        ``edge`` is the place of the first token: ``_MIDDLE``, ``_AFTER_SPECIAL`` or ``_START``.
+        ``edge`` is the edge before the first token: ``_MIDDLE``, ``_AFTER_SPECIAL`` or ``_START``.
         """
         pieces = [self.texts.get(token, b"") for token in tokens]
         data = b"".join(pieces)
@@ -68,14 +68,14 @@ class Recoding:
         text = " " * self.prefix_length(data, edge) + data.decode("utf-8", "surrogateescape")
         ids: list[int] = []
         complete = True
-        for part in filter(None, _INVALID_UTF8.split(text)):
-            if _INVALID_UTF8.match(part):
-                byte_ids = [self.byte_tokens.get(ord(c) - 0xDC00) for c in part]
+        for section in filter(None, _INVALID_UTF8.split(text)):
+            if _INVALID_UTF8.match(section):
+                byte_ids = [self.byte_tokens.get(ord(character) - 0xDC00) for character in section]
                 complete = None not in byte_ids
                 ids += [token for token in byte_ids if token is not None]
                 continue
             try:
-                ids += self.encoder.encode(part, add_special_tokens=False)
+                ids += self.encoder.encode(section, add_special_tokens=False)
                 complete = True
             except PromptError:  # no token for this character, not even "unknown"
                 complete = False
@@ -92,7 +92,7 @@ class _Mark:
 
     target: int  # number of target tokens before the mark
     draft: int  # number of draft tokens before the mark
-    edge: int  # ``_MIDDLE``, ``_AFTER_SPECIAL`` or ``_START``
+    edge: int  # kind of edge at the mark: ``_MIDDLE``, ``_AFTER_SPECIAL`` or ``_START``
 
 
 class Reencoder:
@@ -147,7 +147,7 @@ class Reencoder:
         return unchanged
 
     def _reencode(self, recoding: Recoding, tokens: Sequence[int], num_same: int) -> int:
-        """Encode the text after the last mark within the first ``num_same`` tokens; return as :meth:`update`."""
+        """Encode the text after the last mark in the ``num_same`` unchanged tokens; return as :meth:`update`."""
         while self._marks[-1].target > num_same:
             self._marks.pop()
         start = self._marks[-1]
@@ -184,20 +184,20 @@ class Reencoder:
         mark = self._marks[-1]
         ids = self.tokens[mark.draft :]
         data, ends = recoding.target_bytes(open_tokens, mark.edge)
-        # Byte offsets at which a target token and a character begin, and the number of target tokens before each.
+        # Maps each byte offset where both a target token and a character begin to the number of target tokens before.
         num_target = {
             end: count
             for count, end in enumerate(ends[: len(open_tokens) - _NUM_OPEN], 1)
             if _begins_character(data, end)
         }
-        # Those byte offsets at which a draft token begins, too, each with the number of draft tokens before it.
+        # Offsets in ``num_target`` where a draft token begins, too, each with the number of draft tokens before it.
         candidates: list[tuple[int, int]] = []
         offset = -recoding.prefix_length(data, mark.edge)
         for num_draft, token in enumerate(ids):
             if offset in num_target:
                 candidates.append((offset, num_draft))
             offset += len(recoding.draft_texts.get(token, b""))
-        covers_text = offset == len(data)
+        covers_text = offset == len(data)  # False if the draft's tokenizer has normalized the text
         for cut, num_draft in reversed(candidates[-_MAX_TRIES:] if covers_text else []):
             if recoding.encode_bytes(data[cut:], _MIDDLE)[0] == ids[num_draft:]:
                 self._marks.append(_Mark(mark.target + num_target[cut], mark.draft + num_draft, _MIDDLE))

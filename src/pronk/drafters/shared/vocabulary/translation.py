@@ -53,16 +53,16 @@ class Translation:
         self.num_shared = len(pairs)
         self._pairs, self._recoding, self._missing_ids = pairs, recoding, frozenset(missing_ids)
         self._target_size, self._draft_size = target_size, draft_size
-        if self.identical:  # ids that the draft must not propose
+        if self.identical:  # ``_index`` lists the ids that the draft must not propose
             self._index = torch.tensor(sorted(i for i in missing_ids if i < target_size), dtype=torch.long)
-        else:  # for each target id the draft's id, or draft_size if the draft lacks the token
+        else:  # ``_index[target id]`` is the draft's id, or ``draft_size`` if the draft lacks the token
             self._index = torch.full((target_size,), draft_size)
             self._index[list(pairs)] = torch.tensor(list(pairs.values()))
         self.is_identity = self.identical and target_size == draft_size and not self._index.numel()
 
     @classmethod
     def with_equal_ids(cls, target_size: int, draft_size: int) -> Translation:
-        """Return a translation that assumes that equal ids mean equal tokens."""
+        """Return a translation for models without tokenizers, assuming that equal ids are equal tokens."""
         return cls({i: i for i in range(min(target_size, draft_size))}, target_size, draft_size, None, set())
 
     @classmethod
@@ -79,13 +79,13 @@ class Translation:
         missing_ids = _differences(target, draft)
         if missing_ids is not None:
             ids = target.backend.get_vocab(with_added_tokens=True).values()
-            same = {i: i for i in ids if i not in missing_ids and i < min(target_size, draft_size)}
-            return cls(same, target_size, draft_size, None, missing_ids)
+            equal_ids = {i: i for i in ids if i not in missing_ids and i < min(target_size, draft_size)}
+            return cls(equal_ids, target_size, draft_size, None, missing_ids)
         target_spelling, draft_spelling = spell(target), spell(draft)
         texts = _pair_texts(target_spelling, draft_spelling)
         specials = _pair_specials(target, draft)
         pairs = {t: d for t, d in (texts | specials).items() if t < target_size and d < draft_size}
-        if not _overlap_enough(target_spelling, draft_spelling, texts):
+        if not _has_enough_overlap(target_spelling, draft_spelling, texts):
             msg = (
                 f"{drafter}: expected a draft model with a similar vocabulary, found {len(pairs)} tokens in common: "
                 f"the target's tokenizer has {target.vocab_size} tokens (its model {target_size}), the draft's "
@@ -140,17 +140,16 @@ class Translation:
 
 
 def _differences(target: Tokenizer, draft: Tokenizer) -> set[int] | None:
-    """Return the ids whose tokens differ; ``None`` if the vocabularies are not *identical* (above)."""
-    target_tokens, draft_tokens = (
-        {i: t for t, i in x.backend.get_vocab(with_added_tokens=True).items()} for x in (target, draft)
-    )
-    differing = {i for i in target_tokens.keys() | draft_tokens.keys() if target_tokens.get(i) != draft_tokens.get(i)}
-    target_only, draft_only = ({i: x[i] for i in differing if i in x} for x in (target_tokens, draft_tokens))
-    target_added, draft_added = (x.backend.get_added_tokens_decoder().keys() for x in (target, draft))
+    """Return the ids with different tokens; ``None`` if the vocabularies are not *identical* (above)."""
+    vocabularies = [tokenizer.backend.get_vocab(with_added_tokens=True) for tokenizer in (target, draft)]
+    target_tokens, draft_tokens = ({i: token for token, i in ids.items()} for ids in vocabularies)
+    changed = {i for i in target_tokens.keys() | draft_tokens.keys() if target_tokens.get(i) != draft_tokens.get(i)}
+    target_only, draft_only = ({i: by_id[i] for i in changed if i in by_id} for by_id in (target_tokens, draft_tokens))
+    target_added, draft_added = (model.backend.get_added_tokens_decoder().keys() for model in (target, draft))
     if not (target_only.keys() <= target_added and draft_only.keys() <= draft_added):
-        return None  # tokens other than added ones differ
-    moved = {*target_only.values()} & {*draft_only.values()}  # tokens with different ids in the two vocabularies
-    return None if moved else differing
+        return None  # an ordinary token differs
+    moved = {*target_only.values()} & {*draft_only.values()}  # added tokens that have another id in the draft
+    return None if moved else changed
 
 
 def _pair_texts(target: Spelling, draft: Spelling) -> dict[int, int]:
@@ -172,8 +171,8 @@ def _pair_specials(target: Tokenizer, draft: Tokenizer) -> dict[int, int]:
     return pairs
 
 
-def _overlap_enough(target: Spelling, draft: Spelling, pairs: Mapping[int, int]) -> bool:
-    """Whether ``pairs`` (tokens with the same bytes) cover ``_MIN_OVERLAP`` of the smaller vocabulary."""
+def _has_enough_overlap(target: Spelling, draft: Spelling, pairs: Mapping[int, int]) -> bool:
+    """Return whether the tokens in ``pairs`` make up ``_MIN_OVERLAP`` of the smaller vocabulary."""
     smaller = min(sum(len(text) > 1 for text in spelling.texts.values()) for spelling in (target, draft))
     shared = sum(len(target.texts[token]) > 1 for token in pairs)
     return shared > 0 and shared >= _MIN_OVERLAP * smaller
