@@ -24,7 +24,7 @@ from statistics import fmean
 
 from pronk import LLM, SamplingParams
 from pronk.bench.metrics import repeated_ngrams
-from pronk.bench.prompts import encode, fit, limit_per_task, load_suite, sample_prompts
+from pronk.bench.prompts import builtin_prompts, drop_middle, encode, group_by_task, load_suite
 from pronk.drafters import make_drafter
 
 SUITES = ("humaneval", "gsm8k", "code_edit", "spec_bench")
@@ -189,11 +189,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     llm = LLM(budget="all", threads=args.threads)
-    prompts = [prompt for name in SUITES for prompt in load_suite(name, args.data)] if args.data else sample_prompts()
+    prompts = [prompt for name in SUITES for prompt in load_suite(name, args.data)] if args.data else builtin_prompts()
     room = llm.config.context - args.max_tokens - 1
     tasks = {
-        task: [fit(encode(llm, prompt), room) for prompt in chosen]
-        for task, chosen in limit_per_task(prompts, args.limit).items()
+        task: [drop_middle(encode(llm, prompt), room) for prompt in chosen]
+        for task, chosen in group_by_task(prompts, args.limit).items()
         if not args.data or task in (*SUITES, CHAT)
     }
     runner = MethodRunner(llm, tasks, args.max_tokens)

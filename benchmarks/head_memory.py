@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from pronk.train.attention import dense_logits
 from pronk.train.future import FutureModel, future_shape
-from pronk.train.heads import ahead, head_by_head
+from pronk.train.heads import head_by_head, shifted_rows
 from pronk.train.lm import model_config
 from pronk.train.losses import text_loss
 from pronk.train.options import ModelShape
@@ -79,7 +79,7 @@ def one_by_one(model: FutureModel, tokens: Tensor, count: int) -> None:
         trunk = model.trunk(inputs)
         z = trunk.detach().requires_grad_()
         for number, out in head_by_head(model.stages(inputs)[:count], z, chained=False):
-            rows, said = ahead(len(inputs), inputs.shape[1], number, inputs.device)
+            rows, said = shifted_rows(len(inputs), inputs.shape[1], number, inputs.device)
             loss, _ = text_loss(*model.scored(number, out[rows]), targets[said])
             loss.backward()
     trunk.backward(z.grad)
@@ -92,7 +92,7 @@ def all_at_once(model: FutureModel, tokens: Tensor, count: int) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         z = model.trunk(inputs)
         for number, apply in model.stages(inputs)[:count]:
-            rows, said = ahead(len(inputs), inputs.shape[1], number, inputs.device)
+            rows, said = shifted_rows(len(inputs), inputs.shape[1], number, inputs.device)
             hidden, weight = model.scored(number, apply(z)[rows])
             losses.append(F.cross_entropy((hidden @ weight.T).float(), targets[said]))
     torch.stack(losses).sum().backward()

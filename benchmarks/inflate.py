@@ -26,7 +26,7 @@ from torch import Tensor
 
 from pronk.architecture.config import ModelConfig, parse_config
 from pronk.errors import OptionError, PronkError
-from pronk.files.atomic import new_folder, write_json, writing
+from pronk.files.atomic import convert_write_errors, new_folder, write_json
 from pronk.files.companions import copy_companions
 from pronk.files.shards import ShardEntry, check_output_folder, write_weights
 from pronk.models.checkpoint import Checkpoint
@@ -83,7 +83,7 @@ def inflate(source: Path, out: Path, hidden: int, layers: int, intermediate: int
     entries = [weights.entry(piece) for piece in pieces(weights.big)]
     check_output_folder(out, sum(entry.num_bytes for entry in entries))
     count = sum(math.prod(entry.tensor.shape) for entry in entries)
-    with writing(out, "the checkpoint"), new_folder(out) as partial:
+    with convert_write_errors(out, "the checkpoint"), new_folder(out) as partial:
         write_weights(partial, entries, weights.tensor, SHARD_BYTES, lambda *_: None)
         copy_companions(source, partial)
         write_json(partial / "config.json", document | {MARK: mark(source, small)}, indent=2)

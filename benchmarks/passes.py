@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from pronk import LLM, SamplingParams
-from pronk.bench.machine import hardware
+from pronk.bench.machine import describe_hardware
 from pronk.execution.attention import Segment
 from pronk.execution.model_runner import ForwardJob
 from pronk.kv_cache.blocks import BlockTable
@@ -47,7 +47,7 @@ def main() -> None:
     llm = LLM(options.model, kernels=options.kernels)
     torch.set_num_threads(options.threads)
     report: dict[str, Any] = {
-        "machine": hardware(torch.device("cpu")),
+        "machine": describe_hardware(torch.device("cpu")),
         "kernels": llm.kernels,
         "threads": options.threads,
     }

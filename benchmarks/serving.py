@@ -30,7 +30,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from pronk.bench.prompts import sample_prompts
+from pronk.bench.prompts import builtin_prompts
 
 PORT = 8300
 PLAIN, SPECULATIVE = "plain", "speculative"
@@ -75,7 +75,7 @@ class EngineLoad:
         """Return GuideLLM's data options; every level and round has prompts of its own."""
         if self.kind == "random":
             return {"kind": "synthetic_text", "prompt_tokens": options.prompt_tokens, "output_tokens": options.tokens}
-        texts = [prompt.text for prompt in sample_prompts() if prompt.task == "edit"]
+        texts = [prompt.text for prompt in builtin_prompts() if prompt.task == "edit"]
         rows = [
             {
                 "prompt": f"{self.clients}.{self.turn}.{number}\n{texts[number % len(texts)]}",

@@ -25,7 +25,7 @@ from time import perf_counter
 import torch
 
 from pronk import LLM, SamplingParams
-from pronk.bench.prompts import encode, sample_prompts
+from pronk.bench.prompts import builtin_prompts, encode
 
 QUESTION = "\n\nNow explain the second part of it in other words, and give an example of each step.\n"
 
@@ -74,7 +74,7 @@ def longer(model: Path, folder: Path, context: int) -> Path:
 
 def host_share(llm: LLM, drafter: str, requests: int) -> tuple[float, float]:
     """Return the share of time outside forward passes while all requests decode, and S of all steps."""
-    suite = sample_prompts()
+    suite = builtin_prompts()
     prompts = [encode(llm, suite[number % len(suite)]) for number in range(requests)]
     llm.generate(prompts[0], SamplingParams(max_tokens=8, ignore_eos=True), drafter=drafter)  # warm-up
     done = llm.generate(prompts, SamplingParams(max_tokens=48, ignore_eos=True), drafter=drafter)
@@ -88,7 +88,7 @@ def host_share(llm: LLM, drafter: str, requests: int) -> tuple[float, float]:
 
 def compare(llm: LLM, drafters: list[str], requests: int, output: int, rounds: int) -> None:
     """Print the comparison of each drafter with plain decoding; numbered prompts are never cached."""
-    suite, numbers = sample_prompts(), count(1)
+    suite, numbers = builtin_prompts(), count(1)
     params = SamplingParams(max_tokens=output, ignore_eos=True)
     print("| round | drafter | seconds | × plain | tokens | drafted | accepted | drafting |")
     print("|---|---|---|---|---|---|---|---|")
@@ -114,7 +114,7 @@ def compare(llm: LLM, drafters: list[str], requests: int, output: int, rounds: i
 
 def turns(llm: LLM, drafter: str, tokens: int, number: int) -> tuple[float, float]:
     """Return the seconds to the first token of the first and of the second turn."""
-    ids = [token for prompt in sample_prompts() for token in encode(llm, prompt)]
+    ids = [token for prompt in builtin_prompts() for token in encode(llm, prompt)]
     first = [*llm.tokenizer.encode(f"Chat {number}.\n"), *ids * (tokens // len(ids) + 1)][:tokens]
     answer = llm.generate([first], SamplingParams(max_tokens=64, ignore_eos=True), drafter=drafter)[0]
     second = [*first, *answer.token_ids, *llm.tokenizer.encode(QUESTION, add_special_tokens=False)]

@@ -25,7 +25,7 @@ from typing import Any, cast
 import torch
 
 from pronk import LLM, SamplingParams
-from pronk.bench.machine import hardware
+from pronk.bench.machine import describe_hardware
 from pronk.bench.passes import pass_times
 from pronk.drafters import DraftContext, Outcome, Proposer
 from pronk.execution.model_runner import ForwardJob, ModelRunner
@@ -81,7 +81,7 @@ def main() -> None:
     options = parser.parse_args()
     measure = scaling if options.scaling is not None else tensor if options.tensor else trees
     report = measure(options)
-    print(json.dumps({"machine": hardware(torch.device("cpu")), **report}))
+    print(json.dumps({"machine": describe_hardware(torch.device("cpu")), **report}))
 
 
 def ask(llm: LLM, prompt: str, tokens: int, drafter: Any) -> Completion:

@@ -28,7 +28,7 @@ from pronk.errors import ConfigError, OptionError
 )
 def test_accepted_values_are_returned(check: Callable[..., Any], value: object, rule: tuple[Any, ...]) -> None:
     assert check("x", value, *rule) == value
-    assert check_number("x", math.ulp(0.0), 0, above=True) > 0
+    assert check_number("x", math.ulp(0.0), 0, exclusive_min=True) > 0
 
 
 @pytest.mark.parametrize(
@@ -52,6 +52,6 @@ def test_refused_values(check: Callable[..., Any], value: object, rule: tuple[An
 
 def test_the_end_of_an_interval_may_be_left_out() -> None:
     with pytest.raises(ConfigError, match=r"^x: expected a finite number above 0, found 0$"):
-        check_number("x", 0, 0, above=True, error=ConfigError)
+        check_number("x", 0, 0, exclusive_min=True, error=ConfigError)
     with pytest.raises(ConfigError, match=r"^x: expected a number above 0 and at most 1, found 0.0$"):
-        check_number("x", 0.0, 0, 1, above=True, error=ConfigError)
+        check_number("x", 0.0, 0, 1, exclusive_min=True, error=ConfigError)

@@ -306,7 +306,7 @@ def samples(prompt: Sequence[int], params: SamplingParams, drafter: Proposer[Any
 
 def context_of(sampler: Sampler) -> list[int]:
     """Return the tokens before the sampler's next choice."""
-    return sampler.context.last(len(sampler.context))
+    return sampler.context.last_tokens(len(sampler.context))
 
 
 def run(engine: Engine, requests: Sequence[Request]) -> None:

@@ -1,4 +1,4 @@
-"""Limit on the number of samples (outputs of requests) that an engine works on at the same time."""
+"""Limit on the samples (outputs of requests) in progress: accepted by an engine, not finished."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from contextlib import contextmanager
 
 from pronk.errors import OptionError, OverloadedError
 
-__all__ = ["AdmissionQueue"]
+__all__ = ["AdmissionLimit"]
 
 
-class AdmissionQueue:
-    """Thread-safe counter of samples in progress, which refuses samples above ``limit``."""
+class AdmissionLimit:
+    """Thread-safe counter of samples in progress; it never exceeds ``limit``."""
 
     def __init__(self, limit: int) -> None:
         self.limit, self.num_admitted = limit, 0
@@ -20,11 +20,11 @@ class AdmissionQueue:
 
     @contextmanager
     def hold(self, count: int) -> Generator[None]:
-        """Count ``count`` more samples as in progress for the duration of the block.
+        """Add ``count`` samples to the samples in progress for the duration of a ``with`` block.
 
         Raises:
-            OptionError: ``count`` alone exceeds the limit.
-            OverloadedError: ``count`` and the samples in progress together exceed the limit.
+            OptionError: ``count`` alone exceeds ``limit``.
+            OverloadedError: ``count`` and the samples already in progress together exceed ``limit``.
         """
         if count > self.limit:
             msg = f"n: expected at most {self.limit} samples at a time, found {count}; ask for fewer"

@@ -18,7 +18,7 @@ from contextlib import aclosing
 from time import perf_counter
 from typing import NamedTuple, Self
 
-from pronk.admission import AdmissionQueue
+from pronk.admission import AdmissionLimit
 from pronk.checks import check_integer, check_number
 from pronk.drafters import Drafter
 from pronk.engine.request import Request
@@ -37,29 +37,29 @@ class EngineLoad(NamedTuple):
     running: int = 0  # number of running requests
     waiting: int = 0  # number of queued requests
     kv_used: float = 0.0  # fraction of the KV blocks in use, 0..1
-    kv_idle: int = 0  # number of KV blocks held only by the prefix cache
-    resumed: int = 0  # number of requests resumed on another replica so far
+    kv_idle: int = 0  # number of KV blocks that the prefix cache holds and no request uses
+    resumed: int = 0  # number of times, so far, that a request was continued on another replica
 
 
 class AsyncLLM:
-    """Asynchronous interface of an :class:`~pronk.llm.LLM`, whose engine it runs in one thread."""
+    """Asynchronous interface of an :class:`~pronk.llm.LLM`, whose engine runs in a thread of its own."""
 
     def __init__(self, llm: LLM, *, max_requests: int = 1024) -> None:
         """Start the engine thread; ``max_requests`` limits the samples in progress, queued ones included."""
         self.llm = llm
-        self._admission = AdmissionQueue(max_requests)
+        self._admission = AdmissionLimit(max_requests)
         self._thread = EngineThread(llm.engine)
-        # The thread must not keep the model alive after an AsyncLLM is dropped without close().
+        # If an AsyncLLM is dropped without close(), stop the thread, which would keep the model in memory.
         weakref.finalize(self, self._thread.stop)
 
     @property
     def alive(self) -> bool:
         """Whether the engine thread accepts requests."""
-        return self._thread.thread.is_alive() and self.llm.engine.runner.usable
+        return self._thread.thread.is_alive() and self.llm.engine.runner.is_usable
 
     @property
     def num_requests(self) -> int:
-        """Number of samples in progress, including those being tokenized."""
+        """Number of samples in progress; it includes samples whose prompt is being tokenized."""
         return self._admission.num_admitted
 
     @property
@@ -125,7 +125,7 @@ class AsyncLLM:
         async with aclosing(pieces):
             completions = {piece.index: piece.completion async for piece in pieces if piece.completion is not None}
         first, *others = (completions[index] for index in sorted(completions))
-        return first.beside(others)
+        return first.with_others(others)
 
     async def steps(
         self,
@@ -139,13 +139,13 @@ class AsyncLLM:
         tenant: str = "",
         given: Mapping[int, Sequence[Piece]] | None = None,
     ) -> AsyncGenerator[list[Piece]]:
-        """Continue several prompts; yield one list per decoding step: the new tokens of all samples.
+        """Continue several prompts; yield one list per decoding step, with the new tokens of all samples.
 
         Sample ``s`` of prompt ``p`` has the index ``p * n + s``. An error of one prompt ends all prompts. Arguments
         and errors are those of :meth:`stream`.
 
-        ``given`` maps indices of samples to the pieces that another replica of the model has already delivered.
-        Decoding resumes after these pieces, with the same result for the same seed; finished samples are skipped.
+        ``given`` maps the index of a sample to the pieces of it that another replica has already delivered. Decoding
+        resumes after these pieces, with the same result for the same seed. Samples that are complete are skipped.
         """
         params = params or SamplingParams()
         check_integer("priority", priority, -(2**31), 2**31)
@@ -163,15 +163,15 @@ class AsyncLLM:
             for request in requests.values():
                 request.priority, request.deadline = priority, ends_at
                 request.salt, request.tenant = salt, tenant
-            job = PendingRequests(requests, asyncio.get_running_loop())
+            call = PendingRequests(requests, asyncio.get_running_loop())
             try:
-                self._thread.add(job)
-                while (item := await job.queue.get()) is not None:
+                self._thread.add(call)
+                while (item := await call.queue.get()) is not None:
                     if isinstance(item, BaseException):
                         raise item
                     yield item
             finally:
-                self._thread.leave(job)
+                self._thread.leave(call)
 
     def stop(self) -> None:
         """Refuse new requests, and fail the running and queued requests after the current step."""
@@ -196,7 +196,7 @@ class AsyncLLM:
         deadline: float | None,
         given: Mapping[int, Sequence[Piece]],
     ) -> dict[int, Request]:
-        """Create one request per sample, by its index, in another thread, because a drafter may load a model."""
+        """Create the requests, one per sample index, in another thread, because a drafter may load a model."""
         try:
             async with asyncio.timeout(deadline) as limit:
                 if params.guide is not None:

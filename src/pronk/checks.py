@@ -32,30 +32,30 @@ def check_number(
     low: float = -inf,
     high: float = inf,
     *,
-    above: bool = False,
+    exclusive_min: bool = False,
     error: type[PronkError] = OptionError,
 ) -> float:
-    """Return ``value`` in ``low..high`` as a float, else raise ``error``; ``above`` excludes ``low``."""
-    largest = sys.float_info.max  # a larger integer cannot be converted to float
+    """Return ``value`` as a float if in ``low..high`` (without ``low`` if ``exclusive_min``), else raise."""
+    largest = sys.float_info.max  # an int above this cannot be converted to float
     if (
         isinstance(value, bool)
         or not isinstance(value, int | float)
-        or not max(low, -largest) <= value <= min(high, largest)  # NaN fails this comparison
-        or (above and value == low)
+        or not max(low, -largest) <= value <= min(high, largest)  # False for NaN
+        or (exclusive_min and value == low)
     ):
-        msg = f"{name}: expected {_interval(low, high, above=above)}, found {value!r}"
+        msg = f"{name}: expected {_interval(low, high, exclusive_min=exclusive_min)}, found {value!r}"
         raise error(msg)
     return float(value)
 
 
-def _interval(low: float, high: float, *, above: bool) -> str:
+def _interval(low: float, high: float, *, exclusive_min: bool) -> str:
     if high == inf:
-        return "a finite number" + ("" if low == -inf else f" {'above' if above else 'of at least'} {low:g}")
-    return f"a number above {low:g} and at most {high:g}" if above else f"a number in {low:g}..{high:g}"
+        return "a finite number" + ("" if low == -inf else f" {'above' if exclusive_min else 'of at least'} {low:g}")
+    return f"a number above {low:g} and at most {high:g}" if exclusive_min else f"a number in {low:g}..{high:g}"
 
 
 def check_flag(name: str, value: object, *, error: type[PronkError] = OptionError) -> bool:
-    """Return ``value`` if it is a bool; otherwise, also for 0 and 1, raise ``error``."""
+    """Return ``value`` if it is True or False (not 0 or 1); otherwise raise ``error``."""
     if not isinstance(value, bool):
         msg = f"{name}: expected true or false, found {value!r}"
         raise error(msg)
@@ -71,7 +71,7 @@ def check_choice(name: str, value: object, choices: Sequence[str], *, error: typ
 
 
 def check_path(name: str, value: object) -> str | None:
-    """Return ``value`` if it is a path (text) or ``None``; otherwise raise :class:`OptionError`."""
+    """Return ``value`` if it is a path (non-empty text) or ``None``; otherwise raise ``OptionError``."""
     if value is not None and not (isinstance(value, str) and value):
         msg = f"{name}: expected a path, found {value!r}"
         raise OptionError(msg)

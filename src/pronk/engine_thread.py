@@ -21,44 +21,44 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class PendingRequests:
-    """A *job*: the requests of one call, one per sample, which end together."""
+    """Requests of one call of :class:`AsyncLLM`, one per sample. An error of one request ends all."""
 
-    requests: Mapping[int, Request]  # by index of the sample
+    requests: Mapping[int, Request]  # keys: index of the sample
     loop: asyncio.AbstractEventLoop  # event loop of the caller
-    # One list of new :class:`Piece` per step; at the end ``None``, or the exception that ended the job.
+    # Output for the caller: one list of new pieces per step; at the end ``None``, or the exception that ended the call.
     queue: asyncio.Queue[list[Piece] | BaseException | None] = field(default_factory=asyncio.Queue)
 
     def put(self, item: list[Piece] | BaseException | None) -> None:
         """Add an item to the queue; callable from any thread."""
-        with suppress(RuntimeError):  # the event loop is closed
+        with suppress(RuntimeError):  # raised if the event loop is closed
             self.loop.call_soon_threadsafe(self.queue.put_nowait, item)
 
 
 class EngineThread:
-    """Steps the engine while there are jobs; does not keep the :class:`AsyncLLM` alive that it serves."""
+    """Thread that steps the engine while there are calls; has no reference to its :class:`AsyncLLM`."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self._jobs: list[PendingRequests] = []
+        self._calls: list[PendingRequests] = []
         self._wake = threading.Condition()
         self._actions: list[Callable[[], None]] = []
         self._closing = False
         self.thread = threading.Thread(target=self._serve, name="pronk-engine", daemon=True)
         self.thread.start()
 
-    def add(self, job: PendingRequests) -> None:
-        """Add a job before the next step; raise ``ClosedError`` if the thread is stopping or stopped."""
+    def add(self, call: PendingRequests) -> None:
+        """Add a call's requests before the next step; raise ``ClosedError`` if the thread is ending."""
         with self._wake:
             if self._closing:
                 msg = "expected an open model, found one that is closing; load the model again"
                 raise ClosedError(msg)
-            self._actions.append(lambda: self._add(job))
+            self._actions.append(lambda: self._add(call))
             self._wake.notify()
 
-    def leave(self, job: PendingRequests) -> None:
-        """Remove a job before the next step; without effect on a removed job."""
+    def leave(self, call: PendingRequests) -> None:
+        """Abort a call's requests before the next step; without effect on a removed call."""
         with self._wake:
-            self._actions.append(lambda: self._remove(job))
+            self._actions.append(lambda: self._remove(call))
             self._wake.notify()
 
     def stop(self) -> None:
@@ -71,7 +71,7 @@ class EngineThread:
         cause: BaseException = ClosedError("expected an open model, found one that was closed; load the model again")
         try:
             while self._run_actions():
-                if self._jobs:
+                if self._calls:
                     self._step()
         except BaseException as error:  # noqa: BLE001 - passed to all callers; its message may quote a text
             _log.critical("the engine's thread has ended with %s", type(error).__name__)
@@ -80,15 +80,15 @@ class EngineThread:
             with self._wake:
                 self._closing = True
                 actions, self._actions = self._actions, []
-            for action in actions:  # adds the queued jobs, so that they receive the error, too
+            for action in actions:  # may add calls, so that these receive the error, too
                 action()
-            for job in [*self._jobs]:
-                self._remove(job, cause)
+            for call in [*self._calls]:
+                self._remove(call, cause)
 
     def _run_actions(self) -> bool:
-        """Run queued actions; if there is no job, wait for an action. Return False to stop."""
+        """Run queued actions; without calls, wait for an action. Return False if the thread must end."""
         with self._wake:
-            self._wake.wait_for(lambda: self._actions or self._jobs or self._closing)
+            self._wake.wait_for(lambda: self._actions or self._calls or self._closing)
             actions, self._actions = self._actions, []
             closing = self._closing
         for action in actions:
@@ -99,26 +99,26 @@ class EngineThread:
         try:
             self.engine.step()
         except Exception as error:  # noqa: BLE001 - fails all requests; the thread serves later ones
-            for job in [*self._jobs]:
-                self._remove(job, error)
+            for call in [*self._calls]:
+                self._remove(call, error)
             return
-        for job in [*self._jobs]:
+        for call in [*self._calls]:
             try:
-                self._deliver(job)
-            except Exception as error:  # noqa: BLE001 - fails this job only
-                self._remove(job, error)
+                self._deliver(call)
+            except Exception as error:  # noqa: BLE001 - fails this call only
+                self._remove(call, error)
 
-    def _add(self, job: PendingRequests) -> None:
-        self._jobs.append(job)
+    def _add(self, call: PendingRequests) -> None:
+        self._calls.append(call)
         try:
-            for request in job.requests.values():
+            for request in call.requests.values():
                 self.engine.add(request)
-        except Exception as error:  # noqa: BLE001 - fails this job only
-            self._remove(job, error)
+        except Exception as error:  # noqa: BLE001 - fails this call only
+            self._remove(call, error)
 
-    def _deliver(self, job: PendingRequests) -> None:
-        """Send the undelivered tokens of a job, then its end. Another thread may have run the step."""
-        pieces, requests = list[Piece](), job.requests
+    def _deliver(self, call: PendingRequests) -> None:
+        """Put a call's new tokens into its queue. At its end, put ``None`` or the error, and remove it."""
+        pieces, requests = list[Piece](), call.requests
         with self.engine.lock:
             error = next((request.error for request in requests.values() if request.error is not None), None)
             ended = all(request.ended for request in requests.values())
@@ -128,17 +128,17 @@ class EngineThread:
                     last = request.finish_reason is not None and not request.undelivered
                     pieces.append(Piece.of(token, index, request, last=last))
         if pieces and error is None:
-            job.put(pieces)
+            call.put(pieces)
         if ended or error is not None:
-            self._remove(job, error)
+            self._remove(call, error)
             if error is None:
-                job.put(None)
+                call.put(None)
 
-    def _remove(self, job: PendingRequests, error: BaseException | None = None) -> None:
-        """Abort the requests of a job and remove the job; without effect on a removed job."""
-        for request in job.requests.values():
+    def _remove(self, call: PendingRequests, error: BaseException | None = None) -> None:
+        """Abort the requests of a call and remove the call; without effect on a removed call."""
+        for request in call.requests.values():
             self.engine.abort(request)
-        if job in self._jobs:
-            self._jobs.remove(job)
+        if call in self._calls:
+            self._calls.remove(call)
             if error is not None:
-                job.put(error)
+                call.put(error)

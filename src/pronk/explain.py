@@ -1,4 +1,4 @@
-"""Explain the decoding of a text: in each step, the drafters that proposed and the accepted tokens."""
+"""Explain the decoding of a text: in each step, the calls of drafters and the accepted draft tokens."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["Explanation", "SourceShare", "explain"]
 
 @dataclass(frozen=True)
 class SourceShare:
-    """Proposals, time and accepted tokens of one drafter over the decoding of a text."""
+    """Statistics of one drafter over the decoding of a text: calls, time and draft tokens."""
 
     source: str  # name of the drafter
-    asked: int  # number of steps in which ``auto`` called the drafter; 0 with other drafters
-    explored: int  # number of these steps without expected gain: ``auto`` only measured acceptance
-    seconds: float  # duration of the proposals, without :meth:`Proposer.observe`
+    asked: int  # number of steps in which ``auto`` called this drafter; 0 if the request did not use ``auto``
+    explored: int  # number of those calls only to measure the acceptance, without an expected gain
+    seconds: float  # seconds that ``auto`` waited for proposals, without calls of :meth:`Proposer.observe`
     drafted: int  # number of verified draft tokens
     accepted: int  # number of accepted draft tokens
 
@@ -34,18 +34,21 @@ class Explanation:
     """A completion and its decoding steps."""
 
     completion: Completion
-    steps: tuple[Decision, ...]  # the first step is the prefill and has no draft tokens
+    steps: tuple[Decision, ...]  # one record per step; the first is the prefill, without draft tokens
     shares: tuple[SourceShare, ...]  # statistics of each drafter
 
     @property
     def plain(self) -> float | None:
-        """Median over the steps of the estimated seconds of a plain step; ``None`` if none was measured."""
+        """Median estimate of the seconds of a step without draft tokens; ``None`` without any estimate."""
         known = [step.plain for step in self.steps if step.plain is not None]
         return median(known) if known else None
 
     @property
     def speed(self) -> float | None:
-        """Speed-up over plain decoding, ``plain * tokens / seconds`` without the first step, or ``None``."""
+        """Speed-up over decoding without draft tokens: ``plain * tokens / seconds``, without the first step.
+
+        ``None`` if ``plain`` is ``None``, or if the first step is the only one.
+        """
         steps, plain = self.steps[1:], self.plain
         seconds = sum(step.seconds + step.asking for step in steps)
         return None if plain is None or not steps else plain * sum(len(step.tokens) for step in steps) / seconds
@@ -92,16 +95,17 @@ def explain(
 
 def _shares(steps: Sequence[Decision]) -> list[SourceShare]:
     counts: dict[str, Counter[str]] = {}
-    reporters = {"": ""}  # reported drafter, by the drafter in a token's ``origin``: itself or an inner drafter
+    # By the drafter in a token's ``origin``: the drafter that ``auto`` called, which is the same one or contains it.
+    called_drafters = {"": ""}
     for step in steps:
         for report in step.source_reports:
-            reporters |= dict.fromkeys((name for name, _ in report.tree.origin or ()), report.source)
+            called_drafters |= dict.fromkeys((name for name, _ in report.tree.origin or ()), report.source)
             count = counts.setdefault(report.source, Counter())
             count.update({"asked": 1, "explored": int(report.reason == "explores")})
             count["nanoseconds"] += round(1e9 * report.seconds)
         for node, (name, _) in enumerate(step.kept.origin or ()):
             if name and step.kept.acceptable[node]:
-                count = counts.setdefault(reporters.get(name, name), Counter())
+                count = counts.setdefault(called_drafters.get(name, name), Counter())
                 count.update({"drafted": 1, "accepted": int(node in step.path)})
     return [
         SourceShare(

@@ -20,7 +20,7 @@ import threading
 from types import FrameType
 from typing import Any
 
-__all__ = ["interrupted", "interruptible", "uninterrupted"]
+__all__ = ["interruptible", "is_interrupt_pending", "uninterrupted"]
 
 
 class _Guard:
@@ -29,7 +29,7 @@ class _Guard:
     Attributes:
         installed: whether the guard is in use as the SIGINT handler.
         depth: number of nested ``uninterrupted`` blocks; 0 in an ``interruptible`` block.
-        outer_depths: value of ``depth`` before each nested ``interruptible`` block.
+        outer_depths: value of ``depth`` before each open ``interruptible`` block, the outermost block first.
         deferred: signal number and stack frame of each deferred signal.
         handler: SIGINT handler from before the guard was installed; receives the deferred signals.
     """
@@ -57,9 +57,10 @@ class _Guard:
         return signal.getsignal(signal.SIGINT) is self
 
     def deliver(self) -> None:
-        """If ``depth`` is 0, call ``handler`` for the first deferred signal, and drop the others.
+        """If ``depth`` is 0, call ``handler`` for the first deferred signal, and drop the later ones.
 
-        While ``handler`` runs in an ``interruptible`` block, and after it has raised there, ``depth`` is above 0.
+        While ``handler`` runs in an ``interruptible`` block, and after it has raised there, ``depth`` is above 0, so
+        that further signals are deferred.
         """
         if self.deferred and not self.depth:
             first = self.deferred[0]
@@ -72,8 +73,8 @@ class _Guard:
 _guard = _Guard()
 
 
-def interrupted() -> bool:
-    """Return whether a SIGINT is waiting, so that long work in an ``uninterrupted`` block can end early."""
+def is_interrupt_pending() -> bool:
+    """Return whether a SIGINT is deferred, so that long work in an ``uninterrupted`` block can end early."""
     return bool(_guard.deferred)
 
 
@@ -81,16 +82,16 @@ class uninterrupted:  # noqa: N801 - read as a statement: with uninterrupted(): 
     """Defer SIGINT until the end of the block; no effect outside the main thread."""
 
     def __enter__(self) -> None:
-        self._installed = False  # whether this block has installed the guard
+        self._installed = False  # whether this block has made the guard the SIGINT handler
         if not (_guard.installed and _guard.is_handler):
             self._install()
         self._defers = _guard.defers_here
-        _guard.depth += self._defers  # by 1 or 0
+        _guard.depth += self._defers  # adds 1 if True
 
     def _install(self) -> None:
         handler = signal.getsignal(signal.SIGINT)
         if callable(handler) and threading.get_ident() == threading.main_thread().ident:
-            # `installed` is set last: the guard stores a signal before that, and delivers it at the end of the block.
+            # `_guard.installed` is set last: an earlier signal is only stored, and delivered at the end of the block.
             _guard.handler, self._installed = (_guard.handler if _guard.is_handler else handler), True
             signal.signal(signal.SIGINT, _guard)
             _guard.installed = True
@@ -103,13 +104,13 @@ class uninterrupted:  # noqa: N801 - read as a statement: with uninterrupted(): 
             return
         _guard.installed = False
         _guard.depth -= self._defers
-        if _guard.is_handler:  # otherwise keep the handler that the block has set
+        if _guard.is_handler:  # False if the block has set another handler, which stays
             signal.signal(signal.SIGINT, _guard.handler)
         _guard.deliver()
 
 
 class interruptible:  # noqa: N801 - read as a statement: with interruptible(): …
-    """Allow SIGINT during a part of an ``uninterrupted`` block; no effect outside such a block."""
+    """Deliver SIGINT at once in a part of an ``uninterrupted`` block; no effect outside such a block."""
 
     def __enter__(self) -> None:
         self._allows = _guard.defers_here and _guard.depth > 0

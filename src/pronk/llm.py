@@ -139,7 +139,12 @@ class LLM:
             )
             act_dtype, stored_dtype = compute_dtype(self.dtype, cpu_kernels), torch.int8 if kv_dtype == "int8" else None
             cache = kv_budget.add(
-                team.shard_config, act_dtype, cpu_kernels, stored_dtype, share_prefixes=prefix_cache, kind=team.pool
+                team.shard_config,
+                act_dtype,
+                cpu_kernels,
+                stored_dtype,
+                share_prefixes=prefix_cache,
+                pool_class=team.pool,
             )
             self.engine = Engine(
                 decoder,
@@ -151,11 +156,11 @@ class LLM:
                 kv_budget=kv_budget,
                 folder=self.path,
                 acceptance_stats=self.calibration.acceptance_stats,
-                runner=team.runner(decoder, cache),
+                runner=team.make_runner(decoder, cache),
             )
             self.request_factory = RequestFactory(self.config, self.tokenizer, decoder.kernels)
             self._proposers = ProposerCache(self.engine.target, self.drafter)
-            on_error.pop_all()  # no error: the workers go on
+            on_error.pop_all()  # no error: keep the workers running
 
     def close(self) -> None:
         """Stop the worker processes; this process can still decode, except with ``parallel="tensor"``."""
@@ -163,7 +168,7 @@ class LLM:
 
     @property
     def exact(self) -> bool:
-        """Whether, with coupled acceptance, the text of a seed does not depend on drafter and batch."""
+        """Whether equal seeds give equal texts with any drafter and batch, if acceptance is ``coupled``."""
         return self.engine.exact
 
     @property
@@ -212,7 +217,7 @@ class LLM:
 
         Args:
             prompts: a prompt (text or token ids), or a list of prompts to decode as a batch.
-            params: options for all prompts, or one per prompt.
+            params: sampling parameters for all prompts, or a list with one object per prompt.
             drafter: drafter of this call instead of the default.
             progress: receives the number of finished requests, and the total.
 
@@ -241,7 +246,7 @@ class LLM:
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, drafter: str | Drafter | None = None
     ) -> Generator[Piece]:
-        """Continue one prompt and yield its tokens; arguments are checked immediately.
+        """Continue one prompt and yield the new tokens; the call itself checks the arguments.
 
         Closing the iterator aborts the request.
         """

@@ -47,8 +47,8 @@ class Completion:
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return values | {"stats": self.stats.to_dict(), "others": [other.to_dict() for other in self.others]}
 
-    def beside(self, others: Iterable[Completion]) -> Completion:
-        """Return a copy of this completion whose ``others`` are the given samples of the same prompt."""
+    def with_others(self, others: Iterable[Completion]) -> Completion:
+        """Return a copy of this completion with ``others``, the later samples of the same prompt."""
         return replace(self, others=tuple(others))
 
     @classmethod
@@ -64,7 +64,7 @@ class Completion:
             seed=request.seed,
             prompt_token_ids=list(request.prompt),
             logprobs=None if params.logprobs is None else list(request.logprobs),
-            # Only the first sample of a prompt (the parent) computes prompt logits; the others fork its KV blocks.
+            # Only the first sample of a prompt (the parent) computes prompt logits; later samples share its KV blocks.
             prompt_logprobs=None if params.prompt_logprobs is None else list(first.prompt_logprobs),
             stats=request.stats,
             others=others,
@@ -116,7 +116,7 @@ class Piece:
         source: name of the drafter that proposed the token; ``None`` if the token is not an accepted draft token.
         step: number of the decoding step, from 0.
         index: index of the sample, ``0 .. n - 1``.
-        logprobs: log-probabilities by token id, as an entry of :attr:`Completion.logprobs`.
+        logprobs: log-probabilities by token id, like one entry of :attr:`Completion.logprobs`.
         completion: the whole sample, set on its last token only.
     """
 

@@ -41,7 +41,7 @@ _SAMPLING_OPTIONS: tuple[dict[str, Any], ...] = (
 
 
 def byte_tokenizer(vocab_size: int = 300) -> Tokenizer:
-    """Return a byte-level BPE tokenizer: id 0 ends a text, ids 1 to 256 are bytes, further ids are merges."""
+    """Return a byte-level BPE tokenizer: id 0 ends a text, ids 1 to 256 are bytes, later ids are merges."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -112,15 +112,21 @@ class ScriptedProposer(Proposer[tuple[int, ...]]):
     name = "scripted"
 
     def __init__(self, texts: Mapping[tuple[int, ...], Sequence[int]], *, depth: int = 4, astray: int = 5) -> None:
-        """Store ``texts``, prompts with their continuations; 1 chain in ``astray`` contains a wrong token."""
+        """Store the texts to propose.
+
+        Args:
+            texts: for each prompt its continuation, both as token ids.
+            depth: maximum length of a chain.
+            astray: if the context's length is a multiple of this number, the chain contains a wrong token.
+        """
         self.texts, self.depth, self.astray = dict(texts), depth, astray
 
     def start(self, prompt: Sequence[int]) -> tuple[int, ...]:
-        """Return the prompt: the key of the continuation in ``texts``."""
+        """Return the request's state: its prompt, which is the key into ``texts``."""
         return tuple(prompt)
 
     def propose(self, contexts: Sequence[DraftContext[tuple[int, ...]]]) -> list[TokenTree]:
-        """Return one tree per context; only the root for unknown prompts and at the end of a continuation."""
+        """Return one tree per context; only a root if the prompt is unknown or its continuation has ended."""
         return [self._tree(context) for context in contexts]
 
     def observe(self, outcome: Outcome[tuple[int, ...]]) -> None:
@@ -153,7 +159,7 @@ def assert_lossless(
         drafter: drafter to test.
         prompts: texts to continue; include some for which the drafter proposes.
         max_tokens: length of each continuation.
-        guesses: whether to fail if no draft token was verified, as the test is then meaningless.
+        guesses: whether to fail if no draft token was verified, because the test would then prove nothing.
 
     Raises:
         AssertionError: a text differs, the drafter raised an exception, or no draft token was verified.

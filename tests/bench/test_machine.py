@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pronk.bench import machine
-from pronk.bench.machine import BandwidthMeter, PeakMemory, hardware, versions
+from pronk.bench.machine import BandwidthMeter, PeakMemory, describe_hardware, versions
 from tiny_models import CPU
 
 MIB = 2**20
@@ -36,7 +36,7 @@ def test_peak_memory_includes_freed_memory() -> None:
     again = peak.read()
     assert again is not None
     assert again < after - 40 * MIB
-    assert PeakMemory(CPU, besides=MIB).read() == pytest.approx(again - MIB, abs=MIB // 2)
+    assert PeakMemory(CPU, excluded_bytes=MIB).read() == pytest.approx(again - MIB, abs=MIB // 2)
 
 
 def machine_resident() -> int:
@@ -85,7 +85,7 @@ def test_bandwidth_is_the_best_of_three(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_fields_of_the_hardware() -> None:
-    found = hardware(CPU)
+    found = describe_hardware(CPU)
     keys = {"processor", "cores", "threads", "memory", "capability", "system", "device"}
     assert set(found) == keys
     assert all(found.values())

@@ -13,7 +13,7 @@ from pronk.bench import measure
 from pronk.bench.measure import Bench, Options, Timer
 from pronk.bench.methods import DrafterMethod, Item
 from pronk.bench.prompts import Prompt, encode
-from pronk.bench.records import PLAIN, Bandwidth, DivergenceRecord, PassTime, Sample, Skip, StepTrace
+from pronk.bench.records import PLAIN, Bandwidth, DivergenceRecord, PassTime, Sample, Skip, Trace
 from pronk.engine.stats import Stats
 from pronk.errors import CacheFullError, PromptError
 from pronk.llm import LLM
@@ -45,7 +45,7 @@ class Ran:
         **options: Any,
     ) -> None:
         self.log: Log = []
-        self.trace = StepTrace()
+        self.trace = Trace()
         self.progress: list[tuple[int, int]] = []
         methods = [Fake(name, answer, self.log, (engines or {}).get(name, "pronk")) for name, answer in answers.items()]
         values = {"max_tokens": 16, "temperatures": (0.0,), "repeats": 1} | options
@@ -361,7 +361,7 @@ def test_a_forward_pass_warms_the_caches_before_plain_decoding(monkeypatch: pyte
         [Fake(PLAIN, lambda _: [1], log)],
         Options(max_tokens=2, temperatures=(0.0,), repeats=1),
         bandwidth=meter,  # type: ignore[arg-type]
-        trace=StepTrace(),
+        trace=Trace(),
         timer=Timer(),
     )
     bench.run({"code": [SHORT]})

@@ -11,7 +11,7 @@ import pytest
 
 from bench.bench_cases import pronk_tiny
 from checkpoints import MakeCheckpoint
-from pronk.bench.prompts import Prompt, encode, fit, limit_per_task, load_prompts, load_suite, sample_prompts
+from pronk.bench.prompts import Prompt, builtin_prompts, drop_middle, encode, group_by_task, load_prompts, load_suite
 from pronk.errors import OptionError, PromptError
 from pronk.llm import LLM
 
@@ -140,7 +140,7 @@ def test_files_without_prompts_are_refused(write: Write, name: str) -> None:
 
 def test_the_bundled_suite() -> None:
     prompts = load_suite("sample", None)
-    assert prompts == sample_prompts()
+    assert prompts == builtin_prompts()
     assert len(prompts) == len({(prompt.task, prompt.id) for prompt in prompts}) == 14
     assert len({prompt.task for prompt in prompts}) > 2
 
@@ -164,22 +164,22 @@ def test_missing_suites_are_refused(tmp_path: Path) -> None:
 
 def test_the_limit_is_per_task() -> None:
     prompts = [Prompt(name, name[0], text="x") for name in ("b1", "a1", "b2", "a2", "a3", "c1")]
-    chosen = limit_per_task(prompts, 2)
+    chosen = group_by_task(prompts, 2)
     assert {task: [p.id for p in some] for task, some in chosen.items()} == {
         "b": ["b1", "b2"],
         "a": ["a1", "a2"],
         "c": ["c1"],
     }
     assert list(chosen) == ["b", "a", "c"]
-    assert sum(map(len, limit_per_task(prompts, None).values())) == 6
+    assert sum(map(len, group_by_task(prompts, None).values())) == 6
 
 
 def test_ids_become_unique_within_their_task() -> None:
     prompts = [Prompt(name, task, text=name) for name, task in ["at", "at", "bt", "au", "at"]]
-    assert [p.id for p in limit_per_task(prompts, None)["t"]] == ["a", "a (2)", "b", "a (3)"]
-    assert [p.id for p in limit_per_task(prompts, None)["u"]] == ["a"]
+    assert [p.id for p in group_by_task(prompts, None)["t"]] == ["a", "a (2)", "b", "a (3)"]
+    assert [p.id for p in group_by_task(prompts, None)["u"]] == ["a"]
     awkward = [Prompt(name, "t", text=name) for name in ("a", "a (2)", "a")]
-    assert len({p.id for p in limit_per_task(awkward, None)["t"]}) == 3
+    assert len({p.id for p in group_by_task(awkward, None)["t"]}) == 3
 
 
 def test_text_is_encoded_unchanged() -> None:
@@ -213,4 +213,4 @@ def test_conversations_without_a_template_are_text(checkpoint: MakeCheckpoint) -
     [(7, [0, 1, 2, 3, 4, 5, 6]), (9, [0, 1, 2, 3, 4, 5, 6]), (5, [0, 1, 4, 5, 6]), (4, [0, 1, 5, 6]), (1, [6])],
 )
 def test_fit_removes_the_middle(room: int, expected: list[int]) -> None:
-    assert fit(range(7), room) == expected
+    assert drop_middle(range(7), room) == expected

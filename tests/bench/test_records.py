@@ -15,7 +15,7 @@ from pronk.bench.records import (
     Record,
     Sample,
     Skip,
-    StepTrace,
+    Trace,
     read_trace,
 )
 from pronk.engine.stats import StepStats
@@ -39,7 +39,7 @@ EVERY: list[Record] = [
 
 def save(path: Path, records: list[Record]) -> Path:
     with path.open("w", encoding="utf-8") as file:
-        trace = StepTrace(file=file)
+        trace = Trace(file=file)
         for record in records:
             trace.add(record)
         assert trace.records == records
@@ -66,7 +66,7 @@ def test_traces_without_kernels_were_computed_by_torch(tmp_path: Path) -> None:
 def test_records_are_written_at_once(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     with path.open("w", encoding="utf-8") as file:
-        trace = StepTrace(file=file)
+        trace = Trace(file=file)
         trace.add(EVERY[0])
         trace.add(EVERY[1])
         assert read_trace(path) == EVERY[:2]

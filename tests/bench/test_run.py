@@ -31,7 +31,7 @@ from pronk.bench.records import (
     PeerRecord,
     Sample,
     Start,
-    StepTrace,
+    Trace,
 )
 from pronk.bench.run import PeerOptions, Plan
 from pronk.bench.summary import summarize
@@ -63,20 +63,20 @@ def plan(*drafters: str, peers: tuple[str, ...] = (), tasks: Any = TASKS, **opti
     return Plan(drafters, PeerOptions(tuple(PEERS[peer] for peer in peers)), tasks, replace(OPTIONS, **options))
 
 
-def measured(made: Plan, progress: run.Progress = lambda *_: None) -> StepTrace:
-    trace = StepTrace()
+def measured(made: Plan, progress: run.Progress = lambda *_: None) -> Trace:
+    trace = Trace()
     run.run({"tiny": lambda _: pronk_tiny()}, made, trace, {"seed": 7}, progress)
     return trace
 
 
 @cache
-def usual(time: int) -> tuple[StepTrace, list[tuple[str, int, int]]]:
+def usual(time: int) -> tuple[Trace, list[tuple[str, int, int]]]:
     """Run the benchmark that several tests share, once per ``time``; return its trace and its progress calls."""
     progress_calls: list[tuple[str, int, int]] = []
     return measured(plan(LOOKUP, PLAIN, LOOKUP), lambda *what: progress_calls.append(what)), progress_calls
 
 
-def of(trace: StepTrace, kind: type[Any]) -> list[Any]:
+def of(trace: Trace, kind: type[Any]) -> list[Any]:
     return [record for record in trace.records if isinstance(record, kind)]
 
 
@@ -170,7 +170,7 @@ def test_a_drafter_that_raises_is_not_measured(monkeypatch: pytest.MonkeyPatch) 
 
 def test_float16_weights(checkpoint: MakeCheckpoint, fake: type[FakePeer]) -> None:
     """The kernels widen the weights; keys and values are float32, and peers get float16."""
-    folder, trace = checkpoint("llama", save_dtype=torch.float16), StepTrace()
+    folder, trace = checkpoint("llama", save_dtype=torch.float16), Trace()
     llm = LLM(folder, kv_memory="4MiB", budget="all")
     made = plan(LOOKUP, peers=("openvino",), repeats=1, temperatures=(0.0,))
     run.run({"half": lambda _: llm}, made, trace, {})
@@ -270,7 +270,7 @@ def test_a_model_that_cannot_be_loaded() -> None:
     def refuse(_: Any) -> LLM:
         raise CheckpointError("no such folder")
 
-    trace = StepTrace()
+    trace = Trace()
     with pytest.raises(CheckpointError):
         run.run({"none": refuse}, plan(), trace, {})
     assert trace.records == []

@@ -97,8 +97,8 @@ def test_pronk_tiny_by_default(run: Run, text: Path, tmp_path: Path) -> None:
 def test_long_texts_are_cut_at_line_ends(
     run: Run, model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_PIECE", 12)
-    monkeypatch.setattr(module, "_CHUNK", 2)
+    monkeypatch.setattr(module, "_MAX_PIECE", 12)
+    monkeypatch.setattr(module, "_DOCUMENTS_PER_CALL", 2)
     assert list(module._split_text(CODE)) == ["def add(a, b", "):\n", "    return a", " + b\n"]
     assert list(module._split_text("a\nb\n" * 5)) == ["a\nb\n" * 3, "a\nb\n" * 2]
     assert list(module._split_text("")) == [""]

@@ -214,7 +214,7 @@ def watch_draft(draft: DraftRunner) -> list[Pass]:
         assert own.block_table.length == len(own.tokens)
         tree, places = job.segment.tree, len(own.block_table.blocks) * draft.runner.cache.block_size
         assert own.block_table.length + len(tree) + more <= places, "the request has no KV slots for its rows"
-        nodes = range(job.segment.computed, len(tree))
+        nodes = range(job.segment.num_computed, len(tree))
         return [(*own.tokens, tree.tokens[0], *(tree.tokens[i] for i in tree.path(n))) for n in nodes]
 
     def watched(jobs: Sequence[ForwardJob], collect: frozenset[int] = frozenset()) -> Any:

@@ -27,7 +27,7 @@ def memory_of(drafter: Proposer[Any]) -> object:
     if isinstance(drafter, RecyclingProposer):
         return dict(drafter.start([0]).successors.rows)
     assert isinstance(drafter, LookaheadProposer)
-    return {token: dict(grams) for token, grams in drafter.start([0]).pool.grams.items()}
+    return {token: dict(grams) for token, grams in drafter.start([0]).pool.groups.items()}
 
 
 def decode(drafter: Proposer[Any], params: SamplingParams | None = None) -> None:

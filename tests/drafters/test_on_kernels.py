@@ -82,7 +82,7 @@ def exits(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], Tensor]]:
     read = EarlyExit.next_logits
 
     def watched(self: EarlyExit, walks: Sequence[ExitDraft]) -> Tensor:
-        texts = [walk.text(0) for walk in walks]
+        texts = [walk.tokens_from(0) for walk in walks]
         logits = read(self, walks)
         found.extend(zip(texts, logits, strict=True))
         return logits

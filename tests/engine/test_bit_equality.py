@@ -401,10 +401,10 @@ def halved(decoder: Decoder) -> Decoder:
 
 
 DEFECTS: dict[str, tuple[Callable[[Sequence[ForwardJob]], bool], Callable[..., Iterator[str]], dict[str, Any]]] = {
-    "more than 16 rows": (lambda jobs: sum(job.segment.rows for job in jobs) > 16, chunks_differ, {"length": 300}),
+    "more than 16 rows": (lambda jobs: sum(job.segment.num_rows for job in jobs) > 16, chunks_differ, {"length": 300}),
     "shared passes": (lambda jobs: len(jobs) > 1, batches_differ, {}),
     "branches": (lambda jobs: any(j.segment.tree.main_chain < len(j.segment.tree) for j in jobs), trees_differ, {}),
-    "trees in several passes": (lambda jobs: any(job.segment.computed for job in jobs), trees_differ, {}),
+    "trees in several passes": (lambda jobs: any(job.segment.num_computed for job in jobs), trees_differ, {}),
     "scattered blocks": (
         lambda jobs: any(not job.segment.block_table.contiguous for job in jobs),
         chunks_differ,

@@ -74,10 +74,10 @@ class TextsInCache:
 def compute_early(by: TextsInCache, tree: TokenTree, number: int, early: EarlyRows, dice: random.Random) -> None:
     """Compute the early rows of one tree in a random number of passes."""
     done, table = 0, by.tables[number]
-    while done < early.nodes:
-        upto = dice.randint(done + 1, early.nodes)
+    while done < early.num_nodes:
+        upto = dice.randint(done + 1, early.num_nodes)
         job = ForwardJob(Segment(table, tree.keep(range(upto)), done), range(0), table.length)
-        (rows,) = by.runner.run_first_layers([job], early.layers)
+        (rows,) = by.runner.run_first_layers([job], early.num_layers)
         assert rows.shape == (upto - done, by.runner.decoder.config.hidden_size)
         done = upto
 
@@ -104,7 +104,7 @@ def compare(
     if not split.runner.exact:
         return
     for layer in range(decoder.config.num_layers):
-        skipped = sum(one.nodes for one in early if one is not None and layer < one.layers)
+        skipped = sum(one.num_nodes for one in early if one is not None and layer < one.num_layers)
         stored = [slots for number, slots in calls if number == layer]
         assert sum(map(len, stored)) == sum(map(len, trees)) - skipped
 

@@ -17,7 +17,7 @@ def test_generated_tokens_count_twice() -> None:
     fair_share.join("a")
     fair_share.serve("a", prefilled=10)
     fair_share.serve("a", generated=4)
-    assert fair_share.served == {"a": 18}
+    assert fair_share.counters == {"a": 18}
 
 
 def test_an_idle_tenant_gains_no_credit() -> None:
@@ -27,13 +27,13 @@ def test_an_idle_tenant_gains_no_credit() -> None:
     fair_share.serve("a", prefilled=100)
     fair_share.serve("b", prefilled=70)
     fair_share.join("c")
-    assert fair_share.served["c"] == 70, "the smallest count of active tenants"
+    assert fair_share.counters["c"] == 70, "the smallest count of active tenants"
     fair_share.leave("c")
     fair_share.serve("b", prefilled=50)
     fair_share.join("c")
-    assert fair_share.served == {"a": 100, "b": 120, "c": 100}
+    assert fair_share.counters == {"a": 100, "b": 120, "c": 100}
     fair_share.join("c")
-    assert fair_share.served["c"] == 100
+    assert fair_share.counters["c"] == 100
 
 
 def test_a_tenant_that_left_keeps_its_count_while_it_is_above_the_others() -> None:
@@ -42,16 +42,16 @@ def test_a_tenant_that_left_keeps_its_count_while_it_is_above_the_others() -> No
         fair_share.join(tenant)
     fair_share.serve("b", prefilled=50)
     fair_share.leave("b")
-    assert fair_share.served == {"a": 0, "b": 50}
+    assert fair_share.counters == {"a": 0, "b": 50}
     fair_share.join("b")
-    assert fair_share.served["b"] == 50
+    assert fair_share.counters["b"] == 50
     fair_share.leave("b")
     fair_share.serve("a", prefilled=60)
     fair_share.join("c")
     fair_share.leave("c")
-    assert fair_share.served == {"a": 60}
+    assert fair_share.counters == {"a": 60}
     fair_share.leave("a")
-    assert fair_share.served == {}
+    assert fair_share.counters == {}
 
 
 def of_tenants(want: Sequence[Request], engine: Engine, names: Sequence[str]) -> list[Request]:

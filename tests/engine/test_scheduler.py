@@ -403,7 +403,7 @@ def test_waiting_tenants_get_equal_shares() -> None:
     largest = 40 + 2 * 40
     for _ in range(150):
         step(plan)
-        served = plan.fair_share.served
+        served = plan.fair_share.counters
         assert abs(served["short"] - served["long"]) <= 4 * largest
     assert [each for each in plan.waiting if each.tenant == "short"]
     assert [each for each in plan.waiting if each.tenant == "long"]

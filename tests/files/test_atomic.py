@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pronk.errors import CheckpointError, OptionError
-from pronk.files.atomic import new_folder, replace_file, replace_folder, write_json, write_tokens, writing
+from pronk.files.atomic import convert_write_errors, new_folder, replace_file, replace_folder, write_json, write_tokens
 
 
 def test_file_is_the_old_one_until_the_new_one_is_whole(tmp_path: Path) -> None:
@@ -118,10 +118,10 @@ def test_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 def test_other_errors_stay_what_they_are(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"^mine$"), writing(tmp_path, "it", Exception):
+    with pytest.raises(OptionError, match=r"^mine$"), convert_write_errors(tmp_path, "it", Exception):
         raise OptionError("mine")
     with (
         pytest.raises(CheckpointError, match="expected to write it, found theirs; make room"),
-        writing(tmp_path, "it", RuntimeError),
+        convert_write_errors(tmp_path, "it", RuntimeError),
     ):
         raise RuntimeError("theirs\nand a long story")

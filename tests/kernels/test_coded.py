@@ -78,7 +78,7 @@ def test_embedding_of_quantized_rows(kind: tuple[Bits, bool, bool]) -> None:
             program = Program(product.packed.kernels, 72, dtype)
             program.embed(SimpleNamespace(table=product, positions=None, embedding=torch.empty(0, 72)))
             rows, out = (
-                ProgramRows().add([(BlockTable(), TokenTree.chain(tokens), 0)], tokens),
+                ProgramRows().set_segments([(BlockTable(), TokenTree.chain(tokens), 0)], tokens),
                 torch.empty(5, 72, dtype=dtype),
             )
             program.run(rows, out)

@@ -66,18 +66,20 @@ def test_memory_is_freed() -> None:
 
 def test_exceptions_of_a_prior_propagate() -> None:
     """A value that could not be computed is not cached: the next call computes it."""
-    made, failing = grown("abcabc"), [True]
+    made, raised, fails = grown("abcabc"), list[int](), True
 
     def prior(way: int, depth: int) -> float:
-        if failing:
-            failing.clear()
-            raise KeyboardInterrupt
+        if fails:
+            raised.append(depth)
+            raise KeyError(depth)
         return 0.5
 
     builder = NativeTreeBuilder(LIBRARY, 4.0, prior)
     limits: dict[str, Any] = {"max_nodes": 3, "max_depth": 3, "min_match": 1, "depth_factor": 4.0, "min_gain": 0.0}
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyError, match="1"):
         builder.build([made], b"abc", **limits)
+    assert raised == [1, 2, 3], "the library calls the prior again after an exception"
+    fails = False
     assert builder.build([made], b"abc", **limits).gains == [1.0, 0.5, 0.25, 0.125]
 
 

@@ -104,9 +104,9 @@ def test_codes_are_packed_by_slabs(
     class Recording:
         shape = weight.shape
 
-        def rows(self, start: int, stop: int) -> QuantizedMatrix:
+        def slice_outputs(self, start: int, stop: int) -> QuantizedMatrix:
             sizes.append(stop - start)
-            return weight.rows(start, stop)
+            return weight.slice_outputs(start, stop)
 
     whole = pack(KERNELS, weight, **layout)
     for slab in (1, 75 * 48, 75 * 64):

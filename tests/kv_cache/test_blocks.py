@@ -42,8 +42,8 @@ def test_the_example_of_the_docstring() -> None:
 
 
 @pytest.mark.parametrize(("tokens", "blocks"), [(0, 0), (1, 1), (15, 1), (16, 1), (17, 2), (160, 10), (161, 11)])
-def test_blocks_for(tokens: int, blocks: int) -> None:
-    assert BlockAllocator(4, 16).blocks_for(tokens) == blocks
+def test_num_blocks_for(tokens: int, blocks: int) -> None:
+    assert BlockAllocator(4, 16).num_blocks_for(tokens) == blocks
 
 
 def test_errors_of_a_full_cache() -> None:
@@ -159,7 +159,7 @@ def act(allocator: BlockAllocator, slow: Slow, memory: Prefix, tables: list[Bloc
         tokens = dice.randint(0, slots)
         tables.append(allocator.fork(block_table, tokens))
         assert (tables[-1].num_released, tables[-1].length) == (num_released, tokens)
-        assert tables[-1].blocks == held[: max(0, allocator.blocks_for(tokens) - num_released)]
+        assert tables[-1].blocks == held[: max(0, allocator.num_blocks_for(tokens) - num_released)]
         for block in tables[-1].blocks:
             slow.references[block] += 1
     elif operation == 5:

@@ -518,9 +518,9 @@ def test_blocks_of_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
         blocks(torch.float32, "1k", 9)
     needed = 3 * math.ceil((CONFIG.context + 128) / BLOCK_SIZE)
     assert blocks(torch.float32, None, 3) == needed
-    monkeypatch.setattr(budget, "_memory", lambda _: 4 * 10 * block)
+    monkeypatch.setattr(budget, "_memory_bytes", lambda _: 4 * 10 * block)
     assert blocks(torch.float32, None, 3) == 10
-    monkeypatch.setattr(budget, "_memory", lambda _: 100)
+    monkeypatch.setattr(budget, "_memory_bytes", lambda _: 100)
     assert blocks(torch.float32, None, 3) == 1
 
 

@@ -51,11 +51,11 @@ def test_norms(kernels: Kernels, dtype: torch.dtype, kind: str, width: int) -> N
     program = Program(kernels, width, dtype)
     program.norm(norm)
     stream = x.clone()
-    program.run(ProgramRows.independent(9), stream)
+    program.run(ProgramRows.without_segments(9), stream)
     before = Program(kernels, width, dtype)
     before.linear(unit_product(kernels, width), norm=norm, to="logits")
     logits, same = torch.empty(9, width), x.clone()
-    before.run(ProgramRows.independent(9), same, logits)
+    before.run(ProgramRows.without_segments(9), same, logits)
     assert torch.equal(same, x)
     room = 2.0 * (theirs.double() - want).norm(dim=1) + 1e-6 * want.norm(dim=1)
     assert bool(((logits.double() - want).norm(dim=1) <= room).all())
@@ -71,7 +71,7 @@ def test_activations(kernels: Kernels, name: str) -> None:
     program = Program(kernels, size, torch.float32)
     program.linear(unit_product(kernels, size), activation=name, to="logits")
     logits = torch.empty_like(x)
-    program.run(ProgramRows.independent(len(x)), x.clone(), logits)
+    program.run(ProgramRows.without_segments(len(x)), x.clone(), logits)
     torch.testing.assert_close(logits.double(), ACTIVATIONS[name](x.double()), rtol=2e-6, atol=2e-6)
 
 
@@ -85,7 +85,7 @@ def test_gates(kernels: Kernels, size: int, name: str) -> None:
     program.linear(unit_product(kernels, size, gated=True), activation=name, to="B")
     program.linear(unit_product(kernels, size), source="B", to="logits")
     logits = torch.empty_like(x)
-    program.run(ProgramRows.independent(len(x)), x.clone(), logits)
+    program.run(ProgramRows.without_segments(len(x)), x.clone(), logits)
     want = ACTIVATIONS[name](x.double()) * x.double().flip(1)
     torch.testing.assert_close(logits.double(), want, rtol=1e-5, atol=1e-5)
 
@@ -101,7 +101,7 @@ def test_residuals_and_wanted_rows(kernels: Kernels, dtype: torch.dtype, rows: i
     program.linear(first, residual=True)
     program.linear(second, to="logits", only_logits_rows=True)
     x, wanted = some_rows(rows, 33).to(dtype), [rows - 1, 0, rows // 2]
-    stream, logits, packed = x.clone(), torch.empty(3, 33), ProgramRows.independent(rows)
+    stream, logits, packed = x.clone(), torch.empty(3, 33), ProgramRows.without_segments(rows)
     assert packed.select_logits_rows(wanted) == 3
     program.run(packed, stream, logits)
     after = x.double() + x.double() @ weights[0].double().t()
@@ -150,7 +150,7 @@ def test_a_layer(kernels: Kernels, shape: str, scale: float) -> None:
     packed.layers[0].compile(program, 0)
     block_table, found, rope = BlockTable(), torch.empty(len(tokens), config.hidden_size), RopeTable(config.rope)
     pool.prepare(block_table, len(tokens))
-    rows = ProgramRows().add([(block_table, TokenTree.chain(tokens.tolist()), 0)], tokens.tolist())
+    rows = ProgramRows().set_segments([(block_table, TokenTree.chain(tokens.tolist()), 0)], tokens.tolist())
     if config.rope is not None:
         rows.set_rope(0, rope.up_to(len(tokens)))
     program.run(rows, found)
@@ -175,7 +175,7 @@ def test_an_unknown_instruction_set_is_refused(kernels: Kernels) -> None:
     program = Program(beyond, 16, torch.float32)
     program.linear(unit_product(kernels, 16), to="logits")
     with pytest.raises(AssertionError, match="kernels: pass of 2 rows failed"):
-        program.run(ProgramRows.independent(2), torch.zeros(2, 16), torch.empty(2, 16))
+        program.run(ProgramRows.without_segments(2), torch.zeros(2, 16), torch.empty(2, 16))
 
 
 def test_rows_without_a_slot_are_refused() -> None:

@@ -58,7 +58,7 @@ def test_attention_with_projections_of_several_forms(kernels: Kernels, shape: st
         program.embed(packed)
         program.attention(packed.layers[0], 0)
         pool.prepare(table, rows)
-        call = ProgramRows().add([(table, TokenTree.chain(tokens), 0)], tokens)
+        call = ProgramRows().set_segments([(table, TokenTree.chain(tokens), 0)], tokens)
         call.set_rope(0, rope.up_to(rows) if rope is not None else None)
         program.run(call, stream)
         table.length = rows
@@ -68,7 +68,7 @@ def test_attention_with_projections_of_several_forms(kernels: Kernels, shape: st
             alone = Program(kernels, c.hidden_size, torch.float32)
             alone.linear(KernelLinear(kernels, *form, WeightLayout()), norm=layer.attention_norm, to="logits")
             out = torch.empty(rows, c.num_kv_heads * c.head_dim)
-            alone.run(ProgramRows.independent(rows), before.clone(), out)
+            alone.run(ProgramRows.without_segments(rows), before.clone(), out)
             assert same(got.transpose(0, 1).flatten(1).contiguous(), out)
 
 

@@ -50,7 +50,7 @@ def test_a_pass_reads_every_matrix_but_the_embedding(
     vectors = sum(t.nbytes for t in tensors.values() if t.dim() == 1)
     assert vectors < 0.04 * 4 * count  # norms and biases are negligible
     packed = read(folder)
-    assert (packed.kinds, packed.count) == ("float32", count)
+    assert (packed.formats, packed.count) == ("float32", count)
     assert 1 <= packed.nbytes / (4 * count) < 1.2  # heads of 8 outputs are padded to 16
 
 
@@ -106,5 +106,5 @@ def test_quantized_checkpoints(name: str, checkpoint: MakeCheckpoint, tmp_path: 
         assert found == before
     else:
         bits = 8 if "8" in name else 4
-        assert found.kinds.startswith(f"int{bits} in groups of ")
+        assert found.formats.startswith(f"int{bits} in groups of ")
         assert found.nbytes < (0.8 if bits == 8 else 0.7) * before.nbytes

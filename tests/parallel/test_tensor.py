@@ -199,11 +199,11 @@ def test_orders_are_read_as_they_were_written() -> None:
     moves = [(torch.arange(2).numpy(), torch.arange(2, 4).numpy())]
     layer_range = LayerRange([(job, job.segment)], 1, 3, (), [0, 1])
     found = LayerCommand.parse(LayerCommand((4, 20), moves, layer_range, True).serialize())
-    assert (found.pool, found.embedded) == ((4, 20), True)
+    assert (found.pool, found.has_hidden) == ((4, 20), True)
     assert [[each.tolist() for each in batch] for batch in found.moves] == [[[0, 1], [2, 3]]]
     ((_, segment),) = found.layer_range.jobs
     assert (found.layer_range.start, found.layer_range.stop, found.layer_range.logits_rows) == (1, 3, [0, 1])
-    assert (segment.block_table.blocks, segment.block_table.length, segment.computed) == ([3, 1], 18, 1)
+    assert (segment.block_table.blocks, segment.block_table.length, segment.num_computed) == ([3, 1], 18, 1)
     assert (segment.tree.tokens, segment.tree.parents) == (tree.tokens, tree.parents)
 
 

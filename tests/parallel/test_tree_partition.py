@@ -60,28 +60,28 @@ def test_the_driver_always_computes_a_row() -> None:
     for others in (1, 2):
         shares = partition_trees(trees, [linear(1e9, 1e9), *[linear(1.0, 0.1)] * others])  # type: ignore[list-item]
         check(trees, shares)
-        assert shares[0].rows == 1
+        assert shares[0].num_rows == 1
 
 
 def test_a_slow_worker_gets_fewer_rows_and_an_expensive_one_none() -> None:
     trees = [TokenTree(tuple(range(41)), (-1, *[0] * 40))]
     fast, slow = partition_trees(trees, [linear(0.1, 1.0), linear(0.1, 3.0)])  # type: ignore[list-item]
-    assert 2.5 < fast.rows / slow.rows < 3.5
+    assert 2.5 < fast.num_rows / slow.num_rows < 3.5
     whole, none = partition_trees(trees, [linear(0.1, 1.0)] * 2, [0.0, 100.0])  # type: ignore[list-item]
-    assert whole.rows == 41
+    assert whole.num_rows == 41
     assert not none.tree_shards
 
 
 def test_a_chain_is_not_split() -> None:
     """The end of a chain requires all nodes above it."""
     shares = partition_trees([TokenTree.chain(range(30))], [linear(0.1, 1.0)] * 3)  # type: ignore[list-item]
-    assert [share.rows for share in shares] == [30, 0, 0]
+    assert [share.num_rows for share in shares] == [30, 0, 0]
 
 
 def test_chains_of_several_requests_are_distributed() -> None:
     trees = [TokenTree.chain(range(30)) for _ in range(4)]
     shares = partition_trees(trees, [linear(0.1, 1.0)] * 2)  # type: ignore[list-item]
-    assert [share.rows for share in shares] == [60, 60]
+    assert [share.num_rows for share in shares] == [60, 60]
 
 
 @pytest.mark.parametrize("unknown", [float("inf"), 1.0])
@@ -89,7 +89,7 @@ def test_unknown_and_constant_costs(unknown: float) -> None:
     """The driver computes all rows if the cost of more than 2 rows is unknown (inf) or constant."""
     trees = [TokenTree(tuple(range(9)), (-1, *[0] * 8))]
     shares = partition_trees(trees, [lambda rows: unknown if rows > 2 else 0.5] * 2, [0.0, 1.0])
-    assert [share.rows for share in shares] == [9, 0]
+    assert [share.num_rows for share in shares] == [9, 0]
 
 
 def test_preorder() -> None:

@@ -26,7 +26,7 @@ from pronk.replicas.messages import (
     RequestFailed,
     StepReply,
 )
-from pronk.replicas.prefix_routes import InFlight, PrefixRoutes, prefix_digests
+from pronk.replicas.prefix_routes import InFlightRequests, PrefixRoutes, prefix_digests
 
 PROMPT = "def add(a, b):\n    return a + b\n\n\nclass Stack:\n"
 
@@ -404,31 +404,31 @@ class Future:
 
 
 def test_in_flight_counts_requests_from_the_selection_on() -> None:
-    busy, futures = InFlight[str](), [Future() for _ in range(4)]
-    assert busy.counts("ab") == {"a": 0, "b": 0}
+    busy, futures = InFlightRequests[str](), [Future() for _ in range(4)]
+    assert busy.count_requests("ab") == {"a": 0, "b": 0}
     busy.choose("1", "a", futures[0])
-    assert busy.counts("ab") == {"a": 1, "b": 0}
+    assert busy.count_requests("ab") == {"a": 1, "b": 0}
     busy.accept("1", "b")  # accepted by "b" after a rejection by "a"
-    assert busy.counts("ab") == {"a": 0, "b": 1}
+    assert busy.count_requests("ab") == {"a": 0, "b": 1}
     busy.choose("2", "a", futures[1])
     futures[1].is_cancelled = True  # cancelled before any replica has accepted it
-    assert busy.counts("ab") == {"a": 0, "b": 1}
+    assert busy.count_requests("ab") == {"a": 0, "b": 1}
     for name in ("2", "3"):  # Ray reports the end of requests that no replica accepted, too
         busy.end(name, "a")
-    assert busy.counts("ab") == {"a": 0, "b": 1}
+    assert busy.count_requests("ab") == {"a": 0, "b": 1}
     busy.choose("4", "a", futures[2])
     busy.end("4", "a")  # "a" rejects the request, which is routed to "b"
     busy.choose("4", "b", futures[2])
     busy.end("4", "a")  # a second, late report
     busy.accept("4", "b")
-    assert busy.counts("ab") == {"a": 0, "b": 2}
+    assert busy.count_requests("ab") == {"a": 0, "b": 2}
     busy.choose("5", "a", futures[3])
     busy.end("5", "a")  # the end is reported before the acceptance
     busy.accept("5", "a")
-    assert busy.counts("ab") == {"a": 0, "b": 2}
+    assert busy.count_requests("ab") == {"a": 0, "b": 2}
     busy.end("4", "b")
     busy.retain_replicas({"a"})
-    assert busy.counts("ab") == {"a": 0, "b": 0}
+    assert busy.count_requests("ab") == {"a": 0, "b": 0}
 
 
 def test_prompts_with_one_prefix_go_to_one_replica() -> None:

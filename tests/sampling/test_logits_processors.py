@@ -46,9 +46,15 @@ def test_context_reads_the_list_of_the_request() -> None:
     context = TokenContext(text)
     context.tentative += [1, 2]
     assert (len(context), context.num_prompt, context.num_generated) == (4, 2, 2)
-    assert [context.last(count) for count in (1, 2, 3, 4, 9)] == [[2], [1, 2], [6, 1, 2], [5, 6, 1, 2], [5, 6, 1, 2]]
+    assert [context.last_tokens(count) for count in (1, 2, 3, 4, 9)] == [
+        [2],
+        [1, 2],
+        [6, 1, 2],
+        [5, 6, 1, 2],
+        [5, 6, 1, 2],
+    ]
     text.append(7)
-    assert (context.last(3), context.num_generated) == ([7, 1, 2], 3)
+    assert (context.last_tokens(3), context.num_generated) == ([7, 1, 2], 3)
 
 
 class RecordingProcessor:

@@ -16,7 +16,7 @@ def model() -> LLM:
 
 @pytest.fixture(scope="module")
 def served(model: LLM) -> Iterator[Running]:
-    with running(model, drafters=("draft_model",)) as made:
+    with running(model, allowed_drafters=("draft_model",)) as made:
         yield made
 
 

@@ -97,7 +97,7 @@ def _stacks(server: Server) -> str:
         for task in asyncio.all_tasks(each.get_loop()):
             stack = traceback.StackSummary.extract((frame, frame.f_lineno) for frame in task.get_stack())
             places[task.get_name()] = _places(stack)
-    state = {"exit": server.should_exit, "busy": server.service.busy}
+    state = {"exit": server.should_exit, "busy": server.service.is_busy}
     return "\n".join(f"{name}: {place}" for name, place in (state | places).items())
 
 

@@ -57,7 +57,7 @@ def run(model: LLM, source: Path, target: Path, stop_after: int | None = None) -
             service = Service(engine, ServerSettings(name="tiny"))
             try:
                 with BatchOutput(target) as answers:
-                    return await run_batch(service, source, answers, at_a_time=4, progress=progress)
+                    return await run_batch(service, source, answers, max_concurrent=4, progress=progress)
             finally:
                 service.close()
 
@@ -146,7 +146,7 @@ def test_output_file_is_locked_for_one_run(tmp_path: Path) -> None:
             BatchOutput(path)
         first.write("r1", 200, {})
     with BatchOutput(path) as second:
-        assert second.done == {"r1"}
+        assert second.answered_ids == {"r1"}
 
 
 def test_batch_from_a_pipe_is_refused(tmp_path: Path) -> None:

@@ -309,13 +309,13 @@ def test_requests_beyond_the_limit_are_refused_before_tokenization(model: LLM, h
         finally:
             held.set()
         assert [each.result().status_code for each in first] == [200, 200]
-        assert not service.busy
+        assert not service.is_busy
 
 
 def test_slow_tokenization_ends_with_408(model: LLM, held: threading.Event) -> None:
     with running(model, limits=RequestLimits(seconds=0.2)) as made:
         try:
             assert _ask(made).status_code == 408
-            assert not made.server.service.busy
+            assert not made.server.service.is_busy
         finally:
             held.set()

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="expected Chromium, fou
 def here() -> Iterator[Running]:
     """Server without a key, with the suffix drafter."""
     model = LLM(prefix_cache=True, max_batch=8, threads=1, budget="all", drafter="suffix")
-    with running(model, keys=(), drafters=("draft_model",)) as made:
+    with running(model, keys=(), allowed_drafters=("draft_model",)) as made:
         yield made
 
 

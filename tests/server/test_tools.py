@@ -287,14 +287,14 @@ def test_finish_reason_and_content_of_stopped_calls() -> None:
     """A stop string may end a call; the start of a required call is no content."""
     from pronk.engine.stats import Stats
     from pronk.outputs import Completion, Piece
-    from pronk.server.protocol.tools import ToolCallMessage
+    from pronk.server.protocol.tools import ToolCallParser
     from pronk.tokenization.chat.tools import ToolCallFormat
 
     form = ToolCallFormat("llama", "parameters", marker_optional=True)
 
     def read(text: str, *, free: bool) -> tuple[dict[str, Any], str]:
         done = Completion(text, [1], "stop", None, 0, [1], None, None, Stats())
-        made = ToolCallMessage(form, ["add"], allows_text=free)
+        made = ToolCallParser(form, ["add"], allows_text=free)
         made.parse([Piece(1, text, completion=done)])
         return made.message(), made.finish_reason(done)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pronk.errors import OptionError
-from pronk.train.clock import Clock, within
+from pronk.train.clock import Clock, limit_time
 from train.kinds import Start, train
 
 
@@ -27,11 +27,11 @@ class Stopped(Clock):
 
 def test_time_left() -> None:
     clock = Stopped(2.0, 30.0)
-    assert clock.limited
-    assert (clock.left(), clock.left(0.25), clock.left(0.1)) == (90, 0, -18)
+    assert clock.has_limit
+    assert (clock.seconds_left(), clock.seconds_left(0.25), clock.seconds_left(0.1)) == (90, 0, -18)
     free = Clock(None)
-    assert not free.limited
-    assert free.left(0.001) == inf
+    assert not free.has_limit
+    assert free.seconds_left(0.001) == inf
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_time_goes_on(now: list[float]) -> None:
     clock = Clock(1.0)
     now[0] = 112.0
-    assert (clock.seconds, clock.left()) == (12.0, 48.0)
+    assert (clock.seconds, clock.seconds_left()) == (12.0, 48.0)
     clock.resume(7.0)
     assert clock.seconds == 19.0
 
@@ -61,7 +61,7 @@ def test_time_of_earlier_parts_is_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("seconds", "done"), [(inf, 5), (0.0, 1), (-3.0, 1), (25.0, 3)])
 def test_as_much_as_there_is_time_for(now: list[float], seconds: float, done: int) -> None:
     seen = []
-    for item in within(seconds, range(5)):
+    for item in limit_time(seconds, range(5)):
         seen.append(item)
         now[0] += 10
     assert seen == list(range(done))
@@ -82,12 +82,12 @@ def test_a_resumed_run_has_its_earlier_clock(start: Start) -> None:
     first = train(start("lm", clock=Stopped(10.0, 240.0), minutes=10.0), stop_at=3)
     again = start("lm", clock=Stopped(10.0), minutes=10.0)
     assert again.seconds == first.seconds > 0
-    assert again.before == pytest.approx(240)
+    assert again.seconds_before == pytest.approx(240)
     assert again.schedule.minutes == pytest.approx(5)
     assert again.clock.seconds == 240 + first.seconds
     # The restart counts, and the limit may change.
     longer = start("lm", clock=Stopped(20.0, 30.0), minutes=20.0)
-    assert longer.before == pytest.approx(270)
+    assert longer.seconds_before == pytest.approx(270)
     assert longer.schedule.minutes == pytest.approx(18 - 4.5)
 
 
@@ -95,17 +95,17 @@ def test_no_step_begins_that_would_end_too_late(start: Start) -> None:
     run = start("lm", clock=Stopped(10.0), minutes=10.0)
     limit = 60 * (run.schedule.minutes or 0)
     run.step, run.seconds, run.step_seconds = 1, limit - 5, 4.0
-    assert not run.finished
+    assert not run.is_finished
     run.step_seconds = 6.0
-    assert run.finished
+    assert run.is_finished
     free = start("lm", "free", clock=Clock(None))
     free.step, free.seconds, free.step_seconds = 1, 1e9, 1e9
-    assert not free.finished
+    assert not free.is_finished
 
 
 def test_finished_runs_need_no_time(start: Start) -> None:
     train(start("lm", clock=Stopped(10.0), minutes=10.0))
-    assert start("lm", clock=Stopped(10.0, 700.0), minutes=10.0).finished
+    assert start("lm", clock=Stopped(10.0, 700.0), minutes=10.0).is_finished
 
 
 @pytest.mark.parametrize(("minutes", "evaluated"), [(None, [5, 10, 12]), (10.0, [5, 10])])

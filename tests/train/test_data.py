@@ -144,7 +144,7 @@ def test_prepared_text_is_the_mixture(prepared: Path, data_options: DataOptions)
 
 def test_spelled_out_markers_stay_text(prepared: Path) -> None:
     tokenizer = load_tokenizer(prepared)
-    ids = pack(Encoder.own(tokenizer), iter(["a <|endoftext|> b <|user|>"]), 1000)
+    ids = pack(Encoder.of_run(tokenizer), iter(["a <|endoftext|> b <|user|>"]), 1000)
     assert ids.tolist().count(0) == 1
     assert ids[-1] == 0
     assert tokenizer.decode(ids[:-1].tolist()) == "a <|endoftext|> b <|user|>"
@@ -237,14 +237,14 @@ def test_few_documents_leave_text_to_measure_on(tmp_path: Path, data_options: Da
 
 
 def test_text_shorter_than_a_sequence_is_named(prepared: Path, data_options: DataOptions, tmp_path: Path) -> None:
-    encoder = Encoder.own(load_tokenizer(prepared))
+    encoder = Encoder.of_run(load_tokenizer(prepared))
     options = replace(data_options, valid=(), sources=(jsonl(tmp_path, "short", ["The cat."]),))
-    found = len(encoder.plain(["The ca"])[0]) + 1
+    found = len(encoder.encode_plain(["The ca"])[0]) + 1
     message = f"text: expected at least 33 tokens, for one sequence and the token after it, found {found}; give more"
     with pytest.raises(OptionError, match=message):
-        prepare(options, tmp_path / "data", 1000, 64, lambda _: None, encoder, least=33)
+        prepare(options, tmp_path / "data", 1000, 64, lambda _: None, encoder, min_source_tokens=33)
     assert not list((tmp_path / "data").iterdir())
-    prepare(options, tmp_path / "data", 1000, 64, lambda _: None, encoder, least=found)
+    prepare(options, tmp_path / "data", 1000, 64, lambda _: None, encoder, min_source_tokens=found)
     assert (tmp_path / "data" / "train.bin").stat().st_size == 2000
 
 
@@ -253,7 +253,7 @@ def test_text_may_be_shorter_for_want_of_time(
 ) -> None:
     monkeypatch.setattr("pronk.train.data._CHUNK", 4)
     said: list[str] = []
-    encoder = Encoder.own(load_tokenizer(prepared))
+    encoder = Encoder.of_run(load_tokenizer(prepared))
     prepare(data_options, tmp_path / "whole", 3073, 64, said.append, encoder)
     prepare(data_options, tmp_path / "short", 3073, 64, said.append, encoder, enough=lambda done: done >= 1000)
     whole, short = (np.fromfile(tmp_path / name / "train.bin", dtype=np.uint16) for name in ("whole", "short"))
@@ -271,7 +271,7 @@ def test_sizes_are_said_as_they_are(prepared: Path, tmp_path: Path, tokens: int,
     (tmp_path / "notes.txt").write_text(text)
     said: list[str] = []
     options = DataOptions((parse_source(f"{tmp_path / 'notes.txt'}=1"),))
-    prepare(options, tmp_path / "data", tokens, 64, said.append, Encoder.own(load_tokenizer(prepared)))
+    prepare(options, tmp_path / "data", tokens, 64, said.append, Encoder.of_run(load_tokenizer(prepared)))
     assert said[1] == "read 0.6 kB; dropped 0 copies, 0 excluded documents"
     assert said[2] == f"tokenizing 0.0 M tokens{again}"
     sizes = [_size(count) for count in (0, 361_838, 999_949, 1_234_567, 2 * 10**9)]

@@ -39,7 +39,7 @@ def check(device):
             "device": local_device("cuda"),
             "gradients": [None if p.grad is None else p.grad.tolist() for p in module],
             "gathered": processes.gather([[10 * i + rank, rank] for i in range(2)]),
-            "any": [processes.any(rank == 1), processes.any(False)],
+            "any": [processes.is_any_true(rank == 1), processes.is_any_true(False)],
             "agree": processes.agree(f"from {rank}"),
         }
         Path(sys.argv[1], f"{rank}.json").write_text(json.dumps(found))
@@ -93,7 +93,7 @@ def test_two_processes_train_as_one(together: tuple[Path, str], corpus: Path, te
 
 
 def test_passes_of_a_step_are_shared_evenly(start: Start) -> None:
-    assert [list(ProcessGroup(rank, 2).share(4)) for rank in (0, 1)] == [[0, 2], [1, 3]]
+    assert [list(ProcessGroup(rank, 2).own_passes(4)) for rank in (0, 1)] == [[0, 2], [1, 3]]
     message = r"batch: expected a multiple of micro times the processes, 128 × 3 tokens, found 256; change --batch or"
     with pytest.raises(OptionError, match=message):
         start("lm", processes=ProcessGroup(0, 3))
@@ -102,5 +102,5 @@ def test_passes_of_a_step_are_shared_evenly(start: Start) -> None:
 def test_a_single_process_is_not_distributed() -> None:
     with join_processes("cpu") as processes:
         assert processes == ProcessGroup(0, 1)
-        assert processes.main
+        assert processes.is_main
     assert local_device("cuda") == "cuda"

@@ -10,17 +10,17 @@ TALK = "User: What does it see?\n\nAssistant: The cat."
 
 
 def test_target_sees_text_as_its_own_run_wrote_it(prepared: Path, teacher: Teacher) -> None:
-    own, target = Encoder.own(load_tokenizer(prepared)), teacher.encoder
+    own, target = Encoder.of_run(load_tokenizer(prepared)), teacher.encoder
     texts = ["def f(x):\n    return x", TALK, "a <|endoftext|> b <|user|>"]
     assert list(target.encode(texts)) == list(own.encode(texts))
-    assert (target.end, target.vocab_size) == (own.end, own.vocab_size)
+    assert (target.end_id, target.vocab_size) == (own.end_id, own.vocab_size)
     assert target.fingerprint == teacher.llm.tokenizer.fingerprint
     assert 0 not in next(target.encode(texts[2:]))
 
 
 def test_open_question_ends_where_the_answer_begins(teacher: Teacher) -> None:
-    whole = teacher.encoder.dialogue([("user", "Who?"), ("assistant", "I.")])
-    asked = teacher.encoder.dialogue([("user", "Who?")])
+    whole = teacher.encoder.encode_dialogue([("user", "Who?"), ("assistant", "I.")])
+    asked = teacher.encoder.encode_dialogue([("user", "Who?")])
     assert asked == whole[: len(asked)]
     assert asked[-1] == teacher.llm.tokenizer.backend.token_to_id("<|assistant|>")
 
@@ -30,4 +30,4 @@ def test_target_without_a_chat_template_reads_dialogues_as_text(checkpoint: Make
     encoder = Encoder.of_target(llm.tokenizer, llm.config)
     (ids,) = encoder.encode([TALK])
     assert llm.tokenizer.decode(ids) == TALK
-    assert encoder.end == 0
+    assert encoder.end_id == 0

@@ -56,7 +56,7 @@ def test_resumed_run_is_the_uninterrupted_run(
     whole = train(start(kind, "whole", **changes))
     first = train(start(kind, "parts", **changes), stop_at)
     assert first.step == stop_at
-    assert not first.finished
+    assert not first.is_finished
     second = start(kind, "parts", **changes)
     assert second.step == stop_at
     train(second)

@@ -44,7 +44,7 @@ def test_mask_is_the_papers_rule(block: int, window: int | None) -> None:
 def test_rows_that_see_nothing_get_zeros_and_no_gradient() -> None:
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(12, heads, 8, generator=generator, requires_grad=True) for heads in (4, 2, 2))
-    attend = DelayedAttention(2, 6, keys=[k], values=[v], seen=[block_mask(6, 3)])
+    attend = DelayedAttention(2, 6, keys=[k], values=[v], masks=[block_mask(6, 3)])
     out = attend.cross(0, q)
     out.square().sum().backward()  # type: ignore[no-untyped-call]
     blind = torch.tensor([0, 1, 2, 6, 7, 8])

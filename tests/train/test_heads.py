@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pronk.drafters.from_target.modules.heads import HeadsShape
 from pronk.train.attention import DenseAttention, dense_hidden, dense_logits, dense_rope
-from pronk.train.heads import ahead, head_by_head
+from pronk.train.heads import head_by_head, shifted_rows
 from pronk.train.teacher import Teacher
 from train.kinds import Start
 
@@ -23,12 +23,12 @@ VARIANTS = [
 
 
 def test_rows_that_have_a_row_ahead() -> None:
-    rows, said = ahead(2, 4, 1, torch.device("cpu"))
+    rows, said = shifted_rows(2, 4, 1, torch.device("cpu"))
     assert rows.tolist() == [0, 1, 2, 4, 5, 6]
     assert said.tolist() == [1, 2, 3, 5, 6, 7]
-    rows, said = ahead(2, 4, 3, torch.device("cpu"))
+    rows, said = shifted_rows(2, 4, 3, torch.device("cpu"))
     assert (rows.tolist(), said.tolist()) == ([0, 4], [3, 7])
-    assert not len(ahead(2, 4, 4, torch.device("cpu"))[0])
+    assert not len(shifted_rows(2, 4, 4, torch.device("cpu"))[0])
 
 
 @pytest.mark.parametrize("chained", [False, True])

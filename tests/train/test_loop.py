@@ -19,7 +19,7 @@ def test_loss_falls(start: Start) -> None:
     evaluated: list[int] = []
     trainer = start("lm")
     trainer.train(reports.append, lambda news: evaluated.append(news.step))
-    assert trainer.finished
+    assert trainer.is_finished
     assert [report.step for report in reports] == [3, 6, 9, 12]
     assert evaluated == [6, 12]
     assert reports[0].loss == pytest.approx(np.log(SHAPE.vocab), rel=0.1)
@@ -40,10 +40,10 @@ def test_accumulated_passes_are_one_batch(start: Start) -> None:
 
 def test_time_limit_ends_the_run_with_its_schedule(start: Start) -> None:
     trainer = train(start("lm", steps=10_000, minutes=0.02, final_share=0.5, log_every=1))
-    assert trainer.finished
+    assert trainer.is_finished
     assert trainer.step < 10_000
     assert trainer.history[-1]["rate"] < 0.5 * TINY.rate
-    assert all(trainer.done)
+    assert all(trainer.phase_steps)
 
 
 def test_checkpoint_of_other_options_is_refused(start: Start) -> None:
@@ -97,7 +97,7 @@ def judged(start: Start, patience: int | None, figures: list[float] = FIGURES) -
 @pytest.mark.parametrize(("patience", "last"), [(1, 3), (2, 6), (3, 7), (4, 9), (None, 9)])
 def test_run_ends_when_it_gets_no_better(start: Start, patience: int | None, last: int) -> None:
     trainer = train(judged(start, patience))
-    assert trainer.finished
+    assert trainer.is_finished
     assert trainer.step == last
     assert trainer.stopped_early == (last < 9)
 
@@ -107,10 +107,10 @@ def test_patience_is_the_same_for_a_resumed_run(start: Start) -> None:
         trainer = train(judged(start, 3, FIGURES[begin:]), stop_at=stop)
     assert trainer.step == 7
     assert trainer.stopped_early
-    assert min(trainer.judged, key=lambda each: each[1]) == (4, 1.5)
+    assert min(trainer.judgements, key=lambda each: each[1]) == (4, 1.5)
     # With more patience, the run continues.
     trainer = judged(start, 5, FIGURES[7:])
-    assert not trainer.finished
+    assert not trainer.is_finished
     assert train(trainer).step == 9
 
 

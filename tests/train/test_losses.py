@@ -16,7 +16,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 @pytest.fixture
 def tensors(monkeypatch: pytest.MonkeyPatch) -> dict[str, Tensor]:
     """Return random inputs of the losses; chunks have 16 rows, and the last chunk has fewer."""
-    monkeypatch.setattr(losses, "_CHUNK", 16 * VOCAB)
+    monkeypatch.setattr(losses, "_MAX_LOGITS", 16 * VOCAB)
     monkeypatch.setattr(losses, "_ROWS", 1)
     g = torch.Generator().manual_seed(3)
     return {

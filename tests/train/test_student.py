@@ -32,7 +32,7 @@ class Ahead(Student[nn.Module]):
     """From the first layer's output at ``t``, branch ``k`` (from 0) predicts the token at ``t + 1 + k``."""
 
     kind = "ahead"
-    what = "An example"
+    title = "An example"
     hidden = (1,)
 
     def build(self, generator: torch.Generator) -> nn.Module:

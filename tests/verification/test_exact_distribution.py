@@ -6,14 +6,14 @@ import pytest
 
 from pronk.llm import LLM
 from pronk.sampling.params import SamplingParams
-from pronk.verification.exact_distribution import DRAW, NUM_TESTED_TOKENS, OTHER, ExactDistribution, stage
+from pronk.verification.exact_distribution import DRAW, NUM_TESTED_TOKENS, OTHER, ExactDistribution, choose_extended
 from pronk.verification.prompts import NamedPrompt
 from verification.cases import some_prompts
 
 
 @pytest.fixture(scope="module")
 def exact(llm: LLM) -> ExactDistribution:
-    found = stage(llm, some_prompts(llm)[:2])
+    found = choose_extended(llm, some_prompts(llm)[:2])
     assert found is not None
     return found
 
@@ -59,7 +59,7 @@ def test_no_distribution_if_the_context_is_too_short(llm: LLM, monkeypatch: pyte
     prompts = some_prompts(llm)[1:]
     size = len(prompts[0].ids)
     monkeypatch.setattr(llm, "config", _Short(size + NUM_TESTED_TOKENS))
-    assert stage(llm, prompts) is None
+    assert choose_extended(llm, prompts) is None
 
 
 class _Short:

@@ -18,7 +18,8 @@ from pronk.errors import ConfigError
 
 __all__ = ["FAMILIES", "ModelConfig", "llama_config", "parse_config"]
 
-_MAX_LAYERS = 10_000  # more than any model has; a damaged file fails before memory is allocated
+# More layers than any model has: a larger number in a damaged config.json is refused before memory is allocated.
+_MAX_LAYERS = 10_000
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 
@@ -30,7 +31,8 @@ _ACTIVATIONS: dict[str, Activation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
 }
 
-# Defaults of absent keys, as in transformers. For a null key, the call that reads the key gives the default.
+# Values of keys that config.json lacks, by family, as in transformers. A key with the value null has another default:
+# that of the call which reads the key.
 _DEFAULTS: dict[str, dict[str, int]] = {
     "mistral": {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
     "qwen2": {"max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096},
@@ -58,13 +60,13 @@ class ModelConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    context: int  # maximum number of tokens, after RoPE scaling
+    context: int  # maximum number of tokens, prompt and output together, after RoPE scaling
     norm_eps: float
     norm: Literal["rms", "layer"] = "rms"
     activation: Activation = "silu"
     gated: bool = True  # whether the MLP has a gate, as in SwiGLU
-    rope: RopeConfig | None = None  # rotary embedding; ``None`` means learned positions
-    windows: tuple[int | None, ...] = ()  # sliding window of each layer in tokens; ``None`` is full attention
+    rope: RopeConfig | None = None  # rotary embedding; ``None``: learned position embeddings
+    windows: tuple[int | None, ...] = ()  # per layer: sliding window in tokens; ``None``: full attention
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
@@ -73,7 +75,8 @@ class ModelConfig:
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
     dtype: str = "float32"  # data type of the weights that are not quantized
-    quantization: Mapping[str, Any] | None = field(default=None, hash=False)  # ``quantization_config``, or ``None``
+    # ``quantization_config`` of config.json; ``None`` if it has none
+    quantization: Mapping[str, Any] | None = field(default=None, hash=False)
 
     @cached_property
     def digest(self) -> str:
@@ -82,18 +85,18 @@ class ModelConfig:
 
     @property
     def group(self) -> int:
-        """Number of query heads per key/value head."""
+        """Number of query heads that share one key/value head."""
         return self.num_heads // self.num_kv_heads
 
     @property
     def qkv_sizes(self) -> tuple[int, int, int]:
-        """Numbers of outputs of the query, key and value projections."""
+        """Output sizes of the query, key and value projections: number of heads times ``head_dim``."""
         kv = self.num_kv_heads * self.head_dim
         return self.num_heads * self.head_dim, kv, kv
 
     @property
     def window(self) -> int | None:
-        """Largest sliding window in tokens; ``None`` if a layer has full attention."""
+        """Largest sliding window of all layers in tokens; ``None`` if any layer has full attention."""
         sizes = [size for size in self.windows if size is not None]
         return max(sizes) if len(sizes) == self.num_layers else None
 
@@ -174,7 +177,7 @@ class _ConfigReader:
         return self.integer(key, high=_MAX_LAYERS)
 
     def number(self, key: str, default: float) -> float:
-        return check_number(f"config.json: {key}", self.get(key, default), 0, above=True, error=ConfigError)
+        return check_number(f"config.json: {key}", self.get(key, default), 0, exclusive_min=True, error=ConfigError)
 
     def flag(self, key: str, *, default: bool = False) -> bool:
         return check_flag(f"config.json: {key}", self.get(key, default), error=ConfigError)
@@ -188,7 +191,7 @@ class _ConfigReader:
         return check_choice("config.json: dtype", name, ("float32", "float16", "bfloat16"), error=ConfigError)
 
     def special_ids(self) -> tuple[int | None, tuple[int, ...]]:
-        """Return the BOS id (the first entry if it is a list) and all EOS ids."""
+        """Return the id of the BOS token (the first one of a list, ``None`` without BOS) and all EOS ids."""
         bos, eos = self.raw.get("bos_token_id"), self.raw.get("eos_token_id")
         ids = () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,)
         bos = (bos or [None])[0] if isinstance(bos, list) else bos
@@ -200,7 +203,8 @@ class _ConfigReader:
     def windows(self, size: int | None, first: int = 0) -> tuple[int | None, ...]:
         """Return the sliding window of each layer: ``size`` tokens, or ``None`` for full attention.
 
-        The key ``layer_types`` gives the attention of each layer; without it, layers from ``first`` on have a window.
+        The key ``layer_types`` says which layers have a window. Without the key, the layers with index
+        ``first`` or more have one. If ``size`` is ``None``, no layer has one.
         """
         layers = self.layers("num_hidden_layers")
         implied = ["full_attention" if size is None or i < first else "sliding_attention" for i in range(layers)]
@@ -213,7 +217,7 @@ class _ConfigReader:
 
 
 def _llama_like(keys: _ConfigReader, *, windows: tuple[int | None, ...], **features: Any) -> ModelConfig:
-    """Parse the keys that Llama, Mistral and Qwen share; ``features`` are other fields of ModelConfig."""
+    """Parse the keys that Llama, Mistral and Qwen share; ``features`` are further fields of ModelConfig."""
     hidden, heads = keys.integer("hidden_size"), keys.integer("num_attention_heads")
     head_dim = keys.integer("head_dim", hidden // heads)
     if keys.get("head_dim") is None and hidden % heads:

@@ -23,8 +23,8 @@ from pronk.errors import ConfigError
 
 __all__ = ["RopeConfig", "RopeTable", "RotaryEmbedding", "apply_rope", "parse_rope"]
 
-_MAX_NUMBER = 1e15  # a larger number in config.json means a damaged file, and its powers overflow float32
-_INITIAL_POSITIONS = 1024  # initial number of entries of a RopeTable; it doubles as texts grow
+_MAX_NUMBER = 1e15  # a larger number in config.json means a damaged file; its powers would overflow float32
+_INITIAL_POSITIONS = 1024  # number of positions in a new RopeTable; for a longer text it grows to the next power of 2
 _KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
 _KNOWN_KEYS = frozenset(
     "rope_type type rope_theta factor original_max_position_embeddings partial_rotary_factor low_freq_factor "
@@ -37,22 +37,23 @@ class RopeConfig:
     """Parameters of the rotary embedding, most of which apply to one kind of scaling only."""
 
     head_dim: int
-    theta: float = 10000.0  # base of the frequencies ``theta ** (-2 i / head_dim)``
+    theta: float = 10000.0  # base of the frequencies: frequency ``i`` is ``theta ** (-2 i / head_dim)``
     kind: Literal["default", "linear", "dynamic", "llama3", "yarn", "factors"] = "default"
     factor: float = 1.0
-    original: int = 2048  # context length of pre-training in tokens; scaling multiplies it by ``factor``
+    original: int = 2048  # context length of pre-training, in tokens; after scaling it is ``factor`` times as long
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True
-    attention_scale: float = 1.0  # factor of cosines and sines, for *yarn*
-    divisors: tuple[float, ...] = ()  # divisor of each of the ``head_dim / 2`` frequencies, for *factors*
+    attention_scale: float = 1.0  # for *yarn*: factor of all cosines and sines
+    divisors: tuple[float, ...] = ()  # for *factors*: divisor of each frequency, ``head_dim / 2`` of them
 
     def extend(self, context: int) -> int:
-        """Return the context length after scaling; ``context`` is ``max_position_embeddings``.
+        """Return the context length after scaling; ``context`` is ``max_position_embeddings`` of config.json.
 
-        ``context`` is the length before *linear* or *dynamic* scaling, and the length before or after *yarn* scaling.
+        ``context`` is the length before scaling for *linear* and *dynamic*, and the length after scaling for all other
+        kinds, except that some *yarn* checkpoints store the length before scaling.
         """
         if self.kind in ("linear", "dynamic"):
             return int(context * self.factor)
@@ -67,10 +68,14 @@ def parse_rope(raw: Mapping[str, Any], head_dim: int, context: int) -> RopeConfi
 
     def number(key: str, default: Any = None) -> float:
         value = default if scaling.get(key) is None else scaling[key]
-        return check_number(f"config.json: {key} ({kind} rope)", value, 0, _MAX_NUMBER, above=True, error=ConfigError)
+        return check_number(
+            f"config.json: {key} ({kind} rope)", value, 0, _MAX_NUMBER, exclusive_min=True, error=ConfigError
+        )
 
     theta = number("rope_theta", raw.get("rope_theta") or 10000.0)
-    config = RopeConfig(head_dim, check_number("config.json: rope_theta", theta, 1, above=True, error=ConfigError))
+    config = RopeConfig(
+        head_dim, check_number("config.json: rope_theta", theta, 1, exclusive_min=True, error=ConfigError)
+    )
     if kind == "default":
         return config
     config = replace(config, kind=kind, factor=number("factor"), original=context)
@@ -114,7 +119,7 @@ def _check_supported(scaling: Any, raw: Mapping[str, Any], head_dim: int) -> Non
 
 
 def _yarn_scale(factor: float, mscale: float, mscale_all_dim: float) -> float:
-    """Return the default ``attention_factor``: s(1), or s(mscale) / s(mscale_all_dim); s is ``scale_for``."""
+    """Return the default of ``attention_factor``; 0 for ``mscale`` or ``mscale_all_dim`` means not given."""
 
     def scale_for(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
@@ -123,7 +128,7 @@ def _yarn_scale(factor: float, mscale: float, mscale_all_dim: float) -> float:
 
 
 class RotaryEmbedding:
-    """Computes the cosines and sines of a forward pass for the torch operators."""
+    """Computes the cosines and sines that the torch operators need for the rows of a forward pass."""
 
     def __init__(self, config: RopeConfig, device: torch.device) -> None:
         self.config = config
@@ -132,7 +137,7 @@ class RotaryEmbedding:
     def __call__(self, positions: Tensor, spans: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return ``(cos, cos)`` and ``(-sin, sin)``, each ``[rows, 1, head_dim]``, for :func:`apply_rope`.
 
-        ``spans`` ``[rows]`` is the text length of each row for *dynamic* scaling (see the module docstring).
+        ``spans`` ``[rows]`` has the text length of each row, which only *dynamic* scaling uses (see the module).
         """
         frequencies = self.frequencies
         if self.config.kind == "dynamic":
@@ -142,7 +147,7 @@ class RotaryEmbedding:
         return torch.cat((cos, cos), dim=-1)[:, None].to(dtype), torch.cat((-sin, sin), dim=-1)[:, None].to(dtype)
 
     def dynamic_frequencies(self, spans: Tensor) -> Tensor:
-        """Return the frequencies ``[rows, head_dim / 2]`` of *dynamic* scaling for text lengths ``spans``."""
+        """Return the frequencies ``[rows, head_dim / 2]`` of *dynamic* scaling; ``spans``: text lengths."""
         config = self.config
         lengths = spans.clamp(min=config.original).to(torch.float32)
         growth = config.factor * lengths / config.original - (config.factor - 1)
@@ -165,23 +170,23 @@ class RopeTable:
 
     @property
     def dynamic(self) -> bool:
-        """Whether rotations also depend on a text length, so that each row of a forward pass needs an entry."""
+        """Whether a rotation depends on position and text length; each row then needs an entry of its own."""
         return self.config is not None and self.config.kind == "dynamic"
 
     def up_to(self, stop: int) -> Tensor:
-        """Return a table that has at least the entries of the positions ``0 … stop - 1``."""
+        """Return the table, extended if necessary, so that it has entries for the positions ``0 … stop - 1``."""
         if len(self._table) < stop:
             size = max(_INITIAL_POSITIONS, 1 << (stop - 1).bit_length())
             self._table = self.compute_entries(range(size), ())
         return self._table
 
     def compute_entries(self, positions: Sequence[int], spans: Sequence[int]) -> Tensor:
-        """Return one entry per position; ``spans`` are the text lengths for *dynamic* scaling, else unused."""
+        """Return one entry per position; ``spans``: text length of each one, which only *dynamic* uses."""
         assert self._embedding is not None
         assert self.config is not None
         frequencies = self._embedding.frequencies
         if self.dynamic:
-            # Compute each length alone: the last bit of torch's pow depends on the number of rows.
+            # Make one call per text length: the last bit of torch's pow depends on the number of rows in the call.
             by_span = {span: self._embedding.dynamic_frequencies(torch.tensor([span])) for span in set(spans)}
             frequencies = torch.cat([by_span[span] for span in spans])
         angles = (torch.tensor(positions, dtype=torch.float32)[:, None] * frequencies).double()
@@ -197,7 +202,7 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _frequencies(config: RopeConfig) -> Tensor:
-    """Return the frequencies, float32 ``[head_dim / 2]``; for *dynamic* they are those without scaling."""
+    """Return the scaled frequencies, float32 ``[head_dim / 2]``; for *dynamic*, those before scaling."""
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).to(torch.float32) / config.head_dim
     plain = 1.0 / (config.theta**exponents)
     if config.kind == "linear":
@@ -212,7 +217,10 @@ def _frequencies(config: RopeConfig) -> Tensor:
 
 
 def _llama3_frequencies(config: RopeConfig, plain: Tensor) -> Tensor:
-    """Keep short wavelengths, multiply long ones by ``factor``, and blend the frequencies in between."""
+    """Keep high frequencies, divide low ones by ``factor``, and blend those in between.
+
+    High: the wavelength is below ``original / high_freq_factor``. Low: it is above ``original / low_freq_factor``.
+    """
     wavelength = 2 * math.pi / plain
     low, high = config.low_freq_factor, config.high_freq_factor
     long, short = config.original / low, config.original / high
@@ -225,7 +233,7 @@ def _llama3_frequencies(config: RopeConfig, plain: Tensor) -> Tensor:
 def _yarn_frequencies(config: RopeConfig, plain: Tensor) -> Tensor:
     """Keep high frequencies, divide low frequencies by ``factor``, and blend linearly in between.
 
-    Frequencies that make ``beta_slow`` to ``beta_fast`` turns over the original context are blended.
+    In between: frequencies that make ``beta_slow`` to ``beta_fast`` full turns within ``original`` positions.
     """
 
     def index_with(turns: float) -> float:

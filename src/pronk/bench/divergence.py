@@ -13,7 +13,7 @@ __all__ = ["find_divergence"]
 
 
 def find_divergence(llm: LLM, item: Item, plain: Sample, other: Sample) -> DivergenceRecord | None:
-    """Compare an output with plain decoding's; return ``None`` if they are equal or one of them failed.
+    """Return the first difference from plain decoding's output; ``None`` if none, or if an output failed.
 
     A near tie is a difference that rounding can cause, if the logits of both runs have errors of at most
     :func:`~pronk.verification.plain_decoding.rounding`. A difference in length alone is never a near tie.
@@ -27,11 +27,11 @@ def find_divergence(llm: LLM, item: Item, plain: Sample, other: Sample) -> Diver
     if position == shorter:
         return DivergenceRecord(*leading_fields, gap=None, near_tie=False)
     ours, theirs = plain.tokens[position], other.tokens[position]
-    if theirs >= llm.config.vocab_size:  # the target has no logit of this token id
+    if theirs >= llm.config.vocab_size:  # a peer's token id, for which the target has no logit
         return DivergenceRecord(*leading_fields, gap=None, near_tie=False)
     (recorder,) = score_next(llm, item.ids, [plain.tokens[:position]], item.params)
     scores = recorder.scores(recorder.logits)
     gap = float(scores[ours] - scores[theirs])
-    slack = 2 * rounding(llm, float(recorder.logits.abs().max()))  # twice, for two runs
+    slack = 2 * rounding(llm, float(recorder.logits.abs().max()))  # twice the error of one run
     near_tie = recorder.could_choose(theirs, ours, slack)
     return DivergenceRecord(*leading_fields, gap=gap if math.isfinite(gap) else None, near_tie=near_tie)

@@ -1,8 +1,8 @@
 """Result of a benchmark as dataclasses: ``--json`` writes it; tables, plots and report show it.
 
-All metrics of a method are taken over the prompts that *both* the method and plain decoding finished in every repeat;
-failed prompts are counted separately. Times are in seconds, sizes in bytes. ``None`` means not measured: a peer, for
-example, does not report its forward passes.
+A *method* is plain decoding, a drafter, or a peer (a decoding method of another engine). Its metrics cover the prompts
+that *both* the method and plain decoding finished in every repeat; other prompts count as failed. Times are in seconds,
+sizes in bytes. ``None`` means not measured: a peer, for example, does not report its forward passes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pronk.bench.records import PLAIN, Model, Start
 
 __all__ = ["ALL", "SOUND", "Document", "Failure", "Figures", "Latency", "ModelResult", "PassCost", "Range", "Split"]
 
-# Names of two aggregates over all tasks. SOUND leaves out prompts on which plain decoding repeats itself (a loop).
+# Names of two aggregates over all tasks: all prompts, and all prompts on which plain decoding does not end in a loop.
 ALL = "all"
 SOUND = "sound"
 
@@ -38,7 +38,7 @@ class Latency:
 
 @dataclass(frozen=True)
 class Split:
-    """Fractions of the time, 0..1: drafting, forward passes of the target model, everything else."""
+    """Fractions 0..1 of a method's time: in the drafter, in the target's forward passes, and elsewhere."""
 
     draft: float
     target: float
@@ -47,7 +47,7 @@ class Split:
 
 @dataclass(frozen=True)
 class PassCost:
-    """Time of a forward pass over ``rows`` rows: seconds, and ratio to the time with the fewest rows."""
+    """Time of a forward pass over ``rows`` rows, in seconds and relative to the fewest rows measured."""
 
     rows: int
     seconds: float
@@ -56,7 +56,7 @@ class PassCost:
 
 @dataclass(frozen=True)
 class Failure:
-    """A prompt that was not measured, and the reason."""
+    """A prompt that was skipped or that failed, and the reason."""
 
     id: str
     reason: str
@@ -70,40 +70,40 @@ class Figures:
     method: str  # a drafter or a peer, as the user wrote it
     engine: str  # "pronk", or the name of the peer's engine
     temperature: float  # 0 is greedy
-    prompts: int  # number of prompts that the metrics are taken over
-    asked: int  # number of prompts, failed ones included
+    prompts: int  # number of prompts that the metrics cover
+    asked: int  # number of prompts given to the method, failed ones included
     failures: tuple[Failure, ...] = ()
     tokens: int = 0  # number of generated tokens in one repeat
     tokens_per_second: Range | None = None  # generated tokens / (prefill + decoding time)
-    speedup: Range | None = None  # throughput relative to plain decoding in the same repeat
-    decode_speedup: Range | None = None  # speedup without the first step, which includes the prefill
-    # Mean time of a step after the first, drafting included / time to read the weights and the KV cache once.
+    speedup: Range | None = None  # ``tokens_per_second`` / that of plain decoding in the same repeat
+    decode_speedup: Range | None = None  # ``speedup`` without the first step of each request (prefill)
+    # Mean time of a step (not the first; with drafting), divided by the time to read weights and KV cache once.
     over_floor: float | None = None
-    steps: int | None = None  # forward passes of the target model in one repeat
-    S: float | None = None  # mean tokens per forward pass
-    alpha: float | None = None  # acceptance rate at the first draft position
+    steps: int | None = None  # number of forward passes in one repeat that generated tokens
+    S: float | None = None  # mean number of tokens per step
+    alpha: float | None = None  # acceptance rate of the first draft token of a step
     drafted: int | None = None  # number of verified draft tokens in one repeat
     accepted: int | None = None  # number of accepted draft tokens in one repeat
-    acceptance: tuple[float | None, ...] = ()  # acceptance rate at each draft position
+    acceptance: tuple[float | None, ...] = ()  # acceptance rate of draft tokens at depth 1, 2, 3, … of the tree
     ctar: tuple[float, ...] = ()  # share of the steps whose first 1, 2, 3, … draft tokens were accepted
-    # Calibration of predictions, one entry per bin of draft tokens: mean predicted probability of acceptance, observed
-    # acceptance rate, number of draft tokens. Only draft tokens with an accepted parent are counted.
+    # Calibration, one entry per bin of draft tokens with similar predictions: mean predicted probability of acceptance,
+    # observed acceptance rate, number of draft tokens. Only draft tokens with an accepted parent are counted.
     trust: tuple[tuple[float, float, int], ...] = ()
     rows_per_pass: float | None = None  # mean number of rows of the forward passes after the prefill
-    cost_coefficient: float | None = None  # time to draft one position / time of a plain forward pass
-    expected_speedup: float | None = None  # predicted from alpha, the draft depth and the cost coefficient
-    verify_cost: float | None = None  # mean time of a forward pass / that of plain decoding
-    ttft: Range | None = None  # time to the first token: mean over the prompts, median over the repeats
-    itl: Latency | None = None  # time between tokens; the tokens of a step share its time equally
+    cost_coefficient: float | None = None  # time to draft one level of the tree / time of a plain forward pass
+    expected_speedup: float | None = None  # prediction from alpha, depth of the trees and cost_coefficient
+    verify_cost: float | None = None  # mean time of a forward pass / mean time of one of plain decoding
+    ttft: Range | None = None  # seconds to the first token, mean over the prompts
+    itl: Latency | None = None  # seconds per token; the tokens of a step share its time equally
     split: Split | None = None
-    peak_memory: int | None = None  # peak memory in bytes of the process that ran the method
-    waited: float | None = None  # share of the time in communication with the model's workers, waiting included
-    # Number of prompts whose outputs in all repeats equal plain decoding's first one, out of ``compared`` prompts.
+    peak_memory: int | None = None  # bytes, largest over the prompts (see PeakMemory; for a peer, its process)
+    waited: float | None = None  # share 0..1 of the time spent sending to workers and waiting for them
+    # Number of prompts, out of ``compared``, whose outputs in all repeats equal plain decoding's of the first repeat.
     same: int | None = None
     compared: int | None = None
-    near_ties: int | None = None  # number of unequal outputs whose first difference is a near tie
+    near_ties: int | None = None  # how many of the ``compared - same`` prompts differ first at a near tie
     repeated: float | None = None  # mean share of an output's 4-grams that occurred before in that output
-    degenerated: int | None = None  # number of outputs that count as loops
+    degenerated: int | None = None  # number of outputs that are loops (see ``Document.degenerate_above``)
 
     @property
     def is_plain(self) -> bool:
@@ -121,10 +121,10 @@ class ModelResult(Model):
     """A model and all metrics measured on it."""
 
     bandwidth: Range | None  # bytes per second of reading memory, measured between the prompts
-    pass_cost: tuple[PassCost, ...]  # time of a forward pass by its number of rows
-    peers: dict[str, dict[str, str]]  # versions and settings of each peer, or its error
+    pass_cost: tuple[PassCost, ...]  # in order of the number of rows
+    peers: dict[str, dict[str, str]]  # by peer: its versions and settings, or ``error``
     skipped: tuple[Failure, ...]  # prompts that do not fit the model's context
-    figures: tuple[Figures, ...]  # ordered by task, temperature and method
+    figures: tuple[Figures, ...]  # one per task, temperature and method, in this order
 
     @property
     def temperatures(self) -> list[float]:
@@ -147,13 +147,13 @@ class Document(Start):
     """Result of a benchmark."""
 
     degenerate_above: float  # share of repeated 4-grams above which an output counts as a loop
-    harness_share: float  # time of the harness divided by the time of the methods
+    harness_share: float  # time of the benchmark's own work / time of the methods
     interrupted: bool  # whether the benchmark stopped before its end
     models: tuple[ModelResult, ...] = ()
 
     @property
     def threads(self) -> str:
-        """Threads and processes of the model: ``2 threads``, or ``2 workers (tree), threads of each: 1``."""
+        """Text about threads and processes: ``2 threads``, or ``2 workers (tree), threads of each: 1``."""
         count, workers = self.hardware.get("threads"), self.arguments.get("workers", 1)
         if workers == 1:
             return f"{count} threads"

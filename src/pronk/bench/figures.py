@@ -17,21 +17,21 @@ from pronk.engine.stats import Stats, StepStats
 
 __all__ = ["LOOP_THRESHOLD", "make_figures", "make_range"]
 
-# An output with a larger share of repeated 4-grams counts as a loop; natural text and code stay below.
+# An output is a loop if a larger share of its 4-grams repeats earlier ones; natural text and code stay below this.
 LOOP_THRESHOLD = 0.5
 
-# Maximum number of draft positions in the acceptance curves.
-_MAX_POSITIONS = 16
+# maximum length of ``Figures.acceptance`` and ``Figures.ctar``
+_MAX_DEPTH = 16
 
-Key = tuple[str, str]
+Key = tuple[str, str]  # task and id of a prompt
 
 
 @dataclass(frozen=True)
 class _Pairs:
-    """Samples ``[repeat][prompt]`` of the prompts that both methods finished in every repeat."""
+    """Samples ``[repeat][prompt]`` of the prompts that method and plain decoding finished in all repeats."""
 
-    method: list[list[Sample]]  # samples of the method
-    plain: list[list[Sample]]  # samples of plain decoding
+    method: list[list[Sample]]
+    plain: list[list[Sample]]
 
 
 def make_figures(
@@ -47,8 +47,8 @@ def make_figures(
     Args:
         method_samples: samples of the method, at least one; all at the same temperature.
         plain_samples: plain decoding's samples for the same prompts.
-        divergences: differences from plain decoding; those of other methods and prompts are ignored.
-        model: gives the bytes that a forward pass reads.
+        divergences: differences from plain decoding; those of other methods and prompts have no effect.
+        model: record with the number of bytes that a forward pass reads.
         bandwidth: bytes per second of reading memory; ``None`` leaves ``over_floor`` out.
         task: name of the task or aggregate that the samples belong to.
     """
@@ -72,7 +72,7 @@ def make_figures(
 
 
 def make_range(values: Sequence[float]) -> Range:
-    """Return the median and the spread of one or more values."""
+    """Return the median of one or more values, and half the distance from the smallest to the largest."""
     return Range(median(values), spread(values))
 
 
@@ -121,15 +121,15 @@ def _tokens(samples: Sequence[Sample]) -> int:
 
 
 def _per_token_after_first(samples: Sequence[Sample]) -> float:
-    """Return the seconds per token after the first step; 0 if the first step generated all tokens."""
+    """Return the seconds per token without the first steps; 0 if the first steps generated all tokens."""
     tokens = sum(len(s.tokens) - (s.steps[0].tokens if s.steps else 1) for s in samples)
     return sum(s.total_seconds - (s.ttft or 0.0) for s in samples) / tokens if tokens > 0 else 0.0
 
 
 def _exactness(pairs: _Pairs, divergences: Sequence[DivergenceRecord]) -> dict[str, Any]:
-    """Count the prompts whose outputs in all repeats equal plain decoding's output of the first repeat.
+    """Return ``same``, ``compared`` and ``near_ties`` of Figures, or ``{}`` if nothing is compared.
 
-    A peer draws its own random numbers, so only greedy outputs of peers are compared.
+    Not compared: sampled outputs of a peer, which draws its own random numbers, and plain decoding with one repeat.
     """
     first = pairs.method[0][0]
     if (first.engine != "pronk" and first.temperature > 0) or (first.method == PLAIN and len(pairs.method) == 1):
@@ -147,29 +147,29 @@ def _repetition(samples: Sequence[Sample]) -> dict[str, Any]:
 
 
 def _acceptance(samples: Sequence[Sample]) -> dict[str, Any]:
-    """Count verified and accepted draft tokens of one repeat; all repeats have the same counts.
+    """Return the fields of Figures about steps and draft tokens, from one repeat: all have equal counts.
 
     The last forward pass of the prefill generates a token and counts as a step: in plain decoding S = 1. The acceptance
-    rates leave this step out unless it has draft tokens, which is possible for a prompt of one token only.
+    rates leave this step out unless it has draft tokens, which is possible only for a prompt of one token.
     """
     numbered_steps = [pair for sample in samples for pair in enumerate(sample.steps or ())]
     draft_steps = [step for number, step in numbered_steps if number or step.depth]
     accepted, shares = [step.accepted for step in draft_steps], Stats(steps=draft_steps).acceptance
-    num_positions = min(len(shares), _MAX_POSITIONS)
+    num_depths = min(len(shares), _MAX_DEPTH)
     return {
         "steps": len(numbered_steps),
         "S": _tokens(samples) / len(numbered_steps),
         "drafted": sum(step.drafted for step in draft_steps),
         "accepted": sum(accepted),
         "alpha": shares[0] if shares else None,
-        "acceptance": tuple(shares[:_MAX_POSITIONS]),
+        "acceptance": tuple(shares[:_MAX_DEPTH]),
         "trust": _calibration(samples),
-        "ctar": tuple(ctar_curve(accepted, num_positions)) if num_positions else (),
+        "ctar": tuple(ctar_curve(accepted, num_depths)) if num_depths else (),
     }
 
 
 def _calibration(samples: Sequence[Sample]) -> tuple[tuple[float, float, int], ...]:
-    """Return mean prediction, observed acceptance and number of draft tokens of each non-empty bin."""
+    """Return (mean prediction, acceptance rate, number of draft tokens) of each bin with draft tokens."""
     bins = [
         [sum(column) for column in zip(*one_bin, strict=True)]
         for one_bin in zip(*(s.trust for s in samples if s.trust is not None), strict=True)
@@ -178,13 +178,13 @@ def _calibration(samples: Sequence[Sample]) -> tuple[tuple[float, float, int], .
 
 
 def _step_pairs(samples: Sequence[Sample]) -> Iterator[tuple[StepStats, StepStats]]:
-    """Yield (previous step, step) for all steps but the first one of a sample, which contains the prefill."""
+    """Yield (previous step, step) for each step but a sample's first one, which contains the prefill."""
     for sample in samples:
         yield from pairwise(sample.steps or ())
 
 
 def _times(pairs: _Pairs) -> dict[str, Any]:
-    """Return percentiles of inter-token latencies, and the split of the time."""
+    """Return the fields ``itl`` (percentiles over tokens of all repeats) and ``split`` of Figures."""
     latencies: list[float] = []
     samples = [sample for samples in pairs.method for sample in samples]
     for sample in samples:
@@ -200,7 +200,7 @@ def _times(pairs: _Pairs) -> dict[str, Any]:
 
 
 def _costs(pairs: _Pairs, model: Model, bandwidth: Range | None) -> dict[str, Any]:
-    """Return the mean rows and time of a forward pass, the drafting cost, and the expected speed-up."""
+    """Return the fields of Figures about costs: rows, pass time, drafting time, expected speed-up."""
     steps = [pair for samples in pairs.method for pair in _step_pairs(samples)]
     plain_steps = [pair for samples in pairs.plain for pair in _step_pairs(samples)]
     if not steps or not plain_steps:
@@ -229,6 +229,6 @@ def _mean_time(steps: Sequence[tuple[StepStats, StepStats]], clock: Callable[[St
 
 
 def _bytes_read(samples: Sequence[Sample], model: Model) -> float:
-    """Return the mean bytes that a forward pass reads: the weights, and KV of prompt and half the output."""
+    """Return the mean bytes that a forward pass reads: weights, KV cache of prompt and half the output."""
     tokens = sum((sample.prompt_tokens + len(sample.tokens) / 2) * sample.batch for sample in samples) / len(samples)
     return model.pass_bytes + model.kv_bytes_per_token * tokens

@@ -1,4 +1,4 @@
-"""Description of the machine of a benchmark, and its measured memory bandwidth and peak memory."""
+"""The machine that runs a benchmark: description, memory bandwidth, and peak memory of the methods."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ import torch
 
 from pronk.bench.peers.engines.memory import peak_memory, reset_peak_memory
 
-__all__ = ["BandwidthMeter", "PeakMemory", "hardware", "versions"]
+__all__ = ["BandwidthMeter", "PeakMemory", "describe_hardware", "versions"]
 
 _PACKAGES = ("pronk", "torch", "tokenizers", "safetensors", "numpy")
 
-# 1 GiB: larger than the caches of today's processors.
-_BUFFER_BYTES = 2**30
+_BUFFER_BYTES = 2**30  # larger than the caches of today's processors
 
 
 class BandwidthMeter:
@@ -32,48 +31,48 @@ class BandwidthMeter:
 
     @property
     def nbytes(self) -> int:
-        """Size of the buffer in bytes."""
+        """Size in bytes of the buffer that is summed."""
         return self._buffer.nbytes
 
     def measure(self) -> float:
         """Return the read bandwidth in bytes per second, the best of three runs."""
         best = 0.0
         for _ in range(3):
-            began = perf_counter()
+            started = perf_counter()
             self._buffer.sum()
             if self._device.type != "cpu":
                 torch.accelerator.synchronize(self._device)
-            best = max(best, self._buffer.nbytes / (perf_counter() - began))
+            best = max(best, self._buffer.nbytes / (perf_counter() - started))
         return best
 
 
 class PeakMemory:
-    """Peak memory of this process, or of its accelerator, since :meth:`reset`.
+    """Peak memory since :meth:`reset`: on CUDA of the GPU, otherwise of this process.
 
     Args:
         device: device of the model.
-        besides: bytes of the benchmark's own buffers, which are subtracted.
+        excluded_bytes: bytes of the benchmark's own buffers, which are subtracted.
     """
 
-    def __init__(self, device: torch.device, besides: int = 0) -> None:
-        self._cuda = device if device.type == "cuda" else None
-        self._besides = besides
+    def __init__(self, device: torch.device, excluded_bytes: int = 0) -> None:
+        self._cuda_device = device if device.type == "cuda" else None
+        self._excluded_bytes = excluded_bytes
 
     def reset(self) -> None:
-        """Reset the peak to the current memory, if the system supports it."""
-        if self._cuda is not None:
-            torch.cuda.reset_peak_memory_stats(self._cuda)
+        """Set the peak to the memory in use now, if the system supports it."""
+        if self._cuda_device is not None:
+            torch.cuda.reset_peak_memory_stats(self._cuda_device)
         else:
             reset_peak_memory()
 
     def read(self) -> int | None:
         """Return the peak in bytes, or ``None`` if the system does not report it."""
-        peak = peak_memory() if self._cuda is None else torch.cuda.max_memory_allocated(self._cuda)
-        return None if peak is None else peak - self._besides
+        peak = peak_memory() if self._cuda_device is None else torch.cuda.max_memory_allocated(self._cuda_device)
+        return None if peak is None else peak - self._excluded_bytes
 
 
-def hardware(device: torch.device) -> dict[str, Any]:
-    """Return a description of processor, available cores, bytes of memory, threads and device."""
+def describe_hardware(device: torch.device) -> dict[str, Any]:
+    """Return the machine's properties by name: processor, cores, bytes of memory, threads, device."""
     description: dict[str, Any] = {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -98,7 +97,7 @@ def _processor() -> str:
 
 
 def versions(packages: Sequence[str] = _PACKAGES) -> dict[str, str]:
-    """Return the versions of Python and of the packages that are installed."""
+    """Return the versions of Python and of those ``packages`` that are installed."""
     installed = {"python": platform.python_version()}
     for package in packages:
         with suppress(PackageNotFoundError):

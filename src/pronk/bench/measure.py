@@ -1,4 +1,4 @@
-"""Measure all methods on all prompts, interleaved, so that noise on the machine affects all methods.
+"""Measure all methods on all prompts, interleaved: noise on the machine affects all methods alike.
 
 For each batch of prompts, each temperature and each turn of a conversation, all repeats of all methods run one after
 the other, and each repeat begins with another method. The results are the records of
@@ -19,8 +19,8 @@ from pronk.bench.divergence import find_divergence
 from pronk.bench.machine import BandwidthMeter
 from pronk.bench.methods import Item, Method
 from pronk.bench.passes import pass_times
-from pronk.bench.prompts import Prompt, encode, fit
-from pronk.bench.records import PLAIN, Bandwidth, End, Sample, Skip, StepTrace
+from pronk.bench.prompts import Prompt, drop_middle, encode
+from pronk.bench.records import PLAIN, Bandwidth, End, Sample, Skip, Trace
 from pronk.errors import PromptError, PronkError
 from pronk.llm import LLM
 from pronk.sampling.noise import derive_seed
@@ -29,7 +29,7 @@ from pronk.sampling.params import SamplingParams
 __all__ = ["Bench", "Options", "Timer"]
 
 _WARM_UP_TOKENS = 8  # number of tokens that each method generates before the first measurement
-_REFILL_TOKENS = 64  # length of the prompt that refills the CPU caches after a measurement of the bandwidth
+_REFILL_TOKENS = 64  # length of the prompt whose decoding refills the CPU caches
 
 Progress = Callable[[int, int], None]
 
@@ -38,20 +38,20 @@ Progress = Callable[[int, int], None]
 class Options:
     """Options of the measurement."""
 
-    max_tokens: int = 128  # maximum tokens of each output
+    max_tokens: int = 128  # maximum number of tokens of each output
     temperatures: tuple[float, ...] = (0.0, 0.8)  # 0 is greedy
-    repeats: int = 3  # runs of every method on every prompt
-    batch: int = 1  # prompts that are decoded together
-    seed: int = 7  # base of the seeds of all requests
+    repeats: int = 3  # number of runs of every method on every prompt
+    batch: int = 1  # number of prompts that are decoded together
+    seed: int = 7  # the seeds of all requests are derived from this one
     ignore_eos: bool = False  # whether to continue after an end-of-text token
     chat: bool = True  # whether to render conversations with the model's chat template
-    fit: bool = False  # whether to cut the middle out of prompts that are too long; otherwise they are skipped
+    fit: bool = False  # prompts that are too long: True cuts out their middle, False skips them
 
 
 class Timer:
-    """Times the runs of methods and the preparation; the rest of the time is overhead of the harness.
+    """Times the runs of methods and the preparation; all other time is overhead of the benchmark itself.
 
-    Preparation is loading, warm-up, measuring the machine and comparing outputs.
+    Preparation: loading models, warm-up, measuring the machine, comparing outputs.
     """
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class Timer:
     running, preparing = partialmethod(_time, "running"), partialmethod(_time, "preparing")
 
     def end(self, *, interrupted: bool) -> End:
-        """Return the last record, with the overhead of the harness."""
+        """Return the last record of the benchmark, with the ratio of the overhead to the time of the runs."""
         harness = perf_counter() - self._began - sum(self._seconds.values())
         runs = self._seconds["running"]
         return End(harness / runs if runs else 0.0, interrupted)
@@ -84,11 +84,11 @@ class Bench:
     options: Options
     _: KW_ONLY
     bandwidth: BandwidthMeter
-    trace: StepTrace
+    trace: Trace
     timer: Timer
 
     def run(self, tasks: Mapping[str, Sequence[Prompt]], progress: Progress = lambda _done, _total: None) -> None:
-        """Measure all prompts of all tasks; ``progress`` receives the numbers of finished and of all runs."""
+        """Measure all prompts of all tasks; ``progress`` gets the numbers of finished runs and of all runs."""
         runs = len(self.options.temperatures) * self.options.repeats * len(self.methods)
         total = runs * sum(prompt.num_turns for prompts in tasks.values() for prompt in prompts)
         self._progress, self._done, self._total = progress, 0, total
@@ -101,26 +101,27 @@ class Bench:
 
     def _warm_up(self, prompts: Sequence[Prompt]) -> None:
         """Run every method once to fill caches and start threads, then measure the time of forward passes."""
-        ids = fit(self._first_ids(prompts), max(1, self.llm.config.context // 2))
+        ids = drop_middle(self._first_ids(prompts), max(1, self.llm.config.context // 2))
         params = SamplingParams(max_tokens=_WARM_UP_TOKENS, ignore_eos=True)
-        item = Item(ids, params, Sample("", "", "", "", 0.0, 0, -1))  # repeat -1: has its own proposer
+        # Repeat -1: a proposer belongs to one repeat, so no measured repeat shares the proposer of the warm-up.
+        item = Item(ids, params, Sample("", "", "", "", 0.0, 0, -1))
         with self.timer.preparing():
             for method in self.methods:
                 self._attempt(method, [item])
-            # A model that fails here fails in the measured runs again, and their samples report the error.
+            # A model that fails here also fails in the measured runs, whose samples report the error.
             with suppress(PronkError):
                 for record in pass_times(self.llm, ids):
                     self.trace.add(record)
 
     def _first_ids(self, prompts: Sequence[Prompt]) -> list[int]:
-        """Return the token ids of the first prompt that can be encoded, or one token if there is none."""
+        """Return the token ids of the first prompt that can be encoded, or ``[0]`` if there is none."""
         for prompt in prompts:
             with suppress(PromptError):
                 return encode(self.llm, prompt, chat=self.options.chat)
         return [0]
 
     def _measure_batch(self, task: str, prompts: Sequence[Prompt], temperature: float) -> None:
-        """Measure all turns of a batch of prompts; later turns follow plain decoding's answers."""
+        """Measure all turns of a batch of prompts; a later turn follows plain decoding's earlier answers."""
         answers: dict[str, list[str]] = {prompt.id: [] for prompt in prompts}
         for turn in range(max(prompt.num_turns for prompt in prompts)):
             due = [prompt for prompt in prompts if turn < prompt.num_turns]
@@ -134,8 +135,8 @@ class Bench:
                 continue
             with self.timer.preparing():
                 self.trace.add(Bandwidth(self.bandwidth.measure()))
-                # The measurement has emptied the CPU caches; a short run refills them before the first method.
-                with suppress(PronkError):  # the samples report the error
+                # Measuring the bandwidth has emptied the CPU caches; a short run refills them before the first method.
+                with suppress(PronkError):  # the measured samples report the error
                     ids = items[0][1].ids[:_REFILL_TOKENS]
                     self.llm.generate(ids, SamplingParams(max_tokens=2), drafter=PLAIN)
             plain = self._run_repeats([item for _, item in items])
@@ -157,7 +158,7 @@ class Bench:
                 self.trace.add(Skip(name, task, str(error)))
                 continue
             if options.fit:
-                ids = fit(ids, limit)
+                ids = drop_middle(ids, limit)
             if not 0 < len(ids) <= limit:
                 context = self.llm.config.context
                 reason = f"{len(ids)} tokens and {options.max_tokens} more; the model's context is {context}"
@@ -189,7 +190,7 @@ class Bench:
         return first_samples[PLAIN]
 
     def _attempt(self, method: Method, items: Sequence[Item]) -> list[Sample]:
-        """Run a method; an exception becomes the error of its samples."""
+        """Run a method once; if it raises an exception, return one sample per item with this ``error``."""
         try:
             return method.run(items)
         except Exception as error:  # noqa: BLE001
@@ -197,7 +198,7 @@ class Bench:
             return [replace(item.sample, error=reason) for item in items]
 
     def _record_divergences(self, items: Sequence[Item], first_samples: Mapping[str, Sequence[Sample]]) -> None:
-        """Record differences from plain decoding; sampled outputs of peers are not comparable."""
+        """Record outputs that differ from plain decoding's; a peer's sampled outputs are not comparable."""
         for method in self.methods:
             if method.engine == "pronk" or items[0].params.greedy:
                 for item, plain, other in zip(items, first_samples[PLAIN], first_samples[method.name], strict=True):

@@ -21,7 +21,7 @@ __all__ = ["DrafterMethod", "Item", "Method", "PeerMethod"]
 
 @dataclass(frozen=True)
 class Item:
-    """A prompt to measure: token ids, sampling parameters, and a sample that :meth:`Method.run` completes."""
+    """A prompt to measure. :meth:`Method.run` returns a copy of ``sample`` with the results filled in."""
 
     ids: list[int]
     params: SamplingParams
@@ -42,8 +42,8 @@ class Method(ABC):
 class DrafterMethod(Method):
     """A drafter of pronk.
 
-    Each temperature and repeat has a proposer of its own: a drafter that stores earlier outputs must not find the
-    answer to a prompt from another run of the same prompt.
+    Each pair of temperature and repeat has a proposer of its own: a drafter that stores earlier outputs must not find
+    the answer to a prompt there, from another run of the same prompt.
     """
 
     engine = "pronk"
@@ -55,7 +55,7 @@ class DrafterMethod(Method):
         self._proposers: dict[tuple[float, int], Proposer[Any]] = {}
 
     def run(self, items: Sequence[Item]) -> list[Sample]:
-        """Generate for all items; the time of the call is divided equally among the prompts.
+        """Generate for all items in one batch; each sample gets an equal part of the time of the call.
 
         Raises:
             PronkError: the drafter raised an exception, so that the times are not those of speculative decoding.
@@ -72,7 +72,7 @@ class DrafterMethod(Method):
         waited = (runner.communication_seconds - waited_before) / len(items)
         peak = self._peak.read()
         for completion in completions:
-            completion.stats.check_proposer()  # raises if the drafter has failed
+            completion.stats.check_proposer()  # raises PronkError if the drafter raised an exception
         return [
             replace(
                 item.sample,
@@ -94,7 +94,7 @@ class DrafterMethod(Method):
 class PeerMethod(Method):
     """Another engine, which gets one prompt at a time."""
 
-    error: PeerError | None = None  # failure of the peer's start; every prompt then fails with this error
+    error: PeerError | None = None  # set if the peer did not start; every prompt then fails with this error
 
     def __init__(self, peer: Peer, eos_ids: Sequence[int]) -> None:
         self.name = peer.name
@@ -103,7 +103,7 @@ class PeerMethod(Method):
         self._eos_ids = eos_ids
 
     def run(self, items: Sequence[Item]) -> list[Sample]:
-        """Generate for one item after the other; the peer's process measures the time of the engine's call."""
+        """Generate for one item after the other; the peer's process times the call of the engine."""
         if self.error is not None:
             raise self.error
         return [self._run(item) for item in items]

@@ -9,7 +9,7 @@ S and the acceptance rate at each position, which the engine counts itself, are 
 
 Sources: *lookahead* is Fu et al., Break the Sequential Dependency of LLM Inference Using Lookahead Decoding; *Kangaroo*
 is Liu et al., Kangaroo: Lossless Self-Speculative Decoding via Double Early Exiting; *GLIDE* is Du et al., GLIDE with
-a CAPE. The expected counts go back to Leviathan et al., Fast Inference from Transformers via Speculative Decoding.
+a CAPE. The expected tokens are from Leviathan et al., Fast Inference from Transformers via Speculative Decoding.
 
 Errors: every function raises :class:`~pronk.errors.OptionError` for an argument outside the range in its docstring.
 """
@@ -38,8 +38,8 @@ def expected_tokens(alpha: float, gamma: int) -> float:
 def expected_speedup(alpha: float, gamma: int, cost: float) -> float:
     """Return ``(1 - α^(γ+1)) / ((1 - α)(γc + 1))``, the expected speed-up (GLIDE, section 5.1).
 
-    The numerator over ``1 - α`` is the expected tokens of a step. ``γc + 1`` is the time of a step in plain passes of
-    the target model: ``γ`` drafts at ``cost`` each, which is at least 0, and one verification, taken as a plain pass.
+    ``(1 - α^(γ+1)) / (1 - α)`` is the expected number of tokens of a step. ``γc + 1`` is the duration of a step, in
+    forward passes of plain decoding: ``γ`` draft tokens at ``c = cost`` each (at least 0), and one verification.
     """
     check_number("cost", cost, 0)
     return expected_tokens(alpha, gamma) / (gamma * cost + 1)
@@ -49,8 +49,8 @@ def ctar_curve(accepted: Sequence[int], up_to: int) -> list[float]:
     """Return ``CTAR(1) … CTAR(up_to)``, a falling curve (Kangaroo, definition 1, equation 2, figure 1a).
 
     ``CTAR(w) = (1 / steps) Σ [accepted ≥ w]`` is the share of the steps whose first ``w`` draft tokens were accepted.
-    Kangaroo's condition ``s_k - w > 0`` is equal, because ``s_k`` counts the target model's own token too. Steps with
-    fewer than ``w`` draft tokens count as misses, so that ``1 + CTAR(1) + CTAR(2) + …`` is S.
+    Kangaroo writes ``s_k - w > 0`` for ``accepted ≥ w``: its ``s_k`` counts the target model's own token too. A step
+    with fewer than ``w`` draft tokens counts as ``accepted < w``, so that ``1 + CTAR(1) + CTAR(2) + …`` is S.
 
     Args:
         accepted: number of accepted draft tokens, at least 0, of each of one or more steps.
@@ -75,7 +75,7 @@ def repeated_ngrams(tokens: Sequence[int], n: int = 4) -> float:
 
 
 def inter_token_latencies(step_seconds: Sequence[float], step_tokens: Sequence[int]) -> list[float]:
-    """Return the seconds of each token, in order; the tokens of a step share its time equally.
+    """Return the latency of each token in seconds; the time of a step is divided equally among its tokens.
 
     The time of a step without tokens is added to the next step. The time after the last token is dropped, so that the
     sum is the time to the last token. Seconds are finite; seconds and numbers of tokens are at least 0.
@@ -91,7 +91,7 @@ def inter_token_latencies(step_seconds: Sequence[float], step_tokens: Sequence[i
 
 
 def spread(values: Sequence[float]) -> float:
-    """Return half the range of finite numbers, ``(max - min) / 2``; tables show it after ±."""
+    """Return ``(max - min) / 2`` of one or more finite numbers; tables show it after ±."""
     for value in values:
         check_number("values", value)
     return (max(values) - min(values)) / 2

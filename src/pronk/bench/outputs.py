@@ -14,7 +14,7 @@ from rich.console import Console
 
 from pronk.errors import OptionError
 
-if TYPE_CHECKING:  # importing torch here would delay the report of a mistake in the paths
+if TYPE_CHECKING:  # imports torch, which would delay the message about a wrong path
     from pronk.bench.records import Record
 
 __all__ = ["STDOUT", "Outputs"]
@@ -24,15 +24,15 @@ STDOUT = Path("-")
 
 @dataclass(frozen=True)
 class Outputs:
-    """Files to write besides the tables on the terminal."""
+    """Paths of the files that a benchmark writes; ``None``: not written. The terminal always gets tables."""
 
-    document: Path | None  # JSON file; STDOUT writes JSON to standard output and tables to standard error
+    document: Path | None  # JSON file; STDOUT: JSON on standard output, tables on standard error
     markdown: Path | None
-    report: Path | None  # folder of the HTML page
-    trace: Path | None  # JSON lines with every measurement, written as it is made
+    report: Path | None  # folder for index.html
+    trace: Path | None  # JSON lines, one per measurement, written during the benchmark
 
     def check(self) -> None:
-        """Check the paths before anything is measured.
+        """Check all paths; call this before the benchmark.
 
         Raises:
             OptionError: a path cannot be written, or is given twice.
@@ -51,7 +51,7 @@ class Outputs:
             check_report(self.report)
 
     def deliver(self, records: Sequence[Record]) -> None:
-        """Write the files, then print the tables, so that a closed terminal loses no results."""
+        """Write the files first, then print the tables: the files are complete if the terminal was closed."""
         from pronk.bench.render import show, to_markdown  # noqa: PLC0415 - imports torch
         from pronk.bench.summary import summarize  # noqa: PLC0415
 

@@ -22,7 +22,7 @@ _STEPS = 6  # default maximum number of forward passes per round and number of r
 
 @dataclass(frozen=True)
 class _StarProposer(Proposer[None]):
-    """Proposer of ``rows - 1`` alternatives for the next token: ``rows`` rows with the last token."""
+    """Proposer of ``rows - 1`` draft tokens below the last token: ``rows`` rows per forward pass."""
 
     name = "star"
     rows: int
@@ -32,7 +32,7 @@ class _StarProposer(Proposer[None]):
         """Return ``None``: the proposer has no state."""
 
     def propose(self, contexts: Sequence[DraftContext[None]]) -> list[TokenTree]:
-        """Propose ``root + 1``, ``root + 2``, … (modulo ``vocab_size``) after the last token ``root``."""
+        """Propose ``root + 1``, ``root + 2``, … (modulo ``vocab_size``) as children of the last token."""
         parents = (-1, *[0] * (self.rows - 1))
         roots = [context.tokens[-1] for context in contexts]
         return [TokenTree(tuple((root + i) % self.vocab_size for i in range(self.rows)), parents) for root in roots]
@@ -53,5 +53,5 @@ def pass_times(
         for rows in sizes or ROWS:
             stats = llm.generate(prompt, params, drafter=_StarProposer(rows, llm.config.vocab_size)).stats
             for previous, step in pairwise(stats.steps):
-                if step.rows == rows:  # the last step has fewer rows: max_tokens leaves no room for draft tokens
+                if step.rows == rows:  # fewer in the last steps, where max_tokens limits draft tokens
                     yield PassTime(rows, step.target_clock - previous.target_clock)

@@ -36,12 +36,12 @@ _SETTINGS: dict[str, Any] = {
     "grid.alpha": 0.3,
     "legend.fontsize": 8,
     "legend.frameon": False,
-    "svg.fonttype": "none",  # text is not converted to outlines, which keeps the file small
-    "svg.hashsalt": "pronk",  # ids of SVG elements do not change from run to run
+    "svg.fonttype": "none",  # keep text as text instead of outlines, for a small file
+    "svg.hashsalt": "pronk",  # the same ids of SVG elements in every run
     "text.parse_math": False,  # a $ in a name does not start a formula
 }
 _WIDTH, _HEIGHT = 4.8, 2.8  # size of a plot in inches
-_BAR_HEIGHT = 0.17  # in inches
+_BAR_HEIGHT = 0.17  # height that a bar adds to a plot, in inches
 _MAX_LABEL = 26  # maximum number of characters of a label
 _REFERENCE: dict[str, Any] = {"color": "gray", "linestyle": "--"}
 
@@ -78,7 +78,7 @@ def _make_figure(draw: Callable[[Axes], None], rows: int) -> Figure:
     axes = figure.add_subplot()
     draw(axes)
     handles, labels = axes.get_legend_handles_labels()
-    legend = dict(zip(labels, handles, strict=True))  # one entry per method
+    legend = dict(zip(labels, handles, strict=True))  # one entry per label
     if legend:
         figure.legend(legend.values(), legend.keys(), loc="outside upper left", ncols=2)
     return figure
@@ -96,14 +96,14 @@ def _to_svg(make_figure: Callable[[], Figure], theme: str, *, transparent: bool)
 
     buffer = io.StringIO()
     with style.context([theme, _SETTINGS], after_reset=True), warnings.catch_warnings():
-        # The reader's browser may have a font for the characters that matplotlib's font lacks.
+        # No warning of characters that matplotlib's font lacks: the reader's browser draws the text with its own fonts.
         warnings.filterwarnings("ignore", message="Glyph .* missing", category=UserWarning)
         make_figure().savefig(buffer, format="svg", transparent=transparent, metadata={"Date": None})
     return buffer.getvalue()
 
 
 def _shorten(name: str) -> str:
-    """Cut the middle out of a long name, because names differ at the start and in the last options."""
+    """Cut the middle out of a long name: the start and the last options tell names apart."""
     clean = "".join(c if c.isprintable() else " " for c in name)
     return clean if len(clean) <= _MAX_LABEL else f"{clean[: _MAX_LABEL // 2]}…{clean[1 - _MAX_LABEL // 2 :]}"
 
@@ -112,19 +112,19 @@ class _Plotter:
     """Draws the plots of one model.
 
     Attributes:
-        looks: label, colour and marker of each method, the same in every plot.
-        floor: seconds to read the weights from memory once, the least time of a forward pass; 0 if unknown.
+        method_styles: label, colour and marker of each method, the same in every plot.
+        floor: seconds to read all weights from memory once, which no forward pass can beat; 0 if unknown.
     """
 
     def __init__(self, model: ModelResult) -> None:
         self.model = model
-        self.looks: dict[str, dict[str, Any]] = {PLAIN: {"label": "plain", "color": "gray", "marker": "o"}}
+        self.method_styles: dict[str, dict[str, Any]] = {PLAIN: {"label": "plain", "color": "gray", "marker": "o"}}
         for i, method in enumerate(dict.fromkeys(f.method for f in model.figures if not f.is_plain)):
-            self.looks[method] = {"label": _shorten(method), "color": f"C{i % 10}", "marker": "os^Dv"[i % 5]}
+            self.method_styles[method] = {"label": _shorten(method), "color": f"C{i % 10}", "marker": "os^Dv"[i % 5]}
         self.floor = model.pass_bytes / model.bandwidth.median if model.bandwidth and model.bandwidth.median else 0.0
 
     def draw(self) -> Iterator[Plot]:
-        """Yield every plot that shows at least one method besides plain decoding."""
+        """Yield the plots that show at least one method besides plain decoding, then that of pass times."""
         for title, caption, is_shown, draw in _PLOTS:
             for temperature in sorted(self.model.temperatures):
                 shown = [f for f in self.model.figures if f.temperature == temperature and is_shown(f)]
@@ -155,9 +155,13 @@ class _Plotter:
     def _bars(self, axes: Axes, first: int, figures: Sequence[Figures], values: Sequence[Any]) -> None:
         """Draw one bar with a whisker per method, at y = ``first``, ``first + 1``, …, from the top down."""
         for y, (f, value) in enumerate(zip(figures, values, strict=True), first):
-            look = self.looks[f.method]
-            style: dict[str, Any] = {"color": look["color"], "ecolor": "gray", "hatch": "///" if f.is_peer else None}
-            bars = axes.barh(y, value.median, xerr=value.spread, label=look["label"], **style)
+            method_style = self.method_styles[f.method]
+            style: dict[str, Any] = {
+                "color": method_style["color"],
+                "ecolor": "gray",
+                "hatch": "///" if f.is_peer else None,
+            }
+            bars = axes.barh(y, value.median, xerr=value.spread, label=method_style["label"], **style)
             axes.bar_label(bars, [f"{value.median:.{2 if value.median < 10 else 0}f}"], padding=2, fontsize=8)
         axes.yaxis.set_inverted(True)
 
@@ -167,7 +171,7 @@ class _Plotter:
             widths = [100 * float(getattr(f.split, part)) for f in figures]
             axes.barh(range(len(figures)), widths, left=left, label=name)
             left = [a + b for a, b in zip(left, widths, strict=True)]
-        axes.set_yticks(range(len(figures)), [self.looks[f.method]["label"] for f in figures])
+        axes.set_yticks(range(len(figures)), [self.method_styles[f.method]["label"] for f in figures])
         axes.yaxis.set_inverted(True)
         axes.set_xlabel("% of the time")
 
@@ -182,24 +186,24 @@ class _Plotter:
         axes.set(xlabel="expected speed-up", ylabel="measured after the first token")
 
     def _scatter(self, axes: Axes, points: Sequence[tuple[Figures, float, float]], diagonal: str) -> None:
-        """Draw a large marker for all tasks, a small one for each task, and the dashed line ``x = y``."""
+        """Draw points ``(figures, x, y)``, large for all tasks, and the line ``x = y`` labelled ``diagonal``."""
         for f, x, y in points:
             size, alpha = (8.0, 1.0) if f.task == ALL else (4.0, 0.6)
-            axes.plot([x], [y], linestyle="none", markersize=size, alpha=alpha, **self.looks[f.method])
+            axes.plot([x], [y], linestyle="none", markersize=size, alpha=alpha, **self.method_styles[f.method])
         ends = [min(y for _, _, y in points), max(y for _, _, y in points)]
         axes.plot(ends, ends, label=diagonal, **_REFERENCE)
 
     def draw_ctar(self, axes: Axes, figures: Sequence[Figures]) -> None:
         for f in figures:
-            axes.plot(range(1, len(f.ctar) + 1), [100 * share for share in f.ctar], **self.looks[f.method])
+            axes.plot(range(1, len(f.ctar) + 1), [100 * share for share in f.ctar], **self.method_styles[f.method])
         axes.locator_params(axis="x", integer=True)
         axes.set(ylim=(0, 100), xlabel="w: draft tokens in a row", ylabel="% of the steps")
 
     def draw_trust(self, axes: Axes, figures: Sequence[Figures]) -> None:
         for f in figures:
             x, y, counts = ([float(value) for value in column] for column in zip(*f.trust, strict=True))
-            axes.plot(x, y, color=self.looks[f.method]["color"], alpha=0.6)
-            axes.scatter(x, y, s=[8 + 80 * count / max(counts) for count in counts], **self.looks[f.method])
+            axes.plot(x, y, color=self.method_styles[f.method]["color"], alpha=0.6)
+            axes.scatter(x, y, s=[8 + 80 * count / max(counts) for count in counts], **self.method_styles[f.method])
         axes.plot([0, 1], [0, 1], **_REFERENCE)
         axes.set(xlabel="predicted acceptance", ylabel="observed acceptance")
 
@@ -219,7 +223,7 @@ def _scale_rows(axes: Axes, name: str) -> None:
     axes.set_xlabel(name)
 
 
-# Title, caption, test whether Figures have the metrics of the plot, and the method that draws the plot.
+# Title, caption, predicate (do Figures have the metrics of the plot?), and the method that draws the plot.
 _PLOTS: tuple[tuple[str, str, Callable[[Figures], object], Callable[..., None]], ...] = (
     (
         "Speed-up",
@@ -262,7 +266,7 @@ _PLOTS: tuple[tuple[str, str, Callable[[Figures], object], Callable[..., None]],
 
 
 def draw_steps(steps: Sequence[Decision]) -> str:
-    """Draw the steps of a request as SVG: above the tokens of each step, below the time saved so far."""
+    """Draw a request as SVG: an upper plot of each step's tokens, a lower one of the time saved so far."""
     return _to_svg(partial(_step_figure, steps), "default", transparent=False)
 
 
@@ -287,7 +291,7 @@ def _step_figure(steps: Sequence[Decision]) -> Figure:
 
 
 def _plain_steps_saved(step: Decision) -> float:
-    """Return the plain steps that a step saves: its number of tokens minus its time in plain steps."""
+    """Return a step's number of tokens minus its duration in plain steps (of one token); 0 if unknown."""
     if step.plain is None or step.expected is None:
         return 0.0
     return len(step.tokens) - (step.expected + step.asking) / step.plain

@@ -1,11 +1,11 @@
 """Prompts of a benchmark, from suites and from the user's own files.
 
 A suite is a file of JSON lines, ``NAME.jsonl`` or ``NAME.jsonl.gz``, in the folder given with ``--data``; the suite
-``sample`` is part of pronk. Each line is an object with one of the keys
+``sample`` is part of pronk. Each line is an object with one of these keys (of several, the first one counts)
 
 - ``"prompt"``: text to continue,
-- ``"turns"``: messages of the user; the model answers each before the next,
 - ``"messages"``: a conversation in OpenAI's format that ends with a message of the user,
+- ``"turns"``: messages of the user; the model answers each before the next,
 
 and optionally ``"id"`` and ``"task"``; metrics are grouped by task. Turns and messages are rendered with the
 model's chat template. Any other file is plain text with one prompt per line.
@@ -25,22 +25,22 @@ from pronk.bench.document import ALL, SOUND
 from pronk.errors import OptionError, PromptError
 from pronk.files.json_lines import read_json_lines
 
-if TYPE_CHECKING:  # not at run time, because pronk.llm imports torch
+if TYPE_CHECKING:  # at run time, pronk.llm would load torch
     from pronk.llm import LLM
 
 __all__ = [
-    "SAMPLE",
+    "BUILTIN_SUITE",
     "Prompt",
+    "builtin_prompts",
+    "drop_middle",
     "encode",
-    "fit",
-    "limit_per_task",
+    "group_by_task",
     "load_prompts",
     "load_suite",
     "load_tasks",
-    "sample_prompts",
 ]
 
-SAMPLE = "sample"
+BUILTIN_SUITE = "sample"
 
 _ROLES = ("system", "user", "assistant")
 _SUFFIXES = (".jsonl", ".jsonl.gz")
@@ -52,18 +52,18 @@ class Prompt:
 
     id: str  # name in results and error messages
     task: str  # group of prompts whose metrics are taken together
-    text: str | None = None  # raw text to continue, or None for a conversation
+    text: str | None = None  # text to continue; ``None`` for a conversation
     history: tuple[Mapping[str, str], ...] = ()  # messages before the first turn
-    turns: tuple[str, ...] = ()  # messages of the user; the model answers each
+    turns: tuple[str, ...] = ()  # messages of the user; the model answers each before the next
 
     @property
     def num_turns(self) -> int:
-        """Number of outputs to generate: one per turn, or one for a text."""
+        """Number of outputs to generate: one per turn of a conversation, one for a text."""
         return max(1, len(self.turns))
 
 
-def sample_prompts() -> list[Prompt]:
-    """Return the suite ``sample``: parts of HumanEval, GSM8K, HumanEvalPack (all MIT), pronk's prompts."""
+def builtin_prompts() -> list[Prompt]:
+    """Return the suite ``sample``: parts of HumanEval, GSM8K and HumanEvalPack (all MIT), pronk's prompts."""
     with as_file(files("pronk.bench") / "prompts.jsonl") as path:
         return load_prompts(path)
 
@@ -73,21 +73,25 @@ def load_suite(name: str, folder: Path | None) -> list[Prompt]:
 
     Raises:
         OptionError: the suite does not exist, or its file is damaged.
+        PromptError: the file has no prompt.
     """
-    if name == SAMPLE:
-        return sample_prompts()
+    if name == BUILTIN_SUITE:
+        return builtin_prompts()
     if folder is None:
-        msg = f"suite {name!r}: expected --data with the folder that has {name}.jsonl; without it there is {SAMPLE!r}"
+        msg = (
+            f"suite {name!r}: expected --data with the folder that has {name}.jsonl; without it there is "
+            f"{BUILTIN_SUITE!r}"
+        )
         raise OptionError(msg)
     for suffix in _SUFFIXES:
         if (path := folder / f"{name}{suffix}").is_file():
             return load_prompts(path)
-    msg = f"suite {name!r}: expected {name}.jsonl in {folder}, found {_suites_in(folder, 'no suite')}"
+    msg = f"suite {name!r}: expected {name}.jsonl in {folder}, found {_join_suite_names(folder, 'no suite')}"
     raise OptionError(msg)
 
 
-def _suites_in(folder: Path, placeholder: str) -> str:
-    """Return the names of the suites in a folder as text, or ``placeholder`` if there is no suite."""
+def _join_suite_names(folder: Path, placeholder: str) -> str:
+    """Return the names of the suites in a folder, joined by commas, or ``placeholder`` if it has none."""
     return ", ".join(sorted({path.name.split(".jsonl")[0] for path in folder.glob("*.jsonl*")})) or placeholder
 
 
@@ -118,26 +122,26 @@ def load_prompts(path: Path) -> list[Prompt]:
     return prompts
 
 
-def _parse(row: Mapping[str, Any], where: str, task: str, number: int) -> Prompt:
+def _parse(row: Mapping[str, Any], where: str, default_task: str, number: int) -> Prompt:
     keys = [key for key in ("prompt", "messages", "turns") if key in row]
     if not keys:
         msg = f"{where}: expected 'prompt', 'turns' or 'messages', found {', '.join(map(repr, row)) or 'nothing'}"
         raise OptionError(msg)
-    name, task = str(row.get("id", f"{task}_{number}")), str(row.get("task", task))
+    prompt_id, task = str(row.get("id", f"{default_task}_{number}")), str(row.get("task", default_task))
     _check_task(task, where)
     value = row[keys[0]]
     if keys[0] == "prompt":
-        return Prompt(name, task, text=_text(value, f"{where}: prompt"))
+        return Prompt(prompt_id, task, text=_text(value, f"{where}: prompt"))
     if not isinstance(value, list) or not value:
         msg = f"{where}: expected a list under {keys[0]!r} with at least one entry, found {value!r:.60}"
         raise OptionError(msg)
     if keys[0] == "turns":
-        return Prompt(name, task, turns=tuple(_text(turn, f"{where}: turns") for turn in value))
+        return Prompt(prompt_id, task, turns=tuple(_text(turn, f"{where}: turns") for turn in value))
     messages = [_message(entry, where) for entry in value]
     if messages[-1]["role"] != "user":
         msg = f"{where}: expected messages that end with the user's, found {messages[-1]['role']!r}"
         raise OptionError(msg)
-    return Prompt(name, task, history=tuple(messages[:-1]), turns=(messages[-1]["content"],))
+    return Prompt(prompt_id, task, history=tuple(messages[:-1]), turns=(messages[-1]["content"],))
 
 
 def _check_task(task: str, where: str) -> None:
@@ -165,8 +169,8 @@ def _message(entry: Any, where: str) -> dict[str, str]:
     return {"role": entry["role"], "content": _text(content, f"{where}: content")}
 
 
-def limit_per_task(prompts: Iterable[Prompt], limit: int | None) -> dict[str, list[Prompt]]:
-    """Group the first ``limit`` prompts of each task by task; a repeated id gets a number: ``id (2)``."""
+def group_by_task(prompts: Iterable[Prompt], limit: int | None) -> dict[str, list[Prompt]]:
+    """Return the first ``limit`` prompts of each task, by task; a repeated id gets a number: ``id (2)``."""
     tasks: dict[str, list[Prompt]] = defaultdict(list)
     seen: set[tuple[str, str]] = set()
     for prompt in prompts:
@@ -181,7 +185,7 @@ def limit_per_task(prompts: Iterable[Prompt], limit: int | None) -> dict[str, li
 def load_tasks(
     suites: Sequence[str] | None, folder: Path | None, files: Sequence[Path], limit: int | None
 ) -> dict[str, list[Prompt]]:
-    """Load the prompts of suites and files, by task; if neither is given, the suite ``sample``.
+    """Load the prompts of suites and files and group them by task; default: the suite ``sample``.
 
     ``folder`` has the files of the suites; ``limit`` is the maximum number of prompts of each task.
 
@@ -189,25 +193,26 @@ def load_tasks(
         OptionError: ``folder`` is given without ``suites``, a suite is unknown, or a file is damaged.
     """
     if folder is not None and suites is None:
-        available = _suites_in(folder, "none")
+        available = _join_suite_names(folder, "none")
         msg = f"data: expected --suite with the suites to take from {folder}, which has {available}"
         raise OptionError(msg)
-    names = suites if suites is not None else [] if files else [SAMPLE]
+    default_names = [] if files else [BUILTIN_SUITE]
+    names = default_names if suites is None else suites
     prompts = [prompt for name in names for prompt in load_suite(name, folder)]
     prompts += [prompt for file in files for prompt in load_prompts(file)]
-    return limit_per_task(prompts, limit)
+    return group_by_task(prompts, limit)
 
 
 def encode(llm: LLM, prompt: Prompt, answers: Sequence[str] = (), *, chat: bool = True) -> list[int]:
     """Return the token ids of a prompt, or of the next turn of a conversation.
 
-    ``answers`` are the model's answers to earlier turns. Without ``chat``, or without a chat template, the messages are
-    joined by blank lines.
+    ``answers`` are the model's answers to earlier turns. If ``chat`` is False or the model has no chat template, the
+    messages are joined by blank lines. A PromptError means that the tokenizer or the chat template refuses the text.
     """
     if prompt.text is not None:
         return llm.tokenizer.encode(prompt.text)
     messages = list(prompt.history)
-    for turn, answer in zip(prompt.turns, answers, strict=False):  # zip omits the current turn, which has no answer
+    for turn, answer in zip(prompt.turns, answers, strict=False):  # the current turn has no answer, so zip omits it
         messages += [{"role": "user", "content": turn}, {"role": "assistant", "content": answer}]
     messages.append({"role": "user", "content": prompt.turns[len(answers)]})
     if chat and llm.tokenizer.has_chat_template:
@@ -215,8 +220,8 @@ def encode(llm: LLM, prompt: Prompt, answers: Sequence[str] = (), *, chat: bool 
     return llm.tokenizer.encode("".join(f"{message['content']}\n\n" for message in messages))
 
 
-def fit(ids: Sequence[int], limit: int) -> list[int]:
-    """Drop the middle of a prompt longer than ``limit`` ids; the start and the end (the question) stay."""
+def drop_middle(ids: Sequence[int], limit: int) -> list[int]:
+    """Shorten a prompt to ``limit`` token ids: drop its middle, keep its start and end (the question)."""
     if len(ids) <= limit:
         return list(ids)
     head = limit // 2

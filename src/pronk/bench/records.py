@@ -2,7 +2,7 @@
 
 All metrics are computed from these records alone (:mod:`pronk.bench.summary`), so that a saved trace reproduces the
 same tables and reports. A trace is a file of JSON lines. It is flushed after every record: a benchmark that is killed
-leaves a trace that can be read up to its last whole line.
+leaves a trace that can be read up to its last complete line.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = [
     "Sample",
     "Skip",
     "Start",
-    "StepTrace",
+    "Trace",
     "read_trace",
 ]
 
@@ -44,37 +44,38 @@ PLAIN = "autoregressive"
 class Start:
     """First record of a benchmark: time, command and machine."""
 
-    started: str  # time in ISO 8601, UTC
-    arguments: dict[str, Any]  # options of the command, the seed among them
+    started: str  # start of the benchmark: ISO 8601, UTC
+    arguments: dict[str, Any]  # options of the command, seed included
     versions: dict[str, str]  # version by name: pronk, Python, torch and other packages
-    hardware: dict[str, Any]  # name of the processor, number of cores, number of threads, bytes of memory
+    hardware: dict[str, Any]  # from :func:`~pronk.bench.machine.describe_hardware`
     format: str = FORMAT
 
 
 @dataclass(frozen=True)
 class Model:
-    """A loaded model, to which the following records up to the next ``Model`` belong.
+    """A loaded model; the following records, up to the next ``Model``, belong to it.
 
     Fields with a default are missing in older traces.
     """
 
-    name: str  # as the user wrote it
+    name: str  # folder or id of the model, as the user wrote it
     parameters: int
-    pass_bytes: int  # bytes of the matrices that a forward pass reads as a whole: not an embedding table
+    # Bytes of the weight matrices that a forward pass reads as a whole, so without an embedding table (unless tied).
+    pass_bytes: int
     kv_bytes_per_token: int  # bytes of KV cache that a forward pass reads for each token of the context
     dtype: str  # data type of the weights that are not quantized
     context: int  # maximum number of tokens, prompt and output together
-    methods: tuple[str, ...]  # names of the methods, in the order of the tables
-    inflated: dict[str, Any] | None = None  # ``pronk_inflated`` of config.json: a small model padded to a large shape
-    kernels: str = "torch"  # instruction set of pronk's kernels, or torch
-    weights: str = ""  # formats of the matrices, most bytes first: int4 in groups of 32, int8 in groups of 128
+    methods: tuple[str, ...]  # names of the measured methods, in the order of the tables
+    inflated: dict[str, Any] | None = None  # set if a small model was padded to a large shape (in config.json)
+    kernels: str = "torch"  # instruction set of pronk's kernels; "torch": torch's operators
+    weights: str = ""  # formats of the matrices, most bytes first, such as "int4 in groups of 32"
     weight_bits: float | None = None  # mean bits per parameter of the matrices, scales included
     kv_dtype: str = ""
 
 
 @dataclass(frozen=True)
 class PeerRecord:
-    """Versions and settings that a peer reports, or the error that kept it from starting."""
+    """Versions and settings of a peer by name; ``{"error": …}`` if the peer did not start."""
 
     method: str
     notes: dict[str, str]
@@ -82,14 +83,14 @@ class PeerRecord:
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """Bytes per second of reading memory."""
+    """One measurement of the bandwidth of reading memory."""
 
     bytes_per_second: float
 
 
 @dataclass(frozen=True)
 class PassTime:
-    """Seconds of one forward pass over ``rows`` token rows."""
+    """Duration of one forward pass over ``rows`` rows."""
 
     rows: int
     seconds: float
@@ -114,18 +115,18 @@ class Sample:
     engine: str  # "pronk", or the name of the peer's engine
     temperature: float
     seed: int
-    repeat: int  # number of the repeat, from 0
-    seconds: float = 0.0  # wall time of the batch divided by its number of prompts
+    repeat: int  # index of the repeat
+    seconds: float = 0.0  # wall time of the call for the whole batch / ``batch``
     total_seconds: float = 0.0  # from the start of the request to its end
     prompt_tokens: int = 0
     tokens: tuple[int, ...] = ()
-    ttft: float | None = None  # time to the first token
-    steps: tuple[StepStats, ...] | None = None  # forward passes of the target model
-    trust: tuple[GainStats, ...] | None = None  # predicted and observed acceptance of the draft tokens
-    peak_memory: int | None = None  # peak memory of the process in bytes
+    ttft: float | None = None  # from the start of the request to its first token
+    steps: tuple[StepStats, ...] | None = None  # one per forward pass that generated tokens
+    trust: tuple[GainStats, ...] | None = None  # predicted and observed acceptance, one entry per bin
+    peak_memory: int | None = None  # bytes during the call; see PeakMemory
     batch: int = 1  # number of prompts in the batch, this one included
-    waited: float | None = None  # part of ``seconds`` spent in communication with the model's workers
-    error: str | None = None  # the reason if there is no output
+    waited: float | None = None  # part of ``seconds`` spent sending to the model's workers and waiting for them
+    error: str | None = None  # reason why there is no output; ``None`` if there is one
 
 
 @dataclass(frozen=True)
@@ -137,15 +138,15 @@ class DivergenceRecord:
     method: str
     temperature: float
     position: int  # index of the first token that differs, or the length of the shorter output
-    # Log-probability of plain decoding's token minus that of the other output's token; None if the sampling parameters
-    # filter the latter token out, or if only the lengths differ.
+    # Log-probability of plain decoding's token there, minus that of the other output's token. None if the sampling
+    # parameters filter the other output's token out, or if only the lengths differ.
     gap: float | None
-    near_tie: bool  # whether rounding explains the difference
+    near_tie: bool  # whether rounding of the logits explains the difference
 
 
 @dataclass(frozen=True)
 class End:
-    """End of the benchmark; ``harness_share`` is the harness's time divided by the methods' time."""
+    """End of the benchmark; ``harness_share``: time of the benchmark's own work / time of the methods."""
 
     harness_share: float
     interrupted: bool
@@ -153,25 +154,25 @@ class End:
 
 Record = Start | Model | PeerRecord | Bandwidth | PassTime | Skip | Sample | DivergenceRecord | End
 
-# Class of a record by the value of "kind" in its line of the trace.
+# Class of a record by its kind: the value of "kind" in the record's line of the trace.
 _KINDS: dict[str, type[Any]] = {cls.__name__.removesuffix("Record").lower(): cls for cls in get_args(Record)}
 _KIND_NAMES = {cls: name for name, cls in _KINDS.items()}
 
 
 @dataclass
-class StepTrace:
-    """The records so far; each record is also written to ``file`` unless ``file`` is ``None``."""
+class Trace:
+    """The records of a benchmark so far; each one is also written to ``file`` unless that is ``None``."""
 
     records: list[Record] = field(default_factory=list)
     file: TextIO | None = None
 
     @property
-    def measured(self) -> bool:
+    def has_samples(self) -> bool:
         """Whether any method ran on any prompt."""
         return any(isinstance(record, Sample) for record in self.records)
 
     def add(self, record: Record) -> None:
-        """Append a record and flush it to the file."""
+        """Append a record; also write it to the file and flush the file."""
         self.records.append(record)
         if self.file is not None:
             self.file.write(json.dumps({"kind": _KIND_NAMES[type(record)]} | asdict(record)) + "\n")

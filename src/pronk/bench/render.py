@@ -10,16 +10,15 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from pronk.bench.document import Document, ModelResult
-from pronk.bench.tables import Table, cost_table, describe, explain, failures, origin, speed_table
+from pronk.bench.tables import Table, cost_table, describe, explain, failures, inflation_note, speed_table
 from pronk.bench.verdict import make_verdict
 
 __all__ = ["show", "to_markdown"]
 
 _INTERRUPTED = "Interrupted: the figures are over the prompts that were measured until then."
-_MAX_ENTRIES = 5  # maximum number of skipped prompts or failures to list
+_MAX_ENTRIES = 5  # maximum length of a list of skipped prompts or of failures
 
-# Number of temperatures whose columns fit into 80 characters.
-_TEMPERATURES_PER_TABLE = 2
+_TEMPERATURES_PER_TABLE = 2  # as many as have room for their columns in 80 characters
 
 
 def show(document: Document, console: Console) -> None:
@@ -34,7 +33,7 @@ def show(document: Document, console: Console) -> None:
 def _render_model(model: ModelResult, document: Document) -> Iterator[RenderableType]:
     yield Text(f"\n{model.name}", style="bold")
     yield Text(describe(model, document), style="dim")
-    if (note := origin(model)) is not None:
+    if (note := inflation_note(model)) is not None:
         yield Text(note, style="yellow")
     if model.figures:
         temperatures = model.temperatures
@@ -54,7 +53,7 @@ def _footnote(document: Document) -> str:
 
 
 def _to_rich(table: Table) -> RichTable:
-    """Convert a table to one of rich; only the column of the methods wraps, to keep numbers on one line."""
+    """Convert a table to a rich table; long names of methods wrap, numbers never do."""
     rich_table = RichTable(box=None, padding=(0, 1), pad_edge=False, collapse_padding=True)
     rich_table.add_column("", overflow="fold", min_width=12)
     for column in table.columns:
@@ -77,11 +76,11 @@ def _list_entries(title: str, entries: Sequence[tuple[str, str]]) -> Iterator[Te
 
 
 def to_markdown(document: Document) -> str:
-    """Return the content of :func:`show` as Markdown."""
+    """Return the tables, verdicts, skipped prompts and failures as Markdown, with the peers' settings."""
     lines = [f"*{_INTERRUPTED}*", ""] if document.interrupted else []
     for model in document.models:
         lines += [f"### {_escape(model.name)}", "", _escape(describe(model, document)), ""]
-        if (note := origin(model)) is not None:
+        if (note := inflation_note(model)) is not None:
             lines += [f"**{_escape(note)}**", ""]
         for table in (speed_table(model), cost_table(model)) if model.figures else ():
             lines += [*_markdown_rows(table), ""]

@@ -11,7 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from pronk.bench.document import ALL, SOUND, Document, ModelResult
 from pronk.bench.plots import check_matplotlib, draw_plots
-from pronk.bench.tables import cost_table, describe, explain, failures, origin, speed_table
+from pronk.bench.tables import cost_table, describe, explain, failures, inflation_note, speed_table
 from pronk.bench.verdict import make_verdict, temperature_name
 from pronk.errors import OptionError
 from pronk.files.atomic import replace_file
@@ -22,7 +22,7 @@ __all__ = ["check_report", "write_report"]
 def write_report(document: Document, folder: Path) -> Path:
     """Write ``folder/index.html`` atomically and return its path; create the folder if it is missing.
 
-    Equal documents give equal pages, byte by byte.
+    The same document always gives the same page, byte by byte.
 
     Raises:
         OptionError: matplotlib is not installed, or the folder cannot be written.
@@ -40,7 +40,7 @@ def write_report(document: Document, folder: Path) -> Path:
 
 
 def check_report(folder: Path) -> None:
-    """Check before the benchmark that the page can be written.
+    """Check that the page can be written; call this before the benchmark.
 
     Raises:
         OptionError: matplotlib is not installed, or ``folder`` is a file or in a place that cannot be written.
@@ -75,7 +75,7 @@ def _flat(value: object) -> str:
 
 
 def _make_section(model: ModelResult, document: Document) -> dict[str, Any]:
-    """Return the variables of the page's template for one model."""
+    """Return the variables of one model's section in the template ``report.html.j2``."""
     tasks = list(dict.fromkeys(f.task for f in model.figures))
     overall = [task for task in tasks if task in {ALL, SOUND}]
     single_tasks = [task for task in tasks if task not in overall]
@@ -91,7 +91,7 @@ def _make_section(model: ModelResult, document: Document) -> dict[str, Any]:
     return {
         "model": model,
         "description": describe(model, document),
-        "origin": origin(model),
+        "origin": inflation_note(model),
         "verdicts": {temperature_name(t): make_verdict(model, t) for t in sorted(model.temperatures)},
         "tables": tables,
         "plots": draw_plots(model),

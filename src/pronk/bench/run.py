@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from pronk.bench.machine import BandwidthMeter, PeakMemory, hardware, versions
+from pronk.bench.machine import BandwidthMeter, PeakMemory, describe_hardware, versions
 from pronk.bench.measure import Bench, Options, Timer
 from pronk.bench.methods import DrafterMethod, Method, PeerMethod
 from pronk.bench.peers import Peer, PeerError, PeerSpec
 from pronk.bench.prompts import Prompt
-from pronk.bench.records import PLAIN, Model, PeerRecord, Start, StepTrace
+from pronk.bench.records import PLAIN, Model, PeerRecord, Start, Trace
 from pronk.drafters import make_drafter
 from pronk.errors import OptionError
 from pronk.kv_cache.layout import kv_bytes_per_token
@@ -37,7 +37,8 @@ class PeerOptions:
 
     specs: tuple[PeerSpec, ...] = ()
     draft: Path | None = None  # folder of the draft model, for peers that need one
-    pythons: Mapping[str, str] = field(default_factory=dict)  # Python interpreter by engine, if not this one
+    # Python interpreter by name of the engine; engines without an entry use the interpreter of this process
+    interpreters: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Plan:
 
     drafters: tuple[str, ...]
     peers: PeerOptions
-    tasks: Mapping[str, Sequence[Prompt]]
+    tasks: Mapping[str, Sequence[Prompt]]  # prompts by task
     options: Options
 
 
@@ -70,7 +71,7 @@ def check(plan: Plan) -> None:
         msg = f"peer-draft: expected a folder with a checkpoint, found {peers.draft}"
         raise OptionError(msg)
     engines = {spec.engine for spec in peers.specs}
-    for engine in peers.pythons:
+    for engine in peers.interpreters:
         if engine not in engines:
             known = ", ".join(sorted(engines)) or "none"
             msg = f"peer-python: expected an engine that is measured ({known}), found {engine}"
@@ -83,14 +84,14 @@ def check(plan: Plan) -> None:
 def run(
     loaders: Mapping[str, Callable[[Callable[[int, int], None]], LLM]],
     plan: Plan,
-    trace: StepTrace,
+    trace: Trace,
     arguments: dict[str, Any],
     progress: Progress = lambda _label, _done, _total: None,
 ) -> None:
-    """Measure every model; after an exception, ``trace`` has the records up to it.
+    """Measure every model; if an exception ends the run, ``trace`` has all records before it.
 
     Args:
-        loaders: functions that load a model and take a progress callback, by name of the model.
+        loaders: by name of the model, the function that loads it; its argument is a progress callback.
         plan: the methods and prompts.
         trace: receives the records.
         arguments: options of the command, which the first record stores.
@@ -107,16 +108,16 @@ def run(
                 llm = load(partial(progress, f"loading {name}"))
             if number == 0:
                 started = datetime.now(UTC).isoformat(timespec="seconds")
-                trace.add(Start(started, arguments, versions(), hardware(llm.device)))
+                trace.add(Start(started, arguments, versions(), describe_hardware(llm.device)))
             _measure(name, llm, plan, trace, timer, progress)
-            del llm  # frees its memory before the next model is loaded
+            del llm  # free its memory before the next model is loaded
         finished = True
     finally:
         if trace.records:
             trace.add(timer.end(interrupted=not finished))
 
 
-def _measure(name: str, llm: LLM, plan: Plan, trace: StepTrace, timer: Timer, progress: Progress) -> None:
+def _measure(name: str, llm: LLM, plan: Plan, trace: Trace, timer: Timer, progress: Progress) -> None:
     with ExitStack() as stack:
         with timer.preparing():
             drafters = dict.fromkeys((PLAIN, *plan.drafters))
@@ -144,16 +145,16 @@ def _model_record(name: str, llm: LLM, methods: tuple[str, ...]) -> Model:
         methods=methods,
         inflated=raw.get("pronk_inflated"),
         kernels=llm.kernels,
-        weights=weights.kinds,
+        weights=weights.formats,
         weight_bits=weights.bits,
         kv_dtype=str(llm.engine.cache.kv_dtype).removeprefix("torch."),
     )
 
 
-def _start_peer(spec: PeerSpec, llm: LLM, options: PeerOptions, trace: StepTrace, stack: ExitStack) -> Method:
-    """Start a peer, which ``stack`` closes; if the start fails, every prompt fails with its error."""
+def _start_peer(spec: PeerSpec, llm: LLM, options: PeerOptions, trace: Trace, stack: ExitStack) -> Method:
+    """Start a peer, which ``stack`` closes; if that fails, every prompt fails with the same error."""
     dtype = str(llm.dtype).removeprefix("torch.")
-    threads, python = torch.get_num_threads() * llm.workers, options.pythons.get(spec.engine)
+    threads, python = torch.get_num_threads() * llm.workers, options.interpreters.get(spec.engine)
     peer = Peer(spec, llm.path, draft=options.draft, dtype=dtype, threads=threads, python=python)
     stack.callback(peer.close)
     method = PeerMethod(peer, llm.config.eos_ids)

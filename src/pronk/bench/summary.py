@@ -26,18 +26,18 @@ from pronk.bench.records import (
 
 __all__ = ["summarize"]
 
-Kind = TypeVar("Kind")
+RecordType = TypeVar("RecordType")
 
 
 @dataclass
 class _Section:
-    """A model, and the records that belong to it."""
+    """A model, and the records that follow it, up to the next model."""
 
     model: Model
     records: list[Record] = field(default_factory=list)
 
-    def of(self, kind: type[Kind]) -> list[Kind]:
-        return [record for record in self.records if isinstance(record, kind)]
+    def select(self, record_type: type[RecordType]) -> list[RecordType]:
+        return [record for record in self.records if isinstance(record, record_type)]
 
 
 def summarize(records: Sequence[Record]) -> Document:
@@ -65,14 +65,14 @@ def _sections(records: Iterable[Record]) -> list[_Section]:
 
 
 def _model_result(section: _Section) -> ModelResult:
-    speeds = [record.bytes_per_second for record in section.of(Bandwidth)]
+    speeds = [record.bytes_per_second for record in section.select(Bandwidth)]
     bandwidth = make_range(speeds) if speeds else None
-    skipped = {f"{skip.task}/{skip.id}": skip.reason for skip in section.of(Skip)}
+    skipped = {f"{skip.task}/{skip.id}": skip.reason for skip in section.select(Skip)}
     return ModelResult(
         **vars(section.model),
         bandwidth=bandwidth,
-        pass_cost=_pass_costs(section.of(PassTime)),
-        peers={peer.method: peer.notes for peer in section.of(PeerRecord)},
+        pass_cost=_pass_costs(section.select(PassTime)),
+        peers={peer.method: peer.notes for peer in section.select(PeerRecord)},
         skipped=tuple(Failure(name, reason) for name, reason in skipped.items()),
         figures=tuple(_make_all_figures(section, bandwidth)),
     )
@@ -84,12 +84,12 @@ def _pass_costs(times: Sequence[PassTime]) -> tuple[PassCost, ...]:
 
 
 def _make_all_figures(section: _Section, bandwidth: Range | None) -> Iterator[Figures]:
-    """Yield the metrics, ordered by task (aggregates last), temperature and method."""
-    model, samples = section.model, section.of(Sample)
+    """Yield the metrics of each task (aggregates last), temperature and method, in this order."""
+    model, samples = section.model, section.select(Sample)
     loops = {_sample_key(s) for s in samples if s.method == PLAIN and repeated_ngrams(s.tokens) > LOOP_THRESHOLD}
     tasks = {task: [s for s in samples if s.task == task] for task in dict.fromkeys(s.task for s in samples)}
     tasks |= {ALL: samples, SOUND: [s for s in samples if _sample_key(s) not in loops]}
-    divergences = section.of(DivergenceRecord)
+    divergences = section.select(DivergenceRecord)
     for task, task_samples in tasks.items():
         for temperature in dict.fromkeys(s.temperature for s in samples):
             at_temperature = [s for s in task_samples if s.temperature == temperature]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pronk.bench.document import ALL, SOUND, Document, Figures, ModelResult, Range
 
-__all__ = ["Table", "cost_table", "describe", "explain", "failures", "origin", "speed_table", "task_name"]
+__all__ = ["Table", "cost_table", "describe", "explain", "failures", "inflation_note", "speed_table", "task_name"]
 
 _MISSING = "–"
 
@@ -39,14 +39,14 @@ _WIDE = {
 
 @dataclass(frozen=True)
 class Table:
-    """Blocks of rows that share their columns."""
+    """A table: one or more blocks of rows with the same columns."""
 
-    columns: tuple[str, ...]  # headings, without the method's; a line break splits the heading of a narrow column
-    blocks: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...]  # title and rows; the first cell of a row is the method
+    columns: tuple[str, ...]  # headings, except for the method; line breaks keep columns narrow
+    blocks: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...]  # (title, rows); a row starts with its method
 
 
 def explain(document: Document, *, wide: bool = False) -> dict[str, str]:
-    """Return the meaning of every column; ``wide`` adds the extra columns of :func:`cost_table`."""
+    """Return the meaning of each column; ``wide`` adds the columns of ``cost_table(…, wide=True)``."""
     terms = _GLOSSARY | (_WIDE if wide else {})
     if document.arguments.get("workers", 1) > 1:
         terms |= _WORKERS
@@ -133,7 +133,7 @@ def _milliseconds(seconds: float | None) -> str:
 
 
 Cell = Callable[[Figures], str]
-_COSTS: tuple[tuple[str, Cell], ...] = (  # heading, and the function that formats a cell of the column
+_COSTS: tuple[tuple[str, Cell], ...] = (  # heading of a column, and the function that formats its cells
     ("tokens\n/s", lambda f: _median(f.tokens_per_second, 1)),
     ("×\nfloor", lambda f: _number(f.over_floor)),
     ("TTFT\nms", lambda f: _milliseconds(f.ttft.median if f.ttft else None)),
@@ -172,7 +172,7 @@ def describe(model: ModelResult, document: Document) -> str:
     return " · ".join(parts)
 
 
-def origin(model: ModelResult) -> str | None:
+def inflation_note(model: ModelResult) -> str | None:
     """Return a note if the model is a small one padded to a large shape; otherwise ``None``."""
     if model.inflated is None:
         return None
@@ -181,7 +181,7 @@ def origin(model: ModelResult) -> str | None:
 
 
 def failures(model: ModelResult) -> list[tuple[str, str]]:
-    """Return pairs of a method with its failed prompts, and the reason of these failures."""
+    """Return pairs (method and its prompts that failed for one reason, the reason)."""
     prompts: dict[tuple[str, str], dict[str, None]] = {}
     for figures in model.figures:
         if figures.task == ALL:

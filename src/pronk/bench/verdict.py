@@ -8,11 +8,11 @@ from pronk.bench.document import ALL, SOUND, Figures, ModelResult, Range
 
 __all__ = ["make_verdict", "temperature_name"]
 
-Measured = tuple[Range, Figures]  # speed-up, and the metrics that contain it
+RatedFigures = tuple[Range, Figures]  # ``(figures.speedup, figures)``; the speed-up is known
 
 
 def make_verdict(model: ModelResult, temperature: float) -> tuple[str, ...]:
-    """Return the paragraphs about plain decoding, peers, exactness and data quality that are not empty."""
+    """Return the non-empty paragraphs about plain decoding, peers, exactness, and quality of the data."""
     verdict = _Verdict(model.figures, temperature)
     parts = (verdict.against_plain(), verdict.against_peers(), verdict.exactness(), verdict.caveats())
     return tuple(filter(None, map(" ".join, parts)))
@@ -47,7 +47,7 @@ class _Verdict:
             f"every drafter loses to plain decoding: {best_runs}",
         )
         yield from self._by_task(best)
-        # If the best drafter is slower than plain decoding, the first sentence mentions every drafter.
+        # If the best drafter is slower than plain decoding, the first sentence already says so of every drafter.
         unmentioned = self._drafters[1:] if _judge(speed, "win", "tie", "") else []
         losers = [f"{f.method} ({s.median:.2f})" for s, f in unmentioned if _judge(s, "", "", "loss")]
         ties = [f"{f.method} ({s.median:.2f})" for s, f in unmentioned if _judge(s, "", "tie", "")]
@@ -111,14 +111,14 @@ class _Verdict:
         return f"{text}."
 
 
-def _fastest_first(figures: Iterable[Figures]) -> list[Measured]:
+def _fastest_first(figures: Iterable[Figures]) -> list[RatedFigures]:
     return sorted(((f.speedup, f) for f in figures if f.speedup), key=lambda pair: -pair[0].median)
 
 
 def _judge(speed: Range, win: str, tie: str, loss: str) -> str:
     """Return ``tie`` if the ratio ``speed`` ± its spread includes 1, else ``win`` (above 1) or ``loss``.
 
-    Empty texts make a test: ``_judge(speed, "win", "", "")`` is true for a win only.
+    With empty texts the result serves as a condition: ``_judge(speed, "win", "", "")`` is true for a win only.
     """
     if abs(speed.median - 1) <= speed.spread:
         return tie

@@ -64,10 +64,10 @@ def batch(
     if source.resolve() == target.resolve():
         msg = f"OUT: expected another file than IN, found {target} twice; choose another file"
         raise OptionError(msg)
-    ids = [line.custom_id for line in read_batch(source)]  # a malformed file is refused before the model is loaded
+    ids = [line.custom_id for line in read_batch(source)]  # checks the file before the model is loaded
     screen = TerminalOutput()
     with BatchOutput(target) as answers:
-        done = len(answers.done.intersection(ids))
+        done = len(answers.answered_ids.intersection(ids))
         if done == len(ids):
             screen.say(f"nothing to do: {target} has the answers to all {done} requests")
             return
@@ -90,7 +90,7 @@ def batch(
 
 @contextmanager
 def _progress_bar(done: int, total: int) -> Iterator[Callable[[], None]]:
-    """Show a bar of the answered requests; yield a function that counts one more answer."""
+    """Show a progress bar of the answers; yield a function that counts one more answer."""
     num_answered = count(done + 1)
     with status_bar(Console(stderr=True)) as bar:
         bar("requests", done, total)
@@ -105,14 +105,14 @@ def _run_in_process(llm: "LLM", name: str, source: Path, answers: "BatchOutput",
     from pronk.server.service import Service
     from pronk.server.settings import RequestLimits, ServerSettings
 
-    at_a_time = 2 * llm.engine.scheduler.max_batch  # waiting requests fill the batch as others end
-    limits = RequestLimits(requests=2**20, n=1024, seconds=1e6)  # limits of a server, too large to matter
+    max_concurrent = 2 * llm.engine.scheduler.max_batch  # as requests end, waiting ones take their place
+    limits = RequestLimits(requests=2**20, n=1024, seconds=1e6)  # the service needs limits; these refuse nothing
 
     async def main() -> int:
         async with AsyncLLM(llm, max_requests=limits.requests) as engine:
             service = Service(engine, ServerSettings(name=name, limits=limits))
             try:
-                return await run_batch(service, source, answers, at_a_time=at_a_time, progress=progress)
+                return await run_batch(service, source, answers, max_concurrent=max_concurrent, progress=progress)
             finally:
                 service.close()
 

@@ -16,15 +16,15 @@ from pronk.cli.progress import INTERRUPTED, status_bar
 from pronk.errors import OptionError, PromptError
 
 if TYPE_CHECKING:
-    from pronk.bench.records import StepTrace
+    from pronk.bench.records import Trace
     from pronk.bench.run import Plan
     from pronk.llm import LLM
 
 __all__ = ["bench"]
 
 _BUNDLED = "pronk-tiny"
-_DEFAULT_DRAFTERS = ["auto"]  # typer requires a list as the default, which is never modified
-_REPLAY_OPTIONS = ("replay", "as_json", "markdown", "report")  # options that have an effect with --replay
+_DEFAULT_DRAFTERS = ["auto"]  # a list, as typer requires; never modified
+_REPLAY_OPTIONS = ("replay", "as_json", "markdown", "report")  # the options that may be given with --replay
 
 _what, _how = panel("What to measure"), panel("How to measure")
 _peers, _output = panel("Other engines", show_default=False), panel("Output", show_default=False)
@@ -90,7 +90,7 @@ def plan(
                 peer or [], [Path(name) for name in models or [_BUNDLED]], with_draft=peer_draft is not None
             ),
             draft=peer_draft,
-            pythons=_interpreters(peer_python or []),
+            interpreters=_interpreters(peer_python or []),
         ),
         tasks=load_tasks(suite, data, prompts or [], limit),
         options=Options(max_tokens, tuple(dict.fromkeys(temperature)), repeats, batch, seed, ignore_eos, chat, fit),
@@ -99,11 +99,11 @@ def plan(
     return bench_plan
 
 
-@shares(load=model_options, planned=plan, without=("model", "drafter"))
+@shares(load=model_options, make_plan=plan, without=("model", "drafter"))
 def bench(
     context: typer.Context,
     load: "partial[LLM]",
-    planned: "partial[Plan]",
+    make_plan: "partial[Plan]",
     *,
     model: Annotated[
         list[str] | None,
@@ -153,20 +153,20 @@ def bench(
     from pronk.bench.run import run
     from pronk.models.clone_models import DEFAULT_MODEL
 
-    problem: Exception | None = None  # raised after the results so far have been shown
+    problem: Exception | None = None  # error to raise after the results so far have been shown
     with ExitStack() as stack:
         status = stack.enter_context(status_bar(Console(stderr=True), "MofNCompleteColumn"))
-        bench_plan = planned(drafter, model)
+        bench_plan = make_plan(drafter, model)
         records = _open_trace(trace, stack)
         models: dict[str, str | None] = {name: name for name in model} if model else {DEFAULT_MODEL: None}
-        batch = max(16, bench_plan.options.batch)  # 16 is the default of pronk.LLM
+        batch = max(16, bench_plan.options.batch)  # at least the default of pronk.LLM
         loaders = {
             name: partial(load, max_batch=batch, model=value, drafter="autoregressive")
             for name, value in models.items()
         }
-        arguments = {**planned.keywords, **load.keywords, "model": list(loaders), "drafter": drafter}
+        arguments = {**make_plan.keywords, **load.keywords, "model": list(loaders), "drafter": drafter}
         try:
-            # The trace stores JSON values: dumps and loads convert paths to text.
+            # The trace stores JSON values, so dumps and loads convert paths to text.
             run(loaders, bench_plan, records, json.loads(json.dumps(arguments, default=str)), status)
         except KeyboardInterrupt:
             problem = typer.Exit(INTERRUPTED)
@@ -176,7 +176,7 @@ def bench(
         outputs.deliver(records.records)
     if problem is not None:
         raise problem
-    if not records.measured:
+    if not records.has_samples:
         msg = (
             "nothing was measured: expected prompts that fit the model's context with the output, found none; use --fit"
         )
@@ -184,7 +184,7 @@ def bench(
 
 
 def _refuse_ignored(context: typer.Context) -> None:
-    """Raise if ``--replay`` would ignore an option of the command line."""
+    """Raise OptionError if the command line has an option that ``--replay`` would ignore."""
     for name in given_options(context):
         if name not in _REPLAY_OPTIONS:
             msg = f"replay: expected only options of the output, found --{name.replace('_', '-')}"
@@ -206,11 +206,11 @@ def _interpreters(pairs: Sequence[str]) -> dict[str, str]:
     return interpreters
 
 
-def _open_trace(path: Path | None, stack: ExitStack) -> "StepTrace":
-    from pronk.bench.records import StepTrace
+def _open_trace(path: Path | None, stack: ExitStack) -> "Trace":
+    from pronk.bench.records import Trace
 
     try:
-        return StepTrace(file=None if path is None else stack.enter_context(path.open("w", encoding="utf-8")))
+        return Trace(file=None if path is None else stack.enter_context(path.open("w", encoding="utf-8")))
     except OSError as error:
         msg = f"trace: expected a file that can be written, found {error}"
         raise OptionError(msg) from error

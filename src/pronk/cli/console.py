@@ -32,15 +32,16 @@ __all__ = ["TerminalOutput", "prepare", "stats_line"]
 _DRAFTED = Style(color="green")
 _DIM = Style(dim=True)
 _PLAIN = Style()
-_CONTROL = {code: 0xFFFD for code in (*range(32), *range(127, 160)) if code not in (9, 10)}  # all but tab and newline
+# For str.translate: every control character except tab and newline becomes U+FFFD.
+_CONTROL = {code: 0xFFFD for code in (*range(32), *range(127, 160)) if code not in (9, 10)}
 
 
 class TerminalOutput:
-    """Standard output and error of one command; ``stats=None`` shows statistics on a terminal only."""
+    """Standard output and error of a command; ``stats``: show statistics (``None``: only on a terminal)."""
 
     def __init__(self, *, stats: bool | None = None, color_drafts: bool = False) -> None:
         for stream in (sys.stdout, sys.stderr):
-            if hasattr(stream, "reconfigure"):  # print ? for characters outside the terminal's encoding
+            if hasattr(stream, "reconfigure"):  # print ? for characters that its encoding lacks
                 stream.reconfigure(errors="replace")
         self._out = Console(highlight=False, soft_wrap=True)
         self._err = Console(highlight=False, soft_wrap=True, stderr=True)
@@ -54,7 +55,7 @@ class TerminalOutput:
         return self._out.is_terminal
 
     def write(self, text: str, *, drafted: bool = False) -> None:
-        """Print a piece of generated text; ``drafted`` marks an accepted draft token."""
+        """Print a piece of generated text; ``drafted``: whether it is an accepted draft token."""
         self._write(text, _DRAFTED if drafted and self.color_drafts else _PLAIN)
 
     def echo(self, prompt: str) -> None:
@@ -89,7 +90,7 @@ class TerminalOutput:
 
     @contextmanager
     def loading(self) -> Iterator[Progress | None]:
-        """Show a bar of the loading and yield its update function; without a terminal yield ``None``."""
+        """Show a progress bar while the model loads; yield its update function, ``None`` without a terminal."""
         with status_bar(self._err, "DownloadColumn") as bar:
             yield partial(bar, "loading") if self._err.is_terminal else None
 
@@ -107,7 +108,7 @@ class TerminalOutput:
 def prepare(
     load: Callable[[Progress | None], LLM], request: Callable[[], SamplingParams], screen: TerminalOutput
 ) -> tuple[LLM, SamplingParams]:
-    """Build the sampling parameters, then load the model, with a progress bar for both steps."""
+    """Build the sampling parameters, then load the model; show a progress bar meanwhile."""
     with screen.loading() as progress:
         params = request()
         return load(progress), params

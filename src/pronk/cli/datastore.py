@@ -19,9 +19,9 @@ __all__ = ["app"]
 
 app = typer.Typer(help="Build datastores for the drafter retrieval.", no_args_is_help=True, rich_markup_mode="rich")
 
-_GZIP_RATIO = 3  # assumed size of a text divided by that of its .gz file, for the progress bar
-_CHUNK = 64  # number of documents per call of the tokenizer
-_PIECE = 1 << 20  # maximum number of characters that are tokenized together
+_GZIP_RATIO = 3  # assumed size of a text / size of its .gz file, for the progress bar
+_DOCUMENTS_PER_CALL = 64  # number of documents that one call of the tokenizer encodes
+_MAX_PIECE = 1 << 20  # number of characters; a longer document is cut into pieces before it is tokenized
 
 
 @app.command(no_args_is_help=True)
@@ -86,7 +86,7 @@ def info(path: Annotated[Path, typer.Argument(help="Folder of the datastore.", s
 
 def _build(out: Path, text: Sequence[Path], model: str | None, limit: int | None, status: Status) -> None:
     from pronk.drafters.from_text.datastore.builder import SORTING, require_sorter, write_datastore
-    from pronk.files.atomic import new_folder, writing
+    from pronk.files.atomic import convert_write_errors, new_folder
     from pronk.files.shards import check_output_folder
     from pronk.models.loader import read_config, resolve_model
     from pronk.tokenization.tokenizer import Tokenizer
@@ -105,7 +105,7 @@ def _build(out: Path, text: Sequence[Path], model: str | None, limit: int | None
         else:
             status("tokenizing", *reader.progress(tokens))
 
-    with writing(out, "the datastore"), new_folder(out) as partial:
+    with convert_write_errors(out, "the datastore"), new_folder(out) as partial:
         write_datastore(
             partial,
             reader.documents(),
@@ -119,7 +119,7 @@ def _build(out: Path, text: Sequence[Path], model: str | None, limit: int | None
 
 @dataclass
 class _Reader:
-    """Tokenizes the documents of the sources; ``bytes_done`` is the number of bytes read so far."""
+    """Reads and tokenizes the documents of the sources; ``bytes_done``: bytes tokenized so far."""
 
     sources: Sequence[SourceSpec]
     tokenizer: "Tokenizer"
@@ -130,7 +130,7 @@ class _Reader:
         self.sizes = [_text_bytes(Path(str(source.path))) for source in self.sources]
 
     def progress(self, tokens: int) -> tuple[int, int]:
-        """Return finished and total work: tokens if ``limit`` is nearer than the end of the text, else bytes."""
+        """Return (done, total): in tokens if ``limit`` ends the run before the text does, else in bytes."""
         total = sum(self.sizes)
         if self.limit is not None and tokens / self.limit > self.bytes_done / max(total, 1):
             return tokens, self.limit
@@ -140,7 +140,7 @@ class _Reader:
         """Yield the token ids of each document, without the tokenizer's special tokens."""
         for number, source in enumerate(self.sources):
             texts = (document.text for document in read_source(source))
-            while chunk := list(islice(texts, _CHUNK)):
+            while chunk := list(islice(texts, _DOCUMENTS_PER_CALL)):
                 yield from self._encode(chunk)
             self.bytes_done = sum(self.sizes[: number + 1])
 
@@ -163,10 +163,10 @@ def _text_bytes(path: Path) -> int:
 
 
 def _split_text(text: str) -> Iterator[str]:
-    """Cut a text into pieces of at most ``_PIECE`` characters, at the ends of lines where possible."""
+    """Cut a text into pieces of at most ``_MAX_PIECE`` characters, at the ends of lines where possible."""
     start = 0
-    while len(text) - start > _PIECE:
-        end = text.rfind("\n", start, start + _PIECE) + 1 or start + _PIECE
+    while len(text) - start > _MAX_PIECE:
+        end = text.rfind("\n", start, start + _MAX_PIECE) + 1 or start + _MAX_PIECE
         yield text[start:end]
         start = end
     yield text[start:]

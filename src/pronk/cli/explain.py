@@ -96,9 +96,9 @@ def _check_plot(path: Path | None) -> None:
 
 def _draw(explanation: "Explanation", path: Path) -> None:
     from pronk.bench.plots import draw_steps
-    from pronk.files.atomic import replace_file, writing
+    from pronk.files.atomic import convert_write_errors, replace_file
 
-    with writing(path, "the plot"), replace_file(path) as file:
+    with convert_write_errors(path, "the plot"), replace_file(path) as file:
         file.write(draw_steps(explanation.steps).encode())
 
 
@@ -125,7 +125,7 @@ def _table(explanation: "Explanation", tokenizer: "Tokenizer") -> "Table":
 
 
 def _group_steps(steps: "Sequence[Decision]") -> "Iterator[tuple[int, list[Decision]]]":
-    """Yield (number of the first step, steps); consecutive steps without drafting form one group."""
+    """Yield (number of the first step, steps) of each row; steps without drafting in a row share one."""
     for without_drafts, group in groupby(
         enumerate(steps, 1), lambda pair: not (pair[1].source_reports or pair[1].kept.num_draft_tokens)
     ):

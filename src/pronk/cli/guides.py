@@ -39,7 +39,8 @@ def read_guide(
     if len(names) > 1:
         msg = f"guide: expected at most one of {', '.join(given)}, found {' and '.join(names)}; give one"
         raise OptionError(msg)
-    size = 4 * MAX_SIZE + 1  # UTF-8 has at most 4 bytes per character: longer files are too long in any case
+    # Bytes to read. A longer file is too long in any case: UTF-8 has at most 4 bytes per character.
+    size = 4 * MAX_SIZE + 1
     if json_schema is not None:
         anything = json_schema == "object" and not Path(json_schema).exists()
         return Guide(json={"type": "object"} if anything else read_text("json-schema", json_schema, size))
@@ -51,7 +52,7 @@ def read_guide(
 
 
 def read_text(option: str, path: str, size: int = -1, *, stdin: bool = False) -> str:
-    """Return the text in the first ``size`` bytes (-1: all) of a file or of standard input.
+    """Return the first ``size`` bytes (-1: all) of a file, or with ``stdin`` of standard input, as text.
 
     Raises:
         OptionError: the file cannot be read, or is not UTF-8.

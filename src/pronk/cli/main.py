@@ -175,7 +175,7 @@ def _main(args: Sequence[str] | None) -> NoReturn:
         code = INTERRUPTED
     except PronkError as error:
         code = _fail(str(error), 2)
-    except Exception as error:  # --traceback shows the full traceback
+    except Exception as error:  # print one line, or with --traceback the traceback
         if arguments[0] == _TRACEBACK:
             raise
         code = _fail(f"{type(error).__name__}: {error} (pronk {_TRACEBACK} ... shows where)", 1)
@@ -183,11 +183,11 @@ def _main(args: Sequence[str] | None) -> NoReturn:
 
 
 def _usage_message(error: typer.TyperException) -> str:
-    """Return the parser's message with a hint at ``--help``; empty if the parser has printed the help."""
+    """Return the parser's message and a hint at ``--help``; empty if the parser has printed the help."""
     message, context = error.format_message(), getattr(error, "ctx", None)
-    refused: list[Any] = getattr(error.__cause__, "errors", list)()  # pydantic's error holds the rejected value
-    if refused:
-        message += f", found {refused[0]['input']!r}"
+    rejected: list[Any] = getattr(error.__cause__, "errors", list)()  # an error of pydantic holds the rejected values
+    if rejected:
+        message += f", found {rejected[0]['input']!r}"
     return f"{message} (try '{context.command_path} --help')" if message and context else message
 
 
@@ -216,7 +216,7 @@ def _show_samples(pieces: Iterator["Piece"], params: "SamplingParams", screen: "
                 screen.write(piece.text, drafted=piece.guessed)
             if piece.completion is not None:
                 completions[piece.index] = piece.completion
-    finally:  # an interrupted generation shows its partial text
+    finally:  # after Ctrl-C, too, show the text so far
         screen.end_line()
         for index, pieces_of_sample in other_pieces.items():
             screen.write(f"--- sample {index + 1} of {params.n} ---\n")

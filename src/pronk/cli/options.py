@@ -35,18 +35,18 @@ Progress = Callable[[int, int], None]
 
 
 def given_options(context: typer.Context) -> list[str]:
-    """Return the names of the options that the user gave, even if with the value of the default."""
+    """Return the names of all options on the command line, even of those given with their default value."""
     sources = ((name, context.get_parameter_source(name)) for name in context.params)
     return [name for name, source in sources if source is not None and source.name == "COMMANDLINE"]
 
 
 def panel(title: str, **common: Any) -> Callable[..., Any]:
-    """Return a function that makes a typer.Option in one help panel: ``option(text, *names, **settings)``."""
+    """Return ``option(text, *names, **settings)``, which makes a typer.Option in the help panel ``title``."""
     return lambda text, *names, **settings: typer.Option(*names, help=text, rich_help_panel=title, **common | settings)
 
 
 def require_extra(option: str, extra: str, *modules: str) -> None:
-    """Raise OptionError if one of ``modules``, which ``pip install pronk[extra]`` installs, is missing."""
+    """Raise OptionError if one of ``modules`` is missing; ``pip install pronk[extra]`` installs all."""
     from importlib.util import find_spec
 
     missing = ", ".join(name for name in modules if find_spec(name) is None)
@@ -101,10 +101,10 @@ def shares(
                 key: functools.partial(build, **{name: values[name] for name in received[key]})
                 for key, build in builders.items()
             }
-            with ExitStack() as at_end:
-                if "load" in built:  # its builder is model_options
+            with ExitStack() as stack:
+                if "load" in built:  # model_options, which only builds the arguments of LLM
                     load = built["load"]
-                    built["load"] = functools.partial(_load, at_end, load.func, **load.keywords)
+                    built["load"] = functools.partial(_load, stack, load.func, **load.keywords)
                 command(**{name: values[name] for name in command_parameters}, **built)
 
         call.__signature__ = signature.replace(parameters=list(shown.values()))  # type: ignore[attr-defined]
@@ -115,16 +115,16 @@ def shares(
 
 
 def _load(
-    at_end: ExitStack, options: Callable[..., dict[str, Any]], /, progress: Progress | None, *args: Any, **keywords: Any
+    stack: ExitStack, options: Callable[..., dict[str, Any]], /, progress: Progress | None, *args: Any, **keywords: Any
 ) -> "LLM":
-    """Load the model; ``at_end`` saves its acceptance statistics when the command ends or fails."""
+    """Load the model; ``stack`` saves its acceptance statistics when the command ends or fails."""
     from pronk.llm import LLM
     from pronk.parallel.worker_group import check_launched
 
     llm_options = options(*args, **keywords)
     check_launched(llm_options["workers"])
     llm = LLM(**llm_options, progress=progress)
-    at_end.callback(llm.calibration.save)
+    stack.callback(llm.calibration.save)
     return llm
 
 

@@ -13,7 +13,7 @@ __all__ = ["INTERRUPTED", "Status", "command_line", "interruptible", "status_bar
 
 INTERRUPTED = 130  # exit code after Ctrl-C
 
-# Update of a progress bar: label, units of work done, units in all (0 if unknown).
+# Function that updates a progress bar: label, finished units of work, all units of work (0 if unknown).
 Status = Callable[[str, int, int], None]
 
 
@@ -53,7 +53,7 @@ def status_bar(screen: Console, amount: str = "TaskProgressColumn") -> Iterator[
 
         def update(label: str, done: int, total: int) -> None:
             nonlocal shown
-            # Draw a new label at once, because its work may end before the next refresh.
+            # Draw a new label at once, because the work that it names may end before the next periodic refresh.
             bar.update(task, description=label, completed=done, total=total or None, refresh=label != shown)
             shown = label
 

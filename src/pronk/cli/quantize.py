@@ -85,10 +85,11 @@ def quantize(
 
 
 def _summary(result: "QuantizedCheckpoint") -> str:
-    rule, change = result.rule, result.after / result.before - 1
-    others = [f"{name} {value:.3f}" for name, value in result.tried.items() if name != result.method]
+    rule, change = result.rule, result.perplexity / result.source_perplexity - 1
+    others = [f"{name} {value:.3f}" for name, value in result.perplexities.items() if name != result.method]
     return (
         f"{rule.bits} bits in {f'groups of {rule.group}' if rule.group else 'whole rows'}, method {result.method}; "
-        f"{result.num_bytes / 1e6:,.1f} MB instead of {result.source_bytes / 1e6:,.1f}; perplexity {result.after:.3f} "
-        f"instead of {result.before:.3f} ({change:+.2%}){'; tried: ' * bool(others)}{', '.join(others)}"
+        f"{result.num_bytes / 1e6:,.1f} MB instead of {result.source_bytes / 1e6:,.1f}; perplexity "
+        f"{result.perplexity:.3f} instead of {result.source_perplexity:.3f} ({change:+.2%})"
+        f"{'; tried: ' * bool(others)}{', '.join(others)}"
     )

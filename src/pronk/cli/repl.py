@@ -33,13 +33,13 @@ class ChatSession:
             "/reset": ("forget the conversation", self._reset),
             "/stats": ("statistics of all answers so far", self._show_stats),
             "/colors": ("turn the colour of draft tokens on or off", self._switch_colors),
-            "/exit": ("leave; so does Ctrl-D", lambda: None),  # run() ends before this call
+            "/exit": ("leave; so does Ctrl-D", lambda: None),  # never called: run() ends at this line
         }
 
     def run(self) -> None:
         """Answer lines until the input ends or ``/exit``."""
         if self._interactive:
-            with suppress(ImportError):  # not on Windows
+            with suppress(ImportError):  # Windows has no readline
                 import readline  # noqa: F401 - gives input() editing and history
             self._screen.say("Ctrl-C stops an answer, Ctrl-D ends the chat, /help lists the commands.")
             self._show_legend()
@@ -55,7 +55,7 @@ class ChatSession:
             return input("> " if self._interactive else "").strip()
         except (EOFError, KeyboardInterrupt):
             if self._interactive:
-                self._screen.say("")  # ends the line of the prompt
+                self._screen.say("")  # start a new line after the "> "
             return None
 
     def _run_line(self, line: str) -> None:
@@ -86,11 +86,11 @@ class ChatSession:
             self._messages = [*conversation, {"role": "assistant", "content": "".join(shown)}]
 
     def _fit(self, conversation: list[Message]) -> list[Message]:
-        """Drop the oldest turns until an answer of ``max_tokens`` fits into the model's context."""
+        """Drop the oldest turns until the rest and an answer of ``max_tokens`` fit into the model's context."""
         limit = self._llm.config.context - self._params.max_tokens
         forgotten = 0
         while len(conversation) > 1 and len(self._llm.chat_ids(conversation)) > limit:
-            conversation = conversation[2:]  # drop a question and its answer
+            conversation = conversation[2:]  # without the oldest question and its answer
             forgotten += 1
         if forgotten:
             self._screen.note(f"the context is full: forgot the oldest {forgotten} of {len(self._messages) // 2} turns")

@@ -23,9 +23,9 @@ _replica_option = panel("Replicas")
 class ReplicaOptions:
     """Number of replicas of a model, and the Ray cluster that runs them."""
 
-    replicas: int  # maximum number of replicas
-    min_replicas: int | None = None  # minimum number of replicas under low load; None always runs all of them
-    address: str | None = None  # address of a Ray cluster; None starts a cluster on this machine
+    replicas: int  # number of replicas (under high load, if ``min_replicas`` is less)
+    min_replicas: int | None = None  # number of replicas under low load; None: ``replicas``
+    address: str | None = None  # of a running Ray cluster; None starts a cluster on this machine
 
     def __bool__(self) -> bool:
         """Whether the model runs in replicas rather than in this process."""
@@ -33,13 +33,22 @@ class ReplicaOptions:
 
     @contextmanager
     def serve(
-        self, screen: "TerminalOutput", options: dict[str, Any], *, also: Sequence[str], max_requests: int, drain: float
+        self,
+        screen: "TerminalOutput",
+        options: dict[str, Any],
+        *,
+        extra_drafters: Sequence[str],
+        max_requests: int,
+        drain: float,
     ) -> "Iterator[Dispatcher]":
         """Start the replicas and yield their dispatcher; stop them at the end of the block.
 
         Args and Raises: those of :meth:`connect`, and PronkError if a replica cannot load the model.
         """
-        with self.connect(screen, options, also=also, max_requests=max_requests, drain=drain) as (path, plan):
+        connection = self.connect(
+            screen, options, extra_drafters=extra_drafters, max_requests=max_requests, drain=drain
+        )
+        with connection as (path, plan):
             from pronk.replicas.cluster import deploy
             from pronk.replicas.dispatcher import Dispatcher, ModelReader
 
@@ -53,16 +62,16 @@ class ReplicaOptions:
         screen: "TerminalOutput",
         options: dict[str, Any],
         *,
-        also: Sequence[str] = (),
+        extra_drafters: Sequence[str] = (),
         max_requests: int = 1024,
         drain: float = 60.0,
     ) -> "Iterator[tuple[Path, ReplicaPlan]]":
-        """Connect to the Ray cluster, or start one; yield the model's path and the plan of the replicas.
+        """Connect to the Ray cluster, or start one; yield the path of the model and the plan of the replicas.
 
         Args:
             screen: receives a note about the start.
             options: keyword arguments of :class:`pronk.LLM`.
-            also: drafters that requests may select besides ``options["drafter"]``.
+            extra_drafters: drafters that requests may select besides ``options["drafter"]``.
             max_requests: maximum number of samples in progress.
             drain: seconds that a stopping replica has to finish its requests.
 
@@ -70,7 +79,7 @@ class ReplicaOptions:
             OptionError: Ray is not installed, the cluster cannot be reached, or there are too few cores.
         """
         require_extra("replicas", "ray", "ray")
-        plan = self._plan(options, also, max_requests, drain)
+        plan = self._plan(options, extra_drafters, max_requests, drain)
         import ray
 
         from pronk.models.loader import resolve_model
@@ -82,13 +91,15 @@ class ReplicaOptions:
             connect(self.address, _num_cores())
             yield path, plan
         finally:
-            ray.shutdown()  # also stops a cluster that was started on this machine
+            ray.shutdown()  # disconnect, and stop a cluster that was started on this machine
 
-    def _plan(self, options: dict[str, Any], also: Sequence[str], max_requests: int, drain: float) -> "ReplicaPlan":
-        """Check the options before the cluster starts, and return the options and cores of each replica."""
+    def _plan(
+        self, options: dict[str, Any], extra_drafters: Sequence[str], max_requests: int, drain: float
+    ) -> "ReplicaPlan":
+        """Check the options before the cluster starts, and return the plan of the replicas."""
         from pronk.drafters import make_drafter
 
-        for spec in (options["drafter"], *also):
+        for spec in (options["drafter"], *extra_drafters):
             make_drafter(spec)  # raises for an unknown drafter
         if not isinstance(options["calibration"], bool):
             msg = f"calibration: expected on or off with replicas, found {options['calibration']}; leave the file out"
@@ -101,7 +112,7 @@ class ReplicaOptions:
         if self.address is None:
             from pronk.replicas.ray_security import be_private
 
-            be_private()  # before the import of Ray, which reads the environment
+            be_private()  # sets environment variables that Ray reads when it is imported
         try:
             from pronk.replicas.cluster import ReplicaPlan
         except ImportError as error:
@@ -110,10 +121,12 @@ class ReplicaOptions:
 
         llm_options = {**options, "threads": threads, "model": model}
         cores = float(workers * (threads or 1))
-        return ReplicaPlan(llm_options, self.replicas, self.min_replicas, tuple(also), max_requests, drain, cores)
+        return ReplicaPlan(
+            llm_options, self.replicas, self.min_replicas, tuple(extra_drafters), max_requests, drain, cores
+        )
 
     def _fit_threads(self, workers: int, threads: int | None) -> int:
-        """Return the threads of each worker, so that all replicas fit on the cores of this machine."""
+        """Return the number of threads of a worker; raise OptionError if the replicas need too many cores."""
         cores = _num_cores()
         threads = threads or max(1, cores // (self.replicas * workers))
         if self.replicas * workers * threads > cores:

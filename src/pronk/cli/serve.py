@@ -110,12 +110,12 @@ def serve(
     )
     screen = TerminalOutput()
     replicas, llm_options = replication(), options(max_batch, prefix_cache)
-    if not is_launched(llm_options["workers"]):  # under torchrun, the ranks above 0 do not listen
+    if not is_launched(llm_options["workers"]):  # under torchrun, only rank 0 opens the port
         check_free(host, port)
     with ExitStack() as stack:
         engine: ServedEngine
         if replicas:
-            cluster = replicas.serve(screen, llm_options, also=also, max_requests=max_requests, drain=drain)
+            cluster = replicas.serve(screen, llm_options, extra_drafters=also, max_requests=max_requests, drain=drain)
             engine = stack.enter_context(cluster)
         else:
             with screen.loading() as bar:
@@ -126,9 +126,9 @@ def serve(
             keys=keys,
             hosts={*_LOOPBACK, *map(str.lower, allow_host)} if is_local else None,
             limits=limits,
-            drafters=tuple(also),
+            allowed_drafters=tuple(also),
             guardrails=guardrail_prompt,
-            page=page,
+            serve_chat_page=page,
         )
         Server(
             Service(engine, settings, moderation_prompt=ModerationPrompt(engine.llm.tokenizer, template)),
@@ -142,8 +142,8 @@ def serve(
 
 def _print_address(screen: "TerminalOutput", settings: "ServerSettings", host: str, port: int) -> None:
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    with suppress(OSError):  # a failed write to the log must not stop the server
-        screen.say(f"{settings.name} · {url}/v1" + (f" · chat page: {url}/" if settings.page else ""))
+    with suppress(OSError):  # a closed terminal must not stop the server
+        screen.say(f"{settings.name} · {url}/v1" + (f" · chat page: {url}/" if settings.serve_chat_page else ""))
         if not settings.keys and settings.hosts is None:
             screen.note("no API key: every client that can reach this machine is served")
 

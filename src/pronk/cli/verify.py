@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["verify"]
 
-_NOT_VERIFIED = 1  # exit code
-_NUM_SAMPLE_PROMPTS = 8  # default number of prompts of the sample suite
+_EXIT_NOT_VERIFIED = 1
+_NUM_SAMPLE_PROMPTS = 8  # number of prompts of the sample suite without --limit
 
 
 @shares(load=model_options, without=("drafter", "budget"))
@@ -108,9 +108,9 @@ def verify(
 
         settings = VerifySettings(max_tokens, samples, seed, cast("Rule", rule))
         for spec in drafter or ():
-            make_drafter(spec)  # an unknown drafter is refused before the model is loaded
+            make_drafter(spec)  # raises for an unknown drafter, before the model is loaded
         texts = _select(prompts, limit)
-        llm = load(loading, budget="all")  # budget "auto" would leave draft tokens unverified
+        llm = load(loading, budget="all")  # with "auto", some draft tokens would not be verified
     named_prompts = [NamedPrompt(prompt.id, encode(llm, prompt)) for prompt in texts]
     report: VerifyReport | None = None
     code = 0
@@ -125,18 +125,18 @@ def verify(
     except KeyboardInterrupt:
         code = INTERRUPTED
     _show(report, as_json=as_json)
-    raise typer.Exit(code or (0 if report is not None and report.passed else _NOT_VERIFIED))
+    raise typer.Exit(code or (0 if report is not None and report.passed else _EXIT_NOT_VERIFIED))
 
 
 def _select(file: Path | None, limit: int | None) -> "list[Prompt]":
     """Return ``limit`` prompts of the file or of the sample suite, spread evenly over the tasks."""
-    from pronk.bench.prompts import load_prompts, sample_prompts
+    from pronk.bench.prompts import builtin_prompts, load_prompts
 
-    all_prompts = sample_prompts() if file is None else load_prompts(file)
+    all_prompts = builtin_prompts() if file is None else load_prompts(file)
     if limit is None:
         limit = _NUM_SAMPLE_PROMPTS if file is None else len(all_prompts)
     ranks: defaultdict[str, count[int]] = defaultdict(count)
-    # In order of the prompts' number within their task: the first prompt of each task, then the second of each, …
+    # Sort by the index of a prompt within its task: the first prompt of each task, then the second of each, …
     return sorted(all_prompts, key=lambda prompt: next(ranks[prompt.task]))[:limit]
 
 

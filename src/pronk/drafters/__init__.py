@@ -7,7 +7,7 @@
 | ``from_draft`` | a smaller model |
 | ``from_target`` | the target's own layers with modules trained on them |
 | ``combined`` | other drafters |
-| ``shared`` | none; code that several of these packages use |
+| ``shared`` | has no drafters, but code that several of these packages use |
 
 A module with the name of an entry of ``registry.py`` implements that drafter. Modules with a leading
 underscore are helpers of their package. The interface of drafters is :mod:`pronk.speculation.proposer`.
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from pronk.speculation.proposer import Proposer as Proposer
     from pronk.speculation.target import Target as Target
 
-# Classes of the drafter interface, and the module of pronk.speculation that defines the class.
+# By class of the drafter interface: the module of pronk.speculation that defines it.
 _INTERFACE = {
     "DraftContext": "proposer",
     "Drafter": "proposer",

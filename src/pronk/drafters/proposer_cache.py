@@ -14,31 +14,31 @@ from pronk.speculation.target import Target
 __all__ = ["ProposerCache"]
 
 _MAX_WITHOUT_MODEL = 64  # maximum number of cached proposers without a draft model
-_MAX_WITH_MODEL = 4  # maximum number of those with a draft model, which takes memory from the target's KV cache
+_MAX_WITH_MODEL = 4  # maximum number of cached proposers with a draft model, which takes memory from the KV cache
 
 
 class ProposerCache:
     """An LRU cache of proposers: equal drafters share one proposer and its learned state.
 
     A draft model is freed with its last proposer, as only proposers hold strong references to its weights and its KV
-    cache. (:meth:`~pronk.speculation.target.Target.load_shared` and :class:`~pronk.kv_cache.budget.KVBudget` hold weak
-    ones.) Running requests, callers and this cache keep a proposer alive. The KV memory of a freed draft model is
+    cache. (:meth:`~pronk.speculation.target.Target.load_shared` and :class:`~pronk.kv_cache.budget.KVBudget` hold only
+    weak ones.) Running requests, callers and this cache keep a proposer alive. The KV memory of a freed draft model is
     divided among the KV caches of the target and the other draft models when the next draft model is loaded.
 
-    The cache is thread-safe. Binding a drafter may read files for seconds. It has a lock of its own, so decoding and
-    lookups of cached proposers continue during it.
+    The cache is thread-safe. Binding a drafter may read files for seconds. A separate lock serializes it, so that
+    other threads can decode and look up cached proposers meanwhile.
 
     Attributes:
         default: proposer of requests that select no drafter; never evicted or reloaded.
     """
 
     def __init__(self, target: Target, drafter: Drafter) -> None:
-        """Bind the default ``drafter``; raises as :meth:`get_proposer` does."""
+        """Bind the default ``drafter``; the errors are those of :meth:`get_proposer`."""
         self._target = target
         self._cache_lock = RLock()  # guards ``_cached``
         self._bind_lock = RLock()  # held while a drafter is bound
         self._cached: dict[Drafter, Proposer[Any]] = {}  # least recently used first
-        if isinstance(drafter, Proposer):  # such a drafter is its own proposer: there is nothing to cache
+        if isinstance(drafter, Proposer):  # a drafter that is its own proposer is not cached
             self.default = bind_proposer(drafter, target)
         else:
             _check_hashable(drafter)
@@ -70,12 +70,12 @@ class ProposerCache:
             return proposer
 
     def _get_current(self, drafter: Drafter) -> Proposer[Any] | None:
-        """Return the cached proposer, or ``None``; remove one whose draft model's files have changed."""
+        """Return the cached proposer or ``None``; drop a proposer whose draft model has changed on disk."""
         with self._cache_lock:
             proposer = self._cached.pop(drafter, None)
             if proposer is None or not all(map(self._target.is_current, proposer.models)):
                 return None
-            self._cached[drafter] = proposer  # at the end: most recently used
+            self._cached[drafter] = proposer  # moved to the end, as the most recently used
             return proposer
 
     def _store(self, drafter: Drafter, proposer: Proposer[Any]) -> None:

@@ -101,7 +101,7 @@ def _check_drafter(spec: Any) -> Drafter:
 
 
 def _build(node: ast.expr, spec: str) -> Drafter:
-    """Build the drafter of ``name`` or ``name(drafter, …, option=value, …)``; errors quote ``spec``."""
+    """Build the drafter of ``name`` or ``name(drafter, …, option=value, …)``, a part of ``spec``."""
     call = node if isinstance(node, ast.Call) else ast.Call(node, args=[], keywords=[])  # a bare name has no options
     if not isinstance(call.func, ast.Name):
         raise _syntax_error(spec)

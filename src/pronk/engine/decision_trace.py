@@ -18,28 +18,29 @@ __all__ = ["Decision", "DecisionTrace"]
 class Decision:
     """Speculation decisions and results of one decoding step."""
 
-    source_reports: tuple[SourceReport, ...]  # one per drafter that ``auto`` called; else empty
+    source_reports: tuple[SourceReport, ...]  # one per drafter that ``auto`` called; empty with other drafters
     offered: TokenTree  # proposed tree
-    kept: TokenTree  # verified tree: ``offered`` without the dropped draft tokens
-    path: tuple[int, ...]  # accepted nodes of ``kept``
+    kept: TokenTree  # verified tree: ``offered`` without the draft tokens that were dropped before verification
+    path: tuple[int, ...]  # accepted nodes of ``kept``, without the root
     tokens: tuple[int, ...]  # committed token ids
-    # Estimated seconds for ``n`` decoding requests, if a step takes ``costs.at(rows)`` seconds; ``None`` if unknown:
-    plain: float | None  # ``costs.at(n) / n``: one request's part of a step without draft tokens
-    expected: float | None  # ``costs.at(n * len(kept)) / n``: its part if every request verifies ``len(kept)`` rows
-    asking: float  # this request's part of the measured seconds in the drafter
-    seconds: float  # measured seconds of the whole step, for all requests, without the time in drafters
-    credit: float | None  # ``RequestBudget.credit``: plain steps that speculation has gained and may lose again
-    shared_budget: float | None  # ``SharedBudget.left``: plain steps that all requests may still lose
+    # Estimates in seconds for ``n`` decoding requests, where a step of ``rows`` rows takes ``costs.at(rows)`` seconds.
+    # ``None`` if the costs are unknown.
+    plain: float | None  # step without draft tokens, one request's part: ``costs.at(n) / n``
+    expected: float | None  # step with ``len(kept)`` rows per request, one request's part: ``costs.at(n * rows) / n``
+    asking: float  # measured seconds in the drafter, this request's part
+    seconds: float  # measured seconds of the whole step without the time in drafters, for all requests
+    credit: float | None  # ``RequestBudget.credit``: plain steps that drafting has gained and may lose again
+    shared_budget: float | None  # ``SharedBudget.left``: plain steps that all requests together may still lose
 
     @property
     def counts(self) -> tuple[int, int, int]:
-        """Numbers of draft tokens proposed, verified and accepted."""
+        """Numbers of proposed, verified and accepted draft tokens, in this order."""
         offered, kept = (sum(tree.acceptable) - 1 for tree in (self.offered, self.kept))
         return offered, kept, len(self.path)
 
     @property
     def gain(self) -> float:
-        """Expected number of committed tokens: 1 (the bonus token) plus the gains of the draft tokens."""
+        """Expected number of committed tokens: 1 (the bonus token) plus the gains of the verified tree."""
         gain = self.kept.gain
         return 1.0 + (0.0 if gain is None else sum(gain[1:]))
 
@@ -63,18 +64,18 @@ class DecisionTrace:
         self._source_reports, self._offered = tuple(source_reports), tree
 
     def add_draft_seconds(self, seconds: float) -> None:
-        """Add to the current step's seconds in the drafter."""
+        """Add to the seconds that the drafter has taken in the current step."""
         self._draft_seconds += seconds
 
     def record_step(
         self,
         outcome: Outcome[Any],
         costs: CostCurve | None,
-        requests: int,
+        num_requests: int,
         seconds: float,
         request_budget: RequestBudget | None,
     ) -> None:
-        """Complete the record of the current step; ``requests`` is the number ``n`` in :class:`Decision`."""
+        """Complete the record of the current step, in which ``num_requests`` requests decoded."""
         kept = outcome.tree
         self.steps.append(
             Decision(
@@ -83,8 +84,8 @@ class DecisionTrace:
                 kept,
                 outcome.path,
                 outcome.committed,
-                None if costs is None else costs.at(requests) / requests,
-                None if costs is None else costs.at(requests * len(kept)) / requests,
+                None if costs is None else costs.at(num_requests) / num_requests,
+                None if costs is None else costs.at(num_requests * len(kept)) / num_requests,
                 self._draft_seconds,
                 seconds,
                 None if request_budget is None else request_budget.credit,

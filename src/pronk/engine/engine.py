@@ -141,11 +141,11 @@ class Engine:
         Raises:
             CacheFullError: the prompt and the largest tree do not fit into the empty KV cache.
         """
-        blocks = self.scheduler.blocks_needed(len(prompt) + max(map(len, trees)))
+        num_blocks = self.scheduler.max_blocks_held(len(prompt) + max(map(len, trees)))
         with self.lock:
-            while blocks > self.cache.allocator.num_free:
+            while num_blocks > self.cache.allocator.num_free:
                 if not (self.scheduler.running or self.scheduler.waiting):
-                    msg = f"choose: expected {blocks} free blocks in the KV cache, found fewer; raise kv_memory"
+                    msg = f"choose: expected {num_blocks} free blocks in the KV cache, found fewer; raise kv_memory"
                     raise CacheFullError(msg)
                 self.step()
             with self._exclusive():
@@ -169,7 +169,7 @@ class Engine:
                             progress(ended)
                     self.step()
                     _raise_errors(requests)
-                _raise_errors(requests)  # another thread's step may have ended the last request
+                _raise_errors(requests)  # errors of a step that another thread has run since
             finally:
                 self._abort(requests)
 
@@ -181,7 +181,7 @@ class Engine:
         try:
             for request in requests:
                 self.add(request)
-            # Another thread may have run the step, so yield available tokens before the next step.
+            # Another thread may have run a step of these requests: yield its tokens before the next step.
             while any(not request.ended or request.undelivered for request in requests):
                 if not any(request.undelivered for request in requests):
                     self.step()
@@ -195,7 +195,7 @@ class Engine:
                     for request in requests:
                         request.undelivered.clear()
                 yield from tokens
-            _raise_errors(requests)  # another thread's step may have ended the last request
+            _raise_errors(requests)  # errors of a step that another thread has run since
         finally:
             self._abort(requests)
 
@@ -240,7 +240,7 @@ class Engine:
     def _step(self) -> None:
         start_time = self.runner.clock()
         self.scheduler.expire()
-        self._remove_finished()  # frees KV blocks for waiting requests
+        self._remove_finished()  # so that waiting requests can use their KV blocks
         batch = self.scheduler.schedule()
         self.speculator.begin(batch, self.scheduler.preempted)
         if not batch:
@@ -266,11 +266,11 @@ class Engine:
         return None
 
     def _commit(self, verified: Sequence[VerifiedStep | None]) -> dict[Request, Outcome[Any]]:
-        """Commit the verified tokens; return one outcome for the drafter per decoding request."""
+        """Commit the verified tokens; return the outcome of each decoding request, for its drafter."""
         outcomes = {}
         for verified_step in verified:
             if verified_step is None:
-                continue  # the request has failed
+                continue  # the request has failed during verification
             with self._isolate_failure(verified_step.step.request):
                 outcome = self.output_processor.commit(verified_step)
                 if outcome is not None:
@@ -279,7 +279,7 @@ class Engine:
 
     @contextmanager
     def _isolate_failure(self, request: Request) -> Generator[None]:
-        """Catch an exception in the block and fail this request only."""
+        """If the ``with`` block raises an exception, fail this request only."""
         try:
             yield
         except NotFiniteError:
@@ -312,7 +312,7 @@ def _raise_errors(requests: Sequence[Request]) -> None:
 
 
 def _clear_frames(error: BaseException | None) -> None:
-    """Clear the local variables in an error's traceback, which would keep tensors alive after the step."""
+    """Clear the local variables in an error's tracebacks, which would keep tensors alive."""
     while error is not None:
         clear_frames(error.__traceback__)
         error = error.__context__

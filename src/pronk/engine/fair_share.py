@@ -22,28 +22,28 @@ _PER_PROMPT_TOKEN, _PER_GENERATED_TOKEN = 1, 2
 class FairShare:
     """Token counters of the tenants with waiting or running requests."""
 
-    served: dict[str, int] = field(default_factory=dict)  # prompt tokens + 2 · generated tokens; see ``join``
-    _requests: Counter[str] = field(default_factory=Counter)  # number of requests by tenant
+    counters: dict[str, int] = field(default_factory=dict)  # weighted number of served tokens by tenant; see ``join``
+    _num_requests: Counter[str] = field(default_factory=Counter)  # number of waiting and running requests by tenant
 
     def join(self, tenant: str) -> None:
-        """Register a new request of a tenant."""
-        if not self._requests[tenant]:
-            self.served[tenant] = max(self.served.get(tenant, 0), self._min_served())
-        self._requests[tenant] += 1
+        """Register a request; raise the counter of a tenant without other requests to the minimum."""
+        if not self._num_requests[tenant]:
+            self.counters[tenant] = max(self.counters.get(tenant, 0), self._min_counter())
+        self._num_requests[tenant] += 1
 
     def leave(self, tenant: str) -> None:
         """Unregister a request of a tenant."""
-        self._requests[tenant] -= 1
-        if not self._requests[tenant]:
-            del self._requests[tenant]
-            # Forget absent tenants at or below the minimum, where ``join`` would start them, or all if none is active.
-            minimum = self._min_served()
-            kept = {name: served for name, served in self.served.items() if self._requests and served > minimum}
-            self.served = kept | {name: self.served[name] for name in self._requests}
+        self._num_requests[tenant] -= 1
+        if not self._num_requests[tenant]:
+            del self._num_requests[tenant]
+            # Forget the counters of absent tenants that ``join`` would raise anyway, or all if no tenant is active.
+            minimum = self._min_counter()
+            kept = {name: count for name, count in self.counters.items() if self._num_requests and count > minimum}
+            self.counters = kept | {name: self.counters[name] for name in self._num_requests}
 
     def serve(self, tenant: str, *, prefilled: int = 0, generated: int = 0) -> None:
         """Count tokens served to a tenant."""
-        self.served[tenant] += _PER_PROMPT_TOKEN * prefilled + _PER_GENERATED_TOKEN * generated
+        self.counters[tenant] += _PER_PROMPT_TOKEN * prefilled + _PER_GENERATED_TOKEN * generated
 
-    def _min_served(self) -> int:
-        return min((self.served[name] for name, count in self._requests.items() if count), default=0)
+    def _min_counter(self) -> int:
+        return min((self.counters[name] for name, count in self._num_requests.items() if count), default=0)

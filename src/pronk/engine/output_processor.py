@@ -17,7 +17,7 @@ from pronk.speculation.proposer import Outcome
 
 __all__ = ["OutputProcessor"]
 
-_GUIDE = "guide"  # ``Token.source`` of tokens that a guide forces; they need no forward pass
+_GUIDE = "guide"  # ``Token.source`` of tokens that a guide forces, so that no forward pass has to choose them
 
 
 class OutputProcessor:
@@ -37,9 +37,10 @@ class OutputProcessor:
             return None
         position = request.block_table.length + step.root_row
         committed = self._commit_tokens(verified, path)
-        forced = self._append_forced(request)
-        # With draft tokens, only the root is pending, so node n of the draft is in row n. Commit the rows of the root
-        # and of all committed tokens but the last, which has no row yet and is pending in the next step.
+        forced = self._append_forced_tokens(request)
+        # With draft tokens, only the root is pending, so row n of the forward pass is node n of the draft. Commit the
+        # rows of the root and of the committed tokens, except the last token: it is pending and gets its row in the
+        # next step.
         self._commit_rows(request, [0, *path.path][: len(committed)] if path.path else range(scheduled.num_tokens))
         committed += forced
         self._record_stats(step, path, len(committed))
@@ -76,7 +77,7 @@ class OutputProcessor:
             request.sampler.commit(len(request.tokens) - before)
         return verified_path.tokens[: len(request.tokens) - before]
 
-    def _append_forced(self, request: Request) -> tuple[int, ...]:
+    def _append_forced_tokens(self, request: Request) -> tuple[int, ...]:
         """Append and return the tokens that the guide forces under ``guide_mode="jump"``."""
         guide, before = request.sampler.guide, len(request.tokens)
         if guide is None or request.params.guide_mode != "jump" or request.ended:
@@ -102,24 +103,25 @@ class OutputProcessor:
             self.cache.release_before(request.block_table, request.block_table.length - self.window + 1)
 
     def _append_prompt_logprobs(self, request: Request, logits: Tensor) -> None:
-        """Append ``prompt_logprobs`` of the prompt tokens predicted by the prompt rows of this step."""
+        """Append the ``prompt_logprobs`` of the tokens after this step's prompt rows, from their ``logits``."""
         top = request.params.prompt_logprobs
         if top is None or not request.computes_prompt_logprobs:
             return
         if not request.prompt_logprobs:
             request.prompt_logprobs.append(None)
         first = request.block_table.length + 1
-        num_reported = len(request.prompt_logprobs) - first  # number of these tokens reported before a preemption
+        # Number of tokens from ``first`` on that have been appended before a preemption.
+        num_reported = len(request.prompt_logprobs) - first
         following = request.prompt[first + num_reported : first + len(logits)]
         request.prompt_logprobs.extend(token_logprobs(logits[num_reported:], following, top))
 
-    def _record_stats(self, step: RequestStep, verified_path: VerifiedPath, tokens: int) -> None:
+    def _record_stats(self, step: RequestStep, verified_path: VerifiedPath, num_tokens: int) -> None:
         stats, draft = step.request.stats, step.draft
         depths = [depth for node, depth in enumerate(draft.depths) if draft.acceptable[node]]
         clock = self.clock() - step.request.start_time
         clocks = (stats.draft_seconds, stats.target_seconds, clock)
         rows = len(step.job.segment.tree)
-        stats.steps.append(StepStats(rows, len(depths) - 1, max(depths), len(verified_path.path), tokens, *clocks))
+        stats.steps.append(StepStats(rows, len(depths) - 1, max(depths), len(verified_path.path), num_tokens, *clocks))
         accepted = set(verified_path.path)
         draft_tokens = [node for node in range(1, len(draft)) if draft.acceptable[node]]
         stats.count_sources([(step.source(node), node in accepted) for node in draft_tokens])

@@ -38,17 +38,17 @@ class Token:
 
     token_id: int
     text: str  # text that became final with this token; may be empty, or include text of earlier tokens
-    source: str | None  # drafter name if this was an accepted draft token, else ``None``
-    step: int  # number of the step that produced the token, from 0
-    logprobs: dict[int, float] | None  # ``{token id: log-probability}``, if requested
+    source: str | None  # drafter of an accepted draft token; "guide" for a forced token; else ``None``
+    step: int  # number, from 0, of the request's decoding step that produced the token
+    logprobs: dict[int, float] | None  # ``{token id: log-probability}``; ``None`` if not requested
 
 
 class AdmissionRefusal(NamedTuple):
     """State of the prefix cache when a request could not start for lack of free blocks."""
 
-    cached_blocks: list[int]  # blocks of the request's cached prefix
-    next_digest: bytes  # digest of the first block after ``cached_blocks``; empty if the text has none
-    cache_version: int  # ``PagedCache.version``; increases when the blocks are replaced
+    cached_blocks: list[int]  # KV blocks of the request's longest cached prefix
+    next_digest: bytes  # prefix-cache key of the text's first block that was not cached; empty if there is none
+    cache_version: int  # ``PagedCache.version``; increases when the KV blocks are reallocated
 
 
 @dataclass(eq=False)
@@ -57,7 +57,7 @@ class Request:
 
     ``tokens`` is the prompt followed by the output. The KV cache holds its first ``block_table.length`` tokens. The
     rest is *pending*: tokens of the prompt, or only the last token, which is the root of the next draft. The sampler
-    and the proposer read this list and must not change it.
+    and the proposer read ``tokens`` and must not change this list.
     """
 
     prompt: Sequence[int]
@@ -68,20 +68,20 @@ class Request:
     sampler: Sampler
     detokenizer: TextOutput
     stop_token_ids: frozenset[int]  # token ids that end the text
-    parent: Request | None = None  # first sample of the same prompt; this request may share its KV blocks
+    parent: Request | None = None  # first sample of the prompt, if this is a later one; its KV blocks may be shared
     priority: int = 0  # scheduling priority; higher values are scheduled first
     deadline: float | None = None  # ``perf_counter`` time at which an unfinished request fails
-    salt: bytes = b""  # key of the prefix cache; only requests with equal salts share cached blocks
+    salt: bytes = b""  # hashed into the keys of the prefix cache: only requests with equal salts share blocks
     tenant: str = ""  # client name for fair scheduling among requests of equal priority
     arrival: int = field(default=0, init=False)  # 0, 1, … in order of ``Scheduler.add`` calls
-    start_order: int | None = field(default=None, init=False)  # 0, 1, … in order of first starts
-    num_charged: int = field(default=0, init=False)  # number of generated tokens counted for the tenant
+    start_order: int | None = field(default=None, init=False)  # 0, 1, … in order of first starts; ``None`` before
+    num_charged: int = field(default=0, init=False)  # number of generated tokens in the tenant's counter
     block_table: BlockTable = field(default_factory=BlockTable, init=False)
-    digests: list[bytes] = field(default_factory=list, init=False)  # digests of the text's first full blocks
-    admission_refusal: AdmissionRefusal | None = field(default=None, init=False)  # of the last refused start
-    draft_state: Any = field(default=None, init=False)  # the proposer's state; valid if ``draft_started``
+    digests: list[bytes] = field(default_factory=list, init=False)  # prefix-cache keys of the first full blocks
+    admission_refusal: AdmissionRefusal | None = field(default=None, init=False)  # set after a refused start
+    draft_state: Any = field(default=None, init=False)  # the proposer's state; set if ``draft_started``
     draft_started: bool = field(default=False, init=False)  # whether ``Proposer.start`` has been called
-    from_draft: list[bool] = field(default_factory=list, init=False)  # whether each token was an accepted draft token
+    from_draft: list[bool] = field(default_factory=list, init=False)  # whether each output token has a ``source``
     logprobs: list[dict[int, float]] = field(default_factory=list, init=False)
     prompt_logprobs: list[dict[int, float] | None] = field(default_factory=list, init=False)
     output_text: str = field(default="", init=False)
@@ -90,10 +90,10 @@ class Request:
     stop_reason: str | int | None = field(default=None, init=False)  # token id or stop string that ended the text
     error: Exception | None = field(default=None, init=False)
     aborted: bool = field(default=False, init=False)  # whether the caller has cancelled the request
-    request_budget: RequestBudget | None = field(default=None, init=False)  # ``None``: drafting is not limited
-    decision_trace: DecisionTrace | None = field(default=None, init=False)  # ``None`` unless ``explain`` is running
+    request_budget: RequestBudget | None = field(default=None, init=False)  # ``None``: drafting has no time limit
+    decision_trace: DecisionTrace | None = field(default=None, init=False)  # set if ``explain`` is running
     stats: Stats = field(default_factory=Stats, init=False)
-    start_time: float = field(default=0.0, init=False)  # time of ``Engine.add``, by the engine's clock
+    start_time: float = field(default=0.0, init=False)  # seconds on the engine's clock at ``Engine.add``
 
     def __post_init__(self) -> None:
         self.stats.prompt_tokens = len(self.prompt)
@@ -105,13 +105,13 @@ class Request:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Optional behaviour of the request's drafter."""
+        """Capabilities of the request's proposer; the defaults if the request has none."""
         return Capabilities() if self.proposer is None else self.proposer.capabilities
 
     @property
     def needs_draft_slots(self) -> bool:
-        """Whether the drafter proposes and at least 2 more tokens are allowed: a draft and a bonus token."""
-        return self.proposer is not None and self.proposer.capabilities.proposes and self.remaining > 1
+        """Whether the drafter can propose, and 2 more tokens (a draft and a bonus token) are allowed."""
+        return self.proposer is not None and self.proposer.capabilities.proposes and self.num_remaining > 1
 
     @property
     def ended(self) -> bool:
@@ -129,13 +129,13 @@ class Request:
         return len(self.tokens) - len(self.prompt)
 
     @property
-    def remaining(self) -> int:
+    def num_remaining(self) -> int:
         """Number of tokens that may still be generated."""
         return self.params.max_tokens - self.num_generated
 
     @property
     def computes_prompt_logprobs(self) -> bool:
-        """Whether this request computes ``prompt_logprobs``; other samples of the prompt copy the result."""
+        """Whether this request computes ``prompt_logprobs``; later samples of the prompt copy its result."""
         return self.params.prompt_logprobs is not None and not self.num_generated and self.parent is None
 
     def append(self, token: int, *, source: str | None, logprobs: dict[int, float] | None) -> bool:
@@ -148,7 +148,7 @@ class Request:
         text, stop = ("", None) if token in self.stop_token_ids else self.detokenizer.push(token)
         if token in self.stop_token_ids:
             self._finish("stop", token)
-        elif self.remaining <= 0:
+        elif self.num_remaining <= 0:
             self._finish("length", None)
         if self.finish_reason and stop is None:
             rest, stop = self.detokenizer.flush()

@@ -64,7 +64,8 @@ class RequestFactory:
     ) -> list[Request]:
         """Create the ``params.n`` samples of one prompt; later samples share the prompt's KV blocks.
 
-        ``processors`` is called once per sample, as logits processors have per-text state (see :meth:`create_request`).
+        ``processors`` returns new logits processors for each sample, because they have state per text (see
+        :meth:`create_request`).
 
         Raises:
             OptionError: an option does not fit the model or the prompt.
@@ -84,8 +85,10 @@ class RequestFactory:
     ) -> list[list[int]]:
         """Return the token ids of each text as a continuation of ``prompt``, whose token ids are ``ids``.
 
-        A text is encoded together with the prompt, or alone if its first characters would merge with the prompt's last
-        token. Raises ``OptionError`` if the tokenizer has no tokens for a text.
+        A text is encoded together with the prompt. It is encoded alone if ``prompt`` is a list of token ids, or if its
+        first characters would merge with the prompt's last token.
+
+        Raises ``OptionError`` if the tokenizer has no tokens for a text.
         """
         continuations: list[list[int]] = []
         for text in texts:
@@ -119,7 +122,7 @@ class RequestFactory:
             proposer: proposer of draft tokens.
             seed: seed of the sampler.
             output: token ids generated before; the request continues after them.
-            parent: running request with the same prompt; the new request may share its KV blocks.
+            parent: first sample of the same prompt, if this is a later one; its KV blocks may be shared.
             sampler: sampler class.
             processors: logits processors of this request, applied after those of the options; each receives the
                 tokens after ``prompt`` and ``output``.
@@ -150,10 +153,10 @@ class RequestFactory:
         return request
 
     def _add_grammar_drafter(self, proposer: Proposer[Any]) -> Proposer[Any]:
-        """Return a wrapper that proposes the guide's forced tokens before the proposer's; cache the wrapper."""
+        """Return a wrapper that proposes the guide's forced tokens before those of ``proposer``; cached."""
         if isinstance(proposer, GrammarProposer):
             return proposer
-        wrapper = self._grammar_proposers.get(id(proposer))  # unique: the wrapper keeps its proposer alive
+        wrapper = self._grammar_proposers.get(id(proposer))  # the wrapper keeps ``proposer`` alive: its id is unique
         if wrapper is None:
             wrapper = self._grammar_proposers[id(proposer)] = GrammarProposer(proposer)
         return wrapper
@@ -182,5 +185,5 @@ class RequestFactory:
 
 
 def stop_ids_with_eos(params: SamplingParams, eos_ids: Sequence[int]) -> frozenset[int]:
-    """Return the token ids that end a request: its stop tokens and, unless ignored, EOS."""
+    """Return the token ids that end a text: ``stop_token_ids`` and, without ``ignore_eos``, EOS ids."""
     return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos_ids))

@@ -26,9 +26,9 @@ __all__ = ["RequestStep", "VerifiedStep", "plan_step", "verify"]
 class RequestStep(NamedTuple):
     """One request's rows in the forward pass of a step."""
 
-    scheduled: ScheduledRequest  # request and number of pending tokens to compute
-    draft: TokenTree  # last pending token (the root) and the draft tokens, if any
-    job: ForwardJob  # rows of the forward pass: the pending tokens, then the draft tokens
+    scheduled: ScheduledRequest  # the request and its number of pending tokens in the forward pass
+    draft: TokenTree  # tree to verify: last pending token (the root) and the draft tokens, if any
+    job: ForwardJob  # input of the forward pass: rows of the pending tokens, then of the draft tokens
 
     @property
     def request(self) -> Request:
@@ -37,7 +37,7 @@ class RequestStep(NamedTuple):
 
     @property
     def root_row(self) -> int:
-        """Number of rows before the draft's root."""
+        """Index of the row of the draft's root; rows of earlier pending tokens come before."""
         return len(self.job.segment.tree) - len(self.draft)
 
     def source(self, node: int) -> str:
@@ -51,8 +51,8 @@ class VerifiedStep(NamedTuple):
     """A request's step after the verification of its draft."""
 
     step: RequestStep
-    prompt_logits: torch.Tensor  # logits ``[rows, vocab]`` of the prompt rows before the draft's root
-    logits: Logits  # logits ``[nodes, vocab]`` of the draft
+    prompt_logits: torch.Tensor  # logits ``[rows, vocab]`` of rows before the root, for ``prompt_logprobs``
+    logits: Logits  # logits ``[nodes, vocab]`` of the draft's nodes, root included
     result: JobResult  # output of the forward pass for this request
     path: VerifiedPath | None  # accepted nodes and sampled tokens; ``None`` during prefill
 
@@ -89,13 +89,13 @@ def verify(step: RequestStep, result: JobResult) -> VerifiedStep:
     num_prompt_rows = len(logits) - (len(step.draft) if step.scheduled.includes_last_token else 0)
     prompt_logits, logits = logits[:num_prompt_rows], logits[num_prompt_rows:] if num_prompt_rows else logits
     _check_finite(prompt_logits)
-    # The coupled rule reads only logits of the accepted path, which verify_tree checks; others may be infinite. The
-    # rejection rules depend on the logits of every draft token.
+    # The coupled rule reads only the logits along the accepted path: verify_tree checks these, and others may be
+    # infinite. The rejection rules depend on the logits of every draft token: check all.
     if request.params.rejects:
         _check_finite(logits[:])
     if not step.scheduled.includes_last_token:
         return VerifiedStep(step, prompt_logits, logits, result, None)
-    request.sampler.recover()  # an interrupted step may have advanced the sampler beyond the text
+    request.sampler.recover()  # an interrupted step may have left the sampler beyond the text's end
     path = verify_tree(step.draft, acceptance_rule(request.sampler, step.draft, logits, result.sampled))
     return VerifiedStep(step, prompt_logits, logits, result, path)
 

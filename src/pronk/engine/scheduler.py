@@ -39,8 +39,8 @@ class ScheduledRequest:
     """A request in the next forward pass, with its number of tokens."""
 
     request: Request
-    num_tokens: int  # number of pending tokens to compute
-    num_draft_slots: int = 0  # number of reserved KV slots for draft tokens after the pending tokens
+    num_tokens: int  # number of pending tokens that the forward pass computes
+    num_draft_slots: int = 0  # number of KV slots reserved for draft tokens, after those of the pending tokens
 
     @property
     def includes_last_token(self) -> bool:
@@ -53,9 +53,9 @@ class Scheduler:
     """Queues of waiting and running requests, and the KV blocks of the running ones."""
 
     cache: PagedCache
-    window: int | None  # attention window in tokens; ``None`` if a layer has none
+    window: int | None  # largest sliding window of a layer in tokens; ``None`` if a layer has full attention
     max_batch: int  # maximum number of requests per forward pass
-    # Limit of prompt tokens per forward pass. One token less for each decoding request, but at least half:
+    # Maximum number of prompt tokens per forward pass. Each decoding request lowers it by 1, but not below the half:
     # ``max(prefill_chunk - num_decoding, prefill_chunk // 2)``.
     prefill_chunk: int
     max_tree: int  # maximum number of rows per decoding request and forward pass
@@ -82,9 +82,9 @@ class Scheduler:
         for request in self.running:
             self._charge_tenant(request)
         self._admit()
-        tokens_by_request: dict[Request, int] = {}  # number of pending tokens to compute in this step
-        decoding = sum(request.num_pending == 1 for request in self.running)
-        prefill_left = max(self.prefill_chunk - decoding, self.prefill_chunk // 2)
+        tokens_by_request: dict[Request, int] = {}  # values: number of pending tokens to compute
+        num_decoding = sum(request.num_pending == 1 for request in self.running)
+        prefill_left = max(self.prefill_chunk - num_decoding, self.prefill_chunk // 2)
         for request in [*self.running]:
             pending = request.num_pending
             tokens = 1 if pending == 1 else min(pending, prefill_left)
@@ -118,27 +118,27 @@ class Scheduler:
                 waited = now - request.start_time
                 request.fail(DeadlineError(f"the request was not done by its deadline, after {waited:.1f} s"))
 
-    def reserve(self, block_table: BlockTable, tokens: int) -> None:
-        """Make the KV slots of tokens ``block_table.length .. tokens - 1`` writable.
+    def reserve(self, block_table: BlockTable, num_tokens: int) -> None:
+        """Make the KV slots of tokens ``block_table.length .. num_tokens - 1`` writable.
 
-        All blocks of the target are allocated here. Raises ``CacheFullError`` if blocks are short.
+        All blocks of the target are allocated here. Raises ``CacheFullError`` if too few are free.
         """
-        self.cache.prepare(block_table, tokens)
+        self.cache.prepare(block_table, num_tokens)
 
     def release_outside_window(self, block_table: BlockTable) -> None:
         """Release the blocks whose tokens have left the attention window."""
         if self.window is not None:
             self.cache.release_before(block_table, block_table.length - self.window + 1)
 
-    def blocks_needed(self, length: int) -> int:
+    def max_blocks_held(self, length: int) -> int:
         """Return the maximum number of blocks that a text of up to ``length`` tokens holds at once."""
         if self.window is not None:
             length = min(length, self.window + self.prefill_chunk + 1)
         # One more block, because a window can start in the middle of a block.
-        return self.cache.allocator.blocks_for(length) + (self.window is not None)
+        return self.cache.allocator.num_blocks_for(length) + (self.window is not None)
 
     def _charge_tenant(self, request: Request) -> None:
-        """Add the tokens that the request has generated since the last call to its tenant's counter."""
+        """Add to the tenant's counter the tokens that the request has generated since the last call."""
         self.fair_share.serve(request.tenant, generated=request.num_generated - request.num_charged)
         request.num_charged = request.num_generated
 
@@ -158,7 +158,7 @@ class Scheduler:
                 and parent.block_table.length < len(request.prompt) - 1
                 and not request.num_generated
             ):
-                continue  # wait until the parent's prompt is prefilled, to share its blocks
+                continue  # wait until the prompt's first sample (``parent``) is prefilled, to share its blocks
             if not self._try_start(request):
                 return
             if request.start_order is None:
@@ -168,10 +168,10 @@ class Scheduler:
             bisect.insort(self.running, request, key=_start_order)
 
     def _queue_order(self, request: Request) -> tuple[int, int, int]:
-        return -request.priority, self.fair_share.served[request.tenant], request.arrival
+        return -request.priority, self.fair_share.counters[request.tenant], request.arrival
 
     def _try_start(self, request: Request) -> bool:
-        """Start a request from its cached prefix; return False if the batch is full or blocks are short."""
+        """Start a request, if necessary by preempting lower priorities; return False if it must wait."""
         lower_priority = [each for each in self.running if each.priority < request.priority]
         if len(self.running) >= self.max_batch and not lower_priority:
             return False
@@ -179,7 +179,7 @@ class Scheduler:
         if not runs_alone and self._is_still_refused(request, lower_priority):
             return False
         self._match_prefix(request)
-        if not runs_alone and self._blocks_wanted(request) > self._available(lower_priority):
+        if not runs_alone and self._num_wanted_blocks(request) > self._num_available_blocks(lower_priority):
             cached_blocks = request.block_table.blocks
             next_digest = next(iter(request.digests[len(cached_blocks) :]), b"")
             request.admission_refusal = AdmissionRefusal(cached_blocks, next_digest, self.cache.version)
@@ -187,10 +187,10 @@ class Scheduler:
             return False
         request.admission_refusal = None
         allocator = self.cache.allocator
-        if self._blocks_wanted(request) > allocator.num_free:
-            self._release_reserved({})
+        if self._num_wanted_blocks(request) > allocator.num_free:
+            self._release_reserved_blocks({})
         while lower_priority and (
-            len(self.running) >= self.max_batch or self._blocks_wanted(request) > allocator.num_free
+            len(self.running) >= self.max_batch or self._num_wanted_blocks(request) > allocator.num_free
         ):
             self._preempt(lower_priority.pop())
         request.stats.cached_tokens += request.block_table.length
@@ -198,18 +198,19 @@ class Scheduler:
         return True
 
     def _is_still_refused(self, request: Request, lower_priority: Sequence[Request]) -> bool:
-        """Return whether blocks are still short for a refused request and its cached prefix has not grown."""
+        """Return whether a refused request still has too few free blocks and the same cached prefix."""
         refusal = request.admission_refusal
         if refusal is None or self.window is not None or request.parent is not None:
             return False
         if refusal.cache_version != self.cache.version:
             return False
-        shared = sum(self.cache.allocator.references[block] > 0 for block in refusal.cached_blocks)
-        wanted = self._blocks_wanted(request) - shared
-        return wanted > self._available(lower_priority) and not self.cache.has_cached_block(refusal.next_digest)
+        num_shared = sum(self.cache.allocator.references[block] > 0 for block in refusal.cached_blocks)
+        if self._num_wanted_blocks(request) - num_shared <= self._num_available_blocks(lower_priority):
+            return False
+        return not self.cache.has_cached_block(refusal.next_digest)
 
     def _match_prefix(self, request: Request) -> None:
-        """Share cached KV blocks of the parent's prompt or of the prefix cache, for all but the last token."""
+        """Take over KV blocks of the parent's prompt or the prefix cache, for all tokens but the last."""
         parent, prefix = request.parent, len(request.prompt) - 1
         forkable = (
             parent is not None
@@ -225,7 +226,7 @@ class Scheduler:
         self.release_outside_window(request.block_table)
 
     def _reserve_all_blocks(self, request: Request) -> None:
-        """Reserve all blocks up to ``max_tokens``, consecutive if possible, if half the empty blocks suffice."""
+        """Reserve all blocks of the request, consecutive if possible, if half the empty blocks suffice."""
         allocator, length = self.cache.allocator, len(request.prompt) + request.params.max_tokens + self.max_tree
         if (
             self.window is None
@@ -234,37 +235,37 @@ class Scheduler:
         ):
             self.reserve(request.block_table, length)
 
-    def _available(self, lower_priority: Sequence[Request] = ()) -> int:
-        """Return free blocks + blocks of ``lower_priority`` - blocks that the other requests will need."""
+    def _num_available_blocks(self, lower_priority: Sequence[Request] = ()) -> int:
+        """Count the free blocks, plus those of ``lower_priority``, minus those that other requests need."""
         allocator = self.cache.allocator
         released = sum(allocator.references[block] == 1 for each in lower_priority for block in each.block_table.blocks)
         reserved = sum(
-            max(self._missing_blocks(each) + 1, self._blocks_wanted(each))
+            max(self._num_missing_blocks(each) + 1, self._num_wanted_blocks(each))
             for each in self.running
             if each not in lower_priority
         )
         return allocator.num_free + released - reserved
 
-    def _blocks_wanted(self, request: Request) -> int:
+    def _num_wanted_blocks(self, request: Request) -> int:
         """Return the number of blocks for the text so far plus a reserve for tokens up to ``max_tokens``.
 
         The final length is unknown. Too small a reserve causes preemptions, too large a reserve keeps batches small.
         The reserve therefore grows with each preemption and decays with each step.
         """
         end = (
-            self.cache.allocator.blocks_for(request.block_table.length + request.num_pending)
+            self.cache.allocator.num_blocks_for(request.block_table.length + request.num_pending)
             - request.block_table.num_released
         )
-        return self._missing_blocks(request) + int(self._reserve_share * max(0, self._max_blocks(request) - end))
+        return self._num_missing_blocks(request) + int(self._reserve_share * max(0, self._max_blocks(request) - end))
 
-    def _missing_blocks(self, request: Request) -> int:
-        """Return how many blocks to allocate for the text and the next token; negative if too many are held."""
+    def _num_missing_blocks(self, request: Request) -> int:
+        """Return how many blocks the text and one more token lack; negative if the request holds too many."""
         allocator, block_table = self.cache.allocator, request.block_table
         length = request.num_pending + 1
         if self.window is not None:
             length = min(length, self.window + self.prefill_chunk + 1)
         num_held = block_table.num_released + len(block_table.blocks)
-        needed = allocator.blocks_for(block_table.length + length)
+        needed = allocator.num_blocks_for(block_table.length + length)
         return allocator.num_missing(block_table, block_table.length + length) - max(0, num_held - needed)
 
     def _preempt(self, request: Request) -> None:
@@ -275,18 +276,21 @@ class Scheduler:
         request.stats.preemptions += 1
         bisect.insort(self.waiting, request, key=_arrival_order)
 
-    def _release_reserved(self, tokens_by_request: Mapping[Request, int]) -> None:
-        """Release the blocks reserved beyond this step's pending tokens."""
+    def _release_reserved_blocks(self, tokens_by_request: Mapping[Request, int]) -> None:
+        """Release the blocks that running requests hold for tokens after this step's pending tokens."""
         for request in self.running:
             self.cache.trim(request.block_table, request.block_table.length + tokens_by_request.get(request, 0))
 
-    def _allocate(self, request: Request, tokens: int, tokens_by_request: Mapping[Request, int]) -> bool:
-        """Reserve KV slots for pending tokens, preempting later requests or, with result False, ``request``."""
+    def _allocate(self, request: Request, num_tokens: int, tokens_by_request: Mapping[Request, int]) -> bool:
+        """Reserve KV slots for pending tokens. Preempt later requests if necessary.
+
+        If that is not enough, preempt ``request`` and return False. ``tokens_by_request``: requests already scheduled.
+        """
         if request not in self.running:
             return False
-        allocator, length = self.cache.allocator, request.block_table.length + tokens
+        allocator, length = self.cache.allocator, request.block_table.length + num_tokens
         if allocator.num_missing(request.block_table, length) > allocator.num_free:
-            self._release_reserved(tokens_by_request)
+            self._release_reserved_blocks(tokens_by_request)
         while allocator.num_missing(request.block_table, length) > allocator.num_free:
             last = self.running[-1]
             self._reserve_share = min(1.0, self._reserve_share + _RESERVE_INCREASE)
@@ -297,17 +301,17 @@ class Scheduler:
         return True
 
     def _reserve_draft_slots(self, requests: Sequence[Request]) -> dict[Request, int]:
-        """Reserve KV slots for draft tokens after the pending token of each request; return their numbers.
+        """Reserve KV slots for draft tokens after each request's pending token; return how many, by request.
 
-        Empty blocks are divided evenly; a request has at most ``max_tree`` rows. Without empty blocks, a cached
-        one is evicted for a request with at most ``block_size`` free slots whose text may grow into the next block.
+        Empty blocks are divided evenly; a request has at most ``max_tree`` rows. Without empty blocks, a block of the
+        prefix cache is evicted for a request with at most ``block_size`` free slots whose text may need a next block.
         """
         allocator, size, draft_slots = self.cache.allocator, self.cache.block_size, dict[Request, int]()
         for number, request in enumerate(requests):
             block_table = request.block_table
             num_held = block_table.num_released + len(block_table.blocks)
             num_new = (allocator.num_free - len(allocator.evictable)) // (len(requests) - number)
-            end = allocator.blocks_for(len(request.prompt) + request.params.max_tokens)
+            end = allocator.num_blocks_for(len(request.prompt) + request.params.max_tokens)
             if not num_new and allocator.num_free and num_held * size - block_table.length <= size and num_held < end:
                 num_new = 1
             draft_slots[request] = max(0, min(self.max_tree, (num_held + num_new) * size - block_table.length) - 1)
@@ -315,7 +319,7 @@ class Scheduler:
         return draft_slots
 
     def _max_blocks(self, request: Request) -> int:
-        return self.blocks_needed(len(request.prompt) + request.params.max_tokens)
+        return self.max_blocks_held(len(request.prompt) + request.params.max_tokens)
 
     def _cache_too_small(self, request: Request) -> str:
         needed, blocks, size = self._max_blocks(request), self.cache.allocator.num_blocks, self.cache.block_size

@@ -59,7 +59,7 @@ def score(engine: Engine, prompt: Sequence[int], alternatives: Sequence[Sequence
 
 
 def _split(alternatives: Sequence[Tokens], max_nodes: int) -> list[list[Tokens]]:
-    """Split sorted alternatives into groups whose trees have at most ``max_nodes`` nodes below the root."""
+    """Split sorted alternatives into groups with trees of at most ``max_nodes`` nodes below the root."""
     groups, num_nodes, previous = list[list[Tokens]](), 0, Tokens()
     for alternative in alternatives:
         num_shared = next(

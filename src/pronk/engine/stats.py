@@ -11,7 +11,7 @@ from pronk.errors import PronkError
 
 __all__ = ["GainStats", "SourceStats", "Stats", "StepStats"]
 
-_NUM_BINS = 10  # length of ``Stats.gain_stats``
+_NUM_BINS = 10  # number of bins in ``Stats.gain_stats``
 _JSON_KEYS = (
     "prompt_tokens generated_tokens preemptions cached_tokens target_steps step_compression drafted accepted "
     "compile_seconds jumped moved sources draft_error acceptance draft_seconds target_seconds total_seconds ttft "
@@ -30,9 +30,9 @@ class StepStats(NamedTuple):
     depth: int  # depth of the verified tree
     accepted: int  # number of accepted draft tokens
     tokens: int  # number of committed tokens
-    draft_clock: float  # ``Stats.draft_seconds`` so far
-    target_clock: float  # ``Stats.target_seconds`` so far
-    clock: float  # seconds since ``Engine.add``
+    draft_clock: float  # ``Stats.draft_seconds`` at the end of the step
+    target_clock: float  # ``Stats.target_seconds`` at the end of the step
+    clock: float  # seconds from ``Engine.add`` to the end of the step
 
 
 class SourceStats(NamedTuple):
@@ -57,13 +57,13 @@ class Stats:
     prompt_tokens: int = 0
     generated_tokens: int = 0
     preemptions: int = 0
-    cached_tokens: int = 0  # number of tokens taken from the prefix cache, summed over all starts
-    compile_seconds: float = 0.0  # time of the first compilation of the request's guide
+    cached_tokens: int = 0  # number of tokens found in the prefix cache, summed over the request's starts
+    compile_seconds: float = 0.0  # seconds of the guide's compilation, perhaps during an earlier request
     jumped: int = 0  # number of tokens that the guide forced without a forward pass
     moved: int = 0  # number of KV rows moved because the accepted path was not the main chain of the tree
-    draft_seconds: float = 0.0  # drafting time of all batches with this request, counted in full
-    target_seconds: float = 0.0  # duration of all forward passes with this request, counted in full
-    total_seconds: float = 0.0  # from ``Engine.add`` to the end of the request
+    draft_seconds: float = 0.0  # seconds in drafters in this request's steps; not divided among the requests
+    target_seconds: float = 0.0  # seconds of forward passes with this request; not divided among the requests
+    total_seconds: float = 0.0  # seconds from ``Engine.add`` to the end of the request
     # One entry per forward pass that generated tokens; the first is the last chunk of the prefill.
     steps: list[StepStats] = field(default_factory=list, repr=False)
     sources: dict[str, SourceStats] = field(default_factory=dict)  # acceptance counts by drafter name

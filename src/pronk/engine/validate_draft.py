@@ -16,11 +16,11 @@ from pronk.speculation.tree import TokenTree
 
 __all__ = ["validate_draft"]
 
-_TOLERANCE = 1e-3  # allowed difference of a distribution's sum from 1, for float32 rounding
+_TOLERANCE = 1e-3  # allowed difference between 1 and the sum of a distribution, for float32 rounding
 
 
 def validate_draft(name: str, context: DraftContext[Any], tree: TokenTree, vocab_size: int) -> TokenTree:
-    """Return a proposed tree without tokens outside the limits, the target's vocabulary and the guide.
+    """Check a proposed tree; drop nodes beyond the limits or the vocabulary and nodes the guide forbids.
 
     Raises:
         OptionError, TypeError, ValueError: the tree is invalid, or its root is not the last token.
@@ -33,8 +33,8 @@ def validate_draft(name: str, context: DraftContext[Any], tree: TokenTree, vocab
     if not tree.num_draft_tokens:
         return tree
     if any(q is not None and len(q) != vocab_size for q in tree.probs or ()):
-        # ``probs`` are over another vocabulary. Tokens outside the target's vocabulary are dropped below; the rest is
-        # then not sampled from ``probs``. Verify all draft tokens as point masses, whether or not one is dropped.
+        # ``probs`` are over another vocabulary. Tokens outside the target's vocabulary are dropped below, after which
+        # the remaining tokens are no sample of ``probs``. Verify all as point masses, even if no token is dropped.
         tree = replace(tree, probs=None)
     if not all(q is None or _is_distribution(q) for q in tree.probs or ()):
         msg = f"drafter {name}: expected float tensors [vocab] that sum to 1 in probs, found others; normalize them"
@@ -42,7 +42,7 @@ def validate_draft(name: str, context: DraftContext[Any], tree: TokenTree, vocab
     if min(tree.tokens) < 0 or max(tree.tokens) >= vocab_size:
         tree = tree.keep(node for node, token in enumerate(tree.tokens) if 0 <= token < vocab_size)
     guide = context.sampler.guide
-    # Rejection sampling needs tokens sampled from ``probs``. Removing forbidden ones would break this: do not prune.
+    # Rejection sampling needs all tokens sampled from ``probs``, so tokens that the guide forbids are not removed.
     if guide is not None and not (context.params.rejects and tree.probs is not None):
         tree = prune(tree, guide)
     return tree.limit(context.max_depth, context.max_nodes)
@@ -52,7 +52,7 @@ def _to_python_types(tree: TokenTree) -> TokenTree:
     """Convert numbers of other libraries, which are not JSON values, to Python's own.
 
     Raises:
-        TypeError, ValueError: a token or parent is no integer, a gain is not finite, or an origin is no pair.
+        TypeError, ValueError: a token or parent is no integer, a gain is not finite, or an origin has not two entries.
     """
     gain, origin, verify = tree.gain, tree.origin, tree.verify
     if gain is not None and not math.isfinite(sum(gain)):

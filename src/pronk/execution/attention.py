@@ -29,15 +29,16 @@ class Segment(NamedTuple):
 
     block_table: BlockTable  # KV slots of the committed tokens, then of the nodes in order
     tree: TokenTree
-    # Number of leading nodes that earlier forward passes have computed, as when a drafter adds one depth per pass.
-    # Rows of this forward pass attend to these nodes.
-    computed: int = 0
-    early: EarlyRows | None = None  # leading nodes that need only the later layers, if any
+    # Number of leading nodes that earlier forward passes have computed, as when a drafter adds one depth per pass. They
+    # get no rows, and the other nodes attend to them.
+    num_computed: int = 0
+    # Leading nodes that skip the first layers, because a drafter has already computed these; ``None``: no such nodes.
+    early: EarlyRows | None = None
 
     @property
-    def rows(self) -> int:
+    def num_rows(self) -> int:
         """Number of nodes that the forward pass computes."""
-        return len(self.tree) - self.computed
+        return len(self.tree) - self.num_computed
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class VisibleKeys:
     """KV slots that one segment's rows read; one object serves all layers with the same window."""
 
     slots: slice | Tensor
-    mask: Tensor  # bool ``[rows, slots]``
+    mask: Tensor  # bool ``[rows, slots]``: whether the row attends to the token in the slot
 
     def attend(self, cache: PagedCache, layer: int, q: Tensor) -> Tensor:
         """Attend from ``q`` ``[rows, heads, d]`` to the visible keys of a layer; return ``[rows, heads * d]``.
@@ -73,8 +74,8 @@ class PagedAttention:
         self.visible_keys: list[dict[int | None, VisibleKeys]] = []
         start = 0
         for segment in segments:
-            stop = start + segment.rows
-            length = segment.block_table.length + segment.computed
+            stop = start + segment.num_rows
+            length = segment.block_table.length + segment.num_computed
             slots.append(torch.from_numpy(cache.slots(segment.block_table, length, length + stop - start)))
             self.visible_keys.append({span: self._visible_keys(segment, span) for span in set(config.windows)})
             self.row_ranges.append((start, stop))
@@ -93,12 +94,12 @@ class PagedAttention:
 
     def _visible_keys(self, segment: Segment, span: int | None) -> VisibleKeys:
         block_table, tree = segment.block_table, segment.tree
-        # A drafter's table may lack blocks at the beginning of the window (see ``SideCache.reserve``).
+        # A drafter's block table may lack the first blocks of the window (see ``SideCache.reserve``).
         start = max(
             0 if span is None else block_table.length - span + 1, block_table.num_released * self.cache.block_size
         )
         stop = block_table.length + len(tree)
-        mask = _visibility_mask(tree, block_table.length, span, start)[segment.computed :]
+        mask = _visibility_mask(tree, block_table.length, span, start)[segment.num_computed :]
         return VisibleKeys(self.cache.slot_index(block_table, start, stop), mask.to(self.cache.device))
 
 
@@ -123,7 +124,10 @@ class CrossAttention(PagedAttention):
         cross_block_tables: Sequence[BlockTable],
         rotation: tuple[Tensor, Tensor] | None,
     ) -> None:
-        """``source``: config and cache of the other model; for each layer here, the layer that it reads there."""
+        """Find the KV slots that the rows read in both caches.
+
+        ``source`` is the other model's config and cache, and for each layer of this model the other's layer to read.
+        """
         super().__init__(config, cache, segments)
         self.cross_config, self.cross_cache, self.cross_layers = source
         self.rotation = rotation
@@ -151,7 +155,7 @@ class CrossAttention(PagedAttention):
         return torch.cat(outputs).to(q.dtype)
 
     def _cross_keys(self, segment: Segment, block_table: BlockTable, span: int | None) -> VisibleKeys:
-        positions = torch.tensor(segment.tree.depths[segment.computed :]) + segment.block_table.length
+        positions = torch.tensor(segment.tree.depths[segment.num_computed :]) + segment.block_table.length
         start = block_table.num_released * self.cross_cache.block_size
         if span is not None:
             start = max(start, int(positions.min()) - span + 1)

@@ -18,31 +18,31 @@ __all__ = ["EarlyRows", "EarlyTokens", "EarlyTokensByTable"]
 class EarlyTokens(NamedTuple):
     """Tokens of a request whose first layers a drafter has computed in this step."""
 
-    layers: int  # number of computed layers
-    tokens: tuple[int, ...]  # token ids; their KV slots follow those of the committed tokens
+    num_layers: int  # number of first layers computed
+    tokens: tuple[int, ...]  # ids of the tokens; their KV slots follow those of the committed tokens
 
 
 class EarlyRows(NamedTuple):
-    """Early rows of a token tree: its first ``nodes`` nodes skip the first ``layers`` layers."""
+    """Early rows of a token tree: its first ``num_nodes`` nodes skip the first ``num_layers`` layers."""
 
-    layers: int
-    nodes: int
+    num_layers: int
+    num_nodes: int
 
     @classmethod
     def of(cls, early: EarlyTokens | None, tree: TokenTree) -> EarlyRows | None:
-        """Return the leading nodes of the main chain that have the tokens of ``early``; ``None`` if none do."""
+        """Return the leading main-chain nodes of ``tree`` with the tokens of ``early``; ``None`` if none."""
         if early is None:
             return None
         same = zip(early.tokens, tree.tokens[: tree.main_chain], strict=False)
-        nodes = next((node for node, (a, b) in enumerate(same) if a != b), min(len(early.tokens), tree.main_chain))
-        return cls(early.layers, nodes) if nodes else None
+        num_nodes = next((node for node, (a, b) in enumerate(same) if a != b), min(len(early.tokens), tree.main_chain))
+        return cls(early.num_layers, num_nodes) if num_nodes else None
 
 
 class EarlyTokensByTable:
-    """Early tokens of each request, by its block table: drafters set them, the same step reads them."""
+    """Early tokens by block table of the request: set by a drafter, read by the forward pass of the step."""
 
     def __init__(self) -> None:
-        self._early: dict[int, EarlyTokens] = {}  # by ``id(block_table)``
+        self._early: dict[int, EarlyTokens] = {}  # keys: ``id(block_table)``
 
     def put(self, block_table: BlockTable, early: EarlyTokens | None) -> None:
         """Set the early tokens of a request; ``None`` removes them."""

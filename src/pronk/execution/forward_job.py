@@ -24,9 +24,9 @@ class ForwardJob(NamedTuple):
     logits_nodes: range  # indices of the tree nodes whose logits are needed
     prompt_length: int  # number of prompt tokens; dynamic RoPE scaling depends on it
     cross_block_table: BlockTable | None = None  # request's blocks in the cache of :class:`CrossAttentionSource`
-    # True: worker processes send the logits of all ``logits_nodes`` with the result. False: each when it is read.
+    # True: worker processes return the logits of all ``logits_nodes``. False: a node's logits are sent when it is read.
     all_logits: bool = True
-    stateless_sampler: StatelessSampler | None = None  # worker processes sample with it and send tokens, not logits
+    stateless_sampler: StatelessSampler | None = None  # if set, workers sample tokens and send these, not logits
 
 
 @dataclass(frozen=True)
@@ -41,29 +41,29 @@ class CrossAttentionSource:
 class LayerRange(NamedTuple):
     """Layers ``start .. stop - 1`` (from 0), and the rows of each job that they compute."""
 
-    jobs: Sequence[tuple[ForwardJob, Segment]]  # job, and its segment of rows for these layers
+    jobs: Sequence[tuple[ForwardJob, Segment]]  # each job, and the segment of its nodes that these layers compute
     start: int
     stop: int
     collect: tuple[int, ...]  # layer numbers (from 1) whose output is returned
-    logits_rows: Sequence[int] | range | None  # ``None`` if the last layer of the model is not included
+    logits_rows: Sequence[int] | range | None  # see ``find_logits_rows``; ``None`` without the last layer
 
     @staticmethod
     def find_logits_rows(jobs: Sequence[tuple[ForwardJob, Segment]]) -> list[int] | range:
-        """Return the rows of all ``logits_nodes``; the rows of all jobs are numbered one after another."""
+        """Return the indices of the rows of ``logits_nodes`` in the concatenated rows of all jobs."""
         if len(jobs) == 1:
             ((job, segment),) = jobs
-            return range(job.logits_nodes.start - segment.computed, job.logits_nodes.stop - segment.computed)
+            return range(job.logits_nodes.start - segment.num_computed, job.logits_nodes.stop - segment.num_computed)
         rows, start = list[int](), 0
         for job, segment in jobs:
-            rows.extend(start + node - segment.computed for node in job.logits_nodes)
-            start += segment.rows
+            rows.extend(start + node - segment.num_computed for node in job.logits_nodes)
+            start += segment.num_rows
         return rows
 
     def row_inputs(self) -> tuple[list[int], list[int], list[int]]:
         """Return three lists, one entry per row: token, position, and text length for dynamic RoPE."""
         tokens, positions, text_lengths = list[int](), list[int](), list[int]()
         for job, segment in self.jobs:
-            length, computed = segment.block_table.length, segment.computed
+            length, computed = segment.block_table.length, segment.num_computed
             tokens.extend(segment.tree.tokens[computed:])
             row_positions = [length + depth for depth in segment.tree.depths[computed:]]
             positions.extend(row_positions)
@@ -75,8 +75,8 @@ class Executor(Protocol):
     """Backend that computes ranges of layers: the kernels, torch, or tensor-parallel processes."""
 
     @property
-    def usable(self) -> bool:
-        """Whether forward passes are possible: no process with a shard of the model has been lost."""
+    def is_usable(self) -> bool:
+        """Whether forward passes are possible; False once a process with a part of the model is lost."""
         ...
 
     @property
@@ -85,8 +85,9 @@ class Executor(Protocol):
         ...
 
     def run(self, layer_range: LayerRange, rows: Tensor | None) -> tuple[Tensor, dict[int, Tensor], Tensor | None]:
-        """Run a range of layers on ``rows`` ``[rows, hidden]``; ``None`` begins with the token embeddings.
+        """Run a range of layers on the input ``rows``, ``[rows, hidden]``; ``None``: the token embeddings.
 
-        Returns the output of the last layer, the outputs of ``collect`` by layer, and the logits of ``logits_rows``.
+        Returns the output of the last layer, the outputs of the layers in ``collect``, and the logits of
+        ``logits_rows``, if any.
         """
         ...

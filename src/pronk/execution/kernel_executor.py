@@ -24,7 +24,7 @@ __all__ = ["KernelExecutor"]
 class KernelExecutor:
     """Runs ranges of layers as kernel programs; each program is compiled once."""
 
-    usable = True
+    is_usable = True
 
     def __init__(
         self, kernels: Kernels, decoder: Decoder, cache: PagedCache, cross_source: CrossAttentionSource | None
@@ -55,14 +55,16 @@ class KernelExecutor:
         outputs = {} if collected is None else dict(zip(layer_range.collect, collected, strict=True))
         return x, outputs, logits
 
-    def draft_chain(self, job: ForwardJob, sampler: Sampler, steps: int, on_token: Callable[[DraftToken], bool]) -> int:
+    def draft_chain(
+        self, job: ForwardJob, sampler: Sampler, max_tokens: int, on_token: Callable[[DraftToken], bool]
+    ) -> int:
         """Implement :meth:`~pronk.execution.model_runner.ModelRunner.draft_chain`."""
         config, jobs = self.decoder.config, [(job, job.segment)]
         layer_range = LayerRange(jobs, 0, len(self.decoder.layers), (), LayerRange.find_logits_rows(jobs))
-        packed = self._pack(layer_range, extra_positions=steps)
+        packed = self._pack(layer_range, extra_positions=max_tokens)
         assert layer_range.logits_rows is not None
         assert packed.select_logits_rows(layer_range.logits_rows) == 1
-        scores = np.empty((steps, config.vocab_size), dtype=np.float32)
+        scores = np.empty((max_tokens, config.vocab_size), dtype=np.float32)
         errors: list[BaseException] = []
         next_scores = iter(scores)
 
@@ -73,19 +75,19 @@ class KernelExecutor:
                 errors.append(error)
                 return 0
 
-        chain_params = sampler.draft_chain_params(steps, scores)
+        chain_params = sampler.draft_chain_params(max_tokens, scores)
         chain_params.on_token = OnToken(callback)
         x = torch.empty(packed.count, config.hidden_size, dtype=self.cache.dtype)
         logits = torch.empty(1, config.vocab_size)
-        passes = self._program(layer_range).draft_chain(packed, x, logits, chain_params)
+        num_passes = self._program(layer_range).draft_chain(packed, x, logits, chain_params)
         if errors:
             raise errors[0]
-        return passes
+        return num_passes
 
     def _pack(self, layer_range: LayerRange, *, embedded: bool = False, extra_positions: int = 0) -> ProgramRows:
-        jobs = [(segment.block_table, segment.tree, segment.computed) for _, segment in layer_range.jobs]
+        jobs = [(segment.block_table, segment.tree, segment.num_computed) for _, segment in layer_range.jobs]
         tokens = None if embedded else [token for _, tree, computed in jobs for token in tree.tokens[computed:]]
-        packed = ProgramRows().add(jobs, tokens, self._cross_block_tables(layer_range))
+        packed = ProgramRows().set_segments(jobs, tokens, self._cross_block_tables(layer_range))
         for number, table in enumerate((self._rope, self._cross_rope)):
             if table is None or table.config is None:
                 continue
@@ -103,7 +105,7 @@ class KernelExecutor:
         return self._cached_program(key, lambda: self._compile(layer_range))
 
     def _cached_program(self, key: tuple[object, ...], make: Callable[[], Program]) -> Program:
-        """Return the program of ``key``, compiled at most once until a KV pool is reallocated."""
+        """Return the program of ``key``; ``make`` compiles it once per allocation of the KV pools."""
         version = (self.cache.version, -1 if self.cross_source is None else self.cross_source.cache.version)
         if version != self._version:
             self._programs, self._version = {}, version
@@ -129,7 +131,8 @@ class KernelExecutor:
         return program
 
     def _cross_block_tables(self, layer_range: LayerRange) -> list[BlockTable] | None:
-        """Return each job's cross-attention block table; an empty one for jobs that only measure durations."""
+        """Return each job's block table in the cross-attention source, or ``None`` without a source."""
         if self.cross_source is None:
             return None
+        # A job that only measures a duration has no table.
         return [job.cross_block_table or BlockTable() for job, _ in layer_range.jobs]

@@ -36,7 +36,8 @@ from pronk.speculation.tree import TokenTree
 
 __all__ = ["CrossAttentionSource", "ForwardJob", "ForwardResult", "JobResult", "ModelRunner"]
 
-# The mean duration of a chain's forward passes counts as the cost of one row if the first has at most this many rows.
+# The first forward pass of a draft chain has one row per uncached token, and each later pass has one row. If the first
+# has at most 4 rows, the mean duration of these passes is recorded as the cost of a pass of one row.
 _MAX_CHAIN_ROWS = 4
 
 
@@ -44,16 +45,16 @@ class ForwardResult(NamedTuple):
     """Result of a forward pass over several jobs."""
 
     logits: Sequence[Logits]  # ``[len(logits_nodes), vocab]`` per job: float32 from the kernels, else the model's dtype
-    hidden: Mapping[int, list[Tensor]]  # layer number (from 1) to its output ``[rows, hidden]`` for each job
+    hidden: Mapping[int, list[Tensor]]  # layer number (from 1) to the output ``[rows, hidden]`` of each job
     seconds: float  # duration of the forward pass
-    context: int  # number of committed tokens in the cache, over all requests
-    # Per job: row of the job's logits to the token that a worker process sampled. Empty if none was sampled.
+    context: int  # number of committed tokens in the cache, over all jobs
+    # Per job: maps the index of a row of logits to the token that a worker process sampled from it; may be empty.
     sampled: Sequence[Mapping[int, int]] = ()
 
-    def job_result(self, number: int) -> JobResult:
-        """Return the result of job ``number`` (from 0)."""
-        hidden = {layer: rows[number] for layer, rows in self.hidden.items()}
-        return JobResult(self.logits[number], hidden, self.sampled[number] if self.sampled else {})
+    def job_result(self, index: int) -> JobResult:
+        """Return the result of one job, by its index in the list of jobs."""
+        hidden = {layer: rows[index] for layer, rows in self.hidden.items()}
+        return JobResult(self.logits[index], hidden, self.sampled[index] if self.sampled else {})
 
 
 class JobResult(NamedTuple):
@@ -76,7 +77,7 @@ class ModelRunner:
         executor: Executor | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        """``executor``: tensor-parallel processes, ``None`` for this process; ``clock``: returns seconds."""
+        """Create a runner; without ``executor`` this process computes. ``clock`` returns seconds."""
         self.decoder = decoder
         self.cache = cache
         self.clock = clock
@@ -84,8 +85,8 @@ class ModelRunner:
         self.early_tokens = EarlyTokensByTable()  # tokens whose first layers a drafter has computed in this step
         self.dtype = cache.dtype
         self.device = cache.device
-        self.exact = decoder.kernels is not None  # whether a request's logits are bit-equal in every batch
-        self._layers = len(decoder.layers)
+        self.exact = decoder.kernels is not None  # whether a row's logits are bit-equal in every batch
+        self._num_layers = len(decoder.layers)
         self._kernels = None
         if decoder.kernels is not None and executor is None:
             self._kernels = KernelExecutor(decoder.kernels, decoder, cache, cross_source)
@@ -100,11 +101,11 @@ class ModelRunner:
                 drafter has already computed the layer.
         """
         start_time, context = self.clock(), sum(job.segment.block_table.length for job in jobs)
-        early_layers = {job.segment.early.layers for job in jobs if job.segment.early is not None}
+        early_layers = {job.segment.early.num_layers for job in jobs if job.segment.early is not None}
         rows: list[Tensor | None] = [None] * len(jobs)
         hidden: dict[int, list[Tensor]] = {}
         logits: Tensor | None = None
-        for start, stop in pairwise(sorted({0, *early_layers, self._layers})):
+        for start, stop in pairwise(sorted({0, *early_layers, self._num_layers})):
             logits = self._run(jobs, rows, start, stop, collect, hidden)
         assert logits is not None
         if self.device.type != "cpu":
@@ -119,21 +120,21 @@ class ModelRunner:
         would skip one of these layers, the result is ``None``, so that it computes all layers of all nodes.
         """
         early = EarlyRows.of(self.early_tokens.get(block_table), tree)
-        return None if early is not None and min(hidden, default=early.layers + 1) <= early.layers else early
+        return None if early is not None and min(hidden, default=early.num_layers + 1) <= early.num_layers else early
 
-    def run_first_layers(self, jobs: Sequence[ForwardJob], layers: int) -> list[Tensor]:
-        """Run only the first ``layers`` layers; return the last one's output, ``[rows, hidden]`` per job.
+    def run_first_layers(self, jobs: Sequence[ForwardJob], num_layers: int) -> list[Tensor]:
+        """Run only the first ``num_layers`` layers; return the last one's output, ``[rows, hidden]`` per job.
 
         If the cache keeps this output (:meth:`PagedCache.keep_hidden`), :meth:`forward` can continue from it.
         """
         rows: list[Tensor | None] = [None] * len(jobs)
-        self._run(jobs, rows, 0, layers, frozenset(), {})
+        self._run(jobs, rows, 0, num_layers, frozenset(), {})
         return [row for row in rows if row is not None]
 
     @property
-    def usable(self) -> bool:
+    def is_usable(self) -> bool:
         """Whether forward passes are possible; see :class:`Executor`."""
-        return self._executor.usable
+        return self._executor.is_usable
 
     @property
     def communication_seconds(self) -> float:
@@ -145,29 +146,31 @@ class ModelRunner:
         """Whether :meth:`draft_chain` is available."""
         return self._kernels is not None and not self._kernels.has_dynamic_rope
 
-    def draft_chain(self, job: ForwardJob, sampler: Sampler, steps: int, on_token: Callable[[DraftToken], bool]) -> int:
+    def draft_chain(
+        self, job: ForwardJob, sampler: Sampler, max_tokens: int, on_token: Callable[[DraftToken], bool]
+    ) -> int:
         """Draft a chain for one request: one kernel call runs a forward pass per draft token.
 
         Args:
             job: input of the first forward pass; ``logits_nodes`` is the last node. Each later forward pass has one
                 row, the draft token before; :meth:`PagedCache.prepare` has allocated slots for all rows.
             sampler: sampler of the draft tokens, with :attr:`~pronk.sampling.sampler.Sampler.drafts_statelessly`.
-            steps: maximum number of draft tokens, at least 1.
+            max_tokens: maximum number of draft tokens, at least 1.
             on_token: called with each draft token; returns whether to continue.
 
         Returns:
-            The number of forward passes. The last one gives no draft token if its logits ban all or are not finite.
+            The number of forward passes. The last one gives no draft token if it allows none or has non-finite logits.
         """
         assert self._kernels is not None
         start_time = self.clock()
-        passes = self._kernels.draft_chain(job, sampler, steps, on_token)
+        num_passes = self._kernels.draft_chain(job, sampler, max_tokens, on_token)
         if len(job.segment.tree) <= _MAX_CHAIN_ROWS:
-            self.cost_model.learn(1, job.segment.block_table.length, (self.clock() - start_time) / passes)
-        return passes
+            self.cost_model.learn(1, job.segment.block_table.length, (self.clock() - start_time) / num_passes)
+        return num_passes
 
     def record_duration(self, jobs: Sequence[ForwardJob], context: int, seconds: float) -> None:
-        """Record the duration of a forward pass over ``jobs``, or of its step without the time in drafters."""
-        rows = sum(len(job.segment.tree) - job.segment.computed for job in jobs)
+        """Record the duration of a forward pass over ``jobs``, or of a step without its time in drafters."""
+        rows = sum(len(job.segment.tree) - job.segment.num_computed for job in jobs)
         fraction = self._early_fraction(jobs)
         if fraction == 0.0:
             self.cost_model.learn(rows, context, seconds)
@@ -175,14 +178,14 @@ class ModelRunner:
             self.cost_model.learn_rest(fraction, rows, context, seconds)
 
     def costs_for(self, jobs: Sequence[ForwardJob], costs: CostCurve) -> CostCurve:
-        """Return the cost curve without the layers that drafters have computed; ``costs`` is for all layers."""
+        """Return ``costs``, a cost curve for all layers, without the layers that drafters have computed."""
         fraction = self._early_fraction(jobs)
         return self.cost_model.rest(costs, fraction) if fraction else costs
 
     def _early_fraction(self, jobs: Sequence[ForwardJob]) -> float | None:
-        """Return the fraction of layers that early rows skip, 0..1; ``None`` if it differs between the jobs."""
-        skipped = {0 if job.segment.early is None else job.segment.early.layers for job in jobs}
-        return skipped.pop() / self._layers if len(skipped) == 1 else None
+        """Return the fraction of layers, 0..1, that early rows skip; ``None`` if jobs differ in it."""
+        skipped = {0 if job.segment.early is None else job.segment.early.num_layers for job in jobs}
+        return skipped.pop() / self._num_layers if len(skipped) == 1 else None
 
     def _run(
         self,
@@ -193,13 +196,13 @@ class ModelRunner:
         collect: frozenset[int],
         hidden: dict[int, list[Tensor]],
     ) -> Tensor | None:
-        """Run layers ``start .. stop - 1``; after the last layer, return the logits of all ``logits_nodes``.
+        """Run layers ``start .. stop - 1``; after the last layer of the model, return the logits.
 
-        ``rows`` holds the input ``[rows, hidden]`` of each job and receives the output. ``hidden`` receives the outputs
-        of the layers in ``collect``.
+        ``rows`` holds the input ``[rows, hidden]`` of each job and is replaced by the output. The outputs of the layers
+        in ``collect`` are added to ``hidden``.
         """
         segments = [_without_early_rows(job.segment, start) for job in jobs]
-        active = [number for number, segment in enumerate(segments) if segment.rows]
+        active = [number for number, segment in enumerate(segments) if segment.num_rows]
         if not active:
             return None
         active_jobs = [(jobs[number], segments[number]) for number in active]
@@ -209,25 +212,25 @@ class ModelRunner:
             start,
             stop,
             collected_layers,
-            LayerRange.find_logits_rows(active_jobs) if stop == self._layers else None,
+            LayerRange.find_logits_rows(active_jobs) if stop == self._num_layers else None,
         )
         x = None
         if start:
             inputs = [(self._read_early_input(jobs[number].segment, start), rows[number]) for number in active]
             x = torch.cat([tensor for pair in inputs for tensor in pair if tensor is not None])
         out, collected, logits = self._executor.run(layer_range, x)
-        for number, output in zip(active, _split(out, [segment.rows for _, segment in active_jobs]), strict=True):
+        for number, output in zip(active, _split(out, [segment.num_rows for _, segment in active_jobs]), strict=True):
             rows[number] = output
         for layer, values in collected.items():
-            hidden[layer] = _split(values, [segment.rows for segment in segments])
+            hidden[layer] = _split(values, [segment.num_rows for segment in segments])
         return logits
 
     def _read_early_input(self, segment: Segment, layer: int) -> Tensor | None:
-        """Return the input ``[rows, hidden]`` of ``layer`` (from 0) for early rows that start with this layer."""
+        """Return the input ``[rows, hidden]`` of early rows that start with ``layer`` (from 0), if any."""
         block_table, early = segment.block_table, segment.early
-        if early is None or early.layers != layer:
+        if early is None or early.num_layers != layer:
             return None
-        return self.cache.read_hidden(layer, block_table, block_table.length, block_table.length + early.nodes)
+        return self.cache.read_hidden(layer, block_table, block_table.length, block_table.length + early.num_nodes)
 
 
 def _split(rows: Tensor, sizes: Sequence[int]) -> list[Tensor]:
@@ -235,8 +238,8 @@ def _split(rows: Tensor, sizes: Sequence[int]) -> list[Tensor]:
 
 
 def _without_early_rows(segment: Segment, layer: int) -> Segment:
-    """Return the segment without the nodes for which a drafter has computed ``layer`` (from 0)."""
+    """Return ``segment`` without the rows of nodes for which a drafter has computed ``layer`` (from 0)."""
     early = segment.early
-    if early is None or layer >= early.layers or early.nodes <= segment.computed:
+    if early is None or layer >= early.num_layers or early.num_nodes <= segment.num_computed:
         return segment
-    return segment._replace(computed=early.nodes)
+    return segment._replace(num_computed=early.num_nodes)

@@ -17,7 +17,7 @@ __all__ = ["TorchExecutor"]
 class TorchExecutor:
     """Implementation of :class:`~pronk.execution.forward_job.Executor` with torch, in this process."""
 
-    usable = True
+    is_usable = True
 
     def __init__(self, decoder: Decoder, cache: PagedCache, cross_source: CrossAttentionSource | None) -> None:
         self.decoder, self.cache, self.cross_source = decoder, cache, cross_source
@@ -25,7 +25,7 @@ class TorchExecutor:
 
     @torch.inference_mode()
     def run(self, layer_range: LayerRange, rows: Tensor | None) -> tuple[Tensor, dict[int, Tensor], Tensor | None]:
-        """Return the last output, the collected outputs by layer, and the logits; see ``Executor.run``."""
+        """Run a range of layers with torch; for the arguments and the three results, see ``Executor.run``."""
         decoder, cache = self.decoder, self.cache
         tokens, positions, spans = torch.tensor(layer_range.row_inputs(), dtype=torch.int64, device=cache.device)
         segments = [segment for _, segment in layer_range.jobs]

@@ -1,7 +1,7 @@
 """Atomic writes: after a crash or on a full disk, a file or folder is complete or unchanged.
 
-The error of a failed write passes through :func:`replace_file`, :func:`replace_folder` and :func:`new_folder`.
-:func:`write_json` and :func:`write_tokens` turn it into a CheckpointError with a message of one line.
+If a write fails, :func:`replace_file`, :func:`replace_folder` and :func:`new_folder` let the error propagate;
+:func:`write_json` and :func:`write_tokens` turn the error into a CheckpointError with a message of one line.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 
 from pronk.errors import CheckpointError, PronkError
 
-__all__ = ["new_folder", "replace_file", "replace_folder", "write_json", "write_tokens", "writing"]
+__all__ = ["convert_write_errors", "new_folder", "replace_file", "replace_folder", "write_json", "write_tokens"]
 
 _FULL_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 
@@ -72,7 +72,7 @@ def replace_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """Create a temporary folder, and rename it to ``folder``, a new or empty one, after the block."""
+    """Create a temporary folder; after the block rename it to ``folder``, which must be absent or empty."""
     with _partial_folder(folder) as partial:
         yield partial
         _fsync_files(partial)
@@ -94,7 +94,7 @@ def _partial_folder(folder: Path) -> Iterator[Path]:
 
 
 def _restore(old: Path, folder: Path) -> None:
-    """Rename ``old``, the previous version of ``folder``, back if ``folder`` is missing."""
+    """If ``folder`` is missing, rename ``old``, its previous version, to ``folder``."""
     if old.exists() and not folder.exists():
         old.rename(folder)
 
@@ -107,13 +107,13 @@ def _fsync_files(folder: Path) -> None:
 
 
 @contextmanager
-def writing(path: Path, content: str, *error_types: type[Exception]) -> Iterator[None]:
+def convert_write_errors(path: Path, content: str, *error_types: type[Exception]) -> Iterator[None]:
     """Turn write errors of the block into a CheckpointError of one line.
 
     Args:
-        path: file or folder that the block writes, for the message.
-        content: content of ``path`` in words, for the message.
-        error_types: exceptions that count as write errors, besides ``OSError``.
+        path: file or folder that the block writes; the message begins with it.
+        content: noun phrase for the message, such as ``the datastore``.
+        error_types: classes of exceptions that count as write errors, besides ``OSError``.
 
     Raises:
         CheckpointError: the block raised a write error.
@@ -121,7 +121,7 @@ def writing(path: Path, content: str, *error_types: type[Exception]) -> Iterator
     write_errors: tuple[type[Exception], ...] = (OSError, *error_types)
     try:
         yield
-    except PronkError:  # has a message for the user already
+    except PronkError:  # already has a message for the user
         raise
     except write_errors as error:
         msg = f"{path}: expected to write {content}, found {_describe(error)}"
@@ -137,11 +137,11 @@ def _describe(error: Exception) -> str:
 
 def write_json(path: Path, value: Mapping[str, Any], indent: int | None = None) -> None:
     """Replace the file ``path`` by a JSON document; raise a CheckpointError if this fails."""
-    with writing(path, "JSON"), replace_file(path) as file:
+    with convert_write_errors(path, "JSON"), replace_file(path) as file:
         file.write((json.dumps(value, indent=indent) + "\n").encode())
 
 
 def write_tokens(path: Path, tokens: np.ndarray[Any, np.dtype[Any]]) -> None:
-    """Replace the file ``path`` by raw token ids; NumPy's ``tofile`` would not notice a full disk."""
-    with writing(path, "token ids"), replace_file(path) as file:
-        file.write(tokens.data)
+    """Replace the file ``path`` by the bytes of an array of token ids."""
+    with convert_write_errors(path, "token ids"), replace_file(path) as file:
+        file.write(tokens.data)  # not ``tofile`` of NumPy, which does not notice a full disk

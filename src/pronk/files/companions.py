@@ -16,7 +16,7 @@ _OTHER_FILES = "chat_template.json generation_config.json LICENSE LICENSE.txt LI
 
 
 def copy_companions(source: Path, folder: Path, files: Iterable[str] = (*TOKENIZER_FILES, *_OTHER_FILES)) -> None:
-    """Copy those of ``files`` that exist in ``source`` to ``folder``."""
+    """Copy ``files`` from the folder ``source`` to ``folder``; skip files that ``source`` does not have."""
     for file in files:
         if (source / file).is_file():
             shutil.copyfile(source / file, folder / file)

@@ -14,7 +14,7 @@ __all__ = ["read_json_lines"]
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield number (from 1) and object of each non-empty line of a ``.jsonl`` or ``.jsonl.gz`` file.
+    """Yield line number (from 1) and JSON object of each non-empty line of a ``.jsonl[.gz]`` file.
 
     Raises:
         OptionError: the file cannot be read or decompressed, or a line is not a JSON object in UTF-8.

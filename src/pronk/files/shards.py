@@ -19,7 +19,7 @@ from pronk.models.families import CheckpointTensor
 
 __all__ = ["Progress", "ShardEntry", "check_output_folder", "write_weights"]
 
-Progress = Callable[[int, int], None]  # receives the number of bytes written so far, and the total
+Progress = Callable[[int, int], None]  # function of the number of bytes written so far, and their total
 
 _SAFETENSORS_TYPES = {
     torch.float32: "F32",
@@ -31,11 +31,11 @@ _SAFETENSORS_TYPES = {
 
 
 class ShardEntry(NamedTuple):
-    """A tensor to write: ``tensor`` as ``build`` knows it, and its name and dtype in the safetensors file."""
+    """A tensor to write to a safetensors file."""
 
-    tensor: CheckpointTensor
-    name: str
-    dtype: torch.dtype
+    tensor: CheckpointTensor  # argument of ``build`` in :func:`write_weights`; has the shape of the result
+    name: str  # name in the file
+    dtype: torch.dtype  # data type of the result of ``build``, and in the file
 
     @property
     def num_bytes(self) -> int:
@@ -50,7 +50,10 @@ def write_weights(
     shard_bytes: int,
     progress: Progress,
 ) -> None:
-    """Build and write tensor by tensor; a shard exceeds ``shard_bytes`` only if it has a single tensor."""
+    """Write the tensors of ``entries`` to shards; call ``build`` for one tensor at a time.
+
+    A shard has at most ``shard_bytes`` bytes of tensors, or a single larger tensor.
+    """
     shards: list[list[ShardEntry]] = [[]]
     for entry in entries:
         if shards[-1] and sum(other.num_bytes for other in shards[-1]) + entry.num_bytes > shard_bytes:
@@ -60,7 +63,8 @@ def write_weights(
     weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         file = SINGLE if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
-        shard.sort(key=lambda entry: -entry.dtype.itemsize)  # so that each offset is a multiple of the item size
+        # Largest item size first: the offset of each tensor is then a multiple of the tensor's item size.
+        shard.sort(key=lambda entry: -entry.dtype.itemsize)
         weight_map |= {entry.name: file for entry in shard}
         with (folder / file).open("wb") as stream:
             stream.write(_header(shard))
@@ -73,7 +77,7 @@ def write_weights(
 
 
 def _header(shard: Iterable[ShardEntry]) -> bytes:
-    """Return the start of a safetensors file: the header's length in 8 bytes, then JSON padded to 8 bytes."""
+    """Return the header of a safetensors file: 8 bytes with its length, then JSON padded to 8-byte units."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     start = 0
     for entry in shard:

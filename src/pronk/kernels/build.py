@@ -86,10 +86,10 @@ def find_compiler() -> list[str] | None:
 def build(
     out: Path, compiler: Sequence[str] | None = None, target: BuildTarget | None = None, extra: Sequence[str] = ()
 ) -> None:
-    """Build the libraries of the kernels and of the suffix automaton; on an error write neither.
+    """Build the libraries of the kernels and of the suffix automaton; if one fails, write neither.
 
     Args:
-        out: path of the kernels' library; :func:`suffix_library` gives that of the suffix automaton.
+        out: path of the kernels' library; the suffix automaton's is written to ``suffix_library(out)``.
         compiler: command of the compiler; by default the system's.
         target: platform that ``compiler`` compiles for; by default this machine.
         extra: further flags for compiling and linking, such as a sanitizer's.
@@ -104,7 +104,8 @@ def build(
         raise BuildError(msg)
     shared = ["-fPIC", "-pthread"] if target.system != "win32" else []
     flags = [*_FLAGS, *(_GCC_FLAGS if _is_gcc(compiler) else []), *shared, *extra]
-    link = [*compiler, "-shared", *shared, *([] if "-g" in extra else ["-s"]), *extra]  # -s: without symbols
+    # -s drops the symbol table, which a debugger (-g) needs.
+    link = [*compiler, "-shared", *shared, *([] if "-g" in extra else ["-s"]), *extra]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         _compile([*compiler, *flags], target.source_flags | {_SUFFIX_SOURCE: []}, folder)
@@ -126,7 +127,7 @@ def _compile(command: Sequence[str], source_flags: dict[str, list[str]], folder:
 
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         names = sorted(source_flags, key=lambda name: not name.startswith("isa_"))
-        list(pool.map(compile_source, names))  # list: raise the error of a failed compilation
+        list(pool.map(compile_source, names))  # list() raises the first error of a compilation
 
 
 def _libraries(target: BuildTarget, compiler: Sequence[str]) -> list[str]:

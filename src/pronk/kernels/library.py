@@ -43,7 +43,7 @@ VERSION = 6  # version of the C interface: ``PRONK_VERSION`` of ``csrc/pronk.h``
 INSTRUCTION_SETS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
 CHOICES = ("auto", *INSTRUCTION_SETS, "torch")  # values of the option ``kernels``
 
-# Values of ``pronk_type`` (``csrc/pronk.h``): by dtype, and for quantized weights by the number of bits of a code.
+# Values of ``pronk_type`` (``csrc/pronk.h``): TYPES by dtype; CODED_TYPES, for quantized weights, by bits of a code.
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 5}
 CODED_TYPES: dict[int, int] = {8: 3, 4: 4}
 
@@ -73,13 +73,15 @@ class Kernels:
         return head_dim % 2 == 0 and head_dim <= _MAX_HEAD_DIM
 
     def run(self, ops: Any, count: int, call: CForward) -> None:
-        """Run ``count`` operations on the rows of ``call``; raise a MemoryError if memory is exhausted."""
+        """Run the ``count`` operations ``ops`` on the rows of ``call``; raise a MemoryError if memory is full."""
         _check_status(self.library.pronk_run(ops, count, ctypes.byref(call)), call)
 
     def draft_chain(self, ops: Any, count: int, call: CForward, chain: CDraftChain) -> int:
-        """Run ``call``, sample a draft token, run it, and so on; return the number of forward passes.
+        """Compute a chain of draft tokens; return the number of forward passes.
 
-        The chain ends after ``chain.steps`` tokens, or if ``chain.on_token`` returns 0. Errors are those of ``run``.
+        The first forward pass computes the rows of ``call``, each further pass the draft token that was sampled from
+        the pass before. The chain ends after ``chain.steps`` tokens, or if ``chain.on_token`` returns 0. Errors are
+        those of ``run``.
         """
         return _check_status(self.library.pronk_draft_chain(ops, count, ctypes.byref(call), ctypes.byref(chain)), call)
 
@@ -133,7 +135,8 @@ def _check_status(code: int, call: CForward) -> int:
     return code
 
 
-_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {  # by function: type of the result, types of the arguments
+# Result type and argument types of each function, by its name without ``pronk_``.
+_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "run": (c_int32, (c_void_p, c_int64, POINTER(CForward))),
     "draft_chain": (c_int32, (c_void_p, c_int64, POINTER(CForward), POINTER(CDraftChain))),
     "pack": (None, (POINTER(CWeights), c_void_p, c_int64, c_void_p, c_int32)),
@@ -199,12 +202,12 @@ def load_library(
 
 
 def _is_complete(path: Path) -> bool:
-    """Return False for a truncated ELF file, since loading one crashes the process."""
+    """Return False for a truncated ELF file, which would crash the process when loaded; else True."""
     with path.open("rb") as file:
         header = file.read(64)
     if header[:4] != b"\x7fELF":
         return True
-    # Fields e_shoff, e_shentsize, e_shnum: the table of section headers is the end of the file.
+    # Fields e_shoff, e_shentsize, e_shnum: offset, entry size and length of the section headers, which end the file.
     fields = header[40:48], header[58:60], header[60:62]
     start, size, count = (int.from_bytes(number, "little") for number in fields)
     return start + size * count <= path.stat().st_size and len(header) == 64
@@ -216,7 +219,7 @@ def installed_library() -> Path:
 
 
 def candidates(choice: str = "auto", path: Path | None = None) -> list[Kernels]:
-    """Return one ``Kernels`` per instruction set that ``choice`` allows, best first; none is self-checked.
+    """Return one ``Kernels`` per instruction set that ``choice`` allows, best first, without self-checks.
 
     Args:
         choice: ``"auto"`` for every instruction set of this processor, or the name of an instruction set.

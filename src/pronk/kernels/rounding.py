@@ -23,7 +23,7 @@ __all__ = ["DEFAULT_GROUPS", "default_group", "round_weights"]
 # Default number of weights per scale, by bits of a code. Smaller groups need more memory and gain little accuracy.
 DEFAULT_GROUPS: dict[int, int] = {8: 128, 4: 32}
 
-# Number of clipping ranges (100 %, 95 %, … 75 %) to try, by bits of a code. At 8 bits clipping gains nothing.
+# Number of clipping ranges (100 %, 95 %, … 75 %) to try, by bits of a code; 0: no search, as clipping gains nothing.
 _NUM_RANGES = {8: 0, 4: 6}
 
 

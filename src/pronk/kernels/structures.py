@@ -10,8 +10,8 @@ __all__ = ["STRUCTURES", "CDraftChain", "CForward", "COp", "CSegment", "CWeights
 
 
 def structure_fields(*groups: tuple[str, Any]) -> list[tuple[str, Any]]:
-    """Return ``_fields_``: ``("type gated", t)`` becomes ``("type", t), ("gated", t)``."""
-    return [(name, kind) for names, kind in groups for name in names.split()]
+    """Return ``_fields_`` for ctypes; ``("type gated", t)`` stands for ``("type", t), ("gated", t)``."""
+    return [(name, field_type) for names, field_type in groups for name in names.split()]
 
 
 class CWeights(Structure):

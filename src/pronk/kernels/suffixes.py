@@ -1,8 +1,9 @@
-"""Suffix automata in C++ (``csrc/suffix.cpp``), and draft trees built from them.
+"""Interface of the suffix automaton in C++ (``csrc/suffix.cpp``), an index of the substrings of texts.
 
-The acceptance of draft tokens is counted in *buckets*: by the source (the request's own text or other texts), the
-length of the match, and the fraction of the match's occurrences that continue with the token. A draft token's *gain* is
-the product of the estimated acceptance probabilities along its path from the root.
+Where the last tokens of a request's text occur in an indexed text (a *match*), the tokens after the occurrences become
+draft tokens. Acceptance is counted in *buckets*: by the source (the request's own text or other texts), the length of
+the match, and the share of the token: its count after the match, divided by 1 plus the counts of all tokens there. A
+draft token's *gain* is the product of the estimated acceptance probabilities along its path from the root.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from pronk.kernels.structures import structure_fields
 
 __all__ = ["NUM_BUCKETS", "CompiledSuffixes", "NativeTree", "NativeTreeBuilder", "open_suffix_library"]
 
-_VERSION = 1
+_VERSION = 1  # version of the C interface: result of ``pronk_suffixes_version``
 
-NUM_BUCKETS = 32  # 2 kinds of sources, 4 ranges of match lengths, 4 ranges of the fraction
-_NUM_DEPTHS = 4  # tree depths with separate priors: 1, 2, 3, and 4 for all greater depths
+NUM_BUCKETS = 32  # 2 kinds of sources × 4 ranges of match lengths × 4 ranges of shares
+_NUM_DEPTHS = 4  # depths 1, 2 and 3 have separate priors; all depths from 4 on share one
 
-# Initial cache of the priors by bucket and depth; NaN marks a prior that has not been computed.
+# Initial cache of the priors, by bucket and depth; NaN: the library calls ``prior`` and stores the result.
 _UNKNOWN_PRIORS: list[c_double | float] = [float("nan")] * (NUM_BUCKETS * _NUM_DEPTHS)
 
-# ``prior(bucket, depth)`` returns the prior acceptance probability.
+# Type of the C function ``prior(bucket, depth)``, which returns the prior acceptance probability of a draft token.
 _Prior = ctypes.CFUNCTYPE(c_double, c_int32, c_int32)
 
 
@@ -47,7 +48,8 @@ class _TreeCall(Structure):
     )
 
 
-_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {  # by function: type of the result, types of the arguments
+# Result type and argument types of each function, by its name without ``pronk_suffixes_``.
+_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "new": (c_void_p, (c_int32,)),
     "free": (None, (c_void_p,)),
     "extend": (c_int32, (c_void_p, c_void_p, c_int64)),
@@ -66,7 +68,7 @@ def open_suffix_library() -> Any:
 
 
 class CompiledSuffixes:
-    """Suffix automaton: the substrings of one or more texts, with their counts and next tokens."""
+    """Suffix automaton of one or more texts: their substrings, with counts and following tokens."""
 
     def __init__(self, library: Any, max_match: int) -> None:
         """Create an empty automaton; ``library`` is from :func:`open_suffix_library`.
@@ -74,7 +76,7 @@ class CompiledSuffixes:
         ``max_match`` is the maximum number of tokens of a substring that can be found, at least 1.
         """
         self.max_match, self._library = max_match, library
-        self.handle: int | None = library.pronk_suffixes_new(max_match)  # address of the automaton
+        self.handle: int | None = library.pronk_suffixes_new(max_match)  # address of the automaton in the library
         if self.handle is None:
             raise MemoryError
         finalize(self, library.pronk_suffixes_free, self.handle)
@@ -101,12 +103,12 @@ class CompiledSuffixes:
             raise MemoryError
 
     def end_text(self) -> None:
-        """Start another text: no substring spans two texts."""
+        """End the current text; later tokens begin another text, and no substring spans both."""
         self._library.pronk_suffixes_end_text(self.handle)
 
     @property
     def num_tokens(self) -> int:
-        """Number of appended tokens, counted by the library: Ctrl-C may end :meth:`extend` after the call."""
+        """Number of appended tokens; a count in Python would be wrong if Ctrl-C ended :meth:`extend`."""
         return int(self._library.pronk_suffixes_tokens(self.handle))
 
     @property
@@ -125,27 +127,29 @@ class NativeTree(NamedTuple):
 
 
 class NativeTreeBuilder:
-    """Builds one request's draft trees in the compiled library.
+    """Builds one request's draft trees with the library.
 
-    The estimated acceptance probability is ``(accepted + prior * weight) / (offered + weight)``, where ``offered`` and
-    ``accepted`` are the numbers of verified and accepted draft tokens of the bucket.
+    A draft token's estimated acceptance probability is ``(accepted + prior * prior_weight) / (verified +
+    prior_weight)``, with the numbers of accepted and verified draft tokens of its bucket.
     """
 
-    def __init__(self, library: Any, weight: float, prior: Callable[[int, int], float]) -> None:
+    def __init__(self, library: Any, prior_weight: float, prior: Callable[[int, int], float]) -> None:
         """Prepare the calls for one request.
 
         Args:
             library: from :func:`open_suffix_library`.
-            weight: number of verified draft tokens that has the same influence on the estimate as the prior.
+            prior_weight: the prior counts as much as this number of verified draft tokens.
             prior: maps a bucket, 0 .. ``NUM_BUCKETS - 1``, and a depth, 1 or more, to the prior acceptance probability;
-                called once per pair until :meth:`clear_priors`.
+                called once per pair until :meth:`clear_priors`, with depths from 4 on as one.
         """
         self._library = library
-        self._offered, self._accepted = (c_double * NUM_BUCKETS)(), (c_double * NUM_BUCKETS)()
+        self._num_verified, self._num_accepted = (c_double * NUM_BUCKETS)(), (c_double * NUM_BUCKETS)()
         self._priors = (c_double * len(_UNKNOWN_PRIORS))(*_UNKNOWN_PRIORS)
-        self._call = _TreeCall(offered=self._offered, accepted=self._accepted, priors=self._priors, weight=weight)
-        self._raised: list[BaseException] = []  # exceptions of ``prior``, for :meth:`build` to raise
-        raised = self._raised
+        self._call = _TreeCall(
+            offered=self._num_verified, accepted=self._num_accepted, priors=self._priors, weight=prior_weight
+        )
+        self._raised: list[BaseException] = []  # exceptions of ``prior``; :meth:`build` raises the first one
+        raised = self._raised  # ``self`` in ``call_prior`` would be a reference cycle
 
         def call_prior(bucket: int, depth: int) -> float:
             try:
@@ -161,9 +165,9 @@ class NativeTreeBuilder:
         """Drop the cached priors, so that ``prior`` is called again."""
         self._priors[:] = _UNKNOWN_PRIORS
 
-    def set_counts(self, offered: Mapping[int, float], accepted: Mapping[int, float]) -> None:
-        """Set how many draft tokens of each bucket were verified, and how many of them were accepted."""
-        for counts, new_counts in ((self._offered, offered), (self._accepted, accepted)):
+    def set_counts(self, num_verified: Mapping[int, float], num_accepted: Mapping[int, float]) -> None:
+        """Set the numbers of verified and of accepted draft tokens, by bucket; 0 for other buckets."""
+        for counts, new_counts in ((self._num_verified, num_verified), (self._num_accepted, num_accepted)):
             memset(counts, 0, sizeof(counts))
             for bucket, count in new_counts.items():
                 counts[bucket] = count
@@ -185,9 +189,9 @@ class NativeTreeBuilder:
 
         Args:
             sources: automaton of the request's own text, then automata of other texts.
-            tail: last tokens of the text, at least one; the last token is the root.
-            max_nodes: maximum number of draft tokens.
-            max_depth: maximum depth.
+            tail: last tokens of the text, at least one; the very last is the root of the tree.
+            max_nodes: maximum number of draft tokens; the root does not count.
+            max_depth: maximum depth of a draft token; the root has depth 0.
             min_match: minimum number of tokens of a match.
             depth_factor: a match of ``m`` tokens gives draft tokens up to depth ``max(1, depth_factor * m)``.
             min_gain: minimum gain of a draft token.
@@ -201,17 +205,21 @@ class NativeTreeBuilder:
         call.tail, call.tail_tokens, call.num_sources = (c_int32 * len(tail))(*tail), len(tail), len(sources)
         call.width, call.max_depth, call.min_match = max_nodes, max_depth, min_match
         call.depth_factor, call.min_gain = depth_factor, min_gain
-        nodes = self._library.pronk_suffixes_grow(call)
+        num_nodes = self._library.pronk_suffixes_grow(call)
         if self._raised:
             self.clear_priors()
-            raise self._raised.pop()
-        if nodes < 0:
+            error = self._raised[0]
+            self._raised.clear()
+            raise error
+        if num_nodes < 0:
             raise MemoryError
-        return NativeTree(call.tokens[:nodes], call.parents[:nodes], call.gains[:nodes], call.buckets[:nodes])
+        return NativeTree(
+            call.tokens[:num_nodes], call.parents[:num_nodes], call.gains[:num_nodes], call.buckets[:num_nodes]
+        )
 
-    def _reserve(self, nodes: int) -> None:
-        if nodes > self._capacity:
+    def _reserve(self, num_nodes: int) -> None:
+        if num_nodes > self._capacity:
             call = self._call
-            call.tokens, call.parents, call.buckets = ((c_int32 * nodes)() for _ in range(3))
-            call.gains = (c_double * nodes)()
-            self._capacity = nodes  # set last: if Ctrl-C comes before, the next call allocates again
+            call.tokens, call.parents, call.buckets = ((c_int32 * num_nodes)() for _ in range(3))
+            call.gains = (c_double * num_nodes)()
+            self._capacity = num_nodes  # set last: if Ctrl-C prevents this, the next call allocates again

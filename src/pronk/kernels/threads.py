@@ -1,8 +1,8 @@
 """Division of the CPU threads between torch and the kernels.
 
 ``torch.set_num_threads`` is the only setting. Torch and the kernels each have a thread pool, and idle threads of one
-pool spin on the cores that the other pool needs: with both, an engine step takes 1.5 times as long. During a step, the
-kernels therefore use the set number of threads, and torch, which runs only small operations, uses one.
+pool spin on the cores that the other pool needs: with two active pools, an engine step takes 1.5 times as long. During
+a step, the kernels therefore use the set number of threads, and torch, which runs only small operations, uses one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["dedicate_threads", "num_threads", "restore_threads", "set_threads"]
 
 
 class _SavedSetting(threading.local):
-    """Torch's number of threads in this Python thread, as it was before torch was set to one thread."""
+    """Torch's number of threads in this Python thread before :func:`dedicate_threads` set it to one."""
 
     active = False  # whether torch is set to one thread
     count = 0  # saved number of threads; 0 before the first save
@@ -31,9 +31,9 @@ def set_threads(threads: int | None, workers: int, *, divide: bool = True) -> No
     """Set torch's number of threads in this process.
 
     Args:
-        threads: number of threads, 1..4096; ``None``: the current number, divided by ``workers`` if ``divide``.
+        threads: number of threads, 1..4096; ``None`` keeps or divides the current number, see ``divide``.
         workers: number of processes that compute on this machine, 1..64.
-        divide: see ``threads``.
+        divide: whether ``None`` as ``threads`` divides the current number by ``workers``.
 
     Raises:
         OptionError: a number is out of its range.
@@ -54,7 +54,7 @@ def num_threads() -> int:
 def dedicate_threads() -> None:
     """Save torch's number of threads for the kernels, and set torch to one thread.
 
-    A new Python thread may find torch at one thread already; it then saves the number that any thread saved last.
+    If a new Python thread finds torch set to one thread already, it saves the number that another thread saved last.
     """
     global _latest_count  # noqa: PLW0603 - the setting is the process's
     count = num_threads()

@@ -19,7 +19,7 @@ from pronk.quantization.formats.matrix import QuantizedMatrix
 
 __all__ = ["CodedRows", "PackedMatrix", "mapped_zeros", "pack"]
 
-# Number of quantized weights that are packed at a time (a slab): 4 MiB, as an unpacked code has one byte.
+# Number of quantized weights in a slab, the part of a matrix that is packed at a time: 4 MiB of unpacked codes.
 _SLAB = 1 << 22
 
 # Bytes of a huge page (Linux on x86 and Arm). With 4 KiB pages, a model's weights cause many TLB misses.
@@ -31,11 +31,11 @@ def mapped_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     size = max(1, prod(shape)) * dtype.itemsize
     if size < _HUGE_PAGE:
         return torch.zeros(shape, dtype=dtype)
-    # Python's default is a shared mapping, for which Linux rarely uses huge pages.
+    # Python's default flags create a shared mapping, for which Linux rarely uses huge pages.
     flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
     memory = mmap.mmap(-1, ceil(size / _HUGE_PAGE) * _HUGE_PAGE, **flags)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # Linux without huge pages
+        with suppress(OSError):  # error of a Linux kernel without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype, count=prod(shape)).view(shape)
 
@@ -47,7 +47,7 @@ class CodedRows(Protocol):
     def shape(self) -> tuple[int, int]:
         """Numbers of outputs and inputs."""
 
-    def rows(self, start: int, stop: int) -> QuantizedMatrix:
+    def slice_outputs(self, start: int, stop: int) -> QuantizedMatrix:
         """Return the weights of outputs ``start .. stop - 1``."""
 
 
@@ -56,18 +56,22 @@ class PackedMatrix:
     """A matrix ``[outputs, inputs]`` in the kernels' layout."""
 
     kernels: Kernels = field(repr=False)
-    struct: CWeights  # shape, format and address of ``data``, for the kernels
-    data: Tensor = field(repr=False)  # blocks of 16 outputs, see ``pronk_weights`` in ``csrc/pronk.h``
-    bias: Tensor | None = field(repr=False)  # float32 ``[blocks * 16]``, in the order of the packed outputs
-    order: Tensor | None = field(repr=False)  # int32 ``[inputs]``: column ``i`` is input ``order[i]``; ``None``: ``i``
+    struct: CWeights  # describes ``data`` to the kernels: shape, format, address
+    data: Tensor = field(repr=False)  # packed weights; layout: ``pronk_weights`` in ``csrc/pronk.h``
+    bias: Tensor | None = field(repr=False)  # float32 ``[blocks * 16]``, in the order of the outputs in ``data``
+    # int32 ``[inputs]``: column ``i`` of ``data`` is for input ``order[i]``; ``None``: for input ``i``
+    order: Tensor | None = field(repr=False)
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Numbers of outputs and inputs; the outputs of a gated matrix include gate and up projection."""
+        """Numbers of outputs and inputs; a gated matrix has the outputs of gate and up projection."""
         return self.struct.N * (2 if self.struct.gated else 1), self.struct.K
 
     def slice_outputs(self, start: int, stop: int) -> PackedMatrix:
-        """Return outputs ``start .. stop - 1`` as a view; only without heads and gate; 16 divides ``start``."""
+        """Return outputs ``start .. stop - 1`` as a view.
+
+        The matrix must have neither heads nor a gate, and ``start`` must be a multiple of 16.
+        """
         assert not self.struct.gated, "expected outputs that follow each other, found a gate"
         assert self.struct.unit == self.struct.N, "expected outputs of one unit, found several"
         assert not start % 16, f"expected the beginning of a block, found {start}"
@@ -100,8 +104,8 @@ def pack(
     Args:
         kernels: library that packs; the layout is the same for all instruction sets.
         weight: ``[outputs, inputs]``, float32, bfloat16, float16, or quantized. The result does not refer to it.
-        bias: ``[outputs]``.
-        unit: number of outputs that are padded to whole blocks of 16, such as ``head_dim``; by default all outputs.
+        bias: ``[outputs]``, or ``None`` without a bias.
+        unit: every ``unit`` outputs are padded to whole blocks of 16: ``head_dim`` for heads; by default all outputs.
         gated: whether the first half of the outputs is the gate and the second half the up projection.
     """
     rows, inputs = weight.shape
@@ -133,13 +137,14 @@ def _pack_numbers(kernels: Kernels, struct: CWeights, weight: Tensor) -> Tensor:
 
 def _pack_codes(kernels: Kernels, struct: CWeights, weight: CodedRows) -> tuple[Tensor, Tensor | None]:
     """Pack quantized weights, a slab of outputs at a time to limit the memory of unpacked codes."""
-    halves, blocks_of_unit = 1 + struct.gated, ceil(struct.unit / 16)  # 2 halves: gate and up projection
-    one_unit = struct.gated or struct.unit == struct.N  # a slab may then begin at any block
+    # A gated matrix has two halves, gate and up projection. With several units (heads), slabs begin with a unit.
+    num_halves, blocks_of_unit = 1 + struct.gated, ceil(struct.unit / 16)
+    one_unit = struct.gated or struct.unit == struct.N
     step = 16 if one_unit else struct.unit
-    step *= max(1, _SLAB // (step * struct.K * halves))
+    step *= max(1, _SLAB // (step * struct.K * num_halves))
     for start in range(0, struct.N, step):
         stop = min(start + step, struct.N)
-        matrices = [weight.rows(half * struct.N + start, half * struct.N + stop) for half in range(halves)]
+        matrices = [weight.slice_outputs(half * struct.N + start, half * struct.N + stop) for half in range(num_halves)]
         slab = _stack_padded(matrices)
         if not start:
             struct.type, struct.group, struct.minima = CODED_TYPES[slab.bits], slab.group, int(slab.minimum is not None)
@@ -149,9 +154,9 @@ def _pack_codes(kernels: Kernels, struct: CWeights, weight: CodedRows) -> tuple[
         slab_struct = CWeights.from_buffer_copy(struct)
         slab_struct.N, slab_struct.unit = stop - start, stop - start if one_unit else struct.unit
         slab_struct.blocks = (
-            halves * ceil(slab_struct.N / 16) if one_unit else slab_struct.N // struct.unit * blocks_of_unit
+            num_halves * ceil(slab_struct.N / 16) if one_unit else slab_struct.N // struct.unit * blocks_of_unit
         )
-        num_blocks_before = halves * start // 16 if one_unit else start // struct.unit * blocks_of_unit
+        num_blocks_before = num_halves * start // 16 if one_unit else start // struct.unit * blocks_of_unit
         kernels.library.pronk_pack_codes(
             ctypes.byref(slab_struct),
             slab.codes.data_ptr(),
@@ -166,7 +171,7 @@ def _pack_codes(kernels: Kernels, struct: CWeights, weight: CodedRows) -> tuple[
 
 
 def _stack_padded(matrices: list[QuantizedMatrix]) -> QuantizedMatrix:
-    """Stack matrices along the outputs, and pad the inputs with code 0 to whole groups."""
+    """Stack matrices along the outputs; pad their rows with code 0 to a multiple of the group size."""
     first, inputs = matrices[0], matrices[0].shape[1]
     missing = -inputs % first.group
     if len(matrices) == 1 and not missing:
@@ -175,7 +180,7 @@ def _stack_padded(matrices: list[QuantizedMatrix]) -> QuantizedMatrix:
             first, codes=first.codes.contiguous(), scale=first.scale.contiguous(), minimum=minimum, order=None
         )
     rows = [matrix.shape[0] for matrix in matrices]
-    # On the heap, freed codes of many slabs would leave fragments.
+    # Memory outside the heap: freed codes of many slabs would fragment the heap.
     codes = mapped_zeros((sum(rows), inputs + missing), torch.uint8)
     for target, matrix in zip(codes.split(rows), matrices, strict=True):
         target[:, :inputs] = matrix.codes

@@ -30,11 +30,12 @@ class BlockTable:
 
     blocks: list[int] = field(default_factory=list)
     num_released: int = 0  # number of leading blocks that this table has released
-    length: int = 0  # number of committed tokens in the cache; later slots hold draft tokens
+    length: int = 0  # number of committed tokens in the cache; draft tokens have the slots after them
     contiguous: bool = True  # whether the block numbers are consecutive
     # Digests of the text up to the end of the first, second, … full block (:mod:`pronk.kv_cache.prefix`).
     digests: list[bytes] = field(default_factory=list)
-    version: int = -1  # ``PagedCache.version`` at the first allocation; if it changes, no block is cached
+    # ``PagedCache.version`` at the first allocation; if the cache has another one, its prefix cache takes no blocks.
+    version: int = -1
     _c_blocks: ctypes.Array[ctypes.c_int32] | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
@@ -46,11 +47,14 @@ class BlockTable:
 
     @property
     def first_block(self) -> int | None:
-        """Block number that token 0 has, or would have without releases; ``None`` unless ``contiguous``."""
+        """Number of the block of token 0; ``None`` without blocks or unless ``contiguous``.
+
+        If the leading blocks were released, the number that the block of token 0 would have.
+        """
         return self.blocks[0] - self.num_released if self.blocks and self.contiguous else None
 
     def update_derived(self) -> None:
-        """Recompute ``contiguous`` and ``c_blocks`` after a change of ``blocks``."""
+        """Update ``contiguous`` and drop the array of ``c_blocks`` after a change of ``blocks``."""
         self.contiguous = all(b - a == 1 for a, b in pairwise(self.blocks))
         self._c_blocks = None
 
@@ -73,22 +77,22 @@ class BlockAllocator:
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.references = [0] * num_blocks  # number of tables that hold each block
-        self.num_free = num_blocks  # number of blocks without references; includes evictable blocks
-        # Cached blocks without references, least recently used first; allocated if there are too few empty blocks.
+        self.references = [0] * num_blocks  # for each block, the number of tables that hold it
+        self.num_free = num_blocks  # number of blocks that no table holds: the empty and the evictable ones
+        # Cached blocks that no table holds, least recently used first; allocated if there are too few empty blocks.
         self.evictable: dict[int, None] = {}
         self.prefix_cache: CachedBlockIndex | None = None
-        self._empty = FreeRuns(num_blocks)  # blocks without references and without cached content
+        self._empty = FreeRuns(num_blocks)  # blocks that neither a table nor the prefix cache holds
 
     def set_prefix_cache(self, prefix_cache: CachedBlockIndex) -> None:
-        """Set a prefix cache without blocks; blocks that only the previous one held become empty."""
+        """Connect an empty prefix cache; blocks that only the previous prefix cache held become empty."""
         self.prefix_cache = prefix_cache
         for run in to_runs(self.evictable):
             self._empty.add(run)
         self.evictable.clear()
 
     def reset(self) -> None:
-        """Free all blocks; no table may be in use."""
+        """Free all blocks; existing tables must not be used any more."""
         for block, references in enumerate(self.references):
             if references and self.prefix_cache is not None and self.prefix_cache.is_cached(block):
                 self.evictable[block] = None
@@ -98,7 +102,7 @@ class BlockAllocator:
         for run in to_runs(self.evictable):
             self._empty.take(run)
 
-    def blocks_for(self, tokens: int) -> int:
+    def num_blocks_for(self, tokens: int) -> int:
         """Return the number of blocks that ``tokens`` tokens need."""
         return -(-tokens // self.block_size)
 
@@ -108,7 +112,7 @@ class BlockAllocator:
         Raises:
             CacheFullError: too few blocks are free; the table is unchanged.
         """
-        needed = self.blocks_for(tokens) - block_table.num_released - len(block_table.blocks)
+        needed = self.num_blocks_for(tokens) - block_table.num_released - len(block_table.blocks)
         if needed <= 0:
             return
         if needed > self.num_free:
@@ -121,25 +125,25 @@ class BlockAllocator:
         block_table.update_derived()
 
     def num_missing(self, block_table: BlockTable, tokens: int) -> int:
-        """Return the number of free blocks that :meth:`PagedCache.prepare` takes for ``tokens`` tokens."""
-        num_new = max(0, self.blocks_for(tokens) - block_table.num_released - len(block_table.blocks))
+        """Return how many free blocks :meth:`PagedCache.prepare` takes for the first ``tokens`` tokens."""
+        num_new = max(0, self.num_blocks_for(tokens) - block_table.num_released - len(block_table.blocks))
         to_write = block_table.blocks[max(0, block_table.length // self.block_size - block_table.num_released) :]
         return num_new + sum(self.is_shared(block) for block in to_write)  # a shared block is copied before the write
 
     def fork(self, block_table: BlockTable, tokens: int) -> BlockTable:
         """Return a new table that shares the blocks of the first ``tokens`` tokens."""
-        count = max(0, self.blocks_for(tokens) - block_table.num_released)
+        count = max(0, self.num_blocks_for(tokens) - block_table.num_released)
         forked = BlockTable(num_released=block_table.num_released, length=tokens, version=block_table.version)
         forked.digests = block_table.digests[: tokens // self.block_size]
         self.assign_cached(forked, block_table.blocks[:count])
         return forked
 
     def assign_cached(self, block_table: BlockTable, blocks: Sequence[int]) -> None:
-        """Let an empty table hold ``blocks``, each of which is in another table or in the prefix cache."""
+        """Let an empty table hold ``blocks``; each must be in another table or in the prefix cache."""
         for block in blocks:
             if not self.references[block]:
                 self.num_free -= 1
-                del self.evictable[block]  # in no table, so it is in the prefix cache
+                del self.evictable[block]  # no table holds the block, so the prefix cache does
             self.references[block] += 1
         block_table.blocks = list(blocks)
         block_table.update_derived()
@@ -178,7 +182,7 @@ class BlockAllocator:
 
     def trim(self, block_table: BlockTable, tokens: int) -> list[int]:
         """Release all blocks but those of the first ``tokens`` tokens; return the blocks that became empty."""
-        count = max(0, self.blocks_for(tokens) - block_table.num_released)
+        count = max(0, self.num_blocks_for(tokens) - block_table.num_released)
         removed, block_table.blocks = block_table.blocks[count:], block_table.blocks[:count]
         if removed:
             block_table.update_derived()
@@ -186,7 +190,7 @@ class BlockAllocator:
 
     def _release_blocks(self, blocks: list[int]) -> list[int]:
         freed = []
-        for block in reversed(blocks):  # so that the last blocks of a text are evicted first
+        for block in reversed(blocks):  # reversed, so that the last blocks of a text are evicted first
             if self.references[block] <= 0:
                 msg = f"block {block} was released twice"
                 raise AssertionError(msg)
@@ -203,7 +207,7 @@ class BlockAllocator:
         return freed[::-1]
 
     def _allocate_blocks(self, count: int, start: int = -1) -> list[int]:
-        """Allocate ``count`` blocks: ``start``, ``start + 1``, … while these are empty, then few long runs."""
+        """Allocate ``count`` blocks: first the empty run that begins with ``start``, if any, then long runs."""
         allocated: list[int] = []
         while len(allocated) < count:
             run = self._next_blocks(count - len(allocated), start)
@@ -214,8 +218,8 @@ class BlockAllocator:
     def _next_blocks(self, count: int, start: int) -> Sequence[int]:
         """Return 1 to ``count`` blocks to allocate, preferably a run that begins with ``start``.
 
-        If fewer than ``count`` blocks are empty, return these and the least recently used evictable blocks, sorted by
-        number (``start`` first, numbers below it last) so that they form long runs.
+        If fewer than ``count`` blocks are empty, return all empty blocks and the least recently used evictable blocks,
+        sorted by number so that they form long runs: from ``start`` upwards, then the numbers below ``start``.
         """
         num_evicted = count - (self.num_free - len(self.evictable))
         if num_evicted > 0:

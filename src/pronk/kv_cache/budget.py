@@ -24,8 +24,8 @@ BLOCK_SIZE = 32
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 
-_DRAFT_SLOTS = 128  # slots for draft tokens beside each full context in the default size
-_MAX_MEMORY_FRACTION = 0.25  # of the machine's memory that the default size may take
+_DRAFT_SLOTS = 128  # number of slots for draft tokens that the default size adds to each full context
+_MAX_MEMORY_FRACTION = 0.25  # maximum share of the machine's memory for pools of the default size
 
 
 def parse_memory(value: str | int) -> int:
@@ -55,15 +55,15 @@ class KVBudget:
     ) -> None:
         """Set the total size of all pools to ``kv_memory``.
 
-        ``None`` means ``max_requests`` full contexts of the target, but at most ``memory / 4 / processes``, where
-        ``processes`` is the number of processes that each have such a budget on this machine.
+        ``None`` means the size of ``max_requests`` full contexts of the target, but at most a quarter of the machine's
+        memory divided by ``processes``, the number of processes on this machine that have such a budget.
         """
         self.kv_memory = kv_memory
         self.num_bytes = None if kv_memory is None else parse_memory(kv_memory)
         self.max_requests = max_requests
         self.device = device
-        self._max_bytes = int(_memory(device) * _MAX_MEMORY_FRACTION) // processes
-        self._max_blocks: int | None = None  # blocks of ``max_requests`` full contexts; known from the target on
+        self._max_bytes = int(_memory_bytes(device) * _MAX_MEMORY_FRACTION) // processes
+        self._max_blocks: int | None = None  # blocks of ``max_requests`` full contexts; ``None`` before :meth:`add`
         self._pools: WeakSet[PagedCache] = WeakSet()
 
     def add(
@@ -74,9 +74,9 @@ class KVBudget:
         kv_dtype: torch.dtype | None = None,
         *,
         share_prefixes: bool = False,
-        kind: type[PagedCache] = PagedCache,
+        pool_class: type[PagedCache] = PagedCache,
     ) -> PagedCache:
-        """Return a new pool, an object of class ``kind``; all other pools shrink to make space.
+        """Return a new pool, an object of class ``pool_class``; all other pools shrink to make space.
 
         The first call is for the target: its context determines the default size.
 
@@ -85,7 +85,7 @@ class KVBudget:
         """
         if self._max_blocks is None:
             self._max_blocks = self.max_requests * -(-(config.context + _DRAFT_SLOTS) // BLOCK_SIZE)
-        pool = kind(
+        pool = pool_class(
             config,
             num_blocks=self._resize_pools(kv_bytes_per_token(config, kv_dtype or dtype)),
             block_size=BLOCK_SIZE,
@@ -99,7 +99,10 @@ class KVBudget:
         return pool
 
     def keep_hidden(self, pool: PagedCache, layer: int, owner: object) -> None:
-        """Shrink all pools, and let ``pool`` keep a layer's output; raises the errors of :meth:`add`."""
+        """Shrink all pools, and let ``pool`` keep the output of ``layer`` (from 1) for the object ``owner``.
+
+        The errors are those of :meth:`add`.
+        """
         if layer not in pool.hidden:
             self._resize_pools(pool.config.hidden_size * pool.dtype.itemsize)
         pool.keep_hidden(layer, owner)
@@ -129,8 +132,8 @@ class KVBudget:
         return self.num_bytes // block_bytes
 
 
-def _memory(device: torch.device) -> int:
-    """Return the size of the machine's memory in bytes, or of the free memory of an accelerator."""
+def _memory_bytes(device: torch.device) -> int:
+    """Return the size of the machine's memory in bytes; for CUDA, the free memory of the GPU."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from pronk.architecture.config import ModelConfig
 
-__all__ = ["HIDDEN_LAYOUT", "PANEL", "PoolLayout", "fill_poison", "kv_bytes_per_token", "layouts"]
+__all__ = ["HIDDEN_LAYOUT", "PANEL", "PoolLayout", "choose_layouts", "fill_poison", "kv_bytes_per_token"]
 
 # Number of slots per panel of keys; the number of tokens of a block is a multiple of it.
 PANEL = 16
@@ -78,14 +78,14 @@ class _RowLayout(_RowBytesMixin):
 
 
 class _PanelLayout:
-    def __init__(self, adjacent: int) -> None:
-        self._adjacent = adjacent  # number of dimensions of one key that are stored next to each other
+    def __init__(self, num_adjacent: int) -> None:
+        self._num_adjacent = num_adjacent  # ``n`` in the table above: number of adjacent dimensions of one key
 
     def shape(self, slots: int, head_dim: int) -> tuple[int, ...]:
-        return slots // PANEL, head_dim // self._adjacent, PANEL, self._adjacent
+        return slots // PANEL, head_dim // self._num_adjacent, PANEL, self._num_adjacent
 
     def write(self, pool: Tensor, slots: Tensor, rows: Tensor) -> None:
-        pool[:, slots // PANEL, :, slots % PANEL] = rows.unflatten(-1, (-1, self._adjacent)).transpose(0, 1)
+        pool[:, slots // PANEL, :, slots % PANEL] = rows.unflatten(-1, (-1, self._num_adjacent)).transpose(0, 1)
 
     def read(self, pool: Tensor, index: slice | Tensor) -> Tensor:
         slots = _as_indices(index)
@@ -128,37 +128,37 @@ class _Int8PanelLayout:
 
     def write(self, pool: Tensor, slots: Tensor, rows: Tensor) -> None:
         codes, scales = _quantize(rows)
-        panel, lane = slots // PANEL, slots % PANEL
-        pool[:, panel, : codes.shape[-1], lane] = codes.transpose(0, 1)
-        _scales_of(pool)[:, panel, lane] = scales
+        panel, offset = slots // PANEL, slots % PANEL
+        pool[:, panel, : codes.shape[-1], offset] = codes.transpose(0, 1)
+        _scales_of(pool)[:, panel, offset] = scales
 
     def read(self, pool: Tensor, index: slice | Tensor) -> Tensor:
         slots = _as_indices(index)
-        panel, lane = slots // PANEL, slots % PANEL
-        codes = pool[:, panel, :-_SCALE_BYTES, lane].transpose(0, 1)
-        return (codes * _scales_of(pool)[:, panel, lane][..., None]).to(self._dtype)
+        panel, offset = slots // PANEL, slots % PANEL
+        codes = pool[:, panel, :-_SCALE_BYTES, offset].transpose(0, 1)
+        return (codes * _scales_of(pool)[:, panel, offset][..., None]).to(self._dtype)
 
     def slot_bytes(self, pool: Tensor) -> int:
         return pool.shape[0] * pool.shape[2]
 
     def read_bytes(self, pool: Tensor, slots: Tensor) -> Tensor:
-        panel, lane = slots // PANEL, slots % PANEL
-        scales = _scales_of(pool)[:, panel, lane].transpose(0, 1)
-        return torch.cat((_to_bytes(pool[:, panel, :-_SCALE_BYTES, lane]), _to_bytes(scales)), dim=1)
+        panel, offset = slots // PANEL, slots % PANEL
+        scales = _scales_of(pool)[:, panel, offset].transpose(0, 1)
+        return torch.cat((_to_bytes(pool[:, panel, :-_SCALE_BYTES, offset]), _to_bytes(scales)), dim=1)
 
     def write_bytes(self, pool: Tensor, slots: Tensor, data: Tensor) -> None:
-        panel, lane, heads = slots // PANEL, slots % PANEL, pool.shape[0]
+        panel, offset, heads = slots // PANEL, slots % PANEL, pool.shape[0]
         codes, scales = data.split([data.shape[1] - heads * _SCALE_BYTES, heads * _SCALE_BYTES], dim=1)
-        pool[:, panel, :-_SCALE_BYTES, lane] = _from_bytes(codes, pool, (heads, pool.shape[2] - _SCALE_BYTES))
-        _scales_of(pool)[:, panel, lane] = scales.contiguous().view(torch.float32).transpose(0, 1)
+        pool[:, panel, :-_SCALE_BYTES, offset] = _from_bytes(codes, pool, (heads, pool.shape[2] - _SCALE_BYTES))
+        _scales_of(pool)[:, panel, offset] = scales.contiguous().view(torch.float32).transpose(0, 1)
 
 
-# Outputs of a layer that the cache keeps for drafters: rows with one head of the hidden size.
+# Layout of the outputs of a layer that the cache keeps for drafters: rows with one head of the hidden size.
 HIDDEN_LAYOUT: PoolLayout = _RowLayout()
 
 
-def layouts(dtype: torch.dtype, kv_dtype: torch.dtype, *, packed: bool) -> tuple[PoolLayout, PoolLayout]:
-    """Return the layouts of keys and of values, stored in ``kv_dtype``; ``packed``: keys in panels."""
+def choose_layouts(dtype: torch.dtype, kv_dtype: torch.dtype, *, packed: bool) -> tuple[PoolLayout, PoolLayout]:
+    """Return the layouts of keys and of values stored in ``kv_dtype``; ``packed`` puts keys in panels."""
     if kv_dtype == torch.int8:
         rows = _Int8RowLayout(dtype)
         return (_Int8PanelLayout(dtype) if packed else rows), rows
@@ -172,9 +172,10 @@ def kv_bytes_per_token(config: ModelConfig, kv_dtype: torch.dtype) -> int:
 
 
 def fill_poison(pool: Tensor, poison: float) -> None:
-    """Overwrite a pool with ``poison``; in 8 bits, all scales become NaN if it is NaN, else 1.7e22."""
+    """Overwrite a pool with ``poison``; in 8 bits, with a byte that makes the scales NaN or huge."""
     if pool.dtype == torch.int8:
-        pool.fill_(-1 if math.isnan(poison) else 100)  # as float32: four bytes -1 are NaN, 100 are 1.7e22
+        # Four bytes of -1 are the float32 scale NaN; four bytes of 100 are 1.7e22.
+        pool.fill_(-1 if math.isnan(poison) else 100)
     else:
         pool.fill_(poison)
 
@@ -188,12 +189,12 @@ def _quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _to_bytes(values: Tensor) -> Tensor:
-    """Return the bytes of ``[tokens, …]`` numbers as ``[tokens, bytes per token]``."""
+    """Return the bytes of the numbers ``values`` ``[tokens, …]``, as ``[tokens, bytes per token]``."""
     return values.contiguous().view(len(values), -1).view(torch.uint8)
 
 
 def _from_bytes(data: Tensor, pool: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return bytes ``[tokens, bytes per token]`` as ``[tokens, *shape]`` numbers of the pool's dtype."""
+    """Return the numbers ``[tokens, *shape]`` with the bytes ``data``, in the dtype of the pool."""
     return data.contiguous().view(pool.dtype).view(len(data), *shape)
 
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from pronk.architecture.config import ModelConfig
 from pronk.kernels.library import TYPES
 from pronk.kv_cache.blocks import BlockAllocator, BlockTable
-from pronk.kv_cache.layout import HIDDEN_LAYOUT, PANEL, PoolLayout, fill_poison, kv_bytes_per_token, layouts
+from pronk.kv_cache.layout import HIDDEN_LAYOUT, PANEL, PoolLayout, choose_layouts, fill_poison, kv_bytes_per_token
 from pronk.kv_cache.prefix import PrefixCache
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PagedCache"]
 
-# Kinds of tensors, as the kernel ``pronk_move`` numbers them: kept layer outputs, values, keys.
+# Numbers that the kernel ``pronk_move`` uses for kinds of tensors: kept layer outputs, values, keys.
 _ROW, _VALUE, _KEY = range(3)
 
 
@@ -54,25 +54,26 @@ class PagedCache:
         kernels: Kernels | None = None,
         share_prefixes: bool = False,
     ) -> None:
-        """``poison`` is a number to write over freed blocks, so that tests notice a read of them."""
+        """Allocate the tensors; tests pass ``poison``, a number written over freed blocks, to detect reads."""
         assert kernels is None or block_size % PANEL == 0, "the kernels read keys in panels of 16"
         self.kernels = kernels
         self.version = 0  # increases with every change of the tensors ``keys``, ``values`` and ``hidden``
         self.config = config
-        self.dtype = dtype  # of keys and values before they are stored, and of ``hidden``
-        self.kv_dtype = kv_dtype or dtype  # of stored keys and values: ``dtype`` or int8
+        self.dtype = dtype  # data type of keys and values before they are stored, and of ``hidden``
+        self.kv_dtype = kv_dtype or dtype  # data type of stored keys and values: ``dtype`` or int8
         self.device = device
         self.block_size = block_size
         self.poison = poison
         # Under dynamic RoPE scaling, keys depend on the prompt's length, so prompts cannot share them.
         dynamic = config.rope is not None and config.rope.kind == "dynamic"
         self.prefix_cache = PrefixCache() if share_prefixes and not dynamic else None
-        self.keys: list[Tensor]  # one tensor per layer, as ``values``; see ``pronk.kv_cache.layout``
+        self.keys: list[Tensor]  # one tensor per layer; ``values`` likewise; see ``pronk.kv_cache.layout``
         self.values: list[Tensor]
         self.hidden: dict[int, Tensor] = {}  # kept layer outputs ``[1, slots, hidden]``, by layer number from 1
-        self._key_layout, self._value_layout = layouts(dtype, self.kv_dtype, packed=kernels is not None)
-        self._owners: dict[int, WeakSet[object]] = {}  # readers of each kept output, by layer
-        self._move_arguments: tuple[Any, ...] | None = None  # ``version``, and pronk_move's arguments for its tensors
+        self._key_layout, self._value_layout = choose_layouts(dtype, self.kv_dtype, packed=kernels is not None)
+        self._owners: dict[int, WeakSet[object]] = {}  # by layer: the objects that read its kept output
+        # ``version`` of the tensors, then the arguments of ``pronk_move`` that describe these tensors.
+        self._move_arguments: tuple[Any, ...] | None = None
         self.resize(num_blocks)
 
     def resize(self, num_blocks: int) -> None:
@@ -80,7 +81,7 @@ class PagedCache:
         self.allocator = BlockAllocator(num_blocks, self.block_size)
         self.num_slots = num_blocks * self.block_size + PANEL
         kept_layers = tuple(self.hidden)
-        self.keys, self.values, self.hidden = [], [], {}  # free the memory before the new tensors are allocated
+        self.keys, self.values, self.hidden = [], [], {}  # frees the old tensors before the new ones are allocated
         heads, size = self.config.num_kv_heads, self.config.head_dim
         keys = heads, *self._key_layout.shape(self.num_slots, size)
         values = heads, *self._value_layout.shape(self.num_slots, size)
@@ -106,7 +107,7 @@ class PagedCache:
             self._on_pool_change()
 
     def _on_pool_change(self) -> None:
-        """Increase ``version``, and clear the prefix cache, whose blocks are gone or lack newly kept outputs."""
+        """After a change of the tensors, increase ``version`` and clear the prefix cache, which is outdated."""
         self.version += 1
         if self.prefix_cache is not None:
             self.prefix_cache.attach(self.allocator)
@@ -116,7 +117,7 @@ class PagedCache:
 
     @property
     def _pools(self) -> tuple[Tensor, ...]:
-        """All tensors of the cache; their second dimension counts slots, or panels of slots."""
+        """All tensors of the cache; their second dimension is the slot, or the panel of 16 slots."""
         return (*self.keys, *self.values, *self.hidden.values())
 
     @property
@@ -146,7 +147,7 @@ class PagedCache:
             if self.allocator.is_shared(block_table.blocks[index]):
                 self._copy(*self.allocator.replace_shared(block_table, index))
             elif self.prefix_cache is not None:
-                # The block is cached if this table was forked within it and the other table was then released.
+                # The prefix cache holds the block if the table was forked within it and the other table then released.
                 self.prefix_cache.discard(block_table.blocks[index])
 
     def _copy(self, old: int, new: int) -> None:
@@ -214,9 +215,9 @@ class PagedCache:
         )
 
     def commit(self, block_table: BlockTable, offsets: Sequence[int]) -> None:
-        """Commit draft tokens: the row at slot offset ``length + offsets[i]`` becomes token ``length + i``.
+        """Commit draft tokens: the one at index ``length + offsets[i]`` becomes token ``length + i``.
 
-        Only rows with ``offsets[i] != i`` are moved; ``commit(block_table, range(n))`` moves none.
+        Only tokens with ``offsets[i] != i`` are moved; ``commit(block_table, range(n))`` moves none.
         """
         moves = [(offset, target) for target, offset in enumerate(offsets) if offset != target]
         if moves:
@@ -291,7 +292,7 @@ class PagedCache:
     def cache_blocks(
         self, block_table: BlockTable, tokens: Sequence[int], salt: bytes = b"", num_committed: int | None = None
     ) -> None:
-        """Add a table's full blocks to the prefix cache, unless the tensors changed after their allocation."""
+        """Add a table's full blocks to the prefix cache, unless ``version`` changed after their allocation."""
         if self.prefix_cache is not None and block_table.version == self.version:
             self.prefix_cache.insert(block_table, tokens, salt, num_committed)
 

@@ -2,7 +2,8 @@
 
 ``digest(block) = hash(digest(previous block), tokens of the block)``. The chain begins with a hash of the tenant's
 salt. The hash has a random key per process, so that clients cannot prepare two texts with the same digest; a hit also
-compares the tokens. The allocator reuses a cached block that is in no table, the least recently used first.
+compares the tokens. If empty blocks run out, the allocator takes cached blocks that no table holds, least recently used
+first.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class PrefixCache:
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
         self._entries: dict[bytes, _Entry] = {}
-        self._digests: dict[int, bytes] = {}  # digest by block number
+        self._digests: dict[int, bytes] = {}  # digest of each cached block, by block number
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -121,9 +122,9 @@ class PrefixCache:
             self._digests[block] = digest
 
     def _digest(self, parent: bytes, tokens: bytes) -> bytes:
-        hashed = blake2b(parent, digest_size=_DIGEST_BYTES, key=self._key)
-        hashed.update(b"\0" + tokens)
-        return hashed.digest()
+        hasher = blake2b(parent, digest_size=_DIGEST_BYTES, key=self._key)
+        hasher.update(b"\0" + tokens)
+        return hasher.digest()
 
 
 def _as_bytes(tokens: Sequence[int]) -> bytes:

@@ -21,9 +21,9 @@ class FreeRuns:
     """Subset of the numbers ``0 .. stop - 1``, stored as runs; initially all of them."""
 
     def __init__(self, stop: int) -> None:
-        self._starts: list[int] = []  # sorted
-        self._stops: dict[int, int] = {}  # stop of each run by its start
-        self._lengths: list[tuple[int, int]] = []  # sorted pairs (length, start)
+        self._starts: list[int] = []  # start of each run, ascending
+        self._stops: dict[int, int] = {}  # end (exclusive) of each run, by its start
+        self._lengths: list[tuple[int, int]] = []  # (length, start) of each run, ascending
         if stop:
             self._insert(0, stop)
 
@@ -70,7 +70,7 @@ class FreeRuns:
             self._insert(run.stop, stop)
 
     def _last_start(self, number: int) -> int | None:
-        """Return the start of the last run with a start of at most ``number``."""
+        """Return the start of the last run that begins at or before ``number``; ``None`` if none does."""
         index = bisect_right(self._starts, number)
         return self._starts[index - 1] if index else None
 

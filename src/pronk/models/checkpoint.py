@@ -23,8 +23,8 @@ from pronk.quantization.gguf.checkpoint import GgufCheckpoint, is_gguf
 
 __all__ = ["AnyCheckpoint", "Checkpoint", "open_checkpoint", "read_json"]
 
-SINGLE = "model.safetensors"  # file with all tensors
-INDEX = "model.safetensors.index.json"  # list of the files, if there are several
+SINGLE = "model.safetensors"  # name of the file, if one file has all tensors
+INDEX = "model.safetensors.index.json"  # name of the list of files, if there are several
 _PICKLE_FILES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _FLOAT_TYPES = ("F32", "F16", "BF16")
 # Supported dtypes by their names in safetensors. Types that are not in _FLOAT_TYPES are for quantized weights only.
@@ -42,13 +42,13 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class _MappedTensor:
-    """Tensor in a mapped file: dtype as in ``_DTYPES``; position ``start`` in the file and size, in bytes."""
+    """Tensor in a mapped file."""
 
     file: mmap.mmap
-    dtype: str
+    dtype: str  # key of ``_DTYPES``
     shape: tuple[int, ...]
-    start: int
-    size: int
+    start: int  # position of the first byte in the file
+    size: int  # number of bytes
 
 
 class Checkpoint:
@@ -58,7 +58,7 @@ class Checkpoint:
         CheckpointError: safetensors files are absent, truncated or damaged, or do not match the index.
     """
 
-    config_source = "config.json"  # file that determines the expected shapes, for error messages
+    config_source = "config.json"  # origin of the expected shapes, named in error messages
 
     def __init__(self, folder: Path, remedy: str = "download it again") -> None:
         """Map the files of ``folder``; errors about incomplete files end with ``remedy``."""
@@ -143,7 +143,7 @@ def read_json(path: Path, error_type: type[CheckpointError] = CheckpointError) -
 
 
 def _safetensors_files(folder: Path, remedy: str) -> list[Path]:
-    """Return the safetensors files; as in transformers, a single file takes precedence over an index."""
+    """Return the safetensors files; as in transformers, ``SINGLE`` takes precedence over ``INDEX``."""
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
     if not (folder / INDEX).is_file():

@@ -20,13 +20,13 @@ _ROOT = Path(__file__).resolve().parents[3]  # top folder of the repository, if 
 def clone_model(name: str) -> Path | None:
     """Return the folder ``models/NAME`` of the clone; ``None`` if there is no clone or no such folder."""
     folder = _ROOT / "models" / name
-    is_name = re.fullmatch(r"\w[\w.-]*", name) is not None  # such as pronk-tiny; no path
+    is_name = re.fullmatch(r"\w[\w.-]*", name) is not None  # a plain name such as pronk-tiny, not a path
     exists = is_name and (_ROOT / "pyproject.toml").is_file() and folder.is_dir()
     return folder if exists else None
 
 
 def default_model(remedy: str = "--model, or LLM(model) in Python") -> Path:
-    """Return the folder of ``pronk-tiny``; without a clone, raise an OptionError with ``give {remedy}``."""
+    """Return the folder of ``pronk-tiny``; without it raise an OptionError that ends with ``remedy``."""
     folder = clone_model(DEFAULT_MODEL)
     if folder is None:
         msg = f"model: expected a local one, or owner/name of one on the Hugging Face Hub, found none; give {remedy}"

@@ -79,13 +79,13 @@ class Layer(nn.Module):
         program.mlp(self)
 
     def layout(self, name: str) -> WeightLayout:
-        """Return the weight layout of the linear layer ``name``: ``qkv``, ``out``, ``up`` or ``down``."""
+        """Return how to pack the linear layer ``name`` (``qkv``, ``out``, ``up`` or ``down``) for the kernels."""
         if name == "qkv":
             return WeightLayout(unit=self.config.head_dim)
         return WeightLayout(gated=self.config.gated and name == "up")
 
     def _project(self, x: Tensor, rope: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return rotated queries and keys, and values, each ``[rows, heads or kv_heads, head_dim]``."""
+        """Return queries and keys, both rotated, and values: each ``[rows, heads or kv_heads, head_dim]``."""
         config = self.config
         num_qk = config.num_heads + config.num_kv_heads
         heads = self.qkv(x).view(x.shape[0], num_qk + config.num_kv_heads, config.head_dim)
@@ -101,8 +101,8 @@ class Decoder(nn.Module):
     """Language model on packed rows; the weights of a new object are uninitialized.
 
     Attributes:
-        embedding: ``[vocab, hidden]``; ``[0, hidden]`` if the embedding is quantized.
-        table: the embedding if it is quantized, else ``None``; with tied weights also the ``head``.
+        embedding: ``[vocab, hidden]``; ``[0, hidden]`` if the embedding is quantized (``table``).
+        table: the quantized embedding, which with tied weights is also the ``head``; ``None`` if it is not quantized.
         positions: learned position embeddings ``[context, hidden]``; ``None`` with RoPE.
     """
 
@@ -134,7 +134,7 @@ class Decoder(nn.Module):
         return x.to(dtype)
 
     def rope(self, positions: Tensor, spans: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
-        """Return the cosines and sines of :class:`RotaryEmbedding`; ``None`` with learned positions."""
+        """Return cosines and sines of the rows (see :class:`RotaryEmbedding`), or ``None`` without RoPE."""
         if self.config.rope is None:
             return None
         device = positions.device
@@ -155,7 +155,7 @@ class Decoder(nn.Module):
         return self.head(self.norm(hidden))
 
     def initialize(self, generator: torch.Generator) -> None:
-        """Initialize as GPT-2: normal with deviation 0.02, for ``out`` and ``down`` divided by √(2 · layers)."""
+        """Initialize as GPT-2: normal, with deviation 0.02, or 0.02 / √(2 · layers) for ``out`` and ``down``."""
         shrink = (2 * self.config.num_layers) ** -0.5
         with torch.no_grad():
             for name, parameter in self.named_parameters():
@@ -180,7 +180,7 @@ def empty_linear(out_features: int, in_features: int, bias: bool) -> PlainLinear
 
 
 def pack_linears(module: nn.Module, linear: LinearFactory) -> None:
-    """Replace every plain linear layer within ``module`` by the layer that ``linear`` builds."""
+    """Replace each plain linear layer in ``module`` by one that ``linear`` builds from the same weights."""
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, PlainLinear):

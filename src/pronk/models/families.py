@@ -21,18 +21,18 @@ __all__ = ["FAMILY_NAMES", "GGUF_NAMES", "CheckpointTensor", "DecoderPart", "Fam
 class FamilyNames:
     """Names of modules and embeddings in checkpoints of one family, without the ``prefix``."""
 
-    prefix: str  # common beginning of the names; some checkpoints omit it
-    layers: str  # list of the layers: layer 0 is ``layers.0``
-    layer: Mapping[str, tuple[str, ...]]  # names of the modules to stack, by module of ``decoder.Layer``
+    prefix: str  # common beginning of the names in most checkpoints of the family
+    layers: str  # name of the list of layers, such as ``h``: layer 0 is ``h.0``
+    layer: Mapping[str, tuple[str, ...]]  # by module of ``decoder.Layer``: names of the modules to stack
     embedding: str
     norm: str
-    positions: str | None = None  # learned position embeddings; ``None`` with RoPE
+    positions: str | None = None  # name of the learned position embeddings; ``None`` with RoPE
     head: str = "lm_head"
-    transposed: bool = False  # whether matrices are stored ``[in, out]``
-    ignored: re.Pattern[str] = re.compile(r"(?!)")  # tensors that the decoder does not use; by default none
+    transposed: bool = False  # whether matrices are stored ``[inputs, outputs]``
+    ignored: re.Pattern[str] = re.compile(r"(?!)")  # names of tensors that are not used; by default none
 
     def canonical(self, name: str) -> str:
-        """Return the tensor name ``name`` without ``prefix``."""
+        """Return the name of a tensor without ``prefix``."""
         return name.removeprefix(self.prefix)
 
 
@@ -116,10 +116,10 @@ class DecoderPart:
     """A module or embedding of the decoder, and the checkpoint tensors to stack for its weight and bias."""
 
     target: str  # attribute path in the decoder, such as ``layers.0.qkv``
-    kind: Literal["linear", "norm", "table"]
-    weight: tuple[CheckpointTensor, ...]  # empty for an LM head that is tied to the embedding
-    bias: tuple[CheckpointTensor, ...] = ()  # empty without a bias
-    transposed: bool = False  # whether the ``weight`` tensors are stored ``[in, out]``
+    kind: Literal["linear", "norm", "table"]  # ``table`` is an embedding
+    weight: tuple[CheckpointTensor, ...]  # tensors to stack; empty for an LM head tied to the embedding
+    bias: tuple[CheckpointTensor, ...] = ()  # tensors to stack; empty without a bias
+    transposed: bool = False  # whether the ``weight`` tensors are stored ``[inputs, outputs]``
 
     @property
     def tensors(self) -> tuple[CheckpointTensor, ...]:
@@ -143,7 +143,7 @@ def plan_tensors(config: ModelConfig, names: FamilyNames | None = None) -> Itera
 
 def _layer(config: ModelConfig, names: FamilyNames, index: int) -> Iterator[DecoderPart]:
     up_sizes = (config.intermediate_size,) * (2 if config.gated else 1)
-    # By module: numbers of outputs of the stacked matrices, number of inputs, whether there is a bias.
+    # By module: number of outputs of each stacked matrix, number of inputs, whether there is a bias.
     linears = {
         "qkv": (config.qkv_sizes, config.hidden_size, config.qkv_bias),
         "out": ((config.hidden_size,), config.num_heads * config.head_dim, config.out_bias),

@@ -18,7 +18,7 @@ from pronk.quantization.gguf.checkpoint import GgufCheckpoint
 
 __all__ = ["Fingerprint"]
 
-_SAMPLES = 4096  # minimum number of values hashed per tensor, unless it has fewer
+_SAMPLES = 4096  # minimum number of values to hash per tensor; a smaller tensor is hashed whole
 
 
 @dataclass(frozen=True)
@@ -51,4 +51,4 @@ class Fingerprint:
 
 def _hashable_values(checkpoint: AnyCheckpoint, name: str) -> Tensor:
     """Return a tensor's values, or in GGUF files its stored bytes (without dequantization), as a vector."""
-    return checkpoint.stored(name) if isinstance(checkpoint, GgufCheckpoint) else checkpoint.tensor(name).flatten()
+    return checkpoint.raw_bytes(name) if isinstance(checkpoint, GgufCheckpoint) else checkpoint.tensor(name).flatten()

@@ -35,7 +35,7 @@ class Inventory:
         self.checkpoint = checkpoint
         names = tensor_names(checkpoint, config)
         self._scheme = None if config.quantization is None else parse_scheme(config.quantization)
-        # Maps names without the family's prefix, which are used below, to those in the file.
+        # Name of each tensor in the file, by its name without the family's prefix. The latter names are used below.
         self._stored_name = _stored_names(checkpoint, names)
         if config.tied:
             _check_tied(checkpoint, names, self._stored_name)
@@ -48,7 +48,7 @@ class Inventory:
             weight_tensors = self._tensors_of_weight[name] = {}
             for key, stored in weight.tensors.items():
                 tensor = f"{_module_of(name)}.{key}"
-                # Some formats list the module's bias, too: if the decoder has a bias, `expected` has it already.
+                # `expected` already has the bias that the decoder needs. Some formats list the bias, too.
                 if tensor not in expected and (stored.required or tensor in self._stored_name):
                     expected[tensor] = stored
                     weight_tensors[key] = tensor
@@ -56,7 +56,7 @@ class Inventory:
 
     @property
     def notes(self) -> Sequence[str]:
-        """Warnings of one line each about quantization settings in ``config.json`` that are not followed."""
+        """Warnings, each of one line, about ignored quantization settings of the checkpoint."""
         return () if self._scheme is None else self._scheme.notes
 
     def nbytes(self, part: DecoderPart) -> int:
@@ -75,7 +75,7 @@ class Inventory:
         return source.name in self._quantized
 
     def weight(self, source: CheckpointTensor, codes: Tensor) -> Tensor | QuantizedMatrix:
-        """Read a quantized matrix; formats without integer codes (FP8) are dequantized to a tensor.
+        """Read a quantized matrix; from a format without integer codes (FP8), return a dequantized tensor.
 
         The codes are written to ``codes``, uint8 ``[outputs, inputs]``. Invalid values raise a CheckpointError.
         """
@@ -129,7 +129,7 @@ def _quantized_weights(
     checkpoint: AnyCheckpoint, names: FamilyNames, scheme: Scheme, parts: Sequence[DecoderPart]
 ) -> dict[str, StoredWeight]:
     """Return the quantized weights of linear layers, by their names without the family's prefix."""
-    # Name patterns in quantization_config refer to names with the prefix.
+    # Patterns of module names in quantization_config match names with the prefix, if the checkpoint has it.
     prefix = names.prefix if any(name.startswith(names.prefix) for name in checkpoint) else ""
     weights = {}
     for module, tensor in _linear_modules(names, parts, prefix):

@@ -34,9 +34,9 @@ from pronk.speculation.tree import TokenTree
 __all__ = ["choose_kernels", "load_kernels", "open_device", "self_check"]
 
 _CPU = torch.device("cpu")
-_BATCH_SIZES = (1, 4, 20, 64, 512)  # numbers of rows of the compared matrix products
-_MATRIX_SIZES = ((96, 80), (320, 48), (1100, 48))  # (inputs, outputs) of the compared matrix products
-# Allowed error of the decoder layer relative to its largest output, by dtype of the weights; int8: of the KV cache.
+_BATCH_SIZES = (1, 4, 20, 64, 512)  # numbers of rows in the checked matrix products
+_MATRIX_SIZES = ((96, 80), (320, 48), (1100, 48))  # (inputs, outputs) of the checked matrix products
+# Allowed error of the decoder layer relative to its largest output, by dtype: of an int8 KV cache, else of the weights.
 _TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.int8: 5e-2}
 
 
@@ -109,7 +109,7 @@ def _check_products(kernels: Kernels, dtype: torch.dtype) -> str | None:
     for inputs, outputs in _MATRIX_SIZES:
         weight = torch.randn(outputs, inputs, generator=generator).to(dtype)
         x = torch.randn(max(_BATCH_SIZES), inputs, generator=generator).to(dtype)
-        # Each output is a sum of `inputs` random numbers, with a standard deviation of sqrt(inputs).
+        # Tolerance: 1e-4 times the standard deviation of an output, a sum of `inputs` products of random numbers.
         failure = _check_product(KernelLinear(kernels, weight, None, WeightLayout()), x, weight, 1e-4 * inputs**0.5)
         if failure is not None:
             return failure
@@ -117,7 +117,7 @@ def _check_products(kernels: Kernels, dtype: torch.dtype) -> str | None:
 
 
 def _check_product(linear: KernelLinear, x: Tensor, weight: Tensor, tolerance: float) -> str | None:
-    """Compare ``x Wᵀ`` with smaller batches bit for bit, and with torch in float64 within ``tolerance``."""
+    """Check that ``x Wᵀ`` has equal bits in smaller batches, and torch's values within ``tolerance``."""
     product, expected = linear.logits(x), x.double() @ weight.double().T
     for rows in _BATCH_SIZES:
         if not torch.equal(linear.logits(x[:rows]), product[:rows]):
@@ -156,12 +156,12 @@ def _check_sampling(kernels: Kernels) -> str | None:
 
 
 def _check_layer(kernels: Kernels, dtype: torch.dtype, kv_dtype: torch.dtype | None = None) -> str | None:
-    """Compare a layer's outputs for a text in one forward pass, token by token, in a draft tree, in torch."""
+    """Check that a layer's outputs are equal in one pass, token by token and in a tree, and near torch's."""
     shape = {"hidden": 64, "layers": 1, "heads": 4, "kv_heads": 2, "mlp": 96, "vocab": 32, "context": 128}
     config = llama_config(**shape, bos_id=None, eos_ids=())
     plain = Decoder(dataclasses.replace(config, tied=False))
     plain.initialize(torch.Generator().manual_seed(0))
-    plain.embedding.mul_(50.0)  # standard deviation 1 instead of 0.02
+    plain.embedding.mul_(50.0)  # the standard deviation of embeddings becomes 1 instead of 0.02
     packed = Decoder(plain.config)
     packed.load_state_dict(plain.state_dict())
     packed.to(dtype)
@@ -176,7 +176,7 @@ def _check_layer(kernels: Kernels, dtype: torch.dtype, kv_dtype: torch.dtype | N
     runner.reset()
     start = 61
     runner.run(TokenTree.chain(tokens[:start]))
-    # Draft tree of the remaining tokens: its nodes 0, 2, 4, … are the text, and its odd nodes wrong alternatives.
+    # Draft tree of the remaining tokens: nodes 0, 2, 4, … are the text; each odd node is a wrong sibling of the next.
     ids, parents = [tokens[start]], [-1]
     for token in tokens[start + 1 :]:
         parent = len(ids) - 1
@@ -210,10 +210,10 @@ class _LayerRunner:
         self.cache.release(self.block_table)
 
     def run(self, tree: TokenTree) -> Tensor:
-        """Return the layer's output for every node; commit the tree's main chain."""
+        """Return the layer's output for every node; commit the main chain (see :class:`TokenTree`)."""
         length = self.block_table.length
         self.cache.prepare(self.block_table, length + len(tree))
-        rows = ProgramRows().add([(self.block_table, tree, 0)], tree.tokens)
+        rows = ProgramRows().set_segments([(self.block_table, tree, 0)], tree.tokens)
         rows.set_rope(0, self.rope.up_to(length + len(tree)))
         out = torch.empty(len(tree), self.hidden, dtype=self.dtype)
         self.program.run(rows, out)

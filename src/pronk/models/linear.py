@@ -33,10 +33,11 @@ WEIGHTS = ("plain", "int8", "int4")
 
 
 class WeightLayout(NamedTuple):
-    """Structure of a linear layer's outputs, which determines the order of the packed weights."""
+    """Properties of a linear layer that determine the order and the precision of the packed weights."""
 
-    unit: int | None = None  # ``head_dim`` if there are heads, which the kernels pad to whole blocks of 16 outputs
-    gated: bool = False  # whether the outputs are the gate, then the up projection, as in SwiGLU
+    # Number of outputs that the kernels pad together to whole blocks of 16: ``head_dim`` for heads; ``None``: all.
+    unit: int | None = None
+    gated: bool = False  # whether the outputs are those of the gate, then of the up projection, as in SwiGLU
     head: bool = False  # whether this is the LM head, for which 4 bits are too imprecise
 
 
@@ -51,12 +52,12 @@ class Linear(nn.Module):
         raise NotImplementedError
 
     def logits(self, x: Tensor) -> Tensor:
-        """Return ``y`` in float32; the kernels do not round it to the dtype of ``x`` first."""
+        """Return ``y`` in float32; kernels compute it without rounding to the dtype of ``x``."""
         return self(x).float()
 
     @property
     def parts(self) -> Sequence[Linear]:
-        """Layers with one weight matrix each; their outputs, concatenated, are the output of this layer."""
+        """Layers with one weight matrix each, whose concatenated outputs are the output of this layer."""
         return (self,)
 
 
@@ -108,7 +109,7 @@ class KernelLinear(Linear):
             self._programs[dtype] = program
         y = torch.empty(len(x), self.out_features)
         if len(x):
-            self._programs[dtype].run(ProgramRows.independent(len(x)), x.contiguous().to(dtype), y)
+            self._programs[dtype].run(ProgramRows.without_segments(len(x)), x.contiguous().to(dtype), y)
         return y
 
 
@@ -156,7 +157,7 @@ def choose_linear(
             if isinstance(weight, QuantizedMatrix) or weights == "plain":
                 return KernelLinear(kernels, weight, bias, layout)
             bits: Bits = 4 if weights == "int4" and not layout.head else 8
-            return KernelLinear(kernels, _QuantizedWhenRead(kernels, weight.detach(), bits, release), bias, layout)
+            return KernelLinear(kernels, _LazyCodedRows(kernels, weight.detach(), bits, release), bias, layout)
 
         return build_packed
     if weights != "plain":
@@ -173,8 +174,8 @@ def choose_linear(
 
 
 @dataclass(frozen=True)
-class _QuantizedWhenRead:
-    """Unquantized matrix that is quantized when :func:`pack` reads a slice, to save peak memory."""
+class _LazyCodedRows:
+    """Unquantized matrix; each slice is quantized when :func:`pack` reads it, to save peak memory."""
 
     kernels: Kernels
     weight: Tensor
@@ -185,7 +186,7 @@ class _QuantizedWhenRead:
     def shape(self) -> tuple[int, int]:
         return self.weight.shape[0], self.weight.shape[1]
 
-    def rows(self, start: int, stop: int) -> QuantizedMatrix:
+    def slice_outputs(self, start: int, stop: int) -> QuantizedMatrix:
         quantized = round_weights(self.kernels, self.weight[start:stop], self.bits)
         self.release()
         return quantized

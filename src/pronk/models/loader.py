@@ -122,7 +122,7 @@ def read_config(folder: Path) -> ModelConfig:
     try:
         config = parse_config(raw | _separate_quantization(folder, raw))
         if config.quantization is not None:
-            parse_scheme(config.quantization)  # raises if the format is not supported
+            parse_scheme(config.quantization)  # raises a ConfigError if the format is not supported
         return config
     except ConfigError as error:
         msg = f"{folder}: {error}"
@@ -130,7 +130,7 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def _separate_quantization(folder: Path, raw: dict[str, Any]) -> dict[str, Any]:
-    """Return ``{"quantization_config": …}`` from a separate file; ``{}`` if ``raw`` or no file has it."""
+    """Return the quantization config from its own file; ``{}`` if it is in ``raw`` or does not exist."""
     for name, method in _QUANTIZATION_FILES.items():
         if not (raw.get("quantization_config") or raw.get("compression_config")) and (folder / name).is_file():
             return {"quantization_config": {"quant_method": method, **read_json(folder / name, ConfigError)}}
@@ -147,7 +147,7 @@ def parse_dtype(name: str, config: ModelConfig) -> torch.dtype:
 
 
 def kernels_support(kernels: Kernels | None, config: ModelConfig) -> bool:
-    """Return whether there are kernels (not ``None``) and they support the head size of the model."""
+    """Return whether ``kernels`` are given and support the head size of the model."""
     return kernels is not None and kernels.supports_head_dim(config.head_dim)
 
 
@@ -182,7 +182,7 @@ def load_decoder(
     linear = choose_linear(kernels, device, weights, dtype, checkpoint.release)
     parts = list(plan_tensors(config, tensor_names(checkpoint, config)))
     inventory = Inventory(checkpoint, config, parts)
-    # First embeddings, then a tied LM head, which refers to one; then the largest parts, while memory is free.
+    # Embeddings; then a tied LM head, which refers to one; then other parts, the largest first, while memory is free.
     parts.sort(key=lambda part: (part.kind != "table", bool(part.weight), -inventory.nbytes(part)))
     with torch.device("meta"):
         decoder = Decoder(config, None if split is None else split.shard_config)

@@ -26,7 +26,7 @@ _OUTPUTS_PER_SLICE = 1024  # number of outputs that are dequantized at a time
 
 
 class WeightPlacer:
-    """Builds the modules of a decoder from the tensors of a checkpoint, linear layers with ``linear``.
+    """Builds the modules of a decoder from checkpoint tensors; ``linear`` is a function for linear layers.
 
     With ``keep_quantized``, quantized weights stay quantized; otherwise they are dequantized to ``dtype``. ``split``
     selects the shard of this process in tensor parallelism.
@@ -49,17 +49,17 @@ class WeightPlacer:
 
     @property
     def notes(self) -> list[str]:
-        """Warning about gated matrices that had to be dequantized; empty if there are none."""
+        """List of one warning, if gated matrices had to be dequantized; else empty."""
         subject = f"{self._num_unfused} gated matrices whose halves order or quantize their inputs differently"
         return [f"{subject}, and are dequantized to {self.dtype}".replace("torch.", "")] if self._num_unfused else []
 
     def place(self, part: DecoderPart) -> None:
-        """Load one part, and set it in the decoder."""
+        """Load a part of the decoder, and set it in the decoder."""
         path, _, name = part.target.rpartition(".")
         parent = self.decoder.get_submodule(path)
         if part.kind == "table":
             setattr(parent, name, nn.Parameter(self._table(part.weight[0]), requires_grad=False))
-        elif not part.weight and self.decoder.table is not None:  # a head tied to a quantized embedding
+        elif not part.weight and self.decoder.table is not None:  # an LM head tied to a quantized embedding
             setattr(parent, name, self.decoder.table)
         elif part.kind == "linear":
             layout = parent.layout(name) if isinstance(parent, Layer) else WeightLayout(head=True)
@@ -72,7 +72,7 @@ class WeightPlacer:
         self.inventory.checkpoint.release()
 
     def _table(self, source: CheckpointTensor) -> Tensor:
-        """Return an embedding; one that stays quantized becomes ``decoder.table``, and the result is empty."""
+        """Load an embedding; if it stays quantized, set ``decoder.table`` and return an empty tensor."""
         if not self.inventory.is_quantized(source):
             table = self.inventory.tensor(source)
             return table if self.device.type == "cpu" else table.to(self.device, self.dtype)
@@ -106,7 +106,7 @@ class WeightPlacer:
         if self.split is not None:
             weights, codes = self._shard_codes(part, weights)
             rows = [weight.shape[0] for weight in weights]
-        # The kernels accept several matrices for attention heads (`unit`), but only one for all other layers.
+        # In qkv layers (`unit` is set) the kernels accept several matrices, in all other layers only one.
         runs = fusible_runs(weights) if self.keep_quantized and layout.unit is not None else [slice(0, len(weights))]
         row_slices = [slice(sum(rows[: run.start]), sum(rows[: run.stop])) for run in runs]
         slices = zip(runs, row_slices, strict=True)
@@ -188,10 +188,10 @@ class WeightPlacer:
 
 
 def _fill(target: Tensor, weight: Tensor | QuantizedMatrix) -> None:
-    """Copy a weight into ``target``; dequantized to float32 by slices, to save peak memory."""
+    """Copy a weight into ``target``; dequantize a quantized one slice by slice, to save peak memory."""
     if isinstance(weight, Tensor):
         target.copy_(weight)
         return
     for start in range(0, len(target), _OUTPUTS_PER_SLICE):
-        rows = weight.rows(start, min(start + _OUTPUTS_PER_SLICE, len(target)))
+        rows = weight.slice_outputs(start, min(start + _OUTPUTS_PER_SLICE, len(target)))
         target[start : start + _OUTPUTS_PER_SLICE].copy_(rows.dequantize())

@@ -32,12 +32,12 @@ from pronk.speculation.tree import TokenTree
 
 __all__ = ["Program", "ProgramRows"]
 
-_EMBED, _LINEAR, _QKV, _ATTEND, _STORE, _NORM = range(6)  # kinds of operations
-_STREAM, _A, _B, _LOGITS = range(4)  # buffers: input or output of an operation
-_RMS_NORM, _LAYER_NORM = 1, 2  # kinds of norms; 0: no norm
+_EMBED, _LINEAR, _QKV, _ATTEND, _STORE, _NORM = range(6)  # kinds of operations (``pronk_kind``)
+_STREAM, _A, _B, _LOGITS = range(4)  # buffers that an operation reads or writes (``pronk_buffer``)
+_RMS_NORM, _LAYER_NORM = 1, 2  # kinds of norms (``pronk_norm_kind``); 0 means no norm
 _ACTIVATIONS = {None: 0, "silu": 1, "gelu": 2, "gelu_tanh": 3}
 
-# Array 0, 1, 2, …, so that a range of row numbers, the usual case for logits, is a pointer instead of a copy.
+# Array 0, 1, 2, … of row numbers: a range of rows, the usual case for logits, is a pointer into it, not a copy.
 _NUM_CONSECUTIVE = 1 << 14
 _CONSECUTIVE = (ctypes.c_int32 * _NUM_CONSECUTIVE)(*range(_NUM_CONSECUTIVE))
 
@@ -45,9 +45,9 @@ _CONSECUTIVE = (ctypes.c_int32 * _NUM_CONSECUTIVE)(*range(_NUM_CONSECUTIVE))
 class Program:
     """A list of operations that is built once and run any number of times.
 
-    ``hidden`` is the width of the residual stream, and ``dtype`` its dtype: float32 or bfloat16. ``cache`` is the KV
-    cache of the model. ``cross_model`` is the config and KV cache of another model; cross-attention of layer ``i``
-    reads that model's layer ``cross_layers[i]``.
+    ``hidden`` is the width of the residual stream (the *stream*), and ``dtype`` is its dtype, float32 or bfloat16.
+    ``cache`` is the KV cache of the model. ``cross_model`` is the config and KV cache of another model; cross-attention
+    of layer ``i`` reads that model's layer ``cross_layers[i]``.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Program:
     ) -> None:
         """Append the operation ``to = activation(norm(source) Wᵀ + b)``, or ``to += …`` with ``residual``.
 
-        ``source`` and ``to`` name buffers: ``"stream"``, ``"A"``, ``"B"`` or ``"logits"``. With ``only_logits_rows``,
+        ``source`` and ``to`` are buffers: ``"stream"``, ``"A"``, ``"B"`` or ``"logits"``. With ``only_logits_rows``,
         only the rows of :meth:`ProgramRows.select_logits_rows` are computed.
         """
         op = self._append(_LINEAR)
@@ -127,16 +127,16 @@ class Program:
             self._set_norm(op, norm)
 
     def norm(self, norm: nn.Module) -> None:
-        """Append a normalization of the stream, in place."""
+        """Append an operation: normalize the residual stream in place."""
         self._set_norm(self._append(_NORM), norm)
 
     def store_hidden(self, layer: int) -> None:
-        """Append a copy of the stream to ``cache.hidden[layer]``, the outputs of layer ``layer`` (from 1)."""
+        """Append an operation: copy the residual stream after ``layer`` (from 1) to ``cache.hidden[layer]``."""
         assert self.cache is not None
         self._append(_STORE).keys = self._keep_alive(self.cache.hidden[layer])
 
     def collect_hidden(self, index: int) -> None:
-        """Append a copy of the stream to ``collected[index]``, an argument of :meth:`run`."""
+        """Append an operation: copy the residual stream to ``collected[index]``, an argument of :meth:`run`."""
         self._append(_STORE).collected = index + 1
 
     def run(
@@ -179,7 +179,7 @@ class Program:
     def _append_projection(
         self, linear: Any, norm: nn.Module, config: ModelConfig, index: int | None, *, rope: int
     ) -> list[COp]:
-        """Append the projection to queries, keys and values of layer ``index``; ``None``: to queries only."""
+        """Append and return the operations for queries, keys and values; without ``index``, only for queries."""
         ops, first_head = [], 0
         for part in linear.parts:
             op = self._append(_QKV)
@@ -243,13 +243,13 @@ class ProgramRows:
     count: int = 0
     _kept_alive: list[object] = field(default_factory=list)
 
-    def add(
+    def set_segments(
         self,
         segments: Sequence[tuple[BlockTable, TokenTree, int]],
         tokens: Sequence[int] | None = None,
         cross_block_tables: Sequence[BlockTable] | None = None,
     ) -> ProgramRows:
-        """Set the rows of all requests.
+        """Set the rows of all requests, and return this object.
 
         A segment is a request's block table, its draft tree, and the number of leading nodes of the tree that are
         already computed and get no row. ``tokens`` has the token id of each row, for programs that begin with an
@@ -285,8 +285,8 @@ class ProgramRows:
         return ctypes.addressof(array)
 
     @classmethod
-    def independent(cls, count: int) -> ProgramRows:
-        """Return ``count`` rows for a program without attention."""
+    def without_segments(cls, count: int) -> ProgramRows:
+        """Return ``count`` rows that have no KV cache, for a program without attention."""
         rows = cls(count=count)
         rows.call.rows = count
         return rows
@@ -301,7 +301,7 @@ class ProgramRows:
             self.call.rope[number], self.call.rope_by_row[number] = table.data_ptr(), int(by_row)
 
     def select_logits_rows(self, rows: Sequence[int] | range) -> int:
-        """Select the rows, by number, whose logits are computed; return their number."""
+        """Set the indices of the rows whose logits are computed; return the number of these rows."""
         self.call.num_wanted = len(rows)
         if isinstance(rows, range) and rows.step == 1 and rows.stop <= _NUM_CONSECUTIVE:
             self.call.wanted = ctypes.addressof(_CONSECUTIVE) + 4 * rows.start

@@ -25,12 +25,12 @@ __all__ = ["TensorSplit"]
 
 Weight = TypeVar("Weight", Tensor, QuantizedMatrix, Tensor | QuantizedMatrix)
 
-# Shards of MLP columns begin at multiples of the largest of these numbers that gives every process some columns. A
-# large number does not cut quantization groups, which mostly have 32 to 128 inputs.
+# Shards of MLP columns begin at multiples of one of these numbers: the largest that gives every process some columns. A
+# large number avoids cuts through quantization groups, which mostly have 32 to 128 inputs.
 _GRANULARITIES = (128, 64, 32, 16, 8, 1)
 _BLOCK_OUTPUTS = 16  # number of outputs per block of packed weights
-_MIN_GROUP_INPUTS = 8  # smallest number of inputs per group
-_MAX_EXCESS = 31  # a group may have this many inputs more than the shard, see QuantizedMatrix
+_GROUP_MULTIPLE = 8  # the number of inputs in a quantization group is a multiple of this
+_MAX_GROUP_PADDING = 31  # maximum number of inputs by which a group may exceed its row, see QuantizedMatrix
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class TensorSplit:
 
     @property
     def shard_config(self) -> ModelConfig:
-        """Config with the sizes of this process's layers."""
+        """Config with this process's numbers of heads and MLP columns."""
         kv_heads, columns = self._kv_heads, self._columns
         return replace(
             self.config,
@@ -67,13 +67,13 @@ class TensorSplit:
         )
 
     def tokens(self, rank: int) -> range:
-        """Return the token ids whose logits process ``rank`` computes; 16 divides the start of the range."""
+        """Return the token ids whose logits process ``rank`` computes; the first is a multiple of 16."""
         size, blocks = self.config.vocab_size, ceil(self.config.vocab_size / _BLOCK_OUTPUTS)
         begin, end = (_BLOCK_OUTPUTS * (blocks * shard // self.workers) for shard in (rank, rank + 1))
         return range(begin, min(end, size))
 
     def shard(self, part: DecoderPart, number: int, weight: Weight) -> Weight:
-        """Return this process's shard of ``weight`` ``[outputs, inputs]``, which is ``part.weight[number]``.
+        """Return this process's shard of ``weight`` ``[outputs, inputs]``, read from ``part.weight[number]``.
 
         A CheckpointError is raised if the quantization groups of the weight cannot be split.
         """
@@ -85,10 +85,10 @@ class TensorSplit:
         return _take_outputs(weight, self._shard_outputs_of_tensor(name, sizes, number))
 
     def shard_bias(self, part: DecoderPart, number: int, bias: Tensor) -> Tensor | None:
-        """Return the shard of a bias ``[outputs]``; only rank 0 adds those of ``out`` and ``down``."""
+        """Return this process's shard of ``bias``; ``None`` for ``out`` and ``down`` on all ranks except 0."""
         name = part.target.rpartition(".")[2]
         if self._shard_inputs(name) is not None and self.rank:
-            return None
+            return None  # the outputs of all processes are summed, so only rank 0 adds the bias
         sizes = [tensor.shape[0] for tensor in part.bias]
         return _take_outputs(bias, self._shard_outputs_of_tensor(name, sizes, number))
 
@@ -103,26 +103,26 @@ class TensorSplit:
         return self._shard_range(size, granularity)
 
     def _shard_range(self, size: int, granularity: int) -> range:
-        """Divide ``range(size)`` at multiples of ``granularity``; return the range of this process."""
+        """Divide ``range(size)`` at multiples of ``granularity``; return the part of this process."""
         count = size // granularity
         begin, end = (granularity * (count * rank // self.workers) for rank in (self.rank, self.rank + 1))
         return range(begin, size if self.rank == self.workers - 1 else end)
 
     def _shard_inputs(self, name: str) -> range | None:
-        """Return this process's inputs of ``out`` or ``down``; ``None`` for layers that keep all inputs."""
+        """Return this process's inputs of the layer ``name``; ``None`` unless it is ``out`` or ``down``."""
         if name == "out":
             width = self.config.group * self.config.head_dim
             return range(self._kv_heads.start * width, self._kv_heads.stop * width)
         return self._columns if name == "down" else None
 
     def _shard_outputs_of_tensor(self, name: str, sizes: Sequence[int], number: int) -> list[range]:
-        """Return this process's outputs of the stacked tensor ``number``, as ranges within this tensor."""
+        """Return this process's outputs of the layer's tensor ``number``, as ranges within this tensor."""
         begin, end = sum(sizes[:number]), sum(sizes[: number + 1])
         clipped = [range(max(kept.start, begin), min(kept.stop, end)) for kept in self._shard_outputs(name, sizes)]
         return [range(kept.start - begin, kept.stop - begin) for kept in clipped if kept]
 
     def _shard_outputs(self, name: str, sizes: Sequence[int]) -> list[range]:
-        """Return this process's outputs of a layer; ``sizes`` are the numbers of outputs of its tensors."""
+        """Return this process's outputs of a layer, whose stacked tensors have ``sizes`` outputs."""
         config = self.config
         if name == "qkv":
             sections, begin = list[range](), 0
@@ -149,8 +149,8 @@ def _take_outputs(weight: Weight, kept: Sequence[range]) -> Weight:
 
 def _take_quantized_outputs(weight: QuantizedMatrix, kept: Sequence[range]) -> QuantizedMatrix:
     if len(kept) == 1:
-        return weight.rows(kept[0].start, kept[0].stop)
-    parts = [weight.rows(outputs.start, outputs.stop) for outputs in kept]
+        return weight.slice_outputs(kept[0].start, kept[0].stop)
+    parts = [weight.slice_outputs(outputs.start, outputs.stop) for outputs in kept]
     minima = [part.minimum for part in parts if part.minimum is not None]
     return replace(
         weight,
@@ -164,11 +164,12 @@ def _take_inputs(weight: Weight, kept: range, target: str) -> Weight:
     if isinstance(weight, Tensor):
         return weight[:, kept.start : kept.stop]
     inputs = weight.shape[1]
-    # If `kept` cuts a group, split all into smaller groups with the same scale: 128 becomes 64 for inputs 64 .. 191.
+    # If `kept` begins or ends within a group, divide every group into smaller groups with the same scale. For example,
+    # for inputs 64 .. 191 every group of 128 becomes two groups of 64.
     group = gcd(weight.group, kept.start, kept.stop if kept.stop < inputs else 0)
-    while group > len(kept) + _MAX_EXCESS and group % (2 * _MIN_GROUP_INPUTS) == 0:
+    while group > len(kept) + _MAX_GROUP_PADDING and group % (2 * _GROUP_MULTIPLE) == 0:
         group //= 2
-    if weight.order is not None or group % _MIN_GROUP_INPUTS or group > len(kept) + _MAX_EXCESS:
+    if weight.order is not None or group % _GROUP_MULTIPLE or group > len(kept) + _MAX_GROUP_PADDING:
         found = "an order of their inputs" if weight.order is not None else f"groups of {weight.group}"
         msg = (
             f"{target}: expected weights whose inputs can be split between processes at {kept.start} and "

@@ -24,7 +24,7 @@ _BITS_OF_TYPE = {number: bits for bits, number in CODED_TYPES.items()}
 class ForwardWeights:
     """Weight matrices that a forward pass reads as a whole; an embedding counts if it is also the LM head."""
 
-    kinds: str  # formats in memory, most bytes first, such as ``int4 in groups of 32, int8 in groups of 128``
+    formats: str  # formats in memory, most bytes first, such as ``int4 in groups of 32, int8 in groups of 128``
     nbytes: int  # size in memory in bytes, scales, minima and padding included
     count: int  # number of parameters
 

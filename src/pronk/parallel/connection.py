@@ -25,9 +25,9 @@ _c10d: Any = dist  # Any, because the type stubs of torch.distributed lack some 
 
 _NO_BYTES = torch.empty(0, dtype=torch.uint8)
 
-# Timeouts. A worker may wait for the driver without limit: for the next message, and until the driver receives the
-# answer. The driver's sends have _MESSAGE_TIMEOUT, because an idle worker always waits for a message. The integers and
-# bytes of a message have _MESSAGE_TIMEOUT too, because the sender sends them directly after the header.
+# Maximum duration of one send or receive. A worker waits for the driver without limit: for the next message, and until
+# the driver receives the answer. The driver sends with _MESSAGE_TIMEOUT, because an idle worker always waits for a
+# message. Integers and bytes are received with _MESSAGE_TIMEOUT, because the sender sends them right after the header.
 _NO_TIMEOUT = timedelta(days=365)
 _MESSAGE_TIMEOUT = timedelta(seconds=10)
 
@@ -70,10 +70,10 @@ class MessageKind(IntEnum):
     """Kinds of messages, and the contents of each."""
 
     HELLO = 0  # worker to driver: properties of the loaded model, as JSON
-    POOL = 1  # driver to worker: number of blocks of the KV pool, and layers whose outputs the pool keeps
+    POOL = 1  # driver to worker: new number of blocks of the KV pool, and the layers whose outputs it has to keep
     WORK = 2  # driver to worker: compute these nodes (tree parallelism), or a range of layers (tensor parallelism)
-    DONE = 3  # worker to driver: pool is resized, or nodes are computed (seconds, sampled tokens, logits, outputs)
-    LOGITS = 4  # driver to worker: request for logits that DONE lacked; worker to driver: these logits
+    DONE = 3  # worker to driver: the pool is resized, or the result of WORK: seconds, sampled tokens, logits, outputs
+    LOGITS = 4  # driver to worker: request for logits that DONE left out; worker to driver: these logits
     ROWS = 5  # driver to worker: request for the contents of KV slots; worker to driver: these contents
     FAILED = 6  # worker to driver: error message
     STOP = 7  # driver to worker: end the process
@@ -83,7 +83,7 @@ class PeerMessage(NamedTuple):
     """A message between two processes."""
 
     kind: MessageKind
-    numbers: Tensor  # int64 ``[n]``
+    numbers: Tensor  # int64 ``[n]``; the meaning depends on ``kind``
     data: Tensor  # uint8 ``[bytes]``
 
     @property

@@ -22,7 +22,8 @@ from pronk.speculation.tree import TokenTree
 
 __all__ = ["MirroredCache", "PartitionedTree", "RemotePool"]
 
-# ``fetch(slots)`` returns the KV rows in these slots of a worker, uint8 ``[slots, bytes]``; ``None`` if it is gone.
+# ``fetch(slots)`` returns the KV rows in these slots of a worker's pool, uint8 ``[slots, bytes]``, or ``None`` if the
+# worker is gone.
 Fetch = Callable[[NDArray[np.int64]], Tensor | None]
 
 
@@ -33,23 +34,24 @@ class RemotePool:
     fetch: Fetch
     # Bool ``[slots]``: True if the worker's slot has the same contents as the driver's slot.
     valid: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
-    moves: list[tuple[int, int]] = field(default_factory=list)  # (from, to): slots to copy before its next forward pass
-    pool_sent: bool = False  # whether the worker has received the size of the pool
+    # (source slot, target slot) of each copy that the worker must make in its pool before its next forward pass.
+    moves: list[tuple[int, int]] = field(default_factory=list)
+    pool_sent: bool = False  # whether the worker has received the size that its pool must have
 
-    def reset(self, slots: int) -> None:
-        """Note that the worker's KV pool is empty, and that it has to be resized to ``slots`` slots."""
-        self.valid, self.moves, self.pool_sent = np.zeros(slots, np.bool_), [], False
+    def reset(self, num_slots: int) -> None:
+        """Note that the worker's KV pool is empty, and that it has to be resized to ``num_slots`` slots."""
+        self.valid, self.moves, self.pool_sent = np.zeros(num_slots, np.bool_), [], False
 
 
 @dataclass(frozen=True)
 class PartitionedTree:
-    """A request's tree in the last forward pass, and the place of each node's KV row in the pools."""
+    """A request's tree in the last forward pass, and the position of each node's KV row in the pools."""
 
     tree: TokenTree
-    # Offset by node, for nodes that the driver computed: the KV row is at position ``block_table.length + offset``.
-    # ``None``: the driver computed all nodes, and a node's offset is its number.
+    # {node: offset} of the nodes that the driver computed: the node's KV row is at the position
+    # ``block_table.length + offset``. ``None``: the driver computed all nodes; the offset of a node is its number.
     driver_offsets: Mapping[int, int] | None = None
-    # Each worker that computed nodes of the tree, and by node the position of its KV row in the block table.
+    # For each worker that computed nodes of the tree: its pool, and {node: position of the KV row in the block table}.
     worker_positions: tuple[tuple[RemotePool, Mapping[int, int]], ...] = ()
 
 
@@ -58,13 +60,14 @@ class MirroredCache(PagedCache):
 
     Attributes:
         remote_pools: records of the workers' KV pools, one per worker.
-        partitioned: trees of the last forward pass, until commit; the key is the ``id`` of a request's block table.
+        partitioned_trees: each request's tree in the last forward pass, removed by :meth:`commit`; the key is the
+            ``id`` of the request's block table.
         tokens: for each slot, the id of its committed token, int64 ``[slots]``.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self.remote_pools: list[RemotePool] = []
-        self.partitioned: dict[int, PartitionedTree] = {}
+        self.partitioned_trees: dict[int, PartitionedTree] = {}
         self.tokens = np.zeros(0, np.int64)
         super().__init__(*args, **options)
 
@@ -103,33 +106,37 @@ class MirroredCache(PagedCache):
             remote_pool.valid[slots] = False
 
     def commit(self, block_table: BlockTable, offsets: Sequence[int]) -> None:
-        """Commit the nodes ``offsets``, a path from the root; fetch the KV rows that a worker computed.
+        """Commit accepted nodes; fetch the KV rows that only a worker has.
 
-        If that worker is gone, only the nodes that the driver computed are committed; the engine recomputes the others.
+        ``offsets`` are the numbers of the nodes, a path from the root. If the worker is gone, only the nodes that the
+        driver computed are committed; the engine computes the rest of the path again.
         """
-        partitioned, length = self.partitioned.pop(id(block_table), None), block_table.length
-        if partitioned is None or partitioned.driver_offsets is None:
+        partitioned_tree, length = self.partitioned_trees.pop(id(block_table), None), block_table.length
+        if partitioned_tree is None or partitioned_tree.driver_offsets is None:
             super().commit(block_table, offsets)
         else:
-            offset_of_node = partitioned.driver_offsets
+            offset_of_node = partitioned_tree.driver_offsets
             driver_offsets = [offset_of_node[node] for node in offsets if node in offset_of_node]
             super().commit(block_table, driver_offsets)
-            self._fetch(block_table, partitioned, offsets[len(driver_offsets) :])
-        if partitioned is not None:
+            self._fetch(block_table, partitioned_tree, offsets[len(driver_offsets) :])
+        if partitioned_tree is not None:
             count = block_table.length - length
             self.tokens[self.slots(block_table, length, block_table.length)] = [
-                partitioned.tree.tokens[node] for node in offsets[:count]
+                partitioned_tree.tree.tokens[node] for node in offsets[:count]
             ]
-            for remote_pool, positions in partitioned.worker_positions:
+            for remote_pool, positions in partitioned_tree.worker_positions:
                 self._record_moves(
                     remote_pool, block_table, [positions[node] for node in offsets[:count] if node in positions], length
                 )
 
-    def _fetch(self, block_table: BlockTable, partitioned: PartitionedTree, missing: Sequence[int]) -> None:
-        """Fetch and commit the nodes ``missing``; the worker that computed the last one has all of them."""
+    def _fetch(self, block_table: BlockTable, partitioned_tree: PartitionedTree, missing: Sequence[int]) -> None:
+        """Fetch the KV rows of the nodes ``missing``, the end of a path, from one worker; commit the nodes.
+
+        The worker that computed the last node also computed the others, its ancestors. If it is gone, do nothing.
+        """
         if not missing:
             return
-        remote_pool, positions = next(entry for entry in partitioned.worker_positions if missing[-1] in entry[1])
+        remote_pool, positions = next(entry for entry in partitioned_tree.worker_positions if missing[-1] in entry[1])
         slots = [self.slots(block_table, positions[node], positions[node] + 1) for node in missing]
         kv_rows = remote_pool.fetch(np.concatenate(slots))
         if kv_rows is not None:
@@ -139,7 +146,7 @@ class MirroredCache(PagedCache):
     def _record_moves(
         self, remote_pool: RemotePool, block_table: BlockTable, positions: Sequence[int], length: int
     ) -> None:
-        """Have a worker move its KV rows from ``positions`` to the positions length, length + 1, …."""
+        """Record that a worker must move the KV rows at ``positions`` to the positions length, length + 1, …."""
         if not positions:
             return
         stop = max(length + len(positions), max(positions) + 1)

@@ -36,7 +36,10 @@ def own_logits_nodes(job: ForwardJob, shard: TreeShard) -> list[int]:
 
 
 def make_work_rows(job: ForwardJob, shard: TreeShard, lead: Sequence[int]) -> WorkRows:
-    """Return the rows of a process: committed tokens ``lead``, recomputed as a chain, then the shard."""
+    """Return the rows that a process computes for one tree shard.
+
+    Rows of ``lead``, the last committed tokens, come first: the process recomputes them as a chain above the shard.
+    """
     segment, num_lead = job.segment, len(lead)
     tree, block_table = segment.tree, segment.block_table
     if shard.nodes == tuple(range(len(tree))) and not shard.num_ancestors and not lead:
@@ -44,7 +47,7 @@ def make_work_rows(job: ForwardJob, shard: TreeShard, lead: Sequence[int]) -> Wo
     new_nodes = {node: new_node for new_node, node in enumerate(shard.nodes, num_lead)}
     tokens = (*lead, *(tree.tokens[node] for node in shard.nodes))
     parents = (num_lead - 1 if node == 0 else new_nodes[tree.parents[node]] for node in shard.nodes)
-    verify = (True,) + (False,) * (len(tokens) - 1)  # only the driver verifies the nodes below the root
+    verify = (True,) + (False,) * (len(tokens) - 1)  # False below the root: only the driver verifies
     new_tree = TokenTree(tokens, (*range(-1, num_lead - 1), *parents), verify)
     if lead:
         block_table = BlockTable(list(block_table.blocks), block_table.num_released, block_table.length - num_lead)
@@ -108,7 +111,7 @@ class AssembledResult:
 
     Attributes:
         logits: logits of each job.
-        sampled: for each job, the tokens that workers sampled; the key is the index of the logits row.
+        sampled: for each job, {index of the logits row: token}, for the rows whose token a worker sampled.
         hidden: for each collected layer number, the layer's outputs of each job, ``[nodes, hidden]``.
     """
 
@@ -133,15 +136,15 @@ class AssembledResult:
         self._positions = [list[tuple[RemotePool, dict[int, int]]]() for _ in jobs]
 
     @property
-    def partitioned(self) -> dict[int, PartitionedTree]:
-        """Each job's tree and the places of its KV rows; the key is the ``id`` of the job's block table."""
+    def partitioned_trees(self) -> dict[int, PartitionedTree]:
+        """Each job's tree and the positions of its KV rows; the key is the ``id`` of the job's block table."""
         return {
             id(job.segment.block_table): PartitionedTree(job.segment.tree, driver_offsets, tuple(worker_positions))
             for job, driver_offsets, worker_positions in zip(self.jobs, self._offsets, self._positions, strict=True)
         }
 
     def add_driver_result(self, process_shard: ProcessShard, result: ForwardResult) -> None:
-        """Add the result of the driver, which is this process."""
+        """Store the logits and layer outputs of the driver, which is this process, in this result."""
         for shard_index, shard in enumerate(process_shard.tree_shards):
             self._offsets[shard.job] = {node: offset for offset, node in enumerate(shard.nodes)}
             self._set_logits(shard, result.logits[shard_index][:])
@@ -152,15 +155,15 @@ class AssembledResult:
     def add_worker_result(
         self, pool: RemotePool, process_shard: ProcessShard, sampled: Sequence[int], data: Tensor, fetch: FetchLogits
     ) -> None:
-        """Add the result of a worker.
+        """Store one worker's logits, sampled tokens and layer outputs in this result.
 
         Args:
             pool: record of the worker's KV pool.
             process_shard: nodes that the worker computed.
             sampled: a token per logits row of the jobs with a stateless sampler; -1 if the logits are not finite.
-            data: bytes of the logits rows of jobs with ``all_logits``, then of each collected layer's outputs; neither
-                has rows of recomputed ancestors.
-            fetch: function that fetches logits rows of jobs without ``all_logits``, when they are read.
+            data: bytes of the logits rows of jobs with ``all_logits``, then of the outputs of each collected layer,
+                both without rows of recomputed ancestors.
+            fetch: function that fetches the logits rows of jobs without ``all_logits`` when these rows are read.
         """
         end, tokens = 0, iter(sampled)
 
@@ -179,7 +182,7 @@ class AssembledResult:
                 remote_rows = {row: _RemoteRow(fetch, shard_index, i) for i, row in enumerate(logits_rows)}
                 logits.remote_rows |= remote_rows
             if job.stateless_sampler is not None:
-                # For -1, the driver's sampler fetches the logits and raises the error that they are not finite.
+                # -1 is left out: the driver then samples from this row, and raises the error that it is not finite.
                 row_tokens = zip(logits_rows, islice(tokens, len(logits_rows)), strict=True)
                 self.sampled[shard.job] |= {row: token for row, token in row_tokens if token >= 0}
             positions = {node: position for position, node in enumerate(shard.nodes, job.segment.block_table.length)}

@@ -33,7 +33,7 @@ __all__ = ["TreeRunner"]
 
 _log = logging.getLogger(__name__)
 
-# Estimated cost of each row after the first, until measured, relative to the cost of a forward pass of one row.
+# Estimate until passes are measured: cost of each row after the first, divided by the cost of a pass of one row.
 _PRIOR_COST_PER_ROW = 0.1
 # The cost of sending KV rows is spread over this number of steps, because KV rows are sent once and used many times.
 _AMORTIZATION_STEPS = 8
@@ -69,8 +69,8 @@ class TreeRunner(ModelRunner):
             decoder: the model.
             cache: KV cache of the driver.
             peers: connections to the workers.
-            is_alive: returns whether the process of a rank is running; must not send it a message.
-            on_lost: callback with the rank of a worker that has ended, failed or not answered in time.
+            is_alive: function that returns whether the worker of a rank is running, without a message to the worker.
+            on_lost: callback for a worker that has ended, failed or not answered in time; its argument is the rank.
             clock: returns the time in seconds.
         """
         super().__init__(decoder, cache, clock=clock)
@@ -83,7 +83,7 @@ class TreeRunner(ModelRunner):
             self._add_worker(peer)
 
     def _add_worker(self, peer: PeerConnection) -> None:
-        # Weak references: the closure must not keep the runner alive, so that workers end with their owner.
+        # The cache keeps ``fetch``. Weak references avoid a cycle, so that the workers end when the runner is deleted.
         runner, handles = ref(self), list[ref[WorkerHandle]]()
 
         def fetch(slots: NDArray[np.int64]) -> Tensor | None:
@@ -111,11 +111,14 @@ class TreeRunner(ModelRunner):
                     self._drain()
                 except BaseException:
                     self._drain()
-                    self.mirrored.reset_remote_pools()  # KV rows that were not sent may be recorded as valid
+                    # The records of the workers' pools may claim KV rows that have not been sent.
+                    self.mirrored.reset_remote_pools()
                     raise
         result = super().forward(jobs, collect)
         self.driver_costs.learn(_num_rows(jobs), result.context, result.seconds)
-        self.mirrored.partitioned = {id(job.segment.block_table): PartitionedTree(job.segment.tree) for job in jobs}
+        self.mirrored.partitioned_trees = {
+            id(job.segment.block_table): PartitionedTree(job.segment.tree) for job in jobs
+        }
         return result
 
     def _partition(self, jobs: Sequence[ForwardJob]) -> list[ProcessShard]:
@@ -123,12 +126,13 @@ class TreeRunner(ModelRunner):
         driver_only = [
             ProcessShard(tuple(TreeShard(i, tuple(range(len(job.segment.tree))), 0) for i, job in enumerate(jobs)))
         ]
-        rows = _num_rows(jobs)
-        # Workers have no early rows, no KV rows of nodes computed by an earlier pass, and no cross-attention cache.
+        num_rows = _num_rows(jobs)
+        # Only the driver has early rows, KV rows of nodes that an earlier pass computed, and the cross-attention cache.
         needs_driver = any(
-            job.segment.early is not None or job.segment.computed or job.cross_block_table is not None for job in jobs
+            job.segment.early is not None or job.segment.num_computed or job.cross_block_table is not None
+            for job in jobs
         )
-        if not self.workers or needs_driver or rows < 2:
+        if not self.workers or needs_driver or num_rows < 2:
             return driver_only
         context = sum(job.segment.block_table.length for job in jobs)
         costs = [_cost_function(self.driver_costs, context)]
@@ -156,22 +160,23 @@ class TreeRunner(ModelRunner):
         self._message_number += 1
         number = self._message_number
         assembled = AssembledResult(jobs, self, collect, self._recompute)
-        busy = []  # (worker, process shard, number of recomputed tokens per tree shard), for workers with nodes
+        # For each worker with nodes: (worker, process shard, number of committed tokens to recompute per tree shard).
+        assignments = []
         for worker, process_shard in zip(self.workers, shards[1:], strict=True):
             if process_shard.tree_shards:
                 request, recomputed = self._make_request(worker, jobs, process_shard, collect)
                 self._send(worker, request)
                 self._unanswered.append(worker)
-                busy.append((worker, process_shard, recomputed))
+                assignments.append((worker, process_shard, recomputed))
         driver_rows = [make_work_rows(jobs[shard.job], shard, ()) for shard in shards[0].tree_shards]
         result = super().forward([rows.job for rows in driver_rows], collect)
         self.driver_costs.learn(sum(len(rows.job.segment.tree) for rows in driver_rows), context, result.seconds)
         assembled.add_driver_result(shards[0], result)
         longest_pass = result.seconds
-        for worker, process_shard, recomputed in busy:
+        for worker, process_shard, recomputed in assignments:
             message = self._receive_answer(worker, number, _TIMEOUT_FACTOR * result.seconds)
             nanoseconds, worker_context, *sampled = message.numbers[1:].tolist()
-            worker.cost_model.learn(process_shard.rows + sum(recomputed), worker_context, 1e-9 * nanoseconds)
+            worker.cost_model.learn(process_shard.num_rows + sum(recomputed), worker_context, 1e-9 * nanoseconds)
             longest_pass = max(longest_pass, 1e-9 * nanoseconds)
             fetch = partial(self._fetch_logits, worker, number)
             assembled.add_worker_result(worker.pool, process_shard, sampled, message.data, fetch)
@@ -179,34 +184,34 @@ class TreeRunner(ModelRunner):
                 committed_slots = self._committed_slots(jobs[shard.job])
                 worker.pool.valid[committed_slots[len(committed_slots) - num_recomputed :]] = True
         seconds = self.clock() - start_time
-        for worker, _, _ in busy:
+        for worker, _, _ in assignments:
             worker.record_step(seconds, longest_pass)
         self._communication_seconds += seconds - result.seconds
         self.num_shared_passes += 1
-        self.mirrored.partitioned = assembled.partitioned
+        self.mirrored.partitioned_trees = assembled.partitioned_trees
         return ForwardResult(assembled.logits, assembled.hidden, seconds, context, assembled.sampled)
 
     def _recompute(self, job: ForwardJob) -> Tensor:
         """Recompute a job in this process after the loss of a worker; return all logits of the job."""
         result = super().forward([job])
-        self.mirrored.partitioned[id(job.segment.block_table)] = PartitionedTree(job.segment.tree)
+        self.mirrored.partitioned_trees[id(job.segment.block_table)] = PartitionedTree(job.segment.tree)
         return result.logits[0][:]
 
     def _make_request(
         self, worker: WorkerHandle, jobs: Sequence[ForwardJob], process_shard: ProcessShard, collect: frozenset[int]
     ) -> tuple[WorkRequest, list[int]]:
-        """Return the request to a worker, and for each tree shard how many committed tokens to recompute."""
+        """Return the request to a worker, and for each tree shard the number of committed tokens to recompute."""
         rows, slots, recomputed = list[WorkRows](), list[NDArray[np.int64]](), list[int]()
         costs = _cost_function(worker.cost_model, 0, default=_cost_function(self.driver_costs, 0))
         for shard in process_shard.tree_shards:
             committed_slots = self._committed_slots(jobs[shard.job])
             missing = np.flatnonzero(~worker.pool.valid[committed_slots])
             num_recomputed = len(committed_slots) - int(missing[0]) if len(missing) else 0
-            recompute_seconds = costs(process_shard.rows + num_recomputed) - costs(process_shard.rows)
-            # With a sliding window, recomputed rows would read KV rows of blocks that have been released.
+            recompute_seconds = costs(process_shard.num_rows + num_recomputed) - costs(process_shard.num_rows)
+            # After the release of blocks (sliding window), recomputed tokens cannot attend to the tokens in them.
             has_released = jobs[shard.job].segment.block_table.num_released > 0
             send_seconds = len(missing) * self.cache.bytes_per_token * worker.seconds_per_byte
-            # Not >: for more rows than measured, costs() is inf, and recompute_seconds is inf or NaN: send the KV rows.
+            # ``not <=`` includes NaN: costs() is inf beyond the measured numbers of rows, and inf - inf is NaN.
             if has_released or not recompute_seconds <= send_seconds:
                 slots.append(committed_slots[missing])
                 num_recomputed = 0
@@ -253,7 +258,7 @@ class TreeRunner(ModelRunner):
                 return message
 
     def _drain(self) -> None:
-        """Receive all answers to an aborted forward pass; a worker blocks until its answer is received."""
+        """Receive and discard the answers to an aborted forward pass; without that, the workers would block."""
         while self._unanswered:
             worker = self._unanswered.pop()
             if worker in self.workers:
@@ -310,13 +315,16 @@ class _LostWorkerError(Exception):
 
 
 def _num_rows(jobs: Sequence[ForwardJob]) -> int:
-    return sum(job.segment.rows for job in jobs)
+    return sum(job.segment.num_rows for job in jobs)
 
 
 def _cost_function(
     cost_model: CostModel, context: int, *, default: Callable[[int], float] | None = None
 ) -> Callable[[int], float]:
-    """Return the function from number of rows to measured seconds; unmeasured, ``default`` or an estimate."""
+    """Return a function from a number of rows to the measured seconds of a forward pass.
+
+    Before the first measurement, return ``default``; if it is ``None``, an estimate relative to a pass of one row.
+    """
     curve: CostCurve | None = cost_model.costs(context)
     if curve is not None:
         return curve.at

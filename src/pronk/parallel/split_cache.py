@@ -13,7 +13,7 @@ from torch import Tensor
 from pronk.execution.attention import Segment
 from pronk.execution.forward_job import ForwardJob, LayerRange
 from pronk.kv_cache.paged import PagedCache
-from pronk.parallel.wire_format import parse_segment, parsing, serialize_segment, take_integers
+from pronk.parallel.wire_format import message_integers, parse_segment, serialize_segment, take_integers
 
 __all__ = ["LayerCommand", "SplitCache"]
 
@@ -25,7 +25,7 @@ class SplitCache(PagedCache):
     """The KV pool of one process's heads. A token has the same slot in the pools of all processes.
 
     Attributes:
-        num_resizes: number of resizes so far, sent to the workers: a new number tells them to resize their pools.
+        num_resizes: number of resizes so far; a worker that receives a new number resizes its own pool.
         moves: in the driver, copies that the workers have to repeat before they compute the next layers.
     """
 
@@ -34,12 +34,12 @@ class SplitCache(PagedCache):
         super().__init__(*args, **options)
 
     def resize(self, num_blocks: int) -> None:
-        """Resize this process's pool; the workers resize theirs on the driver's next command."""
+        """Resize this process's pool; on the driver's next command, each worker resizes its own pool."""
         self.num_resizes, self.moves = self.num_resizes + 1, []
         super().resize(num_blocks)
 
     def move(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
-        """Copy slots of this process's pool; the workers copy them on the driver's next command."""
+        """Copy slots of this process's pool; on the driver's next command, each worker does the same."""
         self.moves.append((source, target))
         super().move(source, target)
 
@@ -52,16 +52,16 @@ class SplitCache(PagedCache):
 class LayerCommand(NamedTuple):
     """The driver's command to all workers to compute a range of layers."""
 
-    pool: tuple[int, int]  # ``num_resizes`` and number of blocks of the driver's pool
-    moves: Sequence[Moves]  # copies between slots to make before the computation
-    layer_range: LayerRange  # its ``collect`` is not serialized: only the driver collects layers' outputs
-    embedded: bool  # whether the message holds hidden states as input; if not, the worker embeds the tokens
+    pool: tuple[int, int]  # (``num_resizes``, number of blocks) of the driver's pool
+    moves: Sequence[Moves]  # copies between slots that the worker makes before the computation
+    layer_range: LayerRange  # ``collect`` is not serialized: only the driver collects layers' outputs
+    has_hidden: bool  # whether the message holds the input hidden states; if False, the worker embeds the tokens
 
     def serialize(self) -> Tensor:
         """Return the command as integers, int64 ``[n]``."""
         layer_range = self.layer_range
         rows = [-1] if layer_range.logits_rows is None else [len(layer_range.logits_rows), *layer_range.logits_rows]
-        head = [*self.pool, int(self.embedded), layer_range.start, layer_range.stop, *rows, len(self.moves)]
+        head = [*self.pool, int(self.has_hidden), layer_range.start, layer_range.stop, *rows, len(self.moves)]
         parts = [np.array(head, np.int64)]
         for source, target in self.moves:
             parts += [np.array([len(source)], np.int64), source, target]
@@ -78,8 +78,8 @@ class LayerCommand(NamedTuple):
         Raises:
             ValueError: the integers are truncated.
         """
-        with parsing(numbers, "an order for a range of layers") as integers:
-            num_resizes, num_blocks, embedded, start, stop, num_rows = take_integers(integers, 6)
+        with message_integers(numbers, "an order for a range of layers") as integers:
+            num_resizes, num_blocks, has_hidden, start, stop, num_rows = take_integers(integers, 6)
             logits_rows = None if num_rows < 0 else take_integers(integers, num_rows)
             moves = list[Moves]()
             for _ in range(next(integers)):
@@ -87,7 +87,7 @@ class LayerCommand(NamedTuple):
                 source, target = (np.array(take_integers(integers, size), np.int64) for _ in range(2))
                 moves.append((source, target))
             jobs = [_parse_job(integers) for _ in range(next(integers))]
-        return cls((num_resizes, num_blocks), moves, LayerRange(jobs, start, stop, (), logits_rows), bool(embedded))
+        return cls((num_resizes, num_blocks), moves, LayerRange(jobs, start, stop, (), logits_rows), bool(has_hidden))
 
 
 def _parse_job(integers: Iterator[int]) -> tuple[ForwardJob, Segment]:

@@ -127,8 +127,8 @@ class TensorParallelExecutor(KernelExecutor):
         self._error: ConnectionLostError | None = None
 
     @property
-    def usable(self) -> bool:  # type: ignore[override]
-        """Whether no process of the model has failed."""
+    def is_usable(self) -> bool:  # type: ignore[override]
+        """Whether this executor can be used: False after the failure of any process of the model."""
         return self._error is None
 
     def run(self, layer_range: LayerRange, rows: Tensor | None) -> tuple[Tensor, dict[int, Tensor], Tensor | None]:
@@ -140,7 +140,7 @@ class TensorParallelExecutor(KernelExecutor):
         if self._error is not None:
             raise self._error.with_traceback(None)
         try:
-            with uninterrupted():  # do not leave workers waiting for this process
+            with uninterrupted():  # a Ctrl-C in the middle would leave workers waiting for this process
                 start_time, seconds_before = perf_counter(), self.all_reduce.communication_seconds
                 self._send_command(layer_range, rows)
                 self.communication_seconds += perf_counter() - start_time
@@ -214,7 +214,7 @@ class TensorParallelExecutor(KernelExecutor):
         return logits
 
     def _stage_program(self, stage: str, index: int = 0) -> Program:
-        """Return the cached kernel program of a stage; ``index`` is its layer (not for ``embed``, ``head``)."""
+        """Return the cached kernel program of a stage; ``index`` is the layer, for stages of a layer."""
 
         def make() -> Program:
             decoder = self.decoder
@@ -258,10 +258,10 @@ def serve_layer_commands(peer: PeerConnection, executor: TensorParallelExecutor)
                 cache.move(source, target)
             cache.moves.clear()
             size = executor.decoder.config.hidden_size
-            rows = message.data.view(cache.dtype).view(-1, size) if command.embedded else None
-            executor.run(command.layer_range, rows)  # result not needed: rank 0 has received the logits
+            rows = message.data.view(cache.dtype).view(-1, size) if command.has_hidden else None
+            executor.run(command.layer_range, rows)  # sends this worker's logits to rank 0
     except ConnectionLostError:
         raise
     except Exception as error:  # noqa: BLE001 - the driver receives any error
-        executor.all_reduce.close()  # other processes that wait for this one fail at once
+        executor.all_reduce.close()  # lets other processes that wait for this one fail at once
         peer.send(MessageKind.FAILED, data=f"{type(error).__name__}: {error}".encode())

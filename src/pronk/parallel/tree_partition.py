@@ -31,12 +31,12 @@ class TreeShard(NamedTuple):
     """The nodes of one request's tree that one process computes."""
 
     job: int  # index of the request's tree in the forward pass
-    nodes: tuple[int, ...]  # nodes of the tree, recomputed ancestors first; parents precede their children
-    num_ancestors: int  # number of recomputed ancestors
+    nodes: tuple[int, ...]  # numbers of nodes, recomputed ancestors first; parents precede their children
+    num_ancestors: int  # number of recomputed ancestors, the first entries of ``nodes``
 
     @property
     def own_nodes(self) -> tuple[int, ...]:
-        """Nodes without the recomputed ancestors; only their outputs are used by the driver."""
+        """Nodes whose outputs the driver uses: all but the recomputed ancestors."""
         return self.nodes[self.num_ancestors :]
 
 
@@ -47,7 +47,7 @@ class ProcessShard:
     tree_shards: tuple[TreeShard, ...]
 
     @property
-    def rows(self) -> int:
+    def num_rows(self) -> int:
         """Number of rows of the process's forward pass, recomputed ancestors included."""
         return sum(len(tree_shard.nodes) for tree_shard in self.tree_shards)
 
@@ -80,9 +80,9 @@ def partition_trees(
         communication: for each process, seconds of communication if its shard is not empty; by default 0.
     """
     nodes = _NodeSequence(trees)
-    best: tuple[float, list[int]] | None = None  # seconds, and end position of each shard
-    for used in range(1, len(costs) + 1):
-        split = _find_cuts(nodes, costs[:used], (communication or [0.0] * len(costs))[:used])
+    best: tuple[float, list[int]] | None = None  # (seconds of the slowest process, end of each shard)
+    for num_used in range(1, len(costs) + 1):
+        split = _find_cuts(nodes, costs[:num_used], (communication or [0.0] * len(costs))[:num_used])
         if split is not None and (best is None or split[0] < best[0]):
             best = split
     assert best is not None
@@ -122,10 +122,13 @@ class _NodeSequence:
 def _find_cuts(
     nodes: _NodeSequence, costs: Sequence[Callable[[int], float]], communication: Sequence[float]
 ) -> tuple[float, list[int]] | None:
-    """Return the seconds and the shards' end positions of the fastest split; ``None`` for too few nodes."""
+    """Return the seconds of the fastest split, and the end position of each process's shard.
+
+    Return ``None`` if there are more processes (``costs``) than nodes.
+    """
     if len(costs) > len(nodes):
         return None
-    # seconds[p][r - 1]: seconds of process p for r rows, made non-decreasing in r.
+    # seconds[p][r - 1]: seconds of process p for r rows, communication included, made non-decreasing in r.
     seconds = [
         [*accumulate((exchange + cost(rows) for rows in range(1, len(nodes) + 1)), max)]
         for cost, exchange in zip(costs, communication, strict=True)
@@ -145,16 +148,16 @@ def _find_cuts(
 
 
 def _fill_shards(nodes: _NodeSequence, seconds: Sequence[Sequence[float]], max_seconds: float) -> list[int] | None:
-    """Give each process the nodes that it computes in ``max_seconds``; return the shards' end positions.
+    """Give each process in turn as many nodes as it computes in ``max_seconds``; return the shards' ends.
 
-    Return ``None`` if nodes remain, or if the driver gets no node: its costs are to be measured in each forward pass.
+    Return ``None`` if nodes remain, or if the driver gets no node: each forward pass has to measure the driver's costs.
     """
     ends, position = list[int](), 0
     if seconds[0][0] > max_seconds:
         return None
     for process_seconds in seconds:
-        rows = bisect_right(process_seconds, max_seconds)
+        num_rows = bisect_right(process_seconds, max_seconds)
         if position < len(nodes):
-            position = min(len(nodes), position + max(0, rows - nodes.num_ancestors[position]))
+            position = min(len(nodes), position + max(0, num_rows - nodes.num_ancestors[position]))
         ends.append(position)
     return ends if position == len(nodes) else None

@@ -12,15 +12,15 @@ from pronk.execution.attention import Segment
 from pronk.kv_cache.blocks import BlockTable
 from pronk.speculation.tree import TokenTree
 
-__all__ = ["parse_segment", "parsing", "serialize_segment", "take_integers"]
+__all__ = ["message_integers", "parse_segment", "serialize_segment", "take_integers"]
 
 
 @contextmanager
-def parsing(numbers: Tensor, message_name: str) -> Generator[Iterator[int]]:
-    """Yield an iterator over a message's integers, which raises a ValueError after the last integer.
+def message_integers(numbers: Tensor, message_name: str) -> Generator[Iterator[int]]:
+    """Yield an iterator over the integers of a message, for a ``with`` block that parses the message.
 
     Raises:
-        ValueError: the message is truncated; the error calls it ``message_name``.
+        ValueError: the block needs more integers than the message has; the error calls the message ``message_name``.
     """
     try:
         yield iter(numbers.tolist())
@@ -40,12 +40,15 @@ def take_integers(integers: Iterator[int], count: int) -> list[int]:
 def serialize_segment(segment: Segment) -> list[int]:
     """Serialize a segment: its block table, and the tokens and parents of its tree."""
     block_table, tree = segment.block_table, segment.tree
-    head = (block_table.length, block_table.num_released, segment.computed, len(block_table.blocks), len(tree))
+    head = (block_table.length, block_table.num_released, segment.num_computed, len(block_table.blocks), len(tree))
     return [*head, *block_table.blocks, *tree.tokens, *tree.parents]
 
 
 def parse_segment(integers: Iterator[int]) -> Segment:
-    """Parse the integers of :func:`serialize_segment`; ``verify`` is False below the root."""
+    """Parse the integers of :func:`serialize_segment`.
+
+    ``TokenTree.verify`` is not transmitted: here it is True for the root and False for all other nodes.
+    """
     length, num_released, computed, num_blocks, num_nodes = take_integers(integers, 5)
     block_table = BlockTable(take_integers(integers, num_blocks), num_released, length)
     block_table.update_derived()

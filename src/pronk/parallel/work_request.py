@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pronk.execution.forward_job import ForwardJob
-from pronk.parallel.wire_format import parse_segment, parsing, serialize_segment, take_integers
+from pronk.parallel.wire_format import message_integers, parse_segment, serialize_segment, take_integers
 from pronk.sampling.stateless import StatelessSampler
 
 __all__ = ["WorkRequest", "WorkRows"]
@@ -23,19 +23,20 @@ class WorkRows:
     """The rows that one process computes for one job, the token tree of a generation request."""
 
     job: ForwardJob
-    first_own: int  # index of the first row whose outputs the driver needs; the rows before are recomputed
+    # Index of the first row whose outputs the driver needs; all rows before it are recomputed tokens and ancestors.
+    first_own: int
 
 
 @dataclass(frozen=True)
 class WorkRequest:
     """The rows of one forward pass that a worker computes."""
 
-    number: int  # number of this message; the worker's answer repeats it
+    number: int  # number of this message; the worker's answer repeats the number
     rows: Sequence[WorkRows]  # one entry per job of the worker
     moves: Sequence[tuple[int, int]] = ()  # pairs of slots (source, target) to copy before the forward pass
     slots: NDArray[np.int64] | None = None  # slots to write ``kv_rows`` to, after the copies of ``moves``
     kv_rows: Tensor | None = None  # KV rows from the driver's pool, uint8 ``[len(slots), bytes]``
-    collect: frozenset[int] = frozenset()  # numbers of the layers whose outputs are needed
+    collect: frozenset[int] = frozenset()  # layers (numbers from 1) whose outputs are needed
 
     def serialize(self) -> Tensor:
         """Return the request without ``kv_rows`` as integers, int64 ``[n]``."""
@@ -52,7 +53,7 @@ class WorkRequest:
         Raises:
             ValueError: the integers are truncated.
         """
-        with parsing(numbers, "a share of a forward pass") as integers:
+        with message_integers(numbers, "a share of a forward pass") as integers:
             number = next(integers)
             collect = frozenset(take_integers(integers, next(integers)))
             move_slots = take_integers(integers, 2 * next(integers))  # source, target, source, target, …

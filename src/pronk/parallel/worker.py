@@ -88,7 +88,7 @@ class WorkerModel(NamedTuple):
 
 
 class _HiddenOwner:
-    """Owner of a layer's outputs: the KV pool keeps them as long as this object exists."""
+    """Owner of a layer's outputs in the KV pool: the pool keeps the outputs until this object is deleted."""
 
 
 class WorkerLoop:
@@ -98,7 +98,7 @@ class WorkerLoop:
         self.peer, self.runner, self.cache = peer, runner, runner.cache
         self._hidden_owners: dict[int, _HiddenOwner] = {}
         self._request_number = 0  # number of the last WORK request
-        self._logits = list[Tensor]()  # logits of each tree shard of that request
+        self._logits = list[Tensor]()  # logits of the last WORK request, per tree shard
 
     def run(self) -> None:
         """Answer messages until the driver sends ``STOP`` or the connection is lost.
@@ -138,7 +138,7 @@ class WorkerLoop:
             raise ValueError(msg)
 
     def _resize(self, num_blocks: int, layers: Sequence[int]) -> None:
-        """Resize the KV pool; keep in it the outputs of ``layers``, and of no other layers."""
+        """Resize the KV pool, so that it stores the outputs of ``layers`` and of no other layers."""
         self._hidden_owners = {layer: _HiddenOwner() for layer in layers}
         for layer, owner in self._hidden_owners.items():
             self.cache.keep_hidden(layer, owner)
@@ -168,7 +168,7 @@ class WorkerLoop:
         self.peer.send(MessageKind.DONE, numbers, data)
 
     def _sample(self, rows: WorkRows, logits: Tensor) -> list[int]:
-        """Return a token for each logits row; return none if the driver has to sample (no stateless sampler)."""
+        """Return a token for each logits row, or an empty list if the driver has to sample the job's tokens."""
         job, kernels = rows.job, self.runner.decoder.kernels
         if job.stateless_sampler is None or kernels is None:
             return []
@@ -210,12 +210,12 @@ def serve(store: Any, rank: int, settings: WorkerSettings, timeout: float) -> No
 
 
 def loaded_key(rank: int) -> str:
-    """Return the rendezvous store's key that a worker sets when it has loaded the model, or failed to."""
+    """Return the key that a worker sets in the rendezvous store once the model is loaded or cannot be."""
     return f"pronk/loaded/{rank}"
 
 
 def _compute(peer: PeerConnection, loaded: WorkerModel, store: Any, timeout: float) -> None:
-    """Serve the driver until it stops this worker; raise ConnectionLostError if the driver ends."""
+    """Serve the driver until it stops this worker; raise a ConnectionLostError if the driver ends."""
     decoder, cache, split = loaded
     if split is None:
         dedicate_threads()
@@ -229,7 +229,7 @@ def _compute(peer: PeerConnection, loaded: WorkerModel, store: Any, timeout: flo
 
 
 def model_properties(decoder: Decoder, cache: PagedCache, settings: WorkerSettings) -> dict[str, str]:
-    """Return properties by name, which must be equal in all processes for their results to match."""
+    """Return the properties, by name, that all processes must share for their results to match."""
     from pronk import __version__  # noqa: PLC0415 - avoids an import cycle
 
     kernels = decoder.kernels
@@ -245,18 +245,18 @@ def model_properties(decoder: Decoder, cache: PagedCache, settings: WorkerSettin
 
 
 def main() -> None:
-    """Run a worker; the command line is ``host port rank processes timeout``, of the rendezvous store."""
-    host, port, rank, processes, timeout = sys.argv[1:6]
+    """Run a worker; arguments: host and port of the rendezvous store, rank, number of processes, timeout."""
+    host, port, rank, num_processes, timeout = sys.argv[1:6]
 
     def exit_with_driver() -> None:
-        # The read returns when the driver ends, which closes the pipe. A blocked sys.stdin.read would hold a lock that
-        # blocks the exit of this process.
+        # The end of the driver closes the pipe, so that os.read returns. Not sys.stdin.read: while it waits, it holds a
+        # lock that blocks the exit of this process.
         os.read(0, 1)
         os._exit(1)
 
     threading.Thread(target=exit_with_driver, daemon=True).start()
     try:
-        store = open_store(host, int(port), int(processes), master=False, timeout=float(timeout))
+        store = open_store(host, int(port), int(num_processes), master=False, timeout=float(timeout))
         serve(store, int(rank), WorkerSettings(json.loads(store.get("pronk/setting"))), float(timeout))
     except (ConnectionLostError, RuntimeError) as error:
         sys.exit(f"pronk: {error}")

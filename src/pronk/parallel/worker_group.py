@@ -38,7 +38,7 @@ PARALLEL = ("tree", "tensor")
 
 _LOAD_TIMEOUT = 600.0  # seconds for all workers to start and load the model
 _CONNECT_TIMEOUT = 30.0  # seconds for all workers to connect after they have loaded the model
-_POLL_SECONDS = 0.05  # between two checks whether a worker has loaded the model
+_POLL_SECONDS = 0.05  # seconds between two checks whether a worker has loaded the model
 
 
 def is_launched(workers: int) -> bool:
@@ -52,9 +52,9 @@ def check_launched(workers: int) -> None:
     Raises:
         OptionError: ``torchrun`` launched several processes.
     """
-    launched = int(os.environ.get("WORLD_SIZE", "1")) if dist.is_torchelastic_launched() else 1
-    if workers == 1 < launched:
-        msg = f"workers: expected {launched}, as torchrun has started, found 1; set workers to {launched}"
+    world_size = int(os.environ.get("WORLD_SIZE", "1")) if dist.is_torchelastic_launched() else 1
+    if workers == 1 < world_size:
+        msg = f"workers: expected {world_size}, as torchrun has started, found 1; set workers to {world_size}"
         raise OptionError(msg)
 
 
@@ -67,8 +67,8 @@ class SingleProcess:
     def __init__(self, config: ModelConfig) -> None:
         self.shard_config = config
 
-    def runner(self, decoder: Decoder, cache: PagedCache) -> ModelRunner | None:
-        """Return ``None``, so that the engine makes a model runner of its own."""
+    def make_runner(self, decoder: Decoder, cache: PagedCache) -> ModelRunner | None:
+        """Return ``None``: the engine then makes a model runner for this process alone."""
 
     def end(self) -> None:
         """Do nothing: no processes were started."""
@@ -84,8 +84,8 @@ class SpawnedProcesses:
         self.processes = [_spawn(self.store.port, rank, workers) for rank in range(1, workers)]
         self._end_all = finalize(self, _kill, self.processes)
 
-    def alive(self, rank: int) -> bool:
-        """Return whether the worker with this rank is running; no message is sent to it."""
+    def is_alive(self, rank: int) -> bool:
+        """Return whether the worker with this rank is running; ask the operating system, not the worker."""
         return self.processes[rank - 1].poll() is None
 
     def end(self, rank: int | None = None) -> None:
@@ -102,8 +102,8 @@ class LaunchedProcesses:
     def __init__(self, store: Any) -> None:
         self.store = store
 
-    def alive(self, rank: int) -> bool:
-        """Return True: the processes are monitored by ``torchrun``, not by the driver."""
+    def is_alive(self, rank: int) -> bool:
+        """Return True: ``torchrun``, not the driver, monitors the processes."""
         del rank
         return True
 
@@ -120,14 +120,15 @@ class WorkerGroup:
         shard_config: configuration of the driver's shard; under tree parallelism, of the whole model.
         pool: class of the driver's KV cache.
         processes: worker processes, spawned or launched by ``torchrun``.
-        peers: connections to the workers; empty until :meth:`runner` connects to them.
+        peers: connections to the workers; empty before :meth:`make_runner`, which connects.
     """
 
     def __init__(
         self, config: ModelConfig, settings: WorkerSettings, processes: SpawnedProcesses | LaunchedProcesses
     ) -> None:
         self.settings, self.processes, self.peers = settings, processes, list[PeerConnection]()
-        self._tree_runner: Callable[[], TreeRunner | None] = lambda: None  # replaced by a weak reference to it
+        # Weak reference to the runner of :meth:`make_runner` under tree parallelism; returns None if there is none.
+        self._tree_runner: Callable[[], TreeRunner | None] = lambda: None
         self.split = settings.split(0, config)
         self.shard_config = config if self.split is None else self.split.shard_config
         self.pool: type[PagedCache] = MirroredCache if self.split is None else SplitCache
@@ -139,7 +140,7 @@ class WorkerGroup:
             runner.drop_workers()
         self.processes.end()
 
-    def runner(self, decoder: Decoder, cache: PagedCache) -> ModelRunner:
+    def make_runner(self, decoder: Decoder, cache: PagedCache) -> ModelRunner:
         """Connect to all workers, and return a model runner that uses them.
 
         Raises:
@@ -148,7 +149,7 @@ class WorkerGroup:
         properties, workers = model_properties(decoder, cache, self.settings), self.settings["workers"]
         self.peers += [self._connect(rank, properties) for rank in range(1, workers)]
         if isinstance(cache, MirroredCache):
-            tree_runner = TreeRunner(decoder, cache, self.peers, self.processes.alive, self.processes.end)
+            tree_runner = TreeRunner(decoder, cache, self.peers, self.processes.is_alive, self.processes.end)
             self._tree_runner = ref(tree_runner)
             return tree_runner
         assert isinstance(cache, SplitCache)
@@ -184,7 +185,7 @@ class WorkerGroup:
         """Wait until a worker has loaded the model; poll, because a blocking wait would delay Ctrl-C."""
         deadline = monotonic() + _LOAD_TIMEOUT
         while not self.processes.store.check([loaded_key(rank)]):
-            if not self.processes.alive(rank):
+            if not self.processes.is_alive(rank):
                 msg = (
                     f"workers: worker {rank} ended before it had loaded the model; set fewer workers if memory ran out"
                 )
@@ -198,7 +199,7 @@ class WorkerGroup:
 def start_workers(
     workers: int, parallel: str, config: ModelConfig, kernels: Kernels | None, **options: Any
 ) -> SingleProcess | WorkerGroup:
-    """Spawn worker processes; or, launched by ``torchrun``, return in rank 0 and serve in other ranks.
+    """Spawn workers; if ``torchrun`` launched the processes, return in rank 0 and serve in other ranks.
 
     Args:
         workers: number of processes, this one included.
@@ -220,7 +221,7 @@ def start_workers(
     dtype = str(options["dtype"]).removeprefix("torch.")
     json_values = {"model": str(options["model"]), "dtype": dtype, "kernels": kernels.name, "threads": num_threads()}
     settings = WorkerSettings(options | json_values | {"parallel": parallel, "workers": workers})
-    settings.split(0, config)  # result not needed: raises for too many workers, before one is started
+    settings.split(0, config)  # raises for too many workers, before a worker is started
     return WorkerGroup(
         config, settings, _join_launched(settings) if is_launched(workers) else SpawnedProcesses(settings)
     )
@@ -233,13 +234,13 @@ def _join_launched(settings: WorkerSettings) -> LaunchedProcesses:
         OptionError: the number of processes is not ``workers``, or the rendezvous fails.
     """
     try:
-        store, rank, launched = next(_c10d.rendezvous("env://", timeout=timedelta(seconds=_LOAD_TIMEOUT)))
+        store, rank, world_size = next(_c10d.rendezvous("env://", timeout=timedelta(seconds=_LOAD_TIMEOUT)))
     except (RuntimeError, ValueError) as error:
         msg = f"workers: expected the processes that torchrun has started, found none: {str(error).splitlines()[0]}"
         raise OptionError(msg) from error
-    if launched != settings["workers"]:
+    if world_size != settings["workers"]:
         workers = settings["workers"]
-        msg = f"workers: expected {launched}, as torchrun has started, found {workers}; set workers to {launched}"
+        msg = f"workers: expected {world_size}, as torchrun has started, found {workers}; set workers to {world_size}"
         raise OptionError(msg)
     if rank == 0:
         return LaunchedProcesses(store)

@@ -16,10 +16,10 @@ from pronk.speculation.cost_model import CostModel
 
 __all__ = ["IDLE_HALF_LIFE", "MIN_TIMED_BYTES", "NUM_TIMINGS", "WorkerHandle"]
 
-_PRIOR_EXCHANGE_SECONDS = 1e-3  # estimate before the first measurement
-_PRIOR_SECONDS_PER_BYTE = 1e-9  # estimate before the first measurement
-MIN_TIMED_BYTES = 2**18  # smaller messages are not measured: their seconds per byte are mostly latency
-NUM_TIMINGS = 9  # number of recent measurements whose median is the estimate
+_PRIOR_EXCHANGE_SECONDS = 1e-3  # estimated seconds of an exchange before the first measurement
+_PRIOR_SECONDS_PER_BYTE = 1e-9  # estimated seconds to send a byte before the first measurement
+MIN_TIMED_BYTES = 2**18  # messages with fewer bytes are not measured, because their time is mostly latency
+NUM_TIMINGS = 9  # an estimate is the median of this number of recent measurements
 # The estimated exchange time of an unused worker halves after this number of steps, so that it is used again.
 IDLE_HALF_LIFE = 256
 
@@ -34,8 +34,9 @@ class WorkerHandle:
     # Seconds of recent exchanges: seconds of the step minus seconds of the slowest process's computation.
     exchange_times: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_TIMINGS))
     idle_steps: int = 0  # number of steps since the last one in which this worker computed nodes
-    has_new_pool: bool = True  # whether no step has used the worker's pool yet; the first step is not measured
-    byte_times: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_TIMINGS))  # recent seconds per sent byte
+    has_new_pool: bool = True  # whether the pool was resized and not used since; its first step is not measured
+    # Seconds per byte of recent messages to the worker.
+    byte_times: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_TIMINGS))
 
     @property
     def exchange_seconds(self) -> float:
@@ -45,7 +46,7 @@ class WorkerHandle:
 
     @property
     def seconds_per_byte(self) -> float:
-        """Estimated seconds to send a byte, in a large message."""
+        """Estimated seconds per byte to send a large message to the worker."""
         return median(self.byte_times) if self.byte_times else _PRIOR_SECONDS_PER_BYTE
 
     def record_send(self, size: int, seconds: float) -> None:
@@ -54,7 +55,7 @@ class WorkerHandle:
             self.byte_times.append(seconds / size)
 
     def record_step(self, seconds: float, longest_pass: float) -> None:
-        """Record a step with this worker: its seconds, and those of the slowest process's computation."""
+        """Record the seconds of a step with this worker, and of the longest computation of a process in it."""
         if not self.has_new_pool:
             self.exchange_times.append(max(0.0, seconds - longest_pass))
         self.has_new_pool, self.idle_steps = False, 0

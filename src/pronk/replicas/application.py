@@ -36,7 +36,7 @@ __all__ = ["ApplicationArgs", "app"]
 
 _log = logging.getLogger(__name__)
 
-_INFO_TIMEOUT = 60.0  # seconds to wait until a replica has described itself (model, options)
+_INFO_TIMEOUT = 60.0  # seconds to wait for the description of a replica (model, options)
 
 
 class ApplicationArgs(BaseModel):
@@ -44,16 +44,17 @@ class ApplicationArgs(BaseModel):
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
-    model: str | None = None  # folder that exists on every machine, or Hub id; None is pronk-tiny in a clone of pronk
+    # Folder that exists on every machine, or Hub id. None means the model pronk-tiny, in a clone of the repository.
+    model: str | None = None
     replicas: int = 1  # maximum number of replicas
     least: int | None = None  # minimum number of replicas, to which low load reduces them; None means ``replicas``
     servers: int = 1  # number of server processes
     cpus: int = 1  # number of cores per replica
-    resources: dict[str, float] = {}  # Ray resources that each replica needs, by name
-    name: str | None = None  # name of the model in requests; None is the name of its folder
+    resources: dict[str, float] = {}  # Ray resource name to the amount that each replica needs
+    name: str | None = None  # name of the model in requests; None means the name of the model's folder
     api_key_file: str | None = None  # file of API keys, one per line, read when the application is built
     open_to_all: bool = False  # whether ``api_key_file`` may be missing, so that every client is served
-    drain: float = 60.0  # seconds that a stopping replica has to finish its requests
+    drain: float = 60.0  # seconds for a stopping replica to finish its requests
     max_requests: int = 256  # maximum number of samples in progress per server, and of requests per replica
     options: dict[str, Any] = {}  # further options of pronk.LLM: drafter, weights, …
 
@@ -81,7 +82,7 @@ class _Server:
     """Class that Ray Serve deploys as the servers; :class:`_AsgiApplication` answers their requests."""
 
     def __init__(self, model: Any) -> None:
-        del model  # deployment of the replicas: as an argument of the servers, Ray deploys it too
+        del model  # the replicas' deployment: Ray deploys it because it is an argument here
 
 
 class _AsgiApplication:

@@ -36,8 +36,8 @@ Rows = Mapping[str, NDArray[Any]]
 # Number of blocks that a replica processes at the same time. A block has max_batch / 2 requests and ends with its last
 # answer. With four blocks, 2 · max_batch requests, the engine's batch stays full while the last answers are missing.
 _BLOCKS_PER_REPLICA = 4
-_MAX_RUN_REQUESTS = 2**14  # maximum number of requests per run of Ray Data; each run loads the model again
-_MAX_RESTARTS = 100  # maximum number of restarts of each replica
+_MAX_RUN_REQUESTS = 2**14  # maximum number of requests per Ray dataset; each dataset loads the model again
+_MAX_RESTARTS = 100  # maximum number of restarts of a replica after its process has ended
 
 
 class BatchReplica:
@@ -60,7 +60,8 @@ class BatchReplica:
         try:
             answers = asyncio.run(answer_lines())
         except (ClosedError, ConnectionLostError):
-            os._exit(1)  # the engine has stopped: Ray starts another replica, which answers the block again
+            # The engine has stopped. After the exit, Ray starts another replica, which answers the whole block.
+            os._exit(1)
         return {
             "id": np.array([line.custom_id for line in lines], object),
             "status": np.array([int(status) for status, _ in answers], np.int64),
@@ -87,7 +88,7 @@ def run_on_replicas(
     unanswered = (
         {"id": line.custom_id, "url": line.url, "body": json.dumps(line.body)}
         for line in lines
-        if line.custom_id not in answers.done
+        if line.custom_id not in answers.answered_ids
     )
     check_cores(plan)
     context = DataContext.get_current()
@@ -110,7 +111,7 @@ def _dataset(plan: ReplicaPlan, name: str, requests: list[dict[str, Any]]) -> An
     """Return the dataset of the answers to ``requests``; iteration over it computes them."""
     block_size = max(1, min(int(plan.options.get("max_batch", 16)) // 2, ceil(len(requests) / plan.replicas)))
     with catch_warnings():
-        simplefilter("ignore", DeprecationWarning)  # max_restarts is deprecated, but has no replacement
+        simplefilter("ignore", DeprecationWarning)  # max_restarts is deprecated, without a replacement
         num_blocks = ceil(len(requests) / block_size)
         return ray.data.from_items(requests, override_num_blocks=num_blocks).map_batches(
             BatchReplica,

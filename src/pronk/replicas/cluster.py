@@ -44,12 +44,12 @@ _QUIET = LoggingConfig(log_level="ERROR", enable_access_log=False)
 
 # All timeouts, periods, intervals and delays are in seconds.
 _CONNECT_TIMEOUT = 5.0
-_LOAD_TIMEOUT = 1200.0  # until all replicas have loaded the model
-_STOP_TIMEOUT = 20.0  # until all replicas have stopped; counts from the end of ``ReplicaPlan.drain``
+_LOAD_TIMEOUT = 1200.0  # for all replicas to load the model
+_STOP_TIMEOUT = 20.0  # for all replicas to stop, after the seconds of ``ReplicaPlan.drain``
 _POLL_INTERVAL = 0.2
-_FREE_CORES_TIMEOUT = 10.0  # Ray reports the cores of a stopped process as free only after some seconds
-_HEALTH_PERIOD, _HEALTH_TIMEOUT = 2.0, 10.0  # of Ray's calls of ``Replica.check_health``
-_UPSCALE_DELAY = 5.0  # Ray Serve adds replicas after this time with more than ``_TARGET_REQUESTS`` per replica
+_FREE_CORES_TIMEOUT = 10.0  # for Ray to report the cores of stopped processes as free, which takes some seconds
+_HEALTH_PERIOD, _HEALTH_TIMEOUT = 2.0, 10.0  # for Ray's calls of ``Replica.check_health``
+_UPSCALE_DELAY = 5.0  # after this time with more than ``_TARGET_REQUESTS`` per replica, Ray Serve adds replicas
 
 _TARGET_REQUESTS = 8.0  # number of concurrent requests per replica; Ray Serve adds and removes replicas to reach it
 _CORE_TOLERANCE = 1e-4  # Ray rounds numbers of cores to multiples of this
@@ -61,14 +61,14 @@ class ReplicaPlan:
 
     options: Mapping[str, Any]  # arguments of pronk.LLM
     replicas: int  # maximum number of replicas
-    min_replicas: int | None = None  # number of replicas at low load; None means ``replicas``: no autoscaling
-    also: Sequence[str] = ()  # drafters that requests may choose, besides the default drafter in ``options``
+    min_replicas: int | None = None  # number of replicas at low load; None means no autoscaling
+    extra_drafters: Sequence[str] = ()  # drafters that requests may choose, besides the default in ``options``
     max_requests: int = 1024  # maximum number of concurrent requests per replica
-    drain: float = 60.0  # seconds for a stopping replica to finish its requests; other replicas resume the rest
+    drain: float = 60.0  # seconds for a stopping replica to finish its requests; other replicas resume unfinished ones
     cpus: float = 1.0  # number of cores per replica
-    downscale_delay: float = 60.0  # seconds with fewer than ``_TARGET_REQUESTS`` per replica until one is removed
+    downscale_delay: float = 60.0  # seconds with fewer than ``_TARGET_REQUESTS`` per replica until a replica is removed
     resources: Mapping[str, float] = field(default_factory=dict)  # Ray resource name to the amount each replica needs
-    folder: str = field(default_factory=os.getcwd)  # replicas change to this directory: base of relative paths
+    folder: str = field(default_factory=os.getcwd)  # working directory of the replicas, for relative paths
 
 
 def connect(address: str | None, cpus: int) -> None:
@@ -105,7 +105,7 @@ def _check_reachable(address: str) -> None:
     create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT).close()
     if "://" in address or os.environ.get("RAY_USE_TLS", "0") != "0":
         return
-    channel = grpc.insecure_channel(target, options=[("grpc.enable_http_proxy", 0)])  # like Ray's own connections
+    channel = grpc.insecure_channel(target, options=[("grpc.enable_http_proxy", 0)])  # no proxy, like Ray itself
     try:
         grpc.channel_ready_future(channel).result(timeout=_CONNECT_TIMEOUT)
     except grpc.FutureTimeoutError as error:
@@ -134,7 +134,7 @@ def model_deployment(plan: ReplicaPlan) -> Any:
         logging_config=_QUIET,
         **num_replicas,
     )(Replica)
-    return deployment.bind(dict(plan.options), list(plan.also), plan.folder)
+    return deployment.bind(dict(plan.options), list(plan.extra_drafters), plan.folder)
 
 
 def connect_replicas(app: str) -> RayReplicas:
@@ -158,27 +158,27 @@ def deploy(plan: ReplicaPlan) -> Generator[RayReplicas]:
         try:
             _delete(app, plan.drain + _STOP_TIMEOUT)
         except RayServeException:
-            pass  # Ray Serve is not running, so there are no replicas to stop
+            pass  # Ray Serve is not running, so no replica has to be stopped
         except (RuntimeError, RayError) as error:
             _log.warning("could not stop the replicas: %s", cause_of(error))
 
 
 def check_cores(plan: ReplicaPlan) -> None:
     """Raise ``OptionError`` unless the cluster has free cores for the minimum number of replicas."""
-    nodes = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    cores = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
     count = plan.min_replicas or plan.replicas
     needed = plan.cpus * count
-    if needed > sum(nodes) + _CORE_TOLERANCE:
-        msg = f"replicas: expected at least {needed:g} cores in the cluster, found {sum(nodes):g}; use fewer replicas"
+    if needed > sum(cores) + _CORE_TOLERANCE:
+        msg = f"replicas: expected at least {needed:g} cores in the cluster, found {sum(cores):g}; use fewer replicas"
         raise OptionError(msg)
-    if plan.cpus and count > sum((cores + _CORE_TOLERANCE) // plan.cpus for cores in nodes):
-        machines = f"machines of at most {max(nodes):g} cores"
+    if plan.cpus and count > sum((size + _CORE_TOLERANCE) // plan.cpus for size in cores):
+        machines = f"machines of at most {max(cores):g} cores"
         msg = f"replicas: expected room for {count} of {plan.cpus:g} cores each, found {machines}; use fewer threads"
         raise OptionError(msg)
     end = monotonic() + _FREE_CORES_TIMEOUT
     while needed > _CORE_TOLERANCE + (free := ray.available_resources().get("CPU", 0.0)):  # type: ignore[no-untyped-call]
         if monotonic() > end:
-            found = f"{free:g} of {sum(nodes):g}"
+            found = f"{free:g} of {sum(cores):g}"
             msg = f"replicas: expected {needed:g} free cores, found {found}; use fewer replicas, or stop other programs"
             raise OptionError(msg)
         sleep(_POLL_INTERVAL)
@@ -234,7 +234,7 @@ class RayReplicas:
         return await self.handle.about.remote()
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[ReplicaMessage]:
-        """Run ``request`` on one replica; yield its messages, see :class:`~pronk.replicas.dispatcher.Replicas`."""
+        """Implement :meth:`Replicas.generate <pronk.replicas.dispatcher.Replicas.generate>`."""
         response = self.handle.options(stream=True, method_name="steps").remote(request)
         try:
             async for message in response:
@@ -242,7 +242,7 @@ class RayReplicas:
         except (RayError, RayServeException) as error:
             raise ReplicaLostError(cause_of(error)) from error
         finally:
-            with suppress(RayError, RayServeException, RuntimeError):  # the replica died, or no replica was selected
+            with suppress(RayError, RayServeException, RuntimeError):  # replica dead, or none selected yet
                 response.cancel()
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Protocol
 
-from pronk.admission import AdmissionQueue
+from pronk.admission import AdmissionLimit
 from pronk.async_llm import EngineLoad
 from pronk.drafters import Drafter, make_drafter
 from pronk.engine.request_factory import RequestFactory
@@ -29,7 +29,7 @@ from pronk.tokenization.tokenizer import Tokenizer
 
 __all__ = ["Dispatcher", "ModelReader", "ReplicaLostError", "Replicas"]
 
-# Limits of :class:`_FailureCounts`; a request fails when a count reaches its limit.
+# Limits of the fields of :class:`_FailureCounts`; a request fails when a field reaches its limit.
 _MAX_BLAME, _MAX_DEATHS, _MAX_REPLAY_DEATHS, _MAX_MISMATCHES = 3.0, 50, 8, 3
 _PAUSE, _MAX_PAUSE = 0.1, 2.0  # seconds before retry number n = 1, 2, …: min(_MAX_PAUSE, n * _PAUSE)
 _GRACE = 1.0  # seconds after the deadline in which the replica itself may still report the DeadlineError
@@ -43,12 +43,12 @@ class Replicas(Protocol):
     """Set of replicas; :class:`~pronk.replicas.cluster.RayReplicas` implements it with Ray."""
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[ReplicaMessage]:
-        """Run ``request`` on one replica and yield its messages; raise ``ReplicaLostError`` if the replica dies."""
+        """Run ``request`` on one replica and yield its messages; raise ``ReplicaLostError`` if it dies."""
 
 
 @dataclass(frozen=True)
 class NamedProposer:
-    """Stand-in for the replicas' default proposer, of which the server only needs the name."""
+    """Name of the replicas' default proposer; the server needs no more of the proposer than its name."""
 
     name: str
 
@@ -92,11 +92,12 @@ class Dispatcher:
         """Create a dispatcher; ``max_requests`` limits the samples in progress, queued ones included."""
         self.llm = llm
         self.resumed = 0  # number of times that a request was sent to another replica
-        self._replicas, self._admission = replicas, AdmissionQueue(max_requests)
+        self._replicas, self._admission = replicas, AdmissionLimit(max_requests)
         self._closed = False
-        self._loads: dict[str, EngineLoad] = {}  # replica name to the load in its last message
-        self._active = Counter[str]()  # replica name to its number of requests
-        self._active_at_death: dict[str, int] = {}  # name of a dead replica to its number of requests when it died
+        self._loads: dict[str, EngineLoad] = {}  # replica name to the load in the last message of the replica
+        self._active = Counter[str]()  # replica name to the number of requests on the replica
+        # Name of a dead replica to the number of requests on the replica when it died.
+        self._active_at_death: dict[str, int] = {}
 
     @property
     def alive(self) -> bool:
@@ -110,7 +111,7 @@ class Dispatcher:
 
     @property
     def load(self) -> EngineLoad:
-        """Sum of the last reported loads of the replicas with requests; for ``kv_used`` the mean."""
+        """Sum of the last reported loads of the replicas with requests; the mean for the field ``kv_used``."""
         loads = [*self._loads.values()]
         if not self.num_requests or not loads:
             return EngineLoad(resumed=self.resumed)
@@ -153,7 +154,7 @@ class Dispatcher:
                     yield pieces
 
     async def _run_with_retries(self, request: GenerateRequest, ends_at: float | None) -> AsyncGenerator[list[Piece]]:
-        """Run a request until all samples are complete; after a failure, resume it on another replica."""
+        """Run a request until all samples are complete. After a failure, another replica resumes the request."""
         stream, failures = ResumableStream(request), _FailureCounts()
         while True:
             try:
@@ -207,14 +208,14 @@ class Dispatcher:
             self._release(stream.replica)
 
     def _release(self, replica: str) -> None:
-        """Note that a request left ``replica``; drop the entries of a replica without requests."""
+        """Subtract a request from the count of ``replica``; if none is left, forget the replica."""
         self._active[replica] -= 1
         if self._active[replica] <= 0:
             for state in (self._active, self._active_at_death, self._loads):
                 state.pop(replica, None)
 
     def _release_dead(self, replica: str) -> float:
-        """Note that a request left a dead replica; return the request's blame, see :class:`_FailureCounts`."""
+        """Subtract a request from the count of a dead replica; return its :attr:`~_FailureCounts.blame`."""
         self._loads.pop(replica, None)
         active = self._active_at_death.setdefault(replica, self._active[replica])
         self._release(replica)
@@ -238,10 +239,10 @@ class Dispatcher:
 class _FailureCounts:
     """Counts of the failures of one request since its last new token."""
 
-    count: int = 0  # number of retries: replicas that died, ended the stream too early, or did not match
-    replay_deaths: int = 0  # number of replicas that died while generating tokens again that the client already has
-    mismatches: int = 0  # number of replicas that could not continue the text: another model or other kernels
-    # Any request of a dead replica may have killed it: sum of 1 / (number of requests on the replica at its death).
+    count: int = 0  # number of failed attempts: the replica died, ended the stream too early, or did not match
+    replay_deaths: int = 0  # number of replicas that died while repeating tokens that the client already has
+    mismatches: int = 0  # number of replicas with another model or other kernels, which cannot continue the text
+    # Sum over the dead replicas of 1 / (number of requests at the death): any of these requests may be the cause.
     blame: float = 0.0
 
     def add_death(self, blame: float, *, replaying: bool) -> None:

@@ -40,7 +40,7 @@ def identity(llm: LLM, options: Mapping[str, Any]) -> tuple[str, str]:
 def check_model(path: Path, config: ModelConfig, tokenizer: Tokenizer, model: str) -> None:
     """Raise ``OptionError`` if the model files of the server and of the replicas differ.
 
-    ``path``, ``config`` and ``tokenizer`` are the server's. ``model`` is ``ReplicaInfo.model`` of a replica.
+    ``path``, ``config`` and ``tokenizer`` describe the server's files. ``model`` is ``ReplicaInfo.model`` of a replica.
     """
     entries = json.loads(model)
     for name, value in _model_entries(path, config, tokenizer).items():
@@ -50,7 +50,7 @@ def check_model(path: Path, config: ModelConfig, tokenizer: Tokenizer, model: st
 
 
 def _model_entries(path: Path, config: ModelConfig, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the entries of the identity that are known without loading the weights."""
+    """Return the part of an identity that needs no weights: versions, and digests of the model files."""
     from pronk import __version__  # noqa: PLC0415 - the package imports its subpackages
 
     return {

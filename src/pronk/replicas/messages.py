@@ -20,21 +20,22 @@ class ReplicaInfo:
     # JSON text of everything that the generated tokens depend on: model, format of the weights, kernels. Replicas with
     # equal identities generate the same text for the same seed.
     identity: str
-    model: str  # like ``identity``, without the entry for the kernels
+    model: str  # JSON text: ``identity`` without its entry ``kernels``
     kernels: str  # instruction set of the kernels, such as "avx2", or "torch"
     drafter: str  # name of the default drafter
 
 
 @dataclass(frozen=True)
 class GenerateRequest:
-    """Arguments of ``AsyncLLM.steps`` (see there), and fields that select a replica."""
+    """Arguments of :meth:`pronk.async_llm.AsyncLLM.steps`, and fields that select a replica."""
 
     prompts: Sequence[list[int]]
     params: SamplingParams  # ``seed`` is set, so that every replica generates the same text
-    prefix: Sequence[bytes] = ()  # prefix_digests() of the first prompt, to find a replica that has it in its KV cache
+    prefix: Sequence[bytes] = ()  # prefix_digests() of the first prompt, to find a replica whose KV cache has it
     model: str = ""  # ReplicaInfo.model that the replica must have; empty accepts every model
     identity: str | None = None  # ReplicaInfo.identity that the replica must have; None accepts every identity
-    given: Mapping[int, Sequence[Piece]] = field(default_factory=dict)  # sample index to pieces that the client has
+    # Sample index to the pieces that the client already has from other replicas; this replica continues after them.
+    given: Mapping[int, Sequence[Piece]] = field(default_factory=dict)
     drafter: Drafter | None = None
     priority: int = 0
     deadline: float | None = None
@@ -49,9 +50,10 @@ class RequestAccepted:
 
     replica: str  # unique name of the replica in Ray Serve
     identity: str  # ReplicaInfo.identity of the replica
-    # Whether logits do not depend on the other requests of the batch. If they do, no other replica can continue a text.
+    # Whether a request's logits are independent of the other requests in the batch. If False, another replica cannot
+    # continue a text with the same tokens.
     exact: bool = True
-    node: str = ""  # Ray's id of the machine
+    node: str = ""  # Ray's id of the machine on which the replica runs
     process: int = 0  # process id of the replica on that machine
 
 

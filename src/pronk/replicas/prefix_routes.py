@@ -15,15 +15,15 @@ import numpy as np
 
 from pronk.kv_cache.budget import BLOCK_SIZE
 
-__all__ = ["InFlight", "PrefixRoutes", "prefix_digests"]
+__all__ = ["InFlightRequests", "PrefixRoutes", "prefix_digests"]
 
 Name = TypeVar("Name")
 
-_MAX_DIGESTS = 200_000  # number of remembered digests; beyond that, the least recently used one is dropped
-_MAX_BLOCKS = 128  # only the first blocks of a prompt have digests, at most this number
-_MAX_EXTRA_REQUESTS = 8  # a replica is much busier if it has more requests than the minimum plus this
+_MAX_DIGESTS = 200_000  # maximum number of digests in ``PrefixRoutes``; the least recently used are dropped
+_MAX_BLOCKS = 128  # maximum number of digests of a prompt; later blocks have none
+_MAX_EXTRA_REQUESTS = 8  # a replica is much busier if it has this number of requests more than the least busy one
 _DIGEST_SIZE = 8  # bytes per digest
-_MAX_EARLY_ENDS = 1024  # maximum length of ``InFlight._early_ends``
+_MAX_EARLY_ENDS = 1024  # maximum length of ``InFlightRequests._early_ends``
 
 
 def prefix_digests(tokens: Sequence[int], salt: bytes) -> tuple[bytes, ...]:
@@ -43,18 +43,18 @@ class PrefixRoutes:
         self._replicas: OrderedDict[bytes, Any] = OrderedDict()
         self._prompts = Counter[Any]()
 
-    def choose(self, prefix: Sequence[bytes], busy: dict[Any, int]) -> Any:
+    def choose(self, prefix: Sequence[bytes], num_requests: dict[Any, int]) -> Any:
         """Return the replica with the longest cached prefix; skip replicas that are much busier than others.
 
-        Without a cached prefix, return the replica with the fewest requests, and among equals the one with the fewest
-        prompts so far. ``busy`` maps each available replica to its number of requests; it is not empty.
+        If no replica is found, return the one with the fewest requests, and among equals the one that accepted the
+        fewest prompts so far. ``num_requests`` has the current number for each available replica, at least one.
         """
-        minimum = min(busy.values())
+        minimum = min(num_requests.values())
         for digest in reversed(prefix):
             replica = self._replicas.get(digest)
-            if replica in busy and busy[replica] <= minimum + _MAX_EXTRA_REQUESTS:
+            if replica in num_requests and num_requests[replica] <= minimum + _MAX_EXTRA_REQUESTS:
                 return replica
-        return min(busy, key=lambda replica: (busy[replica], self._prompts[replica]))
+        return min(num_requests, key=lambda replica: (num_requests[replica], self._prompts[replica]))
 
     def retain_replicas(self, replicas: Collection[Any]) -> None:
         """Forget the prefixes and prompt counts of all replicas but ``replicas``."""
@@ -62,7 +62,7 @@ class PrefixRoutes:
         self._prompts = Counter({name: count for name, count in self._prompts.items() if name in replicas})
 
     def learn(self, prefix: Sequence[bytes], replica: Any) -> None:
-        """Record that ``replica`` accepted the prompt with the digests ``prefix``."""
+        """Record that ``replica`` accepted a prompt; ``prefix`` has the digests of the prompt."""
         self._prompts[replica] += 1
         for digest in prefix:
             self._replicas[digest] = replica
@@ -78,15 +78,16 @@ class PendingRoute(Protocol):
         """Return whether the caller has cancelled the request."""
 
 
-class InFlight(Generic[Name]):
-    """Requests of each replica, from the selection of the replica to the end of the request."""
+class InFlightRequests(Generic[Name]):
+    """Current requests of each replica; a request counts from the selection of its replica to its end."""
 
     def __init__(self) -> None:
-        self._requests: dict[str, tuple[Name, PendingRoute | None]] = {}  # request id to (replica, None once accepted)
-        # request ids and replicas for which Ray has reported the end of the request but not its acceptance
+        # Request id to its selected replica, and its future until the replica accepts it (then None).
+        self._requests: dict[str, tuple[Name, PendingRoute | None]] = {}
+        # (request id, replica) if Ray has reported the end of the request, but not that the replica accepted it.
         self._early_ends = deque[tuple[str, Name]](maxlen=_MAX_EARLY_ENDS)
 
-    def counts(self, replicas: Collection[Name]) -> dict[Name, int]:
+    def count_requests(self, replicas: Collection[Name]) -> dict[Name, int]:
         """Return the number of requests of each of ``replicas``; forget cancelled requests."""
         cancelled = [name for name, (_, future) in self._requests.items() if future is not None and future.cancelled()]
         for request in cancelled:
@@ -95,13 +96,13 @@ class InFlight(Generic[Name]):
         return {replica: counts[replica] for replica in replicas}
 
     def choose(self, request: str, replica: Name, future: PendingRoute) -> None:
-        """Record the replica selected for a request id; ``future`` tells whether the request is cancelled."""
+        """Record which replica the router selected; ``future`` tells whether the request is cancelled."""
         self._requests[request] = (replica, future)
-        if (request, replica) in self._early_ends:  # the replica had rejected the request, and now gets it again
+        if (request, replica) in self._early_ends:  # the replica rejected the request before, and now gets it again
             self._early_ends.remove((request, replica))
 
     def accept(self, request: str, replica: Name) -> None:
-        """Record that a replica accepted a request, unless the end of the request is already reported."""
+        """Record that a replica accepted a request; ignored if Ray has already reported the request's end."""
         if (request, replica) in self._early_ends:
             self._early_ends.remove((request, replica))
         else:

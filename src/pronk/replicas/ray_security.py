@@ -10,7 +10,7 @@ __all__ = ["be_private", "is_private"]
 
 
 def be_private() -> None:
-    """Restrict the cluster of this process to the loopback interface and to holders of a random token.
+    """Restrict this process's Ray cluster to the loopback interface and to clients with a random token.
 
     By default Ray listens on every interface and executes the code that any client sends. Ray reads its environment
     when it is imported, and its processes inherit the environment of this one. The token stays the same for the life
@@ -24,7 +24,7 @@ def be_private() -> None:
     if "ray" in sys.modules:
         msg = "expected be_private() before the import of Ray, found Ray imported; call it first"
         raise RuntimeError(msg)
-    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # despite the name, on Linux too: only the loopback interface
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # only the loopback interface; on Linux too
     os.environ["RAY_AUTH_MODE"] = "token"
     os.environ["RAY_AUTH_TOKEN"] = token_hex(32)
 

@@ -1,4 +1,4 @@
-"""One replica: a model in an actor process of Ray."""
+"""One replica: an actor process of Ray Serve with a whole model and its engine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["Replica", "change_directory"]
 
 _log = logging.getLogger(__name__)
 
-_MAX_REQUESTS = 2**20  # limit of the engine, never reached: the dispatcher and Ray Serve have lower limits
+_MAX_REQUESTS = 2**20  # limit of the replica's engine; never reached, as the dispatcher and Ray Serve allow fewer
 
 
 class Replica:
@@ -35,7 +35,7 @@ class Replica:
     def __init__(self, options: Mapping[str, Any], also: Sequence[str], folder: str) -> None:
         """Load the model and start its engine; ``options`` are the arguments of :class:`pronk.LLM`.
 
-        Requests may choose the default drafter and those in ``also``. Relative paths refer to ``folder``.
+        Requests may select the default drafter and the drafters ``also``. Relative paths refer to ``folder``.
         """
         from ray import get_runtime_context, serve  # noqa: PLC0415 - the extra pronk[ray]
 
@@ -58,13 +58,13 @@ class Replica:
             raise ClosedError(msg)
 
     async def steps(self, request: GenerateRequest) -> AsyncGenerator[ReplicaMessage]:
-        """Continue prompts; yield errors of the request as ``RequestFailed``, raise errors of the replica."""
+        """Continue prompts. Yield an error of the request as ``RequestFailed``; raise an error of the replica."""
         yield self._accepted
         if request.model not in ("", self._model):
             yield RequestFailed(PronkError(f"expected a replica of {request.model}, found one of {self._model}"))
             return
         if request.identity not in (None, self._identity):
-            return  # the dispatcher compares the identity in RequestAccepted and tries another replica
+            return  # the dispatcher sees the other identity in RequestAccepted, and tries another replica
         steps = self._engine.steps(
             request.prompts,
             request.params,
@@ -82,7 +82,7 @@ class Replica:
         except (ClosedError, ConnectionLostError):
             raise  # an error of the replica: the dispatcher resumes the request on another one
         except PronkError as error:
-            yield RequestFailed(type(error)(str(error)))  # a copy: traceback and cause may not be serializable
+            yield RequestFailed(type(error)(str(error)))  # without traceback and cause, which may not be serializable
         except Exception as error:
             if not self._engine.alive:
                 raise

@@ -7,12 +7,12 @@ from typing import Any
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from pronk.replicas.messages import GenerateRequest
-from pronk.replicas.prefix_routes import InFlight, PrefixRoutes
+from pronk.replicas.prefix_routes import InFlightRequests, PrefixRoutes
 from pronk.sampling.params import SamplingParams
 
 __all__ = ["PrefixRouter"]
 
-_EMPTY_REQUEST = GenerateRequest([], SamplingParams())  # to route calls without a request, such as Replica.about()
+_EMPTY_REQUEST = GenerateRequest([], SamplingParams())  # stands in for calls without a request, such as Replica.about()
 
 
 class PrefixRouter(RequestRouter):
@@ -21,19 +21,19 @@ class PrefixRouter(RequestRouter):
     def initialize_state(self, **options: Any) -> None:
         """Start without known prefixes and without requests in flight."""
         del options
-        self.routes, self.in_flight = PrefixRoutes(), InFlight[ReplicaID]()
+        self.routes, self.in_flight = PrefixRoutes(), InFlightRequests[ReplicaID]()
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Return the replica that :class:`PrefixRoutes` chooses, then the others, least busy first."""
+        """Return the replica that ``PrefixRoutes`` chooses, then the other ones, fewest requests first."""
         available = {replica.replica_id: replica for replica in self.select_available_replicas(candidate_replicas)}
         if not available:
             return []
         request = _request_of(pending_request)
         preferred = {key: replica for key, replica in available.items() if key.unique_id not in request.avoid}
         replicas = preferred or available
-        num_requests = self.in_flight.counts(replicas)
+        num_requests = self.in_flight.count_requests(replicas)
         best = self.routes.choose(request.prefix, num_requests)
         if pending_request is not None:
             # Count the request now, so that simultaneous requests see it before a replica accepts it.

@@ -23,7 +23,7 @@ class ReplicaMismatchError(Exception):
 
 
 class ResumableStream:
-    """Delivered pieces of one request; builds the request with which the next replica continues after them.
+    """Delivered pieces of one request; builds the request with which the next replica continues.
 
     A resumed request would not compute ``prompt_logprobs``. If they are requested, the next replica generates the text
     from the beginning (a replay), and the pieces that the client already has are dropped.
@@ -34,18 +34,18 @@ class ResumableStream:
         self.replica = ""  # name of the current replica; empty before it accepts the request
         self.replaying = False  # whether the current replica still generates pieces that the client already has
         self._from_start = request.params.prompt_logprobs is not None
-        self._given: dict[int, list[Piece]] = {}
-        self._skip: dict[int, int] = {}  # in a replay, for each sample: number of pieces that are still to be dropped
+        self._given: dict[int, list[Piece]] = {}  # sample index to the pieces that the client has
+        self._skip: dict[int, int] = {}  # in a replay: sample index to the number of pieces still to be dropped
         self._avoid = frozenset[str]()
-        self._identity: str | None = None
-        self._exact = True
-        self._attempts = 0  # number of replicas tried, the current one included
-        self._first_step = 0  # number of steps that earlier replicas delivered
+        self._identity: str | None = None  # ``RequestAccepted.identity`` of the last replica
+        self._exact = True  # ``RequestAccepted.exact`` of the last replica
+        self._attempts = 0  # number of replicas that got the request, the current one included
+        self._first_step = 0  # number of decoding steps that earlier replicas delivered
         self._started = self._resumed = perf_counter()
-        self._clocks: dict[int, float] = {}  # step to the seconds from the start of the request to its first piece
+        self._clocks: dict[int, float] = {}  # number of a step to its time, in seconds from the start of the request
 
     def next_request(self, deadline: float | None, num_failures: int) -> GenerateRequest:
-        """Return the request for the next replica; the priority rises by one with each failure.
+        """Return the request for the next replica, with a priority higher by ``num_failures``.
 
         Raises:
             ResumeError: no other replica can continue the text.
@@ -71,7 +71,7 @@ class ResumableStream:
         )
 
     def avoid_replica(self) -> None:
-        """Let the next requests use the current replica only if no other is available."""
+        """In the next requests, use the current replica only if no other replica is available."""
         self._avoid |= {self.replica}
 
     @property
@@ -81,7 +81,7 @@ class ResumableStream:
         return complete == len(self._request.prompts) * self._request.params.n
 
     def receive(self, message: ReplicaMessage) -> list[Piece]:
-        """Return the new pieces of a message.
+        """Return the pieces in a replica's message that the client does not have yet.
 
         Raises:
             ReplicaMismatchError: the replica cannot continue the text of the replica before it.
@@ -136,13 +136,13 @@ class ResumableStream:
             for source in accepted:
                 counts = sources.get(source, SourceStats(0, 0))
                 sources[source] = SourceStats(counts.drafted + 1, counts.accepted + 1)
-        # After a resumption the number is unknown: the first replica's is lost, the last one's includes output tokens.
+        # After a resumption, the number of cached prompt tokens is unknown: the last replica's includes output tokens.
         cached = 0 if steps else last.cached_tokens
         return replace(last, steps=steps + later, sources=sources, cached_tokens=cached, total_seconds=total)
 
 
 def _difference(found: str, expected: str | None) -> str:
-    """Describe how the identity ``found`` differs, for example ``weights int8 instead of plain``."""
+    """Describe how two identities differ, for example ``weights int8 instead of plain``."""
     try:
         own, other = json.loads(found), json.loads(expected or "{}")
         return "; ".join(f"{key} {own[key]} instead of {other.get(key)}" for key in own if own[key] != other.get(key))

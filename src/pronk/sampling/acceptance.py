@@ -1,4 +1,4 @@
-"""Acceptance rules: how the target's token after a node is chosen.
+"""Acceptance rules: how the target's token after a node of the draft tree is chosen.
 
 If a child of the node has this token, the child is accepted.
 
@@ -7,7 +7,7 @@ rule       a draft token is accepted                              proof
 ========== ====================================================== ==============================================
 coupled    if it equals the token that the target samples         :mod:`pronk.sampling.noise`
 rejection  with probability min(1, p / q); siblings one by one    :func:`pronk.sampling.verify.rejection_sample`
-block      first children: whole chains; others like rejection    :func:`pronk.sampling.verify.block_verify`
+block      first children as a chain; others as in rejection      :func:`pronk.sampling.verify.block_verify`
 ========== ====================================================== ==============================================
 
 p and q are the target's and the drafter's probability of the draft token. The target's token depends on logits, seed
@@ -33,13 +33,13 @@ ChooseToken = Callable[[int], int]
 def acceptance_rule(
     sampler: Sampler, tree: TokenTree, logits: Logits, sampled: Mapping[int, int] | None = None
 ) -> ChooseToken:
-    """Return the function that chooses the target's tokens from the root down, by the request's rule.
+    """Return a function from a node to the target's token after it, by the request's acceptance rule.
 
     Args:
-        sampler: sampler of the request at the root; each call of the function advances it by the chosen token.
-        tree: draft tokens.
-        logits: ``[nodes, vocab]``.
-        sampled: node to the target's token after it, for nodes that the executor has sampled; coupled rule only.
+        sampler: request's sampler, positioned after the root; each call of the function appends the chosen token.
+        tree: draft tokens; the function is called from the root down, along accepted nodes.
+        logits: target's logits after each node, ``[nodes, vocab]``.
+        sampled: node to the target's token after it, if the executor has already sampled it; coupled rule only.
     """
     if not sampler.params.rejects:
         return _CoupledRule(sampler, logits, sampled or {})
@@ -77,8 +77,8 @@ class _RejectionRule:
 class _BlockRule(_RejectionRule):
     """Try the chain of first children together, then the other children of the node where the chain stops.
 
-    Several tokens are decided at once, but a call returns one. ``remaining_tokens`` holds the decided tokens that later
-    calls return, the next one last.
+    Verification of a chain decides several tokens, but each call returns one. ``remaining_tokens`` has the decided
+    tokens for later calls, in reverse order.
     """
 
     def __init__(self, sampler: Sampler, tree: TokenTree, logits: Logits) -> None:
@@ -91,7 +91,7 @@ class _BlockRule(_RejectionRule):
         return _advance(self.sampler, self.remaining_tokens.pop())
 
     def _verify_chain(self, node: int) -> list[int]:
-        """Return the new ``remaining_tokens``: the accepted tokens of the chain below ``node`` and the next token."""
+        """Verify the chain of first children below ``node``; return the decided tokens in reverse order."""
         sampler, chain = self.sampler, self.tree.first_chain(node)
         draft_tokens = [self.tree.draft_sample(child) for child in chain]
 

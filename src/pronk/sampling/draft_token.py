@@ -19,12 +19,12 @@ class DraftToken:
 
     Attributes:
         token: proposed token id.
-        confidence: maximum of softmax(``scores``), in (0, 1]. Without noise it is max p, with p the draft model's
-            distribution. With noise it is NOT max p: for a distribution with max p = 0.59 at T = 0.8 it has mean 0.634
-            and standard deviation 0.186.
+        confidence: maximum of softmax(``scores``), in (0, 1]. If ``scores`` has no noise, it is max p, where p is the
+            draft model's distribution. With noise, the confidence varies: for one distribution with max p = 0.59, at
+            T = 0.8, its mean is 0.634 and its standard deviation 0.186.
         scores: ``[vocab]``: log p up to a constant, plus the target's Gumbel noise if the temperature is above 0 and
             the rule is coupled. Higher is likelier to be the target's token. ``-inf`` excludes a token.
-        q: ``[vocab]`` float64 distribution that ``token`` was drawn from; ``None`` if ``token`` is the argmax of
+        q: ``[vocab]`` float64 distribution from which ``token`` was drawn; ``None`` if ``token`` is the argmax of
             ``scores``.
     """
 
@@ -34,7 +34,7 @@ class DraftToken:
     q: Tensor | None = None
 
     def top_tokens(self, count: int) -> list[tuple[int, float]]:
-        """Return the ``count`` tokens of highest score, best first, with their probabilities softmax(``scores``)."""
+        """Return (token, softmax(``scores``)) of the ``count`` best tokens, best first, without probability 0."""
         remaining, best = self.scores.copy(), list[tuple[int, float]]()
         # Repeated argmax is faster than a partition for up to about a dozen tokens.
         for _ in range(min(count, len(remaining))):

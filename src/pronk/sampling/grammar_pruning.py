@@ -1,4 +1,4 @@
-"""Prune draft tokens that the guide forbids, because the target would compute their rows only to reject them."""
+"""Prune draft tokens that the guide forbids: the target would compute their rows only to reject them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ __all__ = ["prune", "visit"]
 def visit(
     tokens: Sequence[int], children: Sequence[Sequence[int]], guide: GuideProcessor, on_node: Callable[[int], bool]
 ) -> None:
-    """Advance a guide's processor along all paths of a tree, and roll it back to the text at the end.
+    """Visit a draft tree depth-first, and advance a guide's processor to the parent of each visited node.
 
     Args:
-        tokens: token of each node; node 0 is the last token of the text.
+        tokens: token of each node; node 0, the root, is the last token of the text.
         children: children of each node.
-        guide: processor that has consumed the text.
-        on_node: called with a node once ``guide`` has consumed its parent; returns whether to visit its children.
+        guide: processor that has consumed the text; rolled back to the text at the end.
+        on_node: called with each node but the root, after ``guide`` has consumed the tokens of the node's ancestors;
+            returns whether to visit the node's children.
     """
     depth = 0
     stack = [(child, 0) for child in reversed(children[0])]
@@ -37,7 +38,7 @@ def visit(
 
 
 def prune(tree: TokenTree, guide: GuideProcessor) -> TokenTree:
-    """Return the tree without forbidden draft tokens; nodes that are not ``acceptable`` are kept unchecked."""
+    """Return the tree without draft tokens that the guide forbids; keep nodes that cannot be accepted."""
     children: list[list[int]] = [[] for _ in tree.tokens]
     for node in range(1, len(tree)):
         if tree.acceptable[node]:

@@ -1,4 +1,4 @@
-"""Guide: a JSON schema, regular expression, list of texts or grammar that the generated text must match."""
+"""Guide: JSON schema, regular expression, list of texts or grammar that the generated text must match."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["JSON_DUMPS_STYLE", "MAX_CHOICES", "MAX_SIZE", "Guide", "GuideKind", 
 
 GuideKind = Literal["json", "regex", "choice", "grammar"]
 
-# See ``SamplingParams.guide_mode``.
+# Values of ``SamplingParams.guide_mode``, which explains them.
 GuideMode = Literal["forced", "plain", "jump"]
 
-# llguidance options: white space as in ``json.dumps``; an unsupported keyword of a schema is an error ("lenient").
+# llguidance options: white space as in ``json.dumps``; unsupported keywords of a schema are errors (not lenient).
 JSON_DUMPS_STYLE: Mapping[str, Any] = {
     "whitespace_flexible": False,
     "item_separator": ", ",
@@ -25,14 +25,14 @@ JSON_DUMPS_STYLE: Mapping[str, Any] = {
     "lenient": False,
 }
 
-MAX_SIZE = 2**18  # characters of a schema, expression or grammar, or of all texts of a choice
+MAX_SIZE = 2**18  # maximum characters of a schema, expression or grammar, or of all texts of a choice together
 MAX_CHOICES = 1024
-_MAX_DEPTH = 64  # nested levels of a schema
+_MAX_DEPTH = 64  # maximum number of nested levels of a schema
 
 
 @dataclass(frozen=True)
 class Guide:
-    """Required form of the whole text. Exactly one of ``json``, ``regex``, ``choice`` and ``grammar`` is given.
+    """Required form of the generated text, given by one of ``json``, ``regex``, ``choice``, ``grammar``.
 
     Equal guides are compiled once per model. :mod:`pronk.structured.grammars` lists the supported JSON schemas and
     grammars.
@@ -43,11 +43,11 @@ class Guide:
         regex: regular expression that the whole text matches, in Rust's syntax, without look-around.
         choice: allowed texts; 1..1024, distinct, not empty.
         grammar: grammar in llguidance's dialect of Lark; the text matches its rule ``start``.
-        whitespace: whether JSON may have white space wherever the standard allows it. Otherwise it is written like
-            Python's ``json.dumps`` on one line, which forces more tokens.
+        whitespace: whether JSON may have white space wherever the standard allows it. Otherwise JSON is written
+            on one line, as by Python's ``json.dumps``, which leaves fewer tokens to the model.
 
     Raises:
-        GuideError: none or several of the four are given, or a value is invalid.
+        GuideError: the number of given forms is not 1, or a value is invalid.
     """
 
     json: str | Mapping[str, Any] | bool | None = None
@@ -81,7 +81,7 @@ class Guide:
 
     @property
     def kind(self) -> GuideKind:
-        """Name of the given option: ``json``, ``regex``, ``choice`` or ``grammar``."""
+        """Name of the field that is set: ``json``, ``regex``, ``choice`` or ``grammar``."""
         if self.json is not None:
             return "json"
         if self.choice is not None:
@@ -110,11 +110,15 @@ def _check_encodable(kind: str, text: str) -> None:
 
 
 def _schema_text(schema: object) -> str:
-    """Return a schema as JSON text; keep the order of the properties, in which they must be generated."""
+    """Return a schema as JSON text; keep the order of the properties, which is the order of generation."""
     try:
         parsed = jsonlib.loads(schema) if isinstance(schema, str) and len(schema) <= MAX_SIZE else schema
         too_deep = _depth(parsed) > _MAX_DEPTH
-        text = schema if isinstance(schema, str) else jsonlib.dumps(_plain(parsed), ensure_ascii=False, allow_nan=False)
+        text = (
+            schema
+            if isinstance(schema, str)
+            else jsonlib.dumps(_to_json_values(parsed), ensure_ascii=False, allow_nan=False)
+        )
     except RecursionError:
         too_deep, parsed, text = True, {}, ""
     except jsonlib.JSONDecodeError as error:
@@ -135,10 +139,10 @@ def _schema_text(schema: object) -> str:
     return text
 
 
-def _plain(value: Any) -> Any:
+def _to_json_values(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _plain(inner) for key, inner in value.items()}
-    return [_plain(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+        return {key: _to_json_values(inner) for key, inner in value.items()}
+    return [_to_json_values(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
 def _depth(value: object) -> int:

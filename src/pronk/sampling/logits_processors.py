@@ -33,7 +33,7 @@ class LogitsProcessor(Protocol):
         """
 
     def rollback(self, count: int) -> None:
-        """Remove the last ``count`` tentative tokens; the sampler's ``context`` drops them after this call."""
+        """Remove the last ``count`` tentative tokens, which the sampler's ``context`` still has in this call."""
 
 
 class GuideProcessor(LogitsProcessor, Protocol):
@@ -43,7 +43,7 @@ class GuideProcessor(LogitsProcessor, Protocol):
         """Return whether the mask allows ``token`` after the current context."""
 
     def forced(self) -> list[int]:
-        """Return the next tokens for as long as the guide allows exactly one; empty if it allows several now."""
+        """Return the next tokens up to the first position at which the guide allows several; may be empty."""
 
 
 class _ContextProcessor:
@@ -104,7 +104,7 @@ class LogitBias(_ContextProcessor):
 
 
 class BadWords(_ContextProcessor):
-    """Ban the last token of each sequence in ``words`` if the text ends with the tokens before it."""
+    """Ban tokens that would complete one of the token sequences ``words``."""
 
     def __init__(self, words: Sequence[Sequence[int]], context: TokenContext) -> None:
         super().__init__(context)
@@ -112,8 +112,8 @@ class BadWords(_ContextProcessor):
         self.max_length = max(map(len, self.words))
 
     def mask(self, logits: Tensor) -> Tensor:
-        """Ban the tokens that would complete a sequence in ``words``."""
-        last = self.context.last(self.max_length)
+        """Ban the last token of each sequence whose other tokens are the end of the text."""
+        last = self.context.last_tokens(self.max_length)
         banned = [word[-1] for word in self.words if len(word) == 1 or last[1 - len(word) :] == word[:-1]]
         return logits.index_fill(0, torch.tensor(banned, dtype=torch.int64), -math.inf) if banned else logits
 

@@ -64,7 +64,7 @@ def _mix(x: int) -> int:
     return x ^ (x >> 31)
 
 
-def _signed(x: int) -> int:
+def _to_int64(x: int) -> int:
     """Return the int64 with the bits of ``x``; torch's int64 sums and products are modulo 2**64."""
     return x - 2**64 if x >= 2**63 else x
 
@@ -80,19 +80,19 @@ def seed_key(seed: int) -> int:
 
 
 def noise_key(seed: int, position: int) -> int:
-    """Return the hash of seed and position, in [0, 2**64); :func:`gumbel_noise` hashes it with the token ids."""
+    """Return the hash of seed and position, in [0, 2**64), to hash it with token ids."""
     return _mix(seed_key(seed) + position * _INCREMENT)
 
 
 def gumbel_noise(seed: int, position: int, tokens: Tensor) -> Tensor:
     """Return standard Gumbel noise for ``tokens`` (int64, any shape) at a position: float64, same shape.
 
-    A pure function of its arguments on every device, up to the last bit of the device's logarithm.
+    Equal arguments give equal noise on every device, up to the last bit of the device's logarithm.
     """
     key = noise_key(seed, position)
-    x = tokens * _signed(_INCREMENT) + _signed(key)
-    x = (x ^ _shift_right(x, 30)) * _signed(_MULTIPLIER_1)
-    x = (x ^ _shift_right(x, 27)) * _signed(_MULTIPLIER_2)
+    x = tokens * _to_int64(_INCREMENT) + _to_int64(key)
+    x = (x ^ _shift_right(x, 30)) * _to_int64(_MULTIPLIER_1)
+    x = (x ^ _shift_right(x, 27)) * _to_int64(_MULTIPLIER_2)
     x = x ^ _shift_right(x, 31)
     # 52 random bits plus one half: exact in float64, and never 0 or 1.
     uniform = (_shift_right(x, 12).to(torch.float64) + 0.5) * 2.0**-52
@@ -100,8 +100,10 @@ def gumbel_noise(seed: int, position: int, tokens: Tensor) -> Tensor:
 
 
 # Added to the trial seed for the random numbers of the rejection and block rules. No request has a seed above MAX_SEED,
-# so no drafter uses these numbers. Hashed as token id: token id >= 0 for the draw after the last rejection; -1 - trial
-# for draft token number ``trial``; -1 - 2**32 - index for the trial of a chain's first ``index`` draft tokens.
+# so no drafter uses these numbers. The hash contains, in place of a token id:
+#   the token id, at least 0, for the draw after the last rejection;
+#   -1 - trial for trial number ``trial`` of the draft tokens at a position (rejection rule);
+#   -1 - 2**32 - index for the trial of a chain's first ``index`` draft tokens (block rule).
 _REJECTION = MAX_SEED + 1
 _CHAINS = 2**32
 
@@ -110,15 +112,15 @@ def trial_seed(seed: int, prompt: Sequence[int]) -> int:
     """Return the seed of the trials of one request under the rejection and block rules, in [0, 2**63).
 
     The seed depends on the prompt, so that requests with equal seeds and different prompts have different random
-    numbers. Otherwise acceptance in one request, on which the draft length of the other depends, would reveal random
-    numbers that the other request has yet to draw.
+    numbers. Otherwise two such requests would use the same numbers, and the acceptance in one request, which affects
+    the draft length of the other, would reveal numbers that the other has yet to use.
     """
     digest = hashlib.blake2b(array("q", prompt).tobytes(), digest_size=8).digest()
     return _mix(_mix(seed) ^ int.from_bytes(digest, "little")) & MAX_SEED
 
 
 def rejection_uniform(seed: int, position: int, trial: int) -> float:
-    """Return the uniform number in [0, 1) for trial number ``trial`` at a position, a function of the arguments."""
+    """Return the uniform random number in [0, 1) of trial number ``trial``, from 0, at a position."""
     key = noise_key(seed + _REJECTION, position)
     return (_mix(key - (trial + 1) * _INCREMENT) >> 11) * 2.0**-53
 

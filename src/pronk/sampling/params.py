@@ -14,14 +14,14 @@ __all__ = ["MAX_SEED", "Rule", "SamplingParams"]
 
 Rule = Literal["coupled", "rejection", "block"]
 
-# Largest seed of a request; larger ones are used internally (:mod:`pronk.sampling.noise`).
+# Largest seed of a request; larger seeds are for the trials of draft tokens (:mod:`pronk.sampling.noise`).
 MAX_SEED = 2**63 - 1
 _MAX_LOGPROBS = 64
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Options of a request. Every drafter honours all of them, or an error names the option.
+    """Options of a request. Every drafter honours every option, or an error names the option.
 
     Attributes:
         max_tokens: maximum number of tokens to generate, at least 1.
@@ -30,7 +30,7 @@ class SamplingParams:
         top_k: number of likeliest tokens to keep; 0 keeps all.
         top_p: cumulative probability of the likeliest tokens to keep, in (0, 1].
         min_p: minimum probability to keep, relative to the likeliest token's, in [0, 1].
-        repetition_penalty: positive logits of tokens in prompt or output are divided by it, negative ones multiplied,
+        repetition_penalty: for tokens in prompt or output, divisor of positive logits and factor of negative logits,
             in (0, 100].
         presence_penalty: value subtracted from the logit of each token in the output, in [-2, 2].
         frequency_penalty: value subtracted from a token's logit for each occurrence in the output, in [-2, 2].
@@ -47,7 +47,8 @@ class SamplingParams:
             target's distribution; the tokens depend on the seed and on the draft tokens. ``"block"``: like rejection,
             but the draft tokens of a chain are tried together, and at least as many are accepted on average.
         n: number of independent samples of the prompt, in [1, 1024]; sample 0 has ``seed``, the others derived seeds.
-        logprobs: report the log-probabilities of each output token and of this number of likeliest tokens, in [0, 64].
+        logprobs: number of likeliest tokens, in [0, 64], whose log-probabilities are reported for each output token,
+            besides that of the token itself; ``None`` reports none.
         prompt_logprobs: like ``logprobs``, for the tokens of the prompt.
         logprob_token_ids: token ids whose log-probabilities are reported for each output token; needs ``logprobs``.
         guide: required form of the text. Log-probabilities are those of the model before the guide's mask.
@@ -85,7 +86,7 @@ class SamplingParams:
             if getattr(self, name) is not None or name not in _MAY_BE_NONE:
                 check_integer(name, getattr(self, name), minimum, maximum)
         for name, lower, upper, excludes_lower in _NUMBERS:
-            check_number(name, getattr(self, name), lower, upper, above=excludes_lower)
+            check_number(name, getattr(self, name), lower, upper, exclusive_min=excludes_lower)
         if self.min_tokens > self.max_tokens:
             msg = f"min_tokens: expected at most max_tokens = {self.max_tokens}, found {self.min_tokens}"
             raise OptionError(msg)
@@ -139,7 +140,7 @@ class SamplingParams:
         return values
 
 
-# Name, minimum, maximum.
+# (option, minimum, maximum); None: no maximum.
 _INTEGERS: tuple[tuple[str, int, int | None], ...] = (
     ("max_tokens", 1, None),
     ("min_tokens", 0, None),
@@ -151,7 +152,7 @@ _INTEGERS: tuple[tuple[str, int, int | None], ...] = (
 )
 _MAY_BE_NONE = ("seed", "logprobs", "prompt_logprobs")
 
-# Name, lower bound, upper bound, whether the option must be above the lower bound.
+# (option, lower bound, upper bound, whether the lower bound itself is refused).
 _NUMBERS: tuple[tuple[str, float, float, bool], ...] = (
     ("temperature", 0.0, 100.0, False),
     ("top_p", 0.0, 1.0, True),

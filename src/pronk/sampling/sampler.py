@@ -76,8 +76,8 @@ class Sampler:
 
         The first ``num_prompt`` tokens of ``text`` are the prompt, by default all. ``stop_token_ids`` end the text.
         ``bad_words`` are token sequences that are never completed. Logits processors apply in this order: those made
-        from ``params``, ``processors``, ``guide``. ``guide`` has already consumed ``text``. ``kernels`` sample if no
-        processor or truncation applies.
+        from ``params``, ``processors``, ``guide``. ``guide`` has already consumed ``text``. If no processor or
+        truncation applies, ``kernels`` sample the tokens.
         """
         self.params = params
         self.seed = seed
@@ -112,7 +112,7 @@ class Sampler:
 
     @contextmanager
     def after(self, tokens: Sequence[int] = ()) -> Iterator[None]:
-        """Append ``tokens`` to the context; roll back these and later ones at the end of the ``with`` block."""
+        """Append ``tokens`` to the context; at the end of the ``with`` block, restore the present context."""
         start = len(self.context.tentative)
         try:
             for token in tokens:
@@ -127,18 +127,18 @@ class Sampler:
         self.context.tentative.clear()
 
     def recover(self) -> None:
-        """Roll back all tentative tokens after an exception; the next call of ``choose`` raises processor errors."""
+        """Roll back all tentative tokens after an exception; later sampling raises an error of a processor."""
         with suppress(Exception):
             self.rollback(len(self.context.tentative))
 
     def _update_processors(self, update: Callable[[LogitsProcessor], None]) -> None:
-        """Call ``update`` with each processor; after an error their contexts differ, so all later sampling fails."""
+        """Call ``update`` with each processor; after an error, all later sampling raises this error."""
         if self._failure is None:
             try:
                 for processor in self.processors:
                     update(processor)
             except Exception as error:
-                self._failure = error
+                self._failure = error  # the contexts of the processors may differ now
                 raise
 
     def choose(self, logits: Tensor) -> int:
@@ -163,7 +163,7 @@ class Sampler:
         return int(ids[scores.argmax()])
 
     def scores(self, logits: Tensor) -> Tensor:
-        """Return float64 scores ``[vocab]`` whose argmax is :meth:`choose`; ``-inf`` excludes a token."""
+        """Return float64 scores ``[vocab]`` whose argmax :meth:`choose` returns; ``-inf`` excludes a token."""
         if self.params.greedy:
             return self._process(logits.float()).double()
         scores, ids = self._kept_scores(logits.float())
@@ -181,11 +181,11 @@ class Sampler:
 
     @property
     def drafts_statelessly(self) -> bool:
-        """Whether the kernels can draft a chain: draft tokens depend on logits, seed and position only."""
+        """Whether kernels can draft a chain, because draft tokens depend only on logits, seed and position."""
         return self.kernels is not None and not self.params.rejects
 
     def draft_chain_params(self, steps: int, scores: NDArray[np.float32]) -> CDraftChain:
-        """Return the arguments with which the kernels draft ``steps`` tokens and fill ``scores`` ``[steps, vocab]``."""
+        """Return the kernels' arguments to draft ``steps`` tokens and fill ``scores`` ``[steps, vocab]``."""
         return CDraftChain(
             key=seed_key(self.seed),
             position=len(self.context),
@@ -195,7 +195,7 @@ class Sampler:
         )
 
     def rejection_sample(self, p: Tensor, draft_tokens: Sequence[DraftSample]) -> int:
-        """Return the token after the context by the rejection rule; ``p`` is the target's distribution."""
+        """Return the next token by the rejection rule; see :func:`pronk.sampling.verify.rejection_sample`."""
         position = len(self.context)
 
         def accepts(trial: int, chance: float) -> bool:
@@ -221,7 +221,7 @@ class Sampler:
 
         Under the coupled rule this is :meth:`choose` on the draft's logits, with the target's own noise: if draft and
         target have the same distribution, they pick the same token. Under the other rules it is a draw with separate
-        noise. Each step has new noise, because the tokens accepted in a step may depend on all its draft tokens.
+        noise. Each step has new noise, because the accepted tokens may depend on all draft tokens of their step.
 
         Args:
             logits: ``[vocab]``, any float dtype, not modified; ``-inf`` marks a token outside the draft's vocabulary.
@@ -231,7 +231,8 @@ class Sampler:
         Returns:
             The draft token; ``None`` if all tokens are banned, logits overflow, or the guide exceeds its work limit.
         """
-        # An exception would discard the whole proposal. Whether it occurs must not depend on randomly drawn tokens.
+        # Return None after an error of the guide. An exception would discard the whole proposal, but whether a proposal
+        # is discarded must not depend on randomly drawn tokens.
         with suppress(GuideError):
             return self._draft_token(logits.float(), root, draw=draw)
         return None
@@ -279,7 +280,7 @@ class Sampler:
 
 
 def is_finite(logits: Tensor) -> bool:
-    """Return whether all logits are finite: a sum that contains an infinity or NaN is not finite."""
+    """Return whether all logits are finite, by their sum: an infinity or NaN makes the sum not finite."""
     return math.isfinite(np.add.reduce(logits.float().numpy(), axis=None))
 
 

@@ -27,7 +27,7 @@ class TokenContext:
         """Number of tokens after the prompt."""
         return len(self) - self.num_prompt
 
-    def last(self, count: int) -> list[int]:
+    def last_tokens(self, count: int) -> list[int]:
         """Return the last ``count`` tokens, or all if there are fewer; ``count`` is at least 1."""
         num_committed = max(0, count - len(self.tentative))
         return [*self.committed[max(0, len(self.committed) - num_committed) :], *self.tentative[-count:]]

@@ -11,12 +11,12 @@ from pronk.sampling.params import SamplingParams
 
 __all__ = ["truncate"]
 
-# A partial sort of so few tokens is faster than a sort of the vocabulary, and nearly always enough for top-p.
+# Number of likeliest tokens that top-p sorts first: faster than a sort of the vocabulary, and nearly always enough.
 _NUM_CANDIDATES = 512
 
 
 def truncate(scores: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
-    """Return scores and ids of the tokens that top-k, top-p and min-p keep; ``scores`` are logits / temperature."""
+    """Return scores and ids of the tokens that top-k, top-p and min-p keep; scores are logits / temperature."""
     if 0 < params.top_k < len(scores):
         scores, ids = scores.topk(params.top_k)
     elif params.top_p < 1.0:
@@ -44,7 +44,7 @@ def _apply_min_p(scores: Tensor, ids: Tensor, min_p: float) -> tuple[Tensor, Ten
 
 
 def _likeliest_tokens(scores: Tensor, top_p: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return scores, ids and probabilities, likeliest first, of tokens that together reach ``top_p``."""
+    """Return scores, ids and probabilities, likeliest first, of enough tokens to reach ``top_p``."""
     total = scores.logsumexp(0)
     count = min(_NUM_CANDIDATES, len(scores))
     top, ids = scores.topk(count)

@@ -9,7 +9,8 @@ sample of the target. The random numbers of the rejection and block rules are in
 drafter draws with these numbers, and each number is used for one trial only.
 
 Notation: p is the target's distribution of a token. x is a draft token. q is the distribution that x was drawn from.
-``None`` means that x was not drawn at random or that q is unknown; x is then a point mass, q(x) = 1.
+If q is ``None``, x was not drawn at random or its distribution is unknown; x is treated as a point mass, q(x) = 1.
+A *trial* is one decision to accept or to reject.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from pronk.speculation.tree import DraftSample, TokenTree
 
 __all__ = ["VerifiedPath", "block_verify", "rejection_sample", "verify_tree"]
 
-# ``accepts(number, chance)`` runs a trial: True with probability ``chance``; ``number`` selects its random number.
-RunTrial = Callable[[int, float], bool]
+# ``accepts(number, chance)`` runs a trial: True with probability ``chance``; ``number`` selects the random number.
+AcceptTrial = Callable[[int, float], bool]
 
 
 class VerifiedPath(NamedTuple):
@@ -51,17 +52,13 @@ def verify_tree(tree: TokenTree, choose: Callable[[int], int]) -> VerifiedPath:
 
 
 def rejection_sample(
-    p: Tensor, draft_tokens: Sequence[DraftSample], accepts: RunTrial, draw: Callable[[Tensor], int]
+    p: Tensor, draft_tokens: Sequence[DraftSample], accepts: AcceptTrial, draw: Callable[[Tensor], int]
 ) -> int:
     """Return the target's token after a node by trying its draft tokens one after the other.
 
-    Each x is accepted with probability min(1, p(x) / q(x)). If x is rejected, p becomes norm(max(0, p - q)) and the
-    next draft token is tried. After the last rejection the token is drawn from the current p. For one draft token this
-    is speculative sampling (Leviathan et al. 2023, Chen et al. 2023). For several it is the recursive form (Miao et al.
-    2024), where each q is the distribution of the draft token given the ones before it. A point mass is accepted with
-    probability p(x); on rejection p(x) becomes 0: algorithm 4 of lookahead decoding (Fu et al. 2024). The paper loops
-    over n-grams instead of the nodes of their trie, with the same result: n-grams that continue with a rejected token
-    have p(x) = 0, and after an accepted token only the n-grams below its node are left.
+    A draft token x is accepted with probability min(1, p(x) / q(x)). If x is rejected, p becomes norm(max(0, p - q)),
+    and the next draft token is tried. After the last rejection the token is drawn from the current p. A point mass x is
+    accepted with probability p(x); if it is rejected, p(x) becomes 0.
 
     *The token has distribution p*. Proof by induction from the last draft token back. With no draft token left, the
     token is drawn from p. Otherwise let p' be p after the rejection of x; by induction the token is a sample of p' if x
@@ -73,11 +70,17 @@ def rejection_sample(
 
     *The text is a sample of the target*. p is conditional on the true context. By the chain rule, the accepted path,
     the token after it and all later steps together are a sample of the target. The only requirement is that q is the
-    distribution of the draft token given the text and the draft tokens tried before it. A draft token without q only
-    has to be independent of the random numbers of ``accepts`` and ``draw``, given the text so far: the token has
-    distribution p for every fixed x, hence for every independent x. Any draft token may therefore be treated as a point
-    mass, at the price of fewer acceptances. Not independent, and therefore forbidden as draft tokens, are the token of
-    an earlier sampling of the same position and tokens learnt from a text of the same seed.
+    distribution of the draft token given the text and the draft tokens tried before it.
+
+    A draft token without q must be independent of the random numbers of ``accepts`` and ``draw``, given the text. Then
+    the token has distribution p for every fixed x, hence for every independent x. Any independent draft token may be
+    treated as a point mass, at the price of fewer acceptances. Two kinds of tokens are not independent and must not be
+    proposed: a token sampled earlier for the same position, and tokens learnt from a text with the same seed.
+
+    *Sources*. For one draft token: speculative sampling (Leviathan et al. 2023, Chen et al. 2023). For several: its
+    recursive form (Miao et al. 2024). For point masses: algorithm 4 of lookahead decoding (Fu et al. 2024), which loops
+    over n-grams instead of the nodes of their trie. The result is the same: n-grams that continue with a rejected token
+    have p(x) = 0, and after an accepted token only the n-grams below its node are left.
 
     Args:
         p: ``[vocab]`` float64; not modified.
@@ -85,24 +88,24 @@ def rejection_sample(
         accepts: called with the index of the child in ``draft_tokens`` as the number.
         draw: ``draw(p)`` returns a sample of ``p``.
     """
-    for j, sample in enumerate(draft_tokens):
-        if accepts(j, min(1.0, _ratio(p, sample))):
-            return sample[0]
-        p = _norm(_residual(p, sample), p)
+    for j, draft_sample in enumerate(draft_tokens):
+        if accepts(j, min(1.0, _ratio(p, draft_sample))):
+            return draft_sample[0]
+        p = _norm(_residual(p, draft_sample), p)
     return draw(p)
 
 
-def block_verify(p: Callable[[int], Tensor], chain: Sequence[DraftSample], accepts: RunTrial) -> tuple[int, Tensor]:
+def block_verify(p: Callable[[int], Tensor], chain: Sequence[DraftSample], accepts: AcceptTrial) -> tuple[int, Tensor]:
     """Return the number of accepted draft tokens of a chain, and the distribution of the token after them.
 
-    The chain is tried as a whole: block verification (Sun et al. 2024). After x_1 .. x_i the target's distribution is
-    p_i, and x_(i+1) was drawn from q_i::
+    The chain x_1 .. x_g is tried as a whole: block verification (Sun et al. 2024). After x_1 .. x_i the target's
+    distribution is p_i, and x_(i+1) was drawn from q_i. Trial i succeeds with probability h_i::
 
         w_0 = 1,  w_i = min(1, w_(i-1) p_(i-1)(x_i) / q_(i-1)(x_i))     S_i = Σ max(0, w_i p_i - q_i)
-        h_i = S_i / (S_i + 1 - w_i),  and w_g at the end of the chain
+        h_i = S_i / (S_i + 1 - w_i) for i < g,  h_g = w_g
 
-    The number τ of accepted tokens is the largest i whose trial, with probability h_i, succeeds; τ is 0 if no trial
-    succeeds. The next token is drawn from p_g if τ = g, and otherwise from norm(max(0, w_τ p_τ - q_τ)).
+    The number τ of accepted tokens is the largest i whose trial succeeds, or 0 if no trial succeeds. The next token is
+    drawn from p_g if τ = g, and otherwise from norm(max(0, w_τ p_τ - q_τ)).
 
     *P(τ ≥ i | x_1 .. x_i) = w_i*. Proof by induction from the end of the chain, where w_g is the probability of the
     trial. Before the end, x_(i+1) is v with probability q_i(v), and then τ > i with probability min(1, w_i p_i(v) /
@@ -125,8 +128,8 @@ def block_verify(p: Callable[[int], Tensor], chain: Sequence[DraftSample], accep
     above, independent of the draft tokens below x_τ. The further children of x_τ, each drawn given its earlier siblings
     and independent of the nodes below these, may be tried against that distribution by :func:`rejection_sample`, and
     the token keeps it. If such a child is accepted, none of the nodes below it has been tried yet, and a new chain
-    begins there. (In a tree, the advantage over :func:`rejection_sample` is empirical: the siblings may fit the changed
-    distribution after x_τ less well.)
+    begins there. In a tree, block verification is not proved to accept more tokens than :func:`rejection_sample`: the
+    siblings may fit the changed distribution after x_τ less well.
 
     Args:
         p: ``p(i)`` returns p_i, ``[vocab]`` float64; called only if the result depends on it.
@@ -134,7 +137,8 @@ def block_verify(p: Callable[[int], Tensor], chain: Sequence[DraftSample], accep
             would follow.
         accepts: called with the number i, from 1 to g, for the trial with probability h_i.
     """
-    target_probs, w = list[Tensor](), [1.0]
+    target_probs: list[Tensor] = []
+    w = [1.0]
     while len(target_probs) < len(chain) and w[-1] > 0.0:  # w = 0: no later token can be accepted
         target_probs.append(p(len(target_probs)))
         w.append(min(1.0, w[-1] * _ratio(target_probs[-1], chain[len(target_probs) - 1])))
@@ -150,17 +154,17 @@ def block_verify(p: Callable[[int], Tensor], chain: Sequence[DraftSample], accep
     return 0, p(0) if not chain else _norm(_residual(target_probs[0], chain[0]), target_probs[0])
 
 
-def _ratio(p: Tensor, sample: DraftSample) -> float:
-    x, q = sample
+def _ratio(p: Tensor, draft_sample: DraftSample) -> float:
+    x, q = draft_sample
     return float(p[x]) if q is None or q[x] <= 0.0 else float(p[x] / q[x])
 
 
-def _residual(p: Tensor, sample: DraftSample, w: float = 1.0) -> Tensor:
+def _residual(p: Tensor, draft_sample: DraftSample, w: float = 1.0) -> Tensor:
     """Return max(0, w p - q), the unnormalized distribution after a rejection.
 
     If q(x) = 0, x was not drawn from q and is treated as a point mass.
     """
-    x, q = sample
+    x, q = draft_sample
     if q is not None and q[x] > 0.0:
         return (w * p - q).clamp_(min=0.0)
     residual = w * p

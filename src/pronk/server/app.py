@@ -21,8 +21,8 @@ from starlette.exceptions import HTTPException
 
 from pronk import __version__
 from pronk.errors import PronkError
-from pronk.server.errors import ApiError, to_api_error, validation_error
-from pronk.server.guard import SCRIPTS, tenant_of
+from pronk.server.errors import ApiError, to_api_error, validation_to_api_error
+from pronk.server.guard import SCRIPT_PATHS, tenant_of
 from pronk.server.protocol.chat import ChatRequest
 from pronk.server.protocol.completions import CompletionRequest
 from pronk.server.protocol.request import TextRequest
@@ -34,7 +34,7 @@ __all__ = ["make_app"]
 
 _log = logging.getLogger(__name__)
 
-# The chat page loads nothing from other origins, runs no inline code, cannot be framed and sends no Referer.
+# The chat page loads nothing from other origins, runs no inline code, cannot be put in a frame and sends no Referer.
 PAGE_HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -48,12 +48,12 @@ PAGE_HEADERS = {
 _PAGE = {
     "/": ("index.html", "text/html"),
     "/page.css": ("page.css", "text/css"),
-    **{path: (path[1:], "text/javascript") for path in SCRIPTS},
+    **{path: (path[1:], "text/javascript") for path in SCRIPT_PATHS},
 }
 
 
 class ErrorDetail(BaseModel):
-    """Message, type, field and code of an error."""
+    """Object ``error`` of an error response; ``param`` names the invalid field of the request."""
 
     message: str
     type: str
@@ -82,12 +82,12 @@ def make_app(service: Service) -> FastAPI:
         responses=_ERRORS,
         redirect_slashes=False,
     )
-    for kind in (RequestValidationError, HTTPException, ApiError, PronkError, Exception):
-        app.add_exception_handler(kind, _error_response)
+    for error_class in (RequestValidationError, HTTPException, ApiError, PronkError, Exception):
+        app.add_exception_handler(error_class, _error_response)
     _add_status_routes(app, service)
     _add_generation_routes(app, service)
     _add_other_routes(app, service)
-    if service.settings.page:
+    if service.settings.serve_chat_page:
         _add_page(app)
     return app
 
@@ -114,14 +114,14 @@ def _add_status_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        """List the models: the only one."""
-        return {"object": "list", "data": [_model(service)]}
+        """List the only model of this server."""
+        return {"object": "list", "data": [_describe_model(service)]}
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
         """Describe the model."""
         service.check_model(name)
-        return _model(service)
+        return _describe_model(service)
 
 
 def _add_generation_routes(app: FastAPI, service: Service) -> None:
@@ -168,7 +168,7 @@ def _add_page(app: FastAPI) -> None:
         app.add_api_route(path, lambda page=page: page, response_model=None, include_in_schema=False)
 
 
-def _model(service: Service) -> dict[str, Any]:
+def _describe_model(service: Service) -> dict[str, Any]:
     llm = service.engine.llm
     return {
         "id": service.settings.name,
@@ -177,18 +177,18 @@ def _model(service: Service) -> dict[str, Any]:
         "owned_by": "pronk",
         "max_model_len": llm.config.context,
         "drafter": llm.get_proposer().name,
-        "drafters": [*service.settings.drafters],
+        "drafters": [*service.settings.allowed_drafters],
     }
 
 
 async def _reply(service: Service, request: Request, body: TextRequest, *, with_event_names: bool = False) -> Response:
-    """Return one JSON body, or a stream of events; ``with_event_names`` adds a line ``event: TYPE`` to each event."""
+    """Return one JSON body, or a stream of events, with a line ``event: TYPE`` if ``with_event_names``."""
     _check_open(service)
     tenant = tenant_of(request.scope)
     if not body.stream:
         return await asyncio.to_thread(JSONResponse, await service.complete(body, tenant))
     chunks = service.stream(body, tenant)
-    first = await anext(chunks)  # raises errors of the request now, while the HTTP status can still be chosen
+    first = await anext(chunks)  # raises an error of the request now, before the HTTP status is sent
     events = _events(chunks, first, with_event_names=with_event_names)
     return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
@@ -196,7 +196,7 @@ async def _reply(service: Service, request: Request, body: TextRequest, *, with_
 async def _events(
     chunks: AsyncGenerator[list[dict[str, Any]]], first: list[dict[str, Any]], *, with_event_names: bool
 ) -> AsyncGenerator[str]:
-    """Encode chunks as server-sent events; after an error, send it as the last event."""
+    """Encode chunks as server-sent events; if an error occurs, encode it as the last event."""
     sent = len(first)
     async with aclosing(chunks):
         try:
@@ -205,7 +205,7 @@ async def _events(
                 if chunk:
                     yield _encode(chunk, with_event_names=with_event_names)
                     sent += len(chunk)
-        except Exception as error:  # noqa: BLE001 - the status is sent, so that the client gets every error as an event
+        except Exception as error:  # noqa: BLE001 - the status is already sent, so an event reports the error
             body = _logged_error(error).body()
             event = {**body["error"], "type": "error", "sequence_number": sent} if with_event_names else body
             yield _encode([event], with_event_names=with_event_names)
@@ -236,7 +236,7 @@ async def _error_response(_: Request, error: Exception) -> Response:
 def _logged_error(error: Exception) -> ApiError:
     """Convert an exception to an ``ApiError``; log unexpected exceptions."""
     if isinstance(error, RequestValidationError):
-        return validation_error(error.errors(), error.body)
+        return validation_to_api_error(error.errors(), error.body)
     if isinstance(error, HTTPException):
         code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
         return ApiError(error.status_code, str(error.detail), code, headers=error.headers)

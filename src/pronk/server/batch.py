@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from pronk.errors import OptionError, PronkError
 from pronk.files.json_lines import read_json_lines
-from pronk.server.errors import to_api_error, validation_error
+from pronk.server.errors import to_api_error, validation_to_api_error
 from pronk.server.protocol.chat import ChatRequest
 from pronk.server.protocol.completions import CompletionRequest
 from pronk.server.protocol.request import TextRequest, refuse
@@ -37,13 +37,13 @@ _GENERATION_ROUTES: Mapping[str, type[TextRequest]] = {
     "/v1/responses": ResponsesRequest,
 }
 _ROUTES = (*_GENERATION_ROUTES, "/v1/moderations")
-_LINE_START = b'{"id": "batch_req_'  # every line of the output file begins with these bytes
+_LINE_START = b'{"id": "batch_req_'  # first bytes of every line of the output file
 
 
 class BatchLine(NamedTuple):
     """One request of a batch."""
 
-    custom_id: str  # unique in the file; the answer has the same ``custom_id``
+    custom_id: str  # the client's id of the request, unique in the file; copied to the answer
     url: str  # route, such as /v1/completions
     body: dict[str, Any]
 
@@ -60,7 +60,7 @@ def read_batch(path: Path) -> Iterator[BatchLine]:
     seen = set[str]()
     for number, row in read_json_lines(path):
         where = f"{path}, line {number}"
-        line = _line(row, where)
+        line = _parse_line(row, where)
         if line.custom_id in seen:
             msg = f"{where}: expected a unique custom_id, found {line.custom_id!r} for the second time; rename one"
             raise OptionError(msg)
@@ -68,7 +68,7 @@ def read_batch(path: Path) -> Iterator[BatchLine]:
         yield line
 
 
-def _line(row: Mapping[str, Any], where: str) -> BatchLine:
+def _parse_line(row: Mapping[str, Any], where: str) -> BatchLine:
     for name, is_valid, expected in (
         ("custom_id", _is_id, "a string that is not empty"),
         ("method", lambda value: value == "POST", "'POST'"),
@@ -91,7 +91,7 @@ class BatchOutput:
 
     Attributes:
         path: path of the file; answers are appended.
-        done: ``custom_id`` of each request that was answered by earlier runs.
+        answered_ids: ``custom_id`` of each request that an earlier run answered.
     """
 
     def __init__(self, path: Path) -> None:
@@ -101,7 +101,7 @@ class BatchOutput:
             OptionError: the file has lines that are no answers (it is left unchanged), cannot be written, or is locked
                 by another run.
         """
-        self.path, self.done = path, set[str]()
+        self.path, self.answered_ids = path, set[str]()
         if path.suffix == ".gz":
             msg = f"{path}: expected a plain file for the answers, found a name that ends with .gz; choose another name"
             raise OptionError(msg)
@@ -158,19 +158,19 @@ class BatchOutput:
             return  # the file system does not support locks
 
     def _read_answers(self) -> None:
-        """Add the ``custom_id`` of each answer to ``done``; truncate the file after the last complete answer."""
+        """Read the ``custom_id`` of each answer in the file; truncate the file after the last complete answer."""
         end = 0
         self._file.seek(0)
         for number, line in enumerate(self._file, 1):
             if not line.endswith(b"\n") and line.startswith(_LINE_START[: len(line)]):
                 break
-            self.done.add(_custom_id(line, f"{self.path}, line {number}"))
+            self.answered_ids.add(_custom_id(line, f"{self.path}, line {number}"))
             end += len(line)
         self._file.truncate(end)
 
 
 def _custom_id(line: bytes, where: str) -> str:
-    """Return the ``custom_id`` in a line of the output file; raise ``OptionError`` if the line is no answer."""
+    """Return the ``custom_id`` of a line of the output file; raise ``OptionError`` if it is no answer."""
     try:
         row = json.loads(line)
         name = row["custom_id"] if "response" in row and line.endswith(b"\n") else None
@@ -187,10 +187,10 @@ async def run_batch(
     source: Path,
     answers: BatchOutput,
     *,
-    at_a_time: int,
+    max_concurrent: int,
     progress: Callable[[], None] = lambda: None,
 ) -> int:
-    """Answer the requests without an answer, ``at_a_time`` concurrently; call ``progress`` after each answer.
+    """Answer the requests that have no answer yet, and call ``progress`` after each new answer.
 
     Returns:
         Number of new answers with an HTTP status other than 200.
@@ -199,7 +199,7 @@ async def run_batch(
         PronkError: an answer cannot be written, or the service fails (see :func:`answer_line`).
     """
     num_failed = 0
-    unanswered = (line for line in read_batch(source) if line.custom_id not in answers.done)
+    unanswered = (line for line in read_batch(source) if line.custom_id not in answers.answered_ids)
 
     async def answer_lines() -> None:
         nonlocal num_failed
@@ -209,7 +209,7 @@ async def run_batch(
             num_failed += status != HTTPStatus.OK
             progress()
 
-    await _run_workers([answer_lines() for _ in range(at_a_time)])
+    await _run_workers([answer_lines() for _ in range(max_concurrent)])
     return num_failed
 
 
@@ -229,7 +229,7 @@ async def answer_line(service: Service, line: BatchLine) -> tuple[int, dict[str,
     """Run one request; return the HTTP status and the body that the server would send.
 
     Raises:
-        PronkError: the service is closed, overloaded or has lost a process; a retry of the request may succeed.
+        PronkError: the service is closed, overloaded, or has lost a worker or replica; a retry may succeed.
     """
     try:
         return HTTPStatus.OK, await _reply(service, line)
@@ -246,7 +246,7 @@ async def _reply(service: Service, line: BatchLine) -> dict[str, Any]:
             return await service.moderate(ModerationRequest.model_validate(line.body))
         body = _GENERATION_ROUTES[line.url].model_validate(line.body)
     except ValidationError as error:
-        raise validation_error(error.errors(include_url=False), line.body) from error
+        raise validation_to_api_error(error.errors(include_url=False), line.body) from error
     if body.stream:
         raise refuse("stream", "expected false in a batch, found true; remove it")
     return await service.complete(body)

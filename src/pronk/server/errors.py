@@ -20,13 +20,13 @@ from pronk.errors import (
 )
 from pronk.parallel.connection import ConnectionLostError
 
-__all__ = ["ApiError", "to_api_error", "validation_error"]
+__all__ = ["ApiError", "to_api_error", "validation_to_api_error"]
 
-_MAX_MESSAGE = 300  # characters; a message may quote a long value of the request
+_MAX_MESSAGE = 300  # maximum characters of a message; longer ones, which quote a long value of the request, are cut
 
 
 class ApiError(Exception):
-    """Error response; ``param`` names the invalid field of the request, ``code`` the kind of error."""
+    """Error response; ``param`` names the invalid field of the request, ``code`` the cause."""
 
     def __init__(
         self, status: int, message: str, code: str, param: str | None = None, headers: Mapping[str, str] | None = None
@@ -39,11 +39,12 @@ class ApiError(Exception):
 
     def body(self) -> dict[str, Any]:
         """Return the body of the response as JSON values."""
-        kind = "server_error" if self.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+        error_type = "server_error" if self.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
+        return {"error": {"message": self.message, "type": error_type, "param": self.param, "code": self.code}}
 
 
-_STATUSES: tuple[tuple[type[Exception], HTTPStatus, str], ...] = (
+# (class, HTTP status, code). The first match counts, so a class is before its base class: ContextError, PromptError.
+_RESPONSES: tuple[tuple[type[Exception], HTTPStatus, str], ...] = (
     (ClosedError, HTTPStatus.SERVICE_UNAVAILABLE, "closed"),
     (ResumeError, HTTPStatus.SERVICE_UNAVAILABLE, "not_resumed"),
     (ConnectionLostError, HTTPStatus.SERVICE_UNAVAILABLE, "worker_lost"),
@@ -53,51 +54,54 @@ _STATUSES: tuple[tuple[type[Exception], HTTPStatus, str], ...] = (
     (ContextError, HTTPStatus.BAD_REQUEST, "context_length_exceeded"),
     (PromptError, HTTPStatus.BAD_REQUEST, "invalid_prompt"),
     (OptionError, HTTPStatus.BAD_REQUEST, "invalid_value"),
+    # The request needs what the model's tokenizer lacks, such as a chat template.
     (TokenizerError, HTTPStatus.BAD_REQUEST, "unsupported_by_tokenizer"),
 )
-# Pydantic's error type to our message, formatted with pydantic's error context: {"min_length": 1, …}.
-_LENGTHS = {
+# Pydantic's error type to our message; pydantic's ``ctx``, such as {"min_length": 1}, has the values to insert.
+_LENGTH_MESSAGES = {
     "too_short": "expected at least {min_length} items, found {actual_length}",
     "too_long": "expected at most {max_length} items, found {actual_length}",
     "string_too_short": "expected at least {min_length} characters, found fewer",
     "string_too_long": "expected at most {max_length} characters, found more",
 }
-# OpenAI's clients retry after HTTP 408. X-Should-Retry tells them not to: the retry would take as long again.
-_HEADERS: Mapping[type[Exception], Mapping[str, str]] = {
+# Extra headers. OpenAI's clients retry after HTTP 408 unless X-Should-Retry forbids it; a retry would time out too.
+_EXTRA_HEADERS: Mapping[type[Exception], Mapping[str, str]] = {
     OverloadedError: {"Retry-After": "1"},
     DeadlineError: {"X-Should-Retry": "false"},
 }
 
 
 def to_api_error(error: BaseException) -> ApiError:
-    """Convert an exception to an ``ApiError``; hide the message of an exception that is not in ``_STATUSES``."""
+    """Convert an exception to an ``ApiError``, without its message if the class is not in ``_RESPONSES``."""
     if isinstance(error, ApiError):
         return error
-    for kind, status, code in _STATUSES:
-        if isinstance(error, kind):
-            field = str(error).partition(":")[0] if kind is OptionError else ""
-            return ApiError(status, str(error), code, field if field.isidentifier() else None, _HEADERS.get(kind))
+    for error_class, status, code in _RESPONSES:
+        if isinstance(error, error_class):
+            # By convention, the message of an OptionError begins with the name of the option: ``top_k: expected …``.
+            option = str(error).partition(":")[0] if error_class is OptionError else ""
+            param = option if option.isidentifier() else None
+            return ApiError(status, str(error), code, param, _EXTRA_HEADERS.get(error_class))
     message = "internal server error; the cause is in the log of the server"
     return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, message, "internal_error")
 
 
-def validation_error(errors: Sequence[Any], body: object) -> ApiError:
+def validation_to_api_error(errors: Sequence[Any], body: object) -> ApiError:
     """Convert pydantic's errors about a request body to one ``ApiError``.
 
     For a field with a union type, pydantic returns the errors of every member. The error at the most deeply nested
     field is used, because it belongs to the member that fits best.
     """
-    fields = [_field([part for part in error["loc"] if part != "body"], body) for error in errors]
-    error, field = max(zip(errors, fields, strict=True), key=lambda pair: len(pair[1]))
-    param = ".".join(field) or None
-    kind, code = str(error["type"]), "invalid_value"
-    if kind == "extra_forbidden":
+    paths = [_field_path([part for part in error["loc"] if part != "body"], body) for error in errors]
+    error, path = max(zip(errors, paths, strict=True), key=lambda pair: len(pair[1]))
+    param = ".".join(path) or None
+    error_type, code = str(error["type"]), "invalid_value"
+    if error_type == "extra_forbidden":
         code, message = "unknown_field", "expected only known fields, found an unknown one; remove it"
-    elif kind == "missing":
+    elif error_type == "missing":
         message = "expected a value, found no such field; add it"
-    elif kind in _LENGTHS:
-        message = _LENGTHS[kind].format(**error["ctx"])
-    elif kind.startswith("json_"):
+    elif error_type in _LENGTH_MESSAGES:
+        message = _LENGTH_MESSAGES[error_type].format(**error["ctx"])
+    elif error_type.startswith("json_"):
         param, message = None, "body: expected JSON, found something else"
     else:
         message = error["msg"].removeprefix("Value error, ").replace("Input should be ", "expected ")
@@ -106,19 +110,21 @@ def validation_error(errors: Sequence[Any], body: object) -> ApiError:
     return ApiError(HTTPStatus.BAD_REQUEST, f"{param}: {message}" if param else message, code, param)
 
 
-def _field(location: Sequence[str | int], body: Any) -> list[str]:
+def _field_path(location: Sequence[str | int], body: Any) -> list[str]:
     """Return ``["input", "0", "role"]`` for pydantic's location ``("input", "list[Message]", 0, "role")``."""
     names, value = list[str](), body
     for number, part in enumerate(location, 1):
         if (isinstance(value, list) and part in range(len(value))) or (isinstance(value, dict) and part in value):
             value = value[part]  # type: ignore[index]
         elif part == "[key]" or not (isinstance(value, dict) and number == len(location)):
-            continue  # the name of a union member; only as the last part, in a dict, it is a missing field
+            # Skip the name of a union member. Keep the last part if it is the name of a missing field.
+            continue
         names.append(str(part))
     return names
 
 
 def _describe(value: object) -> str:
+    """Describe a value for an error message; of a list or an object, name only the type."""
     if isinstance(value, (bool, int, float)) or value is None:
         return f"{json.dumps(value):.40}"
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""ASGI middleware: check headers and API keys, limit sizes and times, cancel requests of disconnected clients."""
+"""ASGI middleware: checks headers and API keys, limits sizes and times, cancels abandoned requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from pronk.server.errors import ApiError
 from pronk.server.settings import ServerSettings
 
-__all__ = ["PUBLIC_PATHS", "SCRIPTS", "Guard", "tenant_of"]
+__all__ = ["PUBLIC_PATHS", "SCRIPT_PATHS", "Guard", "tenant_of"]
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -21,14 +21,14 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-# JavaScript modules of the chat page.
-SCRIPTS = tuple(
+# Paths of the JavaScript modules of the chat page.
+SCRIPT_PATHS = tuple(
     f"/{name}.js"
     for name in ("page", "answer", "candidates", "dom", "figures", "settings", "sources", "stream", "turn", "verdict")
 )
-PROBES = ("/health", "/ready")  # called by load balancers, so that they accept every Host header
+PROBE_PATHS = ("/health", "/ready")  # accept every Host header, because load balancers call them
 # Paths that need no API key, because their responses contain neither texts nor keys.
-PUBLIC_PATHS = frozenset({*PROBES, "/", "/page.css", *SCRIPTS})
+PUBLIC_PATHS = frozenset({*PROBE_PATHS, "/", "/page.css", *SCRIPT_PATHS})
 
 
 class Guard:
@@ -43,17 +43,17 @@ class Guard:
         app: App,
         settings: ServerSettings,
         *,
-        connections: Callable[[], int] = lambda: 0,
+        num_connections: Callable[[], int] = lambda: 0,
         on_response: Callable[[Scope, int], None] = lambda _scope, _status: None,
     ) -> None:
         """Wrap an ASGI application.
 
-        ``connections`` returns the number of open connections. ``on_response`` is called with the scope of a request
-        and the HTTP status of its response.
+        ``num_connections`` returns the number of open connections. ``on_response`` is called with the scope of each
+        request and the HTTP status of its response.
         """
         self._app = app
         self._settings = settings
-        self._connections = connections
+        self._num_connections = num_connections
         self._on_response = on_response
         self._keys = [_digest(key) for key in settings.keys]
 
@@ -77,7 +77,7 @@ class Guard:
             if body is not None:
                 await self._run(scope, body, receive, send_and_report)
         except ApiError as error:
-            error.headers["Connection"] = "close"  # the rest of the body is not read
+            error.headers["Connection"] = "close"  # because the rest of the body is not read
             await _send_error(send_and_report, error)
         except asyncio.CancelledError:  # the server cancels requests when it shuts down
             if not responding:
@@ -88,7 +88,7 @@ class Guard:
         """Check the path and the headers; store the tenant in ``scope`` for :func:`tenant_of`."""
         limits = self._settings.limits
         headers = {name.decode("latin-1").lower(): value for name, value in scope["headers"]}
-        if self._connections() > limits.connections:
+        if self._num_connections() > limits.connections:
             msg = f"expected at most {limits.connections} open connections, found more; try again later"
             raise ApiError(HTTPStatus.TOO_MANY_REQUESTS, msg, "too_many_connections", headers={"Retry-After": "1"})
         size = sum(len(name) + len(value) + len(": \r\n") for name, value in scope["headers"])
@@ -97,7 +97,7 @@ class Guard:
             msg = f"headers: expected at most {limits.headers} bytes, found {size}; shorten them"
             raise ApiError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, msg, "headers_too_large")
         host = _host(headers.get("host", b""))
-        if self._settings.hosts is not None and host not in self._settings.hosts and scope["path"] not in PROBES:
+        if self._settings.hosts is not None and host not in self._settings.hosts and scope["path"] not in PROBE_PATHS:
             msg = "Host: expected a name of this server, found another; add it with --allow-host"
             raise ApiError(HTTPStatus.MISDIRECTED_REQUEST, msg, "unknown_host")
         scope["pronk.tenant"] = self._check_key(scope["path"], headers.get("authorization", b""))
@@ -108,7 +108,7 @@ class Guard:
             raise ApiError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, msg, "unsupported_media_type")
 
     def _check_key(self, path: str, authorization: bytes) -> str:
-        """Return the digest of a valid API key; ``""`` without one, if the server or the path requires none."""
+        """Return the digest of a valid API key, or ``""`` if there is none and none is required."""
         if not self._keys:
             return ""
         scheme, _, credentials = authorization.partition(b" ")
@@ -124,7 +124,7 @@ class Guard:
         """Return the body, or ``None`` if the client has disconnected."""
         limit = self._settings.limits.body
         length = dict(scope["headers"]).get(b"content-length", b"0")
-        if length.isdigit() and int(length[:20]) > limit:  # 20 digits exceed any limit; int() refuses very long numbers
+        if length.isdigit() and int(length[:20]) > limit:  # 20 digits are enough; int() refuses very long numbers
             raise _too_large(limit)
         chunks, size = [], 0
         try:
@@ -151,8 +151,8 @@ class Guard:
         async def receive_body() -> Message:
             if messages:
                 return messages.pop()
-            await asyncio.Event().wait()  # forever; if the client disconnects, the application is cancelled
-            raise AssertionError  # unreachable
+            await asyncio.Event().wait()  # forever: if the client disconnects, _run() cancels the application
+            raise AssertionError  # not reached: the event is never set
 
         application = asyncio.ensure_future(self._app(scope, receive_body, send))
         disconnect = asyncio.ensure_future(_wait_for_disconnect(receive))
@@ -163,7 +163,7 @@ class Guard:
             application.cancel()
             await asyncio.wait({application, disconnect})
         if not application.cancelled():
-            application.exception()  # mark as retrieved, or asyncio logs the message, which may quote a prompt
+            application.exception()  # retrieve it, or asyncio logs the message, which may quote a prompt
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:
@@ -181,7 +181,7 @@ def _digest(key: str) -> bytes:
 
 
 def _host(header: bytes) -> str:
-    """Return the host without the port: ``example.org:80`` gives ``example.org``, ``[::1]:80`` gives ``[::1]``."""
+    """Return the host without the port: ``example.org`` of ``example.org:80``, ``[::1]`` of ``[::1]:80``."""
     text = header.decode("latin-1").strip().lower()
     return text[: text.find("]") + 1] if text.startswith("[") else text.partition(":")[0]
 

@@ -20,13 +20,13 @@ from pronk.tokenization.tokenizer import Tokenizer
 
 __all__ = ["MISTRAL_PROMPT", "MODERATION_TEMPLATE", "ModerationPrompt", "add_system_prompt", "has_system_role"]
 
-# System prompt of section 5.1, word for word.
+# System prompt of section 5.1 of the paper, word for word.
 MISTRAL_PROMPT = (
     "Always assist with care, respect, and truth. Respond with utmost utility yet securely. Avoid harmful, unethical, "
     "prejudiced, or negative content. Ensure replies promote fairness and positivity."
 )
 
-# Name to description: the categories of section 5.2, and a last category for acceptable texts.
+# Category to its description: the categories of section 5.2, and a last category for acceptable texts.
 CATEGORIES = {
     "illegal": "illegal activities, such as terrorism, child abuse or fraud",
     "hateful": "hate, harassment or violence, such as discrimination, bullying or self-harm",
@@ -54,7 +54,7 @@ def add_system_prompt(
 ) -> list[dict[str, Any]]:
     """Return a copy of the conversation with ``prompt`` before its system prompt; ``None`` adds nothing.
 
-    ``system`` is :func:`has_system_role`; if it is False, ``prompt`` is put before the text of the first user message.
+    ``system`` is the result of :func:`has_system_role`. If False, ``prompt`` is put before the first user message.
     """
     plain = [dict(message) for message in messages]
     if prompt is None:
@@ -86,7 +86,7 @@ class ModerationPrompt:
 
     tokenizer: Tokenizer
     prompt: str = MODERATION_TEMPLATE  # template with {text}, {categories} and optionally {kind} (prompt or answer)
-    # Name to description; the last category means that the text is acceptable.
+    # Category to its description; the last category means that the text is acceptable.
     categories: Mapping[str, str] = field(default_factory=lambda: CATEGORIES)
 
     def __post_init__(self) -> None:
@@ -96,7 +96,7 @@ class ModerationPrompt:
             raise OptionError(msg)
 
     def letter_ids(self) -> dict[str, int]:
-        """Map each category to the token id of its letter A, B, …; raise ``TokenizerError`` if two ids are equal."""
+        """Map each category to the id of its letter A, B, …; raise ``TokenizerError`` if two ids are equal."""
         ids = {
             name: self.tokenizer.encode(letter, add_special_tokens=False)[-1]
             for name, letter in zip(self.categories, ascii_uppercase, strict=False)

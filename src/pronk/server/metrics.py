@@ -20,12 +20,12 @@ from pronk.server.served_engine import ServedEngine
 
 __all__ = ["Metrics"]
 
-# Upper bounds of histogram buckets: seconds of a request, seconds per token, numbers of tokens.
+# Upper bounds of the buckets of histograms over seconds of a request, seconds per token, and numbers of tokens.
 _SECONDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.3, 0.6, 1.2, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.3, 0.6, 1.2, 2.5, 5.0, 10.0)
-_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+_TOKEN_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
-# Name of the gauge to its help text and to the field of EngineLoad that it shows.
+# Name of a gauge to (help text, field of EngineLoad with the value).
 _GAUGES = {
     "vllm:num_requests_running": ("Running requests.", "running"),
     "vllm:num_requests_waiting": ("Queued requests.", "waiting"),
@@ -51,7 +51,7 @@ class Metrics:
         self._prefix_hits = self._counter("vllm:prefix_cache_hits", "Tokens found in the prefix cache.")
         self._success = self._counter("vllm:request_success", "Finished samples by reason.", "finished_reason")
         self._failure = self._counter("pronk:request_failure", "Failed requests by reason.", "reason")
-        # Name and labels are those of prometheus-fastapi-instrumentator, which vLLM uses.
+        # Metric and labels are named as in prometheus-fastapi-instrumentator, which vLLM uses.
         labels = ["handler", "method", "status"]
         self._responses = Counter("http_requests", "HTTP responses.", labels, registry=self.registry)
         self._steps = self._counter("pronk:steps", "Decoding steps, summed over samples.")
@@ -71,9 +71,9 @@ class Metrics:
             "vllm:request_time_per_output_token_seconds", "Mean time per token after the first one.", _TOKEN_SECONDS
         )
         self._latency = self._histogram("vllm:e2e_request_latency_seconds", "Arrival to the last token.", _SECONDS)
-        self._prompt_lengths = self._histogram("vllm:request_prompt_tokens", "Tokens of a prompt.", _COUNTS)
-        self._output_lengths = self._histogram("vllm:request_generation_tokens", "Tokens of an output.", _COUNTS)
-        self._max_tokens = self._histogram("vllm:request_params_max_tokens", "max_tokens of a request.", _COUNTS)
+        self._prompt_lengths = self._histogram("vllm:request_prompt_tokens", "Tokens of a prompt.", _TOKEN_COUNTS)
+        self._output_lengths = self._histogram("vllm:request_generation_tokens", "Tokens of an output.", _TOKEN_COUNTS)
+        self._max_tokens = self._histogram("vllm:request_params_max_tokens", "max_tokens of a request.", _TOKEN_COUNTS)
         self._n = self._histogram("vllm:request_params_n", "n of a request.", (1, 2, 4, 8, 16))
 
     def text(self) -> bytes:
@@ -82,7 +82,7 @@ class Metrics:
 
     @contextmanager
     def request(self) -> Iterator[float]:
-        """Yield the arrival time (``perf_counter``); count a failure if the ``with`` block raises an exception."""
+        """Yield the arrival time (``perf_counter``); count a failure if the ``with`` block raises an error."""
         try:
             yield perf_counter()
         except (GeneratorExit, asyncio.CancelledError):
@@ -98,17 +98,17 @@ class Metrics:
         """Return a function that records the new tokens of each step; ``arrived`` comes from :meth:`request`."""
         self._max_tokens.labels(self._model).observe(params.max_tokens)
         self._n.labels(self._model).observe(params.n)
-        last: dict[int, float] = {}  # sample index to the time of the sample's last step
+        last_times: dict[int, float] = {}  # sample index to the time of the last new tokens
 
         def observe(pieces: Sequence[Piece]) -> None:
             now = perf_counter()
             self._add(self._generation_tokens, len(pieces))
             for index in {piece.index for piece in pieces}:
-                if index in last:
-                    self._inter_token.labels(self._model).observe(now - last[index])
+                if index in last_times:
+                    self._inter_token.labels(self._model).observe(now - last_times[index])
                 else:
                     self._count_first_token(prompts[index // params.n], now - arrived, first=index % params.n == 0)
-                last[index] = now
+                last_times[index] = now
             for piece in pieces:
                 if piece.completion is not None:
                     self._success.labels(self._model, piece.completion.finish_reason).inc()
@@ -122,7 +122,7 @@ class Metrics:
         self._responses.labels(route, method, str(status)).inc()
 
     def _count_first_token(self, prompt: Sequence[int], seconds: float, *, first: bool) -> None:
-        """Record the first token of a sample; count the prompt's tokens only for its ``first`` sample."""
+        """Record a sample's first token; count the prompt's tokens only for the ``first`` sample of a prompt."""
         self._ttft.labels(self._model).observe(seconds)
         self._prompt_lengths.labels(self._model).observe(len(prompt))
         self._add(self._prompt_tokens, len(prompt) if first else 0)

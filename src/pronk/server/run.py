@@ -32,9 +32,9 @@ _log = logging.getLogger("pronk.server.access")
 # Bytes of the kernel's send buffer per connection; few, because only a full buffer shows that a client does not read.
 _SEND_BUFFER = 2**17
 
-_METHODS = ("GET", "HEAD", "POST")  # labels of the response counter; any other word that a client sends is "other"
+_METHODS = ("GET", "HEAD", "POST")  # labels of the response counter; any other method counts as "other"
 _READ_SIZE = 2**14  # maximum number of bytes to parse at a time
-_POLL_SECONDS = 0.05  # interval of the checks, during shutdown, whether requests are still running
+_POLL_SECONDS = 0.05  # interval at which the shutdown checks whether requests are still running
 _CANCEL_SECONDS = 1.0  # time limit for cancelled requests to send an error response
 
 _LOG: dict[str, Any] = {
@@ -85,7 +85,7 @@ class Server(uvicorn.Server):
             Guard(
                 make_app(service),
                 service.settings,
-                connections=lambda: len(self.server_state.connections),
+                num_connections=lambda: len(self.server_state.connections),
                 on_response=self._on_response,
             ),
             host=host,
@@ -110,15 +110,15 @@ class Server(uvicorn.Server):
             self._on_start(host, port)
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
-        """Finish running requests, cancel them after ``drain_seconds`` or a second signal, then close the engine.
+        """Finish running requests, cancel them after ``drain_seconds`` or a second signal; close the engine.
 
-        Until then, new requests get a response with the HTTP status 503.
+        Meanwhile, new requests get a response with the HTTP status 503.
         """
-        ends_at = perf_counter() + self._drain_seconds
+        end = perf_counter() + self._drain_seconds
         try:
-            while self.service.busy and not self.force_exit and perf_counter() < ends_at:  # noqa: ASYNC110 - as uvicorn
+            while self.service.is_busy and not self.force_exit and perf_counter() < end:  # noqa: ASYNC110 - as uvicorn
                 await asyncio.sleep(_POLL_SECONDS)
-            self.config.timeout_graceful_shutdown = max(1, round(ends_at - perf_counter()))
+            self.config.timeout_graceful_shutdown = max(1, round(end - perf_counter()))
             await super().shutdown(sockets)
         finally:
             self.service.close()
@@ -169,7 +169,7 @@ def _listen(host: str, port: int) -> list[socket]:
         addresses = getaddrinfo(host, port, type=SOCK_STREAM, flags=AI_PASSIVE)
         return [create_server(address, family=family) for family, *_, address in addresses]
     except OSError as error:
-        cause = str(error.strerror).partition(" (while")[0]  # without the address, which Python appends
+        cause = str(error.strerror).partition(" (while")[0]  # cut off the address, which Python appends
         msg = f"port: expected an address to listen at, found {host}:{port}: {cause}; choose another"
         raise OptionError(msg) from error
 
@@ -182,7 +182,8 @@ class _HttpProtocol(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._timers: dict[str, asyncio.TimerHandle] = {}  # limits for a "head", a blocked "write", and the "end"
+        # Timers that abort the connection, by name: "head" of a request, blocked "write", "end" of the last response.
+        self._timers: dict[str, asyncio.TimerHandle] = {}
         self._chunk_overhead = 0  # bytes of the current body that are not content: chunk sizes of the chunked encoding
         if len(self.connections) > 2 * self.limits.connections:
             transport.abort()
@@ -195,7 +196,7 @@ class _HttpProtocol(H11Protocol):
                 self._parse(data[start : start + _READ_SIZE])
         self._update_head_timer()
         if self.flow.read_paused and not (self.cycle.more_body or self.cycle.response_complete):
-            # uvicorn pauses reading while the next request waits for the response; it would not notice a disconnect.
+            # The next request waits for the end of this one. uvicorn has paused reading, and would miss a disconnect.
             if len(self.conn.trailing_data[0]) > 2 * self.limits.headers:
                 self.transport.abort()
             else:
@@ -240,7 +241,7 @@ class _HttpProtocol(H11Protocol):
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()
-        self._start_timer("end", self.limits.send_seconds)  # for a client that does not read the end of the response
+        self._start_timer("end", self.limits.send_seconds)  # aborts if the client does not read the end of the response
 
     def pause_writing(self) -> None:
         self.flow.pause_writing()
@@ -256,7 +257,7 @@ class _HttpProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def _update_head_timer(self) -> None:
-        """Start the ``head`` timer if the head of a request has arrived in part; stop it during a request."""
+        """Start the ``head`` timer if a request's head has arrived in part; stop it while a request runs."""
         if self.cycle is not None and not self.cycle.response_complete:
             self._stop_timer("head")
         elif self.conn.trailing_data[0] and "head" not in self._timers:

@@ -1,4 +1,4 @@
-"""Interface of the server's engine: ``pronk.async_llm.AsyncLLM`` or ``pronk.replicas.dispatcher.Dispatcher``."""
+"""Interface of the server's engine, which is an ``AsyncLLM``, or with replicas a ``Dispatcher``."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ __all__ = ["ServedEngine", "ServedModel"]
 
 
 class ServedModel(Protocol):
-    """Interface of :class:`~pronk.llm.LLM` and ``ModelReader``; with replicas, the server has no weights."""
+    """Attributes of a model that the server uses: of ``LLM``, or of ``ModelReader`` if replicas run it."""
 
     path: Path
     tokenizer: Tokenizer
     config: ModelConfig
     request_factory: RequestFactory
-    drafter: Drafter  # default drafter
+    drafter: Drafter  # drafter of requests that select none
 
     @property
     def kernels(self) -> str:
         """Instruction set of the kernels in use, or ``"torch"``."""
 
     def get_proposer(self, spec: str | Drafter | None = None) -> Any:
-        """Return the proposer for ``spec``, by default for ``drafter``; see :meth:`pronk.llm.LLM.get_proposer`."""
+        """Return the proposer for ``spec``, by default ``drafter``; see :meth:`pronk.llm.LLM.get_proposer`."""
 
 
 class ServedEngine(Protocol):

@@ -37,16 +37,15 @@ __all__ = ["Service"]
 
 T = TypeVar("T")
 
-# Drafter options that name files; a request must not choose which files the server reads. A drafter with an option of
-# the first tuple reads a default file if the option is not set; a drafter with one of the second then reads no file.
-_DEFAULT_FILE_OPTIONS = ("model", "datastore")
-_OPTIONAL_FILE_OPTIONS = ("store", "table")
-_MAX_DRAFTERS = 8  # maximum number of drafters in a request: a combined drafter and the drafters in it
-_TOKENIZER_THREADS = 2  # few, to leave the other cores to the engine
+# Options of drafters that name files; a request must not choose which files the server reads.
+_DEFAULT_FILE_OPTIONS = ("model", "datastore")  # if the option is not set, the drafter reads a default file
+_OPTIONAL_FILE_OPTIONS = ("store", "table")  # if the option is not set, the drafter reads no file
+_MAX_DRAFTERS = 8  # maximum number of drafters in one request, counting a combined drafter and each drafter in it
+_TOKENIZER_THREADS = 2  # a small number leaves the other cores to the engine
 
 
 class Service:
-    """Checks requests, tokenizes their prompts and runs them on the engine; clients do not trust each other."""
+    """Checks requests, tokenizes prompts and runs the engine, for clients that do not trust each other."""
 
     def __init__(
         self, engine: ServedEngine, settings: ServerSettings, *, moderation_prompt: ModerationPrompt | None = None
@@ -55,16 +54,18 @@ class Service:
         self.settings = settings
         self.metrics = Metrics(engine, settings.name)
         # Bind these drafters now, so that errors show at once and loaded draft models stay in memory.
-        self._allowed_drafters = {make_drafter(spec): engine.llm.get_proposer(spec) for spec in settings.drafters}
+        self._allowed_drafters = {
+            make_drafter(spec): engine.llm.get_proposer(spec) for spec in settings.allowed_drafters
+        }
         self._cached_drafter = lru_cache(256)(self._check_drafter)
         self.moderation_prompt = moderation_prompt or ModerationPrompt(engine.llm.tokenizer)
         self.draining = False  # whether the server is shutting down and refuses new requests
         self._tokenizer_pool = ThreadPoolExecutor(_TOKENIZER_THREADS, "pronk-reading")
-        self._num_tokenizing = 0  # number of requests in the pool, those that wait for a thread included
+        self._num_tokenizing = 0  # number of requests that have or await a tokenizer thread
 
     @property
-    def busy(self) -> bool:
-        """Whether requests are in progress."""
+    def is_busy(self) -> bool:
+        """Whether a request is being tokenized, waits or runs."""
         return self._num_tokenizing > 0 or self.engine.num_requests > 0
 
     def close(self) -> None:
@@ -105,11 +106,11 @@ class Service:
             async with aclosing(self._steps(prepared.prompts, prepared.params, request, tenant, arrived)) as steps:
                 async for pieces in steps:
                     prepared.reply.record(pieces)
-                    done.update(_finished(pieces))
-            return await asyncio.to_thread(prepared.reply.whole, _in_order(done))
+                    done.update(_completions_in(pieces))
+            return await asyncio.to_thread(prepared.reply.whole, _sort_by_index(done))
 
     async def stream(self, request: TextRequest, tenant: str = "") -> AsyncGenerator[list[dict[str, Any]]]:
-        """Yield the chunks of the reply, one list per step; arguments and errors are those of :meth:`complete`.
+        """Yield the chunks of the reply, one list per step; arguments and errors as for :meth:`complete`.
 
         The first item comes after the first step, so that errors of the request are raised before any chunk.
         """
@@ -118,13 +119,13 @@ class Service:
             first, running = prepared.reply.start(), RunningUsage(prepared.prompts, request.n or 1)
             async with aclosing(self._steps(prepared.prompts, prepared.params, request, tenant, arrived)) as steps:
                 async for pieces in steps:
-                    done.update(_finished(pieces))
+                    done.update(_completions_in(pieces))
                     chunks = prepared.reply.step(pieces)
                     if request.continuous_usage:
                         running.add(pieces, chunks)
                     yield [*first, *chunks]
                     first = []
-        yield prepared.reply.end(_in_order(done))
+        yield prepared.reply.end(_sort_by_index(done))
 
     async def moderate(self, request: ModerationRequest, tenant: str = "") -> dict[str, Any]:
         """Return the probability of each moderation category; see :mod:`pronk.server.guardrails`."""
@@ -141,7 +142,9 @@ class Service:
             async with aclosing(self._steps(prompts, params, TextRequest.model_validate({}), tenant, arrived)) as steps:
                 async for pieces in steps:
                     reports.update((piece.index, piece.logprobs or {}) for piece in pieces)
-        scores, flagged = zip(*(self.moderation_prompt.scores(report) for report in _in_order(reports)), strict=True)
+        scores, flagged = zip(
+            *(self.moderation_prompt.scores(report) for report in _sort_by_index(reports)), strict=True
+        )
         return moderation(f"modr-{uuid4().hex}", self.settings.name, list(scores), list(flagged))
 
     async def tokenize(self, request: TokenizeRequest) -> dict[str, Any]:
@@ -187,31 +190,31 @@ class Service:
             raise api_error from error
 
     def _tokenize_prompts(self, request: TextRequest) -> PreparedRequest:
-        """Tokenize the prompts; ``frame`` holds the fields that are equal in every reply and chunk."""
+        """Check the lengths of the prompts, tokenize the prompts, and prepare the engine's input."""
         llm = self.engine.llm
-        frame = {"model": self.settings.name, "system_fingerprint": f"pronk-{__version__}-{llm.kernels}"}
+        shared_fields = {"model": self.settings.name, "system_fingerprint": f"pronk-{__version__}-{llm.kernels}"}
         if isinstance(request, CompletionRequest):
             self._check_length(*request.prompts())
             prompts = [llm.request_factory.encode_prompt(prompt) for prompt in request.prompts()]
-            self._max_tokens(request.max_tokens, 0)  # only to check the limit; the default differs here
-            return request.prepare(prompts, llm.tokenizer, frame)
+            self._max_tokens(request.max_tokens, 0)  # only checks the limit: prepare() has another default
+            return request.prepare(prompts, llm.tokenizer, shared_fields)
         if isinstance(request, ResponsesRequest):
             prompt = self._chat_ids(self._with_guardrails(request.messages()))
             max_tokens = self._max_tokens(request.requested_max_tokens, len(prompt))
-            return request.prepare(prompt, max_tokens, llm.tokenizer, frame)
+            return request.prepare(prompt, max_tokens, llm.tokenizer, shared_fields)
         assert isinstance(request, ChatRequest)
         tools = request.template_tools()
-        # Before the template is rendered: an error if the model's format of tool calls is not supported.
+        # Get the format before the template is rendered, so that an unsupported format raises its own error.
         call_format = None if tools is None else self._call_format
         prompt = self._chat_ids(self._with_guardrails(template_messages(request.messages)), tools)
         max_tokens = self._max_tokens(request.requested_max_tokens, len(prompt))
-        return request.prepare(prompt, max_tokens, llm.tokenizer, frame, call_format)
+        return request.prepare(prompt, max_tokens, llm.tokenizer, shared_fields, call_format)
 
     def _with_guardrails(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         return add_system_prompt(messages, self.settings.guardrails, system=self._has_system_role)
 
     def _chat_ids(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None) -> list[int]:
-        """Return the prompt of a conversation, rendered with the chat template; check the lengths of its texts."""
+        """Return the token ids of a conversation in the chat template; check the lengths of its texts."""
         contents = [message["content"] for message in messages]
         parts = [part["text"] for content in contents if isinstance(content, list) for part in content]
         calls = [call["function"]["arguments"] for message in messages for call in message.get("tool_calls", ())]
@@ -230,8 +233,8 @@ class Service:
         return tokenizer.chat_ids(messages, add_generation_prompt=prompted, trusted=False)
 
     def _check_length(self, *texts: object) -> None:
-        """Refuse texts and id lists too long for the context, even if each token is as long as the longest one."""
-        limit = self.engine.llm.config.context * self._longest_token
+        """Refuse texts and id lists too long for the context even if each token is the vocabulary's longest."""
+        limit = self.engine.llm.config.context * self._longest_token_length
         for text in texts:
             if isinstance(text, (str, list)) and len(text) > limit:
                 message = f"prompt: expected at most {limit} characters or token ids, found {len(text)}; shorten it"
@@ -249,7 +252,7 @@ class Service:
             raise unsupported("tools", str(error).removeprefix("tools: ")) from error
 
     @cached_property
-    def _longest_token(self) -> int:
+    def _longest_token_length(self) -> int:
         """Number of characters of the longest token in the vocabulary."""
         return max(map(len, self.engine.llm.tokenizer.backend.get_vocab(with_added_tokens=True)))
 
@@ -285,7 +288,7 @@ class Service:
         raise refuse("drafter", message, "drafter_not_allowed")
 
     async def _run_in_pool(self, function: Callable[..., T], *args: Any) -> T:
-        """Run ``function(*args)`` in a tokenizer thread; limit the number of concurrent requests, and the time."""
+        """Run ``function(*args)`` in a tokenizer thread; limit the number of concurrent calls, and the time."""
         limits = self.settings.limits
         if self._num_tokenizing >= limits.requests:
             msg = f"expected at most {limits.requests} requests at a time, found one more; try again later"
@@ -301,11 +304,11 @@ class Service:
             self._num_tokenizing -= 1
 
 
-def _finished(pieces: Sequence[Piece]) -> dict[int, Completion]:
+def _completions_in(pieces: Sequence[Piece]) -> dict[int, Completion]:
     return {piece.index: piece.completion for piece in pieces if piece.completion is not None}
 
 
-def _in_order(samples: dict[int, T]) -> list[T]:
+def _sort_by_index(samples: dict[int, T]) -> list[T]:
     return [samples[index] for index in sorted(samples)]
 
 

@@ -14,35 +14,37 @@ __all__ = ["RequestLimits", "ServerSettings", "read_keys", "read_text"]
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """Maximum values. A request beyond a limit gets a response with the HTTP status behind the limit."""
+    """Maximum values. The comment of a limit has the HTTP status of the response to a request beyond it."""
 
     body: int = 4 * 2**20  # bytes of the body (HTTP 413)
     headers: int = 16 * 2**10  # bytes of path, query and headers together (HTTP 431)
     prompts: int = 64  # number of prompts in one request (HTTP 400)
     max_tokens: int | None = None  # number of tokens to generate per sample; None is the model's context (HTTP 400)
     n: int = 16  # number of samples per prompt (HTTP 400)
-    stop: int = 16  # number of stop strings; also of stop token ids, and of bad words (HTTP 400)
+    stop: int = 16  # number of stop strings, of stop token ids, and of bad words, each (HTTP 400)
     stop_length: int = 256  # characters of a stop string or bad word (HTTP 400)
     logprobs: int = 20  # number of likeliest tokens to report for each token (HTTP 400)
     logit_bias: int = 1024  # number of tokens with a bias (HTTP 400)
     requests: int = 256  # number of running and waiting samples of all clients (HTTP 429)
-    connections: int = 512  # number of open connections (HTTP 429); above twice this, closed without a response
+    connections: int = 512  # number of open connections (HTTP 429); beyond twice this, new ones are closed at once
     seconds: float = 600.0  # seconds from the arrival of a request to its end (HTTP 408)
-    receive_seconds: float = 30.0  # seconds until the head of a request is complete, then until its body is (HTTP 408)
-    send_seconds: float = 60.0  # seconds in which a client reads nothing; then its connection is closed
+    receive_seconds: float = (
+        30.0  # seconds for a request's head (then the connection is closed), and its body (HTTP 408)
+    )
+    send_seconds: float = 60.0  # seconds that a client may read nothing before its connection is closed
 
     def __post_init__(self) -> None:
         for limit in fields(self):
             value = getattr(self, limit.name)
             if limit.name.endswith("seconds"):
-                check_number(limit.name, value, 0.0, 1e6, above=True)
+                check_number(limit.name, value, 0.0, 1e6, exclusive_min=True)
             elif value is not None:
                 check_integer(limit.name, value, 1, 2**31)
 
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """Settings of a server."""
+    """Name, API keys, limits and features of a server."""
 
     name: str  # name of the model in requests and replies
     keys: Collection[str] = field(default=(), repr=False)  # accepted API keys; empty accepts every client
@@ -50,9 +52,9 @@ class ServerSettings:
     # site resolves to this server's address, requests from the site's pages have that name in the header.
     hosts: Collection[str] | None = None
     limits: RequestLimits = RequestLimits()
-    drafters: Collection[str] = ()  # drafters that requests may select although the drafters read files
+    allowed_drafters: Collection[str] = ()  # drafters that read files, but that requests may nevertheless select
     guardrails: str | None = None  # system prompt to add to every conversation
-    page: bool = True  # whether to serve the chat page at /
+    serve_chat_page: bool = True  # whether to serve the chat page at /
 
     def __post_init__(self) -> None:
         for key in self.keys:

@@ -30,7 +30,7 @@ __all__ = ["Capabilities", "DraftContext", "Drafter", "Outcome", "Proposer", "So
 State = TypeVar("State")
 
 # Former to present attribute names of proposers. The engine ignores former names, so a proposer with one is refused.
-_RENAMED = {
+_FORMER_ATTRIBUTES = {
     "needs": "capabilities",
     "listens": "capabilities.observes_all_steps",
     "chooses": "capabilities.self_budgeting",
@@ -42,7 +42,7 @@ _RENAMED = {
 }
 
 # Former to present field names of DraftContext and Outcome, for the error message when a drafter reads a former one.
-_RENAMED_FIELDS = {
+_FORMER_FIELDS = {
     "thrifty": "prune_unprofitable",
     "tries": "ignore_backoff",
     "allowance": "max_seconds",
@@ -59,7 +59,7 @@ class _FormerFields:
     if not TYPE_CHECKING:  # if type checkers saw __getattr__, they would accept every attribute
 
         def __getattr__(self, name: str) -> Any:
-            new = _RENAMED_FIELDS.get(name)
+            new = _FORMER_FIELDS.get(name)
             hint = f"; rename it to {new}" if hasattr(type(self), new or "") else ""
             msg = f"expected a field of {type(self).__name__}, found {name}{hint}"
             raise AttributeError(msg)
@@ -69,9 +69,11 @@ class _FormerFields:
 class Capabilities:
     """Inputs that a proposer needs, and its behaviour.
 
+    The *budget* of a request is the number of plain steps that drafting may still cost it (``RequestBudget``).
+
     Attributes:
         hidden: numbers of the layers to report in ``Outcome.hidden``, from 1 (the first layer).
-        logits: whether to fill ``Outcome.logits``, also for nodes that cannot be accepted.
+        logits: whether to fill ``Outcome.logits``, also for nodes that are not ``TokenTree.acceptable``.
         costs: whether to fill ``DraftContext.costs``.
         proposes: whether the proposer ever proposes; if False, no KV slots are reserved for draft tokens.
         observes_all_steps: whether ``observe`` is also called for steps in which the request has no budget to draft; if
@@ -101,15 +103,15 @@ class DraftContext(_FormerFields, Generic[State]):
         max_depth: maximum depth of a draft token.
         max_nodes: maximum number of draft tokens.
         params: sampling options of the request.
-        sampler: the request's sampler at the end of ``tokens``, to sample draft tokens by the request's options. A
-            proposer that advances the sampler must roll it back.
+        sampler: the request's sampler, positioned after ``tokens``; it samples draft tokens by the request's options.
+            A proposer that advances the sampler must roll it back.
         block_table: target's KV blocks, which hold all committed tokens but the last.
         costs: cost of a forward pass by number of rows, if requested and measured.
         prune_unprofitable: whether to leave out draft tokens that cost more time than they save.
         salt: hashed into the keys of prefix caches, so that only requests with equal salts share cached blocks.
         draws: whether to draw draft tokens at random under the rejection and block rules. False if a composite proposer
             selects from the proposal, because the selected tokens would no longer have the drafter's distribution.
-        ignore_backoff: whether to propose even if drafting was recently unprofitable, because the caller has decided.
+        ignore_backoff: whether to propose even if drafting was recently unprofitable, as the caller decided to draft.
         max_seconds: time limit of the proposal in seconds, for :attr:`Capabilities.self_budgeting` proposers.
     """
 
@@ -129,7 +131,7 @@ class DraftContext(_FormerFields, Generic[State]):
 
     @property
     def root(self) -> int:
-        """Position of the last committed token in ``tokens``; draft tokens may follow."""
+        """Position of the last committed token in ``tokens``; a composite proposer's draft tokens may follow."""
         return self.block_table.length
 
 
@@ -137,8 +139,9 @@ class DraftContext(_FormerFields, Generic[State]):
 class Outcome(_FormerFields, Generic[State]):
     """Verification result of one request's tree.
 
-    Under the rejection and block rules (``params.rejects``) the result depends on the request's random numbers. Draft
-    tokens must not depend on these numbers, so an outcome must not affect proposals to other requests.
+    Under the rejection and block rules (``params.rejects``) the result depends on the request's random numbers. Another
+    request may have the same seed, hence the same numbers. Draft tokens must be independent of these numbers, so an
+    outcome must not affect proposals for other requests.
 
     Attributes:
         state: the proposer's state of the request.
@@ -150,7 +153,7 @@ class Outcome(_FormerFields, Generic[State]):
         params: sampling options of the request.
         logits: ``[nodes, vocab]`` if requested; ``None`` in steps in which the request has no budget to draft.
         hidden: layer number to layer output ``[nodes, hidden]``, before the final norm; ``{}`` in steps without budget.
-        own_proposal: the proposer's own tree, if a composite proposer had ``tree`` verified instead.
+        own_proposal: the proposer's own tree, if a composite proposer had ``tree`` verified instead; else ``None``.
         proposal_offset: index in ``committed`` of the first token after the root of ``own_proposal``.
     """
 
@@ -167,7 +170,7 @@ class Outcome(_FormerFields, Generic[State]):
 
     @property
     def evaluated(self) -> tuple[TokenTree, tuple[int, ...]]:
-        """Proposed tree, and the path of its nodes that the committed text contains, for acceptance statistics.
+        """Proposed tree, and the path of its nodes along the committed text, for acceptance statistics.
 
         If the committed text ends at a node, its children are left out, because it is unknown whether they are correct.
         """
@@ -213,8 +216,8 @@ class SourceReport(NamedTuple):
 class Drafter(ABC):
     """Options of a drafting method.
 
-    A new method is one file and one line in the registry (:mod:`pronk.drafters.registry`). Equal options share one
-    proposer per model, so a drafter must be hashable, like a frozen dataclass.
+    A new drafting method is one file and one line in the registry (:mod:`pronk.drafters.registry`). Equal options share
+    one proposer per model, so a drafter must be hashable, like a frozen dataclass.
 
     Attributes:
         name: name in the registry, on the command line and in messages.
@@ -235,7 +238,8 @@ class Drafter(ABC):
 class Proposer(Drafter, Generic[State]):
     """A drafter bound to a target model.
 
-    A method without a model and without memory across requests may subclass ``Proposer`` alone, which binds to itself.
+    A drafting method with neither a model nor memory across requests may subclass ``Proposer`` alone: ``bind`` returns
+    the proposer itself.
 
     Attributes:
         capabilities: needed inputs and behaviour; set on the class or on the object.
@@ -261,7 +265,7 @@ class Proposer(Drafter, Generic[State]):
 
     @abstractmethod
     def start(self, prompt: Sequence[int]) -> State:
-        """Return the state of a new request; if the request is resumed, ``prompt`` ends with the earlier output."""
+        """Return the state of a new request; ``prompt`` of a resumed request ends with the earlier output."""
 
     @abstractmethod
     def propose(self, contexts: Sequence[DraftContext[State]]) -> list[TokenTree]:
@@ -279,7 +283,7 @@ class Proposer(Drafter, Generic[State]):
         """
 
     def should_skip(self, state: State, tokens: Sequence[int]) -> bool:  # noqa: ARG002 - for overrides
-        """Return whether not to call ``propose`` for a request in this step; called at most once per step."""
+        """Return whether to omit the request from ``propose`` in this step; called at most once per step."""
         return False
 
     def source_reports(self, state: State) -> Sequence[SourceReport]:  # noqa: ARG002 - for overrides
@@ -297,7 +301,7 @@ class Proposer(Drafter, Generic[State]):
 
 
 def bind_proposer(drafter: Drafter, target: Target) -> Proposer[Any]:
-    """Return ``drafter.bind(target)``, checked to be a proposer without former attribute names.
+    """Return ``drafter.bind(target)``; check that it is a proposer without former attribute names.
 
     Raises:
         OptionError: the options do not fit the target, or the result is no :class:`Proposer` or has a former attribute.
@@ -307,7 +311,7 @@ def bind_proposer(drafter: Drafter, target: Target) -> Proposer[Any]:
     if not isinstance(proposer, Proposer):
         msg = f"drafter {name}: expected bind() to return a Proposer, found {type(proposer).__name__}; return one there"
         raise OptionError(msg)
-    for old, new in _RENAMED.items():
+    for old, new in _FORMER_ATTRIBUTES.items():
         if hasattr(proposer, old):
             msg = f"drafter {name}: expected no attribute {old}, found one; rename it to {new}"
             raise OptionError(msg)

@@ -44,7 +44,7 @@ class Speculator:
     :attr:`~pronk.engine.stats.Stats.draft_error` and a line in the log give the reason.
 
     Attributes:
-        budget: whether request budgets limit drafting, and draft tokens that cost more time than they save are dropped
+        budget: if True, request budgets limit drafting, and draft tokens that cost more time than they save are dropped
             (:mod:`pronk.speculation.node_selection`).
         costs: seconds of this step's forward pass by its number of rows; ``None`` until a forward pass without draft
             tokens has been measured.
@@ -62,8 +62,8 @@ class Speculator:
         self._shared_budgets: dict[int, SharedBudget] = {}
 
     def begin(self, batch: Sequence[ScheduledRequest], preempted: Sequence[Request]) -> None:
-        """Begin a step: call ``on_preempt`` for preempted requests, and ``start`` for new ones."""
-        self.runner.early_tokens.clear()  # valid for one step only
+        """Begin a step: call the proposers' ``on_preempt`` for preempted requests, ``start`` for new ones."""
+        self.runner.early_tokens.clear()  # of the previous step: tokens whose first layers drafters have computed
         self._on_preempt(preempted)
         self.seconds, self._propose_seconds, self._observe_seconds = 0.0, {}, {}
         for request in (scheduled.request for scheduled in batch):
@@ -77,15 +77,15 @@ class Speculator:
                 self._give_up(request, error)
             if self.budget and not proposer.capabilities.bypass_budget and request.request_budget is None:
                 request.request_budget = RequestBudget(self._shared_budget(proposer))
-            self._record_draft_time([request], began, {})  # the dict is dropped: budgets do not pay for start()
+            self._record_draft_time([request], began, {})  # into a new dict: request budgets do not pay for start()
 
     def propose(self, batch: Sequence[ScheduledRequest]) -> dict[Request, TokenTree]:
         """Return the token trees to verify, only for requests that have draft tokens."""
         drafts: dict[Request, TokenTree] = {}
         draft_slots = {scheduled.request: scheduled.num_draft_slots for scheduled in batch if scheduled.num_draft_slots}
         self.costs, self._num_decoding = self._cost_curve(batch), max(1, _count_plain_rows(batch)[0])
-        for proposer, requests in _by_proposer(draft_slots):
-            allowed = self._within_budget(proposer, requests)
+        for proposer, requests in _group_by_proposer(draft_slots):
+            allowed = self._requests_with_budget(proposer, requests)
             if allowed:
                 drafts.update(self._call(proposer, allowed, draft_slots))
         return self._select(batch, drafts)
@@ -107,8 +107,8 @@ class Speculator:
         self._close_step(steps, outcomes, seconds)
 
     def _observe(self, outcomes: Mapping[Request, Outcome[Any]]) -> None:
-        """Pass outcomes to proposers; for requests without budget, an outcome without tensors, or none."""
-        for proposer, requests in _by_proposer(outcomes):
+        """Pass outcomes to proposers; drop those of requests without budget, or at least their tensors."""
+        for proposer, requests in _group_by_proposer(outcomes):
             began = self.runner.clock()
             for request in requests:
                 suspended = request not in self._propose_seconds and not _has_budget(proposer, request)
@@ -158,8 +158,9 @@ class Speculator:
         draft_tokens = {step.request: step.draft.num_draft_tokens for step in steps}
         plain_step, draft_rows = costs.at(decoding) / decoding, sum(draft_tokens.values())
         estimate = self.runner.costs_for([step.job for step in steps], costs).at(prompt_rows + decoding + draft_rows)
-        # Seconds that the draft rows add, by the estimate if there is one: other processes may prolong a measured step.
-        # Limited to a plain step per row: the first forward pass with draft tokens includes one-time work.
+        # Seconds that the draft rows add to the forward pass. A finite estimate is preferred to the measured duration,
+        # which other processes may prolong. At most one plain step per draft row is charged, because the first forward
+        # pass with draft tokens includes one-time work.
         added = (estimate if math.isfinite(estimate) else seconds) - costs.at(prompt_rows + decoding)
         added = min(max(0.0, added), draft_rows * plain_step)
         for request, outcome in outcomes.items():
@@ -192,7 +193,7 @@ class Speculator:
     def _call(
         self, proposer: Proposer[Any], requests: Sequence[Request], draft_slots: Mapping[Request, int]
     ) -> dict[Request, TokenTree]:
-        """Return the proposals of a proposer; after an exception, call it for each request alone."""
+        """Return a proposer's token trees; if the call for all requests raises, call it once per request."""
         began = self.runner.clock()
         try:
             drafts = self._proposals(proposer, requests, draft_slots)
@@ -206,7 +207,7 @@ class Speculator:
         self._record_draft_time(requests, began, self._propose_seconds)
         return drafts
 
-    def _within_budget(self, proposer: Proposer[Any], requests: list[Request]) -> list[Request]:
+    def _requests_with_budget(self, proposer: Proposer[Any], requests: list[Request]) -> list[Request]:
         """Return the requests with budget left, except those for which ``should_skip`` returns True."""
         if not self.budget or proposer.capabilities.bypass_budget:
             return requests
@@ -227,7 +228,7 @@ class Speculator:
     def _record_draft_time(
         self, requests: Sequence[Request], began: float, seconds_by_request: dict[Request, float]
     ) -> None:
-        """Record the time since ``began`` as drafting time, in ``seconds_by_request`` equally divided."""
+        """Record the time since ``began``; add each request's equal share to ``seconds_by_request``."""
         seconds = self.runner.clock() - began
         self.seconds += seconds
         for request in requests:
@@ -252,7 +253,7 @@ class Speculator:
                     request.decision_trace.record_proposal(proposer.source_reports(request.draft_state), tree)
             return {request: tree for request, tree in trees.items() if tree.num_draft_tokens}
         finally:
-            # A proposer may have advanced a sampler by draft tokens before an exception: return to the end of the text.
+            # A proposer that raised may have left draft tokens in the context of a sampler: remove them.
             for request in requests:
                 request.sampler.recover()
 
@@ -260,7 +261,7 @@ class Speculator:
         return DraftContext(
             request.draft_state,
             request.tokens,
-            max(0, request.remaining - 1),
+            max(0, request.num_remaining - 1),
             num_draft_slots,
             request.params,
             request.sampler,
@@ -272,31 +273,31 @@ class Speculator:
         )
 
     def _select(self, batch: Sequence[ScheduledRequest], drafts: dict[Request, TokenTree]) -> dict[Request, TokenTree]:
-        """Drop draft tokens that cost more time than they save; trees without ``gain`` stay whole."""
+        """Drop draft tokens that cost more time than they save; keep each tree without ``gain`` whole."""
         if not self.budget or all(tree.gain is None for tree in drafts.values()):
             return drafts
         decoding, prompt_rows = _count_plain_rows(batch)
-        # The rejection and block rules are exact only if draft tokens are distributed as ``probs``. A selection by gain
-        # may depend on the sampled tokens and so change their distribution. Trees with ``probs`` therefore stay whole.
+        # The acceptance rules rejection and block are exact only if draft tokens are distributed as ``probs``. Dropping
+        # tokens by their gain could change this distribution. Under these rules, trees with ``probs`` stay whole.
         whole = {request for request, tree in drafts.items() if request.params.rejects and tree.probs is not None}
-        offered = [replace(tree, gain=None) if request in whole else tree for request, tree in drafts.items()]
+        candidates = [replace(tree, gain=None) if request in whole else tree for request, tree in drafts.items()]
         limits = [self._max_draft_tokens(request, prompt_rows + decoding) for request in drafts]
-        kept = select_paying_nodes(offered, decoding, self.costs, prompts=prompt_rows, most=limits)
+        kept = select_paying_nodes(candidates, decoding, self.costs, prompts=prompt_rows, most=limits)
         selected = zip(drafts, kept, strict=True)
         return {request: drafts[request] if request in whole else tree for request, tree in selected}
 
     def _budget_seconds(self, request: Request) -> float:
-        """Return the rest of the request's budget in seconds; infinite without a budget."""
+        """Return the rest of the request's budget in seconds; infinite if nothing limits it."""
         if request.request_budget is None or self.costs is None:
             return math.inf
         return request.request_budget.left * self.costs.at(self._num_decoding) / self._num_decoding
 
     def _max_draft_tokens(self, request: Request, base_rows: int) -> int:
-        """Return the largest ``n`` with ``costs.at(base_rows + n) - costs.at(base_rows)`` within budget."""
+        """Return how many draft rows, besides ``base_rows`` rows, the request's budget can pay for."""
         costs = self.costs
         if request.request_budget is None or costs is None:
             return _MAX_DRAFT_TOKENS
-        # The proposal may have used up the budget. It is made and paid for, so its rows may take one plain step.
+        # The proposal is already paid for, so its rows may cost one plain step even if the budget is used up.
         max_seconds = costs.at(base_rows) + max(
             self._budget_seconds(request) - self._propose_seconds.get(request, 0.0),
             costs.at(self._num_decoding) / self._num_decoding,
@@ -304,7 +305,7 @@ class Speculator:
         return bisect_right(range(1, _MAX_DRAFT_TOKENS), max_seconds, key=lambda count: costs.at(base_rows + count))
 
     def _cost_curve(self, batch: Sequence[ScheduledRequest]) -> CostCurve | None:
-        """Return the cost curve of a forward pass over the batch; ``None`` if not measured yet."""
+        """Return the cost curve of a forward pass over the batch; ``None`` before the first measurement."""
         decoding, _ = _count_plain_rows(batch)
         return self.runner.cost_model.costs(
             sum(scheduled.request.block_table.length for scheduled in batch), max(1, decoding)
@@ -315,13 +316,13 @@ class Speculator:
         proposer, request.proposer = request.proposer, None
         if proposer is None:
             return
-        is_pronk_error = isinstance(error, PronkError)  # the message needs no type name
+        is_pronk_error = isinstance(error, PronkError)  # its message is clear without the type
         request.stats.draft_error = str(error) if is_pronk_error else f"{type(error).__name__}: {error}"
         _log.warning("%s: %s; the request continues without draft tokens", proposer.name, request.stats.draft_error)
         _log.debug("traceback of %s", proposer.name, exc_info=error)
         if request.draft_started:
             request.draft_started = False
-            with suppress(Exception):  # the first error is reported
+            with suppress(Exception):  # only ``error``, the first one, is reported
                 proposer.stop(request.draft_state)
 
 
@@ -334,12 +335,12 @@ def _has_budget(proposer: Proposer[Any], request: Request) -> bool:
 
 
 def _count_plain_rows(batch: Sequence[ScheduledRequest]) -> tuple[int, int]:
-    """Return the rows of a step without draft tokens: ``(decoding requests, prompt tokens)``."""
+    """Return the numbers of decoding requests and of prompt tokens: the rows without draft tokens."""
     decoding = sum(scheduled.num_tokens == 1 for scheduled in batch)
     return decoding, sum(scheduled.num_tokens for scheduled in batch) - decoding
 
 
-def _by_proposer(requests: Iterable[Request]) -> list[tuple[Proposer[Any], list[Request]]]:
+def _group_by_proposer(requests: Iterable[Request]) -> list[tuple[Proposer[Any], list[Request]]]:
     """Group requests by proposer object; proposers that compare equal may hold different states."""
     groups: dict[int, tuple[Proposer[Any], list[Request]]] = {}
     for request in requests:

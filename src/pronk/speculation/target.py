@@ -36,7 +36,7 @@ class Target:
         folder: checkpoint folder or GGUF file of the target; ``None`` if unknown.
         lock: engine lock; hold it while changing the layout of ``cache``.
         shared_models: draft models and trained drafters loaded by :meth:`load_shared`.
-        model_files: folder and latest modification time (ns) of the weight files, by the model loaded from them.
+        model_files: for each loaded model, its folder and the latest modification time (ns) of the weight files.
         cost_model: measured durations of forward passes.
         acceptance_stats: acceptance rates shared by all requests; ``None`` if disabled.
         runner: runs forward passes, for drafters that compute the target's first layers before the others.
@@ -88,10 +88,10 @@ class Target:
         return quantized and fingerprint.architecture == model.architecture
 
     def load_shared(self, folder: Path, *kind: str, load: Callable[[], Model]) -> Model:
-        """Return the draft model of a folder, loaded once and shared by all drafters that use it.
+        """Return the draft model of ``folder``, loaded once and shared by all drafters that use it.
 
-        If one folder is loaded in several ways, for example with two dtypes, each way has its own ``kind``. A folder
-        whose weight files have changed is loaded again.
+        Models loaded from one folder in different ways, for example with two dtypes, have different ``kind`` strings.
+        If the weight files of the folder have changed, the model is loaded again.
         The target keeps weak references; :class:`~pronk.drafters.proposer_cache.ProposerCache` keeps models alive.
         """
         modified = _modified_ns(folder)
@@ -103,12 +103,12 @@ class Target:
         return model
 
     def is_current(self, model: object) -> bool:
-        """Return False if weight files of ``model`` were rewritten since loading; deletion does not count."""
+        """Return False if weight files of ``model`` were rewritten since loading; True if merely deleted."""
         folder, modified = self.model_files.get(model, (None, 0))
         return folder is None or _modified_ns(folder) in {0, modified}
 
     def keep_hidden(self, layer: int, owner: object) -> None:
-        """Keep the output of a layer (1 is the first) beside the KV cache until ``owner`` is deleted.
+        """Keep the outputs of layer number ``layer`` (from 1) beside the KV cache while ``owner`` exists.
 
         Raises:
             OptionError: the memory budget is too small, or running requests occupy memory that must be freed.
@@ -121,6 +121,6 @@ class Target:
 
 
 def _modified_ns(folder: Path) -> int:
-    """Return the latest modification time (ns) of the weight files of a folder, or of a file; 0 if none."""
+    """Return the latest modification time (ns) of a file, or of a folder's weight files; 0 if none exist."""
     files = [folder] if folder.is_file() else folder.glob("*.safetensors")
     return max((file.stat().st_mtime_ns for file in files), default=0)

@@ -31,7 +31,7 @@ __all__ = ["DraftSample", "Origin", "TokenTree"]
 # Source of a draft token: drafter name, and a number with a drafter-specific meaning.
 Origin = tuple[str, int]
 
-# Token id, and the distribution that the token was drawn from; ``None`` if it was not drawn at random.
+# Token id of a node, and the distribution that it was drawn from; ``None`` if it was not drawn at random.
 DraftSample = tuple[int, Tensor | None]
 
 
@@ -44,14 +44,14 @@ class TokenTree:
 
     Attributes:
         tokens: token ids; node 0 is the last committed token.
-        parents: ``parents[0] == -1`` and ``0 <= parents[i] < i`` for every other node.
+        parents: index of each node's parent: -1 for node 0, and ``0 <= parents[i] < i`` for every other node.
         verify: for each node, whether it may be accepted; ``None`` means all. False marks nodes that are computed but
             never accepted, like the window of the drafter ``lookahead``; their descendants are not accepted either.
         probs: for each node, the distribution ``[vocab]`` (float64, target's vocabulary) that its token was drawn from,
             given all earlier nodes. Of siblings drawn without replacement, the earlier ones have probability 0 and the
-            other probabilities sum to 1. ``None`` for a node that was not drawn at random, or instead of the tuple if
-            no node was. A node must not be dropped because of the token drawn for it: the tokens that remain would not
-            be distributed as ``probs``.
+            other probabilities sum to 1. An entry is ``None`` if the token was not drawn at random; ``None`` instead of
+            the tuple means that no token was. A node must not be dropped because of the token drawn for it: the
+            remaining tokens would not be distributed as ``probs``.
         gain: for each node, the estimated probability of acceptance, at most that of its parent; ``None`` if unknown.
         origin: for each node, the drafter that proposed it, as a key of acceptance statistics; ``None`` if unknown.
         acceptable: for each node, whether the node and all its ancestors may be accepted; derived from ``verify``.
@@ -138,7 +138,7 @@ class TokenTree:
         return tuple(self.draft_sample(child) for child in self._children[node].values())
 
     def first_chain(self, node: int) -> tuple[int, ...]:
-        """Return the nodes of the path below ``node`` that takes the first acceptable child each time."""
+        """Return the nodes below ``node`` reached by taking the first acceptable child until there is none."""
         chain: list[int] = []
         while self._children[node]:
             node = next(iter(self._children[node].values()))
@@ -181,7 +181,7 @@ class TokenTree:
         return tuple(reversed(path))
 
     def hang_below(self, chain: Sequence[int]) -> TokenTree:
-        """Return the tree ``chain[0] ─ … ─ chain[-1] ─ this tree``; ``gain`` and ``origin`` are dropped."""
+        """Return a tree of the tokens ``chain``, with this tree below; drop ``gain`` and ``origin``."""
         num_above = len(chain)
         if not num_above:
             return self
@@ -194,9 +194,10 @@ class TokenTree:
         )
 
     def with_unacceptable(self, other: TokenTree) -> TokenTree:
-        """Return this tree plus the nodes of ``other`` whose :meth:`path` has only unacceptable nodes.
+        """Return this tree with unacceptable nodes of ``other`` added.
 
-        Children of the other root become children of this root. Neither tree may have ``probs``.
+        A node of ``other`` is added if the node and all its ancestors below the root are unacceptable. Children of the
+        other root become children of this root. Neither tree may have ``probs``.
         """
         new_index = {0: 0}
         for node, parent in enumerate(other.parents):
@@ -213,7 +214,7 @@ class TokenTree:
         )
 
     def keep(self, nodes: Iterable[int]) -> TokenTree:
-        """Return this tree reduced to the root and those of ``nodes`` whose ancestors are kept, too."""
+        """Return a tree of the root and those of ``nodes`` whose ancestors are all in ``nodes``, too."""
         kept_nodes = set(nodes) | {0}
         new_index: dict[int, int] = {-1: -1}
         for node, parent in enumerate(self.parents):
@@ -230,7 +231,7 @@ class TokenTree:
         )
 
     def limit(self, max_depth: int, max_nodes: int) -> TokenTree:
-        """Return this tree reduced to its first ``max_nodes`` draft tokens of depth at most ``max_depth``."""
+        """Return this tree without nodes deeper than ``max_depth``; keep the first ``max_nodes`` draft tokens."""
         if self.num_draft_tokens <= max_nodes and max(self.depths) <= max_depth:
             return self
         fitting = [node for node, depth in enumerate(self.depths) if depth <= max_depth]

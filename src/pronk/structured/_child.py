@@ -16,7 +16,7 @@ _STACK_SIZE = 4 << 20
 
 
 def _compile(request: dict[str, Any]) -> dict[str, Any]:
-    """Return the ``seconds`` for the compilation, the first mask and the first forced tokens."""
+    """Return ``{"seconds": …}``: the time for compilation, the first mask and the first forced tokens."""
     tokenizer = LLTokenizer(request["tokenizer"], n_vocab=request["vocab_size"], eos_token=request["stop_token_ids"])
     start = perf_counter()
     matcher = LLMatcher(tokenizer, request["grammar"], log_level=0, limits=LLParserLimits(**request["limits"]))
@@ -29,13 +29,13 @@ def _compile(request: dict[str, Any]) -> dict[str, Any]:
 
 def _main() -> None:
     if hasattr(os, "nice"):
-        os.nice(10)  # running requests have priority
+        os.nice(10)  # a lower priority than the running requests
     request, results = json.load(sys.stdin), list[dict[str, Any]]()
     threading.stack_size(_STACK_SIZE)
     thread = threading.Thread(target=lambda: results.append(_compile(request)))
     thread.start()
     thread.join()
-    json.dump(results[0], sys.stdout)  # no result after an exception: IndexError, exit code 1
+    json.dump(results[0], sys.stdout)  # empty if _compile raised: IndexError, exit code 1
 
 
 if __name__ == "__main__":

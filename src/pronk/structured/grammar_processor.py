@@ -38,8 +38,9 @@ class GrammarProcessor:
         self._start, self._matcher = matcher, matcher.deep_copy()
         self._stop_token_ids = frozenset(stop_token_ids)
         self._consumed: list[int] = []  # context tokens that the matcher has consumed
-        self._unconsumed = 0  # number of context tokens after these: a stop or forbidden token, and all tokens after it
-        self._computed = False  # whether the matcher has stored a mask or forced tokens since the last rollback
+        # Number of context tokens that it has not consumed: the first stop or forbidden token, and all later tokens.
+        self._num_unconsumed = 0
+        self._computed = False  # whether a mask or forced tokens were computed since the last rollback
 
     def mask(self, logits: Tensor) -> Tensor:
         """Return the logits with ``-inf`` for forbidden tokens.
@@ -48,7 +49,7 @@ class GrammarProcessor:
             GuideError: the grammar exceeds its work limit at this point of the text, or requires a character for which
                 the tokenizer has no token.
         """
-        if self._unconsumed and not self._matcher.is_error():
+        if self._num_unconsumed and not self._matcher.is_error():
             return logits
         return torch.where(torch.from_numpy(self._allowed()[: len(logits)]), logits, -torch.inf)
 
@@ -58,29 +59,29 @@ class GrammarProcessor:
 
     def advance(self, token: int) -> None:
         """Append ``token`` to the context."""
-        if not self._unconsumed and token not in self._stop_token_ids and self._matcher.try_consume_tokens([token]):
+        if not self._num_unconsumed and token not in self._stop_token_ids and self._matcher.try_consume_tokens([token]):
             self._consumed.append(token)
         else:
-            self._unconsumed += 1
+            self._num_unconsumed += 1
 
     def rollback(self, count: int) -> None:
         """Remove the last ``count`` tokens from the context."""
-        unconsumed = min(count, self._unconsumed)
-        self._unconsumed -= unconsumed
+        unconsumed = min(count, self._num_unconsumed)
+        self._num_unconsumed -= unconsumed
         consumed = count - unconsumed
         del self._consumed[len(self._consumed) - consumed :]
         if self._matcher.is_error() or (consumed and not self._matcher.rollback(consumed)):
             self._restart()
         elif consumed and self._computed:
-            # llguidance would return the mask and forced tokens stored for the longer text. A new mask replaces them.
+            # llguidance has stored the mask and forced tokens of the longer text. Computing a mask replaces both.
             self._matcher.compute_bitmask()
             self._computed = False
             if self._matcher.is_error():
                 self._restart()
 
     def allows(self, token: int) -> bool:
-        """Return whether ``token`` is allowed next."""
-        if self._unconsumed:
+        """Return whether ``token`` is allowed next; always True after a stop token or a forbidden token."""
+        if self._num_unconsumed:
             return True
         if token in self._stop_token_ids:
             return self._matcher.is_accepting()
@@ -89,13 +90,13 @@ class GrammarProcessor:
         return bool(self._result_or_restart(self._matcher.validate_tokens([token])))
 
     def forced(self) -> list[int]:
-        """Return the tokens that must come next, as the tokenizer encodes their text.
+        """Return the tokens that must come next, as the tokenizer encodes their text; ``[]`` if none must.
 
         If the text must end, this is the stop token with the smallest id. Trailing tokens that could merge with later
         text are left out. :meth:`mask` allows no other token at these positions, not even those of another tokenization
         of the same text; only other stop tokens are allowed at the end.
         """
-        if self._unconsumed:
+        if self._num_unconsumed:
             return []
         if self._matcher.is_stopped():
             return [min(self._stop_token_ids)] if self._matcher.is_accepting() else []
@@ -103,14 +104,14 @@ class GrammarProcessor:
         return self._result_or_restart(self._matcher.compute_ff_tokens()) or []
 
     def _result_or_restart(self, result: T) -> T | None:
-        """Return ``result``, or ``None`` if the matcher call failed that gave it; then restart the matcher."""
+        """Return the ``result`` of a matcher call; if the call failed, restart the matcher, return ``None``."""
         if not self._matcher.is_error():
             return result
         self._restart()
         return None
 
     def _restart(self) -> None:
-        """Replace a failed matcher by a new one in the same state; llguidance has no recovery."""
+        """Replace a failed matcher, which stays failed, by a new one that has consumed the same tokens."""
         self._matcher = self._start.deep_copy()
         self._matcher.try_consume_tokens(self._consumed)
 
@@ -124,7 +125,8 @@ class GrammarProcessor:
         # Before the end of the text, forbid stop tokens even where the grammar allows the characters of their names.
         allowed[[*self._stop_token_ids]] = self._matcher.is_accepting()
         first = int(allowed.argmax())
-        # llguidance silently skips forced characters that no token spells. The token that it then allows is invalid.
+        # If no token has a character that the grammar requires, llguidance silently skips that character in its mask,
+        # but rejects the token that the mask allows.
         if not allowed[first] or (first not in self._stop_token_ids and not self._matcher.validate_tokens([first])):
             msg = f"guide: {_EXPECTED}, found a required character that the tokenizer has no token for"
             raise GuideError(msg)

@@ -44,7 +44,8 @@ _CACHE_SIZE = 64  # maximum number of cached guides; one usually takes a few MB 
 _MAX_MESSAGE = 300  # maximum characters of an error message of LLTokenizer
 
 # Stricter than llguidance's defaults, which suit trusted grammars. max_lexer_states limits memory: a state takes up to
-# 2 KB. The three numbers after it limit the work per token: one mask takes at most about 40 ms on a slow machine.
+# 2 KB. step_max_items, step_lexer_fuel and max_items_in_row limit the work per token: one mask takes at most about
+# 40 ms on a slow machine.
 _LIMITS: Mapping[str, Any] = {
     "max_grammar_size": 100_000,
     "max_lexer_states": 20_000,
@@ -53,9 +54,9 @@ _LIMITS: Mapping[str, Any] = {
     "max_items_in_row": 500,
     "verbose_errors": False,
 }
-# Limit of the least common multiple of a guide's multipleOf values; llguidance builds automata of up to as many states.
+# Maximum of the least common multiple of a guide's multipleOf values: llguidance's automaton may have that many states.
 _MAX_MULTIPLE = 10_000
-# The value of multipleOf in a schema within a grammar: "0.25" in '"multipleOf": 0.25'.
+# Finds the value of multipleOf in a schema within a grammar, for example "0.25" in '"multipleOf": 0.25'.
 _MULTIPLE = re.compile(r'"multipleOf"\s*:\s*([-+0-9.eE]+)')
 
 
@@ -109,7 +110,7 @@ class Grammars:
         return compiled
 
     def submit(self, guide: Guide) -> Future[CompiledGrammar]:
-        """Call :meth:`compile` in a background thread, so that other requests do not wait."""
+        """Return a future of :meth:`compile`, called in a background thread if the guide is not cached."""
         compiled, future = self._find(guide), Future[CompiledGrammar]()
         if compiled is None:
             return self._executor.submit(self.compile, guide)
@@ -183,7 +184,7 @@ def _to_grammar(guide: Guide) -> str:
 
 @contextmanager
 def _kind_in_errors(kind: str) -> Iterator[None]:
-    """Insert ``kind`` into the message of a ``GuideError`` of the ``with`` block: "guide: json: …"."""
+    """Insert ``kind`` into the message of a ``GuideError`` raised in the ``with`` block: "guide: json: …"."""
     try:
         yield
     except GuideError as error:
@@ -191,7 +192,7 @@ def _kind_in_errors(kind: str) -> Iterator[None]:
 
 
 def _check_multiples(guide: Guide) -> None:
-    """Refuse a guide whose values of ``multipleOf`` have too large a common multiple."""
+    """Raise a ``GuideError`` if the least common multiple of all ``multipleOf`` values is too large."""
     common_multiple = lcm(*_multiples(guide)) if guide.choice is None else 1
     if common_multiple > _MAX_MULTIPLE:
         msg = f"guide: {guide.kind}: expected digits of multipleOf with a common multiple up to {_MAX_MULTIPLE}"
@@ -203,13 +204,14 @@ def _multiples(guide: Guide) -> Iterator[int]:
     if guide.kind == "json":
         numbers = [str(value) for value in _values(json.loads(guide.source), "multipleOf")]
     else:
-        source = re.sub(r"\\u([0-9a-fA-F]{4})", lambda code: chr(int(code[1], 16)), guide.source)  # "\u006d" is "m"
+        # Decode escapes, which may occur in the key: "\u006d" is "m".
+        source = re.sub(r"\\u([0-9a-fA-F]{4})", lambda code: chr(int(code[1], 16)), guide.source)
         numbers = _MULTIPLE.findall(source)
     for number in numbers:
         try:
             yield abs(int("".join(map(str, Decimal(number).as_tuple().digits)))) or 1
         except (InvalidOperation, ValueError):
-            continue  # not a number; llguidance reports the error
+            continue  # not a number, which llguidance will report
 
 
 def _values(document: Any, name: str) -> Iterator[Any]:

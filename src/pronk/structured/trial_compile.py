@@ -18,16 +18,16 @@ from pronk.errors import GuideError
 
 __all__ = ["MAX_UNTRIED_CHARS", "trial_compile"]
 
-MAX_UNTRIED_CHARS = 2**12  # longest grammar that is compiled without a trial
+MAX_UNTRIED_CHARS = 2**12  # longest grammar that is compiled without a trial in a child process
 _TIMEOUT = 10.0  # seconds until the child process is killed, counted from its start
-_MAX_COMPILE_SECONDS = 2.0  # limit for the compilation and the first mask, without the loading of the tokenizer
+_MAX_COMPILE_SECONDS = 2.0  # limit for compilation, first mask and first forced tokens, without loading the tokenizer
 
 
 def trial_compile(
     grammar: str, tokenizer: str, vocab_size: int, stop_token_ids: Sequence[int], limits: Mapping[str, int | bool]
 ) -> None:
-    """Raise a ``GuideError`` if compiling the grammar takes too long or crashes a child process."""
-    # ``tokenizer`` has the format of tokenizer.json, ``limits`` are arguments of LLParserLimits.
+    """Compile a grammar in a child process; raise a ``GuideError`` if it takes too long or crashes."""
+    # ``tokenizer`` is the text of a tokenizer.json; ``limits`` are the keyword arguments of LLParserLimits.
     request = {
         "grammar": grammar, "tokenizer": tokenizer, "vocab_size": vocab_size, "stop_token_ids": [*stop_token_ids],
         "limits": {**limits},

@@ -13,8 +13,8 @@ from pronk.tokenization.tokenizer import Tokenizer
 __all__ = ["IncrementalDecoder", "StopScanner"]
 
 _REPLACEMENT = "\ufffd"
-_CONTEXT = 5  # last tokens of the prompt that are decoded together with the first output tokens
-_PATIENCE = 16  # tokens after which an incomplete character is treated as invalid bytes
+_CONTEXT = 5  # number of tokens at the prompt's end that are decoded together with the first output tokens
+_PATIENCE = 16  # number of tokens after which an incomplete character counts as invalid bytes
 
 
 class IncrementalDecoder:
@@ -43,8 +43,8 @@ class IncrementalDecoder:
                 break
             if not tokenizer.is_silent(token):
                 self._window.insert(0, token)
-        self._returned = tokenizer.decode(self._window)  # part of the window's text that was already returned
-        self._num_done = len(self._window)  # tokens at the window's start whose text was returned completely
+        self._returned = tokenizer.decode(self._window)  # beginning of the window's text that was returned already
+        self._num_done = len(self._window)  # number of tokens at the window's start whose whole text was returned
 
     def push(self, token_id: int) -> str:
         """Return the text that becomes final with this token; special tokens and unassigned ids have no text."""
@@ -71,9 +71,10 @@ class IncrementalDecoder:
         return rest
 
     def _start(self, text: str) -> int:
-        """Return the offset in the window's ``text`` at which the new part begins.
+        """Return the offset in ``text``, the text of the window, at which the new part begins.
 
-        If the prompt ends inside a character, ``_returned`` ends with U+FFFD; ``text`` may have the whole character.
+        If the prompt ends inside a character, ``_returned`` ends with U+FFFD, and ``text`` may have the whole character
+        instead.
         """
         return len(self._returned if text.startswith(self._returned) else self._returned.rstrip(_REPLACEMENT))
 
@@ -83,7 +84,7 @@ class IncrementalDecoder:
         self._returned = self._tokenizer.decode(self._window)
 
     def _skip_invalid_bytes(self, text: str) -> str:
-        """Cut the window at the last token boundary that splits no character; return new text before it.
+        """Cut the window at the last token boundary that splits no character; return new text before the cut.
 
         Without this, the window would grow without bound while a text consists of invalid bytes.
         """
@@ -113,7 +114,7 @@ class StopScanner:
         self._stop: str | None = None  # the first complete stop string
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """Return the text that no stop string can cut any more, and the first stop string if complete."""
+        """Return text that no stop string can cut off any more, and the stop string found (or ``None``)."""
         if self._stop is not None:
             return "", self._stop
         self._held += text
@@ -121,7 +122,7 @@ class StopScanner:
         if matches:
             _, cut, self._stop = min(matches)
         else:
-            cut = self._undecided()
+            cut = self._safe_length()
         safe, self._held = self._held[:cut], self._held[cut:]
         return safe, self._stop
 
@@ -130,8 +131,8 @@ class StopScanner:
         rest, self._held = "" if self._stop else self._held, ""
         return rest
 
-    def _undecided(self) -> int:
-        """Return the offset in ``_held`` from which on a stop string may have begun; its length if none."""
+    def _safe_length(self) -> int:
+        """Return the number of characters at the start of ``_held`` that cannot belong to a stop string."""
         longest = len(self._stops[0]) if self._stops else 0
         for at in range(max(0, len(self._held) - longest + 1), len(self._held)):
             tail = self._held[at:]

@@ -21,7 +21,7 @@ __all__ = ["Prefix", "Spelling", "spell", "without_prefix"]
 
 Prefix = Literal["never", "first", "always"]
 
-_LISTS = ("normalizers", "pretokenizers", "decoders")  # keys of the list in a component of the type Sequence
+_LISTS = ("normalizers", "pretokenizers", "decoders")  # a Sequence has its components under one of these keys
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 _SPACE = "\u2581"
 
@@ -30,10 +30,10 @@ _SPACE = "\u2581"
 class Spelling:
     """Bytes of a tokenizer's tokens, and its rule for spaces before a text."""
 
-    # Bytes by token id, without special tokens. Of tokens with equal bytes, the one that encoding returns is first.
-    # Empty if the decoder is neither byte-level nor SentencePiece-like.
+    # Bytes by token id, without special tokens; empty if the decoder is neither byte-level nor SentencePiece-like.
+    # Iteration order matters: of tokens with equal bytes, the one that the tokenizer's encoding produces comes first.
     texts: Mapping[int, bytes]
-    prefix: Prefix  # a space is added before a text ("first"), and after each special token ("always"), or "never"
+    prefix: Prefix  # encoding adds a space before a text ("first"), also after special tokens ("always"), or "never"
 
 
 def spell(tokenizer: Tokenizer) -> Spelling:
@@ -56,7 +56,7 @@ def spell(tokenizer: Tokenizer) -> Spelling:
 
 
 def without_prefix(tokenizer: Tokenizer) -> Tokenizer:
-    """Return a copy of a tokenizer that adds no space and encodes special tokens as plain text."""
+    """Return a copy of a tokenizer that adds no space and encodes names of special tokens as plain text."""
     raw = json.loads(tokenizer.backend.to_str())
     raw |= {key: _remove_prefix(raw[key]) for key in ("normalizer", "pre_tokenizer")}
     backend = tokenizers.Tokenizer.from_str(json.dumps(raw))
@@ -65,14 +65,14 @@ def without_prefix(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def _components(component: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """Return a component of ``tokenizer.json`` as a list: a sequence is replaced by its components."""
+    """Return a component of ``tokenizer.json`` as a list; replace a Sequence by its components."""
     if component is None or component["type"] != "Sequence":
         return [] if component is None else [component]
     return [inner for key in _LISTS for member in component.get(key, ()) for inner in _components(member)]
 
 
 def _remove_prefix(component: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return a component of ``tokenizer.json``, changed so that it adds no space before a text."""
+    """Return a component of ``tokenizer.json`` that adds no space before a text; ``None`` for a Prepend."""
     if component is None or component["type"] == "Prepend":
         return None
     if component["type"] == "Metaspace":
@@ -98,7 +98,7 @@ def _replaces_space(decoder: dict[str, Any]) -> bool:
 
 
 def _byte_level_bytes(token: str, alphabet: Mapping[str, int]) -> bytes:
-    """Return the bytes of a byte-level token; an added token may have characters beyond the alphabet."""
+    """Return the bytes of a byte-level token; UTF-8 if it has characters that the alphabet lacks."""
     return bytes(alphabet[c] for c in token) if all(c in alphabet for c in token) else token.encode()
 
 

@@ -41,7 +41,7 @@ class Tokenizer:
         chat_template: str | None = None,
         tool_template: str | None = None,
     ) -> None:
-        # The file may contain truncation and padding settings, which are meant for training.
+        # Drop the file's settings for truncation and padding, which are meant for training.
         backend.no_truncation()
         backend.no_padding()
         self.backend = backend
@@ -94,13 +94,13 @@ class Tokenizer:
 
     @cached_property
     def eos_ids(self) -> tuple[int, ...]:
-        """Id of the tokenizer's end-of-text token, or none; the model's config may list further ids."""
+        """Id of the end-of-text token, if the tokenizer has one; the model's config may list further ids."""
         token = self._id_of("eos_token")
         return () if token is None else (token,)
 
     @cached_property
     def bos_id(self) -> int | None:
-        """Id of the tokenizer's beginning-of-text token."""
+        """Id of the tokenizer's beginning-of-text token; ``None`` if it has none."""
         return self._id_of("bos_token")
 
     @cached_property
@@ -116,7 +116,7 @@ class Tokenizer:
         """Return the token ids of ``text``, by default with tokens such as ``bos_token`` around it."""
         try:
             ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
-        except Exception as error:  # tokenizers raises bare Exception, and TypeError for lone surrogates
+        except Exception as error:  # the tokenizers package raises Exception itself; TypeError for lone surrogates
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             msg = f"expected text that the tokenizer can encode, found {text[:40]!r} ({reason})"
             raise PromptError(msg) from error
@@ -206,7 +206,7 @@ def _read_optional(path: Path) -> dict[str, Any]:
 def _read_backend(path: Path) -> tokenizers.Tokenizer:
     try:
         return tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
-    except Exception as error:  # tokenizers raises bare Exception
+    except Exception as error:  # the tokenizers package raises Exception itself
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         msg = f"{path}: expected a tokenizer, found an unreadable file ({reason}); restore it from its source"
         raise TokenizerError(msg) from error
@@ -225,7 +225,7 @@ def _build_gpt2(folder: Path, config: Mapping[str, Any], special: Mapping[str, s
         raise TokenizerError(msg)
     try:
         backend = tokenizers.Tokenizer(models.BPE.from_file(str(vocab), str(merges)))
-    except Exception as error:  # tokenizers raises bare Exception
+    except Exception as error:  # the tokenizers package raises Exception itself
         msg = f"{folder}: expected vocab.json and merges.txt of a byte-level BPE, found damaged files ({error})"
         raise TokenizerError(msg) from error
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=bool(config.get("add_prefix_space", False)))

@@ -18,7 +18,7 @@ __all__ = ["DenseAttention", "dense_hidden", "dense_logits", "dense_rope", "dens
 class DenseAttention:
     """Causal attention whose rows are ``batch`` sequences of ``length`` tokens, one after the other.
 
-    ``windows`` has the sliding window of each layer in tokens; ``None`` is full attention.
+    ``windows`` has the sliding window of each layer in tokens; ``None``: full attention. If empty, all layers have it.
     """
 
     batch: int
@@ -52,7 +52,7 @@ def dense_hidden(
     attend: Attend | None = None,
     stop: int | None = None,
 ) -> Tensor:
-    """Return the output ``[batch * length, hidden]`` of layer ``stop`` (default: last), before the norm."""
+    """Return layer ``stop``'s output ``[batch * length, hidden]`` (default: last layer, before the norm)."""
     *_, (_, hidden) = dense_states(decoder, tokens, dtype, attend, stop)
     return hidden
 
@@ -60,7 +60,7 @@ def dense_hidden(
 def dense_states(
     decoder: Decoder, tokens: Tensor, dtype: torch.dtype, attend: Attend | None = None, stop: int | None = None
 ) -> Iterator[tuple[int, Tensor]]:
-    """Yield number and output ``[batch * length, hidden]`` of layers 1 to ``stop`` (default: the last)."""
+    """Yield number and output ``[batch * length, hidden]`` of the layers 1 to ``stop`` (default: all)."""
     batch, length = tokens.shape
     positions = torch.arange(length, device=tokens.device).repeat(batch)
     x = decoder.embed(tokens.reshape(-1), positions, dtype)

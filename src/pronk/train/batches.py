@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pronk.errors import OptionError
-from pronk.train.clock import within
+from pronk.train.clock import limit_time
 
 __all__ = ["Batches", "Mixture", "Sequences", "token_dtype"]
 
@@ -35,10 +35,10 @@ def token_dtype(vocab_size: int) -> type[np.unsignedinteger[Any]]:
 
 
 class Sequences:
-    """The sequences of ``length`` tokens in one part of a token file, shuffled by ``seed``.
+    """Training sequences of ``length`` tokens: a part of a token file, cut up and shuffled by ``seed``.
 
-    The targets of a sequence are its tokens shifted by one, so the token after the sequence is read, too. After the
-    last sequence, the first one follows. ``start`` and ``stop`` are the borders of the part as fractions of the file.
+    ``start`` and ``stop`` are the borders of the part as fractions of the file. The targets of a sequence are its
+    tokens shifted by one, so the token after the sequence is read, too. After the last sequence, the first one follows.
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class Sequences:
         self._tokens = np.memmap(file, dtype=dtype, mode="r") if file.stat().st_size else np.empty(0, dtype)
         self.length = length
         first, last = int(start * (len(self._tokens) - 1)), int(stop * (len(self._tokens) - 1))
-        self.tokens = max(0, last - first)
-        self._starts = first + length * np.random.default_rng(seed).permutation(self.tokens // length)
+        self.num_tokens = max(0, last - first)
+        self._starts = first + length * np.random.default_rng(seed).permutation(self.num_tokens // length)
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -65,7 +65,7 @@ class Sequences:
         if not len(self):
             msg = (
                 f"text: expected at least {self.length + 1} tokens for sequences of {self.length}, found "
-                f"{self.tokens}; give more --steps, a smaller --length and --final-length, or more text "
+                f"{self.num_tokens}; give more --steps, a smaller --length and --final-length, or more text "
                 "(--on-policy: the target's own)"
             )
             raise OptionError(msg)
@@ -77,15 +77,15 @@ class Sequences:
         return rows[:, :-1], rows[:, 1:]
 
     def batches(self, tokens: int, seconds: float = inf) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield each sequence once, in batches of ``tokens`` tokens; after ``seconds``, no further batch."""
+        """Yield each sequence once, in batches of ``tokens`` tokens; begin no further batch after ``seconds``."""
         count = max(1, tokens // self.length)
-        for start in within(seconds, range(0, len(self), count)):
+        for start in limit_time(seconds, range(0, len(self), count)):
             yield self.batch(start, min(count, len(self) - start))
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """Series that takes the fraction ``share`` of its sequences, evenly spread, from ``second``."""
+    """Mixture of two series: the fraction ``share`` of the sequences, evenly spread, is from ``second``."""
 
     first: Sequences
     second: Sequences
@@ -97,7 +97,7 @@ class Mixture:
         return self.first.length
 
     def batch(self, start: int, count: int) -> tuple[Tensor, Tensor]:
-        """Return a batch; of sequences 0 to ``n - 1``, ``floor(n * share)`` are from ``second``."""
+        """Return a batch: ``floor(n * share)`` of the first ``n`` sequences (any ``n``) are from ``second``."""
         before, after = int(start * self.share), int((start + count) * self.share)
         parts = []
         if count > after - before:

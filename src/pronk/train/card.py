@@ -106,7 +106,7 @@ def render(card: str, package: str = "pronk.train", **facts: Any) -> str:
 def _run_variables(trainer: Trainer[Any], name: str, command: str) -> dict[str, Any]:
     """Return the variables that the templates of all cards of a run need."""
     summary = json.loads((trainer.folder / "data" / "sources.json").read_text(encoding="utf-8"))
-    total = sum(summary["weights"].values())  # below 1 if the text has no dialogues
+    total = sum(summary["weights"].values())  # less than 1 if the text has no dialogues: their pool is dropped
     packages = [f"{package} {version(package)}" for package in ("torch", "tokenizers", "safetensors", "numpy")]
     return {
         "name": name,
@@ -137,7 +137,7 @@ def _losses(figures: Mapping[str, float], length: int) -> str:
 
 
 def _served(figures: Mapping[str, float]) -> list[dict[str, Any]]:
-    """Return alpha, CTAR and S, measured in the engine, for each decoding method (greedy, sampled)."""
+    """Return alpha, CTAR and S of each decoding method (greedy, sampled), as measured in the engine."""
     return [
         {
             "decoding": method,

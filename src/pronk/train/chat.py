@@ -41,7 +41,8 @@ _LABEL = re.compile(rf"^({'|'.join(_ROLES)}): ?", re.MULTILINE)
 def parse_dialogue(text: str) -> list[tuple[str, str]] | None:
     """Return the turns ``(role, content)`` of a dialogue, or ``None`` for other text.
 
-    Roles alternate, and the user begins. Half of the "Question:" dialogues count as other text, to train both forms.
+    The roles alternate, beginning with the user. Half of the texts with "Question:" count as other text, so that the
+    model also learns them without the chat format.
     """
     if not text.startswith(("User: ", "Customer: ", "Question: ")):
         return None

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from pronk.errors import CheckpointError
-from pronk.files.atomic import replace_file, writing
+from pronk.files.atomic import convert_write_errors, replace_file
 
 __all__ = ["load_checkpoint", "save_checkpoint"]
 
@@ -23,7 +23,7 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
     """
     what = "a training checkpoint" + (" (the one before is intact)" if path.exists() else "")
     # torch raises RuntimeError when a write fails.
-    with writing(path, what, RuntimeError), replace_file(path) as file:
+    with convert_write_errors(path, what, RuntimeError), replace_file(path) as file:
         torch.save({"format": _FORMAT, **state}, file)
 
 

@@ -20,11 +20,11 @@ from typing import TypeVar
 
 from pronk.files.atomic import write_json
 
-__all__ = ["EVALUATION", "TEXT_BY", "TOKENS_BY", "TRAINED_BY", "Clock", "within"]
+__all__ = ["EVALUATION", "TEXT_BY", "TOKENS_BY", "TRAINED_BY", "Clock", "limit_time"]
 
-# Fractions of the limit.
-TOKENS_BY, TEXT_BY, TRAINED_BY = 1 / 6, 1 / 3, 0.9  # ends of tokenizing, own text and training
-EVALUATION = 0.05  # duration of one evaluation during training
+# Ends of the phases tokenizing, own text and training, as fractions of the limit.
+TOKENS_BY, TEXT_BY, TRAINED_BY = 1 / 6, 1 / 3, 0.9
+EVALUATION = 0.05  # duration of one evaluation during training, as a fraction of the limit
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ T = TypeVar("T")
 class Clock:
     """Duration of a run, including the time before it was resumed, and its time limit.
 
-    ``limit`` is in seconds, and infinite if ``minutes`` is ``None``. The time starts with this object.
+    ``limit`` is in seconds, and infinite if ``minutes`` is ``None``. The time counts from the creation of this object.
     """
 
     def __init__(self, minutes: float | None) -> None:
@@ -40,7 +40,7 @@ class Clock:
         self._began, self._earlier = time.monotonic(), 0.0
 
     @property
-    def limited(self) -> bool:
+    def has_limit(self) -> bool:
         """Whether the run has a limit."""
         return self.limit < inf
 
@@ -49,27 +49,27 @@ class Clock:
         """Duration so far, including the time before the run was resumed."""
         return self._earlier + time.monotonic() - self._began
 
-    def left(self, share: float = 1.0) -> float:
-        """Return the seconds until the fraction ``share`` of the limit; negative after that."""
+    def seconds_left(self, share: float = 1.0) -> float:
+        """Return the seconds until the fraction ``share`` of the limit has passed; negative after that."""
         return share * self.limit - self.seconds
 
     def resume(self, seconds: float) -> None:
-        """Set the duration of the run before it was resumed."""
+        """Set the duration of the run before it was resumed, in seconds."""
         self._earlier = seconds
 
     def save(self, folder: Path) -> None:
-        """Write the duration so far into ``folder``, for a run without a checkpoint yet."""
+        """Write the duration so far to ``folder``, because a run has no checkpoint before the training."""
         write_json(folder / "clock.json", {"seconds": self.seconds})
 
     def restore(self, folder: Path) -> None:
-        """Call :meth:`resume` with the duration in the file of :meth:`save`, if there is one."""
+        """Call :meth:`resume` with the duration that :meth:`save` wrote to ``folder``, if any."""
         file = folder / "clock.json"
         if file.exists():
             self.resume(json.loads(file.read_text(encoding="utf-8"))["seconds"])
 
 
-def within(seconds: float, items: Iterable[T]) -> Iterator[T]:
-    """Yield ``items`` until ``seconds`` have passed, but at least the first."""
+def limit_time(seconds: float, items: Iterable[T]) -> Iterator[T]:
+    """Yield the first of ``items``, and further ones until ``seconds`` have passed."""
     end = time.monotonic() + seconds
     for number, item in enumerate(items):
         if number and time.monotonic() >= end:

@@ -1,4 +1,4 @@
-"""Token files of a run: deduplicate the sources, exclude, hold out, tokenize, mix by weight, pack.
+"""Token files of a run: read the sources, drop copies, hold texts out, mix by weight, tokenize.
 
 The result is a folder with the whole text of a run in a fixed order, so that a checkpoint stores only a position::
 
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from pronk.errors import OptionError
-from pronk.files.atomic import write_json, write_tokens, writing
+from pronk.files.atomic import convert_write_errors, write_json, write_tokens
 from pronk.train.batches import token_dtype
 from pronk.train.chat import parse_dialogue
 from pronk.train.encoder import Encoder
@@ -34,8 +34,9 @@ from pronk.train.tokenizer import save_tokenizer, train_tokenizer
 __all__ = ["Collection", "OriginRecord", "Pool", "collect", "mix", "pack", "prepare"]
 
 _HOLD_OUT = 100  # one document in 100 is held out for validation
-_HELD_OUT_CHARACTERS = 4000  # minimum held out of the longest document if no whole one is; at most 1/4 of it
-_CHUNK = 64  # documents tokenized together
+# If no whole document is held out: minimum characters held out of the longest document, but at most 1/4 of it.
+_HELD_OUT_CHARACTERS = 4000
+_CHUNK = 64  # number of documents that are tokenized together
 
 
 @dataclass
@@ -97,7 +98,7 @@ def collect(options: DataOptions) -> Collection:
 def _fill(
     result: Collection, spec: SourceSpec, pool: Pool, dialogues: Pool, unwanted: Callable[[str], bool], seen: set[bytes]
 ) -> None:
-    """Read the source ``spec``: dialogues go to ``dialogues``, other documents to ``pool``."""
+    """Read the source ``spec``; add dialogues to ``dialogues`` and other documents to ``pool``."""
     origins: dict[tuple[str, str], OriginRecord] = {}
     for document in read_source(spec):
         digest = hashlib.blake2b(document.text.encode(), digest_size=16).digest()
@@ -137,7 +138,8 @@ def mix(
 ) -> Iterator[str]:
     """Yield documents without end, each from the pool with the smallest ``size yielded so far / weight``.
 
-    ``size`` is by default in bytes, which need no tokenizer. The documents of a pool are shuffled for each repetition.
+    ``size`` returns the size of a document; by default in bytes, which need no tokenizer. When all documents of a pool
+    have been yielded, they are shuffled and repeated.
     """
     streams = [_shuffled(pool.documents, f"{seed}/{pool.name}") for pool in pools]
     sizes = [0.0] * len(pools)
@@ -162,7 +164,7 @@ def prepare(  # noqa: PLR0917 - the last four have defaults
     say: Callable[[str], None],
     encoder: Encoder | None = None,
     also: Callable[[Collection], None] = lambda _: None,
-    least: int = 0,
+    min_source_tokens: int = 0,
     enough: Callable[[int], bool] = lambda _: False,
 ) -> None:
     """Write the token files of a run into ``folder``, unless they exist.
@@ -175,7 +177,7 @@ def prepare(  # noqa: PLR0917 - the last four have defaults
         say: function that prints a line of progress.
         encoder: converts text to tokens; by default a tokenizer is trained and saved in ``folder``.
         also: called with the collection after the training text is written, to write further files.
-        least: minimum number of tokens in the sources, each read once.
+        min_source_tokens: minimum number of tokens in all sources together, each read once.
         enough: called with the number of tokens so far; if it returns True, the training text ends early.
 
     Raises:
@@ -192,12 +194,12 @@ def prepare(  # noqa: PLR0917 - the last four have defaults
     collection = collect(options)
     num_bytes = sum(record.bytes for record in collection.origins)
     say(f"read {_size(num_bytes)}; dropped {collection.duplicates} copies, {collection.excluded} excluded documents")
-    with writing(folder, "the training text"):
+    with convert_write_errors(folder, "the training text"):
         folder.mkdir(parents=True, exist_ok=True)
     if encoder is None:
         encoder = _train_encoder(collection, options, folder, context, min(options.tokenizer_bytes, num_bytes))
         say("trained the tokenizer")
-    _check_length(collection, encoder, least)
+    _check_length(collection, encoder, min_source_tokens)
     again = ", going through the text again and again" if tokens > num_bytes else ""
     say(f"tokenizing {tokens / 1e6:.1f} M tokens{again}")
     _write_held_out(collection, options, encoder, folder)
@@ -213,20 +215,20 @@ def _size(count: int) -> str:
     return f"{count / 1e3:.1f} kB" if count < 1e6 else f"{count / 1e6:.1f} MB"
 
 
-def _check_length(collection: Collection, encoder: Encoder, least: int) -> None:
-    """Raise if the sources, read once, have fewer than ``least`` tokens."""
+def _check_length(collection: Collection, encoder: Encoder, min_source_tokens: int) -> None:
+    """Raise if the sources, read once, have fewer than ``min_source_tokens`` tokens."""
     texts = iter([text for pool in collection.pools for text in pool.documents])
-    found = len(pack(encoder, texts, least))
-    if found < least:
+    found = len(pack(encoder, texts, min_source_tokens))
+    if found < min_source_tokens:
         msg = (
-            f"text: expected at least {least} tokens, for one sequence and the token after it, found {found}; "
-            "give more text, or a smaller --length and --final-length"
+            f"text: expected at least {min_source_tokens} tokens, for one sequence and the token after it, "
+            f"found {found}; give more text, or a smaller --length and --final-length"
         )
         raise OptionError(msg)
 
 
 def _write_summary(collection: Collection, recipe: dict[str, Any], file: Path) -> None:
-    """Write ``sources.json``, the last file, whose presence marks the folder as complete."""
+    """Write ``sources.json``. It is the last file, so its presence marks the folder as complete."""
     summary = {
         "recipe": recipe,
         "weights": {pool.name: pool.weight for pool in collection.pools},
@@ -240,9 +242,9 @@ def _write_summary(collection: Collection, recipe: dict[str, Any], file: Path) -
 def _train_encoder(collection: Collection, options: DataOptions, folder: Path, context: int, size: int) -> Encoder:
     """Train a tokenizer on ``size`` bytes of the mixture, save it, and return its encoder."""
     tokenizer = train_tokenizer(_until(mix(collection.pools, options.seed), size), options.vocab_size)
-    with writing(folder, "the tokenizer", Exception):  # tokenizers raises bare Exception
+    with convert_write_errors(folder, "the tokenizer", Exception):  # tokenizers raises bare Exception
         save_tokenizer(tokenizer, folder, context)
-    return Encoder.own(tokenizer)
+    return Encoder.of_run(tokenizer)
 
 
 def _write_held_out(collection: Collection, options: DataOptions, encoder: Encoder, folder: Path) -> None:
@@ -259,7 +261,7 @@ def _write_held_out(collection: Collection, options: DataOptions, encoder: Encod
 
 
 def _recipe(options: DataOptions, tokens: int, context: int, encoder: Encoder | None) -> dict[str, Any]:
-    """Return the options that determine the token files; the contents of the sources are not included."""
+    """Return the options that determine the token files, by name; contents of sources are not included."""
     return {
         **({"vocab": options.vocab_size} if encoder is None else {"tokenizer": encoder.fingerprint}),
         "sources": [[spec.name, spec.weight] for spec in options.sources],
@@ -288,7 +290,10 @@ def _until(texts: Iterator[str], size: int) -> Iterator[str]:
 def pack(
     encoder: Encoder, texts: Iterator[str], tokens: int, enough: Callable[[int], bool] = lambda _: False
 ) -> np.ndarray[tuple[int], np.dtype[np.integer[Any]]]:
-    """Return up to ``tokens`` ids of ``texts``, with an end-of-text token after each."""
+    """Return the token ids of ``texts``, with an end-of-text token after each text.
+
+    The ids end after ``tokens`` ids, or when ``enough``, called with the number of ids so far, returns True.
+    """
     packed = np.empty(tokens, dtype=token_dtype(encoder.vocab_size))
     size = 0
     while size < tokens and not enough(size):
@@ -296,7 +301,7 @@ def pack(
         if not chunk:
             break
         for ids in encoder.encode(chunk):
-            document = [*ids, encoder.end][: tokens - size]
+            document = [*ids, encoder.end_id][: tokens - size]
             packed[size : size + len(document)] = document
             size += len(document)
     return packed[:size]

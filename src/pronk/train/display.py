@@ -55,7 +55,7 @@ class WritingDisplay(_Bar):
         self._twentieths = 0
 
     def show(self, done: int) -> None:
-        """Show that ``done`` tokens have been generated."""
+        """Update the bar and perhaps print a line: ``done`` tokens have been generated so far."""
         now = time.monotonic()
         if self._first is None:
             # Tokens generated before the run was resumed do not count for the speed.
@@ -63,8 +63,8 @@ class WritingDisplay(_Bar):
         speed = (done - self._first) / max(now - self._began, 1e-9)
         seconds = (self._total - done) / speed if speed else inf
         share, of = done / max(1, self._total), f" of {self._total}"
-        if self._clock is not None and self._clock.limited:
-            seconds, of = min(seconds, max(0.0, self._clock.left(TEXT_BY))), ""
+        if self._clock is not None and self._clock.has_limit:
+            seconds, of = min(seconds, max(0.0, self._clock.seconds_left(TEXT_BY))), ""
             share = max(share, (now - self._start) / max(now - self._start + seconds, 1e-9))
         left = f"{_duration(seconds)} left" if speed and 0 < seconds < inf else ""
         line = f"written {done}{of} tokens" + (f"  {speed:.0f} tokens/s  {left}" if left else "")

@@ -22,7 +22,8 @@ from torch import nn
 
 __all__ = ["ProcessGroup", "join_processes", "local_device"]
 
-# The others wait while the first process generates the target's own text. If a process dies, torchrun ends all.
+# All other processes wait while the first one generates the target's own text, which may take days. If a process
+# dies, torchrun ends all processes.
 _TIMEOUT = timedelta(days=7)
 
 T = TypeVar("T")
@@ -36,7 +37,7 @@ class ProcessGroup:
     count: int = 1
 
     @property
-    def main(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this process prints, evaluates and writes."""
         return self.rank == 0
 
@@ -44,7 +45,7 @@ class ProcessGroup:
         """Call ``compute`` in the first process; return its result in all processes."""
         if self.count == 1:
             return compute()
-        results = [compute() if self.main else None]
+        results = [compute() if self.is_main else None]
         dist.broadcast_object_list(results, src=0, device=torch.device("cpu"))
         return results[0]  # type: ignore[return-value]  # set by the first process
 
@@ -52,20 +53,20 @@ class ProcessGroup:
         """Return the value of the first process, in all processes."""
         return self.from_main(lambda: value)
 
-    def any(self, flag: bool) -> bool:
-        """Return whether ``flag`` is true in any process."""
+    def is_any_true(self, flag: bool) -> bool:
+        """Return, in all processes, whether ``flag`` is True in at least one of them."""
         if self.count == 1:
             return flag
         flags = torch.tensor(int(flag))
         dist.all_reduce(flags, dist.ReduceOp.MAX)
         return bool(flags)
 
-    def share(self, passes: int) -> range:
-        """Return which of the forward passes 0 to ``passes - 1`` of a step this process computes."""
+    def own_passes(self, passes: int) -> range:
+        """Return the numbers, out of 0 to ``passes - 1``, of the forward passes that this process computes."""
         return range(self.rank, passes, self.count)
 
     def gather(self, rows: Sequence[Sequence[float]]) -> list[list[float]]:
-        """Return one row of figures per forward pass of the step; ``rows`` are those of this process."""
+        """Return one row of figures per forward pass of the step; ``rows`` has the rows of this process."""
         if self.count == 1:
             return [list(row) for row in rows]
         own = torch.tensor(rows, dtype=torch.float64)
@@ -74,7 +75,7 @@ class ProcessGroup:
         return torch.stack(parts, dim=1).flatten(0, 1).tolist()
 
     def sum_gradients(self, module: nn.Module) -> None:
-        """Replace each gradient by its sum over the processes; ``None`` stays if no process has one."""
+        """Replace each gradient by its sum over the processes; keep ``None`` if no process has a gradient."""
         if self.count == 1:
             return
         parameters = [p for p in module.parameters() if p.requires_grad]
@@ -92,14 +93,14 @@ class ProcessGroup:
 
 
 def local_device(name: str) -> str:
-    """Return this process's GPU for ``cuda``, any other name unchanged."""
+    """Return the name of this process's GPU for ``cuda``; return any other device name unchanged."""
     several = name == "cuda" and dist.is_available() and dist.is_torchelastic_launched()
     return f"cuda:{dist.get_node_local_rank()}" if several else name
 
 
 @contextmanager
 def join_processes(device: str) -> Iterator[ProcessGroup]:
-    """Join the processes of ``torchrun``; without ``torchrun`` there is one process.
+    """Join the processes that ``torchrun`` started; without ``torchrun`` there is one process.
 
     NCCL sums gradients on a GPU ``device``; Gloo does everything else.
     """

@@ -20,23 +20,23 @@ __all__ = ["DraftStudent"]
 
 
 class DraftStudent(Student[Decoder]):
-    """Training of a small decoder with the target's vocabulary."""
+    """Training objective of a draft model: a small decoder with the target's vocabulary."""
 
     kind = "draft_model"
-    what = "A draft model"
+    title = "A draft model"
     library = "transformers"
-    others = "Another target with the same tokenizer can be served, at a lower acceptance rate."
+    other_targets = "Another target with the same tokenizer can be served, at a lower acceptance rate."
 
     def build(self, generator: torch.Generator) -> Decoder:
-        """Build the decoder."""
+        """Return the draft model with initial weights."""
         target = self.teacher.llm.config
         decoder = Decoder(model_config(self.options.shape, target.bos_id, target.eos_ids))
         decoder.initialize(generator)
-        self._hidden = self.compiled(dense_hidden)
+        self._hidden = self.maybe_compile(dense_hidden)
         return decoder
 
     def branches(self, tokens: Tensor, features: Features) -> Iterator[Branch]:  # noqa: ARG002 - reads tokens only
-        """Yield one branch: the next token."""
+        """Yield the only branch, which predicts the next token."""
         yield Branch(self.module.norm(self._hidden(self.module, tokens)), self.module.embedding)
 
     @property

@@ -18,17 +18,17 @@ Turns = list[tuple[str, str]]
 
 @dataclass(frozen=True)
 class Encoder:
-    """Converter of texts to token ids; the text of a special token stays text."""
+    """Converter of texts to token ids; the name of a special token in a text is encoded as plain text."""
 
-    plain: Callable[[list[str]], list[list[int]]]  # encodes texts without the chat format
-    dialogue: Callable[[Turns], list[int]]  # encodes the turns of one dialogue
-    end: int  # id of the token after each document
-    vocab_size: int  # all token ids are smaller
-    fingerprint: str = ""  # fingerprint of a target's tokenizer; empty for the run's own
+    encode_plain: Callable[[list[str]], list[list[int]]]  # encodes texts, without the chat format
+    encode_dialogue: Callable[[Turns], list[int]]  # encodes the turns of one dialogue, in the chat format
+    end_id: int  # id of the end-of-text token, which follows each document
+    vocab_size: int  # number that all token ids are smaller than
+    fingerprint: str = ""  # fingerprint of the target's tokenizer; empty for the run's own tokenizer
 
     @classmethod
-    def own(cls, backend: tokenizers.Tokenizer) -> Encoder:
-        """Return an encoder with a tokenizer trained by :mod:`pronk.train.tokenizer`."""
+    def of_run(cls, backend: tokenizers.Tokenizer) -> Encoder:
+        """Return an encoder with the run's own tokenizer, trained by :mod:`pronk.train.tokenizer`."""
 
         def plain(texts: list[str]) -> list[list[int]]:
             return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
@@ -57,7 +57,7 @@ class Encoder:
         return cls(plain, dialogue, end, config.vocab_size, tokenizer.fingerprint)
 
     def encode(self, texts: list[str]) -> Iterator[list[int]]:
-        """Yield the ids of each document; dialogues are encoded in the chat format."""
-        for text, ids in zip(texts, self.plain(texts), strict=True):
+        """Yield the token ids of each text; a text that is a dialogue is encoded in the chat format."""
+        for text, ids in zip(texts, self.encode_plain(texts), strict=True):
             turns = parse_dialogue(text)
-            yield ids if turns is None else self.dialogue(turns)
+            yield ids if turns is None else self.encode_dialogue(turns)

@@ -11,15 +11,15 @@ from pronk.files.json_lines import read_json_lines
 
 __all__ = ["RUN", "Exclusion"]
 
-RUN = 13  # number of successive words that a text must share to be excluded
-# Number of words in a group. Each run of 13 words contains a group of 7 that starts at a multiple of 7 in the document.
-# Looking up only these groups therefore finds each shared run, at a seventh of the cost.
+RUN = 13  # a text is excluded if it shares this number of successive words
+# Words in a group. Any 13 successive words of a document contain 7 that start at a multiple of 7 in the document. It is
+# therefore enough to look up these groups of 7, at a seventh of the cost.
 _GROUP = (RUN + 1) // 2
 _WORD = re.compile(r"\w+")
 
 
 class Exclusion:
-    """Filter of texts that share a run of 13 words, without case and punctuation, with ``texts``."""
+    """Filter for texts that share 13 successive words with ``texts``; case and punctuation do not count."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._groups: set[str] = set()

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from pronk.architecture.config import ModelConfig
-from pronk.files.atomic import replace_folder, write_json, writing
+from pronk.files.atomic import convert_write_errors, replace_folder, write_json
 from pronk.files.companions import TOKENIZER_FILES, copy_companions
 from pronk.models.decoder import Decoder
 
@@ -65,7 +65,7 @@ def _export(
     tokenizer_folder: Path | None = None,
 ) -> None:
     stored = {name: tensor.detach().to("cpu", torch.bfloat16).contiguous() for name, tensor in tensors.items()}
-    with writing(folder, "the model", SafetensorError), replace_folder(folder) as partial:
+    with convert_write_errors(folder, "the model", SafetensorError), replace_folder(folder) as partial:
         save_file(stored, partial / "model.safetensors", metadata={"format": "pt"})
         if tokenizer_folder is not None:
             copy_companions(tokenizer_folder, partial, TOKENIZER_FILES)

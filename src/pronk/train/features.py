@@ -19,16 +19,16 @@ class Features:
     """Hidden states, keys and values of ``rows = batch * length`` tokens; layers count from 1."""
 
     last: Tensor  # output of the last layer before the final norm, ``[rows, hidden]``
-    hidden: dict[int, Tensor] = field(default_factory=dict)  # layer to output, ``[rows, hidden]``
-    keys: dict[int, Tensor] = field(default_factory=dict)  # layer to keys, ``[rows, kv_heads, head_dim]``
-    values: dict[int, Tensor] = field(default_factory=dict)  # layer to values, of the same shape
+    hidden: dict[int, Tensor] = field(default_factory=dict)  # by layer: its output, ``[rows, hidden]``
+    keys: dict[int, Tensor] = field(default_factory=dict)  # by layer: its keys, ``[rows, kv_heads, head_dim]``
+    values: dict[int, Tensor] = field(default_factory=dict)  # by layer: its values, of the same shape
 
 
 @torch.no_grad()
 def compute_features(
     decoder: Decoder, tokens: Tensor, dtype: torch.dtype, hidden: Collection[int] = (), cache: Collection[int] = ()
 ) -> Features:
-    """Run ``tokens [batch, length]``; keep outputs of the layers ``hidden``, keys and values of ``cache``."""
+    """Run the decoder; keep outputs of the layers ``hidden``, and keys and values of the layers ``cache``."""
     batch, length = tokens.shape
     dense, features = DenseAttention(batch, length, decoder.config.windows), Features(tokens.new_empty(0))
 

@@ -6,12 +6,13 @@ own. For each head, the sum over rows is replaced by the mean over the rows ``t`
     L = - Σ_t Σ_(i=1..n) log P(x[t+i] | x[..t])
 
 The export is an ordinary checkpoint, whose own head predicts the next token, with the other heads in its folder
-``heads``, for the drafter ``multi_token``. The layers below all heads are the *trunk*. With ``L`` layers it ends with::
+``heads``, for the drafter ``multi_token``. The layers below all heads are the *trunk*. The trunk of a model with ``L``
+layers ends with the following layer, by the order of transformer heads (first three lines) or for linear heads::
 
     parallel       layer L - 1; layer L is head 1
     causal         layer L; head 1 is the final norm and the unembedding alone
     anticausal     layer L - n; the last n layers are the heads, head n first
-    linear         layer L, as for causal (heads that are linear layers)
+    linear         layer L; head 1 is the final norm and the unembedding alone
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ from pronk.models.fingerprint import Fingerprint
 from pronk.train.attention import DenseAttention, dense_hidden, dense_rope
 from pronk.train.card import heads_card
 from pronk.train.export import export_drafter
-from pronk.train.heads import Stage, ahead, describe, head_by_head, head_stages, head_weight
+from pronk.train.heads import Stage, describe, head_by_head, head_stages, head_weight, shifted_rows
 from pronk.train.lm import TextModel
-from pronk.train.loop import Passed
+from pronk.train.loop import PassResult
 from pronk.train.losses import text_loss
 from pronk.train.options import ModelShape
 from pronk.train.served import SERVED_TOKENS, beginnings, is_served, measure
@@ -50,9 +51,9 @@ __all__ = ["FutureModel", "FutureTokens", "future_shape"]
 def future_shape(
     model: ModelShape, tokens: int, kind: str, order: str, unembeddings: str, mlp: int | None = None
 ) -> HeadsShape | None:
-    """Return the further heads of a model that predicts ``tokens`` tokens at a time; ``None`` if 1.
+    """Return the shape of the heads besides the model's own one; ``None`` if ``tokens`` is 1.
 
-    ``kind``, ``order``, ``unembeddings`` and ``mlp`` are those of
+    The model predicts ``tokens`` tokens at a time. ``kind``, ``order``, ``unembeddings`` and ``mlp`` are those of
     :class:`~pronk.drafters.from_target.modules.heads.HeadsShape`; the default ``mlp`` is the model's.
 
     Raises:
@@ -97,21 +98,21 @@ class FutureModel(nn.Module):
         return dense_hidden(self.decoder, tokens, stop=self.heads.shape.layer)
 
     def stages(self, tokens: Tensor) -> list[Stage]:
-        """Return all heads for ``tokens [batch, length]``, in order of execution; number 0 is the model's own."""
+        """Return number and function of each head, in order of execution; number 0 is the model's own head."""
         batch, length = tokens.shape
         rope = dense_rope(self.decoder, batch, length, torch.float32, tokens.device)
         attend, shape, last = DenseAttention(batch, length), self.heads.shape, len(self.decoder.layers) - 1
         stages: list[Stage] = [(index + 1, apply) for index, apply in head_stages(self.heads, rope, attend)]
 
         def first(x: Tensor) -> Tensor:
-            # If the trunk is the whole model, this head has no layer of its own.
+            # If the trunk has all layers of the model, head 0 has no layer of its own.
             out: Tensor = x if shape.layer > last else self.decoder.layers[last](x, rope, last, attend)
             return out
 
         return [*stages, (0, first)] if shape.order == "anticausal" else [(0, first), *stages]
 
     def norm_and_unembedding(self, number: int, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a head's norm of ``x [rows, hidden]``, and the head's unembedding ``[vocab, hidden]``."""
+        """Return ``x [rows, hidden]`` after a head's norm, and the head's unembedding ``[vocab, hidden]``."""
         if not number:
             return self.decoder.norm(x), self.decoder.embedding
         return self.heads.norm(number - 1, x), head_weight(self.heads, number - 1, self.decoder.embedding)
@@ -134,7 +135,7 @@ class FutureTokens(TextModel[FutureModel]):
         """The model without the further heads."""
         return self.module.decoder
 
-    def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> Passed:
+    def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> PassResult:
         """Return the mean loss of the heads; add ``scale`` times the gradient of the sum of their losses.
 
         ``same``: fraction of rows in which a further head and the model's own head have the same most likely token.
@@ -152,20 +153,20 @@ class FutureTokens(TextModel[FutureModel]):
             else:
                 own_tokens = likeliest
         trunk.backward(z.grad)
-        return Passed(fmean(losses), tuple(same))
+        return PassResult(fmean(losses), tuple(same))
 
     def _losses(self, inputs: Tensor, targets: Tensor, z: Tensor) -> Any:
-        """Yield number, loss and likeliest tokens of each head, and rows where head 0 has the same targets."""
+        """Yield each head's number, loss, likeliest tokens, and the rows of head 0 with the same targets."""
         batch, length = inputs.shape
         with self._autocast():
             stages = self.module.stages(inputs)
-        outputs = head_by_head(stages, z, chained=self.module.heads.shape.chained)
+        outputs = head_by_head(stages, z, chained=self.module.heads.shape.is_chained)
         while True:
             with self._autocast():
                 number, out = next(outputs, (0, None))
                 if out is None:
                     return
-                rows, own_rows = ahead(batch, length, number, inputs.device)
+                rows, own_rows = shifted_rows(batch, length, number, inputs.device)
                 hidden, weight = self.module.norm_and_unembedding(number, out[rows])
             loss, likeliest = text_loss(hidden, weight, targets.reshape(-1)[own_rows], self.dtype)
             yield number, loss, likeliest, own_rows
@@ -182,11 +183,11 @@ class FutureTokens(TextModel[FutureModel]):
         return [float(loss) for _, loss, _, _ in self._losses(inputs, targets, z)]
 
     def evaluate(self, length: int, seconds: float = inf) -> dict[str, float]:
-        """Measure the losses, then alpha, CTAR and S in the engine, each for half of ``seconds``."""
+        """Return the losses, and alpha, CTAR and S in the engine; measure each group for ``seconds / 2``."""
         return super().evaluate(length, seconds / 2) | self._serve(seconds / 2)
 
     def judge(self, figures: Mapping[str, float]) -> float:
-        """Return the mean of the losses; alpha, CTAR and S do not count."""
+        """Return the mean of the losses in ``figures``, without alpha, CTAR and S."""
         return super().judge({name: value for name, value in figures.items() if not is_served(name)})
 
     def _serve(self, seconds: float) -> dict[str, float]:

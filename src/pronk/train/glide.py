@@ -42,17 +42,17 @@ def block_mask(length: int, block: int, window: int | None = None) -> Tensor:
 
 @dataclass(frozen=True)
 class DelayedAttention(DenseAttention):
-    """Causal attention, and cross-attention to the target's cache, over a batch of training sequences."""
+    """Causal self-attention, and cross-attention to the target's cache, for training sequences."""
 
     rotation: tuple[Tensor, Tensor] | None = None  # RoPE rotations of the target, if it has RoPE
     keys: Sequence[Tensor] = ()  # per draft layer: keys of the target's cache, ``[rows, kv_heads, d]``
     values: Sequence[Tensor] = ()  # per draft layer: values of the same shape
-    seen: Sequence[Tensor] = ()  # per draft layer: mask ``[length, length]`` of :func:`block_mask`
+    masks: Sequence[Tensor] = ()  # per draft layer: result of :func:`block_mask`, ``[length, length]``
 
     def cross(self, layer: int, q: Tensor) -> Tensor:
         """Return the cross-attention output ``[rows, heads * d]`` for ``q [rows, heads, d]``."""
         rotated = q if self.rotation is None else apply_rope(q, *self.rotation)
-        k, v, seen = self.keys[layer], self.values[layer], self.seen[layer]
+        k, v, seen = self.keys[layer], self.values[layer], self.masks[layer]
         q, k, v = (
             t.to(v.dtype).reshape(self.batch, self.length, *t.shape[1:]).transpose(1, 2) for t in (rotated, k, v)
         )
@@ -67,18 +67,18 @@ class GlideStudent(Student[GlideModule]):
     """Training of a decoder with cross-attention to the target's cache; ``options.shape`` has its sizes."""
 
     kind = "glide"
-    what = "A GLIDE drafter"
+    title = "A GLIDE drafter"
 
     def build(self, generator: torch.Generator) -> GlideModule:
-        """Build the decoder."""
+        """Return the decoder with initial weights."""
         module = GlideModule(self.options.shape, self.teacher.llm.config)
         module.initialize(generator)
         self.cache = module.cache_layers
-        self._hidden = self.compiled(dense_hidden)
+        self._hidden = self.maybe_compile(dense_hidden)
         return module
 
     def branches(self, tokens: Tensor, features: Features) -> Iterator[Branch]:
-        """Yield one branch: the next token."""
+        """Yield the only branch, which predicts the next token."""
         hidden = self._hidden(self.module, tokens, attend=self._attention(tokens, features))
         yield Branch(self.module.norm(hidden), self.module.embedding)
 
@@ -91,7 +91,7 @@ class GlideStudent(Student[GlideModule]):
             rotation=dense_rope(target, batch, length, torch.float32, tokens.device),
             keys=[features.keys[layer] for layer in self.cache],
             values=[features.values[layer] for layer in self.cache],
-            seen=[mask.to(tokens.device) for mask in masks],
+            masks=[mask.to(tokens.device) for mask in masks],
         )
 
     @property
@@ -109,4 +109,4 @@ class VanillaStudent(GlideStudent):
     """Training of the variant without cross-attention: an ordinary draft model."""
 
     kind = "vanilla"
-    what = "GLIDE's twin without cross-attention, a draft model"
+    title = "GLIDE's twin without cross-attention, a draft model"

@@ -19,9 +19,9 @@ from pronk.train.attention import DenseAttention, dense_rope
 from pronk.train.features import Features
 from pronk.train.student import Branch, Student
 
-__all__ = ["HeadsStudent", "Stage", "ahead", "describe", "head_by_head", "head_stages", "head_weight"]
+__all__ = ["HeadsStudent", "Stage", "describe", "head_by_head", "head_stages", "head_weight", "shifted_rows"]
 
-# Number of a head, and the function from its input ``[rows, hidden]`` to the input of its norm.
+# A head: its number, and the function that runs it, from ``[rows, hidden]`` to the input of its norm (same shape).
 Stage = tuple[int, Callable[[Tensor], Tensor]]
 
 
@@ -29,7 +29,7 @@ class HeadsStudent(Student[MultiTokenHeads]):
     """Training of heads; head ``i`` learns the target's distribution ``i`` positions further on."""
 
     kind = "multi_token"
-    what = "Multi-token heads"
+    title = "Multi-token heads"
 
     def build(self, generator: torch.Generator) -> MultiTokenHeads:
         """Build heads that nearly copy their input at first, with the target's norm and unembedding."""
@@ -44,9 +44,9 @@ class HeadsStudent(Student[MultiTokenHeads]):
         z = features.hidden[heads.shape.layer].float()
         rope = dense_rope(self.teacher.decoder, batch, length, z.dtype, z.device)
         attend = DenseAttention(batch, length, heads.config.windows)
-        for index, out in head_by_head(head_stages(heads, rope, attend), z, chained=heads.shape.chained):
-            rows, target_rows = ahead(batch, length, index + 1, tokens.device)
-            if len(rows):  # none if a held-out sequence is too short
+        for index, out in head_by_head(head_stages(heads, rope, attend), z, chained=heads.shape.is_chained):
+            rows, target_rows = shifted_rows(batch, length, index + 1, tokens.device)
+            if len(rows):  # empty if a held-out sequence is too short for this head
                 weight = head_weight(heads, index, self.teacher.unembedding)
                 yield Branch(heads.norm(index, out[rows]), weight, target_rows)
 
@@ -67,17 +67,17 @@ def describe(shape: HeadsShape) -> str:
 
 
 def head_weight(heads: MultiTokenHeads | MedusaHeads, index: int, shared: Tensor) -> Tensor:
-    """Return a head's unembedding ``[vocab, hidden]``: ``shared`` (the target's) if it has no own one."""
+    """Return a head's unembedding ``[vocab, hidden]``: its own one or, if there is none, ``shared``."""
     return heads.unembeddings[index].get_parameter("weight") if heads.unembeddings else shared
 
 
 def head_stages(heads: MultiTokenHeads, rope: tuple[Tensor, Tensor] | None, attend: DenseAttention) -> list[Stage]:
-    """Return the heads in order of execution; ``rope`` has the RoPE rotations of the rows."""
+    """Return index and function of each head, in order of execution; ``rope``: rotations of the rows."""
 
     def stage(index: int) -> Stage:
         return index, lambda x: heads.run_part(index, x, rope, attend)
 
-    return [stage(index) for index in heads.shape.sequence]
+    return [stage(index) for index in heads.shape.execution_order]
 
 
 def head_by_head(stages: Sequence[Stage], z: Tensor, *, chained: bool) -> Iterator[tuple[int, Tensor]]:
@@ -95,7 +95,7 @@ def head_by_head(stages: Sequence[Stage], z: Tensor, *, chained: bool) -> Iterat
         for number, apply in sorted(stages, key=lambda stage: stage[0]):
             yield number, apply(z)
         return
-    outputs: list[tuple[int, Tensor, Tensor]] = []  # number, output, and the output as a leaf of the autograd graph
+    outputs: list[tuple[int, Tensor, Tensor]] = []  # head number, output, detached output
     leaf = z
     for number, apply in stages:
         out = apply(leaf)
@@ -108,7 +108,7 @@ def head_by_head(stages: Sequence[Stage], z: Tensor, *, chained: bool) -> Iterat
             out.backward(leaf.grad)
 
 
-def ahead(batch: int, length: int, places: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def shifted_rows(batch: int, length: int, places: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return the rows with a token ``places`` later in their sequence, and the rows of these later tokens.
 
     For two sequences of 3 rows and 1 place: ``0 1 3 4`` and ``1 2 4 5``.

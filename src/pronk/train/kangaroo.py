@@ -34,7 +34,7 @@ class KangarooStudent(Student[Adapter]):
     """Training of an adapter on the output of the target's exit layer; ``options.shape`` has its sizes."""
 
     kind = "kangaroo"
-    what = "A Kangaroo adapter"
+    title = "A Kangaroo adapter"
 
     def build(self, generator: torch.Generator) -> Adapter:
         """Build the adapter; its last norm, and its head if it has one, start as copies of the target's."""
@@ -42,11 +42,11 @@ class KangarooStudent(Student[Adapter]):
         self.hidden = (shape.exit_layer,)
         adapter = Adapter(shape, teacher.llm.config)
         adapter.initialize(generator, teacher.decoder.norm, teacher.unembedding)
-        self._adapt = self.compiled(dense_adapter)
+        self._adapt = self.maybe_compile(dense_adapter)
         return adapter
 
     def branches(self, tokens: Tensor, features: Features) -> Iterator[Branch]:
-        """Yield one branch: the next token."""
+        """Yield the only branch, which predicts the next token."""
         head = self.teacher.unembedding if self.module.head is None else self.module.get_parameter("head.weight")
         early = features.hidden[self.options.shape.exit_layer].float()
         yield Branch(self._adapt(self.module, self.teacher.decoder, early, *tokens.shape), head)
@@ -55,12 +55,12 @@ class KangarooStudent(Student[Adapter]):
     def description(self) -> str:
         """Sizes of the module in words, for the model card."""
         shape, layers = self.options.shape, self.teacher.llm.config.num_layers
-        heads = f" {shape.heads} attention heads." if shape.attends else ""
+        heads = f" {shape.heads} attention heads." if shape.has_attention else ""
         return f"Exit after layer {shape.exit_layer} of {layers}; adapter of {_WORDS[shape.adapter]}.{heads}"
 
     @property
     def spec(self) -> str:
-        """Specification of the drafter to measure; with ``eta=0`` it proposes at any confidence."""
+        """Specification of the drafter for measurements; ``eta=0``: it proposes at any confidence."""
         return f"{self.kind}(model={{model!r}}, num_tokens={self.options.num_tokens}, eta=0)"
 
 

@@ -21,7 +21,7 @@ from pronk.train.attention import dense_logits
 from pronk.train.batches import Batches, Sequences, token_dtype
 from pronk.train.chat import special_ids
 from pronk.train.export import export_model
-from pronk.train.loop import Passed, find_device
+from pronk.train.loop import PassResult, find_device
 from pronk.train.options import LoopOptions, ModelShape, TrainOptions
 from pronk.train.tokenizer import load_tokenizer
 
@@ -57,15 +57,15 @@ class TextModel(ABC, Generic[Module]):
     @property
     @abstractmethod
     def decoder(self) -> Decoder:
-        """Decoder that :meth:`export` writes."""
+        """The decoder that :meth:`export` writes as a checkpoint."""
 
     @abstractmethod
-    def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> Passed:
-        """Add ``scale`` times the gradient of the mean loss; arguments are ``[count, length]``."""
+    def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> PassResult:
+        """Add ``scale`` times the gradient of the mean loss; ``inputs``, ``targets`` are ``[count, length]``."""
 
     @abstractmethod
     def measure(self, inputs: Tensor, targets: Tensor) -> list[float]:
-        """Return the mean losses in nats per token: of the next token, of the second next token, …."""
+        """Return the mean losses in nats per token: for the next token, the second next token, …."""
 
     @torch.no_grad()
     def evaluate(self, length: int, seconds: float = inf) -> dict[str, float]:
@@ -86,7 +86,7 @@ class TextModel(ABC, Generic[Module]):
         return figures
 
     def judge(self, figures: Mapping[str, float]) -> float:
-        """Return the mean of the losses ``figures``; NaN if there are none."""
+        """Return the mean of the losses in ``figures``, for early stopping; NaN if there are none."""
         return fmean(figures.values()) if figures else nan
 
     def export(self, folder: Path, card: str, facts: Mapping[str, Any]) -> None:  # noqa: ARG002 - for heads
@@ -98,7 +98,7 @@ class LanguageModel(TextModel[Decoder]):
     """A model trained with the cross-entropy of the next token."""
 
     def build(self) -> Decoder:
-        """Build the decoder."""
+        """Return the decoder with initial weights."""
         decoder = Decoder(self.config)
         decoder.initialize(torch.Generator().manual_seed(self.options.seed))
         self._loss = torch.compile(self.loss) if self.options.compile else self.loss
@@ -109,26 +109,26 @@ class LanguageModel(TextModel[Decoder]):
         """The module itself."""
         return self.module
 
-    def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> Passed:
+    def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> PassResult:
         """Add ``scale`` times the gradient of :meth:`loss`."""
         loss = self._loss(inputs, targets)
         (loss * scale).backward()
-        return Passed(float(loss.detach()))
+        return PassResult(float(loss.detach()))
 
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean loss in nats per token; arguments are ``[count, length]``."""
+        """Return the mean loss in nats per token; ``inputs`` and ``targets`` are ``[count, length]``."""
         # The residual stream stays float32; autocast runs the matrix products and the attention in bfloat16.
         with torch.autocast(self.device.type, torch.bfloat16):
             logits = dense_logits(self.module, inputs.to(self.device))
         return F.cross_entropy(logits.float(), targets.to(self.device).reshape(-1))
 
     def measure(self, inputs: Tensor, targets: Tensor) -> list[float]:
-        """Return the loss of the next token."""
+        """Return the loss of the next token, as a list."""
         return [float(self.loss(inputs, targets))]
 
 
 def two_phases(file: Path, options: LoopOptions, vocab_size: int) -> tuple[Sequences, Sequences]:
-    """Return the sequences of a run's two phases: from the beginning and the end of a token file."""
+    """Return the sequences of a run's two phases: of the token file's beginning, and of its end."""
     o, dtype = options, token_dtype(vocab_size)
     border = 1 - o.final_share
     first = Sequences(file, o.length, o.seed, 0.0, border, dtype)
@@ -140,7 +140,7 @@ def two_phases(file: Path, options: LoopOptions, vocab_size: int) -> tuple[Seque
 
 
 def held_out_sets(data: Path, length: int, vocab_size: int) -> Iterator[tuple[str, Sequences]]:
-    """Yield name and sequences of each held-out set; a set of up to ``length`` tokens is one sequence."""
+    """Yield name and sequences of each held-out set; a set shorter than ``length`` is one sequence."""
     dtype = token_dtype(vocab_size)
     for file in sorted(data.glob("valid-*.bin")):
         size = file.stat().st_size // np.dtype(dtype).itemsize

@@ -36,15 +36,16 @@ from pronk.train.options import LoopOptions
 from pronk.train.resume import check_run
 from pronk.train.schedule import Schedule
 
-__all__ = ["Objective", "Passed", "Report", "Trainer", "find_device"]
+__all__ = ["Objective", "PassResult", "Report", "Trainer", "find_device"]
 
 
 @dataclass(frozen=True)
-class Passed:
+class PassResult:
     """Result of one forward and backward pass."""
 
     loss: float  # mean loss in nats per token
-    same: tuple[float, ...] = ()  # fraction of rows with the target's most likely token, per branch; may be empty
+    # For each branch, the fraction of rows in which the drafter's most likely token is the target's; may be empty.
+    same: tuple[float, ...] = ()
 
 
 class Objective(Protocol):
@@ -56,17 +57,17 @@ class Objective(Protocol):
 
     @property
     def phases(self) -> tuple[Batches, Batches]:
-        """The sequences of the two phases."""
+        """The training sequences of the two phases: short ones, then long ones."""
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Values that must be the same when a run is resumed, besides the options of the loop."""
+        """Values, besides the options of the loop, that must be unchanged when a run is resumed."""
 
-    def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> Passed:
-        """Add ``scale`` times the gradient of the mean loss; arguments are ``[count, length]``."""
+    def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> PassResult:
+        """Add ``scale`` times the gradient of the mean loss; ``inputs``, ``targets`` are ``[count, length]``."""
 
     def evaluate(self, length: int, seconds: float = math.inf) -> dict[str, float]:
-        """Return named figures, measured in ``seconds`` on held-out sequences of up to ``length`` tokens."""
+        """Return figures by name, from about ``seconds`` on held-out sequences of up to ``length`` tokens."""
 
     def judge(self, figures: Mapping[str, float]) -> float:
         """Return the figure that early stopping compares (lower is better); NaN without held-out text."""
@@ -77,10 +78,11 @@ Trained = TypeVar("Trained", bound=Objective)
 
 @dataclass
 class Report:
-    """Progress of a run: means since the last report, and ``valid``, the figures of an evaluation, if any.
+    """Progress of a run; ``loss`` and ``same`` (see :class:`PassResult`) are means since the last report.
 
-    ``rate`` is the learning rate, ``norm`` the last gradient's norm, and ``seconds`` the training time so far.
-    ``speed`` is in tokens per second, of the median step. ``same`` is that of :class:`Passed`.
+    ``progress`` is 1 at the end of the run. ``rate`` is the learning rate, ``norm`` the last gradient's norm, and
+    ``seconds`` the training time so far. ``speed`` is in tokens per second, of the median step. ``valid`` has the
+    figures of an evaluation; it is empty if there was none.
     """
 
     step: int
@@ -118,26 +120,26 @@ class Trainer(Generic[Trained]):
         if options.threads is not None:
             torch.set_num_threads(options.threads)
         self.optimizers = Optimizers(objective.module, options.optimizer, options.weight_decay)
-        self.seconds = 0.0  # training time, also before the run was resumed, by the first process's clock
-        self.step, self.step_seconds = 0, 0.0  # number of steps made; duration of the last one
-        self.done = [0, 0]  # number of steps made in each phase
-        self.passed: list[tuple[float, ...]] = []  # loss and ``same`` of each step since the last report
+        self.seconds = 0.0  # training time by the first process's clock, including the time before a resumption
+        self.step, self.step_seconds = 0, 0.0  # number of steps made; seconds of the last one
+        self.phase_steps = [0, 0]  # number of steps made in each phase
+        self.step_results: list[tuple[float, ...]] = []  # loss and ``same`` of each step since the last report
         self.history: list[dict[str, Any]] = []
         if self.checkpoint.exists():
             self._restore(load_checkpoint(self.checkpoint))
-        # Seconds spent before training: on text, and on loading after each restart.
-        self.before = self.processes.agree(self.clock.seconds) - self.seconds
+        # Seconds of the run in which it did not train: for writing the text, and for loading after each restart.
+        self.seconds_before = self.processes.agree(self.clock.seconds) - self.seconds
         o = options
         self.schedule = Schedule(o.steps, self._minutes(), o.warmup, o.rate, o.floor)
 
     def _minutes(self) -> float | None:
         """Return the time limit of the training in minutes; ``None`` without a limit."""
-        if not self.clock.limited:
+        if not self.clock.has_limit:
             return None
-        left = TRAINED_BY * self.clock.limit - self.before
+        left = TRAINED_BY * self.clock.limit - self.seconds_before
         if left <= 0 and not self.step:
             msg = (
-                f"minutes: expected more than the {self.before / 60:.1f} that the text took, found "
+                f"minutes: expected more than the {self.seconds_before / 60:.1f} that the text took, found "
                 f"{self.clock.limit / 60:g}; the text is kept, and the same command with more --minutes goes on"
             )
             raise OptionError(msg)
@@ -149,24 +151,24 @@ class Trainer(Generic[Trained]):
         return self.folder / "checkpoint.pt"
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether all steps are made, no time is left for another step, or early stopping has ended the run."""
         return self.schedule.progress(self.step, self.seconds + self.step_seconds) >= 1.0 or self.stopped_early
 
     @property
     def stopped_early(self) -> bool:
         """Whether the last ``patience`` evaluations were no better than the best one before them."""
-        patience, judged = self.options.patience, [judgement for _, judgement in self.judged]
-        return patience is not None and len(judged) > patience and min(judged[:-patience]) <= min(judged[-patience:])
+        patience, values = self.options.patience, [judgement for _, judgement in self.judgements]
+        return patience is not None and len(values) > patience and min(values[:-patience]) <= min(values[-patience:])
 
     @property
-    def judged(self) -> list[tuple[int, float]]:
-        """Step and judgement (:meth:`Objective.judge`) of each evaluation so far."""
+    def judgements(self) -> list[tuple[int, float]]:
+        """Step number and result of :meth:`Objective.judge`, for each evaluation so far."""
         return [(entry["step"], self.objective.judge(entry["valid"])) for entry in self.history if entry["valid"]]
 
     @property
     def tokens(self) -> int:
-        """Tokens trained on so far."""
+        """Number of tokens trained on so far."""
         return self.step * self.options.batch
 
     def _defining(self) -> dict[str, Any]:
@@ -177,15 +179,15 @@ class Trainer(Generic[Trained]):
         self.objective.module.load_state_dict(state["model"])
         self.optimizers.load_state_dict(state["optimizers"])
         torch.set_rng_state(state["rng"])
-        self.step, self.done = state["step"], list(state["done"])
+        self.step, self.phase_steps = state["step"], list(state["done"])
         self.step_seconds = state.get("pace", 0.0)
         self.seconds = state["seconds"]
         self.clock.resume(self.seconds + state.get("before", 0.0))
-        self.passed, self.history = list(state.get("passed", [])), list(state["history"])
+        self.step_results, self.history = list(state.get("passed", [])), list(state["history"])
 
     def save(self) -> None:
-        """Write the checkpoint; see :func:`~pronk.train.checkpoint.save_checkpoint`."""
-        if not self.processes.main:
+        """Write the checkpoint if this is the first process."""
+        if not self.processes.is_main:
             return
         save_checkpoint(
             self.checkpoint,
@@ -196,10 +198,10 @@ class Trainer(Generic[Trained]):
                 "rng": torch.get_rng_state(),
                 "step": self.step,
                 "pace": self.step_seconds,
-                "done": self.done,
+                "done": self.phase_steps,
                 "seconds": self.seconds,
-                "before": self.before,
-                "passed": self.passed,
+                "before": self.seconds_before,
+                "passed": self.step_results,
                 "history": self.history,
             },
         )
@@ -221,19 +223,19 @@ class Trainer(Generic[Trained]):
             PronkError: the loss is not finite; the last checkpoint stays.
         """
         last_end, durations = time.monotonic(), []
-        while not self.processes.any(self.finished or stop()):
+        while not self.processes.is_any_true(self.is_finished or stop()):
             begin = time.monotonic()
             progress = self.schedule.progress(self.step, self.seconds)
             rate = self.schedule.rate(self.step, progress)
             norm = self._step(progress, rate)
             end = time.monotonic()
             durations.append(end - begin)
-            # Evaluations, and times when the process was suspended, count for the time limit too.
+            # The time since the last step's end also includes evaluations, and times when the process was suspended.
             self.seconds, self.step_seconds = self.processes.agree((self.seconds + end - last_end, end - begin))
             last_end = end
             # With a time limit, the finished model is evaluated by the caller, after this method.
-            evaluate = self.step % self.options.evaluate_every == 0 or (self.finished and not self.clock.limited)
-            if evaluate or self.finished or self.step % self.options.log_every == 0:
+            evaluate = self.step % self.options.evaluate_every == 0 or (self.is_finished and not self.clock.has_limit)
+            if evaluate or self.is_finished or self.step % self.options.log_every == 0:
                 progress_report = self._make_report(rate, norm, median(durations))
                 progress_report.valid = self._evaluate() if evaluate else {}
                 self.history.append(asdict(progress_report))
@@ -248,9 +250,9 @@ class Trainer(Generic[Trained]):
         self.save()
 
     def _make_report(self, rate: float, norm: float, seconds: float) -> Report:
-        """Return a report of the steps since the last one; ``seconds`` is the median duration of a step."""
-        loss, *same = (fmean(column) for column in zip(*self.passed, strict=True))
-        self.passed.clear()
+        """Return a report of the steps since the last report; ``seconds``: median duration of a step."""
+        loss, *same = (fmean(column) for column in zip(*self.step_results, strict=True))
+        self.step_results.clear()
         progress, speed = self.schedule.progress(self.step, self.seconds), self.options.batch / seconds
         return Report(self.step, progress, loss, rate, norm, self.tokens, self.seconds, speed, tuple(same))
 
@@ -268,9 +270,9 @@ class Trainer(Generic[Trained]):
         phase_number = 0 if progress < 1 - o.final_share else 1
         phase = self.objective.phases[phase_number]
         count, passes = o.micro // phase.length, o.batch // o.micro
-        own_rows = []  # loss and ``same`` of each forward pass of this process
-        for i in self.processes.share(passes):
-            inputs, targets = phase.batch((self.done[phase_number] * passes + i) * count, count)
+        own_rows = []  # loss and ``same`` of each forward pass that this process computes
+        for i in self.processes.own_passes(passes):
+            inputs, targets = phase.batch((self.phase_steps[phase_number] * passes + i) * count, count)
             passed = self.objective.backward(inputs, targets, 1 / passes)
             own_rows.append((passed.loss, *passed.same))
         means = tuple(sum(column) / passes for column in zip(*self.processes.gather(own_rows), strict=True))
@@ -280,8 +282,8 @@ class Trainer(Generic[Trained]):
         self.processes.sum_gradients(self.objective.module)
         norm = float(nn.utils.clip_grad_norm_(self.objective.module.parameters(), o.clip))
         self.optimizers.step(rate)
-        self.passed.append(means)
-        self.done[phase_number] += 1
+        self.step_results.append(means)
+        self.phase_steps[phase_number] += 1
         self.step += 1
         return norm
 
@@ -301,7 +303,7 @@ def find_device(name: str) -> torch.device:
     try:
         device = torch.device(local_device(name))
         torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:  # unknown name or missing device
+    except (RuntimeError, AssertionError) as error:  # the name is unknown, or the device is missing
         msg = f"device: expected one that this machine has, for example cpu, found {name!r}"
         raise OptionError(msg) from error
     return device

@@ -1,4 +1,4 @@
-"""Losses of text and of distillation, computed without the logits of all rows at a time.
+"""Losses of text and of distillation, computed without holding the logits of all rows at once.
 
 With logits ``z`` of the student and ``q = softmax(z)``, the teacher's distribution ``p``, the text's next token ``y``
 and the weight ``h`` of the text::
@@ -20,25 +20,25 @@ from torch import Tensor
 
 __all__ = ["Comparison", "TeacherLogits", "chunks", "distillation_loss", "text_loss"]
 
-_CHUNK = 1 << 21  # maximum logits per chunk, unless _ROWS rows have more
-_ROWS = 128  # minimum rows per chunk: each chunk reads and writes the whole gradient of the head
+_MAX_LOGITS = 1 << 21  # maximum number of logits (rows times vocabulary) in a chunk, unless _MIN_ROWS rows have more
+_MIN_ROWS = 128  # minimum rows of a chunk, because each chunk reads and writes the whole gradient of the head's weight
 
 # Function from a slice of the rows to the teacher's logits ``[rows of the slice, vocab]``.
 TeacherLogits = Callable[[slice], Tensor]
 
 
 class Comparison:
-    """Sums over rows: divergence from the teacher (nats), and rows with the teacher's likeliest token."""
+    """Comparison of student and teacher, summed over the rows."""
 
     def __init__(self) -> None:
-        self.rows = 0
-        self.divergence = 0.0
-        self.same = 0
+        self.rows = 0  # number of rows compared
+        self.divergence = 0.0  # sum of the divergences KL(p || q) in nats
+        self.same = 0  # number of rows in which both have the same most likely token
 
 
 def chunks(rows: int, vocab_size: int) -> list[slice]:
-    """Return the chunks as slices of the rows."""
-    step = max(_ROWS, _CHUNK // vocab_size)
+    """Return slices that divide ``rows`` rows into chunks."""
+    step = max(_MIN_ROWS, _MAX_LOGITS // vocab_size)
     return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
 
 
@@ -74,13 +74,14 @@ def text_loss(
 
 
 def _loss(hidden: Tensor, weight: Tensor, *rest: Any) -> Tensor:
-    if not torch.is_grad_enabled():  # needs_input_grad ignores no_grad
+    # Under no_grad, needs_input_grad is still True, and gradients would be computed.
+    if not torch.is_grad_enabled():
         hidden, weight = hidden.detach(), weight.detach()
     return _ChunkedLoss.apply(hidden, weight, *rest)  # type: ignore[no-untyped-call]
 
 
 class _ChunkedLoss(torch.autograd.Function):
-    """Loss and gradients in one loop over the chunks."""
+    """Autograd function whose forward pass computes loss and gradients in one loop over the chunks."""
 
     @staticmethod
     def forward(  # noqa: PLR0917 - autograd passes arguments by position
@@ -96,7 +97,7 @@ class _ChunkedLoss(torch.autograd.Function):
     ) -> Tensor:
         rows, head, p = len(hidden), weight.to(dtype), None
         d_hidden = torch.empty_like(hidden) if any(ctx.needs_input_grad) else None
-        # A frozen head needs no gradient: one of three matrix products is saved.
+        # If the head is frozen, its gradient is not computed, which saves one of three matrix products.
         d_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         total = hidden.new_zeros((), dtype=torch.float64)
         for chunk in chunks(rows, len(weight)):

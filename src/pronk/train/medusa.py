@@ -22,9 +22,9 @@ from pronk.drafters.shared.rank_tree import MAX_NODES, best_paths
 from pronk.errors import OptionError
 from pronk.train.batches import Sequences, token_dtype
 from pronk.train.features import Features
-from pronk.train.heads import ahead, head_weight
+from pronk.train.heads import head_weight, shifted_rows
 from pronk.train.lm import held_out_sets
-from pronk.train.loop import Passed
+from pronk.train.loop import PassResult
 from pronk.train.losses import TeacherLogits, chunks
 from pronk.train.on_policy import held_out_halves, held_out_prompts
 from pronk.train.options import HeadsOptions
@@ -33,7 +33,7 @@ from pronk.train.teacher import Teacher
 
 __all__ = ["MedusaOptions", "MedusaStudent"]
 
-_RANKS = 16  # most likely tokens of a head whose accuracy is measured; useful trees have no more
+_NUM_RANKS = 16  # number of a head's most likely tokens whose accuracy is measured; useful trees have no others
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,14 @@ class MedusaStudent(Student[MedusaHeads]):
     """Training of Medusa heads; see :class:`~pronk.train.student.Student`."""
 
     kind = "medusa"
-    what = "Medusa heads"
+    title = "Medusa heads"
 
     options: MedusaOptions
 
     def __init__(self, folder: Path, options: MedusaOptions, teacher: Teacher) -> None:
         super().__init__(folder, options, teacher)
-        self._run = self.compiled(_run)
-        self._ranks: tuple[tuple[float, ...], ...] | None = None  # result of measure_ranks for the current weights
+        self._run = self.maybe_compile(_run)
+        self._accuracies: tuple[tuple[float, ...], ...] | None = None  # of the current weights; ``None``: not measured
 
     def build(self, generator: torch.Generator) -> MedusaHeads:  # noqa: ARG002 - nothing is random
         """Build heads that predict the target's next token before training."""
@@ -75,24 +75,24 @@ class MedusaStudent(Student[MedusaHeads]):
         with torch.no_grad():
             last = self.teacher.decoder.norm(features.last).float()
         for index, head in enumerate(self.module.layers):
-            rows, target_rows = ahead(count, length, index + 1, tokens.device)
-            if not len(rows):  # held-out sequence too short
+            rows, target_rows = shifted_rows(count, length, index + 1, tokens.device)
+            if not len(rows):  # the held-out sequence is too short for this head
                 return
             weight = head_weight(self.module, index, self.teacher.unembedding)
             yield Branch(self._run(head, last[rows]), weight, target_rows)
 
-    def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> Passed:
-        """Add the gradient; discard the accuracies, which are of the weights before the step."""
-        self._ranks = None
+    def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> PassResult:
+        """Add the gradient; discard the measured accuracies, which will not be those of the new weights."""
+        self._accuracies = None
         return super().backward(inputs, targets, scale)
 
     def exported_shape(self) -> MedusaShape:
-        """Return the shape with the tree chosen for the current heads."""
-        accuracies = self._ranks = self._ranks or self.measure_ranks()
+        """Return the heads' shape, with the token tree chosen by their current accuracies."""
+        accuracies = self._accuracies = self._accuracies or self.measure_ranks()
         return replace(self.options.shape, tree=best_paths(accuracies, self.options.tree_size), accuracies=accuracies)
 
     def prompts(self) -> list[list[int]]:
-        """Return the held-out prompts that did not serve to choose the tree."""
+        """Return the held-out prompts that are not used to choose the token tree."""
         halves = held_out_halves(self.data, self.vocab_size)
         return held_out_prompts(self.data) if halves is None else halves[1]
 
@@ -104,7 +104,7 @@ class MedusaStudent(Student[MedusaHeads]):
             OptionError: no held-out text, or none with a token for each head.
         """
         o, data = self.options, self.data
-        hits = torch.zeros(o.shape.num_heads, min(_RANKS, self.vocab_size), dtype=torch.int64, device=self.device)
+        hits = torch.zeros(o.shape.num_heads, min(_NUM_RANKS, self.vocab_size), dtype=torch.int64, device=self.device)
         seen = [0] * o.shape.num_heads
         for sequences in self._held_out_sequences():
             for inputs, _ in sequences.batches(o.micro):
@@ -117,7 +117,7 @@ class MedusaStudent(Student[MedusaHeads]):
         return tuple(tuple(round(hit / rows, 4) for hit in row.tolist()) for row, rows in zip(hits, seen, strict=True))
 
     def _held_out_sequences(self) -> list[Sequences]:
-        """Return the sequences for :meth:`measure_ranks`: the target's own text, or else all held-out text."""
+        """Return the sequences to measure: of the target's own text or, if it has none, all held-out text."""
         length, halves = self.options.first_length, held_out_halves(self.data, self.vocab_size)
         if halves is None:
             return [sequences for _, sequences in held_out_sets(self.data, length, self.vocab_size) if len(sequences)]
@@ -145,7 +145,7 @@ def _run(head: torch.nn.Module, hidden: Tensor) -> Tensor:
 
 
 def _hits(branch: Branch, teacher: TeacherLogits, ranks: int) -> Tensor:
-    """Return ``[ranks]``: in how many rows the token of this rank is the teacher's most likely token."""
+    """Return ``[ranks]``: the number of rows whose token of this rank is the teacher's most likely one."""
     hits, weight = branch.hidden.new_zeros(ranks, dtype=torch.int64), branch.weight.bfloat16()
     for chunk in chunks(len(branch.hidden), len(weight)):
         best = (branch.hidden[chunk].bfloat16() @ weight.T).topk(ranks).indices

@@ -7,7 +7,8 @@ A drafter predicts text of the target, so it also learns from this text. It is w
     on-policy.json         numbers of prompts, tokens and bytes, and the target's fingerprints
     valid-on-policy.bin    the held-out prompts, likewise
 
-With a time limit, the target writes until the fraction ``TEXT_BY`` of it, unless the user gave a number of tokens.
+With a time limit, the target writes until the fraction ``TEXT_BY`` of the limit has passed, unless the user gave a
+number of tokens.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from pronk.errors import OptionError
-from pronk.files.atomic import write_json, write_tokens, writing
+from pronk.files.atomic import convert_write_errors, write_json, write_tokens
 from pronk.sampling.noise import derive_seed
 from pronk.sampling.params import SamplingParams
 from pronk.train.batches import token_dtype
@@ -37,14 +38,17 @@ from pronk.train.teacher import Teacher
 
 __all__ = ["continue_prompts", "held_out_halves", "held_out_prompts", "write_prompts"]
 
-_MIN_PROMPT = 8  # tokens
-_CHARACTERS_PER_TOKEN = 16  # more than texts have: for n tokens of a long document, 16 n characters are encoded
-_PROMPT_FACTOR = 4  # prompts suffice if continuations have at least 1/4 of their maximum length on average
-_MIN_BATCH = 8  # prompts per batch under a time limit, at least; the first batch has this size: the speed is unknown
+_MIN_PROMPT = 8  # minimum length of a prompt in tokens
+_CHARACTERS_PER_TOKEN = 16  # upper bound: to get n tokens of a long document, 16 n characters are encoded
+# Number of prompts, as a multiple of the number that suffices if all continuations have their maximum length. With 4,
+# the prompts suffice if continuations have at least 1/4 of their maximum length on average.
+_PROMPT_FACTOR = 4
+# Minimum number of prompts per batch under a time limit. The first batch has this size, because the speed is unknown.
+_MIN_BATCH = 8
 _RELIABLE_AFTER = 3  # number of batches after which the measured speed is reliable
-_HELD_OUT_SHARE = 0.5  # share of the writing time for the held-out prompts, which come first
+_HELD_OUT_SHARE = 0.5  # fraction of the writing time for the held-out prompts, which are continued first
 
-Continuation = tuple[list[int], list[int]]  # token ids of a prompt and of the text that follows it
+Continuation = tuple[list[int], list[int]]  # token ids of a prompt, and of the text that the target wrote after it
 
 
 def write_prompts(
@@ -80,7 +84,7 @@ def held_out_halves(folder: Path, vocab_size: int) -> tuple[int, list[list[int]]
 
     Returns:
         The number of tokens at the start of ``valid-on-policy.bin`` that belong to the first half of the prompts, and
-        the prompts of the second half; ``None`` without held-out text.
+        the prompts of the second half; ``None`` if there are fewer than two prompts or they are not continued yet.
     """
     if not (folder / "valid-on-policy.bin").exists():
         return None
@@ -117,17 +121,17 @@ def _prompts(  # noqa: PLR0917 - the last two have defaults
 
 
 def _prompt(text: str, encoder: Encoder, longest: int, draw: random.Random) -> list[int]:
-    """Return a dialogue before an answer, or text of random length from the first or another line."""
+    """Return a prompt: a dialogue up to a question, or text of random length that begins at some line."""
     turns = parse_dialogue(text)
     if turns is not None:
         question: Turns = turns[: 1 + 2 * draw.randrange(len(turns) // 2)]
-        ids = encoder.dialogue(question)
+        ids = encoder.encode_dialogue(question)
         return ids if len(ids) <= longest else []
     length = round(_MIN_PROMPT * (longest / _MIN_PROMPT) ** draw.random())
     if draw.random() < 0.5:
         start = text.find("\n", draw.randrange(max(1, len(text) - _CHARACTERS_PER_TOKEN * length)))
         text = text[start + 1 :]
-    return encoder.plain([text[: _CHARACTERS_PER_TOKEN * length].lstrip("\n")])[0][:length]
+    return encoder.encode_plain([text[: _CHARACTERS_PER_TOKEN * length].lstrip("\n")])[0][:length]
 
 
 def continue_prompts(
@@ -140,10 +144,10 @@ def continue_prompts(
     clock: Clock | None = None,
     min_tokens: int = 0,
 ) -> bool:
-    """Let the target write ``options.tokens`` tokens; return false if ``stop`` returned true before.
+    """Let the target write ``options.tokens`` tokens. Return False if ``stop`` ended the writing early.
 
-    With ``options.at_most`` and a time limit, writing also ends at the fraction ``TEXT_BY`` of it, but not before
-    ``min_tokens`` tokens. A later call with the same ``folder`` goes on where this one ended. After each batch,
+    With ``options.at_most`` and a time limit, writing also ends at the fraction ``TEXT_BY`` of the limit, but not
+    before ``min_tokens`` tokens. A later call with the same ``folder`` goes on where this one ended. After each batch,
     ``progress`` receives the number of tokens; before each batch, ``stop`` is called.
 
     Raises:
@@ -155,7 +159,7 @@ def continue_prompts(
     if prompts["held_out"] and not (folder / "valid-on-policy.bin").exists():
         _write_held_out(teacher, folder, prompts, writer)
     state = _restore(folder, teacher)
-    while prompts["train"] and not writer.enough(state):
+    while prompts["train"] and not writer.is_complete(state):
         if stop():
             return False
         missing = -(-(options.tokens - state["tokens"]) // options.length)
@@ -163,13 +167,13 @@ def continue_prompts(
         batch = [prompts["train"][number % len(prompts["train"])] for number in numbers]
         texts = writer.continue_batch(teacher, batch, 1 + numbers[0])
         path = folder / "on-policy.bin"
-        with writing(path, "what the target says"), path.open("ab") as file:
+        with convert_write_errors(path, "what the target says"), path.open("ab") as file:
             file.write(_pack(texts, teacher.encoder).tobytes())
         state["prompts"] += len(numbers)
         state["tokens"] += sum(len(text) for _, text in texts)
         state["bytes"] = path.stat().st_size
-        # A resumed run with more time does not extend a complete text.
-        state["whole"] = writer.enough(state)
+        # Record that the text is complete, so that a resumed run with a longer time limit does not extend it.
+        state["whole"] = writer.is_complete(state)
         write_json(folder / "on-policy.json", state)
         writer.clock.save(folder)
         progress(state["tokens"])
@@ -178,12 +182,12 @@ def continue_prompts(
 
 
 class _Writer:
-    """Writes continuations, and decides by the remaining time and the measured speed how many."""
+    """Generates continuations, and decides by the remaining time and the measured speed how many."""
 
     def __init__(self, options: OnPolicyOptions, clock: Clock, min_tokens: int) -> None:
         self.clock, self._options, self._min_tokens = clock, options, min_tokens
-        self._timed = options.at_most and clock.limited  # whether the time limits the number of tokens
-        self._seconds_at_start = max(0.0, clock.left(TEXT_BY))
+        self._is_time_limited = options.at_most and clock.has_limit  # whether the time limits the number of tokens
+        self._seconds_at_start = max(0.0, clock.seconds_left(TEXT_BY))
         self._tokens, self._seconds, self._batches = 0, 0.0, 0
 
     def continue_batch(self, teacher: Teacher, prompts: list[list[int]], first: int) -> list[Continuation]:
@@ -203,28 +207,30 @@ class _Writer:
         self._batches += 1
         return list(zip(prompts, texts, strict=True))
 
-    def enough(self, state: dict[str, Any]) -> bool:
-        """Return whether the text, of which ``state`` is the content of ``on-policy.json``, is complete."""
+    def is_complete(self, state: dict[str, Any]) -> bool:
+        """Return whether the text is complete; ``state`` is the content of ``on-policy.json``."""
         if state["tokens"] >= self._options.tokens or (self._options.at_most and state.get("whole")):
             return True
-        return self._timed and state["tokens"] >= self._min_tokens and self.clock.left(TEXT_BY) <= 0
+        return self._is_time_limited and state["tokens"] >= self._min_tokens and self.clock.seconds_left(TEXT_BY) <= 0
 
     def held_out_time_is_over(self) -> bool:
-        """Return whether ``_HELD_OUT_SHARE`` of the writing time is over."""
-        return self._timed and self.clock.left(TEXT_BY) <= (1 - _HELD_OUT_SHARE) * self._seconds_at_start
+        """Return whether the share of the writing time for the held-out prompts is over."""
+        return (
+            self._is_time_limited and self.clock.seconds_left(TEXT_BY) <= (1 - _HELD_OUT_SHARE) * self._seconds_at_start
+        )
 
     def batch_size(self, maximum: int) -> int:
-        """Return how many prompts can be continued in the remaining time, from ``_MIN_BATCH`` to ``maximum``."""
-        if not self._timed:
+        """Return the size of the next batch, as time permits: ``_MIN_BATCH`` to ``maximum`` prompts."""
+        if not self._is_time_limited:
             return maximum
-        possible = int(self.clock.left(TEXT_BY) * self._speed / self._options.length)
+        possible = int(self.clock.seconds_left(TEXT_BY) * self._speed / self._options.length)
         return min(maximum, max(_MIN_BATCH, possible))
 
     def check(self, tokens: int) -> None:
         """Raise :class:`~pronk.errors.OptionError` if the target would still write when training has to end."""
-        missing, left = self._options.tokens - tokens, self.clock.left(TRAINED_BY)
-        tolerance = 2.0 if self._batches < _RELIABLE_AFTER else 1.2  # the first batches may be slow
-        if not self._timed and missing > 0 and missing > tolerance * self._speed * left:
+        missing, left = self._options.tokens - tokens, self.clock.seconds_left(TRAINED_BY)
+        tolerance = 2.0 if self._batches < _RELIABLE_AFTER else 1.2  # a factor; the first batches may be slow
+        if not self._is_time_limited and missing > 0 and missing > tolerance * self._speed * left:
             possible = max(tokens, tokens + int(self._speed * left))
             msg = (
                 f"on-policy: expected at most about {possible} tokens, which the target writes in "
@@ -235,12 +241,12 @@ class _Writer:
 
     @property
     def _speed(self) -> float:
-        """Tokens per second; 0 before the first batch."""
+        """Tokens per second so far; 0 before the first batch."""
         return self._tokens / max(self._seconds, 1e-9)
 
 
 def _write_held_out(teacher: Teacher, folder: Path, prompts: dict[str, Any], writer: _Writer) -> None:
-    """Continue the held-out prompts; if the time is over, remove the remaining ones from ``prompts.json``."""
+    """Continue the held-out prompts; if time runs out, remove the other prompts from ``prompts.json``."""
     held_out, texts = prompts["held_out"], list[Continuation]()
     while len(texts) < len(held_out) and not (texts and writer.held_out_time_is_over()):
         first = len(texts)
@@ -255,7 +261,7 @@ def _pack(texts: list[Continuation], encoder: Encoder) -> np.ndarray[Any, np.dty
     ids: list[int] = []
     for prompt, text in texts:
         ids += [*prompt, *text]
-        ids += [encoder.end] if ids[-1] != encoder.end else []
+        ids += [encoder.end_id] if ids[-1] != encoder.end_id else []
     return np.array(ids, dtype=token_dtype(encoder.vocab_size))
 
 
@@ -266,11 +272,11 @@ def _recipe(options: OnPolicyOptions) -> dict[str, Any]:
 
 
 def _restore(folder: Path, teacher: Teacher) -> dict[str, Any]:
-    """Return the content of ``on-policy.json``; remove an interrupted batch from ``on-policy.bin``."""
+    """Return the content of ``on-policy.json``; cut an interrupted batch off the end of ``on-policy.bin``."""
     target = {"target": teacher.fingerprints}
     path, text_path = folder / "on-policy.json", folder / "on-policy.bin"
     if not path.exists():
-        with writing(text_path, "what the target says"):
+        with convert_write_errors(text_path, "what the target says"):
             text_path.write_bytes(b"")
         return {"prompts": 0, "tokens": 0, "bytes": 0, **target}
     state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Optimizers: AdamW for all parameters, or Muon for the matrices of layers and AdamW for the rest."""
+"""Optimizers: AdamW for all parameters, or Muon for layers' matrices and AdamW for other parameters."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _BETAS = (0.9, 0.95)
 class Optimizers:
     """AdamW, optionally together with Muon, with one learning rate.
 
-    Muon (Jordan et al. 2024) orthogonalizes the update of a matrix. Its updates are rescaled to the size of AdamW's
-    (Liu et al. 2025), so one learning rate fits both. Weight decay applies to the matrices of layers only. Parameters
-    that are frozen or have no gradient in a step do not change.
+    Muon (Jordan et al. 2024) orthogonalizes the update of a matrix. Its updates are rescaled to the root
+    mean square of AdamW's (Liu et al. 2025), so both use one learning rate. Weight decay applies to the matrices of
+    layers only. Parameters that are frozen or have no gradient in a step do not change.
     """
 
     def __init__(self, model: nn.Module, kind: str, weight_decay: float) -> None:
         trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         matrices = [p for name, p in trainable if p.ndim == 2 and ".layers." in f".{name}"]
         matrix_ids = {id(p) for p in matrices}
-        rest = [p for _, p in trainable if id(p) not in matrix_ids]
-        groups: list[dict[str, Any]] = [{"params": rest, "weight_decay": 0.0}]
+        other_params = [p for _, p in trainable if id(p) not in matrix_ids]
+        groups: list[dict[str, Any]] = [{"params": other_params, "weight_decay": 0.0}]
         self._optimizers: list[Optimizer] = []
         if kind == "muon" and matrices:
             self._optimizers.append(Muon(matrices, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"))
@@ -34,7 +34,7 @@ class Optimizers:
         self._optimizers.append(AdamW(groups, betas=_BETAS, fused=True))
 
     def step(self, rate: float) -> None:
-        """Apply the gradients with learning rate ``rate``, and clear them."""
+        """Update the parameters with learning rate ``rate``, then clear their gradients."""
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = rate
@@ -42,7 +42,7 @@ class Optimizers:
             optimizer.zero_grad(set_to_none=True)
 
     def state_dict(self) -> list[dict[str, Any]]:
-        """Return the state of each optimizer, for a checkpoint."""
+        """Return the state of each optimizer, as a checkpoint stores it."""
         return [optimizer.state_dict() for optimizer in self._optimizers]
 
     def load_state_dict(self, states: list[dict[str, Any]]) -> None:

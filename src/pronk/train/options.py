@@ -56,9 +56,9 @@ class ModelShape:
 class DataOptions:
     """Sources of the text and their mixture.
 
-    ``dialogues`` is the share of dialogues, from all sources together, in the training text. ``valid`` files contain
-    held-out text. No training text shares 13 words in a row with a prompt of an ``exclude`` file. The tokenizer is
-    trained on at most ``tokenizer_bytes``; a held-out set has at most ``valid_tokens``.
+    ``dialogues`` is the fraction of the training text that dialogues make up; dialogues of all sources count.
+    ``valid`` files contain held-out text. No training text shares 13 words in a row with a prompt of an ``exclude``
+    file. The tokenizer is trained on at most ``tokenizer_bytes``; a held-out set has at most ``valid_tokens``.
     """
 
     sources: tuple[SourceSpec, ...]
@@ -125,7 +125,7 @@ class LoopOptions:
         names = ("steps", "batch", "micro", "evaluate_every", "save_every", "log_every")
         self._check(check_integer, (*names, *self._given("patience", "threads")), 1)
         self._check(check_integer, ("warmup", "seed"), 0)
-        self._check(check_number, ("rate", "clip", *self._given("minutes")), 0, above=True)
+        self._check(check_number, ("rate", "clip", *self._given("minutes")), 0, exclusive_min=True)
         self._check(check_number, ("weight_decay",), 0)
         self._check(check_number, ("floor", "final_share"), 0, 1)
         check_choice("optimizer", self.optimizer, OPTIMIZERS)
@@ -147,7 +147,7 @@ class LoopOptions:
             check(option_name(name), getattr(self, name), *limits, **flags)
 
     def _check_heads(self, num_heads: int) -> None:
-        """Raise if sequences are too short for the last head's token."""
+        """Raise unless every sequence has a token for the last of ``num_heads`` heads to predict."""
         for name, length in self.lengths.items():
             if length <= num_heads:
                 msg = f"{option_name(name)}: expected at least {num_heads + 1} for {num_heads} heads, found {length}"
@@ -155,7 +155,7 @@ class LoopOptions:
 
     @property
     def lengths(self) -> dict[str, int]:
-        """Option name to sequence length, in the order of use, without an option that is never used."""
+        """Sequence length by option, ``length`` first; an option for a phase of zero length is left out."""
         shares = {"length": 1 - self.final_share, "final_length": self.final_share}
         return {name: getattr(self, name) for name, share in shares.items() if share > 0}
 
@@ -171,7 +171,7 @@ class LoopOptions:
 
     @property
     def longest(self) -> int:
-        """Length of the longest sequence."""
+        """Largest sequence length in tokens that the run uses."""
         return max(self.lengths.values())
 
     @property
@@ -238,12 +238,12 @@ class DraftOptions(StudentOptions):
     shape: ModelShape = field(default_factory=ModelShape)
 
     def _max_length(self) -> int | None:
-        return min(self.shape.context, self.context)  # the target reads the same sequences
+        return min(self.shape.context, self.context)  # both the draft model and the target read each sequence
 
 
 @dataclass(frozen=True)
 class HeadsOptions(StudentOptions):
-    """Settings of ``shape.num_heads`` heads; each predicts one token further ahead than the one before."""
+    """Settings of ``shape.num_heads`` heads; head i + 1 predicts one token further ahead than head i."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -258,9 +258,9 @@ class HeadsOptions(StudentOptions):
 class OnPolicyOptions:
     """Amount and sampling of the target's own text.
 
-    The target writes up to ``length`` tokens after each prompt of up to ``prompt`` tokens, together ``tokens``. Prompts
+    The target writes ``tokens`` tokens in total: up to ``length`` after each prompt of up to ``prompt`` tokens. Prompts
     get the ``temperatures`` in turn. ``batch`` prompts are continued together; an interruption loses at most one
-    batch. ``held_out`` prompts are for evaluation. With ``at_most``, a time limit may reduce ``tokens``.
+    batch. ``held_out`` prompts are for evaluation. With ``at_most``, a run with a time limit may end with less text.
     """
 
     tokens: int = 1_000_000
@@ -280,26 +280,26 @@ class OnPolicyOptions:
 def fit_lengths(settings: Mapping[str, Any], context: int) -> dict[str, Any]:
     """Return the settings with ``None`` replaced in ``micro``, ``length`` and ``final_length``.
 
-    ``micro`` becomes the largest divisor of ``batch`` up to its default that is a multiple of the given lengths. A
-    length becomes the largest divisor of ``micro`` up to its default and ``context``. If there is none in the upper
-    half of the range, the value becomes its upper end, which :class:`LoopOptions` refuses.
+    ``micro`` becomes the largest divisor of ``batch`` that is a multiple of the lengths that are not ``None``; its
+    default is the limit. A length becomes the largest divisor of ``micro``; the smaller of its default and ``context``
+    is the limit. If no such number is above half the limit, the limit is returned; :class:`LoopOptions` refuses it.
     """
     fitted, share = dict(settings), settings["final_share"]
     used = [name for name, fraction in (("length", 1 - share), ("final_length", share)) if fraction > 0]
-    given = [fitted[name] for name in used if fitted[name] is not None and fitted[name] > 0]
+    given_lengths = [fitted[name] for name in used if fitted[name] is not None and fitted[name] > 0]
     batch = fitted["batch"]
     if fitted["micro"] is None:
         limit = min(LoopOptions.micro, max(1, batch))
-        fitted["micro"] = _largest(limit, lambda n: batch % n == 0 and not any(n % length for length in given))
+        fitted["micro"] = _largest(limit, lambda n: batch % n == 0 and not any(n % length for length in given_lengths))
     for name, default in (("length", LoopOptions.length), ("final_length", LoopOptions.final_length)):
         if fitted[name] is None:
             fitted[name] = _largest(max(1, min(default, context, fitted["micro"])), lambda n: fitted["micro"] % n == 0)
     return fitted
 
 
-def _largest(limit: int, allowed: Callable[[int], bool]) -> int:
-    """Return the largest allowed number in ``limit // 2 + 1 .. limit``, or ``limit`` if none is allowed."""
-    return next((n for n in range(limit, limit // 2, -1) if allowed(n)), limit)
+def _largest(limit: int, is_valid: Callable[[int], bool]) -> int:
+    """Return the largest valid number in ``limit // 2 + 1 .. limit``, or ``limit`` if none is valid."""
+    return next((n for n in range(limit, limit // 2, -1) if is_valid(n)), limit)
 
 
 def option_name(field_name: str) -> str:

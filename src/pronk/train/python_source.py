@@ -31,11 +31,14 @@ _SKIP_PARTS = frozenset(
     "thirdparty extern externals _extern _bundled _distutils site-packages dist-packages turtledemo pydoc_data "
     "encodings benchmarks __pycache__ migrations locale lib2to3".split()
 )
-# Generated files; texts in the style of benchmarks of code; a comment with a copyright notice at the top of a file.
+# Phrases at the beginning of a generated file.
 _GENERATED = re.compile(r"auto-?generated|generated (by|from|automatically)|do not edit|@generated", re.IGNORECASE)
+# Text in the style of a code benchmark.
 _EVAL_STYLE = re.compile(r"humaneval|\bmbpp\b|METADATA = \{\s*'author'", re.IGNORECASE)
+# Comment with a copyright notice at the top of a file.
 _NOTICE = re.compile(r"\A(#!.*\n)?(#.*\n|\s*\n)*?#.*(copyright|licen[sc]e).*\n(#.*\n)*\s*", re.IGNORECASE)
-_MIN_BYTES, _MAX_BYTES, _MAX_LINE = 200, 120_000, 300  # of a file; longest line in characters
+_MIN_BYTES, _MAX_BYTES = 200, 120_000  # size of a file
+_MAX_LINE = 300  # characters of a file's longest line
 
 
 def read_python(extra: Path | None) -> Iterator[tuple[str, str, str]]:
@@ -49,7 +52,7 @@ def read_python(extra: Path | None) -> Iterator[tuple[str, str, str]]:
 
 
 def read_packages(folders: Sequence[Path]) -> Iterator[tuple[str, str, str]]:
-    """Yield the files of all packages in ``folders``; if two folders have a package, the last one counts."""
+    """Yield the files of all packages in ``folders``; of a package in two folders, those of the last one."""
     packages = {d.metadata["Name"].lower(): d for folder in folders for d in distributions(path=[str(folder)])}
     for name in sorted(packages):
         license_name = _license_of(packages[name])
@@ -72,10 +75,10 @@ def _read_files(root: Path, files: list[Path], origin: str, license_name: str) -
             continue
         try:
             text = file.read_text(encoding="utf-8")
-        except UnicodeDecodeError:  # a file in another encoding is test data
+        except UnicodeDecodeError:  # skip the file: in these packages only test data is not UTF-8
             continue
         if wanted_code(text):
-            # Without its notice: the model card names the licence, and a model would learn to recite notices.
+            # Remove the copyright notice, or the model would learn to recite notices. The model card names the licence.
             yield _NOTICE.sub("", text, count=1), origin, license_name
 
 
@@ -93,7 +96,7 @@ def wanted_code(text: str) -> bool:
     lines = text.splitlines()
     if max(map(len, lines), default=0) > _MAX_LINE:
         return False
-    digits = sum(text.count(digit) for digit in "0123456789")  # tables have many digits or characters beyond ASCII
+    digits = sum(text.count(digit) for digit in "0123456789")  # tables of data have many digits or non-ASCII characters
     return digits < 0.12 * len(text) and len(text.encode()) < 1.05 * len(text)
 
 
@@ -116,6 +119,6 @@ def is_permissive(expression: str) -> bool:
         return True
     flat = expression.replace("(", " ").replace(")", " ").lower()
     if "(" in expression and " or " in flat and " and " in flat:
-        # Nested expressions are rare, so they are not parsed: every licence in them must be permissive.
+        # Nested expressions are rare, so they are not parsed. Replace "or": every licence in one must be permissive.
         flat = flat.replace(" or ", " and ")
     return any(all(_SPDX.fullmatch(term.strip()) for term in side.split(" and ")) for side in flat.split(" or "))

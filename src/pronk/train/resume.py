@@ -1,4 +1,4 @@
-"""Checks that a resumed run has the options that its checkpoint or its files were made with."""
+"""Checks that a resumed run has the options with which its checkpoint or its text files were made."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ __all__ = ["check_run", "check_unchanged"]
 def check_run(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Compare the options of a checkpoint and of the run that resumes it, like :func:`check_unchanged`.
 
-    Another ``kind`` of run has a message of its own. Old checkpoints have no kind; any run may resume them.
+    The key ``kind`` (such as ``draft_model``) is compared first, with its own error message. Old checkpoints have no
+    ``kind``; runs of any kind may resume these.
     """
     kind = now.get("kind")
     if before.get("kind", kind) != kind:
@@ -28,7 +29,7 @@ def check_run(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -
 
 
 def check_unchanged(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise :class:`~pronk.errors.OptionError` that names all keys of ``now`` whose values changed."""
+    """Raise :class:`~pronk.errors.OptionError` that names the options of ``now`` with a new value."""
     changed = [
         f"{name} = {old!r} as before, found {new!r}"
         for key, value in now.items()
@@ -40,7 +41,7 @@ def check_unchanged(folder: Path, before: Mapping[str, Any], now: Mapping[str, A
 
 
 def _differences(name: str, before: object, now: object) -> Iterator[tuple[str, object, object]]:
-    """Yield name, old and new value of each difference; mappings are compared key by key."""
+    """Yield ``(option, old value, new value)`` of each difference; mappings are compared key by key."""
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         for key in {**before, **now}:
             yield from _differences(f"{name} {option_name(str(key))}", before.get(key), now.get(key))

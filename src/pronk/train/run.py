@@ -1,4 +1,4 @@
-"""A complete run: prepare the text unless it exists, train with progress on the terminal, export."""
+"""A complete run: prepare the text unless its files exist, train, show the progress, export the model."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ def run(  # noqa: PLR0917 - options of the model, then of the run
     """
     clock = clock or Clock(options.minutes)
     with join_processes(options.device) as processes:
-        console.quiet = console.quiet or not processes.main
+        console.quiet = console.quiet or not processes.is_main
         processes.from_main(partial(_begin, folder, options, TextModel.identity, clock, console))
 
         def enough(done: int) -> bool:
-            return done >= options.min_text_tokens and clock.left(TEXT_BY) <= 0
+            return done >= options.min_text_tokens and clock.seconds_left(TEXT_BY) <= 0
 
         def write_text() -> None:
             say, min_tokens = partial(console.print, **PLAIN), options.longest + 1
             tokens, context = options.steps * options.batch + 1, options.shape.context
-            prepare(data, folder / "data", tokens, context, say, least=min_tokens, enough=enough)
+            prepare(data, folder / "data", tokens, context, say, min_source_tokens=min_tokens, enough=enough)
             clock.save(folder / "data")
 
         processes.from_main(write_text)
@@ -81,10 +81,10 @@ def run_student(  # noqa: PLR0917 - as for run, with a target and its own text
     console: Console,
     clock: Clock | None = None,
 ) -> bool:
-    """Train a drafter like :func:`run`, partly on text that the target ``teacher`` writes first (``own``)."""
+    """Train a drafter like :func:`run`, partly on text by the target ``teacher``; ``own`` has its amount."""
     clock = clock or Clock(options.minutes)
     with join_processes(options.device) as processes:
-        console.quiet = console.quiet or not processes.main
+        console.quiet = console.quiet or not processes.is_main
         processes.from_main(partial(_begin, folder, options, kind.identify(teacher), clock, console, own))
         if not processes.from_main(partial(_write_text, data, own, options, teacher, folder / "data", console, clock)):
             console.print("saved what the target has written; the same command continues", **PLAIN)
@@ -101,7 +101,7 @@ def _begin(
     console: Console,
     own: OnPolicyOptions | None = None,
 ) -> None:
-    """Check that the options are those of the checkpoint, and add the time of earlier calls to the clock."""
+    """Check that a resumed run has its checkpoint's options; add its earlier duration to the clock."""
     checkpoint = folder / "checkpoint.pt"
     if checkpoint.exists():
         state = load_checkpoint(checkpoint, mapped=True)
@@ -109,15 +109,15 @@ def _begin(
         clock.resume(state["seconds"] + state.get("before", 0.0))
     else:
         clock.restore(folder / "data")
-    if clock.left(TRAINED_BY) < inf:
+    if clock.seconds_left(TRAINED_BY) < inf:
         console.print(_time_plan(clock, own, writing=not checkpoint.exists()), **PLAIN)
 
 
 def _time_plan(clock: Clock, own: OnPolicyOptions | None, *, writing: bool) -> str:
-    """Return a line with the minutes left for text, training and evaluation."""
-    text = max(0.0, clock.left(TEXT_BY)) if writing else 0.0
-    training = max(0.0, clock.left(TRAINED_BY) - text)
-    evaluating = max(0.0, min(clock.left(), (1 - TRAINED_BY) * clock.limit))
+    """Return a line of text: the minutes left for preparing the text, for training and for evaluation."""
+    text = max(0.0, clock.seconds_left(TEXT_BY)) if writing else 0.0
+    training = max(0.0, clock.seconds_left(TRAINED_BY) - text)
+    evaluating = max(0.0, min(clock.seconds_left(), (1 - TRAINED_BY) * clock.limit))
     phases = [f"{text / 60:.1f} for text", f"{training / 60:.1f} for training", f"{evaluating / 60:.1f} for evaluating"]
     if writing and own is not None and own.tokens and not own.at_most:
         phases[0] = f"as long as the {own.tokens} tokens of --on-policy take"
@@ -139,7 +139,7 @@ def _write_text(  # noqa: PLR0917 - called in the first process only
     say, min_tokens = partial(console.print, **PLAIN), options.longest + 1
 
     def is_late() -> bool:
-        return clock.left(TOKENS_BY) <= 0
+        return clock.seconds_left(TOKENS_BY) <= 0
 
     def enough(done: int) -> bool:
         return done >= options.min_text_tokens and is_late()
@@ -157,41 +157,41 @@ def _write_text(  # noqa: PLR0917 - called in the first process only
 def _train(
     trainer: Trainer[Any],
     card: Callable[[dict[str, Any]], str],
-    more: dict[str, Any],
+    extra_facts: dict[str, Any],
     command: str,
     console: Console,
 ) -> bool:
-    """Train with progress on the terminal, then export; the JSON file has ``more`` and the figures."""
+    """Train, then export; the exported JSON file contains ``extra_facts`` and the evaluation's figures."""
     options = trainer.options
 
     def export(target: str, figures: dict[str, float], length: int) -> None:
-        facts = {**more, "figures": figures, "length": length, "command": command}
+        facts = {**extra_facts, "figures": figures, "length": length, "command": command}
         trainer.objective.export(trainer.folder / target, card(facts), facts)
 
     with _interrupts() as interrupted, TrainingDisplay(console) as display:
         trainer.train(display.show, lambda news: export("latest", news.valid, options.first_length), interrupted)
-    if not trainer.finished:
+    if not trainer.is_finished:
         console.print(f"saved at step {trainer.step}; the same command continues", **PLAIN)
-    elif trainer.processes.main:
+    elif trainer.processes.is_main:
         if trainer.stopped_early:
-            step, best = min(trainer.judged, key=lambda judgement: judgement[1])
+            step, best = min(trainer.judgements, key=lambda judgement: judgement[1])
             line = f"stopped early: no validation after that of step {step} ({best:.4f}) is better"
             console.print(f"{line}, with a patience of {options.patience}", **PLAIN)
         length = options.last_length
-        # At least the time of an evaluation in training, for a finished run that is exported again without time left.
-        seconds = max(trainer.clock.left(), EVALUATION * trainer.clock.limit)
+        # A finished run that is exported again has no time left, but may take as long as one evaluation in training.
+        seconds = max(trainer.clock.seconds_left(), EVALUATION * trainer.clock.limit)
         figures = trainer.objective.evaluate(length, seconds)
         for target in ("latest", "export"):
             export(target, figures, length)
         console.print(f"finished: {trainer.folder / 'export'}, on sequences of {length} tokens", **PLAIN)
         for line in figure_lines(figures):
             console.print(line, **PLAIN)
-    return trainer.finished
+    return trainer.is_finished
 
 
 @contextmanager
 def _interrupts() -> Iterator[Callable[[], bool]]:
-    """Defer Ctrl-C and SIGTERM: yield a function that returns whether one came. The second one interrupts."""
+    """Defer the first Ctrl-C or SIGTERM, not the second; yield a function that returns whether one came."""
     received: list[int] = []
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 

@@ -12,8 +12,8 @@ __all__ = ["Schedule"]
 class Schedule:
     """Progress and learning rate of a run that ends after ``steps``, or earlier after ``minutes``.
 
-    After the warm-up, the learning rate follows the progress, not the step: on machines of any speed it is at the floor
-    when the time is over.
+    After the warm-up, the learning rate depends on the progress, not on the step. On a machine of any speed the rate
+    is therefore down to ``floor * peak`` when the time is over.
     """
 
     steps: int

@@ -15,23 +15,25 @@ from pronk.llm import LLM
 from pronk.sampling.noise import derive_seed
 from pronk.sampling.params import SamplingParams
 from pronk.train.batches import token_dtype
-from pronk.train.clock import within
+from pronk.train.clock import limit_time
 
 __all__ = ["SERVED_TOKENS", "beginnings", "is_served", "measure"]
 
-SERVED_TOKENS = 96  # maximum tokens after each held-out prompt
+SERVED_TOKENS = 96  # maximum number of tokens that are generated after each held-out prompt
 
 _TEMPERATURE = 0.8
-_DECODINGS = ("greedy", f"T={_TEMPERATURE}")  # first words of the names of figures
-_TIMED_BATCH = 4  # prompts per batch under a time limit
-_MIN_PROMPT, _MAX_PROMPT = 8, 64  # tokens of a prompt that is the beginning of a document
-_NUM_PROMPTS = 24  # number of such prompts
+_DECODINGS = ("greedy", f"T={_TEMPERATURE}")  # a figure's name begins with one of these, as in "greedy alpha"
+_TIMED_BATCH = 4  # prompts per batch if there is a time limit; otherwise all prompts are one batch
+_MIN_PROMPT, _MAX_PROMPT = 8, 64  # range of the tokens that `beginnings` takes from a document
+_NUM_PROMPTS = 24  # maximum number of prompts of `beginnings`, from all files
 
 
 def measure(
     llm: LLM, spec: str, prompts: Sequence[list[int]], max_tokens: int, seconds: float = inf
 ) -> dict[str, float]:
-    """Return acceptance rate, CTAR (:func:`~pronk.bench.metrics.ctar_curve`) and S, greedy and sampled.
+    """Return acceptance rate, CTAR (:func:`~pronk.bench.metrics.ctar_curve`) and S by name.
+
+    Each is measured with greedy decoding (such as "greedy S") and with sampling. S is tokens per forward pass.
 
     Args:
         llm: the target; it must verify every draft token (``budget="all"``).
@@ -41,9 +43,9 @@ def measure(
         seconds: time limit; the first batch of prompts is continued in any case.
 
     Raises:
-        PronkError: the drafter cannot be loaded, or has raised.
+        PronkError: the drafter cannot be loaded, or has raised an exception.
     """
-    proposer = make_drafter(spec).bind(llm.target)  # a new proposer, which loads the current files of its drafter
+    proposer = make_drafter(spec).bind(llm.target)  # a new proposer: its drafter's files have just been rewritten
     figures: dict[str, float] = {}
     for name, temperature in zip(_DECODINGS, (0.0, _TEMPERATURE), strict=True):
         params = [
@@ -57,7 +59,7 @@ def measure(
         size = len(prompts) if seconds == inf else _TIMED_BATCH
         stats = [
             completion.stats
-            for start in within(seconds / len(_DECODINGS), range(0, len(prompts), size))
+            for start in limit_time(seconds / len(_DECODINGS), range(0, len(prompts), size))
             for completion in llm.generate(
                 list(prompts[start : start + size]), params[start : start + size], drafter=proposer
             )
@@ -83,9 +85,9 @@ def is_served(name: str) -> bool:
 
 
 def beginnings(data: Path, vocab_size: int, end: int, context: int) -> list[list[int]]:
-    """Return beginnings of held-out documents: at most half of the document and of the context.
+    """Return beginnings of held-out documents as prompts, up to half the document and half the context.
 
-    The documents are in the files ``data/valid-*.bin``, each followed by the token ``end``.
+    The documents are in the files ``data/valid-*.bin``; the token ``end`` follows each document.
     """
     files = sorted(data.glob("valid-*.bin"))
     prompts: list[list[int]] = []

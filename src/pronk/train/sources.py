@@ -36,7 +36,7 @@ class SourceText:
 
 @dataclass(frozen=True)
 class SourceSpec:
-    """One ``WHAT=WEIGHT`` of kind ``jsonl``, ``text`` or ``python``; only ``python`` may lack a path."""
+    """One ``WHAT=WEIGHT``; ``kind`` is ``jsonl``, ``text`` or ``python``, whose path may be ``None``."""
 
     name: str
     kind: str
@@ -72,10 +72,10 @@ def parse_source(text: str) -> SourceSpec:
 
 
 def spec_of(path: Path, option: str) -> SourceSpec:
-    """Return a source of weight 1 for ``path`` (JSON Lines, text or a folder), the value of ``option``.
+    """Return a source of weight 1 for ``path``: JSON Lines, a text file or a folder of text files.
 
     Raises:
-        OptionError: the path does not exist.
+        OptionError: the path does not exist; the message begins with ``option``, where the user gave the path.
     """
     if not path.exists():
         msg = f"{option}: expected text files, folders or JSON lines, found no {path}"
@@ -113,7 +113,7 @@ def _document(row: dict[str, Any], path: Path) -> SourceText:
     if not isinstance(text, str):
         msg = f"{path}: expected a string under 'text', found {type(text).__name__}"
         raise OptionError(msg)
-    # For the model card, the source 'owner/name@commit:path' is of origin 'owner/name@commit'.
+    # The model card lists origins: the repository of a source 'owner/name@commit:path', without the path in it.
     origin = str(row.get("source", path.name)).split(":", 1)[0]
     return SourceText(text, origin, str(row.get("license", "not stated")))
 

@@ -1,8 +1,8 @@
 """Base class of the drafters that learn from a frozen target.
 
-The target's features and logits are computed with each batch. A drafter has one or more *branches*; a branch predicts
-the token a fixed number of positions ahead, as a Medusa head does. Branches are trained one after the other, so the
-largest tensor is a chunk of one branch's logits.
+The target's features (outputs of its layers) and logits are computed with each batch. A drafter has one or more
+*branches*; a branch predicts the token a fixed number of positions ahead, as a Medusa head does. Branches are trained
+one after the other, so the largest tensor is a chunk of one branch's logits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pronk.train.batches import Batches, Mixture, Sequences, token_dtype
 from pronk.train.export import export_drafter
 from pronk.train.features import Features, compute_features
 from pronk.train.lm import held_out_sets, two_phases
-from pronk.train.loop import Passed, find_device
+from pronk.train.loop import PassResult, find_device
 from pronk.train.losses import Comparison, TeacherLogits, distillation_loss
 from pronk.train.on_policy import held_out_prompts
 from pronk.train.options import StudentOptions
@@ -38,11 +38,12 @@ Module = TypeVar("Module", bound=nn.Module)
 
 @dataclass(frozen=True)
 class Branch:
-    """Predictions of one branch for ``n`` rows of a batch."""
+    """Predictions of one branch for ``n`` rows (positions of all sequences, flattened) of a batch."""
 
-    hidden: Tensor  # ``[n, size]``, the drafter's states after the last norm: input of the branch's head
-    weight: Tensor  # ``[vocab, size]``, weight of this head
-    rows: Tensor | None = None  # ``[n]``, rows of the batch whose target distributions are learned; ``None``: all
+    hidden: Tensor  # ``[n, size]``, the drafter's hidden states after its last norm: input of the branch's head
+    weight: Tensor  # ``[vocab, size]``, weight of the branch's head
+    # ``[n]``: for each prediction, the row whose target distribution it learns; ``None``: prediction i learns row i
+    rows: Tensor | None = None
 
 
 class Student(ABC, Generic[Module]):
@@ -54,12 +55,13 @@ class Student(ABC, Generic[Module]):
         OptionError: the text is shorter than one sequence, or the device does not exist.
     """
 
-    kind: ClassVar[str]  # name of the drafter in the registry
-    what: ClassVar[str]  # description of the kind for the model card
-    library: ClassVar[str] = "pronk"  # library that loads the drafter, for the model card
-    others: ClassVar[str] = "No other target can use it."  # whether other targets can use it, for the model card
-    hidden: tuple[int, ...] = ()  # layers of the target, from 1, whose outputs the drafter reads
-    cache: tuple[int, ...] = ()  # layers of the target, from 1, whose keys and values the drafter reads
+    kind: ClassVar[str]  # the drafter's name in drafter specifications, such as "medusa"
+    # Texts of the model card: type of drafter, library that loads it, use with targets other than the teacher.
+    title: ClassVar[str]
+    library: ClassVar[str] = "pronk"
+    other_targets: ClassVar[str] = "No other target can use it."
+    hidden: tuple[int, ...] = ()  # numbers (first: 1) of the target's layers whose outputs the drafter reads
+    cache: tuple[int, ...] = ()  # numbers (first: 1) of the target's layers whose keys and values the drafter reads
 
     def __init__(self, folder: Path, options: StudentOptions, teacher: Teacher) -> None:
         self.folder, self.data, self.options, self.teacher = folder, folder / "data", options, teacher
@@ -71,23 +73,23 @@ class Student(ABC, Generic[Module]):
 
     @classmethod
     def identify(cls, teacher: Teacher) -> dict[str, Any]:
-        """Return :attr:`identity` without an instance, for the check of a resumed run."""
+        """Return ``identity``, which a resumed run must repeat; its check needs no instance."""
         return {"kind": cls.kind, "target": teacher.fingerprints}
 
     @abstractmethod
     def build(self, generator: torch.Generator) -> Module:
-        """Return the drafter's module with its initial weights, float32."""
+        """Return the drafter's module with its initial float32 weights, drawn from ``generator``."""
 
     @abstractmethod
     def branches(self, tokens: Tensor, features: Features) -> Iterator[Branch]:
-        """Yield the branches for a batch ``tokens`` ``[count, length]``; each is computed under autocast."""
+        """Yield the branches for a batch ``tokens`` ``[count, length]``; the caller enables autocast for each."""
 
-    def compiled(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """Return ``function``, compiled if ``options.compile`` is set."""
+    def maybe_compile(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """Return ``function``, compiled with ``torch.compile`` if ``options.compile`` is set."""
         return torch.compile(function) if self.options.compile else function
 
     def export(self, folder: Path, card: str, facts: Mapping[str, Any]) -> None:
-        """Replace ``folder`` by the current drafter; ``facts`` go into its JSON file."""
+        """Write the current drafter to ``folder`` in place of its contents; ``facts`` go into its JSON file."""
         document = {"format": FORMAT, "kind": self.kind, "shape": asdict(self.exported_shape()), **facts}
         document["target"] = {"name": self.teacher.name, **asdict(self.teacher.fingerprint)}
         export_drafter(folder, self.module, document, card)
@@ -99,23 +101,23 @@ class Student(ABC, Generic[Module]):
     @property
     @abstractmethod
     def description(self) -> str:
-        """The shape in words, for the model card."""
+        """Sizes of the drafter in words, for the model card."""
 
     @property
     def spec(self) -> str:
         """Template of the drafter's specification: ``spec.format(model=folder)`` is for ``make_drafter``."""
         return f"{self.kind}(model={{model!r}}, num_tokens={self.options.num_tokens})"
 
-    def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> Passed:
-        """Return the mean of the branches' losses; add the gradient of ``scale`` times their sum."""
+    def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> PassResult:
+        """Return the mean of the branches' losses; add the gradients of ``scale * (sum of losses)``."""
         losses, comparisons = list[float](), list[Comparison]()
         for loss in self._losses(inputs, targets, comparisons):
             (loss * scale).backward()
             losses.append(float(loss.detach()))
-        return Passed(sum(losses) / len(losses), tuple(branch.same / branch.rows for branch in comparisons))
+        return PassResult(sum(losses) / len(losses), tuple(branch.same / branch.rows for branch in comparisons))
 
     def _losses(self, inputs: Tensor, targets: Tensor, comparisons: list[Comparison]) -> Iterator[Tensor]:
-        """Yield the loss of each branch; add its rows to ``comparisons[i]``, created if missing."""
+        """Yield the loss of each branch; add branch i's counts to ``comparisons[i]``, appended if missing."""
         labels, hard = targets.to(self.device).reshape(-1), self.options.hard
         for i, (branch, teacher) in enumerate(self._branches_with_targets(inputs)):
             comparisons += [Comparison()] if i == len(comparisons) else []
@@ -145,10 +147,10 @@ class Student(ABC, Generic[Module]):
 
     @torch.no_grad()
     def evaluate(self, length: int, seconds: float = math.inf) -> dict[str, float]:
-        """Measure the branches on all held-out sets, then the drafter in the engine, for ``seconds / 2`` each.
+        """Measure the branches on the held-out sets, then the drafter in the engine; each takes half the time.
 
-        The figures of a branch are the divergence from the target, and the share of rows where both have the same most
-        likely token. The engine measures alpha, CTAR and S on held-out prompts.
+        The figures of a branch are the divergence from the target, and the share of rows where branch and target have
+        the same most likely token. The engine measures alpha, CTAR and S (see ``served.py``) on held-out prompts.
         """
         figures: dict[str, float] = {}
         sets = list(held_out_sets(self.data, length, self.vocab_size))
@@ -156,7 +158,7 @@ class Student(ABC, Generic[Module]):
             comparisons = list[Comparison]()
             for inputs, targets in sequences.batches(self.options.micro, seconds / 2 / len(sets)):
                 for _ in self._losses(inputs, targets, comparisons):
-                    pass  # only the comparisons are used
+                    pass  # the loop fills `comparisons`; the losses are not needed
             for i, branch in enumerate(comparisons, 1):
                 number = f" {i}" if len(comparisons) > 1 else ""
                 figures[f"{name} KL{number}"] = branch.divergence / branch.rows
@@ -169,7 +171,7 @@ class Student(ABC, Generic[Module]):
         return fmean(divergences) if divergences else math.nan
 
     def _serve(self, seconds: float) -> dict[str, float]:
-        """Export the current drafter to ``RUN/latest`` and measure it in the engine."""
+        """Export the current drafter to ``latest`` in the run's folder and measure it in the engine."""
         prompts = self.prompts()
         if not self.options.num_tokens or not prompts:
             return {}
@@ -200,7 +202,7 @@ class Student(ABC, Generic[Module]):
 
 
 def describe_decoder(config: ModelConfig, extra: str = "") -> str:
-    """Return the sizes of a drafter with a decoder's architecture in words, for the model card."""
+    """Return the sizes of a drafter that is a Transformer decoder in words, for the model card."""
     c = config
     return (
         f"{c.num_layers} layers, hidden size {c.hidden_size}, {c.num_heads} heads of {c.head_dim} over "

@@ -1,6 +1,7 @@
 """The target in training: it writes text, provides distributions and verifies draft tokens.
 
-Where the engine uses pronk's kernels, its weights are packed, so a second copy of them computes the distributions.
+If the engine uses pronk's kernels, its weights are packed for them. A second, unpacked copy of the weights then
+computes the distributions for the loss.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ _BATCH = 32  # maximum requests in one forward pass
 
 
 class Teacher:
-    """A frozen target from a folder or the Hub; ``None``: ``pronk-tiny`` in a clone of the repository.
+    """A frozen target from a folder or the Hub; ``None``: ``pronk-tiny``, which a git clone contains.
 
-    :attr:`name` is its id on the Hub or the name of its folder. Device ``cuda`` is this process's GPU.
+    :attr:`name` is the model's id on the Hub or its folder's name. With several processes, device ``cuda`` is this
+    process's own GPU.
 
     Raises:
-        OptionError: a GGUF file, which lacks files that drafters need; or no model outside a clone.
+        OptionError: the model is a GGUF file, which lacks files that drafters need; or ``model`` is ``None`` and this
+            installation is not a git clone.
     """
 
     def __init__(self, model: str | Path | None, device: str = "cpu", threads: int | None = None) -> None:
@@ -57,7 +60,7 @@ class Teacher:
 
     @cached_property
     def decoder(self) -> Decoder:
-        """The model with weights that are not packed for the kernels."""
+        """The target as a module with unpacked weights, which PyTorch can run."""
         decoder = self.llm.engine.target.decoder
         if decoder.kernels is None:
             return decoder
@@ -65,7 +68,7 @@ class Teacher:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The checkpoint's dtype, in which the distributions are computed."""
+        """The checkpoint's dtype; the target distributions of the loss are computed in it."""
         return parse_dtype("auto", self.llm.config)
 
     @cached_property
@@ -75,7 +78,7 @@ class Teacher:
 
     @property
     def unembedding(self) -> Tensor:
-        """The head's weight, ``[vocab, hidden]``."""
+        """Weight of the LM head, ``[vocab, hidden]``."""
         return self.decoder.head.get_parameter("weight").detach()
 
     @cached_property

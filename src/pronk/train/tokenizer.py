@@ -1,4 +1,4 @@
-"""Byte-level BPE tokenizer with GPT-2's pre-tokenization, trained on the run's text."""
+"""Byte-level BPE tokenizer with GPT-2's pre-tokenization, trained on the training text."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """Learn merges from ``texts``; ids 0..3 are the special tokens, then the 256 bytes, then the merges.
 
     Raises:
-        OptionError: ``vocab_size`` has no room for bytes and special tokens, is more than the text yields, or
-            exceeds what 16 bits can index.
+        OptionError: ``vocab_size`` is below ``BYTE_VOCAB`` or above 65,536 (16-bit ids), or the text has too few
+            different pairs to merge.
     """
     check_integer("vocabulary size", vocab_size, BYTE_VOCAB, 65536)
     tokenizer = Tokenizer(models.BPE())
@@ -40,7 +40,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     if size != vocab_size:
         msg = f"vocabulary size: the text yields only {size} tokens, expected {vocab_size}; ask for fewer or add text"
         raise OptionError(msg)
-    # Text that spells a special token, such as "<|end|>", is encoded like any text.
+    # Encode text that spells a special token, such as "<|end|>", as ordinary text, never as the special token.
     tokenizer.encode_special_tokens = True
     return tokenizer
 
@@ -67,7 +67,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> None:
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """Load the tokenizer of a run; text that spells a special token is encoded like any text.
+    """Load the tokenizer of a run; text such as "<|end|>" is never encoded as the special token.
 
     Raises:
         TokenizerError: the file is missing or damaged.
@@ -75,7 +75,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     path = folder / "tokenizer.json"
     try:
         tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
-    except Exception as error:  # the exception class that tokenizers raises
+    except Exception as error:  # the tokenizers library raises plain Exception
         msg = f"{path}: expected a tokenizer, found {error}"
         raise TokenizerError(msg) from error
     tokenizer.encode_special_tokens = True

@@ -8,14 +8,17 @@ import torch
 
 __all__ = ["MIN_EXPECTED", "chi_square", "merge_small", "p_value"]
 
-# Smallest expected count per cell for which the chi-square approximation is good (Cochran 1954).
+# Minimum expected count of a cell; with fewer, the chi-square approximation is poor (Cochran 1954).
 MIN_EXPECTED = 5.0
 
 
 def merge_small(observed: Sequence[float], expected: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Merge cells, smallest expected count first, until each count is at least :data:`MIN_EXPECTED`."""
+    """Merge cells, smallest expected count first, until each expects at least :data:`MIN_EXPECTED`.
+
+    Return the observed and the expected count of each merged cell; all cells become one if the total is too small.
+    """
     merged: list[list[float]] = []
-    merging = [0.0, 0.0]  # observed and expected count of the cells being merged
+    merging = [0.0, 0.0]  # sums of observed and expected counts of the cells merged so far
     for mean, count in sorted(zip(expected, observed, strict=True)):
         merging = [merging[0] + count, merging[1] + mean]
         if merging[1] >= MIN_EXPECTED:
@@ -30,13 +33,13 @@ def merge_small(observed: Sequence[float], expected: Sequence[float]) -> tuple[l
 
 
 def chi_square(observed: Sequence[float], expected: Sequence[float]) -> tuple[float, int]:
-    """Return the statistic and its degrees of freedom; every expected count must be above 0."""
+    """Return the chi-square statistic and its degrees of freedom; expected counts must be above 0."""
     statistic = sum((count - mean) ** 2 / mean for count, mean in zip(observed, expected, strict=True))
     return statistic, len(observed) - 1
 
 
 def p_value(statistic: float, freedom: int) -> float:
-    """Return the probability of a statistic at least this large; 1 without degrees of freedom."""
+    """Return the probability of a statistic at least this large by chance; 1 if ``freedom`` is 0."""
     if freedom < 1:
         return 1.0
     halves = torch.tensor([freedom / 2, statistic / 2], dtype=torch.float64)

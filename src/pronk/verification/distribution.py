@@ -23,11 +23,12 @@ from pronk.verification.prompts import ProgressMeter, VerifySettings
 
 __all__ = ["NUM_DRAWN_TOKENS", "SIGNIFICANCE", "Distribution", "draw", "judge_counts"]
 
-# Maximum probability that a verification of a correct sampler fails; its tests share this probability (Bonferroni).
+# Maximum probability that a correct sampler fails a verification. Each of its n tests gets 1 / n of it (Bonferroni).
 SIGNIFICANCE = 1e-4
 
-NUM_DRAWN_TOKENS = NUM_TESTED_TOKENS + 1  # one more than is tested: the last token is never a draft token
-_STRINGS_PER_HOLDER = 240  # strings that are drawn while one request holds the prompt's KV cache
+# Tokens per drawn string. A request's last token is never a draft token, so one more than the tested tokens is drawn.
+NUM_DRAWN_TOKENS = NUM_TESTED_TOKENS + 1
+_STRINGS_PER_HOLDER = 240  # number of strings whose requests share the KV blocks of one `holder` request
 
 
 @dataclass(frozen=True)
@@ -36,29 +37,29 @@ class Distribution:
 
     prompt: str
     samples: int
-    cells: int  # number of cells after merging those with a small expected count
+    cells: int  # number of cells after `merge_small`
     statistic: float
     freedom: int
     p_value: float
-    threshold: float  # the test fails if the p-value is smaller
-    impossible: int  # number of strings of probability 0; the test fails if there is one
+    threshold: float  # the test fails if the p-value is below this
+    impossible: int  # number of drawn strings whose probability is 0; the test fails unless it is 0
     drafted: int
     accepted: int
 
     @property
     def failed(self) -> bool:
-        """Whether the strings do not follow the distribution."""
+        """Whether the test found that the strings do not follow the distribution."""
         return self.impossible > 0 or self.p_value < self.threshold
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
+        """Return the fields and ``failed`` as JSON values."""
         return {"failed": self.failed} | asdict(self)
 
 
 def draw(
     llm: LLM, exact: ExactDistribution, proposer: Proposer[Any], settings: VerifySettings, meter: ProgressMeter
 ) -> list[Request]:
-    """Draw ``settings.samples`` strings after ``exact.prompt``, each with its own seed."""
+    """Draw ``settings.samples`` strings after ``exact.prompt``, each with its own seed, in batches."""
     drawn: list[Request] = []
     params = replace(DRAW, max_tokens=NUM_DRAWN_TOKENS, rule=settings.rule)
     while len(drawn) < settings.samples:
@@ -93,7 +94,7 @@ def _draw_sharing(
 
 
 def judge_counts(exact: ExactDistribution, drawn: Sequence[Request], threshold: float) -> Distribution:
-    """Return the chi-square test of the drawn strings against the exact distribution."""
+    """Test the drawn strings against the exact distribution; a p-value below ``threshold`` fails."""
     counts = Counter(exact.cell(request.output[:NUM_TESTED_TOKENS]) for request in drawn)
     impossible = counts.pop(None, 0)
     observed = [float(counts[cell]) for cell in exact.cells]

@@ -17,10 +17,10 @@ __all__ = ["Candidate", "Divergence", "explain"]
 
 @dataclass(frozen=True)
 class Candidate:
-    """One of the two tokens that differ, scored by plain decoding after the common text.
+    """One of the two tokens at the first difference, scored by plain decoding after the common text.
 
-    ``score`` is the value whose argmax the sampler takes: the logit after processors, plus the coupled noise of this
-    seed and position when sampling. It is ``None`` if a processor removed the token.
+    ``score`` is the value whose argmax over the vocabulary the sampler takes: the logit after processors and, if the
+    temperature is above 0, the noise of this seed and position. ``score`` is ``None`` if a processor banned the token.
     """
 
     token_id: int
@@ -33,19 +33,21 @@ class Candidate:
 class Divergence:
     """The first difference between a text and that of plain decoding.
 
-    It is a near tie if changing each logit by at most ``tolerance`` can make plain decoding choose ``found``, else a
-    defect.
+    If changing each logit by at most ``tolerance`` can make plain decoding choose ``found``, the difference is a near
+    tie, which rounding explains. Otherwise it is a defect.
     """
 
     prompt: str
-    mode: str  # key of the sampling options in equality.MODES
+    mode: str  # key of equality.MODES, such as "greedy"
     batch: bool
-    position: int  # index of the first generated token that differs
+    position: int  # index among the generated tokens of the first one that differs
     what: str
-    expected: Candidate | None = None  # token of plain decoding; None if its text ended here, or if no token differs
-    found: Candidate | None = None  # token of the other text; None in the same two cases
-    gap: float | None = None  # score of ``expected`` minus score of ``found``
-    tolerance: float | None = None  # estimated rounding error of a logit, see plain_decoding.rounding
+    # The two texts' tokens at ``position``. One is None if its text ends there; both are None if no token differs (but
+    # the finish reason or the decoded text does) or the drafter raised.
+    expected: Candidate | None = None  # token of plain decoding
+    found: Candidate | None = None  # token of the other text
+    gap: float | None = None  # score of ``expected`` minus score of ``found``; None if one of the scores is missing
+    tolerance: float | None = None  # estimated rounding error of a logit; None if no token differs
     near_tie: bool = False
 
 
@@ -54,8 +56,8 @@ def explain(
 ) -> Divergence | None:
     """Return the first difference between plain decoding and another text of the same prompt, or ``None``.
 
-    If the drafter raised, the engine completed the text without drafter; this counts as a difference. ``labels`` are
-    the fields ``prompt``, ``mode`` and ``batch`` of the result.
+    ``None`` means that the texts are equal. If the drafter raised, the engine completed the text without it; this
+    counts as a difference. ``labels`` are the fields ``prompt``, ``mode`` and ``batch`` of the result.
     """
     pairs = enumerate(zip_longest(plain.token_ids, other.token_ids))
     if other.stats.draft_error is not None:

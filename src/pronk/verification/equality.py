@@ -35,17 +35,18 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
-if find_spec("llguidance") is not None:  # an optional dependency
+if find_spec("llguidance") is not None:  # guides need this optional dependency
     MODES["guided"] = {
         "temperature": 0.8,
         "guide": Guide(json={"type": "array", "items": {"type": "string", "maxLength": 9}, "minItems": 9}),
-        "guide_mode": "plain",  # forced tokens would count as draft tokens of the tested drafter
+        # the mode "forced" drafts text that the guide forces; its tokens would count as the tested drafter's
+        "guide_mode": "plain",
     }
 
 
 @dataclass(frozen=True)
 class GeneratedText:
-    """One generated text; ``mode`` is a key of :data:`MODES`."""
+    """One generated text: its mode (key of :data:`MODES`), and whether it was generated in a batch."""
 
     prompt: NamedPrompt
     mode: str
@@ -56,9 +57,9 @@ class GeneratedText:
 
 @dataclass(frozen=True)
 class Equality:
-    """Comparison of one drafter's texts with plain decoding."""
+    """Result of comparing one drafter's texts with those of plain decoding."""
 
-    exact: bool  # whether the device guarantees equality bit for bit, so that near ties fail too
+    exact: bool  # whether the device guarantees bit-identical logits; if so, near ties count as failures
     texts: int = 0
     equal: int = 0
     drafted: int = 0
@@ -67,7 +68,7 @@ class Equality:
 
     @property
     def near_ties(self) -> int:
-        """Number of divergences that rounding explains."""
+        """Number of differing texts whose first difference rounding explains."""
         return sum(divergence.near_tie for divergence in self.divergences)
 
     @property
@@ -76,7 +77,7 @@ class Equality:
         return bool(self.divergences) if self.exact else self.near_ties < len(self.divergences)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
+        """Return the counts and divergences as JSON values."""
         return {
             "failed": self.failed,
             "texts": self.texts,
@@ -90,7 +91,7 @@ class Equality:
 
 
 def options(mode: str, index: int, settings: VerifySettings) -> SamplingParams:
-    """Return the sampling options of a mode for prompt number ``index``, with a seed of its own."""
+    """Return the sampling options of a mode for prompt number ``index``, which determines the seed."""
     seed = derive_seed(settings.seed, index)
     return SamplingParams(max_tokens=settings.max_tokens, seed=seed, logprobs=1, rule=settings.rule, **MODES[mode])
 
@@ -113,14 +114,14 @@ def generate_texts(
     completions: list[Completion] = []
     for group in [texts] if batch else [[text] for text in texts]:
         ids, params = [prompt.ids for prompt, *_ in group], [params for *_, params in group]
-        progress = meter.requests(settings.max_tokens)
+        progress = meter.batch_callback(settings.max_tokens)
         completions += llm.generate(ids, params, drafter=proposer, progress=progress)
-        progress(len(group), len(group))  # generate reports before each step, so not the last request
+        progress(len(group), len(group))  # generate() reports before each step, hence never that all have finished
     return [GeneratedText(*text, completion) for text, completion in zip(texts, completions, strict=True)]
 
 
 def compare(llm: LLM, so_far: Equality, reference: Sequence[GeneratedText], texts: Sequence[GeneratedText]) -> Equality:
-    """Add the comparison of ``texts`` with those of plain decoding (``reference``) to ``so_far``."""
+    """Compare ``texts`` with plain decoding (``reference``); return ``so_far`` with these results added."""
     divergences: list[Divergence] = []
     pairs = [pair for pair in zip(reference, texts, strict=True) if not pair[1].params.rejects]
     for plain, text in pairs:

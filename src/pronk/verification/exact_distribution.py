@@ -10,20 +10,21 @@ from pronk.sampling.params import SamplingParams
 from pronk.verification.plain_decoding import rounding, score_next
 from pronk.verification.prompts import NamedPrompt
 
-__all__ = ["DRAW", "NUM_TESTED_TOKENS", "OTHER", "ExactDistribution", "stage"]
+__all__ = ["DRAW", "NUM_TESTED_TOKENS", "OTHER", "ExactDistribution", "choose_extended"]
 
-# A small top_k, so that draft tokens are often accepted and often rejected.
+# Sampling options of the tested strings. With a small top_k, draft tokens are often accepted and often rejected.
 DRAW = SamplingParams(temperature=1.0, top_k=4, ignore_eos=True)
 
-NUM_TESTED_TOKENS = 3  # tokens per string
-LETTERS = 2  # cells distinguish this many likeliest tokens per position: 1 + 2 + 4 + 8 = 15 cells
-OTHER = -1  # in a cell: any other token, whatever follows it
+NUM_TESTED_TOKENS = 3  # length of a string in tokens
+# Number of likeliest tokens per position that cells distinguish. 15 cells: 1 + 2 + 4 end with OTHER, 8 have 3 letters.
+LETTERS = 2
+OTHER = -1  # last element of a cell: any token but the two likeliest, with any tokens after it
 
-# Lengths in tokens and number of repetitions of the extended prompt … X abcd X efgh X ijkl X mnop X, see `stage`.
-_REPEATED = 12  # X, the end of the prompt
+# Parts of the extended prompt … X abcd X efgh X ijkl X mnop X, see `choose_extended`.
+_REPEATED = 12  # tokens in X, the end of the original prompt
 _ROUNDS = 4  # number of continuations (abcd, efgh …), each followed by X
-_CONTINUED = 3  # bcd: sampled after a chosen first token
-_CERTAIN = 0.95  # if a single cell is that probable, nearly all strings are equal: the test would detect little
+_CONTINUED = 3  # tokens in bcd: sampled after the first token a, which _extend chooses
+_CERTAIN = 0.95  # skip a prompt with a cell of at least this probability: nearly all its strings would be equal
 
 Cell = tuple[int, ...]
 
@@ -37,18 +38,19 @@ class ExactDistribution:
     """
 
     prompt: NamedPrompt
-    cells: dict[Cell, float]  # probability of each cell
-    possible: dict[Cell, frozenset[int]]  # by the first tokens of a cell: next tokens of probability above 0
+    cells: dict[Cell, float]  # cell to probability
+    possible: dict[Cell, frozenset[int]]  # prefix of letters (0 to 2 tokens) to the tokens that may follow it
     # Measure of how well strings reveal a wrong temperature: the expected variance of the scaled logits, summed over
     # positions (Fisher information about the inverse temperature; 0 for a certain or a uniform distribution).
     information: float = 0.0
 
     @classmethod
     def after(cls, llm: LLM, prompt: NamedPrompt) -> ExactDistribution:
-        """Compute the distribution from the logits of plain forward passes, without the sampler.
+        """Compute the distribution of strings after ``prompt`` from logits of plain forward passes.
 
-        Each token follows softmax(logits / temperature) over the ``top_k`` largest logits, in double precision. If
-        ``llm`` is not exact, tokens that rounding may put among the ``top_k`` count as possible, too.
+        The sampler is not involved. A token's probability is softmax(logits / temperature) over the ``top_k`` largest
+        logits, in double precision. If ``llm`` is not exact, tokens that rounding may put among the ``top_k`` count as
+        possible, too.
         """
         cells: dict[Cell, float] = {}
         possible: dict[Cell, frozenset[int]] = {}
@@ -64,7 +66,7 @@ class ExactDistribution:
                 probs = scaled.softmax(0)
                 information += mass * float(probs @ (scaled - probs @ scaled) ** 2)
                 letter_probs = probs[:LETTERS].tolist()
-                # Factor 2: rounding may move both the token's logit and the smallest of the top k.
+                # Factor 2: rounding may raise the token's logit and lower the smallest of the top k.
                 slack = 0.0 if llm.exact else 2 * rounding(llm, float(logits.abs().max()))
                 kept = (logits >= top.values[-1] - slack).nonzero().flatten()
                 possible[prefix] = frozenset(kept.tolist())
@@ -75,7 +77,7 @@ class ExactDistribution:
         return cls(prompt, cells | prefixes, possible, information)
 
     def cell(self, string: Sequence[int]) -> Cell | None:
-        """Return the cell of ``NUM_TESTED_TOKENS`` tokens, or ``None`` if they have probability 0."""
+        """Return the cell that contains ``string`` (``NUM_TESTED_TOKENS`` tokens); ``None``: probability 0."""
         cell: Cell = ()
         for token in string:
             if token not in self.possible[cell]:
@@ -86,13 +88,13 @@ class ExactDistribution:
         return cell
 
 
-def stage(llm: LLM, prompts: Sequence[NamedPrompt]) -> ExactDistribution | None:
-    """Extend the prompts; return the exact distribution with the most information, or ``None``.
+def choose_extended(llm: LLM, prompts: Sequence[NamedPrompt]) -> ExactDistribution | None:
+    """Extend each prompt; return the distribution after the most informative one, or ``None``.
 
     A prompt ``… X`` becomes ``… X abcd X efgh X ijkl X mnop X``. Each continuation of ``X`` begins with another of the
-    likeliest tokens and goes on with tokens sampled by plain decoding. Drafters that copy can then propose most first
-    tokens of a string. ``None``: the context has no room for an extended prompt, or each is followed by one string
-    with a probability of almost 1.
+    likeliest tokens and goes on with tokens sampled by plain decoding. Drafters that copy from the text can therefore
+    propose most tokens with which a string begins. ``None``: no extended prompt fits the context, or after each of
+    them one cell has a probability of almost 1.
     """
     extended = (_extend(llm, prompt) for prompt in prompts)
     candidates = [ExactDistribution.after(llm, prompt) for prompt in extended if prompt is not None]

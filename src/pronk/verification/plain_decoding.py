@@ -21,20 +21,20 @@ __all__ = ["LogitsRecorder", "rounding", "score_next"]
 
 
 class LogitsRecorder(Sampler):
-    """A sampler that records the logits ``[vocab]`` (float32) of its last choice."""
+    """A sampler that records in ``logits`` the float32 logits ``[vocab]`` of its latest choice."""
 
     logits: Tensor
 
     def choose(self, logits: Tensor) -> int:
-        """Return the target's token and record the logits."""
+        """Return the token that the target chooses, and record the logits."""
         self.logits = logits.float().clone()
         return super().choose(logits)
 
     def could_choose(self, token: int, instead_of: int, slack: float) -> bool:
         """Return whether changing every logit by at most ``slack`` can make ``token`` the choice.
 
-        Two changes are tested: ``token`` up and all others down; and ``instead_of`` down and all others up, because
-        truncation such as top-p may then remove ``instead_of``. True is certain; false is wrong in rare cases.
+        Two changes are tested: raise ``token`` and lower all other logits; lower ``instead_of`` and raise all other
+        logits, as truncation such as top-p may then remove ``instead_of``. True is certain; False may rarely be wrong.
         """
         token_up, other_down = self.logits - slack, self.logits + slack
         token_up[token] = self.logits[token] + slack
@@ -45,11 +45,14 @@ class LogitsRecorder(Sampler):
 def score_next(
     llm: LLM, prompt: Sequence[int], outputs: Sequence[Sequence[int]], params: SamplingParams
 ) -> list[LogitsRecorder]:
-    """Return per output the sampler of a request with ``params`` at this position, and the logits there."""
+    """Return per output the sampler that chooses its next token, with the logits for that token.
+
+    ``outputs`` are texts already generated after ``prompt``; ``params`` are the sampling options.
+    """
     plain = llm.get_proposer("autoregressive")
 
     def request_after(output: Sequence[int]) -> Request:
-        # Only the rule "coupled" calls ``choose``, which records the logits. A missing seed counts as 0.
+        # Use the rule "coupled": only it calls ``choose``, which records the logits. A missing seed counts as 0.
         options = replace(params, max_tokens=len(output) + 1, logprobs=None, prompt_logprobs=None, rule="coupled")
         return llm.request_factory.create_request(
             prompt, options, plain, seed=params.seed or 0, output=output, sampler=LogitsRecorder
@@ -59,7 +62,7 @@ def score_next(
     llm.engine.run(requests)
     recorders = []
     for request, output in zip(requests, outputs, strict=True):
-        recorder = request_after(output).sampler  # a new one: the sampler of ``request`` has advanced by one token
+        recorder = request_after(output).sampler  # new, because ``request.sampler`` is one token further
         assert isinstance(recorder, LogitsRecorder)
         assert isinstance(request.sampler, LogitsRecorder)
         recorder.logits = request.sampler.logits
@@ -70,7 +73,7 @@ def score_next(
 def rounding(llm: LLM, magnitude: float) -> float:
     """Estimate the rounding error of a logit; ``magnitude`` is the largest absolute logit of its row.
 
-    Each of the ``L`` layers adds to the residual stream twice, and the head reads it once. Each of these ``2L + 1``
+    Each of the ``L`` layers adds to the residual stream twice, and the LM head reads it once. Each of these ``2L + 1``
     operations rounds to the dtype, with an error of at most ``u × magnitude``, where the unit roundoff ``u`` is half a
     unit in the last place (ulp) of 1. Independent errors add up as a random walk::
 

@@ -12,9 +12,9 @@ from pronk.sampling.params import Rule, SamplingParams
 
 __all__ = ["MIN_SAMPLES", "NamedPrompt", "Progress", "ProgressMeter", "VerifySettings", "select_fitting"]
 
-Progress = Callable[[str, int, int], None]  # (label of the current part, tokens done, tokens in all)
+Progress = Callable[[str, int, int], None]  # (label of the current part, tokens done, total number of tokens)
 
-MIN_SAMPLES = 100  # with fewer strings, few cells would remain after merging, see MIN_EXPECTED
+MIN_SAMPLES = 100  # minimum number of strings; with fewer, `merge_small` would merge most cells into one
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class VerifySettings:
     """
 
     max_tokens: int = 64  # generated tokens per text, at least 1
-    samples: int = 2000  # strings per drafter for the test of the distribution, at least 100; 0 skips the test
+    samples: int = 2000  # strings per drafter in the test of the distribution, at least MIN_SAMPLES; 0 skips it
     seed: int = 0
     rule: Rule = "coupled"  # acceptance rule of all requests with temperature above 0
 
@@ -52,7 +52,7 @@ class VerifySettings:
 
 @dataclass
 class ProgressMeter:
-    """Progress of a verification in tokens; a finished request counts as its maximum number of tokens."""
+    """Progress of a verification in tokens; a finished request counts with its maximum number of tokens."""
 
     callback: Progress | None
     total: int
@@ -65,19 +65,19 @@ class ProgressMeter:
         self.add(0)
 
     def add(self, tokens: int) -> None:
-        """Add ``tokens`` to the number of tokens done."""
+        """Add ``tokens`` to the number of tokens done, and call the callback."""
         self.done += tokens
         if self.callback is not None:
             self.callback(self.label, self.done, self.total)
 
-    def requests(self, tokens: int) -> Callable[[int, int], None]:
-        """Return the progress callback of a batch whose requests have at most ``tokens`` tokens each."""
+    def batch_callback(self, tokens: int) -> Callable[[int, int], None]:
+        """Return the callback ``(finished, total)`` of a batch of requests of at most ``tokens`` tokens each."""
         done_before = self.done
         return lambda finished, _total: self.add(done_before + finished * tokens - self.done)
 
 
 def select_fitting(llm: LLM, prompts: Sequence[NamedPrompt], max_tokens: int) -> list[NamedPrompt]:
-    """Return the prompts of at most context - ``max_tokens`` - 1 tokens (scoring generates 1)."""
+    """Return the prompts that leave context for ``max_tokens`` + 1 tokens, as scoring generates 1."""
     limit = llm.config.context - max_tokens - 1
     fitting = [prompt for prompt in prompts if 0 < len(prompt.ids) <= limit]
     if not fitting:

@@ -18,27 +18,27 @@ Verdict = Literal["passed", "failed", "vacuous", "skipped", "unfinished"]
 
 @dataclass(frozen=True)
 class DrafterReport:
-    """The checks of one drafter; ``None`` for a check that has not run."""
+    """Results of one drafter's checks; ``None`` for a check that has not run."""
 
     drafter: str
-    plain: bool  # whether ``drafter`` is plain decoding, which counts as tested without any accepted draft token
+    plain: bool  # whether ``drafter`` is plain decoding, which needs no accepted draft token to pass
     equality: Equality | None = None
     rescoring: Rescoring | None = None
     distribution: Distribution | None = None
 
     @property
     def drafted(self) -> int:
-        """Number of draft tokens in all checks; ``equality`` checks the same texts as ``rescoring``."""
+        """Number of draft tokens in all checks; texts shared by ``equality`` and ``rescoring`` count once."""
         return sum(check.drafted for check in (self.rescoring, self.distribution) if check is not None)
 
     @property
     def accepted(self) -> int:
-        """Number of accepted draft tokens in all checks, counted like :attr:`drafted`."""
+        """Number of accepted draft tokens in all checks; shared texts count once, as in :attr:`drafted`."""
         return sum(check.accepted for check in (self.rescoring, self.distribution) if check is not None)
 
     @property
     def tested(self) -> bool:
-        """Whether a draft token was accepted; otherwise the checks covered plain decoding only."""
+        """Whether a draft token was accepted, so that the drafter had an effect; true for plain decoding."""
         return self.plain or self.accepted > 0
 
     @property
@@ -51,7 +51,7 @@ class DrafterReport:
         return {"equality": self.equality, "rescoring": self.rescoring, "distribution": self.distribution}
 
     def verdicts(self) -> dict[str, Verdict]:
-        """Return the verdict of each check by its name."""
+        """Return the verdicts by name of the check."""
         return {name: self._verdict(check) for name, check in self._checks.items()}
 
     def _verdict(self, check: Equality | Rescoring | Distribution | None) -> Verdict:
@@ -78,20 +78,20 @@ class DrafterReport:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """The results so far, and the configuration of the model under test."""
+    """Results of the drafters so far, and configuration of the model under test."""
 
     model: str
     device: str
     dtype: str
     weights: str  # storage format of the weight matrices
     kv_dtype: str
-    kernels: str  # instruction set of pronk's kernels, or torch
-    exact: bool  # whether the kernels guarantee equal logits, so that near ties fail too
+    kernels: str  # instruction set of pronk's kernels, or "torch" without them
+    exact: bool  # whether the kernels guarantee bit-identical logits; if so, near ties count as failures
     settings: VerifySettings
-    prompts: int  # number of prompts that fit the context
+    prompts: int  # number of tested prompts: those that fit the model's context
     too_long: int  # number of prompts left out because they exceed the model's context
     drafters: tuple[DrafterReport, ...]
-    left_out: Mapping[str, str] = field(default_factory=dict)  # drafter name: why it was left out
+    left_out: Mapping[str, str] = field(default_factory=dict)  # drafters that were not tested: name to reason
     required: bool = True  # whether every drafter must have an accepted draft token to pass
     complete: bool = False
 

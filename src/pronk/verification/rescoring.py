@@ -14,19 +14,19 @@ from pronk.verification.prompts import NamedPrompt
 
 __all__ = ["Rescoring", "TextScorer", "rescore"]
 
-LogProbs = dict[int, float]  # log-probability by token id
+LogProbs = dict[int, float]  # token id to log-probability, at one position
 
 
 @dataclass(frozen=True)
 class Rescoring:
     """Comparison of the log-probabilities of one drafter's texts with those of :class:`TextScorer`."""
 
-    tolerance: float  # largest allowed difference; 0 if logits are exact
+    tolerance: float  # largest allowed difference of a log-probability; 0 if the kernels' logits are bit-identical
     tokens: int = 0
-    wrong: int = 0  # tokens whose log-probability is missing or differs by more than the tolerance
-    worst: float = 0.0  # largest difference
-    where: str | None = None  # prompt, mode and position of the first wrong token
-    left_out: int = 0  # number of texts that :meth:`TextScorer.can_score` excludes
+    wrong: int = 0  # number of tokens whose log-probability is missing or differs by more than the tolerance
+    worst: float = 0.0  # largest difference of a log-probability
+    where: str | None = None  # prompt, mode and position of the first of these tokens; None without one
+    left_out: int = 0  # number of texts not compared because :meth:`TextScorer.can_score` is false
     drafted: int = 0
     accepted: int = 0
 
@@ -43,7 +43,7 @@ class Rescoring:
 
 @dataclass
 class TextScorer:
-    """Scores each text in one prefill; caches the results, because most drafters produce the same texts."""
+    """Computes log-probabilities in one prefill per text; caches them, as most drafters yield equal texts."""
 
     llm: LLM
     tolerance: float
@@ -51,7 +51,7 @@ class TextScorer:
 
     @classmethod
     def make(cls, llm: LLM, prompts: Sequence[NamedPrompt]) -> TextScorer:
-        """Return a scorer with tolerance 0, or if logits are not exact, an estimate from those of the prompts.
+        """Return a scorer; its tolerance is 0 if logits are exact, else estimated from the prompts' logits.
 
         A log-probability is a logit minus the logsumexp of all logits. Rounding may change the logsumexp by as much as
         a logit, hence the factor 2.
@@ -62,12 +62,12 @@ class TextScorer:
         return cls(llm, 2 * rounding(llm, max(float(recorder.logits.abs().max()) for recorder in recorders)))
 
     def can_score(self, length: int) -> bool:
-        """Return false if dynamic RoPE may rotate the text differently in one prefill than token by token."""
+        """Return False if dynamic RoPE rotates a text of ``length`` differently in a prefill than in decoding."""
         rope = self.llm.config.rope
         return rope is None or rope.kind != "dynamic" or length <= rope.original
 
     def score(self, texts: Iterable[Sequence[int]]) -> list[list[LogProbs | None]]:
-        """Return the log-probabilities of each text's tokens, and of the likeliest token at each position."""
+        """Return per text and position the log-probabilities of its token and of the likeliest token."""
         keys = [tuple(text) for text in texts]
         new = list(dict.fromkeys(text for text in keys if text not in self._cache))
         if new:
@@ -80,7 +80,7 @@ class TextScorer:
 
 
 def rescore(scorer: TextScorer, so_far: Rescoring, texts: Sequence[GeneratedText]) -> Rescoring:
-    """Add the comparison of the texts' log-probabilities with those of the scorer to ``so_far``."""
+    """Compare the texts' log-probabilities with the scorer's; return ``so_far`` with these results added."""
     sequences = [[*text.prompt.ids, *text.completion.token_ids] for text in texts]
     scorable = [index for index, tokens in enumerate(sequences) if scorer.can_score(len(tokens))]
     result = replace(
@@ -102,7 +102,7 @@ def _compare(result: Rescoring, text: GeneratedText, scored: Sequence[LogProbs |
         expected = scored[index] or {}
         comparable = token in got and token in expected
         gap = abs(got[token] - expected[token]) if comparable else 0.0
-        # With tolerance 0, the log-probability of the likeliest token must be equal, too.
+        # `got` and `expected` also have the likeliest token. With tolerance 0, its log-probability must be equal, too.
         correct = got == expected if result.tolerance == 0.0 else comparable and gap <= result.tolerance
         worst = max(worst, gap)
         wrong += not correct

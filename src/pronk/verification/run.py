@@ -13,15 +13,15 @@ from pronk.models.weights import forward_weights
 from pronk.sampling.params import Rule, SamplingParams
 from pronk.verification.distribution import NUM_DRAWN_TOKENS, SIGNIFICANCE, draw, judge_counts
 from pronk.verification.equality import MODES, Equality, GeneratedText, compare, generate_texts
-from pronk.verification.exact_distribution import ExactDistribution, stage
+from pronk.verification.exact_distribution import ExactDistribution, choose_extended
 from pronk.verification.prompts import NamedPrompt, Progress, ProgressMeter, VerifySettings, select_fitting
 from pronk.verification.report import DrafterReport, VerifyReport
 from pronk.verification.rescoring import Rescoring, TextScorer, rescore
 
 __all__ = ["fitting_drafters", "verify_model", "verify_steps"]
 
-_NUM_CANDIDATES = 4  # number of prompts among which `stage` chooses that of the test of the distribution
-_PLAIN = Autoregressive.name  # the drafter that proposes nothing: plain decoding
+_NUM_CANDIDATES = 4  # number of prompts from which the test of the distribution chooses one
+_PLAIN = Autoregressive.name  # name of the drafter that proposes nothing, that is, of plain decoding
 
 
 def verify_model(
@@ -72,7 +72,7 @@ def verify_steps(
         str(llm.path),
         str(llm.device),
         str(llm.dtype).removeprefix("torch."),
-        forward_weights(llm.engine.runner.decoder).kinds,
+        forward_weights(llm.engine.runner.decoder).formats,
         str(llm.engine.cache.kv_dtype).removeprefix("torch."),
         llm.kernels,
         llm.exact,
@@ -85,7 +85,7 @@ def verify_steps(
     )
     tokens = len(MODES) * 2 * len(fitting) * settings.max_tokens + settings.samples * NUM_DRAWN_TOKENS
     meter = ProgressMeter(progress, len(proposers) * tokens)
-    exact = stage(llm, fitting[:_NUM_CANDIDATES]) if settings.samples else None
+    exact = choose_extended(llm, fitting[:_NUM_CANDIDATES]) if settings.samples else None
     checks = _Checks(llm, fitting, settings, meter, SIGNIFICANCE / len(proposers), TextScorer.make(llm, fitting), exact)
     finished: tuple[DrafterReport, ...] = ()
     for name, proposer in zip(names, proposers, strict=True):
@@ -96,7 +96,7 @@ def verify_steps(
 
 
 def fitting_drafters(llm: LLM, prompt: NamedPrompt, rule: Rule = "coupled") -> tuple[list[str], dict[str, str]]:
-    """Return the names of the drafters that run on the model without options, and why the others do not."""
+    """Return the names of drafters that run on the model without options, and why the others do not."""
     fitting, reasons = list[str](), dict[str, str]()
     for name in REGISTRY:
         try:
@@ -110,7 +110,7 @@ def fitting_drafters(llm: LLM, prompt: NamedPrompt, rule: Rule = "coupled") -> t
 
 @dataclass
 class _Checks:
-    """Checks of all drafters; ``reference`` has the texts of plain decoding by mode."""
+    """State of the checks of all drafters; ``reference`` maps a mode to the texts of plain decoding."""
 
     llm: LLM
     prompts: list[NamedPrompt]
@@ -122,7 +122,7 @@ class _Checks:
     reference: dict[str, list[GeneratedText]] = field(default_factory=dict)
 
     def check_drafter(self, name: str, proposer: Proposer[Any]) -> Iterator[DrafterReport]:
-        """Yield the drafter's report after each group of texts; the strings of the distribution come last."""
+        """Yield the drafter's report after each group of texts; the test of the distribution comes last."""
         plain = isinstance(proposer, Autoregressive)
         report = DrafterReport(name, plain, Equality(self.llm.exact), Rescoring(self.scorer.tolerance))
         for mode in MODES:
@@ -145,7 +145,7 @@ class _Checks:
         arguments = (self.llm, proposer, self.prompts, mode, self.settings, self.meter)
         self.meter.begin(f"{name}: {mode}")
         texts = generate_texts(*arguments, batch=False)
-        # Only the first drafter, plain decoding, sets the reference.
+        # The first drafter is plain decoding: its texts become the reference of all drafters.
         self.reference.setdefault(mode, texts)
         yield texts
         self.meter.begin(f"{name}: {mode}, in a batch")

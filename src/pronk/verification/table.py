@@ -68,7 +68,8 @@ def _row(result: DrafterReport, *, complete: bool) -> list[Text]:
         cells[2] = "impossible strings" if strings.impossible else f"p = {strings.p_value:.2g}"
     row = [Text(result.drafter)]
     for cell, verdict in zip(cells, verdicts.values(), strict=True):
-        untested = verdict == "vacuous" and result.tested  # if no check was tested, only the last column says so
+        # If no check of the drafter was tested, only the last column says so.
+        untested = verdict == "vacuous" and result.tested
         row.append(Text(f"{cell}, not tested" if untested else cell, style=_STYLES.get(verdict, "")))
     row.append(Text("–" if result.plain else f"{result.accepted}/{result.drafted}"))
     return [*row, _verdict(result, complete=complete)]

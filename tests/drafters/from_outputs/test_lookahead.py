@@ -167,7 +167,7 @@ def test_ngrams_of_the_text_are_marked() -> None:
 def test_a_resized_window_keeps_its_cells_in_place(old: WindowShape, new: WindowShape, step: int) -> None:
     """Each cell's token is its own position, so a misplaced cell shows."""
     rows = tuple(tuple(10 + r + j for j in range(old.window)) for r in range(old.ngram))
-    window = Window(10, rows).shifted(10 + step, 10 + step, new, [-1])
+    window = Window(10, rows).shift_to(10 + step, 10 + step, new, [-1])
     assert len(window.rows) == min(new.ngram, old.ngram) - (1 if old.ngram >= new.ngram else 0)
     for r, row in enumerate(window.rows):
         assert len(row) == new.window

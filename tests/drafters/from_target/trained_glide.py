@@ -89,7 +89,7 @@ def dense_drafter_logits(module: GlideModule, target: Decoder, tokens: Tensor, s
         rotation=target.rope(positions.repeat(count), positions.repeat(count) + 1, torch.float32),
         keys=[features.keys[layer] for layer in layers],
         values=[features.values[layer] for layer in layers],
-        seen=[seen & (positions > positions[:, None] - window) for window in windows],
+        masks=[seen & (positions > positions[:, None] - window) for window in windows],
     )
     return F.linear(module.norm(dense_hidden(module, tokens, attend=attend)), module.embedding)
 

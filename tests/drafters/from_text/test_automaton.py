@@ -46,7 +46,7 @@ def check_all(automaton: SuffixAutomaton, texts: Sequence[Sequence[int]], tail: 
         further = longest(counts, [*want, each.token], most)
         check_place(automaton, automaton.follow(each, len(want)), further, counts)
     while place[1]:
-        state, length = automaton.shorter(place[0])
+        state, length = automaton.follow_link(place[0])
         # The skipped lengths have the same continuations, equally often.
         for size in range(length + 1, place[1]):
             assert counts[want[-size:]] == counts[want]

@@ -273,7 +273,7 @@ def test_random_files_raise_nothing(folder: Path, monkeypatch: pytest.MonkeyPatc
                 length, low, high = store.find(tail, 16)
                 for sample in (1024, 8):
                     monkeypatch.setattr(module, "_SAMPLE", sample)
-                    for place in ((low, high), (0, store.header.entries)):
+                    for place in ((low, high), (0, store.header.num_entries)):
                         for child in store.children(*place, length, 20):
                             assert 0 <= child.token <= store.header.largest_id
                             store.children(child.low, child.high, length + 1, 20)

@@ -26,7 +26,7 @@ def test_dequantized(kind: tuple[Bits, bool, bool], group: int) -> None:
 
 def test_rows() -> None:
     made = some_codes((24, 64), 4, True, True, 32)
-    parts = [made.rows(0, 5), made.rows(5, 16), made.rows(16, 24)]
+    parts = [made.slice_outputs(0, 5), made.slice_outputs(5, 16), made.slice_outputs(16, 24)]
     assert torch.equal(torch.cat([part.dequantize() for part in parts]), made.dequantize())
 
 

@@ -91,8 +91,8 @@ def test_rows_of_queries_are_permuted_and_those_of_values_are_not(checkpoint: Ma
     name = "blk.0.attn_q.weight"
     assert source._row_order(name) is not None
     assert source._row_order("blk.0.attn_v.weight") is None
-    stored = source.stored(name).view(256, -1)[source._row_order(name)]
-    assert not torch.equal(stored, source.stored(name).view(256, -1))
+    stored = source.raw_bytes(name).view(256, -1)[source._row_order(name)]
+    assert not torch.equal(stored, source.raw_bytes(name).view(256, -1))
 
 
 @pytest.mark.parametrize("kind", [*QUANTIZED, "mixed"])

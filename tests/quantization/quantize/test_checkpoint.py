@@ -114,21 +114,21 @@ def test_written_weights_have_the_measured_perplexity(
     assert made.method == method
     card = (tmp_path / "out" / "README.md").read_text()
     assert ("norms and biases are as they were. The card" in card) == (method != "scaled")
-    assert made.before == pytest.approx(perplexity(source, EVALUATION), rel=1e-4)
+    assert made.source_perplexity == pytest.approx(perplexity(source, EVALUATION), rel=1e-4)
     twin = dequantized(tmp_path / "out", tmp_path / "twin")
-    assert made.after == pytest.approx(perplexity(twin, EVALUATION), rel=1e-4)
-    assert abs(made.after / made.before - 1) > 1e-3
-    assert made.tokens == 3 * 39
+    assert made.perplexity == pytest.approx(perplexity(twin, EVALUATION), rel=1e-4)
+    assert abs(made.perplexity / made.source_perplexity - 1) > 1e-3
+    assert made.num_tokens == 3 * 39
 
 
 def test_the_best_method_is_kept(checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = checkpoint("llama")
     made = make(source, tmp_path / "out", texts=BOTH)
-    assert list(made.tried) == ["nearest", "scaled", "gptq"]
-    assert len(set(made.tried.values())) == 3
-    assert made.after == min(made.tried.values())
-    for method in made.tried:
-        figures = dict.fromkeys(made.tried, 9.0) | {method: 1.0}
+    assert list(made.perplexities) == ["nearest", "scaled", "gptq"]
+    assert len(set(made.perplexities.values())) == 3
+    assert made.perplexity == min(made.perplexities.values())
+    for method in made.perplexities:
+        figures = dict.fromkeys(made.perplexities, 9.0) | {method: 1.0}
 
         def claim(*given: Any, figures: dict[str, float] = figures) -> float:
             quantize_layers(*given)
@@ -142,7 +142,7 @@ def test_the_best_method_is_kept(checkpoint: MakeCheckpoint, tmp_path: Path, mon
             make(source, tmp_path / f"{method} alone", texts=BOTH)
         one, other = tensors(tmp_path / method), tensors(tmp_path / f"{method} alone")
         assert all(torch.equal(one[name], other[name]) for name in one)
-    alone = [tensors(tmp_path / method)["model.layers.0.mlp.up_proj.weight_packed"] for method in made.tried]
+    alone = [tensors(tmp_path / method)["model.layers.0.mlp.up_proj.weight_packed"] for method in made.perplexities]
     assert not torch.equal(alone[0], alone[1])
     assert not torch.equal(alone[0], alone[2])
 
@@ -185,11 +185,11 @@ def test_card(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
         "base_model: owner/model",
         "# out\n",
         "weights of 4 bits: integers in groups of 16 inputs with a scale in float32",
-        f"| perplexity | {made.before:.3f} | {made.after:.3f} (",
-        f"that of {made.tokens} tokens of T",
+        f"| perplexity | {made.source_perplexity:.3f} | {made.perplexity:.3f} (",
+        f"that of {made.num_tokens} tokens of T",
         "\npronk quantize x\n",
         f"`{made.method}` was kept",
-        *(f"| `{name}` | {value:.3f} |" for name, value in made.tried.items()),
+        *(f"| `{name}` | {value:.3f} |" for name, value in made.perplexities.items()),
     ):
         assert words in card
 
@@ -286,7 +286,7 @@ def test_a_method_without_a_perplexity_is_not_the_best(
 
     monkeypatch.setattr(module, "quantize_layers", claim)
     made = make(checkpoint("llama"), tmp_path / "out", texts=BOTH)
-    assert (made.method, made.after) == ("gptq", 9.0)
+    assert (made.method, made.perplexity) == ("gptq", 9.0)
     figures["gptq"] = torch.nan
     message = "expected a finite perplexity after quantization, found nan by nearest, inf by scaled, nan by gptq; use"
     refuse(checkpoint("llama"), tmp_path / "x", CheckpointError, message, texts=BOTH)

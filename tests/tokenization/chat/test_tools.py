@@ -190,7 +190,7 @@ def read(form: ToolCallFormat, pieces: Sequence[tuple[str, int | None]], names: 
     parts = [part for text, token in pieces for part in reader.push(text, token)]
     parts += reader.flush()
     text, calls = joined(parts)
-    assert reader.called == bool(calls)
+    assert reader.has_calls == bool(calls)
     return text, calls
 
 

@@ -1,4 +1,4 @@
-"""Other engines, measured on the same model file, prompts, number of tokens and threads as pronk.
+"""Peers: other engines, measured on the same model file, prompts, token counts and threads as pronk.
 
 Each peer runs in a process of its own, which isolates crashes, memory and threads. Time is measured in that process,
 around the engine's generate call, so that communication does not count. Input and output are token ids::
@@ -22,8 +22,7 @@ from pronk.bench.peers.specs import PEERS, PeerSpec, choose_peers
 
 __all__ = ["PEERS", "Peer", "PeerError", "PeerRequest", "PeerResult", "PeerSpec", "choose_peers"]
 
-# Maximum number of restarts of a peer's worker process.
-_RESTARTS = 2
+_MAX_RESTARTS = 2  # of a peer's worker process
 
 _DTYPES = ("bfloat16", "float16", "float32")
 
@@ -36,7 +35,7 @@ class Peer:
         model: a folder in the Hugging Face layout, or a GGUF file; see :attr:`PeerSpec.reads_gguf`.
         draft, dtype, threads: see :class:`WorkerConfig`.
         python: interpreter that has the engine's packages; this interpreter by default.
-        timeout: seconds after which a request fails; loading has ten times as many.
+        timeout: maximum seconds of a call of :meth:`generate`; :meth:`load` may take ten times as long.
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class Peer:
         self._timeout = timeout
         self._worker: WorkerProcess | None = None
         self._failure: str | None = None
-        self._restarts_left = _RESTARTS
+        self._restarts_left = _MAX_RESTARTS
 
     def load(self) -> None:
         """Start the worker process and load the model.
@@ -81,7 +80,7 @@ class Peer:
     def generate(self, request: PeerRequest) -> PeerResult:
         """Continue one prompt from an empty KV cache.
 
-        After a worker died or timed out, the next prompt starts a new one; a peer has at most two restarts.
+        If the worker process died or timed out at an earlier prompt, a new one is started, at most twice per peer.
 
         Raises:
             PeerError: no model is loaded, or the engine failed, died, timed out or returned a wrong number of tokens.
@@ -119,7 +118,7 @@ class Peer:
         try:
             return self._worker.ask(op, asdict(values), timeout)
         except PeerError as error:
-            if op != "generate" or not self._worker.alive:  # a live worker answers further requests
+            if op != "generate" or not self._worker.is_open:  # an open worker answers further requests
                 self._failure = str(error)
                 self.close()
             raise

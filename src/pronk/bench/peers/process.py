@@ -1,4 +1,7 @@
-"""Start a worker process and exchange JSON lines with it: one line per request, one per answer."""
+"""Start the worker process of a peer (another engine) and exchange JSON lines with it.
+
+Each request and each answer is one line; worker.py describes their contents.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +20,16 @@ from pronk.errors import PronkError
 
 __all__ = ["PeerError", "WorkerProcess"]
 
-# Number of bytes to read from the end of the worker's standard error, for the reason of its death.
-_TAIL_BYTES = 4096
+# Number of bytes read from the end of an ended worker's log (its standard error), which may hold the reason.
+_LOG_TAIL_BYTES = 4096
 
 
 class PeerError(PronkError):
-    """Failure of a peer (not installed, not supported, or died); the message is one line."""
+    """Failure of a peer: not installed, not supported, or ended. The message is one line."""
 
 
 class WorkerProcess:
-    """A worker process, which dies with :meth:`close` or with the garbage collection of this object.
+    """A worker process. It is killed by :meth:`close`, or when this object is garbage-collected.
 
     Args:
         name: name of the peer for error messages.
@@ -38,13 +41,13 @@ class WorkerProcess:
         self.name = name
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
         try:
-            self._process = subprocess.Popen(  # noqa: S603 - our own command line
+            self._process = subprocess.Popen(  # noqa: S603 - no shell, no words of a request
                 command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._log,
                 env=_environment(threads),
-                # Ctrl-C then reaches the parent only, which closes its workers.
+                # Ctrl-C then interrupts only this process, which closes its workers.
                 start_new_session=True,
             )
         except OSError as error:
@@ -59,8 +62,8 @@ class WorkerProcess:
         self._finalizer = weakref.finalize(self, _kill, self._process, reader, self._log)
 
     @property
-    def alive(self) -> bool:
-        """Whether the worker accepts requests."""
+    def is_open(self) -> bool:
+        """Whether the worker accepts requests: it was not closed, by :meth:`close` or after a failure."""
         return self._finalizer.alive
 
     def ask(self, op: str, arguments: dict[str, Any], timeout: float) -> dict[str, Any]:
@@ -72,15 +75,15 @@ class WorkerProcess:
             timeout: maximum seconds to wait for the answer.
 
         Raises:
-            PeerError: the worker reports an error, dies, answers something else than JSON, or times out. It stays
-                usable if it reports an error itself; in all other cases it is closed.
+            PeerError: the worker reports an error, ends, times out, or its answer is not valid. A worker that
+                reports an error itself stays open; in all other cases it is closed.
         """
-        if not self._finalizer.alive:
+        if not self.is_open:
             msg = f"{self.name}: the worker is closed"
             raise PeerError(msg)
         stdin = self._process.stdin
         assert stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # a dead worker is detected when its answer is read
+        with contextlib.suppress(BrokenPipeError):  # reading the answer detects that the worker has ended
             stdin.write(json.dumps({"op": op, **arguments}).encode() + b"\n")
             stdin.flush()
         try:
@@ -96,8 +99,9 @@ class WorkerProcess:
         self._finalizer()
 
     def _parse_answer(self, op: str, line: bytes) -> dict[str, Any]:
+        """Return the result in an answer to ``op``; an empty line means that the worker has ended."""
         if not line:
-            msg = f"{self.name}: the worker died during {op}: {self._describe_death()}"
+            msg = f"{self.name}: the worker died during {op}: {self._describe_end()}"
             self.close()
             raise PeerError(msg)
         answer = None
@@ -114,7 +118,8 @@ class WorkerProcess:
         msg = f"{self.name}: {reason}"
         raise PeerError(msg)
 
-    def _describe_death(self) -> str:
+    def _describe_end(self) -> str:
+        """Return the exit status or signal of the ended worker, and the last line of its log."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=5)
         code = self._process.returncode
@@ -123,22 +128,25 @@ class WorkerProcess:
             with contextlib.suppress(ValueError):
                 cause = signal.Signals(-code).name
         self._log.seek(0, os.SEEK_END)
-        self._log.seek(max(0, self._log.tell() - _TAIL_BYTES))
+        self._log.seek(max(0, self._log.tell() - _LOG_TAIL_BYTES))
         lines = self._log.read().decode(errors="replace").strip().splitlines()
         return f"{cause}, {lines[-1].strip()[:200]}" if lines else cause
 
 
 def _environment(threads: int) -> dict[str, str]:
-    """Return the worker's environment: offline, and without this process's paths to Python packages."""
-    # The model is local, so libraries must not wait for the network.
+    """Return the worker's environment: offline, and without the Python paths of this interpreter."""
+    # The model is local: libraries must not look for it in the network.
     overrides = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     inherited = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONSAFEPATH")}
     return inherited | overrides | {"OMP_NUM_THREADS": str(threads), "PYTHONIOENCODING": "utf-8"}
 
 
 def _read_lines(stream: IO[bytes], lines: queue.Queue[bytes]) -> None:
-    """Put each line into a queue, then ``b""`` at the end; a queue, unlike a pipe, has a timeout."""
-    with contextlib.suppress(ValueError):  # the stream was closed during the loop
+    """Put each line of ``stream`` into ``lines``, then ``b""`` at its end; run in a thread of its own.
+
+    The queue is needed because reading from a pipe has no timeout.
+    """
+    with contextlib.suppress(ValueError):  # raised if _kill closes the stream during the loop
         for line in stream:
             lines.put(line)
     lines.put(b"")
@@ -146,7 +154,7 @@ def _read_lines(stream: IO[bytes], lines: queue.Queue[bytes]) -> None:
 
 def _kill(process: subprocess.Popen[bytes], reader: threading.Thread, log: IO[bytes]) -> None:
     """Kill the worker and its child processes, wait for its end, and close its streams and its log."""
-    # Without a return code the process has not been waited for, so its id belongs to no other process yet.
+    # While ``returncode`` is None nothing has waited for the process, so the system cannot have reused its id.
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if hasattr(os, "killpg"):

@@ -16,11 +16,11 @@ _ALL = "all"
 class PeerSpec:
     """A decoding method of another engine."""
 
-    name: str  # value of ``--peer``
+    name: str  # name of the peer, as in ``--peer NAME``
     engine: str
     variant: str = ""  # decoding method of the engine; "" is plain decoding
     needs_draft: bool = False  # whether the method needs a draft model
-    reads_gguf: bool = False  # whether the engine reads GGUF files; False: folders with safetensors files
+    reads_gguf: bool = False  # True: the engine reads GGUF files; False: folders with safetensors files
 
     def __str__(self) -> str:
         return self.name
@@ -44,7 +44,7 @@ def choose_peers(names: list[str], models: list[Path], *, with_draft: bool) -> t
     """Return the peers with these names, without duplicates.
 
     Args:
-        names: names of peers, or ``all`` for every peer that reads the first model.
+        names: names of peers; ``all`` stands for every peer that reads the format of ``models[0]``.
         models: paths of the models.
         with_draft: whether there is a draft model; without it, ``all`` leaves out the peers that need one.
 

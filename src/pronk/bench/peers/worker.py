@@ -27,7 +27,7 @@ else:
 __all__: list[str] = []
 
 _ENGINE_PACKAGE = f"{__package__}.engines" if __package__ else "engines"
-# File and class of each engine; only the requested engine is imported, because each needs other packages.
+# Module and class of each engine. Only the requested module is imported, because each one needs other packages.
 _ENGINES = {
     "transformers": ("hf", "HuggingFace"),
     "openvino": ("ov", "OpenVino"),
@@ -36,7 +36,7 @@ _ENGINES = {
 
 
 def main() -> None:
-    """Answer requests until standard input ends, which also happens when the parent dies."""
+    """Answer requests until standard input ends, which also happens when the parent process ends."""
     channel = _private_stdout()
     worker = _Worker()
     for line in sys.stdin:
@@ -62,7 +62,7 @@ class _Worker:
             gc.collect()
             reset_peak_memory()
             return asdict(self.engine.generate(PeerRequest(**document))) | {"peak_memory": _peak_bytes()}
-        config = WorkerConfig(**document)  # op is "load"
+        config = WorkerConfig(**document)  # the only other op is "load"
         file, class_name = _ENGINES[config.engine]
         engine: PeerEngine = getattr(importlib.import_module(f"{_ENGINE_PACKAGE}.{file}"), class_name)()
         versions, settings = engine.load(config)
@@ -71,7 +71,7 @@ class _Worker:
 
 
 def _private_stdout() -> TextIO:
-    """Return a copy of standard output for answers, and redirect prints of libraries to standard error."""
+    """Return a copy of standard output for answers; send the output of libraries to standard error."""
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return channel
@@ -84,7 +84,10 @@ def _failure(error: Exception) -> dict[str, Any]:
 
 
 def _peak_bytes() -> int:
-    """Return ``VmHWM`` in bytes, else ``ru_maxrss``, which includes the parent's memory at the fork."""
+    """Return the peak memory of this process in bytes; 0 if unknown (Windows).
+
+    Without ``/proc`` this is ``ru_maxrss``, which includes the memory of the parent at the fork.
+    """
     if (peak := peak_memory()) is not None:
         return peak
     try:

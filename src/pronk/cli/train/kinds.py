@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KINDS", "DrafterKind", "Settings"]
 
-# Function from the drafter's maximum number of tokens to the fields of StudentOptions that all kinds share.
+# Function from the drafter's context length in tokens to the fields of StudentOptions that all kinds of drafters have.
 Settings = Callable[[int], dict[str, Any]]
 Plan = tuple["type[Student[Any]]", StudentOptions]
 
@@ -25,10 +25,10 @@ _LAYERS = "Layers; each one adds to the cost of every draft token."
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterKind(ABC):
-    """A kind of drafter: fields are the options of a command, and the docstring is the command's help.
+    """A kind of drafter that can be trained; its fields are the options of the command that trains it.
 
-    A field with the name of a shared option replaces that option. ``without`` has the names of shared options that
-    the command does not have.
+    The docstring of a kind is the help of its command. A field with the name of an option that all kinds share replaces
+    that option. ``without`` names shared options that the command lacks.
     """
 
     without: ClassVar[tuple[str, ...]] = ()
@@ -235,7 +235,7 @@ class HeadsKind(DrafterKind):
     num_tokens: Annotated[
         int | None, loop_option("Draft tokens per step when the engine measures them; 0: never.", show_default="all")
     ] = None
-    # Higher than the rate of a language model: heads start near the identity, far from their optimum.
+    # Heads start near the identity, far from their optimum, so this rate is higher than that of a language model.
     rate: _Rate = 0.02
 
     def __post_init__(self) -> None:
@@ -253,7 +253,7 @@ class HeadsKind(DrafterKind):
         return HeadsStudent, HeadsOptions(**fields, shape=shape)
 
 
-# Kind by name of the command, in the order of the help.
+# Kind of drafter by name of the command that trains it, in the order of ``pronk train --help``.
 KINDS: dict[str, type[DrafterKind]] = {
     "draft": DraftKind,
     "kangaroo": KangarooKind,

@@ -60,7 +60,7 @@ def text_options(
 
 @dataclass(frozen=True, kw_only=True)
 class LoopSettings:
-    """Fields of LoopOptions; :func:`fit_lengths` chooses ``micro`` and the two lengths that are ``None``."""
+    """Options of the training loop; ``fit_lengths`` replaces ``None`` of ``micro`` and of both lengths."""
 
     steps: Annotated[int, loop_option("Optimizer steps at most.")] = LoopOptions.steps
     minutes: Annotated[
@@ -110,7 +110,7 @@ class LoopSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class StudentRun:
-    """Options of a run that trains a drafter on the distribution of a target."""
+    """Options of a run that trains a drafter on the output distribution of a target."""
 
     out: Annotated[Path, typer.Option(help="Folder of the run; an unfinished run in it is continued.")]
     target: Annotated[
@@ -140,7 +140,7 @@ class StudentRun:
     def settings(self, loop: Mapping[str, Any], context: int, longest: int) -> dict[str, Any]:
         """Return the fields of :class:`~pronk.train.options.StudentOptions` that all kinds of drafters share.
 
-        ``context`` and ``longest`` are the maximum numbers of tokens of target and drafter; sequences fit both.
+        ``context`` is the target's context length, ``longest`` the drafter's, in tokens; training sequences fit both.
         """
         return {
             **fit_lengths(loop, min(context, longest)),
@@ -152,7 +152,7 @@ class StudentRun:
 
 
 def refuse(options: Mapping[str, object], reason: str) -> None:
-    """Raise OptionError if one of ``options``, which have no effect in this command, has a value."""
+    """Raise OptionError if one of ``options``, which have no effect for this ``reason``, is not ``None``."""
     for name, value in options.items():
         if value is not None:
             msg = f"{name}: expected none {reason}, found {value!r}; leave it out"
@@ -160,11 +160,13 @@ def refuse(options: Mapping[str, object], reason: str) -> None:
 
 
 def command_line(context: typer.Context) -> str:
-    """Return the command for the model card: text options first, paths without their folders."""
+    """Return the command for the model card: options of the text first, paths without their folders."""
     words = ["pronk", "train", str(context.info_name)]
-    order = {"Text": 0, None: 1}  # panels of the options; all others: 2
+    # Sort key of an option by its help panel; options in any other panel come last (2).
+    panel_order = {"Text": 0, None: 1}
     given = set(given_options(context))
-    for parameter in sorted(context.command.params, key=lambda p: order.get(getattr(p, "rich_help_panel", None), 2)):
+    parameters = context.command.params
+    for parameter in sorted(parameters, key=lambda p: panel_order.get(getattr(p, "rich_help_panel", None), 2)):
         if parameter.name not in given:
             continue
         value = context.params[parameter.name]
@@ -177,11 +179,11 @@ def command_line(context: typer.Context) -> str:
 
 
 def _without_folder(value: object) -> str:
-    """Shorten ``a/b.jsonl=1`` to ``b.jsonl=1``, ``python:a/b=1`` to ``python:b=1``; keep a Hub id."""
+    """Drop folders: ``a/b.jsonl=1`` → ``b.jsonl=1``, ``python:a/b=1`` → ``python:b=1``; keep a Hub id."""
     if isinstance(value, Path):
         return value.name
     what, equals, weight = str(value).rpartition("=")
-    if not equals:  # ``weight`` is the whole value
+    if not equals:  # not WHAT=WEIGHT: ``weight`` has the whole value
         return Path(weight).name if Path(weight).exists() else weight
     prefix, colon, path = what.rpartition(":")
     return f"{prefix}{colon}{Path(path).name}{equals}{weight}"

@@ -48,12 +48,12 @@ class FirstOfProposer(CompositeProposer):
     def propose(self, contexts: Sequence[DraftContext[States]]) -> list[TokenTree]:
         """Return for each context the first tree with an acceptable draft token."""
         trees = [TokenTree.chain(context.tokens[-1:]) for context in contexts]
-        pending = list(range(len(contexts)))  # indices of contexts for which no drafter has proposed yet
+        pending = list(range(len(contexts)))  # indices of contexts without an acceptable draft token
         for index, proposer in enumerate(self.parts):
             views = [replace(contexts[i], state=contexts[i].state[index]) for i in pending]
             for i, tree in zip(pending, proposer.propose(views), strict=True):
                 trees[i] = tree
-            pending = [i for i in pending if sum(trees[i].acceptable) == 1]  # only the root is acceptable
+            pending = [i for i in pending if sum(trees[i].acceptable) == 1]  # 1: only the root
             if not pending:
                 break
         return trees

@@ -75,14 +75,14 @@ class GrammarProposer(CompositeProposer):
 
     @property
     def budget_owner(self) -> Proposer[Any]:
-        """Return the wrapped drafter's budget owner; forced tokens cost next to nothing.
+        """Budget owner of the wrapped drafter, because forced tokens cost next to nothing.
 
-        The proposer of ``guide_mode="forced"`` is freed with its last request; a budget of its own would be lost then.
+        A budget of its own would be lost when the proposer of ``guide_mode="forced"`` is freed with its last request.
         """
         return self.wrapped.budget_owner
 
     def source_reports(self, state: States) -> Sequence[SourceReport]:
-        """Return the wrapped drafter's reports: one :class:`SourceReport` per drafter that ``auto`` called."""
+        """Return the reports of the wrapped drafter, such as one per drafter that a wrapped ``auto`` called."""
         return self.wrapped.source_reports(state[0])
 
     def should_skip(self, state: States, tokens: Sequence[int]) -> bool:  # noqa: ARG002
@@ -93,7 +93,7 @@ class GrammarProposer(CompositeProposer):
         """Return for each context a tree of forced tokens and the wrapped drafter's draft tokens."""
         forced = [_forced_tokens(context) for context in contexts]
         after_forced = [_extend_context(context, tokens) for context, tokens in zip(contexts, forced, strict=True)]
-        drafting = [  # indices of contexts whose limits leave room for the wrapped drafter's draft tokens
+        drafting = [  # indices of contexts with room for draft tokens of the wrapped drafter after the forced ones
             i
             for i, context in enumerate(after_forced)
             if self.wrapped.capabilities.proposes and min(context.max_depth, context.max_nodes) > 0
@@ -107,7 +107,7 @@ class GrammarProposer(CompositeProposer):
         return [self._add_forced(*arguments) for arguments in zip(contexts, forced, trees, strict=True)]
 
     def _add_forced(self, context: DraftContext[States], forced: Sequence[int], tree: TokenTree) -> TokenTree:
-        """Return one tree: the chain ``forced``, below it ``tree``, and below each node its forced tokens."""
+        """Return one tree: the chain ``forced``, ``tree`` at its end, and forced tokens below their nodes."""
         if context.sampler.guide is None:
             return tree
         combined = _ForcedTree(self.wrapped.name, context, forced, tree)
@@ -117,9 +117,9 @@ class GrammarProposer(CompositeProposer):
 
 
 class _ForcedTree:
-    """Tree under construction: a forced chain, the wrapped drafter's tree at its end, more forced chains.
+    """Tree under construction: a chain of forced tokens, the wrapped drafter's tree, more forced chains.
 
-    Attributes mean the same as in :class:`TokenTree`. The root of the drafter's tree is the last forced token.
+    The last token of the first chain is the root of the drafter's tree. Attributes are those of :class:`TokenTree`.
     """
 
     def __init__(self, drafter: str, context: DraftContext[States], forced: Sequence[int], tree: TokenTree) -> None:
@@ -140,11 +140,11 @@ class _ForcedTree:
                 self.children[self.parents[node]].append(node)
 
     def add_forced_chains(self) -> None:
-        """Add the tokens that the guide forces after each node whose path the guide allows."""
+        """Add forced tokens below each node, if the guide allows all tokens on the path to the node."""
         guide = self.context.sampler.guide
         assert guide is not None
 
-        def visit_node(node: int) -> bool:  # returns False to skip the descendants
+        def visit_node(node: int) -> bool:  # returns whether to visit its children
             if not guide.allows(self.tokens[node]):
                 return False
             guide.advance(self.tokens[node])
@@ -156,7 +156,7 @@ class _ForcedTree:
         visit(self.tokens, self.children, guide, visit_node)
 
     def _add_chain(self, node: int, chain: Sequence[int]) -> None:
-        """Add ``chain`` below ``node`` within the request's limits, reusing nodes with the same tokens."""
+        """Add the tokens of ``chain`` below ``node``, up to the request's limits; reuse existing nodes."""
         for token in chain:
             child = next((child for child in self.children[node] if self.tokens[child] == token), None)
             if child is None:
@@ -166,7 +166,7 @@ class _ForcedTree:
             node = child
 
     def _add_node(self, parent: int, token: int) -> int:
-        """Add a forced token, whose gain is that of its parent, and return the new node."""
+        """Add a forced token below ``parent``, with the gain of ``parent``, and return the new node."""
         node = len(self.tokens)
         self.tokens.append(token)
         self.parents.append(parent)
@@ -193,13 +193,13 @@ class _ForcedTree:
 
 
 def _forced_tokens(context: DraftContext[States]) -> list[int]:
-    """Return the forced tokens after the text, within the request's limits."""
+    """Return the tokens that the guide forces after the text, as many as the request's limits allow."""
     guide = context.sampler.guide
     return [] if guide is None else guide.forced()[: max(0, min(context.max_depth, context.max_nodes))]
 
 
 def _extend_context(context: DraftContext[States], forced: Sequence[int]) -> DraftContext[Any]:
-    """Return the wrapped drafter's context: forced tokens extend the text and reduce the limits."""
+    """Return the context for the wrapped drafter: forced tokens are part of the text, limits are reduced."""
     return replace(
         context,
         state=context.state[0],

@@ -34,7 +34,8 @@ class Merged(Composite):
     """Options of ``merged``.
 
     Attributes:
-        parts: drafters to combine; acceptance statistics count a node of two drafters with equal gains for the first.
+        parts: drafters to combine. If two of them propose a node with equal gains, the acceptance statistics count the
+            node for the first one.
         num_nodes: maximum number of draft tokens per step, 1..127.
     """
 

@@ -1,7 +1,8 @@
-"""Token trees in a draft model's KV cache, grown by the searches of ``beam`` and ``staged``.
+"""Token trees in a draft model's KV cache, grown by the drafters ``beam`` and ``staged``.
 
-A search adds nodes, computes all new nodes in one forward pass of the draft, and reads the draft's probabilities after
-each of them. The tree that the drafter finally proposes may lack unlikely nodes of the cached tree.
+Both drafters repeat these steps: add nodes to the tree, compute all new nodes in one forward pass of the draft model,
+and read its probabilities of the next token after each node. The tree that the drafter finally proposes is a different
+one: it may lack unlikely nodes of the cached tree, and it has leaves that the draft model has not computed.
 """
 
 from __future__ import annotations
@@ -26,16 +27,18 @@ class CachedTree:
     """Token tree below one request's text in the draft's KV cache.
 
     Attributes:
-        context: the request; ``context.state`` is its state in the draft model's proposer.
-        tokens: target's token id of each node, in order of insertion; node 0, the root, is the text's last token.
+        context: the request; ``context.state`` is the request's state in the draft model's proposer.
+        tokens: token id (of the target's vocabulary) of each node, in order of insertion. Node 0 is the root: the
+            text's last token.
         parents: parent of each node; -1 for the root.
         depths: depth of each node; 0 for the root.
-        lane: the request's part of the draft's KV cache (:mod:`pronk.drafters.shared.draft`).
-        pending_text: draft's ids of the text before the root that is not yet cached; empty after a forward pass.
+        lane: the draft model's KV cache of this request (:mod:`pronk.drafters.shared.draft`).
+        pending_text: tokens of the text before the root that are not in the KV cache yet, as ids of the draft model's
+            vocabulary. The first forward pass computes these tokens; from then on the list is empty.
     """
 
     def __init__(self, draft: DraftRunner, lane: DraftLane, context: DraftContext[Any], missing: Sequence[int]) -> None:
-        """Create the root; ``missing``: draft's ids of the text's tokens that ``lane`` lacks, root included."""
+        """Create the root; ``missing`` are the draft's ids of all tokens not in ``lane``, the root's last."""
         self.context = context
         self.tokens = [context.tokens[-1]]
         self.parents = [-1]
@@ -44,20 +47,20 @@ class CachedTree:
         self.pending_text = list(missing[:-1])
         self._draft = draft
         self._draft_ids = list(missing[-1:])
-        self._logits: list[Tensor] = []  # for each computed node: logits ``[vocab]`` of the next token
+        self._logits: list[Tensor] = []  # for each computed node: the draft model's logits ``[vocab]`` after it
         self._draft_tokens: dict[int, DraftToken | None] = {}
         self._children: list[dict[int, int]] = [{}]
 
     @classmethod
     def create(cls, model: ModelProposer, contexts: Sequence[DraftContext[DraftState]]) -> dict[int, CachedTree]:
-        """Return ``{index into contexts: tree of only the root}`` for the requests that draft in this step."""
+        """Return ``{index into contexts: new tree}``, without the requests that do not draft in this step."""
         active = [index for index, context in enumerate(contexts) if model.begins(context, len(contexts))]
         lanes = [contexts[index].state.lane for index in active]
         missing_tokens = model.draft.align_lanes(lanes, [contexts[index] for index in active])
         return {
             index: cls(model.draft, lane, contexts[index], missing)
             for index, lane, missing in zip(active, lanes, missing_tokens, strict=True)
-            if missing is not None  # the request can draft in this step
+            if missing is not None  # ``None``: the request cannot draft in this step
         }
 
     def __len__(self) -> int:
@@ -70,12 +73,16 @@ class CachedTree:
 
     @property
     def num_free_nodes(self) -> int:
-        """Number of nodes that can be added: a KV slot each, ``context.max_depth + context.max_nodes`` in all."""
+        """Number of nodes that can still be added, by free KV slots and by the limits in ``context``."""
         max_size = self.context.max_depth + self.context.max_nodes + 1
         return min(max_size, self._draft.num_free_slots(self.lane) - len(self.pending_text)) - len(self)
 
     def add_node(self, parent: int, token: int) -> int | None:
-        """Return the child with ``token``, added if new; ``None`` if the draft lacks it or a limit is reached."""
+        """Return the child of ``parent`` with the target's token id ``token``; add it if it is new.
+
+        Return ``None`` if the draft model's vocabulary lacks the token, or if :attr:`max_depth` or
+        :attr:`num_free_nodes` forbids a new node.
+        """
         node = self._children[parent].get(token)
         if node is not None:
             return node
@@ -91,7 +98,7 @@ class CachedTree:
         return node
 
     def is_computed(self, node: int) -> bool:
-        """Whether the draft has computed the node, so that :meth:`draft_token` is available for it."""
+        """Whether the draft model has computed the node, so that :meth:`draft_token` may be called for it."""
         return node < len(self._logits)
 
     def path(self, node: int) -> list[int]:
@@ -103,7 +110,10 @@ class CachedTree:
         return tokens[::-1]
 
     def draft_token(self, node: int) -> DraftToken | None:
-        """Return the draft token after a computed node, with its alternatives (``Sampler.draft_token``)."""
+        """Return the likeliest token after a computed node, with the probabilities of all other tokens.
+
+        Return ``None`` in the cases of ``Sampler.draft_token``, for example if all tokens are banned.
+        """
         if node not in self._draft_tokens:
             sampler = self.context.sampler
             with sampler.after(self.path(node)):
@@ -121,7 +131,7 @@ class CachedTree:
 
 
 def compute_new_nodes(draft: DraftRunner, trees: Sequence[CachedTree]) -> None:
-    """Compute the new nodes of all trees, at least one each, in one forward pass of the draft."""
+    """Compute the new nodes of all trees in one forward pass of the draft; each tree needs a new node."""
     rows = draft.forward_trees(
         [tree.lane for tree in trees], [tree.to_draft_tree() for tree in trees], [tree.pending_text for tree in trees]
     )
@@ -130,5 +140,5 @@ def compute_new_nodes(draft: DraftRunner, trees: Sequence[CachedTree]) -> None:
 
 
 def model_context(context: DraftContext[States]) -> DraftContext[DraftState]:
-    """Return ``context`` for the draft model's proposer, the first part of a composite proposer."""
+    """Return ``context`` with the state of the draft model's proposer, the first of the composite's parts."""
     return cast("DraftContext[DraftState]", replace(context, state=context.state[0]))

@@ -1,4 +1,4 @@
-"""Base classes of wrappers, which cut or extend an inner drafter's chains (``threshold``, ``cape``)."""
+"""Base classes of ``threshold`` and ``cape``, which end or extend the chains of an inner drafter."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class WrapperState(Generic[OwnState]):
 
 @dataclass(frozen=True)
 class Wrapper(ChainDrafter):
-    """Options of a wrapper; ``parts`` is a tuple of the one drafter in brackets, as in ``cape(glide)``."""
+    """Options of a wrapper; ``parts`` has its single inner drafter, such as ``glide`` in ``cape(glide)``."""
 
     parts: tuple[ChainDrafter, ...] = field(default_factory=lambda: (DraftModel(),))
 
@@ -38,11 +38,11 @@ class Wrapper(ChainDrafter):
             raise OptionError(msg)
         if self.inner.proposes_tree:
             inner_name = self.inner.name
-            if inner_name == self.name:  # cape(cape(…))
+            if inner_name == self.name:  # the same wrapper twice: cape(cape(…))
                 advice = f"one {inner_name} is enough"
-            elif isinstance(self.inner, Wrapper):  # threshold(cape(…))
+            elif isinstance(self.inner, Wrapper):  # two wrappers in the wrong order, such as threshold(cape(…))
                 advice = f"write {inner_name}({self.name}(…)) instead"
-            else:  # multi_token(tree=…)
+            else:  # a drafter that proposes trees only by its options, such as multi_token(tree=…)
                 advice = "leave out its tree"
             msg = f"{self.name}: expected a drafter of chains, found {inner_name}; {advice}"
             raise OptionError(msg)
@@ -73,7 +73,7 @@ class WrapperProposer(ChainProposer[WrapperState[OwnState]]):
 
     @property
     def source(self) -> str:
-        """Drafter name in ``TokenTree.origin`` for draft tokens that the wrapper adds to the chains."""
+        """Drafter name in ``TokenTree.origin`` for draft tokens that the wrapper adds, such as siblings."""
         return self.options.source
 
     def bind(self, target: Target) -> Self:
@@ -86,7 +86,7 @@ class WrapperProposer(ChainProposer[WrapperState[OwnState]]):
         """Return :attr:`WrapperState.own` for a new request."""
 
     def start(self, prompt: Sequence[int]) -> WrapperState[OwnState]:
-        """Return the state of a new request: the wrapper's, and the inner proposer's."""
+        """Return the state of a new request: the wrapper's own state and the inner proposer's state."""
         return WrapperState(self.make_own_state(), self.inner.start(prompt))
 
     def observe(self, outcome: Outcome[WrapperState[OwnState]]) -> None:
@@ -104,7 +104,7 @@ class WrapperProposer(ChainProposer[WrapperState[OwnState]]):
     def inner_contexts(
         self, contexts: Sequence[DraftContext[WrapperState[OwnState]]], max_depth: int
     ) -> list[DraftContext[Any]]:
-        """Return ``contexts`` for the inner proposer; its chains have at most ``max_depth`` draft tokens."""
+        """Return ``contexts`` with the inner proposer's states, and with at most ``max_depth`` draft tokens."""
         return [
             replace(context, state=context.state.inner, max_depth=min(context.max_depth, max_depth))
             for context in contexts

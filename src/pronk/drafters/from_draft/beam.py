@@ -28,9 +28,9 @@ __all__ = ["Beam"]
 class _Hypothesis:
     """A sequence of draft tokens below the root."""
 
-    probability: float  # product of the draft's probabilities of the tokens
-    tokens: tuple[tuple[int, float], ...] = ()  # for each token: its id, and the draft's probability of it
-    node: int | None = 0  # the last token's node in the cached tree; ``None`` if the hypothesis cannot be extended
+    probability: float  # product of the draft model's probabilities of all tokens
+    tokens: tuple[tuple[int, float], ...] = ()  # pairs (token id, the draft model's probability of the token)
+    node: int | None = 0  # last token's node in the ``CachedTree``; ``None`` if the hypothesis cannot be extended
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class BeamProposer(CompositeProposer):
         self.options, self.model = options, model
 
     def propose(self, contexts: Sequence[DraftContext[States]]) -> list[TokenTree]:
-        """Return a tree of the final hypotheses for each context."""
+        """Return one tree per context, merged from the final hypotheses."""
         model, options = self.model, self.options
         model_contexts = [model_context(context) for context in contexts]
         cached_trees = CachedTree.create(model, model_contexts)
@@ -103,7 +103,7 @@ class BeamProposer(CompositeProposer):
         A hypothesis that cannot be extended stays as it is and competes with the extensions. Unless this is the
         ``last`` extension, the new tokens are added to the cached tree, and the next forward pass computes them.
         """
-        # Pairs (hypothesis, cached node of the token before its new token; ``None`` if it has no new token).
+        # Pairs (hypothesis, cached node that is the parent of its new token). ``None``: it has no new token.
         extensions: list[tuple[_Hypothesis, int | None]] = []
         for hypothesis in beam:
             node = hypothesis.node
@@ -122,7 +122,7 @@ class BeamProposer(CompositeProposer):
 
 
 def _merge(beam: Sequence[_Hypothesis], context: DraftContext[DraftState]) -> TokenTree:
-    """Return the merged tree of all hypotheses, cut to the ``max_nodes`` draft tokens of largest gain."""
+    """Merge all hypotheses into one tree, and keep only the ``max_nodes`` draft tokens of largest gain."""
     calibration = context.state.calibration
     trie = Trie(context.tokens[-1])
     for hypothesis in beam:

@@ -40,7 +40,7 @@ from pronk.speculation.tree import TokenTree
 
 __all__ = ["Cape"]
 
-# Table of appendix A: K + 1, since it counts the chain's token too, for confidences in [i / 10, (i + 1) / 10).
+# Table of appendix A. Entry i, for confidences in [i / 10, (i + 1) / 10), is K + 1: the paper counts the chain's token.
 _FINE_COUNTS = (8, 8, 8, 8, 6, 6, 6, 6, 4, 4, 2)
 
 # K as a function of the confidence, for each value of the option ``sizes``.
@@ -89,7 +89,7 @@ class CapeProposer(WrapperProposer[Calibration]):
     proposes_tree = True  # a chain with siblings is a tree
 
     def make_own_state(self) -> Calibration:
-        """Return a new :class:`Calibration`: estimates the acceptance of siblings from their probabilities."""
+        """Return a new calibration, which estimates the acceptance of siblings from their probabilities."""
         return Calibration(self.source, known=SharedAcceptance.of(self.inner.target))
 
     def chains(
@@ -99,14 +99,14 @@ class CapeProposer(WrapperProposer[Calibration]):
         return self.inner.chains(self.inner_contexts(contexts, self.options.max_nodes), stop)
 
     def propose(self, contexts: Sequence[DraftContext[WrapperState[Calibration]]]) -> list[TokenTree]:
-        """Return the chains with the siblings of their tokens, as trees."""
+        """Return one tree per context: the chain of draft tokens, with siblings of each token."""
         return [
             self.expand(chain, context.state.own)
             for chain, context in zip(self.chains(contexts), contexts, strict=True)
         ]
 
     def observe(self, outcome: Outcome[WrapperState[Calibration]]) -> None:
-        """Update the inner proposer by the chain's acceptance, and the calibration by the siblings'."""
+        """Pass the outcome on to the inner proposer; update the estimated acceptance of siblings."""
         super().observe(outcome)
         outcome.state.own.learn(outcome)
 
@@ -132,5 +132,5 @@ class CapeProposer(WrapperProposer[Calibration]):
         count = min(max_siblings, _SIBLING_COUNTS[self.options.sizes](draft_token.confidence))
         if count <= 0:
             return []
-        likeliest = draft_token.top_tokens(count + 1)  # may contain the chain's token
+        likeliest = draft_token.top_tokens(count + 1)  # one more than needed: the chain's own token may be among them
         return [(token, prob) for token, prob in likeliest if token != draft_token.token][:count]

@@ -38,12 +38,12 @@ class ModelDrafter(AdaptiveLengthDrafter):
     """Options shared by the drafters that run a small decoder with a KV cache of its own.
 
     Attributes:
-        model: folder or Hub id of the draft model. ``None`` is a model in ``models`` of a clone of the repository; for
-            ``draft_model`` it is ``pronk-tiny-draft``, which needs a target with the same vocabulary.
+        model: folder or Hub id of the draft model. ``None`` selects a model in the folder ``models`` of a clone of this
+            repository. For ``draft_model`` this is ``pronk-tiny-draft``; it needs a target with the same vocabulary.
         num_tokens: most draft tokens of a chain, 1..64. By default the target verifies 8 rows: the root and 7 tokens.
         min_confidence: a chain ends after its first token with a lower confidence, 0..1; 0 turns the rule off. The
-            confidence is the draft's largest probability, under the coupled rule with the request's noise
-            (:mod:`pronk.drafters.from_draft.threshold`).
+            confidence is the draft model's largest probability. Under the coupled rule it includes the noise of the
+            request's seed (:mod:`pronk.drafters.from_draft.threshold`).
     """
 
     min_confidence: float = 0.0
@@ -62,7 +62,7 @@ class ModelDrafter(AdaptiveLengthDrafter):
 
 
 class ModelProposer(AdaptiveLengthProposer[DraftLane]):
-    """Proposes chains of draft tokens; ``draft`` owns the draft model and runs it."""
+    """Proposes chains of draft tokens; ``draft`` holds the draft model with its KV cache, and runs it."""
 
     options: ModelDrafter
 
@@ -81,11 +81,13 @@ class ModelProposer(AdaptiveLengthProposer[DraftLane]):
         active_chains = [chains[number] for number in active]
         lanes = [chain.context.state.lane for chain in active_chains]
 
-        def next_logits(live: Sequence[int]) -> Sequence[Tensor | None]:
-            if not active_chains[live[0]].draft_tokens:  # the first round, in which all chains are empty
-                return self.draft.forward_texts([lanes[i] for i in live], [active_chains[i].context for i in live])
+        def next_logits(indices: Sequence[int]) -> Sequence[Tensor | None]:
+            if not active_chains[indices[0]].draft_tokens:  # first round: all chains are empty
+                return self.draft.forward_texts(
+                    [lanes[i] for i in indices], [active_chains[i].context for i in indices]
+                )
             return self.draft.forward_tokens(
-                [lanes[i] for i in live], [self.draft.to_draft_ids(active_chains[i].tokens[-1:]) for i in live]
+                [lanes[i] for i in indices], [self.draft.to_draft_ids(active_chains[i].tokens[-1:]) for i in indices]
             )
 
         def is_complete(i: int, chain: Chain) -> bool:
@@ -106,17 +108,17 @@ class ModelProposer(AdaptiveLengthProposer[DraftLane]):
         """Free the request's blocks in the draft's KV cache."""
         self.draft.release(state.lane)
 
-    on_preempt = stop  # the next proposal computes the freed blocks again
+    on_preempt = stop  # for a preempted request, the next proposal fills new blocks
 
     def measured(self, target: CostCurve, context: int, requests: int) -> StepCost | None:
-        """Return the costs of target and draft forward passes; ``None`` until the draft's are measured."""
+        """Return the cost of a step; ``None`` until a forward pass of the draft model has been measured."""
         draft = self.draft.costs(context, requests)
         return None if draft is None else StepCost(target, draft, requests)
 
 
 @dataclass(frozen=True)
 class DraftModel(ModelDrafter):
-    """Options of the draft model, beyond those of :class:`ModelDrafter`.
+    """Options of the drafter ``draft_model``, in addition to those of :class:`ModelDrafter`.
 
     Attributes:
         dtype: dtype of the weights; ``"auto"`` is the checkpoint's.

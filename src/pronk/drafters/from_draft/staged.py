@@ -44,56 +44,60 @@ __all__ = ["Staged"]
 class _TreeSearch:
     """Best-first search for one request's tree.
 
-    The proposed tree (``trie``) and ``cached_tree`` number their nodes differently. The cached tree also has nodes that
-    were computed in advance. It lacks leaves (nodes at ``max_depth``, and the last one), whose children are not needed.
+    The proposed tree (``trie``) and ``cached_tree`` number their nodes differently. ``cached_tree`` also has nodes that
+    were computed in advance. It lacks leaves of ``trie`` (at ``max_depth``, and the last), which need no children.
     """
 
-    cached_tree: CachedTree  # the nodes in the draft's KV cache, computed or to be computed by the next forward pass
-    calibration: Calibration  # estimates the acceptance of a node from the draft's probability of its token
+    cached_tree: CachedTree  # nodes that are in the draft model's KV cache, or will be after the next forward pass
+    calibration: Calibration  # estimates a node's acceptance from the draft model's probability of its token
     breadth: int  # maximum number of children of a node
     max_nodes: int  # maximum number of draft tokens of the tree
     max_depth: int  # largest depth of a node
-    num_passes: int = 0  # number of forward passes of the draft so far
-    pending: int | None = 0  # the pending node of ``trie``; ``None`` if the tree is complete
+    num_passes: int = 0  # number of forward passes of the draft model so far, in this step
+    pending: int | None = 0  # node of ``trie`` that waits for the next forward pass; ``None`` if the tree is complete
 
     def __post_init__(self) -> None:
         self.trie = Trie(self.cached_tree.tokens[0])
-        self._probabilities = [1.0]  # for each node of ``trie``: product of the probabilities on its path
-        self._cached_nodes: list[int | None] = [0]  # for each node of ``trie``: its node in ``cached_tree``
-        # Candidates (parent in ``trie``, token id, the draft's probability of the token), the likeliest path first.
+        self._probabilities = [1.0]  # for each node of ``trie``: product of the draft's probabilities on its path
+        # For each node of ``trie``: its index in ``cached_tree``, or ``None`` if it is not there.
+        self._cached_nodes: list[int | None] = [0]
+        # Candidates (parent's index in ``trie``, token id, the draft's probability of the token), likeliest path first.
         self._frontier: Frontier[tuple[int, int, float]] = Frontier()
 
     @property
     def pending_cached_node(self) -> int:
-        """Index of the pending node in the cached tree."""
+        """Index in ``cached_tree`` of the pending node, which waits for the next forward pass."""
         cached_node = None if self.pending is None else self._cached_nodes[self.pending]
         assert cached_node is not None, "a node is pending only if the draft can compute it"
         return cached_node
 
     def advance(self) -> None:
-        """Add the likeliest candidates until the tree is full or a node waits for the draft's next pass."""
+        """Add the likeliest candidates to the tree until it is full or one has to be computed first."""
         while self.pending is not None and self._is_computed(self.pending):
             self._push_children(self.pending)
             self.pending = None
             while self.pending is None and self._frontier and len(self.trie) <= self.max_nodes:
                 self._add_best()
 
-    def compute_in_advance(self, width: int) -> None:
-        """Add the ``width - 1`` likeliest candidates to the draft's next forward pass, except leaves."""
+    def schedule_candidates(self, width: int) -> None:
+        """Have the next forward pass compute the ``width - 1`` likeliest candidates, except leaves."""
         for parent, token, _ in self._frontier.peek(width - 1):
             cached_parent = self._cached_nodes[parent]
             if cached_parent is not None and self.trie.depths[parent] + 1 < self.max_depth:
                 self.add_cached_node(cached_parent, token)
 
     def add_cached_node(self, cached_parent: int, token: int) -> int | None:
-        """Add a node to the cached tree alone; ``None`` if all free nodes are kept for the proposed tree."""
+        """Add a node to ``cached_tree`` but not to ``trie``; return its index in ``cached_tree``.
+
+        Return ``None`` if :meth:`CachedTree.add_node` does, or if the last free nodes are reserved for ``trie``.
+        """
         num_missing = self.max_nodes + 1 - len(self.trie)
         if self.cached_tree.num_free_nodes <= num_missing:
             return None
         return self.cached_tree.add_node(cached_parent, token)
 
-    def tree(self) -> TokenTree:
-        """Return the tree, after filling it up to ``max_nodes`` with the likeliest candidates."""
+    def finish(self) -> TokenTree:
+        """Fill the tree up to ``max_nodes`` with the likeliest candidates, and return it."""
         while self._frontier and len(self.trie) <= self.max_nodes:
             self._add_best()
         return self.trie.tree(self.max_nodes)
@@ -104,8 +108,8 @@ class _TreeSearch:
         Returns:
             num_nodes: number of draft tokens if growth ends now.
             tokens: expected number of accepted draft tokens, plus 1 for the bonus token, if growth ends now.
-            extendable: expected number of accepted nodes among the pending node and the likeliest candidates. Another
-                forward pass of the draft may add children below these nodes.
+            extendable_tokens: expected number of accepted tokens among the pending node and the likeliest candidates.
+                Another forward pass of the draft may add children below these nodes.
         """
         likeliest = self._frontier.peek(self.max_nodes + 1 - len(self.trie))
         gains = [self._gain(parent, self.calibration.origin(prob)) for parent, _, prob in likeliest]
@@ -113,7 +117,7 @@ class _TreeSearch:
         return len(self.trie) - 1 + len(likeliest), sum(self.trie.gains) + sum(gains), pending_gain + sum(gains)
 
     def _gain(self, parent: int, origin: Origin) -> float:
-        """Return the gain of a child of ``parent`` whose token has the given origin."""
+        """Return the gain of a child of ``parent``; ``origin`` encodes the draft's probability of its token."""
         return self.trie.gains[parent] * self.calibration.rate(origin, self.trie.depths[parent] + 1)
 
     def _is_computed(self, node: int) -> bool:
@@ -153,8 +157,9 @@ class Staged(Composite):
         num_nodes: maximum number of draft tokens of a tree, 1..127.
         breadth: maximum number of children of a node, 1..16.
         depth: largest depth of a node, 1..64.
-        width: maximum number of pending nodes and candidates per request in a forward pass of the draft, 1..32.
-        lead: maximum number of nodes from the smaller drafter in addition, 0..32; 0 turns the smaller drafter off.
+        width: maximum number of rows per request in a forward pass of the draft model, 1..32: one for the pending node,
+            the others for the likeliest candidates.
+        lead: maximum number of further rows for nodes of the smaller drafter, 0..32; 0 turns the smaller drafter off.
     """
 
     name = "staged"
@@ -185,7 +190,7 @@ class Staged(Composite):
 
 
 class StagedProposer(CompositeProposer):
-    """Grows trees with the draft model of ``model``; ``smaller_proposer`` proposes nodes to compute early."""
+    """Grows trees with the draft of ``model``; ``smaller_proposer`` proposes nodes to compute in advance."""
 
     name = Staged.name
 
@@ -210,13 +215,13 @@ class StagedProposer(CompositeProposer):
                 if searches[number].pending is not None and self._pays(searches[number], contexts[number], len(live))
             ]
             for number in live:
-                searches[number].compute_in_advance(self.options.width)
+                searches[number].schedule_candidates(self.options.width)
         for number, search in searches.items():
-            trees[number] = search.tree()
+            trees[number] = search.finish()
         return trees
 
     def _start_searches(self, contexts: Sequence[DraftContext[States]]) -> dict[int, _TreeSearch]:
-        """Return ``{index into contexts: new search}`` for the requests that draft in this step."""
+        """Return ``{index into contexts: new search}``, without the requests that do not draft in this step."""
         options, model_contexts = self.options, [model_context(context) for context in contexts]
         searches: dict[int, _TreeSearch] = {}
         for number, cached_tree in CachedTree.create(self.model, model_contexts).items():
@@ -248,7 +253,8 @@ class StagedProposer(CompositeProposer):
                 stack.enter_context(context.sampler.after(path))
             proposals = self.smaller_proposer.propose(smaller_contexts)
         for search, tree in zip(searches, proposals, strict=True):
-            cached_nodes: list[int | None] = [search.pending_cached_node]  # for each node of ``tree``: its cached node
+            # For each node of ``tree``: its index in the cached tree, or ``None``.
+            cached_nodes: list[int | None] = [search.pending_cached_node]
             for node in range(1, len(tree)):
                 parent = cached_nodes[tree.parents[node]]
                 if parent is None or not tree.acceptable[node]:
@@ -261,8 +267,8 @@ class StagedProposer(CompositeProposer):
         step_cost = self.model.step_cost(context, requests)
         if step_cost is None:
             return True
-        num_nodes, tokens, extendable = search.estimate()
-        extra_tokens = extendable * context.state[0].length_tracker.rate
+        num_nodes, tokens, extendable_tokens = search.estimate()
+        extra_tokens = extendable_tokens * context.state[0].length_tracker.rate
         new_num_nodes = min(num_nodes + self.options.width, search.max_nodes)
         tokens_per_second = tokens / step_cost.seconds(num_nodes, search.num_passes)
         return (tokens + extra_tokens) / step_cost.seconds(new_num_nodes, search.num_passes + 1) > tokens_per_second

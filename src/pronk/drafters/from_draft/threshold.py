@@ -41,14 +41,15 @@ class _ThresholdState:
     """One request's threshold, and the chain of its last proposal."""
 
     threshold: float
-    root: int = field(default=-1, compare=False)  # text position of the chain's root
+    root_position: int = field(default=-1, compare=False)  # position of the chain's root in the text, from 0
     tokens: list[int] = field(default_factory=list, compare=False)  # the chain's draft tokens
-    cumulative_confidence: list[float] = field(default_factory=list, compare=False)  # c_0 = 1, c_1, … of the module
+    # c_0 = 1, c_1, c_2, …: the product of the confidences of the first i draft tokens
+    cumulative_confidence: list[float] = field(default_factory=list, compare=False)
 
-    def verified_nodes(self, outcome: Outcome[Any]) -> list[int]:
-        """Return the nodes of the chain's tokens in the verified tree, which may lack the chain's end."""
+    def find_verified_nodes(self, outcome: Outcome[Any]) -> list[int]:
+        """Return the nodes of the verified tree that have the chain's tokens; its end may have been cut."""
         nodes: list[int] = []
-        node: int | None = 0 if outcome.position == self.root else None
+        node: int | None = 0 if outcome.position == self.root_position else None
         for token in self.tokens:
             node = None if node is None else outcome.tree.child(node, token)
             if node is None:
@@ -68,8 +69,8 @@ class Threshold(Wrapper):
         boost: decrease of the threshold when all tokens were accepted, 0..1.
         lowest: smallest threshold, 0..1.
         highest: largest threshold, 0..1.
-        toward: after a rejection, the threshold moves towards c_i of the first rejected token (``"rejected"``) or of
-            the last accepted token (``"accepted"``).
+        toward: which c_i the threshold moves towards after a rejection: that of the first rejected token
+            (``"rejected"``) or of the last accepted token (``"accepted"``).
     """
 
     name = "threshold"
@@ -119,16 +120,16 @@ class ThresholdProposer(WrapperProposer[_ThresholdState]):
         chains = self.inner.chains(self.inner_contexts(contexts, self.options.max_tokens), is_complete)
         for context, chain in zip(contexts, chains, strict=True):
             state = context.state.own
-            state.root = len(context.tokens) - 1
+            state.root_position = len(context.tokens) - 1
             state.tokens = chain.tokens
             state.cumulative_confidence = [1.0, *chain.cumulative_confidence]
         return chains
 
     def observe(self, outcome: Outcome[WrapperState[_ThresholdState]]) -> None:
-        """Adapt the threshold to the number of accepted tokens of the last chain."""
+        """Adapt the request's threshold to the number of accepted tokens of its last chain."""
         super().observe(outcome)
         options, state = self.options, outcome.state.own
-        verified = state.verified_nodes(outcome)
+        verified = state.find_verified_nodes(outcome)
         if not verified:
             return
         num_accepted = len({*verified} & {*outcome.path})

@@ -1,4 +1,4 @@
-"""Tokens of largest logit per node, and initial draft tokens, for the drafters of this package."""
+"""Functions for the drafters of this package: likeliest tokens after a node, and initial draft tokens."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def top_tokens(outcome: Outcome[Any], count: int, nodes: Sequence[int] | None = 
         tokens: list[list[int]] = logits.topk(count, dim=-1).indices.tolist()
         return tokens
     remaining: NDArray[np.float32] = logits.to(torch.float32, copy=True).numpy()
-    by_rank: list[list[int]] = []  # token ids ``[count][nodes]``
+    by_rank: list[list[int]] = []  # token ids ``[rank][node]``
     for _ in range(count):
         largest = remaining.argmax(-1)
         remaining[np.arange(len(remaining)), largest] = -np.inf
@@ -51,6 +51,6 @@ def top_tokens(outcome: Outcome[Any], count: int, nodes: Sequence[int] | None = 
 
 
 def initial_draft_token(prompt: Sequence[int], position: int) -> int:
-    """Return a token of the prompt, as the draft token for a text position without a target output yet."""
+    """Return a token of the prompt as the draft token for ``position``, for which no target output exists."""
     # 7919 is a large prime, so neighbouring positions get distant tokens of the prompt.
     return prompt[position * 7919 % len(prompt)]

@@ -24,7 +24,7 @@ class Successors:
 
     top_k: int  # maximum number of successors in a row
     max_tokens: int  # maximum number of rows; a full table evicts the row that was updated longest ago
-    # Token id to the ids of its successors, likeliest first. The row that was updated longest ago is first.
+    # Maps a token id to its successors' ids, likeliest first. Rows are in order of their last update, the oldest first.
     rows: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def get(self, token: int) -> tuple[int, ...]:
@@ -67,7 +67,7 @@ def save_successors(path: Path, table: Successors, vocabulary: str | None) -> No
 
 
 def load_successors(path: Path, table: Successors, vocabulary: str | None) -> None:
-    """Load the rows of a file into an empty table; of more than ``max_tokens`` rows, the last ones.
+    """Load a file's rows into an empty table; if they are more than ``max_tokens``, keep the last ones.
 
     Raises:
         OptionError: the file is missing, damaged, or of another vocabulary; the table stays empty.

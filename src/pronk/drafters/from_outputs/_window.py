@@ -17,42 +17,42 @@ __all__ = ["NO_WINDOW", "WINDOW_SIZES", "NgramPool", "Window", "WindowShape", "W
 class NgramPool:
     """A bounded pool of n-grams, grouped by their first token.
 
-    Eviction takes the group whose last :meth:`add` was longest ago, and removes the oldest n-gram of that group.
+    A full pool evicts one n-gram: the oldest n-gram of the group whose last :meth:`add` was longest ago.
     """
 
     max_ngrams: int  # maximum number of n-grams
     size: int = 0  # number of n-grams in the pool
-    # ``grams[first token][other tokens]``, the oldest n-gram first, is True for an n-gram that only a window produced,
-    # and False for one that occurs in the text.
-    grams: dict[int, dict[tuple[int, ...], bool]] = field(default_factory=dict)
+    # ``groups[first token][other tokens]``: True if only a window produced the n-gram, False if it occurs in the text.
+    # Groups, and the n-grams of a group, are in order of their last ``add``, the oldest first.
+    groups: dict[int, dict[tuple[int, ...], bool]] = field(default_factory=dict)
 
     def add(self, gram: Sequence[int], *, from_window: bool = False) -> None:
-        """Make an n-gram the latest of the pool; ``from_window``: a window produced it, not the text."""
+        """Add an n-gram as the latest, or move it there; ``from_window`` is False if it occurs in the text."""
         first, rest = gram[0], tuple(gram[1:])
-        # Move the group to the end of ``grams``, and the n-gram to the end of its group.
-        group = self.grams[first] = self.grams.pop(first, {})
+        # Move the group to the end of ``groups``, and the n-gram to the end of its group.
+        group = self.groups[first] = self.groups.pop(first, {})
         self.size += rest not in group
         group[rest] = group.pop(rest, from_window) and from_window
         while self.size > self.max_ngrams:
-            oldest_first = next(iter(self.grams))
-            oldest_group = self.grams[oldest_first]
+            oldest_first = next(iter(self.groups))
+            oldest_group = self.groups[oldest_first]
             del oldest_group[next(iter(oldest_group))]
             self.size -= 1
             if not oldest_group:
-                del self.grams[oldest_first]
+                del self.groups[oldest_first]
 
     def continuations(self, token: int) -> Iterator[tuple[tuple[int, ...], bool]]:
-        """Yield ``(other tokens, from_window)`` of the n-grams that begin with ``token``, the latest first."""
-        return reversed(self.grams.get(token, {}).items())
+        """Yield ``(other tokens, from_window)`` for each n-gram that begins with ``token``, the latest first."""
+        return reversed(self.groups.get(token, {}).items())
 
 
 @dataclass(frozen=True)
 class WindowShape:
-    """The paper's sizes W, N and G."""
+    """The sizes W, N and G of lookahead decoding."""
 
-    window: int  # W: number of columns; 0: no window
+    window: int  # W: number of columns of the window; 0: no window
     ngram: int  # N: number of tokens of an n-gram
-    num_candidates: int  # G: maximum number of candidates per forward pass
+    num_candidates: int  # G: maximum number of n-grams of the pool that a forward pass verifies
 
     @property
     def num_window_nodes(self) -> int:
@@ -64,23 +64,24 @@ class WindowShape:
 class Window:
     """Target outputs for the positions after the root: one row per forward pass, the oldest first."""
 
-    position: int  # text position of the root, the text's last token
-    rows: tuple[tuple[int, ...], ...]  # ``rows[r][j]`` is for position ``position + r + j``; ``rows[0][0]`` is the root
+    position: int  # position in the text (from 0) of the root, the last token
+    # ``rows[r][j]`` is the token for text position ``position + r + j``; ``rows[0][0]`` is the root.
+    rows: tuple[tuple[int, ...], ...]
 
     @property
     def depth(self) -> int:
         """Largest depth of a node of :meth:`tree`."""
         return len(self.rows[0]) + len(self.rows) - 2
 
-    def shifted(self, position: int, root: int, shape: WindowShape, prompt: Sequence[int]) -> Window:
+    def shift_to(self, position: int, root: int, shape: WindowShape, prompt: Sequence[int]) -> Window:
         """Return the window of size ``shape`` for a text that now ends with token ``root`` at ``position``.
 
         Positions without an output get a token of the prompt.
         """
         rows = self.rows[-shape.ngram :]
-        if len(rows) == shape.ngram:  # all N - 1 rows and the new outputs: drop the oldest row
+        if len(rows) == shape.ngram:  # N rows, one too many after the latest outputs: drop the oldest
             rows = rows[1:]
-        # New ``[r][column]`` and old ``[r + num_dropped][column + shift]`` are for the same text position.
+        # ``shifted_rows[r][column]`` and ``self.rows[r + num_dropped][column + shift]`` are for the same text position.
         num_dropped = len(self.rows) - len(rows)
         shift = position - self.position - num_dropped
         shifted_rows = [
@@ -96,7 +97,7 @@ class Window:
         return Window(position, tuple(tuple(row) for row in shifted_rows))
 
     def tree(self) -> tuple[list[int], list[int]]:
-        """Return tokens and parents of the nodes below the root, row by row; parent 0 is the root."""
+        """Return the tokens and the parents of the nodes below the root, row by row; parent 0 is the root."""
         width = len(self.rows[0])
         tokens, parents = list(self.rows[0][1:]), list(range(width - 1))
         for row_number, row in enumerate(self.rows[1:], 1):
@@ -106,7 +107,7 @@ class Window:
         return tokens, parents
 
     def attach_to(self, candidates: TokenTree, window_origin: Origin) -> TokenTree:
-        """Return ``candidates`` plus the nodes of this window, which are computed but never accepted."""
+        """Return ``candidates`` plus this window's nodes, which the target computes but never accepts."""
         tokens, parents = self.tree()
         acceptable, origin = (True, *(False,) * len(tokens)), (("", 0), *(window_origin,) * len(tokens))
         return candidates.with_unacceptable(
@@ -127,27 +128,28 @@ WINDOW_SIZES = (
     WindowShape(15, 5, 15),
 )
 
-# Number of steps in which a window is measured before its size may change, and of a measurement without a window.
+# Number of steps that a window is measured before its size may change, and of the longest measurement without one.
 _TRIAL_STEPS = 16
-# Number of steps without a window after a window did not pay, and largest number of steps of a window's measurement.
+# Number of steps without a window after a window did not pay, and of the longest measurement of a window.
 _LONG_STEPS = 1024
 
-_PRIOR_WINDOW_TOKENS = 0.25  # tokens per request and step that the smallest window is assumed to add before a trial
+_PRIOR_WINDOW_TOKENS = 0.25  # before a trial: tokens that the smallest window is assumed to add per request and step
 
 
 @dataclass
 class WindowTuner:
     """Chooses the window size by expected throughput: tries larger :data:`WINDOW_SIZES` one by one.
 
-    The throughput of a size is ``(other_tokens + window_tokens) / seconds``. All requests together get ``other_tokens``
-    per step without the window and ``window_tokens`` from it; a forward pass with the window takes ``seconds``. The
-    next larger size is assumed to double ``window_tokens``. One tuner serves all requests of a proposer.
+    The throughput of a size is ``(other_tokens + window_tokens) / seconds``. Per step and for all requests together,
+    ``window_tokens`` is the mean number of tokens from the window, ``other_tokens`` that of all other tokens, and
+    ``seconds`` the duration of a forward pass with the window. The next larger size is assumed to double
+    ``window_tokens``. One tuner serves all requests of a proposer.
     """
 
     index: int = 0  # index of the current size in WINDOW_SIZES
-    retry_after: int = 0  # number of steps before a window may be tried again; below 0: it may be tried
+    retry_in: int = 0  # number of steps until a window may be tried again; below 0: it may be tried now
     num_steps: int = 0  # number of steps since the measurement of the current size began
-    sums: Counter[str] = field(default_factory=Counter)  # sums of record_step's arguments over these steps
+    sums: Counter[str] = field(default_factory=Counter)  # by name, the sum of a record_step argument over ``num_steps``
 
     def shape(self) -> WindowShape:
         """Return the current size."""
@@ -159,16 +161,16 @@ class WindowTuner:
         Args:
             requests: number of requests in the step.
             rows: number of rows of the forward pass, without the rows of windows.
-            other_tokens: number of committed tokens that are not ``window_tokens``.
+            other_tokens: number of committed tokens that are not counted in ``window_tokens``.
             window_tokens: number of committed tokens from n-grams that only windows produced.
             costs: seconds of a forward pass by its number of rows.
         """
         self.num_steps += 1
         self.sums.update(requests=requests, rows=rows, other_tokens=other_tokens, window_tokens=window_tokens)
         if self.index == 0:
-            self.retry_after -= 1
+            self.retry_in -= 1
             prior = _PRIOR_WINDOW_TOKENS * self._mean("requests")
-            if self.retry_after < 0 and self._tokens_per_second(1, costs, prior) > self._tokens_per_second(0, costs):
+            if self.retry_in < 0 and self._tokens_per_second(1, costs, prior) > self._tokens_per_second(0, costs):
                 self._set_size(1)
             elif self.num_steps >= _TRIAL_STEPS:
                 self._set_size(0)
@@ -182,7 +184,7 @@ class WindowTuner:
         larger = index + 1
         if throughput < self._tokens_per_second(0, costs):
             self._set_size(0)
-            self.retry_after = _LONG_STEPS
+            self.retry_in = _LONG_STEPS
         elif larger < len(WINDOW_SIZES) and self._tokens_per_second(larger, costs, 2.0 * window_tokens) > throughput:
             self._set_size(larger)
         elif self.num_steps >= _LONG_STEPS:
@@ -192,7 +194,7 @@ class WindowTuner:
         return self.sums[argument] / self.num_steps
 
     def _tokens_per_second(self, index: int, costs: CostCurve, window_tokens: float = 0.0) -> float:
-        """Return the throughput with ``WINDOW_SIZES[index]`` if its window adds ``window_tokens`` per step."""
+        """Return the throughput with ``WINDOW_SIZES[index]`` if the window adds ``window_tokens`` per step."""
         rows = self._mean("rows") + self._mean("requests") * WINDOW_SIZES[index].num_window_nodes
         return (self._mean("other_tokens") + window_tokens) / costs.at(round(rows))
 

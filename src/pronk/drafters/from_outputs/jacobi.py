@@ -31,7 +31,7 @@ from pronk.speculation.tree import TokenTree
 
 __all__ = ["Jacobi", "JacobiState"]
 
-_NUM_RATES = 8  # acceptance rates are measured by depth: one rate each for depths 1 to 7, and one for 8 and more
+_NUM_RATES = 8  # number of acceptance rates: one for each depth 1 to 7, and one for all greater depths
 _PRIOR_RATE = 0.3  # acceptance rate before any measurement
 
 
@@ -39,14 +39,14 @@ _PRIOR_RATE = 0.3  # acceptance rate before any measurement
 class JacobiState:
     """State of one request; text positions count from 0."""
 
-    prompt: tuple[int, ...]  # token ids of the prompt, which serve as draft tokens for positions without an output
-    rates: AcceptanceRates  # acceptance rates by depth
+    prompt: tuple[int, ...]  # token ids of the prompt, used as draft tokens for positions without an output
+    rates: AcceptanceRates  # acceptance rates of draft tokens, by depth
     start: int = 0  # text position of ``draft_tokens[0]``
-    draft_tokens: tuple[int, ...] = ()  # outputs of the last forward pass, one per position from ``start`` on
+    draft_tokens: tuple[int, ...] = ()  # greedy outputs of the last forward pass, for the positions from ``start`` on
     end: int = 0  # first text position after the current block
 
     def draft_token(self, position: int) -> int:
-        """Return the last output for ``position``; if there is none, a token of the prompt."""
+        """Return the target's last output for ``position``, or a token of the prompt if there is no output."""
         index = position - self.start
         if 0 <= index < len(self.draft_tokens):
             return self.draft_tokens[index]
@@ -96,10 +96,10 @@ class Jacobi(Proposer[JacobiState]):
         return trie.tree(count)
 
     def _block_end(self, state: JacobiState, first: int) -> int:
-        """Return the end of the block that contains ``first``, the first position without a committed token."""
+        """Return the position after the current block; ``first`` is the first one without a committed token."""
         return state.end if first < state.end else first + self.num_tokens
 
 
 def _greedy_outputs(outcome: Outcome[JacobiState]) -> tuple[int, ...]:
-    """Return the greedy outputs at the main chain's nodes, not at branches that other drafters added."""
+    """Return the target's greedy outputs after the main chain's nodes; leave out other drafters' branches."""
     return tuple(token for (token,) in top_tokens(outcome, 1, range(outcome.tree.main_chain)))

@@ -47,15 +47,15 @@ from pronk.speculation.tree import Origin, TokenTree
 
 __all__ = ["Lookahead", "LookaheadState"]
 
-_DEFAULT_NGRAM = 4  # N if the option ``window`` is a number and ``ngram`` is ``None``
+_DEFAULT_NGRAM = 4  # N if the option ``ngram`` is ``None`` and the option ``window`` is a number
 
-# Acceptance rates are measured by *kind* of draft token, source + role: 0 to 5. The source says whether the n-gram of
-# the token occurs in the text, or only the window produced it. The role is the first token of a candidate, a sibling
-# (the parent already has a child), or any other token.
+# Acceptance rates are measured by *kind* of draft token, the sum of source and role: 0 to 5. The source is 0 if the
+# token's n-gram occurs in the text, and 3 if only the window produced it. The role is 1 if the token's parent already
+# has another child; otherwise it is 0 for the first token of a candidate, and 2 for any later token.
 _FROM_TEXT, _FROM_WINDOW = 0, 3
 _FIRST, _SIBLING, _NEXT = 0, 1, 2
 
-# Acceptance rates assumed before any measurement.
+# Acceptance rates by kind, assumed before any measurement.
 _PRIORS = {
     _FROM_TEXT + _FIRST: 0.35,
     _FROM_TEXT + _SIBLING: 0.1,
@@ -70,10 +70,10 @@ _PRIORS = {
 class LookaheadState:
     """State of one request."""
 
-    prompt: tuple[int, ...]  # token ids of the prompt, which fill window cells without an output
+    prompt: tuple[int, ...]  # token ids of the prompt; they fill the window where the target has no output yet
     pool: NgramPool  # the request's pool, or the proposer's pool with the option ``shared``
     rates: AcceptanceRates  # acceptance rates by kind of draft token
-    window: Window | None = None  # ``None`` without outputs: before the first outcome, and after one without logits
+    window: Window | None = None  # ``None`` before the first outcome, and after an outcome without logits
     num_indexed: int = 0  # number of leading tokens of the text whose n-grams are in the pool
 
 
@@ -164,7 +164,7 @@ class LookaheadProposer(Proposer[LookaheadState]):
         )
 
     def propose(self, contexts: Sequence[DraftContext[LookaheadState]]) -> list[TokenTree]:
-        """Return one tree per context: candidates from the pool plus the window."""
+        """Return one tree per context: candidates from the pool, plus the nodes of the window."""
         self._tune()
         self._costs = contexts[0].costs if contexts else None
         return [self._build_tree(context, self.shape) for context in contexts]
@@ -200,7 +200,7 @@ class LookaheadProposer(Proposer[LookaheadState]):
             return None
         root, position = context.tokens[-1], len(context.tokens) - 1
         old_window = context.state.window or Window(position, ())
-        window = old_window.shifted(position, root, shape, context.state.prompt)
+        window = old_window.shift_to(position, root, shape, context.state.prompt)
         fits = window.depth <= context.max_depth and len(window.tree()[0]) <= context.max_nodes
         return window if fits else None
 
@@ -216,16 +216,16 @@ class LookaheadProposer(Proposer[LookaheadState]):
         return trie
 
     def _update_window(self, outcome: Outcome[LookaheadState], shape: WindowShape) -> None:
-        """Append the target's outputs at the last row as a new row; add complete columns to the pool."""
+        """Append the outputs at the last row as a new row; if N - 1 rows were verified, pool their n-grams."""
         tree, state, width = outcome.tree, outcome.state, shape.window
         if outcome.logits is None:
             state.window = None
             return
         nodes = [0, *_window_nodes(tree, width)]
-        if not width or len(nodes) % width:  # this tree lacks the window
+        if not width or len(nodes) % width:  # the tree was verified without the window
             return
         if len(nodes) == 1 and state.window is not None and shape.ngram > 2:
-            return  # W = 1: only the first window is the root alone, so this tree lacks a later window
+            return  # W = 1: the first window is only the root, but later ones have more nodes, and the tree lacks these
         rows = [tuple(tree.tokens[node] for node in nodes[i : i + width]) for i in range(0, len(nodes), width)]
         outputs = tuple(token for (token,) in top_tokens(outcome, 1, nodes[-width:]))
         if len(rows) == shape.ngram - 1 and not self._forbids_pooling(outcome):
@@ -234,11 +234,11 @@ class LookaheadProposer(Proposer[LookaheadState]):
         state.window = Window(outcome.position, (*rows, outputs))
 
     def _forbids_pooling(self, request: Outcome[LookaheadState] | DraftContext[LookaheadState]) -> bool:
-        """Whether the pool is shared and the acceptance rule forbids effects on other requests (``Outcome``)."""
+        """Whether the pool is shared, and this request's outputs must not reach other requests (``Outcome``)."""
         return self.options.shared and request.params.rejects
 
     def _tune(self) -> None:
-        """Report the last step's trees to the tuner, except those that should have a window but lack it."""
+        """Report the last step's trees to the tuner; leave out trees that lack the current window."""
         shape, costs = self.shape, self._costs
         verified = [item for item in self._verified if not shape.window or _window_nodes(item.tree, shape.window)]
         self._verified.clear()
@@ -248,7 +248,7 @@ class LookaheadProposer(Proposer[LookaheadState]):
         window_tokens = sum(name == self.name and kind >= _FROM_WINDOW for name, kind in accepted)
         self._tuner.record_step(
             requests=len(verified),
-            rows=sum(sum(item.tree.acceptable) for item in verified),  # the window's nodes are not acceptable
+            rows=sum(sum(item.tree.acceptable) for item in verified),  # without the window's nodes
             other_tokens=sum(1 + len(item.path) for item in verified) - window_tokens,
             window_tokens=window_tokens,
             costs=costs,
@@ -256,11 +256,11 @@ class LookaheadProposer(Proposer[LookaheadState]):
 
 
 def _window_origin(width: int) -> Origin:
-    """Return the origin of window nodes; negative, unlike the kinds of draft tokens in other origins."""
+    """Return the origin of a window's nodes: ``-width`` in place of the kind (0 to 5) of a draft token."""
     return (Lookahead.name, -width)
 
 
 def _window_nodes(tree: TokenTree, width: int) -> list[int]:
-    """Return the indices of the window's nodes, row by row; empty if the tree has no window of ``width``."""
+    """Return the window's nodes, row by row; empty if the tree has no window of ``width`` columns."""
     window_origin = _window_origin(width)
     return [] if tree.origin is None else [node for node, origin in enumerate(tree.origin) if origin == window_origin]

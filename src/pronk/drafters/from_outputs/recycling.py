@@ -41,19 +41,19 @@ from pronk.speculation.tree import TokenTree
 __all__ = ["Recycling", "RecyclingState"]
 
 _PRIOR_RATE = 0.45  # acceptance rate of rank 0 before any measurement
-_PRIOR_DECAY = 0.35  # factor from the acceptance rate of a rank to that of the next, before any measurement
+_PRIOR_DECAY = 0.35  # acceptance rate of rank r + 1 divided by that of rank r, before any measurement
 
 
 @dataclass
 class RecyclingState:
     """State of one request."""
 
-    successors: Successors  # the request's table, or the proposer's table with the option ``shared``
-    rates: AcceptanceRates  # acceptance rates by rank
-    num_read: int = 0  # number of leading tokens of the text whose successors are in the table
+    successors: Successors  # the request's own table, or with the option ``shared`` the table of all requests
+    rates: AcceptanceRates  # acceptance rates by rank; the likeliest successor has rank 0
+    num_read: int = 0  # number of leading tokens of the text that :meth:`read_text` need not read again
 
     def read_text(self, text: Sequence[int], num_committed: int) -> None:
-        """Add pairs of successive tokens from the unread part of the first ``num_committed`` text tokens."""
+        """Add the pairs of successive tokens up to ``num_committed`` that are not in the table yet."""
         for token, successor in pairwise(text[max(0, self.num_read - 1) : num_committed]):
             self.successors.move_to_front(token, successor)
         self.num_read = num_committed
@@ -130,12 +130,13 @@ class RecyclingProposer(Proposer[RecyclingState]):
         return [self._build_tree(context) for context in contexts]
 
     def observe(self, outcome: Outcome[RecyclingState]) -> None:
-        """Store each node's likeliest successors in the row of its token; later nodes overwrite the row."""
+        """Replace the row of each node's token by the tokens of largest logit; later nodes overwrite rows."""
         state = outcome.state
         state.rates.learn(outcome)
         if outcome.logits is None or (self.options.shared and outcome.params.rejects):
             return
-        if state.num_read == outcome.position + 1:  # the logits replace reading the committed tokens
+        # Count the committed tokens as read: rows from logits take the place of pairs of successive tokens.
+        if state.num_read == outcome.position + 1:
             state.num_read += len(outcome.committed)
         successors = state.successors
         for token, likeliest in zip(outcome.tree.tokens, top_tokens(outcome, self.options.top_k), strict=True):
@@ -146,10 +147,10 @@ class RecyclingProposer(Proposer[RecyclingState]):
             context.state.read_text(context.tokens, context.root + 1)
         successors, max_nodes = context.state.successors, min(self.options.num_nodes, context.max_nodes)
         rates = [context.state.rates.rate(rank) for rank in range(self.options.top_k)]
-        # Cumulative minima: a child enters the queue after its likelier sibling, so rates must not rise with the rank.
+        # A child enters the queue after its likelier sibling, so rates must not rise with rank: take running minima.
         rates = [min(rates[: rank + 1]) for rank in range(self.options.top_k)]
         trie = Trie(context.tokens[-1])
-        candidates = Frontier[tuple[int, int]]()  # (parent node, rank of the child)
+        candidates = Frontier[tuple[int, int]]()  # (parent node, rank of the candidate)
 
         def push_candidate(parent: int, rank: int) -> None:
             if trie.depths[parent] < context.max_depth and rank < len(successors.get(trie.tokens[parent])):

@@ -43,33 +43,35 @@ class ExitDraft:
     """One request's chain of draft tokens in one step."""
 
     chain: Chain  # the draft tokens so far
-    lane: SideLane  # the request's keys and values in the adapter's KV cache
-    num_early_rows: int = 0  # number of rows of ``segment`` whose first layers are computed
-    finite: bool = True  # whether all outputs of the first layers in this step are finite
+    lane: SideLane  # the adapter's KV cache of this request
+    num_early_rows: int = 0  # number of leading rows of ``segment`` whose first layers are already computed
+    is_finite: bool = True  # False if the first layers have output an infinity or NaN in this step
 
     @property
     def block_table(self) -> BlockTable:
-        """The request's block table in the target's cache."""
+        """The request's KV blocks in the target's cache."""
         return self.chain.context.block_table
 
-    def text(self, start: int) -> list[int]:
+    def tokens_from(self, start: int) -> list[int]:
         """Return the token ids from text position ``start`` on: the rest of the text, then the draft tokens."""
         tokens = self.chain.context.tokens
         return [*tokens[start:], *self.chain.tokens[max(0, start - len(tokens)) :]]
 
     @property
     def segment(self) -> Segment:
-        """Rows of the tokens not yet in the target's cache: the end of the text, then the draft tokens."""
-        return Segment(self.block_table, TokenTree.chain(self.text(self.block_table.length)), self.num_early_rows)
+        """Rows for the tokens that are not in the target's cache: the text's end, then the draft tokens."""
+        return Segment(
+            self.block_table, TokenTree.chain(self.tokens_from(self.block_table.length)), self.num_early_rows
+        )
 
 
 class EarlyExit:
     """Owns the adapter and its KV pool; drafts for several requests in shared forward passes.
 
-    The target's cache stores the output of layer ``exit_layer`` for every token while the object exists.
+    As long as this object exists, the target's cache also stores the output of layer ``exit_layer`` for every token.
 
     Raises:
-        OptionError: there is no memory for these outputs.
+        OptionError: there is no memory for the outputs of layer ``exit_layer``.
     """
 
     def __init__(self, target: Target, adapter: KangarooAdapter) -> None:
@@ -77,7 +79,7 @@ class EarlyExit:
         self.adapter = adapter
         self.exit_layer = adapter.shape.exit_layer
         self.runner = target.runner or ModelRunner(target.decoder, target.cache)
-        self._side_cache = SideCache(target, adapter) if adapter.shape.attends else None
+        self._side_cache = SideCache(target, adapter) if adapter.shape.has_attention else None
         target.keep_hidden(self.exit_layer, self)
         self._cost_model = CostModel()
         self._program: Program | None = None
@@ -95,7 +97,7 @@ class EarlyExit:
             self._side_cache.release(lane)
 
     def reserve(self, draft: ExitDraft) -> bool:
-        """Allocate the chain's slots in the adapter's cache; return False if either cache lacks slots."""
+        """Allocate the chain's slots in the adapter's cache; return False if it or the target's lacks slots."""
         context, lane = draft.chain.context, draft.lane
         max_tokens = min(context.max_depth, context.max_nodes)
         block_table = draft.block_table
@@ -111,14 +113,15 @@ class EarlyExit:
         """Run the new tokens of each chain; return the logits ``[drafts, vocab]`` of its next draft token."""
         start_time = self.target.clock()
         jobs = [ForwardJob(draft.segment, range(0), draft.chain.context.sampler.context.num_prompt) for draft in drafts]
-        for draft in drafts:  # forget the early rows first, so that an error below cannot leave incomplete ones
+        for draft in drafts:  # remove the old early rows first: an error below must not leave incomplete ones
             self.runner.early_tokens.put(draft.block_table, None)
         outputs = self.runner.run_first_layers(jobs, self.exit_layer)
         for draft, job, rows in zip(drafts, jobs, outputs, strict=True):
-            # Overflowed outputs are cached as zeros. The target computes such rows itself, and so detects the error.
-            draft.finite = draft.finite and bool(rows.isfinite().all())
+            # Outputs that overflow are cached as zeros. After an overflow, the target computes all layers of the rows
+            # itself, and so detects the error.
+            draft.is_finite = draft.is_finite and bool(rows.isfinite().all())
             draft.num_early_rows = len(job.segment.tree)
-            early_tokens = EarlyTokens(self.exit_layer, job.segment.tree.tokens) if draft.finite else None
+            early_tokens = EarlyTokens(self.exit_layer, job.segment.tree.tokens) if draft.is_finite else None
             self.runner.early_tokens.put(draft.block_table, early_tokens)
         if self._side_cache is None:
             hidden = self._run_mlp_adapter(torch.stack([rows[-1] for rows in outputs]))
@@ -130,14 +133,14 @@ class EarlyExit:
         return logits
 
     def _run_side_cache(self, side_cache: SideCache, drafts: Sequence[ExitDraft]) -> list[Tensor]:
-        """Run the adapter on the rows that its cache lacks; return outputs ``[rows, hidden]`` per draft."""
+        """Run the adapter on the tokens that its cache lacks; return ``[tokens, hidden]`` for each draft."""
         tokens, rows = list[list[int]](), list[Tensor]()
         for draft in drafts:
             lane, block_table = draft.lane, draft.block_table
-            if block_table.length - len(lane.tokens) > CHUNK:  # cache a long text in chunks, without outputs
+            if block_table.length - len(lane.tokens) > CHUNK:  # cache a long text in chunks first
                 side_cache.catch_up(lane, draft.chain.context.tokens, block_table, self.exit_layer, _run_adapter)
             num_cached, stop = len(lane.tokens), block_table.length + draft.num_early_rows
-            tokens.append(draft.text(num_cached))
+            tokens.append(draft.tokens_from(num_cached))
             rows.append(self.target.cache.read_hidden(self.exit_layer, block_table, num_cached, stop))
         return side_cache.run([draft.lane for draft in drafts], tokens, rows, _run_adapter)
 
@@ -152,13 +155,13 @@ class EarlyExit:
             self.adapter.compile_part(0, program)
             self._program = program
         out = rows.clone()
-        self._program.run(ProgramRows.independent(len(rows)), out)
+        self._program.run(ProgramRows.without_segments(len(rows)), out)
         return out
 
     def step_cost(self, target: CostCurve, context: int, requests: int) -> StepCost | None:
-        """Return the costs of a draft's forward pass and the target's later layers; ``None`` until measured.
+        """Return the costs of the draft's forward passes and the target's later layers; ``None`` if unknown.
 
-        ``target`` is the target's cost over all layers; ``context`` is the number of cached tokens of all requests.
+        ``target`` is the target's cost for all layers; ``context`` is the number of cached tokens of all requests.
         """
         draft = self._cost_model.costs(context, requests)
         fraction = self.exit_layer / len(self.target.decoder.layers)

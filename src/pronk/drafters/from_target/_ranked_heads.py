@@ -1,4 +1,4 @@
-"""Builds token trees for drafters with several heads, each of which predicts one of the next tokens.
+"""Token trees for drafters with several heads, each of which predicts one of the next tokens.
 
 The node with the path ``(r1, …, rd)`` carries the token of rank ``rd`` of head ``d``
 (:mod:`~pronk.drafters.shared.rank_tree`). A head's tokens are ranked once, for all nodes of its depth:
@@ -35,7 +35,7 @@ def draft_tree(
     Args:
         context: the request.
         logits: ``[heads, vocab]`` float32; the first head predicts the token after the request's last token.
-        calibrations: for each head, the estimator of acceptance from the head's probabilities.
+        calibrations: one per head; estimates a token's acceptance from the head's probability of the token.
         shape: paths of ranks, the main chain first; paths beyond the request's limits are left out. With a number of
             nodes instead, the paths are chosen by this step's calibrated probabilities, from the ``_MAX_RANKS``
             likeliest tokens of each head.
@@ -58,7 +58,7 @@ def draft_tree(
 
 
 def _rank_tokens(context: DraftContext[Any], logits: Tensor, counts: Sequence[int]) -> list[list[tuple[int, float]]]:
-    """Return the ``counts[i]`` likeliest tokens of each head ``i``, best first, as (id, probability)."""
+    """Return for each head ``i`` its ``counts[i]`` likeliest tokens, best first, as (id, probability)."""
     sampler, ranked = context.sampler, list[list[tuple[int, float]]]()
     with sampler.after():
         for row, count in zip(logits, counts, strict=False):
@@ -73,7 +73,7 @@ def _rank_tokens(context: DraftContext[Any], logits: Tensor, counts: Sequence[in
 def _build_tree(
     root: int, ranked: Sequence[Sequence[tuple[int, float]]], calibrations: Sequence[Calibration], paths: Sequence[Path]
 ) -> TokenTree:
-    """Return the tree of ``paths``; leave out a path if ``ranked`` has no token of one of its ranks."""
+    """Return the tree of ``paths``; leave out paths with a rank for which ``ranked`` has no token."""
     tokens, parents = [root], [-1]
     gain, origin = [1.0], list[Origin]([("", 0)])
     nodes: dict[Path, int] = {(): 0}

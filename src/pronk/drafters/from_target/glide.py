@@ -33,11 +33,11 @@ __all__ = ["Glide", "Vanilla"]
 
 @dataclass
 class _GlideLane(DraftLane):
-    """One request's part of the draft's KV cache, and its block table in the target's cache."""
+    """The GLIDE model's KV cache of one request, and the request's KV blocks in the target's cache."""
 
-    target_block_table: BlockTable = field(default_factory=BlockTable)  # block table of the text in the target's cache
-    num_final_rows: int = 0  # number of the first rows that the next proposal does not run again (``_GlideRunner``)
-    num_prompt: int = 0  # number of prompt tokens; *dynamic* RoPE scaling of the target depends on it
+    target_block_table: BlockTable = field(default_factory=BlockTable)  # the text's KV blocks in the target's cache
+    num_final_rows: int = 0  # number of leading rows that are kept; later rows are run again (see ``_GlideRunner``)
+    num_prompt: int = 0  # number of prompt tokens; the target's *dynamic* RoPE scaling depends on this number
 
 
 class _GlideRunner(DraftRunner):
@@ -61,7 +61,7 @@ class _GlideRunner(DraftRunner):
             shape = trained.make_shape(GlideShape)
             module = trained.make_checked(lambda: glide.GlideModule(shape, target.decoder.config))
             trained.load_weights(module, target.cache).tie(target.cache.kernels)
-            layers = tuple(layer - 1 for layer in module.cache_layers)  # count from 0 instead of 1
+            layers = tuple(layer - 1 for layer in module.cache_layers)  # layer numbers from 1 to indices from 0
             cross_source = CrossAttentionSource(target.decoder, target.cache, layers) if layers else None
             runner = ModelRunner(module, open_pool(target, module.config), cross_source, clock=target.clock)
             size = target.decoder.config.vocab_size
@@ -73,7 +73,7 @@ class _GlideRunner(DraftRunner):
         return _GlideLane()
 
     def align_lanes(self, lanes: Sequence[DraftLane], contexts: Sequence[DraftContext[Any]]) -> list[list[int] | None]:
-        """Do :meth:`DraftRunner.align_lanes`, and set each lane's ``target_block_table``.
+        """Set each lane's ``target_block_table``, then do :meth:`DraftRunner.align_lanes`.
 
         The forward passes after this call read the target's cache, which must not change until the next call.
         """
@@ -87,11 +87,11 @@ class _GlideRunner(DraftRunner):
                 lane.num_final_rows = context.block_table.length + 1
         return super().align_lanes(lanes, contexts)
 
-    def make_job(self, lane: DraftLane, tree: TokenTree, logits_nodes: range, computed: int = 0) -> ForwardJob:
-        """Return the input of a forward pass for a lane; includes its block table in the target's cache."""
+    def make_job(self, lane: DraftLane, tree: TokenTree, logits_nodes: range, num_computed: int = 0) -> ForwardJob:
+        """Return the input of a forward pass, with the request's KV blocks in the target's cache."""
         assert isinstance(lane, _GlideLane)
         return ForwardJob(
-            Segment(lane.block_table, tree, computed), logits_nodes, lane.num_prompt, lane.target_block_table
+            Segment(lane.block_table, tree, num_computed), logits_nodes, lane.num_prompt, lane.target_block_table
         )
 
 
@@ -100,7 +100,7 @@ class Glide(ModelDrafter):
     """Options of GLIDE: those of :class:`ModelDrafter`. The weights are loaded in the target's dtype."""
 
     name = "glide"
-    default_folder: ClassVar[str] = "pronk-tiny-glide"  # in ``models`` of a clone of the repository
+    default_folder: ClassVar[str] = "pronk-tiny-glide"  # folder in ``models`` of a clone of this repository
 
     def open(self, target: Target) -> DraftRunner:
         """Load the trained model; raise OptionError if it was not trained on this target."""
@@ -109,7 +109,7 @@ class Glide(ModelDrafter):
 
 @dataclass(frozen=True)
 class Vanilla(Glide):
-    """Options of GLIDE without attention to the target's cache, the baseline of the paper."""
+    """Options of the paper's baseline: a GLIDE model without attention to the target's cache."""
 
     name = "vanilla"
     default_folder: ClassVar[str] = "pronk-tiny-vanilla"

@@ -82,14 +82,14 @@ class KangarooProposer(AdaptiveLengthProposer[SideLane]):
         return KangarooState(calibration, DraftLengthTracker(), SideLane())
 
     def chains(self, contexts: Sequence[DraftContext[KangarooState]], stop: Stop | None = None) -> list[Chain]:
-        """Return a chain for each context, empty if drafting does not pay or cache slots are missing."""
+        """Return a chain for each context; it is empty if drafting does not pay or KV slots are missing."""
         chains, active = self.begin(contexts, stop)
         drafts = {number: ExitDraft(chains[number], contexts[number].state.lane) for number in active}
         drafts = {number: draft for number, draft in drafts.items() if self.early_exit.reserve(draft)}
         numbers = [*drafts]
 
-        def next_logits(live: Sequence[int]) -> Sequence[Tensor | None]:
-            return list(self.early_exit.next_logits([drafts[numbers[i]] for i in live]))
+        def next_logits(indices: Sequence[int]) -> Sequence[Tensor | None]:
+            return list(self.early_exit.next_logits([drafts[numbers[i]] for i in indices]))
 
         def is_complete(i: int, chain: Chain) -> bool:
             ended = chain.draft_tokens[-1].confidence <= self.options.eta if stop is None else stop(numbers[i], chain)
@@ -102,8 +102,8 @@ class KangarooProposer(AdaptiveLengthProposer[SideLane]):
         """Free the request's blocks in the adapter's KV cache."""
         self.early_exit.release(state.lane)
 
-    on_preempt = stop  # the next proposal computes the freed blocks again
+    on_preempt = stop  # for a preempted request, the next proposal fills new blocks
 
     def measured(self, target: CostCurve, context: int, requests: int) -> StepCost | None:
-        """Return the costs of a draft's forward pass and the target's later layers; ``None`` until measured."""
+        """Return the costs of the draft's forward passes and the target's later layers; ``None`` if unknown."""
         return self.early_exit.step_cost(target, context, requests)

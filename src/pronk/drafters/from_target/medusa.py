@@ -41,17 +41,17 @@ from pronk.speculation.tree import TokenTree
 __all__ = ["Medusa", "MedusaState"]
 
 _MAX_HEADS = 16
-_DEFAULT_FOLDER = "pronk-tiny-medusa"  # in ``models`` of a clone of the repository
+_DEFAULT_FOLDER = "pronk-tiny-medusa"  # folder in ``models`` of a clone of this repository
 
 
 @dataclass
 class MedusaState:
     """State of one request."""
 
-    calibrations: list[Calibration]  # for each head, estimates acceptance from the head's probabilities
+    calibrations: list[Calibration]  # one per head; estimates a token's acceptance from the head's probability of it
     hidden: Tensor | None = None  # ``[hidden]``, output of the target's last layer, before the final norm
     position: int = -1  # text position of the token that ``hidden`` belongs to
-    backoff: Backoff = field(default_factory=Backoff)  # pause after steps in which the engine kept no node
+    backoff: Backoff = field(default_factory=Backoff)  # pauses drafting after steps without a kept draft token
 
     def record(self, outcome: Outcome[MedusaState]) -> None:
         """Update the estimates of acceptance, and the back-off, from the verified tree of a step."""
@@ -63,12 +63,12 @@ class MedusaState:
 
 @dataclass(frozen=True)
 class _MedusaRunner:
-    """Owns the heads and runs them; ``paths`` is the shape of the tree."""
+    """Owns and runs the heads; ``paths`` are the nodes of each tree, as paths of ranks."""
 
     heads: MedusaHeads
     decoder: Decoder
     paths: tuple[Path, ...]
-    programs: list[Program] = field(default_factory=list)  # one per head, compiled at first use if there are kernels
+    programs: list[Program] = field(default_factory=list)  # one per head, compiled at first use; empty without kernels
 
     @torch.inference_mode()
     def logits(self, hidden: Sequence[Tensor]) -> Tensor:
@@ -78,7 +78,7 @@ class _MedusaRunner:
         """
         rows = torch.stack(list(hidden))
         states = self._head_outputs(rows)
-        unembeddings = self.heads.unembeddings  # empty if the heads share the target's
+        unembeddings = self.heads.unembeddings  # empty if all heads use the target's unembedding
         if unembeddings:
             by_head = [cast(Linear, unembed).logits(state) for unembed, state in zip(unembeddings, states, strict=True)]
             return torch.stack(by_head, dim=1).cpu()
@@ -96,10 +96,10 @@ class _MedusaRunner:
             for program, head in zip(programs, self.heads.layers, strict=True):
                 program.norm(self.decoder.norm)
                 cast(Head, head).compile(program)
-            self.programs.extend(programs)  # all at once: an interruption leaves no partial list
+            self.programs.extend(programs)  # all at once, so that an interruption cannot leave a partial list
         states = [rows.clone() for _ in self.programs]
         for program, state in zip(self.programs, states, strict=True):
-            program.run(ProgramRows.independent(len(rows)), state)
+            program.run(ProgramRows.without_segments(len(rows)), state)
         return states
 
 
@@ -145,7 +145,7 @@ class Medusa(Drafter):
         return MedusaProposer(self, _MedusaRunner(heads, decoder, paths), target)
 
     def _choose_paths(self, trained: TrainedDrafter, shape: MedusaShape) -> tuple[Path, ...]:
-        """Return the tree's paths: of the option ``tree``, or with a number or ``None`` from ``drafter.json``."""
+        """Return the paths of the option ``tree``; if it has none, derive them from ``drafter.json``."""
         tree = self.tree
         if isinstance(tree, tuple):
             return check_paths(self.name, "tree", tree, shape.num_heads)
@@ -168,12 +168,12 @@ class MedusaProposer(Proposer[MedusaState]):
 
     def start(self, prompt: Sequence[int]) -> MedusaState:  # noqa: ARG002 - the first outcome has its hidden state
         """Return the state of a new request, which cannot draft before its first outcome."""
-        heads = self.runner.heads.shape.num_heads
+        num_heads = self.runner.heads.shape.num_heads
         known = SharedAcceptance.of(self.target)
-        return MedusaState([Calibration(f"{self.name} {number}", known=known) for number in range(1, heads + 1)])
+        return MedusaState([Calibration(f"{self.name} {number}", known=known) for number in range(1, num_heads + 1)])
 
     def propose(self, contexts: Sequence[DraftContext[MedusaState]]) -> list[TokenTree]:
-        """Return a tree for each context; the root alone during the back-off or without a hidden state."""
+        """Return a tree for each context: only the root during a back-off or without a hidden state."""
         trees = [TokenTree.chain(context.tokens[-1:]) for context in contexts]
         ready = [
             (number, context.state.hidden)
@@ -197,6 +197,6 @@ class MedusaProposer(Proposer[MedusaState]):
         layer = self.runner.decoder.config.num_layers
         state, last = outcome.state, outcome.path[-1] if outcome.path else 0
         state.record(outcome)
-        # A view would keep the tensor of the whole forward pass alive.
+        # Clone the row: a view would keep the tensor of the whole forward pass in memory.
         state.hidden = outcome.hidden[layer][last].clone() if outcome.hidden else None
         state.position = outcome.position + len(outcome.path)

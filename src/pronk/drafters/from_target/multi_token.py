@@ -39,7 +39,7 @@ from pronk.speculation.tree import TokenTree
 
 __all__ = ["MultiToken", "MultiTokenState", "find_target_heads"]
 
-_DEFAULT_FOLDER = "pronk-tiny-multi-token"  # in ``models`` of a clone of the repository
+_DEFAULT_FOLDER = "pronk-tiny-multi-token"  # folder in ``models`` of a clone of this repository
 _MAX_HEADS = 63
 
 
@@ -47,9 +47,9 @@ _MAX_HEADS = 63
 class MultiTokenState:
     """State of one request."""
 
-    calibration: Calibration  # estimates the acceptance of a draft token from the heads' probability of it
-    lane: SideLane = field(compare=False)  # the heads' cached keys and values; they save time, the tokens stay the same
-    backoff: Backoff = field(default_factory=Backoff)  # pause after steps in which the engine kept no draft token
+    calibration: Calibration  # estimates a draft token's acceptance from its head's probability of it
+    lane: SideLane = field(compare=False)  # the heads' KV cache of this request
+    backoff: Backoff = field(default_factory=Backoff)  # pauses drafting after steps without a kept draft token
     can_draft: bool = field(default=False, compare=False)  # whether the heads could draft in the current step
 
 
@@ -65,7 +65,7 @@ class _HeadsRunner:
     def next_logits(
         self, states: Sequence[MultiTokenState], contexts: Sequence[DraftContext[Any]], count: int
     ) -> Tensor:
-        """Run the first ``count`` heads on rows not yet cached; return logits ``[requests, count, vocab]``."""
+        """Run ``count`` heads on all tokens not yet cached; return logits ``[requests, count, vocab]``."""
         tokens, rows = list[Sequence[int]](), list[Tensor]()
 
         def forward(x: Tensor, apply: Apply) -> Tensor:
@@ -85,15 +85,15 @@ class _HeadsRunner:
     def reserve(self, state: MultiTokenState, context: DraftContext[Any]) -> bool:
         """Allocate slots in the heads' cache; return False if the request cannot draft in this step.
 
-        Possible reasons: no draft token is allowed, hidden states or slots are missing, or the text has draft tokens.
+        Reasons: no draft token is allowed, hidden states or slots are missing, or the text ends with draft tokens.
         """
         num_committed = context.block_table.length
         num_released = context.block_table.num_released * self.target.cache.block_size
         if min(context.max_depth, context.max_nodes) < 1 or num_committed - 1 < num_released:
             return False
-        if len(context.tokens) - 1 > num_committed:  # another drafter's draft tokens have no hidden states
+        if len(context.tokens) - 1 > num_committed:  # the end is another drafter's draft tokens, without hidden states
             return False
-        # Drop the last row from the cache, to run it again: the draft tokens need its output.
+        # Drop the last row from the heads' cache, to run it again: the heads' outputs for it give the draft tokens.
         _rollback(state.lane, num_committed - 1)
         return self.side_cache.reserve(state.lane, context, 0)
 
@@ -117,9 +117,9 @@ class MultiToken(ChainDrafter):
             the folder ``heads`` in the target's folder or, if that is missing, ``models/pronk-tiny-multi-token`` in a
             clone of the repository, which fits only pronk-tiny.
         num_tokens: number of heads used, which is the most draft tokens of a path, 1..63; ``None`` is all heads.
-        tree: shape of the proposal. ``None`` is a chain. A number of nodes, 1..127, is the tree of that size that is
-            likeliest by the heads' probabilities of the step. Paths of ranks, as in ``((0,), (1,), (0, 0))``, are the
-            same tree in every step (:mod:`~pronk.drafters.shared.rank_tree`).
+        tree: shape of the proposal. With ``None`` it is a chain. With a number of nodes, 1..127, it is the tree of that
+            size that is likeliest by the heads' probabilities in the step. With paths of ranks, as in
+            ``((0,), (1,), (0, 0))``, it is the same tree in every step (:mod:`~pronk.drafters.shared.rank_tree`).
     """
 
     name = "multi_token"
@@ -190,16 +190,16 @@ class MultiTokenProposer(ChainProposer[MultiTokenState]):
     def chains(self, contexts: Sequence[DraftContext[MultiTokenState]], stop: Stop | None = None) -> list[Chain]:
         """Return a chain for each context; one forward pass of the heads drafts all chains.
 
-        The rule ``stop`` of a wrapper ends the chains in place of the option ``num_tokens``, so all heads run.
+        With ``stop``, the rule of a wrapper that ends chains, all heads run and the option ``num_tokens`` is ignored.
         """
-        heads = self.runner.heads.shape.num_heads
-        count = heads if stop is not None else self.options.num_tokens or heads
+        num_heads = self.runner.heads.shape.num_heads
+        count = num_heads if stop is not None else self.options.num_tokens or num_heads
         chains = [Chain(context, context.state.calibration) for context in contexts]
         rows = self._run_heads(contexts, count)
         numbers = [*rows]
 
-        def next_logits(live: Sequence[int]) -> Sequence[Tensor | None]:
-            return [rows[numbers[i]][len(chains[numbers[i]])] for i in live]
+        def next_logits(indices: Sequence[int]) -> Sequence[Tensor | None]:
+            return [rows[numbers[i]][len(chains[numbers[i]])] for i in indices]
 
         def is_complete(i: int, chain: Chain) -> bool:
             return len(chain) >= count or (stop is not None and stop(numbers[i], chain))
@@ -212,15 +212,15 @@ class MultiTokenProposer(ChainProposer[MultiTokenState]):
         if self.options.tree is None:
             return super().propose(contexts)
         trees = [TokenTree.chain(context.tokens[-1:]) for context in contexts]
-        heads = self.runner.heads.shape.num_heads
-        max_depth = heads if isinstance(self.options.tree, int) else max(map(len, self.options.tree))
-        for number, logits in self._run_heads(contexts, min(max_depth, self.options.num_tokens or heads)).items():
+        num_heads = self.runner.heads.shape.num_heads
+        max_depth = num_heads if isinstance(self.options.tree, int) else max(map(len, self.options.tree))
+        for number, logits in self._run_heads(contexts, min(max_depth, self.options.num_tokens or num_heads)).items():
             calibrations = [contexts[number].state.calibration] * len(logits)
             trees[number] = draft_tree(contexts[number], logits, calibrations, self.options.tree)
         return trees
 
     def _run_heads(self, contexts: Sequence[DraftContext[MultiTokenState]], count: int) -> dict[int, Tensor]:
-        """Return ``{index into contexts: logits [count, vocab]}`` of the requests that can draft."""
+        """Return ``{index into contexts: logits [count, vocab]}``, without requests that cannot draft."""
         active = list[int]()
         for number, context in enumerate(contexts):
             state = context.state
@@ -246,11 +246,11 @@ class MultiTokenProposer(ChainProposer[MultiTokenState]):
         """Free the request's blocks in the heads' KV cache."""
         self.runner.side_cache.release(state.lane)
 
-    on_preempt = stop  # the next proposal computes the freed blocks again
+    on_preempt = stop  # for a preempted request, the next proposal fills new blocks
 
 
 def _rollback(lane: SideLane, length: int) -> None:
-    """Cut a lane to its first ``length`` tokens, without freeing blocks."""
+    """Cut the heads' KV cache of a request to its first ``length`` tokens, without freeing blocks."""
     del lane.tokens[length:]
     lane.block_table.length = min(lane.block_table.length, length)
 

@@ -12,9 +12,10 @@ The construction is that of Blumer et al. (1985), one token at a time, for sever
 text adds no states. Counts cover strings of at most ``max_match + 1`` tokens and are exact after every token: the
 automaton tracks the state of the longest such suffix of the text, and links lead from it to all shorter suffixes.
 
-Memory: a text of n tokens has fewer than 2n states of 17 bytes and 3n edges of 12 bytes, so at most 70 bytes per token,
-and up to 120 more per edge of a state with more than 8 edges. Measured bytes per token: 90 for source code and prose,
-150 for random ids below 4,096, 70 for random ids below 2, 30 for a repeated phrase. Adding a token takes 2 to 4 µs.
+Memory: a text of n tokens has fewer than 2n states of 17 bytes and 3n edges of 12 bytes, so at most 70 bytes per token.
+Each edge of a state with more than 8 edges takes up to 120 bytes more. Measured bytes per token: 90 for source code and
+prose, 150 for random ids below 4,096, 70 for random ids below 2, 30 for a repeated phrase. Adding a token takes 2 to
+4 µs.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ from typing import NamedTuple
 
 __all__ = ["Continuation", "SuffixAutomaton"]
 
-# Maximum number of edges that are searched one by one. A state with more has a dictionary from tokens to edges.
+# Maximum number of edges that are searched one by one. A state with more edges has a dictionary from tokens to edges.
 _MAX_LIST_EDGES = 8
 
-# Maximum number of continuations that a lookup returns, to limit its time. If there are more, the newest are left out:
-# a frequent continuation usually occurs early in the text.
+# Maximum number of continuations that a lookup returns, to limit its time. Of more continuations, the newest are left
+# out, because a frequent continuation usually occurs early in the text.
 _MAX_CONTINUATIONS = 128
 
 
 class Continuation(NamedTuple):
-    """A token that follows a string, with the state and the number of occurrences of string plus token."""
+    """A token that follows a string; ``state`` and ``num_occurrences`` are those of string plus token."""
 
     token: int
     state: int
@@ -54,32 +55,33 @@ class SuffixAutomaton:
 
     max_match: int  # maximum length in tokens of strings to look up, at least 1
     num_tokens: int = 0  # number of tokens added so far
-    # One entry per state: length of its longest string, link (-1 for the root), number of occurrences, newest edge (-1
-    # for none), and number of edges (9 means 9 or more).
+    # Arrays with one entry per state: length of its longest string, state that its link leads to (-1 for the root),
+    # number of occurrences, index of its newest edge (-1 for none), and number of edges (9 means 9 or more).
     _length: array[int] = field(default_factory=lambda: array("i", [0]), repr=False)
     _link: array[int] = field(default_factory=lambda: array("i", [-1]), repr=False)
     _count: array[int] = field(default_factory=lambda: array("i", [0]), repr=False)
     _newest_edge: array[int] = field(default_factory=lambda: array("i", [-1]), repr=False)
     _num_edges: array[int] = field(default_factory=lambda: array("B", [0]), repr=False)
-    # One entry per edge: token, state that it leads to, and next older edge of the same state (-1 for none).
+    # Arrays with one entry per edge: token, state that the edge leads to, and index of the same state's next older edge
+    # (-1 for none).
     _edge_token: array[int] = field(default_factory=lambda: array("i"), repr=False)
     _edge_target: array[int] = field(default_factory=lambda: array("i"), repr=False)
     _older_edge: array[int] = field(default_factory=lambda: array("i"), repr=False)
-    # For states with more than _MAX_LIST_EDGES edges: state to its edges by token, oldest first.
+    # For each state with more than _MAX_LIST_EDGES edges: a dictionary from tokens to edge indices, oldest edge first.
     _edge_dicts: dict[int, dict[int, int]] = field(default_factory=dict, repr=False)
     _text_state: int = field(default=0, repr=False)  # state of the whole current text
-    # Place of the current text's last ``max_match + 1`` tokens. Occurrences of longer suffixes are not counted.
+    # Place of the longest suffix of the current text whose occurrences are counted: at most ``max_match + 1`` tokens.
     _counted_state: int = field(default=0, repr=False)
     _counted_length: int = field(default=0, repr=False)
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Append token ids to the text; amortized O(``max_match``) time per token."""
+        """Append token ids to the current text; takes amortized O(``max_match``) time per token."""
         for token in tokens:
             self._append(token)
 
     def _append(self, token: int) -> None:
         state, edge = self._text_state, self._find_edge(self._text_state, token)
-        if edge >= 0:  # the current text plus the token occurs in an earlier text
+        if edge >= 0:  # an earlier text contains the current text plus the token
             self._text_state = self._state_after(state, edge)
         else:
             self._text_state = self._add_state(self._length[state] + 1, 0, 0)
@@ -92,11 +94,11 @@ class SuffixAutomaton:
         self._count_suffixes(token)
 
     def end_text(self) -> None:
-        """End the text: the next token begins another text, and no string spans two texts."""
+        """End the current text: the next token begins another text, and no string spans two texts."""
         self._text_state = self._counted_state = self._counted_length = 0
 
     def match(self, tail: Sequence[int]) -> tuple[int, int]:
-        """Return the place of the longest suffix of ``tail``, up to ``max_match``, that has continuations."""
+        """Return the place of ``tail``'s longest suffix with continuations, at most ``max_match`` tokens."""
         state = length = 0
         for token in tail[-self.max_match :]:
             while (edge := self._find_edge(state, token)) < 0 and state:
@@ -108,22 +110,22 @@ class SuffixAutomaton:
         return self._shorten_to_continue(state, length)
 
     def follow(self, continuation: Continuation, length: int) -> tuple[int, int]:
-        """Return the place of a matched string of ``length`` tokens plus its continuation.
+        """Return the place of a matched string of ``length`` tokens plus a token that continues it.
 
-        The longer string is cut at its front to ``max_match`` tokens, and further until it has continuations.
+        The resulting string is cut at its front to ``max_match`` tokens, and further until it has continuations.
         """
         length = min(length + 1, self.max_match)
         return self._shorten_to_continue(self._state_of_suffix(continuation.state, length), length)
 
-    def shorter(self, state: int) -> tuple[int, int]:
-        """Return the place of the longest string of the linked state; ``(0, 0)`` for the root."""
+    def follow_link(self, state: int) -> tuple[int, int]:
+        """Return the place of the longest string of the state that the link leads to; root: ``(0, 0)``."""
         link = max(self._link[state], 0)
         return link, self._length[link]
 
     def continuations(self, state: int) -> list[Continuation]:
         """Return the continuations of a state, the newest first; of more than 128, the oldest 128.
 
-        Counts are exact for the places that :meth:`match`, :meth:`follow` and :meth:`shorter` return.
+        Counts are exact for the places that :meth:`match`, :meth:`follow` and :meth:`follow_link` return.
         """
         if self._num_edges[state] > _MAX_LIST_EDGES:
             edges = list(islice(self._edge_dicts[state].values(), _MAX_CONTINUATIONS))[::-1]
@@ -137,12 +139,12 @@ class SuffixAutomaton:
         """Return the automaton's memory in bytes."""
         state_arrays = (self._length, self._link, self._count, self._newest_edge, self._num_edges)
         edge_arrays = (self._edge_token, self._edge_target, self._older_edge)
-        item_size = 2 * getsizeof(1 << 20)  # key and value, two objects of class int
+        item_size = 2 * getsizeof(1 << 20)  # bytes of a key and a value, two objects of class int
         dict_sizes = sum(getsizeof(edges) + item_size * len(edges) for edges in self._edge_dicts.values())
         return sum(map(getsizeof, (*state_arrays, *edge_arrays))) + getsizeof(self._edge_dicts) + dict_sizes
 
     def _find_edge(self, state: int, token: int) -> int:
-        """Return the index of the edge from ``state`` by ``token``, or -1."""
+        """Return the index of the edge from ``state`` by ``token``, or -1 if there is none."""
         if self._num_edges[state] > _MAX_LIST_EDGES:
             return self._edge_dicts[state].get(token, -1)
         edge, tokens, older_edge = self._newest_edge[state], self._edge_token, self._older_edge
@@ -200,20 +202,20 @@ class SuffixAutomaton:
         return clone
 
     def _state_of_suffix(self, state: int, length: int) -> int:
-        """Return the state of a string's suffix of ``length`` tokens: ``state`` or, if short enough, its link."""
+        """Return the state of the last ``length`` tokens of a string of ``state``: ``state`` or its link's."""
         link = self._link[state]
         return link if link >= 0 and self._length[link] >= length else state
 
     def _shorten_to_continue(self, state: int, length: int) -> tuple[int, int]:
-        """Return the place of the longest suffix of a string that has continuations."""
+        """Return the place of the longest suffix with continuations of the string at ``(state, length)``."""
         while state and not self._num_edges[state]:
             state = self._link[state]
             length = self._length[state]
         return state, length
 
     def _count_suffixes(self, token: int) -> None:
-        """Count one more occurrence of each suffix of up to ``max_match + 1`` tokens; ``token`` is the last."""
-        # If ``_state_after`` has split the state since the last call, the suffix is now one of the clone's, the link.
+        """Count the text's suffixes of up to ``max_match + 1`` tokens after ``token`` was appended."""
+        # ``_state_after`` may have split ``_counted_state``. The link then leads to the clone, which has the suffix.
         previous = self._state_of_suffix(self._counted_state, self._counted_length)
         self._counted_length = min(self._counted_length + 1, self.max_match + 1)
         state = self._state_of_suffix(self._edge_target[self._find_edge(previous, token)], self._counted_length)

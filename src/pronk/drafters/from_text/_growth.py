@@ -1,5 +1,8 @@
 """The tree builder of the drafter ``suffix``: it adds continuations of matches, largest gain first.
 
+A *match* is a suffix of the request's text that also occurs earlier in the text or in a stored output. Tokens that
+follow the match there are its *continuations*; they become draft tokens.
+
 Two implementations have bit-identical results: Python in this module, and C++ in ``kernels/csrc/suffix.cpp``, which is
 ten times as fast.
 """
@@ -33,8 +36,8 @@ __all__ = [
 ]
 
 # Acceptance rates are measured by *kind* of draft token: match in the text or in the store, class of the match length
-# (1, 2 or 3, 4 to 7, 8 or more tokens), and class of the token's share (the fraction of the match's occurrences that
-# the token follows). These are the bounds between the classes.
+# (1, 2 or 3, 4 to 7, 8 or more tokens), and class of the token's share: how often the token follows the match, divided
+# by 1 + the number of occurrences of all continuations. These are the bounds between the classes.
 _LENGTH_BOUNDS = (2, 4, 8)
 _SHARE_BOUNDS = (0.25, 0.5, 0.75)
 
@@ -54,8 +57,8 @@ _STORE_PRIORS = (
 )
 PRIORS = dict(enumerate(prior for table in (_TEXT_PRIORS, _STORE_PRIORS) for row in table for prior in row))
 
-# Maximum number of candidates taken from the queue per node of the tree. Several indexes may propose the same node, so
-# a candidate need not add a node.
+# Maximum number of candidates taken from the queue, divided by the maximum number of nodes. It is more than 1 because
+# several indexes may propose the same node, so that a candidate adds none.
 _MAX_CANDIDATES_PER_NODE = 2
 
 
@@ -65,7 +68,7 @@ def _kind_of(*, stored: bool, length: int, share: float) -> int:
 
 
 class SuffixIndex(Protocol):
-    """An index of texts by their suffixes: ``SuffixAutomaton`` in Python, or ``CompiledSuffixes`` in C++."""
+    """An index of all substrings of texts: ``SuffixAutomaton`` in Python, ``CompiledSuffixes`` in C++."""
 
     max_match: int
 
@@ -74,10 +77,10 @@ class SuffixIndex(Protocol):
         """Return the number of tokens added."""
 
     def extend(self, tokens: Sequence[int], /) -> None:
-        """Append tokens to the text."""
+        """Append tokens to the current text."""
 
     def end_text(self) -> None:
-        """End the text: the next token begins another text."""
+        """End the current text: the next token begins another one."""
 
     @property
     def nbytes(self) -> int:
@@ -90,7 +93,7 @@ class TreeLimits(NamedTuple):
     max_nodes: int  # maximum number of draft tokens
     max_depth: int  # maximum number of draft tokens on a path
     min_match: int  # minimum match length in tokens
-    depth_factor: float  # maximum depth in multiples of the match length; depth 1 is always allowed
+    depth_factor: float  # maximum depth divided by the match length; depth 1 is always allowed
     min_gain: float  # minimum gain of a node (probability that verification reaches the node), 0..1
 
 
@@ -102,7 +105,8 @@ class TreeBuilder(Protocol):
 
         Args:
             indexes: index of the request's text, then the indexes of earlier outputs; all of the same class.
-            tokens: token ids of the text; the last is the root. ``indexes[0]`` may lack draft tokens at its end.
+            tokens: the request's text, possibly followed by another drafter's draft tokens; the last token is the root.
+                ``indexes[0]`` has the text only.
             limits: limits of the tree.
         """
 
@@ -129,7 +133,7 @@ def make_tree_builder(rates: AcceptanceRates, drafter: str) -> TreeBuilder:
 
 
 class CompiledTreeBuilder:
-    """Tree builder in the compiled kernels."""
+    """Tree builder in C++ (``kernels/csrc/suffix.cpp``)."""
 
     def __init__(self, library: Any, rates: AcceptanceRates, drafter: str) -> None:
         self._rates, self._temperature = rates, rates.known.temperature
@@ -139,28 +143,28 @@ class CompiledTreeBuilder:
     def build(self, indexes: Sequence[CompiledSuffixes], tokens: Sequence[int], limits: TreeLimits) -> TokenTree:
         """Implement :meth:`TreeBuilder.build`."""
         rates, builder, origins = self._rates, self._builder, self._origins
-        if rates.known.temperature != self._temperature:  # the builder's cached priors depend on the temperature
+        if rates.known.temperature != self._temperature:  # the builder caches priors of one temperature
             self._temperature = rates.known.temperature
             builder.clear_priors()
         builder.set_counts(rates.offered, rates.taken)
         tail = tokens[-indexes[0].max_match :]
         tree = builder.build(indexes, tail, **limits._asdict())
-        origin = (("", 0), *[origins[kind] for kind in tree.buckets[1:]])  # the kernels call a kind a bucket
+        origin = (("", 0), *[origins[kind] for kind in tree.buckets[1:]])  # the C++ name of a kind is bucket
         return TokenTree(tuple(tree.tokens), tuple(tree.parents), gain=tuple(tree.gains), origin=origin)
 
 
 class _MatchedNode(NamedTuple):
-    """A node of the tree with its match in one automaton; the match's continuations may become children."""
+    """A node of the tree, and a match of the text up to it; the match's continuations may become children."""
 
-    node: int  # number of the node in the trie
-    automaton: int  # number of the automaton in ``indexes``
-    state: int  # automaton state of the matched string
-    length: int  # number of tokens of the matched string
-    max_depth: int  # largest depth of nodes grown from the root's match: ``depth_factor`` times its length
+    node: int  # index of the node in the trie
+    index_number: int  # index into ``indexes`` of the suffix index that has the match
+    state: int  # state of the match in the automaton
+    length: int  # number of tokens of the match
+    max_depth: int  # maximum depth of all nodes below: ``depth_factor`` times the length of the root's match
 
 
 class _Candidate(NamedTuple):
-    """A possible child of a matched node, with its kind."""
+    """A possible child of ``parent``; ``kind`` (a key of :data:`PRIORS`) selects its acceptance rate."""
 
     parent: _MatchedNode
     continuation: Continuation
@@ -179,11 +183,11 @@ class PythonTreeBuilder:
         growth = _TreeGrowth(Trie(tokens[-1]), self.rates, limits, indexes, self.drafter)
         for number, automaton in enumerate(indexes):
             state, length = automaton.match(tokens)
-            seen_tokens: set[int] = set()  # continuations of longer matches, which shorter matches do not add again
+            seen_tokens: set[int] = set()  # tokens after longer matches; shorter matches skip them
             while length >= limits.min_match and len(seen_tokens) < limits.max_nodes:
                 max_depth = min(limits.max_depth, max(1, int(limits.depth_factor * length)))
                 growth.push_continuations(_MatchedNode(0, number, state, length, max_depth), seen_tokens)
-                state, length = automaton.shorter(state)
+                state, length = automaton.follow_link(state)
         return growth.build()
 
 
@@ -199,12 +203,12 @@ class _TreeGrowth:
     candidates: Frontier[_Candidate] = field(default_factory=Frontier)
 
     def push_continuations(self, parent: _MatchedNode, seen_tokens: set[int]) -> None:
-        """Queue the continuations of a match that are not in ``seen_tokens``; add them to ``seen_tokens``."""
+        """Queue a match's continuations without the tokens in ``seen_tokens``; add the new tokens to it."""
         if self.trie.depths[parent.node] >= parent.max_depth or parent.length < self.limits.min_match:
             return
         parent_gain, depth = self.trie.gains[parent.node], self.trie.depths[parent.node] + 1
-        continuations = self.indexes[parent.automaton].continuations(parent.state)
-        # + 1: if a match has occurred once, its continuation has a share of 1/2, not 1.
+        continuations = self.indexes[parent.index_number].continuations(parent.state)
+        # + 1: the continuation of a match that occurs only once gets the share 1/2, not 1.
         total = 1 + sum([continuation.num_occurrences for continuation in continuations])
         if len(continuations) > 1:  # nlargest is stable: of equal counts the newest comes first
             continuations = nlargest(self.limits.max_nodes, continuations, key=attrgetter("num_occurrences"))
@@ -212,19 +216,19 @@ class _TreeGrowth:
             if continuation.token not in seen_tokens:
                 seen_tokens.add(continuation.token)
                 share = continuation.num_occurrences / total
-                kind = _kind_of(stored=parent.automaton > 0, length=parent.length, share=share)
+                kind = _kind_of(stored=parent.index_number > 0, length=parent.length, share=share)
                 gain = parent_gain * self.rates.rate(kind, depth)
                 if gain >= self.limits.min_gain:
                     self.candidates.push(gain, _Candidate(parent, continuation, kind))
 
     def build(self) -> TokenTree:
-        """Return the tree of the candidates of largest gain."""
+        """Add the candidates of largest gain, and return the tree."""
         max_nodes = self.limits.max_nodes
         attempts = _MAX_CANDIDATES_PER_NODE * max_nodes
         while self.candidates and len(self.trie) <= max_nodes and attempts:
             attempts -= 1
             gain, (parent, continuation, kind) = self.candidates.pop()
             node = self.trie.add(parent.node, continuation.token, gain, (self.drafter, kind))
-            state, length = self.indexes[parent.automaton].follow(continuation, parent.length)
-            self.push_continuations(_MatchedNode(node, parent.automaton, state, length, parent.max_depth), set())
+            state, length = self.indexes[parent.index_number].follow(continuation, parent.length)
+            self.push_continuations(_MatchedNode(node, parent.index_number, state, length, parent.max_depth), set())
         return self.trie.tree(max_nodes)

@@ -2,7 +2,7 @@
 
 The store consists of two suffix automata, the generations. Outputs are added to the young generation. If an output
 would make it longer than ``max_tokens / 2``, the old generation is dropped, the young one becomes the old one, and the
-output begins a new young one. Of an output, only the last ``max_tokens / 2`` tokens are added ::
+output begins a new young one. A longer output loses its first tokens: ``max_tokens / 2`` are kept ::
 
     old    … t4 t5 t6              lookups search both: at most max_tokens tokens,
     young  t7 t8                   at least the latest max_tokens / 2
@@ -50,12 +50,12 @@ class SuffixStore:
     _generations: list[SuffixIndex] = field(default_factory=list, repr=False)
     _vocabulary: str | None = field(default=None, repr=False)
     _vocab_size: int = field(default=0, repr=False)
-    _file: Path | None = field(default=None, repr=False)  # file to append outputs to; ``None`` after a failed write
+    _file: Path | None = field(default=None, repr=False)  # ``path``; ``None`` before ``open`` and after a failed write
     _num_appended: int = field(default=0, repr=False)  # number of tokens appended since the file was last shortened
 
     @property
     def generations(self) -> Sequence[SuffixIndex]:
-        """Return the suffix automata, the young one first; none before the first output."""
+        """Return the young and the old generation, as far as they exist; none before the first output."""
         return self._generations
 
     @property
@@ -72,7 +72,7 @@ class SuffixStore:
         """Read the file, or create it; ``vocabulary`` is the fingerprint of the tokenizer.
 
         Raises:
-            OptionError: the file is unreadable, not writable, damaged, or of another vocabulary; the store stays empty.
+            OptionError: the file is unreadable, not writable, damaged, or of another tokenizer; the store stays empty.
         """
         outputs: Sequence[list[int]] = ()
         if self.path is not None:
@@ -100,7 +100,7 @@ class SuffixStore:
             self._num_appended += len(output)
             if self._num_appended > self.max_tokens:
                 self._num_appended = 0
-                _read_file(self._file, self._vocabulary, self._vocab_size, self.max_tokens)  # to shorten the file
+                _read_file(self._file, self._vocabulary, self._vocab_size, self.max_tokens)  # shortens the file
         except (OSError, OptionError) as error:
             warnings.warn(f"{self._file}: past outputs are no longer saved: {error}", RuntimeWarning, stacklevel=2)
             self._file = None
@@ -122,7 +122,7 @@ def _header(vocabulary: str | None) -> bytes:
 
 
 def _append_line(path: Path, output: Sequence[int]) -> None:
-    """Append an output by a single write, so that lines of several processes do not mix."""
+    """Append an output as a line by a single write, so that lines of several processes do not mix."""
     line = json.dumps(list(output)).encode() + b"\n"
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_BINARY", 0))  # O_BINARY: Windows only
     try:
@@ -173,7 +173,7 @@ def _check_header(path: Path, header: bytes, vocabulary: str | None) -> None:
 def _read_outputs(
     path: Path, file: BinaryIO, vocab_size: int, max_tokens: int
 ) -> tuple[Sequence[list[int]], bool, int]:
-    """Return the latest outputs, whether older ones were left out, and the end offset of complete lines."""
+    """Return the latest outputs, whether older tokens were left out, and the end of the last whole line."""
     outputs, num_tokens, has_dropped, end = deque[list[int]](), 0, False, file.tell()
     for line_number, line in enumerate(file, 2):  # line 1 is the header
         if not line.endswith(b"\n"):

@@ -33,9 +33,9 @@ __all__ = ["LookupState", "PromptLookup", "TextIndex"]
 # Maximum number of matches examined per step; a repeated phrase can have thousands, most with equal continuations.
 _MAX_MATCHES = 32
 
-# Acceptance rates are measured by *kind* of draft token: 3n + role for a match of n tokens. The role is _SIBLING if the
-# parent already has another child, else _FIRST for a continuation's first token and _NEXT for later tokens. Example:
-# a sibling from a match of 4 tokens has kind 13.
+# Acceptance rates are measured by *kind* of draft token, the number 3 * match length + role. The role is _SIBLING if
+# the parent already has another child, else _FIRST for the first token of a continuation and _NEXT for later tokens.
+# Example: a sibling from a match of 4 tokens has the kind 3 * 4 + 1 = 13.
 _FIRST, _SIBLING, _NEXT = 0, 1, 2
 
 
@@ -111,14 +111,14 @@ class PromptLookup(Proposer[LookupState]):
     def start(self, prompt: Sequence[int]) -> LookupState:
         """Index the prompt."""
         sizes = tuple(range(self.min_ngram, self.max_ngram + 1))
-        # Rates before any measurement: first tokens 0.44 (match of 2) to 0.68 (of 4), siblings 0.1, later tokens 0.75.
+        # Initial rates: 1 - 0.75**n for the first token after a match of n tokens, 0.1 for siblings, 0.75 for others.
         priors = {3 * n + role: rate for n in sizes for role, rate in enumerate((1.0 - 0.75**n, 0.1, 0.75))}
         state = LookupState(TextIndex(sizes), AcceptanceRates(self.name, priors))
         state.index.extend(prompt)
         return state
 
     def propose(self, contexts: Sequence[DraftContext[LookupState]]) -> list[TokenTree]:
-        """Return for each context a trie of the continuations of its last tokens."""
+        """Return a tree for each context: continuations of earlier occurrences of its last tokens."""
         return [self._build_tree(context) for context in contexts]
 
     def observe(self, outcome: Outcome[LookupState]) -> None:
@@ -129,7 +129,7 @@ class PromptLookup(Proposer[LookupState]):
     def _build_tree(self, context: DraftContext[LookupState]) -> TokenTree:
         max_nodes, max_depth = min(self.num_tokens, context.max_nodes), min(self.num_tokens, context.max_depth)
         trie = Trie(context.tokens[-1])
-        # A composite drafter may have appended draft tokens to ``context.tokens``; they are not indexed.
+        # ``context.tokens`` may end with draft tokens of a composite drafter. The index does not contain these tokens.
         tail = context.tokens[-self.max_ngram :]
         chains: list[list[int]] = []
         if max_depth > 0 and max_nodes > 0:
@@ -154,7 +154,7 @@ class PromptLookup(Proposer[LookupState]):
 
 
 def _continuation(tokens: Sequence[int], start: int, count: int) -> list[int]:
-    """Return ``count`` tokens from ``start`` on; at the end of the text, continue at ``start`` again."""
+    """Return ``count`` tokens from ``start`` on; if the text ends before, repeat its part from ``start``."""
     chain: list[int] = []
     for source in range(start, start + count):
         chain.append(tokens[source] if source < len(tokens) else chain[source - len(tokens)])

@@ -41,15 +41,15 @@ __all__ = ["Retrieval"]
 
 _ADVICE = "build one with pronk datastore build OUT FILES --model MODEL and use it with retrieval(datastore='OUT')"
 
-# Acceptance rates are measured by *kind* of draft token: its class of match length and its class of share. A token that
+# Acceptance rates are measured by *kind* of draft token: a class of match lengths and a class of shares. A token that
 # follows k of the n occurrences of the match has the share k / (n + 1): 1 of 1 (0.5) is less certain than 10 of 10.
-# The bounds are the least values of all classes but the first: the length classes are 1-2, 3, 4-5, 6-8 and 9 or more.
+# Each bound is the smallest value of a class. The length classes, for example, are 1-2, 3, 4-5, 6-8, and 9 or more.
 _LENGTH_BOUNDS = (3, 4, 6, 9)
 _SHARE_BOUNDS = (0.05, 0.1, 0.2, 0.35, 0.5, 0.66, 0.8, 0.92)
 _NUM_SHARE_CLASSES = len(_SHARE_BOUNDS) + 1
 
-# Initial acceptance rates: one row per class of length, one column per class of share. They were measured with
-# ``pronk-tiny`` and datastores of 0.2 M and 10 M tokens.
+# Initial acceptance rates, measured with ``pronk-tiny`` and datastores of 0.2 M and 10 M tokens: one row per length
+# class, one column per share class.
 _PRIORS = (
     (0.02, 0.03, 0.06, 0.10, 0.13, 0.16, 0.26, 0.50, 0.70),
     (0.02, 0.03, 0.06, 0.10, 0.19, 0.18, 0.44, 0.50, 0.80),
@@ -64,7 +64,7 @@ class Retrieval(Drafter):
     """Options of retrieval.
 
     Attributes:
-        datastore: folder written by ``pronk datastore build``; ``None``: that of ``pronk-tiny`` in a clone of pronk.
+        datastore: folder written by ``pronk datastore build``; ``None``: the one of ``pronk-tiny`` in a clone.
         num_nodes: maximum number of draft tokens per step, 1..128.
         max_match: maximum match length in tokens, 1..64.
         min_match: minimum match length in tokens, 1..max_match.
@@ -94,7 +94,7 @@ class Retrieval(Drafter):
 
         Raises:
             CheckpointError: the datastore is missing or damaged.
-            OptionError: the datastore was made with another tokenizer, or none is given and pronk runs outside a clone.
+            OptionError: the datastore was made with another tokenizer, or none is given outside a clone of pronk.
         """
         store = Datastore.open(self._folder())
         header = store.header
@@ -124,7 +124,7 @@ class RetrievalProposer(Proposer[AcceptanceRates]):
         self.options, self.store, self.target = options, store, target
 
     def start(self, prompt: Sequence[int]) -> AcceptanceRates:  # noqa: ARG002 - contexts hold the text
-        """Return the prior acceptance rates."""
+        """Return the request's state: the initial acceptance rate of each kind of draft token."""
         priors = {
             kind: _PRIORS[kind // _NUM_SHARE_CLASSES][kind % _NUM_SHARE_CLASSES]
             for kind in range(len(_PRIORS) * _NUM_SHARE_CLASSES)
@@ -136,7 +136,7 @@ class RetrievalProposer(Proposer[AcceptanceRates]):
         return [self._build_tree(context) for context in contexts]
 
     def observe(self, outcome: Outcome[AcceptanceRates]) -> None:
-        """Update the acceptance rates."""
+        """Update the request's acceptance rates."""
         outcome.state.learn(outcome)
 
     def _build_tree(self, context: DraftContext[AcceptanceRates]) -> TokenTree:
@@ -150,7 +150,7 @@ class RetrievalProposer(Proposer[AcceptanceRates]):
         match = store.find(context.tokens, options.max_match)
         if match.length < options.min_match or max_nodes < 1 or max_depth < 1:
             return trie.tree(0)
-        candidates = Frontier[tuple[int, int, Child]]()  # parent node, kind, token with its suffixes
+        candidates = Frontier[tuple[int, int, Child]]()  # (parent node, kind, token and its suffixes)
         node, low, high = 0, match.low, match.high
         while len(trie) <= max_nodes:
             depth = trie.depths[node]
@@ -166,7 +166,8 @@ class RetrievalProposer(Proposer[AcceptanceRates]):
         return trie.tree(max_nodes)
 
 
-def _kind_of(length: int, count: int, total: int) -> int:
-    """Return the kind of a token after ``count`` of the ``total`` occurrences of a match of ``length``."""
-    length_class, share_class = bisect_right(_LENGTH_BOUNDS, length), bisect_right(_SHARE_BOUNDS, count / (total + 1))
+def _kind_of(match_length: int, count: int, total: int) -> int:
+    """Return the kind of a token that follows ``count`` of the ``total`` occurrences of a match."""
+    length_class = bisect_right(_LENGTH_BOUNDS, match_length)
+    share_class = bisect_right(_SHARE_BOUNDS, count / (total + 1))
     return length_class * _NUM_SHARE_CLASSES + share_class

@@ -55,12 +55,12 @@ __all__ = ["Suffix", "SuffixState"]
 class SuffixState:
     """State of one request: its index, its acceptance rates, and its output for the store."""
 
-    index: SuffixIndex  # index of the request's text, without the tokens committed since the last proposal
-    rates: AcceptanceRates  # acceptance rate for each kind of draft token
+    index: SuffixIndex  # index of the request's text as of the last proposal
+    rates: AcceptanceRates  # acceptance rates by kind of draft token
     tree_builder: TreeBuilder = field(repr=False, compare=False)  # builds trees with gains from ``rates``
-    output: list[int] = field(default_factory=list)  # committed tokens for the store; empty if the store is disabled
-    # True under rejection sampling: the output must not enter the store. It depends on the request's random numbers,
-    # and draft tokens of other requests must not depend on these.
+    output: list[int] = field(default_factory=list)  # committed tokens, which ``stop`` adds to the store
+    # True under rejection sampling: the output must not enter the store. It depends on the request's random numbers.
+    # Another request with the same seed has the same numbers, and its draft tokens must be independent of them.
     private: bool = False
 
 
@@ -72,7 +72,7 @@ class Suffix(Drafter):
         num_nodes: maximum number of draft tokens per step, 1..128.
         max_match: maximum match length in tokens, 2..64.
         min_match: minimum match length in tokens, 1..max_match.
-        depth_factor: maximum depth of draft tokens divided by the match length, 0.25..64; depth 1 is always allowed.
+        depth_factor: maximum depth of a draft token per token of the match, 0.25..64; depth 1 is always allowed.
         store_tokens: maximum number of tokens of earlier outputs in the store, 0..16777216; 0 disables the store.
         store: file that keeps the store across processes, in the format of ``_suffix_store.py``, or ``None``.
     """
@@ -127,7 +127,7 @@ class SuffixProposer(Proposer[SuffixState]):
         return [self._build_tree(context, len(contexts)) for context in contexts]
 
     def observe(self, outcome: Outcome[SuffixState]) -> None:
-        """Update the acceptance rates, and collect the output for the store."""
+        """Update the acceptance rates; collect the output for the store, if the store is enabled."""
         state = outcome.state
         state.rates.learn(outcome)
         if self.capabilities.observes_all_steps:
@@ -146,5 +146,5 @@ class SuffixProposer(Proposer[SuffixState]):
         max_nodes = min(options.num_nodes, context.max_nodes)
         min_gain = 0.0 if costs is None else costs.least_gain(num_requests)
         limits = TreeLimits(max_nodes, context.max_depth, options.min_match, options.depth_factor, min_gain)
-        # A composite drafter may have appended draft tokens to ``context.tokens``; they are not in the index.
+        # ``context.tokens`` may end with draft tokens of a composite drafter. The index does not contain these tokens.
         return state.tree_builder.build([state.index, *self.store.generations], context.tokens, limits)

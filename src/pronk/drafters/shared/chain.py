@@ -29,10 +29,10 @@ class Chain:
 
     Attributes:
         context: the request, as passed to ``propose``.
-        draft_tokens: the tokens so far, with their scores and confidences.
+        draft_tokens: the tokens so far, each with the drafter's scores of all tokens and its confidence.
         gains: for each token, the estimated probability that it and all tokens before it are accepted (calibrated).
         cumulative_confidence: for each token, the product of the confidences up to it (not calibrated).
-        origin: for each token, :attr:`ChainDrafter.source` and the confidence in thousandths, 1..999.
+        origin: for each token, the pair of :attr:`ChainDrafter.source` and its confidence in thousandths, 1..999.
     """
 
     def __init__(self, context: DraftContext[Any], calibration: Calibration) -> None:
@@ -58,32 +58,32 @@ class Chain:
 
     @property
     def tokens(self) -> list[int]:
-        """The token ids."""
+        """Ids of the draft tokens."""
         return [draft_token.token for draft_token in self.draft_tokens]
 
     @property
     def distributions(self) -> tuple[Tensor | None, ...] | None:
-        """``TokenTree.probs`` of the chain; ``None`` unless tokens are drawn at random for a rejection rule."""
+        """Distribution that each node was drawn from (``TokenTree.probs``); ``None`` if none was drawn."""
         if not (self.context.params.rejects and self.context.draws):
             return None
         return (None, *(draft_token.q for draft_token in self.draft_tokens))
 
     def append_from_logits(self, logits: Tensor) -> bool:
-        """Sample and append a token from the drafter's logits ``[vocab]``; return False if none can be chosen."""
+        """Sample and append a token from the drafter's logits ``[vocab]``; return False if it allows no token."""
         context = self.context
         chosen = context.sampler.draft_token(logits, context.root, draw=context.draws)
         if chosen is not None:
             self.append(chosen)
         return chosen is not None
 
-    def append(self, chosen: DraftToken) -> None:
-        """Append a chosen token, and advance the request's sampler over it."""
+    def append(self, draft_token: DraftToken) -> None:
+        """Append a draft token, and make the request's sampler continue after it."""
         last_gain = self.gains[-1] if self.gains else 1.0
         last_confidence = self.cumulative_confidence[-1] if self.cumulative_confidence else 1.0
-        self.context.sampler.advance(chosen.token)
-        self.draft_tokens.append(chosen)
-        self.cumulative_confidence.append(last_confidence * chosen.confidence)
-        self.origin.append(self._calibration.origin(chosen.confidence))
+        self.context.sampler.advance(draft_token.token)
+        self.draft_tokens.append(draft_token)
+        self.cumulative_confidence.append(last_confidence * draft_token.confidence)
+        self.origin.append(self._calibration.origin(draft_token.confidence))
         rate = self._calibration.rate(self.origin[-1], len(self.draft_tokens))
         self.gains.append(last_gain * rate)
 
@@ -108,7 +108,7 @@ class ChainDrafter(Drafter):
 
     @property
     def proposes_tree(self) -> bool:
-        """Whether ``propose`` adds siblings; ``cape`` and ``threshold`` cannot wrap such drafters."""
+        """Whether proposals have siblings; if so, ``cape`` and ``threshold`` cannot wrap this drafter."""
         return False
 
     @property

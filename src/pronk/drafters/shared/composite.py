@@ -36,7 +36,7 @@ class Composite(Drafter):
 
 @dataclass(frozen=True)
 class _StopOnExit:
-    """Callback for an ExitStack: call ``stop``, and suppress its error if another one is being raised."""
+    """Callback for an ExitStack: call ``stop``; ignore its error if another error is already raised."""
 
     proposer: Proposer[Any]
     state: Any
@@ -83,7 +83,7 @@ class CompositeProposer(Proposer[States]):
         return tuple(states)
 
     def observe(self, outcome: Outcome[States]) -> None:
-        """Pass the outcome to every wrapped proposer: the verified tree may have draft tokens of all."""
+        """Pass the outcome to each wrapped proposer, as the verified tree may have draft tokens of each."""
         for proposer, part_state in zip(self.parts, outcome.state, strict=True):
             proposer.observe(replace(outcome, state=part_state))
 

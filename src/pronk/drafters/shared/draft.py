@@ -27,7 +27,7 @@ from pronk.drafters.shared.vocabulary.translation import Reencoder, Translation
 from pronk.errors import CacheFullError, OptionError
 from pronk.execution.attention import Segment
 from pronk.execution.model_runner import ForwardJob, ModelRunner
-from pronk.interrupts import interrupted, uninterrupted
+from pronk.interrupts import is_interrupt_pending, uninterrupted
 from pronk.kv_cache.blocks import BlockTable
 from pronk.models.clone_models import clone_model
 from pronk.models.loader import compute_dtype, kernels_support, load_decoder, parse_dtype, read_config, resolve_model
@@ -43,17 +43,17 @@ __all__ = ["DraftLane", "DraftRunner"]
 
 @dataclass
 class DraftLane:
-    """A draft model's KV cache of one request."""
+    """The KV cache that a draft model has for one request, and the cached tokens."""
 
     block_table: BlockTable = field(default_factory=BlockTable)  # KV slots of ``tokens``, then of the nodes of ``tree``
-    tokens: list[int] = field(default_factory=list)  # text, then draft tokens, in the draft's ids; all are cached
-    # For drafters that propose trees, the cached nodes of the last proposal in the draft's ids. The root follows
-    # ``tokens``. ``None`` if no tree is cached.
+    tokens: list[int] = field(default_factory=list)  # cached tokens, as ids of the draft model: text, then draft tokens
+    # For drafters that propose trees: the cached nodes of the last proposal, as ids of the draft model. The root is the
+    # text's token after ``tokens``. ``None`` if no tree is cached.
     tree: TokenTree | None = None
-    num_target_committed: int = 0  # length of the committed text at the last proposal, in tokens of the target
-    num_committed: int = 0  # number of leading ``tokens`` that are final; only these may enter the prefix cache
+    num_target_committed: int = 0  # number of committed tokens at the last proposal, counted in the target's tokens
+    num_committed: int = 0  # number of leading ``tokens`` that cannot change; only these may enter the prefix cache
     salt: bytes = b""  # the request's salt for prefix caching
-    reencoder: Reencoder | None = None  # converts the target's ids to the draft's; ``None`` if the ids are equal
+    reencoder: Reencoder | None = None  # re-encodes the text for the draft model; ``None`` if the ids are equal
 
 
 class DraftRunner:
@@ -99,15 +99,15 @@ class DraftRunner:
         return target.load_shared(path, dtype, weights, load=load)
 
     def costs(self, context: int, requests: int) -> CostCurve | None:
-        """Return the cost curve for ``context`` cached tokens of all requests; ``None`` before a measurement."""
+        """Return the cost curve, or ``None`` if unmeasured; ``context``: cached tokens of all requests."""
         return self.runner.cost_model.costs(context, requests)
 
     def make_lane(self) -> DraftLane:
-        """Return an empty lane for a new request."""
+        """Return an empty lane (a request's draft KV cache) for a new request."""
         return DraftLane(reencoder=self.translation.make_reencoder())
 
     def release(self, lane: DraftLane) -> None:
-        """Free the blocks of a lane."""
+        """Free the KV blocks of a lane (a request's draft KV cache), and clear the lane."""
         with uninterrupted():
             self._register_prefix(lane)
             self.runner.cache.release(lane.block_table)
@@ -115,7 +115,7 @@ class DraftRunner:
             lane.tree = None
 
     def forward_texts(self, lanes: Sequence[DraftLane], contexts: Sequence[DraftContext[Any]]) -> list[Tensor | None]:
-        """Run the tokens of each text that its lane does not hold; return the logits ``[vocab]`` after it.
+        """Run the uncached tokens of each request's text; return the logits ``[vocab]`` after each text.
 
         The logits are ``None`` for requests that cannot draft in this step (see :meth:`align_lanes`).
         """
@@ -125,15 +125,16 @@ class DraftRunner:
         return [None if new is None else next(rows) for new in pending]
 
     def align_lanes(self, lanes: Sequence[DraftLane], contexts: Sequence[DraftContext[Any]]) -> list[list[int] | None]:
-        """Make each lane a prefix of its text: keep accepted tokens, drop rejected ones, prefill long texts.
+        """Make each lane (a request's draft KV cache) a prefix of the request's text; prefill long texts.
 
-        A single request reads its whole text in this call, in chunks of ``CHUNK`` rows. Several requests together read
-        at most ``CHUNK`` rows per step, the shortest texts first, so that no request waits for another's long prompt.
+        Accepted draft tokens stay cached, and rejected ones are dropped. A single request reads its whole text in this
+        call, in chunks of ``CHUNK`` rows. Several requests together read at most ``CHUNK`` rows per step, the shortest
+        texts first, so that no request waits for another's long prompt.
 
         Returns:
-            For each lane the tokens of the text that are not yet cached, in the draft's ids; at least the last token.
-            ``None`` if the request cannot draft in this step: slots or positions are missing, the draft's vocabulary
-            lacks the last token, or the end of the text has to wait for the next step.
+            For each lane the tokens of the text that are not yet cached, as ids of the draft model; at least the last
+            token. ``None`` if the request cannot draft in this step: KV slots are missing, the text exceeds the draft
+            model's context, its vocabulary lacks the last token, or a part of the text has to wait for the next step.
         """
         pending: list[list[int] | None] = []
         for lane, context in zip(lanes, contexts, strict=True):
@@ -144,7 +145,7 @@ class DraftRunner:
                     text = lane.reencoder.tokens
                 self._match_prefix(lane, text, context.salt)
                 self._align(lane, text, num_unchanged)
-                # Tokens beyond this length may be draft tokens of a drafter that wraps this one.
+                # ``context.tokens`` may be longer and end with draft tokens of a drafter that wraps this one.
                 lane.num_target_committed = context.block_table.length + 1
                 lane.num_committed = lane.num_target_committed if lane.reencoder is None else num_unchanged
                 self._register_prefix(lane)
@@ -155,7 +156,7 @@ class DraftRunner:
         return pending
 
     def _prefill(self, lanes: Sequence[DraftLane], pending: list[list[int] | None]) -> None:
-        """Run chunks of long texts and remove them from ``pending``; ``None`` marks texts that have to wait."""
+        """Run long uncached texts ``pending`` in chunks; set entries to ``None`` if the text has to wait."""
         rows_left = CHUNK
         for size, number in sorted((len(new), number) for number, new in enumerate(pending) if new is not None):
             lane, new = lanes[number], pending[number] or []
@@ -169,7 +170,10 @@ class DraftRunner:
             rows_left = max(0, rows_left - size)
 
     def forward_tokens(self, lanes: Sequence[DraftLane], tokens: Sequence[Sequence[int]]) -> list[Tensor]:
-        """Run one or more new tokens (draft's ids) per lane; return the logits ``[vocab]`` after the last one."""
+        """Run the next tokens of each lane (a request's draft KV cache); return the logits after the last.
+
+        ``tokens`` holds for each lane one or more ids of the draft model. The logits of a lane are ``[vocab]``.
+        """
         if not lanes:
             return []
         jobs = [
@@ -187,7 +191,7 @@ class DraftRunner:
         return self.runner.supports_draft_chain and self.translation.is_identity and context.sampler.drafts_statelessly
 
     def draft_chain(self, lane: DraftLane, chain: Chain, is_complete: Callable[[Chain], bool]) -> None:
-        """Draft a whole chain for one request in one call of the kernels, until ``is_complete`` returns True."""
+        """Append draft tokens to ``chain`` in one call of the kernels, until ``is_complete`` returns True."""
         (new,) = self.align_lanes([lane], [chain.context])
         if new is None:
             return
@@ -196,7 +200,7 @@ class DraftRunner:
 
         def append(token: DraftToken) -> bool:
             chain.append(token)
-            return not (interrupted() or chain.is_full or is_complete(chain))
+            return not (is_interrupt_pending() or chain.is_full or is_complete(chain))
 
         # KeyboardInterrupt cannot pass through the kernels, so after Ctrl-C append() ends the chain.
         with chain.context.sampler.after(), uninterrupted():
@@ -206,15 +210,17 @@ class DraftRunner:
     def forward_trees(
         self, lanes: Sequence[DraftLane], trees: Sequence[TokenTree], pending_texts: Sequence[Sequence[int]]
     ) -> list[Tensor]:
-        """Compute the new nodes of one tree per lane; return their logits ``[new nodes, vocab]``.
+        """Run the nodes that each tree adds to ``lane.tree``; return their logits ``[new nodes, vocab]``.
 
-        The root of a tree is the text's last token. The tree has the draft's ids and begins with the nodes of
-        ``lane.tree``. ``pending_texts`` are the tokens before the root that the lanes lack; empty if a lane has a tree.
+        The tree of a lane (a request's draft KV cache) has ids of the draft model and begins with the nodes of
+        ``lane.tree``; its root is the text's last token. ``pending_texts`` are the uncached tokens before each root;
+        none if ``lane.tree`` is set.
         """
         jobs = []
         for lane, tree, pending in zip(lanes, trees, pending_texts, strict=True):
-            computed, full_tree = len(lane.tree or ()), tree.hang_below(pending)
-            jobs.append(self.make_job(lane, full_tree, range(computed or len(pending), len(full_tree)), computed))
+            num_computed, full_tree = len(lane.tree or ()), tree.hang_below(pending)
+            new_nodes = range(num_computed or len(pending), len(full_tree))
+            jobs.append(self.make_job(lane, full_tree, new_nodes, num_computed))
         rows = self._run(jobs)
         with uninterrupted():
             for lane, tree, pending in zip(lanes, trees, pending_texts, strict=True):
@@ -222,39 +228,39 @@ class DraftRunner:
                 lane.tree = tree
         return rows
 
-    def make_job(self, lane: DraftLane, tree: TokenTree, logits_nodes: range, computed: int = 0) -> ForwardJob:
-        """Return the input of a forward pass for a lane; the first ``computed`` nodes of ``tree`` are cached."""
+    def make_job(self, lane: DraftLane, tree: TokenTree, logits_nodes: range, num_computed: int = 0) -> ForwardJob:
+        """Return the input to run the nodes of ``tree`` after the first ``num_computed``, which are cached."""
         return ForwardJob(
-            Segment(lane.block_table, tree, computed), logits_nodes, len(lane.tokens) or logits_nodes.start + 1
+            Segment(lane.block_table, tree, num_computed), logits_nodes, len(lane.tokens) or logits_nodes.start + 1
         )
 
     def truncate(self, lane: DraftLane, length: int) -> None:
-        """Roll a lane back to the first ``length`` tokens of its text."""
+        """Drop a request's cached tokens after the first ``length``, and its cached tree."""
         if lane.tree is not None or len(lane.tokens) > length:
             self._rollback(lane, min(len(lane.tokens), length))
             lane.tree = None
 
     def num_free_positions(self, lane: DraftLane) -> int:
-        """Number of tokens until the lane reaches the draft model's context length."""
+        """Return how many more tokens the request may cache within the draft model's context length."""
         return self.context_length - len(lane.tokens)
 
     def num_free_slots(self, lane: DraftLane) -> int:
-        """Number of allocated KV slots after the lane's tokens."""
+        """Return the number of KV slots that are allocated to the request and hold no token yet."""
         return len(lane.block_table.blocks) * self.runner.cache.block_size - len(lane.tokens)
 
     def to_draft_ids(self, tokens: Sequence[int]) -> list[int]:
-        """Return the draft's ids of the target's tokens; tokens that the draft lacks are left out."""
+        """Return the draft model's ids of the target's tokens, without the tokens that it lacks."""
         ids = [self.translation.to_draft(token) for token in tokens]
         return [token for token in ids if token is not None]
 
     def _run(self, jobs: Sequence[ForwardJob]) -> list[Tensor]:
-        """Run one forward pass; return the logits of each job, ``[nodes, target's vocab]`` float32."""
+        """Run one forward pass; return each job's float32 logits ``[nodes, vocab]``, by the target's ids."""
         result = self.runner.forward(jobs)
         self.runner.record_duration(jobs, result.context, result.seconds)
         return [self.translation.to_target(logits[:].float()) for logits in result.logits]
 
     def _match_prefix(self, lane: DraftLane, text: Sequence[int], salt: bytes) -> None:
-        """Fill an empty lane from the prefix cache."""
+        """Fill an empty lane (a request's KV cache) with the text's longest prefix in the prefix cache."""
         lane.salt = salt
         is_empty = not (lane.block_table.blocks or lane.tokens)
         if is_empty and (cached := self.runner.cache.match_prefix(text, salt)) is not None:
@@ -264,9 +270,9 @@ class DraftRunner:
         self.runner.cache.cache_blocks(lane.block_table, lane.tokens, lane.salt, lane.num_committed)
 
     def _align(self, lane: DraftLane, text: Sequence[int], num_unchanged: int) -> None:
-        """Drop the cached tokens and nodes that differ from ``text``; the first ``num_unchanged`` do not.
+        """Drop the cached tokens and nodes that differ from ``text``, and the last token of ``text``.
 
-        The text's last token is dropped, too: it has to be run again for its logits.
+        The last token has to be run again for its logits. The first ``num_unchanged`` tokens are known to be the same.
         """
         num_kept = common_prefix_length(lane.tokens, text, num_unchanged)
         if lane.tree is not None and num_kept == len(lane.tokens) < len(text) - 1:
@@ -282,11 +288,11 @@ class DraftRunner:
         self.runner.cache.rollback(lane.block_table, length)
 
     def _reserve(self, lane: DraftLane, length: int, context: DraftContext[Any]) -> bool:
-        """Allocate KV slots for ``length`` tokens and the draft tokens; return False if too few are free."""
+        """Allocate KV slots for ``length`` tokens and the draft tokens; return False if they do not fit."""
         if length > self.context_length:
             return False
         num_future = max(context.max_depth, context.params.max_tokens - context.sampler.context.num_generated)
-        # First try to get consecutive blocks for all future tokens, then only the blocks for this step.
+        # First try to allocate the blocks of all future tokens, to get consecutive ones; then only those of this step.
         for num_extra in (num_future, 0):
             try:
                 self.runner.cache.prepare(lane.block_table, length + num_extra + context.max_nodes)
@@ -297,7 +303,7 @@ class DraftRunner:
 
 
 def _append(lane: DraftLane, new: Sequence[int]) -> None:
-    """Add tokens whose keys and values a forward pass has just written."""
+    """Record tokens whose keys and values a forward pass has just written to the lane's KV slots."""
     lane.tokens += new
     lane.block_table.length = len(lane.tokens)
 
@@ -313,7 +319,7 @@ def _matching_path(tree: TokenTree, text: Sequence[int]) -> list[int]:
 
 
 def _default_model(drafter: str, target: Target) -> Path:
-    """Return the folder of pronk-tiny-draft; raise OptionError outside a clone or for another vocabulary."""
+    """Return the folder of pronk-tiny-draft; raise OptionError if it is absent or of another vocabulary."""
     path = clone_model("pronk-tiny-draft")
     tokenizer = target.tokenizer
     if path is None or tokenizer is None or Tokenizer.load(path).fingerprint != tokenizer.fingerprint:

@@ -58,11 +58,11 @@ class AttendingModule(Protocol):
 
 @dataclass
 class SideLane:
-    """A module's KV cache of one request."""
+    """The KV cache that a module has for one request, and the cached tokens."""
 
-    block_table: BlockTable = field(default_factory=BlockTable)  # slots of ``tokens``
+    block_table: BlockTable = field(default_factory=BlockTable)  # KV slots of ``tokens``
     tokens: list[int] = field(default_factory=list)  # cached tokens: text, then draft tokens
-    num_committed: int = 0  # length of the committed text at the last proposal, in tokens
+    num_committed: int = 0  # number of committed tokens at the last proposal
     salt: bytes = b""  # the request's salt for prefix caching
 
 
@@ -77,13 +77,16 @@ class SideCache:
         self._rope = RopeTable(target.decoder.config.rope)
 
     def reserve(self, lane: SideLane, context: DraftContext[Any], extra_rows: int) -> bool:
-        """Drop rows that differ from the text; allocate slots for it and ``extra_rows``, or return False."""
+        """Drop the cached tokens that differ from the text, and allocate KV slots for the whole text.
+
+        Slots are also allocated for ``extra_rows`` rows after the text. Return False if the cache is full.
+        """
         text, size = context.tokens, self.cache.block_size
         self._match_prefix(lane, context)
         num_kept = common_prefix_length(lane.tokens, text, lane.num_committed)
-        lane.num_committed = context.block_table.length + 1  # later tokens may be draft tokens
-        # The target has released hidden states before its sliding window. The module skips those tokens: count them as
-        # cached.
+        lane.num_committed = context.block_table.length + 1  # ``text`` may end with draft tokens
+        # The target keeps no hidden states before its sliding window. The module cannot run the tokens there, so they
+        # count as cached.
         num_released = context.block_table.num_released * self.target.cache.block_size
         window = self.cache.config.window
         with uninterrupted():
@@ -97,7 +100,7 @@ class SideCache:
             )
             if not lane.block_table.blocks:
                 lane.block_table.num_released = num_released // size
-            if window is None:  # allocate all future tokens at once, to get consecutive blocks
+            if window is None:  # allocate for all future tokens at once, to get consecutive blocks
                 extra_rows += max(context.max_depth, context.params.max_tokens - context.sampler.context.num_generated)
             try:
                 self.cache.prepare(lane.block_table, len(text) + extra_rows)
@@ -106,7 +109,7 @@ class SideCache:
         return True
 
     def _match_prefix(self, lane: SideLane, context: DraftContext[Any]) -> None:
-        """Fill an empty lane from the prefix cache."""
+        """Fill an empty lane (a request's KV cache) with the text's longest prefix in the prefix cache."""
         lane.salt = context.salt
         if lane.block_table.blocks or lane.tokens or self.cache.config.window is not None:
             return
@@ -116,12 +119,12 @@ class SideCache:
                 lane.block_table, lane.tokens = cached, list(context.tokens[: cached.length])
 
     def _register_prefix(self, lane: SideLane) -> None:
-        """Add committed rows to the prefix cache; not with a sliding window, where first rows may be missing."""
+        """Add committed rows to the prefix cache; not with a sliding window, as first rows may be missing."""
         if self.cache.config.window is None:
             self.cache.cache_blocks(lane.block_table, lane.tokens, lane.salt, max(0, lane.num_committed - 1))
 
     def release(self, lane: SideLane) -> None:
-        """Free the blocks of a lane."""
+        """Free the KV blocks of a lane (a request's KV cache of the module), and clear the lane."""
         with uninterrupted():
             self._register_prefix(lane)
             self.cache.release(lane.block_table)
@@ -130,10 +133,10 @@ class SideCache:
     def catch_up(
         self, lane: SideLane, text: Sequence[int], block_table: BlockTable, layer: int, forward: Forward
     ) -> Tensor | None:
-        """Run the tokens that are in the target's cache and not yet in the lane, in chunks.
+        """Run the module on the tokens that the target has cached and the lane lacks, in chunks.
 
-        ``block_table`` is the target's table of the request. ``layer`` (from 1) is the target's layer whose output the
-        module reads. Returns the output of ``forward`` for the last token; ``None`` if no token was missing.
+        ``block_table`` is the request's table in the target's cache. ``layer`` (from 1) is the target's layer whose
+        output the module reads. Returns the output of ``forward`` for the last token; ``None`` if no token was missing.
         """
         last = None
         for start in range(len(lane.tokens), block_table.length, CHUNK):
@@ -146,7 +149,7 @@ class SideCache:
     def run(
         self, lanes: Sequence[SideLane], tokens: Sequence[Sequence[int]], rows: Sequence[Tensor], forward: Forward
     ) -> list[Tensor]:
-        """Append new tokens to several lanes in one forward pass; their slots must be allocated.
+        """Run new tokens of several requests in one forward pass; their KV slots must be allocated.
 
         ``tokens`` and ``rows`` hold, for each lane, at least one new token and the hidden states ``[tokens, size]``.
         Returns for each lane the output of ``forward``, one row per new token.
@@ -162,7 +165,7 @@ class SideCache:
     def _make_apply(self, segments: Sequence[Segment]) -> Apply:
         """Return a callback that runs one part on the rows of ``segments``."""
         row_positions = [
-            position for s in segments for position in range(s.block_table.length, s.block_table.length + s.rows)
+            position for s in segments for position in range(s.block_table.length, s.block_table.length + s.num_rows)
         ]
         kernels = self.cache.kernels
         if kernels is None:
@@ -170,7 +173,7 @@ class SideCache:
             rope = self.target.decoder.rope(positions, positions + 1, self.cache.dtype)
             attend = PagedAttention(self.cache.config, self.cache, segments)
             return lambda index, x: self.module.run_part(index, x, rope, attend)
-        packed = ProgramRows().add([(segment.block_table, segment.tree, 0) for segment in segments])
+        packed = ProgramRows().set_segments([(segment.block_table, segment.tree, 0) for segment in segments])
         if self._rope.dynamic:
             packed.set_rope(
                 0, self._rope.compute_entries(row_positions, [position + 1 for position in row_positions]), by_row=True
@@ -186,7 +189,7 @@ class SideCache:
         return apply
 
     def _program(self, index: int) -> Program:
-        """Return the kernels' program of part ``index``, compiled again after the pool was replaced."""
+        """Return the kernel program of part ``index``; compile it once per version of the KV pool."""
         key = (index, self.cache.version)
         if key not in self._programs:
             assert self.cache.kernels is not None
@@ -210,7 +213,7 @@ def open_pool(
     if dtype is None:
         dtype, kernels = target_cache.dtype, target_cache.kernels
     if target.budget is not None:
-        with target.lock:  # the other pools shrink, so no step may run
+        with target.lock:  # the other KV pools shrink, so no step may run meanwhile
             return target.budget.add(config, dtype, kernels, share_prefixes=share_prefixes)
     return PagedCache(
         config,

@@ -27,7 +27,7 @@ class Frontier(Generic[Candidate]):
         return bool(self._heap)
 
     def push(self, priority: float, candidate: Candidate) -> None:
-        """Insert a candidate; its priority is a gain or another estimate of its acceptance."""
+        """Insert a candidate; ``priority`` is its gain or another estimate of its acceptance."""
         # The counter breaks ties, so that candidates are never compared.
         self._num_pushed += 1
         heappush(self._heap, (-priority, self._num_pushed, candidate))
@@ -90,7 +90,7 @@ class Trie:
         return bool(self._children[node]) and token not in self._children[node]
 
     def merge(self, tree: TokenTree, origin: Origin = ("", 0)) -> None:
-        """Add the acceptable nodes of a tree with the same root (see ``TokenTree.acceptable``).
+        """Add the nodes of a tree with the same root, except nodes that cannot be accepted.
 
         If ``tree`` has no origins, its nodes get ``origin``. If it has no gains, a node gets half its parent's gain.
         """

@@ -9,24 +9,24 @@
 #include "scalar.h"
 #include "thread_pool.h"
 
-// Maximum rows of a tile: `rows`, or at most 3 in builds with a sanitizer, which would compile for minutes otherwise.
+// Maximum rows of a tile: `rows`. In builds with a sanitizer at most 3: more tile sizes would compile for minutes.
 #if defined(PRONK_FEW_TILES)
-#define FEW_TILES(rows) ((rows) < 3 ? (rows) : 3)
+#define LIMIT_TILE_ROWS(rows) ((rows) < 3 ? (rows) : 3)
 #else
-#define FEW_TILES(rows) (rows)
+#define LIMIT_TILE_ROWS(rows) (rows)
 #endif
 
 namespace pronk {
 // Positions per KV block, a step of the attention loop. KV blocks begin at multiples of KV_BLOCK in the text and are
 // unrelated to the blocks of the cache.
 const int KV_BLOCK = 64;
-// Maximum QUERY_TILE of all instruction sets: queries of an attention tile.
+// Maximum of QUERY_TILE (queries of an attention tile) over all instruction sets.
 const int MAX_QUERIES = 12;
 // A chunk of a GEMM: CHUNK_M rows (rounded up to whole row tiles) by CHUNK_BLOCKS blocks of 16 outputs. The epilogue
 // reads each chunk while its outputs are in the cache.
 const int CHUNK_M = 512;
 const int CHUNK_BLOCKS = 8;
-// Maximum TILE_M of all instruction sets: rows of a GEMM tile. If a GEMM has at most this many rows, every thread
+// Maximum of TILE_M (rows of a GEMM tile) over all instruction sets. If a GEMM has at most this many rows, every thread
 // prepares the whole input for itself, which is cheaper than a barrier.
 const int MAX_TILE_M = 12;
 // Maximum head_dim; a multiple of 16, because vectors have 16 lanes.
@@ -41,13 +41,13 @@ inline int64_t row_stride(int64_t width) { return ((width + 31) / 32 | 1) * 32; 
 // One row: its position in the request's text, its cache slot, and the layout of its path in the cache.
 struct Row {
   int32_t position, slot;
-  int32_t contiguous;  // its path begins with tree nodes 0, 1, …, contiguous - 1, whose slots are in text order
-  int32_t tail;        // State.path[tail], State.path[tail + 1], … are the later nodes of its path
+  int32_t contiguous;  // the row's path begins with tree nodes 0, 1, …, contiguous - 1, whose slots are in text order
+  int32_t tail;        // the later nodes of the row's path are State.path[tail], State.path[tail + 1], …
 };
 
 // The rows first_row <= r < first_row + rows of the forward pass, which belong to one request.
 struct Segment {
-  const pronk_segment* given;  // the caller's description of this request
+  const pronk_segment* given;  // the caller's description of the request
   int32_t first_row, rows;
 };
 
@@ -59,30 +59,31 @@ struct State {
   int64_t count;
   const pronk_pass* pass;
   bool bf16;                   // buffers A and B hold bf16 instead of float32
-  const QuantKernels* quant;   // GEMM with weights of 8 and 4 bits
+  const QuantKernels* quant;   // GEMM tiles for weights of 8 and 4 bits
   Row* row;
   Segment* segment;
-  int32_t* path;               // tree nodes of all paths after the contiguous part, see Row.tail
-  std::atomic<int32_t>* next;  // [count] attention: number of work items taken by threads
-  void *a, *b, *x;             // buffers A and B [rows, row_stride(width)]; the prepared input of a GEMM of many rows
-  int64_t input_stride;        // row_stride of the widest GEMM input
+  int32_t* path;               // for all rows: the tree nodes of the row's path after the contiguous ones, see Row.tail
+  std::atomic<int32_t>* next;  // [count] per operation (attention only): number of work items that threads have taken
+  void *a, *b;                 // buffers A and B [rows, row_stride(width)]
+  void* x;                     // prepared input of a GEMM of more than MAX_TILE_M rows, shared by all threads
+  int64_t input_stride;        // row_stride(width) of the widest GEMM input
   float* q;                    // queries [rows, heads, head_dim rounded up to 16]
-  char* scratch;               // scratch_bytes per thread
+  char* scratch;               // [threads, scratch_bytes] buffers that each thread uses alone
   int64_t scratch_bytes;
 };
 
-// Addresses that a GEMM tile prefetches, in bytes from its first weight. Step i along K prefetches start + i * stride;
-// in the last `lead` inputs, next_blocks + i * stride, which are weights of the next tile.
+// Addresses that a GEMM tile prefetches, in bytes from the tile's first weight. Step i along K prefetches
+// start + i * stride. Steps in the last `lead` inputs prefetch next_blocks + i * stride: weights of the next tile.
 struct Prefetch {
   int64_t start, next_blocks, stride, lead;
 };
 
-// Compute a GEMM tile over k0 <= k < k1. `rows` is packed by pack_row_tile; the outputs are c [rows, ldc]. The partial
-// sum of each `part` inputs is added to `c`; without `accumulate` the first one replaces `c`. vdpbf16ps ignores `part`.
+// Compute a GEMM tile over k0 <= k < k1. `rows` is packed by pack_row_tile; the outputs are c [rows, ldc]. Each `part`
+// inputs form a partial sum, which is added to `c` (the first replaces `c` unless `accumulate`). vdpbf16ps: no `part`.
 typedef void (*GemmTileFunction)(const void* weights, int64_t block, const void* rows, float* c, int64_t ldc,
                                  int64_t k0, int64_t k1, int64_t part, bool accumulate, Prefetch prefetch);
 
-// GEMM tiles of one weight type: by_rows[rows][i] computes this many rows by 2^i adjacent blocks of 16 outputs.
+// GEMM tiles of one weight type: by_rows[M][i] computes M rows by 2^i adjacent blocks of 16 outputs.
 struct GemmTiles {
   GemmTileFunction by_rows[MAX_TILE_M + 1][3];
 };
@@ -90,17 +91,18 @@ struct GemmTiles {
 // Operands of a GEMM tile with q8 or q4 weights; quantized.inc has the formula.
 struct QuantTile {
   const uint8_t* weights;
-  int64_t block, group_bytes, group;  // bytes of a block; bytes of a group of 16 outputs; inputs per group
-  int64_t prefetch;                   // bytes from the first weight to the first prefetched address
-  int64_t stride;                     // bytes between prefetched addresses; one address per 64 bytes of weights
-  int64_t rows;                       // rows of the row tile; the pointers below start at the first row to compute
-  const int32_t* codes;               // [K_pad / 4][rows], four input codes of a row per element
-  const float* scale;                 // [groups][rows], scale of the row's input codes
-  const float* total;                 // [groups][rows], scale times the sum of the input codes (weights with minima)
-  const int32_t* start;               // [groups][rows], -(zero point) times that sum (weights without minima)
+  int64_t block, group_bytes;  // bytes of a block of 16 outputs; bytes of one quantization group of a block
+  int64_t group;               // inputs per quantization group
+  int64_t prefetch;            // bytes from the first weight to the first prefetched address
+  int64_t stride;              // bytes between prefetched addresses; 64 bytes of weights prefetch one address
+  int64_t rows;                // rows of the row tile; the arrays below begin at its first row to compute
+  const int32_t* codes;        // [K_pad / 4][rows]: four input codes of the row per element
+  const float* scale;          // [groups][rows]: scale of the row's input codes
+  const float* total;          // [groups][rows]: scale * (sum of the row's input codes); weights with minima only
+  const int32_t* start;        // [groups][rows]: -(zero point) * (sum of those codes); weights without minima only
 };
 
-// Compute groups from <= g < to and add the outputs to c [rows, ldc].
+// Add the products of the quantization groups from <= g < to to c [rows, ldc].
 typedef void (*QuantTileFunction)(const QuantTile* tile, float* c, int64_t ldc, int64_t from, int64_t to);
 
 // GEMM tiles of q8 or q4 weights, indexed like GemmTiles.
@@ -109,7 +111,7 @@ struct QuantTiles {
 };
 
 struct QuantKernels {
-  int max_rows, max_accumulators;  // maximum rows of a tile, and maximum rows times blocks
+  int max_rows, max_accumulators;  // maximum rows of a tile; maximum of its rows times its blocks
   QuantTiles tiles[2][2];          // [0: q8, 1: q4][1 if the weights have minima]
 };
 
@@ -128,15 +130,15 @@ typedef void (*RoundFunction)(const float* x, int64_t K, int bits, int64_t group
 struct IsaKernels {
   void (*execute)(State* state, int thread, int threads);
   const QuantKernels* quant;
-  RoundFunction round;  // null: round_avx512
+  RoundFunction round;  // null: use round_avx512
   const Sampling* sampling;
-  bool bf16;  // BF16_ACTIVATIONS: GEMM with bf16 weights takes bf16 input
+  bool bf16;  // whether GEMM with bf16 weights takes bf16 input rows (BF16_ACTIVATIONS)
 };
 
 extern const IsaKernels kernels_portable;
 #if defined(__x86_64__) || defined(_M_X64)
 extern const IsaKernels kernels_avx2, kernels_avx512, kernels_avx512_bf16, kernels_amx;
-// [pronk_type: f32, bf16, f16]; AVX512-BF16 and AMX use those for f32 and f16 only.
+// Indexed by pronk_type (f32, bf16, f16). AVX512-BF16 and AMX use the tiles for f32 and f16, not those for bf16.
 extern const GemmTiles gemm_tiles_avx512[3];
 extern const QuantKernels quant_avx512, quant_vnni;
 extern const Sampling sampling_avx512;
@@ -149,17 +151,18 @@ const QuantKernels* quant_kernels(int isa);
 // Bytes of an element of a cache pool or of weights.
 inline int64_t type_size(int type) { return type == PRONK_F32 ? 4 : type == PRONK_I8 ? 1 : 2; }
 inline bool is_quantized(const pronk_weights* w) { return w->type == PRONK_Q8 || w->type == PRONK_Q4; }
-// Bytes of a group of 16 outputs of q8 or q4: scales, minima, codes.
+// Bytes of a quantization group of a block of 16 outputs (q8, q4): scales, minima, codes.
 inline int64_t quant_group_bytes(const pronk_weights* w) {
   return (w->minima ? 128 : 64) + (int64_t)w->group * (w->type == PRONK_Q4 ? 8 : 16);
 }
 // Bytes of an input row quantized for q8 or q4 weights: codes, then 8 bytes per group, see QuantTile.
 inline int64_t quant_row_bytes(const pronk_weights* w) { return w->K_pad + w->K_pad / w->group * 8; }
-// Elements of a value, and of a panel of 16 keys, in the cache. In an int8 cache 4 elements more hold a float32 scale.
+// value_size: elements of a value in the cache. panel_size: elements of a panel of 16 keys. In an int8 cache every
+// value and every key has 4 more elements, which hold its float32 scale.
 inline int64_t value_size(int type, int64_t head_dim) { return type == PRONK_I8 ? head_dim + 4 : head_dim; }
 inline int64_t panel_size(int type, int64_t head_dim) {
   return type == PRONK_BF16 ? (head_dim + 1) / 2 * 32 : value_size(type, head_dim) * 16;
 }
-// Unpack the weights of one output to float.
+// Unpack the K weights of output `row` to float32.
 void unpack_row(const pronk_weights* w, int64_t row, float* out);
 }  // namespace pronk

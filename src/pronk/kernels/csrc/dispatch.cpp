@@ -11,7 +11,7 @@ using namespace pronk;
 
 namespace {
 #if defined(__x86_64__) || defined(_M_X64)
-// Write the registers EAX, EBX, ECX and EDX after CPUID of a leaf and subleaf to `out`.
+// Execute CPUID for a leaf and subleaf; write the registers EAX, EBX, ECX and EDX to `out`.
 void cpuid(uint32_t leaf, uint32_t sub, uint32_t out[4]) {
   __asm__ __volatile__("cpuid" : "=a"(out[0]), "=b"(out[1]), "=c"(out[2]), "=d"(out[3]) : "a"(leaf), "c"(sub));
 }
@@ -21,7 +21,7 @@ bool request_amx() {
 #if defined(__linux__)
   return syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* tile data */) == 0;
 #else
-  return false;  // only Linux has this request; elsewhere AMX is not used
+  return false;  // the request exists on Linux only; other systems run without AMX
 #endif
 }
 
@@ -37,12 +37,12 @@ int detect() {
   __asm__ __volatile__("xgetbv" : "=a"(xcr0), "=d"(xcr0_high) : "c"(0));
   cpuid(7, 0, r);
   if ((xcr0 & 6) != 6 || !(r[1] >> 5 & 1 /* AVX2 */)) return PRONK_PORTABLE;
-  const uint32_t avx512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;  // F, DQ, BW, VL
+  const uint32_t avx512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;  // AVX512F, DQ, BW, VL
   if ((xcr0 & 0xe6) != 0xe6 || (r[1] & avx512) != avx512) return PRONK_AVX2;
 #if defined(PRONK_EMULATE)
   return PRONK_AMX;
 #endif
-  bool amx = (r[3] >> 24 & 1) && (r[3] >> 22 & 1) && (r[3] >> 25 & 1) && (xcr0 >> 17 & 3) == 3;  // TILE, BF16, INT8
+  bool amx = (r[3] >> 24 & 1) && (r[3] >> 22 & 1) && (r[3] >> 25 & 1) && (xcr0 >> 17 & 3) == 3;  // AMX-TILE, BF16, INT8
   uint32_t max_subleaf = r[0];
   if (max_subleaf < 1) return PRONK_AVX512;
   cpuid(7, 1, r);
@@ -83,11 +83,11 @@ const QuantKernels* pronk::quant_kernels(int isa) {
 }
 
 namespace {
-// Arguments and results of read_part.
+// Arguments and results of read_part, which pronk_read runs on every thread.
 struct ReadTask {
   const char* data;
   int64_t bytes;
-  double sum[256];  // by thread; 256: MAX_THREADS of the pool
+  double sum[256];  // [thread number]; 256 is MAX_THREADS of thread_pool.cpp
 };
 
 void read_part(void* argument, int thread, int threads) {

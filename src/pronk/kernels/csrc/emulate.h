@@ -1,6 +1,6 @@
 // AVX512-BF16, AMX-BF16 and AMX-INT8 instructions as plain loops, to test the code around them on processors that have
-// AVX-512 only (`python build.py OUT -DPRONK_EMULATE`); slow. Integer sums equal those of the processor, bf16 sums are
-// close to them. In all of them a row does not depend on the other rows of its tile.
+// AVX-512 only (`python build.py OUT -DPRONK_EMULATE`); slow. Integer sums equal those of a processor with AMX, bf16
+// sums are close to its sums. In every instruction a row of the result does not depend on the other rows of its tile.
 #pragma once
 #include <immintrin.h>
 #include <stdlib.h>
@@ -23,8 +23,8 @@ static inline __m512 dot(__m512 sum, __m512bh a, __m512bh b) {
   return sum;
 }
 
-// The eight tile registers and their configuration, the operand of LDTILECFG: byte 0 is the palette, bytes 16-31 hold
-// the bytes per row of each tile (uint16, low byte first), bytes 48-55 its number of rows.
+// The eight tile registers and their configuration, the operand of LDTILECFG: byte 0 is the palette, bytes 16-31 are
+// each tile's bytes per row (uint16, low byte first), bytes 48-55 each tile's number of rows.
 struct Tiles {
   uint8_t config[64];
   uint8_t data[8][16][64];  // [tile][row][byte]
@@ -33,8 +33,8 @@ struct Tiles {
 };
 static thread_local Tiles tiles;
 
-// Load a configuration. Abort, here and in check_shapes, where the processor would raise an exception. Palette 1 is the
-// only one with tiles.
+// Load a configuration, or abort if it is invalid (a processor would raise an exception). Palette 1 is the only valid
+// one.
 static inline void load_config(const void* config) {
   memcpy(tiles.config, config, 64);
   memset(tiles.data, 0, sizeof tiles.data);
@@ -53,7 +53,7 @@ static inline void store(int t, void* base, int64_t stride) {
   for (int r = 0; r < tiles.rows(t); r++)
     memcpy((char*)base + r * stride, tiles.data[t][r], (size_t)tiles.row_bytes(t));
 }
-// Check the shapes of sum [M][N] += a [M][K] * b [K][N], where N and K count units of 4 bytes.
+// Abort unless the tiles' shapes fit sum [M][N] += a [M][K] * b [K][N], where N and K count units of 4 bytes.
 static inline void check_shapes(int sum, int a, int b) {
   if (tiles.rows(sum) != tiles.rows(a) || tiles.row_bytes(a) / 4 != tiles.rows(b)) abort();
   if (tiles.row_bytes(sum) != tiles.row_bytes(b)) abort();

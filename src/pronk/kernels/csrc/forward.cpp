@@ -49,7 +49,7 @@ int64_t input_stride(const pronk_op* ops, int64_t count, int64_t hidden) {
   return row_stride(width > hidden ? width : hidden);
 }
 
-// Elements of a row's queries in State.q, for the widest QKV operation.
+// Number of elements of one row in State.q: the queries of the QKV operation with the most elements.
 int64_t query_width(const pronk_op* ops, int64_t count) {
   int64_t width = 0;
   for (int64_t i = 0; i < count; i++)
@@ -58,8 +58,8 @@ int64_t query_width(const pronk_op* ops, int64_t count) {
   return width;
 }
 
-// Fill in State.row, State.segment and State.path. `depth`, `contiguous` and `tail` are scratch with an entry per node
-// of the largest tree.
+// Fill in State.row, State.segment and State.path. `depth`, `contiguous` and `tail` are temporary arrays with an entry
+// per node of the largest tree.
 void place_rows(const pronk_pass* pass, const pronk_op* ops, int64_t count, Row* row, Segment* segment, int32_t* path,
                 int32_t* depth, int32_t* contiguous, int32_t* tail) {
   int64_t block_size = 16, at = 0, used = 0;
@@ -76,7 +76,7 @@ void place_rows(const pronk_pass* pass, const pronk_op* ops, int64_t count, Row*
       bool is_contiguous = parent < 0 || (contiguous[parent] == depth[node] && node == depth[node]);
       contiguous[node] = is_contiguous ? depth[node] + 1 : contiguous[parent];
       if (!is_contiguous) {
-        // The tail of this node's path is that of the parent's path and this node.
+        // This node's tail is its parent's tail followed by this node.
         int32_t length = depth[parent] + 1 - contiguous[parent];
         for (int32_t j = 0; j < length; j++) path[used + j] = path[tail[parent] + j];
         tail[node] = (int32_t)used;
@@ -96,7 +96,7 @@ void place_rows(const pronk_pass* pass, const pronk_op* ops, int64_t count, Row*
   }
 }
 
-// Whether every request has cache blocks for the slots that an operation reads and writes.
+// Whether every request has a cache block for each slot that the operation reads or writes.
 bool has_slots(const pronk_pass* pass, const pronk_op* op) {
   for (int64_t i = 0; i < pass->segments; i++) {
     const pronk_segment* given = (op->cross ? pass->cross_segment : pass->segment) + i;
@@ -116,7 +116,7 @@ void run_program(void* argument, int thread, int threads) {
   program_task->isa->execute(program_task->state, thread, threads);
 }
 
-// Bytes of scratch per thread: the layouts of Scratch (ops.inc) and AttentionScratch (attention.inc).
+// Bytes of State.scratch per thread: enough for Scratch (ops.inc) and for AttentionScratch (attention.inc).
 int64_t scratch_size(const pronk_op* ops, int64_t count, const pronk_pass* pass, int64_t input, int64_t nodes) {
   int64_t blocks = CHUNK_BLOCKS, dims = 16, width = row_stride(pass->hidden);
   for (int64_t i = 0; i < count; i++) {
@@ -145,22 +145,22 @@ int32_t pronk_run(const pronk_op* ops, int64_t count, const pronk_pass* pass) {
     if (op->keys && !op->collected && !has_slots(pass, op)) return -2;
   }
   bool bf16 = isa->bf16 && has_bf16 && !has_other;
-  int64_t nodes = 0, scattered = 0;
+  int64_t nodes = 0, path_size = 0;
   for (int64_t i = 0; i < pass->segments; i++) {
     const pronk_segment* given = pass->segment + i;
     if (given->nodes > nodes) nodes = given->nodes;
     if (!given->parents) continue;
-    // Upper bound of the size of State.path: the n nodes off the main chain have tails of at most n nodes.
+    // Upper bound of the size of State.path: each of the n nodes after the leading chain has a tail of at most n nodes.
     int64_t chain = 0;
     while (chain < given->nodes && given->parents[chain] == chain - 1) chain++;
-    scattered += (given->nodes - chain) * (given->nodes - chain);
+    path_size += (given->nodes - chain) * (given->nodes - chain);
   }
   int64_t rows = pass->rows > pass->num_wanted ? pass->rows : pass->num_wanted, size = bf16 ? 2 : 4;
   int64_t a = buffer_stride(ops, count, PRONK_A), b = buffer_stride(ops, count, PRONK_B), q = query_width(ops, count);
   int64_t input = input_stride(ops, count, pass->hidden), scratch = scratch_size(ops, count, pass, input, nodes);
   int64_t bytes = pass->rows * (int64_t)sizeof(Row) + pass->segments * (int64_t)sizeof(Segment) + count * 4 +
-                  scattered * 4 + nodes * 12 + rows * (a + b + input) * size + rows * q * 4 + scratch * pass->threads;
-  PoolLock locked;  // also guards the arena: the forward passes of several callers run one after the other
+                  path_size * 4 + nodes * 12 + rows * (a + b + input) * size + rows * q * 4 + scratch * pass->threads;
+  PoolLock locked;  // also protects the arena, which only one forward pass at a time may use
   if (!arena.begin(bytes + 64 * 16)) return -1;
   State s;
   s.ops = ops;
@@ -170,7 +170,7 @@ int32_t pronk_run(const pronk_op* ops, int64_t count, const pronk_pass* pass) {
   s.quant = quant_kernels(pass->isa);
   s.row = (Row*)arena.allocate(pass->rows * (int64_t)sizeof(Row));
   s.segment = (Segment*)arena.allocate(pass->segments * (int64_t)sizeof(Segment));
-  s.path = (int32_t*)arena.allocate(scattered * 4);
+  s.path = (int32_t*)arena.allocate(path_size * 4);
   s.next = (std::atomic<int32_t>*)arena.allocate(count * 4);
   for (int64_t i = 0; i < count; i++) s.next[i].store(0, std::memory_order_relaxed);
   int32_t* tree = (int32_t*)arena.allocate(nodes * 12);

@@ -10,12 +10,14 @@
 #define PRONK_TILES_AMX
 namespace pronk {
 namespace {
-const bool BF16_ACTIVATIONS = true;  // bf16 GEMM takes bf16 input
-// As in isa_avx512.cpp, whose tiles serve float32 and float16 weights.
-constexpr int TILE_M = FEW_TILES(12);
+const bool BF16_ACTIVATIONS = true;  // GEMM with bf16 weights takes bf16 input
+
+// The same values as in isa_avx512.cpp, whose GEMM tiles are used for float32 and float16 weights.
+constexpr int TILE_M = LIMIT_TILE_ROWS(12);
 constexpr int TILE_ACCUMULATORS = 24;
-constexpr int QUERY_TILE = FEW_TILES(12);
-// The tiles of isa_vnni.cpp or isa_avx512.cpp serve q8 and q4 weights. 1: compile as few unused tiles as possible.
+constexpr int QUERY_TILE = LIMIT_TILE_ROWS(12);
+
+// q8 and q4 weights use the tiles of isa_vnni.cpp or isa_avx512.cpp. With 1, few unused tiles are compiled here.
 constexpr int QUANT_TILE_M = 1;
 constexpr int QUANT_ACCUMULATORS = 1;
 #include "kernels.inc"

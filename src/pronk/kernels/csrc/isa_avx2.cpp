@@ -4,14 +4,19 @@
 #define PRONK_SIMD_AVX2
 namespace pronk {
 namespace {
-const bool BF16_ACTIVATIONS = false;  // bf16 weights are widened to float32
-// 16 floats are 2 registers. 6 accumulators, 1 weight vector and 1 input take 12 + 2 + 1 = 15 of 16 registers.
-constexpr int TILE_ACCUMULATORS = 6;      // rows times blocks of 16 outputs of a GEMM tile
-constexpr int TILE_M = FEW_TILES(6);      // rows of a GEMM tile: 6 x 1 accumulators
-constexpr int QUERY_TILE = FEW_TILES(6);  // queries of an attention tile: 6 queries x 1 panel of 16 keys
-// 3 sums, the codes of 8 k (q4), 1 input and a constant take 6 + 4 + 1 + 1 = 12 registers; the others are temporary.
-constexpr int QUANT_TILE_M = 3;           // rows of a GEMM tile with q8 or q4 weights
-constexpr int QUANT_ACCUMULATORS = 3;     // rows times blocks of such a tile
+const bool BF16_ACTIVATIONS = false;  // GEMM takes float32 input; bf16 weights are widened
+
+// Accumulators of a GEMM tile: rows times blocks of 16 outputs. An accumulator or a weight vector has 16 floats, that
+// is 2 registers. 6 accumulators, 1 weight vector and 1 input take 12 + 2 + 1 = 15 of 16 registers.
+constexpr int TILE_ACCUMULATORS = 6;
+constexpr int TILE_M = LIMIT_TILE_ROWS(6);      // maximum rows of a GEMM tile: 6 rows x 1 block
+constexpr int QUERY_TILE = LIMIT_TILE_ROWS(6);  // maximum queries of an attention tile: 6 x 1 panel of 16 keys
+
+// Maximum rows, and rows times blocks, of a GEMM tile with q8 or q4 weights. 3 int32 sums, the codes of 8 k (q4), 1
+// input and a constant take 6 + 4 + 1 + 1 = 12 registers; 4 remain for temporary values.
+constexpr int QUANT_TILE_M = 3;
+constexpr int QUANT_ACCUMULATORS = 3;
+
 #include "kernels.inc"
 #include "sample.inc"
 #include "round.inc"

@@ -7,7 +7,7 @@
 using namespace pronk;
 
 namespace {
-// Argument of pack_part and pack_codes_part. Only pack_codes_part has `scale` and `minimum`.
+// Argument of pack_part and pack_codes_part. `scale` and `minimum` are null for pack_part.
 struct Pack {
   const pronk_weights* w;
   const void* source;
@@ -16,7 +16,7 @@ struct Pack {
   const float *scale, *minimum;
 };
 
-// Return the first row of `source` in a block; write the number of the block's rows to `count`.
+// Return the first row of `source` that belongs to a block; write the number of its rows (at most 16) to `count`.
 int64_t block_rows(const pronk_weights* w, int64_t block, int64_t* count) {
   int64_t first, left;
   if (w->gated) {
@@ -32,8 +32,8 @@ int64_t block_rows(const pronk_weights* w, int64_t block, int64_t* count) {
   return first;
 }
 
-// Pack `count` source rows of a block over k0 <= k < k1. The range of k is at most 64, so that the written part of the
-// block stays in the L1 cache.
+// Pack `count` source rows of a block over k0 <= k < k1. Callers pass at most 64 values of k, so that the written part
+// of the block stays in the L1 cache.
 template <class T>
 void pack_rows(const Pack* p, int64_t block, int64_t first, int64_t count, int64_t k0, int64_t k1) {
   bool pairs = p->w->type == PRONK_BF16;
@@ -60,7 +60,7 @@ void pack_part(void* argument, int thread, int threads) {
   }
 }
 
-// Pack q8 or q4 groups, see pronk_weights.
+// Pack a thread's share of q8 or q4 blocks, see pronk_weights for the layout.
 void pack_codes_part(void* argument, int thread, int threads) {
   const Pack* p = (const Pack*)argument;
   const pronk_weights* w = p->w;
@@ -85,7 +85,7 @@ void pack_codes_part(void* argument, int thread, int threads) {
   }
 }
 
-// Argument of round_part, see pronk_round.
+// Argument of round_part: the arguments of pronk_round, a buffer and the kernel.
 struct Round {
   const void* source;
   int32_t type;
@@ -94,7 +94,8 @@ struct Round {
   int64_t group;
   int32_t tries;
   uint8_t* codes;
-  float *scale, *converted;  // `converted`: a float32 row per thread; null if the source is float32
+  float* scale;
+  float* converted;  // [threads, K] float32 copies of rows; null if the source is float32
   RoundFunction round;
 };
 
@@ -148,7 +149,7 @@ void pronk_pack_codes(const pronk_weights* w, const uint8_t* codes, const float*
   pool_run(threads, pack_codes_part, &pack);
 }
 
-// Return weight k of output number `lane` of a q8 or q4 block.
+// Return weight k of output `lane` (0 to 15) of a q8 or q4 block.
 static float dequantize(const pronk_weights* w, int64_t block, int64_t lane, int64_t k) {
   const char* group = (const char*)w->data + (block * (w->K_pad / w->group) + k / w->group) * quant_group_bytes(w);
   const uint8_t* codes = (const uint8_t*)group + (w->minima ? 128 : 64) + lane * 4;
@@ -182,13 +183,13 @@ void pronk::unpack_row(const pronk_weights* w, int64_t row, float* out) {
 
 void pronk_unpack(const pronk_weights* w, int64_t row, float* out) { unpack_row(w, row, out); }
 
-// Copy the key number `lane` of a panel to `copy`; if `writing`, copy it from `copy` to the panel.
+// Copy key `lane` (0 to 15) of a panel to `copy`; if `writing`, copy in the other direction.
 static void move_key(char* panel, int type, int64_t width, int64_t lane, char* copy, bool writing) {
   auto copy_bytes = [&](char* at, int64_t bytes) {
     writing ? memcpy(at, copy, (size_t)bytes) : memcpy(copy, at, (size_t)bytes);
     copy += bytes;
   };
-  int64_t dims = type == PRONK_BF16 ? 2 : 1, bytes = dims * type_size(type);  // adjacent dimensions of a key, and bytes
+  int64_t dims = type == PRONK_BF16 ? 2 : 1, bytes = dims * type_size(type);  // dimensions side by side; bytes
   for (int64_t k = 0; k < width; k += dims) copy_bytes(panel + (k / dims * 16 + lane) * bytes, bytes);
   if (type == PRONK_I8) copy_bytes(panel + width * 16 + lane * 4, 4);
 }

@@ -18,7 +18,7 @@ enum pronk_isa { PRONK_PORTABLE = 0, PRONK_AVX2 = 1, PRONK_AVX512 = 2, PRONK_AVX
 enum pronk_kind {
   PRONK_EMBED = 0,   // stream = table[token], or row `token` of w (+ positions[position])
   PRONK_LINEAR = 1,  // output = activate(norm(input) W^T + b), where W [N, K] is pronk_op.w and b its bias
-  PRONK_QKV = 2,     // project; rotate queries and keys (RoPE); scale queries; write keys and values to the cache
+  PRONK_QKV = 2,     // project; apply RoPE to queries and keys; scale queries; write keys and values to the cache
   PRONK_ATTEND = 3,  // buffer A = attention outputs of the queries
   PRONK_STORE = 4,   // copy stream rows to the pool `keys` (by slot) or to pass.collected (by row)
   PRONK_NORM = 5,    // stream = norm(stream)
@@ -37,11 +37,11 @@ enum pronk_activation { PRONK_IDENTITY = 0, PRONK_SILU = 1, PRONK_GELU = 2, PRON
 // A weight is scale * code + minimum; without minima scale * (code - 128) for q8 and scale * (code - 8) for q4.
 typedef struct {
   int32_t type;
-  int32_t gated;         // 1: gate and up projection in one matrix; a block of the gate, a block of up, …
-  int32_t group;         // q8, q4: weights along K that share a scale, a multiple of 8
+  int32_t gated;         // 1: gate and up projection in one matrix, whose blocks alternate: gate, up, gate, up, …
+  int32_t group;         // q8, q4: number of weights along K that share a scale; a multiple of 8
   int32_t minima;        // q8, q4: whether groups have a minimum
   int64_t N, K, K_pad;   // outputs (of the gate alone, if gated), inputs, padded inputs
-  int64_t unit;          // head_dim for PRONK_QKV, else N
+  int64_t unit;          // outputs after which a new block begins: head_dim for PRONK_QKV, else N
   int64_t blocks;
   const void* data;
   const float* bias;     // [blocks * 16] or null
@@ -59,25 +59,26 @@ typedef struct {
   const float *norm_weight, *norm_bias;
   const pronk_weights* w;
   int32_t heads, kv_heads, head_dim;
-  int32_t first_head;     // qkv: number of the first head in w; queries, keys and values are numbered in this order
-  int32_t rope;           // 0: none; 1, 2: rotate by pass.rope[0], pass.rope[1]
+  int32_t first_head;     // PRONK_QKV: number of the first head in w, counting query heads, then key, then value heads
+  int32_t rope;           // RoPE table. 0: none; 1: pass.rope[0]; 2: pass.rope[1]
   int32_t window;         // sliding window in tokens; 0: none
-  int32_t cross;          // 1: cross-attention, to pass.cross_segment instead of pass.segment
+  int32_t cross;          // 1: cross-attention to the cached tokens of pass.cross_segment
   int32_t block_size;     // slots of a cache block, a multiple of 16
   int32_t kv_type;        // f32, bf16 or i8
   int64_t slots;          // number of slots of a pool
   const float *q_norm, *k_norm;
-  void *keys, *values;    // pools of one layer, see store_key and store_value in ops.inc
+  void *keys, *values;    // cache pools of one layer; store_key and store_value (ops.inc) have the layout
   const void *table, *positions;
-  int32_t table_type, collected;  // collected: n > 0: store to pass.collected[n - 1]; 0: to `keys`
+  int32_t table_type;     // pronk_type of `table` and `positions`
+  int32_t collected;      // PRONK_STORE: n > 0: copy to pass.collected[n - 1]; 0: copy to `keys`
 } pronk_op;
 
-// Rows of one request: a tree of `nodes` tokens after `length` cached tokens, either a chunk of the prompt (a chain) or
-// the last token with its draft tokens. The keys and values of the first `computed` nodes are in the cache already, so
-// these nodes have no rows.
+// Rows of one request: a tree of `nodes` tokens after `length` cached tokens. The tree is a chunk of the prompt (a
+// chain) or the last token with its draft tokens. The first `computed` nodes have no rows: their keys and values are
+// already in the cache.
 typedef struct {
-  const int32_t* blocks;   // [num_blocks] numbers of the cache blocks, without the released ones
-  const int32_t* parents;  // [nodes], or null for a chain
+  const int32_t* blocks;   // [num_blocks] numbers of the request's cache blocks, without those that were freed
+  const int32_t* parents;  // [nodes] parent of each node, -1 for the root; null: a chain
   int32_t released;        // number of leading cache blocks that were freed
   int32_t length, nodes, computed;
   int32_t num_blocks;
@@ -89,14 +90,14 @@ typedef struct {
   int32_t hidden;            // width of the stream
   int32_t isa;               // pronk_isa, at most pronk_detect()
   int32_t threads;           // at least 1
-  const int32_t* tokens;     // [rows]
-  const pronk_segment *segment, *cross_segment;  // [segments]
+  const int32_t* tokens;     // [rows] token ids
+  const pronk_segment *segment, *cross_segment;  // [segments], one per request
   void* stream;              // [rows, hidden]
   const float* rope[2];      // two tables [positions or rows, 2, head_dim / 2]: cosines, sines
-  int32_t rope_by_row[2];    // of each table: 1: it has an entry per row instead of per position
+  int32_t rope_by_row[2];    // per table of `rope`. 1: the table has an entry per row; 0: an entry per position
   const int32_t* wanted;     // [num_wanted] rows whose logits are requested
-  float* logits;             // [num_wanted, N], or [rows, N] if the operation's `wanted` is 0
-  void* collected;           // [layers, rows, hidden]
+  float* logits;             // [num_wanted, N], or [rows, N] if `wanted` of the LM head's operation is 0
+  void* collected;           // [layers, rows, hidden] copies of the stream by PRONK_STORE
 } pronk_pass;
 
 // A chain of tokens from a draft model: each token is sampled from one forward pass and is the only row of the next.
@@ -104,8 +105,8 @@ typedef struct {
   uint64_t key;      // key of the request; a position's noise key is hash_token(key, position)
   int64_t position;  // position of the first token
   int32_t steps;     // maximum number of tokens
-  float temperature; // 0: no noise
-  float* scores;     // [steps, vocab] results of pronk_sample_draft
+  float temperature; // 0: greedy, without noise
+  float* scores;     // [steps, vocab] output: `scores` of pronk_sample_draft for each token
   int32_t (*on_token)(int32_t token, float confidence);  // called with each token; returning 0 ends the chain
 } pronk_chain;
 
@@ -114,9 +115,10 @@ PRONK_API int32_t pronk_version(void);
 PRONK_API void pronk_sizes(int32_t sizes[5]);
 // Return the highest instruction set that the processor and the operating system support.
 PRONK_API int32_t pronk_detect(void);
-// Pack rows of `source` [rows, K] (f32, bf16 or f16 as w->type) into `data`, which must be zeroed memory.
+// Pack the rows of `source` [rows, K] (f32, bf16 or f16, as in w->type) into `data`, which must be filled with 0.
 PRONK_API void pronk_pack(const pronk_weights* w, const void* source, int64_t stride, void* data, int32_t threads);
-// Pack q8 or q4 from one byte per code: `codes` [rows, K_pad]; `scale` and `minimum` (or null) [rows, K_pad / group].
+// Pack q8 or q4 weights into `data`, filled with 0. `codes` [rows, K_pad] has one byte per code; `scale` and `minimum`
+// are [rows, K_pad / group]; `minimum` may be null.
 PRONK_API void pronk_pack_codes(const pronk_weights* w, const uint8_t* codes, const float* scale, const float* minimum,
                                 void* data, int32_t threads);
 // Quantize `source` [N, K] (f32, bf16 or f16, `stride` elements between rows) to 8 or 4 bits without minima: `codes`
@@ -128,7 +130,7 @@ PRONK_API int32_t pronk_round(const void* source, int32_t type, int64_t N, int64
 PRONK_API int64_t pronk_packed_size(const pronk_weights* w);
 // Unpack the weights of output `row` to float, `out` [K].
 PRONK_API void pronk_unpack(const pronk_weights* w, int64_t row, float* out);
-// Run a program. Returns 0; -1 if memory is exhausted; -2 for an unsupported shape or isa, or rows without cache slot.
+// Run a program. Returns 0; -1 if memory is exhausted; -2 if a shape or isa is unsupported or a row has no cache slot.
 PRONK_API int32_t pronk_run(const pronk_op* ops, int64_t count, const pronk_pass* pass);
 // Sample the target's token: the first argmax of logits / temperature + Gumbel noise(key, token), or of the logits at
 // temperature 0. Returns -1 if a logit is not finite.
@@ -138,12 +140,13 @@ PRONK_API int32_t pronk_sample(const float* logits, int64_t vocab, float tempera
 // over `scores`. A logit of -infinity bans its token. Returns -1 if all are banned or a logit is NaN or plus infinity.
 PRONK_API int32_t pronk_sample_draft(const float* logits, int64_t vocab, float temperature, const uint64_t* key,
                                      float* scores, float* confidence, int32_t isa);
-// Run a program over the rows of one request (`pass->logits` is [1, vocab]), sample a draft token, run the program for
-// this token, and so on. Returns the number of forward passes, or the error code of `pronk_run`.
+// Run a program over the rows of one request, sample a draft token, run the program for this token, and so on, up to
+// chain->steps times. `pass->logits` is [1, vocab]. Returns the number of forward passes, or pronk_run's error code.
 PRONK_API int32_t pronk_draft_chain(const pronk_op* ops, int64_t count, const pronk_pass* pass,
                                     const pronk_chain* chain);
-// Move the contents of the slots `source` [moves] to the slots `target` in `count` cache pools. Pool i has elements of
-// `types[i]` and sizes `shapes[i]`: heads, slots, width. `kinds[i]`: 0 rows [heads, slots, width], 1 values, 2 keys.
+// Copy the slots `source` [moves] to the slots `target` in `count` cache pools. Pool i has elements of `types[i]` and
+// sizes `shapes[i]`: heads, slots, width. `kinds[i]` is its layout: 0 rows [heads, slots, width], 1 values
+// (store_value), 2 keys (store_key). Returns 0, or -1 if memory is exhausted.
 PRONK_API int32_t pronk_move(void* const* pools, const int32_t* types, const int32_t* kinds, const int64_t* shapes,
                              int64_t count, const int64_t* source, const int64_t* target, int64_t moves);
 // Read `bytes` once on all threads, to measure memory bandwidth. Returns a sum, so that the read is not optimised away.

@@ -10,7 +10,8 @@ static inline float bf16_to_float(uint16_t x) {
   return y;
 }
 
-static inline uint16_t float_to_bf16(float x) {  // to nearest, ties to even
+// Round to the nearest bf16, ties to even.
+static inline uint16_t float_to_bf16(float x) {
   uint32_t bits;
   memcpy(&bits, &x, 4);
   if (x != x) return 0x7fc0;
@@ -32,7 +33,7 @@ static inline float half_to_float(uint16_t h) {
   return y;
 }
 
-// Hash a key with `token`, which is a token id or a position (SplitMix64, whose counter is `token`).
+// Hash `key` together with `token`, which is a token id or a position: output number `token` of SplitMix64.
 static inline uint64_t hash_token(uint64_t key, uint64_t token) {
   uint64_t x = key + token * 0x9E3779B97F4A7C15u;
   x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;

@@ -1,8 +1,8 @@
 // Vectors of 16 floats (vf) with the same functions on every instruction set. Each isa_*.cpp includes this file in its
 // unnamed namespace and is compiled with the flags of its instruction set.
 //
-// vmax and vmin return their second argument if one of the two is NaN, as the x86 instructions do. veven and vodd load
-// the elements of even and of odd index from 32 bf16.
+// If one of the two arguments is NaN, vmax and vmin return the second argument, as the x86 instructions do. From 32
+// bf16, veven loads the 16 elements of even index, vodd those of odd index.
 
 #if defined(PRONK_SIMD_AVX512)
 
@@ -17,7 +17,7 @@ static inline vf vsub(vf a, vf b) { return _mm512_sub_ps(a, b); }
 static inline vf vmul(vf a, vf b) { return _mm512_mul_ps(a, b); }
 static inline vf vdiv(vf a, vf b) { return _mm512_div_ps(a, b); }
 static inline vf vfma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
-#if !defined(PRONK_FEW_TILES)  // sanitizers cannot check inline assembly
+#if !defined(PRONK_FEW_TILES)  // not in builds with a sanitizer, which cannot check inline assembly
 // sum += a * b. Inline assembly, because the compiler adds register copies around the intrinsic.
 static inline void vadd_product(vf& sum, vf a, vf b) { asm("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b)); }
 static inline void vadd_product_at(vf& sum, vf a, const float* b) {
@@ -26,10 +26,10 @@ static inline void vadd_product_at(vf& sum, vf a, const float* b) {
 #endif
 static inline vf vmax(vf a, vf b) { return _mm512_max_ps(a, b); }
 static inline vf vmin(vf a, vf b) { return _mm512_min_ps(a, b); }
-static inline vf vbelow(vf x, float limit, vf then, vf other) {  // x < limit ? then : other
+static inline vf vbelow(vf x, float limit, vf then, vf other) {  // per lane: x < limit ? then : other
   return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(limit), _CMP_LT_OQ), other, then);
 }
-static inline vf vrange(vf x, int low, int high, float other) {  // lanes low <= lane < high of x, else `other`
+static inline vf vrange(vf x, int low, int high, float other) {  // lanes i with low <= i < high: x; others: `other`
   low = low < 0 ? 0 : low > 16 ? 16 : low;
   uint32_t mask = high <= low ? 0u : ((1u << (high > 16 ? 16 : high)) - 1u) & ~((1u << low) - 1u);
   return _mm512_mask_blend_ps((__mmask16)mask, _mm512_set1_ps(other), x);
@@ -196,8 +196,8 @@ static inline void vadd_product(vf& sum, vf a, vf b) { sum = vfma(a, b, sum); }
 static inline void vadd_product_at(vf& sum, vf a, const float* b) { sum = vfma(a, vset(*b), sum); }
 #endif
 
-// sum[m][n] += a[n] * b[m * STRIDE]. With AVX-512 every second factor b is a memory operand of the FMA, which balances
-// the number of instructions and the number of loads.
+// sum[m][n] += a[n] * b[m * STRIDE]. With AVX-512, for odd m, b is a memory operand of the FMA: this saves instructions
+// for loading b but repeats the load for each n, so using it for every second m balances instructions and loads.
 template <int M, int N, int STRIDE>
 static inline void vadd_products(vf (&sum)[M][N], const vf (&a)[N], const float* b) {
 #pragma GCC unroll 16
@@ -213,7 +213,8 @@ static inline void vadd_products(vf (&sum)[M][N], const vf (&a)[N], const float*
   }
 }
 
-static inline float vsum(vf x) {  // a fixed tree of sums: halves, quarters, eighths, pairs
+// Add the 16 lanes in the same order on every instruction set: lane[i] += lane[i + 8] for i < 8, then + 4, + 2, + 1.
+static inline float vsum(vf x) {
 #if defined(PRONK_SIMD_AVX512) || defined(PRONK_SIMD_AVX2)
 #if defined(PRONK_SIMD_AVX512)
   __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
@@ -232,7 +233,7 @@ static inline float vsum(vf x) {  // a fixed tree of sums: halves, quarters, eig
 #endif
 }
 
-static inline float vlargest(vf x) {  // largest lane
+static inline float vlargest(vf x) {  // maximum of the 16 lanes
 #if defined(PRONK_SIMD_AVX512)
   return _mm512_reduce_max_ps(x);
 #else
@@ -244,7 +245,7 @@ static inline float vlargest(vf x) {  // largest lane
 #endif
 }
 
-// e^x to 2 units in the last place: 0 from -87.33 down, infinity from 88.73 up, NaN stays.
+// e^x, with an error of at most 2 units in the last place; 0 below -87.33, infinity above 88.73, NaN for NaN.
 static inline vf vexp(vf x) {
   vf y = vmin(vset(89.0f), vmax(vset(-88.0f), x));
   vf n = vround(vmul(y, vset(1.44269504088896341f)));

@@ -1,7 +1,7 @@
-// A suffix automaton, and draft trees of the continuations that it contains; compiled to a library of its own. The
-// Python fallback, drafters/from_text/_automaton.py and _growth.py, explains the algorithm and builds bit-identical
-// trees. `suffixes.py` mirrors `pronk_suffix_tree` and compares its version and size when it loads the library. If an
-// allocation fails, the call returns an error and the automaton is unusable.
+// A suffix automaton (it maps every substring of its texts to its count and the tokens after it) and draft trees of
+// such tokens; compiled to a library of its own. The Python fallback, drafters/from_text/_automaton.py and _growth.py,
+// explains the algorithm and builds bit-identical trees. `suffixes.py` mirrors `pronk_suffix_tree` and checks version
+// and size. If an allocation fails, the call returns an error and the automaton is unusable.
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,29 +12,30 @@
 
 struct pronk_suffixes;
 
-// Arguments and results of pronk_suffixes_grow: the suffixes of the text that occur in a source match, and the tokens
-// that followed them there become draft tokens. A draft token belongs to one of 32 acceptance buckets. It is accepted
-// with the estimated probability (accepted + prior * weight) / (offered + weight), where `prior` depends on bucket and
-// depth. A node's gain is the product of these probabilities along its path.
+// Arguments and results of pronk_suffixes_grow. A source is an automaton. A match is a suffix of the text that occurs
+// in a source; the tokens after its occurrences there become draft tokens. A draft token belongs to one of 32
+// acceptance buckets (bucket_of). Its acceptance probability is estimated as (accepted + prior * weight) /
+// (offered + weight); `prior` depends on bucket and depth. A node's gain is the product of these along its path.
 struct pronk_suffix_tree {
   const pronk_suffixes* const* sources;  // automaton of the text, then automata of earlier outputs
-  const int32_t* tail;      // [tail_tokens] last tokens of the text, at least one; the very last is the root
+  const int32_t* tail;      // [tail_tokens] last tokens of the text, at least one; the text's last token is the root
   int32_t num_sources, tail_tokens;
-  int32_t width, max_depth; // maximum number and maximum depth of draft tokens
-  int32_t min_match;        // shortest match in tokens that is used
+  int32_t width, max_depth; // maximum number of draft tokens; maximum depth of a draft token
+  int32_t min_match;        // minimum length of a match in tokens
   double depth_factor;      // a match of n tokens yields draft tokens at depths up to depth_factor * n
   double min_gain;          // draft tokens with a smaller gain are dropped
-  double weight;            // number of observations that the prior counts for
-  const double *offered, *accepted;  // [32] by bucket: number of draft tokens so far
-  double* priors;           // [32, 4] by bucket and depth (1, 2, 3, 4 or more); NaN: call `prior` and store it
-  double (*prior)(int32_t bucket, int32_t depth);
-  int32_t *tokens, *parents, *buckets;  // [width + 1], parents before their children
-  double* gains;            // [width + 1]
+  double weight;            // weight of the prior: it counts like this number of verified draft tokens
+  const double *offered, *accepted;  // [32] per bucket: number of draft tokens verified so far; number accepted
+  double* priors;           // [32, 4] cache by bucket and depth (1, 2, 3, 4 and more); NaN: not computed yet
+  double (*prior)(int32_t bucket, int32_t depth);  // computes a prior; the result is stored in `priors`
+  // Results by node, [width + 1] each: the root first, parents before their children.
+  int32_t *tokens, *parents, *buckets;
+  double* gains;
 };
 
 namespace {
-const int MAX_CHAINED_EDGES = 8;   // the edges of states with more edges than this are in the hash table
-const int MAX_LISTED_EDGES = 128;  // only the oldest edges of a state, up to this number, yield draft tokens
+const int MAX_CHAINED_EDGES = 8;   // maximum edges of a state that `find` looks up in its list; with more, in EdgeTable
+const int MAX_LISTED_EDGES = 128;  // maximum edges of a state that yield draft tokens: the oldest ones
 const int32_t NO_TOKEN = -1;
 
 // Growable array; `push` returns false if memory is exhausted.
@@ -70,10 +71,10 @@ struct Array {
 // is the newest of a state's MAX_LISTED_EDGES oldest edges, the head of their list; states with fewer edges have none.
 struct EdgeTable {
   struct Entry {
-    int32_t state, token, edge;  // edge -1: an unused entry
+    int32_t state, token, edge;  // edge: index of the edge; -1 if the entry is unused
   };
   Entry* at = nullptr;
-  int64_t size = 0, capacity = 0;  // the capacity is a power of two
+  int64_t size = 0, capacity = 0;  // used entries; all entries, a power of two
 
   EdgeTable() = default;
   EdgeTable(const EdgeTable&) = delete;
@@ -86,7 +87,7 @@ struct EdgeTable {
     return h ^ h >> 29;
   }
 
-  // Return the edge, or -1.
+  // Return the index of the edge, or -1 if there is none.
   int32_t find(int32_t state, int32_t token) const {
     if (!capacity) return -1;
     for (uint64_t i = hash(state, token);; i++) {
@@ -121,23 +122,23 @@ struct EdgeTable {
   }
 };
 
-// A suffix of the text that occurs in an automaton: its state and its number of tokens.
+// A suffix of the text that occurs in an automaton: the suffix's state there, and its number of tokens.
 struct Match {
   int32_t state, length;
 };
 }  // namespace
 
-// A suffix automaton over one or more texts: all their substrings up to a length, with counts and continuations.
+// A suffix automaton over one or more texts; occurrences of substrings of up to max_match + 1 tokens are counted.
 struct pronk_suffixes {
   int32_t max_match;
   bool broken = false;  // an allocation failed in the middle of a change
-  // One entry per state; state 0 is the root. `length`: tokens of its longest string; `link`: suffix link, -1 for the
-  // root; `count`: occurrences; `edges`: newest edge, the head of the linked list of the state's edges.
+  // One entry per state; state 0 is the root. `length`: tokens of the state's longest string; `link`: suffix link, -1
+  // for the root; `count`: number of occurrences; `edges`: newest edge, the head of the state's linked list of edges.
   Array<int32_t> length, link, count, edges;
   Array<uint8_t> degree;  // number of edges, at most MAX_LISTED_EDGES + 1
-  Array<int32_t> token, target, next;  // one entry per edge
+  Array<int32_t> token, target, next;  // per edge: its token, the state it leads to, the next edge in the list (or -1)
   EdgeTable edge_table;
-  int64_t tokens = 0;  // number of tokens appended
+  int64_t tokens = 0;  // number of tokens of all texts
   int32_t last = 0;    // state of the whole current text
   Match counted = {0, 0};  // longest suffix of the current text of at most max_match + 1 tokens
 
@@ -171,7 +172,7 @@ struct pronk_suffixes {
     return true;
   }
 
-  // Return the head of the list of a state's edges, or of its MAX_LISTED_EDGES oldest edges if it has more.
+  // Return the head of the list of a state's MAX_LISTED_EDGES oldest edges (of all edges, if there are fewer).
   int32_t first_listed(int32_t state) const {
     return degree[state] > MAX_LISTED_EDGES ? edge_table.find(state, NO_TOKEN) : edges[state];
   }
@@ -226,26 +227,26 @@ struct pronk_suffixes {
 
   // Count one more occurrence of each suffix of the current text of at most max_match + 1 tokens.
   bool count_suffixes(int32_t new_token) {
-    int32_t before = state_of(counted.state, counted.length);  // `counted.state` may have been split since
+    int32_t before = state_of(counted.state, counted.length);  // not counted.state, which may have been split meanwhile
     counted.length = counted.length < max_match ? counted.length + 1 : max_match + 1;
     counted.state = state_of(target[find(before, new_token)], counted.length);
     for (int32_t state = counted.state; state > 0; state = link[state]) count[state]++;
     return true;
   }
 
-  // Return the state of the suffix of `wanted` tokens of a string in `state`, which is at most one token longer.
+  // Return the state of the suffix of `wanted` tokens of a string in `state`; that string has at most one token more.
   int32_t state_of(int32_t state, int32_t wanted) const {
     int32_t shorter = link[state];
     return shorter >= 0 && length[shorter] >= wanted ? shorter : state;
   }
 
-  // Return the longest suffix of a match after which the automaton contains a token.
+  // Return the longest suffix of a match that is followed by a token somewhere in the automaton.
   Match continued(Match match) const {
     while (match.state && !degree[match.state]) match = {link[match.state], length[link[match.state]]};
     return match;
   }
 
-  // Return the longest suffix of `tail`, of at most max_match tokens, after which the automaton contains a token.
+  // Return the longest suffix of `tail`, up to max_match tokens, that is followed by a token in the automaton.
   Match longest_match(const int32_t* tail, int64_t tokens) const {
     Match match = {0, 0};
     for (int64_t i = tokens > max_match ? tokens - max_match : 0; i < tokens; i++) {
@@ -257,13 +258,13 @@ struct pronk_suffixes {
     return continued(match);
   }
 
-  // Return the match after appending a token, whose edge leads to `state`, to a match of `length_before` tokens.
+  // Append a token to a match of `length_before` tokens and return the new match; the token's edge leads to `state`.
   Match follow(int32_t state, int32_t length_before) const {
     int32_t new_length = length_before < max_match ? length_before + 1 : max_match;
     return continued({state_of(state, new_length), new_length});
   }
 
-  // Return the longest suffix of the strings of `state` that belongs to another state: it occurs in more contexts.
+  // Return the longest suffix of the strings of `state` that belongs to another state and so occurs more often.
   Match shorter(int32_t state) const {
     int32_t suffix = link[state] > 0 ? link[state] : 0;
     return {suffix, length[suffix]};
@@ -277,18 +278,18 @@ struct pronk_suffixes {
 };
 
 namespace {
-// A node of the draft tree with the match of its text in call->sources[source]. Draft tokens that follow this match are
-// added up to depth `depth`.
+// A node of the draft tree, and a match (in call->sources[source]) of the text up to this node. Tokens that follow the
+// match may be added below the node, up to tree depth `depth`.
 struct Site {
   int32_t node, source;
   Match match;
   int32_t depth;
 };
 
-// A draft token that may be added below site.node.
+// A draft token that may be added below site.node; `state` is the target of its edge.
 struct Candidate {
   double gain;
-  int64_t number;  // order of insertion: the smaller number comes first among equal gains
+  int64_t number;  // number of the candidate in order of insertion; of equal gains, the smaller number comes first
   Site site;
   int32_t token, state, bucket;
 
@@ -297,7 +298,7 @@ struct Candidate {
   }
 };
 
-// A token that follows a match, the target of its edge, and its number of occurrences there.
+// A token that follows a match, the target of its edge, and how often it follows the match.
 struct Continuation {
   int32_t token, state, count;
 };
@@ -307,8 +308,8 @@ struct Node {
   double gain;
 };
 
-// One of 2 * 4 * 4 acceptance buckets, by source (`stored`: an earlier output, else the text itself), length of the
-// match, and share of the token among all continuations of the match.
+// Return one of 2 * 4 * 4 acceptance buckets, by source (`stored`: an earlier output, else the text itself), `length`
+// of the match, and `share` of the token among all occurrences of tokens after the match.
 int32_t bucket_of(bool stored, int32_t length, double share) {
   int lengths = (length >= 2) + (length >= 4) + (length >= 8);
   int shares = (share >= 0.25) + (share >= 0.5) + (share >= 0.75);
@@ -350,14 +351,14 @@ struct Growth {
     return (call->accepted[bucket] + *prior * call->weight) / (call->offered[bucket] + call->weight);
   }
 
-  // Add the continuations of a match as candidates, except tokens in `excluded` (continuations of longer matches). Add
-  // the tokens of the new candidates to `excluded`.
+  // Add the tokens that follow a match as candidates, except those in `excluded` (they follow longer matches); then add
+  // them to `excluded`. Returns false if memory is exhausted.
   bool add_candidates(const Site& site, Array<int32_t>* excluded) {
     const Node above = nodes[site.node];
     if (above.depth >= site.depth || site.match.length < call->min_match) return true;
     const pronk_suffixes& source = *call->sources[site.source];
     Continuation sorted[MAX_LISTED_EDGES];
-    int64_t total = 1;  // 1: a continuation that occurred once has share 1 / 2, not 1
+    int64_t total = 1;  // starts at 1, so that the share of a single occurrence is 1 / 2
     int size = 0;
     for (int32_t edge = source.first_listed(site.match.state); edge >= 0; edge = source.next[edge]) {
       int32_t after = source.target[edge];
@@ -401,7 +402,7 @@ struct Growth {
     return ok ? (int32_t)nodes.size - 1 : -1;
   }
 
-  // Add candidates below the root: the continuations of all suffixes of the text in a source, the longest suffix first.
+  // Add the tokens that follow matches in source `number`, longest match first, as candidates below the root.
   bool add_matches(int32_t number) {
     const pronk_suffixes& source = *call->sources[number];
     if (source.broken) return false;
@@ -422,7 +423,7 @@ struct Growth {
     if (!nodes.push({call->tail[call->tail_tokens - 1], -1, 0, 0, 1.0})) return false;
     for (int32_t number = 0; number < call->num_sources; number++)
       if (!add_matches(number)) return false;
-    // Pop at most 2 * width candidates: a candidate adds no node if another source has proposed the same token.
+    // A candidate adds no node if another source has proposed its token, so also limit the candidates, to 2 * width.
     for (int64_t left = 2 * (int64_t)call->width; left && heap.size && nodes.size <= call->width; left--) {
       Candidate candidate = pop();
       int32_t node = add(candidate);
@@ -434,7 +435,8 @@ struct Growth {
     return true;
   }
 
-  // Write the subtree of `node` in depth-first order, the children by falling gain, equal gains in order of insertion.
+  // Write the subtree of `node` to the results in depth-first order: children with larger gain first, then in order
+  // of insertion. `placed`: number of nodes written so far.
   void write_nodes(int32_t node, int32_t parent, int32_t* placed) {
     int32_t number = (*placed)++;
     const Node& from = nodes[node];

@@ -15,13 +15,14 @@
 
 namespace {
 const int MAX_THREADS = 256;
-const double SPIN_SECONDS = 60e-6;      // at a barrier: more than the usual time between the first and the last arrival
-const double IDLE_SPIN_SECONDS = 2e-3;  // between runs: more than the usual time from one forward pass to the next
+// Seconds that a waiting thread spins before it sleeps; waiting usually takes less.
+const double SPIN_SECONDS = 60e-6;      // at a barrier, until the last thread arrives
+const double IDLE_SPIN_SECONDS = 2e-3;  // between runs, until the next forward pass
 
-// If the threads of a run wait for more than this share of their time, they probably wait for a thread whose core
-// another process occupies. The next runs, called solo runs, then use one thread; after them one run tries all threads
-// again. If that run waits too long as well, the number of solo runs doubles. Runs that had to wake a sleeping thread
-// are ignored.
+// A run is one call of pool_run. If its threads wait for more than this share of their time, they probably wait for a
+// thread whose core another process occupies. The next runs, called solo runs, then use one thread; after them one run
+// tries all threads again. If that run waits too long as well, the number of solo runs doubles. Runs that had to wake a
+// sleeping thread are ignored.
 const double MAX_WAIT_SHARE = 0.35;
 const int MIN_SOLO_RUNS = 4;
 const int MAX_SOLO_RUNS = 256;
@@ -65,7 +66,7 @@ inline void spin_pause() {
 #endif
 }
 
-// A counter whose changes threads can wait for.
+// A number; threads can wait until it changes.
 struct Event {
   std::atomic<uint64_t> value{0};
   std::atomic<int> sleepers{0};
@@ -102,16 +103,16 @@ struct Event {
 
 struct ThreadPool {
   Mutex mutex = MUTEX_INIT;
-  Event start;  // value: run number * 1024 + threads of the run; workers with a smaller number take part
+  Event start;  // value: 1024 * run number + threads of the run; workers with a number below the threads take part
   Event barrier;
   std::atomic<int> arrived{0};
-  int workers = 0;  // number of started threads
-  int size = 1;     // threads of the current run
+  int workers = 0;  // number of worker threads started so far
+  int size = 1;     // number of threads of the current run, including the caller
   pool_task task = nullptr;
   void* argument = nullptr;
-  std::atomic<int64_t> waited_ns{0};  // at barriers: sum over the threads of the current run
-  int solo_runs = 0;                  // number of solo runs left
-  int solo_penalty = MIN_SOLO_RUNS;   // number of solo runs after the next run that waits too long
+  std::atomic<int64_t> waited_ns{0};  // time at barriers, summed over the threads of the current run
+  int solo_runs = 0;                  // number of next runs that use one thread
+  int solo_penalty = MIN_SOLO_RUNS;   // value for solo_runs when a run waits too long; doubles each time in a row
 };
 
 ThreadPool pool;
@@ -121,7 +122,7 @@ struct Worker {
   uint64_t last_seen;
 } workers[MAX_THREADS];
 
-// Run the pool's task in every run whose number of threads is above this worker's number.
+// Main loop of a worker thread: in every run with more threads than this worker's number, run the pool's task.
 void worker_loop(Worker* self) {
   for (uint64_t last_seen = self->last_seen;;) {
     pool.start.wait(last_seen, IDLE_SPIN_SECONDS);
@@ -172,7 +173,7 @@ PoolLock::PoolLock() {
 PoolLock::~PoolLock() { unlock(&pool.mutex); }
 
 void pool_barrier() {
-  // Read before announcing arrival: after that the run may end, and the next run may have another size.
+  // Read the size before announcing the arrival: afterwards this run may end and one of another size may begin.
   int size = pool.size;
   uint64_t last_seen = pool.barrier.value.load(std::memory_order_acquire);
   if (pool.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == size) {

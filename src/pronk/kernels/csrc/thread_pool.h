@@ -5,12 +5,12 @@
 
 typedef void (*pool_task)(void* argument, int thread, int threads);
 
-// Hold the pool: one caller at a time, other callers sleep.
+// Lock of the pool while the object exists. One caller at a time holds it; other callers sleep until then.
 struct PoolLock {
   PoolLock();
   ~PoolLock();
 };
-// Run `task` on at most `threads` threads. The caller must hold the pool and is thread 0. After a run whose threads
+// Run `task` on at most `threads` threads. The caller must hold a PoolLock and is thread 0. After a run whose threads
 // mostly waited, because other processes keep a core busy, some runs use the caller's thread only.
 void pool_run(int threads, pool_task task, void* argument);
 // Wait until all threads of the current run arrive.

@@ -39,7 +39,7 @@ class AWQ:
     """Scheme of an AWQ checkpoint."""
 
     group: int  # number of inputs per group; -1 means all inputs
-    unquantized: tuple[str, ...] = ()  # a module is not quantized if its name contains one of these strings
+    unquantized: tuple[str, ...] = ()  # parts of module names; a module whose name has one is not quantized
 
     name = "AWQ"
     notes = ()
@@ -52,7 +52,7 @@ class AWQ:
         version = config.get("checkpoint_format") or config.get("format") or config.get("version") or "gemm"
         if str(version).lower() != "gemm":
             refuse("the version gemm", version, _REMEDY)
-        if config.get("backend", "autoawq") == "llm-awq":  # this backend packs consecutive inputs, not outputs
+        if config.get("backend", "autoawq") == "llm-awq":  # its words pack consecutive inputs, not outputs
             refuse("the backend autoawq", "llm-awq", _REMEDY)
         if config.get("zero_point", True) is not True:
             refuse("zero_point true", config["zero_point"], _REMEDY)
@@ -79,11 +79,11 @@ class _Weight:
     @property
     def tensors(self) -> Mapping[str, StoredTensor]:
         _, outputs, inputs, *_ = self.module
-        groups = ceil(inputs / self.group)
+        num_groups = ceil(inputs / self.group)
         return {
             "qweight": StoredTensor(((inputs, outputs // 8),), ("I32",)),
-            "qzeros": StoredTensor(((groups, outputs // 8),), ("I32",)),
-            "scales": StoredTensor(((groups, outputs),)),
+            "qzeros": StoredTensor(((num_groups, outputs // 8),), ("I32",)),
+            "scales": StoredTensor(((num_groups, outputs),)),
         }
 
     def read(self, tensors: Mapping[str, Tensor], codes: Tensor) -> QuantizedMatrix:

@@ -50,10 +50,10 @@ class _Rule:
     bits: Bits | None = None  # number of bits per weight; ``None`` if the weights are not quantized
     floats: bool = False  # whether the weights are FP8 numbers, not integer codes
     symmetric: bool = True
-    strategy: str = "tensor"  # one scale per ``tensor``, per ``channel`` (an output), per ``group`` or per ``block``
-    group: int = -1  # number of inputs per scale, if the strategy is ``group``
-    block: tuple[int, int] | None = None  # numbers of outputs and inputs per scale, if the strategy is ``block``
-    has_static_scales: bool = False  # whether the checkpoint has scales for activations
+    strategy: str = "tensor"  # extent of a scale: ``tensor``, ``channel`` (an output), ``group`` or ``block``
+    group: int = -1  # number of inputs per scale if the strategy is ``group``, else -1
+    block: tuple[int, int] | None = None  # (outputs, inputs) per scale if the strategy is ``block``
+    has_static_scales: bool = False  # whether the checkpoint has fixed scales of activations (not used)
 
     def weight(self, module: LinearModule) -> StoredWeight | None:
         if self.bits is None:
@@ -108,8 +108,9 @@ class CompressedTensors:
         # compressed-tensors quantizes the classes Linear and Embedding only; GPT-2's matrices are of the class Conv1D.
         if module.transposed or any(_match_rank(target, module.name) is not None for target in self.ignore):
             return None
+        # If several targets match, the minimum applies: lowest rank, then first in alphabetical order, then last rule.
         matches = [
-            (rank, target, -index)  # the minimum applies: lowest rank, then alphabetical order, then the last rule
+            (rank, target, -index)
             for index, rule in enumerate(self.rules)
             for target in rule.targets
             if (rank := _match_rank(target, module.name)) is not None
@@ -118,7 +119,7 @@ class CompressedTensors:
 
 
 def _match_rank(target: str, name: str) -> int | None:
-    """Return how ``target`` matches a module: 0 by name, 1 by regular expression, 2 by class; or ``None``."""
+    """Return 0 if ``target`` matches by name, 1 by regular expression, 2 by class; ``None`` if not at all."""
     if target == name:
         return 0
     if target.startswith("re:"):
@@ -138,7 +139,7 @@ def _check_targets(targets: Sequence[str]) -> tuple[str, ...]:
 
 
 def _parse_rule(group: object, default: object) -> _Rule:
-    """Parse an entry of ``config_groups``; ``default`` is its format if it does not name one."""
+    """Parse an entry of ``config_groups``; if the entry names no format, ``default`` is its format."""
     if not isinstance(group, dict):
         refuse("objects in config_groups", group, "write out the fields of the preset scheme")
     targets = _check_targets(read_names(group, "targets"))

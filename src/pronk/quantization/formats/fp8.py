@@ -33,8 +33,8 @@ __all__ = ["FP8", "FP8_NOTE", "FP8Weight"]
 FP8_NOTE = "FP8 weights are dequantized to bfloat16, which takes twice the memory of the file"
 
 _REMEDY = "use a checkpoint of e4m3 weights with blocks, or the model's 16-bit weights"
-_SCALES = ("weight_scale_inv", "weight_scale")  # possible names of the tensor of scales
-# Names of the scales of activations; these tensors may exist, and are not used.
+_SCALE_NAMES = ("weight_scale_inv", "weight_scale")  # names that the tensor of scales may have
+# Names of tensors with scales of activations: a checkpoint may have these tensors, but they are not used.
 _ACTIVATION_SCALES = ("activation_scale", "input_scale", "input_scale_ub")
 
 
@@ -42,8 +42,8 @@ _ACTIVATION_SCALES = ("activation_scale", "input_scale", "input_scale_ub")
 class FP8:
     """Scheme of an FP8 checkpoint."""
 
-    block: tuple[int, int] | None  # outputs and inputs per scale; ``None`` means one scale per output or per matrix
-    unquantized: tuple[str, ...] = ()  # patterns for names of unquantized modules; see ``matches_components``
+    block: tuple[int, int] | None  # (outputs, inputs) per scale; ``None`` means one scale per output or per matrix
+    unquantized: tuple[str, ...] = ()  # patterns of names of modules without FP8; see ``matches_components``
     notes: tuple[str, ...] = (FP8_NOTE,)
 
     name = "fp8"
@@ -69,7 +69,7 @@ class FP8:
         """Implement :meth:`Scheme.weight <pronk.quantization.formats.scheme.Scheme.weight>`."""
         if module.head or module.transposed or any(matches_components(module.name, name) for name in self.unquantized):
             return None
-        return FP8Weight(module, self.block, _SCALES[:1] if self.block else _SCALES)
+        return FP8Weight(module, self.block, _SCALE_NAMES[:1] if self.block else _SCALE_NAMES)
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ class FP8Weight:
     """Weight of a linear module, stored as e4m3 values and scales."""
 
     module: LinearModule
-    block: tuple[int, int] | None  # outputs and inputs per scale; ``None`` means one scale per output or per matrix
-    scales: tuple[str, ...]  # possible names of the tensor of scales; the checkpoint must have exactly one of them
+    block: tuple[int, int] | None  # (outputs, inputs) per scale; ``None`` means one scale per output or per matrix
+    scale_names: tuple[str, ...]  # the checkpoint must have exactly one tensor with one of these names: the scales
 
     @property
     def tensors(self) -> Mapping[str, StoredTensor]:
@@ -89,15 +89,16 @@ class FP8Weight:
             shapes = ((ceil(outputs / self.block[0]), ceil(inputs / self.block[1])),)
         return {
             "weight": StoredTensor(((outputs, inputs),), ("F8_E4M3",)),
-            **{name: StoredTensor(shapes, FLOATS, required=len(self.scales) == 1) for name in self.scales},
+            **{name: StoredTensor(shapes, FLOATS, required=len(self.scale_names) == 1) for name in self.scale_names},
             **{name: StoredTensor(None, FLOATS, required=False) for name in _ACTIVATION_SCALES},
         }
 
     def read(self, tensors: Mapping[str, Tensor], codes: Tensor) -> Tensor:  # noqa: ARG002 - FP8 has no integer codes
         """Return the dequantized weight, bfloat16 ``[outputs, inputs]``; leave ``codes`` unchanged."""
-        names = [name for name in self.scales if name in tensors]
+        names = [name for name in self.scale_names if name in tensors]
         if len(names) != 1:
-            msg = f"expected one of {' and '.join(self.scales)}, found {len(names)}; check that the files are complete"
+            allowed = " and ".join(self.scale_names)
+            msg = f"expected one of {allowed}, found {len(names)}; check that the files are complete"
             raise CheckpointError(msg)
         scale = tensors[names[0]].float()
         return _dequantize(tensors["weight"], scale, self.block or (1, self.module.inputs), names[0])

@@ -15,16 +15,17 @@ __all__ = ["fusible_runs", "stack_matrices"]
 
 
 def fusible_runs(weights: Sequence[Tensor | QuantizedMatrix]) -> list[slice]:
-    """Split ``weights`` into the longest runs that can be stacked without conversion; return slices.
+    """Split a list of weights into runs that can be stacked without conversion, each as long as possible.
 
-    In a run, all weights are unquantized, or bits, group size and input order are equal and all or none have minima.
+    Each run is a slice of the list. Its weights are all unquantized; or they are quantized with equal bits, group size
+    and input order, and all or none have minima.
     """
     starts = [i for i, weight in enumerate(weights) if i == 0 or not _have_same_format(weights[i - 1], weight)]
     return [slice(start, stop) for start, stop in zip(starts, [*starts[1:], len(weights)], strict=True)]
 
 
 def stack_matrices(matrices: Sequence[QuantizedMatrix], codes: Tensor) -> QuantizedMatrix | None:
-    """Stack matrices along the outputs without loss; ``None`` if their input orders differ.
+    """Stack matrices along the outputs without loss; return ``None`` if their input orders differ.
 
     Matrices of different formats are converted: a 4-bit code can be stored as an 8-bit code, a group can be split into
     smaller groups with the same scale, and ``scale * (code - zero)`` equals ``scale * code + minimum`` with
@@ -59,7 +60,7 @@ def _is_equal(one: Tensor | None, other: Tensor | None) -> bool:
 
 
 def _with_bits(matrix: QuantizedMatrix, bits: int) -> QuantizedMatrix:
-    """Store 4-bit codes as 8-bit codes if ``bits`` is 8: without minima, the zero point 8 becomes 128."""
+    """Return the matrix with codes of ``bits`` bits; a zero point of 8 becomes 128 in place, for 8 bits."""
     if matrix.bits == bits:
         return matrix
     if matrix.minimum is None:
@@ -68,12 +69,12 @@ def _with_bits(matrix: QuantizedMatrix, bits: int) -> QuantizedMatrix:
 
 
 def _with_group(matrix: QuantizedMatrix, group: int, *, minima: bool) -> QuantizedMatrix:
-    """Split groups into groups of ``group`` inputs; if ``minima``, convert a zero point to minima."""
+    """Return the matrix with groups split into groups of ``group`` inputs; if ``minima``, with minima."""
     scale, minimum = matrix.scale, matrix.minimum
     if minima and minimum is None:
         minimum = -scale * matrix.zero
     if matrix.group != group:
-        groups, times = ceil(matrix.shape[1] / group), matrix.group // group
-        scale = scale.repeat_interleave(times, 1)[:, :groups]
-        minimum = None if minimum is None else minimum.repeat_interleave(times, 1)[:, :groups]
+        num_groups, factor = ceil(matrix.shape[1] / group), matrix.group // group
+        scale = scale.repeat_interleave(factor, 1)[:, :num_groups]
+        minimum = None if minimum is None else minimum.repeat_interleave(factor, 1)[:, :num_groups]
     return replace(matrix, scale=scale, minimum=minimum, group=group)

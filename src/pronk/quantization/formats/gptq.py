@@ -33,7 +33,7 @@ from pronk.quantization.formats.scheme import (
 
 __all__ = ["GPTQ"]
 
-_ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}  # by checkpoint_format, the number to add to a stored zero point
+_ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}  # checkpoint_format to the number to add to a stored zero point
 _REMEDY = "use a GPTQ checkpoint with 4 or 8 bits in the format gptq or gptq_v2, or the model's 16-bit weights"
 # Options that change the weights or the forward pass in ways that are not implemented here.
 _UNSUPPORTED_OPTIONS = ("adapter", "rotation", "is_marlin_format", "use_marlin")
@@ -46,11 +46,12 @@ class GPTQ:
     bits: Bits  # number of bits per code
     group: int  # number of inputs per group; -1 means all inputs
     zero_offset: int  # number to add to a stored zero point
-    symmetric: bool  # whether all zero points are ``2**(bits - 1)``
-    needs_index: bool  # ``desc_act``: whether the tensor ``g_idx`` with the group of each input is required
+    symmetric: bool  # whether all zero points must be ``2**(bits - 1)``
+    needs_index: bool  # whether the tensor ``g_idx`` (group of each input) must exist: ``desc_act``
     head: bool = False  # whether the LM head is quantized
-    excluded: tuple[re.Pattern[str], ...] = ()  # patterns for names of unquantized modules
-    included: frozenset[str] | None = None  # quantized modules, such as ``self_attn.q_proj``; ``None`` means all
+    excluded: tuple[re.Pattern[str], ...] = ()  # patterns of names of unquantized modules
+    # Ends of names of quantized modules, such as ``self_attn.q_proj``; ``None`` means all modules of the layers.
+    included: frozenset[str] | None = None
 
     notes = ()
     ignored = MATCHES_NOTHING
@@ -106,13 +107,13 @@ class _Weight:
     @property
     def tensors(self) -> Mapping[str, StoredTensor]:
         _, outputs, inputs, *_ = self.module
-        bits, groups = self.scheme.bits, ceil(inputs / self.group)
+        bits, num_groups = self.scheme.bits, ceil(inputs / self.group)
         return {
             "qweight": StoredTensor(((ceil(inputs * bits / 32), outputs),), ("I32",)),
-            "qzeros": StoredTensor(((groups, ceil(outputs * bits / 32)),), ("I32",)),
-            "scales": StoredTensor(((groups, outputs),)),
+            "qzeros": StoredTensor(((num_groups, ceil(outputs * bits / 32)),), ("I32",)),
+            "scales": StoredTensor(((num_groups, outputs),)),
             "g_idx": StoredTensor(((inputs,),), ("I32", "I64"), required=self.scheme.needs_index),
-            # AutoGPTQ writes a bias of zeros for modules without a bias.
+            # For a module without a bias, AutoGPTQ writes a bias of zeros.
             "bias": StoredTensor(((outputs,),), FLOATS, required=False),
         }
 
@@ -126,12 +127,12 @@ class _Weight:
         return to_quantized_matrix(codes, self._zeros(tensors["qzeros"]), tensors["scales"].t(), bits, group, order)
 
     def _zeros(self, packed: Tensor) -> Tensor:
-        """Return the unpacked and checked zero points, int16 ``[outputs, groups]``."""
+        """Unpack and check the zero points; return them as int16 ``[outputs, groups]``."""
         bits = self.scheme.bits
         zeros = unpack(packed, bits, self.module.outputs).t().short() + self.scheme.zero_offset
         maximum, middle = (1 << bits) - 1, 1 << (bits - 1)
         if int(zeros.max()) > maximum:
-            # The format gptq stores a zero point of 0 as -1; the sign bits of -1 overwrite other zero points.
+            # Cause: the format gptq stores a zero point of 0 as -1, whose one bits overwrite other zero points.
             msg = f"qzeros: expected 0..{maximum}, found {int(zeros.max())}; use a checkpoint in the format gptq_v2"
             raise CheckpointError(msg)
         if self.scheme.symmetric and bool((zeros != middle).any()):
@@ -158,7 +159,7 @@ def _read_flag(config: Mapping[str, Any], key: str, *, default: bool) -> bool:
 
 
 def _parse_excluded(dynamic: object) -> tuple[re.Pattern[str], ...]:
-    """Compile the patterns of unquantized modules, ``dynamic`` rules ``-:PATTERN``; refuse other rules."""
+    """Compile the patterns of unquantized modules: rules ``-:PATTERN`` in ``dynamic``; refuse other rules."""
     if not dynamic:
         return ()
     if not isinstance(dynamic, dict):

@@ -27,21 +27,21 @@ class PackedIntegers:
 
     module: LinearModule
     bits: Bits  # number of bits per code
-    config_group: int  # number of inputs per group; -1 means all inputs
+    config_group: int  # number of inputs per group in the config; -1 means all inputs
     packed: bool  # whether codes are packed into 32-bit words
-    symmetric: bool  # whether all zero points of signed codes are 0
-    single_scale: bool  # whether the matrix has one scale, not one per output and group
+    symmetric: bool  # whether the zero points of the signed codes are all 0
+    single_scale: bool  # whether the matrix has only one scale; if not, one per output and group
 
     @property
     def tensors(self) -> Mapping[str, StoredTensor]:
         """Expected tensors in the checkpoint, by name without the module's name, such as ``weight_scale``."""
         _, outputs, inputs, *_ = self.module
-        groups = ceil(inputs / self._group)
-        shapes: tuple[tuple[int, ...], ...] = ((), (1,), (1, 1)) if self.single_scale else ((outputs, groups),)
-        packed_shapes = ((ceil(outputs * self.bits / 32), groups),) if self.packed and not self.single_scale else ()
+        num_groups = ceil(inputs / self._group)
+        shapes: tuple[tuple[int, ...], ...] = ((), (1,), (1, 1)) if self.single_scale else ((outputs, num_groups),)
+        packed_shapes = ((ceil(outputs * self.bits / 32), num_groups),) if self.packed and not self.single_scale else ()
         tensors = {
             "weight_scale": StoredTensor(shapes),
-            # Packed by compressed-tensors since version 0.9. Older versions write zeros for symmetric weights.
+            # compressed-tensors packs this tensor since version 0.9. For symmetric weights, older versions write zeros.
             "weight_zero_point": StoredTensor(shapes + packed_shapes, ("I8", "I32"), required=not self.symmetric),
             "input_scale": StoredTensor(None, FLOATS, required=False),
             "input_zero_point": StoredTensor(None, ("I8", "I32", "I64", *FLOATS), required=False),
@@ -94,5 +94,5 @@ class PackedIntegers:
         if low < -middle or high >= middle:
             msg = f"{name}: expected {self.bits}-bit integers of {-middle}..{middle - 1}, found {low}..{high}"
             raise CheckpointError(msg)
-        # Adding modulo 256 in uint8 gives the right sum without a temporary tensor of wider integers.
+        # The sum is in 0 .. 255, so uint8 addition, which is modulo 256, needs no temporary tensor of wider integers.
         codes.copy_(integers.to(torch.int8).view(torch.uint8)).add_(middle)

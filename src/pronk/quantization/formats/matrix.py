@@ -19,11 +19,11 @@ __all__ = ["Bits", "QuantizedMatrix"]
 
 Bits = Literal[8, 4]
 
-_STEP = 8  # group sizes are multiples of 8: the kernels read four bytes at a time, which is eight 4-bit codes
-_MAX_INPUTS = 65_536  # the sum of 65,536 products code * activation, each at most 255 * 127, is below 2**31
-# Maximum number of inputs by which a group may be longer than the row: the kernels store a quantized row (codes padded
-# to whole groups, 8 bytes per group for scale and minimum) in the space of 16-bit weights padded to 32 inputs.
-_MAX_EXCESS = 31
+_GROUP_MULTIPLE = 8  # group sizes are multiples of 8: kernels read 4 bytes at a time, which is eight 4-bit codes
+_MAX_INPUTS = 65_536  # maximum: 65,536 products code * activation, each at most 255 * 127, have a sum below 2**31
+# A group may be longer than its row by at most 31 inputs. Reason: the kernels store a quantized row (codes padded to
+# whole groups, 8 bytes per group for scale and minimum) in the space of 16-bit weights padded to 32 inputs.
+_MAX_GROUP_PADDING = 31
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,20 +38,22 @@ class QuantizedMatrix:
     scale: Tensor  # float32 ``[outputs, groups]``, ``groups = ceil(inputs / group)``
     minimum: Tensor | None  # float32 ``[outputs, groups]``; ``None`` means a zero point of ``2**(bits - 1)``
     bits: Bits  # number of bits per code
-    # Number of inputs per group, a multiple of 8 and at most ``inputs + 31``; the last group of a row may be shorter.
+    # Number of inputs per group: a multiple of 8, at most ``inputs + 31``. The last group of a row may be shorter.
     group: int
-    order: Tensor | None = None  # int64 ``[inputs]``: column ``i`` is input ``order[i]``; ``None``: it is input ``i``
+    # int64 ``[inputs]``: column ``i`` of ``codes`` is input ``order[i]``. ``None``: column ``i`` is input ``i``.
+    order: Tensor | None = None
 
     def __post_init__(self) -> None:
         outputs, inputs = self.codes.shape
         if self.codes.dtype != torch.uint8 or self.bits not in (8, 4):
             msg = f"expected codes of 8 or 4 bits as uint8, found {self.bits} bits as {self.codes.dtype}"
             raise ValueError(msg)
-        if self.group % _STEP or self.group < _STEP or not 0 < inputs <= _MAX_INPUTS:
-            msg = f"expected groups of a multiple of {_STEP} and 1..{_MAX_INPUTS} inputs, found {self.group}, {inputs}"
+        if self.group % _GROUP_MULTIPLE or self.group < _GROUP_MULTIPLE or not 0 < inputs <= _MAX_INPUTS:
+            expected = f"groups of a multiple of {_GROUP_MULTIPLE} and 1..{_MAX_INPUTS} inputs"
+            msg = f"expected {expected}, found {self.group}, {inputs}"
             raise ValueError(msg)
-        if self.group > inputs + _MAX_EXCESS:
-            msg = f"expected groups of at most {inputs + _MAX_EXCESS} for {inputs} inputs, found {self.group}"
+        if self.group > inputs + _MAX_GROUP_PADDING:
+            msg = f"expected groups of at most {inputs + _MAX_GROUP_PADDING} for {inputs} inputs, found {self.group}"
             raise ValueError(msg)
         for name, values in (("scale", self.scale), ("minimum", self.minimum)):
             if values is None:
@@ -69,12 +71,12 @@ class QuantizedMatrix:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Numbers of outputs and inputs."""
+        """``(outputs, inputs)``."""
         return self.codes.shape[0], self.codes.shape[1]
 
     @property
     def zero(self) -> int:
-        """Number that is subtracted from codes: the code of the weight 0; 0 if the matrix has minima."""
+        """Number to subtract from codes: 0 if the matrix has minima, else the zero point ``2**(bits - 1)``."""
         return 0 if self.minimum is not None else 1 << (self.bits - 1)
 
     def dequantize(self) -> Tensor:
@@ -88,7 +90,7 @@ class QuantizedMatrix:
             return weight
         return torch.empty_like(weight).index_copy_(1, self.order, weight)
 
-    def rows(self, start: int, stop: int) -> QuantizedMatrix:
-        """Return the matrix of the outputs ``start .. stop - 1``; its tensors are views of this matrix."""
+    def slice_outputs(self, start: int, stop: int) -> QuantizedMatrix:
+        """Return the outputs ``start .. stop - 1`` as a matrix whose tensors are views of this matrix."""
         minimum = None if self.minimum is None else self.minimum[start:stop]
         return replace(self, codes=self.codes[start:stop], scale=self.scale[start:stop], minimum=minimum)

@@ -12,11 +12,14 @@ from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
 
 __all__ = ["SLICE_OUTPUTS", "group_size", "input_order", "to_quantized_matrix", "unpack", "unpack_into"]
 
-SLICE_OUTPUTS = 512  # number of outputs that are converted at a time, to keep temporary tensors small
+SLICE_OUTPUTS = 512  # number of outputs converted at a time, so that temporary tensors are small
 
 
 def group_size(size: int, inputs: int) -> int:
-    """Return ``min(size, inputs rounded up to a multiple of 8)``; a ``size`` of -1 means all inputs."""
+    """Return the number of inputs per group in a matrix, for the group size ``size`` of the config.
+
+    This is ``size``, but at most ``inputs`` rounded up to a multiple of 8; a ``size`` of -1 means all inputs.
+    """
     whole = ceil(inputs / 8) * 8
     return whole if size == -1 else min(size, whole)
 
@@ -43,9 +46,9 @@ def to_quantized_matrix(
 ) -> QuantizedMatrix:
     """Convert weights ``scale * (code - zero)`` to a :class:`QuantizedMatrix`.
 
-    A zero point becomes a minimum of ``-scale * zero``. For 16-bit scales, this product, ``scale * code`` and their sum
-    are exact in float32: the mantissa of a scale has at most 11 bits, codes and zero points have at most 8. For float32
-    scales, which are rare, the results are rounded.
+    Unless all zero points are ``2**(bits - 1)``, they become minima ``-scale * zero``. For 16-bit scales, this product,
+    ``scale * code`` and their sum are exact in float32: the mantissa of a scale has at most 11 bits, codes and zero
+    points have at most 8. For float32 scales, which are rare, the results are rounded.
 
     Args:
         codes: uint8 ``[outputs, inputs]``, in the order of the inputs; the columns are permuted by ``order`` in place.
@@ -74,7 +77,7 @@ def input_order(name: str, index: Tensor, group: int, *, required: bool = False)
         name: name of the tensor ``index``, for error messages.
         index: integers ``[inputs]``, the group of each input (``g_idx``).
         group: number of inputs per group.
-        required: whether ``index`` must be set, because groups may not be contiguous (``desc_act`` in the config).
+        required: whether to refuse an ``index`` that is not set, because the inputs may be permuted (``desc_act``).
 
     Raises:
         CheckpointError: a group has another size than ``group``, or ``index`` is required and not set.

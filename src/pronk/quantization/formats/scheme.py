@@ -32,9 +32,9 @@ __all__ = [
     "refuse",
 ]
 
-FLOATS = ("F32", "F16", "BF16")  # float types by their names in safetensors
-MATCHES_NOTHING = re.compile(r"(?!)")  # pattern of schemes that ignore no tensors
-# Errors of re.compile for invalid expressions, for huge repetition counts, and for deep nesting, in this order.
+FLOATS = ("F32", "F16", "BF16")  # names of float dtypes in safetensors
+MATCHES_NOTHING = re.compile(r"(?!)")  # value of ``Scheme.ignored`` if no tensor is ignored
+# Errors of re.compile, in this order: for invalid expressions, huge repetition counts and deep nesting.
 EXPRESSION_ERRORS = (re.error, OverflowError, RecursionError)
 
 STATIC_NOTE = "static scales of activations are not used: activations are quantized dynamically, or not at all"
@@ -55,7 +55,7 @@ class StoredTensor:
     """Requirements that a tensor of a checkpoint must fulfil."""
 
     shapes: tuple[tuple[int, ...], ...] | None  # allowed shapes; ``None`` allows any shape
-    dtypes: tuple[str, ...] = FLOATS  # allowed types by their names in safetensors
+    dtypes: tuple[str, ...] = FLOATS  # allowed dtypes, by their names in safetensors
     required: bool = True  # whether the tensor must exist
 
 
@@ -91,10 +91,10 @@ class Scheme(Protocol):
 
     @property
     def ignored(self) -> re.Pattern[str]:
-        """Pattern for tensors to ignore in the checkpoint; their names lack the prefix of the model family."""
+        """Pattern of names of tensors to ignore; the names lack the model family's prefix (``model.``)."""
 
     def weight(self, module: LinearModule) -> StoredWeight | None:
-        """Return how the checkpoint stores the weight of ``module``; ``None`` if it is not quantized."""
+        """Return how the checkpoint stores the weight of ``module``; ``None`` if the weight is not quantized."""
 
 
 def refuse(expected: str, found: object, remedy: str) -> NoReturn:

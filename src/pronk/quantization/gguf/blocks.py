@@ -19,9 +19,9 @@ from pronk.quantization.gguf.layout import TensorType
 
 __all__ = ["BLOCKS", "unpack"]
 
-Unpacked = tuple[Tensor, Tensor, Tensor | None]  # codes, scales, minima
+Unpacked = tuple[Tensor, Tensor, Tensor | None]  # codes, scales, and minima or None, in the shapes above
 
-# Number of stored bytes that are converted at a time; the temporary tensors are a few times as large.
+# Number of bytes of a file that are converted at a time; the temporary tensors need a few times as much memory.
 _CHUNK_BYTES = 1 << 20
 
 
@@ -41,7 +41,7 @@ def unpack(stored: Tensor, type_: TensorType, codes: Tensor, rows: Tensor | None
         stored: bytes of the matrix in the file, uint8 ``[outputs, bytes of a row]``.
         type_: GGUF type of the matrix, one of :data:`BLOCKS`.
         codes: uint8 ``[outputs, inputs]``, where the codes are written.
-        rows: int64 ``[outputs]``, the row of ``stored`` for each output; ``None`` keeps the order of ``stored``.
+        rows: for each output, the index of its row in ``stored``, int64 ``[outputs]``; ``None`` keeps the order.
 
     Raises:
         ValueError: a scale is not finite, or the matrix has more inputs than the kernels support.
@@ -65,7 +65,7 @@ def _to_float32(stored: Tensor) -> Tensor:
 
 
 def _unpack_nibbles(stored: Tensor, run: int) -> Tensor:
-    """Unpack two 4-bit codes per byte; a run of ``run`` bytes gives all low nibbles, then all high ones."""
+    """Unpack 4-bit codes: each ``run`` bytes give ``run`` codes of low halves, then ``run`` of high ones."""
     runs = stored.unflatten(-1, (-1, run))
     return torch.stack((runs & 15, runs >> 4), dim=-2).flatten(-3)
 

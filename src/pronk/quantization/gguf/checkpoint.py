@@ -23,8 +23,8 @@ from pronk.quantization.gguf.reader import GgufFile, TensorInfo
 __all__ = ["GgufCheckpoint", "is_gguf"]
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_PART_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)  # model-00001-of-00003.gguf
-# For each projection with permuted rows, the metadata key with its number of heads.
+_PART_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)  # such as model-00001-of-00003.gguf
+# Projections with permuted rows, each with the metadata key of the number of its heads.
 _PERMUTED = {"attn_q": "llama.attention.head_count", "attn_k": "llama.attention.head_count_kv"}
 
 
@@ -42,10 +42,10 @@ class GgufCheckpoint:
         CheckpointError: a part is damaged or missing, or the path is not the first part.
     """
 
-    config_source = "its metadata"  # name of the configuration's source in error messages
+    config_source = "its metadata"  # place of the model's configuration, in words for error messages
 
     def __init__(self, path: Path) -> None:
-        self.folder = path  # path of the (first) file; the name is that of the attribute of ``Checkpoint``
+        self.folder = path  # path of the first file; called ``folder`` as in ``Checkpoint``
         self.header = GgufFile(path)
         self._files = [self.header, *_other_parts(self.header)]
         self._infos: dict[str, tuple[GgufFile, TensorInfo]] = {}
@@ -80,7 +80,7 @@ class GgufCheckpoint:
         return self._infos[name][1].type.name
 
     def check_dtype(self, name: str, dtypes: Sequence[str] = tuple(_DTYPES)) -> None:
-        """Raise a CheckpointError unless the GGUF type is in ``dtypes``, or for a matrix in :data:`BLOCKS`."""
+        """Raise a CheckpointError for a GGUF type not in ``dtypes``; a matrix may also have quantized blocks."""
         type_ = self.type(name)
         types = [*dtypes, *(BLOCKS if len(self.shape(name)) == 2 else ())]
         if type_ not in types:
@@ -90,7 +90,7 @@ class GgufCheckpoint:
             )
             raise CheckpointError(msg)
 
-    def stored(self, name: str) -> Tensor:
+    def raw_bytes(self, name: str) -> Tensor:
         """Return the bytes of a tensor, uint8, as a view that keeps the file mapped."""
         file, info = self._infos[name]
         return torch.frombuffer(file.buffer, dtype=torch.uint8, count=info.size, offset=info.start)
@@ -98,7 +98,7 @@ class GgufCheckpoint:
     def tensor(self, name: str) -> Tensor:
         """Return a float tensor in the file's dtype; it is a view of the file if rows are not permuted."""
         info = self._infos[name][1]
-        values = self.stored(name).view(_DTYPES[info.type.name]).view(info.shape)
+        values = self.raw_bytes(name).view(_DTYPES[info.type.name]).view(info.shape)
         order = self._row_order(name)
         return values if order is None else values[order]
 
@@ -118,7 +118,7 @@ class GgufCheckpoint:
         """
         info = self._infos[name][1]
         try:
-            return unpack(self.stored(name).view(info.shape[0], -1), info.type, codes, self._row_order(name))
+            return unpack(self.raw_bytes(name).view(info.shape[0], -1), info.type, codes, self._row_order(name))
         except ValueError as error:
             msg = f"{self.folder}: tensor {name} ({info.type.name}): {error}; download the file again"
             raise CheckpointError(msg) from error
@@ -130,7 +130,7 @@ class GgufCheckpoint:
                 file.buffer.madvise(mmap.MADV_DONTNEED)
 
     def _row_order(self, name: str) -> Tensor | None:
-        """Return the position in the file of each row, int64 ``[rows]``; ``None`` if rows are not permuted.
+        """Return each row's index in the file, int64 ``[rows]``; ``None`` if the rows are not permuted.
 
         For a head of size 6, the file holds the rows 0 3 1 4 2 5, and the result is 0 2 4 1 3 5.
         """

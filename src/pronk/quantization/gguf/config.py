@@ -22,9 +22,9 @@ from pronk.quantization.gguf.vocabulary import Vocabulary
 __all__ = ["parse_gguf"]
 
 _ARCHITECTURES = ("llama", "qwen2", "qwen3")
-_MAX_LAYERS = 10_000  # more layers than any model has; bounds memory and time for damaged files
-_MAX_NUMBER = 1e15  # above any RoPE base, scaling factor or epsilon; larger values are refused
-_ROPE_FREQUENCIES = "rope_freqs.weight"  # name of the tensor that holds divisors of the RoPE frequencies
+_MAX_LAYERS = 10_000  # more layers than any model has; limits memory and time for damaged files
+_MAX_NUMBER = 1e15  # larger RoPE bases, scaling factors and epsilons are refused; no model has them
+_ROPE_FREQUENCIES = "rope_freqs.weight"  # name of the tensor of divisors, one per RoPE frequency
 # Keys of features that are not implemented, with the values that turn the feature off. Other values raise an error.
 _UNSUPPORTED_KEYS: dict[str, tuple[object, ...]] = {
     "attention.causal": (True,),
@@ -79,21 +79,21 @@ def parse_gguf(checkpoint: GgufCheckpoint) -> ModelConfig:
     keys = _Keys(checkpoint, architecture)
     keys.check_unsupported()
     vocabulary = Vocabulary.read(checkpoint.header)
-    layers, context = keys.integer("block_count", maximum=_MAX_LAYERS), keys.integer("context_length")
+    num_layers, context = keys.integer("block_count", maximum=_MAX_LAYERS), keys.integer("context_length")
     rope = _rope(keys, checkpoint, _head_dim(keys), context)
     return ModelConfig(
         family=architecture,
         vocab_size=_vocab_size(checkpoint),
         hidden_size=keys.integer("embedding_length"),
         intermediate_size=keys.integer("feed_forward_length"),
-        num_layers=layers,
+        num_layers=num_layers,
         num_heads=keys.integer("attention.head_count"),
-        num_kv_heads=_kv_heads(keys),
+        num_kv_heads=_num_kv_heads(keys),
         head_dim=rope.head_dim,
         context=rope.extend(context),
         norm_eps=keys.number("attention.layer_norm_rms_epsilon"),
         rope=rope,
-        windows=(None,) * layers,
+        windows=(None,) * num_layers,
         qkv_bias="blk.0.attn_q.bias" in checkpoint,
         out_bias="blk.0.attn_output.bias" in checkpoint,
         mlp_bias="blk.0.ffn_down.bias" in checkpoint,
@@ -111,44 +111,46 @@ class _Keys:
     def __init__(self, checkpoint: GgufCheckpoint, architecture: str) -> None:
         self.checkpoint, self.architecture = checkpoint, architecture
 
-    def where(self, key: str) -> str:
-        """Return the file and full key, for error messages."""
+    def label(self, key: str) -> str:
+        """Return the path of the file and the full key, for error messages."""
         return f"{self.checkpoint.folder}: {self.architecture}.{key}"
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return a value, or ``default``; for an array with one value per layer, all values must be equal."""
+        """Return a value, or ``default`` if absent; an array must hold the same value for all layers."""
         value = self.checkpoint.header.get(f"{self.architecture}.{key}")
         if isinstance(value, list):
             if len(set(value)) != 1:
-                msg = f"{self.where(key)}: expected the same value in all layers, found several"
+                msg = f"{self.label(key)}: expected the same value in all layers, found several"
                 raise ConfigError(msg)
             value = value[0]
         value = value[:80] if isinstance(value, str) else value
         return default if value is None else value
 
     def integer(self, key: str, default: int | None = None, maximum: int = 2**31 - 1) -> int:
-        return check_integer(self.where(key), self.get(key, default), 1, maximum, error=ConfigError)
+        return check_integer(self.label(key), self.get(key, default), 1, maximum, error=ConfigError)
 
     def number(self, key: str, default: float | None = None, bound: float = 0) -> float:
-        value = check_number(self.where(key), self.get(key, default), bound, _MAX_NUMBER, above=True, error=ConfigError)
+        value = check_number(
+            self.label(key), self.get(key, default), bound, _MAX_NUMBER, exclusive_min=True, error=ConfigError
+        )
         return _decimal(value)
 
     def check_unsupported(self) -> None:
-        """Raise a ConfigError for a key of ``_UNSUPPORTED_KEYS`` with another value, or a sliding window."""
-        for key, accepted in _UNSUPPORTED_KEYS.items():
+        """Raise a ConfigError if ``_UNSUPPORTED_KEYS`` does not allow a key's value, or for a sliding window."""
+        for key, off_values in _UNSUPPORTED_KEYS.items():
             value = self.checkpoint.header.get(f"{self.architecture}.{key}")
             values = value if isinstance(value, list) else [value]
-            if value is not None and any(item not in accepted for item in values):
-                msg = f"{self.where(key)} = {value!r:.80} is not supported; expected a plain {self.architecture} model"
+            if value is not None and any(item not in off_values for item in values):
+                msg = f"{self.label(key)} = {value!r:.80} is not supported; expected a plain {self.architecture} model"
                 raise ConfigError(msg)
         window = self.get("attention.sliding_window", 0)
         if isinstance(window, int) and 0 < window < self.integer("context_length"):
-            msg = f"{self.where('attention.sliding_window')} = {window} is not supported; expected full attention"
+            msg = f"{self.label('attention.sliding_window')} = {window} is not supported; expected full attention"
             raise ConfigError(msg)
 
 
 def _decimal(value: float) -> float:
-    """Undo rounding to float32 if 7 digits give the same float32: 9.999999747378752e-06 becomes 1e-05."""
+    """Return 7 digits of ``value`` if their float32 is the same: 1e-05 for 9.999999747378752e-06."""
     decimal = float(f"{value:.7g}")
     return decimal if struct.pack("<f", decimal) == struct.pack("<f", value) else value
 
@@ -157,23 +159,23 @@ def _head_dim(keys: _Keys) -> int:
     hidden, heads = keys.integer("embedding_length"), keys.integer("attention.head_count")
     size = keys.integer("attention.key_length", max(1, hidden // heads))
     if keys.get("attention.key_length") is None and hidden % heads:
-        msg = f"{keys.where('attention.head_count')}: expected a divisor of embedding_length {hidden}, found {heads}"
+        msg = f"{keys.label('attention.head_count')}: expected a divisor of embedding_length {hidden}, found {heads}"
         raise ConfigError(msg)
     for key in ("attention.value_length", "rope.dimension_count"):
         if keys.integer(key, size) != size:
-            msg = f"{keys.where(key)}: expected {size} as attention.key_length, found {keys.get(key)}: not supported"
+            msg = f"{keys.label(key)}: expected {size} as attention.key_length, found {keys.get(key)}: not supported"
             raise ConfigError(msg)
     if size % 2:
-        msg = f"{keys.where('attention.key_length')}: expected an even head size, as RoPE rotates pairs, found {size}"
+        msg = f"{keys.label('attention.key_length')}: expected an even head size, as RoPE rotates pairs, found {size}"
         raise ConfigError(msg)
     return size
 
 
-def _kv_heads(keys: _Keys) -> int:
+def _num_kv_heads(keys: _Keys) -> int:
     heads = keys.integer("attention.head_count")
     kv_heads = keys.integer("attention.head_count_kv", heads)
     if heads % kv_heads:
-        msg = f"{keys.where('attention.head_count_kv')}: expected a divisor of {heads} heads, found {kv_heads}"
+        msg = f"{keys.label('attention.head_count_kv')}: expected a divisor of {heads} heads, found {kv_heads}"
         raise ConfigError(msg)
     return kv_heads
 
@@ -184,17 +186,19 @@ def _rope(keys: _Keys, checkpoint: GgufCheckpoint, head_dim: int, context: int) 
     factor = keys.get("rope.scaling.factor", keys.get("rope.scale_linear", 0))
     kind = keys.get("rope.scaling.type", "linear")
     if kind not in ("none", "linear", "yarn"):
-        msg = f"{keys.where('rope.scaling.type')}: expected none, linear or yarn, found {kind!r}"
+        msg = f"{keys.label('rope.scaling.type')}: expected none, linear or yarn, found {kind!r}"
         raise ConfigError(msg)
     is_scaled = kind != "none" and factor not in (0, 1)
     if _ROPE_FREQUENCIES in checkpoint:
         if is_scaled:
-            msg = f"{keys.where('rope.scaling.type')}: expected none with {_ROPE_FREQUENCIES}, found {kind}"
+            msg = f"{keys.label('rope.scaling.type')}: expected none with {_ROPE_FREQUENCIES}, found {kind}"
             raise ConfigError(msg)
         return replace(unscaled, kind="factors", divisors=_divisors(checkpoint, head_dim))
     if not is_scaled:
         return unscaled
-    factor = check_number(keys.where("rope.scaling.factor"), factor, 0, _MAX_NUMBER, above=True, error=ConfigError)
+    factor = check_number(
+        keys.label("rope.scaling.factor"), factor, 0, _MAX_NUMBER, exclusive_min=True, error=ConfigError
+    )
     if kind == "linear":
         return replace(unscaled, kind="linear", factor=_decimal(factor), original=context)
     return replace(
@@ -214,7 +218,7 @@ def _divisors(checkpoint: GgufCheckpoint, head_dim: int) -> tuple[float, ...]:
         found = f"{list(shape)} in {type_}"
         msg = f"{checkpoint.folder}: tensor {_ROPE_FREQUENCIES}: expected [{head_dim // 2}] in F32, found {found}"
         raise ConfigError(msg)
-    values = struct.unpack(f"<{head_dim // 2}f", bytes(checkpoint.stored(_ROPE_FREQUENCIES).tolist()))
+    values = struct.unpack(f"<{head_dim // 2}f", bytes(checkpoint.raw_bytes(_ROPE_FREQUENCIES).tolist()))
     if not all(0 < value < math.inf for value in values):
         msg = f"{checkpoint.folder}: tensor {_ROPE_FREQUENCIES}: expected finite numbers above 0, found others"
         raise ConfigError(msg)

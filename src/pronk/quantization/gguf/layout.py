@@ -8,7 +8,7 @@ __all__ = ["ARRAY", "BOOL", "SCALARS", "STRING", "TENSOR_TYPES", "TensorType"]
 
 # Format characters of Python's module `struct`, by type number of a metadata value that is a number or bool.
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q", 12: "d"}
-BOOL, STRING, ARRAY = 7, 8, 9  # other type numbers of metadata values; BOOL is also in SCALARS
+BOOL, STRING, ARRAY = 7, 8, 9  # type numbers of metadata values; BOOL is also in SCALARS
 
 
 class TensorType(NamedTuple):
@@ -19,7 +19,7 @@ class TensorType(NamedTuple):
     size: int
 
 
-TENSOR_TYPES = {  # by type number
+TENSOR_TYPES = {  # type number of a tensor to the type
     0: TensorType("F32", 1, 4),
     1: TensorType("F16", 1, 2),
     2: TensorType("Q4_0", 32, 18),

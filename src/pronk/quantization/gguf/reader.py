@@ -28,11 +28,12 @@ __all__ = ["GgufFile", "TensorInfo"]
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
-_MIN_PAIR_BYTES = 8 + 4 + 1  # empty key, type, value of one byte
-_MIN_TENSOR_BYTES = 8 + 4 + 8 + 4 + 8  # description: empty name, number of dimensions, one dimension, type, offset
-_MAX_NAME_BYTES = 65_535  # limit of GGUF for keys; here also for names of tensors
-_MAX_DIMENSIONS = 4  # limit of ggml
-_ALIGNMENTS = (8, 1 << 20)  # minimum and maximum in bytes
+_MIN_PAIR_BYTES = 8 + 4 + 1  # smallest pair of metadata: empty key, type, value of one byte
+# Smallest description of a tensor: empty name, number of dimensions, one dimension, type, offset.
+_MIN_TENSOR_BYTES = 8 + 4 + 8 + 4 + 8
+_MAX_NAME_BYTES = 65_535  # limit of GGUF for metadata keys; here also the limit for names of tensors
+_MAX_DIMENSIONS = 4  # limit of ggml for tensors
+_ALIGNMENTS = (8, 1 << 20)  # minimum and maximum of general.alignment, in bytes
 _UINT64 = struct.Struct("<Q")
 
 
@@ -43,8 +44,8 @@ class TensorInfo:
     name: str
     type: TensorType
     shape: tuple[int, ...]  # as in torch: a matrix is ``[outputs, inputs]``
-    start: int  # offset of the first byte of the values in the file
-    size: int  # number of bytes
+    start: int  # offset in the file of the first byte of the values
+    size: int  # number of bytes of the values
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class _Array:
 
     type: int  # number of the GGUF type of the elements
     count: int  # number of elements
-    start: int  # offset of the first element in the file
+    start: int  # offset in the file of the first element
 
 
 class GgufFile:
@@ -65,9 +66,9 @@ class GgufFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.buffer = self._map_file()  # the whole file, writable for torch.frombuffer; writes do not change the file
+        self.buffer = self._map_file()  # the whole file; writable (copy-on-write), as torch.frombuffer expects
         self._file_size = len(self.buffer)
-        self._position = 0  # offset of the next byte to read
+        self._position = 0  # offset in the file of the next byte to read
         num_tensors, num_pairs = self._read_file_header()
         self._pairs = self._read_pairs(num_pairs)
         self.tensors = self._read_tensors(num_tensors)  # descriptions by name, in the order of the file
@@ -192,7 +193,7 @@ class GgufFile:
         # Do not call _read_number for each string: a vocabulary has hundreds of thousands of strings.
         for _ in range(count):
             if end + 8 > self._file_size:
-                end = self._file_size + 1  # _advance refuses the file
+                end = self._file_size + 1  # beyond the file, so that _advance refuses it
                 break
             end += 8 + _UINT64.unpack_from(self.buffer, end)[0]
         self._advance(end - start)
@@ -225,7 +226,7 @@ class GgufFile:
         return self._locate_tensors(infos, base)
 
     def _read_info(self, alignment: int) -> TensorInfo:
-        """Read the description of a tensor; its ``start`` counts from the end of the padding, as in the file."""
+        """Read a tensor's description; its ``start`` is the offset in the file minus the end of the padding."""
         name = self._read_name("a tensor")
         num_dimensions = self._read_number("I")
         if not 1 <= num_dimensions <= _MAX_DIMENSIONS:
@@ -246,7 +247,7 @@ class GgufFile:
         return TensorInfo(name, type_, shape, start, size)
 
     def _locate_tensors(self, infos: dict[str, TensorInfo], base: int) -> dict[str, TensorInfo]:
-        """Add ``base``, the end of the padding, to each ``start``; refuse overlapping or truncated tensors."""
+        """Add ``base``, the end of the padding, to each ``start``; refuse overlaps and truncated tensors."""
         located = {
             name: TensorInfo(name, info.type, info.shape, base + info.start, info.size) for name, info in infos.items()
         }

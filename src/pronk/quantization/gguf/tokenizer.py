@@ -23,13 +23,13 @@ from pronk.quantization.gguf.vocabulary import TokenKind, Vocabulary, read_flag,
 
 __all__ = ["TokenizerParts", "read_tokenizer"]
 
-# Parts of the regular expressions that split a text into words, with which pre-tokenizers begin.
+# Parts of the regular expressions with which the pre-tokenizers split a text into words.
 _WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _OTHER_TEXT = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"  # upper case, or letters and marks without case
-_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"  # lower case, or letters and marks without case
+_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"  # upper-case letters, letters without case, marks
+_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"  # lower-case letters, letters without case, marks
 _CASED_WORD = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
 _TEKKEN_PATTERN = rf"{_CASED_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _VISIBLE_SPACE = "\u2581"  # character that stands for a space in SentencePiece tokens
@@ -39,7 +39,8 @@ _VISIBLE_SPACE = "\u2581"  # character that stands for a space in SentencePiece 
 class _PreTokenizer:
     """Settings of a byte-level BPE tokenizer that depend on the name of its pre-tokenizer."""
 
-    patterns: tuple[str, ...]  # each splits the pieces of the one before into its matches and the text between them
+    # Regular expressions, applied in order: each splits every piece into its matches and the texts between matches.
+    patterns: tuple[str, ...]
     ignore_merges: bool = False  # whether a word that is in the vocabulary becomes one token, without applying merges
     add_bos: bool = False  # whether BOS is added if the file lacks ``tokenizer.ggml.add_bos_token``
     nfc: bool = False  # whether the text is first normalized to Unicode NFC
@@ -48,7 +49,7 @@ class _PreTokenizer:
 _LLAMA3 = _PreTokenizer((rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}{{1,3}}|{_OTHER_TEXT}",), ignore_merges=True, add_bos=True)
 _SINGLE_DIGITS = _PreTokenizer((r"\p{N}", _GPT2_PATTERN))
 _PRE_TOKENIZERS = {
-    # pre-tokenizer of llama.cpp for models whose pre-tokenizer its converter does not know
+    # llama.cpp uses this one for models whose own pre-tokenizer is unknown to its converter
     "default": _PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2_PATTERN, r"\p{N}+", "[0-9][0-9][0-9]")),
     "gpt-2": _PreTokenizer((_GPT2_PATTERN,)),
     "llama-bpe": _LLAMA3,
@@ -90,7 +91,7 @@ def read_tokenizer(file: GgufFile) -> TokenizerParts:
         backend.add_tokens(_special_tokens(vocabulary))
     except TokenizerError:
         raise
-    except Exception as error:  # the library tokenizers raises bare Exception
+    except Exception as error:  # the library tokenizers raises Exception itself, no subclass
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         msg = f"{file.path}: expected merges that match the tokens, found a mismatch ({reason}); download it again"
         raise TokenizerError(msg) from error
@@ -127,7 +128,7 @@ def _sentencepiece_bpe(file: GgufFile, vocabulary: Vocabulary) -> tokenizers.Tok
     backend = tokenizers.Tokenizer(
         models.BPE(vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback="<0x00>" in vocab)
     )
-    # Whether a space is prepended to the text, and as in llama.cpp, also to the text after each special token.
+    # Whether a space is prepended to the text and, as in llama.cpp, to each part of it that follows a special token.
     add_space = read_flag(file, "add_space_prefix", default=True)
     spaces: list[Any] = [normalizers.Replace(" ", _VISIBLE_SPACE)]
     backend.normalizer = normalizers.Sequence([normalizers.Prepend(_VISIBLE_SPACE), *spaces] if add_space else spaces)

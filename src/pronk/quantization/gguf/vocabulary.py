@@ -15,7 +15,7 @@ from pronk.quantization.gguf.reader import GgufFile
 __all__ = ["TokenKind", "Vocabulary", "read_flag", "read_scores", "read_strings"]
 
 _KEY_PREFIX = "tokenizer.ggml."  # prefix of the metadata keys about the tokenizer
-# NAME in the metadata keys ``tokenizer.ggml.NAME_token_id``, which hold ids of special tokens.
+# Special tokens: the metadata key ``tokenizer.ggml.NAME_token_id`` holds the id of the token NAME.
 _SPECIAL_NAMES = ("bos", "eos", "eot", "eom", "unknown", "padding")
 _SENTENCEPIECE_IDS = {"unknown": 0, "bos": 1, "eos": 2}  # default ids if ``tokenizer.ggml.model`` is ``llama``
 # Longer tokens, which only damaged files have, are refused: computing their merges tries every split.
@@ -43,9 +43,9 @@ class TokenKind(IntEnum):
 class Vocabulary:
     """Tokens of a file; the id of a token is its index."""
 
-    tokens: Sequence[str | None]  # text as stored (``Ġthe`` or ``▁the``); ``None`` for an unused id
+    tokens: Sequence[str | None]  # text of each token as stored (``Ġthe`` or ``▁the``); ``None`` for an unused id
     kinds: Sequence[int]  # ``TokenKind`` of each token
-    special_ids: dict[str, int]  # id of each special token that exists, by its name in ``_SPECIAL_NAMES``
+    special_ids: dict[str, int]  # {name in ``_SPECIAL_NAMES``: token id}, without tokens that do not exist
 
     @classmethod
     def read(cls, file: GgufFile) -> Vocabulary:
@@ -103,7 +103,11 @@ def read_scores(file: GgufFile, count: int) -> list[float]:
 
 
 def _read_array(file: GgufFile, name: str, kind: type, count: int | None = None) -> list[Any]:
-    """Return an array of elements of type ``kind``, empty if absent; if given, ``count`` is its length."""
+    """Return the array ``tokenizer.ggml.NAME``; empty if absent.
+
+    Raises:
+        TokenizerError: the elements are not of type ``kind``, or their number is not ``count`` (``None`` allows any).
+    """
     values = file.get(_KEY_PREFIX + name)
     if values is None:
         return []
@@ -117,7 +121,7 @@ def _read_array(file: GgufFile, name: str, kind: type, count: int | None = None)
 
 
 def _is_placeholder(token_id: int, text: str, kind: int) -> bool:
-    """Return whether a token was made up by llama.cpp's converter for an id that the model does not use."""
+    """Return whether llama.cpp's converter made up this token for an id that the model does not use."""
     return not text or (text == f"[PAD{token_id}]" and kind in (TokenKind.UNUSED, TokenKind.USER_DEFINED))
 
 

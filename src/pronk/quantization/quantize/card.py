@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["METHODS", "quantized_card"]
 
-METHODS = {  # descriptions in the model card
+METHODS = {  # description of each quantization method in the model card
     "nearest": "nearest code of each weight, with the clipping of each group that has the smallest squared error",
     "scaled": "inputs scaled by powers of their RMS before rounding, folded into the previous norm or matrix (AWQ)",
     "gptq": "column by column, later columns compensating for the errors of earlier ones (GPTQ)",

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from pronk.errors import CheckpointError, OptionError
-from pronk.files.atomic import new_folder, write_json, writing
+from pronk.files.atomic import convert_write_errors, new_folder, write_json
 from pronk.files.companions import copy_companions
 from pronk.files.shards import ShardEntry, check_output_folder, write_weights
 from pronk.kernels.library import Kernels, KernelsError
@@ -31,7 +31,7 @@ from pronk.quantization.quantize.source import SourceCheckpoint
 
 __all__ = ["QuantizedCheckpoint", "Status", "quantize"]
 
-# Progress callback: name of the current step, amount done, total amount; amounts are bytes when writing, else layers.
+# Progress callback (name of the current step, amount done, total amount); unit: bytes in "writing", else layers.
 Status = Callable[[str, int, int], None]
 
 
@@ -41,16 +41,16 @@ class QuantizedCheckpoint:
 
     rule: RoundingRule  # rounding rule of the matrices
     method: str  # quantization method of the weights that were written
-    tried: Mapping[str, float]  # perplexity after quantization, by method
-    before: float  # perplexity of the original model
-    tokens: int  # number of tokens on which perplexity was measured
+    perplexities: Mapping[str, float]  # perplexity after quantization, by method
+    source_perplexity: float  # perplexity of the original model
+    num_tokens: int  # number of tokens on which perplexity was measured
     num_bytes: int  # size of the written weights in bytes
     source_bytes: int  # size of the original weights in bytes
 
     @property
-    def after(self) -> float:
+    def perplexity(self) -> float:
         """Perplexity of the written checkpoint."""
-        return self.tried[self.method]
+        return self.perplexities[self.method]
 
 
 def quantize(
@@ -94,10 +94,12 @@ def quantize(
     texts = read_texts()
     # Besides the checkpoint, the disk must hold the quantized layers of every method until the best one is known.
     check_output_folder(out, num_bytes * (1 + len(texts.methods)))
-    with writing(out, "the checkpoint", SafetensorError), new_folder(out) as partial:
-        before, tried = _quantize_with_all_methods(source, rule, texts, partial, status)
-        method, tokens = _best_method(tried, folder), texts.evaluation[:, 1:].numel()
-        result = QuantizedCheckpoint(rule, method, tried, before, tokens, num_bytes, source.num_bytes)
+    with convert_write_errors(out, "the checkpoint", SafetensorError), new_folder(out) as partial:
+        source_perplexity, perplexities = _quantize_with_all_methods(source, rule, texts, partial, status)
+        method, num_tokens = _best_method(perplexities, folder), texts.evaluation[:, 1:].numel()
+        result = QuantizedCheckpoint(
+            rule, method, perplexities, source_perplexity, num_tokens, num_bytes, source.num_bytes
+        )
         reader = _OutputReader(source, partial / method)
         write_weights(partial, entries, reader.tensor, shard_bytes, lambda done, total: status("writing", done, total))
         for tried_method in texts.methods:
@@ -121,7 +123,10 @@ def _kernels() -> Kernels:
 def _quantize_with_all_methods(
     source: SourceCheckpoint, rule: RoundingRule, texts: CalibrationTexts, partial: Path, status: Status
 ) -> tuple[float, dict[str, float]]:
-    """Write layers by each method to ``partial/METHOD``; return perplexity before, and after by method."""
+    """Quantize the layers by each method and write them to ``partial/METHOD``.
+
+    Return the perplexity of the source, and by method the perplexity after quantization.
+    """
     total = source.config.num_layers * (1 + len(texts.methods))
     done = 0
 
@@ -135,20 +140,20 @@ def _quantize_with_all_methods(
 
         return on_layer_done
 
-    before = measure_perplexity(source, texts, start_step("measuring"))
-    tried = {}
+    source_perplexity = measure_perplexity(source, texts, start_step("measuring"))
+    perplexities = {}
     for method in texts.methods:
         (partial / method).mkdir()
         on_layer_done = start_step(f"quantizing, {method}")
-        tried[method] = quantize_layers(source, method, rule, texts, partial / method, on_layer_done)
-    return before, tried
+        perplexities[method] = quantize_layers(source, method, rule, texts, partial / method, on_layer_done)
+    return source_perplexity, perplexities
 
 
-def _best_method(tried: Mapping[str, float], folder: Path) -> str:
+def _best_method(perplexities: Mapping[str, float], folder: Path) -> str:
     """Return the method with the lowest perplexity; raise a CheckpointError if none is finite."""
-    finite = {method: perplexity for method, perplexity in tried.items() if math.isfinite(perplexity)}
+    finite = {method: perplexity for method, perplexity in perplexities.items() if math.isfinite(perplexity)}
     if not finite:
-        found = ", ".join(f"{perplexity} by {method}" for method, perplexity in tried.items())
+        found = ", ".join(f"{perplexity} by {method}" for method, perplexity in perplexities.items())
         msg = f"{folder}: expected a finite perplexity after quantization, found {found}; use more bits, smaller groups"
         raise CheckpointError(msg)
     return min(finite, key=lambda method: finite[method])
@@ -172,7 +177,7 @@ def _entries(source: SourceCheckpoint, rule: RoundingRule) -> Iterator[ShardEntr
 
 
 class _OutputReader:
-    """Reader of the new checkpoint's tensors, which are in the folder ``layers``, or else in the source."""
+    """Reader of the new checkpoint's tensors: from the folder ``layers`` if there, else from the source."""
 
     def __init__(self, source: SourceCheckpoint, layers: Path) -> None:
         self.source = source

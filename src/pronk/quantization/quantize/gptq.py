@@ -19,14 +19,14 @@ from pronk.quantization.quantize.rounding import RoundingRule
 
 __all__ = ["gptq", "output_error"]
 
-_DAMPING = 0.01  # number added to the diagonal of H, divided by the mean of the diagonal (section 3.3 of the paper)
-_MAX_ATTEMPTS = 8  # to invert H; each attempt has ten times the damping of the previous one
+_DAMPING = 0.01  # fraction of the mean of H's diagonal that is added to the diagonal (section 3.3 of the paper)
+_MAX_ATTEMPTS = 8  # number of attempts to invert H; each adds ten times as much to the diagonal as the one before
 # Maximum number of columns per block; the errors of a block are applied to the later columns in one matrix product.
 _BLOCK_COLUMNS = 128
 
 
 def gptq(weight: Tensor, hessian: Tensor, rule: RoundingRule) -> QuantizedMatrix:
-    """Quantize ``weight``, float32 ``[outputs, inputs]``; ``hessian`` is ``H``, or ``H`` times a number.
+    """Quantize ``weight``, float32 ``[outputs, inputs]``; ``hessian`` is ``H``, or ``H`` times a constant.
 
     The scale of a group is chosen from the updated weights, when the first column of the group is rounded.
 
@@ -81,7 +81,7 @@ def _inverse_factor(hessian: Tensor) -> Tensor:
         msg = "expected finite products of the inputs, found NaN or inf; quantize without a calibration text"
         raise ValueError(msg)
     damped = hessian.double()
-    damped.diagonal().masked_fill_(damped.diagonal() <= 0, 1.0)  # diagonal of inputs that are always 0
+    damped.diagonal().masked_fill_(damped.diagonal() <= 0, 1.0)  # for an input that is always 0, the entry is 0
     mean = damped.diagonal().mean()
     damping = _DAMPING
     for _ in range(_MAX_ATTEMPTS):
@@ -91,6 +91,6 @@ def _inverse_factor(hessian: Tensor) -> Tensor:
             upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
             if not failed:
                 return upper.float()
-        damping *= 10  # rounding errors can make H indefinite if the text has few or similar tokens
+        damping *= 10  # for few or similar tokens, rounding errors can make H indefinite
     msg = "expected products of inputs (X Xᵀ), found a matrix that is far from positive definite"
     raise ValueError(msg)

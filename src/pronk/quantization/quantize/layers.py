@@ -19,7 +19,7 @@ __all__ = ["LINEARS", "LayerStream", "collect_hessians"]
 
 LINEARS = ("qkv", "out", "up", "down")  # names of the linear modules in a layer
 
-_MAX_ROWS = 4096  # maximum number of tokens that a layer computes at a time, unless a sequence is longer
+_MAX_ROWS = 4096  # maximum number of tokens that a layer computes at a time; at least one sequence
 
 
 class LayerStream:
@@ -51,23 +51,26 @@ class LayerStream:
                 rows.copy_(output)
 
     def perplexity(self) -> float:
-        """Return the perplexity of all tokens but each sequence's first, after the last layer; or NaN, inf."""
+        """Return the perplexity, without the first token of each sequence; NaN or inf after an overflow.
+
+        All layers must have been run before.
+        """
         rows = self.rows.unflatten(0, (-1, self.length))[:, :-1].flatten(0, 1)
         head = self.outer.head
         assert isinstance(head, PlainLinear)
         loss, _ = text_loss(self.outer.norm(rows), head.weight, self.tokens[:, 1:].reshape(-1), torch.float32)
         mean_loss = float(loss)
-        return math.exp(min(mean_loss, 700.0)) if math.isfinite(mean_loss) else mean_loss  # exp(710) overflows
+        return math.exp(min(mean_loss, 700.0)) if math.isfinite(mean_loss) else mean_loss  # math.exp(710) overflows
 
 
 @contextmanager
 def collect_hessians(layer: Layer) -> Iterator[Mapping[str, Tensor]]:
-    """Yield ``X Xᵀ`` by linear module; ``X`` is all inputs of the module within the ``with`` block."""
+    """Yield ``{module name: X Xᵀ}``; ``X`` is all inputs of the linear module in the ``with`` block."""
     products: dict[str, Tensor] = {}
 
     def register(name: str) -> RemovableHandle:
         def add_product(_: nn.Module, inputs: tuple[Tensor]) -> None:
-            (rows,) = inputs  # [tokens, inputs], the transpose of X
+            (rows,) = inputs  # ``[tokens, inputs]``: a part of the transpose of X
             if name not in products:
                 products[name] = rows.new_zeros(rows.shape[1], rows.shape[1])
             products[name].addmm_(rows.t(), rows)

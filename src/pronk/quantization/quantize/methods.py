@@ -30,12 +30,12 @@ __all__ = ["CALIBRATED", "NEAREST", "CalibrationTexts", "layer_file", "measure_p
 NEAREST = "nearest"
 CALIBRATED = ("scaled", "gptq")  # methods that need a calibration text
 
-Tick = Callable[[], None]  # progress callback, called after each layer
+Tick = Callable[[], None]  # progress callback, which is called after each layer
 
 
 @dataclass(frozen=True)
 class CalibrationTexts:
-    """Token ids ``[sequences, length]`` of the text to measure perplexity on, and of the calibration text."""
+    """Token ids ``[sequences, length]`` of the evaluation text (for perplexity) and the calibration text."""
 
     evaluation: Tensor
     calibration: Tensor | None = None
@@ -95,7 +95,7 @@ def layer_file(folder: Path, index: int) -> Path:
 
 
 def _check_finite(outputs: Tensor, name: str) -> None:
-    """Raise a CheckpointError if an output of a module is not finite; ``name`` names the module."""
+    """Raise a CheckpointError, with the module's ``name``, if ``outputs`` of the module are not finite."""
     if not bool(outputs.isfinite().all()):
         msg = f"{name}: expected finite numbers in its output, found NaN or inf; restore the weights from their source"
         raise CheckpointError(msg)
@@ -104,7 +104,7 @@ def _check_finite(outputs: Tensor, name: str) -> None:
 def _quantize_layer(
     layer: Layer, method: str, rule: RoundingRule, layer_hessians: Mapping[str, Tensor], where: str
 ) -> dict[str, QuantizedMatrix]:
-    """Return the quantized matrices of a layer, and replace its weights by the dequantized matrices."""
+    """Return the quantized matrices of a layer; in the layer, replace them by the dequantized weights."""
     quantized: dict[str, QuantizedMatrix] = {}
     try:
         if method == "scaled":

@@ -17,11 +17,14 @@ from pronk.quantization.quantize.rounding import WHOLE_ROW, RoundingRule
 
 __all__ = ["pack_codes", "packed_shapes", "quantization_config"]
 
-_VERSION = "0.20.0"  # version of compressed-tensors with which reading the output was tested
+_VERSION = "0.20.0"  # version of compressed-tensors that has been tested to read the output
 
 
 def pack_codes(prefix: str, weight: QuantizedMatrix, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return the tensors of ``weight`` by name; ``dtype``, for its scales, must represent them exactly."""
+    """Return the tensors of ``weight``, by name with ``prefix``.
+
+    Scales are stored in ``dtype``, which must represent them exactly.
+    """
     packed = weight.codes
     if weight.bits == 4:
         packed = pad(packed, (0, packed.shape[1] % 2))
@@ -37,12 +40,12 @@ def pack_codes(prefix: str, weight: QuantizedMatrix, dtype: torch.dtype) -> dict
 def packed_shapes(
     prefix: str, shape: tuple[int, int], rule: RoundingRule
 ) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """Return the shapes and dtypes of the tensors of :func:`pack_codes` for a matrix of ``shape``."""
+    """Return shape and dtype of each tensor that :func:`pack_codes` makes for a matrix of ``shape``."""
     outputs, inputs = shape
-    groups = inputs // (rule.group or inputs)
+    num_groups = inputs // (rule.group or inputs)
     return {
         f"{prefix}weight_packed": ((outputs, -(-inputs * rule.bits // 32)), torch.int32),
-        f"{prefix}weight_scale": ((outputs, groups), rule.dtype),
+        f"{prefix}weight_scale": ((outputs, num_groups), rule.dtype),
         f"{prefix}weight_shape": ((2,), torch.int64),
     }
 

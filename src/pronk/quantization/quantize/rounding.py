@@ -21,8 +21,8 @@ from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
 
 __all__ = ["WHOLE_ROW", "RoundingRule", "choose_group", "matrix_inputs"]
 
-WHOLE_ROW = 0  # value of a group size that means all inputs of a matrix
-_KERNEL_WHOLE_ROW = 1 << 20  # group size for the kernel, longer than any row, so that a row is one group
+WHOLE_ROW = 0  # group size that means all inputs of a matrix
+_KERNEL_WHOLE_ROW = 1 << 20  # the same for the kernel: a group size that no row exceeds
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class RoundingRule:
 
     @property
     def zero(self) -> int:
-        """Number that is added to signed codes to store them unsigned."""
+        """Number to add to signed codes to get the unsigned codes that are stored."""
         return 1 << (self.bits - 1)
 
     def scales(self, weight: Tensor) -> Tensor:

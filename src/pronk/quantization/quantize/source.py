@@ -112,7 +112,7 @@ class SourceCheckpoint:
                 for tensor in tensors:
                     end = start + tensor.shape[0]
                     if isinstance(values, QuantizedMatrix):
-                        yield tensor.name, values.rows(start, end)
+                        yield tensor.name, values.slice_outputs(start, end)
                     else:
                         yield tensor.name, values[start:end].to(self.inventory.tensor(tensor).dtype)
                     start = end

@@ -26,9 +26,9 @@ from pronk.train.sources import SourceSpec, read_source, spec_of
 __all__ = ["LENGTH", "read_texts"]
 
 LENGTH = 512  # number of tokens per sequence; fewer if the model's context is shorter
-_MAX_EVALUATION_TOKENS = 8192  # the evaluation text is cut after this number of tokens
+_MAX_EVALUATION_TOKENS = 8192  # number of tokens after which the evaluation text is cut
 _MIN_TOKENS = 128  # a text with fewer tokens is refused
-# Calibration texts are cut into chunks, which are shuffled, so that calibration covers all parts of a long text.
+# Calibration texts are cut into chunks of this size and shuffled, so that all parts of a long text can be used.
 _CHUNK_CHARACTERS = 4096
 
 
@@ -67,7 +67,7 @@ def _shuffled(documents: Iterable[str]) -> Iterator[str]:
 
 
 def _tokenize(encoder: Encoder, texts: Iterable[str], max_tokens: int, length: int, text_name: str) -> Tensor:
-    """Return ids ``[sequences, length]``, or ``[1, number of tokens]`` if there are fewer than ``length``."""
+    """Return token ids ``[sequences, length]``; a text of fewer tokens is one sequence of its own length."""
     ids = torch.from_numpy(pack(encoder, iter(texts), max_tokens).astype("int64"))
     if len(ids) < min(_MIN_TOKENS, length):
         msg = f"{text_name}: expected at least {min(_MIN_TOKENS, length)} tokens, found {len(ids)}; give more text"

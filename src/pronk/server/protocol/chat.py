@@ -13,14 +13,14 @@ from pydantic import Field, model_validator
 from pronk.outputs import Completion, Piece
 from pronk.server.protocol.request import PreparedRequest, RequestBody, Text, by_sample, check_max, leaps, refuse, usage
 from pronk.server.protocol.tokens import TokenTexts, chat_logprobs
-from pronk.server.protocol.tools import ToolCall, ToolCallMessage, ToolRequest
+from pronk.server.protocol.tools import ToolCall, ToolCallParser, ToolRequest
 from pronk.server.settings import RequestLimits
 from pronk.tokenization.chat.tools import ToolCallFormat
 from pronk.tokenization.tokenizer import Tokenizer
 
 __all__ = ["ChatMessage", "ChatReply", "ChatRequest", "ChatTurn", "TextPart", "template_messages"]
 
-_MAX_CALLS = 128  # tool calls in one message; the limit of the OpenAI API
+_MAX_CALLS = 128  # maximum number of tool calls in one message, as in the OpenAI API
 
 
 class TextPart(RequestBody):
@@ -33,7 +33,7 @@ class TextPart(RequestBody):
 
 
 class ChatTurn(RequestBody):
-    """Message of a conversation: role and content."""
+    """Base of messages: role and content."""
 
     role: str
     content: Text | Annotated[list[TextPart], Field(fail_fast=True)]
@@ -48,7 +48,7 @@ class ChatTurn(RequestBody):
 
 
 class ChatMessage(ChatTurn):
-    """Message of a conversation; answers of this server can be sent back unchanged."""
+    """Message of ``/v1/chat/completions``; the server accepts its own answers unchanged."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     name: Text | None = Field(None, max_length=64)
@@ -116,17 +116,17 @@ class ChatRequest(ToolRequest):
         prompt: list[int],
         max_tokens: int,
         tokenizer: Tokenizer,
-        frame: dict[str, Any],
+        shared_fields: dict[str, Any],
         call_format: ToolCallFormat | None = None,
     ) -> PreparedRequest:
         """Return the engine's input and the builder of the reply for ``prompt``, the tokenized conversation.
 
-        ``frame`` holds the fields equal in every reply and chunk. ``call_format`` is None if no calls are allowed.
+        ``shared_fields`` are equal in the reply and in every chunk. ``call_format`` is None if no calls are allowed.
         """
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
         guide = self.guide() if call_format is None else self.call_guide(call_format)
         params = self.params(max_tokens, logprobs, guide=guide)
-        return PreparedRequest([prompt], params, ChatReply(self, frame, TokenTexts(tokenizer), call_format))
+        return PreparedRequest([prompt], params, ChatReply(self, shared_fields, TokenTexts(tokenizer), call_format))
 
 
 def template_messages(messages: Sequence[ChatTurn]) -> list[dict[str, Any]]:
@@ -139,24 +139,24 @@ class ChatReply:
     """Builder of the replies of ``/v1/chat/completions``."""
 
     request: ChatRequest
-    frame: dict[str, Any]  # fields that are equal in every reply and chunk
+    shared_fields: dict[str, Any]  # fields that are equal in the reply and in every chunk
     texts: TokenTexts
     call_format: ToolCallFormat | None = None  # format of tool calls; None if the request allows no calls
 
     def __post_init__(self) -> None:
         self.n = self.request.n or 1
-        head = {"id": f"chatcmpl-{uuid4().hex}", "created": int(time()), **self.frame}
+        head = {"id": f"chatcmpl-{uuid4().hex}", "created": int(time()), **self.shared_fields}
         self._reply_head = {**head, "object": "chat.completion"}
         self._chunk_head = {**head, "object": "chat.completion.chunk"}
         if self.request.include_usage:
             self._chunk_head["usage"] = None
-        self._parsers: list[ToolCallMessage] = []  # one per sample; empty if the request allows no calls
+        self._parsers: list[ToolCallParser] = []  # one per sample; empty if the request allows no calls
         if self.call_format is not None:
             names, allows_text = self.request.allowed_names, self.request.allows_text
-            self._parsers = [ToolCallMessage(self.call_format, names, allows_text=allows_text) for _ in range(self.n)]
+            self._parsers = [ToolCallParser(self.call_format, names, allows_text=allows_text) for _ in range(self.n)]
 
     def start(self) -> list[dict[str, Any]]:
-        """Return one chunk per sample with the role; its content is null if the request allows calls."""
+        """Return one chunk per sample with the role; the content is null if the request allows calls."""
         delta = {"role": "assistant", "content": None if self._parsers else ""}
         return [self._chunk(index, delta) for index in range(self.n)]
 
@@ -172,7 +172,7 @@ class ChatReply:
         return chunks
 
     def _chunks(self, index: int, sample_pieces: Sequence[Piece]) -> list[dict[str, Any]]:
-        """Return one chunk per text or part of a call; the first has the log-probabilities of all ``sample_pieces``."""
+        """Return one chunk per text or part of a tool call; the first has all logprobs of ``sample_pieces``."""
         text: list[dict[str, Any]] = [{"content": "".join(piece.text for piece in sample_pieces)}]
         deltas = self._parsers[index].parse(sample_pieces) if self._parsers else text
         if not deltas and (self.request.logprobs or self.request.leaps):
@@ -185,7 +185,7 @@ class ChatReply:
         return chunks
 
     def record(self, pieces: Sequence[Piece]) -> None:
-        """Parse tool calls now: the texts in ``done`` lack the special tokens that begin calls."""
+        """Parse tool calls; the completed texts lack the special tokens at which calls begin."""
         for index, sample_pieces in by_sample(pieces) if self._parsers else []:
             self._parsers[index].parse(sample_pieces)
 

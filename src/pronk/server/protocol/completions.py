@@ -35,7 +35,7 @@ _MAX_TOKENS = 16  # default of ``max_tokens`` in the OpenAI API
 
 
 def _prompt_type(prompt: Any) -> str:
-    """Return the tag of the only type against which pydantic validates ``prompt``, by its first element."""
+    """Return the tag of a prompt's type, by its first element; pydantic tries only this type."""
     if not isinstance(prompt, list):
         return "text"
     first = prompt[0] if prompt else ""
@@ -79,10 +79,12 @@ class CompletionRequest(GuidedRequest):
         if self.stream and self.echo and self.logprobs is not None:
             raise unsupported("logprobs", "expected stream: false with echo and logprobs, found true; do not stream")
 
-    def prepare(self, prompts: Sequence[list[int]], tokenizer: Tokenizer, frame: dict[str, Any]) -> PreparedRequest:
+    def prepare(
+        self, prompts: Sequence[list[int]], tokenizer: Tokenizer, shared_fields: dict[str, Any]
+    ) -> PreparedRequest:
         """Return the engine's input and the builder of the reply.
 
-        ``prompts`` are the token ids of :meth:`prompts`. ``frame`` holds the fields equal in every reply and chunk.
+        ``prompts`` are the token ids of :meth:`prompts`. ``shared_fields`` are equal in the reply and in every chunk.
         """
         max_tokens = _MAX_TOKENS if self.max_tokens is None else self.max_tokens
         prompt_logprobs = self.logprobs if self.echo else None
@@ -92,7 +94,7 @@ class CompletionRequest(GuidedRequest):
         ]
         # The engine generates at least one token. With max_tokens 0 the reply leaves this token out.
         params = self.params(max(1, max_tokens), self.logprobs, prompt_logprobs, self.guide())
-        reply = CompletionReply(self, frame, TokenTexts(tokenizer), echoes, echo_only=max_tokens == 0)
+        reply = CompletionReply(self, shared_fields, TokenTexts(tokenizer), echoes, echo_only=max_tokens == 0)
         return PreparedRequest(prompts, params, reply)
 
 
@@ -101,15 +103,20 @@ class CompletionReply:
     """Builder of the replies of ``/v1/completions``."""
 
     request: CompletionRequest
-    frame: dict[str, Any]  # fields that are equal in every reply and chunk
+    shared_fields: dict[str, Any]  # fields that are equal in the reply and in every chunk
     texts: TokenTexts
     echoes: Sequence[str]  # texts of the prompts if the field ``echo`` is set, otherwise empty
     echo_only: bool  # whether the reply has no generated tokens (max_tokens is 0)
-    # Sample index to the sample's UTF-8 decoder, which may hold a part of a character, and its characters so far.
+    # Sample index to (UTF-8 decoder, which may hold a part of a character; number of the sample's characters so far).
     _offsets: dict[int, tuple[IncrementalDecoder, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.frame = {"id": f"cmpl-{uuid4().hex}", "object": "text_completion", "created": int(time()), **self.frame}
+        self.shared_fields = {
+            "id": f"cmpl-{uuid4().hex}",
+            "object": "text_completion",
+            "created": int(time()),
+            **self.shared_fields,
+        }
         self.n = self.request.n or 1
 
     def start(self) -> list[dict[str, Any]]:
@@ -130,19 +137,19 @@ class CompletionReply:
         return chunks
 
     def record(self, pieces: Sequence[Piece]) -> None:
-        """Do nothing: the completions have all that :meth:`whole` needs."""
+        """Do nothing: for :meth:`whole`, its argument ``done`` is enough."""
 
     def end(self, done: Sequence[Completion]) -> list[dict[str, Any]]:
         """Return one last chunk per sample if ``echo_only``, and a chunk with the token counts if requested."""
         chunks = [self._chunk(i, "", None, "length") for i in range(len(done))] if self.echo_only else []
         if self.request.include_usage:
-            chunks.append({**self.frame, "choices": [], "usage": self._usage(done)})
+            chunks.append({**self.shared_fields, "choices": [], "usage": self._usage(done)})
         return chunks
 
     def whole(self, done: Sequence[Completion]) -> dict[str, Any]:
         """Return the whole reply."""
         choices = [self._choice(index, completion) for index, completion in enumerate(done)]
-        return {**self.frame, "choices": choices, "usage": self._usage(done)}
+        return {**self.shared_fields, "choices": choices, "usage": self._usage(done)}
 
     def _usage(self, done: Sequence[Completion]) -> dict[str, Any]:
         counts = usage(done, self.n)
@@ -168,16 +175,16 @@ class CompletionReply:
         }
 
     def _logprobs(self, reports: Sequence[Any], index: int) -> dict[str, Any] | None:
-        """Return the ``logprobs`` of a choice, if requested; ``text_offset`` are character positions in the text."""
+        """Return the ``logprobs`` of a choice, if requested; a ``text_offset`` counts characters of the text."""
         if self.request.logprobs is None:
             return None
         tokens = [next(iter(report)) for report in reports]
-        decoder, at = self._offsets.get(index) or (getincrementaldecoder("utf-8")("replace"), 0)
+        decoder, offset = self._offsets.get(index) or (getincrementaldecoder("utf-8")("replace"), 0)
         offsets = []
         for token in tokens:
-            offsets.append(at)
-            at += len(decoder.decode(self.texts.bytes(token)))
-        self._offsets[index] = decoder, at
+            offsets.append(offset)
+            offset += len(decoder.decode(self.texts.bytes(token)))
+        self._offsets[index] = decoder, offset
         return {
             "tokens": [self.texts.name(token) for token in tokens],
             "token_logprobs": [report[token] for token, report in zip(tokens, reports, strict=True)],
@@ -186,7 +193,7 @@ class CompletionReply:
         }
 
     def _top_logprobs(self, report: Report) -> dict[str, float] | None:
-        """Map texts of the likeliest tokens and of the actual one to logprobs; equal texts get the largest one."""
+        """Map texts of the likeliest tokens and the actual token to logprobs; of equal texts, the largest one."""
         if None in report.values():
             return None  # the first token of a prompt has no log-probability
         token = next(iter(report))
@@ -195,4 +202,4 @@ class CompletionReply:
 
     def _chunk(self, index: int, text: str, logprobs: Any = None, finish_reason: str | None = None) -> dict[str, Any]:
         choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
-        return {**self.frame, "choices": [choice]} | ({"usage": None} if self.request.include_usage else {})
+        return {**self.shared_fields, "choices": [choice]} | ({"usage": None} if self.request.include_usage else {})

@@ -1,4 +1,4 @@
-"""Fields that require a form of the answer: ``response_format``, vLLM's ``guided_*`` and ``structured_outputs``."""
+"""Fields for the form of the answer: ``response_format``, vLLM's ``guided_*``, ``structured_outputs``."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pronk.server.protocol.request import RequestBody, Text, TextRequest, Texts,
 from pronk.server.settings import RequestLimits
 from pronk.tokenization.chat.tools import TOOL_NAME
 
-__all__ = ["NAME", "GuidedRequest", "ResponseFormat", "SchemaFormat", "TextFormat"]
+__all__ = ["NAME_PATTERN", "GuidedRequest", "ResponseFormat", "SchemaFormat", "TextFormat"]
 
-NAME = f"^{TOOL_NAME.pattern}$"
+NAME_PATTERN = f"^{TOOL_NAME.pattern}$"
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 _KINDS = get_args(GuideKind)
 
@@ -24,7 +24,7 @@ _KINDS = get_args(GuideKind)
 class SchemaFormat(RequestBody):
     """Named JSON schema. The answer follows the schema whether ``strict`` is set or not."""
 
-    name: Text = Field(pattern=NAME)
+    name: Text = Field(pattern=NAME_PATTERN)
     description: Text | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
     strict: bool | None = None
@@ -41,7 +41,7 @@ class TextFormat(RequestBody):
     """``text.format`` of ``/v1/responses``."""
 
     type: Literal["text", "json_object", "json_schema"]
-    name: Text | None = Field(None, pattern=NAME)
+    name: Text | None = Field(None, pattern=NAME_PATTERN)
     description: Text | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
     strict: bool | None = None
@@ -50,7 +50,7 @@ class TextFormat(RequestBody):
         """Implement :meth:`FormattedRequest.guide_arguments` for this field.
 
         Raises:
-            ApiError: the type ``json_schema`` comes without a schema, or a schema with another type.
+            ApiError: the type is ``json_schema`` without a schema, or another type with a schema.
         """
         if (self.type == "json_schema") != (self.schema_ is not None):
             raise refuse("text.format.schema", "expected a schema with the type 'json_schema', and with no other")
@@ -59,7 +59,7 @@ class TextFormat(RequestBody):
 
 
 class StructuredOutputs(RequestBody):
-    """``structured_outputs`` of vLLM: one of the five fields below; its options have no effect."""
+    """``structured_outputs`` of vLLM: one of five forms; other options are limited to ``noop_values``."""
 
     noop_values: ClassVar = {
         "disable_additional_properties": [False],
@@ -87,7 +87,7 @@ class FormattedRequest(TextRequest):
     """Request that may require a form of the answer, such as JSON."""
 
     def guide_arguments(self) -> dict[str, Mapping[str, Any]]:
-        """Map each field that requires a form to arguments of :class:`.Guide`: ``{"guided_regex": {"regex": "a+"}}``.
+        """Map fields that require a form to arguments of ``Guide``: ``{"guided_regex": {"regex": "a+"}}``.
 
         Raises:
             ApiError: a field is invalid.
@@ -135,7 +135,7 @@ class GuidedRequest(FormattedRequest):
     guided_grammar: Text | None = Field(None, description="Grammar in llguidance's dialect of Lark.")
 
     def guide_arguments(self) -> dict[str, Mapping[str, Any]]:
-        """Implement :meth:`FormattedRequest.guide_arguments` for the three kinds of fields."""
+        """Implement :meth:`FormattedRequest.guide_arguments` for the fields listed above."""
         guided = {name: getattr(self, f"guided_{name}") for name in _KINDS}
         structured = {} if self.structured_outputs is None else self.structured_outputs.guide_arguments()
         return {**self._response_form(), **structured, **_by_field("guided_", guided)}
@@ -153,5 +153,5 @@ class GuidedRequest(FormattedRequest):
 
 
 def _by_field(prefix: str, given: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return ``{"guided_regex": {"regex": "a+"}}`` for the prefix ``guided_`` and ``{"regex": "a+", "json": None}``."""
+    """Return ``{"guided_regex": {"regex": "a+"}}`` for ``guided_`` and ``{"regex": "a+", "json": None}``."""
     return {f"{prefix}{kind}": {kind: value} for kind, value in given.items() if value is not None}

@@ -35,20 +35,20 @@ __all__ = [
     "usage",
 ]
 
-_SEEDS = 2**63  # number of seeds of the engine; a request may send a negative seed, which is taken modulo this
+_NUM_SEEDS = 2**63  # number of seeds of the engine; a negative seed in a request is taken modulo this number
 
 
 class RequestBody(BaseModel):
     """JSON object of a request. Unknown fields and numbers written as strings are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-    # Unsupported field of the OpenAI API or of vLLM to its accepted values, which ask for what the server does anyway.
+    # Unsupported field of the OpenAI API or of vLLM to its accepted values, which request the server's usual behaviour.
     noop_values: ClassVar[Mapping[str, Sequence[Any]]] = {}
 
     @model_validator(mode="before")
     @classmethod
     def _drop_unused(cls, value: Any) -> Any:
-        """Drop null fields and no-op values; keep one of the unknown fields, for the error message."""
+        """Drop null fields and no-op values; of the unknown fields, keep one for the error message."""
         if not isinstance(value, dict):
             return value
         given = {name: content for name, content in value.items() if content is not None}
@@ -73,7 +73,7 @@ def _encodable(text: str) -> str:
     return text
 
 
-Text = Annotated[str, AfterValidator(_encodable)]  # JSON can escape half of a surrogate pair, which UTF-8 cannot encode
+Text = Annotated[str, AfterValidator(_encodable)]  # without lone surrogates, which JSON can escape, but not UTF-8
 # fail_fast: a list with millions of wrong elements produces one error, not millions.
 Texts = Annotated[list[Text], Field(fail_fast=True)]
 Ids = Annotated[list[Annotated[int, Field(ge=-(2**63), lt=2**63)]], Field(fail_fast=True)]
@@ -85,7 +85,7 @@ class StreamOptions(RequestBody):
     noop_values: ClassVar = {"include_obfuscation": [False]}
 
     include_usage: bool = False
-    continuous_usage_stats: bool = False  # field of vLLM; its benchmark clients always set it
+    continuous_usage_stats: bool = False  # field of vLLM, whose benchmark clients always set it
 
 
 class TextRequest(RequestBody):
@@ -103,7 +103,7 @@ class TextRequest(RequestBody):
     top_k: int | None = Field(None, ge=0, le=2**31)
     min_p: float | None = Field(None, ge=0.0, le=1.0)
     n: int | None = Field(None, ge=1)
-    seed: int | None = Field(None, ge=-_SEEDS, lt=_SEEDS)
+    seed: int | None = Field(None, ge=-_NUM_SEEDS, lt=_NUM_SEEDS)
     stop: Text | Texts | None = None
     stop_token_ids: Ids | None = None
     bad_words: Texts | None = None
@@ -182,7 +182,7 @@ class TextRequest(RequestBody):
         return SamplingParams(
             max_tokens=max_tokens,
             temperature=1.0 if self.temperature is None else self.temperature,
-            seed=None if self.seed is None else self.seed % _SEEDS,
+            seed=None if self.seed is None else self.seed % _NUM_SEEDS,
             stop_token_ids=tuple(self.stop_token_ids or ()),
             bad_words=tuple(self.bad_words or ()),
             logit_bias={int(token): bias for token, bias in self.logit_bias.items()} if self.logit_bias else None,
@@ -198,7 +198,7 @@ class PreparedRequest:
     """Input of the engine for one checked and tokenized request, and the builder of its reply."""
 
     prompts: Sequence[list[int]]
-    params: SamplingParams  # for every prompt
+    params: SamplingParams  # options for every prompt
     reply: Reply
 
 
@@ -212,7 +212,7 @@ class Reply(Protocol):
         """Return the chunks of a stream for ``pieces``, the new tokens of one decoding step."""
 
     def record(self, pieces: Sequence[Piece]) -> None:
-        """Without a stream: record the new tokens of one step, if :meth:`whole` needs more than ``done``."""
+        """Record the new tokens of a step for :meth:`whole`; called for each step of a reply without stream."""
 
     def end(self, done: Sequence[Completion]) -> list[dict[str, Any]]:
         """Return the last chunks of a stream; ``done`` as in :meth:`whole`."""
@@ -238,12 +238,12 @@ def check_max(param: str, value: int | None, maximum: int) -> None:
 
 
 def by_sample(pieces: Sequence[Piece]) -> list[tuple[int, list[Piece]]]:
-    """Group the pieces of a step by the index of their sample, in the order of the indices."""
+    """Return (sample index, pieces of the sample) for the pieces of a step, in order of the indices."""
     return [(i, [piece for piece in pieces if piece.index == i]) for i in sorted({piece.index for piece in pieces})]
 
 
 def leaps(pieces: Sequence[Piece]) -> list[Mapping[str, Any]]:
-    """Return the field ``leaps``: each token with its step and its drafter (``source``), null if not drafted."""
+    """Return the field ``leaps``: id, text, drafter (``source``, null if none) and step of each token."""
     return [{"id": p.token_id, "text": p.text, "source": p.source, "step": p.step} for p in pieces]
 
 

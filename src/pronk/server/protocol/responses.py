@@ -94,12 +94,12 @@ class ResponsesRequest(FormattedRequest):
         return system + template_messages(self.input)
 
     def prepare(
-        self, prompt: list[int], max_tokens: int, tokenizer: Tokenizer, frame: dict[str, Any]
+        self, prompt: list[int], max_tokens: int, tokenizer: Tokenizer, shared_fields: dict[str, Any]
     ) -> PreparedRequest:
         """Return the engine's input and the builder of the reply, see :meth:`ChatRequest.prepare`."""
         logprobs = (self.top_logprobs or 0) if self.wants_logprobs else None
         params = self.params(max_tokens, logprobs, guide=self.guide())
-        return PreparedRequest([prompt], params, ResponsesReply(self, frame, TokenTexts(tokenizer)))
+        return PreparedRequest([prompt], params, ResponsesReply(self, shared_fields, TokenTexts(tokenizer)))
 
 
 @dataclass
@@ -107,12 +107,17 @@ class ResponsesReply:
     """Builder of the replies of ``/v1/responses``, whose streams consist of numbered events."""
 
     request: ResponsesRequest
-    frame: dict[str, Any]  # fields that are equal in every response object
+    shared_fields: dict[str, Any]  # fields that are equal in every event with the response
     texts: TokenTexts
 
     def __post_init__(self) -> None:
-        self._head = {"id": f"resp_{uuid4().hex}", "object": "response", "created_at": int(time()), **self.frame}
-        self._item = f"msg_{uuid4().hex}"  # id of the message in the response
+        self._head = {
+            "id": f"resp_{uuid4().hex}",
+            "object": "response",
+            "created_at": int(time()),
+            **self.shared_fields,
+        }
+        self._message_id = f"msg_{uuid4().hex}"
         self._numbers = count()
 
     def start(self) -> list[dict[str, Any]]:
@@ -132,7 +137,7 @@ class ResponsesReply:
         return [self._text_event("response.output_text.delta", delta=text, logprobs=logprobs)]
 
     def record(self, pieces: Sequence[Piece]) -> None:
-        """Do nothing: the completions have all that :meth:`whole` needs."""
+        """Do nothing: for :meth:`whole`, its argument ``done`` is enough."""
 
     def end(self, done: Sequence[Completion]) -> list[dict[str, Any]]:
         """Return the events that close the text, the content part, the message and the response."""
@@ -196,7 +201,7 @@ class ResponsesReply:
         return {"type": form.type, **schema, "strict": form.strict}
 
     def _message(self, status: str, content: list[Any]) -> dict[str, Any]:
-        return {"id": self._item, "type": "message", "status": status, "role": "assistant", "content": content}
+        return {"id": self._message_id, "type": "message", "status": status, "role": "assistant", "content": content}
 
     def _part(self, text: str, logprobs: list[Any]) -> dict[str, Any]:
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
@@ -207,7 +212,7 @@ class ResponsesReply:
         return list(chat_logprobs(self.texts, reports, self.request.top_logprobs or 0)["content"])
 
     def _text_event(self, kind: str, **values: Any) -> dict[str, Any]:
-        return self._event(kind, item_id=self._item, output_index=0, content_index=0, **values)
+        return self._event(kind, item_id=self._message_id, output_index=0, content_index=0, **values)
 
     def _event(self, kind: str, **values: Any) -> dict[str, Any]:
         return {"type": kind, "sequence_number": next(self._numbers), **values}

@@ -48,7 +48,7 @@ def moderation(reply_id: str, model: str, results: list[dict[str, float]], flagg
     Args:
         reply_id: id of the reply.
         model: name of the model.
-        results: for each text, category to probability; 1 - sum is the probability that the text is acceptable.
+        results: for each text, category to probability, without the category "acceptable".
         flagged: for each text, whether a category is more likely than "acceptable".
     """
     return {

@@ -12,7 +12,7 @@ from pronk.tokenization.tokenizer import Tokenizer
 
 __all__ = ["TokenTexts", "chat_logprobs"]
 
-Report = Mapping[int, float]  # log-probabilities at one place of the text by token id: the text's token, then others
+Report = Mapping[int, float]  # token id to log-probability at one position; the first id is the text's token
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,12 @@ class TokenTexts:
         return spell(self.tokenizer).texts
 
     def bytes(self, token: int) -> bytes:
-        """Return the bytes of a token; for a special token, of its name; for an unassigned id, ``b""``."""
+        """Return the bytes of a token: of a special token, its name; of an unassigned id, ``b""``."""
         spelled = self._spelled.get(token)
         return (self.tokenizer.backend.id_to_token(token) or "").encode() if spelled is None else spelled
 
     def name(self, token: int) -> str:
-        r"""Return the text of a token; for bytes that are no UTF-8, such as E2 82, ``bytes:\xe2\x82`` like OpenAI."""
+        r"""Return the text of a token; like OpenAI, ``bytes:\xe2\x82`` if the bytes (E2 82) are not UTF-8."""
         data = self.bytes(token)
         try:
             return data.decode()
@@ -40,16 +40,19 @@ class TokenTexts:
 
 
 def chat_logprobs(texts: TokenTexts, reports: Sequence[Report], top: int) -> dict[str, Any]:
-    """Return the ``logprobs`` of ``/v1/chat/completions``: one entry per report, with its ``top`` likeliest tokens."""
-    return {"content": [_entry(texts, report, top) for report in reports], "refusal": None}
+    """Return ``logprobs`` of ``/v1/chat/completions``: per report an entry with ``top`` likeliest tokens."""
+    return {"content": [_report_entry(texts, report, top) for report in reports], "refusal": None}
 
 
-def _entry(texts: TokenTexts, report: Report, top: int) -> dict[str, Any]:
+def _report_entry(texts: TokenTexts, report: Report, top: int) -> dict[str, Any]:
     token = next(iter(report))
     likeliest = sorted(report.items(), key=lambda item: -item[1])[:top]
-    return {**_one(texts, token, report[token]), "top_logprobs": [_one(texts, *item) for item in likeliest]}
+    return {
+        **_token_entry(texts, token, report[token]),
+        "top_logprobs": [_token_entry(texts, *item) for item in likeliest],
+    }
 
 
-def _one(texts: TokenTexts, token: int, logprob: float) -> dict[str, Any]:
+def _token_entry(texts: TokenTexts, token: int, logprob: float) -> dict[str, Any]:
     data = texts.bytes(token)
     return {"token": data.decode(errors="replace"), "logprob": logprob, "bytes": list(data)}

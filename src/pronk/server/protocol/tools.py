@@ -11,26 +11,26 @@ from pydantic import Field
 from pronk.errors import OptionError
 from pronk.outputs import Completion, Piece
 from pronk.sampling.guide import MAX_SIZE, Guide
-from pronk.server.protocol.guides import NAME, GuidedRequest
+from pronk.server.protocol.guides import NAME_PATTERN, GuidedRequest
 from pronk.server.protocol.request import RequestBody, Text, refuse
 from pronk.server.settings import RequestLimits
 from pronk.tokenization.chat.calls import CallPart, CallReader
 from pronk.tokenization.chat.tools import ToolCallFormat, arguments_schema
 
-__all__ = ["ToolCall", "ToolCallMessage", "ToolRequest"]
+__all__ = ["ToolCall", "ToolCallParser", "ToolRequest"]
 
-_MAX_TOOLS = 128  # tools in one request; the limit of the OpenAI API
+_MAX_TOOLS = 128  # maximum number of tools in one request, as in the OpenAI API
 
 
 class FunctionCall(RequestBody):
     """Name and arguments (JSON text) of a call."""
 
-    name: Text = Field(pattern=NAME)
+    name: Text = Field(pattern=NAME_PATTERN)
     arguments: Text
 
 
 class ToolCall(RequestBody):
-    """Call in an earlier message of the assistant."""
+    """Tool call in an earlier message of the assistant."""
 
     id: Text = Field(max_length=64)
     type: Literal["function"] = "function"
@@ -41,7 +41,7 @@ class ToolCall(RequestBody):
 class Function(RequestBody):
     """Function that the model may call. The arguments follow the schema whether ``strict`` is set or not."""
 
-    name: Text = Field(pattern=NAME)
+    name: Text = Field(pattern=NAME_PATTERN)
     description: Text | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -93,7 +93,7 @@ class ToolRequest(GuidedRequest):
         return self.tool_choice in (None, "auto")
 
     def guide_arguments(self) -> dict[str, Mapping[str, Any]]:
-        """Add ``tools`` if calls are allowed, without arguments: :meth:`call_guide` builds their grammar."""
+        """Add ``"tools": {}`` if calls are allowed; :meth:`call_guide` builds the grammar of the calls."""
         return {**super().guide_arguments(), **({"tools": {}} if self.allowed_names else {})}
 
     def check(self, limits: RequestLimits) -> None:
@@ -148,19 +148,19 @@ class ToolRequest(GuidedRequest):
         return {name: schemas[name] for name in self.allowed_names}
 
 
-class ToolCallMessage:
+class ToolCallParser:
     """Streaming parser of one sample's answer, which may call the tools ``names``.
 
-    If ``allows_text`` is False, the answer must be a call. Text can then only be an incomplete call, and is dropped.
+    If ``allows_text`` is False, the answer must be a call. Any text is then part of an incomplete call, and is dropped.
     """
 
     def __init__(self, call_format: ToolCallFormat, names: Sequence[str], *, allows_text: bool) -> None:
         self._reader, self._allows_text = CallReader(call_format, names), allows_text
         self._content: list[str] = []
-        self._calls: list[tuple[str | None, str | None, list[str]]] = []  # id, name, pieces of the arguments' JSON text
+        self._calls: list[tuple[str | None, str | None, list[str]]] = []  # id, name, parts of the arguments' JSON text
 
     def parse(self, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
-        """Parse the next pieces; return the ``delta`` of each new chunk."""
+        """Parse the next pieces of the answer; return the ``delta`` objects of the chunks to send."""
         parts = [part for piece in pieces for part in self._reader.push(piece.text, piece.token_id)]
         if pieces and pieces[-1].completion is not None:
             parts += self._reader.flush()
@@ -168,7 +168,7 @@ class ToolCallMessage:
 
     def finish_reason(self, done: Completion) -> str:
         """Return ``"tool_calls"`` if the answer ended with a complete call, otherwise ``done.finish_reason``."""
-        complete = self._calls and done.finish_reason == "stop" and not self._reader.calling
+        complete = self._calls and done.finish_reason == "stop" and not self._reader.in_call
         return "tool_calls" if complete else done.finish_reason
 
     def message(self) -> dict[str, Any]:

@@ -1,11 +1,16 @@
-"""Child process that compiles and renders chat templates; it imports Jinja and no module of pronk.
+"""Child process of :mod:`pronk.tokenization.chat.renderer`, which compiles and renders chat templates.
 
-The standard output begins with the line ``ready``. Then each line of the standard input is a request in JSON, and each
-line of the standard output the reply in JSON. A request without ``values`` only compiles the template::
+It imports Jinja and no module of pronk. The standard output begins with the line ``ready``. Then each line of the
+standard input is a request in JSON, and each line of the standard output the reply in JSON. A request without
+``values`` only compiles the template::
 
     {"source": "{{ x }}", "values": {"x": "a"}}         ->  {"text": "a", "loops_over_content": false}
     {"source": "{{"}                                    ->  {"error": "unexpected 'end of template'"}
     {"source": "{{ 'x' * 10**8 }}", "values": {}}       ->  {"over_limit": true}
+
+``loops_over_content`` is true if the template loops over the parts of a message's content; other templates expect a
+string. ``over_limit`` means that memory, recursion or the length of the text exceeded a limit. If a request exceeds the
+time limit, this process ends without a reply.
 
 The Jinja environment is that of transformers (``utils/chat_template_utils.py``), so a template gives the same text.
 """
@@ -32,7 +37,7 @@ _MAX_TEXT = 2**25  # maximum characters of a rendered text: some 8 million token
 _MAX_ERROR = 300  # maximum characters of an error message, which may come from the template
 
 
-class _Dict:
+class _DictFunction:
     """Replacement of ``dict`` in templates; unlike the class, it gives no access to Python's internals."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
@@ -57,7 +62,7 @@ class _PublicNamespace(Namespace):
 
 
 class _Generation(Extension):
-    """The tag ``{% generation %}``, which only training needs: its block is rendered like other text."""
+    """Support of the tag ``{% generation %}``, which only training needs: render its block as usual."""
 
     tags = {"generation"}  # noqa: RUF012 - declared so by jinja2
 
@@ -97,12 +102,12 @@ def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
     environment.filters["tojson"] = _tojson
     environment.globals |= {
-        "dict": _Dict(),
+        "dict": _DictFunction(),
         "namespace": _PublicNamespace,
         "raise_exception": _raise_exception,
         "strftime_now": _strftime_now,
     }
-    del environment.globals["lipsum"]  # it returns random text
+    del environment.globals["lipsum"]  # the function lipsum returns random text
     return environment
 
 
@@ -118,24 +123,25 @@ def _compile(source: str) -> tuple[Template, bool]:
 
 
 def _is_content(node: nodes.Node) -> bool:
-    """Return whether an expression is a message's content: ``m.content``, ``m["content"][1:] | list``."""
+    """Return whether ``node`` is a message's content, like ``m.content`` or ``m["content"][1:] | list``."""
     if isinstance(node, nodes.Filter) or (isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)):
         return node.node is not None and _is_content(node.node)
     if isinstance(node, nodes.Getitem):
         return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
+    # an attribute ``m.content``, or a variable ``content``
     return getattr(node, "attr" if isinstance(node, nodes.Getattr) else "name", None) == "content"
 
 
 def _limit_memory(size: int) -> None:
     """Limit the address space to ``size`` bytes, where the system enforces it (Linux)."""
-    with contextlib.suppress(ImportError, OSError, ValueError):
+    with contextlib.suppress(ImportError, OSError, ValueError):  # without it, the time limit still holds
         import resource  # noqa: PLC0415 - not on Windows
 
         resource.setrlimit(resource.RLIMIT_AS, (size, size))
 
 
 def _answer(line: bytes) -> bytes:
-    """Return the reply to a request: the template is compiled and, if there are ``values``, rendered."""
+    """Return the reply to a request: compile the template and, if there are ``values``, render it."""
     reply: dict[str, Any]
     try:
         request = json.loads(line.decode("utf-8", "surrogatepass"))
@@ -152,8 +158,8 @@ def _answer(line: bytes) -> bytes:
     return json.dumps(reply).encode()
 
 
-def _main(seconds: float, memory: int) -> None:
-    _limit_memory(memory)
+def _main(time_limit: float, memory_limit: int) -> None:
+    _limit_memory(memory_limit)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C, and may go on
     reply = b"ready"
     while True:
@@ -162,8 +168,8 @@ def _main(seconds: float, memory: int) -> None:
         line = sys.stdin.buffer.readline()
         if not line:
             break
-        # A C thread ends this process after ``seconds``, even within one operation of Python ('x' * 10**10).
-        faulthandler.dump_traceback_later(seconds, exit=True)
+        # A C thread ends this process at the time limit, even within one operation of Python ('x' * 10**10).
+        faulthandler.dump_traceback_later(time_limit, exit=True)
         reply = _answer(line)
         faulthandler.cancel_dump_traceback_later()
 

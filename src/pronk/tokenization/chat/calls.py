@@ -17,9 +17,9 @@ from pronk.tokenization.chat.tools import TOOL_NAME, ToolCallFormat
 
 __all__ = ["CallPart", "CallReader"]
 
-_MAX_CALL_START = 200  # characters of a call up to its tool's name; names of tools have up to 64
-_OUTSIDE_STRING = re.compile(r'["{}\[\]]')  # characters of JSON that change the nesting
-_INSIDE_STRING = re.compile(r'["\\]')  # the same within a string
+_MAX_CALL_START = 200  # maximum characters from a call's beginning to the end of its tool's name, which has up to 64
+_OUTSIDE_STRING = re.compile(r'["{}\[\]]')  # characters of JSON that begin a string or change the nesting
+_INSIDE_STRING = re.compile(r'["\\]')  # characters of JSON that end a string or escape the next character
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class CallPart:
 
     index: int  # number of the call within the answer, from 0
     arguments: str = ""  # next characters of the arguments' JSON
-    ident: str | None = None  # id of the call, in the call's first part only
-    name: str | None = None  # name of the tool, in the call's first part only
+    ident: str | None = None  # id of the call; ``None`` except in the call's first part
+    name: str | None = None  # name of the tool; ``None`` except in the call's first part
 
 
 class CallReader:
@@ -46,30 +46,32 @@ class CallReader:
         self._format, self._names = call_format, frozenset(names)
         self._trigger = call_format.begin.decoded if call_format.begin else ""  # text of the begin marker, if any
         self._output: list[str | CallPart] = []
-        self._count = 0  # number of calls so far
-        self._held_space: list[str] = []  # white space held back
+        self._num_calls = 0  # number of calls so far
+        self._held_space: list[str] = []  # white space that is not emitted yet
         self._only_space = True  # whether the answer, or the text after its last call, is only white space so far
-        self._expected: Mapping[str, Callable[[], None]] = {}  # texts that may come next, with the action after each
+        self._expected: Mapping[str, Callable[[], None]] = {}  # texts that may come next; method to call after each
         self._seen = ""  # the part of an expected text that was read so far, and the name of the tool after it
-        self._before = ""  # begin marker before ``_seen``, held back as well
-        self._in_call = False  # whether a tool has been named and its call has not ended
-        self._depth, self._quoted, self._escaped = 0, False, False  # in the arguments: brackets, string, backslash
-        self._read: Callable[[str, int], int] = self._read_text  # reads text from an offset, returns the next offset
+        self._before = ""  # the begin marker read before ``_seen``; like ``_seen``, it is not emitted yet
+        self._in_call = False  # whether the name of a tool has been read, but not the end of its call
+        # Within the arguments: number of open brackets; whether in a string; whether right after a backslash.
+        self._depth, self._quoted, self._escaped = 0, False, False
+        # State of the parser: the method that reads the text from an offset on and returns the next offset.
+        self._read: Callable[[str, int], int] = self._read_text
         if call_format.marker_optional:
             self._expect_call("")
 
     @property
-    def called(self) -> bool:
+    def has_calls(self) -> bool:
         """Whether the answer has contained a call so far."""
-        return self._count > 0
+        return self._num_calls > 0
 
     @property
-    def calling(self) -> bool:
+    def in_call(self) -> bool:
         """Whether the text read last is within a call, after the name of the tool."""
         return self._in_call
 
     def push(self, text: str, token: int | None = None) -> list[str | CallPart]:
-        """Parse the next token of the answer; return the texts and call parts that are certain by now.
+        """Parse the next token of the answer; return texts and call parts that later tokens cannot change.
 
         Args:
             text: text of the token; empty for a special token and for one that completes no character.
@@ -82,20 +84,20 @@ class CallReader:
             if self._read == self._read_text:
                 self._expect_call("")
         elif token in self._format.id_only_tokens and not self._in_call:
-            self._release_all()  # no beginning of a call contains such a token
+            self._release_all()  # such a token cannot be part of a call's beginning
         return self._take_output()
 
     def flush(self) -> list[str | CallPart]:
-        """End the answer; return the text held back, unless it begins a call right after another call."""
-        if not self._in_call and not (self._count and self._only_space):
+        """End the answer; return the text held back, but drop the beginning of another call after a call."""
+        if not self._in_call and not (self._num_calls and self._only_space):
             self._release_all()
-        if self._held_space and not self._count:
+        if self._held_space and not self._num_calls:
             self._output.append("".join(self._held_space))
         self._held_space = []
         return self._take_output()
 
     def _take_output(self) -> list[str | CallPart]:
-        """Return and clear the output; adjacent texts are joined, and so are adjacent parts of a call."""
+        """Return and clear the output; join successive texts, and successive parts of one call."""
         parts, self._output = self._output, []
         joined = list[str | CallPart]()
         for _, group in groupby(parts, lambda part: None if isinstance(part, str) else (part.index, part.name)):
@@ -113,7 +115,7 @@ class CallReader:
             at = self._read(text, at)
 
     def _read_text(self, text: str, at: int) -> int:
-        """Read text that is no call, up to the next first character of the trigger (for example ``<``)."""
+        """Read text that is no call, up to the next character that may begin a begin marker (``<``)."""
         stop = text.find(self._trigger[0], at) if self._trigger else -1
         stop = len(text) if stop < 0 else stop
         self._emit_text(text[at:stop])
@@ -148,7 +150,7 @@ class CallReader:
         return at + 1
 
     def _expect_call(self, before: str) -> None:
-        """Expect the text between the begin marker and the name of the tool; ``before`` is the marker's text.
+        """Begin to read the text between the begin marker, whose text is ``before``, and the tool's name.
 
         Some tokenizers drop a space at the beginning of a text, so a leading space of ``after_begin`` may be missing.
         """
@@ -171,19 +173,19 @@ class CallReader:
         if name not in self._names:
             self._release()
             return at
-        self._output.append(CallPart(self._count, "", f"call_{token_hex(12)}", name))
-        self._count += 1
+        self._output.append(CallPart(self._num_calls, "", f"call_{token_hex(12)}", name))
+        self._num_calls += 1
         self._held_space, self._only_space, self._in_call = [], True, True
         self._expect({self._format.before_arguments + "{": self._begin_arguments})
-        return at  # ``before_arguments`` begins with the quotation mark at this offset
+        return at  # the quotation mark at this offset is the first character of ``before_arguments``
 
     def _begin_arguments(self) -> None:
-        self._output.append(CallPart(self._count - 1, "{"))
+        self._output.append(CallPart(self._num_calls - 1, "{"))
         self._depth, self._quoted, self._escaped = 1, False, False
         self._read = self._read_arguments
 
     def _read_arguments(self, text: str, at: int) -> int:
-        """Read up to the brace that closes the arguments, or to the end of ``text``."""
+        """Read the arguments, up to their last brace or the end of ``text``; return the next offset."""
         stop = at
         while stop < len(text) and self._depth:
             if self._escaped:
@@ -196,7 +198,7 @@ class CallReader:
             self._update_nesting(match[0])
             stop = match.end()
         if stop > at:
-            self._output.append(CallPart(self._count - 1, text[at:stop]))
+            self._output.append(CallPart(self._num_calls - 1, text[at:stop]))
         if not self._depth:
             self._expect(self._after_arguments)
         return stop
@@ -211,7 +213,7 @@ class CallReader:
 
     @property
     def _after_arguments(self) -> Mapping[str, Callable[[], None]]:
-        """Texts that may follow the arguments, each with the method to call after it."""
+        """Texts that may follow the arguments, each with the method to call when it has been read."""
         call_format = self._format
         end = "}" + call_format.before_end + (call_format.end.decoded if call_format.end else "")
         next_call = f"}}{call_format.separator}{call_format.before_name}"
@@ -221,17 +223,18 @@ class CallReader:
         self._read, self._in_call = self._read_text, False
 
     def _release_all(self) -> None:
-        """Emit all text held back, which is no call."""
+        """Emit all text held back, because it is not the beginning of a call."""
         while self._read in (self._read_expected, self._read_name):
             self._release()
 
     def _release(self) -> None:
-        """Emit the text held back, except a call that begins within it."""
+        """Emit the text held back, but parse ``_seen`` once more if a call may begin within it."""
         in_trigger, seen, before = self._trigger in self._expected, self._seen, self._before
         self._end()
         self._seen = self._before = ""
         if in_trigger or not self._trigger:
-            self._emit_text(before + seen)  # no trigger contains its first character twice: none begins in ``seen``
+            # No other begin marker begins within ``seen``: no marker contains its first character twice.
+            self._emit_text(before + seen)
         else:
             self._emit_text(before)
             self._feed(seen)

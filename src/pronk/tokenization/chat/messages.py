@@ -19,7 +19,7 @@ __all__ = ["Messages", "Tools", "check_messages", "join_parts", "shorten_ids"]
 Messages = Sequence[Mapping[str, object]]
 Tools = Sequence[Mapping[str, object]]
 
-_ID_LENGTH = 9  # letters and digits of a call's id, as Mistral's templates require
+_ID_LENGTH = 9  # number of letters and digits in a call's id, as Mistral's templates require
 
 
 def check_messages(messages: object) -> list[dict[str, Any]]:
@@ -78,7 +78,7 @@ def _check_message(message: object, where: str) -> dict[str, Any]:
 
 
 def _read_calls(message: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return ``{"tool_calls": …}`` with the arguments of each call parsed, or ``{}`` without calls."""
+    """Return ``{"tool_calls": …}`` with all arguments parsed; ``{}`` if the message has no calls."""
     calls = message.get("tool_calls")
     if not isinstance(calls, (list, tuple)):
         return {}
@@ -92,10 +92,10 @@ def _read_calls(message: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _read_object(text: str, where: str) -> dict[str, Any]:
-    """Parse a call's arguments, a JSON object; an empty text, of an incomplete call, gives ``{}``."""
+    """Return a call's arguments, parsed from JSON; ``{}`` if ``text`` is empty (an incomplete call)."""
     try:
-        value = json.loads(text, parse_constant=_no_constant) if text.strip() else {}
-    except (ValueError, RecursionError):  # invalid JSON, too many digits, or too deeply nested
+        value = json.loads(text, parse_constant=_refuse_constant) if text.strip() else {}
+    except (ValueError, RecursionError):  # no JSON, a number of too many digits, or too deep nesting
         value = None
     if not isinstance(value, dict):
         msg = f"{where}: expected arguments that are a JSON object, found {_describe(text)}"
@@ -103,7 +103,7 @@ def _read_object(text: str, where: str) -> dict[str, Any]:
     return value
 
 
-def _no_constant(name: str) -> NoReturn:
+def _refuse_constant(name: str) -> NoReturn:
     msg = f"expected JSON, which has no {name}"
     raise ValueError(msg)
 

@@ -84,7 +84,7 @@ class Renderer:
             stderr=subprocess.DEVNULL,
         )
         assert child.stdout is not None
-        if not child.stdout.readline():  # "ready", or nothing if the process has ended
+        if not child.stdout.readline():  # the line "ready", or nothing if the process has ended
             msg = (
                 f"chat template: expected the child process {sys.executable} {program.name} to start, found that it "
                 f"ended with code {child.wait()}; check that this Python has jinja2"
@@ -99,7 +99,7 @@ class Renderer:
             self._child = None
 
     def _forget(self) -> None:
-        """Forget the child process after a fork of this process: two processes cannot share its pipes."""
+        """Forget the child process in a fork of this process: two processes cannot share the child's pipes."""
         self._lock, self._child = threading.Lock(), None
 
 
@@ -116,7 +116,7 @@ def _exchange(child: subprocess.Popen[bytes], line: bytes) -> bytes:
 
 
 def _to_dict(value: object) -> dict[Any, Any]:
-    """Convert a mapping to the only type of mappings that ``json.dumps`` accepts."""
+    """Convert a mapping to ``dict`` for ``json.dumps``; raise a ``TypeError`` for any other value."""
     if not isinstance(value, Mapping):
         raise TypeError(type(value).__name__)
     return dict(value)

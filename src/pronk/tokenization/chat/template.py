@@ -14,7 +14,7 @@ from pronk.tokenization.chat.renderer import Renderer, default_renderer
 
 __all__ = ["ChatTemplate"]
 
-_MAX_SOURCE = 100_000  # maximum characters of a template; well-known models have up to a third of that
+_MAX_SOURCE = 100_000  # maximum characters of a template; those of well-known models have up to a third of that
 
 
 class ChatTemplate:

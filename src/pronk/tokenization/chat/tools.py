@@ -32,16 +32,16 @@ __all__ = ["TOOL_NAME", "Marker", "ToolCallFormat", "arguments_schema", "find_to
 
 TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # names of tools that OpenAI's API allows
 
-_PROBE = "zanzibar_9"  # a tool's name that no template contains
+_PROBE = "zanzibar_9"  # name of a tool for a trial rendering; no template contains this name
 
 
 class Marker(NamedTuple):
     """Text or token that begins or ends calls."""
 
     text: str
-    # Id if the marker is an added token that llguidance matches by id only (``<[7]>``), never by text; else ``None``.
+    # Id, if the marker is an added token that llguidance matches by its id (``<[7]>``) and not by text; else ``None``.
     token: int | None = None
-    is_special: bool = False  # whether the token is special; a decoded answer does not contain special tokens
+    is_special: bool = False  # whether the marker is a special token; a decoded answer does not contain special tokens
 
     @property
     def decoded(self) -> str:
@@ -59,16 +59,17 @@ class ToolCallFormat:
         begin        after_begin  before_name     before_arguments       before_end  end
     """
 
-    name: str  # ``"hermes"``, ``"mistral"`` or ``"llama"``
+    name: str  # name of the format: ``"hermes"``, ``"mistral"`` or ``"llama"``
     key: str = "arguments"  # key of the arguments in the JSON of a call
     after_begin: str = ""  # text between the begin marker and the first brace
     before_end: str = ""  # text between the last brace and the end marker
     begin: Marker | None = None  # marker before calls, if the format has one
     end: Marker | None = None  # marker after calls, if the format has one
-    separator: str = ""  # text between calls that share one pair of markers; empty if each call has its own pair
-    marker_optional: bool = False  # whether a call at the beginning of an answer needs no begin marker
-    repeats_markers: bool = False  # whether several calls have one pair of markers each, with line breaks between
-    # Other added tokens that llguidance matches by id only, except end-of-text tokens; free text may contain them.
+    separator: str = ""  # text between calls within one pair of markers; empty if each call has its own pair
+    marker_optional: bool = False  # whether the begin marker may be missing before a call at the beginning of an answer
+    repeats_markers: bool = False  # whether each of several calls has its own markers; a line break separates calls
+    # Ids of other added tokens that llguidance matches only by id. Free text may contain them; end-of-text tokens are
+    # not included.
     id_only_tokens: frozenset[int] = field(default=frozenset(), repr=False)
 
     @property
@@ -84,7 +85,7 @@ class ToolCallFormat:
     def guide(self, schemas: Mapping[str, str], *, allow_text: bool, allow_multiple: bool) -> Guide:
         r"""Return the grammar of an answer.
 
-        For Hermes with special tokens 7 and 8 as markers, one tool and calls only (``allow_text=False``) it is::
+        Example: Hermes, one tool, ``allow_text=False``. The markers are the special tokens 7 and 8. The grammar is::
 
             start: <[7]> body
             body: "\n" call "\n" <[8]>
@@ -113,7 +114,8 @@ class ToolCallFormat:
     def _start(self, *, allow_text: bool, allow_multiple: bool) -> str:
         r"""Return the first rules of the grammar: calls only, or free text with calls in it.
 
-        For Qwen with the ordinary token 7 as ``<tool_call>``, one other id-only token 9 and free text, they are::
+        Example: Qwen, ``allow_text=True``, ``allow_multiple=True``. ``<tool_call>`` is token 7, an added token that is
+        not special. Token 9 is another added token that llguidance matches only by its id. The rules are::
 
             start: (call_start body)* text
             call_start: text <[7]> | text_marker
@@ -122,7 +124,8 @@ class ToolCallFormat:
             text_marker: (TEXT <[9]>)* trigger
             trigger[lazy]: TEXT "<tool_call>"
 
-        ``text_marker`` is a marker spelled by other tokens. ``lazy`` makes ``trigger`` end at the first marker.
+        ``text_marker`` ends with the text ``<tool_call>``, written with other tokens than token 7. ``lazy`` makes
+        ``trigger`` end at the first ``<tool_call>``.
         """
         may_repeat = allow_multiple and self.repeats_markers
         begin = f"{_marker_symbol(self.begin)} " if self.begin else ""
@@ -132,7 +135,7 @@ class ToolCallFormat:
         rules = ["TEXT: /(.|\\n)*/", f"text: {self._text()}"]
         if self.marker_optional:
             text_then_call = f"text ({begin}body)?" if self.begin else "text"
-            plain_rule = f"PLAIN: TEXT & ~/{re.escape(self.before_name)}(?s:.*)/"  # does not begin with a call
+            plain_rule = f"PLAIN: TEXT & ~/{re.escape(self.before_name)}(?s:.*)/"  # no call at the beginning
             return "\n".join([f"start: body | {text_then_call}", plain_rule, *rules])
         call_starts = [f"text {_marker_symbol(self.begin)}"] if self.begin and self.begin.token is not None else []
         if self.begin and not self.begin.is_special:
@@ -155,7 +158,7 @@ class ToolCallFormat:
 
 
 def arguments_schema(parameters: Mapping[str, Any] | None) -> str:
-    """Return the JSON schema of a tool's arguments, an object; ``None`` stands for no arguments."""
+    """Return the JSON schema of a tool's arguments, an object; ``None``: the tool has no arguments."""
     if parameters is None:
         parameters = {"type": "object", "properties": {}, "additionalProperties": False}
     kind = parameters.get("type", "object")
@@ -177,7 +180,7 @@ def find_tool_call_format(tokenizer: Tokenizer) -> ToolCallFormat:
         without_call = tokenizer.chat(_PROBE_CONVERSATION[:1], tools=_TOOLS)
         with_call = tokenizer.chat(_PROBE_CONVERSATION, tools=_TOOLS)
     except PromptError:
-        without_call = with_call = ""  # the next condition is then true
+        without_call = with_call = ""  # makes the next condition true, so that a PromptError is raised
     before, call_start, after = with_call.rpartition(f'{{"name": "{_PROBE}", ')
     if _PROBE not in without_call or not call_start:
         msg = (
@@ -194,14 +197,14 @@ def find_tool_call_format(tokenizer: Tokenizer) -> ToolCallFormat:
 
 
 def _recognize(tokenizer: Tokenizer, before: str, after: str) -> ToolCallFormat | None:
-    """Return the format, given the rendered text before the call and after the name of the tool."""
+    """Return the format by the text before a call and after the tool's name; ``None`` if unknown."""
     key, _, rest = after.partition(': {"x": 1}}')
     begin, end = re.search(r"<tool_call>([ \n]*)\Z", before), re.match(r"([ \n]*)</tool_call>", rest)
     list_start = re.search(r"\[TOOL_CALLS\]( ?\[)\Z", before)
     if key == '"arguments"' and begin and end:
         markers = _marker(tokenizer, "<tool_call>"), _marker(tokenizer, "</tool_call>")
         call_format = ToolCallFormat("hermes", "arguments", begin[1], end[1], *markers, repeats_markers=True)
-    elif list_start and after.startswith('"arguments": {"x": 1}'):  # without "}": Mistral may write an id before it
+    elif list_start and after.startswith('"arguments": {"x": 1}'):  # then an id may precede the last "}"
         call_format = ToolCallFormat(
             "mistral", "arguments", list_start[1], "]", _marker(tokenizer, "[TOOL_CALLS]"), separator=", "
         )

@@ -39,7 +39,7 @@ def disguise(
         PromptError: the messages use so many private characters that too few are left.
     """
     if not names:
-        return _mapped(messages, str, str), {}
+        return _map_texts(messages, str, str), {}
     name_pattern, prefixes, longest = _patterns(frozenset(names))
     used_names = sorted({name for text in _texts(messages) for name in name_pattern.findall(text)})
     taken = {character for text in _texts(messages) for character in text if ord(character) in _PRIVATE}
@@ -54,27 +54,27 @@ def disguise(
 
     def hide(text: str) -> str:
         text = hide_names(text)
-        stripped = text.rstrip()  # the template may strip the text
+        stripped = text.rstrip()  # the template may strip white space from the end
         if not any(stripped[-length:] in prefixes for length in range(1, longest + 1)):
             return text
         return f"{stripped}{characters['']}{text[len(stripped) :]}"
 
     def hide_key(text: str) -> str:
-        """Replace names in a key; a key that templates can look up (``message.key``) gets no final character."""
+        """Replace names in a key; an identifier gets no character at its end, as templates may look it up."""
         return hide_names(text) if text.isidentifier() else hide(text)
 
-    return _mapped(messages, hide, hide_key), {character: name for name, character in characters.items()}
+    return _map_texts(messages, hide, hide_key), {character: name for name, character in characters.items()}
 
 
 def reveal(text: str, names: Mapping[str, str]) -> Iterator[tuple[str, bool]]:
-    """Split a rendered text at its private characters; yield each text, and whether it is a hidden name."""
+    """Yield the parts of a rendered text, each with True if it is a name that a private character hid."""
     for part in re.split(f"([{''.join(names)}])", text) if names else [text]:
-        if shown := names.get(part, part):  # empty for the private character at the ends of texts
+        if shown := names.get(part, part):  # not shown: the private character at the ends of texts
             yield shown, part in names
 
 
 def plain_ids(name: str, encode: Callable[[str], list[int]], special: AbstractSet[int]) -> list[int]:
-    """Return ordinary tokens that spell ``name``, by encoding its halves or characters; empty if none do."""
+    """Return ordinary tokens that spell ``name``: of its halves, or else of its characters; or ``[]``."""
     middle = len(name) // 2
     for parts in ((name[:middle], name[middle:]), tuple(name)):
         ids = [token for part in parts for token in encode(part)]
@@ -104,14 +104,14 @@ def _texts(value: object) -> Iterator[str]:
             yield from _texts(item)
 
 
-def _mapped(value: Any, change: Callable[[str], str], change_key: Callable[[str], str]) -> Any:
+def _map_texts(value: Any, change: Callable[[str], str], change_key: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
         return {
-            change_key(key) if isinstance(key, str) else key: _mapped(item, change, change_key)
+            change_key(key) if isinstance(key, str) else key: _map_texts(item, change, change_key)
             for key, item in value.items()
         }
     if isinstance(value, (list, tuple)):
-        return [_mapped(item, change, change_key) for item in value]
+        return [_map_texts(item, change, change_key) for item in value]
     return value

@@ -96,7 +96,7 @@ def test_the_module_equals_the_formulas(cross: bool, classic: bool) -> None:
         positions = torch.arange(LENGTH)
         keys, values = ([found[layer] for layer in (1, 2)] for found in (features.keys, features.values))
         rotation = target.rope(positions, positions + 1, torch.float32)
-        attend = DelayedAttention(1, LENGTH, rotation=rotation, keys=keys, values=values, seen=[seen, seen])
+        attend = DelayedAttention(1, LENGTH, rotation=rotation, keys=keys, values=values, masks=[seen, seen])
     got = dense_hidden(module, tokens[None], attend=attend)
     assert torch.allclose(got, want, rtol=1e-4, atol=1e-4)
     assert want.std() > 1

@@ -10,12 +10,12 @@ __all__ = ["PeerEngine", "PeerRequest", "PeerResult", "WorkerConfig"]
 
 @dataclass(frozen=True)
 class WorkerConfig:
-    """Engine, model and options of a worker."""
+    """Engine, model and options of a worker process."""
 
     engine: str
     variant: str  # decoding method of the engine; "" is plain decoding
     model: str  # a folder in the Hugging Face layout, or a GGUF file
-    draft: str | None  # folder of the draft model, if the variant needs one
+    draft: str | None  # folder of the draft model; ``None`` if the variant needs none
     dtype: str  # data type of the computation: bfloat16, float16 or float32
     threads: int
 
@@ -29,7 +29,7 @@ class PeerRequest:
     temperature: float  # 0 is greedy; above 0, tokens are drawn from the whole distribution, without top-k or top-p
     seed: int
     stop_token_ids: list[int]
-    ignore_eos: bool  # whether to ignore the stop tokens
+    ignore_eos: bool  # whether to continue after stop tokens
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,14 @@ class PeerResult:
     token_ids: list[int]
     seconds: float  # duration of prefill and decoding together
     ttft: float | None = None  # time to the first token; ``None`` if the engine does not report it
-    peak_memory: int = 0  # bytes of the worker process; includes loading if the system cannot reset the peak
+    peak_memory: int = 0  # in bytes; set by worker.py, and includes loading if the system cannot reset it
 
 
 class PeerEngine(Protocol):
     """An engine other than pronk, loaded in a worker process."""
 
     def load(self, config: WorkerConfig) -> tuple[dict[str, str], dict[str, str]]:
-        """Load the model; return the versions of the engine's packages, and the settings in effect."""
+        """Load the model; return the versions of the engine's packages and the settings, both by name."""
         ...
 
     def generate(self, request: PeerRequest) -> PeerResult:

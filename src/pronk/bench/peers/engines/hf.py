@@ -13,12 +13,12 @@ from .contract import PeerRequest, PeerResult, WorkerConfig
 
 __all__ = ["HuggingFace"]
 
-# Draft tokens per step in the example of transformers' documentation; the n-gram length keeps its default.
+# Draft tokens per step of prompt lookup, as in transformers' documentation. The n-gram length is its default.
 _LOOKUP_TOKENS = 10
 
 
 class _TimingStreamer:
-    """Streamer that records the times of two calls: ``generate`` puts the prompt, then the first tokens."""
+    """Streamer that records when ``generate`` hands over the prompt, and then the first generated tokens."""
 
     def __init__(self) -> None:
         self.times: list[float] = []

@@ -11,9 +11,9 @@ from .contract import PeerRequest, PeerResult, WorkerConfig
 
 __all__ = ["LlamaCpp"]
 
-_FIRST_CONTEXT = 1024  # first context in tokens; a longer request reopens the model with a larger context
-_LOOKUP_NGRAM = 2  # maximum n-gram length: the default of LlamaPromptLookupDecoding
-_LOOKUP_TOKENS = 10  # number of draft tokens per step: its default, too
+_INITIAL_CONTEXT = 1024  # in tokens; for a longer request the model is opened again with a larger context
+_LOOKUP_NGRAM = 2  # maximum n-gram length; default of LlamaPromptLookupDecoding
+_LOOKUP_TOKENS = 10  # number of draft tokens per step; default of LlamaPromptLookupDecoding
 
 
 class LlamaCpp:
@@ -22,10 +22,10 @@ class LlamaCpp:
     def load(self, config: WorkerConfig) -> tuple[dict[str, str], dict[str, str]]:
         """Load the GGUF file, with a small context that grows on demand."""
         self.config = config
-        # The KV cache is float32 or, by llama.cpp's default, float16, which is as large as the other engines' bfloat16.
+        # The KV cache is float32 for float32, else float16: llama.cpp's default, as large as bfloat16 of other engines.
         is_float32 = config.dtype == "float32"
         self.kv_type = llama_cpp.GGML_TYPE_F32 if is_float32 else llama_cpp.GGML_TYPE_F16
-        self._open(_FIRST_CONTEXT)
+        self._open(_INITIAL_CONTEXT)
         settings = {
             "kv_cache": "float32" if is_float32 else "float16",
             "flash_attention": "off",
@@ -37,10 +37,11 @@ class LlamaCpp:
 
     def generate(self, request: PeerRequest) -> PeerResult:
         """Continue one prompt from an empty KV cache."""
-        needed = len(request.prompt) + request.max_tokens + _LOOKUP_TOKENS + 1  # the last draft tokens take slots, too
+        # The draft tokens of the last step take KV slots, too.
+        needed = len(request.prompt) + request.max_tokens + _LOOKUP_TOKENS + 1
         if needed > self.llama.n_ctx():
             self._open(1 << (needed - 1).bit_length())
-        # Otherwise the KV cache of a prefix that this prompt shares with the previous one would be reused.
+        # Otherwise llama-cpp-python reuses the KV cache of the prefix that this prompt shares with the previous one.
         self.llama.reset()
         self.llama._ctx.kv_cache_clear()  # noqa: SLF001 - there is no public method
         self.llama.set_seed(request.seed)
@@ -66,7 +67,7 @@ class LlamaCpp:
             n_threads_batch=self.config.threads,
             type_k=self.kv_type,
             type_v=self.kv_type,
-            # Off by default in llama-cpp-python: prefill on CPUs is slower without it, decoding mostly faster.
+            # The default of llama-cpp-python. On CPUs, flash attention makes prefill faster but decoding mostly slower.
             flash_attn=False,
             # Verification of draft tokens needs the logits of every position.
             logits_all=lookup,

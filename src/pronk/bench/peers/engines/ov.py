@@ -14,9 +14,9 @@ from .contract import PeerRequest, PeerResult, WorkerConfig
 __all__ = ["OpenVino"]
 
 _LOOKUP_TOKENS = 5  # number of draft tokens per step, as in the samples of OpenVINO GenAI
-_LOOKUP_NGRAM = 3  # maximum n-gram length, as in these samples
+_LOOKUP_NGRAM = 3  # maximum n-gram length, as in the samples of OpenVINO GenAI
 
-# By data type: OpenVINO's name of the type, and the name of the capability of CPUs that compute in the type.
+# By data type: OpenVINO's name of the type, and its name of the capability of a CPU to compute in the type.
 _DTYPES = {"bfloat16": ("bf16", "BF16"), "float16": ("f16", "FP16"), "float32": ("f32", "FP32")}
 
 
@@ -29,7 +29,7 @@ class OpenVino:
         properties = _properties(config)
         scheduler = genai.SchedulerConfig()
         scheduler.enable_prefix_caching = False
-        # Process a prompt in one forward pass, which is the pipeline's default without a scheduler config.
+        # Process a prompt in one forward pass, as a pipeline without a scheduler config does.
         scheduler.max_num_batched_tokens = 2**31 - 1
         extra: dict[str, Any] = {"prompt_lookup": True} if self.lookup else {}
         self.pipeline = genai.LLMPipeline(config.model, "CPU", scheduler_config=scheduler, **extra, **properties)
@@ -39,7 +39,7 @@ class OpenVino:
         return {"openvino": ov.__version__, "openvino-genai": genai.__version__}, settings
 
     def generate(self, request: PeerRequest) -> PeerResult:
-        """Continue one prompt; the pipeline keeps nothing between calls, as prefix caching is off."""
+        """Continue one prompt from an empty KV cache (prefix caching is off)."""
         options = self._options(request)
         ids = ov.Tensor(np.array([request.prompt], np.int64))
         inputs = genai.TokenizedInputs(ids, ov.Tensor(np.ones((1, len(request.prompt)), np.int64)))
@@ -54,7 +54,7 @@ class OpenVino:
         options.max_new_tokens = request.max_tokens
         stop_ids = set() if request.ignore_eos else set(request.stop_token_ids)
         options.ignore_eos = not stop_ids
-        # OpenVINO GenAI requires an id even with ignore_eos.
+        # OpenVINO GenAI requires an EOS token id even if ignore_eos is true.
         options.set_eos_token_id(min(stop_ids, default=0))
         options.stop_token_ids = stop_ids or {0}
         options.do_sample = request.temperature > 0
@@ -72,7 +72,7 @@ def _properties(config: WorkerConfig) -> dict[str, Any]:
     computed = dtype if capability in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES") else "f32"
     return {
         "INFERENCE_PRECISION_HINT": computed,
-        # OpenVINO supports no bfloat16 cache with float32 computation; float16 has the same size.
+        # For computation in float32, OpenVINO has no bfloat16 cache; a float16 cache has the same size.
         "KV_CACHE_PRECISION": dtype if computed == dtype else "f16",
         "INFERENCE_NUM_THREADS": config.threads,
     }

@@ -1,4 +1,4 @@
-"""Reads the folder of a drafter that ``pronk train`` has trained on a target.
+"""Folder of a drafter that ``pronk train`` has trained on a target: format and reader.
 
 The folder has three files::
 
@@ -34,7 +34,7 @@ __all__ = ["FORMAT", "TrainedDrafter", "read_trained_drafter"]
 FORMAT = "pronk-drafter-1"
 _CONFIG_FILE = "drafter.json"
 
-# Drafter name to the arguments of ``pronk train`` that train the drafter, if they differ from its name.
+# Arguments of ``pronk train`` that train a drafter, by the drafter's name; by default its name is the argument.
 _TRAIN_ARGUMENTS = {"multi_token": "heads", "vanilla": "glide --vanilla"}
 
 Checked = TypeVar("Checked")
@@ -47,7 +47,7 @@ class TrainedDrafter:
     """The folder of a trained drafter, and the content of its ``drafter.json``."""
 
     folder: Path
-    kind: str  # name of the drafter in the registry
+    kind: str  # name of the drafter in the registry, such as ``"medusa"``
     shape: Mapping[str, Any]  # sizes of the module: the fields of its dataclass, such as ``MedusaShape``
     target_fingerprint: Fingerprint  # fingerprint of the target that the drafter was trained on
 
@@ -73,7 +73,7 @@ class TrainedDrafter:
         return cls(folder, kind, shape, fingerprint)
 
     def make_shape(self, dataclass_type: type[Shape]) -> Shape:
-        """Return ``shape`` as a dataclass; raise CheckpointError for missing, unknown or invalid fields."""
+        """Convert ``shape`` to the dataclass; raise CheckpointError for missing, unknown or invalid fields."""
         names = {dataclass_field.name for dataclass_field in fields(dataclass_type)}  # type: ignore[arg-type]
         if names != self.shape.keys():
             expected, found = ", ".join(sorted(names)), ", ".join(sorted(self.shape))
@@ -83,7 +83,7 @@ class TrainedDrafter:
         return self.make_checked(lambda: dataclass_type(**values))
 
     def make_checked(self, make: Callable[[], Checked]) -> Checked:
-        """Return ``make()``; convert its OptionError or TypeError to a CheckpointError of ``drafter.json``."""
+        """Return ``make()``; if it raises OptionError or TypeError, blame ``drafter.json``: CheckpointError."""
         try:
             return make()
         except (OptionError, TypeError) as error:
@@ -91,7 +91,7 @@ class TrainedDrafter:
             raise CheckpointError(msg) from error
 
     def open_weights(self, module: nn.Module) -> Checkpoint:
-        """Open the weights; raise CheckpointError if their names or shapes are not those of ``module``."""
+        """Open the weights file; raise CheckpointError unless its names and shapes are those of ``module``."""
         checkpoint = Checkpoint(self.folder, remedy="train it again")
         file_shapes = {name: checkpoint.shape(name) for name in checkpoint}
         shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
@@ -104,7 +104,7 @@ class TrainedDrafter:
         return checkpoint
 
     def load_weights(self, module: Module, cache: PagedCache) -> Module:
-        """Load ``module`` with the KV cache's dtype and device; pack linear layers for its kernels; freeze it."""
+        """Load frozen weights into ``module``, with the dtype, device and weight layout that suit ``cache``."""
         checkpoint = self.open_weights(module)
         tensors = {name: checkpoint.tensor(name).to(cache.device, cache.dtype, copy=True) for name in checkpoint}
         module.load_state_dict(tensors, assign=True)
@@ -121,7 +121,7 @@ def read_trained_drafter(drafter: str, model: str | None, default_folder: str, t
 
     Raises:
         CheckpointError: the folder is missing or damaged.
-        OptionError: the drafter is of another kind or for another target, or ``model`` is ``None`` outside a clone.
+        OptionError: the drafter in the folder is another one or for another target, or there is no clone for ``None``.
     """
     folder = clone_model(default_folder) if model is None else resolve_model(model).resolve()
     command = f"pronk train {_TRAIN_ARGUMENTS.get(drafter, drafter)} --target …"

@@ -78,7 +78,7 @@ class GlideShape:
         return tuple(range(first, first + self.layers))
 
     def config(self, target: ModelConfig) -> ModelConfig:
-        """Return the configuration of the draft: a Llama with the target's vocabulary and context length."""
+        """Return the module's configuration: a Llama with the target's vocabulary and context length."""
         return llama_config(
             hidden=self.hidden,
             layers=self.layers,
@@ -111,7 +111,7 @@ class _GlideLayer(Layer):
         self.heads, self.head_dim = target.num_heads, target.head_dim
         size = self.heads * self.head_dim
         self.cross_norm = make_norm(config, config.hidden_size)
-        self.cross_query = linear(size, config.hidden_size, False)  # False: without bias
+        self.cross_query = linear(size, config.hidden_size, False)  # False: no bias
         self.cross_out = linear(config.hidden_size, size, False)
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, index: int, attend: Attend) -> Tensor:
@@ -129,7 +129,7 @@ class _GlideLayer(Layer):
 
 
 class GlideModule(Decoder):
-    """GLIDE's decoder; its head has the embedding's weights, and exists only after :meth:`tie`."""
+    """GLIDE's decoder; it has no head until :meth:`tie` makes one with the embedding's weights."""
 
     def __init__(self, shape: GlideShape, target: ModelConfig) -> None:
         super().__init__(shape.config(target))
@@ -139,5 +139,5 @@ class GlideModule(Decoder):
         del self.head
 
     def tie(self, kernels: Kernels | None = None) -> None:
-        """Set the head to the embedding's weights, in the layout of ``kernels`` or of torch."""
+        """Make the head from the embedding's weights, in the layout of ``kernels`` (torch's if ``None``)."""
         self.head = choose_linear(kernels, self.embedding.device)(self.embedding.detach(), None, WeightLayout())

@@ -42,9 +42,9 @@ class HeadsShape:
     num_heads: int  # number of heads, 1..63; the first head predicts the token after the next
     layer: int  # number (from 1) of the target's layer whose output the heads read
     mlp: int = 1  # width of a transformer head's feed-forward network
-    kind: str = "transformer"  # type of layer of each head, one of ``KINDS``
-    order: str = "parallel"  # whether a head reads the target's layer or another head, one of ``ORDERS``
-    unembeddings: str = "shared"  # ``"shared"``: the target's for all heads; ``"replicated"``: one per head
+    kind: str = "transformer"  # type of each head's layer, one of ``KINDS``
+    order: str = "parallel"  # whether heads read the target's layer or each other, one of ``ORDERS`` (module docstring)
+    unembeddings: str = "shared"  # ``"shared"``: all heads use the target's; ``"replicated"``: each head has a copy
 
     def __post_init__(self) -> None:
         for name, maximum in (("num_heads", _MAX_HEADS), ("layer", None), ("mlp", None)):
@@ -63,12 +63,12 @@ class HeadsShape:
             raise OptionError(msg)
 
     @property
-    def chained(self) -> bool:
+    def is_chained(self) -> bool:
         """Whether a head reads another head's output."""
         return self.order != "parallel"
 
     @property
-    def sequence(self) -> Sequence[int]:
+    def execution_order(self) -> Sequence[int]:
         """Indices of the heads in order of execution; 0 is the first head, ``h_2``."""
         heads = range(self.num_heads)
         return heads[::-1] if self.order == "anticausal" else heads
@@ -86,8 +86,8 @@ def heads_config(shape: HeadsShape, target: ModelConfig) -> ModelConfig:
 class MultiTokenHeads(nn.Module):
     """Heads on packed rows ``[rows, hidden]``; the weights are float32 and not initialized.
 
-    ``layers``, one per head, are layers of a target that is trained together with its heads. By default the heads have
-    layers of their own.
+    ``layers``, one per head, are shared with a target that is trained together with its heads. By default the heads
+    have layers of their own.
     """
 
     def __init__(self, shape: HeadsShape, target: ModelConfig, layers: Sequence[nn.Module] | None = None) -> None:
@@ -113,10 +113,10 @@ class MultiTokenHeads(nn.Module):
         """
         layer = self.layers[index]
         out: Tensor = layer(x, rope, index, attend) if self.shape.kind == "transformer" else layer(x)
-        return out.to(x.dtype)  # under autocast a linear layer returns a narrower dtype
+        return out.to(x.dtype)  # autocast makes a linear layer return a narrower dtype
 
     def compile_part(self, index: int, program: Program) -> None:
-        """Append the operations of :meth:`run_part` to a program of the kernels."""
+        """Append the operations of head ``index`` (see :meth:`run_part`) to a program of the kernels."""
         layer = self.layers[index]
         if isinstance(layer, Layer):
             layer.compile(program, index)
@@ -130,11 +130,11 @@ class MultiTokenHeads(nn.Module):
         except in the anticausal order, in which the first heads need the others' outputs.
         """
         x = z
-        for index in self.shape.sequence:
+        for index in self.shape.execution_order:
             if index >= count and self.shape.order != "anticausal":
                 return
             out = apply(index, x)
-            x = out if self.shape.chained else z
+            x = out if self.shape.is_chained else z
             yield index, out
 
     def norm(self, index: int, x: Tensor) -> Tensor:
@@ -150,15 +150,15 @@ class MultiTokenHeads(nn.Module):
     def initialize(self, generator: torch.Generator, norm: nn.Module | None = None, head: Tensor | None = None) -> None:
         """Set initial weights for training: small random ones, so that a head nearly returns its input.
 
-        ``norm``, the target's final norm, is copied to each head's norm; without it the norms' weights are 1. ``head``
-        ``[vocab, hidden]``, the target's unembedding, is copied to the heads' own; without it they are random.
+        ``norm``, the target's final norm, is copied to each head's norm; if it is ``None``, the norms' weights are 1.
+        ``head`` ``[vocab, hidden]``, the target's unembedding, is copied to the heads' own; ``None``: these are random.
         """
         with torch.no_grad():
             for name, parameter in self.named_parameters():
                 if parameter.dim() == 1:
                     parameter.fill_(0.0 if name.endswith("bias") else 1.0)
                 else:
-                    # As in GPT-2, the last matrix of a residual branch is smaller with more layers.
+                    # As in GPT-2, the last matrix of a residual branch starts smaller if there are more layers.
                     shrink = (2 * len(self.layers)) ** -0.5 if name.endswith(("out.weight", "down.weight")) else 1.0
                     parameter.normal_(0.0, 0.02 * shrink, generator=generator)
             if self.shape.kind == "linear":

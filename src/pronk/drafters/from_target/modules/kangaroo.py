@@ -29,7 +29,7 @@ from pronk.models.program import Program
 __all__ = ["ADAPTERS", "KangarooAdapter", "KangarooShape"]
 
 ADAPTERS = ("attention", "head", "transformer", "mlp")
-_DEFAULT_EXIT = 1 / 8  # fraction of the target's layers up to the exit layer
+_DEFAULT_EXIT = 1 / 8  # default number of layers up to the exit layer, as a fraction of the target's layers
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class KangarooShape:
             raise OptionError(msg)
 
     @property
-    def attends(self) -> bool:
+    def has_attention(self) -> bool:
         """Whether the adapter has attention, and so a KV cache."""
         return self.adapter != "mlp"
 
@@ -87,7 +87,7 @@ class KangarooShape:
     def config(self, target: ModelConfig) -> ModelConfig:
         """Return the configuration of the adapter's attention: a decoder of one layer.
 
-        The sliding window is the exit layer's, since hidden states of tokens outside that window are not kept.
+        It has the exit layer's sliding window, since hidden states of tokens outside that window are not kept.
         """
         window = target.windows[self.exit_layer - 1] if target.windows else None
         return replace(
@@ -129,7 +129,7 @@ class KangarooAdapter(nn.Module):
     def initialize(self, generator: torch.Generator, norm: nn.Module, head: Tensor) -> None:
         """Set initial weights for training: random ones, and copies of the target's ``norm`` and ``head``.
 
-        ``head`` is not used by an adapter without a head of its own.
+        An adapter without a head of its own ignores ``head``.
         """
         with torch.no_grad():
             for name, parameter in self.layers.named_parameters():
@@ -143,7 +143,7 @@ class KangarooAdapter(nn.Module):
 
 
 class _Attention(Layer):
-    """The first half of a layer: input norm, attention and residual."""
+    """The first half of a decoder layer: ``x + attention(norm(x))``."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config, empty_linear)
@@ -157,7 +157,7 @@ class _Attention(Layer):
 
 
 class _TwoLinears(nn.Module):
-    """``x + down(silu(up(norm(x))))``."""
+    """Adapter without attention: ``x + down(silu(up(norm(x))))``."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

@@ -35,13 +35,14 @@ class MedusaShape:
 
     num_heads: int = 4  # number of heads, 1..16
     blocks: int = 2  # number of residual blocks of a head, 1..8
-    unembeddings: str = "shared"  # ``"shared"``: the target's for all heads; ``"replicated"``: one per head
+    unembeddings: str = "shared"  # ``"shared"``: all heads use the target's; ``"replicated"``: each head has a copy
     tree: tuple[tuple[int, ...], ...] = ()  # paths of ranks (``rank_tree``), parents first; empty during training
-    # ``[head][rank]``: how often, 0..1, the head's token of this rank is the target's likeliest; empty during training.
+    # ``accuracies[head][rank]``: fraction of positions, 0..1, at which the head's token of this rank is the target's
+    # likeliest token; empty during training.
     accuracies: tuple[tuple[float, ...], ...] = ()
 
     def __post_init__(self) -> None:
-        # JSON files have lists. With tuples instead, the shape is hashable.
+        # Convert the lists of a JSON file to tuples, so that the shape is hashable.
         object.__setattr__(self, "tree", tuple(tuple(path) for path in self.tree))
         object.__setattr__(self, "accuracies", tuple(tuple(ranks) for ranks in self.accuracies))
         for name, value, maximum in (("heads", self.num_heads, 16), ("blocks", self.blocks, 8)):
@@ -55,7 +56,7 @@ class MedusaShape:
 
 
 class Head(nn.Module):
-    """The residual blocks of one head."""
+    """One head: its residual blocks, without the unembedding."""
 
     def __init__(self, size: int, blocks: int) -> None:
         super().__init__()

@@ -73,7 +73,7 @@ def write_datastore(
         OptionError: the documents have no tokens, or the sorting library is not installed.
     """
     sorter = require_sorter()
-    # TOKEN_TYPES and SUFFIX_TYPES are pairs: a small type, and a large one for values that do not fit.
+    # TOKEN_TYPES and SUFFIX_TYPES are pairs (small type, large type): use the large one if values exceed the small one.
     token_type = np.dtype(TOKEN_TYPES[vocab_size > np.iinfo(TOKEN_TYPES[0]).max])
     num_tokens, largest_id, num_documents = _write_tokens(folder / TOKENS, documents, token_type, limit, on_progress)
     if not num_tokens:
@@ -107,8 +107,8 @@ def _write_tokens(
     limit: int | None,
     on_progress: OnProgress,
 ) -> tuple[int, int, int]:
-    """Write the documents; return the number of tokens, the largest token id, and the number of documents."""
-    separator = np.array([np.iinfo(token_type).max], dtype=token_type)  # written after each document
+    """Write all documents; return (number of tokens, largest token id, number of documents)."""
+    separator = np.array([np.iinfo(token_type).max], dtype=token_type)  # one after each document
     num_tokens, largest_id, num_documents = 0, 0, 0
     with path.open("wb") as stream:
         for document in documents:

@@ -15,15 +15,15 @@ __all__ = ["FORMAT", "HEADER", "SUFFIXES", "SUFFIX_TYPES", "TOKENS", "TOKEN_TYPE
 FORMAT = "pronk-datastore/1"
 HEADER, TOKENS, SUFFIXES = "datastore.json", "tokens.bin", "suffixes.bin"
 
-# numpy types: 2 or 4 bytes per token id, 4 or 8 per suffix. Token ids are big-endian, so that comparing their bytes
-# compares the ids. Suffixes have native byte order, since the reader calculates with them.
+# numpy types: 2 or 4 bytes per token id, 4 or 8 per suffix (its start position). Token ids are big-endian, so that ids
+# sort like their bytes. Suffixes have native byte order, since the reader calculates with them.
 TOKEN_TYPES = (">u2", ">u4")
 SUFFIX_TYPES = (np.dtype("u4").str, np.dtype("u8").str)
 
 
 @dataclass(frozen=True)
 class Header:
-    """Fields of ``datastore.json``; its field ``format`` is compared with :data:`FORMAT` and left out."""
+    """Fields of ``datastore.json``, without the field ``format``, which :meth:`read` checks."""
 
     vocabulary: str  # fingerprint of the tokenizer
     largest_id: int  # largest token id in the documents
@@ -36,7 +36,7 @@ class Header:
     sources: tuple[str, ...]  # names of the files that the documents come from
 
     @property
-    def entries(self) -> int:
+    def num_entries(self) -> int:
         """Return the number of entries of each binary file: one per token and one per separator."""
         return self.tokens + self.documents
 
@@ -46,9 +46,9 @@ class Header:
         return int(np.iinfo(self.token_type).max)
 
     def file_sizes(self) -> dict[str, int]:
-        """Map file names to sizes in bytes: ``tokens.bin``, then ``suffixes.bin``."""
+        """Return ``{file name: size in bytes}`` of ``tokens.bin`` and ``suffixes.bin``, in this order."""
         types = {TOKENS: self.token_type, SUFFIXES: self.suffix_type}
-        return {name: self.entries * np.dtype(entry_type).itemsize for name, entry_type in types.items()}
+        return {name: self.num_entries * np.dtype(entry_type).itemsize for name, entry_type in types.items()}
 
     @classmethod
     def read(cls, folder: Path) -> Header:

@@ -45,11 +45,11 @@ _SPOT_INTERVALS, _SPOT_TOKENS = 64, 8
 
 
 class Match(NamedTuple):
-    """A found phrase: its length in tokens, and its suffixes ``low .. high - 1``. Length 0 means no match."""
+    """Longest ending of a text that occurs in the corpus."""
 
-    length: int
-    low: int
-    high: int
+    length: int  # number of tokens; 0 if there is no match
+    low: int  # index of the first suffix that begins with the match
+    high: int  # 1 + index of the last suffix that begins with the match
 
 
 class Child(NamedTuple):
@@ -66,7 +66,7 @@ class Datastore:
     def __init__(self, folder: Path, header: Header, tokens: mmap.mmap, suffixes: mmap.mmap) -> None:
         self.folder = folder
         self.header = header
-        # Each file twice: as bytes or a memoryview for bisection (faster than numpy scalars), as an array for samples.
+        # Two views of each file: bytes or a memoryview to read single entries, a numpy array to read many at once.
         self._token_bytes = tokens
         self._token_array = np.frombuffer(tokens, dtype=header.token_type)
         self._suffix_array = np.frombuffer(suffixes, dtype=header.suffix_type)
@@ -98,8 +98,8 @@ class Datastore:
         return store
 
     def _spot_check(self) -> None:
-        """Check that the last entry is a separator, and that 65 suffixes are valid positions and sorted."""
-        num_entries = self.header.entries
+        """Raise unless ``tokens.bin`` ends with a separator and 65 of the suffixes are valid and sorted."""
+        num_entries = self.header.num_entries
         starts = [self._suffixes[i * (num_entries - 1) // _SPOT_INTERVALS] for i in range(_SPOT_INTERVALS + 1)]
         phrases = [self._read(start, _SPOT_TOKENS) for start in starts]
         ends_with_separator = self._read(num_entries - 1, 1) == self._separator
@@ -151,10 +151,10 @@ class Datastore:
         return Match(matched_length, low, self._first_suffix(match + self._separator, low))
 
     def children(self, low: int, high: int, length: int, max_children: int) -> list[Child]:
-        """Return the tokens that follow a phrase, the most frequent first; equally frequent ones by id.
+        """Return up to ``max_children`` tokens that follow a phrase, the most frequent first, then by id.
 
-        The phrase has ``length`` tokens and suffixes ``low .. high - 1``. Of more than 1024 suffixes, 1024 are
-        examined: a token that follows in fewer than 1/1024 of all may be missed. ``low`` and ``high`` are exact.
+        Suffixes ``low .. high - 1`` begin with the phrase of ``length`` tokens. If there are more than 1024, only 1024
+        are examined: a token that follows in fewer than 1/1024 of all may be missed. Each child's interval is exact.
         """
         count = high - low
         if count <= 0 or max_children <= 0:
@@ -168,13 +168,13 @@ class Datastore:
         starts = self._suffix_array[samples].astype(np.int64)
         # Clip: a position beyond the end, in a damaged file, must not raise during decoding.
         tokens = self._token_array.take(starts + length, mode="clip")
-        # Equal tokens are adjacent: split the sample into runs (start, stop) of one token, the longest run first.
+        # Equal tokens are adjacent. Split the samples into runs ``(start, stop)`` of one token, the longest run first.
         edges = [0, *(np.flatnonzero(tokens[1:] != tokens[:-1]) + 1).tolist(), len(tokens)]
         runs = [(edges[i], edges[i + 1]) for i in range(len(edges) - 1)]
         runs.sort(key=lambda run: run[0] - run[1])
         children = [
             Child(token, *self._exact_interval(samples, run, length, low, high))
-            for run in runs[: max_children + 1]  # one more than asked for, as one run may be the separator
+            for run in runs[: max_children + 1]  # one extra, as the run of separators is no child
             if (token := int(tokens[run[0]])) <= self.header.largest_id
         ]
         children.sort(key=lambda child: (child.low - child.high, child.token))
@@ -183,14 +183,16 @@ class Datastore:
     def _exact_interval(
         self, samples: NDArray[np.int64], run: tuple[int, int], length: int, low: int, high: int
     ) -> tuple[int, int]:
-        """Return ``low`` and ``high`` of a :class:`Child`, given its run ``(start, stop)`` of samples.
+        """Return ``low`` and ``high`` of the :class:`Child` whose token the samples of ``run`` have.
 
-        ``samples`` are the indices of the examined suffixes; ``low``, ``high`` and ``length`` are those of the phrase.
+        ``samples`` are indices of suffixes; ``run = (start, stop)`` selects ``samples[start:stop]``. The suffixes
+        ``low .. high - 1`` begin with the phrase of ``length`` tokens.
         """
         start, stop = run
         if len(samples) == high - low:
             return low + start, low + stop
-        # The interval ends between the run and the sample before or after it, where another token follows: bisect.
+        # The first suffix with this token is after the sample before the run, and the last suffix with this token is
+        # before the sample after the run. Find both by bisection.
         token = self._read(self._suffixes[int(samples[start])] + length, 1)
         previous_end = int(samples[start - 1]) + 1 if start else low
         next_start = int(samples[stop]) if stop < len(samples) else high
@@ -202,22 +204,22 @@ class Datastore:
         return first, bisect_right(self._suffixes, token, int(samples[stop - 1]) + 1, next_start, key=following)
 
     def _first_suffix(self, phrase: bytes, low: int = 0) -> int:
-        """Return the index of the first suffix, from ``low`` on, that does not sort before ``phrase``."""
+        """Return the index of the first suffix, from ``low`` on, that sorts at or after ``phrase``."""
         text, token_size, length = self._token_bytes, self._token_size, len(phrase)
         return bisect_left(self._suffixes, phrase, low, key=lambda i: text[i * token_size : i * token_size + length])
 
     def _has_continuation(self, first: int, phrase: bytes) -> bool:
         """Return whether a token follows ``phrase`` in a document; ``first`` is ``_first_suffix(phrase)``.
 
-        Separators sort last: if a token follows the phrase anywhere, one follows it in the first suffix.
+        A separator sorts after all tokens. So if a token follows the phrase anywhere, one does in suffix ``first``.
         """
-        if first >= self.header.entries:
+        if first >= self.header.num_entries:
             return False
         extended = self._read(self._suffixes[first], len(phrase) // self._token_size + 1)
         return extended.startswith(phrase) and not extended.endswith(self._separator) and len(extended) > len(phrase)
 
     def _read(self, start: int, count: int) -> bytes:
-        """Return ``count`` entries of ``tokens.bin`` as bytes, fewer at the end of the file."""
+        """Return the bytes of ``count`` token ids of ``tokens.bin`` from index ``start``, fewer at its end."""
         return self._token_bytes[start * self._token_size : (start + count) * self._token_size]
 
 

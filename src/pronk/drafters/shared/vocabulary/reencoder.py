@@ -26,13 +26,14 @@ _NUM_OPEN = 32  # set no mark among the last 32 target tokens, as further text m
 _MAX_TRIES = 8  # maximum number of positions at which a mark is tried, the last positions first
 _MAX_INTERVAL = 256  # if more target tokens than this follow the last mark, set one even if that changes draft tokens
 
-_BLOCK = 256  # number of tokens compared with one list comparison
+_BLOCK = 256  # number of tokens that :func:`_count_same` compares at once
 
 # Bytes that are not valid UTF-8; the error handler ``surrogateescape`` decodes byte 0xFF to "\udcff".
 _INVALID_UTF8 = re.compile("([\udc80-\udcff]+)")
 
-# An *edge* is the place in the text where bytes to encode begin: between ordinary tokens, after a special token, or at
-# the start of the text. Some tokenizers add a space at _START, or at _START and _AFTER_SPECIAL (``Prefix``).
+# An *edge* is the kind of place in the text where bytes to encode begin: between ordinary tokens, after a special
+# token, or at the start of the text. Some tokenizers add a space at the start, or at the start and after special tokens
+# (``Prefix``).
 _MIDDLE, _AFTER_SPECIAL, _START = range(3)
 
 
@@ -41,19 +42,19 @@ class Recoding:
     """Conversion of tokens from the target's tokenizer to the draft's; used by all requests."""
 
     texts: Mapping[int, bytes]  # bytes of each target token, by id; special tokens are missing
-    special_ids: Mapping[int, int | None]  # draft's id of each special id of the target; ``None``: the draft has none
+    special_ids: Mapping[int, int | None]  # maps the target's special ids to the draft's; ``None``: none
     bos: int | None  # id of the target's beginning-of-sequence token, if any
     target_prefix: Prefix  # where the target's tokenizer adds a space that is not in the text
     draft_texts: Mapping[int, bytes]  # bytes of each draft token, by id; special tokens are missing
     draft_prefix: Prefix  # where the draft's tokenizer adds a space that is not in the text
     bos_ids: tuple[int, ...]  # ids of the special tokens that the draft's tokenizer puts before a text
     encoder: Tokenizer  # the draft's tokenizer, changed to add no space before a text
-    byte_tokens: Mapping[int, int]  # the draft's token id for each single byte that has one
+    byte_tokens: Mapping[int, int]  # maps bytes to the draft's ids of one-byte tokens
 
     def target_bytes(self, tokens: Sequence[int], edge: int) -> tuple[bytes, list[int]]:
         """Return the bytes of target tokens, and the byte offset at which each token ends.
 
-        ``edge`` is the edge before the first token: ``_MIDDLE``, ``_AFTER_SPECIAL`` or ``_START``.
+        ``edge`` is the kind of place before the first token: ``_MIDDLE``, ``_AFTER_SPECIAL`` or ``_START``.
         """
         pieces = [self.texts.get(token, b"") for token in tokens]
         data = b"".join(pieces)
@@ -82,17 +83,17 @@ class Recoding:
         return ids, complete
 
     def prefix_length(self, data: bytes, edge: int) -> int:
-        """Return 1 if the draft's tokenizer adds a space before ``data``, else 0."""
+        """Return the number of spaces, 0 or 1, that the draft's tokenizer adds before ``data``."""
         return int(_has_prefix_space(self.draft_prefix, edge) and len(data) > 0)
 
 
 @dataclass(frozen=True)
 class _Mark:
-    """A mark between two tokens of the text."""
+    """A mark in the text; see the docstring of the module."""
 
-    target: int  # number of target tokens before the mark
-    draft: int  # number of draft tokens before the mark
-    edge: int  # kind of edge at the mark: ``_MIDDLE``, ``_AFTER_SPECIAL`` or ``_START``
+    num_target: int  # number of target tokens before the mark
+    num_draft: int  # number of draft tokens before the mark
+    edge: int  # kind of place at the mark: ``_MIDDLE``, ``_AFTER_SPECIAL`` or ``_START``
 
 
 class Reencoder:
@@ -115,48 +116,48 @@ class Reencoder:
         self.is_complete = False
         self._recoding, self._missing_ids, self._limit = recoding, missing_ids, limit
         self._target_tokens: list[int] = []
-        self._dropped: list[int] = []  # positions of the target's tokens that the draft lacks
+        self._missing_positions: list[int] = []  # positions of the target's tokens that the draft lacks
         self._marks = [_Mark(0, len(self.tokens), _START)]
 
-    def update(self, tokens: Sequence[int], known: int = 0) -> int:
-        """Set the target's text; return the number of leading draft tokens that have not changed.
+    def update(self, tokens: Sequence[int], num_known: int = 0) -> int:
+        """Encode a new text, given as target tokens; return how many leading draft tokens are unchanged.
 
-        The first ``known`` target tokens are known to be unchanged.
+        The first ``num_known`` target tokens are known to be those of the last call.
         """
-        num_same = min(known, len(self._target_tokens), len(tokens))
+        num_same = min(num_known, len(self._target_tokens), len(tokens))
         num_same += _count_same(self._target_tokens, tokens, num_same)
         if self._recoding is None:
-            unchanged = self._copy_ids(tokens, num_same)
+            num_unchanged = self._copy_ids(tokens, num_same)
         else:
-            unchanged = self._reencode(self._recoding, tokens, num_same)
+            num_unchanged = self._reencode(self._recoding, tokens, num_same)
         self._target_tokens[num_same:] = tokens[num_same:]
-        return unchanged
+        return num_unchanged
 
     def _copy_ids(self, tokens: Sequence[int], num_same: int) -> int:
-        """Copy the target's ids after the first ``num_same``; return the number of unchanged draft tokens."""
-        while self._dropped and self._dropped[-1] >= num_same:
-            self._dropped.pop()
-        unchanged = num_same - len(self._dropped)
-        del self.tokens[unchanged:]
+        """Copy the target's ids after the first ``num_same``, which are unchanged; return as :meth:`update`."""
+        while self._missing_positions and self._missing_positions[-1] >= num_same:
+            self._missing_positions.pop()
+        num_unchanged = num_same - len(self._missing_positions)
+        del self.tokens[num_unchanged:]
         for position in range(num_same, len(tokens)):
             if tokens[position] in self._missing_ids or tokens[position] >= self._limit:
-                self._dropped.append(position)
+                self._missing_positions.append(position)
             else:
                 self.tokens.append(tokens[position])
-        self.is_complete = len(tokens) > 0 and self._dropped[-1:] != [len(tokens) - 1]
-        return unchanged
+        self.is_complete = len(tokens) > 0 and self._missing_positions[-1:] != [len(tokens) - 1]
+        return num_unchanged
 
     def _reencode(self, recoding: Recoding, tokens: Sequence[int], num_same: int) -> int:
-        """Encode the text after the last mark in the ``num_same`` unchanged tokens; return as :meth:`update`."""
-        while self._marks[-1].target > num_same:
+        """Encode the text from the last mark in its first ``num_same`` tokens; return as :meth:`update`."""
+        while self._marks[-1].num_target > num_same:
             self._marks.pop()
         start = self._marks[-1]
-        old_tokens = self.tokens[start.draft :]
-        del self.tokens[start.draft :]
-        for position in range(start.target, len(tokens)):
+        old_tokens = self.tokens[start.num_draft :]
+        del self.tokens[start.num_draft :]
+        for position in range(start.num_target, len(tokens)):
             if tokens[position] in recoding.special_ids:
                 self._append_special(recoding, tokens, position)
-        open_tokens = tokens[self._marks[-1].target :]
+        open_tokens = tokens[self._marks[-1].num_target :]
         data, _ = recoding.target_bytes(open_tokens, self._marks[-1].edge)
         ids, complete = recoding.encode_bytes(data, self._marks[-1].edge)
         self.tokens += ids
@@ -164,12 +165,12 @@ class Reencoder:
             self.is_complete = complete and open_tokens[-1] in recoding.texts
         if len(open_tokens) > _MARK_INTERVAL:
             self._set_mark(recoding, open_tokens)
-        return start.draft + _count_same(old_tokens, self.tokens[start.draft :], 0)
+        return start.num_draft + _count_same(old_tokens, self.tokens[start.num_draft :], 0)
 
     def _append_special(self, recoding: Recoding, tokens: Sequence[int], position: int) -> None:
         """Encode the text from the last mark to the special token at ``position``, and set a mark after it."""
         mark, special = self._marks[-1], tokens[position]
-        data, _ = recoding.target_bytes(tokens[mark.target : position], mark.edge)
+        data, _ = recoding.target_bytes(tokens[mark.num_target : position], mark.edge)
         self.tokens += recoding.encode_bytes(data, mark.edge)[0]
         draft_token = recoding.special_ids[special]
         is_bos = position == 0 and (special == recoding.bos or draft_token in recoding.bos_ids)
@@ -182,15 +183,15 @@ class Reencoder:
     def _set_mark(self, recoding: Recoding, open_tokens: Sequence[int]) -> None:
         """Set a mark within ``open_tokens``, the target tokens after the last mark, if possible."""
         mark = self._marks[-1]
-        ids = self.tokens[mark.draft :]
+        ids = self.tokens[mark.num_draft :]
         data, ends = recoding.target_bytes(open_tokens, mark.edge)
-        # Maps each byte offset where both a target token and a character begin to the number of target tokens before.
+        # Maps a byte offset to the number of target tokens before it, if a target token and a character begin there.
         num_target = {
             end: count
             for count, end in enumerate(ends[: len(open_tokens) - _NUM_OPEN], 1)
             if _begins_character(data, end)
         }
-        # Offsets in ``num_target`` where a draft token begins, too, each with the number of draft tokens before it.
+        # ``(offset, number of draft tokens before it)`` for offsets of ``num_target`` where a draft token begins, too.
         candidates: list[tuple[int, int]] = []
         offset = -recoding.prefix_length(data, mark.edge)
         for num_draft, token in enumerate(ids):
@@ -200,18 +201,18 @@ class Reencoder:
         covers_text = offset == len(data)  # False if the draft's tokenizer has normalized the text
         for cut, num_draft in reversed(candidates[-_MAX_TRIES:] if covers_text else []):
             if recoding.encode_bytes(data[cut:], _MIDDLE)[0] == ids[num_draft:]:
-                self._marks.append(_Mark(mark.target + num_target[cut], mark.draft + num_draft, _MIDDLE))
+                self._marks.append(_Mark(mark.num_target + num_target[cut], mark.num_draft + num_draft, _MIDDLE))
                 return
         if len(open_tokens) > _MAX_INTERVAL and num_target:
             cut = max(num_target)
             first = recoding.encode_bytes(data[:cut], mark.edge)[0]
             rest = recoding.encode_bytes(data[cut:], _MIDDLE)[0]
-            self.tokens[mark.draft :] = first + rest
-            self._marks.append(_Mark(mark.target + num_target[cut], mark.draft + len(first), _MIDDLE))
+            self.tokens[mark.num_draft :] = first + rest
+            self._marks.append(_Mark(mark.num_target + num_target[cut], mark.num_draft + len(first), _MIDDLE))
 
 
 def _has_prefix_space(prefix: Prefix, edge: int) -> bool:
-    """Whether a tokenizer adds a space at an edge of this kind."""
+    """Return whether a tokenizer adds a space at a place of the kind ``edge``."""
     return (prefix == "always" and edge != _MIDDLE) or (prefix == "first" and edge == _START)
 
 
@@ -220,7 +221,7 @@ def _begins_character(data: bytes, offset: int) -> bool:
 
 
 def _count_same(old: Sequence[int], new: Sequence[int], start: int) -> int:
-    """Return the number of equal tokens from ``start`` on; comparing by blocks is ten times as fast."""
+    """Count the equal tokens from ``start`` on, in blocks: ten times as fast as one by one."""
     stop, index = min(len(old), len(new)), start
     while index + _BLOCK <= stop and old[index : index + _BLOCK] == new[index : index + _BLOCK]:
         index += _BLOCK

@@ -53,9 +53,9 @@ class Translation:
         self.num_shared = len(pairs)
         self._pairs, self._recoding, self._missing_ids = pairs, recoding, frozenset(missing_ids)
         self._target_size, self._draft_size = target_size, draft_size
-        if self.identical:  # ``_index`` lists the ids that the draft must not propose
+        if self.identical:  # ``_index`` lists the ids whose tokens differ: the draft must not propose them
             self._index = torch.tensor(sorted(i for i in missing_ids if i < target_size), dtype=torch.long)
-        else:  # ``_index[target id]`` is the draft's id, or ``draft_size`` if the draft lacks the token
+        else:  # ``_index[target's id]`` is the draft's id, or ``draft_size`` if the draft lacks the token
             self._index = torch.full((target_size,), draft_size)
             self._index[list(pairs)] = torch.tensor(list(pairs.values()))
         self.is_identity = self.identical and target_size == draft_size and not self._index.numel()
@@ -71,7 +71,8 @@ class Translation:
     ) -> Translation:
         """Return the translation between two models.
 
-        The sizes are the models' numbers of logits, padding included. The error begins with the name ``drafter``.
+        ``target_size`` and ``draft_size`` are the models' numbers of logits, padding included. ``drafter`` is the name
+        at the start of the error.
 
         Raises:
             OptionError: the vocabularies have too few tokens in common.
@@ -140,20 +141,20 @@ class Translation:
 
 
 def _differences(target: Tokenizer, draft: Tokenizer) -> set[int] | None:
-    """Return the ids with different tokens; ``None`` if the vocabularies are not *identical* (above)."""
+    """Return the ids whose tokens differ; ``None`` unless the vocabularies are *identical* (see above)."""
     vocabularies = [tokenizer.backend.get_vocab(with_added_tokens=True) for tokenizer in (target, draft)]
     target_tokens, draft_tokens = ({i: token for token, i in ids.items()} for ids in vocabularies)
     changed = {i for i in target_tokens.keys() | draft_tokens.keys() if target_tokens.get(i) != draft_tokens.get(i)}
     target_only, draft_only = ({i: by_id[i] for i in changed if i in by_id} for by_id in (target_tokens, draft_tokens))
     target_added, draft_added = (model.backend.get_added_tokens_decoder().keys() for model in (target, draft))
     if not (target_only.keys() <= target_added and draft_only.keys() <= draft_added):
-        return None  # an ordinary token differs
+        return None  # a token differs that is not an added token
     moved = {*target_only.values()} & {*draft_only.values()}  # added tokens that have another id in the draft
     return None if moved else changed
 
 
 def _pair_texts(target: Spelling, draft: Spelling) -> dict[int, int]:
-    """Map the target's ids to the draft's ids with the same bytes; of several such ids, use the first."""
+    """Map the target's ids to the draft's ids of the same bytes; of ids with equal bytes, use the first."""
     target_ids, draft_ids = dict[bytes, int](), dict[bytes, int]()
     for ids, spelling in ((target_ids, target), (draft_ids, draft)):
         for token, text in spelling.texts.items():
@@ -172,7 +173,7 @@ def _pair_specials(target: Tokenizer, draft: Tokenizer) -> dict[int, int]:
 
 
 def _has_enough_overlap(target: Spelling, draft: Spelling, pairs: Mapping[int, int]) -> bool:
-    """Return whether the tokens in ``pairs`` make up ``_MIN_OVERLAP`` of the smaller vocabulary."""
+    """Return whether ``pairs`` has at least the fraction ``_MIN_OVERLAP`` of the smaller vocabulary."""
     smaller = min(sum(len(text) > 1 for text in spelling.texts.values()) for spelling in (target, draft))
     shared = sum(len(target.texts[token]) > 1 for token in pairs)
     return shared > 0 and shared >= _MIN_OVERLAP * smaller
