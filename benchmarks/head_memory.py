@@ -80,7 +80,7 @@ def one_by_one(model: FutureModel, tokens: Tensor, count: int) -> None:
         z = trunk.detach().requires_grad_()
         for number, out in head_by_head(model.stages(inputs)[:count], z, chained=False):
             rows, said = shifted_rows(len(inputs), inputs.shape[1], number, inputs.device)
-            loss, _ = text_loss(*model.scored(number, out[rows]), targets[said])
+            loss, _ = text_loss(*model.norm_and_unembedding(number, out[rows]), targets[said])
             loss.backward()
     trunk.backward(z.grad)
 
@@ -93,7 +93,7 @@ def all_at_once(model: FutureModel, tokens: Tensor, count: int) -> None:
         z = model.trunk(inputs)
         for number, apply in model.stages(inputs)[:count]:
             rows, said = shifted_rows(len(inputs), inputs.shape[1], number, inputs.device)
-            hidden, weight = model.scored(number, apply(z)[rows])
+            hidden, weight = model.norm_and_unembedding(number, apply(z)[rows])
             losses.append(F.cross_entropy((hidden @ weight.T).float(), targets[said]))
     torch.stack(losses).sum().backward()
 

@@ -261,7 +261,7 @@ def step_cost(llm: LLM, one: float) -> Callable[[int], float]:
 def span(trees: Sequence[TokenTree], cost: Callable[[int], float], extra: Sequence[float]) -> float:
     """Return the seconds of a step: the longest share, with the exchange if there are several shares."""
     shares = partition_trees(trees, [cost] * len(extra), extra)
-    return max(cost(share.rows) + more for share, more in zip(shares, extra, strict=True) if share.rows)
+    return max(cost(share.num_rows) + more for share, more in zip(shares, extra, strict=True) if share.rows)
 
 
 def draw(speeds: dict[float, dict[int, tuple[float, int]]], path: Path, kernels: str) -> None:

@@ -52,7 +52,7 @@ def text(tmp_path: Path) -> Path:
 def documents(folder: Path, tokenizer: Tokenizer) -> list[str]:
     """The text of a datastore."""
     store, found, ids = Datastore.open(folder, tokenizer.fingerprint), list[str](), list[int]()
-    for number in store._tokens.tolist():
+    for number in store._token_array.tolist():
         if number == store.header.separator:
             found.append(tokenizer.decode(ids, skip_special_tokens=False))
             ids = []

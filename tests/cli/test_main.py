@@ -471,7 +471,7 @@ def test_missing_kernels_are_one_line_and_no_obstacle() -> None:
     code = """
 from pathlib import Path
 from pronk.kernels import library
-library.installed = lambda: Path("nowhere") / "libpronk.so"
+library.installed_library = lambda: Path("nowhere") / "libpronk.so"
 from pronk.cli.main import main
 main(["generate", "--max-tokens", "2", "--stats", "def f"])
 """

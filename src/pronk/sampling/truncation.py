@@ -16,7 +16,7 @@ _NUM_CANDIDATES = 512
 
 
 def truncate(scores: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
-    """Return scores and ids of the tokens that top-k, top-p and min-p keep; scores are logits / temperature."""
+    """Return scores (logits / temperature) and ids of the tokens that top-k, top-p and min-p keep."""
     if 0 < params.top_k < len(scores):
         scores, ids = scores.topk(params.top_k)
     elif params.top_p < 1.0:
