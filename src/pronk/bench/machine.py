@@ -31,7 +31,7 @@ class BandwidthMeter:
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes of the buffer that is summed."""
+        """Size in bytes of the buffer that :meth:`measure` reads."""
         return self._buffer.nbytes
 
     def measure(self) -> float:

@@ -186,7 +186,7 @@ class _Plotter:
         axes.set(xlabel="expected speed-up", ylabel="measured after the first token")
 
     def _scatter(self, axes: Axes, points: Sequence[tuple[Figures, float, float]], diagonal: str) -> None:
-        """Draw points ``(figures, x, y)``, large for all tasks, and the line ``x = y`` labelled ``diagonal``."""
+        """Draw markers at ``(figures, x, y)``, larger for the totals over all tasks, and the line ``x = y``."""
         for f, x, y in points:
             size, alpha = (8.0, 1.0) if f.task == ALL else (4.0, 0.6)
             axes.plot([x], [y], linestyle="none", markersize=size, alpha=alpha, **self.method_styles[f.method])

@@ -108,7 +108,7 @@ class ReplicaOptions:
         if self.address is None:
             threads = self._fit_threads(workers, threads)
         if model is not None and Path(model).exists():
-            model = str(Path(model).resolve())  # replicas have another working directory
+            model = str(Path(model).resolve())  # also valid on a machine that lacks this working directory
         if self.address is None:
             from pronk.replicas.ray_security import be_private
 

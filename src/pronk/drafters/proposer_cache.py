@@ -89,7 +89,7 @@ class ProposerCache:
                 del self._cached[key]
 
 
-# Cached, since each request of a server names a specification, and most name the same few.
+# Cached: each request of a server has a drafter specification, and most have the same few.
 _make_drafter_cached = lru_cache(256)(make_drafter)
 
 

@@ -29,7 +29,7 @@ class Decision:
     expected: float | None  # step with ``len(kept)`` rows per request, one request's part: ``costs.at(n * rows) / n``
     asking: float  # measured seconds in the drafter, this request's part
     seconds: float  # measured seconds of the whole step without the time in drafters, for all requests
-    credit: float | None  # ``RequestBudget.credit``: plain steps that drafting has gained and may lose again
+    credit: float | None  # ``RequestBudget.credit``: plain steps that drafting has saved and may cost again
     shared_budget: float | None  # ``SharedBudget.left``: plain steps that all requests together may still lose
 
     @property

@@ -78,7 +78,9 @@ class Request:
     num_charged: int = field(default=0, init=False)  # number of generated tokens in the tenant's counter
     block_table: BlockTable = field(default_factory=BlockTable, init=False)
     digests: list[bytes] = field(default_factory=list, init=False)  # prefix-cache keys of the first full blocks
-    admission_refusal: AdmissionRefusal | None = field(default=None, init=False)  # set after a refused start
+    admission_refusal: AdmissionRefusal | None = field(
+        default=None, init=False
+    )  # set while too few KV blocks are free to start
     draft_state: Any = field(default=None, init=False)  # the proposer's state; set if ``draft_started``
     draft_started: bool = field(default=False, init=False)  # whether ``Proposer.start`` has been called
     from_draft: list[bool] = field(default_factory=list, init=False)  # whether each output token has a ``source``

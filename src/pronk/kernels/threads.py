@@ -47,7 +47,7 @@ def set_threads(threads: int | None, workers: int, *, divide: bool = True) -> No
 
 
 def num_threads() -> int:
-    """Return the kernels' number of threads: torch's, or the saved one while torch is set to one."""
+    """Return the kernels' number of threads: torch's, or the saved number while torch is limited to 1."""
     return _saved.count if _saved.active and torch.get_num_threads() == 1 else torch.get_num_threads()
 
 

@@ -1,8 +1,9 @@
 """Sharding of a model over processes by tensor parallelism (Shoeybi et al. 2019, section 3).
 
-Heads and MLP columns are distributed. ``qkv`` and ``up`` are split by outputs, ``out`` and ``down`` by inputs, so a
-layer needs two all-reduce sums. Embeddings, norms and the residual stream are replicated. The LM head is split by
-outputs, in blocks of 16 token ids. Rank 0 holds the whole head, because drafters use it, but computes only its block.
+Attention heads and MLP columns (outputs of ``up``) are distributed. ``qkv`` and ``up`` (with the gate) are split by
+outputs, ``out`` and ``down`` by inputs, so a layer needs two all-reduce sums. Embeddings, norms and the residual stream
+are replicated. The LM head is split by outputs, in blocks of 16 token ids. Rank 0 holds the whole head, because drafters
+use it, but computes only its block.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ Weight = TypeVar("Weight", Tensor, QuantizedMatrix, Tensor | QuantizedMatrix)
 _GRANULARITIES = (128, 64, 32, 16, 8, 1)
 _BLOCK_OUTPUTS = 16  # number of outputs per block of packed weights
 _GROUP_MULTIPLE = 8  # the number of inputs in a quantization group is a multiple of this
-_MAX_GROUP_PADDING = 31  # maximum number of inputs by which a group may exceed its row, see QuantizedMatrix
+_MAX_GROUP_PADDING = (
+    31  # a group may be longer than its row by this many inputs; see ``quantization/formats/matrix.py``
+)
 
 
 @dataclass(frozen=True)
@@ -45,12 +48,14 @@ class TensorSplit:
     workers: int
 
     def __post_init__(self) -> None:
-        max_workers = min(
-            self.config.num_kv_heads, self.config.intermediate_size, ceil(self.config.vocab_size / _BLOCK_OUTPUTS)
+        max_workers, limit = min(
+            (self.config.num_kv_heads, "key/value heads"),
+            (self.config.intermediate_size, "MLP columns"),
+            (ceil(self.config.vocab_size / _BLOCK_OUTPUTS), "blocks of 16 token ids"),
         )
         if self.workers > max_workers:
             msg = (
-                f"workers: expected at most {max_workers}, the number of key/value heads, with parallel='tensor', "
+                f"workers: expected at most {max_workers}, the number of {limit}, with parallel='tensor', "
                 f"found {self.workers}; use fewer, or parallel='tree'"
             )
             raise OptionError(msg)
@@ -167,6 +172,7 @@ def _take_inputs(weight: Weight, kept: range, target: str) -> Weight:
     # If `kept` begins or ends within a group, divide every group into smaller groups with the same scale. For example,
     # for inputs 64 .. 191 every group of 128 becomes two groups of 64.
     group = gcd(weight.group, kept.start, kept.stop if kept.stop < inputs else 0)
+    # A group may be longer than its row by the padding only.
     while group > len(kept) + _MAX_GROUP_PADDING and group % (2 * _GROUP_MULTIPLE) == 0:
         group //= 2
     if weight.order is not None or group % _GROUP_MULTIPLE or group > len(kept) + _MAX_GROUP_PADDING:

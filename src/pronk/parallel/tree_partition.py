@@ -24,14 +24,14 @@ from pronk.speculation.tree import TokenTree
 
 __all__ = ["ProcessShard", "TreeShard", "partition_trees", "preorder"]
 
-_NUM_BISECTIONS = 20  # steps of the bisection for the minimum time: a relative error of about 2**-20
+_NUM_BISECTIONS = 20  # steps of the search for the shortest time: error 2**-20 of the first upper bound
 
 
 class TreeShard(NamedTuple):
     """The nodes of one request's tree that one process computes."""
 
     job: int  # index of the request's tree in the forward pass
-    nodes: tuple[int, ...]  # numbers of nodes, recomputed ancestors first; parents precede their children
+    nodes: tuple[int, ...]  # node indices, recomputed ancestors first; parents precede their children
     num_ancestors: int  # number of recomputed ancestors, the first entries of ``nodes``
 
     @property

@@ -24,7 +24,7 @@ from pronk.speculation.tree import DraftSample, TokenTree
 
 __all__ = ["VerifiedPath", "block_verify", "rejection_sample", "verify_tree"]
 
-# ``accepts(number, chance)`` runs a trial: True with probability ``chance``; ``number`` selects the random number.
+# ``accepts(index, chance)`` draws random number ``index`` and returns True with probability ``chance``.
 AcceptTrial = Callable[[int, float], bool]
 
 

@@ -1,1 +1,1 @@
-"""Speculation: token trees, interface of drafters, measured costs, decision how many tokens to draft."""
+"""Speculation: token trees, interface of drafters, measured costs, and how many tokens to draft."""

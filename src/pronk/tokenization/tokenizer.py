@@ -94,7 +94,7 @@ class Tokenizer:
 
     @cached_property
     def eos_ids(self) -> tuple[int, ...]:
-        """Id of the end-of-text token, if the tokenizer has one; the model's config may list further ids."""
+        """Ids of end-of-text tokens: that of the tokenizer, or none; the model's config may list further ids."""
         token = self._id_of("eos_token")
         return () if token is None else (token,)
 
@@ -156,25 +156,27 @@ class Tokenizer:
     ) -> list[int]:
         """Return the token ids of a conversation; arguments and errors as in :meth:`chat`.
 
-        If ``trusted``, names of special tokens in messages and tools are encoded as these tokens, as in transformers.
-        Otherwise they stay text (:mod:`pronk.tokenization.chat.untrusted`). An empty result raises a PromptError.
+        If ``trusted``, texts of special tokens (such as ``<|im_end|>``) in messages and tools become these tokens, as
+        in transformers. Otherwise they stay text (:mod:`pronk.tokenization.chat.untrusted`). An empty result raises a
+        PromptError.
         """
-        names: dict[str, str] = {}
+        placeholders: dict[str, str] = {}  # character to the text of the special token that it stands for
         if not trusted:
             checked = check_messages(messages)
-            disguised, names = disguise([*checked, *(tools or ())], self._special_names)
+            disguised, placeholders = disguise([*checked, *(tools or ())], self._special_names)
             messages, tools = disguised[: len(checked)], None if tools is None else disguised[len(checked) :]
         text = self.chat(messages, add_generation_prompt=add_generation_prompt, tools=tools)
-        ids = [token for part, hidden in reveal(text, names) for token in self._part_ids(part, hidden=hidden)]
+        ids = [token for part, hidden in reveal(text, placeholders) for token in self._part_ids(part, hidden=hidden)]
         if not ids:
             msg = (
-                "the model's chat template: expected a text made of these messages, found one of no tokens; "
+                "the model's chat template: expected a text made of these messages, found an empty text; "
                 "use another template, or pass a prompt instead of messages"
             )
             raise PromptError(msg)
         return ids
 
     def _part_ids(self, text: str, *, hidden: bool) -> list[int]:
+        """Encode a part of a text; the text of a special token that was ``hidden`` becomes ordinary tokens."""
         encode = partial(self.encode, add_special_tokens=False)
         return plain_ids(text, encode, self.special_ids) if hidden else encode(text)
 

@@ -45,7 +45,7 @@ class DraftStudent(Student[Decoder]):
         return f"Llama architecture, {describe_decoder(self.module.config)}"
 
     def export(self, folder: Path, card: str, facts: Mapping[str, Any]) -> None:
-        """Replace ``folder`` by a checkpoint in the Hugging Face layout."""
+        """Write ``folder``, replacing its contents, as a checkpoint in the Hugging Face layout."""
         target = {"name": self.teacher.name, **self.teacher.fingerprints}
         documents = {"draft.json": {"target": target, **facts}} if facts else None
         export_model(self.module, self.teacher.folder, folder, card, documents)

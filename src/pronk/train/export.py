@@ -37,7 +37,7 @@ def export_model(
     card: str,
     documents: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
-    """Replace ``folder`` by a checkpoint in the Hugging Face layout.
+    """Write ``folder``, replacing its contents, as a checkpoint in the Hugging Face layout.
 
     Args:
         decoder: decoder of the Llama architecture with unquantized weights and tied embeddings.
@@ -53,7 +53,7 @@ def export_model(
 
 
 def export_drafter(folder: Path, module: nn.Module, document: Mapping[str, Any], card: str) -> None:
-    """Replace ``folder`` by the drafter ``module``; ``document`` is the content of ``drafter.json``."""
+    """Replace ``folder`` by files of the drafter ``module``; ``document`` is the content of ``drafter.json``."""
     _export(folder, module.state_dict(), {"drafter.json": document}, card)
 
 

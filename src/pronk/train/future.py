@@ -112,7 +112,7 @@ class FutureModel(nn.Module):
         return [*stages, (0, first)] if shape.order == "anticausal" else [(0, first), *stages]
 
     def norm_and_unembedding(self, number: int, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``x [rows, hidden]`` after a head's norm, and the head's unembedding ``[vocab, hidden]``."""
+        """Return ``x`` after the norm of head ``number`` (0: the model's), and the head's unembedding."""
         if not number:
             return self.decoder.norm(x), self.decoder.embedding
         return self.heads.norm(number - 1, x), head_weight(self.heads, number - 1, self.decoder.embedding)
@@ -201,7 +201,7 @@ class FutureTokens(TextModel[FutureModel]):
         return measure(llm, f"multi_token(model={str(latest / 'heads')!r})", prompts, SERVED_TOKENS, seconds)
 
     def export(self, folder: Path, card: str, facts: Mapping[str, Any]) -> None:
-        """Replace ``folder`` by the model, with the further heads in ``folder / "heads"``."""
+        """Write the model to ``folder``, replacing its contents, and the added heads to ``folder / "heads"``."""
         super().export(folder, card, facts)
         shape, fingerprint = self.options.heads, Fingerprint.of(folder)
         rest = dict(facts)

@@ -1,9 +1,9 @@
-"""Training of multi-token heads on a frozen target, one head at a time (Gloeckle et al. 2024).
+"""Training of multi-token heads (Gloeckle et al. 2024): on a frozen target here, with the trunk in ``train/future.py``.
 
-The logits of all heads, and their gradients, would be the largest tensors in memory. Therefore each head runs forward
-and backward before the next one, and only the gradient of the trunk's output (the input of the heads) accumulates
-(section 2 and figure 2). If heads read the outputs of other heads, all heads run forward first. Then the losses are
-computed one by one. After the last one, the gradients run through the chain of heads back to the trunk (figure S11).
+The logits of all heads, and their gradients, would be the largest tensors in memory. Therefore each step runs every
+head forward and backward before the next one. If the trunk is trained, the gradient of its output accumulates over the
+heads (section 2 and figure 2). If heads read the outputs of other heads, all heads run forward first. Then the losses
+are computed one by one, and at last the gradients run back through the chain of heads (figure S11).
 """
 
 from __future__ import annotations

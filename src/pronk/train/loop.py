@@ -152,7 +152,7 @@ class Trainer(Generic[Trained]):
 
     @property
     def is_finished(self) -> bool:
-        """Whether all steps are made, no time is left for another step, or early stopping has ended the run."""
+        """Whether all steps are done, no time is left for another step, or early stopping has ended the run."""
         return self.schedule.progress(self.step, self.seconds + self.step_seconds) >= 1.0 or self.stopped_early
 
     @property

@@ -22,7 +22,7 @@ __all__ = ["SERVED_TOKENS", "beginnings", "is_served", "measure"]
 SERVED_TOKENS = 96  # maximum number of tokens that are generated after each held-out prompt
 
 _TEMPERATURE = 0.8
-_DECODINGS = ("greedy", f"T={_TEMPERATURE}")  # a figure's name begins with one of these, as in "greedy alpha"
+_DECODINGS = ("greedy", f"T={_TEMPERATURE}")  # prefixes of the names of measured values, as in "greedy alpha"
 _TIMED_BATCH = 4  # prompts per batch if there is a time limit; otherwise all prompts are one batch
 _MIN_PROMPT, _MAX_PROMPT = 8, 64  # range of the tokens that `beginnings` takes from a document
 _NUM_PROMPTS = 24  # maximum number of prompts of `beginnings`, from all files

@@ -118,7 +118,7 @@ class Peer:
         try:
             return self._worker.ask(op, asdict(values), timeout)
         except PeerError as error:
-            if op != "generate" or not self._worker.is_open:  # an open worker answers further requests
+            if op != "generate" or not self._worker.is_open:  # else only this prompt failed
                 self._failure = str(error)
                 self.close()
             raise

@@ -1,9 +1,10 @@
 """Beam search with a draft model, the baseline of the CAPE paper (Du et al. 2024, section 5.3).
 
-A *hypothesis* is a sequence of draft tokens. After each forward pass of the draft, the ``width`` likeliest hypotheses
-that are one token longer replace the former ones. The proposal is the final hypotheses, merged into one tree. Prefer
-``cape`` or ``staged``: beam search proposes about as many draft tokens as CAPE, but each forward pass of the draft has
-``width`` rows instead of one. If two hypotheses differ in an early token, all later tokens of one are wasted.
+A *hypothesis* is a sequence of draft tokens. After each forward pass of the draft model, the ``width`` likeliest
+hypotheses that are one token longer, or cannot be extended, replace the former ones. The proposal is the final
+hypotheses, merged into one tree. Prefer ``cape`` or ``staged``: beam search proposes about as many draft tokens as CAPE,
+but each forward pass of the draft has ``width`` rows instead of one. If two hypotheses differ in an early token, all
+later tokens of one are wasted.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Beam(Composite):
     """Options of beam search.
 
     Attributes:
-        parts: ``draft_model``, ``glide`` or ``vanilla`` alone; its ``num_tokens`` and ``min_confidence`` are ignored.
+        parts: one ``draft_model``, ``glide`` or ``vanilla``; its ``num_tokens`` and ``min_confidence`` are ignored.
         width: number of hypotheses, 1..16.
         num_tokens: number of draft tokens of a hypothesis, 1..64.
     """
@@ -92,7 +93,7 @@ class BeamProposer(CompositeProposer):
             for number in live:
                 last = length == min(options.num_tokens, contexts[number].max_depth)
                 beams[number] = self._extend(cached_trees[number], beams[number], last=last)
-        trees = [TokenTree.chain(context.tokens[-1:]) for context in contexts]
+        trees = [TokenTree.chain(context.tokens[-1:]) for context in contexts]  # only the root: no draft tokens
         for number, beam in beams.items():
             trees[number] = _merge(beam, model_contexts[number])
         return trees

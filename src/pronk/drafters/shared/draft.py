@@ -210,11 +210,11 @@ class DraftRunner:
     def forward_trees(
         self, lanes: Sequence[DraftLane], trees: Sequence[TokenTree], pending_texts: Sequence[Sequence[int]]
     ) -> list[Tensor]:
-        """Run the nodes that each tree adds to ``lane.tree``; return their logits ``[new nodes, vocab]``.
+        """Run the nodes of each tree that are not cached; return their logits ``[new nodes, vocab]``.
 
-        The tree of a lane (a request's draft KV cache) has ids of the draft model and begins with the nodes of
-        ``lane.tree``; its root is the text's last token. ``pending_texts`` are the uncached tokens before each root;
-        none if ``lane.tree`` is set.
+        ``trees[i]`` has token ids of the draft model, and the root is the last token of the text. ``lanes[i]`` is the
+        request's draft KV cache: if ``lanes[i].tree`` is set, its nodes are cached, and ``trees[i]`` begins with them.
+        Otherwise ``pending_texts[i]``, the uncached tokens before the root, are run first.
         """
         jobs = []
         for lane, tree, pending in zip(lanes, trees, pending_texts, strict=True):

@@ -1,5 +1,5 @@
-// AMX tiles for every bf16 GEMM, even of one row, and for 8- and 4-bit GEMM of AMX_INT8_MIN_M or more rows; AVX-512 for
-// everything else.
+// AMX tiles for every bf16 GEMM: even for one row, since a row's bits may not depend on the number of rows. 8- and
+// 4-bit GEMM use AMX from AMX_INT8_MIN_M rows on (gemm_amx.inc), and VNNI below. AVX-512 computes everything else.
 #include <immintrin.h>
 #include "common.h"
 #if defined(PRONK_EMULATE)
@@ -12,12 +12,14 @@ namespace pronk {
 namespace {
 const bool BF16_ACTIVATIONS = true;  // GEMM with bf16 weights takes bf16 input
 
-// The same values as in isa_avx512.cpp, whose GEMM tiles are used for float32 and float16 weights.
+// TILE_M must be that of isa_avx512.cpp, whose GEMM tiles are used for float32 and float16 weights. isa_avx512.cpp
+// explains all three constants.
 constexpr int TILE_M = LIMIT_TILE_ROWS(12);
 constexpr int TILE_ACCUMULATORS = 24;
 constexpr int QUERY_TILE = LIMIT_TILE_ROWS(12);
 
-// q8 and q4 weights use the tiles of isa_vnni.cpp or isa_avx512.cpp. With 1, few unused tiles are compiled here.
+// q8 and q4 weights use the tiles of isa_vnni.cpp or isa_avx512.cpp (quant_kernels in dispatch.cpp). The tiles of
+// this file are compiled, too, but unused: 1 keeps their number small.
 constexpr int QUANT_TILE_M = 1;
 constexpr int QUANT_ACCUMULATORS = 1;
 #include "kernels.inc"

@@ -36,7 +36,7 @@ class QuantizedMatrix:
 
     codes: Tensor  # uint8 ``[outputs, inputs]``, each in 0 .. 2**bits - 1; the columns of a group are adjacent
     scale: Tensor  # float32 ``[outputs, groups]``, ``groups = ceil(inputs / group)``
-    minimum: Tensor | None  # float32 ``[outputs, groups]``; ``None`` means a zero point of ``2**(bits - 1)``
+    minimum: Tensor | None  # weight of code 0, float32 ``[outputs, groups]``; ``None``: ``zero`` is subtracted
     bits: Bits  # number of bits per code
     # Number of inputs per group: a multiple of 8, at most ``inputs + 31``. The last group of a row may be shorter.
     group: int

@@ -48,7 +48,7 @@ class ChatTurn(RequestBody):
 
 
 class ChatMessage(ChatTurn):
-    """Message of ``/v1/chat/completions``; the server accepts its own answers unchanged."""
+    """Message of ``/v1/chat/completions``; fields that must be empty let clients send back an answer as it is."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     name: Text | None = Field(None, max_length=64)
@@ -172,11 +172,11 @@ class ChatReply:
         return chunks
 
     def _chunks(self, index: int, sample_pieces: Sequence[Piece]) -> list[dict[str, Any]]:
-        """Return one chunk per text or part of a tool call; the first has all logprobs of ``sample_pieces``."""
+        """Return one chunk per text or tool-call delta; the first has all logprobs of ``sample_pieces``."""
         text: list[dict[str, Any]] = [{"content": "".join(piece.text for piece in sample_pieces)}]
         deltas = self._parsers[index].parse(sample_pieces) if self._parsers else text
         if not deltas and (self.request.logprobs or self.request.leaps):
-            deltas = [{}]
+            deltas = [{}]  # tokens without text also need a chunk for their log-probabilities
         chunks = [self._chunk(index, delta) for delta in deltas]
         if chunks:
             chunks[0]["choices"][0]["logprobs"] = self._logprobs([piece.logprobs or {} for piece in sample_pieces])
@@ -185,7 +185,7 @@ class ChatReply:
         return chunks
 
     def record(self, pieces: Sequence[Piece]) -> None:
-        """Parse tool calls; the completed texts lack the special tokens at which calls begin."""
+        """Parse tool calls from tokens: ``Completion.text`` lacks the special tokens that begin calls."""
         for index, sample_pieces in by_sample(pieces) if self._parsers else []:
             self._parsers[index].parse(sample_pieces)
 

@@ -40,7 +40,7 @@ class TokenTexts:
 
 
 def chat_logprobs(texts: TokenTexts, reports: Sequence[Report], top: int) -> dict[str, Any]:
-    """Return ``logprobs`` of ``/v1/chat/completions``: per report an entry with ``top`` likeliest tokens."""
+    """Return ``logprobs`` of ``/v1/chat/completions``: an entry per token, with the ``top`` likeliest."""
     return {"content": [_report_entry(texts, report, top) for report in reports], "refusal": None}
 
 

@@ -33,9 +33,9 @@ class CallPart:
 
 
 class CallReader:
-    """Streaming parser of one answer.
+    """Streaming parser that splits one answer into text and tool calls.
 
-    White space at the beginning of the answer and after a call is text only if other text follows.
+    White space at the beginning or after a call is dropped unless other text follows; an answer of white space is text.
 
     Args:
         call_format: format of the model's calls.

@@ -72,7 +72,7 @@ def _properties(config: WorkerConfig) -> dict[str, Any]:
     computed = dtype if capability in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES") else "f32"
     return {
         "INFERENCE_PRECISION_HINT": computed,
-        # For computation in float32, OpenVINO has no bfloat16 cache; a float16 cache has the same size.
+        # With computation in float32, OpenVINO cannot store the KV cache in bfloat16; float16 has the same size.
         "KV_CACHE_PRECISION": dtype if computed == dtype else "f16",
         "INFERENCE_NUM_THREADS": config.threads,
     }

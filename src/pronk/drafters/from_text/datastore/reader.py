@@ -154,7 +154,7 @@ class Datastore:
         """Return up to ``max_children`` tokens that follow a phrase, the most frequent first, then by id.
 
         Suffixes ``low .. high - 1`` begin with the phrase of ``length`` tokens. If there are more than 1024, only 1024
-        are examined: a token that follows in fewer than 1/1024 of all may be missed. Each child's interval is exact.
+        are examined: a token after fewer than 1/1024 of them may be missed. ``low`` and ``high`` of a child are exact.
         """
         count = high - low
         if count <= 0 or max_children <= 0:
