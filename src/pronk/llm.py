@@ -326,8 +326,8 @@ class LLM:
         """Return the proposer for a drafter; ``None`` is the default drafter.
 
         Calling this before :meth:`generate` loads the draft model and reports errors early. Equal drafters share one
-        proposer until the files of its draft model change. Besides the default, the 64 most recently used proposers
-        without a draft model are kept, and the 4 with one.
+        proposer until the files of its draft model change. The default is always kept. Of the others, the 64 most
+        recently used without a draft model and the 4 most recently used with one are kept.
 
         Raises:
             OptionError: the drafter or an option is unknown or does not fit this model.

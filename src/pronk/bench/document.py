@@ -75,17 +75,20 @@ class Figures:
     failures: tuple[Failure, ...] = ()
     tokens: int = 0  # number of generated tokens in one repeat
     tokens_per_second: Range | None = None  # generated tokens / (prefill + decoding time)
-    speedup: Range | None = None  # ``tokens_per_second`` / that of plain decoding in the same repeat
+    speedup: Range | None = None  # ``tokens_per_second`` divided by that of plain decoding in the same repeat
     decode_speedup: Range | None = None  # ``speedup`` without the first step of each request (prefill)
-    # Mean time of a step (not the first; with drafting), divided by the time to read weights and KV cache once.
+    # Mean time of a step with its drafting, first steps (prefill) left out, divided by the time to read weights and KV
+    # cache once.
     over_floor: float | None = None
-    steps: int | None = None  # number of forward passes in one repeat that generated tokens
+    steps: int | None = None  # number of forward passes that generated tokens, in one repeat
     S: float | None = None  # mean number of tokens per step
     alpha: float | None = None  # acceptance rate of the first draft token of a step
     drafted: int | None = None  # number of verified draft tokens in one repeat
     accepted: int | None = None  # number of accepted draft tokens in one repeat
     acceptance: tuple[float | None, ...] = ()  # acceptance rate of draft tokens at depth 1, 2, 3, … of the tree
-    ctar: tuple[float, ...] = ()  # share of the steps whose first 1, 2, 3, … draft tokens were accepted
+    ctar: tuple[
+        float, ...
+    ] = ()  # consistent token acceptance rate: share of steps whose first 1, 2, 3, … draft tokens were accepted
     # Calibration, one entry per bin of draft tokens with similar predictions: mean predicted probability of acceptance,
     # observed acceptance rate, number of draft tokens. Only draft tokens with an accepted parent are counted.
     trust: tuple[tuple[float, float, int], ...] = ()
@@ -97,7 +100,9 @@ class Figures:
     itl: Latency | None = None  # seconds per token; the tokens of a step share its time equally
     split: Split | None = None
     peak_memory: int | None = None  # bytes, largest over the prompts (see PeakMemory; for a peer, its process)
-    waited: float | None = None  # share 0..1 of the time spent sending to workers and waiting for them
+    waited: float | None = (
+        None  # fraction 0..1 of the method's time that went into sending to workers and waiting for them
+    )
     # Number of prompts, out of ``compared``, whose outputs in all repeats equal plain decoding's of the first repeat.
     same: int | None = None
     compared: int | None = None

@@ -78,7 +78,7 @@ def inter_token_latencies(step_seconds: Sequence[float], step_tokens: Sequence[i
     """Return the latency of each token in seconds; the time of a step is divided equally among its tokens.
 
     The time of a step without tokens is added to the next step. The time after the last token is dropped, so that the
-    sum is the time to the last token. Seconds are finite; seconds and numbers of tokens are at least 0.
+    sum is the time to the last token. All seconds must be finite and at least 0.
     """
     latencies: list[float] = []
     wait = 0.0

@@ -123,7 +123,7 @@ class Sample:
     ttft: float | None = None  # from the start of the request to its first token
     steps: tuple[StepStats, ...] | None = None  # one per forward pass that generated tokens
     trust: tuple[GainStats, ...] | None = None  # predicted and observed acceptance, one entry per bin
-    peak_memory: int | None = None  # bytes during the call; see PeakMemory
+    peak_memory: int | None = None  # peak memory during the call, in bytes; see PeakMemory
     batch: int = 1  # number of prompts in the batch, this one included
     waited: float | None = None  # part of ``seconds`` spent sending to the model's workers and waiting for them
     error: str | None = None  # reason why there is no output; ``None`` if there is one

@@ -107,7 +107,7 @@ class PagedCache:
             self._on_pool_change()
 
     def _on_pool_change(self) -> None:
-        """After a change of the tensors, increase ``version`` and clear the prefix cache, which is outdated."""
+        """Increase ``version``; clear the prefix cache, whose blocks are lost or lack a newly kept layer output."""
         self.version += 1
         if self.prefix_cache is not None:
             self.prefix_cache.attach(self.allocator)
@@ -117,7 +117,7 @@ class PagedCache:
 
     @property
     def _pools(self) -> tuple[Tensor, ...]:
-        """All tensors of the cache; their second dimension is the slot, or the panel of 16 slots."""
+        """All tensors of the cache; dimension 1 is the slot, or the panel of 16 slots in keys for the kernels."""
         return (*self.keys, *self.values, *self.hidden.values())
 
     @property
@@ -147,7 +147,8 @@ class PagedCache:
             if self.allocator.is_shared(block_table.blocks[index]):
                 self._copy(*self.allocator.replace_shared(block_table, index))
             elif self.prefix_cache is not None:
-                # The prefix cache holds the block if the table was forked within it and the other table then released.
+                # This block is about to be written. It may be cached: if this table was forked in the middle of the
+                # block, and the other table filled it, cached it and was released.
                 self.prefix_cache.discard(block_table.blocks[index])
 
     def _copy(self, old: int, new: int) -> None:

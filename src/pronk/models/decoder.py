@@ -36,7 +36,10 @@ class Attend(Protocol):
     """Attention over a KV cache or over a training batch, implemented by the caller of the decoder."""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Map ``q`` ``[rows, heads, d]`` and ``k``, ``v`` ``[rows, kv_heads, d]`` to ``[rows, heads * d]``."""
+        """Return the attention output of layer ``layer``, ``[rows, heads * d]``.
+
+        ``q`` is ``[rows, heads, d]``; ``k`` and ``v`` are ``[rows, kv_heads, d]``.
+        """
         ...
 
 

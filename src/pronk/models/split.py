@@ -2,8 +2,8 @@
 
 Attention heads and MLP columns (outputs of ``up``) are distributed. ``qkv`` and ``up`` (with the gate) are split by
 outputs, ``out`` and ``down`` by inputs, so a layer needs two all-reduce sums. Embeddings, norms and the residual stream
-are replicated. The LM head is split by outputs, in blocks of 16 token ids. Rank 0 holds the whole head, because drafters
-use it, but computes only its block.
+are replicated. The LM head is split by outputs, in blocks of 16 token ids. Rank 0 holds the whole head, because
+drafters use it, but computes only its block.
 """
 
 from __future__ import annotations

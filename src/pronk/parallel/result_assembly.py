@@ -182,7 +182,7 @@ class AssembledResult:
                 remote_rows = {row: _RemoteRow(fetch, shard_index, i) for i, row in enumerate(logits_rows)}
                 logits.remote_rows |= remote_rows
             if job.stateless_sampler is not None:
-                # -1 is left out: the driver then samples from this row, and raises the error that it is not finite.
+                # A worker sends -1 for a row with non-finite logits: the driver samples from it itself, and raises.
                 row_tokens = zip(logits_rows, islice(tokens, len(logits_rows)), strict=True)
                 self.sampled[shard.job] |= {row: token for row, token in row_tokens if token >= 0}
             positions = {node: position for position, node in enumerate(shard.nodes, job.segment.block_table.length)}

@@ -24,7 +24,7 @@ class TokenContext:
 
     @property
     def num_generated(self) -> int:
-        """Number of tokens after the prompt."""
+        """Number of tokens after the prompt, draft tokens included."""
         return len(self) - self.num_prompt
 
     def last_tokens(self, count: int) -> list[int]:

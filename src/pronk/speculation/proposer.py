@@ -265,7 +265,7 @@ class Proposer(Drafter, Generic[State]):
 
     @abstractmethod
     def start(self, prompt: Sequence[int]) -> State:
-        """Return the state of a new request; ``prompt`` of a resumed request ends with the earlier output."""
+        """Return a request's initial state; a resumed request has its earlier output at the end of ``prompt``."""
 
     @abstractmethod
     def propose(self, contexts: Sequence[DraftContext[State]]) -> list[TokenTree]:

@@ -53,7 +53,7 @@ def export_model(
 
 
 def export_drafter(folder: Path, module: nn.Module, document: Mapping[str, Any], card: str) -> None:
-    """Replace ``folder`` by files of the drafter ``module``; ``document`` is the content of ``drafter.json``."""
+    """Write ``module`` to ``folder``, replacing its contents; ``document`` becomes ``drafter.json``."""
     _export(folder, module.state_dict(), {"drafter.json": document}, card)
 
 

@@ -1,8 +1,8 @@
-"""Training of GLIDE, with cross-attention to the target's KV cache, and of a variant without it.
+"""Training of GLIDE, with cross-attention to the target's KV cache, and of a variant without cross-attention.
 
 While the draft tokens of a step are generated, the target's cache ends before the first of them. Training imitates
 this: the text is cut into blocks of ``L`` tokens, and cross-attention lets row ``j`` see token ``k`` of the cache if
-``block(j) > block(k)`` (section 4.1 of the paper, L = 5). For L = 2 (rows see columns)::
+``block(j) > block(k)`` (section 4.1 of the paper, L = 5). For L = 2, ``x`` where row j sees column k::
 
           0 1 2 3 4
         0 . . . . .

@@ -12,7 +12,7 @@ from pronk.verification.prompts import NamedPrompt
 
 __all__ = ["DRAW", "NUM_TESTED_TOKENS", "OTHER", "ExactDistribution", "choose_extended"]
 
-# Sampling options of the tested strings. With a small top_k, draft tokens are often accepted and often rejected.
+# Options with which the tested strings are sampled. With a small top_k, both acceptance and rejection are frequent.
 DRAW = SamplingParams(temperature=1.0, top_k=4, ignore_eos=True)
 
 NUM_TESTED_TOKENS = 3  # length of a string in tokens

@@ -21,7 +21,7 @@ from pronk.verification.rescoring import Rescoring, TextScorer, rescore
 __all__ = ["fitting_drafters", "verify_model", "verify_steps"]
 
 _NUM_CANDIDATES = 4  # number of prompts from which the test of the distribution chooses one
-_PLAIN = Autoregressive.name  # name of the drafter that proposes nothing, that is, of plain decoding
+_PLAIN = Autoregressive.name  # plain decoding: the drafter that proposes no tokens
 
 
 def verify_model(

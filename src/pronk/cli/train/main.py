@@ -75,7 +75,7 @@ def lm(
     from pronk.train.clock import Clock
 
     settings = vars(loop())
-    clock = Clock(settings["minutes"])  # --minutes include the import of torch, below
+    clock = Clock(settings["minutes"])  # before the import of torch below: --minutes counts it
 
     from pronk.train.future import future_shape
     from pronk.train.run import run
@@ -111,7 +111,7 @@ def _command(kind: type[DrafterKind]) -> Callable[..., None]:
         from pronk.train.clock import Clock
 
         drafter, run, settings = kind(), student(), vars(loop())
-        clock = Clock(settings["minutes"])  # --minutes include the import of torch, below
+        clock = Clock(settings["minutes"])  # before the import of torch below: --minutes counts it
 
         from pronk.train.run import run_student
         from pronk.train.teacher import Teacher

@@ -2,9 +2,9 @@
 
 A *hypothesis* is a sequence of draft tokens. After each forward pass of the draft model, the ``width`` likeliest
 hypotheses that are one token longer, or cannot be extended, replace the former ones. The proposal is the final
-hypotheses, merged into one tree. Prefer ``cape`` or ``staged``: beam search proposes about as many draft tokens as CAPE,
-but each forward pass of the draft has ``width`` rows instead of one. If two hypotheses differ in an early token, all
-later tokens of one are wasted.
+hypotheses, merged into one tree. Prefer ``cape`` or ``staged``: beam search proposes about as many draft tokens as
+CAPE, but each forward pass of the draft has ``width`` rows instead of one. If two hypotheses differ in an early token,
+all later tokens of one are wasted.
 """
 
 from __future__ import annotations

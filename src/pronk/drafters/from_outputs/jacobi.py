@@ -1,20 +1,20 @@
 """Jacobi decoding (Santilli et al. 2023): solve for the next tokens by fixed-point iteration.
 
 Source of the draft tokens: the target's greedy outputs in the previous forward pass. The tree is a chain with one draft
-token per unknown position. The target's output at a node becomes the draft token of the next position in the next
+token per unknown position. The target's output after position p is the draft token for position p + 1 in the next
 forward pass. A draft token that equals the target's choice at its parent is accepted. This is algorithm 2 of the
-lookahead paper (Fu et al. 2024). With ``num_tokens=4``; ?1 to ?4 are tokens of the prompt ::
+lookahead paper (Fu et al. 2024). An example with ``num_tokens=4``, where ?1 to ?4 are arbitrary tokens of the prompt::
 
-    forward pass 1   the ── ?1 ── ?2 ── ?3 ── ?4        outputs  cat  a   b   c
-    forward pass 2   cat ── a ── b ── c                 outputs  sat  on  c'  d
-    forward pass 3   sat ── on ── c'                    "on" was already the output after "sat"
+    forward pass 1   the ── ?1 ── ?2 ── ?3 ── ?4        outputs  cat  a   b   c   d
+    forward pass 2   cat ── a ── b ── c                 outputs  sat  on  c'  d'
+    forward pass 3   sat ── on ── c'                    outputs  on   …   …      the draft token "on" is accepted
 
 A block is ``num_tokens`` positions. The chain ends at the end of the block, so it gets shorter with every committed
 token. The next block begins when all positions of the block have a committed token.
 
 When it pays: rarely, since a token is rarely right before its predecessors are. It is the baseline that lookahead
-decoding improves on. It needs neither a draft model nor repeated text. A step takes 30 to 50 µs on the host, most of
-it for one argmax.
+decoding improves on. It needs neither a draft model nor repeated text. Drafting takes 30 to 50 µs per step, most of
+it for one argmax over the logits.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class JacobiState:
     """State of one request; text positions count from 0."""
 
     prompt: tuple[int, ...]  # token ids of the prompt, used as draft tokens for positions without an output
-    rates: AcceptanceRates  # acceptance rates of draft tokens, by depth
+    rates: AcceptanceRates  # acceptance rates of draft tokens by depth; the last one is also for greater depths
     start: int = 0  # text position of ``draft_tokens[0]``
     draft_tokens: tuple[int, ...] = ()  # greedy outputs of the last forward pass, for the positions from ``start`` on
     end: int = 0  # first text position after the current block
@@ -78,7 +78,7 @@ class Jacobi(Proposer[JacobiState]):
         return [self._build_chain(context) for context in contexts]
 
     def observe(self, outcome: Outcome[JacobiState]) -> None:
-        """Store the next draft tokens: the target's likeliest tokens, also if the request samples."""
+        """Store the next draft tokens: the target's likeliest tokens, even if the request samples."""
         state, first = outcome.state, outcome.position + 1
         state.end = self._block_end(state, first)
         state.rates.learn(outcome)

@@ -190,7 +190,7 @@ class MultiTokenProposer(ChainProposer[MultiTokenState]):
     def chains(self, contexts: Sequence[DraftContext[MultiTokenState]], stop: Stop | None = None) -> list[Chain]:
         """Return a chain for each context; one forward pass of the heads drafts all chains.
 
-        With ``stop``, the rule of a wrapper that ends chains, all heads run and the option ``num_tokens`` is ignored.
+        ``stop`` is a wrapper's rule that ends chains: with it, all heads run and the option ``num_tokens`` is ignored.
         """
         num_heads = self.runner.heads.shape.num_heads
         count = num_heads if stop is not None else self.options.num_tokens or num_heads

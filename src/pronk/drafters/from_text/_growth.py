@@ -160,7 +160,9 @@ class _MatchedNode(NamedTuple):
     index_number: int  # index into ``indexes`` of the suffix index that has the match
     state: int  # state of the match in the automaton
     length: int  # number of tokens of the match
-    max_depth: int  # maximum depth of all nodes below: ``depth_factor`` times the length of the root's match
+    # Maximum depth of the nodes below: ``depth_factor`` times the length of the match from which this branch grows, at
+    # least 1 and at most ``limits.max_depth``.
+    max_depth: int
 
 
 class _Candidate(NamedTuple):

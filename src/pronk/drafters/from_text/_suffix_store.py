@@ -1,8 +1,8 @@
 """Outputs of finished requests for the drafter ``suffix``, and the file that keeps them.
 
 The store consists of two suffix automata, the generations. Outputs are added to the young generation. If an output
-would make it longer than ``max_tokens / 2``, the old generation is dropped, the young one becomes the old one, and the
-output begins a new young one. A longer output loses its first tokens: ``max_tokens / 2`` are kept ::
+would make the young generation longer than ``max_tokens / 2``, the old generation is dropped, the young one becomes
+the old one, and the output begins a new young one. Of one output, at most the last ``max_tokens / 2`` tokens are kept::
 
     old    … t4 t5 t6              lookups search both: at most max_tokens tokens,
     young  t7 t8                   at least the latest max_tokens / 2
@@ -16,8 +16,8 @@ The file is JSON lines: a header, then one list of token ids per output ::
 
 Each output is appended by a single write, so several processes may share a file. A process reads the file when it
 opens the store, and does not see outputs that other processes append later. An incomplete last line, which a killed
-process leaves, is removed. Reading shortens the file to the latest ``max_tokens`` tokens, and a process reads it again
-after it has appended that many. An output that another process appends while the file is being shortened is lost.
+process leaves, is removed. Reading also shortens the file to the latest ``max_tokens`` tokens; to keep it short, a
+process reads it again after it has appended that many. An output that another process appends meanwhile is lost.
 """
 
 from __future__ import annotations

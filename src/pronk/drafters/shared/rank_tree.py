@@ -25,7 +25,7 @@ from pronk.errors import OptionError
 
 __all__ = ["MAX_NODES", "MAX_RANKS", "Path", "best_paths", "check_paths", "check_tree", "main_chain_first"]
 
-MAX_NODES = 127  # maximum number of draft tokens in a tree; with the root 128 rows, the default of ``Engine.max_tree``
+MAX_NODES = 127  # maximum number of draft tokens in a tree: 128 rows with the root, the default of ``Engine.max_tree``
 MAX_RANKS = 64  # number of different ranks, 0..63, that the option ``tree`` may contain
 
 # Ranks of a node's ancestors from depth 1 on, then its own rank; rank 0 is the head's likeliest token.

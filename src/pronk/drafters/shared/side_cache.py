@@ -124,7 +124,7 @@ class SideCache:
             self.cache.cache_blocks(lane.block_table, lane.tokens, lane.salt, max(0, lane.num_committed - 1))
 
     def release(self, lane: SideLane) -> None:
-        """Free the KV blocks of a lane (a request's KV cache of the module), and clear the lane."""
+        """Free the KV blocks of a lane (one request's part of the side cache), and clear the lane."""
         with uninterrupted():
             self._register_prefix(lane)
             self.cache.release(lane.block_table)

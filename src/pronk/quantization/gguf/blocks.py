@@ -1,9 +1,16 @@
 """Exact conversion of GGUF blocks to codes, scales and minima; dequantized weights equal llama.cpp's.
 
-A GGUF block holds the codes of 32 or 256 consecutive inputs of a row, with their scales. Functions such as
-:func:`_q4_0` convert blocks, uint8 ``[..., bytes of a block]``, to codes ``[..., inputs of a block]``, scales ``[...,
-groups]``, and minima ``[..., groups]`` or ``None``. 5-bit and 6-bit codes become 8-bit codes, with a zero point of 128
-if the format has no minima. Source: ``ggml-quants.c`` and ``gguf/quants.py`` of llama.cpp.
+A GGUF block holds the codes of 32 or 256 consecutive weights of a row, with their scales. Functions such as
+:func:`_q4_0` convert blocks, uint8 ``[..., bytes of a block]``, to codes ``[..., weights of a block]``, scales ``[...,
+groups]``, and minima ``[..., groups]`` or ``None``. 5-bit and 6-bit codes become 8-bit codes. Codes of formats without
+minima are shifted to a zero point of 8 (4-bit codes) or 128. Source: ``ggml-quants.c`` and ``gguf/quants.py`` of
+llama.cpp. Bytes of a block, in order (scale and minimum are float16)::
+
+    Q8_0  scale 2, codes 32                     Q5_0  scale 2, high bits 4, nibbles 16
+    Q4_0  scale 2, nibbles 16                   Q5_1  scale 2, minimum 2, high bits 4, nibbles 16
+    Q4_1  scale 2, minimum 2, nibbles 16        Q6_K  nibbles 128, high bits 64, scales 16, factor 2
+    Q4_K  factors 4, 6-bit scales and minima 12, nibbles 128
+    Q5_K  factors 4, 6-bit scales and minima 12, high bits 32, nibbles 128
 """
 
 from __future__ import annotations
@@ -65,7 +72,7 @@ def _to_float32(stored: Tensor) -> Tensor:
 
 
 def _unpack_nibbles(stored: Tensor, run: int) -> Tensor:
-    """Unpack 4-bit codes: each ``run`` bytes give ``run`` codes of low halves, then ``run`` of high ones."""
+    """Unpack 4-bit codes: ``run`` bytes give first their ``run`` low nibbles, then their ``run`` high nibbles."""
     runs = stored.unflatten(-1, (-1, run))
     return torch.stack((runs & 15, runs >> 4), dim=-2).flatten(-3)
 
@@ -100,8 +107,11 @@ def _q5_1(blocks: Tensor) -> Unpacked:
 def _unpack_six_bits(packed: Tensor) -> tuple[Tensor, Tensor]:
     """Unpack eight 6-bit scales and eight 6-bit minima: bytes ``[..., 12]`` to two tensors ``[..., 8]``.
 
-    For i = 0 .. 3, byte i has the high 2 bits of scale i + 4, then the 6 bits of scale i; byte i + 4 has these bits of
-    minima i + 4 and i; byte i + 8 has the low 4 bits of minimum i + 4, then the low 4 bits of scale i + 4.
+    With the high bits on the left, and i = 0 .. 3::
+
+        byte i        scale i + 4, bits 5-4       scale i, 6 bits
+        byte i + 4    minimum i + 4, bits 5-4     minimum i, 6 bits
+        byte i + 8    minimum i + 4, bits 3-0     scale i + 4, bits 3-0
     """
     scale, minimum, rest = packed.unflatten(-1, (3, 4)).unbind(-2)
     scales = torch.cat((scale & 63, (rest & 15) | (scale >> 2 & 48)), dim=-1)
@@ -113,7 +123,7 @@ def _unpack_k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
     """Unpack the scales and minima of the eight groups of a Q4_K or Q5_K block from its first 16 bytes."""
     scale_factor, minimum_factor = _to_float32(blocks[..., :2]), _to_float32(blocks[..., 2:4])
     scales, minima = _unpack_six_bits(blocks[..., 4:16])
-    return scale_factor * scales, -(minimum_factor * minima)
+    return scale_factor * scales, -(minimum_factor * minima)  # llama.cpp subtracts the minimum; QuantizedMatrix adds it
 
 
 def _q4_k(blocks: Tensor) -> Unpacked:
@@ -134,6 +144,7 @@ def _q6_k(blocks: Tensor) -> Unpacked:
     return codes + (128 - 32), _to_float32(blocks[..., 208:]) * scales, None
 
 
+# Supported types of GGUF blocks: converter, bits per code, weights per scale.
 BLOCKS = {
     "Q8_0": _BlockFormat(_q8_0, 8, 32),
     "Q4_0": _BlockFormat(_q4_0, 4, 32),

@@ -12,7 +12,7 @@ BOOL, STRING, ARRAY = 7, 8, 9  # type numbers of metadata values; BOOL is also i
 
 
 class TensorType(NamedTuple):
-    """Type of a tensor: each row is stored as blocks of ``values`` values in ``size`` bytes."""
+    """Type of a tensor: each row is a sequence of blocks, with ``values`` numbers in ``size`` bytes."""
 
     name: str
     values: int

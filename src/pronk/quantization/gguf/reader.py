@@ -28,7 +28,7 @@ __all__ = ["GgufFile", "TensorInfo"]
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
-_MIN_PAIR_BYTES = 8 + 4 + 1  # smallest pair of metadata: empty key, type, value of one byte
+_MIN_PAIR_BYTES = 8 + 4 + 1  # smallest key-value pair: length of an empty key, type, one-byte value
 # Smallest description of a tensor: empty name, number of dimensions, one dimension, type, offset.
 _MIN_TENSOR_BYTES = 8 + 4 + 8 + 4 + 8
 _MAX_NAME_BYTES = 65_535  # limit of GGUF for metadata keys; here also the limit for names of tensors
