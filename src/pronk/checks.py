@@ -35,7 +35,7 @@ def check_number(
     exclusive_min: bool = False,
     error: type[PronkError] = OptionError,
 ) -> float:
-    """Return ``value`` as a float; raise if outside ``low..high``. ``exclusive_min`` excludes ``low`` itself."""
+    """Return ``value`` as a float, if in ``low..high``; ``exclusive_min`` excludes ``low`` itself."""
     largest = sys.float_info.max  # an int above this cannot be converted to float
     if (
         isinstance(value, bool)

@@ -42,7 +42,7 @@ class OptionError(PronkError, ValueError):
 
 
 class GuideError(OptionError):
-    """A guide (schema or grammar of the text) is malformed, matches no text, or takes too long to compile or apply."""
+    """A guide (schema, grammar) is malformed, matches no text, or takes too long to compile or apply."""
 
 
 class PromptError(PronkError, ValueError):

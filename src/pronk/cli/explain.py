@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["explain"]
 
 
+# Each parameter in this call receives a function that has the options of the command line filled in.
 @shares(
     read=read_prompt,
     load=model_options,
@@ -45,9 +46,10 @@ def explain(
 ) -> None:
     """Show every step of a generated text: the drafters, their draft tokens and the accepted ones.
 
-    [bold]text[/]: tokens of the step, accepted draft tokens in green. Below:
-    each drafter that proposed, the expected tokens of a step with its draft
-    tokens, and its milliseconds. Brackets mark a run to measure acceptance.
+    [bold]text[/]: tokens of the step, accepted draft tokens in green. Below,
+    for each drafter that proposed: its name, the expected number of tokens of
+    the step with its proposal, and its time in ms. A name in parentheses: the
+    drafter ran only to measure its acceptance rate.
 
     [bold]drafted[/]: draft tokens proposed > verified > accepted.
 
@@ -67,14 +69,14 @@ def explain(
     from rich.text import Text
 
     from pronk.cli.console import TerminalOutput, prepare
-    from pronk.explain import explain as run
+    from pronk.explain import explain as explain_text
 
     screen = TerminalOutput(stats=True, color_drafts=True)
     text = read()
     _check_plot(plot)
     llm, params = prepare(load, request, screen)
     with interruptible("interrupted"):
-        explanation = run(llm, text, params)
+        explanation = explain_text(llm, text, params)
     if plot is not None:
         _draw(explanation, plot)
     if as_json:
@@ -125,25 +127,33 @@ def _table(explanation: "Explanation", tokenizer: "Tokenizer") -> "Table":
 
 
 def _group_steps(steps: "Sequence[Decision]") -> "Iterator[tuple[int, list[Decision]]]":
-    """Yield (number of the first step, steps) of each row; steps without drafting in a row share one."""
-    for without_drafts, group in groupby(
-        enumerate(steps, 1), lambda pair: not (pair[1].source_reports or pair[1].kept.num_draft_tokens)
-    ):
-        numbered = list(group)
-        if without_drafts:
-            yield numbered[0][0], [step for _, step in numbered]
+    """Group steps into table rows: consecutive steps without drafting share one.
+
+    Yields:
+        The number of a row's first step, and the row's steps.
+    """
+    for has_drafts, group in groupby(enumerate(steps, 1), lambda numbered: _has_drafts(numbered[1])):
+        row = list(group)
+        if has_drafts:
+            yield from ((number, [step]) for number, step in row)
         else:
-            yield from ((number, [step]) for number, step in numbered)
+            yield row[0][0], [step for _, step in row]
+
+
+def _has_drafts(step: "Decision") -> bool:
+    return bool(step.source_reports or step.kept.num_draft_tokens)
 
 
 def _step_text(steps: "Sequence[Decision]", tokenizer: "Tokenizer") -> Any:
+    """Return a row's text with accepted draft tokens in green, and a line for each drafter that proposed."""
     from rich.text import Text
 
     text = Text()
     for step in steps:
         accepted = len(step.path)
         for tokens, style in ((step.tokens[:accepted], "green"), (step.tokens[accepted:], "")):
-            text.append(repr(tokenizer.decode(list(tokens)))[1:-1], style)
+            escaped = repr(tokenizer.decode(list(tokens)))[1:-1]  # keeps line breaks visible
+            text.append(escaped, style)
     for report in steps[0].source_reports:
         expected = "" if report.after is None else f" {report.after[0]:.2f},"
         name = f"({report.source})" if report.reason == "explores" else report.source
@@ -152,6 +162,7 @@ def _step_text(steps: "Sequence[Decision]", tokenizer: "Tokenizer") -> Any:
 
 
 def _gain_per_cost(step: "Decision") -> str:
+    """Return ``expected tokens / expected cost = speed-up`` of a step; empty without draft tokens."""
     if step.value is None or step.plain is None or step.expected is None or not step.kept.num_draft_tokens:
         return ""
     return f"{step.gain:.2f} / {step.expected / step.plain:.2f} = {step.value:.2f}"

@@ -57,7 +57,7 @@ class Stats:
     prompt_tokens: int = 0
     generated_tokens: int = 0
     preemptions: int = 0
-    cached_tokens: int = 0  # number of tokens found in the prefix cache, summed over the request's starts
+    cached_tokens: int = 0  # number of tokens found in the prefix cache, at the start and after each preemption
     compile_seconds: float = 0.0  # seconds of the guide's compilation, perhaps during an earlier request
     jumped: int = 0  # number of tokens that the guide forced without a forward pass
     moved: int = 0  # number of KV rows moved because the accepted path was not the main chain of the tree

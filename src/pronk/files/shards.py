@@ -19,7 +19,7 @@ from pronk.models.families import CheckpointTensor
 
 __all__ = ["Progress", "ShardEntry", "check_output_folder", "write_weights"]
 
-Progress = Callable[[int, int], None]  # function of the number of bytes written so far, and their total
+Progress = Callable[[int, int], None]  # called with the numbers of bytes written so far and to write in all
 
 _SAFETENSORS_TYPES = {
     torch.float32: "F32",

@@ -136,7 +136,7 @@ def _pack_numbers(kernels: Kernels, struct: CWeights, weight: Tensor) -> Tensor:
 
 
 def _pack_codes(kernels: Kernels, struct: CWeights, weight: CodedRows) -> tuple[Tensor, Tensor | None]:
-    """Pack quantized weights slab by slab (some output rows each), so that few codes are unpacked at a time."""
+    """Pack quantized weights by slabs of output rows, so that few codes are unpacked at a time."""
     # A gated matrix has two halves, gate and up projection. With several units (heads), slabs begin with a unit.
     num_halves, blocks_of_unit = 1 + struct.gated, ceil(struct.unit / 16)
     one_unit = struct.gated or struct.unit == struct.N

@@ -107,7 +107,7 @@ class PagedCache:
             self._on_pool_change()
 
     def _on_pool_change(self) -> None:
-        """Increase ``version``; clear the prefix cache, whose blocks are lost or lack a newly kept layer output."""
+        """Increase ``version``; clear the prefix cache: its blocks are lost or lack a new layer output."""
         self.version += 1
         if self.prefix_cache is not None:
             self.prefix_cache.attach(self.allocator)

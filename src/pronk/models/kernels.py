@@ -156,7 +156,10 @@ def _check_sampling(kernels: Kernels) -> str | None:
 
 
 def _check_layer(kernels: Kernels, dtype: torch.dtype, kv_dtype: torch.dtype | None = None) -> str | None:
-    """Check that a layer's outputs are equal in one pass, token by token and in a tree, and near torch's."""
+    """Return a defect of the kernels, or ``None``.
+
+    A text in one pass, token by token, and as a path of a tree must give equal outputs, close to torch's.
+    """
     shape = {"hidden": 64, "layers": 1, "heads": 4, "kv_heads": 2, "mlp": 96, "vocab": 32, "context": 128}
     config = llama_config(**shape, bos_id=None, eos_ids=())
     plain = Decoder(dataclasses.replace(config, tied=False))

@@ -35,7 +35,7 @@ class Replica:
     def __init__(self, options: Mapping[str, Any], also: Sequence[str], folder: str) -> None:
         """Load the model and start its engine; ``options`` are the arguments of :class:`pronk.LLM`.
 
-        Requests may select the default drafter and the drafters ``also``. Relative paths refer to ``folder``.
+        Requests may select the default drafter or one of ``also``. Relative paths are relative to ``folder``.
         """
         from ray import get_runtime_context, serve  # noqa: PLC0415 - the extra pronk[ray]
 

@@ -142,7 +142,7 @@ class Sampler:
                 raise
 
     def choose(self, logits: Tensor) -> int:
-        """Return the target's token after the context by the coupled rule; ``logits`` is ``[vocab]``.
+        """Return the target's next token: argmax of processed ``logits`` ``[vocab]`` plus the seed's noise.
 
         Raises:
             NotFiniteError: a logit is not finite.

@@ -170,7 +170,7 @@ class Outcome(_FormerFields, Generic[State]):
 
     @property
     def evaluated(self) -> tuple[TokenTree, tuple[int, ...]]:
-        """Proposed tree, and the path of its nodes along the committed text, for acceptance statistics.
+        """Tree to count in acceptance statistics, and the path of its nodes in the committed text.
 
         If the committed text ends at a node, its children are left out, because it is unknown whether they are correct.
         """

@@ -97,7 +97,10 @@ class Mixture:
         return self.first.length
 
     def batch(self, start: int, count: int) -> tuple[Tensor, Tensor]:
-        """Return a batch: ``floor(n * share)`` of the first ``n`` sequences (any ``n``) are from ``second``."""
+        """Return sequences ``start`` to ``start + count - 1`` of the mixture, those from ``first`` first.
+
+        For every ``n``, ``floor(n * share)`` of the sequences with numbers below ``n`` are from ``second``.
+        """
         before, after = int(start * self.share), int((start + count) * self.share)
         parts = []
         if count > after - before:

@@ -1,4 +1,4 @@
-"""Training of GLIDE, with cross-attention to the target's KV cache, and of a variant without cross-attention.
+"""Training of GLIDE (cross-attention to the target's KV cache) and of a variant without it.
 
 While the draft tokens of a step are generated, the target's cache ends before the first of them. Training imitates
 this: the text is cut into blocks of ``L`` tokens, and cross-attention lets row ``j`` see token ``k`` of the cache if

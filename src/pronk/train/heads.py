@@ -1,4 +1,6 @@
-"""Training of multi-token heads (Gloeckle et al. 2024): on a frozen target here, with the trunk in ``train/future.py``.
+"""Training of multi-token heads (Gloeckle et al. 2024) on a frozen target.
+
+:mod:`pronk.train.future` uses this module to train heads together with the trunk.
 
 The logits of all heads, and their gradients, would be the largest tensors in memory. Therefore each step runs every
 head forward and backward before the next one. If the trunk is trained, the gradient of its output accumulates over the
@@ -67,7 +69,7 @@ def describe(shape: HeadsShape) -> str:
 
 
 def head_weight(heads: MultiTokenHeads | MedusaHeads, index: int, shared: Tensor) -> Tensor:
-    """Return a head's unembedding ``[vocab, hidden]``: its own one or, if there is none, ``shared``."""
+    """Return a head's unembedding ``[vocab, hidden]``: its own, or ``shared`` if it has none."""
     return heads.unembeddings[index].get_parameter("weight") if heads.unembeddings else shared
 
 

@@ -90,7 +90,7 @@ class TextModel(ABC, Generic[Module]):
         return fmean(figures.values()) if figures else nan
 
     def export(self, folder: Path, card: str, facts: Mapping[str, Any]) -> None:  # noqa: ARG002 - for heads
-        """Write the current model to ``folder``, replacing its contents; only subclasses with heads write ``facts``."""
+        """Write the model to ``folder``, replacing its contents; only subclasses with heads write ``facts``."""
         export_model(self.decoder, self.data, folder, card)
 
 

@@ -67,7 +67,7 @@ class TextScorer:
         return rope is None or rope.kind != "dynamic" or length <= rope.original
 
     def score(self, texts: Iterable[Sequence[int]]) -> list[list[LogProbs | None]]:
-        """Return per text and position the log-probabilities of its token and of the likeliest token."""
+        """Return, for each position of a text, the log-probabilities of its token and of the likeliest one."""
         keys = [tuple(text) for text in texts]
         new = list(dict.fromkeys(text for text in keys if text not in self._cache))
         if new:

@@ -98,7 +98,7 @@ def test_older_configs() -> None:
 def test_notes_about_ignored_values() -> None:
     assert not parse_scheme(INTS).notes
     cache = parse_scheme(INTS | {"kv_cache_scheme": {"num_bits": 8, "type": "float"}})
-    assert cache.notes == ("kv_cache_scheme is ignored: the KV cache is not quantized",)
+    assert cache.notes == ("kv_cache_scheme is ignored: its scales are not used",)
     assert cache.ignored.fullmatch("layers.3.self_attn.k_scale")
     assert cache.ignored.fullmatch("layers.3.self_attn.v_proj.output_scale")
     assert not cache.ignored.fullmatch("layers.3.self_attn.k_proj.weight_scale")

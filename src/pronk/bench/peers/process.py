@@ -142,9 +142,9 @@ def _environment(threads: int) -> dict[str, str]:
 
 
 def _read_lines(stream: IO[bytes], lines: queue.Queue[bytes]) -> None:
-    """Put each line of ``stream`` into ``lines``, then ``b""`` at its end; run in a thread of its own.
+    """Put each line of ``stream`` into ``lines``, then ``b""`` at its end.
 
-    The queue is needed because reading from a pipe has no timeout.
+    Runs in its own thread: reading from a pipe has no timeout, reading from a queue has one.
     """
     with contextlib.suppress(ValueError):  # raised if _kill closes the stream during the loop
         for line in stream:

@@ -160,7 +160,7 @@ class MultiToken(ChainDrafter):
 
     @property
     def proposes_tree(self) -> bool:
-        """Whether the proposal is a tree; a wrapper needs an inner drafter that proposes chains."""
+        """Whether proposals are trees; if so, wrappers such as ``cape`` refuse this drafter."""
         return self.tree is not None
 
 

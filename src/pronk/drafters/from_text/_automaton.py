@@ -215,7 +215,8 @@ class SuffixAutomaton:
 
     def _count_suffixes(self, token: int) -> None:
         """Count the text's suffixes of up to ``max_match + 1`` tokens after ``token`` was appended."""
-        # ``_state_after`` may have split ``_counted_state``. The link then leads to the clone, which has the suffix.
+        # ``_state_after`` may have moved the shorter strings of ``_counted_state``, and with them the counted suffix,
+        # to a clone. Then the link of ``_counted_state`` leads to the clone.
         previous = self._state_of_suffix(self._counted_state, self._counted_length)
         self._counted_length = min(self._counted_length + 1, self.max_match + 1)
         state = self._state_of_suffix(self._edge_target[self._find_edge(previous, token)], self._counted_length)

@@ -37,7 +37,7 @@ def best_paths(accuracies: Sequence[Sequence[float]], size: int) -> tuple[Path, 
 
     Args:
         accuracies: ``a[d][r]`` of the module docstring, in 0..1. Each entry is replaced by the minimum of ``a[d][0]``
-            to ``a[d][r]``, so that a tree with a rank also has all lower (likelier) ranks.
+            to ``a[d][r]``, so that a node is never chosen before its siblings of lower rank.
         size: number of nodes below the root.
     """
     monotone = [[min(row[: rank + 1]) for rank in range(len(row))] for row in accuracies]

@@ -38,7 +38,7 @@ _UNSUPPORTED_OPTIONS = ("transform_config", "moe_sparsity_config")
 
 # Names of the scales of a quantized KV cache, such as ``layers.0.self_attn.k_scale``.
 _CACHE_SCALES = re.compile(r"layers\.\d+\.self_attn\.([qkv]_proj\.output_|[qkv]_)(scale|zero_point)")
-_CACHE_NOTE = "kv_cache_scheme is ignored: the KV cache is not quantized"
+_CACHE_NOTE = "kv_cache_scheme is ignored: its scales are not used"
 
 
 @dataclass(frozen=True)
@@ -49,13 +49,14 @@ class _Rule:
     format: str = ""
     bits: Bits | None = None  # number of bits per weight; ``None`` if the weights are not quantized
     floats: bool = False  # whether the weights are FP8 numbers, not integer codes
-    symmetric: bool = True
-    strategy: str = "tensor"  # extent of a scale: ``tensor``, ``channel`` (an output), ``group`` or ``block``
+    symmetric: bool = True  # whether codes have a fixed zero point
+    strategy: str = "tensor"  # extent of a scale: ``tensor``, ``channel`` (one output), ``group`` or ``block``
     group: int = -1  # number of inputs per scale if the strategy is ``group``, else -1
     block: tuple[int, int] | None = None  # (outputs, inputs) per scale if the strategy is ``block``
-    has_static_scales: bool = False  # whether the checkpoint has fixed scales of activations (not used)
+    has_static_scales: bool = False  # whether the checkpoint has fixed scales of activations, which are not used
 
     def weight(self, module: LinearModule) -> StoredWeight | None:
+        """Return how the module's weight is stored; ``None`` if it is not quantized."""
         if self.bits is None:
             return None
         if self.floats:
@@ -72,8 +73,8 @@ class CompressedTensors:
 
     rules: tuple[_Rule, ...]  # rules in the order of ``config_groups``
     ignore: tuple[str, ...] = ()  # targets of modules that are not quantized
-    notes: tuple[str, ...] = ()
-    ignored: re.Pattern[str] = MATCHES_NOTHING
+    notes: tuple[str, ...] = ()  # parts of the config that are ignored, for a warning
+    ignored: re.Pattern[str] = MATCHES_NOTHING  # names of tensors that are not loaded
 
     name = "compressed-tensors"
 
@@ -108,14 +109,18 @@ class CompressedTensors:
         # compressed-tensors quantizes the classes Linear and Embedding only; GPT-2's matrices are of the class Conv1D.
         if module.transposed or any(_match_rank(target, module.name) is not None for target in self.ignore):
             return None
-        # If several targets match, the minimum applies: lowest rank, then first in alphabetical order, then last rule.
+        # As in the library, of several matches the lowest rank applies, then the first target in alphabetical order,
+        # then the last rule: the minimum of (rank, target, -index).
         matches = [
             (rank, target, -index)
             for index, rule in enumerate(self.rules)
             for target in rule.targets
             if (rank := _match_rank(target, module.name)) is not None
         ]
-        return self.rules[-min(matches)[2]].weight(module) if matches else None
+        if not matches:
+            return None
+        _, _, negative_index = min(matches)
+        return self.rules[-negative_index].weight(module)
 
 
 def _match_rank(target: str, name: str) -> int | None:
@@ -124,7 +129,7 @@ def _match_rank(target: str, name: str) -> int | None:
         return 0
     if target.startswith("re:"):
         return 1 if re.match(target.removeprefix("re:"), name) else None
-    return 2 if target in ("Linear", "LinearBase", "LinearModule") else None
+    return 2 if target in ("Linear", "LinearBase", "LinearModule") else None  # LinearBase is vLLM's class
 
 
 def _check_targets(targets: Sequence[str]) -> tuple[str, ...]:
@@ -150,19 +155,23 @@ def _parse_rule(group: object, default: object) -> _Rule:
         return _Rule(targets)
     if not isinstance(weights, dict):
         refuse("an object as weights", weights, "restore config.json from its source")
-    layout = group.get("format") or default
-    if not isinstance(layout, str) or layout not in _FORMATS:
-        refuse(f"the format {' or '.join(_FORMATS)}", layout, _REMEDY)
+    weight_format = group.get("format") or default
+    if not isinstance(weight_format, str) or weight_format not in _FORMATS:
+        refuse(f"the format {' or '.join(_FORMATS)}", weight_format, _REMEDY)
     inputs = group.get("input_activations")
     has_static_scales = isinstance(inputs, dict) and inputs.get("dynamic") is False
-    return _Rule(targets, layout, has_static_scales=has_static_scales, **_parse_weights(weights, layout))
+    return _Rule(targets, weight_format, has_static_scales=has_static_scales, **_parse_weights(weights, weight_format))
 
 
-def _parse_weights(weights: Mapping[str, Any], layout: str) -> dict[str, Any]:
+def _parse_weights(weights: Mapping[str, Any], weight_format: str) -> dict[str, Any]:
     """Convert the object ``weights`` of an entry of ``config_groups`` to arguments of :class:`_Rule`."""
     kind = check_choice("quantization_config: type", weights.get("type", "int"), ("int", "float"), error=ConfigError)
-    if _FORMATS[layout] not in (None, kind):
-        refuse(f"weights of the type {_FORMATS[layout]} for {layout}", kind, "restore config.json from its source")
+    if _FORMATS[weight_format] not in (None, kind):
+        refuse(
+            f"weights of the type {_FORMATS[weight_format]} for {weight_format}",
+            kind,
+            "restore config.json from its source",
+        )
     floats = kind == "float"
     bits = check_bits(f"{kind} weights with num_bits", weights.get("num_bits", 8), (8,) if floats else (4, 8), _REMEDY)
     symmetric = check_flag("quantization_config: symmetric", weights.get("symmetric", True), error=ConfigError)

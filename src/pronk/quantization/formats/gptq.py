@@ -50,7 +50,7 @@ class GPTQ:
     needs_index: bool  # whether the tensor ``g_idx`` (group of each input) must exist: ``desc_act``
     head: bool = False  # whether the LM head is quantized
     excluded: tuple[re.Pattern[str], ...] = ()  # patterns of names of unquantized modules
-    # Ends of names of quantized modules, such as ``self_attn.q_proj``; ``None`` means all modules of the layers.
+    # Suffixes of the names of quantized modules, such as ``self_attn.q_proj``; ``None``: all linear modules of layers.
     included: frozenset[str] | None = None
 
     notes = ()

@@ -34,7 +34,7 @@ _CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class _BlockFormat:
-    """Conversion of one GGUF block format to codes."""
+    """How to convert the blocks of one GGUF format to codes, scales and minima."""
 
     convert: Callable[[Tensor], Unpacked]  # function from blocks to codes, scales and minima
     bits: Bits  # number of bits per resulting code
@@ -72,7 +72,7 @@ def _to_float32(stored: Tensor) -> Tensor:
 
 
 def _unpack_nibbles(stored: Tensor, run: int) -> Tensor:
-    """Unpack 4-bit codes: ``run`` bytes give first their ``run`` low nibbles, then their ``run`` high nibbles."""
+    """Unpack 4-bit codes: of each ``run`` bytes first all low nibbles, then all high nibbles."""
     runs = stored.unflatten(-1, (-1, run))
     return torch.stack((runs & 15, runs >> 4), dim=-2).flatten(-3)
 

@@ -64,7 +64,7 @@ def measure_perplexity(source: SourceCheckpoint, texts: CalibrationTexts, tick: 
 def quantize_layers(
     source: SourceCheckpoint, method: str, rule: RoundingRule, texts: CalibrationTexts, folder: Path, tick: Tick
 ) -> float:
-    """Quantize all layers, write each to its :func:`layer_file`, and return the perplexity after that.
+    """Quantize all layers, write each to its :func:`layer_file`, and return the perplexity of the result.
 
     The perplexity is computed in float32 with the dequantized weights. It is NaN or infinity after an overflow.
     """
@@ -104,7 +104,7 @@ def _check_finite(outputs: Tensor, name: str) -> None:
 def _quantize_layer(
     layer: Layer, method: str, rule: RoundingRule, layer_hessians: Mapping[str, Tensor], where: str
 ) -> dict[str, QuantizedMatrix]:
-    """Return the quantized matrices of a layer; in the layer, replace them by the dequantized weights."""
+    """Quantize the matrices of a layer and return them; the layer's weights become the dequantized ones."""
     quantized: dict[str, QuantizedMatrix] = {}
     try:
         if method == "scaled":

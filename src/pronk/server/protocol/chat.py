@@ -48,7 +48,7 @@ class ChatTurn(RequestBody):
 
 
 class ChatMessage(ChatTurn):
-    """Message of ``/v1/chat/completions``; fields that must be empty let clients send back an answer as it is."""
+    """Message of ``/v1/chat/completions``; answers may be sent back as they are, empty fields included."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     name: Text | None = Field(None, max_length=64)

@@ -35,7 +35,7 @@ __all__ = [
     "usage",
 ]
 
-_NUM_SEEDS = 2**63  # number of seeds of the engine; a negative seed in a request is taken modulo this number
+_NUM_SEEDS = 2**63  # engine seeds are 0 .. 2**63 - 1; a negative seed in a request is taken modulo 2**63
 
 
 class RequestBody(BaseModel):
