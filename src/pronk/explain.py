@@ -45,7 +45,7 @@ class Explanation:
 
     @property
     def speed(self) -> float | None:
-        """Speed-up over decoding without draft tokens: ``plain * tokens / seconds``, without the first step.
+        """Speed-up over decoding without draft tokens: ``plain * tokens / seconds`` without the first step.
 
         ``None`` if ``plain`` is ``None``, or if the first step is the only one.
         """

@@ -121,7 +121,7 @@ def _tokens(samples: Sequence[Sample]) -> int:
 
 
 def _per_token_after_first(samples: Sequence[Sample]) -> float:
-    """Return the seconds per token without the first steps; 0 if the first steps generated all tokens."""
+    """Return the mean seconds per token without each sample's first step; 0 if no other step has tokens."""
     tokens = sum(len(s.tokens) - (s.steps[0].tokens if s.steps else 1) for s in samples)
     return sum(s.total_seconds - (s.ttft or 0.0) for s in samples) / tokens if tokens > 0 else 0.0
 

@@ -37,7 +37,7 @@ class PeerOptions:
 
     specs: tuple[PeerSpec, ...] = ()
     draft: Path | None = None  # folder of the draft model, for peers that need one
-    # Python interpreter by name of the engine; engines without an entry use the interpreter of this process
+    # engine name to the Python interpreter that runs it; by default the interpreter of this process
     interpreters: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -143,7 +143,7 @@ class Scheduler:
         request.num_charged = request.num_generated
 
     def _admit(self) -> None:
-        """Start waiting requests in queue order until one cannot start."""
+        """Start waiting requests in queue order until one must wait for KV blocks."""
         waiting = [request for request in self.waiting if not request.ended]
         while waiting:
             request = min(waiting, key=self._queue_order)

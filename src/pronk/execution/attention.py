@@ -83,7 +83,7 @@ class PagedAttention:
         self.slots = torch.cat(slots).to(cache.device)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Store ``k`` and ``v`` in the cache, then attend from the rows ``[rows, heads, dim]``."""
+        """Store ``k`` and ``v`` in the cache, and return the attention output of ``q`` ``[rows, heads, dim]``."""
         self.cache.write(layer, self.slots, k, v)
         span = self.config.windows[layer]
         outputs = [

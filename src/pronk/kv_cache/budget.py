@@ -55,8 +55,8 @@ class KVBudget:
     ) -> None:
         """Set the total size of all pools to ``kv_memory``.
 
-        ``None`` means the size of ``max_requests`` full contexts of the target, but at most a quarter of the machine's
-        memory divided by ``processes``, the number of processes on this machine that have such a budget.
+        ``None`` means enough for ``max_requests`` requests of the target's full context, but at most ``memory / 4 /
+        processes``: the machine's memory (a GPU's free memory), and the number of processes here with such a budget.
         """
         self.kv_memory = kv_memory
         self.num_bytes = None if kv_memory is None else parse_memory(kv_memory)

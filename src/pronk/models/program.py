@@ -37,7 +37,7 @@ _STREAM, _A, _B, _LOGITS = range(4)  # buffers that an operation reads or writes
 _RMS_NORM, _LAYER_NORM = 1, 2  # kinds of norms (``pronk_norm_kind``); 0 means no norm
 _ACTIVATIONS = {None: 0, "silu": 1, "gelu": 2, "gelu_tanh": 3}
 
-# Array 0, 1, 2, … of row numbers: a range of rows, the usual case for logits, is a pointer into it, not a copy.
+# Row numbers 0, 1, 2, …: a range of rows (the usual case for logits) is passed as a pointer into this array.
 _NUM_CONSECUTIVE = 1 << 14
 _CONSECUTIVE = (ctypes.c_int32 * _NUM_CONSECUTIVE)(*range(_NUM_CONSECUTIVE))
 

@@ -50,7 +50,7 @@ class ApplicationArgs(BaseModel):
     least: int | None = None  # minimum number of replicas, to which low load reduces them; None means ``replicas``
     servers: int = 1  # number of server processes
     cpus: int = 1  # number of cores per replica
-    resources: dict[str, float] = {}  # Ray resource name to the amount that each replica needs
+    resources: dict[str, float] = {}  # by name of a Ray resource, the amount a replica needs
     name: str | None = None  # name of the model in requests; None means the name of the model's folder
     api_key_file: str | None = None  # file of API keys, one per line, read when the application is built
     open_to_all: bool = False  # whether ``api_key_file`` may be missing, so that every client is served

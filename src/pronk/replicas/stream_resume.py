@@ -1,4 +1,4 @@
-"""Delivered pieces of a request, with which another replica can resume the request."""
+"""Output that a client already has, from which another replica can resume the request."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _STRINGS_PER_HOLDER = 240  # number of strings whose requests share the KV block
 
 @dataclass(frozen=True)
 class Distribution:
-    """Result of the chi-square test of one drafter's strings."""
+    """Result of the chi-square test of the strings sampled with one drafter."""
 
     prompt: str
     samples: int

@@ -37,7 +37,7 @@ class VerifySettings:
     """
 
     max_tokens: int = 64  # generated tokens per text, at least 1
-    samples: int = 2000  # strings per drafter in the test of the distribution, at least MIN_SAMPLES; 0 skips it
+    samples: int = 2000  # strings to sample per drafter for the distribution test, at least MIN_SAMPLES; 0: no test
     seed: int = 0
     rule: Rule = "coupled"  # acceptance rule of all requests with temperature above 0
 

@@ -46,9 +46,9 @@ class FirstOfProposer(CompositeProposer):
     name = FirstOf.name
 
     def propose(self, contexts: Sequence[DraftContext[States]]) -> list[TokenTree]:
-        """Return for each context the first tree with an acceptable draft token."""
+        """Return for each context the tree of the first drafter with a draft token that may be accepted."""
         trees = [TokenTree.chain(context.tokens[-1:]) for context in contexts]
-        pending = list(range(len(contexts)))  # indices of contexts without an acceptable draft token
+        pending = list(range(len(contexts)))  # indices of contexts that have no such tree yet
         for index, proposer in enumerate(self.parts):
             views = [replace(contexts[i], state=contexts[i].state[index]) for i in pending]
             for i, tree in zip(pending, proposer.propose(views), strict=True):

@@ -6,7 +6,7 @@ decoding every accepted token adds a new position, so every forward pass has ``n
 
     forward pass 1   the ── ?1 ── ?2 ── ?3              outputs  cat  a   b   c
     forward pass 2   cat ── a ── b ── c                 outputs  sat  on  c'  d
-    forward pass 3   sat ── on ── c' ── d               "on" was already the output after "sat"
+    forward pass 3   sat ── on ── c' ── d               the draft token "on" is accepted
 
 When it pays: rarely. It is a baseline for methods that use outputs of several forward passes. A step takes 50 µs.
 """

@@ -16,7 +16,7 @@ of the paper; rows o, g, r from old to new; digits are text positions after the 
     r2    r3    r4    r5    r6
 
 After the forward pass, row o is dropped, the outputs n become the newest row, and column 0 moves to the new root. The
-outputs are the target's likeliest tokens, also if the request samples.
+outputs are the target's likeliest tokens, even if the request samples.
 
 When it pays: on a GPU with idle arithmetic, where tens of rows cost as much as one. On a CPU every row costs time.
 There ``window="auto"`` selects a small window, or none and proposes n-grams of the text alone.
@@ -256,7 +256,7 @@ class LookaheadProposer(Proposer[LookaheadState]):
 
 
 def _window_origin(width: int) -> Origin:
-    """Return the origin of a window's nodes: ``-width`` in place of the kind (0 to 5) of a draft token."""
+    """Return the label (``TokenTree.origin``) of window nodes: a number below 0, unlike draft tokens."""
     return (Lookahead.name, -width)
 
 

@@ -235,7 +235,7 @@ class DraftRunner:
         )
 
     def truncate(self, lane: DraftLane, length: int) -> None:
-        """Drop a request's cached tokens after the first ``length``, and its cached tree."""
+        """Keep the first ``length`` cached tokens of a request; drop the others and the cached tree."""
         if lane.tree is not None or len(lane.tokens) > length:
             self._rollback(lane, min(len(lane.tokens), length))
             lane.tree = None

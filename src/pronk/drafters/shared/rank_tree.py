@@ -8,8 +8,8 @@ therefore a *path of ranks*: ``(0, 2)`` is head 2's third likeliest token below 
          └ (1,) ─ (1, 0)
 
 Let ``a[d][r]`` be the frequency with which head ``d``'s token of rank ``r`` is the target's token. If the heads are
-independent, node ``(r1, r2, …)`` is accepted with the probability ``a[1][r1] a[2][r2] …``, and a tree has as many
-accepted tokens on average as its nodes' probabilities sum to. The best tree of a given size is built greedily: add the
+independent, node ``(r1, r2, …)`` is accepted with the probability ``a[1][r1] a[2][r2] …``, and a tree's expected number
+of accepted tokens is the sum of its nodes' probabilities. The best tree of a given size is built greedily: add the
 likeliest node whose parent is in the tree (Cai et al. 2024, 2.3.3). A child is never likelier than its parent, so these
 are the likeliest nodes of all.
 """

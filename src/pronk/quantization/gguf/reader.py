@@ -61,7 +61,7 @@ class GgufFile:
     """Validated header of one memory-mapped file.
 
     Raises:
-        CheckpointError: the file is not GGUF, of another version or byte order, truncated or damaged.
+        CheckpointError: the file is not GGUF, has another version or byte order, or is truncated or damaged.
     """
 
     def __init__(self, path: Path) -> None:

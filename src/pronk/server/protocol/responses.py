@@ -73,7 +73,7 @@ class ResponsesRequest(FormattedRequest):
             raise unsupported("leaps", "expected no such field in /v1/responses, found true; use /v1/chat/completions")
 
     def guide_arguments(self) -> dict[str, Mapping[str, Any]]:
-        """Return the arguments that ``text.format`` requires; see :meth:`FormattedRequest.guide_arguments`."""
+        """Return the arguments of ``Guide`` for ``text.format``; see :meth:`FormattedRequest.guide_arguments`."""
         return {} if self.text is None or self.text.format is None else self.text.format.guide_arguments()
 
     @property

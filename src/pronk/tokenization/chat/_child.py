@@ -62,7 +62,7 @@ class _PublicNamespace(Namespace):
 
 
 class _Generation(Extension):
-    """Support of the tag ``{% generation %}``, which only training needs: render its block as usual."""
+    """The tag ``{% generation %}``, which marks text for training; its block is rendered like other text."""
 
     tags = {"generation"}  # noqa: RUF012 - declared so by jinja2
 

@@ -143,7 +143,7 @@ class MultiTokenHeads(nn.Module):
         return out
 
     def unembedding(self, index: int, shared: Linear) -> Linear:
-        """Return the head's own unembedding, or ``shared`` (the target's) if the head has none."""
+        """Return the unembedding of this head; ``shared`` (the target's) if it has none of its own."""
         copy = self.unembeddings[index] if self.unembeddings else None
         return copy if isinstance(copy, Linear) else shared
 

@@ -219,7 +219,7 @@ class Datastore:
         return extended.startswith(phrase) and not extended.endswith(self._separator) and len(extended) > len(phrase)
 
     def _read(self, start: int, count: int) -> bytes:
-        """Return the bytes of ``count`` token ids of ``tokens.bin`` from index ``start``, fewer at its end."""
+        """Return bytes of ``tokens.bin``: ``count`` token ids from index ``start``, or up to the file's end."""
         return self._token_bytes[start * self._token_size : (start + count) * self._token_size]
 
 

@@ -141,7 +141,7 @@ class Translation:
 
 
 def _differences(target: Tokenizer, draft: Tokenizer) -> set[int] | None:
-    """Return the ids whose tokens differ; ``None`` unless the vocabularies are *identical* (see above)."""
+    """Return the ids whose tokens differ, or ``None`` if the vocabularies are not *identical* (see above)."""
     vocabularies = [tokenizer.backend.get_vocab(with_added_tokens=True) for tokenizer in (target, draft)]
     target_tokens, draft_tokens = ({i: token for token, i in ids.items()} for ids in vocabularies)
     changed = {i for i in target_tokens.keys() | draft_tokens.keys() if target_tokens.get(i) != draft_tokens.get(i)}
