@@ -17,7 +17,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 def tensors(monkeypatch: pytest.MonkeyPatch) -> dict[str, Tensor]:
     """Return random inputs of the losses; chunks have 16 rows, and the last chunk has fewer."""
     monkeypatch.setattr(losses, "_MAX_LOGITS", 16 * VOCAB)
-    monkeypatch.setattr(losses, "_ROWS", 1)
+    monkeypatch.setattr(losses, "_MIN_ROWS", 1)
     g = torch.Generator().manual_seed(3)
     return {
         "hidden": torch.randn(ROWS, SIZE, generator=g, dtype=torch.float64),
