@@ -190,7 +190,7 @@ def _step_to_dict(step: "Decision") -> dict[str, Any]:
         }
         for report in step.source_reports
     ]
-    names = ("plain", "expected", "asking", "seconds", "gain", "value", "credit", "shared_budget")
+    names = ("plain", "expected", "asking", "seconds", "gain", "value", "credit")
     kept = {"tokens": step.kept.tokens, "parents": step.kept.parents, "gain": step.kept.gain}
     return {
         "tokens": step.tokens,
@@ -198,4 +198,6 @@ def _step_to_dict(step: "Decision") -> dict[str, Any]:
         "offered": step.offered.num_draft_tokens,
         "kept": kept | {"sources": [name for name, _ in step.kept.origin or ()]},
         "accepted": step.path,
-    } | {name: getattr(step, name) for name in names}
+        **{name: getattr(step, name) for name in names},
+        "fund": step.shared_budget,
+    }

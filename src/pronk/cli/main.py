@@ -54,7 +54,9 @@ def _pronk(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, metavar="", help="Show the version.")
     ] = False,
-    traceback: Annotated[bool, typer.Option(_TRACEBACK, metavar="", help="Show the traceback of an error.")] = False,
+    traceback: Annotated[
+        bool, typer.Option(_TRACEBACK, metavar="", help="Show the traceback of an unexpected error.")
+    ] = False,
 ) -> None:
     """Run language models with lossless speculative decoding: the same text in fewer forward passes."""
 

@@ -176,8 +176,8 @@ def model_options(
     calibration: Annotated[
         str,
         _model(
-            "Start from the acceptance statistics of earlier requests: on, off, or a file, which is read if it exists "
-            "and written at the end.",
+            "Start from the acceptance statistics of earlier requests of this process: on, off, or a file, which is "
+            "read if it exists and written at the end.",
             metavar="on|off|FILE",
         ),
     ] = "on",
@@ -230,8 +230,7 @@ def sampling_params(
         str,
         _request(
             "Acceptance of draft tokens when sampling. coupled: same seed, same text, whatever the drafter. rejection, "
-            "block: only the distribution is the same; each draft token (block: chain of draft tokens) is accepted "
-            "with probability min(1, p/q)."
+            "block: only the distribution is the same; see docs/concepts.md."
         ),
     ] = "coupled",
     n: Annotated[int, _request("Number of independent samples, 1..1024.")] = 1,

@@ -39,6 +39,8 @@ _FORMER_ATTRIBUTES = {
     "skips": "should_skip",
     "give_way": "on_preempt",
     "expands": "proposes_tree",
+    "proposes": "capabilities.proposes",
+    "consulted": "source_reports",
 }
 
 # Former to present field names of DraftContext and Outcome, for the error message when a drafter reads a former one.
@@ -50,6 +52,8 @@ _FORMER_FIELDS = {
     "muted": "without_tensors",
     "offered": "own_proposal",
     "behind": "proposal_offset",
+    "chooser": "sampler",
+    "table": "block_table",
 }
 
 
