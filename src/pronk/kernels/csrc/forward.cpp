@@ -6,23 +6,22 @@
 using namespace pronk;
 
 namespace {
+const int64_t CACHE_LINE = 64;  // bytes; arrays of a forward pass begin with a cache line
+enum Error { OUT_OF_MEMORY = -1, UNSUPPORTED = -2 };
+
 // Memory of a forward pass. It is kept for the next pass, and replaced by a larger one when a pass needs more.
 struct Arena {
-  char* start = nullptr;
-  int64_t size = 0, used = 0;
+  char* memory = nullptr;
+  int64_t size = 0;
 
-  bool begin(int64_t bytes) {
-    used = 0;
-    if (bytes <= size) return true;
-    free(start);
-    start = (char*)malloc((size_t)(bytes + 64));
-    size = start ? bytes : 0;
-    return start != nullptr;
-  }
-  char* allocate(int64_t bytes) {
-    char* at = start + (64 - (uintptr_t)start % 64) % 64 + used;
-    used += round_up(bytes, 64);
-    return at;
+  // Return `bytes` bytes at the beginning of a cache line, or null. Memory that was returned before becomes invalid.
+  char* reserve(int64_t bytes) {
+    if (bytes > size) {
+      free(memory);
+      memory = (char*)malloc((size_t)(bytes + CACHE_LINE));
+      size = memory ? bytes : 0;
+    }
+    return memory ? (char*)round_up((int64_t)memory, CACHE_LINE) : nullptr;
   }
 };
 
@@ -59,11 +58,11 @@ int64_t query_width(const pronk_op* ops, int64_t count) {
 }
 
 // Fill in State.row, State.segment and State.path. `depth`, `contiguous` and `tail` are temporary arrays with an entry
-// per node of the largest tree.
+// per node of the largest tree; Row explains the last two.
 void place_rows(const pronk_pass* pass, const pronk_op* ops, int64_t count, Row* row, Segment* segment, int32_t* path,
                 int32_t* depth, int32_t* contiguous, int32_t* tail) {
-  int64_t block_size = 16, at = 0, used = 0;
-  for (int64_t i = count - 1; i >= 0; i--)
+  int64_t block_size = 16, at = 0, used = 0;  // all self-attention has one block size; 16 is for programs without any
+  for (int64_t i = 0; i < count; i++)
     if (ops[i].block_size && !ops[i].cross) block_size = ops[i].block_size;
   for (int64_t i = 0; i < pass->segments; i++) {
     const pronk_segment* given = pass->segment + i;
@@ -73,6 +72,7 @@ void place_rows(const pronk_pass* pass, const pronk_op* ops, int64_t count, Row*
     for (int32_t node = 0; node < given->nodes; node++) {
       int32_t parent = given->parents ? given->parents[node] : node - 1;
       depth[node] = parent < 0 ? 0 : depth[parent] + 1;
+      // The path from the root is the nodes 0, 1, …, node, in this order, so its slots are in the order of the text.
       bool is_contiguous = parent < 0 || (contiguous[parent] == depth[node] && node == depth[node]);
       contiguous[node] = is_contiguous ? depth[node] + 1 : contiguous[parent];
       if (!is_contiguous) {
@@ -116,72 +116,119 @@ void run_program(void* argument, int thread, int threads) {
   program_task->isa->execute(program_task->state, thread, threads);
 }
 
-// Bytes of State.scratch per thread: enough for Scratch (ops.inc) and for AttentionScratch (attention.inc).
+// Rows of the buffers for inputs and outputs of GEMM, which computes all rows or the requested ones (op_num_rows).
+int64_t buffer_rows(const pronk_pass* pass) {
+  return pass->rows > pass->num_wanted ? pass->rows : pass->num_wanted;
+}
+
+// Bytes of State.scratch per thread. GEMM (Scratch in ops.inc) and attention (AttentionScratch) take turns in using it.
 int64_t scratch_size(const pronk_op* ops, int64_t count, const pronk_pass* pass, int64_t input, int64_t nodes) {
-  int64_t blocks = CHUNK_BLOCKS, dims = 16, width = row_stride(pass->hidden);
+  int64_t blocks = CHUNK_BLOCKS, dims = 16;
   for (int64_t i = 0; i < count; i++) {
     int64_t padded = round_up(ops[i].head_dim, 16);
     if (padded / 16 > blocks) blocks = padded / 16;
     if (padded > dims) dims = padded;
   }
-  int64_t rows = pass->rows > pass->num_wanted ? pass->rows : pass->num_wanted;
+  int64_t rows = buffer_rows(pass);
   if (rows > CHUNK_M + MAX_TILE_M) rows = CHUNK_M + MAX_TILE_M;
-  int64_t products = 2 * width + input + MAX_TILE_M * 2 * input + rows * blocks * 16;
+  int64_t gemm = 2 * row_stride(pass->hidden) +  // row, normed
+                 input +                         // ordered
+                 2 * MAX_TILE_M * input +        // tile_rows, input
+                 rows * blocks * 16;             // chunk
   int64_t attention = MAX_QUERIES * (2 * dims + 2 * KV_BLOCK + round_up(nodes + KV_BLOCK, KV_BLOCK) + KV_BLOCK);
-  return round_up((products > attention ? products : attention) * 4, 256) + 256;
+  return round_up((gemm > attention ? gemm : attention) * 4, 256) + 256;
+}
+
+// Whether the instruction set exists here, and the shapes and cache slots fit every operation.
+bool is_valid(const pronk_op* ops, int64_t count, const pronk_pass* pass) {
+  if (pass->isa < 0 || pass->isa > pronk_detect() || pass->threads < 1) return false;
+  for (int64_t i = 0; i < count; i++) {
+    const pronk_op* op = ops + i;
+    if (op->head_dim % 2 || op->head_dim > MAX_HEAD_DIM || (op->block_size && op->block_size % 16)) return false;
+    bool uses_cache = op->keys && !op->collected;  // with `collected`, PRONK_STORE writes by row and not by slot
+    if (uses_cache && !has_slots(pass, op)) return false;
+  }
+  return true;
+}
+
+// Whether activations between operations are bf16: only if every GEMM takes bf16 rows, since others take float32 rows.
+bool has_bf16_activations(const pronk_op* ops, int64_t count, const IsaKernels* isa) {
+  bool any = false;
+  for (int64_t i = 0; i < count; i++) {
+    if (!ops[i].w || ops[i].kind == PRONK_EMBED) continue;
+    if (ops[i].w->type != PRONK_BF16) return false;
+    any = true;
+  }
+  return isa->bf16 && any;
+}
+
+// Nodes of the largest tree.
+int64_t max_nodes(const pronk_pass* pass) {
+  int64_t nodes = 0;
+  for (int64_t i = 0; i < pass->segments; i++)
+    if (pass->segment[i].nodes > nodes) nodes = pass->segment[i].nodes;
+  return nodes;
+}
+
+// Upper bound of the size of State.path: each of the n nodes after a tree's main chain has a tail of at most n nodes.
+int64_t path_size(const pronk_pass* pass) {
+  int64_t size = 0;
+  for (int64_t i = 0; i < pass->segments; i++) {
+    const pronk_segment* given = pass->segment + i;
+    if (!given->parents) continue;
+    int64_t chain = 0;
+    while (chain < given->nodes && given->parents[chain] == chain - 1) chain++;
+    size += (given->nodes - chain) * (given->nodes - chain);
+  }
+  return size;
+}
+
+// Place the arrays of a forward pass one after the other from `memory` on and set `s` and `nodes` (temporary, three
+// entries per node of the largest tree). Return the number of bytes; if `memory` is null, the call is for this number.
+int64_t place_arrays(State* s, int32_t** nodes, char* memory) {
+  const pronk_pass* pass = s->pass;
+  int64_t rows = buffer_rows(pass), size = s->bf16 ? 2 : 4, tree = max_nodes(pass), end = 0;
+  auto place = [&](int64_t bytes) {
+    int64_t start = end;
+    end += round_up(bytes, CACHE_LINE);
+    return (char*)((uintptr_t)memory + (uintptr_t)start);  // no pointer arithmetic, as `memory` may be null
+  };
+  s->input_stride = input_stride(s->ops, s->count, pass->hidden);
+  s->scratch_bytes = scratch_size(s->ops, s->count, pass, s->input_stride, tree);
+  s->row = (Row*)place(pass->rows * (int64_t)sizeof(Row));
+  s->segment = (Segment*)place(pass->segments * (int64_t)sizeof(Segment));
+  s->path = (int32_t*)place(path_size(pass) * 4);
+  s->next = (std::atomic<int32_t>*)place(s->count * 4);
+  *nodes = (int32_t*)place(3 * tree * 4);
+  s->a = place(rows * buffer_stride(s->ops, s->count, PRONK_A) * size);
+  s->b = place(rows * buffer_stride(s->ops, s->count, PRONK_B) * size);
+  s->x = place(rows * s->input_stride * size);
+  s->q = (float*)place(rows * query_width(s->ops, s->count) * 4);
+  s->scratch = place(s->scratch_bytes * pass->threads);
+  return end;
 }
 }  // namespace
 
 int64_t pronk_workspace(void) { return arena.size; }
 
 int32_t pronk_run(const pronk_op* ops, int64_t count, const pronk_pass* pass) {
-  if (pass->isa < 0 || pass->isa > pronk_detect() || pass->threads < 1) return -2;
+  if (!is_valid(ops, count, pass)) return UNSUPPORTED;
   const IsaKernels* isa = isa_kernels(pass->isa);
-  bool has_bf16 = false, has_other = false;
-  for (int64_t i = 0; i < count; i++) {
-    const pronk_op* op = ops + i;
-    if (op->w && op->kind != PRONK_EMBED) (op->w->type == PRONK_BF16 ? has_bf16 : has_other) = true;
-    if (op->head_dim % 2 || op->head_dim > MAX_HEAD_DIM || (op->block_size && op->block_size % 16)) return -2;
-    if (op->keys && !op->collected && !has_slots(pass, op)) return -2;
-  }
-  bool bf16 = isa->bf16 && has_bf16 && !has_other;
-  int64_t nodes = 0, path_size = 0;
-  for (int64_t i = 0; i < pass->segments; i++) {
-    const pronk_segment* given = pass->segment + i;
-    if (given->nodes > nodes) nodes = given->nodes;
-    if (!given->parents) continue;
-    // Upper bound of the size of State.path: each of the n nodes after the leading chain has a tail of at most n nodes.
-    int64_t chain = 0;
-    while (chain < given->nodes && given->parents[chain] == chain - 1) chain++;
-    path_size += (given->nodes - chain) * (given->nodes - chain);
-  }
-  int64_t rows = pass->rows > pass->num_wanted ? pass->rows : pass->num_wanted, size = bf16 ? 2 : 4;
-  int64_t a = buffer_stride(ops, count, PRONK_A), b = buffer_stride(ops, count, PRONK_B), q = query_width(ops, count);
-  int64_t input = input_stride(ops, count, pass->hidden), scratch = scratch_size(ops, count, pass, input, nodes);
-  int64_t bytes = pass->rows * (int64_t)sizeof(Row) + pass->segments * (int64_t)sizeof(Segment) + count * 4 +
-                  path_size * 4 + nodes * 12 + rows * (a + b + input) * size + rows * q * 4 + scratch * pass->threads;
-  PoolLock locked;  // also protects the arena, which only one forward pass at a time may use
-  if (!arena.begin(bytes + 64 * 16)) return -1;
   State s;
   s.ops = ops;
   s.count = count;
   s.pass = pass;
-  s.bf16 = bf16;
+  s.bf16 = has_bf16_activations(ops, count, isa);
   s.quant = quant_kernels(pass->isa);
-  s.row = (Row*)arena.allocate(pass->rows * (int64_t)sizeof(Row));
-  s.segment = (Segment*)arena.allocate(pass->segments * (int64_t)sizeof(Segment));
-  s.path = (int32_t*)arena.allocate(path_size * 4);
-  s.next = (std::atomic<int32_t>*)arena.allocate(count * 4);
+  int32_t* nodes;
+  int64_t bytes = place_arrays(&s, &nodes, nullptr);
+  PoolLock locked;  // also protects the arena, which only one forward pass at a time may use
+  char* memory = arena.reserve(bytes);
+  if (!memory) return OUT_OF_MEMORY;
+  place_arrays(&s, &nodes, memory);
   for (int64_t i = 0; i < count; i++) s.next[i].store(0, std::memory_order_relaxed);
-  int32_t* tree = (int32_t*)arena.allocate(nodes * 12);
-  s.a = arena.allocate(rows * a * size);
-  s.b = arena.allocate(rows * b * size);
-  s.x = arena.allocate(rows * input * size);
-  s.input_stride = input;
-  s.q = (float*)arena.allocate(rows * q * 4);
-  s.scratch = arena.allocate(scratch * pass->threads);
-  s.scratch_bytes = scratch;
-  place_rows(pass, ops, count, s.row, s.segment, s.path, tree, tree + nodes, tree + 2 * nodes);
+  int64_t tree = max_nodes(pass);
+  place_rows(pass, ops, count, s.row, s.segment, s.path, nodes, nodes + tree, nodes + 2 * tree);
   ProgramTask program_task = {&s, isa};
   pool_run(pass->threads, run_program, &program_task);
   return 0;
