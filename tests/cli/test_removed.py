@@ -15,13 +15,15 @@ Run = Callable[..., tuple[int, str, str]]
         (["advise", "--help"], "pronk bench"),
         (["inflate", "big", "--layers", 24], "benchmarks/inflate.py"),
         (["bench", "--server", "http://localhost:8000", "--rate", 1], "GuideLLM, as in docs/serving.md"),
+        (["bench", "--rate", 1, "--goodput", "ttft=2000"], "guidellm run"),
+        (["bench", "--peer", "all", "--peer-source", "x"], "--model model.gguf --peer all"),
         (["--traceback", "bench", "--limit", 1, "--server=x=http://localhost:8000"], "guidellm run"),
     ],
 )
 def test_replacement(command: Run, words: list[object], replacement: str) -> None:
     code, out, err = command(*words)
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert re.match(r"pronk: error: pronk (advise|inflate|bench --server): removed; use ", err)
+    assert re.match(r"pronk: error: pronk (advise|inflate|bench --(server|rate|peer-source)): removed; use ", err)
     assert replacement in err
 
 

@@ -107,7 +107,9 @@ def bench(
     *,
     model: Annotated[
         list[str] | None,
-        _what("Folder with a checkpoint, or its id on the Hub; repeatable.", show_default="in a clone: pronk-tiny"),
+        _what(
+            "Folder of a checkpoint, .gguf file, or id on the Hub; repeatable.", show_default="in a clone: pronk-tiny"
+        ),
     ] = None,
     drafter: Annotated[
         list[str], _what('Drafter: a name, or a name with options as in "prompt_lookup(max_ngram=4)"; repeatable.')

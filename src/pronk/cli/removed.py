@@ -6,10 +6,33 @@ from pronk.errors import OptionError
 
 __all__ = ["refuse_removed"]
 
+# Options of ``pronk bench`` that measured servers.
+_SERVER_OPTIONS = (
+    "server",
+    "server-model",
+    "api-key",
+    "endpoint",
+    "extra-body",
+    "concurrency",
+    "rate",
+    "requests",
+    "warmup",
+    "timeout",
+    "goodput",
+    "unique",
+)
+
 _REPLACEMENTS = {
     "advise": "pronk explain, which shows the choices of the drafter auto, or pronk bench, which compares drafters",
     "inflate": "python benchmarks/inflate.py of the source tree, or measure a real model",
-    "bench --server": "GuideLLM, as in docs/serving.md: guidellm run --backend kind=openai_http,target=URL",
+    **dict.fromkeys(
+        [f"bench --{option}" for option in _SERVER_OPTIONS],
+        "GuideLLM, as in docs/serving.md: guidellm run --backend kind=openai_http,target=URL",
+    ),
+    **dict.fromkeys(
+        ["bench --peer-source", "bench --peer-cache"],
+        "a GGUF file, which peers and pronk read alike: pronk bench --model model.gguf --peer all",
+    ),
 }
 
 

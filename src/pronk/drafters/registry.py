@@ -127,11 +127,13 @@ def _read_options(call: ast.Call, spec: str) -> dict[str, Any]:
     """Return the ``option=value`` pairs of a specification as a dict; the values are Python literals."""
     options: dict[str, Any] = {}
     for keyword in call.keywords:
+        if keyword.arg is None:  # **
+            raise _syntax_error(spec)
         if keyword.arg in options:
             msg = f"drafter {spec!r}: expected {keyword.arg} once, found it twice"
             raise OptionError(msg)
         try:
-            options[str(keyword.arg)] = ast.literal_eval(keyword.value)
+            options[keyword.arg] = ast.literal_eval(keyword.value)
         except (ValueError, TypeError) as error:
             msg = f"drafter {spec!r}: expected a number, a string, True or False for {keyword.arg}, found an expression"
             raise OptionError(msg) from error

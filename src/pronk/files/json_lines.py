@@ -25,7 +25,8 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 if line.strip():
                     yield number, _parse(path, number, line)
     except (OSError, EOFError) as error:
-        msg = f"{path}: expected one JSON object a line, found {error}"
+        problem = (isinstance(error, OSError) and error.strerror) or error
+        msg = f"{path}: expected a file with one JSON object a line, found: {problem}; check the path"
         raise OptionError(msg) from error
 
 

@@ -58,9 +58,11 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         for key in self.keys:
-            if len(key) < 8 or not key.isascii() or not key.isprintable() or " " in key:
+            short = len(key) < 8
+            if short or not key.isascii() or not key.isprintable() or " " in key:
                 expected = "at least 8 printable ASCII characters without spaces"
-                msg = f"api-key: expected {expected}, found {len(key)} characters; choose another key"
+                found = f"{len(key)} characters" if short else "another character"
+                msg = f"api-key: expected {expected}, found {found}; choose another key"
                 raise OptionError(msg)
 
 

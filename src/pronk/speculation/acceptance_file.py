@@ -52,7 +52,11 @@ class AcceptanceFile:
         if isinstance(calibration, bool):
             return cls(AcceptanceStats() if calibration else None)
         check_path("calibration", str(calibration) if isinstance(calibration, Path) else calibration)
-        path, fingerprint = Path(calibration), str(Fingerprint.of(model))
+        path = Path(calibration)
+        if not path.absolute().parent.is_dir():
+            msg = f"calibration: expected a file in a folder that exists, found {path}; choose another"
+            raise OptionError(msg)
+        fingerprint = str(Fingerprint.of(model))
         return cls(_read(path, fingerprint), path, fingerprint)
 
     def save(self) -> None:
