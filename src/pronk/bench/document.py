@@ -86,9 +86,8 @@ class Figures:
     drafted: int | None = None  # number of verified draft tokens in one repeat
     accepted: int | None = None  # number of accepted draft tokens in one repeat
     acceptance: tuple[float | None, ...] = ()  # acceptance rate of draft tokens at depth 1, 2, 3, … of the tree
-    ctar: tuple[
-        float, ...
-    ] = ()  # consistent token acceptance rate: share of steps whose first 1, 2, 3, … draft tokens were accepted
+    # Consistent token acceptance rate: share of steps whose first 1, 2, 3, … draft tokens were all accepted.
+    ctar: tuple[float, ...] = ()
     # Calibration, one entry per bin of draft tokens with similar predictions: mean predicted probability of acceptance,
     # observed acceptance rate, number of draft tokens. Only draft tokens with an accepted parent are counted.
     trust: tuple[tuple[float, float, int], ...] = ()
@@ -100,9 +99,8 @@ class Figures:
     itl: Latency | None = None  # seconds per token; the tokens of a step share its time equally
     split: Split | None = None
     peak_memory: int | None = None  # bytes, largest over the prompts (see PeakMemory; for a peer, its process)
-    waited: float | None = (
-        None  # fraction 0..1 of the method's time that went into sending to workers and waiting for them
-    )
+    # Fraction 0..1 of the method's time that went into sending to workers and waiting for them.
+    waited: float | None = None
     # Number of prompts, out of ``compared``, whose outputs in all repeats equal plain decoding's of the first repeat.
     same: int | None = None
     compared: int | None = None

@@ -1,7 +1,8 @@
 """Options that several commands share: those of the model and those of a request.
 
 A *builder* is a function whose keyword parameters are options and which builds an object from their values.
-:func:`shares` adds the options to a command and passes the builder to it, with the user's values filled in.
+The decorator :func:`shares` adds a builder's options to a command. The command receives the builder as a function with
+the user's values already bound.
 """
 
 import functools

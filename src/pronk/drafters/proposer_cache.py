@@ -25,8 +25,8 @@ class ProposerCache:
     weak ones.) Running requests, callers and this cache keep a proposer alive. The KV memory of a freed draft model is
     divided among the KV caches of the target and the other draft models when the next draft model is loaded.
 
-    The cache is thread-safe. Binding a drafter may read files for seconds. A separate lock serializes it, so that
-    other threads can decode and look up cached proposers meanwhile.
+    The cache is thread-safe. Binding a drafter may read files for seconds, so it holds a lock of its own, and other
+    threads can look up cached proposers meanwhile.
 
     Attributes:
         default: proposer of requests that select no drafter; never evicted or reloaded.
@@ -45,8 +45,9 @@ class ProposerCache:
             self.default = self._cached[drafter] = bind_proposer(drafter, target)
 
     def get_proposer(self, spec: str | Drafter) -> Proposer[Any]:
-        """Return the cached proposer of a drafter or specification, or bind and cache a new one.
+        """Return the cached proposer of a drafter, or bind and cache a new one.
 
+        The drafter may be given as text, such as ``"suffix(num_nodes=8)"``.
         A cached proposer whose draft model was rewritten on disk is replaced by one that loads the new files. If
         ``spec`` is itself a proposer, it is bound to the target and not cached.
 
@@ -59,14 +60,14 @@ class ProposerCache:
             return bind_proposer(drafter, self._target)
         _check_hashable(drafter)
         proposer = self._get_current(drafter)
-        return self._bind(drafter) if proposer is None else proposer
+        return self._bind_and_cache(drafter) if proposer is None else proposer
 
-    def _bind(self, drafter: Drafter) -> Proposer[Any]:
+    def _bind_and_cache(self, drafter: Drafter) -> Proposer[Any]:
         with self._bind_lock:
             proposer = self._get_current(drafter)  # another thread may have bound the drafter since the first lookup
             if proposer is None:
                 proposer = bind_proposer(drafter, self._target)
-                self._store(drafter, proposer)
+                self._insert(drafter, proposer)
             return proposer
 
     def _get_current(self, drafter: Drafter) -> Proposer[Any] | None:
@@ -78,7 +79,7 @@ class ProposerCache:
             self._cached[drafter] = proposer  # moved to the end, as the most recently used
             return proposer
 
-    def _store(self, drafter: Drafter, proposer: Proposer[Any]) -> None:
+    def _insert(self, drafter: Drafter, proposer: Proposer[Any]) -> None:
         """Cache a proposer, and evict the least recently used ones beyond the limits."""
         with self._cache_lock:
             self._cached[drafter] = proposer
@@ -89,7 +90,7 @@ class ProposerCache:
                 del self._cached[key]
 
 
-# Cached: each request of a server has a drafter specification, and most have the same few.
+# Cached: each request of a server names a drafter, and a few names with options cover most requests.
 _make_drafter_cached = lru_cache(256)(make_drafter)
 
 

@@ -1,4 +1,7 @@
-"""Structures of ``csrc/pronk.h`` for :mod:`ctypes`; the header documents their fields."""
+"""Structures of ``csrc/pronk.h`` for :mod:`ctypes`; the header documents their fields.
+
+Fields have the header's order and types. ``library.py`` compares only sizes, which two swapped fields do not change.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,7 @@ OnToken = ctypes.CFUNCTYPE(c_int32, c_int32, c_float)
 
 
 class CDraftChain(Structure):
-    """``pronk_chain``: a chain of tokens from a draft model."""
+    """``pronk_chain``: how to sample a chain of tokens from a draft model, and the scores."""
 
     _fields_ = structure_fields(
         ("key", c_uint64),
@@ -80,5 +83,5 @@ class CDraftChain(Structure):
     )
 
 
-# In the order in which ``pronk_sizes`` returns their sizes.
+# ``library.py`` compares their sizes with those of ``pronk_sizes``, which has the same order.
 STRUCTURES: tuple[type[Structure], ...] = (CWeights, COp, CSegment, CForward, CDraftChain)

@@ -70,7 +70,8 @@ class PackedMatrix:
     def slice_outputs(self, start: int, stop: int) -> PackedMatrix:
         """Return outputs ``start .. stop - 1`` as a view.
 
-        The matrix must have neither heads nor a gate, and ``start`` must be a multiple of 16.
+        The outputs must be packed one after the other: neither padded per attention head (``unit`` is ``N``) nor
+        interleaved with a gate. ``start`` must be a multiple of 16.
         """
         assert not self.struct.gated, "expected outputs that follow each other, found a gate"
         assert self.struct.unit == self.struct.N, "expected outputs of one unit, found several"

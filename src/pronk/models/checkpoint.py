@@ -127,7 +127,7 @@ def open_checkpoint(path: Path) -> AnyCheckpoint:
 
 
 def read_json(path: Path, error_type: type[CheckpointError] = CheckpointError) -> dict[str, Any]:
-    """Read a JSON object; raise an ``error_type`` if the file is unreadable or has other content."""
+    """Read a JSON object; raise ``error_type`` if the file cannot be read or holds anything else."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as problem:

@@ -35,7 +35,7 @@ class Inventory:
         self.checkpoint = checkpoint
         names = tensor_names(checkpoint, config)
         self._scheme = None if config.quantization is None else parse_scheme(config.quantization)
-        # Name of each tensor in the file, by its name without the family's prefix. The latter names are used below.
+        # From each tensor's name without the family's prefix, which is the name used below, to its name in the file.
         self._stored_name = _stored_names(checkpoint, names)
         if config.tied:
             _check_tied(checkpoint, names, self._stored_name)
@@ -128,7 +128,7 @@ def _stored_names(checkpoint: AnyCheckpoint, names: FamilyNames) -> dict[str, st
 def _quantized_weights(
     checkpoint: AnyCheckpoint, names: FamilyNames, scheme: Scheme, parts: Sequence[DecoderPart]
 ) -> dict[str, StoredWeight]:
-    """Return the quantized weights of linear layers, by their names without the family's prefix."""
+    """Return how each quantized weight of a linear layer is stored, by its name without the family's prefix."""
     # Patterns of module names in quantization_config match names with the prefix, if the checkpoint has it.
     prefix = names.prefix if any(name.startswith(names.prefix) for name in checkpoint) else ""
     weights = {}

@@ -22,7 +22,7 @@ from pronk.quantization.formats.matrix import QuantizedMatrix
 __all__ = ["WeightPlacer"]
 
 _MIN_MAPPED_BYTES = 1 << 20  # matrices of at least 1 MiB get a separate memory mapping
-_OUTPUTS_PER_SLICE = 1024  # number of outputs that are dequantized at a time
+_OUTPUTS_PER_SLICE = 1024  # number of rows of a matrix that are dequantized at a time
 
 
 class WeightPlacer:

@@ -146,7 +146,7 @@ def connect_replicas(app: str) -> RayReplicas:
 
 @contextmanager
 def deploy(plan: ReplicaPlan) -> Generator[RayReplicas]:
-    """Start replicas and wait until they serve; drain and stop them at the end of the context.
+    """Start replicas and wait until they serve; drain and stop them at the end of the ``with`` block.
 
     Raises:
         OptionError: the cluster has too few cores for the minimum number of replicas.

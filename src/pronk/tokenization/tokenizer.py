@@ -94,7 +94,7 @@ class Tokenizer:
 
     @cached_property
     def eos_ids(self) -> tuple[int, ...]:
-        """Ids of end-of-text tokens: that of the tokenizer, or none; the model's config may list further ids."""
+        """Id of the tokenizer's end-of-text token, or nothing; the model's config may list further ids."""
         token = self._id_of("eos_token")
         return () if token is None else (token,)
 

@@ -105,7 +105,7 @@ class FutureModel(nn.Module):
         stages: list[Stage] = [(index + 1, apply) for index, apply in head_stages(self.heads, rope, attend)]
 
         def first(x: Tensor) -> Tensor:
-            # If the trunk has all layers of the model, head 0 has no layer of its own.
+            # If the trunk has all layers of the model, the model's own head has none.
             out: Tensor = x if shape.layer > last else self.decoder.layers[last](x, rope, last, attend)
             return out
 

@@ -23,7 +23,7 @@ from pronk.train.student import Branch, Student
 
 __all__ = ["HeadsStudent", "Stage", "describe", "head_by_head", "head_stages", "head_weight", "shifted_rows"]
 
-# A head: its number, and the function that runs it, from ``[rows, hidden]`` to the input of its norm (same shape).
+# Runs one head: (the head's number, function from ``[rows, hidden]`` to the input of the head's norm, same shape).
 Stage = tuple[int, Callable[[Tensor], Tensor]]
 
 
@@ -111,7 +111,7 @@ def head_by_head(stages: Sequence[Stage], z: Tensor, *, chained: bool) -> Iterat
 
 
 def shifted_rows(batch: int, length: int, places: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the rows with a token ``places`` later in their sequence, and the rows of these later tokens.
+    """Return the indices of rows with another row ``places`` later in their sequence, and those of the later rows.
 
     For two sequences of 3 rows and 1 place: ``0 1 3 4`` and ``1 2 4 5``.
     """

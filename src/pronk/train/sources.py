@@ -75,7 +75,7 @@ def spec_of(path: Path, option: str) -> SourceSpec:
     """Return a source of weight 1 for ``path``: JSON Lines, a text file or a folder of text files.
 
     Raises:
-        OptionError: the path does not exist; the message begins with ``option``, where the user gave the path.
+        OptionError: the path does not exist; the message begins with ``option``, the name of the option with the path.
     """
     if not path.exists():
         msg = f"{option}: expected text files, folders or JSON lines, found no {path}"

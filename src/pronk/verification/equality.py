@@ -68,7 +68,7 @@ class Equality:
 
     @property
     def near_ties(self) -> int:
-        """Number of differing texts whose first difference rounding explains."""
+        """Number of differing texts whose first difference can be explained by rounding."""
         return sum(divergence.near_tie for divergence in self.divergences)
 
     @property

@@ -52,7 +52,7 @@ class VerifySettings:
 
 @dataclass
 class ProgressMeter:
-    """Progress of a verification in tokens; a finished request counts with its maximum number of tokens."""
+    """Progress of a verification in tokens; a finished request counts as ``max_tokens`` tokens."""
 
     callback: Progress | None
     total: int

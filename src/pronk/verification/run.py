@@ -153,7 +153,7 @@ class _Checks:
 
 
 def _get_proposer(llm: LLM, drafter: str | Drafter, prompt: NamedPrompt, rule: Rule) -> Proposer[Any]:
-    """Return the drafter's proposer after generating four tokens with it; raise OptionError if it fails."""
+    """Return the drafter's proposer after a trial of four tokens; raise OptionError if the drafter fails."""
     proposer = llm.get_proposer(make_drafter(drafter))
     completion = llm.generate(
         prompt.ids, SamplingParams(max_tokens=4, temperature=1.0, seed=0, rule=rule), drafter=proposer

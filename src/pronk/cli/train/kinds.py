@@ -46,7 +46,7 @@ class DrafterKind(ABC):
 class DraftKind(DrafterKind):
     """Distil a small draft model, with the same tokenizer, from a target's distribution at every position.
 
-    The finished draft is in OUT/export, the latest one in OUT/latest; both are folders for the drafter draft_model.
+    OUT/export has the finished draft, OUT/latest the draft at the last evaluation, both for the drafter draft_model.
     Ctrl-C saves; the same command continues.
 
     [bold]Examples[/]
@@ -76,7 +76,7 @@ class DraftKind(DrafterKind):
 class KangarooKind(DrafterKind):
     """Train Kangaroo's adapter, which fits the output of the target's first layers to the target's head.
 
-    The finished drafter is in OUT/export, the latest one in OUT/latest; both are folders for the drafter kangaroo.
+    OUT/export has the finished drafter, OUT/latest the drafter at the last evaluation, both for the drafter kangaroo.
     Ctrl-C saves; the same command continues.
 
     [bold]Examples[/]
@@ -124,8 +124,8 @@ class KangarooKind(DrafterKind):
 class GlideKind(DrafterKind):
     """Distil GLIDE from a target: a small decoder whose layers also read the target's cache.
 
-    The finished drafter is in OUT/export, the latest one in OUT/latest; both are folders for the drafter glide, or
-    vanilla. Ctrl-C saves; the same command continues.
+    OUT/export has the finished drafter, OUT/latest the drafter at the last evaluation, both for the drafter glide
+    (trained with --vanilla: vanilla). Ctrl-C saves; the same command continues.
 
     [bold]Examples[/]
 
@@ -173,7 +173,7 @@ class GlideKind(DrafterKind):
 class MedusaKind(DrafterKind):
     """Train Medusa heads, which predict the tokens after the next from the target's last hidden state.
 
-    The finished heads are in OUT/export, the latest ones in OUT/latest; both are folders for the drafter medusa. Ctrl-C
+    OUT/export has the finished heads, OUT/latest the heads at the last evaluation, both for the drafter medusa. Ctrl-C
     saves; the same command continues.
 
     [bold]Examples[/]
@@ -210,7 +210,7 @@ class MedusaKind(DrafterKind):
 class HeadsKind(DrafterKind):
     """Train heads on a frozen target that predict several tokens in one pass (drafter multi_token).
 
-    The finished heads are in OUT/export, the latest ones in OUT/latest; both are folders for the drafter multi_token.
+    OUT/export has the finished heads, OUT/latest the heads at the last evaluation, both for the drafter multi_token.
     Ctrl-C saves; the same command continues.
 
     [bold]Examples[/]

@@ -1,7 +1,7 @@
 """The drafter ``merged``: the union of several drafters' trees, cut to the nodes of largest gain.
 
 Source of the draft tokens: several other drafters. Equal tokens that two drafters propose below one parent become one
-node. The gain of a node is the probability that verification reaches it; of two gains the node keeps the larger one ::
+node. The gain of a node is the probability that it and its ancestors are accepted; the node keeps the larger of two ::
 
     prompt_lookup   the ── cat ── sat              the ── cat ── sat ── on
     recycling       the ── cat ── ran      gives    │      └───── ran

@@ -40,10 +40,10 @@ class JacobiState:
     """State of one request; text positions count from 0."""
 
     prompt: tuple[int, ...]  # token ids of the prompt, used as draft tokens for positions without an output
-    rates: AcceptanceRates  # acceptance rates of draft tokens by depth; the last one is also for greater depths
+    rates: AcceptanceRates  # acceptance rates of draft tokens by depth, ``_NUM_RATES`` of them
     start: int = 0  # text position of ``draft_tokens[0]``
     draft_tokens: tuple[int, ...] = ()  # greedy outputs of the last forward pass, for the positions from ``start`` on
-    end: int = 0  # first text position after the current block
+    end: int = 0  # first text position after the current block; 0: no block yet
 
     def draft_token(self, position: int) -> int:
         """Return the target's last output for ``position``, or a token of the prompt if there is no output."""
@@ -80,7 +80,7 @@ class Jacobi(Proposer[JacobiState]):
     def observe(self, outcome: Outcome[JacobiState]) -> None:
         """Store the next draft tokens: the target's likeliest tokens, even if the request samples."""
         state, first = outcome.state, outcome.position + 1
-        state.end = self._block_end(state, first)
+        state.end = self._block_end(state, first)  # as in ``propose``, which must not change the state
         state.rates.learn(outcome)
         if outcome.logits is not None:
             state.start, state.draft_tokens = first, _greedy_outputs(outcome)
@@ -90,16 +90,16 @@ class Jacobi(Proposer[JacobiState]):
         count = min(self._block_end(context.state, first) - first, context.max_depth, context.max_nodes)
         trie, node, gain = Trie(context.tokens[-1]), 0, 1.0
         for index in range(count):
-            kind = min(index, _NUM_RATES - 1)
+            kind = min(index, _NUM_RATES - 1)  # depth - 1
             gain *= context.state.rates.rate(kind)
             node = trie.add(node, context.state.draft_token(first + index), gain, (self.name, kind))
         return trie.tree(count)
 
     def _block_end(self, state: JacobiState, first: int) -> int:
-        """Return the position after the current block; ``first`` is the first one without a committed token."""
+        """Return the position after the current block; ``first`` is the position after the root."""
         return state.end if first < state.end else first + self.num_tokens
 
 
 def _greedy_outputs(outcome: Outcome[JacobiState]) -> tuple[int, ...]:
-    """Return the target's greedy outputs after the main chain's nodes; leave out other drafters' branches."""
+    """Return the target's greedy outputs after the main chain's nodes; a composite drafter's branches are left out."""
     return tuple(token for (token,) in top_tokens(outcome, 1, range(outcome.tree.main_chain)))

@@ -2,8 +2,8 @@
 
 Source of the draft tokens: the target's logits at all nodes of earlier trees, rejected nodes included. A table keeps
 the ``top_k`` likeliest successors of each token, by the latest logits after that token. The next tree grows from the
-table, largest gain first. A node's gain, the probability that verification reaches it, is the product of the measured
-acceptance rates of the ranks on its path; the likeliest successor has rank 0 ::
+table, largest gain first. A node's gain, the probability that it and its ancestors are accepted, is the product of the
+measured acceptance rates of the ranks on its path; the likeliest successor has rank 0 ::
 
     successors          tree below "the", 5 draft tokens
     the → cat dog sun   the ── cat ── sat

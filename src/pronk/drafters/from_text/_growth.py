@@ -94,7 +94,7 @@ class TreeLimits(NamedTuple):
     max_depth: int  # maximum number of draft tokens on a path
     min_match: int  # minimum match length in tokens
     depth_factor: float  # maximum depth divided by the match length; depth 1 is always allowed
-    min_gain: float  # minimum gain of a node (probability that verification reaches the node), 0..1
+    min_gain: float  # minimum gain of a node (probability that it and all its ancestors are accepted), 0..1
 
 
 class TreeBuilder(Protocol):

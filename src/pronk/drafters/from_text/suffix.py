@@ -1,18 +1,20 @@
-"""Suffix decoding (Oliaro et al. 2024): propose the most frequent continuations of the longest match.
+"""Suffix decoding (Oliaro et al. 2024): propose the likeliest continuations of the longest match.
 
 Source of the draft tokens: the request's text, and the *store*, which holds outputs of earlier requests. The longest
 suffix of the text that occurs in them (the match) is looked up in suffix automata, which are indexes of all substrings.
-The tree grows from the tokens that follow the match there, likeliest first ::
+The tree grows from the tokens that follow the match there, likeliest first; shorter matches add tokens that no longer
+match has. The numbers in this example are gains at assumed acceptance rates ::
 
     store   …for i in range(n): …  (6 times)          in ─┬─ range .6 ─── ( .5 ─┬─ n .4 ─── ): .3
             …for i in range(10): … (2 times)              │                     └─ 10 .1
     text    …for i in names: … for i in                   └─ names .3
 
-A node's gain, the probability that verification reaches it, is its parent's gain times the measured acceptance rate of
-its kind. The kind is the match length, the share of the match's occurrences that the token follows, and whether the
-match is in the text or in the store. If the cost of forward passes is known, nodes with too small a gain to pay for
-their row are left out. A match of n tokens gives draft tokens to depth ``depth_factor`` · n. A match that no token
-follows is shortened at its front until one does. ``num_nodes`` and the engine limit the number of nodes.
+A node's gain, the probability that it and all its ancestors are accepted, is its parent's gain times the measured
+acceptance rate of its kind. The kind is the class of the match length, the class of the share of the match's
+occurrences that the token follows, and whether the match is in the text or in the store. If the cost of forward passes
+is known, nodes with too small a gain to pay for their row are left out. A match of n tokens gives draft tokens to depth
+``depth_factor`` · n. A match that no token follows, at the end of the text, is shortened at its front until one does.
+``num_nodes`` and the engine limit the number of nodes.
 
 When it pays: for texts that repeat themselves or each other, such as code, edits, agents, templates and repeated
 questions. Prefer it to prompt lookup where requests resemble each other or the text branches.
@@ -22,7 +24,7 @@ Cost: 0.03 to 0.1 ms of host time per step with the compiled kernels, 0.3 to 1 m
 ``store_tokens`` tokens: 5 MB by default.
 
 Security: all requests with equal options share a store, so response times may reveal other users' outputs. Set
-``store_tokens=0`` to disable the store, or bind one proposer for each user.
+``store_tokens=0`` to disable the store, or bind one proposer for each user (``Suffix(…).bind(target)``).
 """
 
 from __future__ import annotations
@@ -111,7 +113,6 @@ class SuffixProposer(Proposer[SuffixState]):
     """Proposer of suffix decoding; all requests of a target share it and its store."""
 
     name = Suffix.name
-    capabilities = Capabilities(costs=True)
 
     def __init__(self, options: Suffix, store: SuffixStore, target: Target) -> None:
         self.options, self.store, self.target = options, store, target
@@ -123,14 +124,14 @@ class SuffixProposer(Proposer[SuffixState]):
         return SuffixState(make_suffix_index(self.options.max_match), rates, make_tree_builder(rates, self.name))
 
     def propose(self, contexts: Sequence[DraftContext[SuffixState]]) -> list[TokenTree]:
-        """Return for each context a tree of the likeliest continuations of its longest matches."""
+        """Return for each context a tree of the likeliest continuations of its matches."""
         return [self._build_tree(context, len(contexts)) for context in contexts]
 
     def observe(self, outcome: Outcome[SuffixState]) -> None:
         """Update the acceptance rates; collect the output for the store, if the store is enabled."""
         state = outcome.state
         state.rates.learn(outcome)
-        if self.capabilities.observes_all_steps:
+        if self.options.store_tokens:
             state.output.extend(outcome.committed)
         state.private = outcome.params.rejects
 
@@ -142,9 +143,9 @@ class SuffixProposer(Proposer[SuffixState]):
     def _build_tree(self, context: DraftContext[SuffixState], num_requests: int) -> TokenTree:
         options, state = self.options, context.state
         costs = context.costs if context.prune_unprofitable else None
+        # ``context.tokens`` may end with draft tokens of a composite drafter, which the index must not contain.
         state.index.extend(context.tokens[state.index.num_tokens : context.root + 1])
         max_nodes = min(options.num_nodes, context.max_nodes)
         min_gain = 0.0 if costs is None else costs.least_gain(num_requests)
         limits = TreeLimits(max_nodes, context.max_depth, options.min_match, options.depth_factor, min_gain)
-        # ``context.tokens`` may end with draft tokens of a composite drafter. The index does not contain these tokens.
         return state.tree_builder.build([state.index, *self.store.generations], context.tokens, limits)

@@ -60,7 +60,11 @@ def _is_equal(one: Tensor | None, other: Tensor | None) -> bool:
 
 
 def _with_bits(matrix: QuantizedMatrix, bits: int) -> QuantizedMatrix:
-    """Return the matrix with codes of ``bits`` bits; a zero point of 8 becomes 128 in place, for 8 bits."""
+    """Return the matrix with ``bits`` bits per code, 4 or 8.
+
+    From 4 to 8 bits, 120 is added to the ``codes`` of a matrix without minima, in place: its zero point is then 128
+    instead of 8.
+    """
     if matrix.bits == bits:
         return matrix
     if matrix.minimum is None:

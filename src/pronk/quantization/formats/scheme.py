@@ -60,7 +60,7 @@ class StoredTensor:
 
 
 class StoredWeight(Protocol):
-    """Quantized weight of a linear module, as stored in a checkpoint."""
+    """Description of how a checkpoint stores a quantized weight of a linear module."""
 
     @property
     def tensors(self) -> Mapping[str, StoredTensor]:
@@ -70,8 +70,8 @@ class StoredWeight(Protocol):
         """Return the weight as a quantized matrix, or dequantized to bfloat16 ``[outputs, inputs]``.
 
         Args:
-            tensors: the module's tensors by the same names; they fulfil the requirements of :attr:`tensors`.
-            codes: uint8 ``[outputs, inputs]``, where the codes of a quantized matrix are written.
+            tensors: the module's tensors, by the names of :attr:`tensors`, whose requirements they fulfil.
+            codes: buffer, uint8 ``[outputs, inputs]``; receives the codes if the result is a quantized matrix.
 
         Raises:
             CheckpointError: the values are invalid; the message is one line and does not name the module.
