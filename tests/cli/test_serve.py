@@ -47,7 +47,7 @@ def test_batch(command: Command, tmp_path: Path) -> None:
     source.write_text("{}\n")
     assert_mistake(command("batch", str(source), str(tmp_path / "out.jsonl")), "line 1: custom_id: expected")
     assert_mistake(command("batch", str(source), str(source)), "expected another file than IN")
-    assert_mistake(command("batch", str(tmp_path / "no.jsonl"), str(tmp_path / "out.jsonl")), "found [Errno 2]")
+    assert_mistake(command("batch", str(tmp_path / "no.jsonl"), str(tmp_path / "out.jsonl")), "found: No such file")
 
 
 @pytest.mark.parametrize("name", ["serve", "batch"])

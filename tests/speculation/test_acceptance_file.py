@@ -70,7 +70,11 @@ def test_other_files_and_missing_folders_are_refused(model: Path, tmp_path: Path
     for path in (tmp_path / "text", tmp_path):
         with pytest.raises(OptionError, match="expected a file that pronk has written"):
             LLM(model, calibration=path)
-    llm = LLM(model, calibration=tmp_path / "missing" / "file")
+    with pytest.raises(OptionError, match="expected a file in a folder that exists"):
+        LLM(model, calibration=tmp_path / "missing" / "file")
+    (tmp_path / "folder").mkdir()
+    llm = LLM(model, calibration=tmp_path / "folder" / "file")
+    (tmp_path / "folder").rmdir()
     with pytest.raises(OptionError, match="expected a place to write to"):
         llm.calibration.save()
 

@@ -54,7 +54,7 @@ class AcceptanceFile:
         check_path("calibration", str(calibration) if isinstance(calibration, Path) else calibration)
         path = Path(calibration)
         if not path.absolute().parent.is_dir():
-            msg = f"calibration: expected a file in a folder that exists, found {path}; choose another"
+            msg = f"calibration: expected a file in a folder that exists, found {path}; choose another place"
             raise OptionError(msg)
         fingerprint = str(Fingerprint.of(model))
         return cls(_read(path, fingerprint), path, fingerprint)
