@@ -128,7 +128,7 @@ def _stored_names(checkpoint: AnyCheckpoint, names: FamilyNames) -> dict[str, st
 def _quantized_weights(
     checkpoint: AnyCheckpoint, names: FamilyNames, scheme: Scheme, parts: Sequence[DecoderPart]
 ) -> dict[str, StoredWeight]:
-    """Return how each quantized weight of a linear layer is stored, by its name without the family's prefix."""
+    """Return how linear layers' quantized weights are stored, by name without the family's prefix."""
     # Patterns of module names in quantization_config match names with the prefix, if the checkpoint has it.
     prefix = names.prefix if any(name.startswith(names.prefix) for name in checkpoint) else ""
     weights = {}

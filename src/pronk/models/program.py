@@ -179,7 +179,7 @@ class Program:
     def _append_projection(
         self, linear: Any, norm: nn.Module, config: ModelConfig, index: int | None, *, rope: int
     ) -> list[COp]:
-        """Append and return the operations of layer ``index`` for queries, keys, values; ``None``: queries only."""
+        """Append and return layer ``index``'s operations for queries, keys, values; ``None``: queries only."""
         ops, first_head = [], 0
         for part in linear.parts:
             op = self._append(_QKV)

@@ -111,7 +111,7 @@ def head_by_head(stages: Sequence[Stage], z: Tensor, *, chained: bool) -> Iterat
 
 
 def shifted_rows(batch: int, length: int, places: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the indices of rows with another row ``places`` later in their sequence, and those of the later rows.
+    """Return the indices of rows that have a row ``places`` later in their sequence, and of these rows.
 
     For two sequences of 3 rows and 1 place: ``0 1 3 4`` and ``1 2 4 5``.
     """

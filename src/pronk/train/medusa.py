@@ -38,7 +38,7 @@ _NUM_RANKS = 16  # number of a head's most likely tokens whose accuracy is measu
 
 @dataclass(frozen=True)
 class MedusaOptions(HeadsOptions):
-    """Settings of Medusa heads; a resumed run may change ``tree_size``, the number of draft tokens in the tree."""
+    """Settings of Medusa heads; a resumed run may change ``tree_size``, the tree's draft tokens."""
 
     FREE: ClassVar[frozenset[str]] = HeadsOptions.FREE | {"tree_size"}
 

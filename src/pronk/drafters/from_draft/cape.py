@@ -111,7 +111,7 @@ class CapeProposer(WrapperProposer[Calibration]):
         outcome.state.own.learn(outcome)
 
     def expand(self, chain: Chain, calibration: Calibration) -> TokenTree:
-        """Return the tree of a chain and its tokens' siblings; ``calibration`` estimates the siblings' acceptance."""
+        """Return the tree of a chain and its tokens' siblings, whose acceptance ``calibration`` estimates."""
         tokens, parents = [chain.context.tokens[-1], *chain.tokens], [*range(-1, len(chain))]
         gain, origin = [1.0, *chain.gains], [("", 0), *chain.origin]
         num_left = min(self.options.max_nodes, chain.context.max_nodes) - len(chain)

@@ -101,5 +101,5 @@ class Jacobi(Proposer[JacobiState]):
 
 
 def _greedy_outputs(outcome: Outcome[JacobiState]) -> tuple[int, ...]:
-    """Return the target's greedy outputs after the main chain's nodes; a composite drafter's branches are left out."""
+    """Return the target's greedy outputs after the main chain, without a composite drafter's branches."""
     return tuple(token for (token,) in top_tokens(outcome, 1, range(outcome.tree.main_chain)))

@@ -85,7 +85,7 @@ def plain_ids(name: str, encode: Callable[[str], list[int]], special: AbstractSe
 
 @lru_cache(8)
 def _patterns(names: frozenset[str]) -> tuple[re.Pattern[str], frozenset[str], int]:
-    """Return a pattern for any of the names, the set of their proper prefixes, and the longest prefix's length."""
+    """Return a pattern for any of the names, their proper prefixes, and the longest prefix's length."""
     # Longest names first: one name may begin with another.
     alternatives = "|".join(map(re.escape, sorted(names, key=lambda name: (-len(name), name))))
     prefixes = frozenset(name[:stop] for name in names for stop in range(1, len(name)))
