@@ -29,5 +29,5 @@ def test_compressed_and_truncated_json_lines(tmp_path: Path) -> None:
     path.write_bytes(whole)
     assert len(list(read_json_lines(path))) == 1000
     path.write_bytes(whole[:-12])
-    with pytest.raises(OptionError, match="expected .*one JSON object a line"):
+    with pytest.raises(OptionError, match=r"expected .*one JSON object a line"):
         list(read_json_lines(path))

@@ -257,7 +257,7 @@ class Proposer(Drafter, Generic[State]):
 
     @property
     def budget_owner(self) -> Proposer[Any]:
-        """Proposer whose :class:`SharedBudget` bears the cost of the proposals; by default the proposer itself."""
+        """Proposer whose :class:`SharedBudget` bears the cost of the proposals; by default this proposer."""
         return self
 
     def bind(self, target: Target) -> Self:
