@@ -170,7 +170,7 @@ def _visibility_mask(tree: TokenTree, length: int, span: int | None, start: int)
     """Return the mask ``[nodes, length + nodes - start]`` of the tokens that each node sees.
 
     The columns are the committed tokens ``start .. length - 1``, then the tree's nodes in order. A node at position
-    ``p`` with a window of ``span`` sees positions above ``p - span``.
+    ``p`` with a window of ``span`` sees, of these, only positions above ``p - span``.
     """
     size = len(tree)
     committed_mask = torch.ones(size, length - start, dtype=torch.bool)

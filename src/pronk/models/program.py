@@ -4,7 +4,7 @@ Each layer of a model appends its operations to a program once, with ``layer.com
 is then one call into the library. A decoder layer has these operations, where ``x`` is the residual stream, and ``A``
 and ``B`` are buffers for intermediate activations ::
 
-    qkv     rotate(norm(x) W_qkv)      stores keys and values in the cache; one operation per weight matrix
+    qkv     norm(x) W_qkv          rotates queries and keys, stores keys and values; one operation per matrix
     attend  A = attention
     linear  x = x + A W_out
     linear  B = act(norm(x) W_gate) · (norm(x) W_up)

@@ -55,7 +55,7 @@ class WorkerHandle:
             self.byte_times.append(seconds / size)
 
     def record_step(self, seconds: float, longest_pass: float) -> None:
-        """Record the seconds of a step with this worker, and of the longest computation of a process in it."""
+        """Record a step with this worker: its seconds, and the computing time of its slowest process."""
         if not self.has_new_pool:
             self.exchange_times.append(max(0.0, seconds - longest_pass))
         self.has_new_pool, self.idle_steps = False, 0

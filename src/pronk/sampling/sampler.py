@@ -181,7 +181,7 @@ class Sampler:
 
     @property
     def drafts_statelessly(self) -> bool:
-        """Whether kernels can draft a chain, because draft tokens depend only on logits, seed and position."""
+        """Whether draft tokens depend on logits, seed and position alone, as in chains by the kernels."""
         return self.kernels is not None and not self.params.rejects
 
     def draft_chain_params(self, steps: int, scores: NDArray[np.float32]) -> CDraftChain:

@@ -96,7 +96,7 @@ class ModerationPrompt:
             raise OptionError(msg)
 
     def letter_ids(self) -> dict[str, int]:
-        """Map each category to the id of its letter A, B, …; raise ``TokenizerError`` if two ids are equal."""
+        """Map categories to the token ids of their letters A, B, …; raise TokenizerError if two are equal."""
         ids = {
             name: self.tokenizer.encode(letter, add_special_tokens=False)[-1]
             for name, letter in zip(self.categories, ascii_uppercase, strict=False)

@@ -65,7 +65,7 @@ def without_prefix(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def _components(component: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """Return a component of ``tokenizer.json`` as a list; replace a Sequence by its components."""
+    """Return a component of ``tokenizer.json`` as a list: the parts of a Sequence, nested ones too."""
     if component is None or component["type"] != "Sequence":
         return [] if component is None else [component]
     return [inner for key in _LISTS for member in component.get(key, ()) for inner in _components(member)]

@@ -40,7 +40,7 @@ class Divergence:
     prompt: str
     mode: str  # key of equality.MODES, such as "greedy"
     batch: bool
-    position: int  # index among the generated tokens of the first one that differs
+    position: int  # index of the first differing token among the generated ones
     what: str
     # The two texts' tokens at ``position``. One is None if its text ends there; both are None if no token differs (but
     # the finish reason or the decoded text does) or the drafter raised.

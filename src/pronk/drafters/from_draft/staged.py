@@ -45,7 +45,8 @@ class _TreeSearch:
     """Best-first search for one request's tree.
 
     The proposed tree (``trie``) and ``cached_tree`` number their nodes differently. ``cached_tree`` also has nodes that
-    were computed in advance. It lacks leaves of ``trie`` (at ``max_depth``, and the last), which need no children.
+    were computed in advance. It lacks the nodes of ``trie`` that get no children: those at ``max_depth``, and the last
+    node.
     """
 
     cached_tree: CachedTree  # nodes that are in the draft model's KV cache, or will be after the next forward pass

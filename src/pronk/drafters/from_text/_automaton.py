@@ -123,8 +123,9 @@ class SuffixAutomaton:
         return link, self._length[link]
 
     def continuations(self, state: int) -> list[Continuation]:
-        """Return the continuations of a state, the newest first; of more than 128, the oldest 128.
+        """Return the continuations of a state, at most 128, in descending order of their first occurrence.
 
+        Of more continuations, those that first occurred earliest are kept.
         Counts are exact for the places that :meth:`match`, :meth:`follow` and :meth:`follow_link` return.
         """
         if self._num_edges[state] > _MAX_LIST_EDGES:

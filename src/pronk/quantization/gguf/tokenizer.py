@@ -145,7 +145,7 @@ _MODELS: dict[str, Callable[[GgufFile, Vocabulary], tokenizers.Tokenizer]] = {
 
 
 def _parse_merge(merge: str) -> tuple[str, str]:
-    """Split a merge at its first space, a leading one not counted: ``"  a"`` gives ``(" ", "a")``."""
+    """Split a merge at the first space after its first character: ``"  a"`` gives ``(" ", "a")``."""
     first, _, second = merge[1:].partition(" ")
     return merge[:1] + first, second
 

@@ -1,8 +1,8 @@
 """Quantization of a checkpoint to 8-bit or 4-bit weights in the format compressed-tensors.
 
-The matrices of the layers are quantized; the embedding, LM head, norms and biases are not. Each method that the texts
-allow is tried, and the weights with the lowest perplexity on the evaluation text are kept. Only one layer at a time is
-in memory, with the hidden states of the texts.
+The matrices of the layers are quantized; the embedding, LM head, norms and biases are not. With a calibration text all
+methods are tried, without one only rounding to the nearest; the weights with the lowest perplexity on the evaluation
+text are kept. Memory holds the embedding, the LM head, one layer, and the hidden states of the texts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Status = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class QuantizedCheckpoint:
-    """A quantized checkpoint that has been written, with measurements for the model card."""
+    """Result of :func:`quantize`: the quantized checkpoint and its measurements, for the model card."""
 
     rule: RoundingRule  # rounding rule of the matrices
     method: str  # quantization method of the weights that were written
@@ -73,7 +73,7 @@ def quantize(
         out: folder that does not exist or is empty.
         bits: number of bits per weight, 8 or 4.
         group: number of inputs per scale; see :func:`~pronk.quantization.quantize.rounding.choose_group`.
-        read_texts: function that returns the evaluation and calibration texts; called after all other checks.
+        read_texts: function that returns the evaluation and calibration texts; called after the options are checked.
         name: name of the source for the model card; by default, the name of ``folder``.
         command: command line for the model card.
         text: description of the evaluation text for the model card.
@@ -81,7 +81,7 @@ def quantize(
         shard_bytes: maximum size in bytes of a file of weights, unless the file has only one tensor.
 
     Raises:
-        OptionError: ``bits``, ``group``, ``out`` or a text is invalid, or disk space or the kernels are missing.
+        OptionError: ``bits``, ``group``, ``out`` or a text is invalid, the disk is too full, or there are no kernels.
         CheckpointError: the source is unreadable, already quantized, of an unsupported family or not finite; or
             ``out`` cannot be written.
     """
@@ -96,7 +96,8 @@ def quantize(
     check_output_folder(out, num_bytes * (1 + len(texts.methods)))
     with convert_write_errors(out, "the checkpoint", SafetensorError), new_folder(out) as partial:
         source_perplexity, perplexities = _quantize_with_all_methods(source, rule, texts, partial, status)
-        method, num_tokens = _best_method(perplexities, folder), texts.evaluation[:, 1:].numel()
+        method = _best_method(perplexities, folder)
+        num_tokens = texts.evaluation[:, 1:].numel()  # the first token of a sequence is not predicted
         result = QuantizedCheckpoint(
             rule, method, perplexities, source_perplexity, num_tokens, num_bytes, source.num_bytes
         )
@@ -131,6 +132,7 @@ def _quantize_with_all_methods(
     done = 0
 
     def start_step(step: str) -> Callable[[], None]:
+        """Report a new step; return a function to call after each of its layers."""
         status(step, done, total)
 
         def on_layer_done() -> None:
@@ -165,19 +167,18 @@ def _entries(source: SourceCheckpoint, rule: RoundingRule) -> Iterator[ShardEntr
         yield ShardEntry(tensor, source.stored_name(tensor.name), source.inventory.tensor(tensor).dtype)
     for index in range(source.config.num_layers):
         for part in source.parts_of_layer(index):
+            matrices = part.weight if part.kind == "linear" else ()
+            for matrix in matrices:
+                packed = packed_shapes(matrix.name.removesuffix("weight"), (matrix.shape[0], matrix.shape[1]), rule)
+                for name, (shape, dtype) in packed.items():
+                    yield ShardEntry(CheckpointTensor(name, shape), source.stored_name(name), dtype)
             for tensor in part.tensors:
-                if part.kind == "linear" and tensor in part.weight:
-                    shape = (tensor.shape[0], tensor.shape[1])
-                    for name, (tensor_shape, dtype) in packed_shapes(
-                        tensor.name.removesuffix("weight"), shape, rule
-                    ).items():
-                        yield ShardEntry(CheckpointTensor(name, tensor_shape), source.stored_name(name), dtype)
-                else:
+                if tensor not in matrices:
                     yield ShardEntry(tensor, source.stored_name(tensor.name), source.inventory.tensor(tensor).dtype)
 
 
 class _OutputReader:
-    """Reader of the new checkpoint's tensors: from the folder ``layers`` if there, else from the source."""
+    """Reader of the new checkpoint: quantized layers from ``layers``, other tensors from the source."""
 
     def __init__(self, source: SourceCheckpoint, layers: Path) -> None:
         self.source = source
