@@ -24,7 +24,7 @@ _GROUP_MULTIPLE = (
 )
 _MAX_INPUTS = 65_536  # maximum: 65,536 products code * activation, each at most 255 * 127, have a sum below 2**31
 # A group may be longer than its row by at most 31 inputs. Reason: a quantized input row (codes padded to whole groups,
-# then scale and sum, 8 bytes per group) has to fit the buffer of an unquantized row, 16 bits per input and padded to 32.
+# then scale and sum, 8 bytes per group) has to fit the buffer of an unquantized row, 16 bits per input, padded to 32.
 _MAX_GROUP_PADDING = 31
 
 
