@@ -33,7 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Replace the best kernels by the requested ones."""
     tiny_models.asked, path = config.getoption("--kernels"), config.getoption("--library")
     if path is not None:
-        library.installed = path.resolve
+        library.installed_library = path.resolve
     if tiny_models.asked != "auto":
 
         @wraps(load_kernels.__wrapped__)
