@@ -33,14 +33,14 @@ def pytest_configure(config: pytest.Config) -> None:
     """Replace the best kernels by the requested ones."""
     tiny_models.asked, path = config.getoption("--kernels"), config.getoption("--library")
     if path is not None:
-        library.installed_library = path.resolve
+        pytest.MonkeyPatch().setattr(library, "installed_library", path.resolve)  # raises if there is no such name
     if tiny_models.asked != "auto":
 
         @wraps(load_kernels.__wrapped__)
         def load(choice: str = "auto", path: Path | None = None) -> Kernels:
             return load_kernels(tiny_models.asked if choice == "auto" else choice, path)
 
-        kernels.load_kernels = load
+        pytest.MonkeyPatch().setattr(kernels, "load_kernels", load)
 
 
 torch.set_num_threads(1)  # also for module-level set-up

@@ -236,7 +236,7 @@ ROUGH = {
     *(
         f"speculation/{name}.py"
         for name in (
-            "acceptance_file", "acceptance_rates", "acceptance_stats", "adaptive_length", "auto", "auto_step",
+            "acceptance_rates", "acceptance_stats", "adaptive_length", "auto", "auto_step",
             "calibration", "cost_model", "draft_length", "node_selection", "request_budget", "shared_acceptance",
             "source_states", "source_value", "token_view",
         )

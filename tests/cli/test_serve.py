@@ -15,7 +15,11 @@ from cli.conftest import Command, assert_mistake
     [
         (["--host", "0.0.0.0"], "expected --api-key or --api-key-file beside '0.0.0.0'"),
         (["--port", "70000"], "70000"),
-        (["--api-key", "short"], "at least 8 printable ASCII characters"),
+        (["--api-key", "short"], "at least 8 printable ASCII characters without spaces, found 5 characters"),
+        (
+            ["--api-key", "with a space"],
+            "at least 8 printable ASCII characters without spaces, found another character",
+        ),
         (["--api-key-file", "nowhere.txt"], "api-key-file: expected a text file, found nowhere.txt"),
         (["--guardrails", "nowhere.txt"], "guardrails: expected a text file"),
         (["--moderation-prompt", "nowhere.txt"], "moderation-prompt: expected a text file"),

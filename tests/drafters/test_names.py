@@ -58,6 +58,7 @@ def test_options_may_be_part_of_the_name() -> None:
         ("", "cannot be read"),
         ("prompt_lookup(", "cannot be read"),
         ("prompt lookup", "cannot be read"),
+        ("suffix(**{})", "cannot be read"),
         ("prompt_lookup; autoregressive", "cannot be read"),
         ("prompt_lookup(7)", "cannot be read"),
         ("a.prompt_lookup()", "cannot be read"),

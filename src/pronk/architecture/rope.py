@@ -160,8 +160,8 @@ class RopeTable:
     """Table of cosines and sines for the kernels, float32 ``[entries, 2, head_dim / 2]``.
 
     Entry ``i`` belongs to position ``i``. Angles are products of position and frequency in float32, as in training.
-    Cosines and sines are computed in float64 and rounded: the last bit of a float32 cosine may depend on how many
-    entries are computed at once.
+    Cosines and sines are computed in float64 and rounded, so that an entry has the same bits however many entries are
+    computed at once.
     """
 
     def __init__(self, config: RopeConfig | None) -> None:

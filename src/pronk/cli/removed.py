@@ -8,19 +8,8 @@ __all__ = ["refuse_removed"]
 
 # Options of ``pronk bench`` that measured servers.
 _SERVER_OPTIONS = (
-    "server",
-    "server-model",
-    "api-key",
-    "endpoint",
-    "extra-body",
-    "concurrency",
-    "rate",
-    "requests",
-    "warmup",
-    "timeout",
-    "goodput",
-    "unique",
-)
+    "server server-model api-key endpoint extra-body concurrency rate requests warmup timeout goodput unique"
+).split()
 
 _REPLACEMENTS = {
     "advise": "pronk explain, which shows the choices of the drafter auto, or pronk bench, which compares drafters",

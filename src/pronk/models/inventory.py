@@ -35,7 +35,7 @@ class Inventory:
         self.checkpoint = checkpoint
         names = tensor_names(checkpoint, config)
         self._scheme = None if config.quantization is None else parse_scheme(config.quantization)
-        # From each tensor's name without the family's prefix, which is the name used below, to its name in the file.
+        # Maps each tensor's name without the family's prefix (the names used below) to its name in the file.
         self._stored_name = _stored_names(checkpoint, names)
         if config.tied:
             _check_tied(checkpoint, names, self._stored_name)

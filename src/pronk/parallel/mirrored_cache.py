@@ -1,6 +1,6 @@
 """Tree parallelism: the driver's KV pool, and its record of the contents of the workers' KV pools.
 
-All pools are divided into the same numbered blocks, so a token has the same slot in each. A *KV row* is one slot: its
+All pools are divided into the same numbered blocks, so a token has the same slot in each. A *KV row* is the
 keys and values of one token. A worker's pool holds only the KV rows that the worker computed or received. The
 driver's pool holds all committed tokens: on commit, the driver fetches the KV rows of accepted tokens from the worker
 that computed them. A worker that lacks KV rows receives them from the driver, or recomputes them if that is cheaper.

@@ -67,9 +67,8 @@ class ReplicaPlan:
     drain: float = 60.0  # seconds for a stopping replica to finish its requests; other replicas resume unfinished ones
     cpus: float = 1.0  # number of cores per replica
     downscale_delay: float = 60.0  # seconds with fewer than ``_TARGET_REQUESTS`` per replica until a replica is removed
-    resources: Mapping[str, float] = field(
-        default_factory=dict
-    )  # by name of a Ray resource, the amount a replica needs
+    # By name of a Ray resource, the amount that a replica needs.
+    resources: Mapping[str, float] = field(default_factory=dict)
     folder: str = field(default_factory=os.getcwd)  # working directory of the replicas, for relative paths
 
 

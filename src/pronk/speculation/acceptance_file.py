@@ -1,4 +1,4 @@
-"""Odds of guesses in a file: JSON, with what tells the model that they are of from others."""
+"""File of one model's acceptance rates: JSON with its fingerprint, for the option ``calibration``."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ __all__ = ["AcceptanceFile"]
 
 _FORMAT = "pronk-calibration/1"
 
-# A row: a source, its kind, depth and class of temperatures; guesses, and those that were right.
-_KEY, _ROW = 4, 6
+# A row has a key (source, kind, depth, class of temperatures), then the numbers of verified and accepted draft tokens.
+_KEY, _ROW = 4, 6  # number of elements of the key, and of the row
 
-_MOST = 1e18  # guesses, and more than anybody makes
+_MAX_COUNT = 1e18  # larger numbers of draft tokens mean that a file is damaged
 
 
 @dataclass(frozen=True)
 class AcceptanceFile:
-    """What guesses have shown of one model, and where it is kept.
+    """Measured acceptance rates of one model, and the file that stores them.
 
     Attributes:
-        acceptance_stats: ``None`` where requests do not know of each other.
-        path: of the file, if there is to be one.
-        model: the fingerprint of the model, where there is.
+        acceptance_stats: rates shared by all requests; ``None`` if each request measures its own.
+        path: the file; ``None`` if the rates are not stored.
+        model: fingerprint of the model; empty without a file.
     """
 
     acceptance_stats: AcceptanceStats | None
@@ -40,14 +40,14 @@ class AcceptanceFile:
 
     @classmethod
     def open(cls, calibration: bool | str | Path, model: Path) -> AcceptanceFile:
-        """Nothing shown yet, or what the file has.
+        """Return the rates of a file, or no rates if there is no file yet.
 
         Args:
-            calibration: whether to learn at all, or the file.
-            model: the folder of the model.
+            calibration: whether requests share their rates, or the file that stores them.
+            model: folder of the model.
 
         Raises:
-            OptionError: the file cannot be read, or is damaged, or of another model.
+            OptionError: the file cannot be read, is damaged or of another model, or its folder does not exist.
         """
         if isinstance(calibration, bool):
             return cls(AcceptanceStats() if calibration else None)
@@ -60,10 +60,10 @@ class AcceptanceFile:
         return cls(_read(path, fingerprint), path, fingerprint)
 
     def save(self) -> None:
-        """Write it to the file; without one, nothing.
+        """Write the rates to the file, if there is one.
 
         Raises:
-            OptionError: it cannot be written.
+            OptionError: the file cannot be written.
         """
         if self.path is None or self.acceptance_stats is None:
             return
@@ -77,7 +77,7 @@ class AcceptanceFile:
 
 
 def _read(path: Path, model: str) -> AcceptanceStats:
-    """What a file has; nothing, if it is not there."""
+    """Return the rates in a file, or no rates if the file does not exist."""
     acceptance_stats = AcceptanceStats()
     try:
         if not path.exists():
@@ -86,7 +86,7 @@ def _read(path: Path, model: str) -> AcceptanceStats:
     except (OSError, ValueError, RecursionError) as error:
         msg = f"calibration: expected a file that pronk has written at {path}, found: {error}; choose another place"
         raise OptionError(msg) from error
-    if not isinstance(found, Mapping) or found.get("format") != _FORMAT or not _is_sound(found.get("counts")):
+    if not isinstance(found, Mapping) or found.get("format") != _FORMAT or not _are_rows(found.get("counts")):
         msg = f"calibration: expected a file of the format {_FORMAT} at {path}, found another; choose another place"
         raise OptionError(msg)
     if found.get("model") != model:
@@ -98,13 +98,13 @@ def _read(path: Path, model: str) -> AcceptanceStats:
     return acceptance_stats
 
 
-def _is_sound(rows: Any) -> bool:
+def _are_rows(rows: Any) -> bool:
     return isinstance(rows, list) and all(
         isinstance(row, list)
         and len(row) == _ROW
         and isinstance(row[0], str)
-        and all(type(each) is int and each >= 0 for each in row[1:_KEY])
-        and all(type(each) in (int, float) for each in row[_KEY:])
-        and 0.0 <= row[_KEY + 1] <= row[_KEY] < _MOST
+        and all(type(number) is int and number >= 0 for number in row[1:_KEY])
+        and all(type(count) in (int, float) for count in row[_KEY:])
+        and 0.0 <= row[_KEY + 1] <= row[_KEY] < _MAX_COUNT
         for row in rows
     )

@@ -23,7 +23,7 @@ from pronk.train.student import Branch, Student
 
 __all__ = ["HeadsStudent", "Stage", "describe", "head_by_head", "head_stages", "head_weight", "shifted_rows"]
 
-# Runs one head: (the head's number, function from ``[rows, hidden]`` to the input of the head's norm, same shape).
+# Number of a head, and the function that maps ``[rows, hidden]`` to its output before its norm, of the same shape.
 Stage = tuple[int, Callable[[Tensor], Tensor]]
 
 

@@ -183,30 +183,11 @@ int64_t path_size(const pronk_pass* pass) {
   return size;
 }
 
-// Place the arrays of a forward pass one after the other from `memory` on and set `s` and `nodes` (temporary, three
-// entries per node of the largest tree). Return the number of bytes; if `memory` is null, the call is for this number.
-int64_t place_arrays(State* s, int32_t** nodes, char* memory) {
-  const pronk_pass* pass = s->pass;
-  int64_t rows = buffer_rows(pass), size = s->bf16 ? 2 : 4, tree = max_nodes(pass), end = 0;
-  auto place = [&](int64_t bytes) {
-    int64_t start = end;
-    end += round_up(bytes, CACHE_LINE);
-    return (char*)((uintptr_t)memory + (uintptr_t)start);  // no pointer arithmetic, as `memory` may be null
-  };
-  s->input_stride = input_stride(s->ops, s->count, pass->hidden);
-  s->scratch_bytes = scratch_size(s->ops, s->count, pass, s->input_stride, tree);
-  s->row = (Row*)place(pass->rows * (int64_t)sizeof(Row));
-  s->segment = (Segment*)place(pass->segments * (int64_t)sizeof(Segment));
-  s->path = (int32_t*)place(path_size(pass) * 4);
-  s->next = (std::atomic<int32_t>*)place(s->count * 4);
-  *nodes = (int32_t*)place(3 * tree * 4);
-  s->a = place(rows * buffer_stride(s->ops, s->count, PRONK_A) * size);
-  s->b = place(rows * buffer_stride(s->ops, s->count, PRONK_B) * size);
-  s->x = place(rows * s->input_stride * size);
-  s->q = (float*)place(rows * query_width(s->ops, s->count) * 4);
-  s->scratch = place(s->scratch_bytes * pass->threads);
-  return end;
-}
+// An array of a forward pass: the pointer to set, and its size in bytes.
+struct Array {
+  void** pointer;
+  int64_t bytes;
+};
 }  // namespace
 
 int64_t pronk_workspace(void) { return arena.size; }
@@ -220,14 +201,32 @@ int32_t pronk_run(const pronk_op* ops, int64_t count, const pronk_pass* pass) {
   s.pass = pass;
   s.bf16 = has_bf16_activations(ops, count, isa);
   s.quant = quant_kernels(pass->isa);
-  int32_t* nodes;
-  int64_t bytes = place_arrays(&s, &nodes, nullptr);
+  int64_t rows = buffer_rows(pass), tree = max_nodes(pass), size = s.bf16 ? 2 : 4;
+  s.input_stride = input_stride(ops, count, pass->hidden);
+  s.scratch_bytes = scratch_size(ops, count, pass, s.input_stride, tree);
+  int32_t* nodes;  // temporary: three entries per node of the largest tree
+  const Array arrays[] = {
+      {(void**)&s.row, pass->rows * (int64_t)sizeof(Row)},
+      {(void**)&s.segment, pass->segments * (int64_t)sizeof(Segment)},
+      {(void**)&s.path, path_size(pass) * 4},
+      {(void**)&s.next, count * 4},
+      {(void**)&nodes, 3 * tree * 4},
+      {&s.a, rows * buffer_stride(ops, count, PRONK_A) * size},
+      {&s.b, rows * buffer_stride(ops, count, PRONK_B) * size},
+      {&s.x, rows * s.input_stride * size},
+      {(void**)&s.q, rows * query_width(ops, count) * 4},
+      {(void**)&s.scratch, s.scratch_bytes * pass->threads},
+  };
+  int64_t bytes = 0;
+  for (const Array& array : arrays) bytes += round_up(array.bytes, CACHE_LINE);
   PoolLock locked;  // also protects the arena, which only one forward pass at a time may use
   char* memory = arena.reserve(bytes);
   if (!memory) return OUT_OF_MEMORY;
-  place_arrays(&s, &nodes, memory);
+  for (const Array& array : arrays) {
+    *array.pointer = memory;
+    memory += round_up(array.bytes, CACHE_LINE);
+  }
   for (int64_t i = 0; i < count; i++) s.next[i].store(0, std::memory_order_relaxed);
-  int64_t tree = max_nodes(pass);
   place_rows(pass, ops, count, s.row, s.segment, s.path, nodes, nodes + tree, nodes + 2 * tree);
   ProgramTask program_task = {&s, isa};
   pool_run(pass->threads, run_program, &program_task);

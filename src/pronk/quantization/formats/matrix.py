@@ -19,9 +19,8 @@ __all__ = ["Bits", "QuantizedMatrix"]
 
 Bits = Literal[8, 4]
 
-_GROUP_MULTIPLE = (
-    8  # group sizes are multiples of 8: kernels read 4 bytes of an output at a time, which are eight 4-bit codes
-)
+# Group sizes are multiples of 8: kernels read 4 bytes of an output at a time, which are eight 4-bit codes.
+_GROUP_MULTIPLE = 8
 _MAX_INPUTS = 65_536  # maximum: 65,536 products code * activation, each at most 255 * 127, have a sum below 2**31
 # A group may be longer than its row by at most 31 inputs. Reason: a quantized input row (codes padded to whole groups,
 # then scale and sum, 8 bytes per group) has to fit the buffer of an unquantized row, 16 bits per input, padded to 32.

@@ -19,7 +19,7 @@ __all__ = ["LINEARS", "LayerStream", "collect_hessians"]
 
 LINEARS = ("qkv", "out", "up", "down")  # names of the linear modules in a layer
 
-_MAX_ROWS = 4096  # tokens of the sequences that a layer computes together, at most; a longer one alone
+_MAX_ROWS = 4096  # maximum tokens of sequences that a layer computes together; a longer one is alone
 
 
 class LayerStream:
