@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import signal
 from collections.abc import Iterator
 from functools import wraps
@@ -34,6 +35,13 @@ def pytest_configure(config: pytest.Config) -> None:
     tiny_models.asked, path = config.getoption("--kernels"), config.getoption("--library")
     if path is not None:
         pytest.MonkeyPatch().setattr(library, "installed_library", path.resolve)  # raises if there is no such name
+
+    @wraps(kernels._passed_marker)
+    def no_marker(_: Kernels) -> Path:
+        """Return a path that cannot exist: no test relies on the self-check of an earlier run, or leaves a marker."""
+        return Path(os.devnull) / "marker"
+
+    pytest.MonkeyPatch().setattr(kernels, "_passed_marker", no_marker)
     if tiny_models.asked != "auto":
 
         @wraps(load_kernels.__wrapped__)

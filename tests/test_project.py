@@ -38,8 +38,9 @@ USES_ENVIRONMENT = {
 # the longest entry that is a prefix of its name, so its layer may differ from that of its package.
 LAYERS = (
     {"errors", "interrupts", "quantization.__init__", "speculation.tree"},
-    {"checks"},
-    {"quantization.formats"},
+    {"checks", "files.__init__", "files.atomic"},
+    {"quantization.formats", "quantization.gguf.layout"},
+    {"quantization.gguf.blocks"},
     {"architecture", "kernels"},
     {"kv_cache", "quantization.gguf", "sampling"},
     {"models"},

@@ -18,11 +18,13 @@ from pronk.engine.request_factory import RequestFactory
 from pronk.engine.scoring import score
 from pronk.errors import OptionError
 from pronk.kernels.threads import set_threads
+from pronk.kernels.weight_cache import WeightCache
 from pronk.kv_cache.budget import KVBudget
 from pronk.models.kernels import choose_kernels, open_device
 from pronk.models.loader import compute_dtype, load_decoder, parse_dtype, read_config, resolve_model
 from pronk.outputs import Choice, Completion, Piece
 from pronk.parallel.worker_group import is_launched, start_workers
+from pronk.quantization.gguf.checkpoint import GgufCheckpoint, is_gguf
 from pronk.sampling.guide import check_texts
 from pronk.sampling.params import SamplingParams
 from pronk.speculation.acceptance_file import AcceptanceFile
@@ -58,6 +60,7 @@ class LLM:
         device: str = "cpu",
         dtype: str = "auto",
         weights: str = "plain",
+        weight_cache: bool | str | Path = False,
         kv_memory: str | int | None = None,
         kv_dtype: str = "auto",
         prefix_cache: bool = False,
@@ -82,6 +85,9 @@ class LLM:
             dtype: ``"float32"``, ``"bfloat16"``, ``"float16"``, or ``"auto"`` for the dtype of the checkpoint.
             weights: ``"plain"`` keeps the matrices of the checkpoint; ``"int8"`` and ``"int4"`` quantize the matrices
                 when loading (the LM head always to 8 bits), which makes decoding faster and changes the output.
+            weight_cache: ``True`` or a folder keeps the packed weights of a GGUF file in ``~/.cache/pronk/weights`` or
+                in the folder. The file is as large as the model's. Later loads map it instead of packing the weights,
+                and share its memory.
             kv_memory: size of the KV cache in bytes or as text (``"2GiB"``). The default is the size of ``max_batch``
                 full contexts, at most a quarter of the machine's memory.
             kv_dtype: ``"auto"`` stores keys and values as computed; ``"int8"`` quantizes those of the target, with a
@@ -117,11 +123,15 @@ class LLM:
         check_choice("kv_dtype", kv_dtype, ("auto", "int8"))
         self.drafter = make_drafter(drafter)
         self.path = resolve_model(model)
-        self.config = read_config(self.path)
-        self.tokenizer = Tokenizer.load(self.path, self.config.vocab_size)
+        opened = GgufCheckpoint(self.path) if is_gguf(self.path) else None  # read once for config, tokenizer, weights
+        self.config = read_config(self.path, opened)
+        self.tokenizer = Tokenizer.load(self.path, self.config.vocab_size, opened)
         self.calibration = AcceptanceFile.open(calibration, self.path)
         torch_device, self.dtype, self.workers = open_device(device), parse_dtype(dtype, self.config), workers
         cpu_kernels = choose_kernels(kernels, torch_device, self.config)
+        is_split = parallel == "tensor" and workers > 1
+        cacheable = None if opened is None or cpu_kernels is None or is_split else opened.identity
+        cache_file = WeightCache.open(weight_cache, cacheable)
         settings = {"model": self.path, "dtype": self.dtype, "weights": weights, "kv_dtype": kv_dtype}
         kv_budget = KVBudget(kv_memory, max_batch, torch_device, workers)
         self._team = team = start_workers(workers, parallel, self.config, cpu_kernels, **settings)
@@ -135,6 +145,8 @@ class LLM:
                 kernels=cpu_kernels,
                 weights=weights,
                 split=team.split,
+                opened=opened,
+                cache=cache_file,
                 on_progress=progress,
             )
             act_dtype, stored_dtype = compute_dtype(self.dtype, cpu_kernels), torch.int8 if kv_dtype == "int8" else None

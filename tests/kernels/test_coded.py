@@ -14,7 +14,7 @@ from pronk.models.linear import KernelLinear, WeightLayout
 from pronk.models.program import Program, ProgramRows
 from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
 from pronk.speculation.tree import TokenTree
-from quantization.formats.codes import CODED, coded_product, some_codes
+from quantization.formats.codes import CODED, Minima, coded_product, some_codes
 
 SETS = candidates()
 KINDS = pytest.mark.parametrize("kind", CODED, ids=lambda kind: f"{kind[0]} bits, minima {kind[1]}, order {kind[2]}")
@@ -27,7 +27,7 @@ def products(weight: QuantizedMatrix, bias: Tensor | None = None) -> list[Kernel
 
 
 @KINDS
-def test_outputs_equal_the_loop(kind: tuple[Bits, bool, bool]) -> None:
+def test_outputs_equal_the_loop(kind: tuple[Bits, Minima, bool]) -> None:
     for outputs, inputs, group in SHAPES:
         weight = some_codes((min(outputs, 20), inputs), *kind, group)
         x = some_rows(3, inputs)
@@ -39,7 +39,7 @@ def test_outputs_equal_the_loop(kind: tuple[Bits, bool, bool]) -> None:
 
 
 @KINDS
-def test_a_row_depends_on_neither_the_batch_nor_the_instruction_set(kind: tuple[Bits, bool, bool]) -> None:
+def test_a_row_depends_on_neither_the_batch_nor_the_instruction_set(kind: tuple[Bits, Minima, bool]) -> None:
     for outputs, inputs, group in SHAPES:
         weight, bias = some_codes((outputs, inputs), *kind, group), some_rows(1, outputs, seed=2)[0]
         x = some_rows(1040, inputs)
@@ -69,7 +69,7 @@ def test_rows_that_are_not_finite_leave_the_others_alone(kernels: Kernels) -> No
 
 
 @KINDS
-def test_embedding_of_quantized_rows(kind: tuple[Bits, bool, bool]) -> None:
+def test_embedding_of_quantized_rows(kind: tuple[Bits, Minima, bool]) -> None:
     """Rows are dequantized to the stream's dtype."""
     weight = some_codes((50, 72), *kind, 32)
     tokens = [3, 49, 0, 3, 17]
@@ -96,3 +96,23 @@ def test_outputs_are_close_to_those_of_unquantized_weights(dtype: torch.dtype, b
     exact = x.double() @ weight.double().t() + bias.double()
     assert 0.0 < float((found - exact).norm() / exact.norm()) < most
     assert torch.equal(found[4], bias)
+
+
+@pytest.mark.parametrize("group", [8, 32, 64])
+@pytest.mark.parametrize("minima", [False, True, "zeros"])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_the_largest_sums_do_not_overflow(bits: Bits, minima: Minima, group: int) -> None:
+    """Codes are the smallest or the largest, and all inputs are equal, so that no product cancels another."""
+    weight = some_codes((32, 128), bits, minima, False, group)
+    weight.codes[:16], weight.codes[16:] = 0, (1 << bits) - 1
+    x = torch.cat([torch.ones(1, 128), -torch.ones(1, 128)])
+    expected = coded_product(weight, x)
+    for product in products(weight):
+        assert same(product.logits(x), expected), product.packed.kernels.name
+
+
+def test_multiplying_counts_products() -> None:
+    for kernels in SETS:
+        one = kernels.multiply(1)
+        assert one > 0
+        assert kernels.multiply(5) == 5 * one

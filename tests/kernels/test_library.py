@@ -224,6 +224,33 @@ def test_torch_computes_when_all_checks_fail(checkpoint: MakeCheckpoint, monkeyp
     fall_back(checkpoint("llama"), "the portable kernels fail their self-check: it is wrong")
 
 
+def test_a_passed_self_check_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Per library, instruction set and processor; failures and unwritable folders are not."""
+    load, checked = load_kernels.__wrapped__, []
+
+    def check(kernels: Kernels) -> str | None:
+        checked.append(kernels.name)
+        return None if kernels.name == "portable" else "it is wrong"
+
+    monkeypatch.setattr(loading, "_passed_marker", loading._passed_marker.__wrapped__)
+    monkeypatch.setattr(loading, "self_check", check)
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    names = [each.name for each in candidates()]
+    for expected in (names, names[:-1]):  # the second time the last one, portable, has passed before
+        checked.clear()
+        assert load("auto").name == "portable"
+        assert checked == expected
+    monkeypatch.setattr(loading, "_processor", lambda: "another processor")
+    checked.clear()
+    load("portable")
+    assert checked == ["portable"]
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(Path, "home", lambda: tmp_path / "file")
+    for _ in range(2):
+        assert load("portable").name == "portable"
+    assert checked == ["portable"] * 3
+
+
 def test_torch_computes_unsupported_heads(checkpoint: MakeCheckpoint) -> None:
     fall_back(checkpoint("gpt2", n_embd=20, n_head=4), "no kernels for heads of 5")
 

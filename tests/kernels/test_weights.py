@@ -1,6 +1,7 @@
 """Packing: all elements are restored in every type and layout, and the padding is zero."""
 
 import gc
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from pronk.kernels.library import candidates
 from pronk.kernels.rounding import round_weights
 from pronk.kernels.weights import PackedMatrix, mapped_zeros, pack
 from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
-from quantization.formats.codes import CODED, some_codes
+from quantization.formats.codes import CODED, Minima, some_codes
 
 KERNELS = candidates()[-1]  # packing does not depend on the instruction set
 FLOATS = [torch.float32, torch.bfloat16, torch.float16]
@@ -86,7 +87,7 @@ def test_every_16_bit_number(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("layout", [{}, {"unit": 10}, {"gated": True}], ids=str)
 @pytest.mark.parametrize("group", [8, 16, 32, 72])
 @pytest.mark.parametrize("kind", CODED, ids=str)
-def test_round_trip_of_codes(kind: tuple[Bits, bool, bool], group: int, layout: dict[str, int]) -> None:
+def test_round_trip_of_codes(kind: tuple[Bits, Minima, bool], group: int, layout: dict[str, int]) -> None:
     weight = some_codes((60, 45), *kind, group)
     packed = pack(KERNELS, weight, **layout)  # type: ignore[arg-type]
     assert torch.equal(packed.unpack(), weight.dequantize())
@@ -95,14 +96,14 @@ def test_round_trip_of_codes(kind: tuple[Bits, bool, bool], group: int, layout: 
 @pytest.mark.parametrize("layout", [{}, {"unit": 20}, {"unit": 24}, {"gated": True}], ids=str)
 @pytest.mark.parametrize("kind", CODED, ids=str)
 def test_codes_are_packed_by_slabs(
-    kind: tuple[Bits, bool, bool], layout: dict[str, int], monkeypatch: pytest.MonkeyPatch
+    kind: tuple[Bits, Minima, bool], layout: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Codes are packed in slabs of rows; the packed bytes do not depend on the size of a slab."""
     weight = some_codes((120, 75), *kind, 32)
     sizes: list[int] = []
 
     class Recording:
-        shape = weight.shape
+        shape, scale_format = weight.shape, weight.scale_format
 
         def slice_outputs(self, start: int, stop: int) -> QuantizedMatrix:
             sizes.append(stop - start)
@@ -167,3 +168,29 @@ def test_pages_of_any_shape() -> None:
     gc.collect()
     part.fill_(2.0)  # the view keeps the deleted tensor's memory mapped
     assert float(part.float().mean()) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("dtype", "zeros", "minima"), [(torch.float16, 48, 128), (torch.bfloat16, 48, 128), (torch.float32, 128, 128)]
+)
+def test_zero_points_take_a_byte(dtype: torch.dtype, zeros: int, minima: int) -> None:
+    """With 16-bit scales, minima that are multiples of the scales are stored as zero points.
+
+    The sizes are those of the scales and zero points, or minima, of 16 outputs in a group.
+    """
+    plain = some_codes((32, 128), 4, True, False, 32)
+    scale = plain.scale.to(dtype).float()
+    minimum = -scale * torch.randint(16, scale.shape, generator=torch.Generator().manual_seed(1))
+    weight = replace(plain, scale=scale, minimum=minimum)
+    packed = pack(KERNELS, weight)
+    assert packed.data.nbytes == 2 * 4 * (zeros + 16 * 32 // 2)
+    assert torch.equal(packed.unpack(), weight.dequantize())
+    minimum[5, 2] += 1e-3  # no longer a multiple
+    assert pack(KERNELS, replace(weight, minimum=minimum)).data.nbytes == 2 * 4 * (minima + 16 * 32 // 2)
+
+
+@pytest.mark.parametrize("group", [32, 64, 128])
+def test_zero_points_take_little_more_than_in_the_file(group: int) -> None:
+    """Checkpoints of GPTQ and AWQ have a scale of 16 bits and a zero point of 4 bits per group."""
+    packed = pack(KERNELS, some_codes((64, 512), 4, "zeros", False, group)).data.nbytes
+    assert packed <= 1.06 * 64 * 512 / group * (group / 2 + 2 + 0.5)

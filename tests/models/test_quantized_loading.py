@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from checkpoints import MakeCheckpoint
+from gguf_files import decode
 from models.peak_memory import NEEDS_LINUX, peak
 from models.test_loader import WEIGHTS, load
 from pronk import LLM, SamplingParams
@@ -20,6 +21,7 @@ from pronk.models import loader
 from pronk.models.fingerprint import Fingerprint
 from pronk.models.linear import PlainLinear, WeightLayout
 from pronk.quantization.formats.matrix import QuantizedMatrix
+from pronk.quantization.gguf.blocks import BlockMatrix
 from quantized_formats import FORMATS, Format, edit, edit_config, gptq, ints, write_quantized
 from tiny_models import kernels, text_logits
 
@@ -117,12 +119,27 @@ def test_the_kernels_get_codes(
             assert torch.equal(weight, getattr(theirs, linear).weight)
 
 
+def dequantized(matrix: BlockMatrix) -> Tensor:
+    """Return the weights of blocks by llama.cpp's own dequantization, the rows of each head in order."""
+    weights = []
+    for part in matrix.parts:
+        weight = torch.from_numpy(decode(matrix.type, part.stored.numpy()))
+        if part.heads:
+            weight = weight.unflatten(0, (part.heads, -1, 2)).transpose(1, 2).reshape(len(weight), -1)
+        weights.append(weight)
+    return torch.cat(weights)
+
+
 class Rounded(PlainLinear):
     """The kernels' product by torch: inputs are rounded to 8 bits in the groups of the weight."""
 
-    def __init__(self, weight: QuantizedMatrix, bias: Tensor | None) -> None:
-        super().__init__(weight.dequantize(), bias)
-        self.group, self.order = weight.group, weight.order
+    def __init__(self, weight: QuantizedMatrix | BlockMatrix, bias: Tensor | None) -> None:
+        super().__init__(dequantized(weight) if isinstance(weight, BlockMatrix) else weight.dequantize(), bias)
+        self.order = None if isinstance(weight, BlockMatrix) else weight.order
+        if isinstance(weight, BlockMatrix):
+            self.group = 256 if weight.type.endswith("K") else 32
+        else:
+            self.group = weight.group
 
     def forward(self, x: Tensor) -> Tensor:
         order = torch.arange(self.in_features) if self.order is None else self.order
@@ -138,8 +155,8 @@ def assert_explained(folder: Path, found: Tensor, monkeypatch: pytest.MonkeyPatc
     The tolerance ``most`` (of the standard deviation) allows for inputs that are rounded to a neighbouring code.
     """
 
-    def make(weight: Tensor | QuantizedMatrix, bias: Tensor | None, _: WeightLayout) -> PlainLinear:
-        return Rounded(weight, bias) if isinstance(weight, QuantizedMatrix) else PlainLinear(weight, bias)
+    def make(weight: Tensor | QuantizedMatrix | BlockMatrix, bias: Tensor | None, _: WeightLayout) -> PlainLinear:
+        return PlainLinear(weight, bias) if isinstance(weight, Tensor) else Rounded(weight, bias)
 
     monkeypatch.setattr(loader, "choose_linear", lambda *_: make)
     expected = text_logits(load(folder, kernels=kernels()), TEXT)

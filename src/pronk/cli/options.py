@@ -149,6 +149,14 @@ def model_options(
     weights: Annotated[
         str, _model("plain: as stored in the checkpoint. int8, int4: quantized while loading, smaller and faster.")
     ] = "plain",
+    weight_cache: Annotated[
+        str,
+        _model(
+            "Keep the packed weights of a GGUF file, for faster starts: on (in ~/.cache/pronk/weights), off, or a "
+            "folder. The file is as large as the model's.",
+            metavar="on|off|FOLDER",
+        ),
+    ] = "off",
     kv_memory: Annotated[
         str | None, _model("Memory for the KV cache, for example 512MiB.", show_default="fitted to the model")
     ] = None,
@@ -195,7 +203,12 @@ def model_options(
     callback ``progress`` gets the bytes read so far and in all. ``max_batch`` is the maximum number of requests in one
     forward pass; ``prefix_cache`` keeps the KV cache of finished requests for later prompts.
     """
-    return locals() | {"calibration": {"on": True, "off": False}.get(calibration, calibration)}
+    return locals() | {"calibration": _switch(calibration), "weight_cache": _switch(weight_cache)}
+
+
+def _switch(value: str) -> bool | str:
+    """Return ``on`` and ``off`` as a bool; other values, such as a path, stay."""
+    return {"on": True, "off": False}.get(value, value)
 
 
 def sampling_params(

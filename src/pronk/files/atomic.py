@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -30,13 +31,13 @@ def replace_file(path: Path, *, shared: bool = False) -> Iterator[BinaryIO]:
 
     Args:
         path: file to replace or to create.
-        shared: whether several processes may replace the file at the same time. If so, the name of the temporary file
-            contains the process id, and the file of a killed process is never removed. Otherwise the next call
+        shared: whether several processes or threads may replace the file at the same time. If so, the name of the
+            temporary file is random, and the file of a killed process is never removed. Otherwise the next call
             overwrites the file of a killed process.
     """
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial" if shared else f"{path.name}.partial")
+    partial = path.with_name(f"{path.name}.{secrets.token_hex(8)}.partial" if shared else f"{path.name}.partial")
     try:
-        with partial.open("wb") as file:
+        with partial.open("xb" if shared else "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -33,11 +33,13 @@ _GCC_FLAGS = ["-Wno-maybe-uninitialized", "-Wno-uninitialized"]
 _AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c"]
 _X86 = {
     "isa_avx2": ["-mavx2", "-mfma", "-mf16c"],
+    "isa_avx_vnni": ["-mavx2", "-mfma", "-mf16c", "-mavxvnni"],
     "isa_avx512": _AVX512,
     "isa_vnni": [*_AVX512, "-mavx512vnni"],
     "isa_avx512_bf16": [*_AVX512, "-mavx512bf16"],
     "isa_amx": [*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8"],
 }
+_ARM = {"isa_dot": ["-march=armv8.2-a+dotprod"], "isa_i8mm": ["-march=armv8.2-a+dotprod+i8mm"]}
 # At -O3 the compiler vectorizes the plain loops over vector lanes in isa_portable.
 _COMMON: dict[str, list[str]] = {"dispatch": [], "forward": [], "pack": [], "thread_pool": [], "isa_portable": ["-O3"]}
 _SUFFIX_SOURCE = "suffix"
@@ -63,7 +65,7 @@ class BuildTarget:
     @property
     def source_flags(self) -> dict[str, list[str]]:
         """Compiler flags of each source file of the kernels, by file name without ``.cpp``."""
-        return _COMMON | (_X86 if self.machine == "x86_64" else {})
+        return _COMMON | {"x86_64": _X86, "aarch64": _ARM}.get(self.machine, {})
 
 
 def library_name(system: str = sys.platform) -> str:
@@ -103,12 +105,13 @@ def build(
         msg = "expected a C++ compiler (c++, g++ or clang++, or CXX=…), found none"
         raise BuildError(msg)
     shared = ["-fPIC", "-pthread"] if target.system != "win32" else []
-    flags = [*_FLAGS, *(_GCC_FLAGS if _is_gcc(compiler) else []), *shared, *extra]
+    flags = [*_FLAGS, *(_GCC_FLAGS if _is_gcc(compiler) else []), *shared]
     # -s drops the symbol table, which a debugger (-g) needs.
     link = [*compiler, "-shared", *shared, *([] if "-g" in extra else ["-s"]), *extra]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        _compile([*compiler, *flags], target.source_flags | {_SUFFIX_SOURCE: []}, folder)
+        flags_of = {name: [*own, *extra] for name, own in (target.source_flags | {_SUFFIX_SOURCE: []}).items()}
+        _compile([*compiler, *flags], flags_of, folder)
         for library, sources in ((suffix_library(out), [_SUFFIX_SOURCE]), (out, sorted(target.source_flags))):
             objects = [str(folder / f"{source}.o") for source in sources]
             _run([*link, *objects, "-o", str(folder / library.name), *_libraries(target, compiler)])

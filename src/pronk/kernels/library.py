@@ -21,13 +21,14 @@ from torch import Tensor
 
 from pronk.errors import OptionError
 from pronk.kernels.build import library_name
-from pronk.kernels.structures import STRUCTURES, CDraftChain, CForward, CWeights
+from pronk.kernels.structures import STRUCTURES, CBlocks, CDraftChain, CForward, CWeights
 from pronk.kernels.threads import num_threads
 
 __all__ = [
     "CHOICES",
     "CODED_TYPES",
     "INSTRUCTION_SETS",
+    "SUPER_BLOCK_TYPES",
     "TYPES",
     "Kernels",
     "KernelsError",
@@ -37,15 +38,16 @@ __all__ = [
     "open_library",
 ]
 
-VERSION = 6  # version of the C interface: ``PRONK_VERSION`` of ``csrc/pronk.h``
+VERSION = 7  # version of the C interface: ``PRONK_VERSION`` of ``csrc/pronk.h``
 
 # Indexed by ``pronk_isa`` of ``csrc/pronk.h``. A processor with an instruction set also has all earlier ones.
 INSTRUCTION_SETS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
 CHOICES = ("auto", *INSTRUCTION_SETS, "torch")  # values of the option ``kernels``
 
-# Values of ``pronk_type`` (``csrc/pronk.h``): TYPES by dtype; CODED_TYPES, for quantized weights, by bits of a code.
+# Values of ``pronk_type`` (``csrc/pronk.h``): TYPES by dtype; CODED_TYPES by bits of a code, for weights with groups.
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 5}
-CODED_TYPES: dict[int, int] = {8: 3, 4: 4}
+CODED_TYPES: dict[int, int] = {8: 3, 5: 6, 4: 4}
+SUPER_BLOCK_TYPES: dict[int, int] = {4: 7, 5: 8, 6: 9}  # by bits of a code, for weights with super-blocks
 
 _MAX_HEAD_DIM = 512  # ``MAX_HEAD_DIM`` of ``csrc/common.h``
 
@@ -121,6 +123,13 @@ class Kernels:
         """Read all bytes of a tensor on all threads; benchmarks time this to measure memory bandwidth."""
         self.library.pronk_read(data.data_ptr(), data.nbytes, num_threads())
 
+    def multiply(self, rounds: int) -> float:
+        """Multiply 8-bit codes in registers on all threads; return the number of products.
+
+        Benchmarks time this to find how many products per second the instructions allow. AMX tiles are not used.
+        """
+        return float(self.library.pronk_multiply(rounds, self.isa, num_threads()))
+
     @property
     def workspace(self) -> int:
         """Bytes of temporary memory that the library keeps allocated between forward passes."""
@@ -140,6 +149,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "run": (c_int32, (c_void_p, c_int64, POINTER(CForward))),
     "draft_chain": (c_int32, (c_void_p, c_int64, POINTER(CForward), POINTER(CDraftChain))),
     "pack": (None, (POINTER(CWeights), c_void_p, c_int64, c_void_p, c_int32)),
+    "pack_blocks": (c_int32, (POINTER(CWeights), POINTER(CBlocks), c_int64, c_int32, c_void_p, c_int32)),
     "pack_codes": (None, (POINTER(CWeights), *[c_void_p] * 4, c_int32)),
     "packed_size": (c_int64, (POINTER(CWeights),)),
     "round": (c_int32, (c_void_p, c_int32, *[c_int64] * 3, c_int32, c_int64, c_int32, *[c_void_p] * 2, *[c_int32] * 2)),
@@ -148,6 +158,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "sample": (c_int32, (c_void_p, c_int64, c_float, c_uint64, c_int32)),
     "sample_draft": (c_int32, (c_void_p, c_int64, c_float, *[c_void_p] * 3, c_int32)),
     "read": (c_double, (c_void_p, c_int64, c_int32)),
+    "multiply": (c_double, (c_int64, c_int32, c_int32)),
     "workspace": (c_int64, ()),
 }
 

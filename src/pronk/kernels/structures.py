@@ -9,7 +9,17 @@ import ctypes
 from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_uint64, c_void_p
 from typing import Any
 
-__all__ = ["STRUCTURES", "CDraftChain", "CForward", "COp", "CSegment", "CWeights", "OnToken", "structure_fields"]
+__all__ = [
+    "STRUCTURES",
+    "CBlocks",
+    "CDraftChain",
+    "CForward",
+    "COp",
+    "CSegment",
+    "CWeights",
+    "OnToken",
+    "structure_fields",
+]
 
 
 def structure_fields(*groups: tuple[str, Any]) -> list[tuple[str, Any]]:
@@ -21,10 +31,16 @@ class CWeights(Structure):
     """``pronk_weights``: a packed matrix."""
 
     _fields_ = structure_fields(
-        ("type gated group minima", c_int32),
+        ("type gated group minima scale_type", c_int32),
         ("N K K_pad unit blocks", c_int64),
         ("data bias order", c_void_p),
     )
+
+
+class CBlocks(Structure):
+    """``pronk_blocks``: rows of a GGUF file."""
+
+    _fields_ = structure_fields(("data", c_void_p), ("rows heads", c_int64))
 
 
 class COp(Structure):
@@ -84,4 +100,4 @@ class CDraftChain(Structure):
 
 
 # ``library.py`` compares their sizes with those of ``pronk_sizes``, which has the same order.
-STRUCTURES: tuple[type[Structure], ...] = (CWeights, COp, CSegment, CForward, CDraftChain)
+STRUCTURES: tuple[type[Structure], ...] = (CWeights, CBlocks, COp, CSegment, CForward, CDraftChain)

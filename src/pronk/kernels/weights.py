@@ -7,17 +7,22 @@ import mmap
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import ceil, prod
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from pronk.kernels.library import CODED_TYPES, TYPES, Kernels
-from pronk.kernels.structures import CWeights
+from pronk.kernels.library import CODED_TYPES, SUPER_BLOCK_TYPES, TYPES, Kernels
+from pronk.kernels.structures import CBlocks, CWeights
 from pronk.kernels.threads import num_threads
-from pronk.quantization.formats.matrix import QuantizedMatrix
+from pronk.kernels.weight_cache import WeightCache
+from pronk.quantization.formats.matrix import QuantizedMatrix, ScaleFormat
+from pronk.quantization.gguf.blocks import BlockMatrix
 
 __all__ = ["CodedRows", "PackedMatrix", "mapped_zeros", "pack"]
+
+_NO_MINIMA, _MINIMA, _ZEROS = range(3)  # values of ``pronk_weights.minima``
 
 # Number of quantized weights in a slab, the part of a matrix that is packed at a time: 4 MiB of unpacked codes.
 _SLAB = 1 << 22
@@ -30,7 +35,8 @@ def mapped_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Allocate zeros; from 2 MiB on in a separate memory mapping, with huge pages if Linux has them."""
     size = max(1, prod(shape)) * dtype.itemsize
     if size < _HUGE_PAGE:
-        return torch.zeros(shape, dtype=dtype)
+        # Not torch.zeros, which fills large tensors on OpenMP's threads: those spin beside a busy process.
+        return torch.from_numpy(np.zeros(size, np.uint8))[: prod(shape) * dtype.itemsize].view(dtype).view(shape)
     # Python's default flags create a shared mapping, for which Linux rarely uses huge pages.
     flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
     memory = mmap.mmap(-1, ceil(size / _HUGE_PAGE) * _HUGE_PAGE, **flags)
@@ -47,8 +53,33 @@ class CodedRows(Protocol):
     def shape(self) -> tuple[int, int]:
         """Numbers of outputs and inputs."""
 
+    @property
+    def scale_format(self) -> ScaleFormat:
+        """Smallest format that represents all scales and minima exactly."""
+
     def slice_outputs(self, start: int, stop: int) -> QuantizedMatrix:
         """Return the weights of outputs ``start .. stop - 1``."""
+
+
+class _BlockLayout(NamedTuple):
+    """How the kernels store the blocks of a GGUF type."""
+
+    format: int  # number of the type in llama.cpp
+    type: int  # ``pronk_type``
+    group: int  # number of inputs per scale
+    minima: bool
+
+
+_BLOCK_LAYOUTS = {
+    "Q4_0": _BlockLayout(2, CODED_TYPES[4], 32, minima=False),
+    "Q4_1": _BlockLayout(3, CODED_TYPES[4], 32, minima=True),
+    "Q5_0": _BlockLayout(6, CODED_TYPES[5], 32, minima=False),
+    "Q5_1": _BlockLayout(7, CODED_TYPES[5], 32, minima=True),
+    "Q8_0": _BlockLayout(8, CODED_TYPES[8], 32, minima=False),
+    "Q4_K": _BlockLayout(12, SUPER_BLOCK_TYPES[4], 32, minima=True),
+    "Q5_K": _BlockLayout(13, SUPER_BLOCK_TYPES[5], 32, minima=True),
+    "Q6_K": _BlockLayout(14, SUPER_BLOCK_TYPES[6], 16, minima=False),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,20 +125,26 @@ class PackedMatrix:
 
 def pack(
     kernels: Kernels,
-    weight: Tensor | CodedRows,
+    weight: Tensor | CodedRows | BlockMatrix,
     bias: Tensor | None = None,
     *,
     unit: int | None = None,
     gated: bool = False,
+    cache: WeightCache | None = None,
 ) -> PackedMatrix:
     """Copy a matrix into the kernels' layout.
 
     Args:
         kernels: library that packs; the layout is the same for all instruction sets.
-        weight: ``[outputs, inputs]``, float32, bfloat16, float16, or quantized. The result does not refer to it.
+        weight: ``[outputs, inputs]``, float32, bfloat16, float16, or quantized. The result does not refer to it. The
+            outputs of a gated matrix are those of the gate, then of the up projection.
         bias: ``[outputs]``, or ``None`` without a bias.
         unit: every ``unit`` outputs are padded to whole blocks of 16: ``head_dim`` for heads; by default all outputs.
         gated: whether the first half of the outputs is the gate and the second half the up projection.
+        cache: packed blocks of earlier loads, and where to add others; weights in other forms are not cached.
+
+    Raises:
+        ValueError: a scale in a block is not finite.
     """
     rows, inputs = weight.shape
     outputs = rows // 2 if gated else rows
@@ -117,6 +154,8 @@ def pack(
     order = None
     if isinstance(weight, Tensor):
         data = _pack_numbers(kernels, struct, weight)
+    elif isinstance(weight, BlockMatrix):
+        data = _pack_blocks(kernels, struct, weight, cache)
     else:
         data, order = _pack_codes(kernels, struct, weight)
     packed_bias = None
@@ -136,6 +175,34 @@ def _pack_numbers(kernels: Kernels, struct: CWeights, weight: Tensor) -> Tensor:
     return data
 
 
+def _pack_blocks(kernels: Kernels, struct: CWeights, weight: BlockMatrix, cache: WeightCache | None) -> Tensor:
+    layout = _BLOCK_LAYOUTS[weight.type]
+    struct.type, struct.group, struct.minima = layout.type, layout.group, int(layout.minima)
+    struct.scale_type, struct.K_pad = TYPES[torch.float16], struct.K
+    size = int(kernels.library.pronk_packed_size(ctypes.byref(struct)))
+    tensors = " ".join(rows.name for rows in weight.parts)
+    name = f"{tensors} {weight.type} {struct.N} {struct.K} {struct.unit} {struct.gated}"
+    if cache is not None and (found := cache.find(name, size)) is not None:
+        struct.data = found.data_ptr()
+        return found
+    data = mapped_zeros((size,), torch.uint8)
+    struct.data = data.data_ptr()
+    parts = (CBlocks * len(weight.parts))()
+    for part, rows in zip(parts, weight.parts, strict=True):
+        part.data, part.rows, part.heads = rows.stored.data_ptr(), len(rows.stored), rows.heads
+    call = ctypes.byref(struct), parts, len(parts), layout.format, struct.data, num_threads()
+    status = kernels.library.pronk_pack_blocks(*call)
+    if status not in {0, -1}:
+        msg = "expected as many rows as the matrix has, found another number"
+        raise AssertionError(msg)
+    if status:
+        msg = "expected finite scales, found NaN or infinity"
+        raise ValueError(msg)
+    if cache is not None:
+        cache.add(name, data)
+    return data
+
+
 def _pack_codes(kernels: Kernels, struct: CWeights, weight: CodedRows) -> tuple[Tensor, Tensor | None]:
     """Pack quantized weights by slabs of output rows, so that few codes are unpacked at a time."""
     # A gated matrix has two halves, gate and up projection. With several units (heads), slabs begin with a unit.
@@ -148,8 +215,10 @@ def _pack_codes(kernels: Kernels, struct: CWeights, weight: CodedRows) -> tuple[
         matrices = [weight.slice_outputs(half * struct.N + start, half * struct.N + stop) for half in range(num_halves)]
         slab = _stack_padded(matrices)
         if not start:
-            struct.type, struct.group, struct.minima = CODED_TYPES[slab.bits], slab.group, int(slab.minimum is not None)
-            struct.K_pad = slab.shape[1]
+            scales = weight.scale_format
+            struct.type, struct.group, struct.K_pad = CODED_TYPES[slab.bits], slab.group, slab.shape[1]
+            struct.scale_type = TYPES[scales.dtype]
+            struct.minima = _NO_MINIMA if slab.minimum is None else _ZEROS if scales.zeros else _MINIMA
             data = mapped_zeros((int(kernels.library.pronk_packed_size(ctypes.byref(struct))),), torch.uint8)
             struct.data = data.data_ptr()
         slab_struct = CWeights.from_buffer_copy(struct)

@@ -107,6 +107,7 @@ class Decoder(nn.Module):
         embedding: ``[vocab, hidden]``; ``[0, hidden]`` if the embedding is quantized (``table``).
         table: the quantized embedding, which with tied weights is also the ``head``; ``None`` if it is not quantized.
         positions: learned position embeddings ``[context, hidden]``; ``None`` with RoPE.
+        stored_bytes: size in the checkpoint's files of all tensors except lookup tables; ``None`` without files.
     """
 
     def __init__(self, config: ModelConfig, layer_config: ModelConfig | None = None) -> None:
@@ -115,6 +116,7 @@ class Decoder(nn.Module):
         self.config = config
         self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
         self.table: KernelLinear | None = None
+        self.stored_bytes: int | None = None
         learned = config.rope is None
         self.positions = nn.Parameter(torch.empty(config.context, config.hidden_size)) if learned else None
         self.layers = nn.ModuleList(Layer(layer_config or config, empty_linear) for _ in range(config.num_layers))

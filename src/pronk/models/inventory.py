@@ -18,6 +18,7 @@ from pronk.models.families import FAMILY_NAMES, GGUF_NAMES, CheckpointTensor, De
 from pronk.quantization.formats.formats import parse_scheme
 from pronk.quantization.formats.matrix import QuantizedMatrix
 from pronk.quantization.formats.scheme import LinearModule, Scheme, StoredTensor, StoredWeight
+from pronk.quantization.gguf.blocks import BlockMatrix
 from pronk.quantization.gguf.checkpoint import GgufCheckpoint
 
 __all__ = ["Inventory", "tensor_names"]
@@ -73,6 +74,12 @@ class Inventory:
         if isinstance(self.checkpoint, GgufCheckpoint):
             return self.checkpoint.has_blocks(self._stored_name[source.name])
         return source.name in self._quantized
+
+    def blocks(self, source: CheckpointTensor) -> BlockMatrix | None:
+        """Return a quantized matrix of a GGUF file in its blocks; ``None`` for other checkpoints and matrices."""
+        if not isinstance(self.checkpoint, GgufCheckpoint) or not self.is_quantized(source):
+            return None
+        return self.checkpoint.blocks(self._stored_name[source.name])
 
     def weight(self, source: CheckpointTensor, codes: Tensor) -> Tensor | QuantizedMatrix:
         """Read a quantized matrix; from a format without integer codes (FP8), return a dequantized tensor.

@@ -1,14 +1,19 @@
 """Selection of CPU kernels: the best instruction set of this machine that passes a self-check.
 
-The self-check runs once per instruction set and process, before a model is loaded, in some milliseconds. It computes
-matrix products and a small decoder layer, each in batches of several sizes. For all batches, the bits of the results
-must be the same, and must differ from torch's by a small tolerance only. Argmax and sampling are compared with torch.
+The self-check runs before a model is loaded and takes 0.1 to 0.3 s. If it passes, an empty file in
+``~/.cache/pronk/self-check`` records this for the library, instruction set and processor, and later processes skip it.
+It computes matrix products and a small decoder layer, each in batches of several sizes. For all batches, the bits of
+the results must be the same, and must differ from torch's by a small tolerance only. Argmax and sampling are compared
+with torch.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import platform
 import warnings
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import get_args
@@ -28,6 +33,8 @@ from pronk.models.linear import KernelLinear, WeightLayout, choose_linear
 from pronk.models.loader import kernels_support
 from pronk.models.program import Program, ProgramRows
 from pronk.quantization.formats.matrix import Bits
+from pronk.quantization.gguf.blocks import BLOCKS, BlockMatrix, BlockRows
+from pronk.quantization.gguf.layout import TENSOR_TYPES
 from pronk.sampling.noise import gumbel_noise, noise_key
 from pronk.speculation.tree import TokenTree
 
@@ -36,6 +43,7 @@ __all__ = ["choose_kernels", "load_kernels", "open_device", "self_check"]
 _CPU = torch.device("cpu")
 _BATCH_SIZES = (1, 4, 20, 64, 512)  # numbers of rows in the checked matrix products
 _MATRIX_SIZES = ((96, 80), (320, 48), (1100, 48))  # (inputs, outputs) of the checked matrix products
+_BLOCK_INPUTS = 512  # inputs of the checked products with GGUF blocks
 # Allowed error of the decoder layer relative to its largest output, by dtype: of an int8 KV cache, else of the weights.
 _TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.int8: 5e-2}
 
@@ -49,11 +57,41 @@ def load_kernels(choice: str = "auto", path: Path | None = None) -> Kernels:
     """
     failure = ""
     for kernels in candidates(choice, path):
+        if _has_passed(kernels):
+            return kernels
         error = self_check(kernels)
         if error is None:
+            with suppress(OSError, RuntimeError):  # without the marker, the next process checks again
+                marker = _passed_marker(kernels)
+                marker.parent.mkdir(parents=True, exist_ok=True)
+                marker.touch()
             return kernels
         failure = f"{kernels.path}: the {kernels.name} kernels fail their self-check: {error}"
     raise KernelsError(failure)
+
+
+def _has_passed(kernels: Kernels) -> bool:
+    try:
+        return _passed_marker(kernels).exists()
+    except (OSError, RuntimeError):  # RuntimeError: there is no home folder
+        return False
+
+
+def _passed_marker(kernels: Kernels) -> Path:
+    """Return the path of the empty file that exists if the kernels have passed on this processor."""
+    digest = hashlib.sha256(kernels.path.read_bytes())
+    digest.update(f"{kernels.name}\n{_processor()}".encode())
+    return Path.home() / ".cache" / "pronk" / "self-check" / digest.hexdigest()[:32]
+
+
+def _processor() -> str:
+    """Return the processor's model, flags and microcode: the self-check's result may depend on them."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0].splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    names = ("model name", "flags", "microcode", "Features", "CPU part")
+    return "\n".join(line for line in lines if line.startswith(names))
 
 
 def open_device(name: str) -> torch.device:
@@ -101,7 +139,7 @@ def self_check(kernels: Kernels) -> str | None:
         )
         if failure is not None:
             return f"{failure} in {str(dtype).removeprefix('torch.')}"
-    return _check_quantized_products(kernels) or _check_sampling(kernels)
+    return _check_quantized_products(kernels) or _check_blocks(kernels) or _check_sampling(kernels)
 
 
 def _check_products(kernels: Kernels, dtype: torch.dtype) -> str | None:
@@ -139,6 +177,30 @@ def _check_quantized_products(kernels: Kernels) -> str | None:
         failure = _check_product(linear, x, dequantized, tolerance)
         if failure is not None:
             return f"{failure} in {bits} bits"
+    return None
+
+
+def _check_blocks(kernels: Kernels) -> str | None:
+    """Check products with GGUF blocks: the portable kernels' bits in every batch, and the values."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(64, _BLOCK_INPUTS, generator=generator)
+    for type_ in TENSOR_TYPES.values():
+        if type_.name not in BLOCKS:
+            continue
+        shape = (48, _BLOCK_INPUTS // type_.values, type_.size)
+        stored = torch.randint(256, shape, generator=generator, dtype=torch.uint8)
+        for offset in (208,) if type_.name == "Q6_K" else (0, 2):
+            stored[..., offset + 1] &= 0xBF  # clear a bit of the exponent, so that float16 scales are finite
+        matrix = BlockMatrix(type_.name, _BLOCK_INPUTS, (BlockRows(stored.flatten(1)),))
+        portable = KernelLinear(dataclasses.replace(kernels, isa=0), matrix, None, WeightLayout()).logits(x)
+        linear = KernelLinear(kernels, matrix, None, WeightLayout())
+        expected = x.double() @ linear.packed.unpack().double().T
+        # The kernels round x to 8 bits, see _check_quantized_products.
+        if not torch.allclose(portable.double(), expected, rtol=0.0, atol=0.02 * float(expected.abs().max())):
+            return f"a product with {type_.name} weights is wrong"
+        for rows in (1, 4, 20, 64):
+            if not torch.equal(linear.logits(x[:rows]).view(torch.int32), portable[:rows].view(torch.int32)):
+                return f"{rows} rows with {type_.name} weights differ from the portable kernels"
     return None
 
 

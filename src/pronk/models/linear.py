@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from pronk.errors import OptionError
 from pronk.kernels.library import Kernels
 from pronk.kernels.rounding import round_weights
+from pronk.kernels.weight_cache import WeightCache
 from pronk.kernels.weights import CodedRows, pack
 from pronk.models.program import Program, ProgramRows
-from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
+from pronk.quantization.formats.matrix import Bits, QuantizedMatrix, ScaleFormat
+from pronk.quantization.gguf.blocks import BlockMatrix
 
 __all__ = [
     "WEIGHTS",
@@ -62,7 +64,7 @@ class Linear(nn.Module):
 
 
 # Function that builds a layer from a weight ``[out, in]``, a bias ``[out]`` or ``None``, and a layout.
-LinearFactory = Callable[[Tensor | QuantizedMatrix, Tensor | None, WeightLayout], Linear]
+LinearFactory = Callable[[Tensor | QuantizedMatrix | BlockMatrix, Tensor | None, WeightLayout], Linear]
 
 
 class PlainLinear(Linear):
@@ -87,11 +89,18 @@ class KernelLinear(Linear):
     for layouts without heads and gate.
     """
 
-    def __init__(self, kernels: Kernels, weight: Tensor | CodedRows, bias: Tensor | None, layout: WeightLayout) -> None:
+    def __init__(
+        self,
+        kernels: Kernels,
+        weight: Tensor | CodedRows | BlockMatrix,
+        bias: Tensor | None,
+        layout: WeightLayout,
+        cache: WeightCache | None = None,
+    ) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.layout = layout
-        self.packed = pack(kernels, weight, bias, unit=layout.unit, gated=layout.gated)
+        self.packed = pack(kernels, weight, bias, unit=layout.unit, gated=layout.gated, cache=cache)
         self._programs: dict[torch.dtype, Program] = {}
 
     def forward(self, x: Tensor) -> Tensor:
@@ -137,6 +146,7 @@ def choose_linear(
     weights: str = "plain",
     dtype: torch.dtype | None = None,
     release: Callable[[], None] = lambda: None,
+    cache: WeightCache | None = None,
 ) -> LinearFactory:
     """Return a function that builds the linear layers of a model.
 
@@ -147,15 +157,18 @@ def choose_linear(
             the checkpoint does not (the LM head always to 8 bits), and raise an OptionError without kernels.
         dtype: dtype to which quantized weights are dequantized for torch; ``None`` means float32.
         release: called after each quantized slice of a weight, to free pages of the mapped checkpoint.
+        cache: packed blocks of earlier loads, and where to add others.
     """
     if weights not in WEIGHTS:
         msg = f"weights: expected {', '.join(WEIGHTS)}; found {weights!r}"
         raise OptionError(msg)
     if kernels is not None:
 
-        def build_packed(weight: Tensor | QuantizedMatrix, bias: Tensor | None, layout: WeightLayout) -> Linear:
-            if isinstance(weight, QuantizedMatrix) or weights == "plain":
-                return KernelLinear(kernels, weight, bias, layout)
+        def build_packed(
+            weight: Tensor | QuantizedMatrix | BlockMatrix, bias: Tensor | None, layout: WeightLayout
+        ) -> Linear:
+            if not isinstance(weight, Tensor) or weights == "plain":
+                return KernelLinear(kernels, weight, bias, layout, cache)
             bits: Bits = 4 if weights == "int4" and not layout.head else 8
             return KernelLinear(kernels, _LazyCodedRows(kernels, weight.detach(), bits, release), bias, layout)
 
@@ -165,7 +178,8 @@ def choose_linear(
         msg = f"weights: expected a CPU and pronk's kernels for {weights}, found {found}; use plain"
         raise OptionError(msg)
 
-    def build_plain(weight: Tensor | QuantizedMatrix, bias: Tensor | None, _: WeightLayout) -> Linear:
+    def build_plain(weight: Tensor | QuantizedMatrix | BlockMatrix, bias: Tensor | None, _: WeightLayout) -> Linear:
+        assert not isinstance(weight, BlockMatrix), "expected weights that torch can read, found blocks of a file"
         if isinstance(weight, QuantizedMatrix):
             weight = weight.dequantize().to(device, dtype)
         return PlainLinear(weight, bias)
@@ -185,6 +199,10 @@ class _LazyCodedRows:
     @property
     def shape(self) -> tuple[int, int]:
         return self.weight.shape[0], self.weight.shape[1]
+
+    @property
+    def scale_format(self) -> ScaleFormat:
+        return ScaleFormat(torch.float32, zeros=False)
 
     def slice_outputs(self, start: int, stop: int) -> QuantizedMatrix:
         quantized = round_weights(self.kernels, self.weight[start:stop], self.bits)

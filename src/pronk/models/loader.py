@@ -18,6 +18,7 @@ import torch
 from pronk.architecture.config import ModelConfig, parse_config
 from pronk.errors import CheckpointError, ConfigError, OptionError
 from pronk.kernels.library import Kernels
+from pronk.kernels.weight_cache import WeightCache
 from pronk.models.checkpoint import open_checkpoint, read_json
 from pronk.models.clone_models import clone_model, default_model
 from pronk.models.decoder import Decoder
@@ -101,13 +102,14 @@ def _download(repo: str, revision: str | None) -> Path:
         raise CheckpointError(msg) from error
 
 
-def read_config(folder: Path) -> ModelConfig:
+def read_config(folder: Path, opened: GgufCheckpoint | None = None) -> ModelConfig:
     """Read the config of a model folder or GGUF file; raise a CheckpointError if it is invalid.
 
+    ``opened`` is the GGUF file, if it is open already.
     End-of-text ids in ``generation_config.json`` override those in ``config.json``.
     """
     if is_gguf(folder):
-        return parse_gguf(GgufCheckpoint(folder))
+        return parse_gguf(opened or GgufCheckpoint(folder))
     if not folder.is_dir():
         msg = f"no such folder: {str(folder)!r}; expected a folder with config.json, *.safetensors and tokenizer.json"
         raise ConfigError(msg)
@@ -165,21 +167,24 @@ def load_decoder(
     kernels: Kernels | None = None,
     weights: str = "plain",
     split: TensorSplit | None = None,
+    opened: GgufCheckpoint | None = None,
+    cache: WeightCache | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Decoder:
     """Return a decoder with the weights of a model folder or GGUF file, in ``dtype`` on ``device``.
 
     On a CPU, an unquantized embedding and learned positions are views of the mapped file, with the file's dtype.
     For ``weights``, see :func:`~pronk.models.linear.choose_linear`. ``split`` selects the shard of this process in
-    tensor parallelism. ``on_progress`` receives the number of bytes read so far, and the total.
+    tensor parallelism. ``opened`` is the GGUF file, if it is open already. ``cache`` has packed weights of earlier
+    loads, and is saved if it lacked some. ``on_progress`` receives the number of bytes read so far, and the total.
 
     Raises:
         CheckpointError: tensors are missing, unexpected, damaged, of a wrong shape or dtype, or quantized in a format
             that tensor parallelism cannot split.
         OptionError: ``weights`` is unknown, or quantizes without ``kernels``.
     """
-    checkpoint = open_checkpoint(folder)
-    linear = choose_linear(kernels, device, weights, dtype, checkpoint.release)
+    checkpoint = opened or open_checkpoint(folder)
+    linear = choose_linear(kernels, device, weights, dtype, checkpoint.release, cache)
     parts = list(plan_tensors(config, tensor_names(checkpoint, config)))
     inventory = Inventory(checkpoint, config, parts)
     # Embeddings; then a tied LM head, which refers to one; then other parts, the largest first, while memory is free.
@@ -194,6 +199,10 @@ def load_decoder(
         loaded += size
         if on_progress is not None and size:
             on_progress(loaded, total)
+    looked_up = [part.kind == "table" and not (config.tied and part.target == "embedding") for part in parts]
+    decoder.stored_bytes = sum(size for size, lookup in zip(sizes, looked_up, strict=True) if not lookup)
+    if cache is not None:
+        cache.save()
     notes = [*inventory.notes, *placer.notes]
     if notes:
         warnings.warn(f"{folder.name}: {'; '.join(notes)}", stacklevel=2)

@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from pronk.errors import CheckpointError
 from pronk.kernels.weights import mapped_zeros
 from pronk.models.decoder import Decoder, Layer
 from pronk.models.families import CheckpointTensor, DecoderPart
@@ -18,6 +19,7 @@ from pronk.models.linear import KernelLinear, Linear, LinearFactory, StackedLine
 from pronk.models.split import TensorSplit
 from pronk.quantization.formats.fuse import fusible_runs, stack_matrices
 from pronk.quantization.formats.matrix import QuantizedMatrix
+from pronk.quantization.gguf.blocks import BlockMatrix
 
 __all__ = ["WeightPlacer"]
 
@@ -76,21 +78,59 @@ class WeightPlacer:
         if not self.inventory.is_quantized(source):
             table = self.inventory.tensor(source)
             return table if self.device.type == "cpu" else table.to(self.device, self.dtype)
-        stored = self._read(source, mapped_zeros(source.shape, torch.uint8))
-        if not self.keep_quantized:
-            return self._stack([stored])
-        packed = self.linear(stored, None, WeightLayout(head=True))
+        blocks = self._blocks([source], WeightLayout(head=True))
+        if blocks is None:
+            stored = self._read(source, mapped_zeros(source.shape, torch.uint8))
+            if not self.keep_quantized:
+                return self._stack([stored])
+        packed = self._pack(stored if blocks is None else blocks[0], None, WeightLayout(head=True))
         assert isinstance(packed, KernelLinear)
         self.decoder.table = packed
         return torch.empty(0, source.shape[1], dtype=self.dtype)
 
     def _linear(self, part: DecoderPart, layout: WeightLayout) -> Linear:
-        weights, bias = self._weights(part, layout), self._bias(part)
+        blocks = self._blocks(part.weight, layout)
+        weights, bias = self._weights(part, layout) if blocks is None else blocks, self._bias(part)
         if len(weights) == 1:
-            return self.linear(weights[0], bias, layout)
+            return self._pack(weights[0], bias, layout)
         rows = [weight.shape[0] for weight in weights]
         biases = [None] * len(rows) if bias is None else bias.split(rows)
-        return StackedLinear([self.linear(weight, b, layout) for weight, b in zip(weights, biases, strict=True)])
+        pairs = zip(weights, biases, strict=True)
+        return StackedLinear([self._pack(weight, b, layout) for weight, b in pairs])
+
+    def _pack(
+        self,
+        weight: Tensor | QuantizedMatrix | BlockMatrix,
+        bias: Tensor | None,
+        layout: WeightLayout,
+    ) -> Linear:
+        """Build a linear layer; raise a CheckpointError if blocks of a file are damaged."""
+        if not isinstance(weight, BlockMatrix):
+            return self.linear(weight, bias, layout)
+        try:
+            return self.linear(weight, bias, layout)
+        except ValueError as error:
+            names = " or ".join(rows.name for rows in weight.parts)
+            msg = f"{self.inventory.checkpoint.folder}: tensor {names}: {error}; download the file again"
+            raise CheckpointError(msg) from error
+
+    def _blocks(self, sources: Sequence[CheckpointTensor], layout: WeightLayout) -> list[BlockMatrix] | None:
+        """Return matrices in the blocks of a GGUF file, stacked by type; ``None`` if that is impossible.
+
+        The kernels take one matrix of one type, except in qkv layers.
+        """
+        if not self.keep_quantized or self.split is not None:
+            return None
+        matrices = [self.inventory.blocks(source) for source in sources]
+        stacked = list[BlockMatrix]()
+        for matrix in matrices:
+            if matrix is None:
+                return None
+            if stacked and stacked[-1].type == matrix.type:
+                stacked[-1] = replace(stacked[-1], parts=stacked[-1].parts + matrix.parts)
+            else:
+                stacked.append(matrix)
+        return stacked if len(stacked) == 1 or layout.unit is not None else None
 
     def _weights(self, part: DecoderPart, layout: WeightLayout) -> list[Tensor | QuantizedMatrix]:
         """Return a linear layer's weight: one stacked matrix, or several if their formats differ."""

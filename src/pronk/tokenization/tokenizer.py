@@ -14,8 +14,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from pronk.errors import PromptError, TokenizerError
 from pronk.models.checkpoint import read_json
-from pronk.quantization.gguf.checkpoint import is_gguf
-from pronk.quantization.gguf.reader import GgufFile
+from pronk.quantization.gguf.checkpoint import GgufCheckpoint, is_gguf
 from pronk.quantization.gguf.tokenizer import read_tokenizer
 from pronk.tokenization.chat.messages import Messages, Tools, check_messages
 from pronk.tokenization.chat.template import ChatTemplate
@@ -49,15 +48,15 @@ class Tokenizer:
         self._chat_template, self._tool_template = chat_template, tool_template
 
     @classmethod
-    def load(cls, folder: Path, vocab_size: int | None = None) -> Tokenizer:
+    def load(cls, folder: Path, vocab_size: int | None = None, opened: GgufCheckpoint | None = None) -> Tokenizer:
         """Load the tokenizer of a model folder or a GGUF file.
 
         A folder has ``tokenizer.json``, or GPT-2's ``vocab.json`` and ``merges.txt``. Files that are missing, damaged,
-        or have ids beyond the model's ``vocab_size`` raise a TokenizerError.
+        or have ids beyond the model's ``vocab_size`` raise a TokenizerError. ``opened``: the GGUF file, if it is open.
         """
         if is_gguf(folder):
-            parts = read_tokenizer(GgufFile(folder))
-            _check_vocabulary(parts.backend, folder, vocab_size)
+            parts = read_tokenizer(opened or GgufCheckpoint(folder))
+            _check_vocabulary(parts.largest_id, folder, vocab_size)
             return cls(parts.backend, special_tokens=parts.special_tokens, chat_template=parts.chat_template)
         config = _read_optional(folder / "tokenizer_config.json")
         special = _special_tokens(_read_optional(folder / "special_tokens_map.json") | config)
@@ -65,7 +64,8 @@ class Tokenizer:
             backend = _read_backend(folder / "tokenizer.json")
         else:
             backend = _build_gpt2(folder, config, special)
-        _check_vocabulary(backend, folder, vocab_size)
+        largest_id = max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
+        _check_vocabulary(largest_id, folder, vocab_size)
         templates = _find_templates(folder, config)
         return cls(
             backend,
@@ -84,6 +84,10 @@ class Tokenizer:
         """Hash of the vocabulary, 32 hexadecimal digits; stored in files of token ids."""
         tokens = sorted(self.backend.get_vocab(with_added_tokens=True).items(), key=lambda item: (item[1], item[0]))
         return hashlib.sha256(json.dumps(tokens).encode("ascii")).hexdigest()[:32]
+
+    def has_same_vocabulary(self, other: Tokenizer) -> bool:
+        """Return whether both tokenizers have the same tokens with the same ids."""
+        return self.vocab_size == other.vocab_size and self.fingerprint == other.fingerprint
 
     @cached_property
     def digest(self) -> str:
@@ -264,14 +268,11 @@ def _find_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
         raise TokenizerError(msg) from error
 
 
-def _check_vocabulary(backend: tokenizers.Tokenizer, folder: Path, vocab_size: int | None) -> None:
+def _check_vocabulary(largest_id: int, folder: Path, vocab_size: int | None) -> None:
     """Raise a :class:`TokenizerError` if the tokenizer has ids beyond ``vocab_size``; ``None`` allows all."""
-    if vocab_size is None:
-        return
-    largest = max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
-    if largest >= vocab_size:
+    if vocab_size is not None and largest_id >= vocab_size:
         msg = (
-            f"{folder}: the tokenizer has ids up to {largest}, but the model's vocabulary has {vocab_size}, "
+            f"{folder}: the tokenizer has ids up to {largest_id}, but the model's vocabulary has {vocab_size}, "
             f"so ids up to {vocab_size - 1} were expected; use the tokenizer that belongs to this model"
         )
         raise TokenizerError(msg)

@@ -2,6 +2,7 @@
 
 from fractions import Fraction
 from math import ceil
+from typing import Literal
 
 import numpy as np
 import torch
@@ -9,14 +10,16 @@ from torch import Tensor
 
 from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
 
-# (bits, with minima, with an input order)
-CODED: list[tuple[Bits, bool, bool]] = [
-    (bits, minima, order) for bits in (8, 4) for minima in (False, True) for order in (False, True)
+# What groups have besides a scale: nothing, a minimum, or a zero point (and then scales of 16 bits).
+Minima = bool | Literal["zeros"]
+# (bits, minima, with an input order)
+CODED: list[tuple[Bits, Minima, bool]] = [
+    (bits, minima, order) for bits in (8, 4) for minima in (False, True, "zeros") for order in (False, True)
 ]
 
 
 def some_codes(
-    shape: tuple[int, int], bits: Bits, minima: bool, order: bool, group: int, seed: int = 0
+    shape: tuple[int, int], bits: Bits, minima: Minima, order: bool, group: int, seed: int = 0
 ) -> QuantizedMatrix:
     """Return a matrix of random codes, with scales of both signs."""
     generator = torch.Generator().manual_seed(seed)
@@ -25,6 +28,9 @@ def some_codes(
     codes = torch.randint(1 << bits, shape, generator=generator, dtype=torch.uint8)
     scale = torch.randn(outputs, groups, generator=generator) * 0.1
     minimum = torch.randn(outputs, groups, generator=generator) if minima else None
+    if minima == "zeros":
+        scale = scale.half().float()
+        minimum = -scale * torch.randint(1 << bits, scale.shape, generator=generator)
     return QuantizedMatrix(
         codes, scale, minimum, bits, group, torch.randperm(inputs, generator=generator) if order else None
     )
@@ -35,6 +41,10 @@ def coded_product(weight: QuantizedMatrix, x: Tensor) -> Tensor:
     inputs = weight.shape[1]
     order = range(inputs) if weight.order is None else weight.order.tolist()
     codes, scale = weight.codes.tolist(), weight.scale.numpy()
+    zeros = torch.full(weight.scale.shape, weight.zero)
+    minimum = None if weight.minimum is None else weight.minimum.numpy()
+    if weight.scale_format.zeros and weight.minimum is not None:
+        zeros, minimum = (-weight.minimum / weight.scale).round().int(), None
     out = np.zeros((len(x), len(codes)), np.float32)
     for r, row in enumerate(x.float().numpy()[:, list(order)]):
         for g, start in enumerate(range(0, inputs, weight.group)):
@@ -45,10 +55,10 @@ def coded_product(weight: QuantizedMatrix, x: Tensor) -> Tensor:
             step = top * (np.float32(1) / np.float32(127))
             for n in range(len(codes)):
                 group = zip(own, codes[n][start : start + weight.group], strict=True)
-                sum_ = sum(a * (b - weight.zero) for a, b in group)
+                sum_ = sum(a * (b - int(zeros[n, g])) for a, b in group)
                 out[r, n] = fused(np.float32(sum_), scale[n, g] * step, out[r, n])
-                if weight.minimum is not None:
-                    out[r, n] = fused(weight.minimum.numpy()[n, g], step * np.float32(sum(own)), out[r, n])
+                if minimum is not None:
+                    out[r, n] = fused(minimum[n, g], step * np.float32(sum(own)), out[r, n])
     return torch.from_numpy(out)
 
 

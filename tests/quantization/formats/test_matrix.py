@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from pronk.quantization.formats.matrix import Bits
-from quantization.formats.codes import CODED, some_codes
+from quantization.formats.codes import CODED, Minima, some_codes
 
 
 @pytest.mark.parametrize("group", [8, 32, 48])
 @pytest.mark.parametrize("kind", CODED, ids=str)
-def test_dequantized(kind: tuple[Bits, bool, bool], group: int) -> None:
+def test_dequantized(kind: tuple[Bits, Minima, bool], group: int) -> None:
     made = some_codes((7, 45), *kind, group)
     found = made.dequantize()
     assert found.shape == made.shape

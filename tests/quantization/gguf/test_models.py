@@ -17,7 +17,7 @@ from models.test_quantized_loading import TEXT, assert_explained
 from oracle import dense_logits
 from pronk import LLM, SamplingParams
 from pronk.errors import CheckpointError
-from pronk.kernels.library import CODED_TYPES
+from pronk.kernels.library import SUPER_BLOCK_TYPES
 from pronk.models.fingerprint import Fingerprint
 from pronk.models.linear import KernelLinear
 from pronk.models.loader import resolve_model
@@ -109,13 +109,13 @@ def test_kernels_differ_by_the_rounding_of_inputs(kind: str, checkpoint: MakeChe
 def test_projections_keep_their_bits_and_groups(
     family: str, checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Queries and keys of Q4_K have 4 bits with minima, values of Q6_K have 8 bits without minima."""
+    """Queries and keys of Q4_K and values of Q6_K are two matrices, in the super-blocks of the file."""
     path = convert(checkpoint(family, **SHAPE), tmp_path / "a.gguf", MIXED | {"token_embd": "F32"})
     decoder = load(path, kernels=kernels())
     for layer in decoder.layers:
         structs = [part.packed.struct for part in layer.qkv.parts]
-        forms = [(struct.N, struct.type, struct.group, struct.minima) for struct in structs]
-        assert forms == [(256 + 128, CODED_TYPES[4], 32, 1), (128, CODED_TYPES[8], 16, 0)]
+        forms = [(struct.N, struct.type, struct.group) for struct in structs]
+        assert forms == [(256 + 128, SUPER_BLOCK_TYPES[4], 32), (128, SUPER_BLOCK_TYPES[6], 16)]
     assert_explained(path, text_logits(decoder, TEXT), monkeypatch, most=0.015)
 
 
@@ -180,6 +180,8 @@ def test_damaged_blocks(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
         stream.seek(GgufCheckpoint(path).header.tensors["blk.1.ffn_down.weight"].start + 34)  # the second block
         stream.write(np.float16("nan").tobytes())
     refuse(path, r"tensor blk.1.ffn_down.weight \(Q8_0\): expected finite numbers in scale, found NaN or infinity")
+    with pytest.raises(CheckpointError, match=r"tensor blk.1.ffn_down.weight: expected finite scales, found NaN"):
+        load(path, kernels=kernels())
 
 
 def extra(name: str, array: Any, kind: str | None = None) -> Any:

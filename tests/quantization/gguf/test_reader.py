@@ -159,6 +159,25 @@ def test_invalid_utf_8_is_refused_when_it_is_read(tmp_path: Path) -> None:
         file.get("a")
 
 
+@pytest.mark.parametrize(
+    "strings", [[], [""], ["", ""], ["a\0b", "c"], ["\0", ""], ["ü\n", "", "x" * 300], ["a"] * 1000], ids=repr
+)
+def test_arrays_of_strings(strings: list[str], tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").write_bytes(file_of([array_of([each.encode() for each in strings])]))
+    assert GgufFile(tmp_path / "a.gguf").get("a") == strings
+
+
+@pytest.mark.parametrize("strings", [[b"\xff"], [b"\0", b"\xff"], [b"\xc3", b"\xbc"]], ids=repr)
+def test_arrays_of_invalid_utf_8_are_refused(strings: list[bytes], tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").write_bytes(file_of([array_of(strings)]))
+    with pytest.raises(CheckpointError, match="a: expected text in UTF-8, found invalid bytes"):
+        GgufFile(tmp_path / "a.gguf").get("a")
+
+
+def array_of(strings: list[bytes]) -> bytes:
+    return pair("a", ARRAY, struct.pack("<IQ", STRING, len(strings)) + b"".join(map(text, strings)))
+
+
 @pytest.mark.parametrize("version", [2, 3])
 def test_both_versions(version: int, tmp_path: Path) -> None:
     (tmp_path / "a.gguf").write_bytes(file_of([pair("a", 0, b"\7")], [ONE], bytes(16), version=version))

@@ -14,6 +14,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from gguf_files import finish, write_bytes_bpe
 from pronk.errors import TokenizerError
 from pronk.models.clone_models import default_model
+from pronk.quantization.gguf import tokenizer
 from pronk.quantization.gguf.vocabulary import TokenKind
 from pronk.tokenization.tokenizer import Tokenizer
 
@@ -325,3 +326,24 @@ def test_stop_tokens(
             writer.add_uint32(f"tokenizer.ggml.{name}_token_id", value)
 
     assert Vocabulary.read(GgufFile(write(tmp_path / "a.gguf", fill))).eos_ids == expected
+
+
+@pytest.mark.parametrize(
+    "merges",
+    [
+        [],
+        [""],
+        ["a b"],
+        ["a b", "ab c"],
+        ["  a"],
+        [" a"],
+        ["a "],
+        ["a b c"],
+        ["a\n b"],
+        ["a  b", "ab"],
+        ["a b", "\nc d"],
+    ],
+    ids=repr,
+)
+def test_merges_are_split_as_one_by_one(merges: list[str]) -> None:
+    assert tokenizer._parse_merges(merges) == [tokenizer._parse_merge(merge) for merge in merges]

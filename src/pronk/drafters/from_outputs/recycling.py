@@ -106,7 +106,7 @@ class RecyclingProposer(Proposer[RecyclingState]):
 
     def __init__(self, options: Recycling, table: Successors, target: Target) -> None:
         self.options, self.target = options, target
-        self._table, self._vocabulary = table, target.vocabulary
+        self._table = table
 
     def save(self, path: str | Path) -> None:
         """Write the shared table to a safetensors file.
@@ -117,7 +117,8 @@ class RecyclingProposer(Proposer[RecyclingState]):
         if not self.options.shared:
             msg = f"{self.name}: expected shared=True to save a table, found one for each request; set shared=True"
             raise OptionError(msg)
-        save_successors(Path(path), self._table, self._vocabulary)
+        vocabulary = None if self.target is None else self.target.vocabulary
+        save_successors(Path(path), self._table, vocabulary)
 
     def start(self, prompt: Sequence[int]) -> RecyclingState:  # noqa: ARG002 - contexts hold the text
         """Return the initial state; the first proposal adds the pairs of successive tokens in the prompt."""

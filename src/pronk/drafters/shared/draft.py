@@ -322,7 +322,7 @@ def _default_model(drafter: str, target: Target) -> Path:
     """Return the folder of pronk-tiny-draft; raise OptionError if it is absent or of another vocabulary."""
     path = clone_model("pronk-tiny-draft")
     tokenizer = target.tokenizer
-    if path is None or tokenizer is None or Tokenizer.load(path).fingerprint != tokenizer.fingerprint:
+    if path is None or tokenizer is None or not Tokenizer.load(path).has_same_vocabulary(tokenizer):
         found = "none" if path is None else f"none, and {path.name} has another vocabulary"
         msg = f'{drafter}: expected model="…", a folder or a Hub id of a draft model for this target, found {found}'
         raise OptionError(msg)

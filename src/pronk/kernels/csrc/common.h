@@ -32,11 +32,11 @@ const int MAX_TILE_M = 12;
 // Maximum head_dim; a multiple of 16, because vectors have 16 lanes.
 const int MAX_HEAD_DIM = 512;
 
-inline int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
+static inline int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
 
 // Elements between rows of activations: an odd multiple of 32, so that equal columns of adjacent rows are in different
 // sets of the L1 cache. With a power of two they would compete for few sets.
-inline int64_t row_stride(int64_t width) { return ((width + 31) / 32 | 1) * 32; }
+static inline int64_t row_stride(int64_t width) { return ((width + 31) / 32 | 1) * 32; }
 
 // One row: its position in the request's text, its cache slot, and the layout of its path in the cache.
 struct Row {
@@ -59,7 +59,7 @@ struct State {
   int64_t count;
   const pronk_pass* pass;
   bool bf16;                   // buffers A and B hold bf16 instead of float32
-  const QuantKernels* quant;   // GEMM tiles for weights of 8 and 4 bits
+  const QuantKernels* quant;   // GEMM tiles for quantized weights
   Row* row;
   Segment* segment;
   int32_t* path;               // for all rows: the tree nodes of the row's path after the contiguous ones, see Row.tail
@@ -88,31 +88,37 @@ struct GemmTiles {
   GemmTileFunction by_rows[MAX_TILE_M + 1][3];
 };
 
-// Operands of a GEMM tile with q8 or q4 weights; quantized.inc has the formula.
+// Types k4, k5 and k6: inputs of a super-block; bytes before the scales, and before the codes, in one of 16 outputs.
+const int SUPER_BLOCK = 256, SUPER_SCALES = 64, SUPER_HEADER = SUPER_SCALES + 256;
+
+// Operands of a GEMM tile with quantized weights; quantized.inc has the formulas. A *unit* is the inputs that share one
+// scale of an input row: a group, or a super-block.
 struct QuantTile {
   const uint8_t* weights;
-  int64_t block, group_bytes;  // bytes of a block of 16 outputs; bytes of one quantization group of a block
-  int64_t group;               // inputs per quantization group
-  int64_t prefetch;            // bytes from the first weight to the first prefetched address
-  int64_t stride;              // bytes between prefetched addresses; 64 bytes of weights prefetch one address
-  int64_t rows;                // rows of the row tile; the arrays below begin at its first row to compute
-  const int32_t* codes;        // [K_pad / 4][rows]: four input codes of the row per element
-  const float* scale;          // [groups][rows]: scale of the row's input codes
-  const float* total;          // [groups][rows]: scale * (sum of the row's input codes); weights with minima only
-  const int32_t* start;        // [groups][rows]: -(zero point) * (sum of those codes); weights without minima only
+  int64_t block, unit_bytes;  // bytes of a block of 16 outputs; bytes of one unit of a block
+  int64_t group;              // inputs per group; formats with groups only
+  int scale_type, minima;     // those of pronk_weights; formats with groups only
+  int64_t prefetch;           // bytes from the first weight to the first prefetched address
+  int64_t stride;             // bytes between prefetched addresses; 64 bytes of weights prefetch one address
+  int64_t rows;               // rows of the row tile; the arrays below begin at its first row to compute
+  const int32_t* codes;       // [K_pad / 4][rows]: four input codes of the row per element
+  const float* scale;         // [units][rows]: scale of the row's input codes
+  const int32_t* sums;        // [units][rows]: sum of the row's codes. Super-blocks: [pairs of groups][rows]: the sums
+                              // of two groups, 16 bits each, the first in the low half
 };
 
-// Add the products of the quantization groups from <= g < to to c [rows, ldc].
+// Add the products of the units from <= i < to to c [rows, ldc].
 typedef void (*QuantTileFunction)(const QuantTile* tile, float* c, int64_t ldc, int64_t from, int64_t to);
 
-// GEMM tiles of q8 or q4 weights, indexed like GemmTiles.
+// GEMM tiles of one quantized format, indexed like GemmTiles.
 struct QuantTiles {
   QuantTileFunction by_rows[MAX_TILE_M + 1][3];
 };
 
 struct QuantKernels {
   int max_rows, max_accumulators;  // maximum rows of a tile; maximum of its rows times its blocks
-  QuantTiles tiles[2][2];          // [0: q8, 1: q4][1 if the weights have minima]
+  double (*multiply)(int64_t rounds);  // multiply codes in registers; return the number of products
+  QuantTiles tiles[11];            // by quant_format
 };
 
 // Implementations of pronk_sample and pronk_sample_draft.
@@ -140,27 +146,59 @@ extern const IsaKernels kernels_portable;
 extern const IsaKernels kernels_avx2, kernels_avx512, kernels_avx512_bf16, kernels_amx;
 // Indexed by pronk_type (f32, bf16, f16). AVX512-BF16 and AMX use the tiles for f32 and f16, not those for bf16.
 extern const GemmTiles gemm_tiles_avx512[3];
-extern const QuantKernels quant_avx512, quant_vnni;
+extern const QuantKernels quant_avx512, quant_vnni, quant_avx_vnni;
 extern const Sampling sampling_avx512;
 extern const RoundFunction round_avx512;
+#elif defined(__aarch64__)
+extern const QuantKernels quant_dot, quant_i8mm;
 #endif
 
 const IsaKernels* isa_kernels(int isa);
 const QuantKernels* quant_kernels(int isa);
 
 // Bytes of an element of a cache pool or of weights.
-inline int64_t type_size(int type) { return type == PRONK_F32 ? 4 : type == PRONK_I8 ? 1 : 2; }
-inline bool is_quantized(const pronk_weights* w) { return w->type == PRONK_Q8 || w->type == PRONK_Q4; }
-// Bytes of a quantization group of a block of 16 outputs (q8, q4): scales, minima, codes.
-inline int64_t quant_group_bytes(const pronk_weights* w) {
-  return (w->minima ? 128 : 64) + (int64_t)w->group * (w->type == PRONK_Q4 ? 8 : 16);
+static inline int64_t type_size(int type) { return type == PRONK_F32 ? 4 : type == PRONK_I8 ? 1 : 2; }
+static inline bool is_quantized(const pronk_weights* w) {
+  return w->type == PRONK_Q8 || w->type == PRONK_Q4 || w->type >= PRONK_Q5;
 }
-// Bytes of an input row quantized for q8 or q4 weights: codes, then 8 bytes per group, see QuantTile.
-inline int64_t quant_row_bytes(const pronk_weights* w) { return w->K_pad + w->K_pad / w->group * 8; }
+static inline bool has_super_blocks(const pronk_weights* w) { return w->type >= PRONK_K4; }
+// Bits of a weight code.
+static inline int code_bits(const pronk_weights* w) {
+  switch (w->type) {
+    case PRONK_Q8: return 8;
+    case PRONK_K6: return 6;
+    case PRONK_Q5: case PRONK_K5: return 5;
+    default: return 4;
+  }
+}
+// Index in QuantKernels.tiles: q8, q4, q4 in groups of 32, q5, each without and with minima; then k4, k5, k6.
+static inline int quant_format(const pronk_weights* w) {
+  switch (w->type) {
+    case PRONK_Q8: return w->minima != 0;
+    case PRONK_Q4: return (w->group == 32 ? 4 : 2) + (w->minima != 0);
+    case PRONK_Q5: return 6 + (w->minima != 0);
+    default: return 8 + w->type - PRONK_K4;
+  }
+}
+// Inputs of a unit.
+static inline int64_t quant_unit(const pronk_weights* w) { return has_super_blocks(w) ? SUPER_BLOCK : w->group; }
+static inline int64_t quant_units(const pronk_weights* w) { return w->K_pad / quant_unit(w); }
+// Bytes before the codes in a unit of 16 outputs.
+static inline int64_t quant_header(const pronk_weights* w) {
+  if (has_super_blocks(w)) return SUPER_HEADER;
+  return (w->scale_type == PRONK_F32 ? 64 : 32) * (w->minima == 1 ? 2 : 1) + (w->minima == 2 ? 16 : 0);
+}
+static inline int64_t quant_unit_bytes(const pronk_weights* w) { return quant_header(w) + quant_unit(w) * code_bits(w) * 2; }
+// Elements of QuantTile.sums per unit and row.
+static inline int64_t sums_per_unit(const pronk_weights* w) { return has_super_blocks(w) ? SUPER_BLOCK / w->group / 2 : 1; }
+// Bytes of a quantized input row: codes, then a scale and sums per unit, see QuantTile.
+static inline int64_t quant_row_bytes(const pronk_weights* w) {
+  return w->K_pad + quant_units(w) * (4 + 4 * sums_per_unit(w));
+}
 // value_size: elements of a value in the cache. panel_size: elements of a panel of 16 keys. In an int8 cache every
 // value and every key has 4 more elements, which hold its float32 scale.
-inline int64_t value_size(int type, int64_t head_dim) { return type == PRONK_I8 ? head_dim + 4 : head_dim; }
-inline int64_t panel_size(int type, int64_t head_dim) {
+static inline int64_t value_size(int type, int64_t head_dim) { return type == PRONK_I8 ? head_dim + 4 : head_dim; }
+static inline int64_t panel_size(int type, int64_t head_dim) {
   return type == PRONK_BF16 ? (head_dim + 1) / 2 * 32 : value_size(type, head_dim) * 16;
 }
 // Unpack the K weights of output `row` to float32.

@@ -3,6 +3,10 @@
 #if defined(__linux__) && defined(__x86_64__)
 #include <sys/syscall.h>
 #include <unistd.h>
+#elif defined(__linux__) && defined(__aarch64__)
+#include <sys/auxv.h>
+#elif defined(__APPLE__) && defined(__aarch64__)
+#include <sys/sysctl.h>
 #endif
 
 #include "common.h"
@@ -50,15 +54,43 @@ int detect() {
   return amx && request_amx() ? PRONK_AMX : PRONK_AVX512_BF16;
 }
 
-// Whether a processor with AVX-512 has VNNI, the 8-bit dot product.
+// Whether a processor with AVX-512 has its 8-bit dot product, AVX512-VNNI.
 bool has_vnni() {
   uint32_t r[4];
   cpuid(7, 0, r);
   return r[2] >> 11 & 1;
 }
+
+// Whether a processor with AVX2 has AVX-VNNI, the 8-bit dot product of 256 bits.
+bool has_avx_vnni() {
+#if defined(PRONK_EMULATE)
+  return true;
+#endif
+  uint32_t r[4];
+  cpuid(7, 0, r);
+  if (r[0] < 1) return false;
+  cpuid(7, 1, r);
+  return r[0] >> 4 & 1;
+}
 #else
 int detect() { return PRONK_PORTABLE; }
-bool has_vnni() { return false; }
+#endif
+
+#if defined(__aarch64__)
+// Whether the processor has the 8-bit dot product, or 8-bit matrix products (i8mm). The bits are those of Linux's
+// asm/hwcap.h.
+bool has_arm(bool i8mm) {
+#if defined(__linux__)
+  return i8mm ? getauxval(AT_HWCAP2) >> 13 & 1 : getauxval(AT_HWCAP) >> 20 & 1;
+#elif defined(__APPLE__)
+  int found = 0;
+  size_t size = sizeof(found);
+  const char* name = i8mm ? "hw.optional.arm.FEAT_I8MM" : "hw.optional.arm.FEAT_DotProd";
+  return sysctlbyname(name, &found, &size, nullptr, 0) == 0 && found;
+#else
+  return false;
+#endif
+}
 #endif
 }  // namespace
 
@@ -76,8 +108,13 @@ const IsaKernels* pronk::isa_kernels(int isa) {
 
 const QuantKernels* pronk::quant_kernels(int isa) {
 #if defined(__x86_64__) || defined(_M_X64)
-  static const bool vnni = has_vnni();
+  static const bool vnni = has_vnni(), avx_vnni = has_avx_vnni();
   if (isa >= PRONK_AVX512 && vnni) return &quant_vnni;
+  if (isa == PRONK_AVX2 && avx_vnni) return &quant_avx_vnni;
+#elif defined(__aarch64__)
+  static const bool i8mm = has_arm(true), dot = has_arm(false);
+  if (i8mm) return &quant_i8mm;
+  if (dot) return &quant_dot;
 #endif
   return isa_kernels(isa)->quant;
 }
@@ -103,14 +140,26 @@ void read_part(void* argument, int thread, int threads) {
   for (int j = 0; j < 8; j++) total += a[j];
   read->sum[thread] = (double)total;
 }
+
+// Arguments and results of multiply_part, which pronk_multiply runs on every thread.
+struct MultiplyTask {
+  double (*multiply)(int64_t rounds);
+  int64_t rounds;
+  double products[256];  // [thread number]
+};
+
+void multiply_part(void* argument, int thread, int) {
+  MultiplyTask* task = (MultiplyTask*)argument;
+  task->products[thread] = task->multiply(task->rounds);
+}
 }  // namespace
 
 int32_t pronk_version(void) { return PRONK_VERSION; }
 
-void pronk_sizes(int32_t sizes[5]) {
-  const size_t all[] = {sizeof(pronk_weights), sizeof(pronk_op), sizeof(pronk_segment), sizeof(pronk_pass),
-                        sizeof(pronk_chain)};
-  for (int i = 0; i < 5; i++) sizes[i] = (int32_t)all[i];
+void pronk_sizes(int32_t sizes[6]) {
+  const size_t all[] = {sizeof(pronk_weights), sizeof(pronk_blocks), sizeof(pronk_op),
+                        sizeof(pronk_segment), sizeof(pronk_pass),   sizeof(pronk_chain)};
+  for (int i = 0; i < 6; i++) sizes[i] = (int32_t)all[i];
 }
 
 int32_t pronk_detect(void) {
@@ -162,4 +211,13 @@ double pronk_read(const void* data, int64_t bytes, int32_t threads) {
   double sum = 0;
   for (double thread_sum : read.sum) sum += thread_sum;
   return sum;
+}
+
+double pronk_multiply(int64_t rounds, int32_t isa, int32_t threads) {
+  MultiplyTask task = {quant_kernels(isa)->multiply, rounds, {0}};
+  PoolLock locked;
+  pool_run(threads, multiply_part, &task);
+  double products = 0;
+  for (double of_thread : task.products) products += of_thread;
+  return products;
 }

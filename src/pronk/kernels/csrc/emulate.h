@@ -1,5 +1,5 @@
 // AVX512-BF16, AMX-BF16 and AMX-INT8 instructions as plain loops, to test the code around them on processors that have
-// AVX-512 only (`python build.py OUT -DPRONK_EMULATE`); slow. Integer sums equal those of a processor with AMX, bf16
+// AVX-512 only, and AVX-VNNI for processors with AVX2 only (`python build.py OUT -DPRONK_EMULATE`); slow. Integer sums equal those of a processor with AMX, bf16
 // sums are close to its sums. In every instruction a row of the result does not depend on the other rows of its tile.
 #pragma once
 #include <immintrin.h>
@@ -8,6 +8,21 @@
 
 #include "scalar.h"
 
+#if !defined(__AVX512F__)
+namespace emulate {
+// vpdpbusd: sum[i] += a[4 i + j] * b[4 i + j] for j = 0 to 3; codes of `a` are unsigned, those of `b` signed.
+static inline __m256i dot_codes(__m256i sum, __m256i a, __m256i b) {
+  // Not a loop, in which the compiler may find the instruction.
+  __m256i even = _mm256_madd_epi16(_mm256_and_si256(a, _mm256_set1_epi16(255)),
+                                   _mm256_srai_epi16(_mm256_slli_epi16(b, 8), 8));
+  __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(a, 8), _mm256_srai_epi16(b, 8));
+  return _mm256_add_epi32(sum, _mm256_add_epi32(even, odd));
+}
+}  // namespace emulate
+
+#undef _mm256_dpbusd_avx_epi32
+#define _mm256_dpbusd_avx_epi32 emulate::dot_codes
+#else
 namespace emulate {
 // vdpbf16ps: sum[i] += a[2i + 1] * b[2i + 1], then sum[i] += a[2i] * b[2i], the odd element first as in the processor.
 static inline __m512 dot(__m512 sum, __m512bh a, __m512bh b) {
@@ -106,3 +121,4 @@ static inline void multiply_codes(int sum, int a, int b) {
 #define _tile_stored emulate::store
 #define _tile_dpbf16ps emulate::multiply
 #define _tile_dpbsud emulate::multiply_codes
+#endif

@@ -12,10 +12,10 @@ constexpr int TILE_ACCUMULATORS = 6;
 constexpr int TILE_M = LIMIT_TILE_ROWS(6);      // maximum rows of a GEMM tile: 6 rows x 1 block
 constexpr int QUERY_TILE = LIMIT_TILE_ROWS(6);  // maximum queries of an attention tile: 6 x 1 panel of 16 keys
 
-// Maximum rows, and rows times blocks, of a GEMM tile with q8 or q4 weights. 3 int32 sums, the codes of 8 k (q4), 1
-// input and a constant take 6 + 4 + 1 + 1 = 12 registers; 4 remain for temporary values.
-constexpr int QUANT_TILE_M = 3;
-constexpr int QUANT_ACCUMULATORS = 3;
+// Maximum rows of a GEMM tile with quantized weights. The sums of 6 rows, the codes of a step, an input and a product
+// take 12 + 2 + 1 + 1 = 16 registers. QUANT_ACCUMULATORS = 1: tiles of any number of rows have one block.
+constexpr int QUANT_TILE_M = LIMIT_TILE_ROWS(6);
+constexpr int QUANT_ACCUMULATORS = 1;
 
 #include "kernels.inc"
 #include "sample.inc"

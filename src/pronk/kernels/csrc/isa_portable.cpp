@@ -1,5 +1,5 @@
-// Kernels for any processor: plain loops over 16 lanes, which the compiler vectorizes. Arm has no other kernels; x86
-// uses these without AVX2. Registers of NEON and SSE2 have 4 floats, so a vector of 16 floats takes 4 registers.
+// Kernels for any processor: plain loops over 16 lanes, which the compiler vectorizes. x86 uses these without AVX2; on
+// Arm, only GEMM with quantized weights has other kernels (isa_dot.cpp, isa_i8mm.cpp). Registers of NEON and SSE2 have 4 floats, so a vector of 16 floats takes 4 registers.
 #include "common.h"
 namespace pronk {
 namespace {
@@ -15,9 +15,9 @@ constexpr int TILE_M = LIMIT_TILE_ROWS(TILE_ACCUMULATORS);  // maximum rows of a
 // Maximum queries of an attention tile, by one panel of 16 keys.
 constexpr int QUERY_TILE = LIMIT_TILE_ROWS(TILE_ACCUMULATORS);
 
-// Maximum rows, and rows times blocks, of a GEMM tile with q8 or q4 weights: 3 x 4 registers of int32 sums.
-constexpr int QUANT_TILE_M = 3;
-constexpr int QUANT_ACCUMULATORS = 3;
+// Maximum rows, and rows times blocks, of a GEMM tile with quantized weights: as for other weights.
+constexpr int QUANT_TILE_M = TILE_M;
+constexpr int QUANT_ACCUMULATORS = TILE_M;
 
 #include "kernels.inc"
 #include "sample.inc"

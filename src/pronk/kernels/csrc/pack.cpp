@@ -16,6 +16,15 @@ struct Pack {
   const float *scale, *minimum;
 };
 
+// Argument of pack_blocks_part.
+struct PackBlocks {
+  const pronk_weights* w;
+  const pronk_blocks* source;
+  int32_t format;
+  uint8_t* data;
+  std::atomic<bool>* damaged;  // set if a scale is not finite
+};
+
 // Return the first row of `source` that belongs to a block; write the number of its rows (at most 16) to `count`.
 int64_t block_rows(const pronk_weights* w, int64_t block, int64_t* count) {
   int64_t first, left;
@@ -60,29 +69,235 @@ void pack_part(void* argument, int thread, int threads) {
   }
 }
 
-// Pack a thread's share of q8 or q4 blocks, see pronk_weights for the layout.
+uint32_t load_32(const uint8_t* p) {
+  uint32_t x;
+  memcpy(&x, p, 4);
+  return x;
+}
+
+void store_32(uint8_t* p, uint32_t x) { memcpy(p, &x, 4); }
+
+// Store `count` unsigned codes of output `lane` at `to`, in the layout of pronk_weights. `count` is a multiple of 4 (8
+// bits) or 8 (4 bits), exactly 32 (5 bits) or 16 (6 bits).
+void store_codes(int bits, const uint8_t* codes, int64_t count, int64_t lane, uint8_t* to) {
+  to += 4 * lane;
+  if (bits == 8) {
+    for (int64_t k = 0; k < count; k += 4, to += 64) store_32(to, load_32(codes + k));
+    return;
+  }
+  uint32_t high = 0;
+  int high_bits = bits - 4;
+  uint32_t mask = high_bits == 2 ? 0x03030303u : high_bits == 1 ? 0x01010101u : 0;
+  for (int64_t k = 0; k < count; k += 8, to += 64) {
+    uint32_t first = load_32(codes + k), second = load_32(codes + k + 4);
+    store_32(to, (first & 0x0f0f0f0fu) | (second & 0x0f0f0f0fu) << 4);
+    high |= (first >> 4 & mask) << (k / 4 * high_bits) | (second >> 4 & mask) << ((k / 4 + 1) * high_bits);
+  }
+  if (high_bits) store_32(to, high);
+}
+
+// Return code `k` of output `lane`, stored by store_codes.
+int32_t load_code(int bits, const uint8_t* part, int64_t k, int64_t lane) {
+  const uint8_t* at = part + 4 * lane + k % 4;
+  if (bits == 8) return at[k / 4 * 64];
+  int32_t code = at[k / 8 * 64] >> (k & 4) & 15;
+  if (bits == 5) code |= (at[256] >> (k / 4) & 1) << 4;
+  if (bits == 6) code |= (at[128] >> (k / 4 * 2) & 3) << 4;
+  return code;
+}
+
+// Write a number as element `i` of an array of type f32, bf16 or f16. The number has that type's precision.
+void store_number(uint8_t* to, int type, int64_t i, float x) {
+  if (type == PRONK_F32) {
+    memcpy(to + 4 * i, &x, 4);
+  } else {
+    uint16_t y = type == PRONK_BF16 ? float_to_bf16(x) : float_to_half(x);
+    memcpy(to + 2 * i, &y, 2);
+  }
+}
+
+float load_number(const uint8_t* from, int type, int64_t i) {
+  if (type == PRONK_F32) {
+    float x;
+    memcpy(&x, from + 4 * i, 4);
+    return x;
+  }
+  uint16_t x;
+  memcpy(&x, from + 2 * i, 2);
+  return type == PRONK_BF16 ? bf16_to_float(x) : half_to_float(x);
+}
+
+// Pack a thread's share of blocks from codes, see pronk_weights for the layout.
 void pack_codes_part(void* argument, int thread, int threads) {
   const Pack* p = (const Pack*)argument;
   const pronk_weights* w = p->w;
-  int64_t group_bytes = quant_group_bytes(w), groups = w->K_pad / w->group;
-  int64_t header = w->minima ? 128 : 64;  // bytes of the scales and minima
+  int64_t unit_bytes = quant_unit_bytes(w), groups = quant_units(w), header = quant_header(w);
   for (int64_t b = w->blocks * thread / threads; b < w->blocks * (thread + 1) / threads; b++) {
     int64_t count, first = block_rows(w, b, &count);
     for (int64_t g = 0; g < groups; g++) {
-      char* to = (char*)p->data + (b * groups + g) * group_bytes;
+      uint8_t* to = (uint8_t*)p->data + (b * groups + g) * unit_bytes;
       for (int64_t i = 0; i < count; i++) {
-        ((float*)to)[i] = p->scale[(first + i) * groups + g];
-        if (w->minima) ((float*)to)[16 + i] = p->minimum[(first + i) * groups + g];
+        float scale = p->scale[(first + i) * groups + g];
+        store_number(to, w->scale_type, i, scale);
+        if (w->minima) {
+          float minimum = p->minimum[(first + i) * groups + g];
+          if (w->minima == 1) store_number(to + header / 2, w->scale_type, i, minimum);
+          else to[header - 16 + i] = scale == 0.0f ? 0 : (uint8_t)rintf(-minimum / scale);
+        }
         const uint8_t* from = (const uint8_t*)p->source + (first + i) * p->stride + g * w->group;
-        uint8_t* q = (uint8_t*)to + header + i * 4;
-        if (w->type == PRONK_Q8)
-          for (int64_t k = 0; k < w->group; k++) q[k / 4 * 64 + k % 4] = from[k];
-        else
-          for (int64_t k = 0; k < w->group; k++)
-            q[k / 8 * 64 + k % 4] = (uint8_t)(q[k / 8 * 64 + k % 4] | (from[k] & 15) << (k & 4));
+        store_codes(code_bits(w), from, w->group, i, to + header);
       }
     }
   }
+}
+
+// The formats of GGUF blocks, by their numbers in ggml.h: bytes of a block, and its weights (32 or 256).
+enum { GGUF_Q4_0 = 2, GGUF_Q4_1 = 3, GGUF_Q5_0 = 6, GGUF_Q5_1 = 7, GGUF_Q8_0 = 8, GGUF_Q4_K = 12, GGUF_Q5_K = 13,
+       GGUF_Q6_K = 14 };
+
+int64_t gguf_block_bytes(int format) {
+  switch (format) {
+    case GGUF_Q4_0: return 18;
+    case GGUF_Q4_1: return 20;
+    case GGUF_Q5_0: return 22;
+    case GGUF_Q5_1: return 24;
+    case GGUF_Q8_0: return 34;
+    case GGUF_Q4_K: return 144;
+    case GGUF_Q5_K: return 176;
+    case GGUF_Q6_K: return 210;
+    default: return 0;
+  }
+}
+
+bool is_finite_half(const uint8_t* p) { return (p[1] & 0x7c) != 0x7c; }
+
+uint64_t load_64(const uint8_t* p) {
+  uint64_t x;
+  memcpy(&x, p, 8);
+  return x;
+}
+
+const uint64_t NIBBLES = 0x0f0f0f0f0f0f0f0full, BITS_0 = 0x0101010101010101ull, BITS_01 = 0x0303030303030303ull;
+
+// Store eight 4-bit codes, one in each byte of `codes`: k 0-3 in the low nibbles of 4 bytes, k 4-7 in the high nibbles.
+inline void store_8_codes(uint8_t* to, uint64_t codes) { store_32(to, (uint32_t)codes | (uint32_t)(codes >> 32) << 4); }
+
+// Pack the low 4 bits of 32 codes of an output, the low nibbles of p[0 .. 31] or, with SHIFT = 4, the high ones.
+template <int SHIFT>
+inline void pack_32_nibbles(const uint8_t* p, uint8_t* to) {
+  for (int i = 0; i < 4; i++) store_8_codes(to + 64 * i, load_64(p + 8 * i) >> SHIFT & NIBBLES);
+}
+
+// Return a packed word: byte j has the `width` high bits of code j at bit step * width, and those of code j + 4 `width`
+// bits higher. Byte i of `bits` has the high bits of code i.
+inline uint32_t high_bits(uint64_t bits, int step, int width) {
+  return ((uint32_t)bits | (uint32_t)(bits >> 32) << width) << (step * width);
+}
+
+// Pack a GGUF block of 32 weights as a group of an output, whose first scale is at `to` and whose first codes are at
+// `codes`; return whether its scale and minimum are finite.
+bool pack_group(int format, const uint8_t* from, uint8_t* to, uint8_t* codes) {
+  bool minima = format == GGUF_Q4_1 || format == GGUF_Q5_1, five = format == GGUF_Q5_0 || format == GGUF_Q5_1;
+  memcpy(to, from, 2);
+  if (minima) memcpy(to + 32, from + 2, 2);
+  const uint8_t* p = from + (minima ? 4 : 2);
+  if (format == GGUF_Q8_0) {
+    for (int i = 0; i < 8; i++) store_32(codes + 64 * i, load_32(p + 4 * i) ^ 0x80808080u);
+  } else {
+    const uint8_t* nibbles = p + (five ? 4 : 0);
+    uint64_t first = load_64(nibbles), second = load_64(nibbles + 8);
+    store_8_codes(codes, first & NIBBLES);
+    store_8_codes(codes + 64, second & NIBBLES);
+    store_8_codes(codes + 128, first >> 4 & NIBBLES);
+    store_8_codes(codes + 192, second >> 4 & NIBBLES);
+    if (five) {  // bit k of 32 is the high bit of code k
+      uint32_t bits = load_32(p), high = 0;
+      for (int k = 0; k < 32; k++) high |= (bits >> k & 1) << (k % 4 * 8 + k / 4);
+      store_32(codes + 256, high);
+    }
+  }
+  return is_finite_half(from) && (!minima || is_finite_half(from + 2));
+}
+
+// Pack a Q4_K or Q5_K block as a super-block of an output, whose first factor is at `to`, first scale at `scales` and
+// first codes at `codes`; return whether its factors are finite. Byte i < 4 of the 12 scale bytes has scale i in bits
+// 0-5, byte i + 4 minimum i; byte i + 8 has the low halves of scale and minimum i + 4, whose bits 4-5 are bits 6-7 of
+// bytes i, i + 4.
+bool pack_k45(bool five, const uint8_t* from, uint8_t* to, uint8_t* scales, uint8_t* codes) {
+  memcpy(to, from, 2);
+  memcpy(to + 32, from + 2, 2);
+  const uint8_t *s = from + 4, *high = from + 16, *nibbles = five ? from + 48 : from + 16;
+  uint8_t* minima = scales + 128;
+  for (int i = 0; i < 4; i++) {
+    int at = i / 2 * 32 + i % 2;  // of group i; group i + 4 is two pairs later
+    scales[at] = s[i] & 63;
+    minima[at] = s[i + 4] & 63;
+    scales[at + 64] = (uint8_t)((s[i + 8] & 15) | (s[i] >> 6) << 4);
+    minima[at + 64] = (uint8_t)(s[i + 8] >> 4 | (s[i + 4] >> 6) << 4);
+  }
+  int64_t group_bytes = five ? 320 : 256;
+  for (int g = 0; g < 8; g++, codes += group_bytes) {
+    if (g % 2) pack_32_nibbles<4>(nibbles + 32 * (g / 2), codes);
+    else pack_32_nibbles<0>(nibbles + 32 * (g / 2), codes);
+    if (five) {  // bit g of byte i is the high bit of the code of input i in group g
+      uint32_t all = 0;
+      for (int i = 0; i < 4; i++) all |= high_bits(load_64(high + 8 * i) >> g & BITS_0, 2 * i, 1);
+      store_32(codes + 256, all);
+    }
+  }
+  return is_finite_half(from) && is_finite_half(from + 2);
+}
+
+// Pack a Q6_K block as a super-block of an output, see pack_k45; return whether its factor is finite. Input
+// 128 h + 32 r + i has its low 4 bits in byte 64 h + 32 (r % 2) + i (r < 2: low nibble, else high), and its high 2 bits
+// in bits 2 r and 2 r + 1 of byte 128 + 32 h + i. Here i is 0 or 16, the start of group g.
+bool pack_k6(const uint8_t* from, uint8_t* to, uint8_t* scales, uint8_t* codes) {
+  memcpy(to, from + 208, 2);
+  for (int g = 0; g < 16; g++) scales[g / 2 * 32 + g % 2] = from[192 + g];
+  for (int g = 0; g < 16; g++, codes += 192) {
+    int h = g / 8, r = g % 8 / 2, i = g % 2 * 16;
+    const uint8_t *nibbles = from + 64 * h + r % 2 * 32 + i, *high = from + 128 + 32 * h + i;
+    uint64_t first = load_64(nibbles) >> (r / 2 * 4) & NIBBLES, second = load_64(nibbles + 8) >> (r / 2 * 4) & NIBBLES;
+    store_8_codes(codes, first);
+    store_8_codes(codes + 64, second);
+    store_32(codes + 128, high_bits(load_64(high) >> (2 * r) & BITS_01, 0, 2) |
+                              high_bits(load_64(high + 8) >> (2 * r) & BITS_01, 2, 2));
+  }
+  return is_finite_half(from + 208);
+}
+
+// Return the stored bytes of output `row`; with heads, undo the row order of interleaved RoPE (see pronk_blocks).
+const uint8_t* gguf_row(const PackBlocks* p, int64_t row, int64_t row_bytes) {
+  const pronk_blocks* source = p->source;
+  while (row >= source->rows) row -= source++->rows;
+  if (source->heads) {
+    int64_t size = source->rows / source->heads, inside = row % size;
+    row += inside % (size / 2) * 2 + inside / (size / 2) - inside;
+  }
+  return (const uint8_t*)source->data + row * row_bytes;
+}
+
+void pack_blocks_part(void* argument, int thread, int threads) {
+  const PackBlocks* p = (const PackBlocks*)argument;
+  const pronk_weights* w = p->w;
+  int64_t units = quant_units(w), unit_bytes = quant_unit_bytes(w), header = quant_header(w);
+  int64_t bytes = gguf_block_bytes(p->format);
+  bool finite = true;
+  for (int64_t b = w->blocks * thread / threads; b < w->blocks * (thread + 1) / threads; b++) {
+    int64_t count, first = block_rows(w, b, &count);
+    const uint8_t* row[16];
+    for (int64_t i = 0; i < count; i++) row[i] = gguf_row(p, first + i, units * bytes);
+    uint8_t* to = p->data + b * units * unit_bytes;
+    for (int64_t u = 0; u < units; u++, to += unit_bytes)
+      for (int64_t i = 0; i < count; i++) {
+        const uint8_t* from = row[i] + u * bytes;
+        uint8_t *scale = to + 2 * i, *scales = to + SUPER_SCALES + 2 * i, *codes = to + header + 4 * i;
+        if (p->format == GGUF_Q6_K) finite &= pack_k6(from, scale, scales, codes);
+        else if (has_super_blocks(w)) finite &= pack_k45(p->format == GGUF_Q5_K, from, scale, scales, codes);
+        else finite &= pack_group(p->format, from, scale, codes);
+      }
+  }
+  if (!finite) p->damaged->store(true, std::memory_order_relaxed);
 }
 
 // Argument of round_part: the arguments of pronk_round, a buffer and the kernel.
@@ -132,7 +347,7 @@ int32_t pronk_round(const void* source, int32_t type, int64_t N, int64_t K, int6
 }
 
 int64_t pronk_packed_size(const pronk_weights* w) {
-  if (is_quantized(w)) return w->blocks * (w->K_pad / w->group) * quant_group_bytes(w);
+  if (is_quantized(w)) return w->blocks * quant_units(w) * quant_unit_bytes(w);
   return w->blocks * (w->type == PRONK_BF16 ? w->K_pad : w->K) * 16 * type_size(w->type);
 }
 
@@ -149,15 +364,36 @@ void pronk_pack_codes(const pronk_weights* w, const uint8_t* codes, const float*
   pool_run(threads, pack_codes_part, &pack);
 }
 
-// Return weight k of output `lane` (0 to 15) of a q8 or q4 block.
+int32_t pronk_pack_blocks(const pronk_weights* w, const pronk_blocks* source, int64_t count, int32_t format,
+                          void* data, int32_t threads) {
+  std::atomic<bool> damaged(false);
+  int64_t rows = 0;
+  for (int64_t i = 0; i < count; i++) rows += source[i].rows;
+  if (rows != w->N * (w->gated ? 2 : 1) || !gguf_block_bytes(format)) return -2;
+  PackBlocks pack = {w, source, format, (uint8_t*)data, &damaged};
+  PoolLock locked;
+  pool_run(threads, pack_blocks_part, &pack);
+  return damaged ? -1 : 0;
+}
+
+// Return weight k of output `lane` (0 to 15) of a quantized block.
 static float dequantize(const pronk_weights* w, int64_t block, int64_t lane, int64_t k) {
-  const char* group = (const char*)w->data + (block * (w->K_pad / w->group) + k / w->group) * quant_group_bytes(w);
-  const uint8_t* codes = (const uint8_t*)group + (w->minima ? 128 : 64) + lane * 4;
-  float scale = ((const float*)group)[lane];
-  k %= w->group;
-  int32_t code = w->type == PRONK_Q8 ? codes[k / 4 * 64 + k % 4] : codes[k / 8 * 64 + k % 4] >> (k & 4) & 15;
-  if (!w->minima) return scale * (float)(code - (w->type == PRONK_Q8 ? 128 : 8));
-  return scale * (float)code + ((const float*)group)[16 + lane];
+  int64_t unit = quant_unit(w), header = quant_header(w);
+  const uint8_t* at = (const uint8_t*)w->data + (block * quant_units(w) + k / unit) * quant_unit_bytes(w);
+  int bits = code_bits(w);
+  k %= unit;
+  if (!has_super_blocks(w)) {
+    float scale = load_number(at, w->scale_type, lane);
+    int32_t code = load_code(bits, at + header, k, lane);
+    if (w->minima == 2) return scale * (float)(code - at[header - 16 + lane]);
+    if (!w->minima) return scale * (float)(code - (1 << (bits - 1)));
+    return scale * (float)code + load_number(at + header / 2, w->scale_type, lane);
+  }
+  int64_t group = k / w->group, place = group / 2 * 32 + lane * 2 + group % 2;
+  int32_t code = load_code(bits, at + header + group * w->group * bits * 2, k % w->group, lane);
+  float scale = load_number(at, PRONK_F16, lane) * (float)(int8_t)at[SUPER_SCALES + place];
+  if (w->type == PRONK_K6) return scale * (float)(code - 32);
+  return scale * (float)code - load_number(at + 32, PRONK_F16, lane) * (float)at[SUPER_SCALES + 128 + place];
 }
 
 void pronk::unpack_row(const pronk_weights* w, int64_t row, float* out) {

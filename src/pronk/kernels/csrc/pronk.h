@@ -10,9 +10,14 @@
 #pragma once
 #include "export.h"
 
-#define PRONK_VERSION 6
+// Increase it with every change of a structure, a function, or the layout of packed weights, which may lie in files.
+#define PRONK_VERSION 7
 
-enum pronk_type { PRONK_F32 = 0, PRONK_BF16 = 1, PRONK_F16 = 2, PRONK_Q8 = 3, PRONK_Q4 = 4, PRONK_I8 = 5 };
+// Types of numbers, of weights, and of the KV cache (f32, bf16, i8).
+enum pronk_type {
+  PRONK_F32 = 0, PRONK_BF16 = 1, PRONK_F16 = 2, PRONK_Q8 = 3, PRONK_Q4 = 4, PRONK_I8 = 5,
+  PRONK_Q5 = 6, PRONK_K4 = 7, PRONK_K5 = 8, PRONK_K6 = 9
+};
 enum pronk_isa { PRONK_PORTABLE = 0, PRONK_AVX2 = 1, PRONK_AVX512 = 2, PRONK_AVX512_BF16 = 3, PRONK_AMX = 4 };
 
 enum pronk_kind {
@@ -31,22 +36,40 @@ enum pronk_activation { PRONK_IDENTITY = 0, PRONK_SILU = 1, PRONK_GELU = 2, PRON
 // A matrix [N, K] packed in blocks of 16 outputs. Every `unit` outputs a new block begins; zeros fill the last block:
 //   f32, f16   [blocks][K][16]
 //   bf16       [blocks][K_pad / 2][16][2], K_pad = K rounded up to 32: 16 pairs of k are one AMX tile
-//   q8, q4     [blocks][K_pad / group] groups, K_pad = K rounded up to `group`. A group is 16 scales, 16 minima if
-//              there are any (float32), and unsigned codes: q8 [group / 4][16][4]; q4 [group / 8][16][4], with k 0-3 in
-//              the low nibbles and k 4-7 in the high nibbles
-// A weight is scale * code + minimum; without minima scale * (code - 128) for q8 and scale * (code - 8) for q4.
+//   q8, q5, q4 [blocks][K_pad / group] groups, K_pad = K rounded up to `group` (q5: 32). A group is 16 scales; if there
+//              are minima 16 minima (both of `scale_type`), or 16 zero points (unsigned bytes); and unsigned codes:
+//                q8  [group / 4][16][4]
+//                q4  [group / 8][16][4], with k 0-3 in the low nibbles and k 4-7 in the high nibbles
+//                q5  the low 4 bits like q4, then the high bits [16][4]: bit i of byte j is that of k = 4 i + j
+//   k4, k5, k6 [blocks][K / 256] super-blocks, those of llama.cpp's Q4_K, Q5_K and Q6_K:
+//                16 factors, 16 factors of the minima (f16; k6: 32 bytes of zeros); the signed 8-bit scales of each
+//                pair of groups [pairs][16][2]; k4, k5: the unsigned 8-bit minima [pairs][16][2]; and the codes, group
+//                after group. A group is 32 inputs, with k6 16. k4 like q4, k5 like q5, and k6 the low 4 bits like q4,
+//                then the high bits [16][4]: bits 2 i and 2 i + 1 of byte j are those of k = 4 i + j
+// A weight is scale * code + minimum; without minima scale * (code - zero), with the group's zero point or a zero of 128
+// (q8), 16 (q5) or 8 (q4).
+// k4 and k5: factor * scale * code - factor of the minima * minimum; k6: factor * scale * (code - 32).
 typedef struct {
   int32_t type;
   int32_t gated;         // 1: gate and up projection in one matrix, whose blocks alternate: gate, up, gate, up, …
-  int32_t group;         // q8, q4: number of weights along K that share a scale; a multiple of 8
-  int32_t minima;        // q8, q4: whether groups have a minimum
+  int32_t group;         // quantized: number of weights along K that share a scale; a multiple of 8
+  int32_t minima;        // q8, q5, q4: what groups have besides a scale: 0 nothing, 1 a minimum, 2 a zero point (q8, q4)
+  int32_t scale_type;    // q8, q5, q4: type of scales and minima, f32, bf16 or f16
   int64_t N, K, K_pad;   // outputs (of the gate alone, if gated), inputs, padded inputs
   int64_t unit;          // outputs after which a new block begins: head_dim for PRONK_QKV, else N
   int64_t blocks;
   const void* data;
   const float* bias;     // [blocks * 16] or null
-  const int32_t* order;  // q8, q4: [K] index of the input that each weight multiplies; null: 0, 1, …, K - 1
+  const int32_t* order;  // quantized: [K] index of the input that each weight multiplies; null: 0, 1, …, K - 1
 } pronk_weights;
+
+// Rows of a GGUF file in quantized blocks, one after the other.
+typedef struct {
+  const void* data;
+  int64_t rows;
+  int64_t heads;  // 0, or the number of heads; the rows of each head are then stored in the order of interleaved RoPE:
+                  // row 2 i + j of a head of n rows is its output i + j * n / 2
+} pronk_blocks;
 
 typedef struct {
   int32_t kind;
@@ -111,16 +134,23 @@ typedef struct {
 } pronk_chain;
 
 PRONK_API int32_t pronk_version(void);
-// Write the sizes in bytes of the five structures, so that a mismatch is found at load time.
-PRONK_API void pronk_sizes(int32_t sizes[5]);
+// Write the sizes in bytes of the six structures, so that a mismatch is found at load time.
+PRONK_API void pronk_sizes(int32_t sizes[6]);
 // Return the highest instruction set that the processor and the operating system support.
 PRONK_API int32_t pronk_detect(void);
 // Pack the rows of `source` [rows, K] (f32, bf16 or f16, as in w->type) into `data`, which must be filled with 0.
 PRONK_API void pronk_pack(const pronk_weights* w, const void* source, int64_t stride, void* data, int32_t threads);
-// Pack q8 or q4 weights into `data`, filled with 0. `codes` [rows, K_pad] has one byte per code; `scale` and `minimum`
-// are [rows, K_pad / group]; `minimum` may be null.
+// Pack q8, q5 or q4 weights into `data`, filled with 0. `codes` [rows, K_pad] has one byte per code; `scale` and
+// `minimum` are [rows, K_pad / group]; `minimum` may be null. w->scale_type must represent their numbers exactly; with
+// zero points those of `scale`, and a minimum is -scale * zero point.
 PRONK_API void pronk_pack_codes(const pronk_weights* w, const uint8_t* codes, const float* scale, const float* minimum,
                                 void* data, int32_t threads);
+// Pack blocks of a GGUF file into `data`, filled with 0. The `count` sources are stacked; gated: the gate, then the up
+// projection. `format` is the number of their type in llama.cpp: 2, 3, 6, 7, 8 for Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 and 12,
+// 13, 14 for Q4_K, Q5_K, Q6_K. Returns 0; -1 if a scale is not finite; -2 if the sources do not have w's rows or the
+// type is unknown.
+PRONK_API int32_t pronk_pack_blocks(const pronk_weights* w, const pronk_blocks* source, int64_t count, int32_t format,
+                                    void* data, int32_t threads);
 // Quantize `source` [N, K] (f32, bf16 or f16, `stride` elements between rows) to 8 or 4 bits without minima: `codes`
 // [N, K], `scale` [N, groups]. `tries`: number of ranges 1, 0.95, 0.9, … to try, see best_scale (round.inc). Returns 0,
 // or -1 if memory is exhausted.
@@ -151,5 +181,8 @@ PRONK_API int32_t pronk_move(void* const* pools, const int32_t* types, const int
                              int64_t count, const int64_t* source, const int64_t* target, int64_t moves);
 // Read `bytes` once on all threads, to measure memory bandwidth. Returns a sum, so that the read is not optimised away.
 PRONK_API double pronk_read(const void* data, int64_t bytes, int32_t threads);
+// Multiply 8-bit codes in registers, in `rounds` rounds of a fixed number of products per thread, to measure the limit
+// of the instructions. Returns the number of products. AMX tiles are not used.
+PRONK_API double pronk_multiply(int64_t rounds, int32_t isa, int32_t threads);
 // Return the number of bytes that the library holds between forward passes.
 PRONK_API int64_t pronk_workspace(void);

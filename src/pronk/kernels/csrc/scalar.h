@@ -33,6 +33,17 @@ static inline float half_to_float(uint16_t h) {
   return y;
 }
 
+// Convert a number that float16 represents exactly.
+static inline uint16_t float_to_half(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, 4);
+  uint32_t sign = bits >> 16 & 0x8000, exponent = bits >> 23 & 255, fraction = bits & 0x7fffff;
+  if (exponent == 255) return (uint16_t)(sign | 0x7c00 | fraction >> 13);
+  if (exponent >= 113) return (uint16_t)(sign | (exponent - 112) << 10 | fraction >> 13);
+  if (exponent < 102) return (uint16_t)sign;
+  return (uint16_t)(sign | (fraction | 0x800000) >> (126 - exponent));
+}
+
 // Hash `key` together with `token`, which is a token id or a position: output number `token` of SplitMix64.
 static inline uint64_t hash_token(uint64_t key, uint64_t token) {
   uint64_t x = key + token * 0x9E3779B97F4A7C15u;

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-__all__ = ["Bits", "QuantizedMatrix"]
+__all__ = ["Bits", "QuantizedMatrix", "ScaleFormat"]
 
 Bits = Literal[8, 4]
 
@@ -25,6 +25,13 @@ _MAX_INPUTS = 65_536  # maximum: 65,536 products code * activation, each at most
 # A group may be longer than its row by at most 31 inputs. Reason: a quantized input row (codes padded to whole groups,
 # then scale and sum, 8 bytes per group) has to fit the buffer of an unquantized row, 16 bits per input, padded to 32.
 _MAX_GROUP_PADDING = 31
+
+
+class ScaleFormat(NamedTuple):
+    """How the scales and minima of a matrix can be stored without loss."""
+
+    dtype: torch.dtype  # of the scales, and of minima that are stored as such: float16, bfloat16 or float32
+    zeros: bool  # whether every minimum is ``-scale * zero`` with an integer ``zero`` in 0 .. 255, which is stored
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,6 +86,23 @@ class QuantizedMatrix:
     def zero(self) -> int:
         """Number to subtract from codes: 0 if the matrix has minima, else the zero point ``2**(bits - 1)``."""
         return 0 if self.minimum is not None else 1 << (self.bits - 1)
+
+    @property
+    def scale_format(self) -> ScaleFormat:
+        """Smallest format that represents all scales and minima exactly."""
+        scale, minimum = self.scale, self.minimum
+        for dtype in (torch.float16, torch.bfloat16):
+            if not torch.equal(scale.to(dtype).float(), scale):
+                continue
+            if minimum is None:
+                return ScaleFormat(dtype, zeros=False)
+            # With 16-bit scales the products scale * zero are exact.
+            zeros = torch.where(scale == 0, 0.0, -minimum / scale).round()
+            if torch.equal(zeros * scale, -minimum) and bool(((zeros >= 0) & (zeros < 256)).all()):
+                return ScaleFormat(dtype, zeros=True)
+            if torch.equal(minimum.to(dtype).float(), minimum):
+                return ScaleFormat(dtype, zeros=False)
+        return ScaleFormat(torch.float32, zeros=False)
 
     def dequantize(self) -> Tensor:
         """Return the weights, float32 ``[outputs, inputs]``, in the order of the inputs."""

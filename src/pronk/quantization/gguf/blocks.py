@@ -24,12 +24,40 @@ from torch import Tensor
 from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
 from pronk.quantization.gguf.layout import TensorType
 
-__all__ = ["BLOCKS", "unpack"]
+__all__ = ["BLOCKS", "BlockMatrix", "BlockRows", "unpack"]
 
 Unpacked = tuple[Tensor, Tensor, Tensor | None]  # codes, scales, and minima or None, in the shapes above
 
 # Number of bytes of a file that are converted at a time; the temporary tensors need a few times as much memory.
 _CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, eq=False)
+class BlockRows:
+    """Rows of a matrix as a file stores them."""
+
+    stored: Tensor  # uint8 ``[rows, bytes of a row]``, a view of the mapped file
+    # Number of heads whose rows are in the order of interleaved RoPE (see :mod:`~pronk.quantization.gguf.checkpoint`);
+    # 0: the rows are in order.
+    heads: int = 0
+    name: str = ""  # name of the tensor in the file
+
+
+@dataclass(frozen=True, eq=False)
+class BlockMatrix:
+    """A matrix ``[outputs, inputs]`` in GGUF blocks; the kernels pack the blocks as they are.
+
+    The number of inputs has no limit, unlike that of a ``QuantizedMatrix``: sums are over 32 or 256 inputs.
+    """
+
+    type: str  # GGUF type of all blocks, one of :data:`BLOCKS`
+    inputs: int
+    parts: tuple[BlockRows, ...]  # in the order of the outputs
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Numbers of outputs and inputs."""
+        return sum(len(part.stored) for part in self.parts), self.inputs
 
 
 @dataclass(frozen=True)

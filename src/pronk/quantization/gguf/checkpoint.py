@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import re
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -17,8 +18,9 @@ from torch import Tensor
 
 from pronk.errors import CheckpointError
 from pronk.quantization.formats.matrix import QuantizedMatrix
-from pronk.quantization.gguf.blocks import BLOCKS, unpack
+from pronk.quantization.gguf.blocks import BLOCKS, BlockMatrix, BlockRows, unpack
 from pronk.quantization.gguf.reader import GgufFile, TensorInfo
+from pronk.quantization.gguf.vocabulary import Vocabulary
 
 __all__ = ["GgufCheckpoint", "is_gguf"]
 
@@ -57,6 +59,17 @@ class GgufCheckpoint:
         count = self.header.get("split.tensors.count")
         if len(self._files) > 1 and count != len(self._infos):
             self.header.refuse(f"expected {count!r:.20} tensors in all parts, found {len(self._infos)}")
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """Vocabulary of the tokenizer, empty if the file has none; raises a TokenizerError if inconsistent."""
+        return Vocabulary.read(self.header)
+
+    @property
+    def identity(self) -> list[tuple[str, int, int, int]]:
+        """Path, number, size and time of modification of each of the model's files, as they were when opened."""
+        states = [(str(file.path.resolve()), file.state) for file in self._files]
+        return [(path, state.st_ino, state.st_size, state.st_mtime_ns) for path, state in states]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._infos)
@@ -123,6 +136,12 @@ class GgufCheckpoint:
             msg = f"{self.folder}: tensor {name} ({info.type.name}): {error}; download the file again"
             raise CheckpointError(msg) from error
 
+    def blocks(self, name: str) -> BlockMatrix:
+        """Return a quantized matrix in its blocks; ``name`` is that of a tensor with :meth:`has_blocks`."""
+        info = self._infos[name][1]
+        rows = BlockRows(self.raw_bytes(name).view(info.shape[0], -1), self._permuted_heads(name), name)
+        return BlockMatrix(info.type.name, info.shape[1], (rows,))
+
     def release(self) -> None:
         """Drop the mapped pages from memory; a later access reads the file again."""
         if hasattr(mmap, "MADV_DONTNEED"):
@@ -134,9 +153,14 @@ class GgufCheckpoint:
 
         For a head of size 6, the file holds the rows 0 3 1 4 2 5, and the result is 0 2 4 1 3 5.
         """
+        heads = self._permuted_heads(name)
+        return torch.arange(self.shape(name)[0]).view(heads, -1, 2).transpose(1, 2).reshape(-1) if heads else None
+
+    def _permuted_heads(self, name: str) -> int:
+        """Return the number of heads whose rows are permuted in the file; 0 if no rows are."""
         key = _PERMUTED.get(name.split(".")[-2]) if "." in name else None
         if key is None or self.header.get("general.architecture") != "llama":
-            return None
+            return 0
         heads = self.header.get(key)
         heads = self.header.get(_PERMUTED["attn_q"]) if heads is None else heads
         heads = heads[0] if isinstance(heads, list) and heads else heads
@@ -144,7 +168,7 @@ class GgufCheckpoint:
         if not isinstance(heads, int) or heads < 1 or size % (2 * heads):
             msg = f"{self.folder}: tensor {name}: expected rows for {heads!r:.20} heads of an even size, found {size}"
             raise CheckpointError(msg)
-        return torch.arange(size).view(heads, -1, 2).transpose(1, 2).reshape(-1)
+        return heads
 
 
 def _other_parts(first: GgufFile) -> list[GgufFile]:

@@ -17,7 +17,6 @@ from pronk.architecture.rope import RopeConfig
 from pronk.checks import check_integer, check_number
 from pronk.errors import ConfigError
 from pronk.quantization.gguf.checkpoint import GgufCheckpoint
-from pronk.quantization.gguf.vocabulary import Vocabulary
 
 __all__ = ["parse_gguf"]
 
@@ -78,7 +77,7 @@ def parse_gguf(checkpoint: GgufCheckpoint) -> ModelConfig:
         raise ConfigError(msg)
     keys = _Keys(checkpoint, architecture)
     keys.check_unsupported()
-    vocabulary = Vocabulary.read(checkpoint.header)
+    vocabulary = checkpoint.vocabulary
     num_layers, context = keys.integer("block_count", maximum=_MAX_LAYERS), keys.integer("context_length")
     rope = _rope(keys, checkpoint, _head_dim(keys), context)
     return ModelConfig(

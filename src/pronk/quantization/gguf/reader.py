@@ -15,11 +15,15 @@ with the remaining bytes. Metadata arrays are converted to lists on access. Sour
 from __future__ import annotations
 
 import mmap
+import os
 import struct
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
+
+import numpy as np
 
 from pronk.errors import CheckpointError
 from pronk.quantization.gguf.layout import ARRAY, BOOL, SCALARS, STRING, TENSOR_TYPES, TensorType
@@ -55,10 +59,11 @@ class _Array:
     type: int  # number of the GGUF type of the elements
     count: int  # number of elements
     start: int  # offset in the file of the first element
+    ends: Sequence[int] = ()  # strings only: offset in the file of the end of each element
 
 
 class GgufFile:
-    """Validated header of one memory-mapped file.
+    """Validated header of one memory-mapped file; ``state`` is the file's size, time of modification, ….
 
     Raises:
         CheckpointError: the file is not GGUF, has another version or byte order, or is truncated or damaged.
@@ -94,8 +99,8 @@ class GgufFile:
     def _map_file(self) -> mmap.mmap:
         try:
             with self.path.open("rb") as stream:
-                size = stream.seek(0, 2)
-                if size < 24:
+                self.state = os.fstat(stream.fileno())
+                if (size := self.state.st_size) < 24:
                     self.refuse(f"expected a GGUF file, found {size} bytes")
                 return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
         except (OSError, ValueError) as error:
@@ -147,7 +152,10 @@ class GgufFile:
         try:
             return text.decode()
         except UnicodeDecodeError:
-            self.refuse(f"{text_name:.80}: expected text in UTF-8, found invalid bytes")
+            self._refuse_text(text_name)
+
+    def _refuse_text(self, name: str) -> NoReturn:
+        self.refuse(f"{name:.80}: expected text in UTF-8, found invalid bytes")
 
     def _read_name(self, owner: str) -> str:
         size = self._read_number("Q")
@@ -191,24 +199,40 @@ class GgufFile:
             self.refuse(f"{key:.80}: expected as many strings as {self._num_left} bytes can hold, found {found}")
         start = end = self._position
         # Do not call _read_number for each string: a vocabulary has hundreds of thousands of strings.
+        read_size, buffer, last, ends = _UINT64.unpack_from, self.buffer, self._file_size - 8, array("Q")
         for _ in range(count):
-            if end + 8 > self._file_size:
+            if end > last:
                 end = self._file_size + 1  # beyond the file, so that _advance refuses it
                 break
-            end += 8 + _UINT64.unpack_from(self.buffer, end)[0]
+            end += 8 + read_size(buffer, end)[0]
+            if end > self._file_size:
+                break
+            ends.append(end)
         self._advance(end - start)
-        return _Array(kind, count, start)
+        return _Array(kind, count, start, ends)
 
     def _array_values(self, array: _Array, key: str) -> list[Any]:
         if array.type != STRING:
             values = struct.unpack_from(f"<{array.count}{SCALARS[array.type]}", self.buffer, array.start)
             return [value != 0 for value in values] if array.type == BOOL else list(values)
-        strings, position = [], array.start
-        for _ in range(array.count):
-            (size,) = _UINT64.unpack_from(self.buffer, position)
-            strings.append(self._decode(self.buffer[position + 8 : position + 8 + size], key))
-            position += 8 + size
-        return strings
+        if not array.count:
+            return []
+        starts = np.array([array.start, *array.ends[:-1]]) - array.start
+        stored = np.frombuffer(self.buffer[array.start : array.ends[-1]], np.uint8).copy()
+        # Replace each length by one zero byte, so that all strings are decoded at once.
+        is_text = np.ones(len(stored), np.bool_)
+        for offset in range(1, 8):
+            is_text[starts + offset] = False
+        stored[starts] = 0
+        try:
+            texts = stored[is_text].tobytes().decode().split("\0")[1:]
+            if len(texts) == array.count:
+                return texts
+            # A string has a zero byte itself.
+            ends = [end - array.start for end in array.ends]
+            return [bytes(stored[start + 8 : end]).decode() for start, end in zip(starts, ends, strict=True)]
+        except UnicodeDecodeError:
+            self._refuse_text(key)
 
     def _read_tensors(self, count: int) -> dict[str, TensorInfo]:
         alignment = self._pairs.get("general.alignment", 32)

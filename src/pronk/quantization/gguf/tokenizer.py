@@ -10,7 +10,9 @@ steps that llama.cpp omits (Unicode normalization NFC for Qwen).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +20,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from pronk.errors import TokenizerError
+from pronk.quantization.gguf.checkpoint import GgufCheckpoint
 from pronk.quantization.gguf.reader import GgufFile
 from pronk.quantization.gguf.vocabulary import TokenKind, Vocabulary, read_flag, read_scores, read_strings
 
@@ -67,12 +70,31 @@ class TokenizerParts:
     """Arguments for a :class:`pronk.tokenization.tokenizer.Tokenizer`, from a GGUF file."""
 
     backend: tokenizers.Tokenizer  # tokenizer of the library ``tokenizers``
+    largest_id: int  # largest token id; -1 without tokens
     special_tokens: dict[str, str]  # texts of special tokens, by their names in chat templates, such as ``bos_token``
     chat_template: str | None  # Jinja source of the chat template; ``None`` if the file has none
 
 
-def read_tokenizer(file: GgufFile) -> TokenizerParts:
+def read_tokenizer(checkpoint: GgufCheckpoint) -> TokenizerParts:
     """Convert the tokenizer of a file; raise a TokenizerError if it is absent, unsupported or damaged."""
+    with _no_garbage_collection():
+        return _read_tokenizer(checkpoint)
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Pause Python's garbage collector, which would scan hundreds of thousands of lists many times."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _read_tokenizer(checkpoint: GgufCheckpoint) -> TokenizerParts:
+    file = checkpoint.header
     model = file.get("tokenizer.ggml.model")
     if model not in _MODELS:
         found = "none" if model in (None, "no_vocab", "none") else f"{model!r:.40}"
@@ -81,7 +103,7 @@ def read_tokenizer(file: GgufFile) -> TokenizerParts:
             f"{file.path}: expected tokenizer.ggml.model to be {allowed}, found {found}; use the original model folder"
         )
         raise TokenizerError(msg)
-    vocabulary = Vocabulary.read(file)
+    vocabulary = checkpoint.vocabulary
     template = file.get("tokenizer.chat_template")
     if not isinstance(template, str | None):
         msg = f"{file.path}: tokenizer.chat_template: expected a string, found {type(template).__name__}"
@@ -97,7 +119,11 @@ def read_tokenizer(file: GgufFile) -> TokenizerParts:
         raise TokenizerError(msg) from error
     template_names = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
     special = {key: vocabulary.special_text(name) for name, key in template_names.items()}
-    return TokenizerParts(backend, {key: text for key, text in special.items() if text is not None}, template)
+    used = (i for i in reversed(range(len(vocabulary.tokens))) if vocabulary.tokens[i] is not None)
+    largest_id = next(used, -1)
+    return TokenizerParts(
+        backend, largest_id, {key: text for key, text in special.items() if text is not None}, template
+    )
 
 
 def _byte_level_bpe(file: GgufFile, vocabulary: Vocabulary) -> tokenizers.Tokenizer:
@@ -109,7 +135,7 @@ def _byte_level_bpe(file: GgufFile, vocabulary: Vocabulary) -> tokenizers.Tokeni
             "use the model's original folder, or convert it again with a current llama.cpp"
         )
         raise TokenizerError(msg)
-    merges = [_parse_merge(merge) for merge in read_strings(file, "merges")]
+    merges = _parse_merges(read_strings(file, "merges"))
     backend = tokenizers.Tokenizer(models.BPE(vocabulary.ids_by_text, merges, ignore_merges=settings.ignore_merges))
     if settings.nfc:
         backend.normalizer = normalizers.NFC()
@@ -142,6 +168,16 @@ _MODELS: dict[str, Callable[[GgufFile, Vocabulary], tokenizers.Tokenizer]] = {
     "gpt2": _byte_level_bpe,
     "llama": _sentencepiece_bpe,
 }
+
+
+def _parse_merges(merges: Sequence[str]) -> list[tuple[str, str]]:
+    """Split each merge by :func:`_parse_merge`; all at once if every merge has one space inside."""
+    text = "\n".join(merges)
+    one_space = text.count(" ") == len(merges) and all(" " in merge for merge in merges)
+    if one_space and text.count("\n") == len(merges) - 1 and "\n " not in f"\n{text}":
+        parts = text.replace(" ", "\n").split("\n")
+        return list(zip(parts[::2], parts[1::2], strict=True))
+    return [_parse_merge(merge) for merge in merges]
 
 
 def _parse_merge(merge: str) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -52,8 +53,10 @@ class Vocabulary:
         """Read the vocabulary, empty if the file has none; raise a TokenizerError if it is inconsistent."""
         texts = read_strings(file, "tokens")
         kinds = _read_array(file, "token_type", int, len(texts)) or [int(TokenKind.NORMAL)] * len(texts)
-        entries = enumerate(zip(texts, kinds, strict=True))
-        tokens = [None if _is_placeholder(token_id, text, kind) else text for token_id, (text, kind) in entries]
+        tokens: list[str | None] = list(texts)
+        for token_id in [i for i, text in enumerate(texts) if not text or text[0] == "["]:
+            if _is_placeholder(token_id, texts[token_id], kinds[token_id]):
+                tokens[token_id] = None
         _check_tokens(file, [token for token in tokens if token is not None])
         special_ids = {}
         defaults = _SENTENCEPIECE_IDS if file.get(f"{_KEY_PREFIX}model") == "llama" else {}
@@ -122,19 +125,17 @@ def _read_array(file: GgufFile, name: str, kind: type, count: int | None = None)
 
 def _is_placeholder(token_id: int, text: str, kind: int) -> bool:
     """Return whether llama.cpp's converter made up this token for an id that the model does not use."""
-    return not text or (text == f"[PAD{token_id}]" and kind in (TokenKind.UNUSED, TokenKind.USER_DEFINED))
+    made_up = text.startswith("[PAD") and text == f"[PAD{token_id}]"
+    return not text or (made_up and kind in (TokenKind.UNUSED, TokenKind.USER_DEFINED))
 
 
 def _check_tokens(file: GgufFile, tokens: Sequence[str]) -> None:
     """Raise a :class:`TokenizerError` for a duplicate or overlong token."""
-    seen: set[str] = set()
-    for token in tokens:
-        if len(token) > _MAX_TOKEN_CHARACTERS:
-            msg = (
-                f"{file.path}: expected tokens of at most {_MAX_TOKEN_CHARACTERS} characters, found one of {len(token)}"
-            )
-            raise TokenizerError(msg)
-        if token in seen:
-            msg = f"{file.path}: expected every token once, found {token[:40]!r} twice; convert the model again"
-            raise TokenizerError(msg)
-        seen.add(token)
+    longest = max(map(len, tokens), default=0)
+    if longest > _MAX_TOKEN_CHARACTERS:
+        msg = f"{file.path}: expected tokens of at most {_MAX_TOKEN_CHARACTERS} characters, found one of {longest}"
+        raise TokenizerError(msg)
+    if len(set(tokens)) < len(tokens):
+        ((token, _),) = Counter(tokens).most_common(1)
+        msg = f"{file.path}: expected every token once, found {token[:40]!r} twice; convert the model again"
+        raise TokenizerError(msg)

@@ -1,0 +1,81 @@
+"""The kernels of Arm under emulation: matrix products with the bits of this processor's kernels.
+
+The test needs a cross compiler and an emulator (Debian: ``apt install g++-aarch64-linux-gnu qemu-user``).
+"""
+
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from gguf_files import QUANTIZED
+from kernels.test_blocks import INPUTS, blocks
+from kernels.test_products import same, some_rows
+from pronk.kernels.build import SOURCES, BuildTarget
+from pronk.kernels.library import candidates
+from pronk.models.linear import KernelLinear, WeightLayout
+from pronk.quantization.formats.matrix import QuantizedMatrix
+from pronk.quantization.gguf.blocks import BlockMatrix
+from quantization.formats.codes import CODED, some_codes
+
+COMPILER, EMULATOR = shutil.which("aarch64-linux-gnu-g++"), shutil.which("qemu-aarch64")
+# Emulated processors, and the tiles that they get: without dot products, with them, and with 8-bit matrix products.
+PROCESSORS = {"cortex-a57": "portable", "cortex-a76": "dot", "max": "i8mm"}
+BATCHES = [(1, 1), (2, 1), (3, 1), (5, 2), (64, 2)]  # (rows, threads)
+OUTPUTS = 37
+
+pytestmark = pytest.mark.skipif(
+    COMPILER is None or EMULATOR is None,
+    reason="Arm's kernels are NOT tested here: expected aarch64-linux-gnu-g++ and qemu-aarch64, found no such commands",
+)
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Compile the kernels and ``products.cpp`` to one static program."""
+    folder = tmp_path_factory.mktemp("arm")
+    sources = {SOURCES / f"{name}.cpp": flags for name, flags in BuildTarget("aarch64", "linux").source_flags.items()}
+    sources[Path(__file__).with_name("products.cpp")] = []
+    common = ["-std=c++17", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-pthread", "-DPRONK_FEW_TILES"]
+
+    def compile_source(source: Path) -> Path:
+        out = folder / f"{source.stem}.o"
+        command = [str(COMPILER), *common, *(flag for flag in sources[source] if flag != "-O3"), f"-I{SOURCES}"]
+        subprocess.run([*command, "-c", str(source), "-o", str(out)], check=True)
+        return out
+
+    with ThreadPoolExecutor(2) as pool:
+        objects = [str(out) for out in pool.map(compile_source, sources)]
+    subprocess.run([str(COMPILER), "-static", "-pthread", *objects, "-o", str(folder / "products")], check=True)
+    return folder / "products"
+
+
+@pytest.mark.parametrize("processor", PROCESSORS)
+def test_products_have_the_same_bits(program: Path, processor: str, tmp_path: Path) -> None:
+    kernels = candidates()[0]
+    weights: list[QuantizedMatrix | BlockMatrix] = [blocks(each, OUTPUTS, INPUTS.get(each, 352)) for each in QUANTIZED]
+    for bits, minima, order in CODED:
+        if not order:
+            weights += [some_codes((OUTPUTS, 192), bits, minima, order, group) for group in (8, 16, 32, 64)]
+    linears = [KernelLinear(kernels, each, None, WeightLayout()) for each in weights]
+    cases, expected = bytearray(), []
+    for linear in linears:
+        for rows, threads in BATCHES:
+            x = some_rows(rows, linear.in_features, seed=rows)
+            data = linear.packed.data.view(torch.uint8).flatten()
+            cases += bytes(linear.packed.struct) + np.array([data.nbytes, rows, threads], np.int64).tobytes()
+            cases += data.numpy().tobytes() + x.numpy().tobytes()
+            expected.append(linear.logits(x))
+    (tmp_path / "cases").write_bytes(cases)
+    command = [str(EMULATOR), "-cpu", processor, str(program), str(tmp_path / "cases"), str(tmp_path / "out")]
+    run = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert run.stdout.strip() == PROCESSORS[processor]
+    found = torch.from_numpy(np.fromfile(tmp_path / "out", np.float32))
+    parts = found.split([product.numel() for product in expected])
+    for number, (part, product) in enumerate(zip(parts, expected, strict=True)):
+        linear, (rows, _) = linears[number // len(BATCHES)], BATCHES[number % len(BATCHES)]
+        assert same(part.view_as(product), product), (processor, rows, linear.packed.struct.type, linear.in_features)

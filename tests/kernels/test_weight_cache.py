@@ -1,0 +1,163 @@
+"""Packed weights in a cache file: the bits of packing, in every later load; a worthless file is replaced."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from checkpoints import MakeCheckpoint
+from gguf_files import convert
+from pronk import LLM, SamplingParams
+from pronk.errors import OptionError
+from pronk.kernels import weights
+from pronk.kernels.weight_cache import WeightCache
+from pronk.models.linear import KernelLinear
+
+PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)
+SIZES = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "head_dim": 64}
+KINDS = {"": "Q4_K", "attn_v": "Q6_K", "attn_output": "Q5_0", "token_embd": "Q8_0", "ffn_down": "F16"}
+
+
+@pytest.fixture
+def model(checkpoint: MakeCheckpoint, tmp_path: Path) -> Path:
+    return convert(checkpoint("llama", **SIZES), tmp_path / "model.gguf", KINDS)
+
+
+def packed(llm: LLM) -> list[torch.Tensor]:
+    modules = llm.engine.runner.decoder.modules()
+    return [module.packed.data.view(torch.uint8) for module in modules if isinstance(module, KernelLinear)]
+
+
+def same(one: LLM, other: LLM) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(packed(one), packed(other), strict=True))
+
+
+def no_packing(*_: object) -> None:
+    raise AssertionError
+
+
+def test_a_later_load_maps_the_weights(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, folder = LLM(model), tmp_path / "cache"
+    first = LLM(model, weight_cache=folder)
+    (file,) = folder.iterdir()
+    written = file.stat()
+    matrices = sum(data.nbytes for data in packed(plain))
+    assert matrices / 2 < written.st_size < matrices + 4096 * (2 + len(packed(plain)))  # F16 matrices are not kept
+    monkeypatch.setattr(weights, "mapped_zeros", lambda shape, dtype: torch.zeros(shape, dtype=dtype))
+    monkeypatch.setattr(plain.engine.runner.decoder.kernels.library, "pronk_pack_blocks", no_packing)  # type: ignore[union-attr]
+    later = LLM(model, weight_cache=str(folder))
+    monkeypatch.undo()
+    assert same(plain, first)
+    assert same(plain, later)
+    texts = [llm.generate("a b c", PARAMS, drafter="autoregressive").text for llm in (plain, first, later)]
+    assert texts[0] == texts[1] == texts[2]
+    assert file.stat().st_mtime_ns == written.st_mtime_ns
+
+
+def truncated(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:5000])
+
+
+def long_header(file: Path) -> None:
+    file.write_bytes(b"\xff" * 8 + file.read_bytes()[8:])
+
+
+def other_header(file: Path) -> None:
+    file.write_bytes(file.read_bytes().replace(b'{"source"', b'{"sourc!"', 1))
+
+
+def no_json(file: Path) -> None:
+    file.write_bytes(file.read_bytes().replace(b'{"source"', b'{source""', 1))
+
+
+def nested(file: Path) -> None:
+    text = b"[" * 100_000
+    file.write_bytes(len(text).to_bytes(8, "little") + text)
+
+
+def empty(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def far_matrices(file: Path) -> None:
+    """Move the first matrix behind the end of the file."""
+    data = file.read_bytes()
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    next(iter(header["matrices"].values()))[0] = (len(data) // 4096 + 1) * 4096
+    text = json.dumps(header).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + len(text) :])
+
+
+@pytest.mark.parametrize("damage", [truncated, long_header, other_header, no_json, nested, empty, far_matrices])
+def test_a_damaged_file_is_replaced(model: Path, tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    plain, folder = LLM(model), tmp_path / "cache"
+    LLM(model, weight_cache=folder)
+    (file,) = folder.iterdir()
+    good = file.read_bytes()
+    damage(file)
+    assert same(plain, LLM(model, weight_cache=folder))
+    assert file.read_bytes() == good
+    assert list(folder.iterdir()) == [file]
+
+
+def test_weights_of_a_changed_model_are_packed_again(model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    LLM(model, weight_cache=folder)
+    data = bytearray(model.read_bytes())
+    data[-100] ^= 1  # a code of the last matrix
+    model.write_bytes(data)
+    os.utime(model, ns=(1, 1))
+    assert same(LLM(model), LLM(model, weight_cache=folder))
+    assert len(list(folder.iterdir())) == 1
+
+
+def test_a_full_disk_is_a_warning(model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    folder.write_text("a file, not a folder")
+    with pytest.warns(UserWarning, match="cannot keep the packed weights"):
+        llm = LLM(model, weight_cache=folder)
+    assert same(llm, LLM(model))
+
+
+def identity(path: Path) -> list[tuple[str, int, int, int]]:
+    return [(str(path), 1, 2, 3)]
+
+
+def test_matrices_are_found_by_name_and_size(tmp_path: Path) -> None:
+    cache = WeightCache(tmp_path, identity(tmp_path))
+    cache.add("a", torch.arange(100, dtype=torch.uint8))
+    cache.save()
+    found = WeightCache(tmp_path, identity(tmp_path))
+    assert found.find("a", 99) is None
+    assert found.find("b", 100) is None
+    matrix = found.find("a", 100)
+    assert matrix is not None
+    assert matrix.tolist() == list(range(100))
+    assert WeightCache(tmp_path, [(str(tmp_path), 1, 2, 4)]).find("a", 100) is None
+
+
+def test_new_matrices_join_those_of_the_file(tmp_path: Path) -> None:
+    for number in range(3):
+        cache = WeightCache(tmp_path, identity(tmp_path))
+        cache.add(f"m{number}", torch.full((5000,), number, dtype=torch.uint8))
+        cache.save()
+    found = WeightCache(tmp_path, identity(tmp_path))
+    for number in range(3):
+        matrix = found.find(f"m{number}", 5000)
+        assert matrix is not None
+        assert matrix.unique().tolist() == [number]
+
+
+def test_models_without_blocks_are_refused(checkpoint: MakeCheckpoint, model: Path, tmp_path: Path) -> None:
+    for path, options in ((checkpoint("llama"), {}), (model, {"kernels": "torch"})):
+        with pytest.raises(OptionError, match="weight_cache: expected a GGUF file"):
+            LLM(path, weight_cache=tmp_path, **options)
+
+
+@pytest.mark.parametrize("value", ["", None, 5])
+def test_invalid_values(model: Path, value: object) -> None:
+    with pytest.raises(OptionError, match="weight_cache: expected True, False or a folder, found "):
+        LLM(model, weight_cache=value)  # type: ignore[arg-type]
