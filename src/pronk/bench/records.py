@@ -60,7 +60,8 @@ class Model:
 
     name: str  # folder or id of the model, as the user wrote it
     parameters: int
-    # Bytes of the weight matrices that a forward pass reads as a whole, so without an embedding table (unless tied).
+    # Bytes in the model's files of the tensors that a forward pass reads as a whole, so without an embedding table
+    # (unless tied); in memory, if the weights take less there.
     pass_bytes: int
     kv_bytes_per_token: int  # bytes of KV cache that a forward pass reads for each token of the context
     dtype: str  # data type of the weights that are not quantized

@@ -138,7 +138,7 @@ def _model_record(name: str, llm: LLM, methods: tuple[str, ...]) -> Model:
     return Model(
         name=name,
         parameters=count_parameters(llm.config),
-        pass_bytes=weights.nbytes,
+        pass_bytes=weights.floor_bytes,
         kv_bytes_per_token=kv_bytes_per_token(llm.config, llm.engine.cache.kv_dtype),
         dtype=str(llm.dtype).removeprefix("torch."),
         context=llm.config.context,

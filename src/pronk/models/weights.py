@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from pronk.architecture.config import ModelConfig
-from pronk.kernels.library import CODED_TYPES
+from pronk.kernels.library import CODED_TYPES, SUPER_BLOCK_TYPES
 from pronk.kernels.weights import PackedMatrix
 from pronk.models.decoder import Decoder
 from pronk.models.families import plan_tensors
@@ -17,7 +17,7 @@ from pronk.models.linear import KernelLinear, Linear, StackedLinear
 
 __all__ = ["ForwardWeights", "count_parameters", "forward_weights"]
 
-_BITS_OF_TYPE = {number: bits for bits, number in CODED_TYPES.items()}
+_BITS_OF_TYPE = {number: bits for bits, number in [*CODED_TYPES.items(), *SUPER_BLOCK_TYPES.items()]}
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class ForwardWeights:
 
     formats: str  # formats in memory, most bytes first, such as ``int4 in groups of 32, int8 in groups of 128``
     nbytes: int  # size in memory in bytes, scales, minima and padding included
+    floor_bytes: int  # size in the checkpoint's files, or in memory where that is less: what a token has to read
     count: int  # number of parameters
 
     @property
@@ -43,7 +44,9 @@ def forward_weights(decoder: Decoder) -> ForwardWeights:
             kind, nbytes = _format_and_bytes(linear)
             sizes[kind] += nbytes
             count += linear.in_features * linear.out_features
-    return ForwardWeights(", ".join(kind for kind, _ in sizes.most_common()), sizes.total(), count)
+    total = sizes.total()
+    floor_bytes = total if decoder.stored_bytes is None else min(total, decoder.stored_bytes)
+    return ForwardWeights(", ".join(kind for kind, _ in sizes.most_common()), total, floor_bytes, count)
 
 
 def count_parameters(config: ModelConfig) -> int:
@@ -63,4 +66,5 @@ def _packed_format(packed: PackedMatrix) -> str:
     bits = _BITS_OF_TYPE.get(packed.struct.type)
     if bits is None:
         return str(packed.data.dtype).removeprefix("torch.")
-    return f"int{bits} in groups of {packed.struct.group}"
+    super_blocks = " in super-blocks of 256" if packed.struct.type in SUPER_BLOCK_TYPES.values() else ""
+    return f"int{bits} in groups of {packed.struct.group}{super_blocks}"
