@@ -1,60 +1,95 @@
-"""Cost of loading a checkpoint: seconds, and peak memory relative to the weights in the loaded dtype.
+"""Seconds and peak memory of loading a model: ``LLM(path)`` in new processes, from a warm page cache.
 
-    python benchmarks/loading.py FOLDER [--dtype bfloat16] [--kernels torch]
+    python benchmarks/loading.py MODEL               a folder or GGUF file
+    python benchmarks/loading.py MODEL --busy        also beside a process that keeps one core busy
+    python benchmarks/loading.py MODEL --llama-cpp   also llama.cpp (a GGUF file)
+    python benchmarks/loading.py MODEL --weight-cache FOLDER   also with the packed weights of an earlier load
 
-Linux only: the peak is the high-water mark of the operating system, pages of the mapped file included. Prints one line
-of JSON.
+The first round, which may run the self-check and reads the files, is not counted. Memory is the growth of the peak
+between the import and the end of loading, pages of mapped files included, relative to the file (Linux). Figures are
+medians, with the minimum and maximum in brackets. The last line is one JSON object.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import re
+import statistics
+import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
-from time import perf_counter
 
-import torch
+from pronk.bench.machine import describe_hardware
 
-from pronk.kernels.library import CHOICES
-from pronk.models.kernels import load_kernels
-from pronk.models.loader import load_decoder, parse_dtype, read_config, resolve_model
-
-
-def resident(key: str) -> int:
-    """Return bytes of this process: ``VmRSS`` is the current size, ``VmHWM`` the peak."""
-    found = re.search(rf"{key}:\s+(\d+)", Path("/proc/self/status").read_text(encoding="ascii"))
-    assert found is not None
-    return int(found[1]) * 1024
+_MEASURE = """
+import json, re, sys, time
+from pathlib import Path
+def resident(key):
+    return int(re.search(key + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
+if sys.argv[1] == "pronk":
+    from pronk import LLM
+    options = {"weight_cache": sys.argv[4]} if sys.argv[4] else {}
+    load = lambda: LLM(sys.argv[2], threads=int(sys.argv[3]), **options)
+else:
+    from llama_cpp import Llama
+    load = lambda: Llama(sys.argv[2], n_threads=int(sys.argv[3]), verbose=False)
+Path("/proc/self/clear_refs").write_text("5")  # the peak of the import does not count
+before, began = resident("VmRSS"), time.perf_counter()
+model = load()
+seconds = time.perf_counter() - began
+print(json.dumps([seconds, resident("VmHWM") - before]))
+"""
 
 
 def main() -> None:
-    """Load once, and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model")
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--kernels", default="auto", choices=CHOICES, help="instruction set to pack weights for")
-    args = parser.parse_args()
-    folder = resolve_model(args.model)
-    config = read_config(folder)
-    dtype = parse_dtype(args.dtype, config)
-    kernels = None if args.kernels == "torch" else load_kernels(args.kernels)
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    before, began = resident("VmRSS"), perf_counter()
-    decoder = load_decoder(folder, config, dtype=dtype, device=torch.device("cpu"), kernels=kernels)
-    seconds = perf_counter() - began
-    c = config
-    layer = c.hidden_size * (sum(c.qkv_sizes) + c.num_heads * c.head_dim + c.intermediate_size * (3 if c.gated else 2))
-    weights = len(decoder.layers) * layer + c.vocab_size * c.hidden_size * (1 if c.tied else 2)
-    figures = {
-        "model": folder.name,
-        "dtype": str(dtype).removeprefix("torch."),
-        "kernels": "torch" if kernels is None else kernels.name,
-        "seconds": round(seconds, 2),
-        "weights_gb": round(weights * dtype.itemsize / 1e9, 3),
-        "peak_over_weights": round((resident("VmHWM") - before) / (weights * dtype.itemsize), 3),
-    }
-    print(json.dumps(figures))
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--busy", action="store_true")
+    parser.add_argument("--llama-cpp", action="store_true")
+    parser.add_argument("--weight-cache", default="", help="a folder")
+    options = parser.parse_args()
+    engines = {"pronk": ("pronk", "")}
+    if options.weight_cache:
+        engines["pronk, weight cache"] = ("pronk", options.weight_cache)
+    if options.llama_cpp:
+        engines["llama.cpp"] = ("llama.cpp", "")
+    files = [options.model] if options.model.is_file() else sorted(options.model.glob("*.safetensors"))
+    size = sum(file.stat().st_size for file in files)
+    import torch  # noqa: PLC0415 - after the arguments were checked
+
+    processor = describe_hardware(torch.device("cpu"))["processor"]
+    print(f"{options.model.name}, {size / 1e6:.0f} MB, {options.threads} threads, {processor}")
+    found: dict[str, list[list[float]]] = {}
+    for number in range(options.rounds + 1):
+        for engine, arguments in engines.items():
+            for busy in (False, True) if options.busy else (False,):
+                name = f"{engine}, beside a busy process" if busy else engine
+                figures = measure(*arguments, options.model, options.threads, busy=busy)
+                if number:
+                    found.setdefault(name, []).append(figures)
+    for name, rounds in found.items():
+        seconds, memory = [each[0] for each in rounds], statistics.median(each[1] for each in rounds)
+        line = f"{name:44} {statistics.median(seconds):6.2f} s [{min(seconds):.2f}, {max(seconds):.2f}]"
+        print(f"{line}   memory {memory / 1e6:7.0f} MB, {memory / size:.3f} of the file")
+    print(json.dumps({"model": options.model.name, "bytes": size, "processor": processor, "rounds": found}))
+
+
+def measure(engine: str, weight_cache: str, model: Path, threads: int, *, busy: bool) -> list[float]:
+    """Return the seconds and the growth of memory in bytes of one new process."""
+    other = subprocess.Popen([sys.executable, "-c", "while True: pass"]) if busy else None
+    try:
+        command = [sys.executable, "-c", _MEASURE, engine, str(model), str(threads), weight_cache]
+        run = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603
+    finally:
+        if other is not None:
+            with suppress(OSError):
+                other.kill()
+            other.wait()
+    figures: list[float] = json.loads(run.stdout.splitlines()[-1])
+    return figures
 
 
 if __name__ == "__main__":

@@ -1,11 +1,18 @@
-"""Time of forward passes by rows, relative to the memory floor, and beside a busy process.
+"""Time of forward passes by rows, relative to the limits of memory and processor, and beside a busy process.
 
     python benchmarks/passes.py                          pronk-tiny
-    python benchmarks/passes.py --model big --prefill 500
+    python benchmarks/passes.py --model qwen2.5-coder-1.5b-instruct-q4_k_m.gguf --prefill 700 4000
     python benchmarks/passes.py --busy                   while another process keeps one core busy
 
-The floor is the time to read the same packed weights once with the same threads, interleaved with the forward passes.
-Figures are medians, with the minimum in brackets. The last line is one JSON object.
+All figures of a table come from one run, in which every round measures each of them once:
+
+    bandwidth   bytes per second of reading the packed weights on all threads
+    limit       products per second of two 8-bit codes in registers, on all threads
+    floor       bytes of one token's weights in the model's file, over the bandwidth
+    n*          rows from which the products cannot take less than the floor: limit / (weights / floor)
+    goal        the time of n rows over that of one row is at most max(1.15, 1.67 n / n*)
+
+Figures are medians, with the 10th and 90th percentiles in brackets. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -27,19 +34,21 @@ from pronk.execution.attention import Segment
 from pronk.execution.model_runner import ForwardJob
 from pronk.kv_cache.blocks import BlockTable
 from pronk.models.linear import KernelLinear
+from pronk.models.weights import forward_weights
 from pronk.speculation.tree import TokenTree
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 CONTEXT = 200
+MULTIPLY_ROUNDS = 1 << 22  # some 10 ms on a processor of 2021
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="a model folder; by default pronk-tiny")
+    parser.add_argument("--model", help="a model folder or GGUF file; by default pronk-tiny")
     parser.add_argument("--kernels", default="auto")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--prefill", type=int, default=500, help="length of the prompt in tokens")
+    parser.add_argument("--prefill", type=int, nargs="*", default=[700], help="lengths of prompts in tokens")
     parser.add_argument(
         "--busy", action="store_true", help="measure beside a process that never waits, also with one thread"
     )
@@ -56,13 +65,16 @@ def main() -> None:
         report["busy"] = beside_a_busy_process(llm, options.threads, options.rounds)
     else:
         report["passes"] = by_rows(llm, options.rounds)
-        report["prefill"] = prefill(llm, options.prefill)
+        report["prefill"] = [prefill(llm, tokens, report["passes"]["limit"]) for tokens in options.prefill]
         report["outside"] = outside(llm)
     print(json.dumps(report))
 
 
 def weights(llm: LLM) -> list[torch.Tensor]:
-    return [module.packed.data for module in llm.engine.runner.decoder.modules() if isinstance(module, KernelLinear)]
+    """Return the packed weights that a forward pass reads as a whole."""
+    decoder = llm.engine.runner.decoder
+    modules = [module for module in decoder.modules() if isinstance(module, KernelLinear)]
+    return [module.packed.data for module in modules if module is not decoder.table or module is decoder.head]
 
 
 def by_rows(llm: LLM, rounds: int) -> dict[str, Any]:
@@ -74,10 +86,10 @@ def by_rows(llm: LLM, rounds: int) -> dict[str, Any]:
         for tensor in packed:
             kernels.read(tensor)
 
-    works: dict[str, Callable[[], object]] = {"floor": read}
+    works: dict[str, Callable[[], object]] = {"read": read, "multiply": lambda: kernels.multiply(MULTIPLY_ROUNDS)}
     tables = {rows: prepared(llm, rows) for rows in ROWS}
     for rows, (_, jobs) in tables.items():
-        works[f"{rows} rows"] = lambda jobs=jobs: llm.engine.runner.forward(jobs)
+        works[f"{rows}"] = lambda jobs=jobs: llm.engine.runner.forward(jobs)
     took: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(rounds):
         for name, work in works.items():
@@ -86,15 +98,36 @@ def by_rows(llm: LLM, rounds: int) -> dict[str, Any]:
             took[name].append(perf_counter() - began)
     for block_table, _ in tables.values():
         llm.engine.cache.release(block_table)
-    floor, one = (statistics.median(took[name]) for name in ("floor", "1 rows"))
-    size = sum(tensor.nbytes for tensor in packed)
-    print(f"{size / 1e6:.0f} MB of weights, read at {size / floor / 1e9:.1f} GB/s")
-    for name, seconds in took.items():
-        middle, least = statistics.median(seconds), min(seconds)
+    seconds = {name: statistics.median(each) for name, each in took.items()}
+    size, model = sum(tensor.nbytes for tensor in packed), forward_weights(llm.engine.runner.decoder)
+    bandwidth, limit = size / seconds["read"], kernels.multiply(MULTIPLY_ROUNDS) / seconds["multiply"]
+    floor = model.floor_bytes / bandwidth
+    free_rows = limit / (model.count / floor)
+    print(f"weights     {model.count / 1e6:.0f} M, {model.floor_bytes / 1e6:.0f} MB in the file, ", end="")
+    print(f"{model.nbytes / 1e6:.0f} MB in memory ({model.nbytes / model.floor_bytes:.3f})")
+    print(f"bandwidth   {bandwidth / 1e9:.1f} GB/s {spread(took['read'], size / 1e9)}")
+    print(f"limit       {limit / 1e9:.0f} GMAC/s {spread(took['multiply'], limit * seconds['multiply'] / 1e9)}")
+    print(f"floor       {1e3 * floor:.2f} ms, n* = {free_rows:.1f}")
+    print(" rows        ms  [10 %, 90 %]       x floor   x 1 row     goal   GMAC/s  of limit")
+    for rows in ROWS:
+        each, median = took[f"{rows}"], seconds[f"{rows}"]
+        goal, rate = max(1.15, 1.67 * rows / free_rows), model.count * rows / median
+        times = f"{1e3 * median:9.2f}  [{1e3 * quantile(each, 0.1):.2f}, {1e3 * quantile(each, 0.9):.2f}]"
         print(
-            f"{name:>8} {1e3 * middle:8.3f} ms [{1e3 * least:.3f}] {middle / floor:5.2f} × floor{middle / one:6.2f} × 1"
+            f"{rows:5} {times:28}{median / floor:9.2f}{median / seconds['1']:10.2f}{goal:9.2f}"
+            f"{rate / 1e9:9.0f}{100 * rate / limit:8.0f} %"
         )
-    return {name: {"median": statistics.median(each), "least": min(each)} for name, each in took.items()}
+    report = {name: {"median": seconds[name], "least": min(each)} for name, each in took.items()}
+    return report | {"bandwidth": bandwidth, "limit": limit, "floor": floor, "free_rows": free_rows}
+
+
+def quantile(values: list[float], share: float) -> float:
+    return sorted(values)[round(share * (len(values) - 1))]
+
+
+def spread(seconds: list[float], amount: float) -> str:
+    """Return the 10th and 90th percentiles of ``amount`` per second."""
+    return f"[{amount / quantile(seconds, 0.9):.1f}, {amount / quantile(seconds, 0.1):.1f}]"
 
 
 def prepared(llm: LLM, rows: int) -> tuple[BlockTable, list[ForwardJob]]:
@@ -106,10 +139,10 @@ def prepared(llm: LLM, rows: int) -> tuple[BlockTable, list[ForwardJob]]:
     return block_table, [ForwardJob(Segment(block_table, TokenTree.chain([7] * rows)), range(rows), CONTEXT)]
 
 
-def prefill(llm: LLM, tokens: int) -> dict[str, float]:
+def prefill(llm: LLM, tokens: int, limit: float) -> dict[str, float]:
     """Measure the prefill of ``tokens`` tokens, in chunks of 512 as in the engine."""
     seconds = []
-    for _ in range(5):
+    for _ in range(3):
         block_table = BlockTable()
         llm.engine.cache.prepare(block_table, tokens)
         began = perf_counter()
@@ -121,9 +154,15 @@ def prefill(llm: LLM, tokens: int) -> dict[str, float]:
             llm.engine.cache.commit(block_table, range(len(chunk)))
         seconds.append(perf_counter() - began)
         llm.engine.cache.release(block_table)
-    parameters = sum(tensor.numel() for tensor in weights(llm))
-    middle = statistics.median(seconds)
-    print(f"prefill of {tokens} tokens: {1e3 * middle:.1f} ms, {2e-9 * parameters * tokens / middle:.0f} GFLOP/s")
+    decoder, config, middle = llm.engine.runner.decoder, llm.config, statistics.median(seconds)
+    head = config.vocab_size * config.hidden_size  # only the last row of a chunk is multiplied by the LM head
+    products = (forward_weights(decoder).count - head) * tokens
+    attention = config.num_layers * config.num_heads * config.head_dim * tokens * (tokens + 1)
+    rate = (products + attention) / middle
+    print(
+        f"prefill of {tokens} tokens: {1e3 * middle:.0f} ms [{1e3 * min(seconds):.0f}], {rate / 1e9:.0f} GMAC/s "
+        f"({100 * attention / (products + attention):.0f} % of them attention), {100 * rate / limit:.0f} % of the limit"
+    )
     return {"tokens": tokens, "median": middle, "least": min(seconds)}
 
 

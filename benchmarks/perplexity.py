@@ -1,0 +1,104 @@
+"""Perplexity of a GGUF file in pronk, in llama.cpp and in float32, and the distances between their distributions.
+
+    python benchmarks/perplexity.py MODEL.gguf TEXTS.jsonl.gz --tokens 20000
+    python benchmarks/perplexity.py MODEL.gguf TEXTS.jsonl.gz --tokens 2000 --float32
+
+TEXTS has one JSON object per line, with a ``text``. The first ``--context`` tokens of each text count. ``--float32``
+adds the dequantized weights in float32, computed by torch, which is slow. KL is the mean divergence KL(A ‖ B) over
+positions, in nats; "first" the share of positions where both engines have the same most probable token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import math
+from collections.abc import Callable
+from itertools import permutations
+from pathlib import Path
+
+import llama_cpp
+import torch
+from torch import Tensor
+
+from pronk import LLM
+from pronk.execution.attention import Segment
+from pronk.execution.model_runner import ForwardJob
+from pronk.kv_cache.blocks import BlockTable
+from pronk.speculation.tree import TokenTree
+
+Logits = Callable[[list[int]], Tensor]  # function from token ids to float32 logits ``[tokens, vocab]``
+
+
+def pronk_logits(llm: LLM) -> Logits:
+    """Return a function from token ids to the logits of a loaded model."""
+
+    def logits(ids: list[int]) -> Tensor:
+        block_table = BlockTable()
+        llm.engine.cache.prepare(block_table, len(ids))
+        job = ForwardJob(Segment(block_table, TokenTree.chain(ids)), range(len(ids)), len(ids))
+        result = llm.engine.runner.forward([job]).logits[0]
+        llm.engine.cache.release(block_table)
+        return result
+
+    return logits
+
+
+def llama_logits(model: str, context: int, threads: int) -> Logits:
+    """Load a model into llama.cpp; return a function from token ids to its logits."""
+    llama = llama_cpp.Llama(
+        model, n_ctx=context, n_batch=context, n_threads=threads, logits_all=True, verbose=False, flash_attn=False
+    )
+
+    def logits(ids: list[int]) -> Tensor:
+        llama.reset()
+        llama.eval(ids)
+        return torch.from_numpy(llama.scores[: len(ids)].copy())
+
+    return logits
+
+
+def read_texts(path: Path) -> list[str]:
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        return [json.loads(line)["text"] for line in file]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="a GGUF file")
+    parser.add_argument("texts", type=Path)
+    parser.add_argument("--tokens", type=int, default=20000, help="stop after so many tokens")
+    parser.add_argument("--context", type=int, default=256)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--float32", action="store_true")
+    options = parser.parse_args()
+    llm = LLM(options.model, threads=options.threads)
+    engines = {"pronk": pronk_logits(llm), "llama.cpp": llama_logits(options.model, options.context, options.threads)}
+    if options.float32:
+        engines["float32"] = pronk_logits(LLM(options.model, kernels="torch", dtype="float32", threads=options.threads))
+    losses = dict.fromkeys(engines, 0.0)
+    distances = dict.fromkeys(permutations(engines, 2), 0.0)
+    same, count = dict.fromkeys(distances, 0), 0
+    for text in read_texts(options.texts):
+        ids = llm.tokenizer.encode(text)[: options.context]
+        if len(ids) < options.context // 4 or count >= options.tokens:
+            continue
+        logs = {name: torch.log_softmax(logits(ids)[:-1].double(), -1) for name, logits in engines.items()}
+        for name, log in logs.items():
+            losses[name] -= float(log[range(len(log)), ids[1:]].sum())
+        for one, other in distances:
+            distances[one, other] += float((logs[one].exp() * (logs[one] - logs[other])).sum())
+            same[one, other] += int((logs[one].argmax(-1) == logs[other].argmax(-1)).sum())
+        count += len(ids) - 1
+    print(f"{Path(options.model).name}, {count} tokens in windows of {options.context}, {llm.kernels}")
+    reference = losses["llama.cpp"]
+    for name, loss in losses.items():
+        ratio = math.exp((loss - reference) / count) - 1
+        print(f"{name:10} perplexity {math.exp(loss / count):9.4f}  ({100 * ratio:+.3f} % to llama.cpp's)")
+    for (one, other), total in distances.items():
+        print(f"KL({one} ‖ {other}) {total / count:.5f}, first {100 * same[one, other] / count:.2f} %")
+
+
+if __name__ == "__main__":
+    main()
