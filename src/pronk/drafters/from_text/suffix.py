@@ -105,7 +105,7 @@ class Suffix(Drafter):
     def bind(self, target: Target) -> SuffixProposer:
         """Read the store's file, if one is given, and return a proposer."""
         store = SuffixStore(self.max_match, self.store_tokens, None if self.store is None else Path(self.store))
-        if store.path is not None:
+        if store.path is not None:  # without a file the vocabulary, whose hash takes a second, is not needed
             store.open(target.vocabulary, target.decoder.config.vocab_size)
         return SuffixProposer(self, store, target)
 

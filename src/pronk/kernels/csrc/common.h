@@ -188,9 +188,13 @@ static inline int64_t quant_header(const pronk_weights* w) {
   if (has_super_blocks(w)) return SUPER_HEADER;
   return (w->scale_type == PRONK_F32 ? 64 : 32) * (w->minima == 1 ? 2 : 1) + (w->minima == 2 ? 16 : 0);
 }
-static inline int64_t quant_unit_bytes(const pronk_weights* w) { return quant_header(w) + quant_unit(w) * code_bits(w) * 2; }
+static inline int64_t quant_unit_bytes(const pronk_weights* w) {
+  return quant_header(w) + quant_unit(w) * code_bits(w) * 2;
+}
 // Elements of QuantTile.sums per unit and row.
-static inline int64_t sums_per_unit(const pronk_weights* w) { return has_super_blocks(w) ? SUPER_BLOCK / w->group / 2 : 1; }
+static inline int64_t sums_per_unit(const pronk_weights* w) {
+  return has_super_blocks(w) ? SUPER_BLOCK / w->group / 2 : 1;
+}
 // Bytes of a quantized input row: codes, then a scale and sums per unit, see QuantTile.
 static inline int64_t quant_row_bytes(const pronk_weights* w) {
   return w->K_pad + quant_units(w) * (4 + 4 * sums_per_unit(w));

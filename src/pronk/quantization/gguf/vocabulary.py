@@ -125,8 +125,7 @@ def _read_array(file: GgufFile, name: str, kind: type, count: int | None = None)
 
 def _is_placeholder(token_id: int, text: str, kind: int) -> bool:
     """Return whether llama.cpp's converter made up this token for an id that the model does not use."""
-    made_up = text.startswith("[PAD") and text == f"[PAD{token_id}]"
-    return not text or (made_up and kind in (TokenKind.UNUSED, TokenKind.USER_DEFINED))
+    return not text or (text == f"[PAD{token_id}]" and kind in (TokenKind.UNUSED, TokenKind.USER_DEFINED))
 
 
 def _check_tokens(file: GgufFile, tokens: Sequence[str]) -> None:
