@@ -2,9 +2,12 @@
 
 import asyncio
 import gc
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -186,6 +189,29 @@ def test_the_thread_ends_if_the_model_is_deleted(llm: LLM) -> None:
     gc.collect()
     thread.join(10)
     assert not thread.is_alive()
+
+
+LEAVES_A_STREAM = """
+import asyncio, atexit, threading
+atexit.register(lambda: print([thread.name for thread in threading.enumerate() if thread.name == "pronk-engine"]))
+from pronk import LLM, SamplingParams
+from pronk.async_llm import AsyncLLM
+
+async def main():
+    async for _ in llm.stream("x", SamplingParams(max_tokens=1500, ignore_eos=True)):
+        print(any(thread.name == "pronk-engine" for thread in threading.enumerate()))
+        return
+
+llm = AsyncLLM(LLM("models/pronk-tiny", threads=1))
+asyncio.new_event_loop().run_until_complete(main())
+"""
+
+
+def test_a_program_that_ends_waits_for_the_current_step() -> None:
+    # Without this, Python unwinds the thread inside C++ code, which aborted one program in seven.
+    command, root = [sys.executable, "-c", LEAVES_A_STREAM], Path(__file__).parents[1]
+    done = subprocess.run(command, stdout=subprocess.PIPE, timeout=120, check=True, cwd=root)
+    assert done.stdout == b"True\n[]\n"
 
 
 def test_prompts_side_by_side(llm: LLM) -> None:

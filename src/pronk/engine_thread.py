@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,6 +19,20 @@ from pronk.outputs import Piece
 __all__ = ["EngineThread", "PendingRequests"]
 
 _log = logging.getLogger(__name__)
+_running: weakref.WeakSet[EngineThread] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    """Stop all engine threads and wait for their current steps, when the program ends.
+
+    Python ends daemon threads by unwinding their stacks; inside C++ code, this would abort the process.
+    """
+    threads = [*_running]
+    for thread in threads:
+        thread.stop()
+    for thread in threads:
+        thread.thread.join()
 
 
 @dataclass(eq=False)
@@ -45,6 +61,7 @@ class EngineThread:
         self._closing = False
         self.thread = threading.Thread(target=self._serve, name="pronk-engine", daemon=True)
         self.thread.start()
+        _running.add(self)
 
     def add(self, call: PendingRequests) -> None:
         """Add a call's requests before the next step; raise ``ClosedError`` if the thread is ending."""
