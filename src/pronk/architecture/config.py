@@ -77,6 +77,8 @@ class ModelConfig:
     dtype: str = "float32"  # data type of the weights that are not quantized
     # ``quantization_config`` of config.json; ``None`` if it has none
     quantization: Mapping[str, Any] | None = field(default=None, hash=False)
+    # Sampling options that the model's files recommend, by their names in SamplingParams
+    sampling: Mapping[str, float] = field(default_factory=dict, hash=False, compare=False)
 
     @cached_property
     def digest(self) -> str:

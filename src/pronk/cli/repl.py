@@ -1,15 +1,19 @@
-"""Conversation of ``pronk chat``: read a line, stream the answer, run the ``/`` commands."""
+"""Conversation of ``pronk chat``: read a message, stream the answer, run the ``/`` commands."""
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from pronk.cli.console import TerminalOutput, stats_line
 from pronk.engine.stats import Stats
-from pronk.errors import PronkError
+from pronk.errors import OptionError, PronkError
+from pronk.files.atomic import write_json
 
 if TYPE_CHECKING:
     from pronk.llm import LLM
@@ -20,61 +24,116 @@ __all__ = ["ChatSession"]
 
 Message = dict[str, str]
 
+_QUOTES = '"""'  # begins and ends a message of several lines
+_MAX_TOKENS = 1024  # default of an answer, at most half the context
+
 
 class ChatSession:
     """One conversation, read from a terminal or a pipe."""
 
-    def __init__(self, llm: LLM, params: SamplingParams, screen: TerminalOutput) -> None:
-        self._llm, self._params, self._screen = llm, params, screen
+    def __init__(
+        self, llm: LLM, params: SamplingParams, screen: TerminalOutput, *, system: str = "", given: Collection[str] = ()
+    ) -> None:
+        """Begin a conversation.
+
+        Args:
+            llm: the model.
+            params: sampling options. Those that are not in ``given`` are replaced by what the model's files recommend.
+            screen: receives answers and notes.
+            system: text of the system message, or empty.
+            given: names of the options that the user has set.
+        """
+        self._llm, self._screen, self._system = llm, screen, system
+        context = llm.config.context
+        recommended: dict[str, Any] = {name: v for name, v in llm.config.sampling.items() if name not in given}
+        limit = params.max_tokens if "max_tokens" in given else min(_MAX_TOKENS, context // 2)
+        self._params = replace(params, **recommended, max_tokens=min(limit, context - 1))
+        if limit >= context:
+            screen.note(
+                f"max_tokens: {context - 1} instead of {limit}, because the model's context is {context} tokens"
+            )
         self._messages: list[Message] = []
         self._total = Stats()
-        self._commands: dict[str, tuple[str, Callable[[], None]]] = {
+        self._commands: dict[str, tuple[str, Callable[[str], None]]] = {
             "/help": ("this list", self._help),
             "/reset": ("forget the conversation", self._reset),
+            "/system": ("TEXT: set the system message; without TEXT, show it", self._set_system),
+            "/save": ("FILE: save the conversation as JSON", self._save),
+            "/load": ("FILE: continue a saved conversation", self._load),
             "/stats": ("statistics of all answers so far", self._show_stats),
             "/colors": ("turn the colour of draft tokens on or off", self._switch_colors),
-            "/exit": ("leave; so does Ctrl-D", lambda: None),  # never called: run() ends at this line
+            "/exit": ("leave; so does Ctrl-D", lambda _: None),  # never called: run() ends at this line
         }
 
     def run(self) -> None:
-        """Answer lines until the input ends or ``/exit``."""
+        """Answer messages until the input ends or ``/exit``."""
         if self._interactive:
             with suppress(ImportError):  # Windows has no readline
                 import readline  # noqa: F401 - gives input() editing and history
-            self._screen.say("Ctrl-C stops an answer, Ctrl-D ends the chat, /help lists the commands.")
+            self._screen.say(
+                f"Ctrl-C stops an answer, Ctrl-D ends the chat, {_QUOTES} begins and ends a message of several lines, "
+                "/help lists the commands."
+            )
             self._show_legend()
-        while (line := self._read()) not in {None, "/exit"}:
-            self._run_line(str(line))
+        while (line := self._read()) is not None and line != "/exit":
+            self._run_line(line)
 
     @property
     def _interactive(self) -> bool:
         return sys.stdin.isatty() and self._screen.interactive
 
+    @property
+    def _system_message(self) -> list[Message]:
+        return [{"role": "system", "content": self._system}] if self._system else []
+
     def _read(self) -> str | None:
-        try:
-            return input("> " if self._interactive else "").strip()
-        except (EOFError, KeyboardInterrupt):
-            if self._interactive:
-                self._screen.say("")  # start a new line after the "> "
-            return None
+        """Return the next message or command, ``None`` at the end of the input. Ctrl-C discards a line.
+
+        A message of several lines keeps its first quotes, so that it is not a command.
+        """
+        lines: list[str] = []
+        while True:
+            try:
+                line = input(("... " if lines else "> ") if self._interactive else "")
+            except EOFError:
+                if self._interactive:
+                    self._screen.say("")  # start a new line after the "> "
+                return "\n".join(lines).strip() if lines else None
+            except KeyboardInterrupt:
+                if not self._interactive:
+                    return None
+                self._screen.say("\nCtrl-D ends the chat; /save FILE keeps it")
+                lines = []
+                continue
+            lines.append(line)
+            text = "\n".join(lines).strip()
+            if not text.startswith(_QUOTES):
+                return text
+            if text.endswith(_QUOTES) and len(text) >= 2 * len(_QUOTES):
+                return text
 
     def _run_line(self, line: str) -> None:
-        if line in self._commands:
-            self._commands[line][1]()
-        elif line.startswith("/"):
-            self._screen.note(f"unknown command {line.split(maxsplit=1)[0]}; /help lists the commands")
-        elif line:
-            try:
-                self._answer(line)
-            except PronkError as error:
-                self._screen.note(f"error: {error}")
+        name, _, argument = line.partition(" ")
+        try:
+            if name in self._commands:
+                self._commands[name][1](argument.strip())
+            elif line.startswith("/"):
+                self._screen.note(f"unknown command {name}; /help lists the commands")
+            elif message := line.removeprefix(_QUOTES).removesuffix(_QUOTES).strip():
+                self._answer(message)
+        except (
+            PronkError,
+            OSError,
+            RuntimeError,
+        ) as error:  # RuntimeError: an unknown ~user, or JSON nested too deeply
+            self._screen.note(f"error: {error}")
 
     def _answer(self, line: str) -> None:
         """Stream the answer and append its shown part to the conversation, even if it was interrupted."""
-        conversation = self._fit([*self._messages, {"role": "user", "content": line}])
-        shown: list[str] = []
+        conversation, shown = self._messages, list[str]()
         try:
-            for piece in self._llm.stream_chat(conversation, self._params):
+            conversation = self._fit([*self._messages, {"role": "user", "content": line}])
+            for piece in self._llm.stream_chat([*self._system_message, *conversation], self._params):
                 self._screen.write(piece.text, drafted=piece.guessed)
                 shown.append(piece.text)
                 if piece.completion is not None:
@@ -89,7 +148,7 @@ class ChatSession:
         """Drop the oldest turns until the rest and an answer of ``max_tokens`` fit into the model's context."""
         limit = self._llm.config.context - self._params.max_tokens
         forgotten = 0
-        while len(conversation) > 1 and len(self._llm.chat_ids(conversation)) > limit:
+        while len(conversation) > 1 and len(self._llm.chat_ids([*self._system_message, *conversation])) > limit:
             conversation = conversation[2:]  # without the oldest question and its answer
             forgotten += 1
         if forgotten:
@@ -99,23 +158,45 @@ class ChatSession:
     def _finish(self, completion: Completion) -> None:
         self._screen.end_line()
         seed = None if self._params.greedy else completion.seed
+        if completion.finish_reason == "length":
+            self._screen.note(f"stopped after {self._params.max_tokens} tokens; --max-tokens sets another limit")
         self._screen.figures(stats_line(completion.stats, self._llm.kernels, seed))
         self._total.generated_tokens += completion.stats.generated_tokens
         self._total.total_seconds += completion.stats.total_seconds
         self._total.steps += completion.stats.steps
 
-    def _help(self) -> None:
-        for name, (meaning, _) in self._commands.items():
+    def _help(self, _: str) -> None:
+        for name, (meaning, _run) in self._commands.items():
             self._screen.say(f"{name:8} {meaning}")
 
-    def _reset(self) -> None:
+    def _reset(self, _: str) -> None:
         self._messages.clear()
         self._screen.say("forgot the conversation")
 
-    def _show_stats(self) -> None:
+    def _set_system(self, text: str) -> None:
+        if text:
+            self._system = text
+        self._screen.say(f"system: {self._system}" if self._system else "no system message")
+
+    def _save(self, file: str) -> None:
+        path = _path("/save", file)
+        if path.exists():
+            _read_messages(path)  # raises unless it is a saved conversation, which may be replaced
+        write_json(path, {"messages": [*self._system_message, *self._messages]}, indent=1)
+        self._screen.say(f"saved {len(self._messages) // 2} turns in {path}")
+
+    def _load(self, file: str) -> None:
+        path = _path("/load", file)
+        messages = _read_messages(path)
+        is_system = bool(messages) and messages[0]["role"] == "system"
+        self._system = messages.pop(0)["content"] if is_system else ""
+        self._messages = messages
+        self._screen.say(f"loaded {len(messages) // 2} turns from {path}")
+
+    def _show_stats(self, _: str) -> None:
         self._screen.say(stats_line(self._total, self._llm.kernels))
 
-    def _switch_colors(self) -> None:
+    def _switch_colors(self, _: str) -> None:
         self._screen.color_drafts = not self._screen.color_drafts
         self._show_legend()
 
@@ -124,3 +205,32 @@ class ChatSession:
             self._screen.legend()
         else:
             self._screen.say("draft tokens are not coloured; /colors turns the colour on")
+
+
+def _path(command: str, file: str) -> Path:
+    if not file:
+        msg = f"{command}: expected a file name after it, found none"
+        raise OptionError(msg)
+    return Path(file).expanduser()
+
+
+def _read_messages(path: Path) -> list[Message]:
+    """Read messages with a role and a text: a system message or none, then pairs of question and answer.
+
+    Raises:
+        OptionError: the file holds something else.
+        OSError: the file cannot be read.
+    """
+    try:
+        messages = json.loads(path.read_bytes())["messages"]
+        roles = [message["role"] for message in messages]
+        turns = roles[1:] if roles[:1] == ["system"] else roles
+        valid = turns == ["user", "assistant"] * (len(turns) // 2) and all(
+            isinstance(m["content"], str) for m in messages
+        )
+    except (ValueError, KeyError, TypeError):
+        valid = False
+    if not valid:
+        msg = f"{path}: expected messages as /save writes them, found something else"
+        raise OptionError(msg)
+    return [{"role": message["role"], "content": message["content"]} for message in messages]

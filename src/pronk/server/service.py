@@ -192,6 +192,8 @@ class Service:
     def _tokenize_prompts(self, request: TextRequest) -> PreparedRequest:
         """Check the lengths of the prompts, tokenize the prompts, and prepare the engine's input."""
         llm = self.engine.llm
+        defaults = {name: value for name, value in llm.config.sampling.items() if getattr(request, name) is None}
+        request = request.model_copy(update=defaults)
         shared_fields = {"model": self.settings.name, "system_fingerprint": f"pronk-{__version__}-{llm.kernels}"}
         if isinstance(request, CompletionRequest):
             self._check_length(*request.prompts())

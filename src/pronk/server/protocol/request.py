@@ -175,7 +175,10 @@ class TextRequest(RequestBody):
         prompt_logprobs: int | None = None,
         guide: Guide | None = None,
     ) -> SamplingParams:
-        """Return the sampling parameters. The default temperature is 1, as in the OpenAI API."""
+        """Return the sampling parameters. The default temperature is 1, as in the OpenAI API.
+
+        The service has replaced missing options by those that the model's files recommend.
+        """
         unchanged = ("top_p", "top_k", "min_p", "n", "min_tokens", "ignore_eos", "rule", "stop", "guide_mode")
         penalties = ("presence_penalty", "frequency_penalty", "repetition_penalty")
         given = {name: value for name in (*unchanged, *penalties) if (value := getattr(self, name)) is not None}
