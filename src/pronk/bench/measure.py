@@ -20,7 +20,7 @@ from pronk.bench.machine import BandwidthMeter
 from pronk.bench.methods import Item, Method
 from pronk.bench.passes import pass_times
 from pronk.bench.prompts import Prompt, drop_middle, encode
-from pronk.bench.records import PLAIN, Bandwidth, End, Sample, Skip, Trace
+from pronk.bench.records import PLAIN, Bandwidth, End, Finished, Sample, Skip, Trace
 from pronk.errors import PromptError, PronkError
 from pronk.llm import LLM
 from pronk.sampling.noise import derive_seed
@@ -46,6 +46,7 @@ class Options:
     ignore_eos: bool = False  # whether to continue after an end-of-text token
     chat: bool = True  # whether to render conversations with the model's chat template
     fit: bool = False  # prompts that are too long: True cuts out their middle, False skips them
+    minutes: float | None = None  # time limit for the prompts of a model; the prompt that is running is finished
 
 
 class Timer:
@@ -88,16 +89,25 @@ class Bench:
     timer: Timer
 
     def run(self, tasks: Mapping[str, Sequence[Prompt]], progress: Progress = lambda _done, _total: None) -> None:
-        """Measure all prompts of all tasks; ``progress`` gets the numbers of finished runs and of all runs."""
+        """Measure the prompts of all tasks; ``progress`` gets the numbers of finished runs and of all runs.
+
+        The first batch of each task comes first, then the second of each, so that a run with a time limit or an
+        interrupted one has prompts of all tasks.
+        """
+        began = perf_counter()
         runs = len(self.options.temperatures) * self.options.repeats * len(self.methods)
         total = runs * sum(prompt.num_turns for prompts in tasks.values() for prompt in prompts)
         self._progress, self._done, self._total = progress, 0, total
         self._advance(0)
         self._warm_up([prompt for prompts in tasks.values() for prompt in prompts])
-        for task, prompts in tasks.items():
-            for start in range(0, len(prompts), self.options.batch):
-                for temperature in self.options.temperatures:
-                    self._measure_batch(task, prompts[start : start + self.options.batch], temperature)
+        for task, batch in _interleave(tasks, self.options.batch):
+            if self.options.minutes is not None and perf_counter() - began >= 60 * self.options.minutes:
+                return
+            for temperature in self.options.temperatures:
+                self._measure_batch(task, batch, temperature)
+            for prompt in batch:
+                names = tuple(_turn_name(prompt, turn) for turn in range(prompt.num_turns))
+                self.trace.add(Finished(task, prompt.id, names))
 
     def _warm_up(self, prompts: Sequence[Prompt]) -> None:
         """Run every method once to fill caches and start threads, then measure the time of forward passes."""
@@ -209,6 +219,15 @@ class Bench:
     def _advance(self, runs: int) -> None:
         self._done += runs
         self._progress(self._done, self._total)
+
+
+def _interleave(tasks: Mapping[str, Sequence[Prompt]], size: int) -> Iterator[tuple[str, Sequence[Prompt]]]:
+    """Yield tasks with batches of prompts: the first batch of every task, then the second of each."""
+    longest = max((len(prompts) for prompts in tasks.values()), default=0)
+    for start in range(0, longest, size):
+        for task, prompts in tasks.items():
+            if batch := prompts[start : start + size]:
+                yield task, batch
 
 
 def _turn_name(prompt: Prompt, turn: int) -> str:

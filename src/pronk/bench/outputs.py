@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,23 +52,42 @@ class Outputs:
             check_report(self.report)
 
     def deliver(self, records: Sequence[Record]) -> None:
-        """Write the files first, then print the tables: the files are complete if the terminal was closed."""
+        """Write the files first, then print the tables: the files are complete if the terminal was closed.
+
+        Raises:
+            OptionError: a file could not be written; the others and the tables were.
+        """
         from pronk.bench.render import show, to_markdown  # noqa: PLC0415 - imports torch
         from pronk.bench.summary import summarize  # noqa: PLC0415
 
         result = summarize(records)
         json_text = json.dumps(result.to_dict(), ensure_ascii=False) + "\n"
-        if self.document is not None and self.document != STDOUT:
-            self.document.write_text(json_text, encoding="utf-8")
-        if self.markdown is not None:
-            self.markdown.write_text(to_markdown(result), encoding="utf-8")
-        if self.report is not None:
-            from pronk.bench.report import write_report  # noqa: PLC0415 - an optional dependency
+        problems: list[str] = []
+        with _collect(problems, "json", self.document):
+            if self.document is not None and self.document != STDOUT:
+                self.document.write_text(json_text, encoding="utf-8")
+        with _collect(problems, "markdown", self.markdown):
+            if self.markdown is not None:
+                self.markdown.write_text(to_markdown(result), encoding="utf-8")
+        with _collect(problems, "report", self.report):
+            if self.report is not None:
+                from pronk.bench.report import write_report  # noqa: PLC0415 - an optional dependency
 
-            sys.stderr.write(f"{write_report(result, self.report)}\n")
+                sys.stderr.write(f"{write_report(result, self.report)}\n")
         show(result, Console(highlight=False, stderr=self.document == STDOUT))
         if self.document == STDOUT:
             sys.stdout.write(json_text)
+        if problems:
+            raise OptionError("; ".join(problems))
+
+
+@contextmanager
+def _collect(problems: list[str], name: str, path: Path | None) -> Iterator[None]:
+    """Append an OSError of the block to ``problems``."""
+    try:
+        yield
+    except OSError as error:
+        problems.append(f"{name}: expected to write {path}, found: {error.strerror or error}")
 
 
 def _check_file(name: str, path: Path) -> None:

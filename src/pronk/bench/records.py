@@ -8,13 +8,14 @@ leaves a trace that can be read up to its last complete line.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TextIO, get_args
 
 from pronk.engine.stats import GainStats, StepStats
 from pronk.errors import OptionError
+from pronk.files.atomic import replace_file
 from pronk.files.json_lines import read_json_lines
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "Bandwidth",
     "DivergenceRecord",
     "End",
+    "Finished",
     "Model",
     "PassTime",
     "PeerRecord",
@@ -32,6 +34,7 @@ __all__ = [
     "Start",
     "Trace",
     "read_trace",
+    "write_trace",
 ]
 
 FORMAT = "pronk-bench/1"
@@ -72,6 +75,7 @@ class Model:
     weights: str = ""  # formats of the matrices, most bytes first, such as "int4 in groups of 32"
     weight_bits: float | None = None  # mean bits per parameter of the matrices, scales included
     kv_dtype: str = ""
+    load_seconds: float | None = None  # time to load the model
 
 
 @dataclass(frozen=True)
@@ -146,6 +150,15 @@ class DivergenceRecord:
 
 
 @dataclass(frozen=True)
+class Finished:
+    """All runs of a prompt are done; a resumed benchmark does not repeat them."""
+
+    task: str
+    id: str
+    names: tuple[str, ...]  # ids of its turns in the other records
+
+
+@dataclass(frozen=True)
 class End:
     """End of the benchmark; ``harness_share``: time of the benchmark's own work / time of the methods."""
 
@@ -153,7 +166,7 @@ class End:
     interrupted: bool
 
 
-Record = Start | Model | PeerRecord | Bandwidth | PassTime | Skip | Sample | DivergenceRecord | End
+Record = Start | Model | PeerRecord | Bandwidth | PassTime | Skip | Sample | DivergenceRecord | Finished | End
 
 # Class of a record by its kind: the value of "kind" in the record's line of the trace.
 _KINDS: dict[str, type[Any]] = {cls.__name__.removesuffix("Record").lower(): cls for cls in get_args(Record)}
@@ -176,8 +189,18 @@ class Trace:
         """Append a record; also write it to the file and flush the file."""
         self.records.append(record)
         if self.file is not None:
-            self.file.write(json.dumps({"kind": _KIND_NAMES[type(record)]} | asdict(record)) + "\n")
+            self.file.write(_line(record))
             self.file.flush()
+
+
+def write_trace(path: Path, records: Sequence[Record]) -> None:
+    """Replace a trace file by these records; if this fails, the old file stays."""
+    with replace_file(path) as file:
+        file.writelines(_line(record).encode() for record in records)
+
+
+def _line(record: Record) -> str:
+    return json.dumps({"kind": _KIND_NAMES[type(record)]} | asdict(record)) + "\n"
 
 
 def read_trace(path: Path) -> list[Record]:
@@ -221,7 +244,7 @@ def _parse(row: dict[str, Any], where: str) -> Record:
             row["steps"] = tuple(StepStats(*step) for step in row["steps"])
         if row.get("trust") is not None:
             row["trust"] = tuple(GainStats(*counts) for counts in row["trust"])
-        for name in {"tokens", "methods"} & set(row):
+        for name in {"tokens", "methods", "names"} & set(row):
             row[name] = tuple(row[name])
         record: Record = cls(**row)
     except TypeError as error:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from pronk.bench.methods import DrafterMethod, Method, PeerMethod
 from pronk.bench.peers import Peer, PeerError, PeerSpec
 from pronk.bench.prompts import Prompt
 from pronk.bench.records import PLAIN, Model, PeerRecord, Start, Trace
+from pronk.bench.resume import remaining
 from pronk.drafters import make_drafter
 from pronk.errors import OptionError
 from pronk.kv_cache.layout import kv_bytes_per_token
@@ -49,6 +51,11 @@ class Plan:
     peers: PeerOptions
     tasks: Mapping[str, Sequence[Prompt]]  # prompts by task
     options: Options
+
+    @property
+    def all_drafters(self) -> tuple[str, ...]:
+        """Plain decoding, then the drafters, without duplicates."""
+        return tuple(dict.fromkeys((PLAIN, *self.drafters)))
 
 
 def check(plan: Plan) -> None:
@@ -103,13 +110,19 @@ def run(
     timer = Timer()
     finished = False
     try:
-        for number, (name, load) in enumerate(loaders.items()):
+        for name, load in loaders.items():
+            tasks = remaining(plan.tasks, trace.records, name)
+            if not any(tasks.values()):
+                continue
+            began = perf_counter()
             with timer.preparing():
                 llm = load(partial(progress, f"loading {name}"))
-            if number == 0:
+            load_seconds = perf_counter() - began
+            if not trace.records:
                 started = datetime.now(UTC).isoformat(timespec="seconds")
                 trace.add(Start(started, arguments, versions(), describe_hardware(llm.device)))
-            _measure(name, llm, plan, trace, timer, progress)
+            trace.add(replace(_model_record(name, llm, plan), load_seconds=load_seconds))
+            _measure(name, llm, replace(plan, tasks=tasks), trace, timer, progress)
             del llm  # free its memory before the next model is loaded
         finished = True
     finally:
@@ -120,11 +133,9 @@ def run(
 def _measure(name: str, llm: LLM, plan: Plan, trace: Trace, timer: Timer, progress: Progress) -> None:
     with ExitStack() as stack:
         with timer.preparing():
-            drafters = dict.fromkeys((PLAIN, *plan.drafters))
-            trace.add(_model_record(name, llm, (*drafters, *map(str, plan.peers.specs))))
             bandwidth = BandwidthMeter(llm.device)
             peak = PeakMemory(llm.device, bandwidth.nbytes)
-            methods: list[Method] = [DrafterMethod(llm, drafter, peak) for drafter in drafters]
+            methods: list[Method] = [DrafterMethod(llm, drafter, peak) for drafter in plan.all_drafters]
             for spec in plan.peers.specs:
                 progress(f"loading {spec}", 0, 0)
                 methods.append(_start_peer(spec, llm, plan.peers, trace, stack))
@@ -132,7 +143,7 @@ def _measure(name: str, llm: LLM, plan: Plan, trace: Trace, timer: Timer, progre
         bench.run(plan.tasks, partial(progress, name))
 
 
-def _model_record(name: str, llm: LLM, methods: tuple[str, ...]) -> Model:
+def _model_record(name: str, llm: LLM, plan: Plan) -> Model:
     raw = {} if is_gguf(llm.path) else read_json(llm.path / "config.json")
     weights = forward_weights(llm.engine.runner.decoder)
     return Model(
@@ -142,7 +153,7 @@ def _model_record(name: str, llm: LLM, methods: tuple[str, ...]) -> Model:
         kv_bytes_per_token=kv_bytes_per_token(llm.config, llm.engine.cache.kv_dtype),
         dtype=str(llm.dtype).removeprefix("torch."),
         context=llm.config.context,
-        methods=methods,
+        methods=(*plan.all_drafters, *map(str, plan.peers.specs)),
         inflated=raw.get("pronk_inflated"),
         kernels=llm.kernels,
         weights=weights.formats,
@@ -159,8 +170,9 @@ def _start_peer(spec: PeerSpec, llm: LLM, options: PeerOptions, trace: Trace, st
     stack.callback(peer.close)
     method = PeerMethod(peer, llm.config.eos_ids)
     try:
+        began = perf_counter()
         peer.load()
-        notes = {**peer.versions, **peer.settings}
+        notes = {**peer.versions, **peer.settings, "load_seconds": f"{perf_counter() - began:.2f}"}
     except PeerError as error:
         method.error, notes = error, {"error": str(error)}
     trace.add(PeerRecord(str(spec), notes))

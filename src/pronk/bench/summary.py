@@ -55,13 +55,14 @@ def summarize(records: Sequence[Record]) -> Document:
 
 
 def _sections(records: Iterable[Record]) -> list[_Section]:
-    sections: list[_Section] = []
+    sections: dict[str, _Section] = {}
+    section: _Section | None = None
     for record in records:
-        if isinstance(record, Model):
-            sections.append(_Section(record))
-        elif sections:
-            sections[-1].records.append(record)
-    return sections
+        if isinstance(record, Model):  # a resumed benchmark has several of one model
+            section = sections.setdefault(record.name, _Section(record))
+        elif section is not None:
+            section.records.append(record)
+    return [*sections.values()]
 
 
 def _model_result(section: _Section) -> ModelResult:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -16,13 +16,13 @@ from pronk.cli.progress import INTERRUPTED, status_bar
 from pronk.errors import OptionError, PromptError
 
 if TYPE_CHECKING:
+    from pronk.bench.peers.specs import PeerSpec
     from pronk.bench.records import Trace
     from pronk.bench.run import Plan
     from pronk.llm import LLM
 
 __all__ = ["bench"]
 
-_BUNDLED = "pronk-tiny"
 _DEFAULT_DRAFTERS = ["auto"]  # a list, as typer requires; never modified
 _REPLAY_OPTIONS = ("replay", "as_json", "markdown", "report")  # the options that may be given with --replay
 
@@ -61,6 +61,9 @@ def plan(
     fit: Annotated[
         bool, _how("Cut the middle out of prompts that are too long, instead of skipping them.", "--fit", metavar="")
     ] = False,
+    minutes: Annotated[
+        float | None, _how("Time limit per model; the prompt that is running is finished.", min=0, show_default="none")
+    ] = None,
     peer: Annotated[
         list[str] | None,
         _peers(
@@ -79,21 +82,20 @@ def plan(
         PronkError: an option or a file of prompts is invalid.
     """
     from pronk.bench.measure import Options
-    from pronk.bench.peers import choose_peers
     from pronk.bench.prompts import load_tasks
     from pronk.bench.run import PeerOptions, Plan, check
 
     bench_plan = Plan(
         drafters=tuple(drafters),
         peers=PeerOptions(
-            specs=choose_peers(
-                peer or [], [Path(name) for name in models or [_BUNDLED]], with_draft=peer_draft is not None
-            ),
+            specs=_choose_peers(peer, models, with_draft=peer_draft is not None),
             draft=peer_draft,
             interpreters=_interpreters(peer_python or []),
         ),
         tasks=load_tasks(suite, data, prompts or [], limit),
-        options=Options(max_tokens, tuple(dict.fromkeys(temperature)), repeats, batch, seed, ignore_eos, chat, fit),
+        options=Options(
+            max_tokens, tuple(dict.fromkeys(temperature)), repeats, batch, seed, ignore_eos, chat, fit, minutes
+        ),
     )
     check(bench_plan)
     return bench_plan
@@ -107,9 +109,7 @@ def bench(
     *,
     model: Annotated[
         list[str] | None,
-        _what(
-            "Folder of a checkpoint, .gguf file, or id on the Hub; repeatable.", show_default="in a clone: pronk-tiny"
-        ),
+        _what("Name as in pronk pull, folder of a checkpoint, or .gguf file; repeatable.", show_default="smollm2"),
     ] = None,
     drafter: Annotated[
         list[str], _what('Drafter: a name, or a name with options as in "prompt_lookup(max_ngram=4)"; repeatable.')
@@ -125,6 +125,9 @@ def bench(
     trace: Annotated[
         Path | None, _output("Write every measurement as JSON lines, as it is made.", metavar="FILE")
     ] = None,
+    resume: Annotated[
+        bool, _output("Continue the benchmark of --trace, without the prompts that are done.", "--resume", metavar="")
+    ] = False,
     replay: Annotated[
         Path | None, _output("Show the results of a trace again, without measuring.", metavar="FILE")
     ] = None,
@@ -146,6 +149,9 @@ def bench(
     """
     outputs = Outputs(as_json, markdown, report, trace)
     outputs.check()
+    if resume and trace is None:
+        msg = "resume: expected --trace FILE with it, found none; name the trace to continue"
+        raise OptionError(msg)
     if replay is not None:
         _refuse_ignored(context)
         from pronk.bench.records import read_trace
@@ -153,13 +159,12 @@ def bench(
         outputs.deliver(read_trace(replay))
         return
     from pronk.bench.run import run
-    from pronk.models.clone_models import DEFAULT_MODEL
+    from pronk.hub.resolve import DEFAULT_MODEL
 
     problem: Exception | None = None  # error to raise after the results so far have been shown
     with ExitStack() as stack:
         status = stack.enter_context(status_bar(Console(stderr=True), "MofNCompleteColumn"))
         bench_plan = make_plan(drafter, model)
-        records = _open_trace(trace, stack)
         models: dict[str, str | None] = {name: name for name in model} if model else {DEFAULT_MODEL: None}
         batch = max(16, bench_plan.options.batch)  # at least the default of pronk.LLM
         loaders = {
@@ -167,9 +172,11 @@ def bench(
             for name, value in models.items()
         }
         arguments = {**make_plan.keywords, **load.keywords, "model": list(loaders), "drafter": drafter}
+        # The trace stores JSON values, so dumps and loads convert paths to text.
+        arguments = json.loads(json.dumps(arguments, default=str))
+        records = _open_trace(trace, arguments if resume else None, stack)
         try:
-            # The trace stores JSON values, so dumps and loads convert paths to text.
-            run(loaders, bench_plan, records, json.loads(json.dumps(arguments, default=str)), status)
+            run(loaders, bench_plan, records, arguments, status)
         except KeyboardInterrupt:
             problem = typer.Exit(INTERRUPTED)
         except Exception as error:  # noqa: BLE001
@@ -193,6 +200,21 @@ def _refuse_ignored(context: typer.Context) -> None:
             raise OptionError(msg)
 
 
+def _choose_peers(names: list[str] | None, models: Sequence[str] | None, *, with_draft: bool) -> "tuple[PeerSpec, ...]":
+    """Return the engines called ``names``; a model on the Hub is downloaded to see its format."""
+    from pronk.bench.peers import choose_peers
+    from pronk.hub.names import parse_name
+    from pronk.hub.resolve import DEFAULT_MODEL, resolve_model
+
+    if not names:
+        return ()
+    paths = [
+        Path(model) if Path(model).exists() or parse_name(model) is None else resolve_model(model)
+        for model in models or [DEFAULT_MODEL]
+    ]
+    return choose_peers(names, paths, with_draft=with_draft)
+
+
 def _interpreters(pairs: Sequence[str]) -> dict[str, str]:
     """Parse ``["openvino=/opt/python"]`` into ``{"openvino": "/opt/python"}``."""
     from pronk.bench.peers import PEERS
@@ -208,11 +230,19 @@ def _interpreters(pairs: Sequence[str]) -> dict[str, str]:
     return interpreters
 
 
-def _open_trace(path: Path | None, stack: ExitStack) -> "Trace":
-    from pronk.bench.records import Trace
+def _open_trace(path: Path | None, resumed: dict[str, Any] | None, stack: ExitStack) -> "Trace":
+    """Open the trace for writing; if ``resumed`` has the options of its benchmark, keep what is done."""
+    from pronk.bench.records import Trace, read_trace, write_trace
+    from pronk.bench.resume import resumable_records
 
+    if path is None:
+        return Trace()
     try:
-        return Trace(file=None if path is None else stack.enter_context(path.open("w", encoding="utf-8")))
+        kept = []
+        if resumed is not None and path.exists() and path.stat().st_size:
+            kept = resumable_records(read_trace(path), resumed, path)
+            write_trace(path, kept)
+        return Trace(kept, stack.enter_context(path.open("a" if kept else "w", encoding="utf-8")))
     except OSError as error:
         msg = f"trace: expected a file that can be written, found {error}"
         raise OptionError(msg) from error

@@ -35,8 +35,8 @@ def show(report: VerifyReport, console: Console) -> None:
     for result in report.drafters:
         for note in _notes(result):
             console.print(note, soft_wrap=True)
-    for name, reason in report.left_out.items():
-        console.print(Text(f"{name}: left out: {reason}", style="dim"))
+    if report.left_out:
+        console.print(Text(f"left out: {', '.join(report.left_out)}; --json has the reasons", style="dim"))
     console.print(_summary(report))
 
 

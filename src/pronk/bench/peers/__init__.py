@@ -52,8 +52,8 @@ class Peer:
         self.spec, self.name = spec, str(spec)
         self.versions: dict[str, str] = {}
         self.settings: dict[str, str] = {}
-        draft_path = None if draft is None or not spec.needs_draft else str(draft.resolve())
-        self._config = WorkerConfig(spec.engine, spec.variant, str(model.resolve()), draft_path, dtype, threads)
+        draft_path = None if draft is None or not spec.needs_draft else str(draft.absolute())
+        self._config = WorkerConfig(spec.engine, spec.variant, str(model.absolute()), draft_path, dtype, threads)
         self._python = python or sys.executable
         self._timeout = timeout
         self._worker: WorkerProcess | None = None
