@@ -1,5 +1,6 @@
-# make demo   set up .venv and generate from pronk-tiny
+# make demo   set up .venv, download SmolLM2 and ask it a question
 # make test   set up .venv and run what CI runs: lint, types, tests
+# make test-slow  run the tests that take minutes, also those on the real models of this machine
 # make sanitize  build the kernels with the address and undefined-behaviour sanitizers and run their tests
 # make wheels build a wheel for every platform (WHEELS="linux-x86_64 any": for some) into dist/
 #
@@ -7,7 +8,7 @@
 #           PIP_FLAGS="..."     more arguments for every pip install
 
 .DEFAULT_GOAL := demo
-.PHONY: demo test sanitize wheels clean
+.PHONY: demo test test-slow sanitize wheels clean
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-builtin-rules --no-print-directory
 
@@ -24,7 +25,9 @@ INSTALL := { $(PY) -m pip --version || $(PY) -m ensurepip; } >/dev/null 2>&1; \
 	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt $(PIP_FLAGS)
 
 demo: $(INSTALLED)
-	@$(VENV)/bin/pronk generate --stats --echo --color-drafts --max-tokens 96 --prompt-file examples/prompt.txt
+	@$(VENV)/bin/pronk pull smollm2 >/dev/null
+	@echo "> $$(cat examples/question.txt)" >&2
+	@$(VENV)/bin/pronk chat --stats --max-tokens 192 <examples/question.txt
 
 test: $(INSTALLED_DEV)
 	$(PY) -m ruff check --quiet .
@@ -33,6 +36,9 @@ test: $(INSTALLED_DEV)
 	$(PY) -m pytest --numprocesses=auto --dist=worksteal
 	@$(MAKE) sanitize
 
+test-slow: $(INSTALLED_DEV)
+	$(PY) -m pytest --numprocesses=auto --dist=worksteal -m slow
+
 # Both libraries, with every instruction set that an AVX-512 processor can emulate; Python itself leaks.
 SANITIZED := build/sanitized/libpronk.so
 SANITIZERS := $(shell ${CXX} -print-file-name=libasan.so 2>/dev/null) $(shell ${CXX} -print-file-name=libubsan.so 2>/dev/null)
@@ -40,7 +46,8 @@ sanitize: $(INSTALLED_DEV)
 	@$(PY) src/pronk/kernels/build.py $(SANITIZED) -Werror -O0 -g -DPRONK_FEW_TILES -DPRONK_EMULATE \
 		-fsanitize=address,undefined -fno-sanitize-recover=undefined
 	ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$(SANITIZERS)" $(PY) -m pytest --library=$(SANITIZED) --numprocesses=auto --dist=worksteal \
-		tests/kernels/test_weights.py tests/kernels/test_blocks.py tests/kernels/test_library.py::test_every_instruction_set_passes_its_self_check \
+		tests/kernels/test_weights.py tests/kernels/test_blocks.py tests/kernels/test_coded.py::test_outputs_equal_the_loop \
+		tests/kernels/test_coded.py::test_the_largest_sums_do_not_overflow tests/kernels/test_library.py::test_every_instruction_set_passes_its_self_check \
 		tests/kernels/test_choices.py tests/kernels/test_suffixes.py tests/drafters/from_text/test_growth.py \
 		--deselect tests/kernels/test_choices.py::test_samples_follow_the_softmax_of_the_logits \
 		--deselect tests/kernels/test_choices.py::test_samples_equal_torchs

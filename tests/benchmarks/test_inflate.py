@@ -17,7 +17,7 @@ from oracle import dense_logits
 from pronk import LLM, SamplingParams
 from pronk.cli.main import main
 from pronk.errors import OptionError
-from pronk.models.clone_models import default_model
+from pronk.models.clone_models import tiny_model
 from pronk.models.loader import load_decoder, read_config
 
 module = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "inflate.py"))
@@ -76,7 +76,7 @@ def test_added_parts_compute(name: str, columns: slice, checkpoint: MakeCheckpoi
 
 
 def test_greedy_text_of_pronk_tiny(tmp_path: Path) -> None:
-    source = default_model()
+    source = tiny_model()
     inflate(source, tmp_path / "big", 512, 10, 1024)
     small, big = (
         LLM(folder, dtype="float32", threads=1).generate("def fibonacci(n):\n", SamplingParams(max_tokens=40)).token_ids

@@ -1,0 +1,62 @@
+"""``benchmarks/real.py`` measures, continues and shows; its rows follow from the samples."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from pronk.bench.records import Sample
+from pronk.engine.stats import StepStats
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "real.py"
+
+
+@pytest.fixture(scope="module")
+def real() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("real_benchmark", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_benchmark_of_a_small_model(real: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    out = tmp_path / "toy"
+    words = ["real.py", "pronk-tiny", "--out", str(out), "--minutes", "0.03", "--max-tokens", "6", "--threads", "1"]
+    words += ["--peer", "none", "--drafter", "prompt_lookup"]
+    monkeypatch.setattr(sys, "argv", words)
+    real.main()
+    rows = json.loads(out.with_suffix(".json").read_text())
+    plain, lookup = (
+        next(row for row in rows if (row["group"], row["temperature"], row["method"]) == ("all", 0.0, method))
+        for method in ("autoregressive", "prompt_lookup")
+    )
+    assert plain["prompts"] == lookup["prompts"] > 0
+    assert (plain["speedup"], plain["tokens_per_pass"]) == (1.0, 1.0)
+    assert lookup["same"] == lookup["prompts"]
+    assert "| plain decoding |" in out.with_suffix(".md").read_text()
+    assert out.with_suffix(".svg").read_text().startswith("<?xml")
+    trace = tmp_path / "toy.pronk-tiny.trace.jsonl"
+    before = trace.read_text().count('"kind": "sample"')
+    monkeypatch.setattr(sys, "argv", words)
+    real.main()  # goes on with other prompts
+    assert trace.read_text().count('"kind": "sample"') > before
+
+
+def test_rows(real: ModuleType) -> None:
+    step = StepStats(1, 0, 0, 0, 1, 0.0, 0.0, 0.0)
+    plain = Sample("gsm8k", "a", "autoregressive", "pronk", 0.0, 1, 0, 4.0, 4.0, 5, (1, 2, 3, 4), 1.0, (step,) * 4)
+    ours = Sample("gsm8k", "a", "x", "pronk", 0.0, 1, 0, 2.0, 2.0, 5, (1, 2, 3, 5), 1.0, (step,) * 2, peak_memory=7)
+    figures = real.figures([(ours, plain)])
+    assert figures == {
+        "prompts": 1, "speed": 2.0, "speed_after_first": 3.0, "speedup": 2.0, "speedup_after_first": 3.0,
+        "first_token": 1.0, "tokens_per_pass": 2.0, "peak_memory": 7, "same": 0,
+    }  # fmt: skip
+    assert [real.group_of(task) for task in ("gsm8k", "humaneval", "code_edit", "mt_bench")] == [
+        "chat", "code", "copy", "chat",
+    ]  # fmt: skip
