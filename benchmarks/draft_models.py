@@ -36,7 +36,7 @@ from pronk.drafters import Proposer, make_drafter
 from pronk.drafters.from_draft.cape import CapeProposer
 from pronk.drafters.shared.chain import Chain
 from pronk.engine.stats import Stats, StepStats
-from pronk.models.loader import resolve_model
+from pronk.hub.resolve import resolve_model
 from pronk.sampling.sampler import DraftToken
 from pronk.speculation.calibration import Calibration
 

@@ -30,7 +30,7 @@ from pronk.files.atomic import convert_write_errors, new_folder, write_json
 from pronk.files.companions import copy_companions
 from pronk.files.shards import ShardEntry, check_output_folder, write_weights
 from pronk.models.checkpoint import Checkpoint
-from pronk.models.clone_models import default_model
+from pronk.models.clone_models import tiny_model
 from pronk.models.families import FAMILY_NAMES, CheckpointTensor, plan_tensors
 from pronk.models.loader import parse_dtype, read_config
 
@@ -59,7 +59,7 @@ MODULES: dict[str, tuple[str, str, float | None]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="folder to write, new or empty")
-    parser.add_argument("--source", type=Path, default=default_model())
+    parser.add_argument("--source", type=Path, default=tiny_model())
     parser.add_argument("--hidden", type=int, default=2048, help="hidden size")
     parser.add_argument("--layers", type=int, default=22)
     parser.add_argument("--intermediate", type=int, default=5632, help="width of the gated MLP")

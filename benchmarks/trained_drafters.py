@@ -31,7 +31,7 @@ from pronk.bench.metrics import ctar_curve, repeated_ngrams
 from pronk.drafters import Proposer, make_drafter
 from pronk.engine.stats import Stats, StepStats
 from pronk.errors import PronkError
-from pronk.models.clone_models import default_model
+from pronk.models.clone_models import tiny_model
 
 SUITES = ("code", "sums", "chat", "prose")
 
@@ -92,7 +92,7 @@ def parameters(spec: str) -> str:
     """Return the millions of parameters in the drafter's own files, as text."""
     named = [Path(each) for each in re.findall(r"model='([^']+)'", spec)]
     words = {"draft" if word == "draft_model" else word.replace("_", "-") for word in re.findall(r"[a-z_]+", spec)}
-    found = named or [default_model().parent / f"pronk-tiny-{word}" for word in words]
+    found = named or [tiny_model().parent / f"pronk-tiny-{word}" for word in words]
     total = 0
     for file in (folder / "model.safetensors" for folder in found):
         if file.is_file():

@@ -15,9 +15,11 @@ import torch
 import quick_noise
 import tiny_models
 from checkpoints import MakeCheckpoint, byte_tokenizer, make_checkpoint
+from pronk.hub import resolve
 from pronk.kernels import library
 from pronk.kernels.library import Kernels
 from pronk.models import kernels
+from pronk.models.clone_models import TINY_MODEL
 from pronk.models.kernels import load_kernels
 from pronk.sampling import noise, sampler
 from pronk.tokenization.tokenizer import Tokenizer
@@ -31,7 +33,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Replace the best kernels by the requested ones."""
+    """Replace the best kernels by the requested ones, and the default model by one of the repository."""
+    pytest.MonkeyPatch().setattr(resolve, "DEFAULT_MODEL", TINY_MODEL)
     tiny_models.asked, path = config.getoption("--kernels"), config.getoption("--library")
     if path is not None:
         pytest.MonkeyPatch().setattr(library, "installed_library", path.resolve)  # raises if there is no such name

@@ -44,6 +44,7 @@ LAYERS = (
     {"architecture", "kernels"},
     {"kv_cache", "quantization.gguf", "sampling"},
     {"models"},
+    {"hub"},
     {"speculation.acceptance_stats", "speculation.cost_model"},
     {"execution", "files", "tokenization"},
     {"speculation"},
@@ -311,4 +312,4 @@ def test_readme_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     example, *_ = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
     exec(compile(example, "README.md", "exec"), {})
-    assert "tokens per pass of the model" in capsys.readouterr().out
+    assert "tokens per forward pass of the model" in capsys.readouterr().out

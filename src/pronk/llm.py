@@ -17,14 +17,16 @@ from pronk.engine.request import Request
 from pronk.engine.request_factory import RequestFactory
 from pronk.engine.scoring import score
 from pronk.errors import OptionError
+from pronk.hub.resolve import resolve_model
 from pronk.kernels.threads import set_threads
 from pronk.kernels.weight_cache import WeightCache
 from pronk.kv_cache.budget import KVBudget
 from pronk.models.kernels import choose_kernels, open_device
-from pronk.models.loader import compute_dtype, load_decoder, parse_dtype, read_config, resolve_model
+from pronk.models.loader import compute_dtype, load_decoder, parse_dtype, read_config
 from pronk.outputs import Choice, Completion, Piece
 from pronk.parallel.worker_group import is_launched, start_workers
 from pronk.quantization.gguf.checkpoint import GgufCheckpoint, is_gguf
+from pronk.sampling.defaults import recommended_params
 from pronk.sampling.guide import check_texts
 from pronk.sampling.params import SamplingParams
 from pronk.speculation.acceptance_file import AcceptanceFile
@@ -77,8 +79,7 @@ class LLM:
         """Load a model.
 
         Args:
-            model: folder in the Hugging Face layout, GGUF file, or model id on the Hub; ``None`` is ``pronk-tiny``,
-                which is part of the repository.
+            model: folder, GGUF file, or name as in :mod:`pronk.hub.names`; ``None``: ``smollm2``, after ``pronk pull``.
             drafter: name, name with options, or object (see :mod:`pronk.drafters`). ``"auto"`` stores no text for
                 later requests.
             device: ``"cpu"`` or a torch device.
@@ -114,7 +115,7 @@ class LLM:
 
         Raises:
             CheckpointError: the model cannot be loaded.
-            OptionError: an option is out of range, or ``model`` is missing outside a clone of the repository.
+            OptionError: an option is out of range, or ``model`` is ``None`` and ``smollm2`` is not on this machine.
         """
         check_integer("max_batch", max_batch, 1, 1024)
         check_integer("prefill_chunk", prefill_chunk, 16, 8192)
@@ -122,7 +123,7 @@ class LLM:
         check_choice("budget", budget, ("auto", "all"))
         check_choice("kv_dtype", kv_dtype, ("auto", "int8"))
         self.drafter = make_drafter(drafter)
-        self.path = resolve_model(model)
+        self.path = resolve_model(model, progress=progress)
         opened = GgufCheckpoint(self.path) if is_gguf(self.path) else None  # read once for config, tokenizer, weights
         self.config = read_config(self.path, opened)
         self.tokenizer = Tokenizer.load(self.path, self.config.vocab_size, opened)
@@ -272,20 +273,21 @@ class LLM:
         """Answer a conversation, rendered with the model's chat template.
 
         Messages are ``{"role": "user", "content": "…"}``; the content is text or a list of parts of type ``text`` (see
-        :mod:`pronk.tokenization.chat.messages`).
+        :mod:`pronk.tokenization.chat.messages`). Without ``params``, the sampling options are those of the model's
+        files, ``config.sampling``.
 
         Raises:
             PromptError: messages are malformed, the template refuses them, times out or renders nothing; or see
                 :meth:`generate`.
             TokenizerError: the chat template is missing or damaged.
         """
-        return self.generate(self.chat_ids(messages), params, drafter=drafter)
+        return self.generate(self.chat_ids(messages), params or recommended_params(self.config), drafter=drafter)
 
     def stream_chat(
         self, messages: Messages, params: SamplingParams | None = None, *, drafter: str | Drafter | None = None
     ) -> Generator[Piece]:
         """Answer a conversation and yield the tokens; see :meth:`chat`."""
-        return self.stream(self.chat_ids(messages), params, drafter=drafter)
+        return self.stream(self.chat_ids(messages), params or recommended_params(self.config), drafter=drafter)
 
     def choose(self, prompt: Prompt, options: Sequence[str]) -> Choice:
         """Return the log-probabilities of given continuations of a prompt, computed in one token tree.

@@ -17,10 +17,10 @@ from checkpoints import MakeCheckpoint
 from pronk.bench import machine, methods, passes
 from pronk.bench.methods import DrafterMethod, Item
 from pronk.bench.records import Sample
-from pronk.models.clone_models import default_model
+from pronk.models.clone_models import tiny_model
 
 Run = Callable[..., tuple[int, str, str]]
-TINY = default_model()
+TINY = tiny_model()
 FEW = ("--max-tokens", "6", "--repeats", "1", "--temperature", "0")
 COUNT = "one two three one two three one two"
 

@@ -15,7 +15,7 @@ from cli.conftest import assert_mistake
 from pronk.drafters.from_text.datastore import builder as datastore_build
 from pronk.drafters.from_text.datastore.layout import HEADER, SUFFIXES, TOKENS
 from pronk.drafters.from_text.datastore.reader import Datastore
-from pronk.models.clone_models import default_model
+from pronk.models.clone_models import tiny_model
 from pronk.models.loader import read_config
 from pronk.tokenization.tokenizer import Tokenizer
 from pronk.train.sources import spec_of
@@ -91,7 +91,7 @@ def test_limit(run: Run, model: Path, text: Path, tmp_path: Path) -> None:
 
 def test_pronk_tiny_by_default(run: Run, text: Path, tmp_path: Path) -> None:
     assert run("build", tmp_path / "s", text / "code")[0] == 0
-    assert documents(tmp_path / "s", Tokenizer.load(default_model()))[0] == CODE
+    assert documents(tmp_path / "s", Tokenizer.load(tiny_model()))[0] == CODE
 
 
 def test_long_texts_are_cut_at_line_ends(

@@ -22,6 +22,7 @@ from cli.conftest import Command as Run
 from cli.conftest import assert_mistake
 from pronk.cli.main import main
 from pronk.cli.options import sampling_params
+from pronk.cli.repl import ChatSession
 from pronk.engine.stats import Stats, StepStats
 from pronk.errors import CacheFullError, TokenizerError
 from pronk.outputs import Completion, Piece
@@ -38,7 +39,8 @@ class FakeLLM:
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
         self.model, self.options = model, options
-        self.config = SimpleNamespace(context=1000)
+        self.config = SimpleNamespace(context=1000, sampling={})
+        self.request_factory = SimpleNamespace(encode_prompt=lambda text: text)
         self.calibration = SimpleNamespace(save=lambda: None)
         self.words = ["one", " two", " three"]
         self.error: BaseException | None = None
@@ -68,7 +70,7 @@ class FakeLLM:
         steps = [StepStats(1, 0, 0, 0, 1, 0.0, 0.1, 0.2), StepStats(5, 4, 4, 1, 2, 0.0, 0.2, 0.4)]
         stats = Stats(2, len(self.words), total_seconds=0.5, steps=steps)
         text = "".join(self.words)
-        return Completion(text, [0, 1, 2], "length", None, SEED, [8, 9], [{0: -0.5}], None, stats)
+        return Completion(text, [0, 1, 2], "stop", None, SEED, [8, 9], [{0: -0.5}], None, stats)
 
     def stream_chat(self, messages: Sequence[Mapping[str, str]], params: SamplingParams) -> Iterator[Piece]:
         return self.stream([dict(message) for message in messages], params)
@@ -80,6 +82,12 @@ class FakeLLM:
 @pytest.fixture
 def run(command: Run) -> Run:
     return command
+
+
+def test_max_tokens_beyond_the_context(run: Run, fake: type[FakeLLM]) -> None:
+    code, out, err = run("generate", "x" * 900, "--max-tokens", "101")
+    assert (code, out) == (0, "one two three\n")
+    assert err == "max_tokens: 100 instead of 101, the rest of the model's context\n"
 
 
 @pytest.fixture
@@ -231,6 +239,8 @@ from types import SimpleNamespace
 from pronk.outputs import Piece
 class Slow:
     kernels = "avx2"
+    config = SimpleNamespace(context=1000, sampling={})
+    request_factory = SimpleNamespace(encode_prompt=lambda text: text)
     def __init__(self, *_, **__): self.calibration = SimpleNamespace(save=lambda: None)
     def stream(self, prompt, params):
         while True:
@@ -312,6 +322,105 @@ def test_chat_goes_on_after_an_error(run: Run, fake: type[FakeLLM], monkeypatch:
     assert fake.made.asked == [[{"role": "user", "content": "b"}]]
 
 
+def test_chat_uses_the_models_sampling_unless_told_otherwise(run: Run, fake: type[FakeLLM]) -> None:
+    used: list[SamplingParams] = []
+
+    class Recommending(fake):  # type: ignore[valid-type,misc]
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            self.config.sampling = {"temperature": 0.7, "top_p": 0.8}
+
+        def stream_chat(self, messages: Sequence[Mapping[str, str]], params: SamplingParams) -> Iterator[Piece]:
+            used.append(params)
+            return super().stream_chat(messages, params)
+
+    pronk.llm.LLM = Recommending  # type: ignore[misc]  # the fixture restores it
+    run("chat", given="a\n")
+    run("chat", "--temperature", "0", "--max-tokens", "7", given="a\n")
+    run("chat", "--max-tokens", "5000", given="a\n")
+    assert [(params.temperature, params.top_p, params.max_tokens) for params in used] == [
+        (0.7, 0.8, 500),  # half the context
+        (0.0, 0.8, 7),
+        (0.7, 0.8, 999),
+    ]
+    assert "max_tokens: 999 instead of 5000" in run("chat", "--max-tokens", "5000", given="")[2]
+
+
+def test_chat_with_a_system_message(run: Run, fake: type[FakeLLM]) -> None:
+    _, _, err = run("chat", "--system", "be brief", given="a\n/system\n/system be long\nb\n")
+    assert [messages[0]["content"] for messages in fake.made.asked] == ["be brief", "be long"]
+    assert [len(messages) for messages in fake.made.asked] == [2, 4]
+    assert "system: be brief\nsystem: be long\n" in err
+
+
+@pytest.mark.parametrize("given", ['"""a\n\n/b\n"""\n', '"""\na\n\n/b"""\n', '"""a\n\n/b'])
+def test_chat_messages_of_several_lines(given: str, run: Run, fake: type[FakeLLM]) -> None:
+    assert run("chat", given=given)[0] == 0
+    assert fake.made.asked == [[{"role": "user", "content": "a\n\n/b"}]]
+
+
+def test_chats_are_saved_and_continued(run: Run, fake: type[FakeLLM], tmp_path: Path) -> None:
+    file = tmp_path / "a chat.json"
+    _, _, err = run("chat", "--system", "be brief", given=f"a\n/save {file}\n/save\n")
+    assert err == f"saved 1 turns in {file}\nerror: /save: expected a file name after it, found none\n"
+    saved = json.loads(file.read_text())["messages"]
+    assert [message["role"] for message in saved] == ["system", "user", "assistant"]
+    _, _, err = run("chat", given=f"/load {file}\nb\n")
+    assert err == f"loaded 1 turns from {file}\n"
+    assert fake.made.asked == [[*saved, {"role": "user", "content": "b"}]]
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"messages": [{"role": "user", "content": "a"}]}', None])
+def test_other_files_are_not_loaded(text: str | None, run: Run, fake: type[FakeLLM], tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    if text is not None:
+        file.write_text(text)
+    code, _, err = run("chat", given=f"a\n/load {file}\nb\n")
+    assert (code, err.count("\n")) == (0, 1)
+    assert err.startswith("error: ")
+    assert str(file) in err
+    assert len(fake.made.asked[1]) == 3  # the conversation goes on
+
+
+def test_ctrl_c_at_the_prompt_keeps_the_chat(run: Run, fake: type[FakeLLM], monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[Any] = ["a", KeyboardInterrupt, "b", EOFError]
+
+    def read(_: str) -> str:
+        line = lines.pop(0)
+        if isinstance(line, str):
+            return line
+        raise line
+
+    monkeypatch.setattr("builtins.input", read)
+    monkeypatch.setattr(ChatSession, "_interactive", property(lambda _: True))
+    code, _, err = run("chat")
+    assert code == 0
+    assert "\nCtrl-D ends the chat; /save FILE keeps it\n" in err
+    assert [len(messages) for messages in fake.made.asked] == [1, 3]
+
+
+def test_ctrl_c_ends_a_chat_without_a_terminal(run: Run, fake: type[FakeLLM], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_: str) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("builtins.input", interrupt)
+    assert run("chat") == (0, "", "")
+
+
+def test_quoted_messages_are_no_commands(run: Run, fake: type[FakeLLM]) -> None:
+    assert run("chat", given='"""/exit"""\n"""\n/etc/hosts\n"""\n')[0] == 0
+    assert [messages[-1]["content"] for messages in fake.made.asked] == ["/exit", "/etc/hosts"]
+
+
+def test_saving_does_not_replace_other_files(run: Run, fake: type[FakeLLM], tmp_path: Path) -> None:
+    file, chat = tmp_path / "notes", tmp_path / "chat"
+    file.write_text("mine")
+    _, _, err = run("chat", given=f"a\n/save {file}\n/save ~nobody-at-all/x\n/save {chat}\n/save {chat}\n")
+    assert file.read_text() == "mine"
+    assert err.count("saved 1 turns") == 2
+    assert err.count("error: ") == 2
+
+
 def test_model_without_chat_template(run: Run, fake: type[FakeLLM], monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: FakeLLM, messages: object) -> list[int]:
         raise TokenizerError("the model has no chat template")
@@ -388,7 +497,6 @@ def broken(checkpoint: MakeCheckpoint, tmp_path: Path) -> Path:
     [
         ([""], ["prompt", "expected at least one token"]),
         (["x" * 400], ["prompt", "context", "256"]),
-        (["xyz", "--max-tokens", "256"], ["max_tokens", "256", "3", "253"]),
         (["x", "--logit-bias", "300=1"], ["logit_bias", "299", "300"]),
         (["x", "--stop-token-ids", "300"], ["stop_token_ids", "299", "300"]),
         (["x", "--drafter", "magic"], ["magic", "prompt_lookup", "autoregressive"]),
@@ -474,7 +582,7 @@ from pathlib import Path
 from pronk.kernels import library
 library.installed_library = lambda: Path("nowhere") / "libpronk.so"
 from pronk.cli.main import main
-main(["generate", "--max-tokens", "2", "--stats", "def f"])
+main(["generate", "--model", "pronk-tiny", "--max-tokens", "2", "--stats", "def f"])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     warning, figures = done.stderr.splitlines()

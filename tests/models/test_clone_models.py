@@ -7,12 +7,12 @@ import pytest
 from pronk import LLM
 from pronk.cli.main import main
 from pronk.errors import CheckpointError, OptionError
+from pronk.hub.resolve import resolve_model
 from pronk.models import clone_models
-from pronk.models.clone_models import clone_model, default_model
-from pronk.models.loader import resolve_model
+from pronk.models.clone_models import clone_model, clone_names, tiny_model
 
 MODELS = Path(__file__).parents[2] / "models"
-NONE = "model: expected a local one, or owner/name of one on the Hugging Face Hub, found none; give "
+NONE = "model: expected a clone of the repository with models/pronk-tiny, found none; give "
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_names_in_a_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert resolve_model(None) == default_model() == MODELS / "pronk-tiny"
+    assert resolve_model(None) == tiny_model() == MODELS / "pronk-tiny"
     for folder in MODELS.iterdir():
         assert resolve_model(folder.name) == clone_model(folder.name) == folder
     for name in ("", ".", "..", "../models", "pronk-tiny/datastore", "absent", str(tmp_path)):
@@ -42,28 +42,32 @@ def test_the_package_has_no_weights() -> None:
 
 def test_no_names_outside_a_clone(outside: Path) -> None:
     assert clone_model("pronk-tiny") is None
-    for call in (LLM, default_model, lambda: resolve_model(None)):
-        with pytest.raises(OptionError, match=rf"^{NONE}--model, or LLM\(model\) in Python$"):
-            call()
+    assert clone_names() == []
+    with pytest.raises(OptionError, match=rf"^{NONE}--model, or LLM\(model\) in Python$"):
+        tiny_model()
     with pytest.raises(CheckpointError, match=r"^no such folder: 'pronk-tiny'; expected a model folder, or owner/name"):
         LLM("pronk-tiny")
 
 
 @pytest.mark.parametrize(
-    ("command", "option"),
+    "command",
     [
-        ("generate hi", "--model"),
-        ("chat", "--model"),
-        ("serve", "--model"),
-        ("batch in.jsonl out.jsonl", "--model"),
-        ("bench --limit 1", "--model"),
-        ("explain hi", "--model"),
-        ("verify", "--model"),
-        ("datastore build out text.txt", "--model"),
-        ("train kangaroo --out run --source text.txt=1", "--target"),
+        "generate hi",
+        "chat",
+        "serve",
+        "batch in.jsonl out.jsonl",
+        "bench --limit 1",
+        "explain hi",
+        "verify",
+        "datastore build out text.txt",
+        "train kangaroo --out run --source text.txt=1",
     ],
 )
-def test_commands_outside_a_clone(command: str, option: str, outside: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_without_a_model(
+    command: str, outside: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("pronk.hub.resolve.DEFAULT_MODEL", "smollm2")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(outside / "cache"))
     (outside / "text.txt").write_text("some text\n")
     (outside / "in.jsonl").write_text(
         '{"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {"model": "m", "prompt": "a"}}\n'
@@ -72,12 +76,12 @@ def test_commands_outside_a_clone(command: str, option: str, outside: Path, caps
         main(command.split())
     out, err = capsys.readouterr()
     assert (stop.value.code, out) == (2, ""), err
-    assert err.startswith(f"pronk: error: {NONE}{option}")
-    assert err.count("\n") == 1
+    default = "model: found no smollm2 on this machine; run `pronk pull smollm2` (98 MB), or name another\n"
+    assert err == "pronk: error: " + (f"{NONE}--target\n" if command.startswith("train") else default)
 
 
 def test_drafters_outside_a_clone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    folder = default_model()
+    folder = tiny_model()
     monkeypatch.setattr(clone_models, "_ROOT", tmp_path)
     llm = LLM(folder, drafter="auto")
     for drafter in ("draft_model", "cape", "staged", "threshold", "threshold(draft_model)"):

@@ -12,7 +12,7 @@ from checkpoints import MakeCheckpoint
 from oracle import dense_logits
 from pronk.errors import OptionError
 from pronk.kernels.library import CODED_TYPES
-from pronk.models.clone_models import default_model
+from pronk.models.clone_models import tiny_model
 from pronk.models.decoder import Decoder
 from pronk.models.linear import KernelLinear, Linear, PlainLinear, WeightLayout, choose_linear
 from pronk.models.loader import load_decoder, read_config
@@ -21,7 +21,7 @@ from tiny_models import kernels, text_logits
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16]
-TINY = default_model()
+TINY = tiny_model()
 
 
 def pair(dtype: torch.dtype, *, bias: bool, shape: tuple[int, int] = (97, 52)) -> tuple[Linear, Linear]:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from huggingface_hub import errors
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -16,7 +15,7 @@ from checkpoints import MakeCheckpoint
 from models.peak_memory import NEEDS_LINUX, peak
 from pronk.errors import CheckpointError
 from pronk.models.linear import KernelLinear, PlainLinear, WeightLayout
-from pronk.models.loader import load_decoder, read_config, resolve_model
+from pronk.models.loader import load_decoder, read_config
 from quantized_formats import FORMATS, edit, write_quantized
 from tiny_models import kernels
 
@@ -201,65 +200,6 @@ def test_a_change_of_a_loaded_weight_does_not_change_the_file(folder: Path) -> N
     before = (folder / WEIGHTS).read_bytes()
     load(folder).embedding.zero_()
     assert (folder / WEIGHTS).read_bytes() == before
-
-
-def test_an_existing_folder_has_precedence_over_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(folder.parent.parent)
-    assert resolve_model(f"{folder.parent.name}/{folder.name}") == Path(folder.parent.name, folder.name)
-    assert resolve_model(folder) == folder
-
-
-@pytest.mark.parametrize(
-    "name", ["./absent", "/absent/model", "~/absent-model", "a/b/c", "absent", "", "a b/c", "../x"]
-)
-def test_no_such_folder(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    expected = r"no such folder: .*expected a model folder, or owner/name of a model on the Hugging Face Hub"
-    if not name:
-        (tmp_path / "file").write_text("")
-        name, expected = str(tmp_path / "file"), r"file: expected a folder with config.json, .* found a file"
-    with pytest.raises(CheckpointError, match=expected):
-        resolve_model(name)
-
-
-def hub_error(kind: type[Exception], text: str) -> Exception:
-    """Return an error without its HTTP response, whose class depends on the version of the Hub client."""
-    error = kind.__new__(kind)
-    error.args = (text,)
-    return error
-
-
-@pytest.mark.parametrize(
-    ("problem", "message"),
-    [
-        (hub_error(errors.RepositoryNotFoundError, "404\nlong"), r"found neither such a folder nor such"),
-        (hub_error(errors.GatedRepoError, "403\nlong"), r"access to this model is restricted"),
-        (hub_error(errors.RevisionNotFoundError, "404\nlong"), r"found no revision 'v2' on the Hugging"),
-        (hub_error(errors.HfHubHTTPError, "500 broken\nlong"), r"cannot be downloaded .*: 500 broken"),
-        (hub_error(errors.LocalEntryNotFoundError, "offline\nlong"), r"cannot be downloaded .*: offline"),
-        (TimeoutError(), r"cannot be downloaded .*: TimeoutError"),
-    ],
-)
-def test_errors_of_downloads(problem: Exception, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **__: object) -> str:
-        raise problem
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
-    with pytest.raises(CheckpointError, match=rf"^owner/name: .*{message}") as caught:
-        resolve_model("owner/name", revision="v2")
-    assert "\n" not in str(caught.value)
-
-
-def test_downloads_exclude_code_and_pickles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from huggingface_hub.utils import filter_repo_objects
-
-    asked: dict[str, Any] = {}
-    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda repo, **options: asked.update(options) or tmp_path)
-    assert resolve_model("owner/name") == tmp_path
-    wanted = ["config.json", "model-00001-of-00002.safetensors", "tokenizer.model", "merges.txt", "chat_template.jinja"]
-    others = ["pytorch_model.bin", "modeling.py", "a.pth", "original/model.safetensors", "consolidated.safetensors"]
-    patterns = {key: asked[key] for key in ("allow_patterns", "ignore_patterns")}
-    assert list(filter_repo_objects(wanted + others, **patterns)) == wanted
 
 
 MEASURE = """

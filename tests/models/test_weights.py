@@ -11,13 +11,13 @@ from safetensors.torch import load_file
 from checkpoints import MakeCheckpoint
 from gguf_files import convert
 from models.test_loader import load
-from pronk.models.clone_models import default_model
+from pronk.models.clone_models import tiny_model
 from pronk.models.loader import read_config
 from pronk.models.weights import ForwardWeights, count_parameters, forward_weights
 from quantized_formats import FORMATS, write_quantized
 from tiny_models import kernels
 
-TINY = default_model()
+TINY = tiny_model()
 SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}  # for blocks of 32
 
 

@@ -248,7 +248,19 @@ def test_streams(alone: LLM, several: LLM) -> None:
 @pytest.mark.parametrize("parallel", ["tree", pytest.param("tensor", marks=pytest.mark.slow)])
 def test_processes_that_torchrun_has_started(alone: LLM, parallel: str) -> None:
     """Only one process prints the text, and both end without an error."""
-    options = ["--workers", "2", "--parallel", parallel, "--max-tokens", "20", "--temperature", "0", "def fib(n):"]
+    options = [
+        "--model",
+        "pronk-tiny",
+        "--workers",
+        "2",
+        "--parallel",
+        parallel,
+        "--max-tokens",
+        "20",
+        "--temperature",
+        "0",
+        "def fib(n):",
+    ]
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "pronk", "generate"]
     found = subprocess.run([*command, *options], capture_output=True, text=True, timeout=120, check=False)
     assert found.returncode == 0, found.stderr

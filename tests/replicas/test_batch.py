@@ -20,6 +20,9 @@ from pronk.parallel.connection import ConnectionLostError
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]  # Ray takes half a minute to start and stop
 
 
+OPTIONS = ["--model", "pronk-tiny", "--replicas", "2", "--threads", "1"]
+
+
 def request(number: int, **body: Any) -> dict[str, Any]:
     own = {"prompt": f"def f{number}(", "max_tokens": 8, "temperature": 0.8, "seed": number, **body}
     return {"custom_id": f"r{number}", "method": "POST", "url": "/v1/completions", "body": own}
@@ -31,7 +34,7 @@ def test_answers_equal_those_of_one_model(tmp_path: Path) -> None:
     source.write_text("".join(json.dumps(line) + "\n" for line in lines))
     done = {"id": "batch_req_x", "custom_id": "r3", "response": {"status_code": 200, "body": "kept"}, "error": None}
     target.write_text(json.dumps(done) + "\n")
-    command = [sys.executable, "-m", "pronk", "batch", "--replicas", "2", "--threads", "1", str(source), str(target)]
+    command = [sys.executable, "-m", "pronk", "batch", *OPTIONS, str(source), str(target)]
     env = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
     cores = len(os.sched_getaffinity(0))
     if cores < 2:
@@ -55,7 +58,7 @@ def test_killed_replica_loses_no_answer(tmp_path: Path) -> None:
     lines = [request(number, max_tokens=200, ignore_eos=True) for number in range(120)]
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    command = [sys.executable, "-m", "pronk", "batch", "--replicas", "2", "--threads", "1", str(source), str(target)]
+    command = [sys.executable, "-m", "pronk", "batch", *OPTIONS, str(source), str(target)]
     mark = token_hex(8)
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "PRONK_TEST": mark}) as ran:
         end = monotonic() + 120

@@ -31,7 +31,14 @@ pytestmark = [
 ]
 
 BEGINNINGS = ["def add(a, b):\n    return a + b\n\n\n" * 8, "class Stack:\n    def push(self, item):\n" * 8]
-OPTIONS = {"threads": 1, "prefix_cache": True, "max_batch": 32, "drafter": "recycling", "budget": "all"}
+OPTIONS = {
+    "model": "pronk-tiny",
+    "threads": 1,
+    "prefix_cache": True,
+    "max_batch": 32,
+    "drafter": "recycling",
+    "budget": "all",
+}
 
 
 @pytest.fixture(scope="module")

@@ -62,7 +62,7 @@ def served() -> Iterator[Served]:
     mark = token_hex(8)
     options = ["--replicas", "2", "--threads", "1", "--port", "0", "--drafter", "recycling", "--budget", "all"]
     command = subprocess.Popen(
-        [sys.executable, "-m", "pronk", "serve", *options],
+        [sys.executable, "-m", "pronk", "serve", "--model", "pronk-tiny", *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -333,7 +333,8 @@ class Process:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
         start = "from pronk.cli.main import main; main()"
-        command = [sys.executable, "-c", start, "serve", "--port", str(self.port), "--threads", "1", *options]
+        command = [sys.executable, "-c", start, "serve", "--model", "pronk-tiny", "--port", str(self.port)]
+        command += ["--threads", "1", *options]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr)
         self.url = f"http://127.0.0.1:{self.port}"
 

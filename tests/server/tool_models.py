@@ -5,10 +5,10 @@ import shutil
 from pathlib import Path
 
 from pronk.llm import LLM
-from pronk.models.clone_models import default_model
+from pronk.models.clone_models import tiny_model
 from tokenization.chat.tool_templates import TEMPLATES
 
-TINY = default_model()
+TINY = tiny_model()
 
 
 def tool_model(folder: Path, family: str) -> LLM:

@@ -31,7 +31,7 @@ def test_name_is_that_of_the_folder_or_the_hub(
     assert teacher.name == "little"
     (tmp_path / "link").symlink_to(teacher.folder)
     assert Teacher(tmp_path / "link").name == "little"
-    monkeypatch.setattr("pronk.llm.resolve_model", lambda _: teacher.folder)
+    monkeypatch.setattr("pronk.train.teacher.resolve_model", lambda _: teacher.folder)
     assert Teacher("somebody/small").name == "somebody/small"
 
 

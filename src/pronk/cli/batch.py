@@ -59,6 +59,7 @@ def batch(
     from pronk.cli.console import TerminalOutput
 
     require_extra("batch", "serve", *SERVER_MODULES)
+    from pronk.hub.cache import model_label
     from pronk.server.batch import BatchOutput, read_batch
 
     if source.resolve() == target.resolve():
@@ -79,12 +80,12 @@ def batch(
                 with cluster as (path, plan), _progress_bar(done, len(ids)) as progress:
                     from pronk.replicas.batch import run_on_replicas
 
-                    refused = run_on_replicas(plan, name or path.name, read_batch(source), answers, progress)
+                    refused = run_on_replicas(plan, name or model_label(path), read_batch(source), answers, progress)
             else:
                 with screen.loading() as bar:
                     llm = load(bar, max_batch, prefix_cache)
                 with _progress_bar(done, len(ids)) as progress:
-                    refused = _run_in_process(llm, name or llm.path.name, source, answers, progress)
+                    refused = _run_in_process(llm, name or model_label(llm.path), source, answers, progress)
     screen.say(f"{len(ids) - done} answers in {target}" + (f", {refused} of them refusals" if refused else ""))
 
 

@@ -89,6 +89,12 @@ class TerminalOutput:
         self._err.print(Text.assemble(("Green", _DRAFTED), (" tokens are accepted draft tokens.", _DIM)))
 
     @contextmanager
+    def transfer(self, label: str) -> Iterator[Progress]:
+        """Show a progress bar with numbers of bytes; yield its update function."""
+        with status_bar(self._err, "DownloadColumn") as bar:
+            yield partial(bar, label)
+
+    @contextmanager
     def loading(self) -> Iterator[Progress | None]:
         """Show a progress bar while the model loads; yield its update function, ``None`` without a terminal."""
         with status_bar(self._err, "DownloadColumn") as bar:

@@ -39,8 +39,8 @@ def build(
     model: Annotated[
         str | None,
         typer.Option(
-            help="Model whose tokenizer is used: a folder, or an id on the Hub. Default in a clone: pronk-tiny.",
-            show_default=False,
+            help="Model whose tokenizer is used: a folder or a name, as in pronk pull.",
+            show_default="smollm2",
         ),
     ] = None,
     limit_tokens: Annotated[
@@ -88,7 +88,8 @@ def _build(out: Path, text: Sequence[Path], model: str | None, limit: int | None
     from pronk.drafters.from_text.datastore.builder import SORTING, require_sorter, write_datastore
     from pronk.files.atomic import convert_write_errors, new_folder
     from pronk.files.shards import check_output_folder
-    from pronk.models.loader import read_config, resolve_model
+    from pronk.hub.resolve import resolve_model
+    from pronk.models.loader import read_config
     from pronk.tokenization.tokenizer import Tokenizer
 
     require_sorter()

@@ -8,6 +8,7 @@ import json
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -17,7 +18,8 @@ from pronk.cli.batch import batch
 from pronk.cli.bench import bench
 from pronk.cli.datastore import app as datastore_app
 from pronk.cli.explain import explain
-from pronk.cli.options import Progress, model_options, read_prompt, sampling_params, shares
+from pronk.cli.models import list_models, pull, remove
+from pronk.cli.options import Progress, given_options, model_options, read_prompt, sampling_params, shares
 from pronk.cli.progress import INTERRUPTED, interruptible
 from pronk.cli.quantize import quantize
 from pronk.cli.removed import refuse_removed
@@ -93,13 +95,18 @@ def generate(
     screen = TerminalOutput(stats=stats, color_drafts=color_drafts if color_guesses is None else color_guesses)
     text = read()
     llm, params = prepare(load, request, screen)
+    prompt = llm.request_factory.encode_prompt(text)
+    if len(prompt) + params.max_tokens > llm.config.context:
+        room = llm.config.context - len(prompt)
+        screen.note(f"max_tokens: {room} instead of {params.max_tokens}, the rest of the model's context")
+        params = replace(params, max_tokens=room, min_tokens=min(room, params.min_tokens))
     with interruptible("interrupted"):
         if as_json:
-            typer.echo(json.dumps(llm.generate(text, params).to_dict(), ensure_ascii=False))
+            typer.echo(json.dumps(llm.generate(prompt, params).to_dict(), ensure_ascii=False))
             return
         if echo:
             screen.echo(text)
-        _show_samples(llm.stream(text, params), params, screen, llm.kernels)
+        _show_samples(llm.stream(prompt, params), params, screen, llm.kernels)
         if screen.color_drafts and screen.interactive:
             screen.legend()
 
@@ -107,9 +114,11 @@ def generate(
 @app.command()
 @shares(load=model_options, request=sampling_params, without=("n", "logprobs", "prompt_logprobs", "logprob_token_ids"))
 def chat(
+    context: typer.Context,
     load: Callable[[Progress | None], "LLM"],
     request: Callable[[], "SamplingParams"],
     *,
+    system: Annotated[str, typer.Option(help="System message.", metavar="TEXT", show_default=False)] = "",
     stats: Annotated[
         bool | None, _stats(help="Show tokens/s and S (tokens per forward pass) after each answer.")
     ] = None,
@@ -118,7 +127,8 @@ def chat(
 ) -> None:
     """Chat with the model.
 
-    Ctrl-C stops an answer, Ctrl-D ends the chat, /help lists the commands.
+    Ctrl-C stops an answer, Ctrl-D ends the chat, /help lists the commands. Defaults of temperature, top-k, top-p,
+    min-p and repetition penalty are those of the model's files; of --max-tokens, 1024 or half the context.
 
     [bold]Examples[/]
 
@@ -134,9 +144,12 @@ def chat(
     screen = TerminalOutput(stats=stats, color_drafts=color_drafts if color_guesses is None else color_guesses)
     llm, params = prepare(load, request, screen)
     llm.chat_ids([{"role": "user", "content": "?"}])  # raises if the model has no chat template
-    ChatSession(llm, params, screen).run()
+    ChatSession(llm, params, screen, system=system, given=given_options(context)).run()
 
 
+app.command()(pull)
+app.command(name="list")(list_models)
+app.command(name="rm")(remove)
 app.command()(serve)
 app.command()(batch)
 app.command()(bench)

@@ -136,8 +136,8 @@ def model_options(
     model: Annotated[
         str | None,
         _model(
-            "Folder with a checkpoint, its id on the Hub, or a GGUF file. Default in a clone: pronk-tiny.",
-            show_default=False,
+            "Name as in pronk pull (smollm2, owner/name, owner/name:Q4_K_M), folder with a checkpoint, or GGUF file.",
+            show_default="smollm2",
         ),
     ] = None,
     drafter: Annotated[

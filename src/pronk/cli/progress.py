@@ -47,7 +47,11 @@ def status_bar(screen: Console, amount: str = "TaskProgressColumn") -> Iterator[
         return
     from rich import progress
 
-    columns = (progress.TextColumn("{task.description}"), progress.BarColumn(), getattr(progress, amount)())
+    class Amount(getattr(progress, amount)):  # type: ignore[misc]
+        def render(self, task: progress.Task) -> Text:
+            return Text() if task.total is None else super().render(task)
+
+    columns = (progress.TextColumn("{task.description}"), progress.BarColumn(), Amount())
     with progress.Progress(*columns, progress.TimeRemainingColumn(), console=screen, transient=True) as bar:
         task, shown = bar.add_task("loading", total=None), "loading"
 

@@ -58,7 +58,7 @@ def quantize(
     with interruptible("interrupted; no partial checkpoint was kept"), status_bar(screen) as status:
         import torch
 
-        from pronk.models.loader import resolve_model
+        from pronk.hub.resolve import resolve_model
         from pronk.quantization.quantize.checkpoint import quantize as write_checkpoint
         from pronk.quantization.quantize.texts import read_texts
 

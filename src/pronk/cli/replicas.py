@@ -82,11 +82,12 @@ class ReplicaOptions:
         plan = self._plan(options, extra_drafters, max_requests, drain)
         import ray
 
-        from pronk.models.loader import resolve_model
+        from pronk.hub.cache import model_label
+        from pronk.hub.resolve import resolve_model
         from pronk.replicas.cluster import connect
 
         path = resolve_model(options["model"])
-        screen.note(f"starting {self.replicas} replica{'s' if self.replicas > 1 else ''} of {path.name}")
+        screen.note(f"starting {self.replicas} replica{'s' if self.replicas > 1 else ''} of {model_label(path)}")
         try:
             connect(self.address, _num_cores())
             yield path, plan

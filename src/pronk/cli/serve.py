@@ -87,6 +87,7 @@ def serve(
 
     require_extra("serve", "serve", *SERVER_MODULES)
     from pronk.async_llm import AsyncLLM
+    from pronk.hub.cache import model_label
     from pronk.parallel.worker_group import is_launched
     from pronk.server.guardrails import MODERATION_TEMPLATE, ModerationPrompt
     from pronk.server.run import Server, check_free
@@ -122,7 +123,7 @@ def serve(
                 llm = load(bar, max_batch, prefix_cache)
             engine = AsyncLLM(llm, max_requests=limits.requests)
         settings = ServerSettings(
-            name=name or engine.llm.path.name,
+            name=name or model_label(engine.llm.path),
             keys=keys,
             hosts={*_LOOPBACK, *map(str.lower, allow_host)} if is_local else None,
             limits=limits,

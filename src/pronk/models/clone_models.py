@@ -10,9 +10,9 @@ from pathlib import Path
 
 from pronk.errors import OptionError
 
-__all__ = ["DEFAULT_MODEL", "clone_model", "default_model"]
+__all__ = ["TINY_MODEL", "clone_model", "clone_names", "tiny_model"]
 
-DEFAULT_MODEL = "pronk-tiny"
+TINY_MODEL = "pronk-tiny"
 
 _ROOT = Path(__file__).resolve().parents[3]  # top folder of the repository, if this is a clone
 
@@ -25,10 +25,17 @@ def clone_model(name: str) -> Path | None:
     return folder if exists else None
 
 
-def default_model(remedy: str = "--model, or LLM(model) in Python") -> Path:
+def clone_names() -> list[str]:
+    """Return the names of the folders in ``models/`` of the clone, empty without a clone."""
+    if not (_ROOT / "pyproject.toml").is_file():
+        return []
+    return sorted(folder.name for folder in (_ROOT / "models").glob("*/"))
+
+
+def tiny_model(remedy: str = "--model, or LLM(model) in Python") -> Path:
     """Return the folder of ``pronk-tiny``; without it raise an OptionError that ends with ``remedy``."""
-    folder = clone_model(DEFAULT_MODEL)
+    folder = clone_model(TINY_MODEL)
     if folder is None:
-        msg = f"model: expected a local one, or owner/name of one on the Hugging Face Hub, found none; give {remedy}"
+        msg = f"model: expected a clone of the repository with models/{TINY_MODEL}, found none; give {remedy}"
         raise OptionError(msg)
     return folder

@@ -12,11 +12,12 @@ from pathlib import Path
 
 from torch import Tensor
 
+from pronk.architecture.config import ModelConfig
 from pronk.models.checkpoint import AnyCheckpoint, open_checkpoint
 from pronk.models.loader import read_config
 from pronk.quantization.gguf.checkpoint import GgufCheckpoint
 
-__all__ = ["Fingerprint"]
+__all__ = ["Fingerprint", "describe_architecture"]
 
 _SAMPLES = 4096  # minimum number of values to hash per tensor; a smaller tensor is hashed whole
 
@@ -31,11 +32,7 @@ class Fingerprint:
     @classmethod
     def of(cls, folder: Path) -> Fingerprint:
         """Compute the fingerprint of a model folder or a GGUF file."""
-        config = read_config(folder)
-        architecture = (
-            f"{config.family} of {config.num_layers} layers, hidden size {config.hidden_size}, {config.num_heads} "
-            f"heads of {config.head_dim} over {config.num_kv_heads}, vocabulary {config.vocab_size}"
-        )
+        architecture = describe_architecture(read_config(folder))
         checkpoint, digest = open_checkpoint(folder), hashlib.sha256(architecture.encode())
         for name in sorted(checkpoint):
             values = _hashable_values(checkpoint, name)
@@ -47,6 +44,14 @@ class Fingerprint:
 
     def __str__(self) -> str:
         return f"{self.architecture}, weights {self.weights}"
+
+
+def describe_architecture(config: ModelConfig) -> str:
+    """Return family and sizes of a model in words."""
+    return (
+        f"{config.family} of {config.num_layers} layers, hidden size {config.hidden_size}, {config.num_heads} "
+        f"heads of {config.head_dim} over {config.num_kv_heads}, vocabulary {config.vocab_size}"
+    )
 
 
 def _hashable_values(checkpoint: AnyCheckpoint, name: str) -> Tensor:

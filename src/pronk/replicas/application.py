@@ -23,7 +23,8 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
 from pronk.errors import OptionError, PronkError
-from pronk.models.loader import resolve_model
+from pronk.hub.cache import model_label
+from pronk.hub.resolve import resolve_model
 from pronk.replicas.cluster import ReplicaPlan, connect_replicas, model_deployment
 from pronk.replicas.dispatcher import Dispatcher, ModelReader
 from pronk.server.app import make_app
@@ -44,7 +45,7 @@ class ApplicationArgs(BaseModel):
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
-    # Folder that exists on every machine, or Hub id. None means the model pronk-tiny, in a clone of the repository.
+    # Folder that exists on every machine, or Hub id. None means the default model, smollm2.
     model: str | None = None
     replicas: int = 1  # maximum number of replicas
     least: int | None = None  # minimum number of replicas, to which low load reduces them; None means ``replicas``
@@ -70,7 +71,7 @@ def app(args: ApplicationArgs) -> Any:
         options, args.replicas, args.least, (), limits.requests, args.drain, args.cpus, resources=args.resources
     )
     keys = read_keys(Path(args.api_key_file)) if args.api_key_file else ()
-    name = args.name or resolve_model(args.model).name
+    name = args.name or model_label(resolve_model(args.model))
     settings = ServerSettings(name, keys, limits=limits)
     asgi_app = _AsgiApplication(settings, args.model, options.get("drafter", "auto"))
     ingress = serve.ingress(asgi_app)(_Server)

@@ -36,9 +36,12 @@ from pronk.drafters.from_outputs.lookahead import Lookahead
 from pronk.drafters.from_outputs.recycling import Recycling
 from pronk.drafters.from_target.multi_token import MultiToken, find_target_heads
 from pronk.drafters.from_text.suffix import Suffix
+from pronk.drafters.registry import make_drafter
 from pronk.drafters.shared.chain import ChainProposer
 from pronk.drafters.shared.composite import Composite, CompositeProposer
 from pronk.errors import PronkError
+from pronk.hub.cache import find_cached
+from pronk.hub.pairs import all_pairs, find_pairs
 from pronk.speculation.auto_step import AutoStep
 from pronk.speculation.proposer import DraftContext, Drafter, Outcome, Proposer, SourceReport, bind_proposer
 from pronk.speculation.source_states import SourceStates
@@ -112,8 +115,15 @@ class Auto(Composite):
         return AutoProposer(self, [*light, *heavy], target)
 
     def _found(self, target: Target) -> list[Proposer[Any]]:
-        """Return a drafter with a model that is found without an option; an empty list if there is none."""
+        """Return a drafter with a model that is found without an option; an empty list if there is none.
+
+        The first of these that fits: heads in the target's folder, a model of the table of pairs that is on this
+        machine, ``pronk-tiny-draft`` in a clone.
+        """
         found: list[Drafter] = [MultiToken()] if find_target_heads(target) is not None else []
+        if target.folder is not None and any(find_cached(pair.model) for pair in all_pairs()):
+            pairs = [pair for pair in find_pairs(target.folder, target.decoder.config) if find_cached(pair.model)]
+            found += [make_drafter(f'{pair.drafter}(model="{pair.source}")') for pair in pairs]
         found += [Cape((DraftModel(),))] if self.bundled else []
         for drafter in found:
             with suppress(PronkError):  # no clone, another vocabulary, or no memory

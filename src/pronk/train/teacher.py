@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from pronk.errors import OptionError
+from pronk.hub.resolve import resolve_model
 from pronk.llm import LLM
-from pronk.models.clone_models import default_model
+from pronk.models.clone_models import tiny_model
 from pronk.models.decoder import Decoder
 from pronk.models.fingerprint import Fingerprint
 from pronk.models.loader import load_decoder, parse_dtype
@@ -40,16 +41,16 @@ class Teacher:
     """
 
     def __init__(self, model: str | Path | None, device: str = "cpu", threads: int | None = None) -> None:
-        if model is not None and is_gguf(Path(model).expanduser()):
+        path = tiny_model("--target") if model is None else resolve_model(model)
+        if is_gguf(path):
             msg = (
                 f"target: expected a model folder, found the GGUF file {model}; train with the folder that it was made "
                 "from, whose drafters also serve the file"
             )
             raise OptionError(msg)
-        model = default_model("--target") if model is None else model
         hub = model is not None and not Path(model).expanduser().is_dir()
         device = str(find_device(device))
-        self.llm = LLM(model, drafter="autoregressive", device=device, threads=threads, max_batch=_BATCH, budget="all")
+        self.llm = LLM(path, drafter="autoregressive", device=device, threads=threads, max_batch=_BATCH, budget="all")
         self.name = str(model) if hub else self.llm.path.resolve().name
         self.encoder = Encoder.of_target(self.llm.tokenizer, self.llm.config)
 

@@ -17,9 +17,9 @@ from checkpoints import MakeCheckpoint
 from drafters.helpers import context
 from pronk import LLM, OptionError, SamplingParams
 from pronk.drafters.from_draft.draft_model import ModelProposer
-from pronk.models.clone_models import default_model
+from pronk.models.clone_models import tiny_model
 
-DRAFT = default_model().parent / "pronk-tiny-draft"
+DRAFT = tiny_model().parent / "pronk-tiny-draft"
 PROMPTS = ["def fibonacci(n):\n", "Die Größe — 42 🙂 of it", "import os\nimport sys\n\n\nclass Reader:\n"]
 KINDS = (
     "draft_model({}, num_tokens=4)",

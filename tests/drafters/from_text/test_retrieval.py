@@ -13,7 +13,7 @@ from pronk import LLM
 from pronk.drafters.from_text.datastore.layout import SUFFIXES, Header
 from pronk.drafters.from_text.retrieval import _NUM_SHARE_CLASSES, _PRIORS, Retrieval, RetrievalProposer, _kind_of
 from pronk.errors import CheckpointError, OptionError
-from pronk.models.clone_models import default_model
+from pronk.models.clone_models import tiny_model
 from pronk.sampling.params import SamplingParams
 from pronk.speculation.acceptance_rates import AcceptanceRates
 from pronk.speculation.proposer import Outcome
@@ -177,7 +177,7 @@ def test_the_datastore_is_opened_once(folder: Path) -> None:
 
 
 def test_the_datastore_of_pronk_tiny_is_small_and_documented() -> None:
-    folder = default_model() / "datastore"
+    folder = tiny_model() / "datastore"
     header = Header.read(folder)
     assert sum(file.stat().st_size for file in folder.iterdir()) < 1.5e6
     card = (folder / "README.md").read_text(encoding="utf-8")

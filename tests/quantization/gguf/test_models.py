@@ -17,10 +17,10 @@ from models.test_quantized_loading import TEXT, assert_explained
 from oracle import dense_logits
 from pronk import LLM, SamplingParams
 from pronk.errors import CheckpointError
+from pronk.hub.resolve import resolve_model
 from pronk.kernels.library import SUPER_BLOCK_TYPES
 from pronk.models.fingerprint import Fingerprint
 from pronk.models.linear import KernelLinear
-from pronk.models.loader import resolve_model
 from pronk.quantization.gguf.checkpoint import GgufCheckpoint
 from tiny_models import kernels, text_logits
 

@@ -13,12 +13,12 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from gguf_files import finish, write_bytes_bpe
 from pronk.errors import TokenizerError
-from pronk.models.clone_models import default_model
+from pronk.models.clone_models import tiny_model
 from pronk.quantization.gguf import tokenizer
 from pronk.quantization.gguf.vocabulary import TokenKind
 from pronk.tokenization.tokenizer import Tokenizer
 
-TINY = default_model()
+TINY = tiny_model()
 TEXTS = [
     "", " ", "\n", "  \n\n\t x", "def add(a, b):\n    return a + b\n", "I'll say IT'S they've; He'D we'Re",
     "12345 3.14159 1,000,000 \uff12\uff13 ½ ²", "naïve café e\u0301 Å A\u030a",

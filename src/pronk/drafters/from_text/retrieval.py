@@ -30,7 +30,7 @@ from pronk.checks import check_integer, check_path
 from pronk.drafters.from_text.datastore.reader import Child, Datastore
 from pronk.drafters.shared.trie import Frontier, Trie
 from pronk.errors import OptionError
-from pronk.models.clone_models import DEFAULT_MODEL, clone_model
+from pronk.models.clone_models import TINY_MODEL, clone_model
 from pronk.speculation.acceptance_rates import AcceptanceRates
 from pronk.speculation.proposer import Capabilities, DraftContext, Drafter, Outcome, Proposer
 from pronk.speculation.shared_acceptance import SharedAcceptance
@@ -107,7 +107,7 @@ class Retrieval(Drafter):
     def _folder(self) -> Path:
         if self.datastore is not None:
             return Path(self.datastore).expanduser()
-        model = clone_model(DEFAULT_MODEL)
+        model = clone_model(TINY_MODEL)
         if model is None:
             msg = f"{self.name}: expected a datastore, found none; {_ADVICE}"
             raise OptionError(msg)

@@ -27,10 +27,11 @@ from pronk.drafters.shared.vocabulary.translation import Reencoder, Translation
 from pronk.errors import CacheFullError, OptionError
 from pronk.execution.attention import Segment
 from pronk.execution.model_runner import ForwardJob, ModelRunner
+from pronk.hub.resolve import resolve_model
 from pronk.interrupts import is_interrupt_pending, uninterrupted
 from pronk.kv_cache.blocks import BlockTable
 from pronk.models.clone_models import clone_model
-from pronk.models.loader import compute_dtype, kernels_support, load_decoder, parse_dtype, read_config, resolve_model
+from pronk.models.loader import compute_dtype, kernels_support, load_decoder, parse_dtype, read_config
 from pronk.sampling.sampler import DraftToken
 from pronk.speculation.cost_model import CostCurve
 from pronk.speculation.proposer import DraftContext
@@ -81,7 +82,7 @@ class DraftRunner:
             CheckpointError: the model cannot be loaded.
             OptionError: the vocabularies cannot be translated, or there is no default for this target.
         """
-        path = _default_model(drafter, target) if model is None else resolve_model(model).resolve()
+        path = _default_model(drafter, target) if model is None else resolve_model(model).absolute()
 
         def load() -> DraftRunner:
             config = read_config(path)

@@ -11,11 +11,11 @@ from drafters.from_draft.vocabularies import OTHER_TEXT, byte_level, metaspace, 
 from pronk.drafters.shared.vocabulary.reencoder import Reencoder
 from pronk.drafters.shared.vocabulary.translation import Translation
 from pronk.errors import OptionError
-from pronk.models.clone_models import default_model
+from pronk.models.clone_models import tiny_model
 from pronk.tokenization.spelling import spell
 from pronk.tokenization.tokenizer import Tokenizer
 
-TINY = default_model()
+TINY = tiny_model()
 
 TOKENIZERS = {
     "bytes": byte_level(),

@@ -20,13 +20,13 @@ from typing import Any, TypeVar
 from torch import nn
 
 from pronk.errors import CheckpointError, OptionError
+from pronk.hub.resolve import resolve_model
 from pronk.kv_cache.paged import PagedCache
 from pronk.models.checkpoint import Checkpoint, read_json
 from pronk.models.clone_models import clone_model
 from pronk.models.decoder import pack_linears
 from pronk.models.fingerprint import Fingerprint
 from pronk.models.linear import choose_linear
-from pronk.models.loader import resolve_model
 from pronk.speculation.target import Target
 
 __all__ = ["FORMAT", "TrainedDrafter", "read_trained_drafter"]
@@ -123,7 +123,7 @@ def read_trained_drafter(drafter: str, model: str | None, default_folder: str, t
         CheckpointError: the folder is missing or damaged.
         OptionError: the drafter in the folder is another one or for another target, or there is no clone for ``None``.
     """
-    folder = clone_model(default_folder) if model is None else resolve_model(model).resolve()
+    folder = clone_model(default_folder) if model is None else resolve_model(model).absolute()
     command = f"pronk train {_TRAIN_ARGUMENTS.get(drafter, drafter)} --target …"
     if folder is None:
         msg = f'{drafter}: expected model="…", a folder or a Hub id of a trained drafter, found none; use {command}'

@@ -1,0 +1,177 @@
+"""``pronk pull``, ``pronk list`` and ``pronk rm``: the models on this machine."""
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pronk.cli.progress import interruptible
+from pronk.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rich.table import Table
+
+    from pronk.cli.console import TerminalOutput
+    from pronk.hub.names import HubModel, KnownModel
+    from pronk.hub.pairs import Pair
+
+__all__ = ["list_models", "pull", "remove"]
+
+_NAME = typer.Argument(help="smollm2, owner/name, owner/name:Q4_K_M, owner/name/file.gguf", show_default=False)
+
+
+def pull(
+    name: Annotated[str, _NAME],
+    *,
+    revision: Annotated[
+        str | None, typer.Option(help="Branch, tag or commit on the Hub.", show_default="main", metavar="REVISION")
+    ] = None,
+    drafter: Annotated[
+        bool, typer.Option("--drafter", metavar="", help="Also download drafters listed for this model.")
+    ] = False,
+) -> None:
+    """Download a model from the Hugging Face Hub, or update it; print its path.
+
+    An interrupted download is resumed. The files are in huggingface_hub's cache, and their hashes are checked. Private
+    and gated models need `hf auth login`.
+
+    [bold]Examples[/]
+
+    pronk pull smollm2
+
+    pronk pull Qwen/Qwen3-4B-GGUF:Q4_K_M
+    """
+    from pronk.cli.console import TerminalOutput
+    from pronk.hub.names import known_models
+
+    screen, model, known = TerminalOutput(), _parse(name, revision), known_models().get(name)
+    with interruptible("interrupted; the same command resumes the download"):
+        path = _download(screen, name, model, None if revision else known)
+        typer.echo(path)
+        if drafter:
+            from pronk.hub.pairs import find_pairs
+            from pronk.models.loader import read_config
+
+            pairs = find_pairs(path, read_config(path))
+            for pair in pairs:
+                typer.echo(_download(screen, pair.source, pair.model, known_models().get(pair.source)))
+            if not pairs:
+                screen.note(f"no trained drafter or draft model is listed for {name}; auto drafts without one")
+
+
+def _download(screen: "TerminalOutput", name: str, model: "HubModel", known: "KnownModel | None") -> "Path":
+    from pronk.hub.download import download
+
+    with screen.transfer(name) as progress:
+        return download(model, known, progress)
+
+
+def list_models(
+    *,
+    known: Annotated[bool, typer.Option("--known", metavar="", help="List the short names instead.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print one JSON document.")] = False,
+) -> None:
+    """List the models on this machine, and the drafters that make them faster; --json also has the paths.
+
+    [bold]Examples[/]
+
+    pronk list
+
+    pronk list --known
+    """
+    from pronk.cli.console import TerminalOutput
+
+    rows = _known_rows() if known else _cached_rows()
+    if as_json:
+        typer.echo(json.dumps(rows, ensure_ascii=False))
+    elif rows:
+        TerminalOutput().result(_table([{key: row[key] for key in row if key != "path"} for row in rows]))
+    else:
+        TerminalOutput().note("no model on this machine; pronk pull smollm2 downloads one, pronk list --known has more")
+
+
+def _known_rows() -> "list[dict[str, str]]":
+    from pronk.hub.cache import find_cached
+    from pronk.hub.names import known_models
+
+    return [
+        {
+            "name": known.name,
+            "parameters": known.parameters,
+            "license": known.license,
+            "source": str(known.model),
+            "here": "yes" if find_cached(known.model) else "",
+        }
+        for known in known_models().values()
+    ]
+
+
+def _cached_rows() -> "list[dict[str, str]]":
+    from pronk.hub.cache import cached_models, model_label
+    from pronk.hub.pairs import all_pairs
+
+    rows = []
+    for cached in cached_models():
+        pairs = _pairs(cached.path) if all_pairs() else []
+        row = {"name": model_label(cached.path), "size": _size_text(cached.num_bytes), "path": str(cached.path)}
+        rows.append(row | {"drafters": ", ".join(f"{pair.drafter}: {pair.source}" for pair in pairs)})
+    return rows
+
+
+def _pairs(path: "Path") -> "list[Pair]":
+    from pronk.errors import PronkError
+    from pronk.hub.pairs import find_pairs
+    from pronk.models.loader import read_config
+
+    try:
+        return find_pairs(path, read_config(path))
+    except PronkError:  # a model that pronk does not support
+        return []
+
+
+def _table(rows: "list[dict[str, str]]") -> "Table":
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for key in rows[0]:
+        if any(row[key] for row in rows):
+            table.add_column(key, no_wrap=key == "name", overflow="fold", justify="right" if key == "size" else "left")
+    for row in rows:
+        table.add_row(*(row[str(column.header)] for column in table.columns))
+    return table
+
+
+def remove(name: Annotated[str, _NAME]) -> None:
+    """Remove a model from this machine.
+
+    [bold]Examples[/]
+
+    pronk rm Qwen/Qwen3-4B-GGUF:Q4_K_M
+    """
+    from pronk.cli.console import TerminalOutput
+    from pronk.hub.cache import remove_cached
+
+    freed = remove_cached(_parse(name, None))
+    TerminalOutput().say(f"removed {name}, {_size_text(freed)}")
+
+
+def _parse(name: str, revision: str | None) -> "HubModel":
+    from pronk.hub.names import close_names, parse_name
+
+    model = parse_name(name, revision)
+    if model is None:
+        msg = (
+            f"{name}: expected a short name{close_names(name)} or owner/name[:QUANTIZATION] of a model on the Hub; "
+            "pronk list --known prints the short names"
+        )
+        raise CheckpointError(msg)
+    return model
+
+
+def _size_text(num_bytes: int) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.3g} {unit}"
+    return f"{num_bytes / 1e3:.3g} kB"

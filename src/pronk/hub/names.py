@@ -1,0 +1,172 @@
+"""Names of models on the Hub, and the table of short names.
+
+====================================  =====================================================================
+``smollm2``                           short name: a row of ``known_models.json``
+``owner/repository``                  a repository in the Hugging Face layout, or one with a single GGUF model
+``owner/repository:Q4_K_M``           the GGUF model of this quantization, of one file or several parts
+``owner/repository/folder/x.gguf``    this GGUF file; of a model in several parts, the first
+====================================  =====================================================================
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path, PurePosixPath
+from types import MappingProxyType
+from typing import Any
+
+from pronk.errors import CheckpointError
+
+__all__ = ["HubModel", "KnownModel", "PackageFile", "close_names", "is_weights", "known_models", "parse_name"]
+
+_NAME = re.compile(
+    r"(?P<repo>[\w-][\w.-]*/[\w.-]+)(?::(?P<quantization>[\w.-]+)|/(?P<file>[^\\:]+\.gguf))?", re.IGNORECASE
+)
+_PART = re.compile(r"-(?P<number>\d{5})-of-(?P<count>\d{5})$")  # at the end of the stem of a part's file name
+
+
+_SHOWN = 12  # number of files in an error message
+
+
+@dataclass(frozen=True)
+class HubModel:
+    """A model in a repository of the Hub; without ``file`` and ``quantization``, the whole repository."""
+
+    repo: str  # owner/name
+    file: str = ""  # path of a GGUF file in the repository
+    quantization: str = ""  # as in the name of a GGUF file, in any case
+    revision: str | None = None  # branch, tag or commit; None is the branch main
+
+    def __str__(self) -> str:
+        """Return the name that :func:`parse_name` reads; the revision is not a part of it."""
+        return self.repo + (f"/{self.file}" if self.file else f":{self.quantization}" if self.quantization else "")
+
+    def choose_files(self, files: Iterable[str]) -> list[str]:
+        """Return the files of a repository that this model needs, the GGUF file to open first.
+
+        Raises:
+            CheckpointError: the repository has no such file, several models of the quantization, or no weights.
+        """
+        files = sorted(files)
+        models = _gguf_models(files)
+        if self.file:
+            if self.file in models:
+                return models[self.file]
+            found = f"found {_shown(models)}" if self.file not in files else "found a later part of a model"
+            msg = f"{self.repo}: expected the GGUF file {self.file}, {found}"
+            raise CheckpointError(msg)
+        if self.quantization:
+            matches = [first for first in models if _has_quantization(first, self.quantization)]
+            whole = [first for first in matches if len(models[first]) == 1]  # some models are there twice
+            if len(matches) == 1 or len(whole) == 1:
+                return models[(whole or matches)[0]]
+            msg = f"{self.repo}: expected a GGUF model in {self.quantization}, found {_shown(matches or models)}"
+            raise CheckpointError(msg if not matches else f"{msg}; name one file: {self.repo}/{matches[0]}")
+        if is_weights(files):
+            return [name for name in files if _is_layout_file(name)]
+        if len(models) == 1:
+            return next(iter(models.values()))
+        msg = f"{self.repo}: expected *.safetensors or a GGUF model, found {_shown(models)}"
+        raise CheckpointError(f"{msg}; name one: {self.repo}/{next(iter(models))}" if models else msg)
+
+
+@dataclass(frozen=True)
+class PackageFile:
+    """A file in a wheel of the Python package index: the second source of a known model."""
+
+    requirement: str  # name==version
+    file: str  # path of the file in the wheel
+
+
+@dataclass(frozen=True)
+class KnownModel:
+    """A row of the table of short names."""
+
+    name: str
+    model: HubModel
+    parameters: str  # number of parameters, as in "135M"
+    license: str
+    sha256: str = ""  # of the file; empty: the Hub's own hash is checked
+    package: PackageFile | None = None
+
+
+@cache
+def known_models() -> Mapping[str, KnownModel]:
+    """Return the table of short names, in the order of the file."""
+    rows = json.loads((Path(__file__).parent / "known_models.json").read_bytes())
+    return MappingProxyType({name: _known(name, row) for name, row in rows.items()})
+
+
+def _known(name: str, row: dict[str, Any]) -> KnownModel:
+    match = _NAME.fullmatch(row["source"])
+    assert match is not None, row
+    model = HubModel(match["repo"], match["file"] or "", match["quantization"] or "", row.get("revision"))
+    package = PackageFile(**row["package"]) if "package" in row else None
+    return KnownModel(name, model, row["parameters"], row["license"], row.get("sha256", ""), package)
+
+
+def parse_name(name: str, revision: str | None = None) -> HubModel | None:
+    """Return the model on the Hub that ``name`` means, or ``None`` if it has none of the forms above."""
+    if name in known_models():
+        known = known_models()[name].model
+        return known if revision is None else replace(known, revision=revision)
+    match = _NAME.fullmatch(name)
+    if match is None or {".", ".."}.intersection(name.split("/")):
+        return None
+    return HubModel(match["repo"], match["file"] or "", match["quantization"] or "", revision)
+
+
+def close_names(name: str, *others: str) -> str:
+    """Return " (did you mean …?)" with the closest short names or ``others``; empty without one."""
+    near = get_close_matches(name.lower(), [*known_models(), *others], cutoff=0.5)
+    return f" (did you mean {' or '.join(near)}?)" if near else ""
+
+
+def is_weights(files: Iterable[str]) -> bool:
+    """Return whether files of a repository's top folder include weights in the Hugging Face layout."""
+    return any(name.endswith(".safetensors") and _is_layout_file(name) for name in files)
+
+
+def _is_layout_file(name: str) -> bool:
+    """Return whether a file belongs to the Hugging Face layout.
+
+    Executable code is not downloaded, nor ``consolidated*``, a second copy of the weights in Mistral's repositories.
+    """
+    wanted = name.endswith((".json", ".safetensors", ".txt", ".jinja")) or name == "tokenizer.model"
+    return wanted and "/" not in name and not re.fullmatch(r"consolidated.*\.safetensors", name)
+
+
+def _gguf_models(files: list[str]) -> dict[str, list[str]]:
+    """Return the files of each complete GGUF model by its first file, without image projectors."""
+    models: dict[str, list[str]] = {}
+    for name in files:
+        path = PurePosixPath(name)
+        if path.suffix.lower() != ".gguf" or "mmproj" in path.name.lower():
+            continue
+        part = _PART.search(path.stem)
+        if part is None:
+            models[name] = [name]
+        elif int(part["number"]) == 1:
+            stem = name[: -len(part.group() + path.suffix)]
+            numbers = range(1, int(part["count"]) + 1)
+            parts = [f"{stem}-{number:05}-of-{part['count']}{path.suffix}" for number in numbers]
+            if set(parts) <= set(files):
+                models[name] = parts
+    return models
+
+
+def _has_quantization(file: str, quantization: str) -> bool:
+    """Return whether a file name has the word ``quantization``: ``m-Q4_K_M.gguf`` has ``q4_k_m``."""
+    stem = _PART.sub("", PurePosixPath(file).stem)
+    return re.search(rf"(^|[-._]){re.escape(quantization)}($|[-.])", stem, re.IGNORECASE) is not None
+
+
+def _shown(models: Iterable[str]) -> str:
+    shown = list(models)
+    rest = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+    return ", ".join(shown[:_SHOWN]) + rest or "no GGUF model"

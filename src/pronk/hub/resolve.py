@@ -1,0 +1,80 @@
+"""From the name of a model to its folder or GGUF file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pronk.errors import CheckpointError, OptionError
+from pronk.hub.cache import find_cached
+from pronk.hub.download import Progress, download
+from pronk.hub.names import close_names, known_models, parse_name
+from pronk.models.clone_models import clone_model, clone_names
+from pronk.quantization.gguf.checkpoint import is_gguf
+
+__all__ = ["DEFAULT_MODEL", "resolve_model"]
+
+DEFAULT_MODEL = "smollm2"
+
+
+def resolve_model(name: str | Path | None, *, revision: str | None = None, progress: Progress | None = None) -> Path:
+    """Return the folder or GGUF file of a model, downloaded if it is not on this machine.
+
+    Args:
+        name: a folder, a GGUF file, or a name as in :mod:`pronk.hub.names`; in a clone of the repository, also a folder
+            in its ``models/``. ``None`` means ``smollm2``, which is not downloaded by this call.
+        revision: branch, tag or commit on the Hub.
+        progress: called with the number of bytes downloaded so far and the total.
+
+    Raises:
+        CheckpointError: there is no such folder, file or model, or the download fails.
+        OptionError: ``name`` is ``None`` and ``smollm2`` is not on this machine.
+    """
+    text = DEFAULT_MODEL if name is None else str(name)
+    local = clone_model(text) if name is None else _local_model(name)  # a folder ./smollm2 has to be named
+    if local is not None:
+        return local
+    model = None if isinstance(name, Path) else parse_name(text, revision)
+    if model is None:
+        near = close_names(text, *clone_names())
+        msg = (
+            f"no such folder: {text!r}{near}; expected a model folder, or owner/name of a model on the Hugging Face Hub"
+        )
+        raise CheckpointError(msg)
+    found = find_cached(model)
+    if found is None and name is None:
+        msg = f"model: found no {text} on this machine; run `pronk pull {text}` (98 MB), or name another"
+        raise OptionError(msg)
+    return found or download(model, known_models().get(text), progress)
+
+
+def _local_model(name: str | Path) -> Path | None:
+    """Return a folder or file of this machine, or ``None``; raise CheckpointError if it holds no model."""
+    text = str(name)
+    try:
+        path = Path(name).expanduser()
+        if is_gguf(path):
+            return path
+        if path.is_dir():
+            return _check_folder(path)
+    except (RuntimeError, OSError, ValueError) as error:
+        msg = f"no such folder: {text[:80]!r}; expected a model folder, or owner/name of a model on the Hub"
+        raise CheckpointError(msg) from error
+    if path.exists():
+        msg = f"{text}: expected a folder with config.json, *.safetensors and tokenizer.json, or *.gguf, found a file"
+        raise CheckpointError(msg)
+    model = None if isinstance(name, Path) else parse_name(text)
+    if path.suffix.lower() == ".gguf" and (model is None or not model.file):
+        msg = f"no such file: {text!r}; expected a GGUF file, or a model folder"
+        raise CheckpointError(msg)
+    return clone_model(text)
+
+
+def _check_folder(folder: Path) -> Path:
+    """Return the folder; if it has GGUF files instead of a checkpoint, return the only one or list them."""
+    ggufs = sorted(folder.glob("*.gguf"))
+    if not ggufs or (folder / "config.json").is_file():
+        return folder
+    if len(ggufs) == 1:
+        return ggufs[0]
+    msg = f"{folder}: expected config.json or one GGUF file, found {', '.join(path.name for path in ggufs)}; name one"
+    raise CheckpointError(msg)

@@ -1,0 +1,122 @@
+"""A server on loopback that answers as the Hugging Face Hub does to requests for models."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+__all__ = ["FakeHub", "fake_hub"]
+
+
+class FakeHub:
+    """Repositories by name, and what to do wrong."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.repos: dict[str, dict[str, bytes]] = {}  # files by repository
+        self.gated: set[str] = set()  # repositories whose files need a token
+        self.cut: int | None = None  # the server sends no byte of a file after this many
+        self.damaged = False  # change a byte of every file that is sent
+        self.requests: list[tuple[str, str, str]] = []  # method, path, header Range
+
+    def commit(self, repo: str) -> str:
+        """Return the commit of a repository: a hash of its files."""
+        return hashlib.sha1(repr(sorted(self.repos[repo].items())).encode(), usedforsecurity=False).hexdigest()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    hub: FakeHub
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def _answer(self) -> None:
+        path = self.path.partition("?")[0]
+        self.hub.requests.append((self.command, path, self.headers.get("Range", "")))
+        match = re.fullmatch(r"(?:/api/models)?/([^/]+/[^/]+)(?:/(revision|tree|resolve)/([^/]+)(?:/(.+))?)?", path)
+        repo = "" if match is None else match[1]
+        if match is None or repo not in self.hub.repos:
+            self._send(401, b"{}", {"X-Error-Code": "RepoNotFound"})
+        elif match[2] == "resolve" and repo in self.hub.gated and "Authorization" not in self.headers:
+            self._send(403, b"{}", {"X-Error-Code": "GatedRepo"})
+        elif match[3] not in (None, "main", self.hub.commit(repo)):
+            self._send(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
+        elif match[2] == "resolve":
+            self._send_file(repo, match[4])
+        elif match[2] == "tree":
+            files = self.hub.repos[repo].items()
+            entries = [
+                {"type": "file", "path": name, "size": len(data), "oid": "0" * 40, "lfs": self._lfs(data)}
+                for name, data in files
+            ]
+            self._send(200, json.dumps(entries).encode())
+        else:
+            info = {
+                "id": repo,
+                "sha": self.hub.commit(repo),
+                "siblings": [{"rfilename": n} for n in self.hub.repos[repo]],
+            }
+            self._send(200, json.dumps(info | {"private": False, "tags": [], "downloads": 0}).encode())
+
+    def _lfs(self, data: bytes) -> dict[str, Any]:
+        return {"oid": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 100}
+
+    def _send_file(self, repo: str, name: str) -> None:
+        data = self.hub.repos[repo].get(name)
+        if data is None:
+            self._send(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": self.hub.commit(repo)})
+            return
+        headers = {
+            "X-Repo-Commit": self.hub.commit(repo),
+            "ETag": f'"{hashlib.sha256(data).hexdigest()}"',
+            "X-Linked-ETag": f'"{hashlib.sha256(data).hexdigest()}"',
+            "X-Linked-Size": str(len(data)),
+            "Accept-Ranges": "bytes",
+        }
+        asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        first = int(asked[1]) if asked else 0
+        if self.hub.damaged:
+            data = data[:-1] + bytes([data[-1] ^ 1])
+        if asked:
+            headers["Content-Range"] = f"bytes {first}-{len(data) - 1}/{len(data)}"
+        self._send(206 if asked else 200, data[first:], headers, self.hub.cut and max(0, self.hub.cut - first))
+
+    def _send(self, status: int, body: bytes, headers: dict[str, str] | None = None, cut: int | None = None) -> None:
+        self.send_response(status)
+        for name, value in ({"Content-Type": "application/json"} | (headers or {})).items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body[:cut])
+            if cut is not None and cut < len(body):
+                self.close_connection = True
+
+
+@contextmanager
+def fake_hub() -> Iterator[FakeHub]:
+    """Run the server."""
+    handler = type("Handler", (_Handler,), {})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    handler.hub = hub = FakeHub(f"http://127.0.0.1:{server.server_port}")
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

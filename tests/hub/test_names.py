@@ -1,0 +1,104 @@
+"""Names of models on the Hub: their forms, the choice of files, the table of short names."""
+
+import pytest
+
+from pronk.errors import CheckpointError
+from pronk.hub.names import HubModel, close_names, known_models, parse_name
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("owner/name", HubModel("owner/name")),
+        ("owner/name.v2:q4_k_m", HubModel("owner/name.v2", "", "q4_k_m")),
+        ("owner/name/x.gguf", HubModel("owner/name", "x.gguf")),
+        ("owner/name/deep/er/X.GGUF", HubModel("owner/name", "deep/er/X.GGUF")),
+        ("smollm2", known_models()["smollm2"].model),
+    ],
+)
+def test_forms(name: str, expected: HubModel) -> None:
+    assert parse_name(name) == expected
+    if name != "smollm2":
+        assert str(expected) == name
+
+
+@pytest.mark.parametrize(
+    "name", ["", "absent", "a b/c", "../x", "a/..", "a/./x.gguf", "a/b/../x.gguf", "a/b/c", "a/b:", "a/b:x/y", "/a/b"]
+)
+def test_other_names(name: str) -> None:
+    assert parse_name(name) is None
+
+
+FILES = [
+    "README.md",
+    "big-Q8_0-00001-of-00002.gguf",
+    "big-Q8_0-00002-of-00002.gguf",
+    "half-Q6_K-00001-of-00002.gguf",
+    "mmproj-model-Q4_K_M.gguf",
+    "model-Q4_K_M.gguf",
+    "model-Q4_K_M_L.gguf",
+    "model.q5_0.gguf",
+    "sub/model_Q3_K.gguf",
+    "twice-Q2_K_S-00001-of-00002.gguf",
+    "twice-Q2_K_S-00002-of-00002.gguf",
+    "twice-Q2_K_S.gguf",
+    "two-F16.gguf",
+    "two.f16.gguf",
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("o/m:q4_k_m", ["model-Q4_K_M.gguf"]),
+        ("o/m:Q4_K_M_L", ["model-Q4_K_M_L.gguf"]),
+        ("o/m:Q5_0", ["model.q5_0.gguf"]),
+        ("o/m:Q3_K", ["sub/model_Q3_K.gguf"]),
+        ("o/m:Q8_0", FILES[1:3]),
+        ("o/m/big-Q8_0-00001-of-00002.gguf", FILES[1:3]),
+        ("o/m/two.f16.gguf", ["two.f16.gguf"]),
+        ("o/m:Q2_K_S", ["twice-Q2_K_S.gguf"]),
+    ],
+)
+def test_choice_of_files(name: str, expected: list[str]) -> None:
+    model = parse_name(name)
+    assert model is not None
+    assert model.choose_files(reversed(FILES)) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("o/m:Q2_K", r"^o/m: expected a GGUF model in Q2_K, found big-.*two.f16.gguf$"),
+        ("o/m:Q6_K", r"expected a GGUF model in Q6_K"),  # a part is missing
+        ("o/m:F16", r"found two-F16.gguf, two.f16.gguf; name one file: o/m/two-F16.gguf$"),
+        ("o/m/x.gguf", r"expected the GGUF file x.gguf, found big-"),
+        ("o/m/big-Q8_0-00002-of-00002.gguf", r"found a later part of a model$"),
+        ("o/m", r"expected \*.safetensors or a GGUF model, found big-.*; name one: o/m/big-"),
+    ],
+)
+def test_refused_choices(name: str, message: str) -> None:
+    model = parse_name(name)
+    assert model is not None
+    with pytest.raises(CheckpointError, match=message):
+        model.choose_files(FILES)
+
+
+def test_repositories_in_the_hugging_face_layout() -> None:
+    wanted = ["chat_template.jinja", "config.json", "merges.txt", "model-00001-of-00002.safetensors", "tokenizer.model"]
+    others = ["pytorch_model.bin", "modeling.py", "a.pth", "original/model.safetensors", "consolidated.safetensors"]
+    assert HubModel("o/m").choose_files(wanted + others) == wanted
+    with pytest.raises(CheckpointError, match=r"found no GGUF model$"):
+        HubModel("o/m").choose_files(others)
+    assert HubModel("o/m").choose_files(["a.gguf", "config.json"]) == ["a.gguf"]
+
+
+def test_the_table() -> None:
+    for name, known in known_models().items():
+        assert parse_name(name) == known.model
+        assert known.model.file or known.model.quantization
+        assert known.license
+        # A file from a second source is stored under the Hub's commit and hash.
+        assert known.package is None or (known.sha256 and known.model.revision and known.model.file)
+    assert close_names("smolm2").startswith(" (did you mean smollm2")
+    assert close_names("xyzzy") == ""
