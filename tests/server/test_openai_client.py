@@ -201,7 +201,7 @@ def test_errors_within_a_stream(api: openai.OpenAI, served: Running, monkeypatch
 def test_readme_snippet_runs(model: LLM, capsys: pytest.CaptureFixture[str]) -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     [snippet] = re.findall(r"```python\n(from openai .*?)```", readme, re.DOTALL)
-    with running(model, name="pronk-tiny", keys=()) as made:
+    with running(model, name="smollm2", keys=()) as made:
         exec(compile(snippet.replace("http://127.0.0.1:8000", made.url), "README.md", "exec"), {})
     want = model.chat([{"role": "user", "content": "Say hello."}], SamplingParams(max_tokens=1))
     assert f"prompt_tokens={len(want.prompt_token_ids)}" in capsys.readouterr().out
