@@ -121,11 +121,7 @@ class ChatSession:
                 self._screen.note(f"unknown command {name}; /help lists the commands")
             elif message := line.removeprefix(_QUOTES).removesuffix(_QUOTES).strip():
                 self._answer(message)
-        except (
-            PronkError,
-            OSError,
-            RuntimeError,
-        ) as error:  # RuntimeError: an unknown ~user, or JSON nested too deeply
+        except (PronkError, OSError, RuntimeError) as error:  # RuntimeError: unknown ~user, deeply nested JSON
             self._screen.note(f"error: {error}")
 
     def _answer(self, line: str) -> None:

@@ -104,7 +104,7 @@ class Auto(Composite):
         check_integer(f"{self.name}: num_nodes", self.num_nodes, 1, 127)
 
     def bind(self, target: Target) -> AutoProposer:
-        """What chooses among the sources at hand; errors are those of the parts that were given."""
+        """Return a proposer that chooses among sources; errors are those of binding the given parts."""
         given = self.bind_parts(target)
         names = _names(given)
         light = [each for each in given if not each.models]
@@ -132,7 +132,7 @@ class Auto(Composite):
 
 
 def _names(proposers: Sequence[Proposer[Any]]) -> set[str]:
-    """Of all of them, and of their parts."""
+    """Return the names of proposers and, recursively, of their parts."""
     parts = [part for each in proposers if isinstance(each, CompositeProposer) for part in each.parts]
     return {each.name for each in proposers} | (_names(parts) if parts else set())
 
@@ -196,11 +196,11 @@ class AutoProposer(CompositeProposer):
         choices.source_reports.clear()
 
     def source_reports(self, state: Any) -> Sequence[SourceReport]:
-        """Who was asked, in turn."""
+        """Return the reports of the sources asked in this step, in the order of asking."""
         return [*state.source_reports.values()]
 
     def should_skip(self, state: Any, tokens: Sequence[int]) -> bool:
-        """Where nobody was worth asking, nobody is for a while, or until the text begins to repeat itself."""
+        """Return whether to skip drafting, as for some steps after an empty proposal of a new text."""
         left, length = state.rest
         if left and not state.repeating and state.repeats(tokens, len(tokens)) and (state.copies or not state.sparing):
             left = 0
@@ -219,7 +219,7 @@ class AutoProposer(CompositeProposer):
         super().stop(state.states)
 
     def _view(self, context: DraftContext[SourceStates], requests: int) -> AutoStep:
-        """The step before anybody was asked."""
+        """Return the state of a step before any source is asked."""
         choices, certain = context.state, context.root + 1
         choices.source_reports.clear()  # there are some where a source has raised
         choices.root, choices.lead = len(context.tokens) - 1, tuple(context.tokens[certain:])
@@ -296,7 +296,7 @@ class AutoProposer(CompositeProposer):
     def _ask(
         self, number: int, asked: Sequence[tuple[AutoStep, Literal["pays", "explores", "all"]]], requests: int
     ) -> None:
-        """What a source offers, and what that adds."""
+        """Ask a source for draft tokens; record its cost and what it adds to each step."""
         part, views = self.parts[number], [view for view, _ in asked]
         began = self.clock()
         trees = part.propose(
@@ -336,7 +336,7 @@ class AutoProposer(CompositeProposer):
         view.kind = alike(after.tokens - 1.0, first=False, repeats=False)
 
     def _tree(self, view: AutoStep, spent: float) -> TokenTree:
-        """What was offered; if that is nothing, and took time, nobody will be asked for a while."""
+        """Return the tree of all offers; after an empty one that took time, skip drafting for some steps."""
         choices = view.context.state
         tree = (
             view.tree(self.options.num_nodes) if choices.source_reports else TokenTree.chain(view.context.tokens[-1:])
