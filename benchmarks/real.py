@@ -7,7 +7,8 @@
 Each model is measured by ``pronk bench`` for at most ``--minutes`` in this call, on one prompt after the other of the
 suites in ``benchmarks/suites`` and of the files given by ``--prompts``. OUT.MODEL.trace.jsonl keeps every
 output; the same command continues after an interruption. OUT.json has one row for each model, method and group of
-prompts, with the processor and the date; OUT.md and OUT.svg show it. ``--show`` writes them again from the traces.
+prompts, with the processor and the date, also of models that were measured earlier; OUT.md and OUT.svg show it.
+``--show`` writes these two again. ``--readme README.md`` writes the main figures between two comments in that file.
 
 Groups: *chat* are questions answered in free text (GSM8K, MT-Bench, …); *code* is code written from a description;
 *copy* are answers that repeat much of the prompt (code edits, summaries, JSON).
@@ -40,6 +41,23 @@ GROUPS = {
 DRAFTERS = ("auto", "suffix(store_tokens=0)", "prompt_lookup", "recycling", "lookahead")
 PEERS = ("llama_cpp", "llama_cpp_prompt_lookup", "openvino", "openvino_prompt_lookup")
 TEMPERATURES = (0.0, 0.7)
+README_METHODS = {
+    PLAIN: "pronk, plain decoding",
+    "auto": "pronk, `auto`",
+    "llama_cpp": "llama.cpp",
+    "openvino": "OpenVINO GenAI",
+}
+README_HEADS = [
+    "model",
+    "engine",
+    "first token, s",
+    "tokens/s",
+    "after the first token",
+    "× plain: chat",
+    "code",
+    "copy",
+]
+README_COMMENTS = ("<!-- begin: python benchmarks/real.py --show --readme README.md --out {} -->", "<!-- end -->")
 
 
 def main() -> None:
@@ -54,22 +72,27 @@ def main() -> None:
     parser.add_argument("--peer", action="append", help="instead of all; none: no other engine; repeatable")
     parser.add_argument("--peer-python", action="append", default=[], metavar="ENGINE=PATH")
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--show", action="store_true", help="measure nothing; write the results of the traces")
+    parser.add_argument("--show", action="store_true", help="measure nothing; show the results in OUT.json")
+    parser.add_argument("--readme", type=Path, help="file whose table of figures is written again")
     given = parser.parse_args()
     given.out.parent.mkdir(parents=True, exist_ok=True)
+    outputs = {suffix: given.out.parent / f"{given.out.name}.{suffix}" for suffix in ("json", "md", "svg")}
+    rows = json.loads(outputs["json"].read_text()) if outputs["json"].is_file() else []
     if not given.show:
         prompts = given.out.parent / f"{given.out.name}.prompts.jsonl"
         write_prompts(prompts, given.prompts)
         for model in given.models:
             measure(model, prompts, given)
-    traces = sorted(given.out.parent.glob(f"{given.out.name}.*.trace.jsonl"))
-    rows = [row for trace in traces for row in summarize(read_trace(trace))]
+        traces = sorted(given.out.parent.glob(f"{given.out.name}.*.trace.jsonl"))
+        measured = [row for trace in traces for row in summarize(read_trace(trace))]
+        rows = [row for row in rows if row["model"] not in {new["model"] for new in measured}] + measured
     if not rows:
-        parser.error(f"expected measurements in {given.out}.*.trace.jsonl, found none; name a model")
-    outputs = {suffix: given.out.parent / f"{given.out.name}.{suffix}" for suffix in ("json", "md", "svg")}
+        parser.error(f"expected measurements in {outputs['json']}, found none; name a model, without --show")
     outputs["json"].write_text(json.dumps(rows, indent=1) + "\n")
     outputs["md"].write_text(markdown(rows))
     plot(rows, outputs["svg"])
+    if given.readme is not None:
+        given.readme.write_text(with_table(given.readme.read_text(), rows, str(given.out)))
     print(markdown(rows))
 
 
@@ -203,6 +226,24 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
         "plain decoding; an engine with other random numbers is compared at T = 0 only.\n"
     )
     return "\n".join(text)
+
+
+def with_table(text: str, rows: Sequence[dict[str, Any]], out: str) -> str:
+    """Return a document whose part between :data:`README_COMMENTS` is the table of the main figures at T = 0."""
+    begin, end = README_COMMENTS[0].format(out), README_COMMENTS[1]
+    before, rest = text.split(begin)
+    lines = [f"| {' | '.join([*README_HEADS, 'same'])} |", "|---" * (len(README_HEADS) + 1) + "|"]
+    for model in dict.fromkeys(row["model"] for row in rows):
+        for method, name in README_METHODS.items():
+            groups = {r["group"]: r for r in rows if (r["model"], r["method"], r["temperature"]) == (model, method, 0)}
+            if groups.get("all", {}).get("prompts"):
+                row = groups["all"]
+                cells = [model, name, show(row["first_token"], 2), show(row["speed"], 1)]
+                cells.append(show(row["speed_after_first"], 1))
+                cells += [show(groups[group].get("speedup"), 2) for group in ("chat", "code", "copy")]
+                cells.append(f"{row['same']} of {row['prompts']}")
+                lines.append(f"| {' | '.join(cells)} |")
+    return f"{before}{begin}\n" + "\n".join(lines) + f"\n{end}{rest.split(end, 1)[1]}"
 
 
 def count(rows: Sequence[dict[str, Any]], group: str) -> int:

@@ -194,6 +194,14 @@ def test_the_heading() -> None:
     assert "Real acceptance, simulated size: the function is that of tiny (15.7 M parameters)" in text
 
 
+@pytest.mark.parametrize(("ratio", "noise"), [(0.77, True), (0.96, False), (1.2, False)])
+def test_impossible_times_of_forward_passes_are_called_noise(ratio: float, *, noise: bool) -> None:
+    costs = (PassCost(1, 0.01, 1.0), PassCost(2, 0.01 * ratio, ratio))
+    text = " ".join(shown(document(make("x", **FULL), pass_cost=costs)).split())
+    assert f"2: {ratio:.2f}" in text
+    assert ("these times are noise" in text) == noise
+
+
 def test_the_column_of_workers() -> None:
     one = document(make("own", **FULL, waited=0.0123), make("peer", **FULL))
     text = shown(replace(one, arguments={"workers": 2, "parallel": "tree"}))

@@ -46,7 +46,7 @@ class Options:
     ignore_eos: bool = False  # whether to continue after an end-of-text token
     chat: bool = True  # whether to render conversations with the model's chat template
     fit: bool = False  # prompts that are too long: True cuts out their middle, False skips them
-    minutes: float | None = None  # time limit for the prompts of a model; the prompt that is running is finished
+    minutes: float | None = None  # time limit for the prompts of a model; the first batch is always measured
 
 
 class Timer:
@@ -92,16 +92,17 @@ class Bench:
         """Measure the prompts of all tasks; ``progress`` gets the numbers of finished runs and of all runs.
 
         The first batch of each task comes first, then the second of each, so that a run with a time limit or an
-        interrupted one has prompts of all tasks.
+        interrupted one has prompts of all tasks. The time limit counts from the end of the warm-up, and the batch that
+        is running is finished, so that every call measures something.
         """
-        began = perf_counter()
         runs = len(self.options.temperatures) * self.options.repeats * len(self.methods)
         total = runs * sum(prompt.num_turns for prompts in tasks.values() for prompt in prompts)
         self._progress, self._done, self._total = progress, 0, total
         self._advance(0)
         self._warm_up([prompt for prompts in tasks.values() for prompt in prompts])
-        for task, batch in _interleave(tasks, self.options.batch):
-            if self.options.minutes is not None and perf_counter() - began >= 60 * self.options.minutes:
+        began = perf_counter()
+        for number, (task, batch) in enumerate(_interleave(tasks, self.options.batch)):
+            if number and self.options.minutes is not None and perf_counter() - began >= 60 * self.options.minutes:
                 return
             for temperature in self.options.temperatures:
                 self._measure_batch(task, batch, temperature)

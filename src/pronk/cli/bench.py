@@ -62,7 +62,7 @@ def plan(
         bool, _how("Cut the middle out of prompts that are too long, instead of skipping them.", "--fit", metavar="")
     ] = False,
     minutes: Annotated[
-        float | None, _how("Time limit per model; the prompt that is running is finished.", min=0, show_default="none")
+        float | None, _how("Time limit per model; at least one prompt is measured.", min=0, show_default="none")
     ] = None,
     peer: Annotated[
         list[str] | None,

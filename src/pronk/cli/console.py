@@ -90,7 +90,17 @@ class TerminalOutput:
 
     @contextmanager
     def transfer(self, label: str) -> Iterator[Progress]:
-        """Show a progress bar with numbers of bytes; yield its update function."""
+        """Show a progress bar of bytes, or one line without a terminal; yield its update function."""
+        if not self._err.is_terminal:
+            said: list[int] = []
+
+            def say_once(_done: int, total: int) -> None:
+                if not said and total:
+                    said.append(total)
+                    self.say(f"downloading {label}, {total / 1e6:,.1f} MB")
+
+            yield say_once
+            return
         with status_bar(self._err, "DownloadColumn") as bar:
             yield partial(bar, label)
 

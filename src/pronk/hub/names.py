@@ -2,7 +2,8 @@
 
 ====================================  =====================================================================
 ``smollm2``                           short name: a row of ``known_models.json``
-``owner/repository``                  a repository in the Hugging Face layout, or one with a single GGUF model
+``owner/repository``                  a repository in the Hugging Face layout, or one with a single GGUF model; if a
+                                      single one of its GGUF models is in the cache, that one
 ``owner/repository:Q4_K_M``           the GGUF model of this quantization, of one file or several parts
 ``owner/repository/folder/x.gguf``    this GGUF file; of a model in several parts, the first
 ====================================  =====================================================================

@@ -1,0 +1,31 @@
+"""Files of a benchmark: a full disk is reported after the other files and the tables were written."""
+
+from pathlib import Path
+
+import pytest
+
+from bench.test_run import measured, plan, quick  # noqa: F401 - a fixture
+from pronk.bench.outputs import STDOUT, Outputs
+from pronk.errors import OptionError
+
+FULL = Path("/dev/full")  # every write to it fails: no space left on device
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="expected /dev/full, which Linux has")
+def test_a_full_disk_still_prints_the_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    records = measured(plan()).records
+    outputs = Outputs(FULL, tmp_path / "tables.md", report=None, trace=None)
+    with pytest.raises(OptionError, match=r"^json: expected to write /dev/full, found: No space left on device$"):
+        outputs.deliver(records)
+    assert "autoregressive" in capsys.readouterr().out
+    assert "autoregressive" in (tmp_path / "tables.md").read_text()
+    with pytest.raises(OptionError, match=r"^json: .*; markdown: expected to write /dev/full, found: No space"):
+        Outputs(FULL, FULL, report=None, trace=None).deliver(records)
+
+
+def test_paths_are_checked_first(tmp_path: Path) -> None:
+    Outputs(STDOUT, tmp_path / "a.md", report=None, trace=tmp_path / "b.jsonl").check()
+    with pytest.raises(OptionError, match=r"^markdown: expected a file in a folder that exists, found .*none/a\.md$"):
+        Outputs(None, tmp_path / "none" / "a.md", report=None, trace=None).check()
+    with pytest.raises(OptionError, match=r"^json, trace: expected different files, found"):
+        Outputs(tmp_path / "a", None, report=None, trace=tmp_path / "a").check()
