@@ -259,7 +259,7 @@ def test_commands(hub: FakeHub, cache: Path) -> None:
     assert (empty.returncode, empty.stdout) == (0, "")
     assert empty.stderr.startswith("no model on this machine; pronk pull smollm2 downloads one")
     pulled = run("pull", "o/m:Q4_0")
-    assert (pulled.returncode, pulled.stderr) == (0, "")
+    assert (pulled.returncode, pulled.stderr) == (0, "downloading o/m:Q4_0, 9 bytes\n")
     assert Path(pulled.stdout.strip()).read_bytes() == GGUF["m-Q4_0.gguf"]
     listed = run("list").stdout.splitlines()
     assert listed[0].split() == ["name", "size"]

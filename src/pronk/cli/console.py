@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
+from rich import filesize
 from rich.console import Console
 from rich.segment import Segment, Segments
 from rich.style import Style
@@ -97,7 +98,7 @@ class TerminalOutput:
             def say_once(_done: int, total: int) -> None:
                 if not said and total:
                     said.append(total)
-                    self.say(f"downloading {label}, {total / 1e6:,.1f} MB")
+                    self.say(f"downloading {label}, {filesize.decimal(total)}")
 
             yield say_once
             return
