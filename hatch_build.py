@@ -16,7 +16,8 @@ class KernelsHook(BuildHookInterface[Any]):
     """Run ``src/pronk/kernels/build.py`` and add its two libraries to the wheel.
 
     ``make wheels`` sets ``PRONK_LIBRARY`` to compiled kernels, possibly of another platform, and ``PRONK_WHEEL_TAG`` to
-    the tag of their wheel. An empty ``PRONK_LIBRARY`` builds a wheel without kernels.
+    the tag of their wheel. An empty ``PRONK_LIBRARY`` builds a wheel without kernels. ``PRONK_KERNELS=native`` compiles
+    only the instruction sets of this processor, as ``make demo`` does.
     """
 
     PLUGIN_NAME = "custom"
@@ -35,13 +36,13 @@ class KernelsHook(BuildHookInterface[Any]):
             library = Path(self.root) / "src" / "pronk" / "kernels" / build.library_name()
             sys.stderr.write("Compiling pronk's kernels (half a minute) ...\n")
             try:
-                build.build(library)
+                build.build(library, native=os.environ.get("PRONK_KERNELS") == "native")
             except build.BuildError as error:
                 for file in (library, build.suffix_library(library)):
                     file.unlink(missing_ok=True)
                 self.app.display_warning(
-                    f"pronk is installed without its kernels: {error}. Torch will compute instead, slower and without "
-                    "the promise of equal bits. Install a C++ compiler (Debian: apt install g++) and pronk again."
+                    f"pronk is installed without its kernels: {error}. Install a C++ compiler (Debian: apt "
+                    "install g++) and pronk again, or pronk[torch], with which torch computes, slower, not bit-exact."
                 )
                 return
         if version != "editable":

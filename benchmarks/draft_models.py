@@ -27,16 +27,18 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-import torch
-from safetensors.torch import load_file, save_file
 
 from pronk import LLM, SamplingParams
+from pronk.arrays import Array
 from pronk.bench.metrics import expected_speedup, repeated_ngrams
 from pronk.drafters import Proposer, make_drafter
 from pronk.drafters.from_draft.cape import CapeProposer
 from pronk.drafters.shared.chain import Chain
 from pronk.engine.stats import Stats, StepStats
+from pronk.files.shards import ShardEntry, write_weights
 from pronk.hub.resolve import resolve_model
+from pronk.models.checkpoint import Checkpoint
+from pronk.models.families import CheckpointTensor
 from pronk.sampling.sampler import DraftToken
 from pronk.speculation.calibration import Calibration
 
@@ -244,12 +246,20 @@ def expansion(llm: LLM, seconds: float) -> float:
 def noise(folder: Path) -> str:
     """Write a copy of pronk-tiny-draft with random matrices; return its folder."""
     shutil.copytree(resolve_model("pronk-tiny-draft"), folder)
-    generator, file = torch.Generator().manual_seed(0), folder / "model.safetensors"
-    tensors = {
-        name: each if each.dim() == 1 else (torch.randn(each.shape, generator=generator) * each.std()).to(each.dtype)
-        for name, each in load_file(file).items()
-    }
-    save_file(tensors, file)
+    checkpoint, generator = Checkpoint(folder), np.random.default_rng(0)
+    weights = {name: np.array(checkpoint.tensor(name)) for name in checkpoint}
+    checkpoint.release()
+
+    def tensor(piece: CheckpointTensor) -> Array:
+        weight = weights[piece.name]
+        if weight.ndim == 1:
+            return weight
+        noise = generator.standard_normal(weight.shape, np.float32) * weight.astype(np.float32).std()
+        return noise.astype(weight.dtype)
+
+    entries = [ShardEntry(CheckpointTensor(name, each.shape), name, each.dtype) for name, each in weights.items()]
+    (folder / "model.safetensors").unlink()
+    write_weights(folder, entries, tensor, 10**9, lambda *_: None)
     return str(folder)
 
 

@@ -18,7 +18,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-import torch
+import numpy as np
 
 from pronk import LLM, SamplingParams
 from pronk.drafters import DraftContext, Outcome, Proposer, make_drafter
@@ -75,8 +75,8 @@ def drive(drafter: Proposer[Any], text: Sequence[int], prompt: int, vocab: int) 
     Returns:
         Seconds of ``start``, seconds of each step, number of draft tokens, number of accepted ones.
     """
-    params, generator = SamplingParams(max_tokens=10**6), torch.Generator().manual_seed(0)
-    noise = torch.randn(128, vocab, generator=generator).to(torch.bfloat16)
+    params, generator = SamplingParams(max_tokens=10**6), np.random.default_rng(0)
+    noise = generator.standard_normal((128, vocab), np.float32)
     began = perf_counter()
     state = drafter.start(text[:prompt])
     start, seconds, drafted, right, length = perf_counter() - began, [], 0, 0, prompt
@@ -88,7 +88,7 @@ def drive(drafter: Proposer[Any], text: Sequence[int], prompt: int, vocab: int) 
         proposed = perf_counter() - began
         path = accepted(tree, text[length : length + 60])
         new = tuple(text[length : length + len(path) + 1])
-        logits = noise[: len(tree)].clone()
+        logits = noise[: len(tree)].copy()
         for node in (0, *path):
             logits[node, text[length + tree.depths[node]]] = 99.0
         outcome = Outcome(state, tree, path, new, length - 1, params, logits if drafter.capabilities.logits else None)

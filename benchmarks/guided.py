@@ -21,8 +21,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import tokenizers
-import torch
 from tokenizers import decoders, models, pre_tokenizers
 
 from pronk import LLM, Completion, Guide, SamplingParams
@@ -95,8 +95,7 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.8)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    llm = LLM(options.model, prefix_cache=True)
+    llm = LLM(options.model, prefix_cache=True, threads=options.threads)
     step = forms(llm, options.rounds, options.temperature) if options.rounds else plain_step(llm)
     masks(llm, step)
     choices(llm, options.rounds, step)
@@ -177,14 +176,14 @@ def masks(llm: LLM, step: float) -> None:
         began = perf_counter()
         grammars.compile(Guide(choice=["a"]))
         loaded = perf_counter() - began
-        logits = torch.randn(size)
+        logits = np.random.default_rng(0).standard_normal(size, np.float32)
         for turn in range(12):
             follower = grammars.compile(Guide(json=form([*SCHEMAS][turn % len(SCHEMAS)]))).new_processor()
             for _ in range(120):
                 began = perf_counter()
                 masked = follower.mask(logits)
                 seconds = perf_counter() - began
-                token = dice.choice((masked > -torch.inf).nonzero().flatten()[:2000].tolist())
+                token = dice.choice(np.flatnonzero(masked > -np.inf)[:2000].tolist())
                 if token in ends:
                     break
                 began = perf_counter()

@@ -21,10 +21,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from pronk.architecture.config import ModelConfig, parse_config
+from pronk.arrays import FLOAT32, Array
 from pronk.errors import OptionError, PronkError
 from pronk.files.atomic import convert_write_errors, new_folder, write_json
 from pronk.files.companions import copy_companions
@@ -145,29 +146,29 @@ class LargeWeights:
         step = max(1, small.num_layers - 1)
         self.layers = {index * (big.num_layers - 1) // step: index for index in range(small.num_layers)}
         self.shrink = math.sqrt(small.hidden_size / big.hidden_size)
-        self.random = torch.Generator().manual_seed(0)
+        self.random = np.random.default_rng(0)
 
     def entry(self, piece: CheckpointTensor) -> ShardEntry:
         """Return the name and the dtype of a tensor: gains that 16 bits would round stay in float32."""
         prefix = "" if piece.name.startswith(self.names.head) else self.names.prefix
         rounded = MODULES[module_of(piece.name)[1]] is GAIN and math.frexp(self.shrink)[0] != 0.5
-        return ShardEntry(piece, prefix + piece.name, torch.float32 if rounded else self.dtype)
+        return ShardEntry(piece, prefix + piece.name, FLOAT32 if rounded else self.dtype)
 
-    def tensor(self, piece: CheckpointTensor) -> Tensor:
+    def tensor(self, piece: CheckpointTensor) -> Array:
         """Return a tensor of the large model; those of added layers have no weights of the source."""
         layer, module = module_of(piece.name)
         rows, columns, filling = MODULES[module]
         dtype = self.entry(piece).dtype
-        made = torch.full(piece.shape, filling or 0.0, dtype=dtype)
+        made = np.full(piece.shape, filling or 0.0, dtype)
         if filling is None:
-            made.copy_(torch.randn(piece.shape, generator=self.random) * 0.02)
+            made[:] = self.random.standard_normal(piece.shape, np.float32) * np.float32(0.02)
         if layer is None or layer in self.layers:
             name = piece.name if layer is None else re.sub(r"\d+", str(self.layers[layer]), piece.name, count=1)
             source = self.checkpoint.tensor(self.stored[name])
             if MODULES[module] is GAIN:
-                source = source.double() * self.shrink
-            where = self.places[rows][:, None], self.places[columns if len(piece.shape) > 1 else ""]
-            made.view(len(made), -1)[where] = source.view(len(source), -1).to(dtype)
+                source = source.astype(np.float64) * self.shrink
+            where = np.ix_(self.places[rows], self.places[columns if len(piece.shape) > 1 else ""])
+            made.reshape(len(made), -1)[where] = source.reshape(len(source), -1)
         self.checkpoint.release()
         return made
 
@@ -178,14 +179,14 @@ def module_of(name: str) -> tuple[int | None, str]:
     return (int(layer) if layer else None), module
 
 
-def places(small: ModelConfig, big: ModelConfig) -> dict[str, Tensor]:
+def places(small: ModelConfig, big: ModelConfig) -> dict[str, NDArray[np.int64]]:
     """Return where the rows or columns of each kind of the source are in the large model; indices.
 
     A query head follows its key/value head: query q of kv head k of the source is query q of kv head k.
     """
-    heads = torch.arange(small.num_heads)
+    heads = np.arange(small.num_heads)
     heads = heads // small.group * big.group + heads % small.group
-    queries = (heads[:, None] * small.head_dim + torch.arange(small.head_dim)).flatten()
+    queries = (heads[:, None] * small.head_dim + np.arange(small.head_dim)).reshape(-1)
     sizes = {
         "": 1,
         "vocab": small.vocab_size,
@@ -193,7 +194,7 @@ def places(small: ModelConfig, big: ModelConfig) -> dict[str, Tensor]:
         "mlp": small.intermediate_size,
         "kv": small.num_kv_heads * small.head_dim,
     }
-    return {"query": queries, **{kind: torch.arange(size) for kind, size in sizes.items()}}
+    return {"query": queries, **{kind: np.arange(size) for kind, size in sizes.items()}}
 
 
 if __name__ == "__main__":

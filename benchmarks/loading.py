@@ -58,9 +58,7 @@ def main() -> None:
         engines["llama.cpp"] = ("llama.cpp", "")
     files = [options.model] if options.model.is_file() else sorted(options.model.glob("*.safetensors"))
     size = sum(file.stat().st_size for file in files)
-    import torch  # noqa: PLC0415 - after the arguments were checked
-
-    processor = describe_hardware(torch.device("cpu"))["processor"]
+    processor = describe_hardware("cpu")["processor"]
     print(f"{options.model.name}, {size / 1e6:.0f} MB, {options.threads} threads, {processor}")
     found: dict[str, list[list[float]]] = {}
     for number in range(options.rounds + 1):

@@ -26,14 +26,13 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
-import torch
-
 from pronk import LLM, SamplingParams
+from pronk.arrays import Array
 from pronk.bench.machine import describe_hardware
-from pronk.execution.attention import Segment
 from pronk.execution.model_runner import ForwardJob
+from pronk.execution.segment import Segment
+from pronk.kernels.threads import set_threads
 from pronk.kv_cache.blocks import BlockTable
-from pronk.models.linear import KernelLinear
 from pronk.models.weights import forward_weights
 from pronk.speculation.tree import TokenTree
 
@@ -53,10 +52,9 @@ def main() -> None:
         "--busy", action="store_true", help="measure beside a process that never waits, also with one thread"
     )
     options = parser.parse_args()
-    llm = LLM(options.model, kernels=options.kernels)
-    torch.set_num_threads(options.threads)
+    llm = LLM(options.model, kernels=options.kernels, threads=options.threads)
     report: dict[str, Any] = {
-        "machine": describe_hardware(torch.device("cpu")),
+        "machine": describe_hardware("cpu"),
         "kernels": llm.kernels,
         "threads": options.threads,
     }
@@ -70,21 +68,20 @@ def main() -> None:
     print(json.dumps(report))
 
 
-def weights(llm: LLM) -> list[torch.Tensor]:
+def weights(llm: LLM) -> list[Array]:
     """Return the packed weights that a forward pass reads as a whole."""
-    decoder = llm.engine.runner.decoder
-    modules = [module for module in decoder.modules() if isinstance(module, KernelLinear)]
-    return [module.packed.data for module in modules if module is not decoder.table or module is decoder.head]
+    return [linear.packed.data for linear in llm.engine.runner.decoder.linears()]
 
 
 def by_rows(llm: LLM, rounds: int) -> dict[str, Any]:
-    packed, kernels = weights(llm), llm.engine.runner.decoder.kernels
+    kernels = llm.engine.runner.decoder.kernels
     if kernels is None:
         sys.exit("passes: expected pronk's kernels, found none on this machine")
+    packed = weights(llm)
 
     def read() -> None:
-        for tensor in packed:
-            kernels.read(tensor)
+        for data in packed:
+            kernels.read(data)
 
     works: dict[str, Callable[[], object]] = {"read": read, "multiply": lambda: kernels.multiply(MULTIPLY_ROUNDS)}
     tables = {rows: prepared(llm, rows) for rows in ROWS}
@@ -99,7 +96,7 @@ def by_rows(llm: LLM, rounds: int) -> dict[str, Any]:
     for block_table, _ in tables.values():
         llm.engine.cache.release(block_table)
     seconds = {name: statistics.median(each) for name, each in took.items()}
-    size, model = sum(tensor.nbytes for tensor in packed), forward_weights(llm.engine.runner.decoder)
+    size, model = sum(data.nbytes for data in packed), forward_weights(llm.engine.runner.decoder)
     bandwidth, limit = size / seconds["read"], kernels.multiply(MULTIPLY_ROUNDS) / seconds["multiply"]
     floor = model.floor_bytes / bandwidth
     free_rows = limit / (model.count / floor)
@@ -205,7 +202,7 @@ def beside_a_busy_process(llm: LLM, threads: int, rounds: int) -> dict[str, floa
     try:
         for _ in range(max(3, rounds // 5)):
             for count, took in seconds.items():
-                torch.set_num_threads(count)
+                set_threads(count, workers=1)
                 took.append(llm.generate("def fibonacci(n):\n", params, drafter="autoregressive").stats.total_seconds)
     finally:
         other.kill()

@@ -19,22 +19,22 @@ from itertools import permutations
 from pathlib import Path
 
 import llama_cpp
-import torch
-from torch import Tensor
+import numpy as np
 
 from pronk import LLM
-from pronk.execution.attention import Segment
+from pronk.arrays import Array
 from pronk.execution.model_runner import ForwardJob
+from pronk.execution.segment import Segment
 from pronk.kv_cache.blocks import BlockTable
 from pronk.speculation.tree import TokenTree
 
-Logits = Callable[[list[int]], Tensor]  # function from token ids to float32 logits ``[tokens, vocab]``
+Logits = Callable[[list[int]], Array]  # function from token ids to float32 logits ``[tokens, vocab]``
 
 
 def pronk_logits(llm: LLM) -> Logits:
     """Return a function from token ids to the logits of a loaded model."""
 
-    def logits(ids: list[int]) -> Tensor:
+    def logits(ids: list[int]) -> Array:
         block_table = BlockTable()
         llm.engine.cache.prepare(block_table, len(ids))
         job = ForwardJob(Segment(block_table, TokenTree.chain(ids)), range(len(ids)), len(ids))
@@ -51,12 +51,18 @@ def llama_logits(model: str, context: int, threads: int) -> Logits:
         model, n_ctx=context, n_batch=context, n_threads=threads, logits_all=True, verbose=False, flash_attn=False
     )
 
-    def logits(ids: list[int]) -> Tensor:
+    def logits(ids: list[int]) -> Array:
         llama.reset()
         llama.eval(ids)
-        return torch.from_numpy(llama.scores[: len(ids)].copy())
+        return np.array(llama.scores[: len(ids)])
 
     return logits
+
+
+def log_probs(logits: Array) -> Array:
+    """Return the logarithm of the softmax of each row, in float64."""
+    shifted = logits.astype(np.float64) - logits.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
 
 
 def read_texts(path: Path) -> list[str]:
@@ -84,11 +90,11 @@ def main() -> None:
         ids = llm.tokenizer.encode(text)[: options.context]
         if len(ids) < options.context // 4 or count >= options.tokens:
             continue
-        logs = {name: torch.log_softmax(logits(ids)[:-1].double(), -1) for name, logits in engines.items()}
+        logs = {name: log_probs(logits(ids)[:-1]) for name, logits in engines.items()}
         for name, log in logs.items():
             losses[name] -= float(log[range(len(log)), ids[1:]].sum())
         for one, other in distances:
-            distances[one, other] += float((logs[one].exp() * (logs[one] - logs[other])).sum())
+            distances[one, other] += float((np.exp(logs[one]) * (logs[one] - logs[other])).sum())
             same[one, other] += int((logs[one].argmax(-1) == logs[other].argmax(-1)).sum())
         count += len(ids) - 1
     print(f"{Path(options.model).name}, {count} tokens in windows of {options.context}, {llm.kernels}")

@@ -22,8 +22,6 @@ from itertools import count
 from pathlib import Path
 from time import perf_counter
 
-import torch
-
 from pronk import LLM, SamplingParams
 from pronk.bench.prompts import builtin_prompts, encode
 
@@ -41,12 +39,12 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     drafters = options.drafters.split(",")
-    torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as folder:
         llm = LLM(
             longer(options.model.resolve(), Path(folder), max(2048, 2 * options.tokens)),
             prefix_cache=True,
             max_batch=64,
+            threads=options.threads,
         )
         if options.rounds:
             compare(llm, drafters, options.requests, options.output, options.rounds)

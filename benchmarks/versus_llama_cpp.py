@@ -32,37 +32,26 @@ Decode = Callable[[Sequence[int], int], list[float]]
 
 def open_pronk(model: str, threads: int, context: int) -> tuple[Decode, dict[str, Any]]:
     """Load a model into pronk; return a function from a prompt to the seconds until each token, and the sizes."""
-    import torch  # noqa: PLC0415 - llama.cpp's processes do not need it
-
-    from pronk import LLM, SamplingParams  # noqa: PLC0415
-    from pronk.bench.machine import describe_hardware  # noqa: PLC0415
+    from pronk import LLM, SamplingParams  # noqa: PLC0415 - llama.cpp's processes do not need it
+    from pronk.bench.machine import BandwidthMeter, describe_hardware  # noqa: PLC0415
     from pronk.models.weights import forward_weights  # noqa: PLC0415
 
     llm = LLM(model, threads=threads)
     assert llm.config.context >= context, f"expected a context of {context} tokens, found {llm.config.context}"
-    kernels, decoder = llm.engine.runner.decoder.kernels, llm.engine.runner.decoder
-    assert kernels is not None, "expected pronk's kernels, found none on this machine"
-    size, buffer = forward_weights(decoder), torch.zeros(1 << 28, dtype=torch.uint8)
+    decoder = llm.engine.runner.decoder
+    assert decoder.kernels is not None, "expected pronk's kernels, found none on this machine"
+    size, meter = forward_weights(decoder), BandwidthMeter(decoder.backend)
 
     def decode(prompt: Sequence[int], tokens: int) -> list[float]:
         params = SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=0.0)
         stats = llm.generate(list(prompt), params, drafter="autoregressive").stats
         return [stats.ttft, *(step.clock for step in stats.steps[1:])]
 
-    def bandwidth() -> float:
-        """Return bytes per second, the best of three runs: the first one wakes the threads."""
-        best = 0.0
-        for _ in range(3):
-            began = perf_counter()
-            kernels.read(buffer)
-            best = max(best, buffer.nbytes / (perf_counter() - began))
-        return best
-
     def measure(prompt: Sequence[int], tokens: int) -> list[float]:
-        return decode(prompt, tokens) if tokens else [bandwidth()]
+        return decode(prompt, tokens) if tokens else [meter.measure()]
 
     sizes = {"floor_bytes": size.floor_bytes, "packed_bytes": size.nbytes, "weights": size.count}
-    return measure, {**sizes, "vocab": llm.config.vocab_size, **describe_hardware(torch.device("cpu"))}
+    return measure, {**sizes, "vocab": llm.config.vocab_size, **describe_hardware("cpu")}
 
 
 def open_llama(model: str, threads: int, context: int, *, flash: bool) -> tuple[Decode, dict[str, Any]]:

@@ -19,16 +19,14 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from time import perf_counter
 from typing import Any, cast
 
-import torch
-
 from pronk import LLM, SamplingParams
-from pronk.bench.machine import describe_hardware
+from pronk.bench.machine import BandwidthMeter, describe_hardware
 from pronk.bench.passes import pass_times
 from pronk.drafters import DraftContext, Outcome, Proposer
 from pronk.execution.model_runner import ForwardJob, ModelRunner
+from pronk.kernels.threads import set_threads
 from pronk.outputs import Completion
 from pronk.parallel.runner import TreeRunner
 from pronk.parallel.tree_partition import partition_trees
@@ -81,7 +79,7 @@ def main() -> None:
     options = parser.parse_args()
     measure = scaling if options.scaling is not None else tensor if options.tensor else trees
     report = measure(options)
-    print(json.dumps({"machine": describe_hardware(torch.device("cpu")), **report}))
+    print(json.dumps({"machine": describe_hardware("cpu"), **report}))
 
 
 def ask(llm: LLM, prompt: str, tokens: int, drafter: Any) -> Completion:
@@ -147,22 +145,15 @@ def tensor(options: argparse.Namespace) -> dict[str, Any]:
             (f"one, {options.workers} threads", whole, options.workers),
             (f"split in {options.workers}", split, 1),
         ):
-            torch.set_num_threads(threads)
+            set_threads(threads, workers=1)
             done = ask(llm, PROMPTS[turn % len(PROMPTS)], options.max_tokens, "autoregressive")
             if turn:
                 seconds = [b.target_clock - a.target_clock for a, b in pairwise(done.stats.steps)]
                 times.setdefault(name, []).append(median(seconds))
-    kernels, data = whole.engine.runner.decoder.kernels, torch.zeros(1 << 30, dtype=torch.uint8)
-    assert kernels is not None
-    speeds = {}
+    meter, speeds = BandwidthMeter(whole.engine.runner.decoder.backend), {}
     for threads in (1, options.workers):
-        torch.set_num_threads(threads)
-        own = []
-        for _ in range(5):
-            began = perf_counter()
-            kernels.read(data)
-            own.append(data.nbytes / (perf_counter() - began))
-        speeds[threads] = max(own)
+        set_threads(threads, workers=1)
+        speeds[threads] = meter.measure()
         print(f"memory, {threads} threads: {speeds[threads] / 1e9:.1f} GB/s")
     for name, own in times.items():
         print(f"{name:16} {1e3 * median(own):7.1f} ms a step ({1e3 * min(own):.1f} to {1e3 * max(own):.1f})")
@@ -261,7 +252,7 @@ def step_cost(llm: LLM, one: float) -> Callable[[int], float]:
 def span(trees: Sequence[TokenTree], cost: Callable[[int], float], extra: Sequence[float]) -> float:
     """Return the seconds of a step: the longest share, with the exchange if there are several shares."""
     shares = partition_trees(trees, [cost] * len(extra), extra)
-    return max(cost(share.num_rows) + more for share, more in zip(shares, extra, strict=True) if share.rows)
+    return max(cost(share.num_rows) + more for share, more in zip(shares, extra, strict=True) if share.tree_shards)
 
 
 def draw(speeds: dict[float, dict[int, tuple[float, int]]], path: Path, kernels: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from pronk.arrays import Array
 from pronk.testing import byte_tokenizer
 
 MakeCheckpoint = Callable[..., Path]
@@ -83,11 +84,11 @@ def randomize(model: torch.nn.Module, seed: int = 0) -> None:
             parameter.uniform_(0.5, 1.5, generator=generator)
 
 
-def transformers_logits(folder: Path, tokens: list[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Return logits ``[len(tokens), vocab]`` of transformers' own implementation."""
+def transformers_logits(folder: Path, tokens: list[int], dtype: torch.dtype = torch.float32) -> Array:
+    """Return logits, float32 ``[len(tokens), vocab]``, of transformers' own implementation."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
     with torch.no_grad():
-        logits: torch.Tensor = model(torch.tensor([tokens])).logits[0]
+        logits: Array = model(torch.tensor([tokens])).logits[0].float().numpy()
     return logits

@@ -4,15 +4,15 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-import torch
+import numpy as np
+from numpy.typing import ArrayLike
 
 from pronk.verification import chi_square
 
 
-def p_value(counts: Sequence[int] | torch.Tensor, probs: Sequence[float] | torch.Tensor) -> float:
+def p_value(counts: ArrayLike, probs: ArrayLike) -> float:
     """Return the p-value of Pearson's test; raise if a value of probability 0 occurred."""
-    observed = torch.as_tensor(counts, dtype=torch.float64).flatten()
-    expected = torch.as_tensor(probs, dtype=torch.float64).flatten()
+    observed, expected = (np.asarray(numbers, np.float64).ravel() for numbers in (counts, probs))
     expected = expected / expected.sum() * observed.sum()
     assert not bool((observed[expected == 0] > 0).any()), "something occurred that has probability 0"
     possible = expected > 0

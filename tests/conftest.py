@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 import torch
 
-import quick_noise
 import tiny_models
 from checkpoints import MakeCheckpoint, byte_tokenizer, make_checkpoint
+from pronk import backends
 from pronk.hub import resolve
 from pronk.kernels import library
 from pronk.kernels.library import Kernels
+from pronk.kernels.threads import set_threads
 from pronk.models import kernels
 from pronk.models.clone_models import TINY_MODEL
 from pronk.models.kernels import load_kernels
-from pronk.sampling import noise, sampler
 from pronk.tokenization.tokenizer import Tokenizer
 
 
@@ -51,10 +51,12 @@ def pytest_configure(config: pytest.Config) -> None:
         def load(choice: str = "auto", path: Path | None = None) -> Kernels:
             return load_kernels(tiny_models.asked if choice == "auto" else choice, path)
 
-        pytest.MonkeyPatch().setattr(kernels, "load_kernels", load)
+        for module in (kernels, backends):
+            pytest.MonkeyPatch().setattr(module, "load_kernels", load)
 
 
 torch.set_num_threads(1)  # also for module-level set-up
+set_threads(1, 1)
 # A process that a shell starts in the background ignores SIGINT, which some tests raise.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -92,13 +94,7 @@ def schemas(pytestconfig: pytest.Config) -> list[dict[str, Any]]:
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """Use one thread unless a test sets more: threads only wait for each other with such small models."""
-    torch.set_num_threads(1)
+    set_threads(1, 1)
     yield
     torch.set_num_threads(1)
-
-
-@pytest.fixture
-def numpy_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compute the same noise in NumPy: faster for thousands of seeds and a small vocabulary."""
-    for module in (noise, sampler):
-        monkeypatch.setattr(module, "gumbel_noise", quick_noise.gumbel_noise)
+    set_threads(1, 1)

@@ -13,9 +13,9 @@ from functools import cached_property
 from itertools import product
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from pronk.arrays import Array
 from pronk.sampling import verify
 from pronk.sampling.acceptance import acceptance_rule
 from pronk.sampling.params import SamplingParams
@@ -50,7 +50,7 @@ class Source:
         assert -1e-12 <= chance <= 1 + 1e-12
         return self.take((chance, 1 - chance)) == 0
 
-    def draw(self, p: Tensor) -> int:
+    def draw(self, p: Array) -> int:
         assert abs(float(p.sum()) - 1) < 1e-12
         return self.take(p.tolist())
 
@@ -65,18 +65,18 @@ class Source:
             self.plan[-1].pop()
 
 
-class Table(dict[String, Tensor]):
+class Table(dict[String, Array]):
     """A random distribution after every context; some tokens have probability 0."""
 
     def __init__(self, seed: int | str, vocab: int = VOCAB, zeros: float = 1 / 3) -> None:
         super().__init__()
         self.seed, self.vocab, self.zeros = seed, vocab, zeros
 
-    def __missing__(self, context: String) -> Tensor:
+    def __missing__(self, context: String) -> Array:
         dice = random.Random(f"{self.seed} {context}")
         weights = [0.0 if dice.random() < self.zeros else dice.random() ** 2 for _ in range(self.vocab)]
         weights[dice.randrange(self.vocab)] += 0.05
-        self[context] = torch.tensor(weights, dtype=torch.float64) / sum(weights)
+        self[context] = np.array(weights) / sum(weights)
         return self[context]
 
     def chance(self, tokens: String, after: String = ()) -> float:
@@ -92,9 +92,9 @@ class Same(Table):
 
     def __init__(self, *weights: float) -> None:
         super().__init__(0, len(weights))
-        self.probabilities = torch.tensor(weights, dtype=torch.float64) / sum(weights)
+        self.probabilities = np.array(weights) / sum(weights)
 
-    def __missing__(self, context: String) -> Tensor:
+    def __missing__(self, context: String) -> Array:
         return self.probabilities
 
 
@@ -123,7 +123,7 @@ class TreeSampler:
 
     def __call__(self, source: Any, text: String) -> TokenTree:
         paths, taken = [text], [set[int]() for _ in self.parents]
-        probs: list[Tensor | None] = [None]
+        probs: list[Array | None] = [None]
         for parent, drawn in zip(self.parents[1:], self.drawn[1:], strict=True):
             q = without(self.q[paths[parent]], taken[parent])
             token = source.take(q.tolist()) if drawn else int(q.argmax())
@@ -134,9 +134,9 @@ class TreeSampler:
         return TokenTree((0, *(path[-1] for path in paths[1:])), self.parents, probs=tuple(probs))
 
 
-def without(distribution: Tensor, tokens: set[int]) -> Tensor:
+def without(distribution: Array, tokens: set[int]) -> Array:
     """Return the distribution without some tokens; uniform over the others if no probability is left."""
-    rest = distribution.clone()
+    rest = distribution.copy()
     rest[list(tokens)] = 0.0
     if float(rest.sum()) <= 0.0:
         rest[:] = 1.0
@@ -162,25 +162,25 @@ class OracleSampler(PronkSampler):
         super().__init__(SamplingParams(temperature=1.0, rule=rule), 0, [0, *text], p.vocab)
         self.source, self.p, self.paths, self.ordered = source, p, paths, True
 
-    def distribution(self, logits: Tensor) -> Tensor:
-        path = self.paths[int(logits)]
+    def distribution(self, logits: Array) -> Array:
+        path = self.paths[int(logits[0])]
         assert not self.ordered or path == tuple(context_of(self)[1:])
         return self.p[path]
 
-    def rejection_sample(self, p: Tensor, draft_tokens: Any) -> int:
+    def rejection_sample(self, p: Array, draft_tokens: Any) -> int:
         return verify.rejection_sample(p, draft_tokens, self.source.accepts, self.source.draw)
 
-    def block_verify(self, p: Any, chain: Any) -> tuple[int, Tensor]:
+    def block_verify(self, p: Any, chain: Any) -> tuple[int, Array]:
         return verify.block_verify(p, chain, self.source.accepts)
 
 
-Rows = Callable[[Tensor], Tensor]
+Rows = Callable[[Array], Array]
 
 
 def step(rule: str, tree: TokenTree, p: Table, source: Source, text: String, rows: Rows | None = None) -> String:
     """Return the tokens that one verification emits after ``text``; ``rows`` may permute the logits."""
     paths = [text + tuple(tree.tokens[i] for i in tree.path(node)) for node in range(len(tree))]
-    logits = torch.arange(len(tree)).view(-1, 1)
+    logits = np.arange(len(tree))[:, None]
     sampler = OracleSampler(rule, source, p, text, paths)
     if rows is not None:
         logits, sampler.ordered = rows(logits), False

@@ -9,12 +9,12 @@ from typing import Any
 import gguf
 import numpy as np
 import tokenizers
-import torch
 from gguf import GGMLQuantizationType as Type
 from gguf.constants import GGML_QUANT_SIZES, MODEL_ARCH_NAMES
 from numpy.typing import NDArray
-from safetensors.torch import load_file, save_file
+from safetensors.numpy import save_file
 
+from pronk.models.checkpoint import Checkpoint
 from pronk.quantization.gguf.vocabulary import TokenKind
 
 QUANTIZED = ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"]
@@ -92,13 +92,13 @@ def convert(
     writer = gguf.GGUFWriter(path, arch)
     write_keys(writer, raw)
     write_bytes_bpe(writer, tokenizer or tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")), pre)
-    tensors, dequantized = load_file(folder / "model.safetensors"), {}
-    for seed, (name, tensor) in enumerate(sorted(tensors.items())):
-        theirs, weight = str(names.get_name(name, (".weight", ".bias"))), tensor.float().numpy()
+    checkpoint, dequantized = Checkpoint(folder), {}
+    for seed, name in enumerate(sorted(checkpoint)):
+        theirs, weight = str(names.get_name(name, (".weight", ".bias"))), checkpoint.tensor(name).astype(np.float32)
         kind = _kind(theirs, kinds) if weight.ndim == 2 else "F32"
         # The permutation moves whole rows, so it commutes with quantization.
         stored = encode(kind, weight, seed)
-        dequantized[name] = torch.from_numpy(decode(kind, stored)) if weight.ndim == 2 else tensor.float()
+        dequantized[name] = decode(kind, stored) if weight.ndim == 2 else weight
         if arch == "llama" and (".attn_q." in theirs or ".attn_k." in theirs):
             heads = raw["num_attention_heads"] if ".attn_q." in theirs else raw["num_key_value_heads"]
             stored = reorder(stored, heads)
@@ -125,12 +125,12 @@ def _kind(name: str, kinds: str | Mapping[str, str]) -> str:
     return next((kind for end, kind in kinds.items() if end and name.removesuffix(".weight").endswith(end)), kinds[""])
 
 
-def write_twin(folder: Path, twin: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+def write_twin(folder: Path, twin: Path, tensors: Mapping[str, NDArray[np.float32]]) -> None:
     """Write the model of ``folder`` with other weights, in float32."""
     twin.mkdir()
     for name in ("config.json", "tokenizer.json"):
         (twin / name).write_bytes((folder / name).read_bytes())
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, twin / "model.safetensors")
+    save_file(dict(tensors), twin / "model.safetensors")
 
 
 def write_keys(writer: gguf.GGUFWriter, raw: Mapping[str, Any]) -> None:

@@ -6,9 +6,9 @@ from functools import cache
 from typing import Any
 from weakref import WeakValueDictionary
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from pronk.arrays import Array
 from pronk.drafters import Proposer
 from pronk.drafters.combined.grammar import GrammarProposer
 from pronk.sampling.guide import Guide
@@ -48,11 +48,11 @@ class ToyFollower:
         self.vocab, self.stop_token_ids = vocab, frozenset(stop_token_ids)
         self.states: list[int | None] = [0]  # the state before each token; None after an end or a forbidden token
 
-    def mask(self, logits: Tensor) -> Tensor:
+    def mask(self, logits: Array) -> Array:
         state = self.states[-1]
         if state is None:
             return logits
-        masked = torch.full_like(logits, -math.inf)
+        masked = np.full_like(logits, -math.inf)
         for token in allowed(state, self.vocab, self.stop_token_ids):
             masked[token] = logits[token]
         return masked

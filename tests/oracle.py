@@ -4,7 +4,10 @@ import torch
 from torch import Tensor
 
 from pronk.architecture.config import ModelConfig
-from pronk.models.decoder import Decoder
+from pronk.architecture.rope import RopeTable
+from pronk.arrays import FLOAT32, Array, DType
+from pronk.torch_backend.convert import to_array, to_tensor, torch_dtype
+from pronk.train.modules.decoder import DecoderModule
 
 
 class DenseAttend:
@@ -41,13 +44,14 @@ def visible(rows: int, window: int | None) -> Tensor:
 
 
 @torch.no_grad()
-def dense_logits(
-    decoder: Decoder, tokens: list[int], dtype: torch.dtype = torch.float32, *, coded: bool = False
-) -> Tensor:
-    """Return logits ``[len(tokens), vocab]`` of a whole text in one pass."""
-    ids = torch.tensor(tokens)
-    positions = torch.arange(len(tokens))
-    x = decoder.embed(ids, positions, dtype)
-    rope = decoder.rope(positions, torch.full_like(positions, len(tokens)), dtype)
-    *_, (_, hidden) = decoder.run(x, rope, DenseAttend(decoder.config, coded=coded))
-    return decoder.logits(hidden)
+def dense_logits(module: DecoderModule, tokens: list[int], dtype: DType = FLOAT32, *, coded: bool = False) -> Array:
+    """Return logits ``[len(tokens), vocab]`` of a whole text in one pass, in float32 or wider."""
+    positions, size, config = torch.arange(len(tokens)), torch_dtype(dtype), module.config
+    rope = None
+    if config.rope is not None:
+        entries = RopeTable(config.rope).compute_entries(range(len(tokens)), [len(tokens)] * len(tokens))
+        cos, sin = to_tensor(entries).to(size)[:, None].unbind(2)
+        rope = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+    x = module.embed(torch.tensor(tokens), positions, size)
+    *_, (_, hidden) = module.run(x, rope, DenseAttend(config, coded=coded))
+    return to_array(module.logits(hidden).to(torch.promote_types(size, torch.float32)))

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from ml_dtypes import bfloat16, float8_e4m3fn
+from numpy.typing import DTypeLike, NDArray
+from safetensors.numpy import save_file
 
-Tensors = dict[str, Tensor]
+from pronk.models.checkpoint import Checkpoint
+
 Array = NDArray[Any]
+Tensors = dict[str, Array]
 GROUP = 16
 AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 
@@ -35,24 +36,24 @@ class Format:
     warns: str = ""
 
 
-def words(random: np.random.Generator, *shape: int) -> Tensor:
+def words(random: np.random.Generator, *shape: int) -> Array:
     """Return random 32-bit words."""
-    return torch.from_numpy(random.integers(-(2**31), 2**31, shape, dtype=np.int64).astype(np.int32))
+    return random.integers(-(2**31), 2**31, shape, dtype=np.int32)
 
 
-def scales(random: np.random.Generator, bits: int, *shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
+def scales(random: np.random.Generator, bits: int, *shape: int, dtype: DTypeLike = np.float16) -> Array:
     """Return random scales that give weights of about 0.2."""
-    return torch.from_numpy(random.uniform(0.5, 1.5, shape) * 0.7 / 2**bits).to(dtype)
+    return (random.uniform(0.5, 1.5, shape) * 0.7 / 2**bits).astype(dtype)
 
 
-def pack(values: Array, bits: int, axis: int) -> Tensor:
+def pack(values: Array, bits: int, axis: int) -> Array:
     """Pack integers along an axis into 32-bit words, the first in the lowest bits."""
     rows = np.moveaxis(values, axis, -1)
     count = -(-rows.shape[-1] * bits // 32)
     packed = np.zeros((*rows.shape[:-1], count), np.uint32)
     for i in range(rows.shape[-1]):
         packed[..., i * bits // 32] |= rows[..., i].astype(np.uint32) << np.uint32(i * bits % 32)
-    return torch.from_numpy(np.ascontiguousarray(np.moveaxis(packed, -1, axis)).view(np.int32))
+    return np.ascontiguousarray(np.moveaxis(packed, -1, axis)).view(np.int32)
 
 
 def field_of(word: int, place: int, bits: int) -> int:
@@ -76,13 +77,13 @@ def make_gptq(
         "qweight": words(random, inputs * bits // 32, outputs),
         "qzeros": pack(zeros - offset, bits, axis=1),
         "scales": scales(random, bits, groups, outputs),
-        "g_idx": torch.from_numpy((random.permutation(index) if order else index).astype(np.int32)),
+        "g_idx": (random.permutation(index) if order else index).astype(np.int32),
     }
 
 
 def gptq_rule(tensors: Tensors, *, bits: int, offset: int) -> Array:
     qweight, qzeros, index = tensors["qweight"].tolist(), tensors["qzeros"].tolist(), tensors["g_idx"].tolist()
-    scale, per = tensors["scales"].float().tolist(), 32 // bits
+    scale, per = tensors["scales"].tolist(), 32 // bits
     weight = np.empty((len(scale[0]), len(index)), np.float32)
     for i, group in enumerate(index):
         for o in range(len(weight)):
@@ -119,7 +120,7 @@ def make_awq(random: np.random.Generator, outputs: int, inputs: int, *, size: in
 
 def awq_rule(tensors: Tensors, *, size: int) -> Array:
     qweight, qzeros = tensors["qweight"].tolist(), tensors["qzeros"].tolist()
-    scale = tensors["scales"].float().tolist()
+    scale = tensors["scales"].tolist()
     weight = np.empty((len(scale[0]), len(qweight)), np.float32)
     for i, row in enumerate(qweight):
         group = 0 if size == -1 else i // size
@@ -147,25 +148,25 @@ def make_ints(
     order: bool,
 ) -> Tensors:  # fmt: skip
     shape, middle = _shape(strategy, outputs, inputs), 2 ** (bits - 1)
-    made = {"weight_scale": scales(random, bits, *shape, dtype=torch.bfloat16)}
+    made = {"weight_scale": scales(random, bits, *shape, dtype=bfloat16)}
     codes = random.integers(-middle, middle, (outputs, inputs))
     if packed:
         made["weight_packed"] = pack(codes + middle, bits, axis=1)
-        made["weight_shape"] = torch.tensor([outputs, inputs])
+        made["weight_shape"] = np.array([outputs, inputs])
     else:
-        made["weight"] = torch.from_numpy(codes.astype(np.int8))
+        made["weight"] = codes.astype(np.int8)
     if not sym:
         zeros = random.integers(-middle, middle, shape)
-        aside = torch.from_numpy(zeros.astype(np.int8))
+        aside = zeros.astype(np.int8)
         made["weight_zero_point"] = pack(zeros + middle, bits, axis=0) if packed and strategy != "tensor" else aside
     if order:
-        made["weight_g_idx"] = torch.from_numpy(random.permutation(np.arange(inputs) // GROUP).astype(np.int32))
+        made["weight_g_idx"] = random.permutation(np.arange(inputs) // GROUP).astype(np.int32)
     return made
 
 
 def ints_rule(tensors: Tensors, *, bits: int, strategy: str, packed: bool, sym: bool) -> Array:
     per, middle = 32 // bits, 2 ** (bits - 1)
-    scale = tensors["weight_scale"].float().tolist()
+    scale = tensors["weight_scale"].astype(np.float32).tolist()
     outputs, inputs = tensors["weight_shape"].tolist() if packed else tensors["weight"].shape
     stored = tensors["weight_packed" if packed else "weight"].tolist()
     zeros = None if sym else tensors["weight_zero_point"].tolist()
@@ -236,12 +237,12 @@ def make_fp8(
     shape: tuple[int, ...] = (1,) if whole else (outputs, 1)
     if block is not None:
         shape = (-(-outputs // block[0]), -(-inputs // block[1]))
-    factors = torch.from_numpy(random.uniform(0.5, 1.5, shape) / 400).float()
-    return {"weight": torch.from_numpy(stored).view(torch.float8_e4m3fn), name: factors}
+    factors = (random.uniform(0.5, 1.5, shape) / 400).astype(np.float32)
+    return {"weight": stored.view(float8_e4m3fn), name: factors}
 
 
 def fp8_rule(tensors: Tensors, *, name: str, block: tuple[int, int] | None, whole: bool) -> Array:
-    stored, factors = tensors["weight"].view(torch.uint8).tolist(), tensors[name].numpy()
+    stored, factors = tensors["weight"].view(np.uint8).tolist(), tensors[name]
     weight = np.empty((len(stored), len(stored[0])), np.float32)
     for o, row in enumerate(stored):
         for i, byte in enumerate(row):
@@ -313,20 +314,20 @@ def is_quantized(name: str) -> bool:
 
 def write_quantized(plain: Path, folder: Path, kind: Format, seed: int = 0) -> tuple[Path, Path]:
     """Write ``plain`` with random quantized weights, and as a twin with the same weights dequantized."""
-    random, stored, twin = np.random.default_rng(seed), dict[str, Tensor](), dict[str, Tensor]()
-    for name, tensor in load_file(plain / "model.safetensors").items():
+    random, stored, twin = np.random.default_rng(seed), Tensors(), Tensors()
+    for name, tensor in read_tensors(plain).items():
         if not is_quantized(name):
             stored[name] = twin[name] = tensor
             continue
         transposed = ".c_" in name
         outputs, inputs = tensor.shape[::-1] if transposed else tensor.shape
         made = kind.make(random, outputs, inputs)
-        stored |= {f"{name.removesuffix('.weight')}.{key}": each.contiguous() for key, each in made.items()}
-        weight = torch.from_numpy(kind.rule(made))
-        twin[name] = weight.t().contiguous() if transposed else weight
+        stored |= {f"{name.removesuffix('.weight')}.{key}": each for key, each in made.items()}
+        weight = kind.rule(made)
+        twin[name] = weight.T if transposed else weight
     for path, tensors in ((folder / "quantized", stored), (folder / "twin", twin)):
         shutil.copytree(plain, path)
-        save_file(tensors, path / "model.safetensors")
+        write_tensors(path, tensors)
         align(path / "model.safetensors")
     edit_config(folder / "quantized", quantization_config=kind.config)
     return folder / "quantized", folder / "twin"
@@ -346,20 +347,19 @@ def align(path: Path) -> None:
 def write_rounded(plain: Path, folder: Path) -> Path:
     """Write ``plain`` with its linear layers rounded to 4 bits, in the format of compressed-tensors."""
     shutil.copytree(plain, folder)
-    stored = dict[str, Tensor]()
-    for name, tensor in load_file(plain / "model.safetensors").items():
+    stored = Tensors()
+    for name, tensor in read_tensors(plain).items():
         if not is_quantized(name):
             stored[name] = tensor
             continue
-        weight = tensor.float().unflatten(1, (-1, 32))
-        scale = (weight.abs().amax(2, keepdim=True) / 7).to(torch.bfloat16)
-        codes = (weight / scale.float()).round().clamp(-8, 7) + 8
+        weight = tensor.astype(np.float32).reshape(len(tensor), -1, 32)
+        scale = (np.abs(weight).max(2) / 7).astype(bfloat16)
+        codes = np.round(weight / scale.astype(np.float32)[:, :, None]).clip(-8, 7) + 8
         own = {
-            "packed": pack(codes.flatten(1).numpy(), 4, axis=1), "scale": scale[:, :, 0],
-            "shape": torch.tensor(tensor.shape),
+            "packed": pack(codes.reshape(tensor.shape), 4, axis=1), "scale": scale, "shape": np.array(tensor.shape)
         }  # fmt: skip
-        stored |= {f"{name}_{key}": value.contiguous() for key, value in own.items()}
-    save_file(stored, folder / "model.safetensors")
+        stored |= {f"{name}_{key}": value for key, value in own.items()}
+    write_tensors(folder, stored)
     weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}
     edit_config(folder, quantization_config=compressed(weights, "pack-quantized"))
     return folder
@@ -373,6 +373,17 @@ def edit_config(folder: Path, **values: Any) -> None:
 
 def edit(folder: Path, change: Callable[[Tensors], Any]) -> None:
     """Change the tensors of a folder in place; a dictionary returned by ``change`` replaces all of them."""
-    tensors = {name: tensor.clone() for name, tensor in load_file(folder / "model.safetensors").items()}
+    tensors = read_tensors(folder)
     changed = change(tensors)
-    save_file(changed if isinstance(changed, dict) else tensors, folder / "model.safetensors")
+    write_tensors(folder, changed if isinstance(changed, dict) else tensors)
+
+
+def read_tensors(folder: Path) -> Tensors:
+    """Return copies of the tensors of a checkpoint."""
+    checkpoint = Checkpoint(folder)
+    return {name: checkpoint.tensor(name).copy() for name in checkpoint}
+
+
+def write_tensors(folder: Path, tensors: Tensors) -> None:
+    """Write a checkpoint's tensors into one file."""
+    save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, folder / "model.safetensors")

@@ -17,8 +17,10 @@ from safetensors.torch import load_file, save_file
 from checkpoints import MakeCheckpoint, make_checkpoint
 from drafters.trees import TreeDrafter, oracle_trees
 from pronk import LLM, CheckpointError, OptionError, PromptError, PronkError, SamplingParams, TokenTree
+from pronk.arrays import DTYPES
 from pronk.drafters import DraftContext, Outcome, Proposer
 from pronk.errors import CacheFullError
+from pronk.torch_backend.convert import torch_dtype
 
 FAMILIES: list[tuple[str, dict[str, Any]]] = [
     ("llama", {}),
@@ -341,9 +343,10 @@ def test_dtypes(checkpoint: MakeCheckpoint, dtype: str, kernels: str) -> None:
     llm = LLM(checkpoint("llama"), dtype=dtype, kernels=kernels, budget="all")
     done = llm.generate(PROMPTS[0], SamplingParams(max_tokens=8, ignore_eos=True))
     widened = (dtype, kernels) == ("float16", "auto")
-    assert llm.engine.runner.dtype == llm.engine.cache.dtype == (torch.float32 if widened else getattr(torch, dtype))
-    head = llm.engine.runner.decoder.head
-    assert (head.weight if kernels == "torch" else head.packed.data).dtype == getattr(torch, dtype)
+    assert llm.engine.runner.dtype == llm.engine.cache.dtype == DTYPES["float32" if widened else dtype]
+    packed = llm.engine.runner.decoder.head.packed
+    stored = packed.weight if kernels == "torch" else packed.data
+    assert (torch_dtype(DTYPES[dtype]) if kernels == "torch" else DTYPES[dtype]) == stored.dtype
     assert (llm.exact, llm.kernels == "torch") == (kernels == "auto", kernels == "torch")
     assert len(done.token_ids) == 8
 

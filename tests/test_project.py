@@ -3,6 +3,8 @@
 import ast
 import importlib
 import re
+import subprocess
+import sys
 import tokenize
 import tomllib
 from collections.abc import Iterator
@@ -32,18 +34,29 @@ USES_ENVIRONMENT = {
     "replicas/cluster.py",  # Ray's options
     "replicas/ray_security.py",  # Ray's options
 }
+# Modules, and packages with a slash at the end, that may import torch. All others work without it.
+USES_TORCH = (
+    "bench/peers/engines/hf.py",
+    "parallel/connection.py",  # messages between processes
+    "parallel/tensor.py",  # all-reduce
+    "torch_backend/",
+    "train/",
+)
 
 
 # Layers of the package, lowest first. A module may import from its own entry and from lower layers. A module belongs to
 # the longest entry that is a prefix of its name, so its layer may differ from that of its package.
 LAYERS = (
-    {"errors", "interrupts", "quantization.__init__", "speculation.tree"},
+    {"arrays", "errors", "interrupts", "quantization.__init__"},
+    {"speculation.tree"},
     {"checks", "files.__init__", "files.atomic"},
     {"quantization.formats", "quantization.gguf.layout"},
     {"quantization.gguf.blocks"},
     {"architecture", "kernels"},
     {"kv_cache", "quantization.gguf", "sampling"},
     {"models"},
+    {"torch_backend"},
+    {"backends"},
     {"hub"},
     {"speculation.acceptance_stats", "speculation.cost_model"},
     {"execution", "files", "tokenization"},
@@ -71,6 +84,7 @@ LAYERS = (
     {"async_llm"},
     {"testing", "verification"},
     {"bench", "server"},
+    {"quantization.quantize.rounding"},
     {"replicas", "train"},
     {"quantization.quantize"},
     {"cli"},
@@ -231,6 +245,41 @@ def test_library_neither_prints_nor_reads_the_environment() -> None:
             if isinstance(node, ast.Attribute) and node.attr in ENVIRONMENT and relative(path) not in USES_ENVIRONMENT:
                 found.append(f"{relative(path)}:{node.lineno}: {node.attr}")
     assert found == []
+
+
+def imported_modules(path: Path) -> Iterator[str]:
+    """Yield the modules that a file imports, also in functions."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_only_these_modules_import_torch() -> None:
+    users = {relative(path) for path in MODULES if any("torch" in name.split(".") for name in imported_modules(path))}
+    assert [name for name in sorted(users) if not name.startswith(USES_TORCH)] == []
+    assert all(any(name.startswith(prefix) for name in users) for prefix in USES_TORCH)
+
+
+def test_pronk_works_without_torch() -> None:
+    """A process in which torch cannot be imported loads a model and generates; several processes need torch."""
+    code = """
+import sys
+sys.modules["torch"] = None
+from pronk import LLM, OptionError, SamplingParams
+llm = LLM("pronk-tiny", threads=1)
+texts = [llm.generate("def fib(n):", SamplingParams(max_tokens=16, temperature=t, seed=1)).text for t in (0.0, 0.8)]
+assert all(texts)
+try:
+    LLM("pronk-tiny", workers=2)
+except OptionError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    message = "workers: expected torch for several processes, found none; pip install 'pronk[parallel]'"
+    assert done.stdout == f"{message}\n"
 
 
 # Modules of the draft-length policy, to which the rules of prose do not apply yet.

@@ -10,37 +10,40 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from guides import ToyFollower, with_forced
 from pronk.architecture.config import ModelConfig
 from pronk.architecture.rope import RopeConfig
+from pronk.arrays import FLOAT32, Array, DType
 from pronk.drafters import Proposer
 from pronk.drafters.autoregressive import Autoregressive
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
-from pronk.execution.attention import Segment
 from pronk.execution.model_runner import ForwardJob, ModelRunner
+from pronk.execution.segment import Segment
 from pronk.kernels.library import Kernels
 from pronk.kernels.rounding import round_weights
 from pronk.kv_cache.blocks import BlockAllocator, BlockTable
 from pronk.kv_cache.layout import fill_poison
 from pronk.kv_cache.paged import PagedCache
-from pronk.models.decoder import Decoder, Layer, pack_linears
+from pronk.models.backend import Backend, KernelBackend
+from pronk.models.decoder import Decoder
 from pronk.models.kernels import load_kernels
-from pronk.models.linear import KernelLinear, StackedLinear, choose_linear
+from pronk.models.linear import AnyWeight, Linear, Norm, StackedLinear, WeightLayout, choose_linear
 from pronk.models.loader import compute_dtype
-from pronk.quantization.formats.matrix import QuantizedMatrix
 from pronk.sampling.noise import derive_seed
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
 from pronk.speculation.cost_model import CostCurve, CostModel
 from pronk.speculation.tree import TokenTree
+from pronk.torch_backend.backend import TorchBackend
+from pronk.torch_backend.convert import to_array, torch_dtype
+from pronk.train.modules.decoder import DecoderModule, ModuleLayer
 
 VOCAB = 131
 POISON = float("nan")
-CPU = torch.device("cpu")
 
 
 def tiny_config(
@@ -72,21 +75,13 @@ def tiny_config(
 
 
 @cache
-def tiny_decoder(
-    dtype: torch.dtype = torch.float32, *, packed: bool = True, weights: str = "plain", seed: int = 0, **shape: Any
-) -> Decoder:
-    """Return a decoder with random weights; decoders have no state, so equal ones are shared.
-
-    Args:
-        packed: for the kernels; otherwise for torch.
-        weights: as in :func:`~pronk.models.linear.choose_linear`.
-        shape: as in :func:`tiny_config`.
-    """
+def tiny_module(dtype: DType = FLOAT32, *, seed: int = 0, **shape: Any) -> DecoderModule:
+    """Return a decoder with random weights as a module of torch, for oracles; ``shape`` as in :func:`tiny_config`."""
     config = tiny_config(**shape)
-    decoder = Decoder(config)
+    module = DecoderModule(config)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for name, parameter in decoder.named_parameters():
+        for name, parameter in module.named_parameters():
             if name in ("embedding", "positions"):
                 parameter.normal_(0.0, 1.0, generator=generator)
             elif parameter.dim() > 1:
@@ -97,33 +92,69 @@ def tiny_decoder(
             else:
                 parameter.uniform_(0.5, 1.5, generator=generator)
         if config.tied:
-            decoder.norm.weight.mul_(4.0 * config.hidden_size**-0.5)  # the embedding is larger than an untied head
-    decoder.to(dtype).requires_grad_(requires_grad=False)
-    if packed:
-        pack_linears(decoder, choose_linear(kernels(), CPU, weights))
-    return decoder.eval()
+            module.norm.weight.mul_(4.0 * config.hidden_size**-0.5)  # the embedding is larger than an untied head
+    return module.to(torch_dtype(dtype)).requires_grad_(requires_grad=False).eval()
 
 
-def several_forms(layer: Layer, by: Kernels) -> list[tuple[Tensor | QuantizedMatrix, Tensor | None]]:
+@cache
+def tiny_decoder(
+    dtype: DType = FLOAT32, *, packed: bool = True, weights: str = "plain", seed: int = 0, **shape: Any
+) -> Decoder:
+    """Return the decoder of :func:`tiny_module`; decoders have no state, so equal ones are shared.
+
+    Args:
+        packed: for the kernels; otherwise for torch.
+        weights: as in :func:`~pronk.models.linear.choose_linear`.
+    """
+    backend: Backend = KernelBackend(kernels()) if packed else TorchBackend("cpu", dtype)
+    return decoder_of(tiny_module(dtype, seed=seed, **shape), backend, weights)
+
+
+def decoder_of(module: DecoderModule, backend: Backend, weights: str = "plain") -> Decoder:
+    """Return the decoder with the weights of a module."""
+    config, linear = module.config, choose_linear(backend, weights)
+    decoder = Decoder(config, backend)
+
+    def norm(of: torch.nn.Module) -> Norm:
+        bias = getattr(of, "bias", None)
+        return Norm.of(config, to_array(of.weight), None if bias is None else to_array(bias))
+
+    decoder.embedding = to_array(module.embedding)
+    decoder.positions = None if module.positions is None else to_array(module.positions)
+    decoder.norm, head = norm(module.norm), to_array(module.head.weight)
+    decoder.head = linear(head, None, WeightLayout(head=True))
+    for own, layer in zip(module.layers, decoder.layers, strict=True):
+        layer.attention_norm, layer.mlp_norm = norm(own.attention_norm), norm(own.mlp_norm)
+        if own.q_norm is not None:
+            layer.q_norm, layer.k_norm = (
+                Norm(to_array(each.weight.float()), None, config.norm_eps) for each in (own.q_norm, own.k_norm)
+            )
+        for name in ("qkv", "out", "up", "down"):
+            part = getattr(own, name)
+            bias = None if part.bias is None else to_array(part.bias)
+            setattr(layer, name, linear(to_array(part.weight), bias, layer.layout(name)))
+    return decoder
+
+
+def several_forms(layer: ModuleLayer, by: Kernels) -> list[tuple[AnyWeight, Array | None]]:
     """Return weights and biases of q, k and v: q in 4 bits with minima, k in 8 bits with an input order, v plain."""
     c, bias = layer.config, layer.qkv.bias
-    q, k, v = layer.qkv.weight.detach().split(c.qkv_sizes)
+    q, k, v = (to_array(part) for part in layer.qkv.weight.split(c.qkv_sizes))
     low = round_weights(by, q, 4, 16)
-    order = torch.randperm(c.hidden_size, generator=torch.Generator().manual_seed(7))
+    order = to_array(torch.randperm(c.hidden_size, generator=torch.Generator().manual_seed(7)))
     keys = replace(round_weights(by, k[:, order], 8, 24), order=order)
-    biases = [None] * 3 if bias is None else bias.detach().split(c.qkv_sizes)
-    return list(zip((replace(low, minimum=low.scale * -8.0), keys, v), biases, strict=True))
+    biases = [None] * 3 if bias is None else [to_array(part) for part in bias.split(c.qkv_sizes)]
+    return list(zip((replace(low, minimum=low.scale * np.float32(-8.0)), keys, v), biases, strict=True))
 
 
-def pack_several_forms(plain: Decoder, by: Kernels) -> Decoder:
+def pack_several_forms(module: DecoderModule, by: Kernels) -> Decoder:
     """Return the model for the kernels with q, k and v of all layers in :func:`several_forms`."""
-    made = Decoder(plain.config).to(plain.embedding.dtype)
-    made.load_state_dict(plain.state_dict())
-    pack_linears(made, choose_linear(by, CPU))
-    for layer, own in zip(plain.layers, made.layers, strict=True):
+    backend = KernelBackend(by)
+    made = decoder_of(module, backend)
+    for own, layer in zip(module.layers, made.layers, strict=True):
         layout = layer.layout("qkv")
-        own.qkv = StackedLinear([KernelLinear(by, *part, layout) for part in several_forms(layer, by)])
-    return made.requires_grad_(requires_grad=False).eval()
+        layer.qkv = StackedLinear([Linear(backend, *part, layout, None) for part in several_forms(own, by)])
+    return made
 
 
 # The instruction set of ``pytest --kernels=avx2``.
@@ -136,25 +167,28 @@ def kernels() -> Kernels:
 
 def make_cache(
     config: ModelConfig,
-    dtype: torch.dtype,
+    dtype: DType,
     *,
     num_blocks: int = 400,
     block_size: int = 16,
     poison: float | None = POISON,
     packed: bool = True,
-    kv_dtype: torch.dtype | None = None,
+    kv_dtype: DType | None = None,
     share_prefixes: bool = False,
     kind: type[PagedCache] = PagedCache,
 ) -> PagedCache:
     """Return a KV cache filled with ``poison``, for the kernels or for torch."""
     if not packed and poison is not None:
         poison = 1e4  # torch multiplies masked values by zero, which NaN would survive
-    by = kernels() if packed else None
-    shape: dict[str, Any] = {"num_blocks": num_blocks, "block_size": block_size, "dtype": dtype, "device": CPU}
-    made = kind(config, **shape, kv_dtype=kv_dtype, poison=poison, kernels=by, share_prefixes=share_prefixes)
+    backend: Backend = KernelBackend(kernels()) if packed else TorchBackend("cpu", dtype)
+    shape: dict[str, Any] = {"num_blocks": num_blocks, "block_size": block_size, "dtype": dtype}
+    shape |= {"cache_class": kind} if packed else {}
+    made = backend.make_cache(config, **shape, kv_dtype=kv_dtype, poison=poison, share_prefixes=share_prefixes)
     for pool in (*made.keys, *made.values):
-        if poison is not None:
+        if poison is not None and packed:
             fill_poison(pool, poison)
+        elif poison is not None:
+            pool[...] = poison
     return made
 
 
@@ -206,7 +240,7 @@ def make_engine(
     num_blocks: int = 400,
     block_size: int = 16,
     poison: float | None = POISON,
-    kv_dtype: torch.dtype | None = None,
+    kv_dtype: DType | None = None,
     share_prefixes: bool = False,
     costs: CostCurve | None = None,
     kind: type[PagedCache] = PagedCache,
@@ -235,21 +269,20 @@ def make_engine(
     return engine
 
 
-@torch.inference_mode()
 def text_logits(
     decoder: Decoder,
     tokens: Sequence[int],
-    dtype: torch.dtype = torch.float32,
-    kv_dtype: torch.dtype | None = None,
-) -> Tensor:
+    dtype: DType = FLOAT32,
+    kv_dtype: DType | None = None,
+) -> Array:
     """Return logits ``[len(tokens), vocab]`` of a whole text, computed as a prompt in one pass through the KV cache."""
     packed = decoder.kernels is not None
     shape: dict[str, Any] = {"num_blocks": len(tokens) // 16 + 1, "kv_dtype": kv_dtype}
-    cache = make_cache(decoder.config, compute_dtype(dtype, decoder.kernels), **shape, packed=packed)
+    cache = make_cache(decoder.config, compute_dtype(dtype, decoder.backend), **shape, packed=packed)
     block_table = BlockTable()
     cache.prepare(block_table, len(tokens))
     job = ForwardJob(Segment(block_table, TokenTree.chain(tokens)), range(len(tokens)), len(tokens))
-    return ModelRunner(decoder, cache).forward([job]).logits[0]
+    return ModelRunner(decoder, cache).forward([job]).logits[0][:]
 
 
 class StrictAllocator(BlockAllocator):

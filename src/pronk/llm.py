@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast, overload
 
-import torch
-
+from pronk.arrays import INT8
+from pronk.backends import choose_backend
 from pronk.checks import check_choice, check_integer
 from pronk.drafters import Drafter, Proposer, Target, make_drafter
 from pronk.drafters.proposer_cache import ProposerCache
@@ -21,7 +22,6 @@ from pronk.hub.resolve import resolve_model
 from pronk.kernels.threads import set_threads
 from pronk.kernels.weight_cache import WeightCache
 from pronk.kv_cache.budget import KVBudget
-from pronk.models.kernels import choose_kernels, open_device
 from pronk.models.loader import compute_dtype, load_decoder, parse_dtype, read_config
 from pronk.outputs import Choice, Completion, Piece
 from pronk.parallel.worker_group import is_launched, start_workers
@@ -49,7 +49,7 @@ class LLM:
     Attributes:
         path: folder or GGUF file of the model.
         config: architecture and sizes of the model.
-        dtype: data type of the weights.
+        dtype: data type of the weights, as a NumPy dtype.
         workers: number of processes that compute the model.
         calibration: measured acceptance rates; ``save()`` writes them to a file.
     """
@@ -82,7 +82,7 @@ class LLM:
             model: folder, GGUF file, or name as in :mod:`pronk.hub.names`; ``None``: ``smollm2``, after ``pronk pull``.
             drafter: name, name with options, or object (see :mod:`pronk.drafters`). ``"auto"`` stores no text for
                 later requests.
-            device: ``"cpu"`` or a torch device.
+            device: ``"cpu"``, or a torch device, which needs ``pip install 'pronk[torch]'``.
             dtype: ``"float32"``, ``"bfloat16"``, ``"float16"``, or ``"auto"`` for the dtype of the checkpoint.
             weights: ``"plain"`` keeps the matrices of the checkpoint; ``"int8"`` and ``"int4"`` quantize the matrices
                 when loading (the LM head always to 8 bits), which makes decoding faster and changes the output.
@@ -97,7 +97,7 @@ class LLM:
                 memory suffices. The text is the same. Ignored with dynamic RoPE: keys depend on the prompt's length.
             max_batch: maximum number of requests per forward pass, 1..1024.
             prefill_chunk: maximum number of prompt tokens per forward pass, 16..8192.
-            threads: number of CPU threads per process; ``None`` keeps torch's setting, divided by ``workers``.
+            threads: number of CPU threads per process; ``None``: that of cores, divided by ``workers``.
             workers: number of processes that compute the model, 1..64. They share this machine's cores, and end with
                 :meth:`close` or the deletion of this object. Under ``torchrun``, its processes compute the model: in
                 all but the first, this constructor serves the first process and then exits.
@@ -105,7 +105,7 @@ class LLM:
                 this is faster; the text is the same. ``"tensor"`` splits attention heads and MLP columns; the text
                 then depends on the number of workers, but not on the drafter.
             kernels: ``"auto"`` (the CPU's widest instruction set), an instruction set such as ``"avx2"``, or
-                ``"torch"``: torch's kernels, with which the text may depend on the batch and the drafter.
+                ``"torch"`` (``pronk[torch]``), with which the text may depend on the batch and the drafter.
             budget: ``"auto"`` drops draft tokens whose measured cost exceeds their expected gain, and limits the time
                 that speculation may cost each request. ``"all"`` verifies every draft token, so that the number of
                 forward passes does not depend on measured times. With coupled acceptance, the text is the same.
@@ -128,36 +128,33 @@ class LLM:
         self.config = read_config(self.path, opened)
         self.tokenizer = Tokenizer.load(self.path, self.config.vocab_size, opened)
         self.calibration = AcceptanceFile.open(calibration, self.path)
-        torch_device, self.dtype, self.workers = open_device(device), parse_dtype(dtype, self.config), workers
-        cpu_kernels = choose_kernels(kernels, torch_device, self.config)
+        self.dtype, self.workers = parse_dtype(dtype, self.config), workers
+        backend = choose_backend(kernels, device, self.config, self.dtype)
         is_split = parallel == "tensor" and workers > 1
-        cacheable = None if opened is None or cpu_kernels is None or is_split else opened.identity
+        cacheable = None if opened is None or backend.kernels is None or is_split else opened.identity
         cache_file = WeightCache.open(weight_cache, cacheable)
         settings = {"model": self.path, "dtype": self.dtype, "weights": weights, "kv_dtype": kv_dtype}
-        kv_budget = KVBudget(kv_memory, max_batch, torch_device, workers)
-        self._team = team = start_workers(workers, parallel, self.config, cpu_kernels, **settings)
+        kv_budget = KVBudget(kv_memory, max_batch, workers)
+        self._team = team = start_workers(workers, parallel, self.config, backend.kernels, **settings)
         with ExitStack() as on_error:
             on_error.callback(team.end)
             decoder = load_decoder(
                 self.path,
                 self.config,
                 dtype=self.dtype,
-                device=torch_device,
-                kernels=cpu_kernels,
+                backend=backend,
                 weights=weights,
                 split=team.split,
                 opened=opened,
                 cache=cache_file,
                 on_progress=progress,
             )
-            act_dtype, stored_dtype = compute_dtype(self.dtype, cpu_kernels), torch.int8 if kv_dtype == "int8" else None
             cache = kv_budget.add(
                 team.shard_config,
-                act_dtype,
-                cpu_kernels,
-                stored_dtype,
+                compute_dtype(self.dtype, backend),
+                backend.make_cache if team.pool is None else partial(backend.make_cache, cache_class=team.pool),
+                INT8 if kv_dtype == "int8" else None,
                 share_prefixes=prefix_cache,
-                pool_class=team.pool,
             )
             self.engine = Engine(
                 decoder,
@@ -171,7 +168,7 @@ class LLM:
                 acceptance_stats=self.calibration.acceptance_stats,
                 runner=team.make_runner(decoder, cache),
             )
-            self.request_factory = RequestFactory(self.config, self.tokenizer, decoder.kernels)
+            self.request_factory = RequestFactory(self.config, self.tokenizer, backend.kernels)
             self._proposers = ProposerCache(self.engine.target, self.drafter)
             on_error.pop_all()  # no error: keep the workers running
 
@@ -185,9 +182,9 @@ class LLM:
         return self.engine.exact
 
     @property
-    def device(self) -> torch.device:
-        """Device of the weights."""
-        return self.engine.runner.device
+    def device(self) -> str:
+        """Device that computes the model."""
+        return self.engine.target.decoder.backend.device
 
     @property
     def target(self) -> Target:
@@ -197,8 +194,7 @@ class LLM:
     @property
     def kernels(self) -> str:
         """Instruction set of pronk's kernels in use, or ``"torch"``."""
-        used = self.engine.runner.decoder.kernels
-        return "torch" if used is None else used.name
+        return self.engine.runner.decoder.backend.name
 
     @overload
     def generate(

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 from warnings import warn
 
-import torch
-from safetensors.torch import save_file
+import numpy as np
+from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from pronk.arrays import Array
 from pronk.drafters import DraftContext, Drafter, Outcome, Proposer
 from pronk.llm import LLM
 from pronk.sampling.params import SamplingParams
@@ -86,19 +87,20 @@ def tiny_checkpoint(folder: Path, *, seed: int = 0, layers: int = 2, hidden: int
     shapes = {"self_attn.q_proj": (hidden, hidden), "self_attn.o_proj": (hidden, hidden)}
     shapes |= {f"self_attn.{name}_proj": (hidden // 2, hidden) for name in "kv"}
     shapes |= {"mlp.gate_proj": (width, hidden), "mlp.up_proj": (width, hidden), "mlp.down_proj": (hidden, width)}
-    generator = torch.Generator().manual_seed(seed)
+    generator = np.random.default_rng(seed)
 
-    def matrix(rows: int, columns: int, scale: float) -> torch.Tensor:
-        return torch.randn(rows, columns, generator=generator) * scale
+    def matrix(rows: int, columns: int, scale: float) -> Array:
+        return generator.standard_normal((rows, columns), np.float32) * np.float32(scale)
 
-    tensors = {"model.embed_tokens.weight": matrix(vocab, hidden, 0.7), "model.norm.weight": torch.ones(hidden)}
+    ones = np.ones(hidden, np.float32)
+    tensors = {"model.embed_tokens.weight": matrix(vocab, hidden, 0.7), "model.norm.weight": ones}
     tensors["lm_head.weight"] = matrix(vocab, hidden, 2.5 * hidden**-0.5)
     for layer in range(layers):
         prefix = f"model.layers.{layer}"
         for name, (rows, columns) in shapes.items():
             tensors[f"{prefix}.{name}.weight"] = matrix(rows, columns, 1.2 * columns**-0.5)
         for norm in ("input_layernorm", "post_attention_layernorm"):
-            tensors[f"{prefix}.{norm}.weight"] = torch.ones(hidden)
+            tensors[f"{prefix}.{norm}.weight"] = ones
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")

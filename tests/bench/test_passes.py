@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby, pairwise
 
+import numpy as np
 import pytest
-import torch
 
 from bench.bench_cases import pronk_tiny, sample
+from pronk.arrays import Array
 from pronk.bench import passes
 from pronk.bench.divergence import find_divergence
 from pronk.bench.methods import Item
@@ -73,10 +74,10 @@ def divergence(asked: Item, plain: Sequence[int], other: Sequence[int], **more: 
     return find_divergence(pronk_tiny(), asked, made[0], replace(made[1], **more))  # type: ignore[arg-type]
 
 
-def logits_after(ids: Sequence[int]) -> torch.Tensor:
+def logits_after(ids: Sequence[int]) -> Array:
     """Return log-probabilities by a request with ``logprobs=64``, ``-inf`` for less likely tokens."""
     (found,) = pronk_tiny().generate(list(ids), SamplingParams(max_tokens=1, logprobs=64)).logprobs or ()
-    return torch.tensor([found.get(token, -torch.inf) for token in range(pronk_tiny().config.vocab_size)])
+    return np.array([found.get(token, -np.inf) for token in range(pronk_tiny().config.vocab_size)])
 
 
 def test_equal_outputs_and_failures_do_not_diverge() -> None:
@@ -97,7 +98,7 @@ def test_a_much_less_likely_token_is_a_defect(position: int) -> None:
     plain = plain_tokens(asked)
     scores = logits_after(asked.ids + plain[:position])
     assert int(scores.argmax()) == plain[position]
-    rival = int(scores.topk(30).indices[-1])
+    rival = int(np.argsort(-scores)[29])
     found = divergence(asked, plain, [*plain[:position], rival, 9, 9])
     assert found is not None
     assert (found.position, found.method, found.temperature, found.near_tie) == (position, "x", 0.0, False)
@@ -109,12 +110,12 @@ def test_an_equally_likely_token_is_a_near_tie(monkeypatch: pytest.MonkeyPatch) 
     """A logit 0.05 below the maximum is a near tie; a logit 3.0 below is more than rounding can explain."""
     asked = item()
     plain = plain_tokens(asked)
-    rival = int(logits_after(asked.ids + plain[:4]).topk(30).indices[-1])
+    rival = int(np.argsort(-logits_after(asked.ids + plain[:4]))[29])
     original = LogitsRecorder.choose
 
     def found(gap: float) -> DivergenceRecord:
-        def choose(self: LogitsRecorder, logits: torch.Tensor) -> int:
-            moved = logits.clone()
+        def choose(self: LogitsRecorder, logits: Array) -> int:
+            moved = logits.copy()
             moved[rival] = logits.max() - gap
             return original(self, moved)
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from gguf_files import convert
 from pronk import LLM, SamplingParams
@@ -86,8 +85,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    torch.set_num_threads(1)
-    return LLM(dtype="float32")
+    return LLM(dtype="float32", threads=1)
 
 
 @pytest.fixture

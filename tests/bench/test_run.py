@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from bench.bench_cases import DRAFTER, figures, pronk_tiny
 from checkpoints import MakeCheckpoint
+from pronk.arrays import FLOAT32
 from pronk.bench import machine, passes, run
 from pronk.bench.machine import PeakMemory
 from pronk.bench.measure import Options
@@ -39,9 +39,10 @@ from pronk.drafters import PromptLookup
 from pronk.errors import CheckpointError
 from pronk.kv_cache.layout import kv_bytes_per_token
 from pronk.llm import LLM
+from pronk.models.checkpoint import Checkpoint
 from pronk.models.weights import forward_weights
 from pronk.sampling.params import SamplingParams
-from tiny_models import CPU, kernels
+from tiny_models import kernels
 
 TASKS = {
     "code": [Prompt("sum", "code", text="total = a + b + c\nprint(total)\ntotal = a + b +")],
@@ -118,8 +119,8 @@ def test_records_of_a_benchmark() -> None:
     assert progress_calls[-1] == ("tiny", 24, 24)
 
     (one,) = of(trace, Model)
-    tensors = load_file(pronk_tiny().path / "model.safetensors")
-    assert one.parameters == sum(math.prod(tensor.shape) for tensor in tensors.values())
+    stored = Checkpoint(pronk_tiny().path)
+    assert one.parameters == sum(math.prod(stored.shape(name)) for name in stored)
     assert (one.kv_bytes_per_token, one.dtype, one.context) == (2 * 8 * 2 * 32 * 2, "bfloat16", 2048)
     assert (one.methods, one.inflated) == ((PLAIN, LOOKUP), None)
     assert one.kernels == kernels().name
@@ -141,7 +142,7 @@ def test_the_time_of_a_batch_is_shared() -> None:
     llm = pronk_tiny()
     item = Item([5, 6, 7], SamplingParams(max_tokens=8, ignore_eos=True), Sample("t", "x", "", "", 0.0, 0, 0))
     items = [replace(item, ids=[5, 6, i], sample=replace(item.sample, id=str(i))) for i in range(3)]
-    done = DrafterMethod(llm, PLAIN, PeakMemory(CPU)).run(items)
+    done = DrafterMethod(llm, PLAIN, PeakMemory("cpu")).run(items)
     assert [s.id for s in done] == ["0", "1", "2"]
     assert len({s.seconds for s in done}) == 1
     whole = sum(s.seconds for s in done)
@@ -175,12 +176,12 @@ def test_float16_weights(checkpoint: MakeCheckpoint, fake: type[FakePeer]) -> No
     made = plan(LOOKUP, peers=("openvino",), repeats=1, temperatures=(0.0,))
     run.run({"half": lambda _: llm}, made, trace, {})
     (one,) = of(trace, Model)
-    assert (one.dtype, llm.engine.runner.dtype) == ("float16", torch.float32)
+    assert (one.dtype, llm.engine.runner.dtype) == ("float16", FLOAT32)
     weights = forward_weights(llm.engine.runner.decoder)
     assert (one.weights, one.pass_bytes) == ("float16", weights.floor_bytes)
     assert weights.floor_bytes < weights.nbytes  # padding is not in the file
     assert one.weight_bits == pytest.approx(16, rel=0.2)  # padding adds some bits: heads of 8 outputs become 16
-    assert one.kv_bytes_per_token == kv_bytes_per_token(llm.config, torch.float32)
+    assert one.kv_bytes_per_token == kv_bytes_per_token(llm.config, FLOAT32)
     assert fake.made[0].options["dtype"] == "float16"
     assert figures(summarize(trace.records), LOOKUP).same == 3
 

@@ -1,24 +1,29 @@
 """An inflated checkpoint computes what its source does, and its added weights take part."""
 
 import json
+import math
 import random
 import runpy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.numpy import load_file, save_file
 
 import gguf_files
 from checkpoints import MakeCheckpoint, transformers_logits
-from oracle import dense_logits
 from pronk import LLM, SamplingParams
+from pronk.arrays import BFLOAT16, FLOAT32, Array
 from pronk.cli.main import main
 from pronk.errors import OptionError
+from pronk.models.backend import KernelBackend
+from pronk.models.checkpoint import Checkpoint
 from pronk.models.clone_models import tiny_model
 from pronk.models.loader import load_decoder, read_config
+from tiny_models import kernels, text_logits
 
 module = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "inflate.py"))
 inflate: Callable[..., int] = module["inflate"]
@@ -27,9 +32,9 @@ TOKENS = random.Random(7).sample(range(300), 40)
 EXACT, ROUNDED = (192, 5, 112), (128, 5, 112)
 
 
-def our_logits(folder: Path) -> torch.Tensor:
-    decoder = load_decoder(folder, read_config(folder), dtype=torch.float32, device=torch.device("cpu"))
-    return dense_logits(decoder, TOKENS)
+def our_logits(folder: Path) -> Array:
+    decoder = load_decoder(folder, read_config(folder), dtype=FLOAT32, backend=KernelBackend(kernels()))
+    return text_logits(decoder, TOKENS)
 
 
 @pytest.mark.parametrize("shape", [EXACT, ROUNDED], ids=["exact", "rounded"])
@@ -45,13 +50,12 @@ def test_same_function(
     count = inflate(source, big, *shape)
     expected = transformers_logits(source, TOKENS)
     assert expected.std() > 0.5, "logits too flat to show anything"
-    assert (transformers_logits(big, TOKENS) - expected).abs().max() < 1e-4
-    assert (our_logits(big) - expected).abs().max() < 1e-4
-    tensors = load_file(big / "model.safetensors")
-    assert count == sum(tensor.numel() for tensor in tensors.values())
-    assert tensors["model.norm.weight"].dtype == (
-        config.get("save_dtype", torch.float32) if shape is EXACT else torch.float32
-    )
+    assert np.abs(transformers_logits(big, TOKENS) - expected).max() < 1e-4
+    assert np.abs(our_logits(big) - expected).max() < 1e-4
+    stored = Checkpoint(big)
+    assert count == sum(math.prod(stored.shape(name)) for name in stored)
+    rounded = "save_dtype" in config and shape is EXACT
+    assert stored.tensor("model.norm.weight").dtype == (BFLOAT16 if rounded else FLOAT32)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +76,7 @@ def test_added_parts_compute(name: str, columns: slice, checkpoint: MakeCheckpoi
     assert not tensors[name][:, columns].any()
     tensors[name][:48, columns] = 0.5
     save_file(tensors, big / "model.safetensors")
-    assert (our_logits(big) - before).abs().max() > 1e-3
+    assert np.abs(our_logits(big) - before).max() > 1e-3
 
 
 def test_greedy_text_of_pronk_tiny(tmp_path: Path) -> None:

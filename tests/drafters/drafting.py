@@ -7,28 +7,30 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from drafters.from_draft.drafts import draft_folder
 from drafters.helpers import context as plain_context
+from pronk.arrays import FLOAT32, Array
 from pronk.drafters import DraftContext, Outcome, Proposer, make_drafter
 from pronk.drafters.from_target._early_exit import EarlyExit
 from pronk.drafters.shared.draft import DraftRunner
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
-from pronk.execution.attention import Segment
 from pronk.execution.early_rows import EarlyTokens, EarlyTokensByTable
 from pronk.execution.model_runner import ForwardJob, ModelRunner
+from pronk.execution.segment import Segment
 from pronk.kv_cache.blocks import BlockTable
+from pronk.models.backend import KernelBackend
 from pronk.models.decoder import Decoder
 from pronk.models.loader import load_decoder, read_config
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import DraftToken, Sampler
 from pronk.speculation.tree import TokenTree
 from pronk.train.attention import dense_logits
+from pronk.train.modules.load import load_module
 from tiny_models import (
-    CPU,
     VOCAB,
     StrictAllocator,
     assert_idle,
@@ -47,38 +49,39 @@ LIKELY = dict.fromkeys(range(5), 30.0)
 class Dense:
     """Reference of a draft model without a KV cache: computes the whole text for every call.
 
-    The results of the kernels (``decoder``) are compared bit by bit; torch (``plain``) must be close to them.
+    The results of the kernels (``decoder``) are compared bit by bit; torch (``module``) must be close to them.
     """
 
     def __init__(self, folder: str) -> None:
         path = Path(folder)
         config = read_config(path)
-        self.decoder = load_decoder(path, config, dtype=torch.float32, device=CPU, kernels=kernels())
-        self.plain = load_decoder(path, config, dtype=torch.float32, device=CPU)
-        self._after: dict[tuple[int, ...], Tensor] = {}
+        self.decoder = load_decoder(path, config, dtype=FLOAT32, backend=KernelBackend(kernels()))
+        self.module = load_module(path, config, torch.float32, torch.device("cpu"))
+        self._after: dict[tuple[int, ...], Array] = {}
 
-    def __call__(self, tokens: Sequence[int]) -> Tensor:
+    def __call__(self, tokens: Sequence[int]) -> Array:
         """Return the logits ``[vocab]`` after ``tokens``."""
         key = tuple(tokens)
         if key not in self._after:
             self._after[key] = self._run(key)[0]
         return self._after[key]
 
-    def rows(self, tokens: Sequence[int]) -> list[Tensor]:
+    def rows(self, tokens: Sequence[int]) -> list[Array]:
         """Return keys and values of all layers for ``tokens``, ``[kv_heads, tokens, head_dim]`` each."""
         return self._run(tuple(tokens))[1]
 
-    def _run(self, tokens: tuple[int, ...]) -> tuple[Tensor, list[Tensor]]:
+    def _run(self, tokens: tuple[int, ...]) -> tuple[Array, list[Array]]:
         blocks = -(-len(tokens) // 16)
-        runner = ModelRunner(self.decoder, make_cache(self.decoder.config, torch.float32, num_blocks=blocks))
+        runner = ModelRunner(self.decoder, make_cache(self.decoder.config, FLOAT32, num_blocks=blocks))
         block_table = BlockTable()
         runner.cache.prepare(block_table, len(tokens))
         job = ForwardJob(
             Segment(block_table, TokenTree.chain(tokens)), range(len(tokens) - 1, len(tokens)), len(tokens)
         )
-        logits = runner.forward([job]).logits[0][0].float()
+        logits = runner.forward([job]).logits[0][0]
         with torch.no_grad():
-            assert torch.allclose(logits, dense_logits(self.plain, torch.tensor([tokens]))[-1], rtol=1e-4, atol=1e-4)
+            want = dense_logits(self.module, torch.tensor([tokens]))[-1].numpy()
+        np.testing.assert_allclose(logits, want, rtol=1e-4, atol=1e-4)
         block_table.length = len(tokens)
         return logits, kept_rows(runner, block_table)
 
@@ -88,10 +91,10 @@ def dense(noise: float) -> Dense:
     return Dense(draft_folder(noise))
 
 
-def kept_rows(runner: ModelRunner, block_table: BlockTable) -> list[Tensor]:
+def kept_rows(runner: ModelRunner, block_table: BlockTable) -> list[Array]:
     """Return copies of the cached keys and values of a request in all layers."""
     pools = [pool for layer in range(len(runner.cache.keys)) for pool in runner.cache.read(layer, block_table)]
-    return [pool.clone() for pool in pools]
+    return [pool.copy() for pool in pools]
 
 
 @dataclass

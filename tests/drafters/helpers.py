@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
-import torch
+import numpy as np
 
 from pronk.drafters import DraftContext, Drafter, Outcome, Proposer
 from pronk.kv_cache.blocks import BlockTable
@@ -104,7 +104,7 @@ def verify_step(
 ) -> tuple[int, ...]:
     """Verify a tree below ``tokens``, append the committed tokens, inform the drafter; return the accepted nodes."""
     paths = [[*tokens, *(tree.tokens[i] for i in tree.path(node))] for node in range(len(tree))]
-    logits = torch.nn.functional.one_hot(torch.tensor([model(path) for path in paths]), VOCAB).float()
+    logits = np.eye(VOCAB, dtype=np.float32)[[model(path) for path in paths]]
     found = verify_tree(tree, lambda node: int(logits[node].argmax()))
     position = len(tokens) - 1
     tokens += found.tokens

@@ -8,16 +8,17 @@ from typing import Any
 import pytest
 
 from pronk.kv_cache.paged import PagedCache
-from pronk.models.program import Program, ProgramRows
+from pronk.models.kernel_program import KernelProgram
+from pronk.models.program import ProgramRows
 
 _QKV = 2  # operation of ``csrc/pronk.h`` that computes queries, keys and values
 
 
-def layers_of(program: Program) -> list[int]:
+def layers_of(program: KernelProgram) -> list[int]:
     """Return the layers of its cache for which the program computes keys and values, in order."""
     if program.cache is None:
         return []
-    where = {keys.data_ptr(): layer for layer, keys in enumerate(program.cache.keys)}
+    where = {keys.ctypes.data: layer for layer, keys in enumerate(program.cache.keys)}
     return [where[op.keys] for op in program._ops if op.kind == _QKV and op.keys]
 
 
@@ -36,15 +37,15 @@ class Calls:
 
     def __init__(self, cache: PagedCache, patch: pytest.MonkeyPatch) -> None:
         self.calls: list[tuple[int, list[int]]] = []
-        run = Program.run
+        run = KernelProgram.run
 
-        def watched(program: Program, rows: ProgramRows, *args: Any) -> None:
+        def watched(program: KernelProgram, rows: ProgramRows, *args: Any) -> None:
             if program.cache is cache:
                 slots = slots_of(rows, cache.block_size)
                 self.calls.extend((layer, slots) for layer in layers_of(program))
             run(program, rows, *args)
 
-        patch.setattr(Program, "run", watched)
+        patch.setattr(KernelProgram, "run", watched)
 
     def count(self, layer: int, slot: int) -> int:
         return sum(slots.count(slot) for number, slots in self.calls if number == layer)
@@ -57,9 +58,9 @@ def burning(cache: PagedCache, at: int, *, after: bool = True) -> Iterator[Calla
     With ``after`` the pass has been computed and its caller has not been informed; otherwise the pass has not begun.
     Yields a function that returns the number of passes.
     """
-    passes, run = 0, Program.run
+    passes, run = 0, KernelProgram.run
 
-    def burns(program: Program, rows: ProgramRows, *args: Any) -> None:
+    def burns(program: KernelProgram, rows: ProgramRows, *args: Any) -> None:
         nonlocal passes
         mine = program.cache is cache
         passes += mine
@@ -70,5 +71,5 @@ def burning(cache: PagedCache, at: int, *, after: bool = True) -> Iterator[Calla
             raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Program, "run", burns)
+        patch.setattr(KernelProgram, "run", burns)
         yield lambda: passes

@@ -9,15 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
 from engine.cases import SPECS
+from pronk.arrays import Array
 from pronk.drafters import REGISTRY, DraftContext, Drafter, Outcome, Proposer, make_drafter
 from pronk.errors import OptionError
-from pronk.execution.attention import Segment
 from pronk.execution.model_runner import ForwardJob
+from pronk.execution.segment import Segment
 from pronk.kv_cache.blocks import BlockTable
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
@@ -37,9 +37,9 @@ def make(name: str) -> Drafter:
     return make_drafter((SPECS | own).get(name, name))
 
 
-def rows(path: Sequence[int], width: int) -> Tensor:
+def rows(path: Sequence[int], width: int) -> Array:
     """Return ``width`` random numbers that depend on ``path`` only, in place of a hidden state or logits."""
-    return torch.randn(width, generator=torch.Generator().manual_seed(hash(tuple(path)) % 2**60))
+    return np.random.default_rng(hash(tuple(path)) % 2**60).standard_normal(width, np.float32)
 
 
 def outcome(
@@ -48,9 +48,9 @@ def outcome(
     """Return the outcome that the engine reports for ``tree`` below the text ``before``."""
     nodes = [[*before, *(tree.tokens[i] for i in tree.path(node))] for node in range(len(tree))]
     config = tiny_decoder().config
-    logits = torch.stack([rows(node, VOCAB) for node in nodes]) if drafter.capabilities.logits else None
+    logits = np.stack([rows(node, VOCAB) for node in nodes]) if drafter.capabilities.logits else None
     hidden = {
-        layer: torch.stack([rows([layer, *node], config.hidden_size) for node in nodes])
+        layer: np.stack([rows([layer, *node], config.hidden_size) for node in nodes])
         for layer in drafter.capabilities.hidden
     }
     return Outcome(state, tree, tuple(path), tuple(new), len(before) - 1, SamplingParams(), logits, hidden)
@@ -131,9 +131,9 @@ def replay(stage: Stage, tokens: Sequence[int], prompt: int, dice: random.Random
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two states are equal; states are nested dataclasses, containers and tensors."""
-    if isinstance(a, Tensor):
-        return isinstance(b, Tensor) and torch.equal(a, b)
+    """Whether two states are equal; states are nested dataclasses, containers and arrays."""
+    if isinstance(a, np.ndarray):
+        return isinstance(b, np.ndarray) and np.array_equal(a, b)
     if is_dataclass(a):
         return type(a) is type(b) and all(same(getattr(a, f.name), getattr(b, f.name)) for f in fields(a) if f.compare)
     if isinstance(a, Mapping):

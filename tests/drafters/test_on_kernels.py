@@ -4,46 +4,49 @@ In bfloat16 both are compared with the same weights in float32: the kernels' err
 Each test also measures the error of outputs without the compared part, so that a comparison cannot be vacuous.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
 from drafters.drafting import Watched
 from drafters.from_target.exits import WINDOWS, Slow, kangaroo_of
 from drafters.from_target.test_glide import model_of, record_rows
 from drafters.from_target.trained_glide import DenseGlide, glide_folder
-from drafters.from_target.trained_kangaroo import adapter_folder, calm_decoder
-from drafters.from_target.trained_medusa import medusa_folder, plain_heads
+from drafters.from_target.trained_kangaroo import adapter_folder, calm_decoder, calm_module
+from drafters.from_target.trained_medusa import head_logits, medusa_folder, plain_heads
 from drafters.from_target.trained_multi_token import SHAPE, dense_heads, heads_folder
+from pronk.arrays import BFLOAT16, FLOAT32, Array, DType
 from pronk.drafters import make_drafter
 from pronk.drafters.from_target._early_exit import EarlyExit, ExitDraft
 from pronk.drafters.from_target.modules.kangaroo import ADAPTERS
 from pronk.drafters.from_target.multi_token import _HeadsRunner
-from pronk.models.decoder import Decoder
-from pronk.models.linear import KernelLinear
-from pronk.models.program import Program
+from pronk.kernels.weights import PackedMatrix
+from pronk.models.decoder import Decoder, Layer
+from pronk.models.kernel_program import KernelProgram
+from pronk.models.linear import Linear, StackedLinear
 from pronk.sampling.params import SamplingParams
-from tiny_models import make_engine, make_request, run, tiny_decoder
+from pronk.torch_backend.convert import to_array, to_tensor
+from pronk.train.modules.decoder import DecoderModule
+from tiny_models import make_engine, make_request, run, tiny_decoder, tiny_module
 
 PROMPTS = [[1, 2, 3], [(7 * i * i + 3 * i) % 131 for i in range(75)], [9]]
-DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+DTYPES = pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=["float32", "bfloat16"])
 # The comparison in bfloat16 needs a slow run by torch.
-FLOAT32 = pytest.mark.parametrize(
-    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)], ids=["float32", "bfloat16"]
+MOSTLY_FLOAT32 = pytest.mark.parametrize(
+    "dtype", [FLOAT32, pytest.param(BFLOAT16, marks=pytest.mark.slow)], ids=["float32", "bfloat16"]
 )
 # Weights packed for the kernels, and plain ones for torch.
 BOTH = (True, False)
-Pairs = list[tuple[Tensor, Tensor]]
+Pairs = list[tuple[Array, Array]]
 
 
-def widened(decoder: Decoder) -> Decoder:
+def widened(module: DecoderModule) -> DecoderModule:
     """Return the same weights in float32."""
-    return deepcopy(decoder).float()
+    return deepcopy(module).float()
 
 
 def serve(decoder: Decoder, spec: str, *, tokens: int = 12, **options: Any) -> None:
@@ -56,32 +59,32 @@ def serve(decoder: Decoder, spec: str, *, tokens: int = 12, **options: Any) -> N
 
 def error(pairs: Pairs) -> float:
     """Return the root of the mean square error, relative to the wanted values."""
-    got, want = (torch.stack([pair[i].float() for pair in pairs]) for i in (0, 1))
-    return float((got - want).square().mean().sqrt() / want.square().mean().sqrt())
+    got, want = (np.stack([pair[i] for pair in pairs]).astype(np.float64) for i in (0, 1))
+    return float(np.sqrt(((got - want) ** 2).mean() / (want**2).mean()))
 
 
-def assert_close(said: dict[bool, Pairs], dtype: torch.dtype, without: Sequence[Tensor]) -> None:
+def assert_close(said: dict[bool, Pairs], dtype: DType, without: Sequence[Array]) -> None:
     """Check errors of the kernels (``said[True]``) and of torch; ``without``: outputs that lack the tested part."""
     assert len(said[True]) > 10
-    if dtype == torch.float32:
+    if dtype == FLOAT32:
         assert error(said[True]) < 1e-5
         # Chained heads amplify rounding: even torch's logits have errors of 1e-5 of the largest logit.
-        assert all((got - want).abs().max() < 1e-4 * want.abs().max() for got, want in said[True])
+        assert all(np.abs(got - want).max() < 1e-4 * np.abs(want).max() for got, want in said[True])
     else:
         assert error(said[True]) < 0.1
         assert error(said[True]) < 1.5 * error(said[False])
     wanted = [want for _, want in said[True]]
     assert error(list(zip(without, wanted, strict=True))) > 0.2
-    assert any(not torch.equal(one, wanted[0]) for one in wanted)
+    assert any(not np.array_equal(one, wanted[0]) for one in wanted)
 
 
 @pytest.fixture
-def exits(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], Tensor]]:
+def exits(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], Array]]:
     """Record the texts and logits of early exits."""
-    found: list[tuple[list[int], Tensor]] = []
+    found: list[tuple[list[int], Array]] = []
     read = EarlyExit.next_logits
 
-    def watched(self: EarlyExit, walks: Sequence[ExitDraft]) -> Tensor:
+    def watched(self: EarlyExit, walks: Sequence[ExitDraft]) -> Array:
         texts = [walk.tokens_from(0) for walk in walks]
         logits = read(self, walks)
         found.extend(zip(texts, logits, strict=True))
@@ -91,7 +94,7 @@ def exits(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], Tensor]]:
     return found
 
 
-@FLOAT32
+@MOSTLY_FLOAT32
 @pytest.mark.parametrize(
     "target",
     [{}, {"windows": WINDOWS}, pytest.param({"classic": True}, marks=pytest.mark.slow)],
@@ -99,11 +102,11 @@ def exits(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], Tensor]]:
 )
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_kangaroo_adapters(
-    adapter: str, target: dict[str, Any], dtype: torch.dtype, exits: list[tuple[list[int], Tensor]]
+    adapter: str, target: dict[str, Any], dtype: DType, exits: list[tuple[list[int], Array]]
 ) -> None:
     said: dict[bool, Pairs] = {}
-    without: list[Tensor] = []
-    wide = widened(calm_decoder(dtype, **target, packed=False))
+    without: list[Array] = []
+    wide = widened(calm_module(dtype, **target))
     folder = adapter_folder(calm_decoder(dtype, **target), 2, adapter, noise=1.0, gain=8.0)
     spec = f"kangaroo(model={folder!r}, num_tokens=4, eta=0)"
     for packed in BOTH:
@@ -111,9 +114,7 @@ def test_kangaroo_adapters(
         exits.clear()
         serve(decoder, spec, prefill_chunk=16)
         drafter = make_drafter(spec).bind(make_engine(decoder).target)
-        assert all(
-            isinstance(each, KernelLinear) == packed for each in linears(kangaroo_of(drafter).early_exit.adapter)
-        )
+        assert_packed(kangaroo_of(drafter).early_exit.adapter, packed=packed)
         slow = Slow(wide, drafter)
         said[packed] = [(logits, slow(text)) for text, logits in exits]
         if packed:
@@ -122,28 +123,37 @@ def test_kangaroo_adapters(
     assert_close(said, dtype, without)
 
 
-def linears(module: torch.nn.Module) -> list[torch.nn.Module]:
-    """Return the matrix products of a module."""
-    found = [each for each in module.modules() if hasattr(each, "out_features")]
-    assert found
-    return found
+def linears(part: Any) -> Iterator[Linear]:
+    """Yield the linear layers of a module and of its parts."""
+    if isinstance(part, Linear | StackedLinear):
+        yield from part.parts
+    elif isinstance(part, list | tuple):
+        yield from (linear for each in part for linear in linears(each))
+    elif isinstance(part, Decoder | Layer) or type(part).__module__.startswith("pronk.drafters."):
+        yield from linears(list(vars(part).values()))
+
+
+def assert_packed(module: Any, *, packed: bool) -> None:
+    """Check that all matrices are packed for the kernels, or that all are torch's."""
+    assert {isinstance(each.packed, PackedMatrix) for each in linears(module)} == {packed}
 
 
 @DTYPES
 @pytest.mark.parametrize("classic", [False, True], ids=["", "classic"])
 @pytest.mark.parametrize("unembeddings", ["shared", "replicated"])
-def test_medusa_heads(unembeddings: str, dtype: torch.dtype, *, classic: bool) -> None:
+def test_medusa_heads(unembeddings: str, dtype: DType, *, classic: bool) -> None:
     folder, said = medusa_folder(unembeddings), dict[bool, Pairs]()
-    wide = widened(tiny_decoder(dtype, classic=classic, packed=False))
-    states = torch.randn(20, wide.config.hidden_size, generator=torch.Generator().manual_seed(0)).to(dtype)
+    wide = widened(tiny_module(dtype, classic=classic))
+    states = np.random.default_rng(0).normal(size=(20, wide.config.hidden_size)).astype(dtype)
+    exact = to_tensor(states).float()
     for packed in BOTH:
         engine = make_engine(tiny_decoder(dtype, classic=classic, packed=packed))
         loaded = make_drafter(f"medusa(model={folder!r})").bind(engine.target).runner
-        assert all(isinstance(each, KernelLinear) == packed for each in linears(loaded.heads))
-        rows = torch.cat([loaded.logits(list(part)) for part in states.split((1, 3, 16))])
-        want = plain_heads(folder).logits(wide.norm(states.float()), wide.head).transpose(0, 1)
-        said[packed] = list(zip(rows.flatten(0, 1), want.flatten(0, 1), strict=True))
-    target = wide.logits(states.float())
+        assert_packed(loaded.heads, packed=packed)
+        rows = np.concatenate([loaded.logits(list(part)) for part in np.split(states, (1, 4))])
+        want = to_array(head_logits(plain_heads(folder), wide.norm(exact), wide.head)).swapaxes(0, 1)
+        said[packed] = list(zip(np.concatenate(rows), np.concatenate(want), strict=True))
+    target = to_array(wide.logits(exact))
     assert_close(said, dtype, [row for row in target for _ in range(3)])
 
 
@@ -158,18 +168,18 @@ VARIANTS = {
 
 @DTYPES
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_multi_token_heads(variant: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_multi_token_heads(variant: str, dtype: DType, monkeypatch: pytest.MonkeyPatch) -> None:
     shape, said, classic = VARIANTS[variant], dict[bool, Pairs](), variant == "classic"
-    read, found = _HeadsRunner.next_logits, list[tuple[list[int], Tensor]]()
+    read, found = _HeadsRunner.next_logits, list[tuple[list[int], Array]]()
 
-    def watched(self: _HeadsRunner, states: Any, contexts: Any, count: int) -> Tensor:
+    def watched(self: _HeadsRunner, states: Any, contexts: Any, count: int) -> Array:
         logits = read(self, states, contexts, count)
-        assert all(isinstance(each, KernelLinear) == packed for each in linears(self.heads))
+        assert_packed(self.heads, packed=packed)
         found.extend((list(each.tokens), rows) for each, rows in zip(contexts, logits, strict=True))
         return logits
 
     monkeypatch.setattr(_HeadsRunner, "next_logits", watched)
-    wide, without = widened(tiny_decoder(dtype, classic=classic, packed=False)), list[Tensor]()
+    wide, without = widened(tiny_module(dtype, classic=classic)), list[Array]()
     for packed in BOTH:
         found.clear()
         spec = f"multi_token(model={heads_folder(shape, classic=classic)!r})"
@@ -183,17 +193,17 @@ def test_multi_token_heads(variant: str, dtype: torch.dtype, monkeypatch: pytest
     assert_close(said, dtype, without)
 
 
-@FLOAT32
+@MOSTLY_FLOAT32
 @pytest.mark.parametrize("windows", [(None, None), (None, 12), (12, 12)], ids=str)
 @pytest.mark.parametrize("layers", [1, 2])
-def test_glide_cross_attention(layers: int, windows: tuple[int | None, ...], dtype: torch.dtype) -> None:
+def test_glide_cross_attention(layers: int, windows: tuple[int | None, ...], dtype: DType) -> None:
     folder, said = glide_folder(layers=layers, windows=windows), dict[bool, Pairs]()
-    target = widened(tiny_decoder(dtype, windows=windows, packed=False))
-    wide, without = DenseGlide(folder, target, layers), list[Tensor]()
+    target = widened(tiny_module(dtype, windows=windows))
+    wide, without = DenseGlide(folder, target, layers), list[Array]()
     for packed in BOTH:
         engine = make_engine(tiny_decoder(dtype, windows=windows, packed=packed), prefill_chunk=32)
         drafter = make_drafter(f"glide(model={folder!r}, num_tokens=4)").bind(engine.target)
-        assert all(isinstance(each, KernelLinear) == packed for each in linears(model_of(drafter).runner.decoder))
+        assert_packed(model_of(drafter).runner.decoder, packed=packed)
         notes = record_rows(model_of(drafter))
         run(engine, [make_request(prompt, SamplingParams(max_tokens=9), drafter) for prompt in PROMPTS])
         said[packed] = [(each.logits, wide(each.text, each.verified, each.oldest)) for each in notes]
@@ -218,7 +228,7 @@ def test_an_interrupted_program_is_built_again(spec: Callable[[], str], part: st
     def decode(interrupt: int | None) -> tuple[list[list[int]], int]:
         engine = make_engine(tiny_decoder())
         watched = Watched(make_drafter(spec()).bind(engine.target))
-        original, calls = getattr(Program, part), 0
+        original, calls = getattr(KernelProgram, part), 0
 
         def counted(*args: Any, **more: Any) -> None:
             nonlocal calls
@@ -233,7 +243,7 @@ def test_an_interrupted_program_is_built_again(spec: Callable[[], str], part: st
             if not request.output:
                 engine.step()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Program, part, counted)
+            patch.setattr(KernelProgram, part, counted)
             if interrupt is not None:
                 with pytest.raises(KeyboardInterrupt):
                     engine.step()

@@ -22,7 +22,7 @@ from pronk.drafters.autoregressive import Autoregressive
 from pronk.drafters.proposer_cache import ProposerCache
 from pronk.drafters.shared.chain import ChainDrafter
 from pronk.speculation.proposer import bind_proposer
-from tiny_models import make_engine, tiny_decoder
+from tiny_models import make_engine, tiny_decoder, tiny_module
 
 PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)
 
@@ -105,13 +105,13 @@ def test_the_default_drafter_is_never_evicted(drafter: str, checkpoint: MakeChec
 @pytest.mark.parametrize("kind", ["draft_model", "cape", "merged"])
 def test_a_rewritten_folder_is_loaded_again(kind: str, target: Target, tmp_path: Path) -> None:
     folder = tmp_path / "draft"
-    write_checkpoint(folder, tiny_decoder(packed=False), noise=0.1)
+    write_checkpoint(folder, tiny_module(), noise=0.1)
     model = DraftModel(str(folder))
     drafter: Drafter = {"draft_model": model, "cape": Cape((model,)), "merged": Merged((PromptLookup(), model))}[kind]
     proposers, other = ProposerCache(target, drafter), ProposerCache(target, Autoregressive())
     old = other.get_proposer(drafter)
     assert other.get_proposer(drafter) is old
-    write_checkpoint(folder, tiny_decoder(packed=False), noise=0.2)
+    write_checkpoint(folder, tiny_module(), noise=0.2)
     os.utime(folder / "model.safetensors", ns=(1, 2**60))  # another time even on file systems with coarse clocks
     new = other.get_proposer(drafter)
     assert new is not old

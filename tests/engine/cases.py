@@ -6,13 +6,12 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-import torch
-
 from drafters.from_draft import drafts
 from drafters.from_target import trained_glide, trained_kangaroo, trained_medusa, trained_multi_token
 from drafters.from_text.stores import conformance_spec
 from drafters.trees import TreeDrafter, adversarial, explore_trees, oracle_trees, random_trees
 from guides import TOY
+from pronk.arrays import DType
 from pronk.drafters import REGISTRY, Drafter, make_drafter
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
@@ -121,7 +120,7 @@ def ask(prompt: Sequence[int], options: SamplingParams, drafter: Drafter | None 
 
 @cache
 def plain(
-    dtype: torch.dtype,
+    dtype: DType,
     options: str,
     prompts: tuple[tuple[int, ...], ...] = PROMPTS,
     max_tokens: int = 40,
@@ -135,7 +134,7 @@ def plain(
     return tuple(made)
 
 
-def engine_of(dtype: torch.dtype, *, kv_dtype: torch.dtype | None = None, **variant: Any) -> Engine:
+def engine_of(dtype: DType, *, kv_dtype: DType | None = None, **variant: Any) -> Engine:
     """Return a fresh engine; ``variant`` are options of the model."""
     return make_engine(tiny_decoder(dtype, **variant), kv_dtype=kv_dtype)
 

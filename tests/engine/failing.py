@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from torch import Tensor
-
 from engine.cases import params, text
+from pronk.arrays import Array
 from pronk.drafters import DraftContext, Outcome, Proposer
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
@@ -116,7 +115,7 @@ class FailingProcessor:
     verb: str
     fuse: Fuse
 
-    def mask(self, logits: Tensor) -> Tensor:
+    def mask(self, logits: Array) -> Array:
         self._burn("mask")
         return logits
 

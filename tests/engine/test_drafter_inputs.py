@@ -4,17 +4,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from oracle import DenseAttend
+from pronk.arrays import FLOAT32, Array
 from pronk.drafters import Capabilities, DraftContext, Outcome, Proposer
+from pronk.execution.forward_job import ForwardJob, LayerRange
+from pronk.execution.layer_executor import LayerExecutor
+from pronk.execution.segment import Segment
+from pronk.kv_cache.blocks import BlockTable
 from pronk.kv_cache.paged import PagedCache
-from pronk.models.decoder import Decoder
 from pronk.sampling.params import SamplingParams
 from pronk.speculation.tree import TokenTree
-from tiny_models import VOCAB, make_engine, make_request, run, tiny_decoder
+from pronk.torch_backend.convert import to_array
+from pronk.train.modules.decoder import Attend, DecoderModule
+from tiny_models import VOCAB, make_cache, make_engine, make_request, run, tiny_decoder, tiny_module
 
 LAYERS = (1, 2, 3)
 
@@ -49,20 +56,19 @@ class ModelReader(Proposer[list[int]]):
         outcome.state.extend(outcome.committed)
 
 
-def dense(decoder: Decoder, tokens: Sequence[int]) -> tuple[dict[int, Tensor], Tensor]:
+def dense(module: DecoderModule, tokens: Sequence[int], attend: Attend) -> tuple[dict[int, Array], Array]:
     """Return hidden states after each layer and logits of a whole text in one pass."""
-    ids, positions = torch.tensor(tokens), torch.arange(len(tokens))
-    x = decoder.embed(ids, positions, torch.float32)
-    rope = decoder.rope(positions, positions + 1, torch.float32)
-    states = dict(decoder.run(x, rope, DenseAttend(decoder.config)))
-    return states, decoder.logits(states[len(decoder.layers)])
+    positions = torch.arange(len(tokens))
+    x, rope = module.embed(torch.tensor(tokens), positions, torch.float32), module.rope(positions, torch.float32)
+    states = dict(module.run(x, rope, attend))
+    logits = module.logits(states[len(module.layers)])
+    return {layer: to_array(state) for layer, state in states.items()}, to_array(logits)
 
 
-@torch.inference_mode()
 def test_a_drafter_reads_hidden_states_and_logits_of_every_node() -> None:
     decoder = tiny_decoder(windows=(None, 7, None))
     engine, reader = make_engine(decoder, prefill_chunk=16), ModelReader()
-    plain = tiny_decoder(windows=(None, 7, None), packed=False)
+    module = tiny_module(windows=(None, 7, None))
     requests = [
         make_request(prompt, SamplingParams(max_tokens=6, seed=3, temperature=0.5), reader)
         for prompt in ([5, 9, 3], list(range(40)), [7])
@@ -76,10 +82,10 @@ def test_a_drafter_reads_hidden_states_and_logits_of_every_node() -> None:
         assert set(outcome.hidden) == set(LAYERS)
         for node in range(len(tree)):
             text = root + [tree.tokens[i] for i in tree.path(node)]
-            states, logits = dense(plain, text)
+            states, logits = dense(module, text, DenseAttend(module.config))
             for layer in LAYERS:
-                torch.testing.assert_close(outcome.hidden[layer][node], states[layer][-1], atol=2e-4, rtol=1e-4)
-            torch.testing.assert_close(outcome.logits[node], logits[-1], atol=2e-4, rtol=1e-4)
+                np.testing.assert_allclose(outcome.hidden[layer][node], states[layer][-1], atol=2e-4, rtol=1e-4)
+            np.testing.assert_allclose(outcome.logits[node], logits[-1], atol=2e-4, rtol=1e-4)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,14 +93,14 @@ class CacheReader(ModelReader):
     """Reads the target's keys and values in ``propose``."""
 
     capabilities: ClassVar[Capabilities] = Capabilities()
-    read: list[tuple[list[int], list[tuple[Tensor, Tensor]]]] = field(default_factory=list)
+    read: list[tuple[list[int], list[tuple[Array, Array]]]] = field(default_factory=list)
     cache: list[PagedCache] = field(default_factory=list)
 
     def propose(self, contexts: Sequence[DraftContext[list[int]]]) -> list[TokenTree]:
         for context in contexts:
             held = list(context.tokens[: context.block_table.length])
             kv = [self.cache[0].read(layer, context.block_table) for layer in range(2)]
-            self.read.append((held, [(k.clone(), v.clone()) for k, v in kv]))
+            self.read.append((held, [(k.copy(), v.copy()) for k, v in kv]))
         return [TokenTree.chain(context.tokens[-1:]) for context in contexts]
 
 
@@ -103,42 +109,44 @@ class Recorder:
     """Dense attention that keeps its keys and values."""
 
     attend: DenseAttend
-    seen: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    seen: list[tuple[Array, Array]] = field(default_factory=list)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        self.seen.append((k, v))
+        self.seen.append((to_array(k), to_array(v)))
         return self.attend(layer, q, k, v)
 
 
-@torch.inference_mode()
 def test_keys_and_values_can_be_read() -> None:
     decoder = tiny_decoder()
-    engine, reader, plain = make_engine(decoder), CacheReader(), tiny_decoder(packed=False)
+    engine, reader = make_engine(decoder), CacheReader()
     reader.cache.append(engine.cache)
     run(engine, [make_request([5, 9, 3, 8], SamplingParams(max_tokens=5), reader)])
     assert [len(held) for held, _ in reader.read] == [4, 5, 6], "the last token has no draft tokens"
     for held, layers in reader.read:
         recorder = Recorder(DenseAttend(decoder.config))
-        positions = torch.arange(len(held))
-        x = plain.embed(torch.tensor(held), positions, torch.float32)
-        list(plain.run(x, plain.rope(positions, positions + 1, torch.float32), recorder))
+        dense(tiny_module(), held, recorder)
         for (k, v), (expected_k, expected_v) in zip(layers, recorder.seen, strict=True):
-            torch.testing.assert_close(k, expected_k.transpose(0, 1), atol=1e-4, rtol=1e-4)
-            torch.testing.assert_close(v, expected_v.transpose(0, 1), atol=1e-4, rtol=1e-4)
+            np.testing.assert_allclose(k, expected_k.swapaxes(0, 1), atol=1e-4, rtol=1e-4)
+            np.testing.assert_allclose(v, expected_v.swapaxes(0, 1), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("packed", [True, False], ids=["kernels", "torch"])
 @pytest.mark.parametrize("cut", [1, 2])
-@torch.inference_mode()
-def test_ranges_of_layers_run_on_their_own(cut: int) -> None:
-    decoder = tiny_decoder(windows=(None, None, None), packed=False)
-    tokens, positions = torch.arange(12), torch.arange(12)
-    rope = decoder.rope(positions, positions + 1, torch.float32)
-    attend = DenseAttend(decoder.config)
-    x = decoder.embed(tokens, positions, torch.float32)
-    whole = dict(decoder.run(x, rope, attend))
-    first = dict(decoder.run(x, rope, attend, 0, cut))
-    rest = dict(decoder.run(first[cut], rope, attend, cut))
+def test_ranges_of_layers_run_on_their_own(cut: int, *, packed: bool) -> None:
+    decoder = tiny_decoder(windows=(None, None, None), packed=packed)
+    cache = make_cache(decoder.config, FLOAT32, packed=packed)
+    executor, block_table = LayerExecutor(decoder, cache, None), BlockTable()
+    cache.prepare(block_table, 12)
+    job = ForwardJob(Segment(block_table, TokenTree.chain(range(12))), range(0), 12)
+
+    def run_layers(start: int, stop: int, rows: Array | None) -> dict[int, Array]:
+        collect = tuple(range(start + 1, stop + 1))
+        _, states, _ = executor.run(LayerRange([(job, job.segment)], start, stop, collect, None), rows)
+        return states
+
+    whole, first = run_layers(0, 3, None), run_layers(0, cut, None)
+    rest = run_layers(cut, 3, first[cut].copy())
     assert list(first) == list(range(1, cut + 1))
     assert list(rest) == list(range(cut + 1, 4))
     for layer, state in whole.items():
-        assert torch.equal(state, first.get(layer, rest.get(layer)))
+        assert np.array_equal(state, (first | rest)[layer])

@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 
 from drafters.drafting import Watched, watch_draft
 from drafters.from_target import exits, trained_glide
@@ -13,6 +12,7 @@ from drafters.from_target.trained_kangaroo import calm_decoder
 from drafters.helpers import within
 from engine.cases import assert_same, drafter, step_until_ended, text
 from engine.test_shared_pool import ALONE, WITH_POOLS, Pools
+from pronk.arrays import BFLOAT16, FLOAT32, DType
 from pronk.drafters import Drafter, make_drafter
 from pronk.drafters.from_draft.draft_model import ModelProposer
 from pronk.engine.engine import Engine
@@ -66,9 +66,9 @@ def compare(decoder: Decoder, made: Drafter, pools: list[int], first: Sequence[i
     return got
 
 
-@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.bfloat16])
+@pytest.mark.parametrize("dtype", [pytest.param(FLOAT32, marks=pytest.mark.slow), BFLOAT16])
 @pytest.mark.parametrize("name", WITH_POOLS)
-def test_draft_tokens_are_equal(name: str, dtype: torch.dtype, pools: list[int]) -> None:
+def test_draft_tokens_are_equal(name: str, dtype: DType, pools: list[int]) -> None:
     got = compare(tiny_decoder(dtype), drafter(name, ()), pools)
     assert got.stats.cached_tokens == 128
     assert max(pools) >= 112  # a block less: the first turn ended before the drafter read its last tokens
@@ -176,8 +176,8 @@ def test_prefix_hits_and_evictions_in_small_caches(pools: list[int]) -> None:
 def test_draft_caches_share_prefixes_if_the_target_does() -> None:
     decoder = tiny_decoder()
     for shares in (True, False):
-        budget = KVBudget("4MB", 4, torch.device("cpu"))
-        cache = budget.add(decoder.config, torch.float32, decoder.kernels, share_prefixes=shares)
+        budget = KVBudget("4MB", 4)
+        cache = budget.add(decoder.config, FLOAT32, decoder.backend.make_cache, share_prefixes=shares)
         engine = Engine(decoder, cache, kv_budget=budget)
         (model,) = within(drafter("draft_model", ()).bind(engine.target), ModelProposer)
         assert (model.draft.runner.cache.prefix_cache is not None) == shares

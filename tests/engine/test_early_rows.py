@@ -2,16 +2,17 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
+import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
 from drafters.kernel_calls import Calls
 from engine.cases import text
-from pronk.execution.attention import Segment
+from pronk.arrays import BFLOAT16, FLOAT32, Array, DType, is_finite
 from pronk.execution.early_rows import EarlyRows, EarlyTokens
 from pronk.execution.model_runner import ForwardJob, ForwardResult, ModelRunner
+from pronk.execution.segment import Segment
 from pronk.kv_cache.blocks import BlockTable
 from pronk.models.decoder import Decoder
 from pronk.speculation.tree import TokenTree
@@ -41,7 +42,7 @@ def chain_with_leaves(dice: random.Random) -> TokenTree:
 class TextsInCache:
     """A model runner whose KV cache keeps the outputs of all layers and holds four texts."""
 
-    def __init__(self, decoder: Decoder, dtype: torch.dtype) -> None:
+    def __init__(self, decoder: Decoder, dtype: DType) -> None:
         self.runner = ModelRunner(decoder, make_cache(decoder.config, dtype, packed=decoder.kernels is not None))
         self.layers = range(1, decoder.config.num_layers + 1)
         for layer in self.layers:
@@ -61,13 +62,13 @@ class TextsInCache:
             for block_table, tree, one in zip(self.tables, trees, early or [None] * len(trees), strict=True)
         ]
 
-    def stored(self, trees: Sequence[TokenTree]) -> list[Tensor]:
+    def stored(self, trees: Sequence[TokenTree]) -> list[Array]:
         """Return keys, values and layers' outputs of the texts and the trees."""
-        cache, rows = self.runner.cache, list[Tensor]()
+        cache, rows = self.runner.cache, list[Array]()
         for block_table, tree in zip(self.tables, trees, strict=True):
-            slots = torch.from_numpy(cache.slots(block_table, 0, block_table.length + len(tree)))
-            rows += [cache.read_slots(layer, slots)[0] for layer in range(len(cache.keys))]
-            rows += [pool[:, slots] for pool in (*cache.values, *cache.hidden.values())]
+            held = replace(block_table, length=block_table.length + len(tree))
+            rows += [part for layer in range(len(cache.keys)) for part in cache.read(layer, held)]
+            rows += [cache.read_hidden(layer, held, 0, held.length) for layer in cache.hidden]
         return rows
 
 
@@ -82,9 +83,7 @@ def compute_early(by: TextsInCache, tree: TokenTree, number: int, early: EarlyRo
         done = upto
 
 
-def compare(
-    decoder: Decoder, dtype: torch.dtype, trees: list[TokenTree], early: list[EarlyRows | None], seed: int
-) -> None:
+def compare(decoder: Decoder, dtype: DType, trees: list[TokenTree], early: list[EarlyRows | None], seed: int) -> None:
     whole, split = TextsInCache(decoder, dtype), TextsInCache(decoder, dtype)
     want = whole.runner.forward(whole.jobs(trees))
     dice = random.Random(seed)
@@ -96,11 +95,11 @@ def compare(
         got: ForwardResult = split.runner.forward(split.jobs(trees, early))
     pairs = [*zip(got.logits, want.logits, strict=True), *zip(split.stored(trees), whole.stored(trees), strict=True)]
     for one, other in pairs:
-        assert one.isfinite().all()
+        assert is_finite(one)
         if split.runner.exact:
-            assert torch.equal(one, other)
+            assert np.array_equal(one, other)
         else:
-            torch.testing.assert_close(one, other, rtol=0.0, atol=1e-4)
+            np.testing.assert_allclose(one, other, rtol=0.0, atol=1e-4)
     if not split.runner.exact:
         return
     for layer in range(decoder.config.num_layers):
@@ -110,9 +109,9 @@ def compare(
 
 
 @pytest.mark.parametrize("shape", [chain, bushy, chain_with_leaves])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16])
 @pytest.mark.parametrize("windows", [(None,) * 4, MIXED, WINDOWS], ids=["all", "mixed", "window"])
-def test_early_rows_change_no_bit(windows: tuple[int | None, ...], dtype: torch.dtype, shape: object) -> None:
+def test_early_rows_change_no_bit(windows: tuple[int | None, ...], dtype: DType, shape: object) -> None:
     decoder = tiny_decoder(dtype, windows=windows)
     for seed in range(3):
         dice = random.Random(seed)
@@ -125,9 +124,9 @@ def test_early_rows_change_no_bit(windows: tuple[int | None, ...], dtype: torch.
 def test_whole_trees_of_early_rows(*, packed: bool) -> None:
     decoder = tiny_decoder(windows=(None,) * 4, packed=packed)
     trees = [chain(random.Random(seed)) for seed in range(4)]
-    compare(decoder, torch.float32, trees, [EarlyRows(1, len(tree)) for tree in trees], 0)
+    compare(decoder, FLOAT32, trees, [EarlyRows(1, len(tree)) for tree in trees], 0)
     several = [EarlyRows(layers, len(trees[layers - 1])) for layers in (1, 2, 3)]
-    compare(decoder, torch.float32, trees, [*several, None], 1)
+    compare(decoder, FLOAT32, trees, [*several, None], 1)
 
 
 @pytest.mark.parametrize("packed", [True, False], ids=["kernels", "torch"])
@@ -135,12 +134,12 @@ def test_with_learned_positions_and_biases(*, packed: bool) -> None:
     decoder = tiny_decoder(windows=(None,) * 3, classic=True, packed=packed)
     dice = random.Random(2)
     trees = [chain_with_leaves(dice) for _ in LENGTHS]
-    compare(decoder, torch.float32, trees, [EarlyRows(2, 2), EarlyRows(1, len(trees[1])), None, EarlyRows(2, 1)], 2)
+    compare(decoder, FLOAT32, trees, [EarlyRows(2, 2), EarlyRows(1, len(trees[1])), None, EarlyRows(2, 1)], 2)
 
 
 def test_rows_behind_a_removed_node_are_computed_again() -> None:
     decoder = tiny_decoder(windows=(None,) * 4)
-    whole, split = TextsInCache(decoder, torch.float32), TextsInCache(decoder, torch.float32)
+    whole, split = TextsInCache(decoder, FLOAT32), TextsInCache(decoder, FLOAT32)
     cut, early = list[TokenTree](), list[EarlyRows | None]()
     for number in range(4):
         tree = chain_with_leaves(random.Random(number))
@@ -153,7 +152,7 @@ def test_rows_behind_a_removed_node_are_computed_again() -> None:
     want = whole.runner.forward(whole.jobs(cut))
     got = split.runner.forward(split.jobs(cut, early))
     for one, other in zip(got.logits, want.logits, strict=True):
-        assert torch.equal(one, other)
+        assert np.array_equal(one, other)
 
 
 def test_early_rows_of_a_tree() -> None:

@@ -9,9 +9,8 @@ import weakref
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
 from engine.cases import total
 from engine.failing import (
@@ -29,12 +28,13 @@ from engine.failing import (
     options,
     plain,
 )
+from pronk.arrays import Array
 from pronk.engine.request import Request
 from tiny_models import NullText, assert_idle, make_engine, make_request, tiny_decoder
 
 
 def add_processor(request: Request, processor: FailingProcessor) -> None:
-    """Add a logits processor; the kernels do not call processors, so torch computes the choices."""
+    """Add a logits processor; the kernels do not call processors, so NumPy computes the choices."""
     sampler = request.sampler
     sampler.processors, sampler.kernels = (*sampler.processors, processor), None
 
@@ -114,7 +114,7 @@ def test_an_error_keeps_no_local_variables_alive() -> None:
     seen: list[weakref.ref[Local]] = []
 
     class Masking(FailingProcessor):
-        def mask(self, logits: Tensor) -> Tensor:
+        def mask(self, logits: Array) -> Array:
             local = Local()
             seen.append(weakref.ref(local))
             return super().mask(logits)
@@ -174,7 +174,7 @@ def test_logits_of_nan_end_one_request_alone() -> None:
         result = forward(jobs, collect)
         for job, logits in zip(jobs, result.logits, strict=True):
             if job.segment.block_table is requests[3].block_table and len(requests[3].output) == 5:
-                logits.fill_(torch.nan)
+                logits[...] = np.nan
         return result
 
     engine.runner.forward = damaged  # type: ignore[method-assign]

@@ -12,8 +12,8 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 
 from chi_square import p_value_of
 from drafters.trees import TreeDrafter, drawn_trees
@@ -21,6 +21,7 @@ from engine.cases import ENDS, PROMPTS, ask, assert_same, drafter, params, plain
 from engine.test_rejection_distribution import BATCH, PROMPT, SMALL, bushy, logits_of
 from guides import TOY, ToyFollower, allowed
 from guides import fits as table_fits
+from pronk.arrays import FLOAT32, Array
 from pronk.drafters.registry import DRAFTERS
 from pronk.engine.request import Request
 from pronk.errors import GuideError, OptionError, PronkError
@@ -29,6 +30,7 @@ from pronk.outputs import Completion
 from pronk.sampling.guide import Guide
 from pronk.sampling.params import Rule, SamplingParams
 from schemas import fits, is_checkable, random_schema
+from softmax import softmax
 from tiny_models import VOCAB, make_engine, make_request, run, tiny_decoder
 
 PERSON = {
@@ -280,7 +282,7 @@ def continuations(output: tuple[int, ...] = (), chance: float = 1.0) -> Iterator
     if len(output) == STRING:
         yield output, chance
         return
-    logits = logits_of(tiny_decoder(vocab=SMALL), [*PROMPT, *output], len(PROMPT))[-1].double()
+    logits = logits_of(tiny_decoder(vocab=SMALL), [*PROMPT, *output], len(PROMPT))[-1].astype(np.float64)
     for token in set(output):
         logits[token] -= 0.3
     follower = ToyFollower(SMALL)
@@ -289,7 +291,7 @@ def continuations(output: tuple[int, ...] = (), chance: float = 1.0) -> Iterator
     state = follower.states[-1]
     assert state is not None
     may = sorted(allowed(state, SMALL, frozenset()))
-    shares = (logits[may] / 2.0).softmax(0).tolist()
+    shares = softmax(logits[may] / 2.0).tolist()
     kept, reached = dict[int, float](), 0.0
     for share, token in sorted(zip(shares, may, strict=True), key=lambda pair: (-pair[0], pair[1])):
         if reached < 0.95:
@@ -311,7 +313,6 @@ TREES = {
 }
 
 
-@pytest.mark.usefixtures("numpy_noise")
 @pytest.mark.parametrize(
     ("trees", "rule"),
     [
@@ -340,7 +341,7 @@ def test_the_exact_distribution_sums_to_1() -> None:
 
 
 def test_forbidden_draft_tokens_take_no_rows() -> None:
-    want = plain(torch.float32, "guided")
+    want = plain(FLOAT32, "guided")
     by = drafter("random", want)
     engine = make_engine(tiny_decoder())
     verified: list[tuple[list[int], Any]] = []
@@ -368,7 +369,7 @@ def test_forbidden_draft_tokens_take_no_rows() -> None:
 class Collapse(ToyFollower):
     """A guide that fails after 12 tokens, like a grammar that needs too much work."""
 
-    def mask(self, logits: torch.Tensor) -> torch.Tensor:
+    def mask(self, logits: Array) -> Array:
         if len(self.states) > 12:
             msg = "guide: expected a grammar that can be followed to the end"
             raise PronkError(msg)
@@ -376,7 +377,7 @@ class Collapse(ToyFollower):
 
 
 def test_a_guide_that_fails_ends_its_own_request() -> None:
-    want = plain(torch.float32, "guided")
+    want = plain(FLOAT32, "guided")
     engine, by = make_engine(tiny_decoder()), drafter("oracle", want)
     got: list[Request] = [ask(prompt, params("guided", i), by) for i, prompt in enumerate(PROMPTS)]  # type: ignore[arg-type]
     sampler = got[2].sampler
@@ -414,7 +415,7 @@ def test_texts_fit_other_guides(llm: LLM) -> None:
 class FailingMask(ToyFollower):
     """A guide that fails in states divisible by 5, like a grammar that needs too much work after some texts."""
 
-    def mask(self, logits: torch.Tensor) -> torch.Tensor:
+    def mask(self, logits: Array) -> Array:
         if self.states[-1] is not None and self.states[-1] % 5 == 0:
             msg = "guide: too much"
             raise GuideError(msg)
@@ -427,8 +428,8 @@ def test_a_mask_that_fails_ends_the_chain_of_draft_tokens() -> None:
         request = make_request((1, 2, 3), SamplingParams(temperature=1.0, guide=TOY, rule=rule))  # type: ignore[arg-type]
         request.sampler.guide = guide = FailingMask(VOCAB)
         request.sampler.processors = (guide,)
-        assert request.sampler.draft_token(torch.zeros(VOCAB), 2) is None
+        assert request.sampler.draft_token(np.zeros(VOCAB, np.float32), 2) is None
         with pytest.raises(GuideError):
-            request.sampler.scores(torch.zeros(VOCAB))
+            request.sampler.scores(np.zeros(VOCAB, np.float32))
         guide.states[-1] = 3
-        assert request.sampler.draft_token(torch.zeros(VOCAB), 2) is not None
+        assert request.sampler.draft_token(np.zeros(VOCAB, np.float32), 2) is not None

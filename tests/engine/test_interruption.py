@@ -8,18 +8,18 @@ from itertools import count
 from typing import Any
 
 import pytest
-import torch
 
 from checkpoints import MakeCheckpoint
 from drafters.trees import TreeDrafter, oracle_trees
 from engine.cases import PROMPTS, ask, assert_same, drafter, params, plain, step_until_ended, text
 from engine.failing import Fuse
+from pronk.arrays import FLOAT32
 from pronk.drafters import DraftContext, Outcome, Proposer
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.errors import CacheFullError
 from pronk.llm import LLM
-from pronk.models.program import Program
+from pronk.models.kernel_program import KernelProgram
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
 from pronk.speculation.tree import TokenTree
@@ -77,7 +77,7 @@ def burning(engine: Engine, proposer: TrackingProposer, place: str, fuse: Fuse) 
         return
     owner, name = {
         "write": (engine.cache, "write"),  # by torch, between two layers
-        "compute": (Program, "run"),  # after the kernels, before their results are used
+        "compute": (KernelProgram, "run"),  # after the kernels, before their results are used
         "forward": (engine.runner, "forward"),
         "prepare": (engine.cache, "prepare"),
         "commit": (engine.cache, "commit"),
@@ -116,7 +116,7 @@ PLACES = {
 
 @pytest.mark.parametrize("place", PLACES)
 def test_all_requests_are_aborted_after_an_interrupt(place: str) -> None:
-    want = plain(torch.float32, "penalties")
+    want = plain(FLOAT32, "penalties")
     engine, proposer = make_engine(tiny_decoder(packed=place != "write")), tracking(want)
     for at in PLACES[place]:
         requests = batch(proposer)
@@ -138,7 +138,7 @@ def test_all_requests_are_aborted_after_an_interrupt(place: str) -> None:
 
 @pytest.mark.parametrize("place", [place for place in PLACES if place not in ("prepare", "schedule", "start")])
 def test_other_requests_of_an_interrupted_step_go_on(place: str) -> None:
-    want, decoder = plain(torch.float32, "penalties"), tiny_decoder(packed=place != "write")
+    want, decoder = plain(FLOAT32, "penalties"), tiny_decoder(packed=place != "write")
     for at in PLACES[place]:
         engine, proposer = make_engine(decoder), tracking(want)
         requests = batch(proposer)
@@ -154,7 +154,7 @@ def test_other_requests_of_an_interrupted_step_go_on(place: str) -> None:
 
 
 def test_a_request_that_ended_in_an_interrupted_step_does_not_go_on() -> None:
-    want = plain(torch.float32, "temperature")
+    want = plain(FLOAT32, "temperature")
     engine, proposer = make_engine(tiny_decoder()), tracking(want)
     requests = [ask(PROMPTS[i], params("temperature", i, 40), proposer) for i in (0, 1)]
     for request in requests:

@@ -2,31 +2,33 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from drafters.trees import TreeDrafter, oracle_trees, random_trees
 from engine.cases import ENDS, PROMPTS, step_until_ended, texts, total
+from pronk.arrays import FLOAT32, Array
 from pronk.drafters import Drafter, PromptLookup
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.errors import CacheFullError, OptionError
 from pronk.kv_cache.budget import KVBudget
 from pronk.kv_cache.layout import kv_bytes_per_token
-from pronk.models.decoder import Decoder
 from pronk.sampling.params import SamplingParams
+from pronk.torch_backend.convert import to_array
 from pronk.train.features import compute_features
-from tiny_models import make_engine, make_request, run_alone, tiny_decoder
+from pronk.train.modules.decoder import DecoderModule
+from tiny_models import make_engine, make_request, run_alone, tiny_decoder, tiny_module
 
 
-def dense(decoder: Decoder, tokens: Sequence[int], layer: int) -> Tensor:
+def dense(module: DecoderModule, tokens: Sequence[int], layer: int) -> Array:
     """Return the outputs of a layer, computed in one pass without a KV cache."""
-    return compute_features(decoder, torch.tensor([tokens]), torch.float32, (layer,)).hidden[layer]
+    return to_array(compute_features(module, torch.tensor([tokens]), torch.float32, (layer,)).hidden[layer])
 
 
-def check(engine: Engine, plain: Decoder, requests: Sequence[Request], layers: Sequence[int]) -> int:
-    """Compare kept outputs of running requests with dense passes of ``plain``; return the number of rows."""
+def check(engine: Engine, module: DecoderModule, requests: Sequence[Request], layers: Sequence[int]) -> int:
+    """Compare kept outputs of running requests with dense passes of ``module``; return the number of rows."""
     rows = 0
     for request in requests:
         block_table, first = request.block_table, request.block_table.num_released * engine.cache.block_size
@@ -34,16 +36,16 @@ def check(engine: Engine, plain: Decoder, requests: Sequence[Request], layers: S
             continue
         rows += block_table.length - first
         for layer in layers:
-            want = dense(plain, request.tokens[: block_table.length], layer)[first:]
+            want = dense(module, request.tokens[: block_table.length], layer)[first:]
             kept = engine.cache.read_hidden(layer, block_table, first, block_table.length)
-            torch.testing.assert_close(kept, want, atol=3e-4, rtol=1e-3)
+            np.testing.assert_allclose(kept, want, atol=3e-4, rtol=1e-3)
     return rows
 
 
 @pytest.mark.parametrize("packed", [True, False], ids=["kernels", "torch"])
 @pytest.mark.parametrize("windows", [(None, None), (24, 24)], ids=["all", "window"])
 def test_kept_outputs_equal_those_of_a_dense_pass(windows: tuple[int | None, ...], *, packed: bool) -> None:
-    decoder, plain = tiny_decoder(windows=windows, packed=packed), tiny_decoder(windows=windows, packed=False)
+    decoder, module = tiny_decoder(windows=windows, packed=packed), tiny_module(windows=windows)
     params = [SamplingParams(max_tokens=24, seed=i, temperature=0.0 if i % 2 else 0.9) for i in range(4)]
     known = [run_alone(decoder, PROMPTS[i], params[i], stop_token_ids=ENDS) for i in range(4)]
     oracle = TreeDrafter(oracle_trees(0.8), texts(known), stop_token_ids=ENDS)
@@ -57,7 +59,7 @@ def test_kept_outputs_equal_those_of_a_dense_pass(windows: tuple[int | None, ...
     rows = 0
     while not all(request.ended for request in requests):
         engine.step()
-        rows += check(engine, plain, [request for request in requests if not request.ended], (1, 2))
+        rows += check(engine, module, [request for request in requests if not request.ended], (1, 2))
     assert [request.output for request in requests] == [request.output for request in known] or not packed
     assert rows > 1000 or windows[0]
     assert rows > 500
@@ -76,20 +78,20 @@ def test_samples_share_the_kept_outputs_of_their_prompt() -> None:
     shared = 0
     while not (first.ended and second.ended):
         engine.step()
-        check(engine, tiny_decoder(packed=False), [each for each in (first, second) if not each.ended], (1,))
+        check(engine, tiny_module(), [each for each in (first, second) if not each.ended], (1,))
         shared += bool(set(first.block_table.blocks) & set(second.block_table.blocks))
     assert shared
     assert first.output != second.output
 
 
 def test_kept_outputs_count_in_the_memory_budget() -> None:
-    config = tiny_decoder().config
-    budget = KVBudget("1MB", 4, torch.device("cpu"))
-    pool = budget.add(config, torch.float32)
+    config, make_pool = tiny_decoder().config, tiny_decoder().backend.make_cache
+    budget = KVBudget("1MB", 4)
+    pool = budget.add(config, FLOAT32, make_pool)
     before = pool.allocator.num_blocks
     budget.keep_hidden(pool, 2, budget)
     assert pool.hidden.keys() == {2}
-    own = kv_bytes_per_token(config, torch.float32)
+    own = kv_bytes_per_token(config, FLOAT32)
     wanted = own / (own + config.hidden_size * 4)
     assert pool.allocator.num_blocks == pytest.approx(before * wanted, abs=1)
     after = pool.allocator.num_blocks
@@ -103,9 +105,9 @@ def test_kept_outputs_count_in_the_memory_budget() -> None:
 
 
 def test_outputs_without_a_reader_are_not_kept() -> None:
-    config = tiny_decoder().config
-    budget = KVBudget("1MB", 4, torch.device("cpu"))
-    pool = budget.add(config, torch.float32)
+    config, make_pool = tiny_decoder().config, tiny_decoder().backend.make_cache
+    budget = KVBudget("1MB", 4)
+    pool = budget.add(config, FLOAT32, make_pool)
 
     class Reader:
         pass
@@ -120,15 +122,15 @@ def test_outputs_without_a_reader_are_not_kept() -> None:
     del second
     third = Reader()
     budget.keep_hidden(pool, 2, third)
-    budget.add(config, torch.float32)
+    budget.add(config, FLOAT32, make_pool)
     assert pool.hidden.keys() == {2}
     assert pool.allocator.num_blocks < blocks
 
 
 def test_a_waiting_request_that_no_longer_fits_ends_with_an_error() -> None:
     decoder = tiny_decoder()
-    budget = KVBudget("320kB", 4, torch.device("cpu"))
-    pool = budget.add(decoder.config, torch.float32)
+    budget = KVBudget("320kB", 4)
+    pool = budget.add(decoder.config, FLOAT32, decoder.backend.make_cache)
     engine = Engine(decoder, pool, kv_budget=budget, max_tree=16)
     num_slots = pool.allocator.num_blocks * pool.block_size
     request = make_request(PROMPTS[0], SamplingParams(max_tokens=num_slots - 40), stop_token_ids=())
@@ -145,7 +147,7 @@ def test_a_waiting_request_that_no_longer_fits_ends_with_an_error() -> None:
 
 def test_prefix_hits_have_kept_outputs() -> None:
     """Blocks written before a layer's outputs were kept give no prefix hits."""
-    engine, plain = make_engine(tiny_decoder(), share_prefixes=True), tiny_decoder(packed=False)
+    engine, module = make_engine(tiny_decoder(), share_prefixes=True), tiny_module()
     prompt = PROMPTS[2]
     for kept in ((), (1,), (1, 2)):
         for layer in kept:
@@ -156,6 +158,6 @@ def test_prefix_hits_have_kept_outputs() -> None:
             rows = 0
             while not request.ended:
                 engine.step()
-                rows += check(engine, plain, [] if request.ended else [request], kept)
+                rows += check(engine, module, [] if request.ended else [request], kept)
             assert (request.stats.cached_tokens > 0) == bool(seed)
             assert rows > 0

@@ -6,11 +6,11 @@ The KV cache is too small for two requests and shares prefixes.
 import random
 
 import pytest
-import torch
 
 from engine.cases import DRAFTERS, ask, assert_same, drafter, params, plain, total
 from engine.failing import FailingText, Fuse, PlantedError
 from engine.test_shared_pool import SHORT, TIGHT
+from pronk.arrays import BFLOAT16
 from pronk.engine.request import Request
 from tiny_models import make_engine, run, tiny_decoder
 
@@ -21,8 +21,8 @@ NAMES = [name if name in CLOSE else pytest.param(name, marks=pytest.mark.slow) f
 @pytest.mark.parametrize("options", [pytest.param("greedy", marks=pytest.mark.slow), "all"])
 @pytest.mark.parametrize("name", NAMES)
 def test_other_requests_that_are_aborted_or_fail(name: str, options: str) -> None:
-    want = plain(torch.bfloat16, options, SHORT)
-    engine = make_engine(tiny_decoder(torch.bfloat16), share_prefixes=True, max_batch=2, **TIGHT)
+    want = plain(BFLOAT16, options, SHORT)
+    engine = make_engine(tiny_decoder(BFLOAT16), share_prefixes=True, max_batch=2, **TIGHT)
     proposer, dice = drafter(name, want).bind(engine.target), random.Random(3)
 
     def again(index: int) -> Request:

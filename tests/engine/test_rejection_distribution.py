@@ -11,19 +11,19 @@ from functools import cache
 from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
 from chi_square import p_value_of
 from drafters.trees import DraftCase, Growing, TreeDrafter, random_trees
 from engine import cases
 from engine.cases import PROMPTS, ask, assert_same, drafter, params, plain, total, watch
+from pronk.arrays import FLOAT32, Array
 from pronk.drafters import Drafter, Lookahead, Merged, PromptLookup, Proposer, Recycling, Suffix
 from pronk.engine.output_processor import OutputProcessor
 from pronk.engine.request import Request
-from pronk.execution.attention import Segment
 from pronk.execution.model_runner import ForwardJob, ForwardResult
+from pronk.execution.segment import Segment
 from pronk.kv_cache.blocks import BlockTable
 from pronk.models.decoder import Decoder
 from pronk.sampling.noise import rejection_noise, rejection_uniform
@@ -31,6 +31,7 @@ from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
 from pronk.speculation.tree import TokenTree
 from sampling.test_sampler import BAD_WORDS, ENDS, scores_of
+from softmax import log_softmax, softmax
 from tiny_models import context_of, make_engine, make_request, run, tiny_decoder
 
 String = tuple[int, ...]
@@ -58,13 +59,12 @@ def proposers(vocab: int) -> dict[str, Drafter]:
     }
 
 
-@torch.inference_mode()
-def logits_of(decoder: Decoder, text: Sequence[int], prompt: int) -> Tensor:
+def logits_of(decoder: Decoder, text: Sequence[int], prompt: int) -> Array:
     """Return logits ``[len(text), vocab]`` of one forward pass."""
     engine, block_table = make_engine(decoder), BlockTable()
     engine.cache.prepare(block_table, len(text))
     job = ForwardJob(Segment(block_table, TokenTree.chain(text)), range(len(text)), prompt)
-    return engine.runner.forward([job]).logits[0]
+    return engine.runner.forward([job]).logits[0][:]
 
 
 # Admission of a request takes time for each running request, so batches are small.
@@ -80,17 +80,17 @@ OPTIONS = {
 
 
 @cache
-def distribution_of(name: str) -> Tensor:
+def distribution_of(name: str) -> Array:
     """Return the exact distribution of the first three tokens, by plain logits processors."""
     decoder = tiny_decoder(vocab=SMALL)
-    joint = torch.ones((SMALL,) * 3, dtype=torch.float64)
+    joint = np.ones((SMALL,) * 3)
     for output in ((), *product(range(SMALL)), *product(range(SMALL), repeat=2)):
         made = Sampler(OPTIONS[name], 0, PROMPT, SMALL)
         for token in output:
             made.advance(token)
         logits = logits_of(decoder, [*PROMPT, *output], len(PROMPT))[-1]
-        after = torch.tensor(scores_of(logits, made), dtype=torch.float64).softmax(0)
-        joint[output] *= after.view(-1, *[1] * (2 - len(output)))
+        after = softmax(scores_of(logits, made))
+        joint[output] *= after.reshape(-1, *[1] * (2 - len(output)))
     return joint
 
 
@@ -105,12 +105,11 @@ def draw(proposer: str, options: str, samples: int = SAMPLES) -> list[Request]:
 drawn = cache(draw)
 
 
-def p_value(strings: Sequence[Request], distribution: Tensor) -> float:
+def p_value(strings: Sequence[Request], distribution: Array) -> float:
     cells = {cell: float(distribution[cell]) for cell in product(range(SMALL), repeat=3)}
     return p_value_of([tuple(request.output[:3]) for request in strings], cells, least_cells=16)
 
 
-@pytest.mark.usefixtures("numpy_noise")
 @pytest.mark.parametrize(
     ("proposer", "options"),
     [
@@ -130,7 +129,6 @@ def test_strings_have_the_distribution_of_the_model(proposer: str, options: str)
     assert total(strings, "target_steps") < 0.95 * total(strings, "generated_tokens")
 
 
-@pytest.mark.usefixtures("numpy_noise")
 def test_the_distribution_of_other_options_is_detected() -> None:
     assert p_value(drawn("bushy", "temperature"), distribution_of("colder")) < 1e-4
 
@@ -146,14 +144,15 @@ REPLAYED: list[dict[str, Any]] = [
 ]
 
 
-def slow_choice(made: Sampler, logits: Tensor, draft_tokens: Sequence[int]) -> int:
-    p = torch.tensor(scores_of(logits, made), dtype=torch.float64).softmax(0)
+def slow_choice(made: Sampler, logits: Array, draft_tokens: Sequence[int]) -> int:
+    p = softmax(scores_of(logits, made))
     place = len(made.context)
     for trial, draft in enumerate(draft_tokens):
         if rejection_uniform(made.trial_seed, place, trial) < p[draft] / p.sum():
             return draft
         p[draft] = 0.0
-    return int((p.log() + rejection_noise(made.trial_seed, place, torch.arange(len(p)))).argmax())
+    with np.errstate(divide="ignore"):
+        return int((np.log(p) + rejection_noise(made.trial_seed, place, np.arange(len(p)))).argmax())
 
 
 def request(text: Sequence[int], options: SamplingParams, proposer: Proposer[Any] | None = None) -> Request:
@@ -165,7 +164,7 @@ def replay(done: Request, passes: Sequence[tuple[int, TokenTree]], decoder: Deco
     """Repeat every choice by the plain rule on logits of plain decoding; return the number of accepted draft tokens."""
     made = request(done.prompt, done.params).sampler
     logits, text, accepted = logits_of(decoder, done.tokens, len(done.prompt)), done.tokens, 0
-    logprobs = logits.log_softmax(-1)
+    logprobs = log_softmax(logits)
     for length, tree in passes:
         if length + len(tree) < len(done.prompt):
             continue  # prefill
@@ -232,7 +231,7 @@ def test_accepted_rows_that_are_not_moved_are_detected(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("options", ["greedy", "repetition"])
 def test_greedy_texts_are_equal_under_all_rules(options: str) -> None:
-    want = plain(torch.float32, options)
+    want = plain(FLOAT32, options)
     for name, rule in product(("prompt_lookup", "oracle"), ("rejection", "block")):
         given = [replace(params(options, i), rule=rule) for i in range(len(PROMPTS))]
         got = [ask(prompt, each, drafter(name, want)) for prompt, each in zip(PROMPTS, given, strict=True)]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
 from checkpoints import MakeCheckpoint
 from pronk import LLM, SamplingParams
+from pronk.arrays import Array
 
 
 class Steps:
@@ -20,10 +20,11 @@ class Steps:
         self.size = size
         made.append(self)
 
-    def mask(self, logits: Tensor) -> Tensor:
+    def mask(self, logits: Array) -> Array:
         last = self.tokens[-1] if self.tokens else 0
-        allowed = torch.tensor([(last + step) % self.size for step in (1, 2)])
-        return torch.full_like(logits, -math.inf).index_copy(0, allowed, logits[allowed])
+        allowed, masked = [(last + step) % self.size for step in (1, 2)], np.full_like(logits, -math.inf)
+        masked[allowed] = logits[allowed]
+        return masked
 
     def advance(self, token: int) -> None:
         self.tokens.append(token)

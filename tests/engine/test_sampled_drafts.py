@@ -5,14 +5,14 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
 from drafters.trees import DraftCase, TreeDrafter, drawn_trees
 from engine.cases import assert_same, total
 from engine.test_rejection_distribution import BATCH, OPTIONS, PROMPT, SMALL, bushy, distribution_of, p_value
 from exact_distributions import chain_shape
+from pronk.arrays import Array
 from pronk.drafters import Proposer
 from pronk.engine.request import Request
 from pronk.sampling.acceptance import ChooseToken, acceptance_rule
@@ -59,7 +59,6 @@ def assert_not_vacuous(shape: str, strings: Sequence[Request]) -> None:
     assert (total(strings, "moved") > 0) == (shape != "chain")
 
 
-@pytest.mark.usefixtures("numpy_noise")
 @pytest.mark.parametrize(
     ("shape", "options", "rule"),
     [("chain", "shaped", "block"), ("tree", "shaped", "rejection"), ("mixed", "temperature", "block")],
@@ -70,7 +69,6 @@ def test_strings_have_the_distribution_of_the_model(shape: str, options: str, ru
     assert_not_vacuous(shape, strings)
 
 
-@pytest.mark.usefixtures("numpy_noise")
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("options", ["temperature", "shaped"])
@@ -81,22 +79,19 @@ def test_more_strings_have_the_distribution_of_the_model(shape: str, options: st
     assert_not_vacuous(shape, strings)
 
 
-@pytest.mark.usefixtures("numpy_noise")
 def test_wrong_draft_distributions_are_detected() -> None:
     assert p_value(draw("dishonest", "temperature", "rejection"), distribution_of("temperature")) < 1e-5
 
 
-@pytest.mark.usefixtures("numpy_noise")
 @pytest.mark.parametrize("rule", RULES)
 def test_rows_of_other_nodes_are_detected(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
-    def shifted(sampler: Sampler, tree: TokenTree, logits: Tensor, chosen: Any) -> ChooseToken:
-        return acceptance_rule(sampler, tree, torch.cat((logits[1:], logits[-1:])), chosen)
+    def shifted(sampler: Sampler, tree: TokenTree, logits: Array, chosen: Any) -> ChooseToken:
+        return acceptance_rule(sampler, tree, np.concatenate((logits[1:], logits[-1:])), chosen)
 
     monkeypatch.setattr("pronk.engine.request_step.acceptance_rule", shifted)
     assert p_value(draw("chain", "temperature", rule), distribution_of("temperature")) < 1e-5
 
 
-@pytest.mark.usefixtures("numpy_noise")
 def test_block_rule_accepts_more_than_rejection() -> None:
     one, other = (total(drawn("chain", "temperature", rule), "accepted") for rule in RULES)
     assert other > one

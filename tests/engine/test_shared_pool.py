@@ -5,16 +5,17 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import pytest
-import torch
 
 from drafters.trees import TreeDrafter, oracle_trees
 from engine.cases import DRAFTERS, ask, assert_same, drafter, params, plain, step_until_ended, text, texts, total
+from pronk.architecture.config import ModelConfig
+from pronk.arrays import BFLOAT16, FLOAT32
 from pronk.drafters import Suffix
-from pronk.drafters.shared import side_cache
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.kv_cache.blocks import BlockTable
 from pronk.kv_cache.paged import PagedCache
+from pronk.models.backend import KernelBackend
 from pronk.sampling.params import SamplingParams
 from tiny_models import make_engine, make_request, run, run_alone, tiny_decoder
 
@@ -39,8 +40,8 @@ def serve(engine: Engine, name: str, options: str, want: Sequence[Request]) -> l
 @pytest.mark.parametrize("options", [pytest.param("greedy", marks=pytest.mark.slow), "all"])
 @pytest.mark.parametrize("name", NAMES)
 def test_preempted_requests(name: str, options: str) -> None:
-    want = plain(torch.bfloat16, options, SHORT)
-    got = serve(make_engine(tiny_decoder(torch.bfloat16), **TIGHT), name, options, want)
+    want = plain(BFLOAT16, options, SHORT)
+    got = serve(make_engine(tiny_decoder(BFLOAT16), **TIGHT), name, options, want)
     assert_same(got, want)
     assert total(got, "preemptions") > 0
     if name in ("oracle", "adversarial"):
@@ -73,7 +74,13 @@ class Pools(PagedCache):
     def install(cls, patch: pytest.MonkeyPatch) -> None:
         cls.opened.clear()
         cls.found.clear()
-        patch.setattr(side_cache, "PagedCache", cls)
+        make = KernelBackend.make_cache
+
+        # The tests name the class of the target's cache, so this default is that of drafters.
+        def make_cache(backend: KernelBackend, config: ModelConfig, *, cache_class: Any = cls, **options: Any) -> Any:
+            return make(backend, config, cache_class=cache_class, **options)
+
+        patch.setattr(KernelBackend, "make_cache", make_cache)
 
 
 @pytest.fixture
@@ -85,8 +92,8 @@ def pools(monkeypatch: pytest.MonkeyPatch) -> type[Pools]:
 @pytest.mark.parametrize("name", WITH_POOLS)
 def test_preempted_requests_hold_no_block_of_a_drafter(name: str, pools: type[Pools]) -> None:
     """A preemption frees the blocks of the drafter's caches; the restarted request has draft tokens again."""
-    want = plain(torch.bfloat16, "all", SHORT)
-    engine = make_engine(tiny_decoder(torch.bfloat16), **TIGHT)
+    want = plain(BFLOAT16, "all", SHORT)
+    engine = make_engine(tiny_decoder(BFLOAT16), **TIGHT)
     proposer = drafter(name, want).bind(engine.target)
     assert pools.opened
     got = [ask(want[index].prompt, params("all", index), proposer) for index in (4, 5)]
@@ -117,9 +124,9 @@ def test_preempted_requests_hold_no_block_of_a_drafter(name: str, pools: type[Po
 )
 def test_prefix_hits(name: str, options: str) -> None:
     """All prompts run twice, in a large cache and in a small one that evicts idle blocks."""
-    want = plain(torch.bfloat16, options, SHORT)
+    want = plain(BFLOAT16, options, SHORT)
     for settings in ({}, {"num_blocks": 18}):
-        engine = make_engine(tiny_decoder(torch.bfloat16), share_prefixes=True, **settings)
+        engine = make_engine(tiny_decoder(BFLOAT16), share_prefixes=True, **settings)
         for _ in range(2):
             got = serve(engine, name, options, want)
             assert_same(got, want)
@@ -212,7 +219,7 @@ def test_rows_of_draft_tokens_evict_no_block(name: str) -> None:
 
 
 def test_prefix_hits_do_not_depend_on_draft_tokens() -> None:
-    want = plain(torch.float32, "greedy")
+    want = plain(FLOAT32, "greedy")
     hits = []
     for name in ("autoregressive", "oracle"):
         engine = make_engine(tiny_decoder(), share_prefixes=True)
@@ -321,7 +328,7 @@ def test_a_prefix_larger_than_the_cache_with_a_window() -> None:
 
 def test_no_token_after_a_stop_token_is_cached() -> None:
     """A text that ends within an accepted path gives the same prefix hits as without draft tokens."""
-    want = plain(torch.float32, "all")
+    want = plain(FLOAT32, "all")
     for name in ("oracle", "autoregressive"):
         engine = make_engine(tiny_decoder(), share_prefixes=True)
         got = serve(engine, name, "all", want)

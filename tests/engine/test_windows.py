@@ -12,7 +12,8 @@ from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.errors import CacheFullError
 from pronk.sampling.params import SamplingParams
-from tiny_models import make_engine, make_request, run, run_alone, samples, tiny_decoder
+from softmax import log_softmax
+from tiny_models import make_engine, make_request, run, run_alone, samples, tiny_decoder, tiny_module
 
 WINDOW, BLOCK, TREE, CHUNK = 50, 16, 9, 32
 PROMPTS = (text(1, 300), text(2, 7))
@@ -95,7 +96,7 @@ def test_windows_equal_a_dense_reference(windows: tuple[int | None, ...]) -> Non
     decoder = tiny_decoder(windows=windows)
     request = make_request(text(4, 600), SamplingParams(max_tokens=40, logprobs=1, prompt_logprobs=0))
     run(make_engine(decoder, prefill_chunk=100), [request])
-    want = dense_logits(tiny_decoder(windows=windows, packed=False), request.tokens).log_softmax(-1)
+    want = log_softmax(dense_logits(tiny_module(windows=windows), request.tokens))
     reports = [*request.prompt_logprobs[1:], *request.logprobs]
     assert len(reports) == len(request.tokens) - 1
     for place, report in enumerate(reports):

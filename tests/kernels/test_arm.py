@@ -10,14 +10,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from gguf_files import QUANTIZED
 from kernels.test_blocks import INPUTS, blocks
 from kernels.test_products import same, some_rows
+from pronk.arrays import as_bytes, split_rows
 from pronk.kernels.build import SOURCES, BuildTarget
 from pronk.kernels.library import candidates
-from pronk.models.linear import KernelLinear, WeightLayout
+from pronk.models.backend import KernelBackend
+from pronk.models.linear import Linear, WeightLayout
 from pronk.quantization.formats.matrix import QuantizedMatrix
 from pronk.quantization.gguf.blocks import BlockMatrix
 from quantization.formats.codes import CODED, some_codes
@@ -61,21 +62,26 @@ def test_products_have_the_same_bits(program: Path, processor: str, tmp_path: Pa
     for bits, minima, order in CODED:
         if not order:
             weights += [some_codes((OUTPUTS, 192), bits, minima, order, group) for group in (8, 16, 32, 64)]
-    linears = [KernelLinear(kernels, each, None, WeightLayout()) for each in weights]
+    linears = [Linear(KernelBackend(kernels), each, None, WeightLayout(), None) for each in weights]
     cases, expected = bytearray(), []
     for linear in linears:
         for rows, threads in BATCHES:
             x = some_rows(rows, linear.in_features, seed=rows)
-            data = linear.packed.data.view(torch.uint8).flatten()
+            data = as_bytes(linear.packed.data)
             cases += bytes(linear.packed.struct) + np.array([data.nbytes, rows, threads], np.int64).tobytes()
-            cases += data.numpy().tobytes() + x.numpy().tobytes()
+            cases += data.tobytes() + x.tobytes()
             expected.append(linear.logits(x))
     (tmp_path / "cases").write_bytes(cases)
     command = [str(EMULATOR), "-cpu", processor, str(program), str(tmp_path / "cases"), str(tmp_path / "out")]
     run = subprocess.run(command, check=True, capture_output=True, text=True)
     assert run.stdout.strip() == PROCESSORS[processor]
-    found = torch.from_numpy(np.fromfile(tmp_path / "out", np.float32))
-    parts = found.split([product.numel() for product in expected])
+    found = np.fromfile(tmp_path / "out", np.float32)
+    parts = split_rows(found, [product.size for product in expected])
     for number, (part, product) in enumerate(zip(parts, expected, strict=True)):
         linear, (rows, _) = linears[number // len(BATCHES)], BATCHES[number % len(BATCHES)]
-        assert same(part.view_as(product), product), (processor, rows, linear.packed.struct.type, linear.in_features)
+        assert same(part.reshape(product.shape), product), (
+            processor,
+            rows,
+            linear.packed.struct.type,
+            linear.in_features,
+        )

@@ -2,14 +2,15 @@
 
 import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
 from gguf_files import QUANTIZED, SCALES, decode, random_blocks
 from kernels.test_products import ROWS, same, some_rows
+from pronk.arrays import Array
 from pronk.kernels.library import candidates
+from pronk.kernels.threads import set_threads
 from pronk.kernels.weights import pack
-from pronk.models.linear import KernelLinear, WeightLayout
+from pronk.models.backend import KernelBackend
+from pronk.models.linear import Linear, WeightLayout
 from pronk.quantization.gguf.blocks import BlockMatrix, BlockRows, unpack
 from pronk.quantization.gguf.layout import TENSOR_TYPES
 from quantization.formats.codes import coded_product, fused
@@ -22,29 +23,28 @@ INPUTS = {"Q4_K": 768, "Q5_K": 768, "Q6_K": 768}  # the others: 352, an odd numb
 
 
 def blocks(kind: str, outputs: int, inputs: int, seed: int = 0, heads: int = 0) -> BlockMatrix:
-    stored = torch.from_numpy(random_blocks(kind, outputs, inputs, seed))
-    return BlockMatrix(kind, inputs, (BlockRows(stored, heads),))
+    return BlockMatrix(kind, inputs, (BlockRows(random_blocks(kind, outputs, inputs, seed), heads),))
 
 
-def dequantized(matrix: BlockMatrix) -> Tensor:
-    return torch.cat([torch.from_numpy(decode(matrix.type, part.stored.numpy())) for part in matrix.parts])
+def dequantized(matrix: BlockMatrix) -> Array:
+    return np.concatenate([decode(matrix.type, part.stored) for part in matrix.parts])
 
 
-def linears(weight: BlockMatrix, bias: Tensor | None = None) -> list[KernelLinear]:
-    return [KernelLinear(kernels, weight, bias, WeightLayout()) for kernels in SETS]
+def linears(weight: BlockMatrix, bias: Array | None = None) -> list[Linear]:
+    return [Linear(KernelBackend(kernels), weight, bias, WeightLayout(), None) for kernels in SETS]
 
 
-def super_block_product(matrix: BlockMatrix, x: Tensor) -> Tensor:
+def super_block_product(matrix: BlockMatrix, x: Array) -> Array:
     """Return the product ``[rows, outputs]`` by the rule of ``kernels/README.md``, in integers as far as possible."""
     stored = matrix.parts[0].stored
-    codes = torch.empty(len(stored), matrix.inputs, dtype=torch.uint8)
+    codes = np.empty((len(stored), matrix.inputs), np.uint8)
     unpacked = unpack(stored, TYPES[matrix.type], codes)
-    values = codes.numpy().astype(np.int64) - (96 if matrix.type == "Q6_K" else 0)
+    values = codes.astype(np.int64) - (96 if matrix.type == "Q6_K" else 0)
     group = unpacked.group
     size = TYPES[matrix.type].size
-    raw = stored.numpy().reshape(len(stored), -1, size)
+    raw = stored.reshape(len(stored), -1, size)
     out = np.zeros((len(x), len(stored)), np.float32)
-    for r, row in enumerate(x.float().numpy()):
+    for r, row in enumerate(x):
         for b, start in enumerate(range(0, matrix.inputs, 256)):
             part = row[start : start + 256]
             top = np.abs(part).max()
@@ -63,7 +63,7 @@ def super_block_product(matrix: BlockMatrix, x: Tensor) -> Tensor:
                 if matrix.type != "Q6_K":
                     y = fused(np.float32(sums[1]), -(np.float32(factor_min) * step), y)
                 out[r, n] = y
-    return torch.from_numpy(out)
+    return out
 
 
 def super_block_scales(kind: str, block: np.ndarray) -> tuple[np.float16, np.float16, list[int], list[int]]:
@@ -98,7 +98,7 @@ def test_super_blocks_equal_the_loop(kind: str) -> None:
     x = some_rows(4, 512)
     x[1] *= 1000.0
     x[2, :300] = 0.0
-    x[3] = x[3].sign() * 5.0  # codes of 127 only: the largest sums
+    x[3] = np.sign(x[3]) * 5.0  # codes of 127 only: the largest sums
     expected = super_block_product(weight, x)
     for linear in linears(weight):
         assert same(linear.logits(x), expected), linear.packed.kernels.name
@@ -107,13 +107,13 @@ def test_super_blocks_equal_the_loop(kind: str) -> None:
 @SUPER
 def test_the_largest_sums_do_not_overflow(kind: str) -> None:
     """All codes and scales are the largest, and all inputs equal, so that no product cancels another."""
-    stored = torch.from_numpy(random_blocks(kind, 16, 512, 1))
-    raw = stored.view(16, -1, TYPES[kind].size)
+    stored = random_blocks(kind, 16, 512, 1)
+    raw = stored.reshape(16, -1, TYPES[kind].size)
     scales = slice(192, 208) if kind == "Q6_K" else slice(4, 16)
     raw[:, :, : 192 if kind == "Q6_K" else 0] = 255
     raw[:, :, slice(4, None) if kind != "Q6_K" else scales] = 255 if kind != "Q6_K" else 127
     weight = BlockMatrix(kind, 512, (BlockRows(stored),))
-    x = torch.cat([torch.ones(1, 512), -torch.ones(1, 512)])
+    x = np.array([[1.0], [-1.0]], np.float32).repeat(512, axis=1)
     expected = super_block_product(weight, x)
     for linear in linears(weight):
         assert same(linear.logits(x), expected), linear.packed.kernels.name
@@ -121,12 +121,12 @@ def test_the_largest_sums_do_not_overflow(kind: str) -> None:
 
 def test_the_smallest_scale_of_six_bits() -> None:
     """Scales of Q6_K are signed: -128 times the smallest code, with alternating signs of the scales of a pair."""
-    stored = torch.from_numpy(random_blocks("Q6_K", 16, 512, 1))
-    raw = stored.view(16, -1, TYPES["Q6_K"].size)
+    stored = random_blocks("Q6_K", 16, 512, 1)
+    raw = stored.reshape(16, -1, TYPES["Q6_K"].size)
     raw[:, :, :192] = 0
     raw[:, :, 192:208:2], raw[:, :, 193:208:2] = 128, 127
     weight = BlockMatrix("Q6_K", 512, (BlockRows(stored),))
-    x = torch.cat([torch.ones(1, 512), -torch.ones(1, 512)])
+    x = np.array([[1.0], [-1.0]], np.float32).repeat(512, axis=1)
     expected = super_block_product(weight, x)
     for linear in linears(weight):
         assert same(linear.logits(x), expected), linear.packed.kernels.name
@@ -136,7 +136,7 @@ def test_the_smallest_scale_of_six_bits() -> None:
 def test_groups_equal_the_loop(kind: str) -> None:
     weight = blocks(kind, 21, 352)
     stored = weight.parts[0].stored
-    unpacked = unpack(stored, TYPES[kind], torch.empty(21, 352, dtype=torch.uint8))
+    unpacked = unpack(stored, TYPES[kind], np.empty((21, 352), np.uint8))
     x = some_rows(3, 352)
     expected = coded_product(unpacked, x)
     for linear in linears(weight):
@@ -148,7 +148,7 @@ def test_a_row_depends_on_neither_the_batch_nor_the_instruction_set(kind: str) -
     inputs = INPUTS.get(kind, 352)
     weight, bias = blocks(kind, 97, inputs), some_rows(1, 97, seed=2)[0]
     x = some_rows(600, inputs)
-    torch.set_num_threads(1)
+    set_threads(1, 1)
     whole = linears(weight, bias)[0].logits(x)
     for linear in linears(weight, bias):
         assert same(linear.logits(x), whole), linear.packed.kernels.name
@@ -157,7 +157,7 @@ def test_a_row_depends_on_neither_the_batch_nor_the_instruction_set(kind: str) -
         for rows in (1, 2, 5, 13, 33, 511):
             assert same(linear.logits(x[-rows:]), whole[-rows:]), rows
     for threads in (2, 3, 5):
-        torch.set_num_threads(threads)
+        set_threads(threads, 1)
         for rows in (1, 4, 17, 600):
             assert same(linears(weight, bias)[0].logits(x[:rows]), whole[:rows]), (rows, threads)
 
@@ -170,15 +170,15 @@ def test_rows_that_are_not_finite_leave_the_others_alone(kind: str) -> None:
         x[3], x[7, 5] = float("inf"), float("nan")
         found, finite = linear.logits(x), [row for row in range(9) if row not in (3, 7)]
         assert same(found[finite], expected[finite])
-        assert not found[[3, 7]].isfinite().any()
+        assert not np.isfinite(found[[3, 7]]).any()
 
 
 @KINDS
 def test_rows_of_heads_parts_and_gates(kind: str) -> None:
     """Permuted rows of heads, stacked parts padded by head, and gate and up projections find their places."""
     one, two = blocks(kind, 48, 256, 1, heads=2), blocks(kind, 72, 256, 2)
-    order = torch.arange(48).view(2, 12, 2).transpose(1, 2).reshape(-1)
-    expected = torch.cat([dequantized(one)[order], dequantized(two)])
+    order = np.arange(48).reshape(2, 12, 2).swapaxes(1, 2).reshape(-1)
+    expected = np.concatenate([dequantized(one)[order], dequantized(two)])
     stacked = BlockMatrix(kind, 256, one.parts + two.parts)
     assert same(pack(SETS[0], stacked, unit=24).unpack(), expected)
     assert same(pack(SETS[0], stacked).unpack(), expected)
@@ -191,6 +191,6 @@ def test_damaged_scales_are_refused(kind: str) -> None:
     for at in SCALES.get(kind, (0,)):
         weight = blocks(kind, 20, 512)
         stored = weight.parts[0].stored
-        stored.view(20, -1, TYPES[kind].size)[17, 1, at : at + 2] = torch.tensor([0, 0x7C], dtype=torch.uint8)
+        stored.reshape(20, -1, TYPES[kind].size)[17, 1, at : at + 2] = 0, 0x7C
         with pytest.raises(ValueError, match="expected finite scales, found NaN or infinity"):
             pack(SETS[0], weight)

@@ -8,16 +8,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
 import tiny_models
 from checkpoints import MakeCheckpoint
 from pronk import LLM, OptionError, SamplingParams
-from pronk.kernels import library
+from pronk.arrays import Array
+from pronk.kernels import build, library
 from pronk.kernels.library import INSTRUCTION_SETS, VERSION, Kernels, KernelsError, candidates
 from pronk.kernels.structures import STRUCTURES, CForward, COp, CWeights
+from pronk.kernels.threads import set_threads
 from pronk.models import kernels as loading
 from pronk.models.kernels import load_kernels, self_check
 
@@ -63,7 +64,7 @@ def test_a_damaged_library(content: bytes, tmp_path: Path) -> None:
 def test_an_unrelated_library() -> None:
     # The shared library of a Python module can be loaded, but has none of the kernels' functions.
     with pytest.raises(KernelsError) as caught:
-        candidates(path=Path(torch._C.__file__))
+        candidates(path=Path(np.random.mtrand.__file__))
     one_line(caught, "expected pronk's kernels", "install pronk again")
 
 
@@ -119,7 +120,7 @@ def test_every_instruction_set_passes_its_self_check(
     if pytestconfig.getoption("--library"):  # a sanitizer build takes a minute for hundreds of rows
         monkeypatch.setattr(loading, "_BATCH_SIZES", (1, 4, 20, 40))
     for threads in (1, 2, 3):
-        torch.set_num_threads(threads)
+        set_threads(threads, 1)
         assert self_check(kernels) is None
 
 
@@ -147,8 +148,8 @@ DEFECTS: dict[str, tuple[Callable[[CForward], bool], str]] = {
         "a path of a draft tree is not that text",
     ),
     "a layer": (lambda call: call.segments > 0, "a layer is off by"),
-    "the argmax": (lambda _: False, "the argmax of 33 logits is not that of torch"),
-    "the noise": (lambda _: False, "a sample from .* tokens is not that of torch"),
+    "the argmax": (lambda _: False, "the argmax of 33 logits is not that of NumPy"),
+    "the noise": (lambda _: False, "a sample from .* tokens is not that of NumPy"),
 }
 
 
@@ -167,7 +168,7 @@ def test_the_self_check_finds_defects(defect: str) -> None:
             elif applies(call):
                 nudge(call.logits or call.stream)
 
-        def choose(self, logits: Tensor, temperature: float, key: int) -> int:
+        def choose(self, logits: Array, temperature: float, key: int) -> int:
             if defect == "the argmax":
                 logits = -logits
             return super().choose(logits, temperature, key ^ (defect == "the noise"))
@@ -214,13 +215,26 @@ def test_torch_computes_without_a_library(
     path = tmp_path / "lost.so"
     if damaged:
         path.write_text("not a library")
-    monkeypatch.setattr("pronk.models.kernels.load_kernels", lambda choice: load_kernels(choice, path))
+    monkeypatch.setattr("pronk.backends.load_kernels", lambda choice: load_kernels(choice, path))
     fall_back(checkpoint("llama"), "lost.so", "install pronk again", kernels=choice)
+
+
+@pytest.mark.parametrize("options", [{}, {"kernels": "torch"}, {"device": "cuda"}], ids=str)
+def test_missing_torch_is_one_line(
+    options: dict[str, str], checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pronk.backends.load_kernels", lambda choice: load_kernels(choice, tmp_path / "lost.so"))
+    monkeypatch.setattr("pronk.backends.find_spec", lambda _: None)
+    with pytest.raises(
+        OptionError, match=r"^expected torch, found none \(.*\); pip install 'pronk\[torch\]'$"
+    ) as error:
+        LLM(checkpoint("llama"), **options)  # type: ignore[arg-type]
+    one_line(error)
 
 
 def test_torch_computes_when_all_checks_fail(checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "self_check", lambda _: "it is wrong")
-    monkeypatch.setattr("pronk.models.kernels.load_kernels", load_kernels.__wrapped__)
+    monkeypatch.setattr("pronk.backends.load_kernels", load_kernels.__wrapped__)
     fall_back(checkpoint("llama"), "the portable kernels fail their self-check: it is wrong")
 
 
@@ -276,7 +290,7 @@ def test_workspace_is_reported() -> None:
     kernels = candidates()[0]
     self_check(kernels)
     assert 0 < kernels.workspace < 1 << 26
-    kernels.read(torch.zeros(1 << 16))
+    kernels.read(np.zeros(1 << 16, np.float32))
     assert ctypes.sizeof(COp) % 8 == ctypes.sizeof(CWeights) % 8 == 0
 
 
@@ -288,3 +302,13 @@ def test_a_truncated_library_is_refused(tmp_path: Path, share: float) -> None:
     path.write_bytes(whole[: int(len(whole) * share)])
     with pytest.raises(KernelsError, match="found a part of the file; install pronk again"):
         library.candidates("auto", path)
+
+
+@pytest.mark.skipif(build.find_compiler() is None, reason="expected a C++ compiler")
+def test_a_build_for_this_processor_alone(tmp_path: Path) -> None:
+    """It lacks the instruction sets that the processor lacks, and has the best set of the whole library."""
+    path = tmp_path / "libpronk.so"
+    build.build(path, extra=["-O0", "-DPRONK_FEW_TILES"], native=True)
+    found = candidates(path=path)
+    assert [each.name for each in found] == [each.name for each in candidates()]
+    assert [self_check(each) for each in found[:2]] == [None] * 2

@@ -1,20 +1,23 @@
 """GEMM on every instruction set: a row's bits do not depend on the batch, and its error is bounded."""
 
+import numpy as np
 import pytest
-import torch
 import torch.nn.functional as F
-from torch import Tensor
 
+from pronk.arrays import BFLOAT16, FLOAT16, FLOAT32, Array, DType
 from pronk.kernels.library import Kernels, candidates
-from pronk.models.linear import KernelLinear, WeightLayout
+from pronk.kernels.threads import set_threads
+from pronk.models.backend import KernelBackend
+from pronk.models.linear import Linear, WeightLayout
+from pronk.torch_backend.convert import to_array, to_tensor
 
 EVERY = pytest.mark.parametrize("kernels", candidates(), ids=lambda kernels: kernels.name)
 # Dtypes of the weights and of the input rows.
 TYPES = {
-    "float32": (torch.float32, torch.float32),
-    "bfloat16": (torch.bfloat16, torch.bfloat16),
-    "bfloat16, rows of float32": (torch.bfloat16, torch.float32),
-    "float16": (torch.float16, torch.float32),
+    "float32": (FLOAT32, FLOAT32),
+    "bfloat16": (BFLOAT16, BFLOAT16),
+    "bfloat16, rows of float32": (BFLOAT16, FLOAT32),
+    "float16": (FLOAT16, FLOAT32),
 }
 ALL = pytest.mark.parametrize("name", TYPES)
 # (outputs, inputs): below and above the sizes of a block and of a panel of K, mostly no multiples of tile sizes.
@@ -22,20 +25,21 @@ SHAPES = [(5, 3), (16, 16), (97, 52), (131, 576), (40, 1100)]
 ROWS = (*range(1, 41), 47, 48, 63, 64, 65, 96, 127, 128, 129, 200, 255, 256, 257, 384, 511, 512)
 
 
-def some_rows(count: int, size: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    return torch.randn(count, size, generator=torch.Generator().manual_seed(seed)).to(dtype)
+def some_rows(count: int, size: int, dtype: DType = FLOAT32, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).standard_normal((count, size), np.float32).astype(dtype)
 
 
-def linear(kernels: Kernels, name: str, shape: tuple[int, int], *, bias: bool = False) -> tuple[KernelLinear, Tensor]:
+def linear(kernels: Kernels, name: str, shape: tuple[int, int], *, bias: bool = False) -> tuple[Linear, Array]:
     """Return a linear layer and its weight."""
     dtype, _ = TYPES[name]
     weight = some_rows(*shape, dtype, 1)
     offset = some_rows(1, shape[0], dtype, 2)[0] if bias else None
-    return KernelLinear(kernels, weight, offset, WeightLayout()), weight
+    return Linear(KernelBackend(kernels), weight, offset, WeightLayout(), None), weight
 
 
-def same(one: Tensor, other: Tensor) -> bool:
-    return torch.equal(one.view(torch.int32), other.view(torch.int32))
+def same(one: Array, other: Array) -> bool:
+    """Return whether two arrays of float32 have the same bits."""
+    return np.array_equal(one.view(np.int32), other.view(np.int32))
 
 
 @ALL
@@ -45,8 +49,8 @@ def test_a_row_does_not_depend_on_the_batch(kernels: Kernels, name: str) -> None
     for shape in SHAPES:
         product, _ = linear(kernels, name, shape, bias=True)
         x = some_rows(1040, shape[1], TYPES[name][1])
-        torch.set_num_threads(1)
-        want = torch.cat([product.logits(row) for row in x[:40].split(1)])
+        set_threads(1, 1)
+        want = np.concatenate([product.logits(row[None]) for row in x[:40]])
         whole = product.logits(x)
         assert same(whole[:40], want)
         for rows in ROWS:
@@ -54,7 +58,7 @@ def test_a_row_does_not_depend_on_the_batch(kernels: Kernels, name: str) -> None
         for rows in (1, 2, 5, 13, 33, 100, 511):
             assert same(product.logits(x[-rows:]), whole[-rows:]), (shape, rows)
         for threads in (2, 3, 5):
-            torch.set_num_threads(threads)
+            set_threads(threads, 1)
             for rows in (1, 4, 5, 17, 64, 600):
                 assert same(product.logits(x[:rows]), whole[:rows]), (shape, rows, threads)
 
@@ -68,15 +72,15 @@ def test_rows_that_are_not_finite_leave_the_others_alone(kernels: Kernels, name:
     x[3], x[17, 5], x[29] = float("inf"), float("nan"), 3e38
     found, fine = product.logits(x), [row for row in range(30) if row not in (3, 17, 29)]
     assert same(found[fine], want[fine])
-    assert found[17].isnan().all()
-    assert not found[3].isfinite().any()
+    assert np.isnan(found[17]).all()
+    assert not np.isfinite(found[3]).any()
 
 
-def errors(product: KernelLinear, weight: Tensor, x: Tensor) -> tuple[float, float]:
+def errors(product: Linear, weight: Array, x: Array) -> tuple[float, float]:
     """Return the norm of the product's error, and that of torch's product, both against float64."""
-    exact = x.double() @ weight.double().t()
-    found = (product(x).double() - exact).norm()
-    return float(found), float((F.linear(x, weight).double() - exact).norm())
+    exact = x.astype(np.float64) @ weight.astype(np.float64).T
+    mine, theirs = product.logits(x).astype(x.dtype), to_array(F.linear(to_tensor(x), to_tensor(weight)))
+    return float(np.linalg.norm(mine - exact)), float(np.linalg.norm(theirs - exact))
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "float16"])
@@ -106,7 +110,7 @@ def test_float32_error_is_that_of_rounding_each_sum(kernels: Kernels) -> None:
     for shape in (*SHAPES, (64, 4096)):
         product, weight = linear(kernels, "float32", shape)
         x = some_rows(40, shape[1])
-        terms = x.double()[:, None] * weight.double()
-        walk = terms.cumsum(-1).square().sum(-1).sqrt() * 2.0**-24
-        found = product(x).double() - terms.sum(-1)
-        assert float(found.norm()) < 1.05 * float(walk.norm()), shape
+        terms = x.astype(np.float64)[:, None] * weight
+        walk = np.sqrt(np.square(terms.cumsum(-1)).sum(-1)) * 2.0**-24
+        found = product.logits(x) - terms.sum(-1)
+        assert np.linalg.norm(found) < 1.05 * np.linalg.norm(walk), shape

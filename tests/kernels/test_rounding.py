@@ -1,11 +1,12 @@
 """Quantizing to 8 and 4 bits: equal on every instruction set, and the best of the tried scales."""
 
+import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
+from pronk.arrays import BFLOAT16, FLOAT16, FLOAT32, Array, DType
 from pronk.kernels.library import TYPES, Kernels, candidates
 from pronk.kernels.rounding import default_group, round_weights
+from pronk.kernels.threads import set_threads
 from pronk.kernels.weights import pack
 from pronk.quantization.formats.matrix import Bits
 
@@ -13,50 +14,56 @@ SETS = candidates()
 BITS = pytest.mark.parametrize("bits", [8, 4])
 
 
-def some_weight(outputs: int, inputs: int) -> Tensor:
-    return torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(outputs))
+def some_weight(outputs: int, inputs: int) -> Array:
+    return np.random.default_rng(outputs).standard_normal((outputs, inputs), np.float32)
 
 
 @BITS
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_every_instruction_set_quantizes_alike(dtype: torch.dtype, bits: Bits) -> None:
+@pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16, FLOAT16], ids=str)
+def test_every_instruction_set_quantizes_alike(dtype: DType, bits: Bits) -> None:
     for shape in ((1, 8), (7, 45), (40, 200), (33, 1100)):
         for group in (8, 24, 32, 128, 4096):
-            weight = some_weight(*shape).to(dtype)
+            weight = some_weight(*shape).astype(dtype)
             made = [round_weights(kernels, weight, bits, group) for kernels in SETS]
-            torch.set_num_threads(3)
+            set_threads(3, 1)
             made.append(round_weights(SETS[0], weight, bits, group))
-            torch.set_num_threads(1)
+            set_threads(1, 1)
             for each in made[1:]:
-                assert torch.equal(each.codes, made[0].codes)
-                assert torch.equal(each.scale, made[0].scale)
+                assert np.array_equal(each.codes, made[0].codes)
+                assert np.array_equal(each.scale, made[0].scale)
 
 
 @BITS
 @pytest.mark.parametrize("group", [None, 8, 32, 64, 128, 1024])
 def test_codes_are_nearest_and_no_tried_scale_is_better(bits: Bits, group: int | None) -> None:
-    weight = some_weight(40, 200) * torch.logspace(-3, 2, 40)[:, None]
-    weight[5], weight[6, 3], weight[7] = 0.0, 9.0, -weight[7].abs()
+    weight = some_weight(40, 200) * np.logspace(-3, 2, 40, dtype=np.float32)[:, None]
+    weight[5], weight[6, 3], weight[7] = 0.0, 9.0, -np.abs(weight[7])
     made = round_weights(SETS[0], weight, bits, group)
     assert made.group == min(group or default_group(bits, 200), 224)
     zero = 1 << (bits - 1)
     for start in range(0, 200, made.group):
         part, scale = weight[:, start : start + made.group], made.scale[:, start // made.group, None]
-        codes = made.codes[:, start : start + made.group].float() - zero
-        wanted = torch.where(scale == 0, 0.0, part * (1 / scale)).round().clamp(-zero, zero - 1)
-        assert torch.equal(codes, wanted)
-        mine = (codes * scale - part).double().square().sum(1)
-        farthest = part.gather(1, part.abs().argmax(1, keepdim=True))
+        codes = made.codes[:, start : start + made.group].astype(np.float32) - zero
+        inverse = 1 / np.where(scale == 0, np.inf, scale)
+        assert np.array_equal(codes, np.rint(part * inverse).clip(-zero, zero - 1))
+        mine = squares(codes * scale - part)
+        farthest = np.take_along_axis(part, np.abs(part).argmax(1, keepdims=True), 1)
         for step in range(6 if bits == 4 else 0):
-            for tried in (farthest.abs() * (1 - 0.05 * step) / (zero - 1), -farthest * (1 - 0.05 * step) / zero):
-                other = (part / tried).nan_to_num().round().clamp(-zero, zero - 1) * tried - part
-                assert bool((mine <= other.double().square().sum(1) * 1.0001).all())
+            for tried in (np.abs(farthest) * (1 - 0.05 * step) / (zero - 1), -farthest * (1 - 0.05 * step) / zero):
+                quotients = np.divide(part, tried, out=np.zeros_like(part), where=tried != 0)
+                other = np.rint(quotients).clip(-zero, zero - 1) * tried - part
+                assert (mine <= squares(other) * 1.0001).all()
     assert not made.dequantize()[5].any()
+
+
+def squares(errors: Array) -> Array:
+    """Return the sum of the squares of each row, in float64."""
+    return np.square(errors.astype(np.float64)).sum(1)
 
 
 def test_a_row_too_large_for_memory() -> None:
     """The float32 copy of a bfloat16 row cannot be allocated; with 0 rows the null pointers are not read."""
-    asked = (None, TYPES[torch.bfloat16], 0, 1 << 55, 1 << 55, 4, 32, 0, None, None, 1, 0)
+    asked = (None, TYPES[BFLOAT16], 0, 1 << 55, 1 << 55, 4, 32, 0, None, None, 1, 0)
     assert SETS[0].library.pronk_round(*asked) == -1
 
 
@@ -92,20 +99,20 @@ def kernels_bytes(inputs: int, group: int) -> int:
 def test_weights_on_the_grid_are_exact() -> None:
     for bits in (8, 4):
         most = (1 << (bits - 1)) - 1
-        weight = torch.arange(-most, most + 1).float().repeat(3, 1) * 0.25
+        weight = np.tile(np.arange(-most, most + 1, dtype=np.float32), (3, 1)) * 0.25
         made = round_weights(SETS[0], weight, bits, 1024)
-        torch.testing.assert_close(made.dequantize(), weight, rtol=1e-6, atol=0.0)
+        np.testing.assert_allclose(made.dequantize(), weight, rtol=1e-6, atol=0.0)
 
 
 def test_clipping_has_a_smaller_error_than_the_full_range() -> None:
     """The best scale may clip the largest weight, because a smaller scale rounds all other weights less."""
     weight = some_weight(300, 256)
     made = round_weights(SETS[0], weight, 4)
-    grouped = weight.view(300, -1, 32)
-    scale = grouped.abs().amax(-1, keepdim=True) / 7
-    whole = ((grouped / scale).round() * scale).view_as(weight)
-    mine, plain = ((each - weight).norm() for each in (made.dequantize(), whole))
-    assert float(mine) < 0.92 * float(plain)
+    grouped = weight.reshape(300, -1, 32)
+    scale = np.abs(grouped).max(-1, keepdims=True) / 7
+    whole = (np.rint(grouped / scale) * scale).reshape(weight.shape)
+    mine, plain = (np.linalg.norm(each - weight) for each in (made.dequantize(), whole))
+    assert mine < 0.92 * plain
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

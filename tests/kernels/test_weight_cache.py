@@ -5,15 +5,15 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
-import torch
 
 from checkpoints import MakeCheckpoint
 from gguf_files import convert
 from pronk import LLM, SamplingParams
+from pronk.arrays import Array, as_bytes
 from pronk.errors import OptionError
 from pronk.kernels.weight_cache import WeightCache
-from pronk.models.linear import KernelLinear
 
 PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)
 SIZES = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "head_dim": 64}
@@ -25,13 +25,14 @@ def model(checkpoint: MakeCheckpoint, tmp_path: Path) -> Path:
     return convert(checkpoint("llama", **SIZES), tmp_path / "model.gguf", KINDS)
 
 
-def packed(llm: LLM) -> list[torch.Tensor]:
-    modules = llm.engine.runner.decoder.modules()
-    return [module.packed.data.view(torch.uint8) for module in modules if isinstance(module, KernelLinear)]
+def packed(llm: LLM) -> list[Array]:
+    decoder = llm.engine.runner.decoder
+    assert decoder.table is not None
+    return [as_bytes(linear.packed.data) for linear in (decoder.table, *decoder.linears())]
 
 
 def same(one: LLM, other: LLM) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(packed(one), packed(other), strict=True))
+    return all(np.array_equal(a, b) for a, b in zip(packed(one), packed(other), strict=True))
 
 
 def no_packing(*_: object) -> None:
@@ -128,7 +129,7 @@ def identity(path: Path) -> list[tuple[str, int, int, int]]:
 
 def test_matrices_are_found_by_name_and_size(tmp_path: Path) -> None:
     cache = WeightCache(tmp_path, identity(tmp_path))
-    cache.add("a", torch.arange(100, dtype=torch.uint8))
+    cache.add("a", np.arange(100, dtype=np.uint8))
     cache.save()
     found = WeightCache(tmp_path, identity(tmp_path))
     assert found.find("a", 99) is None
@@ -142,13 +143,13 @@ def test_matrices_are_found_by_name_and_size(tmp_path: Path) -> None:
 def test_new_matrices_join_those_of_the_file(tmp_path: Path) -> None:
     for number in range(3):
         cache = WeightCache(tmp_path, identity(tmp_path))
-        cache.add(f"m{number}", torch.full((5000,), number, dtype=torch.uint8))
+        cache.add(f"m{number}", np.full(5000, number, np.uint8))
         cache.save()
     found = WeightCache(tmp_path, identity(tmp_path))
     for number in range(3):
         matrix = found.find(f"m{number}", 5000)
         assert matrix is not None
-        assert matrix.unique().tolist() == [number]
+        assert np.unique(matrix).tolist() == [number]
 
 
 def test_models_without_blocks_are_refused(checkpoint: MakeCheckpoint, model: Path, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
-"""The paged KV cache: writes go to the slots of the table, commits move rows, shared blocks are copied.
+"""The paged KV cache: programs write to the slots of the table, commits move rows, shared blocks are copied.
 
-Tests run with all layouts: rows for torch (blocks of 4), panels of 16 slots for the kernels, and both in 8 bits. Each
-text begins four slots before the end of a block, so that expected values are the same in all layouts.
+Tests run with all layouts: rows for torch, panels of 16 slots for the kernels, and panels and rows in 8 bits. Most
+texts begin four slots before the end of a block.
 """
 
 import gc
@@ -13,55 +13,55 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from oracle import dense_logits
+from pronk.arrays import BFLOAT16, FLOAT32, INT8, UINT8, Array, DType
 from pronk.errors import CacheFullError, OptionError
-from pronk.execution.attention import Segment
 from pronk.execution.model_runner import ForwardJob, ModelRunner
+from pronk.execution.segment import Segment
 from pronk.kv_cache import budget
 from pronk.kv_cache.blocks import BlockTable
 from pronk.kv_cache.budget import BLOCK_SIZE, parse_memory
 from pronk.kv_cache.layout import kv_bytes_per_token
 from pronk.kv_cache.paged import PagedCache
+from pronk.models.backend import Backend, KernelBackend
+from pronk.models.linear import Linear, Norm, WeightLayout
+from pronk.models.program import ProgramRows
 from pronk.speculation.tree import TokenTree
-from tiny_models import CPU, kernels, make_cache, text_logits, tiny_config, tiny_decoder
+from pronk.torch_backend.backend import TorchBackend
+from pronk.torch_backend.cache import TorchCache
+from tiny_models import kernels, make_cache, text_logits, tiny_config, tiny_decoder, tiny_module
 
 CONFIG = tiny_config(heads=2, kv_heads=2, head_dim=6)
 HIDDEN = CONFIG.hidden_size
 MARGIN = 16
+SIZE = 16  # tokens of a block
+LEAD = [*range(900, 900 + SIZE - 4)]  # first tokens of a text, up to four slots before the end of its first block
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A layout of the KV cache and a block size."""
+    """A layout of the KV cache."""
 
     packed: bool
-    dtype: torch.dtype
-    size: int
-    kv_dtype: torch.dtype | None = None
+    dtype: DType
+    kv_dtype: DType | None = None
 
     def make(self, blocks: int = 12) -> PagedCache:
-        shape = {"num_blocks": blocks, "block_size": self.size}
-        return make_cache(CONFIG, self.dtype, **shape, packed=self.packed, kv_dtype=self.kv_dtype)
+        shape: dict[str, Any] = {"num_blocks": blocks, "block_size": SIZE, "kv_dtype": self.kv_dtype}
+        return make_cache(CONFIG, self.dtype, **shape, packed=self.packed)
 
-    @property
-    def lead(self) -> list[int]:
-        """Return the first tokens of a text, up to four slots before the end of its first block."""
-        return list(range(900, 900 + self.size - 4))
-
-    def poisoned(self, tensor: Tensor) -> Tensor:
-        return tensor.isnan() if self.packed else tensor > 1e3
+    def poisoned(self, array: Array) -> Array:
+        return np.isnan(array) if self.packed else array > 1e3
 
 
 KINDS = {
-    "torch": Kind(False, torch.float32, 4),
-    "torch, bfloat16": Kind(False, torch.bfloat16, 16),
-    "kernels": Kind(True, torch.float32, 16),
-    "kernels, bfloat16": Kind(True, torch.bfloat16, 16),
-    "torch, 8 bits": Kind(False, torch.float32, 4, torch.int8),
-    "kernels, 8 bits": Kind(True, torch.float32, 16, torch.int8),
-    "kernels, 8 bits of bfloat16": Kind(True, torch.bfloat16, 16, torch.int8),
+    "torch": Kind(False, FLOAT32),
+    "torch, bfloat16": Kind(False, BFLOAT16),
+    "kernels": Kind(True, FLOAT32),
+    "kernels, bfloat16": Kind(True, BFLOAT16),
+    "kernels, 8 bits": Kind(True, FLOAT32, INT8),
+    "kernels, 8 bits of bfloat16": Kind(True, BFLOAT16, INT8),
 }
 
 
@@ -70,179 +70,247 @@ def kind(request: pytest.FixtureRequest) -> Kind:
     return KINDS[request.param]
 
 
-def rows(values: list[int], layer: int, dtype: torch.dtype = torch.float32) -> Tensor:
+def rows(values: list[int], layer: int) -> Array:
     """Return keys ``[rows, 2, 6]`` with the numbers ``value // 100, value % 100, layer, head, 127, 0``.
 
     Numbers below 100 are exact in bfloat16; 127 makes the scale of 8-bit codes 1.
     """
     own = [[[v // 100, v % 100, layer, head, 127, 0] for head in range(2)] for v in values]
-    return torch.tensor(own, dtype=dtype)
+    return np.array(own, np.float32)
 
 
-def outputs(values: list[int], layer: int, dtype: torch.dtype = torch.float32) -> Tensor:
+def outputs(values: list[int], layer: int) -> Array:
     """Return hidden states ``[rows, hidden]`` that repeat ``value // 100 + layer, value % 100 + layer``."""
-    number = torch.tensor(values)[:, None]
-    return (torch.cat((number // 100, number % 100), dim=1).repeat(1, HIDDEN // 2) + layer).to(dtype)
+    number = np.array(values, np.float32)[:, None]
+    return np.tile(np.concatenate((number // 100, number % 100), axis=1), HIDDEN // 2) + np.float32(layer)
 
 
 def write(cache: PagedCache, block_table: BlockTable, values: list[int]) -> None:
     """Write the rows of ``values`` after the committed tokens in every layer; V is the negated K."""
-    start = block_table.length
-    cache.prepare(block_table, start + len(values))
-    slots = torch.from_numpy(cache.slots(block_table, start, start + len(values)))
     for layer in range(len(cache.keys)):
-        keys = rows(values, layer, cache.dtype)
-        cache.write(layer, slots, keys, -keys)
+        keys = rows(values, layer)
+        write_rows(cache, block_table, layer, keys, -keys)
     for layer in cache.hidden:
-        cache.write_hidden(layer, slots, outputs(values, layer, cache.dtype))
+        program = backend_of(cache).program(HIDDEN, cache.dtype, cache)
+        program.store_hidden(layer)
+        program.run(rows_after(block_table, len(values)), outputs(values, layer).astype(cache.dtype))
 
 
-def start_text(cache: PagedCache, kind: Kind) -> BlockTable:
+def write_rows(cache: PagedCache, block_table: BlockTable, layer: int, keys: Array, values: Array) -> None:
+    """Write keys and values ``[rows, heads, size]`` after the committed tokens by a program of the cache's backend.
+
+    The input of row ``i`` is the unit vector ``i``, for which the projection returns column ``i`` of its weight.
+    """
+    count, backend, config = len(keys), backend_of(cache), replace(CONFIG, rope=None)
+    cache.prepare(block_table, block_table.length + count)
+    inputs = 256  # a unit vector times its square root has a mean square of exactly 1
+    weight = np.zeros((sum(config.qkv_sizes), inputs), np.float32)
+    weight[config.qkv_sizes[0] :, :count] = np.concatenate((keys, values), axis=1).reshape(count, -1).T
+    linear = Linear(backend, weight.astype(cache.dtype), None, WeightLayout(unit=config.head_dim), None)
+    program = backend.program(inputs, cache.dtype, cache)
+    program.project(linear, Norm(np.full(inputs, 1 / 16, np.float32), None, 0.0), config, layer)
+    units = 16 * np.eye(count, inputs, dtype=np.float32)
+    program.run(rows_after(block_table, count), units.astype(cache.dtype))
+
+
+def backend_of(cache: PagedCache) -> Backend:
+    return TorchBackend("cpu", cache.dtype) if cache.kernels is None else KernelBackend(cache.kernels)
+
+
+def rows_after(block_table: BlockTable, count: int) -> ProgramRows:
+    tokens = [0] * count
+    return ProgramRows().set_segments([(block_table, TokenTree.chain(tokens), 0)], tokens)
+
+
+def start_text(cache: PagedCache) -> BlockTable:
     block_table = BlockTable()
-    if kind.lead:
-        write(cache, block_table, kind.lead)
-        cache.commit(block_table, range(len(kind.lead)))
+    write(cache, block_table, LEAD)
+    cache.commit(block_table, range(len(LEAD)))
     return block_table
 
 
-def every(cache: PagedCache, where: slice | Tensor | None = None) -> list[Tensor]:
-    """Return all pools as ``[heads, slots, size]``: K and V of each layer, then kept layer outputs."""
-    where = slice(0, cache.num_slots) if where is None else where
-    found = [pool for layer in range(len(cache.keys)) for pool in cache.read_slots(layer, where)]
-    return found + [pool[:, where] for pool in cache.hidden.values()]
+def every(cache: PagedCache, slots: slice | Array = slice(None)) -> list[Array]:
+    """Return slots of all pools as float32 ``[heads, slots, size]``: K and V of each layer, then kept layer outputs."""
+    whole = BlockTable([*range(cache.allocator.num_blocks)], length=cache.num_slots)
+    found = [pool for layer in range(len(cache.keys)) for pool in cache.read(layer, whole)]
+    found += [cache.read_hidden(layer, whole, 0, cache.num_slots)[None] for layer in cache.hidden]
+    return [pool[:, slots].astype(np.float32) for pool in found]
 
 
 def read(cache: PagedCache, block_table: BlockTable, start: int, stop: int) -> list[int]:
     """Return the values of some tokens, after a check that all layers, heads and kept outputs have them."""
-    found = [pool.float() for pool in every(cache, cache.slot_index(block_table, start, stop))]
-    values: list[int] = (100 * found[0][0, :, 0] + found[0][0, :, 1]).round().long().tolist()
+    found = every(cache, cache.slots(block_table, start, stop))
+    values: list[int] = np.rint(100 * found[0][0, :, 0] + found[0][0, :, 1]).astype(int).tolist()
     for layer in range(len(cache.keys)):
-        want = rows(values, layer).transpose(0, 1)
-        assert torch.equal(found[2 * layer], want)
-        assert torch.equal(found[2 * layer + 1], -want)
+        want = rows(values, layer).swapaxes(0, 1)
+        assert np.array_equal(found[2 * layer], want)
+        assert np.array_equal(found[2 * layer + 1], -want)
     for layer, pool in zip(cache.hidden, found[2 * len(cache.keys) :], strict=True):
-        assert torch.equal(pool[0], outputs(values, layer))
+        assert np.array_equal(pool[0], outputs(values, layer))
+        assert np.array_equal(cache.read_hidden(layer, block_table, start, stop).astype(np.float32), pool[0])
     return values
 
 
-def held(cache: PagedCache, block_table: BlockTable, kind: Kind) -> list[int]:
-    """Return the values of a text without ``kind.lead``, which comes first."""
+def held(cache: PagedCache, block_table: BlockTable) -> list[int]:
+    """Return the values of a text without ``LEAD``, which comes first."""
     found = read(cache, block_table, 0, block_table.length)
-    assert found[: len(kind.lead)] == kind.lead
-    return found[len(kind.lead) :]
+    assert found[: len(LEAD)] == LEAD
+    return found[len(LEAD) :]
 
 
 def test_shapes_and_sizes_of_pools(kind: Kind) -> None:
     cache = kind.make(5)
     slots = cache.num_slots
-    assert slots == 5 * kind.size + MARGIN
+    assert slots == 5 * SIZE + MARGIN
     assert len(cache.keys) == len(cache.values) == 2
     coded = kind.kv_dtype is not None
     values = (2, slots, 10 if coded else 6)
-    panels = (2, slots // 16, 6, 16, 1) if kind.dtype == torch.float32 else (2, slots // 16, 3, 16, 2)
+    panels = (2, slots // 16, 6, 16, 1) if kind.dtype == FLOAT32 else (2, slots // 16, 3, 16, 2)
     panels = (2, slots // 16, 10, 16) if coded else panels
     assert all(pool.shape == (panels if kind.packed else values) for pool in cache.keys)
     assert all(pool.shape == values for pool in cache.values)
     assert sum(pool.nbytes for pool in (*cache.keys, *cache.values)) == slots * cache.bytes_per_token
     for pool in every(cache):
         assert pool.shape == (2, slots, 6)
-        assert bool(kind.poisoned(pool).all())
-    fresh = PagedCache(CONFIG, num_blocks=5, block_size=kind.size, dtype=torch.bfloat16, device=CPU)
-    assert all(pool.dtype == torch.bfloat16 and not pool.any() for pool in (*fresh.keys, *fresh.values))
+        assert kind.poisoned(pool).all()
+    fresh = PagedCache(CONFIG, num_blocks=5, block_size=SIZE, dtype=BFLOAT16, kernels=None)
+    assert all(pool.dtype == BFLOAT16 and not pool.any() for pool in (*fresh.keys, *fresh.values))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_panels(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=str)
+def test_panels(dtype: DType) -> None:
     """Keys of 16 slots are stored dimension by dimension; in bfloat16, by pairs of dimensions."""
-    cache = make_cache(CONFIG, dtype, num_blocks=3)
-    slots = torch.randperm(48, generator=torch.Generator().manual_seed(0))
-    keys = torch.arange(2 * 48 * 6).view(2, 48, 6).remainder(251).to(dtype)
-    cache.write(0, slots, keys.transpose(0, 1), -keys.transpose(0, 1))
+    cache = make_cache(CONFIG, dtype, num_blocks=4)
+    block_table = BlockTable([2, 0, 1])
+    block_table.update_derived()
+    keys = (np.arange(48 * 2 * 6).reshape(48, 2, 6) % 251).astype(np.float32)
+    write_rows(cache, block_table, 0, keys, -keys)
+    slots = cache.slots(block_table, 0, 48)
     for head in range(2):
         for place, slot in enumerate(slots.tolist()):
             for d in range(6):
                 panel = cache.keys[0][head, slot // 16]
-                found = panel[d, slot % 16, 0] if dtype == torch.float32 else panel[d // 2, slot % 16, d % 2]
-                assert found == keys[head, place, d]
-    assert torch.equal(cache.read_slots(0, slots)[0], keys)
-    assert torch.equal(cache.read_slots(0, slots)[1], -keys)
-    assert torch.equal(cache.read_slots(0, slice(7, 30))[0], cache.read_slots(0, torch.arange(7, 30))[0])
-    assert cache.read_slots(0, slice(48, 64))[0].isnan().all()
+                found = panel[d, slot % 16, 0] if dtype == FLOAT32 else panel[d // 2, slot % 16, d % 2]
+                assert found == keys[place, head, d]
+    block_table.length = 48
+    for found, want in zip(cache.read(0, block_table), (keys, -keys), strict=True):
+        assert found.dtype == dtype
+        assert np.array_equal(found.swapaxes(0, 1), want)
+    assert np.isnan(every(cache, slice(48, 64))[0]).all()
     with pytest.raises(AssertionError, match="panels of 16"):
         make_cache(CONFIG, dtype, block_size=24)
 
 
-@pytest.mark.parametrize("packed", [True, False], ids=["kernels", "torch"])
-def test_codes_of_8_bits(packed: bool) -> None:
+def test_codes_of_8_bits() -> None:
     """Each key and value of each head is stored beside its scale; zeros stay zeros."""
-    cache, slots = Kind(packed, torch.float32, 16, torch.int8).make(3), torch.randperm(48)
-    keys, values = (
-        torch.randn(2, 48, 2, 6, generator=torch.Generator().manual_seed(0)) * torch.logspace(-9, 9, 48)[:, None, None]
-    )
+    cache, block_table = KINDS["kernels, 8 bits"].make(4), BlockTable([2, 0, 1])
+    block_table.update_derived()
+    numbers = np.random.default_rng(0).standard_normal((2, 48, 2, 6), np.float32)
+    keys, values = numbers * np.logspace(-9, 9, 48, dtype=np.float32)[:, None, None]
     keys[5] = 0.0
-    cache.write(1, slots, keys, values)
+    write_rows(cache, block_table, 1, keys, values)
     for head in range(2):
-        for token, slot in enumerate(slots.tolist()):
-            for kept, row, panels in (
-                (cache.keys[1], keys[token, head], packed),
-                (cache.values[1], values[token, head], False),
-            ):
-                scale = row.abs().max() / 127.0
-                codes = (row / scale).nan_to_num().round() if scale else row
-                if panels:
-                    panel = kept[head, slot // 16]
-                    own = torch.cat((panel[:6, slot % 16], panel[6:].flatten()[slot % 16 * 4 : slot % 16 * 4 + 4]))
-                else:
-                    own = kept[head, slot]
-                assert torch.equal(own[:6].float(), codes)
-                assert own[6:].clone().view(torch.float32) == scale
-    found = [each.transpose(0, 1) for each in cache.read_slots(1, slots)]
+        for token, slot in enumerate(cache.slots(block_table, 0, 48).tolist()):
+            panel = cache.keys[1][head, slot // 16]
+            key = np.concatenate((panel[:6, slot % 16], panel[6:].reshape(-1)[slot % 16 * 4 : slot % 16 * 4 + 4]))
+            for own, row in ((key, keys[token, head]), (cache.values[1][head, slot], values[token, head])):
+                largest = np.abs(row).max()
+                assert own[:6].tolist() == np.rint(row * (np.float32(127) / max(largest, np.float32(1e-30)))).tolist()
+                assert own[6:].copy().view(np.float32) == largest / np.float32(127)
+    block_table.length = 48
+    found = [each.swapaxes(0, 1) for each in cache.read(1, block_table)]
     for kept, given in zip(found, (keys, values), strict=True):
-        assert bool(((kept - given).abs() <= given.abs().amax(-1, keepdim=True) * (0.5001 / 127)).all())
+        assert (np.abs(kept - given) <= np.abs(given).max(-1, keepdims=True) * (0.5001 / 127)).all()
     assert not found[0][5].any()
 
 
-@pytest.mark.parametrize("kv_dtype", [None, torch.int8], ids=["plain", "8 bits"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@torch.inference_mode()
-def test_kernels_and_torch_write_the_same_rows(dtype: torch.dtype, kv_dtype: torch.dtype | None) -> None:
+def test_stored_bytes_are_those_of_every_layout() -> None:
+    """Slots that one cache exports are the tokens of the cache that imports them, at any slots."""
+    for kind in [each for each in KINDS.values() if each.packed]:
+        source, target = kind.make(4), kind.make(5)
+        for cache in (source, target):
+            cache.keep_hidden(2, cache)
+        block_table, values = BlockTable(), list(range(100, 150))
+        write(source, block_table, values)
+        stored = source.export_slots(source.slots(block_table, 0, 50))
+        assert (stored.shape, stored.dtype) == ((50, source.bytes_per_token), UINT8)
+        other = BlockTable([4, 1, 0, 2])
+        other.update_derived()
+        order = np.random.default_rng(0).permutation(50)
+        target.import_slots(target.slots(other, 0, 50)[order], stored[order])
+        assert read(target, other, 0, 50) == values
+
+
+@pytest.mark.parametrize("kv_dtype", [None, INT8], ids=["plain", "8 bits"])
+@pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=str)
+def test_kernels_and_torch_write_the_same_rows(dtype: DType, kv_dtype: DType | None) -> None:
     found = []
     for packed in (True, False):
         decoder = tiny_decoder(dtype, packed=packed)
-        cache = make_cache(decoder.config, dtype, num_blocks=8, packed=packed, kv_dtype=kv_dtype)
+        shape: dict[str, Any] = {"num_blocks": 8, "packed": packed, "kv_dtype": kv_dtype if packed else None}
+        cache = make_cache(decoder.config, dtype, **shape)
         block_table = BlockTable()
         cache.prepare(block_table, 70)
         job = ForwardJob(Segment(block_table, TokenTree.chain(range(70))), range(70), 70)
         ModelRunner(decoder, cache).forward([job])
         cache.commit(block_table, range(70))
-        found.append(cache.read(0, block_table))
+        found.append([each.astype(np.float32) for each in cache.read(0, block_table)])
         assert all(each.shape == (2, 70, 16) for each in found[-1])
-    near = {"rtol": 0.0, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 5e-2}
-    if kv_dtype is not None:  # numbers that differ in the last bit may round to different codes
-        near["atol"] += float(max(each.abs().max() for each in found[0])) / 127
-    torch.testing.assert_close(*found, **near)
+    near = {"rtol": 0.0, "atol": 1e-5} if dtype == FLOAT32 else {"rtol": 2e-2, "atol": 5e-2}
+    for by_kernels, by_torch in zip(*found, strict=True):
+        # The codes of torch's rows, of which those in 8 bits differ by rounding: half a step.
+        step = 0.0 if kv_dtype is None else np.abs(by_torch).max(-1, keepdims=True) / 127
+        assert (np.abs(by_kernels - by_torch) <= near["atol"] + near["rtol"] * np.abs(by_torch) + 0.51 * step).all()
     assert text_logits(tiny_decoder(dtype), range(70), dtype).shape == (70, 131)
 
 
-@pytest.mark.parametrize("packed", [True, False], ids=["kernels", "torch"])
 @pytest.mark.parametrize(
     "shape",
     [{}, {"heads": 7, "kv_heads": 1, "windows": (30, None)}, {"classic": True, "heads": 4, "kv_heads": 4}],
     ids=str,
 )
-@torch.inference_mode()
-def test_logits_with_a_cache_of_8_bits(shape: dict[str, Any], packed: bool) -> None:
+def test_logits_with_a_cache_of_8_bits(shape: dict[str, Any]) -> None:
     """Logits equal those of dense attention with rounded keys and values, up to rare differences in rounding."""
     tokens = random.Random(0).choices(range(131), k=90)
-    plain = tiny_decoder(torch.float32, packed=False, **shape)
+    plain = tiny_module(FLOAT32, **shape)
     want = dense_logits(plain, tokens, coded=True)
-    found = text_logits(tiny_decoder(torch.float32, packed=packed, **shape), tokens, kv_dtype=torch.int8)
-    rounding = float((want - dense_logits(plain, tokens)).abs().mean())
-    assert float((found - want).abs().mean()) < 0.05 * rounding
+    found = text_logits(tiny_decoder(FLOAT32, **shape), tokens, kv_dtype=INT8)
+    rounding = np.abs(want - dense_logits(plain, tokens)).mean()
+    assert np.abs(found - want).mean() < 0.05 * rounding
+
+
+def test_torch_refuses_8_bits() -> None:
+    with pytest.raises(
+        OptionError, match=r"^kv_dtype: expected auto with torch, found int8, which needs pronk's kernels$"
+    ):
+        make_cache(CONFIG, FLOAT32, packed=False, kv_dtype=INT8)
+
+
+@pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=str)
+def test_torch_stores_numbers_that_are_not_finite_as_zeros(dtype: DType) -> None:
+    """Torch multiplies masked values by 0; NaN would spread to the rows of other requests."""
+    cache = make_cache(CONFIG, dtype, packed=False)
+    assert isinstance(cache, TorchCache)
+    cache.keep_hidden(1, cache)
+    block_table = BlockTable()
+    cache.prepare(block_table, 3)
+    slots = cache.to_index(cache.slots(block_table, 0, 3))
+    keys = torch.ones(3, 2, 6).to(cache.keys[0].dtype)
+    keys[0, 1, 2], keys[1, 0, 0], keys[2] = math.nan, math.inf, -math.inf
+    cache.write(0, slots, keys, 2 * keys)
+    hidden = torch.ones(3, HIDDEN).to(keys.dtype)
+    hidden[1, 5] = math.nan
+    cache.write_hidden(1, slots, hidden)
+    cache.commit(block_table, range(3))
+    want = keys.isfinite().float().transpose(0, 1).numpy()
+    for factor, found in zip((1, 2), cache.read(0, block_table), strict=True):
+        assert found.dtype == dtype
+        assert np.array_equal(found, factor * want)
+    assert np.array_equal(cache.read_hidden(1, block_table, 0, 3), hidden.isfinite().numpy())
 
 
 def test_the_example_of_the_docstring() -> None:
-    cache = make_cache(CONFIG, torch.float32, num_blocks=10, block_size=16)
+    cache = make_cache(CONFIG, FLOAT32, num_blocks=10, block_size=16)
     block_table = BlockTable(blocks=[7, 8], num_released=2, length=40)
     assert cache.slots(block_table, 37, 38).tolist() == [7 * 16 + 5]
     assert cache.slots(block_table, 32, 64).tolist() == list(range(112, 144))
@@ -252,25 +320,27 @@ def test_the_example_of_the_docstring() -> None:
 def test_slots_of_scattered_blocks() -> None:
     cache = KINDS["torch"].make()
     block_table = BlockTable(blocks=[7, 2, 3], num_released=1, contiguous=False)
-    assert cache.slots(block_table, 4, 16).tolist() == [28, 29, 30, 31, 8, 9, 10, 11, 12, 13, 14, 15]
+    assert cache.slots(block_table, 16, 64).tolist() == [*range(112, 128), *range(32, 64)]
     # For tokens in released or missing blocks, any slot of the pool may be returned.
-    outside = cache.slots(block_table, 0, 24)
-    assert outside[4:16].tolist() == cache.slots(block_table, 4, 16).tolist()
+    outside = cache.slots(block_table, 0, 96)
+    assert outside[16:64].tolist() == cache.slots(block_table, 16, 64).tolist()
     assert all(0 <= slot < cache.num_slots for slot in outside)
-    assert isinstance(cache.slot_index(block_table, 0, 24), Tensor)
 
 
-def test_views() -> None:
-    """Consecutive blocks are read as a view, beyond their end too, and before their start if slots exist there."""
+def test_slots_of_consecutive_blocks() -> None:
+    """Slots are consecutive beyond the end of the blocks too, and before their start if slots exist there."""
     cache = KINDS["torch"].make()
-    assert cache.slot_index(BlockTable(blocks=[2, 3]), 0, 8) == slice(8, 16)
-    assert cache.slot_index(BlockTable(blocks=[2, 3]), 0, 40) == slice(8, 48)
-    assert cache.slot_index(BlockTable(blocks=[10, 11]), 0, 24) == slice(40, 64)
-    assert cache.slot_index(BlockTable(blocks=[3, 4], num_released=2), 0, 40) == slice(4, 44)
-    before = cache.slot_index(BlockTable(blocks=[0, 1], num_released=1), 0, 12)
-    assert isinstance(before, Tensor)
-    assert before[4:].tolist() == list(range(8))
-    assert 0 <= int(before.min()) <= int(before.max()) < cache.num_slots
+    assert cache.slots(BlockTable(blocks=[2, 3]), 0, 32).tolist() == [*range(32, 64)]
+    assert cache.slots(BlockTable(blocks=[2, 3]), 0, 160).tolist() == [*range(32, 192)]
+    assert cache.slots(BlockTable(blocks=[10, 11]), 0, 48).tolist() == [*range(160, 208)]
+    assert cache.slots(BlockTable(blocks=[3, 4], num_released=2), 0, 160).tolist() == [*range(16, 176)]
+    for block_table in (BlockTable(blocks=[0, 1], num_released=1), BlockTable(blocks=[10, 11])):
+        found = cache.slots(block_table, 0, 80)
+        start = block_table.num_released * SIZE
+        assert found[start : start + 32].tolist() == [
+            *range(block_table.blocks[0] * 16, block_table.blocks[0] * 16 + 32)
+        ]
+        assert all(0 <= slot < cache.num_slots for slot in found)
 
 
 @pytest.mark.parametrize(
@@ -296,17 +366,17 @@ def test_commit_moves_the_accepted_rows(
     block_table.update_derived()
     for block in blocks:
         cache.allocator.references[block] = 1
-    write(cache, block_table, [*kind.lead, 1, 2, 3])
-    cache.commit(block_table, range(len(kind.lead) + 3))
+    write(cache, block_table, [*LEAD, 1, 2, 3])
+    cache.commit(block_table, range(len(LEAD) + 3))
     write(cache, block_table, list(range(10, 17)))
-    before = [pool.clone() for pool in every(cache)]
+    before = every(cache)
     cache.commit(block_table, offsets)
-    assert held(cache, block_table, kind) == [1, 2, 3, *kept]
+    assert held(cache, block_table) == [1, 2, 3, *kept]
     first = block_table.length - len(kept)
     moved = [first + place for place, offset in enumerate(offsets) if offset != place]
     rest = sorted({*range(cache.num_slots)} - {*cache.slots(block_table, 0, block_table.length)[moved].tolist()})
     for old, new in zip(before, every(cache), strict=True):
-        assert torch.equal(old[:, rest].nan_to_num(7.0), new[:, rest].nan_to_num(7.0))
+        assert np.array_equal(old[:, rest], new[:, rest], equal_nan=True)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -314,18 +384,18 @@ def test_commit_of_many_rows(kind: Kind, seed: int) -> None:
     """Source and target slots overlap."""
     dice, cache = random.Random(seed), kind.make(40)
     cache.keep_hidden(1, cache)
-    block_table = start_text(cache, kind)
+    block_table = start_text(cache)
     draft = dice.sample(range(800), 100)
     write(cache, block_table, draft)
     kept = sorted(dice.sample(range(100), 60))
     cache.commit(block_table, kept)
-    assert held(cache, block_table, kind) == [draft[i] for i in kept]
+    assert held(cache, block_table) == [draft[i] for i in kept]
 
 
 def test_moves_accept_arrays_that_are_not_contiguous(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     """Contiguous copies of the arrays stay alive while the kernels read them."""
     cache = kind.make(40)
-    block_table = start_text(cache, kind)
+    block_table = start_text(cache)
     draft = list(range(100, 150))
     write(cache, block_table, draft)
     slots, taken = cache.slots(block_table, block_table.length, block_table.length + len(draft)), list[Any]()
@@ -340,7 +410,7 @@ def test_moves_accept_arrays_that_are_not_contiguous(kind: Kind, monkeypatch: py
     source, target = np.array([(slots[2 * place + 1], slots[place]) for place in range(20)], np.int64).T
     cache.move(source, target)
     cache.commit(block_table, range(20))
-    assert held(cache, block_table, kind) == draft[1:41:2]
+    assert held(cache, block_table) == draft[1:41:2]
 
 
 def test_commit_after_a_resize_or_with_more_kept_outputs(kind: Kind) -> None:
@@ -349,11 +419,11 @@ def test_commit_after_a_resize_or_with_more_kept_outputs(kind: Kind) -> None:
         before = cache.version
         change()
         for pool in (*cache.keys, *cache.values, *cache.hidden.values()):
-            pool.zero_()
-        block_table = start_text(cache, kind)
+            pool[...] = 0
+        block_table = start_text(cache)
         write(cache, block_table, [1, 2, 3, 4])
         cache.commit(block_table, [0, 2, 3])
-        assert held(cache, block_table, kind) == [1, 3, 4]
+        assert held(cache, block_table) == [1, 3, 4]
         assert cache.version == before + (cache.version != before)
         cache.release(block_table)
     assert cache.version == 4
@@ -362,7 +432,7 @@ def test_commit_after_a_resize_or_with_more_kept_outputs(kind: Kind) -> None:
 def test_a_shared_block_is_copied_before_it_is_written(kind: Kind) -> None:
     cache = kind.make()
     cache.keep_hidden(2, cache)
-    block_table, lead = start_text(cache, kind), len(kind.lead)
+    block_table, lead = start_text(cache), len(LEAD)
     write(cache, block_table, [1, 2, 3, 4, 5, 6])
     cache.commit(block_table, range(6))
     other, third = cache.fork(block_table, lead + 6), cache.fork(block_table, lead + 5)
@@ -372,20 +442,20 @@ def test_a_shared_block_is_copied_before_it_is_written(kind: Kind) -> None:
     cache.commit(block_table, range(1))
     write(cache, third, [30])
     cache.commit(third, range(1))
-    assert held(cache, block_table, kind) == [1, 2, 3, 4, 5, 6, 10]
-    assert held(cache, other, kind) == [1, 2, 3, 4, 5, 6, 20, 21, 22]
-    assert held(cache, third, kind) == [1, 2, 3, 4, 5, 30]
+    assert held(cache, block_table) == [1, 2, 3, 4, 5, 6, 10]
+    assert held(cache, other) == [1, 2, 3, 4, 5, 6, 20, 21, 22]
+    assert held(cache, third) == [1, 2, 3, 4, 5, 30]
     assert block_table.blocks[0] == other.blocks[0] == third.blocks[0]
     assert len({block_table.blocks[1], other.blocks[1], third.blocks[1]}) == 3
     assert cache.allocator.references[block_table.blocks[0]] == 3
     for each in (block_table, other, third):
         assert list(each.c_blocks) == each.blocks
     cache.release(block_table)
-    assert held(cache, other, kind) == [1, 2, 3, 4, 5, 6, 20, 21, 22]
+    assert held(cache, other) == [1, 2, 3, 4, 5, 6, 20, 21, 22]
 
 
 def test_a_full_shared_block_is_not_copied(kind: Kind) -> None:
-    cache, block_table, count = kind.make(), BlockTable(), 2 * kind.size
+    cache, block_table, count = kind.make(), BlockTable(), 2 * SIZE
     write(cache, block_table, list(range(count)))
     cache.commit(block_table, range(count))
     other = cache.fork(block_table, count)
@@ -395,24 +465,24 @@ def test_a_full_shared_block_is_not_copied(kind: Kind) -> None:
 
 
 def test_freed_blocks_are_poisoned_and_no_others(kind: Kind) -> None:
-    cache, block_table, size = kind.make(), BlockTable(), kind.size
+    cache, block_table, size = kind.make(), BlockTable(), SIZE
     for pool in (*cache.keys, *cache.values):
-        pool.zero_()
+        pool[...] = 0
     count = 2 * size + 2
     write(cache, block_table, list(range(1, count + 1)))
     cache.commit(block_table, range(count))
     other = cache.fork(block_table, size)
     cache.release_before(block_table, count - 1)
     for pool in every(cache):
-        assert bool(kind.poisoned(pool[:, size : 2 * size]).all())
-        assert not bool(kind.poisoned(pool)[:, [*range(size), *range(2 * size, 4 * size)]].any())
+        assert kind.poisoned(pool[:, size : 2 * size]).all()
+        assert not kind.poisoned(pool)[:, [*range(size), *range(2 * size, 4 * size)]].any()
     assert read(cache, block_table, 2 * size, count) == [count - 1, count]
     assert read(cache, other, 0, size) == list(range(1, size + 1))
     cache.release(block_table)
     cache.release(other)
     for pool in every(cache):
-        assert bool(kind.poisoned(pool[:, : 3 * size]).all())
-        assert not bool(kind.poisoned(pool[:, 3 * size :]).any())
+        assert kind.poisoned(pool[:, : 3 * size]).all()
+        assert not kind.poisoned(pool[:, 3 * size :]).any()
 
 
 @dataclass
@@ -435,7 +505,7 @@ def assert_all_readable(cache: PagedCache, texts: list[Text]) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_random_operations(kind: Kind, seed: int) -> None:
     """Requests write, commit, fork, roll back and release; each reads its own tokens only."""
-    dice, cache, texts, value, size = random.Random(seed), kind.make(30), list[Text](), 0, kind.size
+    dice, cache, texts, value, size = random.Random(seed), kind.make(30), list[Text](), 0, SIZE
     for step in range(150):
         if not texts or (dice.random() < 0.15 and cache.allocator.num_free > 12):
             texts.append(Text())
@@ -464,7 +534,7 @@ def test_random_operations(kind: Kind, seed: int) -> None:
     for text in texts:
         cache.release(text.block_table)
     assert cache.allocator.num_free == 30
-    assert all(bool(kind.poisoned(pool).all()) for pool in every(cache))
+    assert all(kind.poisoned(pool).all() for pool in every(cache))
 
 
 @pytest.mark.parametrize(
@@ -497,52 +567,55 @@ def test_memory_sizes_that_are_refused(value: object) -> None:
     assert repr(value) in str(caught.value)
 
 
-def blocks(dtype: torch.dtype, memory: str | int | None, requests: int) -> int:
+def blocks(dtype: DType, memory: str | int | None, requests: int) -> int:
     """Return the number of blocks for ``kv_memory=memory``, which is equal for torch and kernels."""
-    for by in (None, kernels()):
-        pool = budget.KVBudget(memory, requests, CPU).add(CONFIG, dtype, by)
-        assert pool.kernels is by
+    found = set[int]()
+    for backend in (TorchBackend("cpu", dtype), KernelBackend(kernels())):
+        pool = budget.KVBudget(memory, requests).add(CONFIG, dtype, backend.make_cache)
+        assert pool.kernels is backend.kernels
+        found.add(pool.allocator.num_blocks)
         assert sum(each.nbytes for each in (*pool.keys, *pool.values)) == pool.num_slots * pool.bytes_per_token
-    return pool.allocator.num_blocks
+    (count,) = found
+    return count
 
 
 def test_blocks_of_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     """The cache fills the budget; without a budget it holds all requests, within a quarter of the memory."""
     block = 2 * 2 * 2 * 6 * 4 * BLOCK_SIZE  # keys and values, layers, heads, size of a head, bytes, tokens
-    assert kv_bytes_per_token(CONFIG, torch.float32) * BLOCK_SIZE == block
-    assert kv_bytes_per_token(CONFIG, torch.int8) * 4 * 6 == kv_bytes_per_token(CONFIG, torch.float32) * (6 + 4)
-    assert blocks(torch.float32, block, 9) == 1
-    assert blocks(torch.float32, 10 * block - 1, 9) == 9
-    assert blocks(torch.bfloat16, 10 * block, 9) == 20
+    assert kv_bytes_per_token(CONFIG, FLOAT32) * BLOCK_SIZE == block
+    assert kv_bytes_per_token(CONFIG, INT8) * 4 * 6 == kv_bytes_per_token(CONFIG, FLOAT32) * (6 + 4)
+    assert blocks(FLOAT32, block, 9) == 1
+    assert blocks(FLOAT32, 10 * block - 1, 9) == 9
+    assert blocks(BFLOAT16, 10 * block, 9) == 20
     with pytest.raises(OptionError, match=f"kv_memory: expected at least {block} bytes.*found '1k'"):
-        blocks(torch.float32, "1k", 9)
+        blocks(FLOAT32, "1k", 9)
     needed = 3 * math.ceil((CONFIG.context + 128) / BLOCK_SIZE)
-    assert blocks(torch.float32, None, 3) == needed
-    monkeypatch.setattr(budget, "_memory_bytes", lambda _: 4 * 10 * block)
-    assert blocks(torch.float32, None, 3) == 10
-    monkeypatch.setattr(budget, "_memory_bytes", lambda _: 100)
-    assert blocks(torch.float32, None, 3) == 1
+    assert blocks(FLOAT32, None, 3) == needed
+    monkeypatch.setattr(budget, "_memory_bytes", lambda: 4 * 10 * block)
+    assert blocks(FLOAT32, None, 3) == 10
+    monkeypatch.setattr(budget, "_memory_bytes", lambda: 100)
+    assert blocks(FLOAT32, None, 3) == 1
 
 
 def test_pools_share_the_budget() -> None:
     """A second cache takes memory from the first one; both have the same number of blocks."""
-    block = kv_bytes_per_token(CONFIG, torch.float32) * BLOCK_SIZE
-    memory = budget.KVBudget(10 * block, 9, CPU)
-    target = memory.add(CONFIG, torch.float32)
+    block = kv_bytes_per_token(CONFIG, FLOAT32) * BLOCK_SIZE
+    memory, make = budget.KVBudget(10 * block, 9), KernelBackend(kernels()).make_cache
+    target = memory.add(CONFIG, FLOAT32, make)
     block_table = BlockTable()
     target.prepare(block_table, 9 * BLOCK_SIZE)
     with pytest.raises(OptionError, match="expected no running request while a draft model is added"):
-        memory.add(CONFIG, torch.bfloat16)
+        memory.add(CONFIG, BFLOAT16, make)
     target.release(block_table)
-    draft = memory.add(CONFIG, torch.bfloat16)
+    draft = memory.add(CONFIG, BFLOAT16, make)
     assert target.allocator.num_blocks == draft.allocator.num_blocks == 6  # 10 / 1.5
-    assert all(len(pool[0]) == target.num_slots for pool in target.keys)
+    assert all(len(pool[0]) == target.num_slots for pool in target.values)
     target.prepare(block_table, 6 * BLOCK_SIZE)
     with pytest.raises(CacheFullError):
         target.prepare(block_table, 6 * BLOCK_SIZE + 1)
     target.release(block_table)
     del draft
     gc.collect()
-    assert memory.add(CONFIG, torch.bfloat16).allocator.num_blocks == 6, "the memory of the first draft is free again"
+    assert memory.add(CONFIG, BFLOAT16, make).allocator.num_blocks == 6, "the memory of the first draft is free again"
     with pytest.raises(OptionError, match="kv_memory: expected at least"):
-        budget.KVBudget(block, 9, CPU).add(replace(CONFIG, num_layers=7, windows=(None,) * 7), torch.float32)
+        budget.KVBudget(block, 9).add(replace(CONFIG, num_layers=7, windows=(None,) * 7), FLOAT32, make)

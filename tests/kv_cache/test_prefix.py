@@ -4,8 +4,8 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
-import torch
 
+from pronk.arrays import FLOAT32
 from pronk.kv_cache.blocks import BlockAllocator, BlockTable
 from pronk.kv_cache.prefix import PrefixCache
 from tiny_models import make_cache, tiny_config
@@ -137,7 +137,7 @@ def test_random_texts(seed: int) -> None:
 
 def test_keeping_more_outputs_clears_the_prefix_cache() -> None:
     """Blocks computed before do not hold the outputs of the layer that is kept from now on."""
-    cache = make_cache(tiny_config(), torch.float32, num_blocks=8, share_prefixes=True)
+    cache = make_cache(tiny_config(), FLOAT32, num_blocks=8, share_prefixes=True)
     tokens, block_table = [*range(40)], BlockTable()
     cache.prepare(block_table, 40)
     cache.commit(block_table, range(40))

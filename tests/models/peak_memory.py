@@ -12,18 +12,21 @@ NEEDS_LINUX = pytest.mark.skipif(
 
 # Code around a script that defines ``write(path, **sizes)``, ``load(path)``, ``size(made, written)`` and ``large``.
 _BEGIN = """
-import ctypes, gc, json, re, sys, torch
+import ctypes, gc, json, re, sys
 from pathlib import Path
-from safetensors.torch import save_file
+import numpy as np
+from safetensors.numpy import save_file
+from pronk.arrays import BFLOAT16, DTYPES
+from pronk.kernels.threads import set_threads
 from pronk.models import loader
+from pronk.models.backend import KernelBackend
 from pronk.models.families import plan_tensors
 from pronk.models.kernels import load_kernels
-from pronk.models.linear import PlainLinear
 from pronk.models.weights import forward_weights
 from pronk.quantization.formats.matrix import QuantizedMatrix
 
-folder, cpu = Path(sys.argv[1]), torch.device("cpu")
-torch.set_num_threads(1)
+folder = Path(sys.argv[1])
+set_threads(1, 1)
 
 def kilobytes(key):
     return int(re.search(key + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
@@ -36,7 +39,7 @@ def begin(path, **values):
 def write_plain(path, make, **sizes):
     tensors = {piece.name: make(piece.shape) for _, piece in begin(path, **sizes)}
     save_file(tensors, path / "model.safetensors")
-    return sum(tensor.numel() for tensor in tensors.values())
+    return sum(tensor.size for tensor in tensors.values())
 """
 _END = """
 write(folder / "small", vocab_size=64, hidden_size=128, intermediate_size=128, num_hidden_layers=1)

@@ -6,20 +6,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from safetensors.numpy import load_file, save_file
 
 from checkpoints import MakeCheckpoint
 from models.peak_memory import NEEDS_LINUX, peak
+from pronk.arrays import BFLOAT16, FLOAT8, FLOAT16, FLOAT32, Array, DType
 from pronk.errors import CheckpointError
-from pronk.models.linear import KernelLinear, PlainLinear, WeightLayout
+from pronk.kernels.library import Kernels
+from pronk.kernels.weights import PackedMatrix
+from pronk.models.backend import Backend, KernelBackend
+from pronk.models.linear import WeightLayout
 from pronk.models.loader import load_decoder, read_config
-from quantized_formats import FORMATS, edit, write_quantized
+from pronk.torch_backend.backend import TorchBackend, TorchMatrix
+from quantized_formats import FORMATS, edit, read_tensors, write_quantized
 from tiny_models import kernels
 
-CPU = torch.device("cpu")
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -34,8 +38,10 @@ def sharded(checkpoint: MakeCheckpoint, tmp_path: Path) -> Path:
     return Path(shutil.copytree(checkpoint("llama", shard_size="40KB"), tmp_path / "model"))
 
 
-def load(folder: Path, **options: Any) -> Any:
-    return load_decoder(folder, read_config(folder), **{"dtype": torch.float32, "device": CPU, **options})
+def load(folder: Path, *, kernels: Kernels | None = None, dtype: DType = FLOAT32, **options: Any) -> Any:
+    """Load a model for the kernels, or without ``kernels`` for torch."""
+    backend: Backend = TorchBackend("cpu", dtype) if kernels is None else KernelBackend(kernels)
+    return load_decoder(folder, read_config(folder), **{"dtype": dtype, "backend": backend, **options})
 
 
 def refuse(folder: Path, message: str) -> None:
@@ -58,28 +64,31 @@ NORM, QUERY, HEAD = "model.layers.0.input_layernorm.weight", "model.layers.1.sel
         ),
         (lambda t: t.pop(HEAD), r"missing tensors: lm_head.weight"),
         (
-            lambda t: t.update({"model.layers.0.self_attn.q_proj.bias": torch.zeros(48)}),
+            lambda t: t.update({"model.layers.0.self_attn.q_proj.bias": np.zeros(48, np.float32)}),
             r"unexpected tensors: model.layers.0.self_attn.q_proj.bias; expected the 30 .* found 31",
         ),
-        (lambda t: t.update({"norm.weight": torch.zeros(48)}), r"expected one tensor norm.weight, found two: "),
+        (
+            lambda t: t.update({"norm.weight": np.zeros(48, np.float32)}),
+            r"expected one tensor norm.weight, found two: ",
+        ),
         *(
             (
-                lambda t, shape=shape: t.update({QUERY: torch.zeros(shape)}),
+                lambda t, shape=shape: t.update({QUERY: np.zeros(shape, np.float32)}),
                 rf"{QUERY}: expected shape \[48, 48\] from config.json, found \[{', '.join(map(str, shape))}\]",
             )
             for shape in ((48,), (48, 47), (24, 96), (48, 48, 1))
         ),
         *(
             (
-                lambda t, dtype=dtype: t.update({NORM: torch.zeros(48).to(dtype)}),
+                lambda t, dtype=dtype: t.update({NORM: np.zeros(48, dtype)}),
                 rf"tensor {NORM}: expected float32, float16 or bfloat16 .*found {name}; convert",
             )
-            for dtype, name in ((torch.int8, "I8"), (torch.float8_e4m3fn, "F8_E4M3"), (torch.float64, "F64"))
+            for dtype, name in ((np.int8, "I8"), (FLOAT8, "F8_E4M3"), (np.float64, "F64"))
         ),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
 )
-def test_tensors_that_do_not_fit(change: Callable[[dict[str, Tensor]], object], message: str, folder: Path) -> None:
+def test_tensors_that_do_not_fit(change: Callable[[dict[str, Array]], object], message: str, folder: Path) -> None:
     edit(folder, change)
     refuse(folder, message)
 
@@ -88,7 +97,7 @@ def test_tied_head_must_equal_the_embedding(checkpoint: MakeCheckpoint, tmp_path
     folder = Path(shutil.copytree(checkpoint("llama", tie_word_embeddings=True), tmp_path / "model"))
     edit(folder, lambda tensors: tensors.update({HEAD: tensors["model.embed_tokens.weight"] + 1}))
     refuse(folder, r"expected lm_head.weight to equal model.embed_tokens.weight.*set tie_word_embeddings to false")
-    edit(folder, lambda tensors: tensors.update({HEAD: torch.zeros(2, 48)}))
+    edit(folder, lambda tensors: tensors.update({HEAD: np.zeros((2, 48), np.float32)}))
     refuse(folder, r"tensor lm_head.weight: expected shape \[300, 48\] .*found \[2, 48\]")
 
 
@@ -150,7 +159,7 @@ def test_progress_counts_every_byte(name: str, checkpoint: MakeCheckpoint, tmp_p
     seen: list[tuple[int, int]] = []
     by = kernels() if packed else None
     load(folder, kernels=by, on_progress=lambda done, total: seen.append((done, total)))
-    total = sum(tensor.nbytes for tensor in load_file(folder / WEIGHTS).values())
+    total = sum(tensor.nbytes for tensor in read_tensors(folder).values())
     assert {total for _, total in seen} == {total}
     assert [done for done, _ in seen] == sorted({done for done, _ in seen})
     assert seen[-1] == (total, total)
@@ -158,11 +167,11 @@ def test_progress_counts_every_byte(name: str, checkpoint: MakeCheckpoint, tmp_p
 
 def test_dtypes_and_layouts_of_loaded_weights(checkpoint: MakeCheckpoint) -> None:
     folder = checkpoint("gpt2", save_dtype=torch.float16)
-    decoder = load(folder, dtype=torch.bfloat16, kernels=kernels())
-    assert not any(parameter.is_meta or parameter.requires_grad for parameter in decoder.parameters())
-    assert not decoder.training
-    assert decoder.embedding.dtype == decoder.positions.dtype == torch.float16, "tables keep the dtype of the file"
-    assert decoder.norm.weight.dtype == decoder.layers[0].mlp_norm.bias.dtype == torch.bfloat16
+    decoder = load(folder, dtype=BFLOAT16, kernels=kernels())
+    assert decoder.embedding.dtype == decoder.positions.dtype == FLOAT16, "tables keep the dtype of the file"
+    for numbers in (decoder.norm.weight, decoder.layers[0].mlp_norm.bias):
+        assert numbers.dtype == FLOAT32
+        assert np.array_equal(numbers, numbers.astype(BFLOAT16)), "norms are rounded to the loaded dtype"
     layer = decoder.layers[0]
     for linear, layout in (
         (layer.qkv, WeightLayout(unit=12)),
@@ -171,49 +180,62 @@ def test_dtypes_and_layouts_of_loaded_weights(checkpoint: MakeCheckpoint) -> Non
         (layer.down, WeightLayout()),
         (decoder.head, WeightLayout(head=True)),
     ):
-        assert isinstance(linear, KernelLinear)
+        assert isinstance(linear.packed, PackedMatrix)
         assert linear.layout == layout
-        assert linear.packed.data.dtype == torch.bfloat16
+        assert linear.packed.data.dtype == BFLOAT16
     assert decoder.kernels is kernels()
     assert load(checkpoint("llama"), kernels=kernels()).layers[0].up.layout == WeightLayout(gated=True)
 
 
 def test_without_kernels_weights_are_plain(checkpoint: MakeCheckpoint) -> None:
-    decoder = load(checkpoint("llama"), dtype=torch.bfloat16)
-    assert isinstance(decoder.layers[0].qkv, PlainLinear)
+    decoder = load(checkpoint("llama"), dtype=BFLOAT16)
+    assert {(type(linear.packed), linear.packed.weight.dtype) for linear in decoder.linears()} == {
+        (TorchMatrix, torch.bfloat16)
+    }
     assert decoder.kernels is None
 
 
-def test_all_weights_on_a_gpu_have_the_loaded_dtype(checkpoint: MakeCheckpoint) -> None:
-    """The meta device replaces a GPU."""
-    meta = torch.device("meta")
+def on_meta(dtype: DType) -> TorchBackend:
+    """Return a backend whose device is torch's meta device, which replaces a GPU."""
+    backend = TorchBackend("cpu", dtype)
+    backend.device = "meta"
+    return backend
+
+
+def test_all_matrices_on_a_gpu_have_the_loaded_dtype(checkpoint: MakeCheckpoint) -> None:
     for family in ("gpt2", "qwen3"):
         folder = checkpoint(family, save_dtype=torch.float16, tie_word_embeddings=True)
-        decoder = load(folder, dtype=torch.bfloat16, device=meta)
-        assert {parameter.dtype for parameter in decoder.parameters()} == {torch.bfloat16}
-        assert {parameter.device for parameter in decoder.parameters()} == {meta}
-        assert isinstance(decoder.head, PlainLinear)
-        assert decoder.head.weight.untyped_storage()._cdata == decoder.embedding.untyped_storage()._cdata
+        decoder = load(folder, dtype=BFLOAT16, backend=on_meta(BFLOAT16))
+        matrices = [linear.packed for linear in decoder.linears()]
+        assert len(matrices) == 1 + 4 * len(decoder.layers)
+        for tensor in [part for each in matrices for part in (each.weight, each.bias) if part is not None]:
+            assert (tensor.device.type, tensor.dtype) == ("meta", torch.bfloat16)
+        assert decoder.embedding.dtype == FLOAT16, "embeddings stay in the file"
 
 
 def test_a_change_of_a_loaded_weight_does_not_change_the_file(folder: Path) -> None:
     before = (folder / WEIGHTS).read_bytes()
-    load(folder).embedding.zero_()
+    load(folder).embedding[...] = 0
     assert (folder / WEIGHTS).read_bytes() == before
 
 
 MEASURE = """
-dtype, by = getattr(torch, sys.argv[2]), load_kernels() if sys.argv[3] == "kernels" else None
+dtype = DTYPES[sys.argv[2]]
+if sys.argv[3] == "kernels":
+    backend = KernelBackend(load_kernels())
+else:
+    from pronk.torch_backend.backend import TorchBackend
+    backend = TorchBackend("cpu", dtype)
 large = {"vocab_size": 4000, "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 8}
 
 def write(path, **sizes):
-    return write_plain(path, lambda shape: torch.full(shape, 0.5, dtype=torch.bfloat16), **sizes)
+    return write_plain(path, lambda shape: np.full(shape, 0.5, BFLOAT16), **sizes)
 
 def load(path):
-    return loader.load_decoder(path, loader.read_config(path), dtype=dtype, device=cpu, kernels=by)
+    return loader.load_decoder(path, loader.read_config(path), dtype=dtype, backend=backend)
 
 def size(made, written):
-    return written * torch.finfo(dtype).bits // 8
+    return written * dtype.itemsize
 """
 
 

@@ -7,16 +7,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from checkpoints import MakeCheckpoint, transformers_logits
 from oracle import dense_logits
+from pronk.arrays import BFLOAT16, FLOAT16, FLOAT32, Array, DType
+from pronk.models.backend import KernelBackend
 from pronk.models.loader import load_decoder, read_config
+from pronk.torch_backend.backend import TorchBackend
+from pronk.torch_backend.convert import torch_dtype
+from pronk.train.modules.load import load_module
+from quantized_formats import read_tensors, write_tensors
 from tiny_models import kernels, text_logits
 
-Reference = Callable[[Path, int], torch.Tensor]
+Reference = Callable[[Path, int], Array]
 
 CPU = torch.device("cpu")
 TOLERANCE = 1e-4
@@ -101,9 +107,9 @@ def tokens(length: int) -> list[int]:
 
 @pytest.fixture(scope="module")
 def reference() -> Reference:
-    known: dict[tuple[Path, int], torch.Tensor] = {}
+    known: dict[tuple[Path, int], Array] = {}
 
-    def get(folder: Path, length: int) -> torch.Tensor:
+    def get(folder: Path, length: int) -> Array:
         if (folder, length) not in known:
             known[folder, length] = transformers_logits(folder, tokens(length))
         return known[folder, length]
@@ -111,11 +117,13 @@ def reference() -> Reference:
     return get
 
 
-def logits(folder: Path, length: int, way: str = "torch") -> torch.Tensor:
+def logits(folder: Path, length: int, way: str = "torch") -> Array:
     """Return logits by dense attention (``torch``), or with a KV cache by torch (``torch, paged``) or ``kernels``."""
-    packed = kernels() if way == "kernels" else None
-    decoder = load_decoder(folder, read_config(folder), dtype=torch.float32, device=CPU, kernels=packed)
-    return dense_logits(decoder, tokens(length)) if way == "torch" else text_logits(decoder, tokens(length))
+    config = read_config(folder)
+    if way == "torch":
+        return dense_logits(load_module(folder, config, torch.float32, CPU), tokens(length))
+    backend = KernelBackend(kernels()) if way == "kernels" else TorchBackend("cpu", FLOAT32)
+    return text_logits(load_decoder(folder, config, dtype=FLOAT32, backend=backend), tokens(length))
 
 
 @pytest.mark.parametrize("way", ["torch", "torch, paged", "kernels"])
@@ -124,7 +132,7 @@ def test_logits_equal_transformers(case: Case, way: str, checkpoint: MakeCheckpo
     folder = checkpoint(case.family, **case.overrides)
     expected = reference(folder, case.length)
     assert expected.std() > 0.5, "logits too flat to show anything"
-    assert (logits(folder, case.length, way) - expected).abs().max() < TOLERANCE
+    assert np.abs(logits(folder, case.length, way) - expected).max() < TOLERANCE
 
 
 @pytest.mark.parametrize(
@@ -144,7 +152,7 @@ def test_options_change_the_logits(
     family: str, changed: dict[str, Any], plain: dict[str, Any], checkpoint: MakeCheckpoint
 ) -> None:
     with_option, without = (logits(checkpoint(family, **values), 80) for values in (changed, plain))
-    assert (with_option - without).abs().max() > 100 * TOLERANCE
+    assert np.abs(with_option - without).max() > 100 * TOLERANCE
 
 
 def test_shards_are_several_files(checkpoint: MakeCheckpoint) -> None:
@@ -170,7 +178,7 @@ def test_older_config_keys(old: dict[str, Any], checkpoint: MakeCheckpoint, tmp_
     document |= {"rope_theta": 5000.0, "torch_dtype": "float32", **old}
     (folder / "config.json").write_text(json.dumps(document))
     assert read_config(folder).dtype == "float32"
-    assert (logits(folder, 60) - transformers_logits(folder, tokens(60))).abs().max() < TOLERANCE
+    assert np.abs(logits(folder, 60) - transformers_logits(folder, tokens(60))).max() < TOLERANCE
 
 
 @pytest.mark.parametrize(
@@ -186,23 +194,28 @@ def test_names_without_prefix_and_saved_buffers(
     original = checkpoint(family, tie_word_embeddings=True)
     folder = tmp_path / "model"
     shutil.copytree(original, folder)
-    stored = {name.removeprefix(prefix): tensor for name, tensor in load_file(folder / "model.safetensors").items()}
-    stored |= {name: torch.ones(3, dtype=torch.uint8) for name in buffers}
+    stored = {name.removeprefix(prefix): tensor for name, tensor in read_tensors(folder).items()}
+    stored |= {name: np.ones(3, np.uint8) for name in buffers}
     table = "embed_tokens.weight" if family == "llama" else "wte.weight"
-    stored["lm_head.weight"] = stored[table].clone()
-    save_file(stored, folder / "model.safetensors")
-    assert torch.equal(logits(folder, 20), logits(original, 20))
+    stored["lm_head.weight"] = stored[table].copy()
+    write_tensors(folder, stored)
+    for way in ("torch", "torch, paged", "kernels"):
+        assert np.array_equal(logits(folder, 20, way), logits(original, 20, way))
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision(family: str, dtype: torch.dtype, checkpoint: MakeCheckpoint, reference: Reference) -> None:
+@pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT16], ids=str)
+def test_half_precision(family: str, dtype: DType, checkpoint: MakeCheckpoint, reference: Reference) -> None:
     """The kernels are at least as exact as torch."""
     folder = checkpoint(family, tie_word_embeddings=True)
     config, expected = read_config(folder), reference(folder, 30)
-    plain, packed = (load_decoder(folder, config, dtype=dtype, device=CPU, kernels=by) for by in (None, kernels()))
+    plain = load_module(folder, config, torch_dtype(dtype), CPU)
+    packed = load_decoder(folder, config, dtype=dtype, backend=KernelBackend(kernels()))
+    by_torch = load_decoder(folder, config, dtype=dtype, backend=TorchBackend("cpu", dtype))
     theirs, mine = dense_logits(plain, tokens(30), dtype), text_logits(packed, tokens(30), dtype)
-    assert theirs.dtype == dtype
-    assert mine.dtype == torch.float32
-    assert (theirs - expected).abs().max() < 0.1 * expected.abs().max()
-    assert (mine - expected).norm() < 1.05 * (theirs - expected).norm()
+    assert np.array_equal(theirs, theirs.astype(dtype).astype(np.float32))
+    assert mine.dtype == np.float32
+    paged = text_logits(by_torch, tokens(30), dtype)
+    for found in (theirs, paged):
+        assert np.abs(found - expected).max() < 0.1 * np.abs(expected).max()
+    assert np.linalg.norm(mine - expected) < 1.05 * np.linalg.norm(theirs - expected)

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
-from torch import Tensor
+from numpy.typing import DTypeLike
 
 from checkpoints import MakeCheckpoint
 from models.test_loader import load, refuse
 from models.test_quantized_loading import TEXT, UP
+from pronk.arrays import BFLOAT16, Array
 from pronk.errors import ConfigError
 from pronk.models.loader import read_config
 from quantized_formats import FORMATS, edit, edit_config, gptq, ints, write_quantized
@@ -27,7 +28,7 @@ def test_older_folders(file: str, name: str, checkpoint: MakeCheckpoint, tmp_pat
     if name == "awq":
         config = {"w_bit": config.pop("bits"), "q_group_size": config.pop("group_size"), **config, "version": "GEMM"}
     (quantized / file).write_text(json.dumps(config))
-    assert torch.equal(text_logits(load(quantized), TEXT), text_logits(load(twin), TEXT))
+    assert np.array_equal(text_logits(load(quantized), TEXT), text_logits(load(twin), TEXT))
     (quantized / file).write_text("[]")
     with pytest.raises(ConfigError, match=rf"{file}: expected a JSON object"):
         read_config(quantized)
@@ -37,7 +38,7 @@ def test_config_key_compression_config(checkpoint: MakeCheckpoint, tmp_path: Pat
     kind = ints(8, "channel")
     quantized, twin = write_quantized(checkpoint("llama"), tmp_path, kind)
     edit_config(quantized, quantization_config=None, compression_config=kind.config)
-    assert torch.equal(text_logits(load(quantized), TEXT), text_logits(load(twin), TEXT))
+    assert np.array_equal(text_logits(load(quantized), TEXT), text_logits(load(twin), TEXT))
 
 
 @pytest.fixture(scope="module")
@@ -53,44 +54,45 @@ def folders(checkpoint: MakeCheckpoint, tmp_path_factory: pytest.TempPathFactory
     return get
 
 
-WRONG: list[tuple[str, Callable[[dict[str, Tensor]], Any], str]] = [
+ZEROS = np.zeros(3, np.float32)
+WRONG: list[tuple[str, Callable[[dict[str, Array]], Any], str]] = [
     ("gptq-4", lambda t: t.pop(f"{UP}.qzeros"), r"missing tensors: layers.1.mlp.up_proj.qzeros; expected the \d+ "),
     ("gptq-4-order", lambda t: t.pop(f"{UP}.g_idx"), r"missing tensors: layers.1.mlp.up_proj.g_idx"),
-    ("awq", lambda t: t.update({f"{UP}.g_idx": torch.zeros(3)}), rf"unexpected tensors: {UP}.g_idx; expected the \d+"),
-    ("awq", lambda t: t.update({f"{UP}.weight": torch.zeros(3)}), rf"unexpected tensors: {UP}.weight;"),
+    ("awq", lambda t: t.update({f"{UP}.g_idx": ZEROS}), rf"unexpected tensors: {UP}.g_idx; expected the \d+"),
+    ("awq", lambda t: t.update({f"{UP}.weight": ZEROS}), rf"unexpected tensors: {UP}.weight;"),
     ("packed-4-group", lambda t: t.pop(f"{UP}.weight_shape"), r"missing tensors: layers.1.mlp.up_proj.weight_shape"),
     ("int-8-channel-zeros", lambda t: t.pop(f"{UP}.weight_zero_point"), r"missing tensors: .*.weight_zero_point"),
-    ("packed-4-group", lambda t: t.update({"lm_head.weight_packed": torch.zeros(3)}), r"unexpected tensors: lm_head"),
-    ("packed-4-group", lambda t: t.update({"model.layers.0.self_attn.k_scale": torch.zeros(1)}), "unexpected .*k_sc"),
-    ("packed-4-group", lambda t: t.update({f"{UP}.input_scale2": torch.zeros(1)}), r"unexpected .*input_scale2"),
+    ("packed-4-group", lambda t: t.update({"lm_head.weight_packed": ZEROS}), r"unexpected tensors: lm_head"),
+    ("packed-4-group", lambda t: t.update({"model.layers.0.self_attn.k_scale": ZEROS[:1]}), "unexpected .*k_sc"),
+    ("packed-4-group", lambda t: t.update({f"{UP}.input_scale2": ZEROS[:1]}), r"unexpected .*input_scale2"),
     ("gptq-4", lambda t: shorten(t, "qweight"), rf"tensor {UP}.qweight: expected shape \[6, 80\] .* found \[5, 80\]"),
     ("gptq-4", lambda t: shorten(t, "scales"), rf"{UP}.scales: expected shape \[3, 80\] from .* found \[2, 80\]"),
     ("awq", lambda t: shorten(t, "qzeros"), r"qzeros: expected shape \[3, 10\] .* found \[2, 10\]"),
     ("packed-4-group", lambda t: shorten(t, "weight_packed"), r"packed: expected shape \[80, 6\] .* found \[79, 6\]"),
-    ("packed-8-tensor", lambda t: t.update({f"{UP}.weight_scale": torch.ones(2)}), r"\[\] or \[1\] or .* found \[2\]"),
+    ("packed-8-tensor", lambda t: t.update({f"{UP}.weight_scale": ZEROS[:2]}), r"\[\] or \[1\] or .* found \[2\]"),
     ("fp8-block", lambda t: shorten(t, "weight_scale_inv"), r"scale_inv: expected shape \[3, 3\] .* found \[2, 3\]"),
-    ("gptq-4", lambda t: retype(t, "qweight", torch.int64), rf"{UP}.qweight: expected the type I32, found I64;"),
-    ("gptq-4", lambda t: retype(t, "scales", torch.int32), r"scales: expected float32, .* found I32"),
-    ("int-8-channel", lambda t: retype(t, "weight", torch.float16), r"weight: expected the type I8, found F16"),
-    ("fp8-block", lambda t: retype(t, "weight", torch.bfloat16), r"weight: expected the type F8_E4M3, found BF16"),
-    ("gptq-4", lambda t: t[f"{UP}.scales"].fill_(float("nan")), rf"{UP}: expected finite numbers in scale"),
-    ("gptq-4-order", lambda t: t[f"{UP}.g_idx"].fill_(7), rf"{UP}: g_idx: expected 16 inputs in each of"),
+    ("gptq-4", lambda t: retype(t, "qweight", np.int64), rf"{UP}.qweight: expected the type I32, found I64;"),
+    ("gptq-4", lambda t: retype(t, "scales", np.int32), r"scales: expected float32, .* found I32"),
+    ("int-8-channel", lambda t: retype(t, "weight", np.float16), r"weight: expected the type I8, found F16"),
+    ("fp8-block", lambda t: retype(t, "weight", BFLOAT16), r"weight: expected the type F8_E4M3, found BF16"),
+    ("gptq-4", lambda t: t[f"{UP}.scales"].fill(float("nan")), rf"{UP}: expected finite numbers in scale"),
+    ("gptq-4-order", lambda t: t[f"{UP}.g_idx"].fill(7), rf"{UP}: g_idx: expected 16 inputs in each of"),
 ]  # fmt: skip
 
 
-def shorten(tensors: dict[str, Tensor], name: str) -> None:
-    tensors[f"{UP}.{name}"] = tensors[f"{UP}.{name}"][:-1].contiguous()
+def shorten(tensors: dict[str, Array], name: str) -> None:
+    tensors[f"{UP}.{name}"] = tensors[f"{UP}.{name}"][:-1]
 
 
-def retype(tensors: dict[str, Tensor], name: str, dtype: torch.dtype) -> None:
-    tensors[f"{UP}.{name}"] = tensors[f"{UP}.{name}"].float().to(dtype)
+def retype(tensors: dict[str, Array], name: str, dtype: DTypeLike) -> None:
+    tensors[f"{UP}.{name}"] = tensors[f"{UP}.{name}"].astype(np.float32).astype(dtype)
 
 
 @pytest.mark.parametrize(
     ("name", "change", "message"), WRONG, ids=[f"{name}-{message[:30]}" for name, _, message in WRONG]
 )
 def test_refused(
-    name: str, change: Callable[[dict[str, Tensor]], Any], message: str, folders: Callable[[str], Path], tmp_path: Path
+    name: str, change: Callable[[dict[str, Array]], Any], message: str, folders: Callable[[str], Path], tmp_path: Path
 ) -> None:
     folder = Path(shutil.copytree(folders(name), tmp_path / "model"))
     edit(folder, change)
@@ -109,11 +111,11 @@ def test_scales_of_cache_and_activations_are_ignored(folders: Callable[[str], Pa
     kind = FORMATS["int-8-channel"]
     folder = Path(shutil.copytree(folders("int-8-channel"), tmp_path / "model"))
     expected = text_logits(load(folder), TEXT)
-    added = {"model.layers.0.self_attn.k_scale": torch.ones(1), f"{UP}.input_scale": torch.ones(1)}
+    added = {"model.layers.0.self_attn.k_scale": np.ones(1, np.float32), f"{UP}.input_scale": np.ones(1, np.float32)}
     edit(folder, lambda tensors: tensors.update(added))
     refuse(folder, "unexpected tensors: model.layers.0.self_attn.k_scale")
     config = json.loads(json.dumps(kind.config).replace('"dynamic": true', '"dynamic": false'))
     edit_config(folder, quantization_config=config | {"kv_cache_scheme": {"num_bits": 8, "type": "float"}})
     with pytest.warns(UserWarning, match=r"model: static scales .*; kv_cache_scheme is ignored"):
         found = load(folder)
-    assert torch.equal(text_logits(found, TEXT), expected)
+    assert np.array_equal(text_logits(found, TEXT), expected)

@@ -1,28 +1,36 @@
 """Quantized checkpoints: logits equal those of ``twin``, a plain checkpoint of dequantized weights."""
 
 import json
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from checkpoints import MakeCheckpoint
 from gguf_files import decode
 from models.peak_memory import NEEDS_LINUX, peak
-from models.test_loader import WEIGHTS, load
+from models.test_loader import load, on_meta
+from oracle import dense_logits
 from pronk import LLM, SamplingParams
+from pronk.arrays import BFLOAT16, FLOAT32, Array
 from pronk.errors import CheckpointError
 from pronk.models import loader
 from pronk.models.fingerprint import Fingerprint
-from pronk.models.linear import PlainLinear, WeightLayout
+from pronk.models.linear import AnyWeight, Linear, WeightLayout
+from pronk.models.loader import read_config
 from pronk.quantization.formats.matrix import QuantizedMatrix
 from pronk.quantization.gguf.blocks import BlockMatrix
-from quantized_formats import FORMATS, Format, edit, edit_config, gptq, ints, write_quantized
+from pronk.torch_backend.backend import TorchBackend
+from pronk.torch_backend.convert import to_tensor
+from pronk.train.modules.decoder import PlainLinear
+from pronk.train.modules.load import load_module
+from quantized_formats import FORMATS, Format, edit, edit_config, gptq, ints, read_tensors, write_quantized
 from tiny_models import kernels, text_logits
 
 TEXT = [5, 17, 230, 41, 3, 99, 250, 7, 64, 128, 12, 280]
@@ -39,7 +47,7 @@ def test_logits_equal_those_of_dequantized_weights(name: str, checkpoint: MakeCh
     with warned(FORMATS[name]):
         found = load(quantized)
     expected, logits = text_logits(load(twin), TEXT), text_logits(found, TEXT)
-    assert torch.equal(logits, expected)
+    assert np.array_equal(logits, expected)
     assert expected.std() > 0.1
 
 
@@ -47,7 +55,7 @@ def test_logits_equal_those_of_dequantized_weights(name: str, checkpoint: MakeCh
 def test_families(family: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     """Other families have biases, transposed matrices (GPT-2) and tied heads."""
     quantized, twin = write_quantized(checkpoint(family, tie_word_embeddings=True), tmp_path, gptq(4, sym=False))
-    assert torch.equal(text_logits(load(quantized), TEXT), text_logits(load(twin), TEXT))
+    assert np.array_equal(text_logits(load(quantized), TEXT), text_logits(load(twin), TEXT))
 
 
 @pytest.mark.parametrize("name", ["gptq-4-zeros", "packed-4-group", "float-block"])
@@ -82,19 +90,19 @@ def test_names_without_the_prefix_model(checkpoint: MakeCheckpoint, tmp_path: Pa
     edit(quantized, lambda tensors: {name.removeprefix("model."): tensor for name, tensor in tensors.items()})
     config = json.loads(json.dumps(kind.config).replace('["Linear"]', r'["re:layers\\..*_proj$"]'))
     edit_config(quantized, quantization_config=config)
-    assert torch.equal(text_logits(load(quantized), TEXT), text_logits(load(twin), TEXT))
+    assert np.array_equal(text_logits(load(quantized), TEXT), text_logits(load(twin), TEXT))
 
 
 class RecordingFactory:
     """Replacement of ``choose_linear`` that records the weight of each linear layer."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.weights: list[Tensor | QuantizedMatrix] = []
+        self.weights: list[AnyWeight] = []
         monkeypatch.setattr(loader, "choose_linear", lambda *_: self.make)
 
-    def make(self, weight: Tensor | QuantizedMatrix, bias: Tensor | None, layout: WeightLayout) -> PlainLinear:
+    def make(self, weight: AnyWeight, bias: Array | None, layout: WeightLayout) -> Linear:
         self.weights.append(weight)
-        return PlainLinear(weight.dequantize() if isinstance(weight, QuantizedMatrix) else weight, bias)
+        return Linear(TorchBackend("cpu", FLOAT32), weight, bias, layout, None)
 
 
 @pytest.mark.parametrize("name", [name for name, kind in FORMATS.items() if not kind.warns and "order" not in name])
@@ -111,57 +119,79 @@ def test_the_kernels_get_codes(
     assert "tensor-zeros" in name or len(codes) == 4 * len(found.layers)
     assert {weight.bits for weight in codes} == {8 if "8" in name else 4}
     assert len(factory.weights) == len(codes) + 1
-    assert isinstance(factory.weights[0], Tensor)
+    assert isinstance(factory.weights[0], np.ndarray)
     monkeypatch.undo()
     for ours, theirs in zip(found.layers, load(twin).layers, strict=True):
         for linear in ("qkv", "out", "up", "down"):
-            weight = torch.cat([part.weight for part in getattr(ours, linear).parts])
-            assert torch.equal(weight, getattr(theirs, linear).weight)
+            weight = np.concatenate([part.packed.unpack() for part in getattr(ours, linear).parts])
+            assert np.array_equal(weight, getattr(theirs, linear).packed.unpack())
 
 
-def dequantized(matrix: BlockMatrix) -> Tensor:
+def dequantized(matrix: BlockMatrix) -> Array:
     """Return the weights of blocks by llama.cpp's own dequantization, the rows of each head in order."""
     weights = []
     for part in matrix.parts:
-        weight = torch.from_numpy(decode(matrix.type, part.stored.numpy()))
+        weight = decode(matrix.type, part.stored)
         if part.heads:
-            weight = weight.unflatten(0, (part.heads, -1, 2)).transpose(1, 2).reshape(len(weight), -1)
+            weight = weight.reshape(part.heads, -1, 2, matrix.inputs).swapaxes(1, 2).reshape(weight.shape)
         weights.append(weight)
-    return torch.cat(weights)
+    return np.concatenate(weights)
 
 
 class Rounded(PlainLinear):
-    """The kernels' product by torch: inputs are rounded to 8 bits in the groups of the weight."""
+    """The kernels' product by torch: inputs are rounded to 8 bits in the groups of a quantized weight."""
 
-    def __init__(self, weight: QuantizedMatrix | BlockMatrix, bias: Tensor | None) -> None:
-        super().__init__(dequantized(weight) if isinstance(weight, BlockMatrix) else weight.dequantize(), bias)
-        self.order = None if isinstance(weight, BlockMatrix) else weight.order
+    def __init__(self, weight: AnyWeight, bias: Array | None) -> None:
+        self.out_features, self.in_features = weight.shape
+        self.group, order = 0, None
         if isinstance(weight, BlockMatrix):
-            self.group = 256 if weight.type.endswith("K") else 32
+            self.group, values = 256 if weight.type.endswith("K") else 32, dequantized(weight)
+        elif isinstance(weight, QuantizedMatrix):
+            self.group, values, order = weight.group, weight.dequantize(), weight.order
         else:
-            self.group = weight.group
+            values = weight
+        super().__init__(to_tensor(values), None if bias is None else to_tensor(bias))
+        self.order = torch.arange(self.in_features) if order is None else torch.from_numpy(order)
+
+    @property
+    def parts(self) -> "tuple[Rounded]":
+        return (self,)
 
     def forward(self, x: Tensor) -> Tensor:
-        order = torch.arange(self.in_features) if self.order is None else self.order
-        grouped = pad(x[:, order], (0, -self.in_features % self.group)).unflatten(1, (-1, self.group))
+        if not self.group:
+            return super().forward(x)
+        grouped = pad(x[:, self.order], (0, -self.in_features % self.group)).unflatten(1, (-1, self.group))
         step = grouped.abs().amax(-1, keepdim=True) / 127
         rounded = ((grouped / step).round() * step).flatten(1)[:, : self.in_features]
-        return super().forward(torch.empty_like(x).index_copy_(1, order, rounded))
+        return super().forward(torch.empty_like(x).index_copy_(1, self.order, rounded))
 
 
-def assert_explained(folder: Path, found: Tensor, monkeypatch: pytest.MonkeyPatch, most: float = 0.003) -> None:
+class Stacked(nn.Module):
+    """Layers with the same input and concatenated outputs."""
+
+    def __init__(self, parts: Sequence[Rounded]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([part(x) for part in self.parts], dim=-1)
+
+
+def assert_explained(folder: Path, found: Array, monkeypatch: pytest.MonkeyPatch, most: float = 0.003) -> None:
     """Check that 8-bit rounding of inputs explains how ``found`` differs from dequantized weights.
 
     The tolerance ``most`` (of the standard deviation) allows for inputs that are rounded to a neighbouring code.
     """
-
-    def make(weight: Tensor | QuantizedMatrix | BlockMatrix, bias: Tensor | None, _: WeightLayout) -> PlainLinear:
-        return PlainLinear(weight, bias) if isinstance(weight, Tensor) else Rounded(weight, bias)
-
-    monkeypatch.setattr(loader, "choose_linear", lambda *_: make)
-    expected = text_logits(load(folder, kernels=kernels()), TEXT)
+    monkeypatch.setattr(loader, "choose_linear", lambda *_: lambda weight, bias, _: Rounded(weight, bias))
+    kept = load(folder, kernels=kernels())
     monkeypatch.undo()
-    assert float((found - expected).std()) < most * float(expected.std())
+    module = load_module(folder, read_config(folder), torch.float32, torch.device("cpu"))
+    module.head = kept.head
+    for own, layer in zip(kept.layers, module.layers, strict=True):
+        for name in ("qkv", "out", "up", "down"):
+            setattr(layer, name, Stacked(getattr(own, name).parts))
+    expected = dense_logits(module, TEXT)
+    assert (found - expected).std() < most * expected.std()
 
 
 @pytest.mark.parametrize("name", ["gptq-4", "gptq-4-zeros", "gptq-4-order", "awq", "packed-4-channel", "int-8-tensor"])
@@ -175,23 +205,22 @@ def test_logits_of_the_kernels(
     assert_explained(quantized, found, monkeypatch)
     if name != "gptq-4-order":  # agree() has changed only the quantized checkpoint
         plain = text_logits(load(twin), TEXT)
-        spread = float(plain.std())
-        assert 0.003 * spread < float((found - plain).std()) < 0.1 * spread
+        assert 0.003 * plain.std() < (found - plain).std() < 0.1 * plain.std()
 
 
-def agree(tensors: dict[str, Tensor]) -> None:
+def agree(tensors: dict[str, Array]) -> None:
     """Give all projections with the same inputs the same input order."""
     agree_on_gates(tensors)
     for layer in range(3):
         attention = f"model.layers.{layer}.self_attn"
         for other in "kv":
-            tensors[f"{attention}.{other}_proj.g_idx"] = tensors[f"{attention}.q_proj.g_idx"].clone()
+            tensors[f"{attention}.{other}_proj.g_idx"] = tensors[f"{attention}.q_proj.g_idx"].copy()
 
 
-def agree_on_gates(tensors: dict[str, Tensor]) -> None:
+def agree_on_gates(tensors: dict[str, Array]) -> None:
     for layer in range(3):
         mlp = f"model.layers.{layer}.mlp"
-        tensors[f"{mlp}.gate_proj.g_idx"] = tensors[f"{mlp}.up_proj.g_idx"].clone()
+        tensors[f"{mlp}.gate_proj.g_idx"] = tensors[f"{mlp}.up_proj.g_idx"].copy()
 
 
 def test_one_order_of_the_inputs_is_kept(
@@ -201,7 +230,7 @@ def test_one_order_of_the_inputs_is_kept(
     quantized, _ = write_quantized(checkpoint("llama"), tmp_path, gptq(4, order=True))
     factory = RecordingFactory(monkeypatch)
     with pytest.warns(UserWarning, match=r"quantized: 3 gated matrices whose halves .* dequantized to bfloat16"):
-        load(quantized, kernels=kernels(), dtype=torch.bfloat16)
+        load(quantized, kernels=kernels(), dtype=BFLOAT16)
     assert sum(isinstance(weight, QuantizedMatrix) for weight in factory.weights) == 15  # all but gated matrices
     edit(quantized, agree)
     factory.weights.clear()
@@ -216,34 +245,34 @@ def test_some_projections_are_not_quantized(
 ) -> None:
     kind = gptq(4)
     quantized, twin = write_quantized(checkpoint("llama"), tmp_path, kind)
-    weight = load_file(twin / WEIGHTS)[f"{UP}.weight"]
+    weight = read_tensors(twin)[f"{UP}.weight"]
 
-    def plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    def plain(tensors: dict[str, Array]) -> dict[str, Array]:
         return {name: each for name, each in tensors.items() if not name.startswith(UP)} | {f"{UP}.weight": weight}
 
     edit(quantized, plain)
     with pytest.raises(CheckpointError, match=rf"missing tensors: {UP.removeprefix('model.')}.qweight"):
         load(quantized)
     edit_config(quantized, quantization_config=kind.config | {"dynamic": {r"-:.*\.1\.mlp\.up_proj": {}}})
-    assert torch.equal(text_logits(load(quantized), TEXT), text_logits(load(twin), TEXT))
+    assert np.array_equal(text_logits(load(quantized), TEXT), text_logits(load(twin), TEXT))
     factory = RecordingFactory(monkeypatch)
     with pytest.warns(UserWarning, match="1 gated matrices whose halves"):
         found = load(quantized, kernels=kernels())
     monkeypatch.undo()
-    assert torch.equal(found.layers[1].up.weight, load(twin).layers[1].up.weight)
+    assert np.array_equal(found.layers[1].up.packed.unpack(), load(twin).layers[1].up.packed.unpack())
     assert sum(isinstance(weight, QuantizedMatrix) for weight in factory.weights) == 11
 
 
 def test_weights_on_a_gpu_are_dequantized(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
-    """The meta device replaces a GPU."""
     quantized, _ = write_quantized(checkpoint("llama"), tmp_path, gptq(4))
-    decoder = load(quantized, device=torch.device("meta"), dtype=torch.bfloat16)
-    assert {parameter.dtype for parameter in decoder.parameters()} == {torch.bfloat16}
+    decoder = load(quantized, backend=on_meta(BFLOAT16), dtype=BFLOAT16)
+    weights = [linear.packed.weight for linear in decoder.linears()]
+    assert {(weight.device.type, weight.dtype) for weight in weights} == {("meta", torch.bfloat16)}
 
 
 def test_fingerprints_depend_on_codes(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
-    def zero_a_code(tensors: dict[str, Tensor]) -> None:
-        next(tensor for name, tensor in tensors.items() if UP in name and tensor.dim() == 2).view(-1)[0] = 0
+    def zero_a_code(tensors: dict[str, Array]) -> None:
+        next(tensor for name, tensor in tensors.items() if UP in name and tensor.ndim == 2)[0, 0] = 0
 
     for number, name in enumerate(("gptq-4", "int-8-channel", "fp8-block")):
         quantized, twin = write_quantized(checkpoint("llama"), tmp_path / str(number), FORMATS[name])
@@ -256,12 +285,15 @@ def test_fingerprints_depend_on_codes(checkpoint: MakeCheckpoint, tmp_path: Path
 ROUNDED = """
 large = {"vocab_size": 50_000, "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8}
 
+def make(shape):
+    return np.random.default_rng(0).standard_normal(shape, np.float32).astype(BFLOAT16)
+
 def write(path, **sizes):
-    return write_plain(path, lambda shape: torch.randn(shape).bfloat16(), tie_word_embeddings=True, **sizes)
+    return write_plain(path, make, tie_word_embeddings=True, **sizes)
 
 def load(path):
-    config, by = loader.read_config(path), load_kernels()
-    return loader.load_decoder(path, config, dtype=torch.bfloat16, device=cpu, kernels=by, weights=sys.argv[2])
+    config, backend = loader.read_config(path), KernelBackend(load_kernels())
+    return loader.load_decoder(path, config, dtype=BFLOAT16, backend=backend, weights=sys.argv[2])
 
 def size(made, written):
     return forward_weights(made).nbytes
@@ -273,13 +305,13 @@ kept = []
 def keep(weight, bias, layout):
     # The codes of the kernels have the width of the file's codes.
     if isinstance(weight, QuantizedMatrix):
-        packed = torch.empty(weight.shape[0], weight.shape[1] // 2, dtype=torch.uint8)
+        packed = np.empty((weight.shape[0], weight.shape[1] // 2), np.uint8)
         for rows in range(0, len(packed), 256):
             codes = weight.codes[rows : rows + 256]
             packed[rows : rows + 256] = codes[:, ::2] | codes[:, 1::2] << 4
         kept.append((packed, weight.scale, weight.minimum))
-        weight = torch.empty(1, 1)
-    return PlainLinear(weight, bias)
+    else:
+        kept.append(weight)
 
 def write(path, **sizes):
     quantization = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True}
@@ -287,17 +319,18 @@ def write(path, **sizes):
     for part, piece in begin(path, tie_word_embeddings=True, quantization_config=quantization, **sizes):
         name = piece.name.removesuffix(".weight")
         if part.kind != "linear":
-            tensors[piece.name] = torch.full(piece.shape, 0.5, dtype=torch.bfloat16)
+            tensors[piece.name] = np.full(piece.shape, 0.5, BFLOAT16)
             continue
         n, k = piece.shape
-        tensors[f"{name}.qweight"] = torch.zeros(k // 8, n, dtype=torch.int32)
-        tensors[f"{name}.qzeros"] = torch.full((k // 128, n // 8), 0x77777777, dtype=torch.int32)
-        tensors[f"{name}.scales"] = torch.ones(k // 128, n, dtype=torch.float16)
+        tensors[f"{name}.qweight"] = np.zeros((k // 8, n), np.int32)
+        tensors[f"{name}.qzeros"] = np.full((k // 128, n // 8), 0x77777777, np.int32)
+        tensors[f"{name}.scales"] = np.ones((k // 128, n), np.float16)
     save_file(tensors, path / "model.safetensors")
     return sum(tensor.nbytes for tensor in tensors.values())
 
 def load(path):
-    loader.load_decoder(path, loader.read_config(path), dtype=torch.bfloat16, device=cpu, kernels=load_kernels())
+    backend = KernelBackend(load_kernels())
+    loader.load_decoder(path, loader.read_config(path), dtype=BFLOAT16, backend=backend)
 
 def size(made, written):
     return written

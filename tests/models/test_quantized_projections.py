@@ -4,26 +4,27 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
-from torch import Tensor
 
 from checkpoints import MakeCheckpoint
 from kernels.test_products import EVERY, same
-from models.test_loader import WEIGHTS, load
-from models.test_quantized_loading import TEXT, Rounded, agree_on_gates, assert_explained
+from models.test_loader import load
+from models.test_quantized_loading import TEXT, Rounded, Stacked, agree_on_gates, assert_explained
 from oracle import DenseAttend
 from pronk.architecture.rope import RopeTable
+from pronk.arrays import FLOAT32, Array
 from pronk.kernels.library import CODED_TYPES, Kernels
+from pronk.kernels.threads import set_threads
 from pronk.kv_cache.blocks import BlockTable
-from pronk.models.linear import KernelLinear, PlainLinear, StackedLinear, WeightLayout
-from pronk.models.program import Program, ProgramRows
-from pronk.quantization.formats.matrix import QuantizedMatrix
+from pronk.models.backend import KernelBackend
+from pronk.models.linear import Linear, WeightLayout
+from pronk.models.program import ProgramRows
 from pronk.speculation.tree import TokenTree
-from quantized_formats import edit, edit_config, gptq, write_quantized
+from quantized_formats import edit, edit_config, gptq, read_tensors, write_quantized
 from tiny_models import kernels as best
-from tiny_models import make_cache, pack_several_forms, several_forms, text_logits, tiny_decoder
+from tiny_models import make_cache, pack_several_forms, several_forms, text_logits, tiny_module
 
 ATTENTION = "model.layers.1.self_attn"
 # Equal and different numbers of q and k heads; head sizes below 16, above 16, and of several blocks of 16.
@@ -38,23 +39,24 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("shape", SHAPES)
 @EVERY
-@torch.inference_mode()
+@torch.no_grad()
 def test_attention_with_projections_of_several_forms(kernels: Kernels, shape: str) -> None:
     """Cached keys and values have the bits of separate products; the output is close to torch's."""
-    plain = tiny_decoder(packed=False, **SHAPES[shape])
-    c, layer, forms = plain.config, plain.layers[0], several_forms(plain.layers[0], kernels)
+    plain, backend = tiny_module(**SHAPES[shape]), KernelBackend(kernels)
+    c, forms = plain.config, several_forms(plain.layers[0], kernels)
     packed, rope = pack_several_forms(plain, kernels), RopeTable(c.rope) if c.rope is not None else None
-    exact = deepcopy(layer).double()
-    exact.qkv = StackedLinear(
-        [(Rounded if isinstance(weight, QuantizedMatrix) else PlainLinear)(weight, bias) for weight, bias in forms]
-    ).double()
+    exact = deepcopy(plain.layers[0])
+    exact.qkv = Stacked([Rounded(weight, bias) for weight, bias in forms])
+    exact.double()
     for threads, rows in ((1, 1), (1, 5), (3, 13), (3, 100)):
-        torch.set_num_threads(threads)
+        set_threads(threads, 1)
         tokens, places = list(range(rows)), torch.arange(rows)
-        before = plain.embed(torch.tensor(tokens), places, torch.float32)
-        want = exact.apply_attention(before.double(), plain.rope(places, places + 1, torch.float64), 0, DenseAttend(c))
-        pool, table, stream = make_cache(c, torch.float32, num_blocks=8), BlockTable(), torch.empty(rows, c.hidden_size)
-        program = Program(kernels, c.hidden_size, torch.float32, pool)
+        embedded = plain.embed(torch.tensor(tokens), places, torch.float32)
+        attended = exact.apply_attention(embedded.double(), plain.rope(places, torch.float64), 0, DenseAttend(c))
+        before, want = embedded.numpy(), attended.numpy()
+        pool, table = make_cache(c, FLOAT32, num_blocks=8), BlockTable()
+        stream = np.empty((rows, c.hidden_size), np.float32)
+        program = backend.program(c.hidden_size, FLOAT32, pool)
         program.embed(packed)
         program.attention(packed.layers[0], 0)
         pool.prepare(table, rows)
@@ -62,20 +64,20 @@ def test_attention_with_projections_of_several_forms(kernels: Kernels, shape: st
         call.set_rope(0, rope.up_to(rows) if rope is not None else None)
         program.run(call, stream)
         table.length = rows
-        assert float((stream - want).norm()) < 0.002 * float((want - before).norm())
+        assert np.linalg.norm(stream - want) < 0.002 * np.linalg.norm(want - before)
         # Models without rotations have no norms of keys either, so their keys are compared, too.
         for got, form in list(zip(pool.read(0, table), forms[1:], strict=True))[0 if c.rope is None else 1 :]:
-            alone = Program(kernels, c.hidden_size, torch.float32)
-            alone.linear(KernelLinear(kernels, *form, WeightLayout()), norm=layer.attention_norm, to="logits")
-            out = torch.empty(rows, c.num_kv_heads * c.head_dim)
-            alone.run(ProgramRows.without_segments(rows), before.clone(), out)
-            assert same(got.transpose(0, 1).flatten(1).contiguous(), out)
+            alone, linear = backend.program(c.hidden_size, FLOAT32), Linear(backend, *form, WeightLayout(), None)
+            alone.linear(linear, norm=packed.layers[0].attention_norm, to="logits")
+            out = np.empty((rows, c.num_kv_heads * c.head_dim), np.float32)
+            alone.run(ProgramRows.without_segments(rows), before.copy(), out)
+            assert same(got.swapaxes(0, 1).reshape(rows, -1), out)
 
 
-def swap(tensors: dict[str, Tensor], names: str, made: dict[str, Tensor]) -> dict[str, Tensor]:
+def swap(tensors: dict[str, Array], names: str, made: dict[str, Array]) -> dict[str, Array]:
     """Replace the tensors of the module ``names`` by ``made``."""
     return {name: each for name, each in tensors.items() if not name.startswith(names)} | {
-        f"{names}.{key}": each.contiguous() for key, each in made.items()
+        f"{names}.{key}": each for key, each in made.items()
     }
 
 
@@ -86,14 +88,14 @@ def test_plain_and_quantized_projections_keep_their_form(
 ) -> None:
     kind = gptq(4, sym=False)
     quantized, twin = write_quantized(checkpoint(family), tmp_path, kind)
-    plain = load_file(twin / WEIGHTS)
+    plain = read_tensors(twin)
     for each in projections:
         name = f"{ATTENTION}.{each}_proj"
         kept = {key: plain[f"{name}.{key}"] for key in ("weight", "bias") if f"{name}.{key}" in plain}
         edit(quantized, lambda tensors, name=name, kept=kept: swap(tensors, name, kept))
     pattern = rf"-:.*\.1\.self_attn\.[{projections}]_proj"
     edit_config(quantized, quantization_config=kind.config | {"dynamic": {pattern: {}}})
-    assert torch.equal(text_logits(load(quantized), TEXT), text_logits(load(twin), TEXT))
+    assert np.array_equal(text_logits(load(quantized), TEXT), text_logits(load(twin), TEXT))
     found = load(quantized, kernels=best())
     assert [part.packed.struct.type in CODED_TYPES.values() for part in found.layers[1].qkv.parts] == {
         "q": [False, True],
@@ -118,7 +120,7 @@ def test_projections_with_different_input_orders(
 def test_only_plain_projections_are_rounded_while_loading(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     kind = gptq(4)
     quantized, twin = write_quantized(checkpoint("llama"), tmp_path, kind)
-    weight = load_file(twin / WEIGHTS)[f"{ATTENTION}.v_proj.weight"]
+    weight = read_tensors(twin)[f"{ATTENTION}.v_proj.weight"]
     edit(quantized, lambda tensors: swap(tensors, f"{ATTENTION}.v_proj", {"weight": weight}))
     edit_config(quantized, quantization_config=kind.config | {"dynamic": {r"-:.*\.1\.self_attn\.v_proj": {}}})
     found = load(quantized, kernels=best(), weights="int8")

@@ -5,25 +5,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from checkpoints import MakeCheckpoint
 from gguf_files import convert
 from models.test_loader import load
+from pronk.arrays import BFLOAT16, FLOAT32, DType
 from pronk.models.clone_models import tiny_model
 from pronk.models.loader import read_config
 from pronk.models.weights import ForwardWeights, count_parameters, forward_weights
-from quantized_formats import FORMATS, write_quantized
+from quantized_formats import FORMATS, read_tensors, write_quantized
 from tiny_models import kernels
 
 TINY = tiny_model()
 SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}  # for blocks of 32
 
 
-def read(
-    path: Path, dtype: torch.dtype = torch.float32, weights: str = "plain", *, packed: bool = True
-) -> ForwardWeights:
+def read(path: Path, dtype: DType = FLOAT32, weights: str = "plain", *, packed: bool = True) -> ForwardWeights:
     return forward_weights(load(path, dtype=dtype, kernels=kernels() if packed else None, weights=weights))
 
 
@@ -41,13 +38,13 @@ def test_a_pass_reads_every_matrix_but_the_embedding(
 ) -> None:
     """A tied head reads the embedding; norms and biases are not counted."""
     folder = checkpoint(family, **options)
-    tensors = load_file(folder / "model.safetensors")
+    tensors = read_tensors(folder)
     assert unread is None or any(unread in name for name in tensors)
-    matrices = {name: t for name, t in tensors.items() if t.dim() > 1 and (unread is None or unread not in name)}
-    count = sum(t.numel() for t in matrices.values())
+    matrices = {name: t for name, t in tensors.items() if t.ndim > 1 and (unread is None or unread not in name)}
+    count = sum(t.size for t in matrices.values())
     assert read(folder, packed=False) == ForwardWeights("float32", 4 * count, 4 * count, count)
-    assert read(folder, torch.bfloat16, packed=False) == ForwardWeights("bfloat16", 2 * count, 2 * count, count)
-    vectors = sum(t.nbytes for t in tensors.values() if t.dim() == 1)
+    assert read(folder, BFLOAT16, packed=False) == ForwardWeights("bfloat16", 2 * count, 2 * count, count)
+    vectors = sum(t.nbytes for t in tensors.values() if t.ndim == 1)
     assert vectors < 0.04 * 4 * count  # norms and biases are negligible
     packed = read(folder)
     assert (packed.formats, packed.count) == ("float32", count)
@@ -64,13 +61,13 @@ def test_a_pass_reads_every_matrix_but_the_embedding(
 def test_weights_rounded_while_loading(weights: str, kinds: str, groups: dict[str, tuple[int, int]]) -> None:
     """Groups have whole codes and a 32-bit scale each; the tied head has 8 bits."""
     folder, expected, count = TINY, 0, 0
-    for name, tensor in load_file(folder / "model.safetensors").items():
-        if tensor.dim() == 2:
+    for name, tensor in read_tensors(folder).items():
+        if tensor.ndim == 2:
             outputs, inputs = tensor.shape
             bits, size = next((kind for part, kind in groups.items() if part and part in name), groups[""])
             expected += outputs * ceil(inputs / size) * (size * bits // 8 + 4)
             count += outputs * inputs
-    found = read(folder, torch.bfloat16, weights)
+    found = read(folder, BFLOAT16, weights)
     assert found == ForwardWeights(kinds, expected, expected, count)
     assert found.bits == 8 * expected / count < 16 / 1.6
 
@@ -99,9 +96,9 @@ def test_quantized_checkpoints(name: str, checkpoint: MakeCheckpoint, tmp_path: 
         path = convert(plain, tmp_path / "a.gguf", "Q4_0")
     else:
         path, _ = write_quantized(plain, tmp_path, FORMATS[name])
-    parameters = sum(prod(t.shape) for t in load_file(plain / "model.safetensors").values())
+    parameters = sum(prod(t.shape) for t in read_tensors(plain).values())
     assert count_parameters(read_config(path)) == parameters
-    before, found = read(plain, torch.bfloat16), read(path, torch.bfloat16)
+    before, found = read(plain, BFLOAT16), read(path, BFLOAT16)
     assert found.count == before.count
     assert found.floor_bytes <= found.nbytes
     if name == "float-channel":  # dequantized by the loader

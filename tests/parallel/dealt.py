@@ -8,9 +8,9 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
 
+from pronk.arrays import DType
 from pronk.engine.engine import Engine
 from pronk.execution.model_runner import ModelRunner
 from pronk.kv_cache.paged import PagedCache
@@ -51,7 +51,7 @@ def partition_randomly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def tree_parallel_engine(
-    decoder: Decoder, workers: int, *, kv_dtype: torch.dtype | None = None, **options: Any
+    decoder: Decoder, workers: int, *, kv_dtype: DType | None = None, **options: Any
 ) -> Generator[Engine]:
     """Yield an engine under tree parallelism of ``workers`` threads, the driver included."""
     store = dist.HashStore()

@@ -3,16 +3,18 @@
 from collections.abc import Sequence
 from contextlib import suppress
 
+import numpy as np
 import pytest
-import torch
+from numpy.typing import NDArray
 
 from engine.cases import PROMPTS, ask, assert_same, drafter, params, plain
 from parallel.dealt import partition_randomly, tree_parallel_engine
 from pronk import SamplingParams
+from pronk.arrays import FLOAT32
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
-from pronk.execution.attention import Segment
 from pronk.execution.forward_job import ForwardJob
+from pronk.execution.segment import Segment
 from pronk.kv_cache.blocks import BlockTable
 from pronk.parallel import runner, worker_handle
 from pronk.parallel.runner import TreeRunner
@@ -21,7 +23,7 @@ from pronk.parallel.worker_handle import WorkerHandle
 from pronk.speculation.tree import TokenTree
 from tiny_models import run, samples, tiny_decoder
 
-KIND = torch.float32
+KIND = FLOAT32
 
 
 class Owner:
@@ -78,7 +80,7 @@ def test_rows_of_a_failed_request_are_not_recorded_as_sent(monkeypatch: pytest.M
     partition_randomly(monkeypatch)
     want, serialize, failures = plain(KIND, "temperature", PROMPTS, 30), WorkRequest.serialize, 0
 
-    def failing(request: WorkRequest) -> torch.Tensor:
+    def failing(request: WorkRequest) -> NDArray[np.int64]:
         nonlocal failures
         if failing_now and (request.moves or request.kv_rows is not None):
             failures += 1

@@ -12,30 +12,31 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from checkpoints import MakeCheckpoint
 from gguf_files import convert
 from parallel.test_trees import PROMPTS, tokens_and_logprobs
 from pronk import LLM, OptionError, PronkError, SamplingParams
 from pronk.architecture.config import ModelConfig
+from pronk.arrays import FLOAT32, Array, split_rows
 from pronk.errors import CheckpointError
-from pronk.execution.attention import Segment
 from pronk.execution.forward_job import ForwardJob, LayerRange
 from pronk.execution.model_runner import ModelRunner
+from pronk.execution.segment import Segment
 from pronk.kv_cache.blocks import BlockTable
+from pronk.models.backend import KernelBackend
 from pronk.models.decoder import Decoder
 from pronk.models.loader import compute_dtype, load_decoder, parse_dtype, read_config
 from pronk.models.split import TensorSplit
 from pronk.parallel import connection as messages
 from pronk.parallel import tensor
 from pronk.parallel.connection import ConnectionLostError, PeerConnection
+from pronk.parallel.processes import SpawnedProcesses
 from pronk.parallel.split_cache import LayerCommand, SplitCache
 from pronk.parallel.tensor import AllReduceGroup, TensorParallelExecutor, serve_layer_commands
-from pronk.parallel.worker_group import SpawnedProcesses
 from pronk.speculation.tree import TokenTree
 from quantized_formats import FORMATS, write_quantized
 from tiny_models import kernels, text_logits
@@ -47,29 +48,31 @@ FURTHER = ("lookahead(window=10, ngram=5)", "cape(draft_model)", "medusa", "mult
 ROUNDED = 0.1
 
 
+def backend() -> KernelBackend:
+    return KernelBackend(kernels())
+
+
 def load(folder: Path, rank: int, workers: int, **options: Any) -> tuple[Decoder, SplitCache, TensorSplit]:
     """Return the shard of a model for one rank, with its KV cache."""
     config = read_config(folder)
-    dtype, split, by = parse_dtype("auto", config), TensorSplit(config, rank, workers), kernels()
-    decoder = load_decoder(folder, config, dtype=dtype, device=torch.device("cpu"), kernels=by, split=split, **options)
-    computed = compute_dtype(dtype, by)
-    cache = SplitCache(
-        split.shard_config, num_blocks=8, block_size=16, dtype=computed, device=torch.device("cpu"), kernels=by
-    )
+    dtype, split = parse_dtype("auto", config), TensorSplit(config, rank, workers)
+    decoder = load_decoder(folder, config, dtype=dtype, backend=backend(), split=split, **options)
+    computed = compute_dtype(dtype, backend())
+    cache = SplitCache(split.shard_config, num_blocks=8, block_size=16, dtype=computed, kernels=kernels())
     return decoder, cache, split
 
 
 @contextmanager
 def together(folder: Path, workers: int, **options: Any) -> Generator[ModelRunner]:
     """Yield the runner of a model whose shards are in ``workers`` threads instead of processes."""
-    store, by = dist.HashStore(), kernels()
+    store = dist.HashStore()
 
     def work(rank: int) -> None:
         peer = PeerConnection(store, rank, driver=False, timeout=60.0)
         group = AllReduceGroup(store, rank, workers, timeout=60.0)
         decoder, cache, split = load(folder, rank, workers, **options)
         with suppress(ConnectionLostError):
-            serve_layer_commands(peer, TensorParallelExecutor(by, decoder, cache, split, group))
+            serve_layer_commands(peer, TensorParallelExecutor(decoder, cache, split, group))
 
     with ThreadPoolExecutor(workers) as pool:
         others = [pool.submit(work, rank) for rank in range(1, workers)]
@@ -78,7 +81,7 @@ def together(folder: Path, workers: int, **options: Any) -> Generator[ModelRunne
         decoder, cache, split = load(folder, 0, workers, **options)
         try:
             yield ModelRunner(
-                decoder, cache, executor=TensorParallelExecutor(by, decoder, cache, split, group, peers=peers)
+                decoder, cache, executor=TensorParallelExecutor(decoder, cache, split, group, peers=peers)
             )
         finally:
             for peer in peers:
@@ -87,28 +90,28 @@ def together(folder: Path, workers: int, **options: Any) -> Generator[ModelRunne
             other.result()
 
 
-def logits(runner: ModelRunner, ends: Sequence[int]) -> Tensor:
+def logits(runner: ModelRunner, ends: Sequence[int]) -> Array:
     """Return the logits of all of TEXT, from one forward pass up to each index of ``ends``."""
-    block_table, found = BlockTable(), list[Tensor]()
+    block_table, found = BlockTable(), list[Array]()
     for begin, end in pairwise([0, *ends]):
         runner.cache.prepare(block_table, end)
         job = ForwardJob(Segment(block_table, TokenTree.chain(TEXT[begin:end])), range(end - begin), len(TEXT))
-        found.append(runner.forward([job]).logits[0])
+        found.append(runner.forward([job]).logits[0][:])
         runner.cache.commit(block_table, range(end - begin))
-    return torch.cat(found)
+    return np.concatenate(found)
 
 
 def check(folder: Path, workers: int, tolerance: float, **options: Any) -> None:
     """Check that logits are within ``tolerance`` standard deviations, with the same bits row by row."""
     config = read_config(folder)
     dtype = parse_dtype("auto", config)
-    whole = load_decoder(folder, config, dtype=dtype, device=torch.device("cpu"), kernels=kernels(), **options)
+    whole = load_decoder(folder, config, dtype=dtype, backend=backend(), **options)
     want = text_logits(whole, TEXT, dtype)
     with together(folder, workers, **options) as runner:
         found = logits(runner, [len(TEXT)])
-        assert torch.equal(logits(runner, range(1, len(TEXT) + 1)), found)
-    assert (found - want).square().mean().sqrt() < tolerance * want.std()
-    assert not torch.equal(found, want)  # the sums have another order
+        assert np.array_equal(logits(runner, range(1, len(TEXT) + 1)), found)
+    assert np.sqrt(np.square(found - want).mean()) < tolerance * want.std()
+    assert not np.array_equal(found, want)  # the sums have another order
 
 
 @pytest.mark.parametrize(
@@ -131,15 +134,15 @@ def test_families(checkpoint: MakeCheckpoint, family: str, workers: int, shape: 
 def test_weights_rounded_while_loading(checkpoint: MakeCheckpoint, weights: str) -> None:
     """Shards are rounded in other groups than the whole model; the error is about the same."""
     folder = checkpoint("llama")
-    given: dict[str, Any] = {"dtype": torch.float32, "device": torch.device("cpu"), "kernels": kernels()}
+    given: dict[str, Any] = {"dtype": FLOAT32, "backend": backend()}
     plain, whole = (
         text_logits(load_decoder(folder, read_config(folder), weights=kind, **given), TEXT)
         for kind in ("plain", weights)
     )
     with together(folder, 2, weights=weights) as runner:
         found = logits(runner, [len(TEXT)])
-        assert torch.equal(logits(runner, range(1, len(TEXT) + 1)), found)
-    errors = [(each - plain).square().mean().sqrt() for each in (found, whole)]
+        assert np.array_equal(logits(runner, range(1, len(TEXT) + 1)), found)
+    errors = [np.sqrt(np.square(each - plain).mean()) for each in (found, whole)]
     assert 0.0 < errors[0] < 1.3 * errors[1]
 
 
@@ -171,32 +174,32 @@ def test_every_weight_is_in_one_shard(checkpoint: MakeCheckpoint) -> None:
     folder = checkpoint("llama", num_key_value_heads=6)
     config = read_config(folder)
     parts = [load(folder, rank, 3)[0] for rank in range(3)]
-    whole = load_decoder(folder, config, dtype=torch.float32, device=torch.device("cpu"), kernels=kernels())
+    whole = load_decoder(folder, config, dtype=FLOAT32, backend=backend())
     for name, axis in (("out", 1), ("down", 1)):
-        joined = torch.cat([getattr(part.layers[1], name).packed.unpack() for part in parts], dim=axis)
-        assert torch.equal(joined, getattr(whole.layers[1], name).packed.unpack())
+        joined = np.concatenate([getattr(part.layers[1], name).packed.unpack() for part in parts], axis)
+        assert np.array_equal(joined, getattr(whole.layers[1], name).packed.unpack())
     for name, sections in (("qkv", 3), ("up", 2)):
         split = [getattr(part.layers[1], name).packed.unpack() for part in parts]
         sizes = [config.qkv_sizes if sections == 3 else (config.intermediate_size,) * 2]
         shares = [
-            part.split([*share.qkv_sizes] if sections == 3 else [share.intermediate_size] * 2)
+            split_rows(part, [*share.qkv_sizes] if sections == 3 else [share.intermediate_size] * 2)
             for part, share in zip(split, (TensorSplit(config, rank, 3).shard_config for rank in range(3)), strict=True)
         ]
-        joined = torch.cat([torch.cat([each[section] for each in shares]) for section in range(sections)])
+        joined = np.concatenate([each[section] for section in range(sections) for each in shares])
         assert len(joined) == sum(sizes[0])
-        assert torch.equal(joined, getattr(whole.layers[1], name).packed.unpack())
-    heads = [parts[0].head.packed.unpack(), *(part.head.packed.unpack() for part in parts[1:])]  # type: ignore[union-attr]
+        assert np.array_equal(joined, getattr(whole.layers[1], name).packed.unpack())
+    heads = [part.head.packed.unpack() for part in parts]
     tokens = [TensorSplit(config, rank, 3).tokens(rank) for rank in range(3)]
     assert [*tokens[0], *tokens[1], *tokens[2]] == [*range(config.vocab_size)]
     for rank in (1, 2):
-        assert torch.equal(heads[rank], heads[0][tokens[rank].start : tokens[rank].stop])
+        assert np.array_equal(heads[rank], heads[0][tokens[rank].start : tokens[rank].stop])
 
 
 def test_orders_are_read_as_they_were_written() -> None:
     block_table = BlockTable([3, 1], 0, 18)
     tree = TokenTree((7, 8, 9), (-1, 0, 0), verify=(True, False, False))
     job = ForwardJob(Segment(block_table, tree, 1), range(1, 3), 11)
-    moves = [(torch.arange(2).numpy(), torch.arange(2, 4).numpy())]
+    moves = [(np.arange(2), np.arange(2, 4))]
     layer_range = LayerRange([(job, job.segment)], 1, 3, (), [0, 1])
     found = LayerCommand.parse(LayerCommand((4, 20), moves, layer_range, True).serialize())
     assert (found.pool, found.has_hidden) == ((4, 20), True)

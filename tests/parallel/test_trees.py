@@ -13,7 +13,6 @@ from time import monotonic, sleep
 from typing import Any
 
 import pytest
-import torch
 
 from checkpoints import MakeCheckpoint
 from engine.cases import PROMPTS as TEXTS
@@ -21,13 +20,14 @@ from engine.cases import ask, drafter, plain
 from engine.cases import params as cased
 from parallel.dealt import partition_randomly, tree_parallel_engine
 from pronk import LLM, AsyncLLM, OptionError, PronkError, SamplingParams
+from pronk.arrays import FLOAT32
 from pronk.execution.model_runner import ModelRunner
 from pronk.outputs import Completion
-from pronk.parallel import connection, runner, worker_group
+from pronk.parallel import connection, processes, runner
+from pronk.parallel.processes import SpawnedProcesses
 from pronk.parallel.runner import TreeRunner
 from pronk.parallel.work_request import WorkRequest
 from pronk.parallel.worker import WorkerLoop
-from pronk.parallel.worker_group import SpawnedProcesses
 from sockets import sockets
 from tiny_models import run, tiny_decoder
 
@@ -214,7 +214,7 @@ def test_a_slow_worker_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
         work(serving, given)
 
     monkeypatch.setattr(WorkerLoop, "_run_request", slow)
-    want = plain(torch.float32, "temperature", TEXTS, 30)
+    want = plain(FLOAT32, "temperature", TEXTS, 30)
     with tree_parallel_engine(tiny_decoder(), 3) as engine:
         found = [ask(p, cased("temperature", i, 30), drafter("oracle", want)) for i, p in enumerate(TEXTS)]
         run(engine, found)
@@ -272,13 +272,13 @@ def test_processes_that_torchrun_has_started(alone: LLM, parallel: str) -> None:
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
     """Return a list that collects the worker processes started from now on."""
-    found, begin = list[subprocess.Popen[bytes]](), worker_group._spawn
+    found, begin = list[subprocess.Popen[bytes]](), processes._spawn
 
     def starting(*given: Any) -> subprocess.Popen[bytes]:
         found.append(begin(*given))
         return found[-1]
 
-    monkeypatch.setattr(worker_group, "_spawn", starting)
+    monkeypatch.setattr(processes, "_spawn", starting)
     return found
 
 
@@ -296,7 +296,7 @@ def test_a_worker_that_does_not_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A worker that ends early raises, loading can be interrupted, and no worker process remains."""
-    monkeypatch.setattr(worker_group, "_PROGRAM", program)
+    monkeypatch.setattr(processes, "_PROGRAM", program)
     began = monotonic()
     if message is None:
         timer = threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT))
@@ -317,8 +317,8 @@ def test_a_worker_that_does_not_start(
 def test_a_worker_of_another_kind_is_refused(
     what: str, parallel: str, started: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = worker_group.model_properties
-    monkeypatch.setattr(worker_group, "model_properties", lambda *given: own(*given) | {what: "another"})
+    own = processes.model_properties
+    monkeypatch.setattr(processes, "model_properties", lambda *given: own(*given) | {what: "another"})
     message = f"workers: expected the same {what} in all, another; found .* in worker 1"
     with pytest.raises(OptionError, match=message) as caught:
         LLM(workers=2, threads=1, parallel=parallel)

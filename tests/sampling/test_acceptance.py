@@ -8,13 +8,13 @@ from functools import cached_property
 from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
 import pronk.sampling.sampler
 from chi_square import p_value_of
 from exact_distributions import Same, String, Table, without
+from pronk.arrays import Array
 from pronk.sampling.acceptance import acceptance_rule
 from pronk.sampling.logits_processors import Penalties
 from pronk.sampling.noise import draft_noise, gumbel_noise, rejection_noise, rejection_uniform, trial_seed
@@ -27,7 +27,7 @@ from tiny_models import context_of
 RULES = ("rejection", "block")
 SAMPLED = {rule: SamplingParams(temperature=1.0, rule=rule) for rule in RULES}
 PROMPT = [0, 1, 2, 1]
-Noise = Callable[[int, int, int, Tensor], Tensor]
+Noise = Callable[[int, int, int, Array], Array]
 
 
 @dataclass(frozen=True)
@@ -47,27 +47,32 @@ class Setting:
     def logits(self) -> Logarithms:
         return Logarithms(self.p)
 
-    def drafted(self, text: String, siblings: frozenset[int]) -> tuple[Tensor, Tensor]:
+    def drafted(self, text: String, siblings: frozenset[int]) -> tuple[Array, Array]:
         """Return ``q`` after ``text`` without the tokens of earlier siblings, and its logarithm."""
         if (text, siblings) not in self.known:
             q = without(self.q[text], set(siblings))
-            self.known[text, siblings] = q, q.log()
+            self.known[text, siblings] = q, logarithms(q)
         return self.known[text, siblings]
 
     @cached_property
-    def known(self) -> dict[tuple[String, frozenset[int]], tuple[Tensor, Tensor]]:
+    def known(self) -> dict[tuple[String, frozenset[int]], tuple[Array, Array]]:
         return {}
 
 
-class Logarithms(dict[String, Tensor]):
+def logarithms(q: Array) -> Array:
+    with np.errstate(divide="ignore"):
+        return np.log(q)
+
+
+class Logarithms(dict[String, Array]):
     """Cached log-probabilities of a table, by the text before the token."""
 
     def __init__(self, table: Table) -> None:
         super().__init__()
         self.table = table
 
-    def __missing__(self, text: String) -> Tensor:
-        self[text] = self.table[text].log()
+    def __missing__(self, text: String) -> Array:
+        self[text] = logarithms(self.table[text])
         return self[text]
 
 
@@ -80,23 +85,23 @@ PAIR = Setting(Same(1, 1, 1), Same(16, 3, 1), (-1, 0, 0), 1)
 SETTINGS = {"broad": BROAD, "two": TWO, "chain": CHAIN, "pair": PAIR}
 
 
-def same_in_every_step(seed: int, _: int, place: int, keys: Tensor) -> Tensor:
+def same_in_every_step(seed: int, _: int, place: int, keys: Array) -> Array:
     return draft_noise(seed, 0, place, keys)
 
 
-def noise_after_a_rejection(seed: int, _: int, place: int, keys: Tensor) -> Tensor:
+def noise_after_a_rejection(seed: int, _: int, place: int, keys: Array) -> Array:
     return rejection_noise(trial_seed(seed, PROMPT), place, keys)
 
 
 def drafted(seed: int, text: String, setting: Setting, noise: Noise = draft_noise) -> TokenTree:
     root = len(PROMPT) + len(text) - 1
-    tokens, paths, probs = [0], [text], list[Tensor | None]([None])
+    tokens, paths, probs = [0], [text], list[Array | None]([None])
     for node, parent in enumerate(setting.parents[1:], 1):
         siblings = frozenset(tokens[other] for other in range(1, node) if setting.parents[other] == parent)
-        q, logarithms = setting.drafted(paths[parent], siblings)
+        q, log_q = setting.drafted(paths[parent], siblings)
         # Noise keys: the token id for a first child; other children have keys of their own, so noise is not reused.
-        keys = torch.arange(setting.vocab) + (1000 * node if node != parent + 1 else 0)
-        tokens.append(int((logarithms + noise(seed, root, len(PROMPT) + len(paths[parent]), keys)).argmax()))
+        keys = np.arange(setting.vocab) + (1000 * node if node != parent + 1 else 0)
+        tokens.append(int((log_q + noise(seed, root, len(PROMPT) + len(paths[parent]), keys)).argmax()))
         probs.append(q)
         paths.append((*paths[parent], tokens[-1]))
     return TokenTree(tuple(tokens), setting.parents, probs=tuple(probs))
@@ -109,7 +114,7 @@ def text_of(rule: Any, seed: int, setting: Setting, noise: Noise) -> String:
     while len(text) < setting.length:
         tree = drafted(seed, text, setting, noise)
         paths = [text + tuple(tree.tokens[i] for i in tree.path(node)) for node in range(len(tree))]
-        logits = torch.stack([setting.logits[path] for path in paths])
+        logits = np.stack([setting.logits[path] for path in paths])
         text += verify_tree(tree, acceptance_rule(sampler, tree, logits)).tokens
         assert context_of(sampler) == [*PROMPT, *text]
     return text[: setting.length]
@@ -121,7 +126,6 @@ def significance(rule: str, setting: Setting, noise: Noise = draft_noise, seeds:
     return p_value_of(texts, {cell: setting.p.chance(cell) for cell in cells})
 
 
-@pytest.mark.usefixtures("numpy_noise")
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(
     ("setting", "seeds"),
@@ -134,7 +138,6 @@ def test_strings_have_the_distribution_of_the_model(rule: str, setting: str, see
     assert significance(rule, SETTINGS[setting], seeds=seeds) > 1e-3
 
 
-@pytest.mark.usefixtures("numpy_noise")
 @pytest.mark.parametrize(
     ("setting", "seeds", "wrong"),
     [
@@ -152,12 +155,10 @@ def test_block_rule_needs_random_numbers_of_its_own(
     assert significance("block", setting, seeds=seeds) < 1e-6
 
 
-@pytest.mark.usefixtures("numpy_noise")
 def test_draft_tokens_need_other_noise_than_the_rule() -> None:
     assert significance("block", replace(CHAIN, parents=(-1, 0, 1, 2)), noise_after_a_rejection) < 1e-6
 
 
-@pytest.mark.usefixtures("numpy_noise")
 def test_each_step_needs_new_draft_noise() -> None:
     """The number of accepted tokens depends on the whole chain, so rejected tokens must not be drafted again."""
     assert significance("block", CHAIN, same_in_every_step, 3000) < 1e-6
@@ -165,16 +166,16 @@ def test_each_step_needs_new_draft_noise() -> None:
 
 @pytest.mark.parametrize("rule", ["coupled", "rejection", "block"])
 def test_greedy_is_the_argmax(rule: Any) -> None:
-    dice = torch.Generator().manual_seed(0)
+    dice = np.random.default_rng(0)
     for options in ({}, {"repetition_penalty": 1.5}, {"logit_bias": {3: 1.0}}):
         sampler, other = (Sampler(SamplingParams(rule=rule, **options), 0, [1, 2], 8) for _ in range(2))
-        logits = torch.randn(4, 8, generator=dice)
+        logits = dice.standard_normal((4, 8), np.float32)
         tokens = [0]
         for row in logits[:3]:
             tokens.append(other.choose(row))
             other.advance(tokens[-1])
         tokens[3] = (tokens[3] + 1) % 8
-        probs = [None, *torch.rand(3, 8, generator=dice, dtype=torch.float64)]
+        probs = [None, *dice.random((3, 8))]
         tree = TokenTree.chain(tokens, probs=probs)
         found = verify_tree(tree, acceptance_rule(sampler, tree, logits))
         assert found.path == (1, 2)
@@ -182,13 +183,13 @@ def test_greedy_is_the_argmax(rule: Any) -> None:
 
 
 def test_coupled_rule_ignores_draft_distributions() -> None:
-    scores = BROAD.p[()].log()
+    scores = np.log(BROAD.p[()])
     for seed in range(50):
         sampler = Sampler(SamplingParams(temperature=1.0), seed, PROMPT, BROAD.vocab)
         tree = drafted(seed, (), BROAD)
-        found = verify_tree(tree, acceptance_rule(sampler, tree, torch.stack([scores] * len(tree))))
+        found = verify_tree(tree, acceptance_rule(sampler, tree, np.stack([scores] * len(tree))))
         for place, token in enumerate(found.tokens, len(PROMPT)):
-            assert token == int((scores + gumbel_noise(seed, place, torch.arange(3))).argmax())
+            assert token == int((scores + gumbel_noise(seed, place, np.arange(3))).argmax())
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -199,7 +200,7 @@ def test_penalties_at_a_node_count_its_ancestors_only(rule: Any) -> None:
         tree = drafted(seed, (), BROAD)
         original = sampler.distribution
 
-        def noted(row: Tensor, original: Any = original, sampler: Sampler = sampler, seen: list = seen) -> Tensor:
+        def noted(row: Array, original: Any = original, sampler: Sampler = sampler, seen: list = seen) -> Array:
             (penalties,) = sampler.processors
             assert isinstance(penalties, Penalties)
             assert penalties.counts.tolist() == [context_of(sampler)[len(PROMPT) :].count(token) for token in range(3)]
@@ -207,7 +208,7 @@ def test_penalties_at_a_node_count_its_ancestors_only(rule: Any) -> None:
             return original(row)
 
         sampler.distribution = noted  # type: ignore[method-assign]
-        logits = torch.arange(len(tree)).view(-1, 1).expand(-1, 3).float()
+        logits = np.arange(len(tree), dtype=np.float32)[:, None].repeat(3, 1)
         verify_tree(tree, acceptance_rule(sampler, tree, logits))
         assert seen
         for node, text in seen:

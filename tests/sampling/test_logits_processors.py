@@ -1,12 +1,13 @@
 """Logits processors: which options create which, and that their state follows the sampler's context."""
 
 import random
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
+from pronk.arrays import Array
 from pronk.sampling.logits_processors import BadWords, LogitBias, MinTokens, Penalties, make_processors
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
@@ -64,7 +65,7 @@ class RecordingProcessor:
         self.tokens: list[int] = []
         self.raises: str | None = None
 
-    def mask(self, logits: Tensor) -> Tensor:
+    def mask(self, logits: Array) -> Array:
         self._maybe("mask")
         return logits
 
@@ -83,10 +84,11 @@ class RecordingProcessor:
 
 def test_processors_follow_the_context() -> None:
     dice, text, recorder = random.Random(1), [1, 2], RecordingProcessor()
+    logits = np.random.default_rng(1).random(VOCAB, np.float32)
     sampler = Sampler(SamplingParams(), 0, text, VOCAB, processors=[recorder])
     for _ in range(200):
         with sampler.after([dice.randrange(VOCAB) for _ in range(dice.randrange(3))]):
-            sampler.choose(torch.rand(VOCAB))
+            sampler.choose(logits)
             assert [1, 2, *recorder.tokens] == context_of(sampler)
             with sampler.after([dice.randrange(VOCAB)]):
                 assert [1, 2, *recorder.tokens] == context_of(sampler)
@@ -111,7 +113,7 @@ def test_a_processor_that_failed_halfway_is_not_used_again(verb: str) -> None:
     assert context_of(sampler) == text
     for ask in (sampler.choose, sampler.distribution, lambda row: sampler.draft_token(row, 1)):
         with pytest.raises(ArithmeticError, match=verb):
-            ask(torch.rand(VOCAB))
+            ask(np.zeros(VOCAB, np.float32))
 
 
 def test_a_mask_that_raises_changes_no_state() -> None:
@@ -119,6 +121,55 @@ def test_a_mask_that_raises_changes_no_state() -> None:
     sampler = Sampler(SamplingParams(), 0, [1, 2], VOCAB, processors=[recorder])
     recorder.raises = "mask"
     with pytest.raises(ArithmeticError, match="mask"):
-        sampler.choose(torch.rand(VOCAB))
+        sampler.choose(np.zeros(VOCAB, np.float32))
     recorder.raises = None
-    assert sampler.choose(torch.eye(VOCAB)[3]) == 3
+    assert sampler.choose(np.eye(VOCAB, dtype=np.float32)[3]) == 3
+
+
+class ForeignProcessor(RecordingProcessor):
+    """Return logits as an object that is no float32 array; ban token 3."""
+
+    def __init__(self, convert: Callable[[Array], Any]) -> None:
+        super().__init__()
+        self.convert = convert
+
+    def mask(self, logits: Array) -> Any:
+        assert logits.dtype == np.float32
+        masked = logits.copy()
+        masked[3] = -np.inf
+        return self.convert(masked)
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.7}, {"temperature": 1.2, "top_p": 0.9}], ids=str)
+def test_processors_may_return_arrays_of_other_types(options: dict[str, Any]) -> None:
+    """The sampler converts lists, float64 and torch's tensors to float32 arrays."""
+    import torch
+
+    logits = np.random.default_rng(2).standard_normal(VOCAB, np.float32)
+    logits[3] = 20.0
+    found = set()
+    for convert in (np.asarray, np.ndarray.tolist, np.float64, torch.from_numpy):
+        processors = [ForeignProcessor(convert), ForeignProcessor(convert)]
+        sampler = Sampler(SamplingParams(**options), 0, [1, 2], VOCAB, processors=processors)
+        draft_token = sampler.draft_token(logits, 1)
+        assert draft_token is not None
+        assert draft_token.token == sampler.choose(logits) != 3
+        found.add((draft_token.token, tuple(sampler.scores(logits))))
+    assert len(found) == 1
+
+
+def test_processors_keep_their_argument() -> None:
+    context = TokenContext([1, 2, 2, 5], num_prompt=2)
+    params = SamplingParams(repetition_penalty=1.5, frequency_penalty=0.5, presence_penalty=-0.5, min_tokens=9)
+    logits = np.random.default_rng(3).standard_normal(VOCAB, np.float32)
+    before = logits.copy()
+    for processor in (
+        Penalties(params, context, VOCAB),
+        LogitBias({1: 2.0}, context),
+        BadWords([[4], [5, 6]], context),
+        MinTokens(9, [7], context),
+    ):
+        masked = processor.mask(logits)
+        assert masked.dtype == np.float32
+        assert not np.array_equal(masked, before)
+        assert np.array_equal(logits, before)

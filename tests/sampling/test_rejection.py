@@ -9,22 +9,22 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
 import pronk.sampling.sampler
 import pronk.sampling.verify
-import quick_noise
 from chi_square import p_value
 from exact_distributions import VOCAB, ExactDistribution, Source, String, Table, largest_error, outputs
+from pronk.arrays import Array
 from pronk.errors import OptionError
 from pronk.sampling.noise import block_uniform, draft_noise, gumbel_noise, rejection_noise, rejection_uniform
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
 from pronk.sampling.verify import rejection_sample
 from pronk.speculation.tree import DraftSample, TokenTree
-from sampling.test_sampler import LOGITS, OPTIONS, scores_of
+from sampling.test_sampler import LOGITS, OPTIONS, random_logits, scores_of
+from softmax import softmax
 
 
 def trees(size: int) -> Iterator[TokenTree]:
@@ -58,8 +58,8 @@ def test_nodes_that_may_not_be_accepted_are_not_tried(rule: str) -> None:
         assert distribution_of(tree, table, rule) == distribution_of(tree.keep([2, 4, 5]), table, rule)
 
 
-def without_norm(p: Tensor, draft_tokens: Sequence[DraftSample], accepts: Any, draw: Any) -> int:
-    p = p.clone()
+def without_norm(p: Array, draft_tokens: Sequence[DraftSample], accepts: Any, draw: Any) -> int:
+    p = p.copy()
     for j, (x, _) in enumerate(draft_tokens):
         if accepts(j, float(p[x])):
             return x
@@ -67,14 +67,14 @@ def without_norm(p: Tensor, draft_tokens: Sequence[DraftSample], accepts: Any, d
     return draw(p / p.sum()) if bool(p.any()) else 0
 
 
-def without_removal(p: Tensor, draft_tokens: Sequence[DraftSample], accepts: Any, draw: Any) -> int:
+def without_removal(p: Array, draft_tokens: Sequence[DraftSample], accepts: Any, draw: Any) -> int:
     for j, (x, _) in enumerate(draft_tokens):
         if accepts(j, float(p[x])):
             return x
     return draw(p)
 
 
-def first_is_right(p: Tensor, draft_tokens: Sequence[DraftSample], accepts: Any, draw: Any) -> int:
+def first_is_right(p: Array, draft_tokens: Sequence[DraftSample], accepts: Any, draw: Any) -> int:
     """Draw once; return the first draft token if any draft token was drawn."""
     token = draw(p)
     return draft_tokens[0][0] if token in [x for x, _ in draft_tokens] else token
@@ -90,7 +90,7 @@ def algorithm_4(grams: Sequence[String], table: Table, source: Source) -> String
     """Run algorithm 4 of the lookahead paper, a loop over disjoint n-grams, line by line."""
     v, o = list(grams), list[int]()
     for i in range(len(grams[0])):
-        p = table[tuple(o)].clone()
+        p = table[tuple(o)].copy()
         for j, gram in enumerate(v):
             s = gram[i]
             if source.accepts(j, float(p[s])):
@@ -132,17 +132,17 @@ def points(*tokens: int) -> list[DraftSample]:
 
 
 def test_certain_and_impossible_tokens() -> None:
-    p = torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64)
+    p = np.array([0.0, 1.0, 0.0])
     for u in (0.0, 1 - 2**-53):
         accepts = lambda _, chance, u=u: u < chance  # noqa: E731
         assert rejection_sample(p, points(0, 2, 1), accepts, lambda _: pytest.fail("drew")) == 1
         assert rejection_sample(p, points(0, 0, 2), accepts, lambda rest: int(rest.argmax())) == 1
     assert p.tolist() == [0.0, 1.0, 0.0]
     # A tiny remaining probability is normalized to a distribution.
-    p = torch.tensor([1e-300, 1.0, 3e-300], dtype=torch.float64)
-    drawn: list[Tensor] = []
+    p = np.array([1e-300, 1.0, 3e-300])
+    drawn: list[Array] = []
     rejection_sample(p, points(1), lambda *_: False, lambda rest: drawn.append(rest) or 0)  # type: ignore[func-returns-value]
-    torch.testing.assert_close(drawn[0], torch.tensor([0.25, 0.0, 0.75], dtype=torch.float64))
+    np.testing.assert_allclose(drawn[0], [0.25, 0.0, 0.75], rtol=1e-12)
 
 
 def sampler(seed: int, vocab: int = 8, **options: Any) -> Sampler:
@@ -151,44 +151,41 @@ def sampler(seed: int, vocab: int = 8, **options: Any) -> Sampler:
 
 @pytest.mark.parametrize("options", [option for option in OPTIONS if option.get("temperature")], ids=str)
 def test_distribution_is_the_processed_softmax(options: dict[str, Any]) -> None:
-    generator = torch.Generator().manual_seed(1)
+    dice = np.random.default_rng(1)
     made = sampler(0, 40, max_tokens=50, **options)
     for token in (6, 4, 9, 6):
-        logits = 3 * torch.randn(40, generator=generator)
-        before = logits.clone()
-        want = torch.tensor(scores_of(logits, made), dtype=torch.float64).softmax(0)
-        torch.testing.assert_close(made.distribution(logits), want, rtol=1e-5, atol=1e-7)
-        assert torch.equal(logits, before)
+        logits = random_logits(dice)
+        before = logits.copy()
+        want = softmax(scores_of(logits, made))
+        np.testing.assert_allclose(made.distribution(logits), want, rtol=1e-5, atol=1e-7)
+        assert np.array_equal(logits, before)
         made.advance(token)
 
 
-@pytest.mark.usefixtures("numpy_noise")
 @pytest.mark.parametrize("draft_tokens", [(), (6, 1), (1, 0, 7, 3, 2, 4, 5, 6)], ids=str)
 @pytest.mark.parametrize("options", [{"temperature": 1.0}, {"temperature": 1.4, "top_p": 0.9}], ids=str)
 def test_draws_over_seeds(draft_tokens: tuple[int, ...], options: dict[str, Any]) -> None:
     exact = sampler(0, **options).distribution(LOGITS)
     chosen = [sampler(seed, **options).rejection_sample(exact, points(*draft_tokens)) for seed in range(2000)]
-    assert p_value(torch.bincount(torch.tensor(chosen), minlength=8), exact) > 1e-4
+    assert p_value(np.bincount(chosen, minlength=8), exact) > 1e-4
 
 
 def significance_with_coupled_drafts() -> float:
     """Return the p-value of the outputs if draft tokens are sampled with the noise of the coupled rule."""
-    counts, exact = torch.zeros(8), LOGITS.double().softmax(0)
+    counts, exact = np.zeros(8), softmax(LOGITS)
     for seed in range(3000):
-        draft = int((0.7 * LOGITS.flip(0) + quick_noise.gumbel_noise(seed, 2, torch.arange(8))).argmax())
+        draft = int((0.7 * LOGITS[::-1] + gumbel_noise(seed, 2, np.arange(8))).argmax())
         counts[sampler(seed, temperature=1.0).rejection_sample(exact, points(draft))] += 1
     return p_value(counts, exact)
 
 
-@pytest.mark.usefixtures("numpy_noise")
 def test_rejection_noise_differs_from_coupled_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     assert significance_with_coupled_drafts() > 1e-4
-    monkeypatch.setattr(pronk.sampling.sampler, "rejection_noise", quick_noise.gumbel_noise)
+    monkeypatch.setattr(pronk.sampling.sampler, "rejection_noise", gumbel_noise)
     monkeypatch.setattr(pronk.sampling.sampler, "trial_seed", lambda seed, _: seed)
     assert significance_with_coupled_drafts() < 1e-6
 
 
-@pytest.mark.usefixtures("numpy_noise")
 @pytest.mark.parametrize("shared", ["trials", "trial and draw"])
 def test_reused_random_numbers_are_detected(monkeypatch: pytest.MonkeyPatch, shared: str) -> None:
     if shared == "trials":
@@ -197,7 +194,7 @@ def test_reused_random_numbers_are_detected(monkeypatch: pytest.MonkeyPatch, sha
         )
     else:
 
-        def inverse(p: Tensor, draft_tokens: Sequence[DraftSample], accepts: Any, _: Any) -> int:
+        def inverse(p: Array, draft_tokens: Sequence[DraftSample], accepts: Any, _: Any) -> int:
             """Draw from the remaining distribution with the random number of the last trial, found by bisection."""
             used: list[int] = []
 
@@ -205,37 +202,38 @@ def test_reused_random_numbers_are_detected(monkeypatch: pytest.MonkeyPatch, sha
                 used.append(j)
                 return accepts(j, chance)
 
-            def draw(rest: Tensor) -> int:
+            def draw(rest: Array) -> int:
                 low, high = 0.0, 1.0
                 for _ in range(40):
                     mid = (low + high) / 2
                     low, high = (low, mid) if accepts(used[-1], mid) else (mid, high)
-                return int((rest.cumsum(0) > low).nonzero()[0])
+                return int(np.argmax(rest.cumsum() > low))
 
             return rejection_sample(p, draft_tokens, tried, draw)
 
         monkeypatch.setattr(pronk.sampling.sampler, "rejection_sample", inverse)
-    exact = LOGITS.double().softmax(0)
+    exact = softmax(LOGITS)
     chosen = [sampler(seed, temperature=1.0).rejection_sample(exact, points(1, 0)) for seed in range(1500)]
-    assert p_value(torch.bincount(torch.tensor(chosen), minlength=8), exact) < 1e-6
+    assert p_value(np.bincount(chosen, minlength=8), exact) < 1e-6
 
 
 def test_uniform_numbers() -> None:
     """Numbers of trials are reproducible, uniform in [0, 1), and independent of each other and of all noise."""
     trials = [[rejection_uniform(5, place, trial) for trial in range(4)] for place in range(2000)]
-    values = torch.tensor(trials, dtype=torch.float64).flatten()
+    values = np.array(trials).ravel()
     assert trials[0] == [rejection_uniform(5, 0, trial) for trial in range(4)]
     assert bool((values >= 0).all())
     assert bool((values < 1).all())
-    assert len(values.unique()) > 7990
-    assert p_value(torch.histc(values, 50, 0.0, 1.0), torch.ones(50)) > 1e-4
-    draws = torch.stack([rejection_noise(5, place, torch.arange(3)) for place in range(2000)])
-    draft_tokens = torch.stack([gumbel_noise(5, place, torch.arange(3)) for place in range(2000)])
-    chains = torch.tensor([[block_uniform(5, place, i) for i in range(1, 4)] for place in range(2000)])
-    drafts = torch.stack([draft_noise(5, place - 1, place, torch.arange(3)) for place in range(2000)])
-    every = torch.cat((values.view(2000, 4), draws, draft_tokens, chains, drafts), 1)
-    correlations = torch.corrcoef(every.T) - torch.eye(16)
-    assert float(correlations.abs().max()) * 2000**0.5 < 4.5
+    assert len(np.unique(values)) > 7990
+    assert p_value(np.histogram(values, 50, (0.0, 1.0))[0], np.ones(50)) > 1e-4
+    ids = np.arange(3)
+    draws = [rejection_noise(5, place, ids) for place in range(2000)]
+    draft_tokens = [gumbel_noise(5, place, ids) for place in range(2000)]
+    chains = [[block_uniform(5, place, i) for i in range(1, 4)] for place in range(2000)]
+    drafts = [draft_noise(5, place - 1, place, ids) for place in range(2000)]
+    every = np.concatenate((trials, draws, draft_tokens, chains, drafts), 1)
+    correlations = np.corrcoef(every.T) - np.eye(16)
+    assert float(np.abs(correlations).max()) * 2000**0.5 < 4.5
     for seed, place, trial in ((0, 0, 0), (2**63 - 1, 2**31, 127)):
         assert 0 <= rejection_uniform(seed, place, trial) < 1
 
@@ -243,7 +241,7 @@ def test_uniform_numbers() -> None:
 def test_random_numbers_are_the_same_in_every_release() -> None:
     got = [rejection_uniform(1, 5, 0), rejection_uniform(1, 5, 1), rejection_uniform(7, 123, 0), block_uniform(1, 5, 1)]
     assert got == pytest.approx([0.138236753997, 0.719373297950, 0.366973556788, 0.848945010133], abs=1e-11)
-    assert rejection_noise(1, 5, torch.tensor([0, 70_000])).tolist() == pytest.approx(
+    assert rejection_noise(1, 5, np.array([0, 70_000])).tolist() == pytest.approx(
         [-1.056932047332, 2.701661860240], abs=1e-10
     )
 

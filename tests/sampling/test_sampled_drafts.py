@@ -1,12 +1,12 @@
 """Rejection and block rule with sampled draft tokens: the exact distribution of outputs."""
 
+import math
 import random
 from collections import defaultdict
 from itertools import product
 
+import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
 from exact_distributions import (
     DEPTH,
@@ -22,6 +22,7 @@ from exact_distributions import (
     outputs,
     shapes,
 )
+from pronk.arrays import Array
 from pronk.sampling.verify import block_verify, rejection_sample
 from pronk.speculation.tree import TokenTree
 
@@ -81,7 +82,7 @@ class AdaptiveShape:
         self.q = Table(f"h{seed}", zeros=0.2)
 
     def __call__(self, source: Source, text: String) -> TokenTree:
-        tokens, parents, probs = [0], [-1], list[Tensor | None]([None])
+        tokens, parents, probs = [0], [-1], list[Array | None]([None])
         path = text
         while len(tokens) < 4 and (len(tokens) == 1 or tokens[-1] != 0):
             q = self.q[path]
@@ -90,9 +91,9 @@ class AdaptiveShape:
             probs.append(q)
             path = (*path, tokens[-1])
         if len(tokens) < 4:
-            q = self.q[text].clone()
+            q = self.q[text].copy()
             q[tokens[1]] = 0.0
-            q = q / q.sum() if float(q.sum()) > 0 else torch.full((VOCAB,), 0.5, dtype=torch.float64)
+            q = q / q.sum() if float(q.sum()) > 0 else np.full(VOCAB, 0.5)
             q[tokens[1]] = 0.0
             tokens.append(source.take(q.tolist()))
             parents.append(0)
@@ -127,7 +128,7 @@ def test_sampled_tokens_must_not_decide_which_nodes_are_kept(rule: str) -> None:
 
 
 def tokenwise_chance(p: Table, q: Table, chain: String) -> float:
-    return float(torch.tensor([min(1.0, float(p[chain[:i]][x] / q[chain[:i]][x])) for i, x in enumerate(chain)]).prod())
+    return math.prod(min(1.0, float(p[chain[:i]][x] / q[chain[:i]][x])) for i, x in enumerate(chain))
 
 
 def block_chance(p: Table, q: Table, chain: String) -> float:
@@ -186,7 +187,7 @@ def paper_block(p: Table, tree: TokenTree, source: Source) -> String:
             tau = i
     rest = p[xs[:tau]]
     if tau < gamma:
-        rest = torch.clamp(weights[tau] * rest - qs[tau], min=0.0)
+        rest = np.maximum(weights[tau] * rest - qs[tau], 0.0)
         rest = rest / rest.sum()
     return (*xs[:tau], source.take(rest.tolist()))
 
@@ -215,12 +216,12 @@ def test_draft_tokens_from_the_distribution_of_the_target_are_accepted(rule: str
 # Planted defects.
 
 
-def next_row(logits: Tensor) -> Tensor:
-    return torch.cat((logits[1:], logits[-1:]))
+def next_row(logits: Array) -> Array:
+    return np.concatenate((logits[1:], logits[-1:]))
 
 
-def previous_row(logits: Tensor) -> Tensor:
-    return torch.cat((logits[:1], logits[:-1]))
+def previous_row(logits: Array) -> Array:
+    return np.concatenate((logits[:1], logits[:-1]))
 
 
 @pytest.mark.parametrize("rows", [next_row, previous_row])
@@ -274,9 +275,9 @@ def test_siblings_with_one_distribution_are_detected(rule: str) -> None:
 @pytest.mark.parametrize("left", [0.0, 1e-320, 1e-17])
 def test_rejections_by_rounding_draw_from_a_distribution(left: float) -> None:
     """For p = q a rejection occurs by rounding only; the remaining weights are then tiny."""
-    p = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64)
-    q = p - torch.tensor([0.0, left, 0.0], dtype=torch.float64)
-    drawn: list[Tensor] = []
+    p = np.array([0.5, 0.5, 0.0])
+    q = p - np.array([0.0, left, 0.0])
+    drawn: list[Array] = []
     rejection_sample(p, [(0, q), (1, q)], lambda *_: False, lambda rest: drawn.append(rest) or 0)  # type: ignore[func-returns-value]
     _, rest = block_verify(lambda _: p, [(0, q), (1, q)], lambda *_: False)
     for distribution in (*drawn, rest):
@@ -286,8 +287,7 @@ def test_rejections_by_rounding_draw_from_a_distribution(left: float) -> None:
 
 
 def test_a_draft_token_of_probability_0_is_a_point_mass() -> None:
-    p = torch.tensor([0.25, 0.75], dtype=torch.float64)
-    q = torch.tensor([0.0, 1.0], dtype=torch.float64)
+    p, q = np.array([0.25, 0.75]), np.array([0.0, 1.0])
     for draft in ((0, q), (0, None)):
         chances: list[float] = []
         drawn: list[list[float]] = []
@@ -301,10 +301,10 @@ def test_a_draft_token_of_probability_0_is_a_point_mass() -> None:
 @pytest.mark.parametrize(("chain", "accepted", "depths"), [((0, 1, 0), 1, 2), ((0, 0), 2, 3), ((), 0, 1)])
 def test_block_rule_computes_no_needless_distribution(chain: tuple[int, ...], accepted: int, depths: int) -> None:
     """No distribution below an impossible draft token; one after the last draft token, for the bonus token."""
-    sure = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    sure = np.array([1.0, 0.0])
     computed: list[int] = []
 
-    def distribution(i: int) -> Tensor:
+    def distribution(i: int) -> Array:
         computed.append(i)
         return sure
 

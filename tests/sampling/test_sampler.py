@@ -6,18 +6,19 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
 from chi_square import p_value
+from pronk.arrays import BFLOAT16, FLOAT16, FLOAT32, Array, DType
 from pronk.kernels.library import Kernels, candidates
 from pronk.sampling.logits_processors import BadWords, Penalties
 from pronk.sampling.noise import gumbel_noise
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import NotFiniteError, Sampler, token_logprobs
-from pronk.sampling.truncation import truncate
+from pronk.sampling.truncation import likeliest, truncate
 from quick_noise import noise_over
+from softmax import log_softmax, softmax
 from tiny_models import context_of
 
 VOCAB = 40
@@ -32,7 +33,11 @@ def sampler(
     return Sampler(SamplingParams(**options), seed, prompt, vocab, stop_token_ids=ENDS, bad_words=bad, kernels=kernels)
 
 
-def scores_of(logits: Tensor, made: Sampler) -> list[float]:
+def random_logits(dice: np.random.Generator | int) -> Array:
+    return 3 * np.random.default_rng(dice).standard_normal(VOCAB, np.float32)
+
+
+def scores_of(logits: Array, made: Sampler) -> list[float]:
     """Apply plain processors token by token, in the exact order; -inf for excluded tokens."""
     p, text, place = made.params, context_of(made), made.context.num_prompt
     prompt, output = text[:place], text[place:]
@@ -67,11 +72,11 @@ def truncated(scores: list[float], p: SamplingParams) -> list[float]:
     return [score if token in order else -math.inf for token, score in enumerate(scores)]
 
 
-def slow_choice(logits: Tensor, made: Sampler) -> int:
-    scores = torch.tensor(scores_of(logits, made), dtype=torch.float64)
+def slow_choice(logits: Array, made: Sampler) -> int:
+    scores = np.array(scores_of(logits, made))
     if made.params.greedy:
         return int(scores.argmax())
-    return int((scores + gumbel_noise(made.seed, len(made.context), torch.arange(len(scores)))).argmax())
+    return int((scores + gumbel_noise(made.seed, len(made.context), np.arange(len(scores)))).argmax())
 
 
 OPTIONS: list[dict[str, Any]] = [
@@ -113,10 +118,10 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-BY = pytest.mark.parametrize("by", [None, *candidates()], ids=lambda by: "torch" if by is None else by.name)
+BY = pytest.mark.parametrize("by", [None, *candidates()], ids=lambda by: "numpy" if by is None else by.name)
 # All instruction sets for options that the kernels handle themselves, otherwise one.
 CHOICES = [
-    pytest.param(options, by, id=f"{options}-{'torch' if by is None else by.name}")
+    pytest.param(options, by, id=f"{options}-{'numpy' if by is None else by.name}")
     for options in OPTIONS
     for by in (None, *candidates()[: 1 if set(options) - {"temperature"} else None])
 ]
@@ -124,15 +129,15 @@ CHOICES = [
 
 @pytest.mark.parametrize(("options", "by"), CHOICES)
 def test_choice_equals_the_slow_one(options: dict[str, Any], by: Kernels | None) -> None:
-    generator, seen = torch.Generator().manual_seed(1), Counter[int]()
+    dice, seen = np.random.default_rng(1), Counter[int]()
     for seed in range(6):
         made = sampler([1, 2, 9, 6, 30 + seed], seed, kernels=by, max_tokens=50, **options)
         for _ in range(12):
-            logits = 3 * torch.randn(VOCAB, generator=generator)
-            before = logits.clone()
+            logits = random_logits(dice)
+            before = logits.copy()
             token = made.choose(logits)
             assert token == slow_choice(logits, made)
-            assert torch.equal(logits, before)
+            assert np.array_equal(logits, before)
             made.advance(token)
             seen[token] += 1
     assert len(seen) > 1
@@ -140,7 +145,7 @@ def test_choice_equals_the_slow_one(options: dict[str, Any], by: Kernels | None)
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_rollback_undoes_advance(options: dict[str, Any]) -> None:
-    dice, generator = random.Random(2), torch.Generator().manual_seed(2)
+    dice, numbers = random.Random(2), np.random.default_rng(2)
     made, fresh = (sampler([1, 2, 6, 9], 7, max_tokens=50, **options) for _ in range(2))
     for _ in range(30):
         draft_tokens = [dice.choice((1, 4, 5, 6, 6, 7, 8, 9, 9, 3)) for _ in range(dice.randrange(5))]
@@ -149,7 +154,7 @@ def test_rollback_undoes_advance(options: dict[str, Any]) -> None:
         assert made.context.num_generated == fresh.context.num_generated + len(draft_tokens)
         made.rollback(len(draft_tokens))
         made.rollback(0)
-        logits = 3 * torch.randn(VOCAB, generator=generator)
+        logits = random_logits(numbers)
         token = fresh.choose(logits)
         assert made.choose(logits) == token
         for one in (made, fresh):
@@ -157,16 +162,16 @@ def test_rollback_undoes_advance(options: dict[str, Any]) -> None:
         assert context_of(made) == context_of(fresh)
         for one, other in zip(made.processors, fresh.processors, strict=True):
             if isinstance(one, Penalties) and isinstance(other, Penalties):
-                assert torch.equal(one.counts, other.counts)
+                assert np.array_equal(one.counts, other.counts)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16, FLOAT16], ids=str)
 @pytest.mark.parametrize("options", [OPTIONS[0], OPTIONS[7], OPTIONS[-1]], ids=str)
-def test_logits_of_any_dtype(options: dict[str, Any], dtype: torch.dtype) -> None:
+def test_logits_of_any_dtype(options: dict[str, Any], dtype: DType) -> None:
     made = sampler(max_tokens=50, **options)
     for seed in range(20):
-        logits = (3 * torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed))).to(dtype)
-        assert made.choose(logits) == made.choose(logits.float())
+        logits = random_logits(seed).astype(dtype)
+        assert made.choose(logits) == made.choose(logits.astype(FLOAT32))
 
 
 @pytest.mark.parametrize("value", [5e-324, 1e-300, 1e-46, 1e-38, 1e-20])
@@ -175,7 +180,7 @@ def test_the_smallest_values_do_not_underflow(option: str, value: float) -> None
     """A tiny temperature or top-p is greedy; a tiny min-p keeps all tokens."""
     options = {"temperature": 1.0, option: value}
     for seed in range(20):
-        logits = 30 * torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed))
+        logits = 10 * random_logits(seed)
         made = sampler(seed=seed, **options)
         plain = sampler(seed=seed, temperature=1.0)
         assert made.choose(logits) == (plain.choose(logits) if option == "min_p" else int(logits.argmax()))
@@ -192,22 +197,23 @@ def test_logits_that_are_not_finite_are_refused(number: float, by: Kernels | Non
         {"logit_bias": {3: 1.0}},
     ):
         for place in (0, 7, VOCAB - 1):
-            logits = torch.zeros(VOCAB)
+            logits = np.zeros(VOCAB, np.float32)
             logits[place] = number
             with pytest.raises(NotFiniteError):
                 sampler(kernels=by, **options).choose(logits)
 
 
-# Number of choices, of thousands computed as one tensor, that are checked with a Sampler for each seed.
+# Number of choices, of thousands computed as one array, that are checked with a Sampler for each seed.
 ALONE = 150
 
 
-def chosen_by(places: Sequence[tuple[int, int]], logits: Tensor, made: Sampler) -> Tensor:
+def chosen_by(places: Sequence[tuple[int, int]], logits: Array, made: Sampler) -> Array:
     """Return the token chosen for each (seed, position) from the distribution of the sampler ``made``."""
-    return (made.distribution(logits).log() + noise_over(places, len(logits))).argmax(1)
+    with np.errstate(divide="ignore"):
+        return (np.log(made.distribution(logits)) + noise_over(places, len(logits))).argmax(1)
 
 
-def choices(logits: Tensor, seeds: range, **options: Any) -> Tensor:
+def choices(logits: Array, seeds: range, **options: Any) -> Array:
     """Return the token chosen for each seed."""
     vocab = len(logits)
     chosen = chosen_by([(seed, 2) for seed in seeds], logits, sampler(vocab=vocab, **options))
@@ -216,12 +222,12 @@ def choices(logits: Tensor, seeds: range, **options: Any) -> Tensor:
     return chosen
 
 
-def draws(logits: Tensor, count: int, **options: Any) -> Tensor:
+def draws(logits: Array, count: int, **options: Any) -> Array:
     """Return how many of ``count`` seeds choose each token."""
-    return torch.bincount(choices(logits, range(count), **options), minlength=len(logits))
+    return np.bincount(choices(logits, range(count), **options), minlength=len(logits))
 
 
-LOGITS = torch.tensor([2.0, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, 1.2])
+LOGITS = np.array([2.0, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, 1.2], np.float32)
 
 
 @pytest.mark.parametrize(
@@ -239,13 +245,13 @@ LOGITS = torch.tensor([2.0, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, 1.2])
     ids=str,
 )
 def test_the_distribution_is_the_processed_softmax(options: dict[str, Any]) -> None:
-    exact = torch.tensor(scores_of(LOGITS, sampler(vocab=8, **options)), dtype=torch.float64).softmax(0)
+    exact = softmax(scores_of(LOGITS, sampler(vocab=8, **options)))
     assert p_value(draws(LOGITS, 4000, **options), exact) > 1e-4
 
 
 def test_another_temperature_is_detected() -> None:
     counts = draws(LOGITS, 4000, temperature=1.2)
-    assert p_value(counts, LOGITS.double().softmax(0)) < 1e-4
+    assert p_value(counts, softmax(LOGITS)) < 1e-4
 
 
 def test_the_distribution_over_positions_of_one_seed() -> None:
@@ -254,20 +260,20 @@ def test_the_distribution_over_positions_of_one_seed() -> None:
     for token in chosen[:ALONE].tolist():
         assert made.choose(LOGITS) == token
         made.advance(token)
-    assert p_value(torch.bincount(chosen, minlength=8), LOGITS.double().softmax(0)) > 1e-4
+    assert p_value(np.bincount(chosen, minlength=8), softmax(LOGITS)) > 1e-4
 
 
 @pytest.mark.parametrize("options", [{"temperature": 1.0}, {"temperature": 1.4, "top_p": 0.9}], ids=str)
 def test_two_tokens_in_a_row(options: dict[str, Any]) -> None:
     """Joint frequencies equal those of a Markov chain: two choices depend on each other by the logits alone."""
-    table = 1.2 * torch.randn(5, 5, generator=torch.Generator().manual_seed(3))
-    counts, exact = torch.zeros(5, 5), torch.zeros(5, 5, dtype=torch.float64)
+    table = 1.2 * np.random.default_rng(3).standard_normal((5, 5), np.float32)
+    counts = np.zeros((5, 5))
     made = sampler([0], vocab=5, **options)
     firsts = chosen_by([(seed, 1) for seed in range(6000)], table[0], made)
-    seconds = torch.empty_like(firsts)
+    seconds = np.empty_like(firsts)
     for first in range(5):
         made.advance(first)
-        (seeds,) = (firsts == first).nonzero(as_tuple=True)
+        seeds = np.flatnonzero(firsts == first)
         seconds[seeds] = chosen_by([(seed, 2) for seed in seeds.tolist()], table[first], made)
         made.rollback(1)
     for seed in range(ALONE):
@@ -275,22 +281,20 @@ def test_two_tokens_in_a_row(options: dict[str, Any]) -> None:
         for token in (int(firsts[seed]), int(seconds[seed])):
             assert alone.choose(table[context_of(alone)[-1]]) == token
             alone.advance(token)
-    counts.index_put_((firsts, seconds), torch.ones(6000), accumulate=True)
-    rows = [torch.tensor(scores_of(row, sampler(vocab=5, **options)), dtype=torch.float64).softmax(0) for row in table]
-    for first in range(5):
-        exact[first] = rows[0][first] * rows[first]
+    np.add.at(counts, (firsts, seconds), 1)
+    rows = np.stack([softmax(scores_of(row, sampler(vocab=5, **options))) for row in table])
+    exact = rows[0][:, None] * rows
     likely = exact > 1e-3  # the chi-square test needs several draws per cell
     assert float(exact[likely].sum()) > 0.98
-    rest = (counts[~likely].sum(), exact[~likely].sum())
-    lumped = (torch.cat((counts[likely], rest[0][None])), torch.cat((exact[likely], rest[1][None])))
-    assert p_value(*(lumped if float(rest[1]) * 6000 >= 5 else (counts[likely], exact[likely]))) > 1e-4
+    lumped = [np.append(cells[likely], cells[~likely].sum()) for cells in (counts, exact)]
+    assert p_value(*(lumped if lumped[1][-1] * 6000 >= 5 else (counts[likely], exact[likely]))) > 1e-4
 
 
 def test_two_seeds_choose_independently() -> None:
-    pairs = torch.zeros(8, 8)
+    pairs = np.zeros((8, 8))
     one, other = (choices(LOGITS, range(start, start + 6000), temperature=2.0) for start in (0, 100_000))
-    pairs.index_put_((one, other), torch.ones(6000), accumulate=True)
-    exact = (LOGITS.double() / 2).softmax(0)
+    np.add.at(pairs, (one, other), 1)
+    exact = softmax(LOGITS / 2)
     assert p_value(pairs, exact[:, None] * exact[None]) > 1e-4
 
 
@@ -309,48 +313,69 @@ def test_two_seeds_choose_independently() -> None:
     ],
 )
 def test_scores_equal_those_of_transformers(name: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+    import torch
     import transformers
 
     processor = getattr(transformers, name)(*arguments)
     for seed in range(5):
         context = [6, 6, 9, seed, 2, *([6, 6] if seed % 2 else [9])]
         made = sampler(context, **options)
-        logits = 2 * torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed))
-        theirs = processor(torch.tensor([context]), logits[None].clone())[0]
-        ours = torch.full((VOCAB,), -math.inf)
+        logits = random_logits(seed)
+        theirs = processor(torch.tensor([context]), torch.from_numpy(logits[None].copy()))[0].numpy()
+        ours = np.full(VOCAB, -math.inf, np.float32)
         if made.params.greedy:
             ours = made._process(logits)
         else:
             scores, ids = truncate(logits / made.params.temperature, made.params)
             ours[ids] = scores
-        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(("vocab", "top_p"), [(600, 0.9), (600, 0.9999), (5000, 0.5), (5000, 0.99), (5000, 0.999999)])
 def test_top_p_of_a_large_vocabulary(vocab: int, top_p: float) -> None:
     """Sorting the likeliest tokens only gives the result of sorting all, for flat and peaked logits."""
     for spread in (0.0, 0.1, 1.0, 4.0):
-        logits = spread * torch.randn(vocab, generator=torch.Generator().manual_seed(5))
+        logits = np.float32(spread) * np.random.default_rng(5).standard_normal(vocab, np.float32)
         made = sampler(vocab=vocab, temperature=1.0, top_p=top_p)
         scores, ids = truncate(logits, made.params)
-        order = logits.sort(descending=True, stable=True)
-        before = order.values.double().softmax(0).cumsum(0) - order.values.double().softmax(0)
-        want = int((before < top_p).sum())
+        order = np.argsort(-logits, kind="stable")
+        probs = softmax(logits[order])
+        want = int((probs.cumsum() - probs < top_p).sum())
         assert abs(len(ids) - want) <= 1 + want // 100  # float32 and float64 sums differ
-        assert torch.equal(scores, order.values[: len(ids)])
-        assert len(set(ids.tolist())) == len(ids)
+        assert np.array_equal(ids, np.sort(order[: len(ids)]))
+        assert np.array_equal(scores, logits[ids])
+
+
+@pytest.mark.parametrize("levels", [1, 3, 50, 10**6])
+def test_likeliest_tokens_equal_a_full_sort(levels: int) -> None:
+    """Of equal scores, the smallest ids come first; ``-inf`` is the lowest score."""
+    scores = np.random.default_rng(levels).integers(levels, size=1000).astype(np.float32)
+    scores[10:30] = -math.inf
+    order = np.argsort(-scores, kind="stable")
+    for count in (0, 1, 2, 500, 979, 980, 981, 999, 1000, 1001):
+        assert np.array_equal(likeliest(scores, count), order[:count])
 
 
 def test_logprobs() -> None:
-    logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(6))
-    exact = logits.double().log_softmax(-1)
+    logits = np.random.default_rng(6).standard_normal((3, VOCAB), np.float32)
+    exact = log_softmax(logits)
     for top in (0, 1, 4, VOCAB, VOCAB + 5):
         for row, (token, report) in enumerate(zip((5, 6, 7), token_logprobs(logits, (5, 6, 7), top), strict=True)):
-            best = exact[row].topk(min(top, VOCAB)).indices.tolist()
+            best = np.argsort(-logits[row], kind="stable")[:top].tolist()
             assert next(iter(report)) == token
             assert set(report) == {token, *best}
-            assert report == pytest.approx({t: float(exact[row, t]) for t in report}, abs=1e-5)
+            assert report == pytest.approx({t: float(exact[row, t]) for t in report}, abs=1e-6)
             assert [t for t in report if t != token] == [t for t in best if t != token]
     assert token_logprobs(logits[:0], (), 3) == []
     (wanted,) = token_logprobs(logits[:1], (5,), 1, (9, 5))
-    assert wanted == token_logprobs(logits[:1], (5,), 1)[0] | {9: pytest.approx(float(exact[0, 9]), abs=1e-5)}
+    assert wanted == token_logprobs(logits[:1], (5,), 1)[0] | {9: pytest.approx(float(exact[0, 9]), abs=1e-6)}
+
+
+def test_logprobs_of_a_row_do_not_depend_on_other_rows() -> None:
+    logits = 4 * np.random.default_rng(7).standard_normal((5, 1003), np.float32)
+    reports = token_logprobs(logits, (1, 2, 3, 4, 5), 4)
+    for row, report in enumerate(reports):
+        assert token_logprobs(logits[row : row + 1], (row + 1,), 4) == [report]
+    for step in (2, 3):  # rows that are not next to each other in memory
+        assert token_logprobs(logits[::step], range(1, 6, step), 4) == reports[::step]
+    assert token_logprobs(np.asfortranarray(logits), (1, 2, 3, 4, 5), 4) == reports

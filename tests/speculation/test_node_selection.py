@@ -4,10 +4,10 @@ import random
 from itertools import combinations, product
 
 import pytest
-import torch
 
 from drafters.trees import DraftCase, TreeDrafter
 from engine.cases import DRAFTERS, PROMPTS, ask, assert_same, drafter, params, plain
+from pronk.arrays import BFLOAT16
 from pronk.drafters import make_drafter
 from pronk.drafters.shared.trie import Trie
 from pronk.sampling.params import SamplingParams
@@ -136,8 +136,8 @@ GREEDY = ("suffix", "auto", "merged with trained")
 )
 def test_trees_with_dropped_nodes_give_the_same_tokens(name: str, options: str) -> None:
     """In a ragged batch, at costs that a part of the draft tokens pays for."""
-    want = plain(torch.bfloat16, options)
-    engine = make_engine(tiny_decoder(torch.bfloat16), costs=STEPS)
+    want = plain(BFLOAT16, options)
+    engine = make_engine(tiny_decoder(BFLOAT16), costs=STEPS)
     proposer = drafter(name, want).bind(engine.target)
     got = [ask(prompt, params(options, index), proposer) for index, prompt in enumerate(PROMPTS)]
     run(engine, got)

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
+from drafters.helpers import context as plain_context
 from engine.failing import (
     PROMPTS,
     DraftState,
@@ -26,6 +26,8 @@ from engine.failing import (
     plain,
 )
 from pronk.drafters import DraftContext
+from pronk.engine.validate_draft import validate_draft
+from pronk.sampling.params import SamplingParams
 from pronk.speculation.tree import TokenTree
 from tiny_models import make_engine, make_request, tiny_decoder
 
@@ -111,11 +113,11 @@ ODD = {
     "origin 5": {"origin": (5, "a", 3)},
     "probs 5": {"probs": 5},
     "probs text": {"probs": "a" * VOCAB},
-    "probs nan": {"probs": torch.full((VOCAB,), math.nan)},
-    "probs negative": {"probs": torch.full((VOCAB,), 1.0).index_fill_(0, torch.tensor([3]), 2.0 - VOCAB)},
-    "probs 0": {"probs": torch.zeros(VOCAB)},
-    "probs whole": {"probs": torch.ones(VOCAB, dtype=torch.int64)},
-    "probs of two": {"probs": torch.full((VOCAB, 2), 1 / VOCAB)},
+    "probs nan": {"probs": np.full(VOCAB, math.nan)},
+    "probs negative": {"probs": np.where(np.arange(VOCAB) == 3, 2.0 - VOCAB, 1.0)},
+    "probs 0": {"probs": np.zeros(VOCAB)},
+    "probs whole": {"probs": np.eye(VOCAB, dtype=np.int64)[3]},
+    "probs of two": {"probs": np.full((VOCAB, 2), 1 / VOCAB)},
 }
 
 
@@ -163,6 +165,21 @@ def test_numbers_of_other_libraries_are_accepted() -> None:
         assert request.stats.draft_error is None
         assert set(map(type, request.output)) == {int}
     assert sum(request.stats.accepted for request in requests) > 60
+
+
+def test_distributions_may_be_arrays_lists_or_tensors() -> None:
+    import torch
+
+    q = np.arange(1.0, VOCAB + 1) / (VOCAB * (VOCAB + 1) / 2)
+    context = plain_context(None, [1], vocab=VOCAB, params=SamplingParams(temperature=1.0, rule="rejection"))
+    for convert in (np.asarray, np.float32, np.ndarray.tolist, torch.from_numpy):
+        tree = TokenTree.chain([1, 5, 6], probs=[None, convert(q), None])
+        checked = validate_draft("foreign", context, tree, VOCAB)
+        assert (checked.tokens, checked.parents) == ((1, 5, 6), (-1, 0, 1))
+        assert checked.probs is not None
+        assert checked.probs[::2] == (None, None)
+        assert type(checked.probs[1]) is np.ndarray
+        np.testing.assert_allclose(checked.probs[1], q, rtol=1e-6)
 
 
 def test_samplers_are_restored_after_an_exception() -> None:

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-import torch
 
 from pronk.speculation.tree import TokenTree
 
@@ -21,7 +20,7 @@ def random_tree(dice: random.Random, size: int, vocab: int = 1000) -> TokenTree:
     parents = (-1, *(dice.randrange(node) for node in range(1, size)))
     verify = tuple(dice.random() < 0.8 for _ in range(size)) if dice.random() < 0.5 else None
     gain = tuple(dice.random() for _ in range(size)) if dice.random() < 0.5 else None
-    drawn = [torch.rand(3) if dice.random() < 0.7 else None for _ in range(size)]
+    drawn = [np.array([dice.random() for _ in range(3)]) if dice.random() < 0.7 else None for _ in range(size)]
     probs = tuple(drawn) if dice.random() < 0.5 else None
     return TokenTree(tuple(dice.sample(range(vocab), size)), parents, verify, probs, gain)
 
@@ -81,7 +80,7 @@ def test_chain() -> None:
     tree = TokenTree.chain(iter([7, 8, 9]), gain=[1.0, 0.5, 0.2])
     assert (tree.tokens, tree.parents, tree.gain) == ((7, 8, 9), (-1, 0, 1), (1.0, 0.5, 0.2))
     assert TokenTree.chain([7]).num_draft_tokens == 0
-    q = torch.ones(3)
+    q = np.ones(3)
     assert TokenTree.chain([7, 8, 9], probs=iter([None, q, None])).probs == (None, q, None)
     assert tree.main_chain == 3
 
@@ -97,7 +96,7 @@ def test_child() -> None:
 
 
 def test_draft_samples() -> None:
-    q, r = torch.rand(8), torch.rand(8)
+    q, r = np.full(8, 0.125), np.eye(8)[0]
     tree = TokenTree((0, 5, 6, 5, 7, 1), (-1, 0, 0, 1, 0, 4), (True, False, True, True, True, True), (None, q, r) * 2)
     assert tree.draft_samples(0) == ((6, r), (7, q))
     assert tree.draft_samples(1) == ()  # below a node that may not be accepted

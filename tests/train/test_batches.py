@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from pronk.errors import OptionError
-from pronk.train.batches import Mixture, Sequences, token_dtype
+from pronk.train.batches import Mixture, Sequences
+from pronk.train.encoder import token_dtype
 
 
 def test_sequences_cover_their_part_once(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Options of the commands: their defaults, and errors before any text is read."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pronk import LLM, SamplingParams
+from pronk.cli.train.kinds import KINDS
 from pronk.cli.train.main import app
 from pronk.drafters.from_target.modules.heads import HeadsShape
 from pronk.drafters.from_target.modules.kangaroo import ADAPTERS
@@ -155,6 +157,14 @@ def test_command_makes_a_drafter_that_serves(
     guessed, plain = (llm.generate(["The cat", "The dog"], params, drafter=each) for each in (spec, "autoregressive"))
     assert [each.token_ids for each in guessed] == [each.token_ids for each in plain]
     assert sum(each.stats.drafted for each in guessed) > 0
+
+
+@pytest.mark.parametrize("name", ["lm", *KINDS])
+def test_training_needs_torch(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    found = refusal(f"{name} --source {tmp_path}=1 --out {tmp_path / 'run'}")
+    assert found == "expected torch for training, found none; pip install 'pronk[train]'"
+    assert "Usage" in run_command(f"{name} --help")
 
 
 @pytest.mark.parametrize("name", ["lm", "draft", "heads"])

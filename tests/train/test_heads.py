@@ -77,7 +77,10 @@ def test_each_head_learns_the_distribution_of_a_later_token(
         z = dense_hidden(decoder, inputs, teacher.dtype)
         p = dense_logits(decoder, inputs, teacher.dtype).float().softmax(-1).view(3, length, -1)
     rope, attend = dense_rope(decoder, 3, length, torch.float32, inputs.device), DenseAttention(3, length)
-    made = dict(heads.run(z.float(), lambda index, x: heads.run_part(index, x, rope, attend), 2))
+    made, x = {}, z.float()
+    for index in heads.shape.execution_order:
+        made[index] = heads.run_part(index, x, rope, attend)
+        x = made[index] if heads.shape.is_chained else x
     losses = []
     for index, out in made.items():
         weight = heads.unembeddings[index].weight if heads.unembeddings else teacher.unembedding.float()

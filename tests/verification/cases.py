@@ -4,9 +4,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch import Tensor
+import ml_dtypes
+import numpy as np
 
+from pronk.arrays import Array
 from pronk.engine.engine import Engine
 from pronk.engine.request_step import RequestStep, VerifiedStep, verify
 from pronk.execution.model_runner import JobResult
@@ -22,7 +23,7 @@ NO_PROPOSALS = "prompt_lookup(min_ngram=16, max_ngram=16)"
 QUICK = VerifySettings(max_tokens=16, samples=0)
 DRAWN = VerifySettings(max_tokens=16, samples=100)
 
-VerifiedPath = Callable[[Engine, Any, Tensor], Any]
+VerifiedPath = Callable[[Engine, Any, Array], Any]
 
 
 def some_prompts(llm: LLM) -> list[NamedPrompt]:
@@ -59,11 +60,12 @@ def nudged(llm: LLM, ulps: float) -> Callable[..., Any]:
     def nudged_verify(step: RequestStep, result: JobResult) -> VerifiedStep:
         proposer = step.request.proposer
         if proposer is not None and proposer.name != "autoregressive":
-            logits = result.logits[:]
-            top = logits.topk(2, dim=-1)
-            unit = torch.finfo(llm.dtype).eps * top.values[:, 1:].abs()
-            moved = logits.scatter(1, top.indices[:, 1:], top.values[:, 1:] + ulps * unit)
-            result = result._replace(logits=moved)
+            logits = result.logits[:].copy()
+            second = np.argsort(-logits, axis=-1, kind="stable")[:, 1:2]
+            values = np.take_along_axis(logits, second, -1)
+            unit = float(ml_dtypes.finfo(llm.dtype).eps) * np.abs(values)
+            np.put_along_axis(logits, second, values + ulps * unit, -1)
+            result = result._replace(logits=logits)
         return verify(step, result)
 
     return nudged_verify

@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
 import pronk.engine.engine
 import pronk.sampling.sampler
+from pronk.arrays import Array
 from pronk.drafters import PromptLookup
 from pronk.engine.request import Request
 from pronk.llm import LLM
@@ -57,8 +57,8 @@ def first(report: VerifyReport) -> Any:
 
 def test_draft_tokens_compared_with_logits_one_row_off(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
 
-    def shifted(sampler: Sampler, tree: TokenTree, logits: Tensor, chosen: Any) -> ChooseToken:
-        return acceptance_rule(sampler, tree, torch.cat((logits[:1], logits[:-1])), chosen)
+    def shifted(sampler: Sampler, tree: TokenTree, logits: Array, chosen: Any) -> ChooseToken:
+        return acceptance_rule(sampler, tree, np.concatenate((logits[:1], logits[:-1])), chosen)
 
     monkeypatch.setattr("pronk.engine.request_step.acceptance_rule", shifted)
     report = check(llm, settings=replace(QUICK, max_tokens=48))
@@ -98,7 +98,7 @@ def test_sometimes_unverified_draft_tokens_change_the_distribution(llm: LLM, mon
 def test_rejection_without_normalization_changes_the_distribution(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """The probabilities after a rejection do not sum to 1, so a second draft token is accepted too rarely."""
 
-    def rejection_sample(p: Tensor, draft_tokens: Sequence[DraftSample], accepts: Any, _: Any) -> int:
+    def rejection_sample(p: Array, draft_tokens: Sequence[DraftSample], accepts: Any, _: Any) -> int:
         return next((x for j, (x, _) in enumerate(draft_tokens) if accepts(j, float(p[x]))), int(p.argmax()))
 
     monkeypatch.setattr(pronk.sampling.sampler, "rejection_sample", rejection_sample)
@@ -119,7 +119,7 @@ def test_wrong_temperature_fails_the_distribution_only(
 def test_correlated_positions_fail_the_distribution(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """All positions have equal noise: each token has the right distribution, but strings do not."""
     monkeypatch.setattr(
-        pronk.sampling.sampler, "gumbel_noise", lambda seed, _, tokens: gumbel_noise(seed, 0, torch.arange(len(tokens)))
+        pronk.sampling.sampler, "gumbel_noise", lambda seed, _, tokens: gumbel_noise(seed, 0, np.arange(len(tokens)))
     )
     assert check_plain(llm).failed == ("autoregressive",)
 
@@ -127,7 +127,7 @@ def test_correlated_positions_fail_the_distribution(llm: LLM, monkeypatch: pytes
 def test_more_tokens_than_asked_for(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Strings with a token that top-k should have dropped are counted as impossible."""
 
-    def generous(scores: Tensor, params: SamplingParams) -> Any:
+    def generous(scores: Array, params: SamplingParams) -> Any:
         return truncate(scores, replace(params, top_k=params.top_k and params.top_k + 1))
 
     monkeypatch.setattr("pronk.sampling.sampler.truncate", generous)
@@ -219,13 +219,13 @@ def test_large_differences_are_no_near_ties(llm: LLM, monkeypatch: pytest.Monkey
 
 def test_tolerance_is_a_few_units_in_the_last_place(llm: LLM) -> None:
     (judge,) = score_next(llm, some_prompts(llm)[0].ids, [[]], SamplingParams())
-    largest = float(judge.logits.abs().max())
+    largest = float(np.abs(judge.logits).max())
     assert 1.0 < rounding(llm, largest) / (largest * 2.0**-7) < 4.0
 
 
 def recorder(logits: list[float], **options: Any) -> LogitsRecorder:
     made = LogitsRecorder(SamplingParams(seed=3, **options), 3, [1], len(logits))
-    made.logits = torch.tensor(logits)
+    made.logits = np.array(logits, np.float32)
     return made
 
 
@@ -237,9 +237,9 @@ def test_tokens_that_rounding_could_choose() -> None:
     # The third token is just below top-k's limit, so rounding could also let it through top-k.
     for rival in range(2):
         edge = recorder([5.0, 3.0, 2.95], temperature=100.0, top_k=2)
-        noise = gumbel_noise(3, 1, torch.arange(3))
+        noise = gumbel_noise(3, 1, np.arange(3))
         if noise[2] > noise.min():
-            assert edge.scores(edge.logits)[2] == -torch.inf
+            assert edge.scores(edge.logits)[2] == -np.inf
             assert edge.could_choose(2, rival, 0.05) == (int(noise.argmax()) == 2 or rival == 1 or noise[2] > noise[0])
 
 

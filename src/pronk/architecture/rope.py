@@ -15,13 +15,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from pronk.arrays import FLOAT32, Array
 from pronk.checks import check_number
 from pronk.errors import ConfigError
 
-__all__ = ["RopeConfig", "RopeTable", "RotaryEmbedding", "apply_rope", "parse_rope"]
+__all__ = ["RopeConfig", "RopeTable", "parse_rope"]
 
 _MAX_NUMBER = 1e15  # a larger number in config.json means a damaged file; its powers would overflow float32
 _INITIAL_POSITIONS = 1024  # number of positions in a new RopeTable; for a longer text it grows to the next power of 2
@@ -127,89 +127,71 @@ def _yarn_scale(factor: float, mscale: float, mscale_all_dim: float) -> float:
     return scale_for(mscale) / scale_for(mscale_all_dim) if mscale and mscale_all_dim else scale_for(1.0)
 
 
-class RotaryEmbedding:
-    """Computes the cosines and sines that the torch operators need for the rows of a forward pass."""
-
-    def __init__(self, config: RopeConfig, device: torch.device) -> None:
-        self.config = config
-        self.frequencies = _frequencies(config).to(device)
-
-    def __call__(self, positions: Tensor, spans: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return ``(cos, cos)`` and ``(-sin, sin)``, each ``[rows, 1, head_dim]``, for :func:`apply_rope`.
-
-        ``spans`` ``[rows]`` has the text length of each row, which only *dynamic* scaling uses (see the module).
-        """
-        frequencies = self.frequencies
-        if self.config.kind == "dynamic":
-            frequencies = self.dynamic_frequencies(spans)
-        angles = positions.to(torch.float32)[:, None] * frequencies
-        cos, sin = angles.cos() * self.config.attention_scale, angles.sin() * self.config.attention_scale
-        return torch.cat((cos, cos), dim=-1)[:, None].to(dtype), torch.cat((-sin, sin), dim=-1)[:, None].to(dtype)
-
-    def dynamic_frequencies(self, spans: Tensor) -> Tensor:
-        """Return the frequencies ``[rows, head_dim / 2]`` of *dynamic* scaling; ``spans``: text lengths."""
-        config = self.config
-        lengths = spans.clamp(min=config.original).to(torch.float32)
-        growth = config.factor * lengths / config.original - (config.factor - 1)
-        bases = config.theta * growth ** (config.head_dim / (config.head_dim - 2))
-        exponents = torch.arange(0, config.head_dim, 2, device=spans.device, dtype=torch.float32) / config.head_dim
-        return 1.0 / bases[:, None] ** exponents
-
-
 class RopeTable:
-    """Table of cosines and sines for the kernels, float32 ``[entries, 2, head_dim / 2]``.
+    """Table of cosines and sines, float32 ``[entries, 2, head_dim / 2]``.
 
     Entry ``i`` belongs to position ``i``. Angles are products of position and frequency in float32, as in training.
     Cosines and sines are computed in float64 and rounded, so that an entry has the same bits however many entries are
-    computed at once.
+    computed at once. A pair of coordinates ``i`` and ``i + head_dim / 2`` of a query or key is rotated.
     """
 
     def __init__(self, config: RopeConfig | None) -> None:
         self.config = config
-        self._embedding = None if config is None else RotaryEmbedding(config, torch.device("cpu"))
-        self._table = torch.empty(0)
+        self._frequencies = np.empty(0, np.float32) if config is None else _frequencies(config)
+        self._table: Array = np.empty((0, 2, 0), np.float32)
 
     @property
     def dynamic(self) -> bool:
         """Whether a rotation depends on position and text length; each row then needs an entry of its own."""
         return self.config is not None and self.config.kind == "dynamic"
 
-    def up_to(self, stop: int) -> Tensor:
+    def up_to(self, stop: int) -> Array:
         """Return the table, extended if necessary, so that it has entries for the positions ``0 … stop - 1``."""
         if len(self._table) < stop:
             size = max(_INITIAL_POSITIONS, 1 << (stop - 1).bit_length())
             self._table = self.compute_entries(range(size), ())
         return self._table
 
-    def compute_entries(self, positions: Sequence[int], spans: Sequence[int]) -> Tensor:
+    def compute_entries(self, positions: Sequence[int], spans: Sequence[int]) -> Array:
         """Return one entry per position; ``spans``: text length of each one, which only *dynamic* uses."""
-        assert self._embedding is not None
         assert self.config is not None
-        frequencies = self._embedding.frequencies
+        frequencies = self._frequencies
         if self.dynamic:
-            # Make one call per text length: the last bit of torch's pow depends on the number of rows in the call.
-            by_span = {span: self._embedding.dynamic_frequencies(torch.tensor([span])) for span in set(spans)}
-            frequencies = torch.cat([by_span[span] for span in spans])
-        angles = (torch.tensor(positions, dtype=torch.float32)[:, None] * frequencies).double()
-        entries = torch.stack((angles.cos(), angles.sin()), dim=1) * self.config.attention_scale
-        return entries.to(torch.float32)
+            by_span = {span: _dynamic_frequencies(self.config, span) for span in set(spans)}
+            frequencies = np.stack([by_span[span] for span in spans])
+        angles = (np.asarray(positions, np.float32)[:, None] * frequencies).astype(np.float64)
+        entries = np.stack((np.cos(angles), np.sin(angles)), axis=1) * self.config.attention_scale
+        return entries.astype(np.float32)
 
 
-def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate each pair of coordinates ``i`` and ``i + head_dim / 2`` of ``x`` ``[rows, heads, head_dim]``."""
-    half = x.shape[-1] // 2
-    swapped = torch.cat((x[..., half:], x[..., :half]), dim=-1)
-    return torch.addcmul(x * cos, swapped, sin)
+def _exponents(config: RopeConfig) -> Array:
+    """Return ``2 i / head_dim`` for each pair ``i``, float32 ``[head_dim / 2]``."""
+    return np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
 
 
-def _frequencies(config: RopeConfig) -> Tensor:
+def _inverse_powers(base: float, exponents: Array) -> Array:
+    """Return ``1 / base ** exponents``, float32; the power is computed in float64 and rounded."""
+    return np.float32(1.0) / np.power(base, exponents.astype(np.float64)).astype(FLOAT32)
+
+
+def _dynamic_frequencies(config: RopeConfig, span: int) -> Array:
+    """Return the frequencies, float32 ``[head_dim / 2]``, of *dynamic* scaling for a text length.
+
+    The base is rounded to float32 after each operation, as in training.
+    """
+    length = np.float32(max(span, config.original))
+    growth = length * config.factor / config.original - (config.factor - 1)
+    base = np.float32(float(growth) ** (config.head_dim / (config.head_dim - 2))) * config.theta
+    return _inverse_powers(float(base), _exponents(config))
+
+
+def _frequencies(config: RopeConfig) -> Array:
     """Return the scaled frequencies, float32 ``[head_dim / 2]``; for *dynamic*, those before scaling."""
-    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).to(torch.float32) / config.head_dim
-    plain = 1.0 / (config.theta**exponents)
+    plain = _inverse_powers(config.theta, _exponents(config))
     if config.kind == "linear":
-        return plain / config.factor
+        return plain / np.float32(config.factor)
     if config.kind == "factors":
-        return plain / torch.tensor(config.divisors, dtype=torch.float32)
+        return plain / np.asarray(config.divisors, np.float32)
     if config.kind == "llama3":
         return _llama3_frequencies(config, plain)
     if config.kind == "yarn":
@@ -217,21 +199,22 @@ def _frequencies(config: RopeConfig) -> Tensor:
     return plain
 
 
-def _llama3_frequencies(config: RopeConfig, plain: Tensor) -> Tensor:
+def _llama3_frequencies(config: RopeConfig, plain: Array) -> Array:
     """Keep high frequencies, divide low ones by ``factor``, and blend those in between.
 
     High: the wavelength is below ``original / high_freq_factor``. Low: it is above ``original / low_freq_factor``.
     """
-    wavelength = 2 * math.pi / plain
+    # As torch computes them in training: it divides a number by an array as reciprocal times number.
+    wavelength = np.float32(1.0) / plain * np.float32(2 * math.pi)
     low, high = config.low_freq_factor, config.high_freq_factor
     long, short = config.original / low, config.original / high
-    smooth = (config.original / wavelength - low) / (high - low)
+    smooth = (np.float32(1.0) / wavelength * config.original - low) / (high - low)
     blended = (1 - smooth) * plain / config.factor + smooth * plain
-    scaled = torch.where(wavelength > long, plain / config.factor, plain)
-    return torch.where((wavelength >= short) & (wavelength <= long), blended, scaled)
+    scaled = np.where(wavelength > long, plain / config.factor, plain)
+    return np.where((wavelength >= short) & (wavelength <= long), blended, scaled)
 
 
-def _yarn_frequencies(config: RopeConfig, plain: Tensor) -> Tensor:
+def _yarn_frequencies(config: RopeConfig, plain: Array) -> Array:
     """Keep high frequencies, divide low frequencies by ``factor``, and blend linearly in between.
 
     In between: frequencies that make ``beta_slow`` to ``beta_fast`` full turns within ``original`` positions.
@@ -245,5 +228,5 @@ def _yarn_frequencies(config: RopeConfig, plain: Tensor) -> Tensor:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, config.head_dim - 1)
     width = (high - low) or 0.001
-    ramp = ((torch.arange(config.head_dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
+    ramp = np.clip((np.arange(config.head_dim // 2, dtype=np.float32) - low) / width, 0, 1)
     return plain / config.factor * ramp + plain * (1 - ramp)

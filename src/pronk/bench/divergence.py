@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from pronk.bench.methods import Item
 from pronk.bench.records import DivergenceRecord, Sample
 from pronk.llm import LLM
@@ -32,6 +34,6 @@ def find_divergence(llm: LLM, item: Item, plain: Sample, other: Sample) -> Diver
     (recorder,) = score_next(llm, item.ids, [plain.tokens[:position]], item.params)
     scores = recorder.scores(recorder.logits)
     gap = float(scores[ours] - scores[theirs])
-    slack = 2 * rounding(llm, float(recorder.logits.abs().max()))  # twice the error of one run
+    slack = 2 * rounding(llm, float(np.abs(recorder.logits).max()))  # twice the error of one run
     near_tie = recorder.could_choose(theirs, ours, slack)
     return DivergenceRecord(*leading_fields, gap=gap if math.isfinite(gap) else None, near_tie=near_tie)

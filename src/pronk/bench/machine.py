@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import torch
-
+from pronk.arrays import UINT8, mapped_zeros
 from pronk.bench.peers.engines.memory import peak_memory, reset_peak_memory
+from pronk.kernels.library import KernelsError, candidates
+from pronk.kernels.threads import num_threads
+from pronk.models.backend import Backend
 
 __all__ = ["BandwidthMeter", "PeakMemory", "describe_hardware", "versions"]
 
@@ -23,27 +26,35 @@ _BUFFER_BYTES = 2**30  # larger than the caches of today's processors
 
 
 class BandwidthMeter:
-    """Measures the read bandwidth of memory by a parallel sum over a buffer larger than the caches."""
+    """Measures the read bandwidth of memory on a buffer larger than the caches, with all threads.
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._buffer = torch.zeros(_BUFFER_BYTES // 4, dtype=torch.float32, device=device)
+    Attributes:
+        nbytes: size of the buffer in bytes.
+    """
 
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes of the buffer that :meth:`measure` reads."""
-        return self._buffer.nbytes
+    def __init__(self, backend: Backend) -> None:
+        self.nbytes = _BUFFER_BYTES
+        self._read = _buffer_reader(backend, _BUFFER_BYTES)
 
     def measure(self) -> float:
         """Return the read bandwidth in bytes per second, the best of three runs."""
         best = 0.0
         for _ in range(3):
             started = perf_counter()
-            self._buffer.sum()
-            if self._device.type != "cpu":
-                torch.accelerator.synchronize(self._device)
-            best = max(best, self._buffer.nbytes / (perf_counter() - started))
+            self._read()
+            best = max(best, self.nbytes / (perf_counter() - started))
         return best
+
+
+def _buffer_reader(backend: Backend, num_bytes: int) -> Callable[[], None]:
+    """Return a function with which the backend reads a buffer of ``num_bytes`` bytes."""
+    if backend.kernels is None:
+        from pronk.torch_backend import accelerator  # noqa: PLC0415 - torch is optional
+
+        return accelerator.buffer_reader(num_bytes, backend.device)
+    buffer = mapped_zeros((num_bytes,), UINT8)
+    buffer.fill(0)  # the system maps all unwritten pages to one page, which would stay in the processor's cache
+    return partial(backend.kernels.read, buffer)
 
 
 class PeakMemory:
@@ -54,36 +65,45 @@ class PeakMemory:
         excluded_bytes: bytes of the benchmark's own buffers, which are subtracted.
     """
 
-    def __init__(self, device: torch.device, excluded_bytes: int = 0) -> None:
-        self._cuda_device = device if device.type == "cuda" else None
+    def __init__(self, device: str, excluded_bytes: int = 0) -> None:
+        self._reset: Callable[[], None] = reset_peak_memory
+        self._peak: Callable[[], int | None] = peak_memory
+        if device.startswith("cuda"):
+            from pronk.torch_backend import accelerator  # noqa: PLC0415 - torch is optional
+
+            self._reset = partial(accelerator.reset_peak_memory, device)
+            self._peak = partial(accelerator.peak_memory, device)
         self._excluded_bytes = excluded_bytes
 
     def reset(self) -> None:
         """Set the peak to the memory in use now, if the system supports it."""
-        if self._cuda_device is not None:
-            torch.cuda.reset_peak_memory_stats(self._cuda_device)
-        else:
-            reset_peak_memory()
+        self._reset()
 
     def read(self) -> int | None:
         """Return the peak in bytes, or ``None`` if the system does not report it."""
-        peak = peak_memory() if self._cuda_device is None else torch.cuda.max_memory_allocated(self._cuda_device)
+        peak = self._peak()
         return None if peak is None else peak - self._excluded_bytes
 
 
-def describe_hardware(device: torch.device) -> dict[str, Any]:
-    """Return the machine's properties by name: processor, cores, bytes of memory, threads, device."""
+def describe_hardware(device: str) -> dict[str, Any]:
+    """Return the machine's properties by name: processor, cores, bytes of memory, threads, device.
+
+    ``capability`` is the processor's best instruction set for which there are kernels; it is missing without kernels.
+    """
     description: dict[str, Any] = {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "system": platform.platform(),
-        "threads": torch.get_num_threads(),
-        "capability": torch.backends.cpu.get_cpu_capability(),
-        "device": str(device),
+        "threads": num_threads(),
+        "device": device,
     }
-    if device.type == "cuda":
-        description["accelerator"] = torch.cuda.get_device_name(device)
+    with suppress(KernelsError):
+        description["capability"] = candidates()[0].name
+    if device.startswith("cuda"):
+        from pronk.torch_backend import accelerator  # noqa: PLC0415 - torch is optional
+
+        description["accelerator"] = accelerator.product_name(device)
     return description
 
 

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from pronk.errors import OptionError
 
-if TYPE_CHECKING:  # imports torch, which would delay the message about a wrong path
+if TYPE_CHECKING:  # imports the engine, which would delay the message about a wrong path
     from pronk.bench.records import Record
 
 __all__ = ["STDOUT", "Outputs"]
@@ -57,7 +57,7 @@ class Outputs:
         Raises:
             OptionError: a file could not be written; the others and the tables were.
         """
-        from pronk.bench.render import show, to_markdown  # noqa: PLC0415 - imports torch
+        from pronk.bench.render import show, to_markdown  # noqa: PLC0415 - imports the engine
         from pronk.bench.summary import summarize  # noqa: PLC0415
 
         result = summarize(records)

@@ -25,7 +25,7 @@ from pronk.bench.document import ALL, SOUND
 from pronk.errors import OptionError, PromptError
 from pronk.files.json_lines import read_json_lines
 
-if TYPE_CHECKING:  # at run time, pronk.llm would load torch
+if TYPE_CHECKING:  # at run time, pronk.llm would load the engine
     from pronk.llm import LLM
 
 __all__ = [

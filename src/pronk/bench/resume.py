@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from pronk.bench.machine import describe_hardware, versions
 from pronk.bench.prompts import Prompt
 from pronk.bench.records import DivergenceRecord, End, Finished, Model, Record, Sample, Skip, Start
@@ -28,7 +26,7 @@ def resumable_records(records: Sequence[Record], arguments: Mapping[str, Any], p
     """
     start = records[0]
     assert isinstance(start, Start)
-    hardware = describe_hardware(torch.device(str(arguments["device"])))
+    hardware = describe_hardware(str(arguments["device"]))
     same = all(
         start.hardware.get(name) == value for name, value in hardware.items() if name != "threads"
     )  # not set yet

@@ -11,8 +11,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import torch
-
 from pronk.bench.machine import BandwidthMeter, PeakMemory, describe_hardware, versions
 from pronk.bench.measure import Bench, Options, Timer
 from pronk.bench.methods import DrafterMethod, Method, PeerMethod
@@ -22,6 +20,7 @@ from pronk.bench.records import PLAIN, Model, PeerRecord, Start, Trace
 from pronk.bench.resume import remaining
 from pronk.drafters import make_drafter
 from pronk.errors import OptionError
+from pronk.kernels.threads import num_threads
 from pronk.kv_cache.layout import kv_bytes_per_token
 from pronk.llm import LLM
 from pronk.models.checkpoint import read_json
@@ -133,7 +132,7 @@ def run(
 def _measure(name: str, llm: LLM, plan: Plan, trace: Trace, timer: Timer, progress: Progress) -> None:
     with ExitStack() as stack:
         with timer.preparing():
-            bandwidth = BandwidthMeter(llm.device)
+            bandwidth = BandwidthMeter(llm.engine.runner.decoder.backend)
             peak = PeakMemory(llm.device, bandwidth.nbytes)
             methods: list[Method] = [DrafterMethod(llm, drafter, peak) for drafter in plan.all_drafters]
             for spec in plan.peers.specs:
@@ -151,22 +150,21 @@ def _model_record(name: str, llm: LLM, plan: Plan) -> Model:
         parameters=count_parameters(llm.config),
         pass_bytes=weights.floor_bytes,
         kv_bytes_per_token=kv_bytes_per_token(llm.config, llm.engine.cache.kv_dtype),
-        dtype=str(llm.dtype).removeprefix("torch."),
+        dtype=str(llm.dtype),
         context=llm.config.context,
         methods=(*plan.all_drafters, *map(str, plan.peers.specs)),
         inflated=raw.get("pronk_inflated"),
         kernels=llm.kernels,
         weights=weights.formats,
         weight_bits=weights.bits,
-        kv_dtype=str(llm.engine.cache.kv_dtype).removeprefix("torch."),
+        kv_dtype=str(llm.engine.cache.kv_dtype),
     )
 
 
 def _start_peer(spec: PeerSpec, llm: LLM, options: PeerOptions, trace: Trace, stack: ExitStack) -> Method:
     """Start a peer, which ``stack`` closes; if that fails, every prompt fails with the same error."""
-    dtype = str(llm.dtype).removeprefix("torch.")
-    threads, python = torch.get_num_threads() * llm.workers, options.interpreters.get(spec.engine)
-    peer = Peer(spec, llm.path, draft=options.draft, dtype=dtype, threads=threads, python=python)
+    threads, python = num_threads() * llm.workers, options.interpreters.get(spec.engine)
+    peer = Peer(spec, llm.path, draft=options.draft, dtype=str(llm.dtype), threads=threads, python=python)
     stack.callback(peer.close)
     method = PeerMethod(peer, llm.config.eos_ids)
     try:

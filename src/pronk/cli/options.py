@@ -164,7 +164,7 @@ def model_options(
         str, _model("Data type of the KV cache. auto: that of the model. int8: quantized, half the memory.")
     ] = "auto",
     threads: Annotated[
-        int | None, _model("Number of threads to compute with.", show_default="torch's choice", min=1)
+        int | None, _model("Number of threads to compute with.", show_default="number of cores", min=1)
     ] = None,
     workers: Annotated[
         int, _model("Number of processes that compute the model together, started by pronk or by torchrun.", min=1)
@@ -179,7 +179,7 @@ def model_options(
         str,
         _model(
             "CPU kernels. auto: the fastest that this processor supports; or amx, avx512_bf16, avx512, avx2 or "
-            "portable. torch: torch's own operators."
+            "portable. torch: torch's operators, with pronk[torch]."
         ),
     ] = "auto",
     calibration: Annotated[

@@ -56,14 +56,12 @@ def quantize(
     """
     screen = Console(highlight=False, soft_wrap=True, stderr=True)
     with interruptible("interrupted; no partial checkpoint was kept"), status_bar(screen) as status:
-        import torch
-
         from pronk.hub.resolve import resolve_model
+        from pronk.kernels.threads import set_threads
         from pronk.quantization.quantize.checkpoint import quantize as write_checkpoint
         from pronk.quantization.quantize.texts import read_texts
 
-        if threads is not None:
-            torch.set_num_threads(threads)
+        set_threads(threads, workers=1)
         folder = resolve_model(model)
         name = folder.resolve().name if Path(model).expanduser().is_dir() else model
         calibration, text = {}, "the text that comes with pronk"

@@ -2,7 +2,7 @@
 
 A specification is a string such as ``"merged(suffix, recycling(top_k=8))"``. To add a drafter, write its module and
 add one line to :data:`DRAFTERS`; ``pronk.__all__``, the command line, verification and the tests read that table. This
-module does not import torch, so that ``import pronk`` and ``pronk --help`` stay fast.
+module does not import NumPy, so that ``import pronk`` and ``pronk --help`` stay fast.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def make_drafter(spec: str | Drafter) -> Drafter:
 
 
 def _check_drafter(spec: Any) -> Drafter:
-    from pronk.speculation.proposer import Drafter  # noqa: PLC0415 - imports torch
+    from pronk.speculation.proposer import Drafter  # noqa: PLC0415 - imports NumPy
 
     if not isinstance(spec, Drafter):
         found = f"the class {spec.__name__}" if isinstance(spec, type) else " ".join(repr(spec).split())[:60]

@@ -15,19 +15,16 @@ from time import perf_counter
 from traceback import clear_frames
 from typing import Any
 
-import torch
-from torch import Tensor
-
+from pronk.arrays import FLOAT32, Array, DType
 from pronk.engine.output_processor import OutputProcessor
 from pronk.engine.request import Request, Token
 from pronk.engine.request_step import RequestStep, VerifiedStep, plan_step, verify
 from pronk.engine.scheduler import Scheduler
 from pronk.errors import CacheFullError, PronkError
-from pronk.execution.attention import Segment
 from pronk.execution.forward_job import ForwardJob
 from pronk.execution.model_runner import ForwardResult, JobResult, ModelRunner
+from pronk.execution.segment import Segment
 from pronk.interrupts import interruptible, uninterrupted
-from pronk.kernels.threads import dedicate_threads, restore_threads
 from pronk.kv_cache.blocks import BlockTable
 from pronk.kv_cache.budget import KVBudget
 from pronk.kv_cache.paged import PagedCache
@@ -133,7 +130,7 @@ class Engine:
         with self._exclusive():
             self._step()
 
-    def tree_logits(self, prompt: Sequence[int], trees: Sequence[TokenTree]) -> list[Tensor]:
+    def tree_logits(self, prompt: Sequence[int], trees: Sequence[TokenTree]) -> list[Array]:
         """Return the logits ``[nodes, vocab]`` of token trees below a prompt, without creating a request.
 
         The prompt does not include the roots. Running requests are stepped until enough KV blocks are free.
@@ -201,23 +198,19 @@ class Engine:
 
     @contextmanager
     def _exclusive(self) -> Generator[None]:
-        """Lock the engine and acquire the kernel threads; remove ended requests on exit."""
+        """Lock the engine; remove ended requests on exit."""
         with self.lock, uninterrupted():
             if self._stepping:
                 msg = "step() is not re-entrant; use a separate LLM inside a drafter or logits processor"
                 raise PronkError(msg)
             try:
                 self._stepping = True
-                if self.exact:
-                    dedicate_threads()
                 yield
             finally:
                 self._stepping = False
-                if self.exact:
-                    restore_threads()
                 self._remove_finished()
 
-    def _tree_logits(self, prompt: Sequence[int], trees: Sequence[TokenTree]) -> list[Tensor]:
+    def _tree_logits(self, prompt: Sequence[int], trees: Sequence[TokenTree]) -> list[Array]:
         block_table = self.cache.match_prefix([*prompt, trees[0].tokens[0]], b"", []) or BlockTable()
 
         def forward(tree: TokenTree, logits_nodes: range) -> Logits:
@@ -233,7 +226,7 @@ class Engine:
                 self.cache.commit(block_table, range(len(chunk)))
                 self.cache.cache_blocks(block_table, prompt, b"")
                 self.scheduler.release_outside_window(block_table)
-            return [forward(tree, range(len(tree)))[:].clone() for tree in trees]
+            return [forward(tree, range(len(tree)))[:].copy() for tree in trees]
         finally:
             self.cache.release(block_table)
 
@@ -312,15 +305,14 @@ def _raise_errors(requests: Sequence[Request]) -> None:
 
 
 def _clear_frames(error: BaseException | None) -> None:
-    """Clear the local variables in an error's tracebacks, which would keep tensors alive."""
+    """Clear the local variables in an error's tracebacks, which would keep arrays alive."""
     while error is not None:
         clear_frames(error.__traceback__)
         error = error.__context__
 
 
-def _not_finite_message(dtype: torch.dtype) -> str:
-    name = str(dtype).removeprefix("torch.")
+def _not_finite_message(dtype: DType) -> str:
     cause = "the weights of the model are damaged"
-    if dtype != torch.float32:
-        cause = f'{name} overflows, or {cause}; try dtype="float32"'
-    return f"expected finite logits, found infinity or NaN in {name}: {cause}"
+    if dtype != FLOAT32:
+        cause = f'{dtype} overflows, or {cause}; try dtype="float32"'
+    return f"expected finite logits, found infinity or NaN in {dtype}: {cause}"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
-
+from pronk.arrays import Array
 from pronk.engine.request import Request
 from pronk.engine.request_step import RequestStep, VerifiedStep
 from pronk.engine.stats import StepStats
@@ -102,7 +101,7 @@ class OutputProcessor:
         if self.window is not None:
             self.cache.release_before(request.block_table, request.block_table.length - self.window + 1)
 
-    def _append_prompt_logprobs(self, request: Request, logits: Tensor) -> None:
+    def _append_prompt_logprobs(self, request: Request, logits: Array) -> None:
         """Append the ``prompt_logprobs`` of the tokens after this step's prompt rows, from their ``logits``."""
         top = request.params.prompt_logprobs
         if top is None or not request.computes_prompt_logprobs:

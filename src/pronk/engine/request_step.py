@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
-
+from pronk.arrays import Array, is_finite
 from pronk.engine.request import Request
 from pronk.engine.scheduler import ScheduledRequest
-from pronk.execution.attention import Segment
 from pronk.execution.forward_job import ForwardJob
 from pronk.execution.model_runner import JobResult, ModelRunner
+from pronk.execution.segment import Segment
 from pronk.sampling.acceptance import acceptance_rule
-from pronk.sampling.sampler import NotFiniteError, is_finite
+from pronk.sampling.sampler import NotFiniteError
 from pronk.sampling.stateless import Logits
 from pronk.sampling.verify import VerifiedPath, verify_tree
 from pronk.speculation.tree import TokenTree
@@ -51,7 +50,7 @@ class VerifiedStep(NamedTuple):
     """A request's step after the verification of its draft."""
 
     step: RequestStep
-    prompt_logits: torch.Tensor  # logits ``[rows, vocab]`` of rows before the root, for ``prompt_logprobs``
+    prompt_logits: Array  # logits ``[rows, vocab]`` of rows before the root, for ``prompt_logprobs``
     logits: Logits  # logits ``[nodes, vocab]`` of the draft's nodes, root included
     result: JobResult  # output of the forward pass for this request
     path: VerifiedPath | None  # accepted nodes and sampled tokens; ``None`` during prefill
@@ -100,6 +99,6 @@ def verify(step: RequestStep, result: JobResult) -> VerifiedStep:
     return VerifiedStep(step, prompt_logits, logits, result, path)
 
 
-def _check_finite(logits: torch.Tensor) -> None:
+def _check_finite(logits: Array) -> None:
     if len(logits) and not is_finite(logits):
         raise NotFiniteError

@@ -15,12 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor
-
+from pronk.arrays import Array, is_finite
 from pronk.drafters.shared.trie import Trie
 from pronk.engine.engine import Engine
 from pronk.errors import PromptError, PronkError
-from pronk.sampling.sampler import NotFiniteError, is_finite
+from pronk.sampling.sampler import NotFiniteError, log_probs
 from pronk.speculation.tree import TokenTree
 
 __all__ = ["score"]
@@ -84,15 +83,15 @@ def _make_tree(root: int, alternatives: Sequence[Tokens]) -> TokenTree:
     return trie.tree(len(trie))
 
 
-def _log_probability(alternative: Tokens, tree: TokenTree, logits: Tensor) -> float:
+def _log_probability(alternative: Tokens, tree: TokenTree, logits: Array) -> float:
     """Return the sum of the log-probabilities of one alternative's tokens; logits are ``[nodes, vocab]``."""
     node, total = 0, 0.0
     for index, token in enumerate(alternative):
-        row = logits[node].float()
+        row = logits[node]
         if not is_finite(row):
             msg = "choose: expected finite logits, found infinity or NaN; check the weights of the model"
             raise PronkError(msg) from NotFiniteError()
-        total += float(row.log_softmax(0)[token])
+        total += log_probs(row, [token])[0]
         if index + 1 < len(alternative):
             child = tree.child(node, token)
             assert child is not None, "every token but the last has a node"

@@ -7,8 +7,9 @@ from dataclasses import replace
 from operator import index
 from typing import Any
 
-from torch import Tensor
+import numpy as np
 
+from pronk.arrays import Array
 from pronk.errors import OptionError
 from pronk.sampling.grammar_pruning import prune
 from pronk.speculation.proposer import DraftContext
@@ -26,7 +27,7 @@ def validate_draft(name: str, context: DraftContext[Any], tree: TokenTree, vocab
         OptionError, TypeError, ValueError: the tree is invalid, or its root is not the last token.
     """
     if tree.num_draft_tokens:
-        tree = _to_python_types(tree)
+        tree = _to_plain_types(tree)
     if tree.tokens[0] != context.tokens[-1]:
         msg = f"drafter {name}: expected a tree with root token {context.tokens[-1]}, found {tree.tokens[0]}"
         raise OptionError(msg)
@@ -37,7 +38,7 @@ def validate_draft(name: str, context: DraftContext[Any], tree: TokenTree, vocab
         # the remaining tokens are no sample of ``probs``. Verify all as point masses, even if no token is dropped.
         tree = replace(tree, probs=None)
     if not all(q is None or _is_distribution(q) for q in tree.probs or ()):
-        msg = f"drafter {name}: expected float tensors [vocab] that sum to 1 in probs, found others; normalize them"
+        msg = f"drafter {name}: expected float arrays [vocab] that sum to 1 in probs, found others; normalize them"
         raise OptionError(msg)
     if min(tree.tokens) < 0 or max(tree.tokens) >= vocab_size:
         tree = tree.keep(node for node, token in enumerate(tree.tokens) if 0 <= token < vocab_size)
@@ -48,13 +49,13 @@ def validate_draft(name: str, context: DraftContext[Any], tree: TokenTree, vocab
     return tree.limit(context.max_depth, context.max_nodes)
 
 
-def _to_python_types(tree: TokenTree) -> TokenTree:
-    """Convert numbers of other libraries, which are not JSON values, to Python's own.
+def _to_plain_types(tree: TokenTree) -> TokenTree:
+    """Convert numbers of other libraries to Python's own, which are JSON values, and ``probs`` to arrays.
 
     Raises:
         TypeError, ValueError: a token or parent is no integer, a gain is not finite, or an origin has not two entries.
     """
-    gain, origin, verify = tree.gain, tree.origin, tree.verify
+    gain, origin, verify, probs = tree.gain, tree.origin, tree.verify, tree.probs
     if gain is not None and not math.isfinite(sum(gain)):
         msg = f"expected finite numbers in gain, found {gain}; check the drafter"
         raise ValueError(msg)
@@ -64,6 +65,7 @@ def _to_python_types(tree: TokenTree) -> TokenTree:
         and (gain is None or set(map(type, gain)) == {float})
         and (verify is None or set(map(type, verify)) == {bool})
         and (origin is None or {(type(name), type(kind)) for name, kind in origin} == {(str, int)})
+        and all(q is None or type(q) is np.ndarray for q in probs or ())
     )
     if unchanged:
         return tree
@@ -71,11 +73,11 @@ def _to_python_types(tree: TokenTree) -> TokenTree:
         tuple(int(index(token)) for token in tree.tokens),
         tuple(int(index(parent)) for parent in tree.parents),
         None if verify is None else tuple(map(bool, verify)),
-        tree.probs,
+        None if probs is None else tuple(None if q is None else np.asarray(q) for q in probs),
         None if gain is None else tuple(map(float, gain)),
         None if origin is None else tuple((str(name), int(index(kind))) for name, kind in origin),
     )
 
 
-def _is_distribution(q: Tensor) -> bool:
-    return q.ndim == 1 and q.is_floating_point() and bool(q.min() >= 0.0) and abs(float(q.sum()) - 1.0) < _TOLERANCE
+def _is_distribution(q: Array) -> bool:
+    return q.ndim == 1 and q.dtype.kind == "f" and bool(q.min() >= 0.0) and abs(float(q.sum()) - 1.0) < _TOLERANCE

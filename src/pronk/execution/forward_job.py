@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from torch import Tensor
-
-from pronk.execution.attention import Segment
+from pronk.arrays import Array
+from pronk.execution.segment import Segment
 from pronk.kv_cache.blocks import BlockTable
 from pronk.kv_cache.paged import PagedCache
 from pronk.models.decoder import Decoder
@@ -72,7 +71,7 @@ class LayerRange(NamedTuple):
 
 
 class Executor(Protocol):
-    """Backend that computes ranges of layers: the kernels, torch, or tensor-parallel processes."""
+    """Runner of ranges of layers: a backend in this process, or tensor-parallel processes."""
 
     @property
     def is_usable(self) -> bool:
@@ -84,9 +83,10 @@ class Executor(Protocol):
         """Seconds spent so far on communication with worker processes."""
         ...
 
-    def run(self, layer_range: LayerRange, rows: Tensor | None) -> tuple[Tensor, dict[int, Tensor], Tensor | None]:
+    def run(self, layer_range: LayerRange, rows: Array | None) -> tuple[Array, dict[int, Array], Array | None]:
         """Run a range of layers on the input ``rows``, ``[rows, hidden]``; ``None``: the token embeddings.
 
+        ``rows`` may be overwritten.
         Returns the output of the last layer, the outputs of the layers in ``collect``, and the logits of
         ``logits_rows``, if any.
         """

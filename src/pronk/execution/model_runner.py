@@ -7,8 +7,7 @@ For example, with 3 nodes whose layers 0 and 1 are computed, and 5 other nodes :
     layers 0, 1    5 rows
     layers 2 …     8 rows; the input of 3 of them is read from the cache
 
-If the weights are packed for the kernels, each range of layers is one call (:mod:`pronk.execution.kernel_executor`).
-Otherwise torch computes the layers (:mod:`pronk.execution.torch_executor`).
+Each range of layers is one program of the backend (:mod:`pronk.execution.layer_executor`).
 """
 
 from __future__ import annotations
@@ -18,14 +17,13 @@ from itertools import pairwise
 from time import perf_counter
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from pronk.execution.attention import Segment
+from pronk.arrays import Array, split_rows
 from pronk.execution.early_rows import EarlyRows, EarlyTokensByTable
 from pronk.execution.forward_job import CrossAttentionSource, Executor, ForwardJob, LayerRange
-from pronk.execution.kernel_executor import KernelExecutor
-from pronk.execution.torch_executor import TorchExecutor
+from pronk.execution.layer_executor import LayerExecutor
+from pronk.execution.segment import Segment
 from pronk.kv_cache.blocks import BlockTable
 from pronk.kv_cache.paged import PagedCache
 from pronk.models.decoder import Decoder
@@ -44,8 +42,8 @@ _MAX_CHAIN_ROWS = 4
 class ForwardResult(NamedTuple):
     """Result of a forward pass over several jobs."""
 
-    logits: Sequence[Logits]  # ``[len(logits_nodes), vocab]`` per job: float32 from the kernels, else the model's dtype
-    hidden: Mapping[int, list[Tensor]]  # layer number (from 1) to the output ``[rows, hidden]`` of each job
+    logits: Sequence[Logits]  # ``[len(logits_nodes), vocab]`` per job: float32
+    hidden: Mapping[int, list[Array]]  # layer number (from 1) to the output ``[rows, hidden]`` of each job
     seconds: float  # duration of the forward pass
     context: int  # number of committed tokens in the cache, over all jobs
     # Per job: maps the index of a row of logits to the token that a worker process sampled from it; may be empty.
@@ -61,7 +59,7 @@ class JobResult(NamedTuple):
     """Result of one job; see :class:`ForwardResult` for the fields."""
 
     logits: Logits
-    hidden: Mapping[int, Tensor]
+    hidden: Mapping[int, Array]
     sampled: Mapping[int, int]
 
 
@@ -84,13 +82,10 @@ class ModelRunner:
         self.cost_model = CostModel()
         self.early_tokens = EarlyTokensByTable()  # tokens whose first layers a drafter has computed in this step
         self.dtype = cache.dtype
-        self.device = cache.device
         self.exact = decoder.kernels is not None  # whether a row's logits are bit-equal in every batch
         self._num_layers = len(decoder.layers)
-        self._kernels = None
-        if decoder.kernels is not None and executor is None:
-            self._kernels = KernelExecutor(decoder.kernels, decoder, cache, cross_source)
-        self._executor: Executor = executor or self._kernels or TorchExecutor(decoder, cache, cross_source)
+        self._executor: Executor = executor or LayerExecutor(decoder, cache, cross_source)
+        self._layers = self._executor if executor is None and isinstance(self._executor, LayerExecutor) else None
 
     def forward(self, jobs: Sequence[ForwardJob], collect: frozenset[int] = frozenset()) -> ForwardResult:
         """Run one forward pass over all jobs; keys and values are stored after each job's committed tokens.
@@ -102,16 +97,14 @@ class ModelRunner:
         """
         start_time, context = self.clock(), sum(job.segment.block_table.length for job in jobs)
         early_layers = {job.segment.early.num_layers for job in jobs if job.segment.early is not None}
-        rows: list[Tensor | None] = [None] * len(jobs)
-        hidden: dict[int, list[Tensor]] = {}
-        logits: Tensor | None = None
+        rows: list[Array | None] = [None] * len(jobs)
+        hidden: dict[int, list[Array]] = {}
+        logits: Array | None = None
         for start, stop in pairwise(sorted({0, *early_layers, self._num_layers})):
             logits = self._run(jobs, rows, start, stop, collect, hidden)
         assert logits is not None
-        if self.device.type != "cpu":
-            torch.accelerator.synchronize(self.device)
         seconds = self.clock() - start_time
-        return ForwardResult(_split(logits, [len(job.logits_nodes) for job in jobs]), hidden, seconds, context)
+        return ForwardResult(split_rows(logits, [len(job.logits_nodes) for job in jobs]), hidden, seconds, context)
 
     def early_rows(self, block_table: BlockTable, tree: TokenTree, hidden: Sequence[int]) -> EarlyRows | None:
         """Return the leading nodes of ``tree`` whose first layers a drafter has computed, or ``None``.
@@ -122,12 +115,12 @@ class ModelRunner:
         early = EarlyRows.of(self.early_tokens.get(block_table), tree)
         return None if early is not None and min(hidden, default=early.num_layers + 1) <= early.num_layers else early
 
-    def run_first_layers(self, jobs: Sequence[ForwardJob], num_layers: int) -> list[Tensor]:
+    def run_first_layers(self, jobs: Sequence[ForwardJob], num_layers: int) -> list[Array]:
         """Run only the first ``num_layers`` layers; return the last one's output, ``[rows, hidden]`` per job.
 
         If the cache keeps this output (:meth:`PagedCache.keep_hidden`), :meth:`forward` can continue from it.
         """
-        rows: list[Tensor | None] = [None] * len(jobs)
+        rows: list[Array | None] = [None] * len(jobs)
         self._run(jobs, rows, 0, num_layers, frozenset(), {})
         return [row for row in rows if row is not None]
 
@@ -144,7 +137,7 @@ class ModelRunner:
     @property
     def supports_draft_chain(self) -> bool:
         """Whether :meth:`draft_chain` is available."""
-        return self._kernels is not None and not self._kernels.has_dynamic_rope
+        return self.exact and self._layers is not None and not self._layers.has_dynamic_rope
 
     def draft_chain(
         self, job: ForwardJob, sampler: Sampler, max_tokens: int, on_token: Callable[[DraftToken], bool]
@@ -161,9 +154,9 @@ class ModelRunner:
         Returns:
             The number of forward passes. The last one gives no draft token if it allows none or has non-finite logits.
         """
-        assert self._kernels is not None
+        assert self._layers is not None
         start_time = self.clock()
-        num_passes = self._kernels.draft_chain(job, sampler, max_tokens, on_token)
+        num_passes = self._layers.draft_chain(job, sampler, max_tokens, on_token)
         if len(job.segment.tree) <= _MAX_CHAIN_ROWS:
             self.cost_model.learn(1, job.segment.block_table.length, (self.clock() - start_time) / num_passes)
         return num_passes
@@ -190,12 +183,12 @@ class ModelRunner:
     def _run(
         self,
         jobs: Sequence[ForwardJob],
-        rows: list[Tensor | None],
+        rows: list[Array | None],
         start: int,
         stop: int,
         collect: frozenset[int],
-        hidden: dict[int, list[Tensor]],
-    ) -> Tensor | None:
+        hidden: dict[int, list[Array]],
+    ) -> Array | None:
         """Run layers ``start .. stop - 1``; after the last layer of the model, return the logits.
 
         ``rows`` holds the input ``[rows, hidden]`` of each job and is replaced by the output. The outputs of the layers
@@ -217,24 +210,21 @@ class ModelRunner:
         x = None
         if start:
             inputs = [(self._read_early_input(jobs[number].segment, start), rows[number]) for number in active]
-            x = torch.cat([tensor for pair in inputs for tensor in pair if tensor is not None])
+            x = np.concatenate([array for pair in inputs for array in pair if array is not None])
         out, collected, logits = self._executor.run(layer_range, x)
-        for number, output in zip(active, _split(out, [segment.num_rows for _, segment in active_jobs]), strict=True):
+        outputs = split_rows(out, [segment.num_rows for _, segment in active_jobs])
+        for number, output in zip(active, outputs, strict=True):
             rows[number] = output
         for layer, values in collected.items():
-            hidden[layer] = _split(values, [segment.num_rows for segment in segments])
+            hidden[layer] = split_rows(values, [segment.num_rows for segment in segments])
         return logits
 
-    def _read_early_input(self, segment: Segment, layer: int) -> Tensor | None:
+    def _read_early_input(self, segment: Segment, layer: int) -> Array | None:
         """Return the input ``[rows, hidden]`` of early rows that start with ``layer`` (from 0), if any."""
         block_table, early = segment.block_table, segment.early
         if early is None or early.num_layers != layer:
             return None
         return self.cache.read_hidden(layer, block_table, block_table.length, block_table.length + early.num_nodes)
-
-
-def _split(rows: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-    return [rows] if len(sizes) == 1 else list(rows.split(list(sizes)))
 
 
 def _without_early_rows(segment: Segment, layer: int) -> Segment:

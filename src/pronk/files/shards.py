@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from pronk.arrays import BFLOAT16, FLOAT16, FLOAT32, INT8, UINT8, Array, DType, as_bytes
 from pronk.errors import OptionError
 from pronk.files.atomic import write_json
 from pronk.models.checkpoint import INDEX, SINGLE
@@ -22,11 +22,13 @@ __all__ = ["Progress", "ShardEntry", "check_output_folder", "write_weights"]
 Progress = Callable[[int, int], None]  # called with the numbers of bytes written so far and to write in all
 
 _SAFETENSORS_TYPES = {
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
+    FLOAT32: "F32",
+    FLOAT16: "F16",
+    BFLOAT16: "BF16",
+    np.dtype(np.int64): "I64",
+    np.dtype(np.int32): "I32",
+    INT8: "I8",
+    UINT8: "U8",
 }
 
 
@@ -35,7 +37,7 @@ class ShardEntry(NamedTuple):
 
     tensor: CheckpointTensor  # argument of ``build`` in :func:`write_weights`; has the shape of the result
     name: str  # name in the file
-    dtype: torch.dtype  # data type of the result of ``build``, and in the file
+    dtype: DType  # data type of the result of ``build``, and in the file
 
     @property
     def num_bytes(self) -> int:
@@ -46,7 +48,7 @@ class ShardEntry(NamedTuple):
 def write_weights(
     folder: Path,
     entries: list[ShardEntry],
-    build: Callable[[CheckpointTensor], Tensor],
+    build: Callable[[CheckpointTensor], Array],
     shard_bytes: int,
     progress: Progress,
 ) -> None:
@@ -69,7 +71,7 @@ def write_weights(
         with (folder / file).open("wb") as stream:
             stream.write(_header(shard))
             for entry in shard:
-                stream.write(build(entry.tensor).view(-1).view(torch.uint8).numpy().data)
+                stream.write(as_bytes(build(entry.tensor)).data)
                 written += entry.num_bytes
                 progress(written, total)
     if len(shards) > 1:

@@ -1,7 +1,7 @@
 """Find, check and load the compiled kernels with :mod:`ctypes`.
 
-The C interface (``csrc/pronk.h``) has no types of torch or Python, so one library works with all their versions. If the
-library is missing, of another version, or fails the self-check, torch computes instead, with a warning of one line.
+The C interface (``csrc/pronk.h``) has no types of Python, so one library works with all its versions. If the library is
+missing, of another version, or fails the self-check, the torch backend computes instead, with a warning of one line.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from pronk.arrays import BFLOAT16, FLOAT16, FLOAT32, INT8, Array, DType
 from pronk.errors import OptionError
 from pronk.kernels.build import library_name
 from pronk.kernels.structures import STRUCTURES, CBlocks, CDraftChain, CForward, CWeights
@@ -45,7 +44,7 @@ INSTRUCTION_SETS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
 CHOICES = ("auto", *INSTRUCTION_SETS, "torch")  # values of the option ``kernels``
 
 # Values of ``pronk_type`` (``csrc/pronk.h``): TYPES by dtype; CODED_TYPES by bits of a code, for weights with groups.
-TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 5}
+TYPES: dict[DType, int] = {FLOAT32: 0, BFLOAT16: 1, FLOAT16: 2, INT8: 5}
 CODED_TYPES: dict[int, int] = {8: 3, 5: 6, 4: 4}
 SUPER_BLOCK_TYPES: dict[int, int] = {4: 7, 5: 8, 6: 9}  # by bits of a code, for weights with super-blocks
 
@@ -87,7 +86,7 @@ class Kernels:
         """
         return _check_status(self.library.pronk_draft_chain(ops, count, ctypes.byref(call), ctypes.byref(chain)), call)
 
-    def choose(self, logits: Tensor, temperature: float, key: int) -> int:
+    def choose(self, logits: Array, temperature: float, key: int) -> int:
         """Sample a token of the target: the first argmax of ``logits / temperature + noise``.
 
         Args:
@@ -98,11 +97,9 @@ class Kernels:
         Returns:
             The token, or -1 if a logit is not finite.
         """
-        return int(self.library.pronk_sample(logits.data_ptr(), logits.numel(), temperature, key, self.isa))
+        return int(self.library.pronk_sample(logits.ctypes.data, logits.size, temperature, key, self.isa))
 
-    def draft_token(
-        self, logits: Tensor, temperature: float, key: int | None
-    ) -> tuple[int, float, NDArray[np.float32]]:
+    def draft_token(self, logits: Array, temperature: float, key: int | None) -> tuple[int, float, NDArray[np.float32]]:
         """Sample a draft token with less precise noise than :meth:`choose`; a logit of ``-inf`` bans a token.
 
         The arguments are those of :meth:`choose`, except that ``None`` as ``key`` means no noise.
@@ -111,17 +108,17 @@ class Kernels:
             The token, or -1 if all tokens are banned or a logit is NaN or ``inf``; the token's softmax probability over
             the scores; the scores (``logits / temperature + noise``), float32 ``[vocab]``.
         """
-        vocab, confidence = logits.numel(), c_float()
+        vocab, confidence = logits.size, c_float()
         scores = np.empty(vocab, np.float32)
         noise = None if key is None else ctypes.byref(c_uint64(key))
         token = self.library.pronk_sample_draft(
-            logits.data_ptr(), vocab, temperature, noise, scores.ctypes.data, ctypes.byref(confidence), self.isa
+            logits.ctypes.data, vocab, temperature, noise, scores.ctypes.data, ctypes.byref(confidence), self.isa
         )
         return int(token), confidence.value, scores
 
-    def read(self, data: Tensor) -> None:
-        """Read all bytes of a tensor on all threads; benchmarks time this to measure memory bandwidth."""
-        self.library.pronk_read(data.data_ptr(), data.nbytes, num_threads())
+    def read(self, data: Array) -> None:
+        """Read all bytes of an array on all threads; benchmarks time this to measure memory bandwidth."""
+        self.library.pronk_read(data.ctypes.data, data.nbytes, num_threads())
 
     def multiply(self, rounds: int) -> float:
         """Multiply 8-bit codes in registers on all threads; return the number of products.

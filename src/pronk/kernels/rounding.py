@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from math import ceil
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from pronk.arrays import Array, mapped_zeros
 from pronk.kernels.library import TYPES, Kernels
 from pronk.kernels.threads import num_threads
-from pronk.kernels.weights import mapped_zeros
 from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
 
 __all__ = ["DEFAULT_GROUPS", "default_group", "round_weights"]
@@ -41,12 +40,12 @@ def default_group(bits: Bits, inputs: int) -> int:
     return min((min(group, ceil(inputs / 32) * 32) for group in (128, 64, 32) if group <= default), key=nbytes)
 
 
-def round_weights(kernels: Kernels, weight: Tensor, bits: Bits, group: int | None = None) -> QuantizedMatrix:
+def round_weights(kernels: Kernels, weight: Array, bits: Bits, group: int | None = None) -> QuantizedMatrix:
     """Quantize a matrix with a scale per group, without minima; all instruction sets give the same bits.
 
     Args:
         kernels: kernels to compute with.
-        weight: ``[outputs, inputs]`` on the CPU: float32, bfloat16 or float16, finite.
+        weight: ``[outputs, inputs]``: float32, bfloat16 or float16, finite.
         bits: 8 or 4.
         group: number of inputs that share a scale, a multiple of 8; by default from :func:`default_group`.
 
@@ -56,13 +55,13 @@ def round_weights(kernels: Kernels, weight: Tensor, bits: Bits, group: int | Non
     """
     outputs, inputs = weight.shape
     group = min(group or default_group(bits, inputs), ceil(inputs / 32) * 32)
-    weight = weight if weight.stride(1) == 1 else weight.contiguous()
+    weight = weight if weight.strides[1] == weight.itemsize else np.ascontiguousarray(weight)
     # The codes are freed after packing; only a memory mapping then returns to the operating system at once.
-    codes = mapped_zeros((outputs, inputs), torch.uint8)
-    scale = torch.empty(outputs, ceil(inputs / group))
+    codes = mapped_zeros((outputs, inputs), np.dtype(np.uint8))
+    scale = np.empty((outputs, ceil(inputs / group)), np.float32)
     status = kernels.library.pronk_round(
-        *(weight.data_ptr(), TYPES[weight.dtype], outputs, inputs, weight.stride(0), bits, group),
-        *(_NUM_RANGES[bits], codes.data_ptr(), scale.data_ptr(), num_threads(), kernels.isa),
+        *(weight.ctypes.data, TYPES[weight.dtype], outputs, inputs, weight.strides[0] // weight.itemsize, bits, group),
+        *(_NUM_RANGES[bits], codes.ctypes.data, scale.ctypes.data, num_threads(), kernels.isa),
     )
     if status:
         msg = f"kernels: rounding a matrix of {outputs} by {inputs} failed (memory)"

@@ -20,9 +20,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import BinaryIO
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from pronk.arrays import Array
 from pronk.errors import OptionError
 from pronk.files.atomic import replace_file
 from pronk.kernels.library import VERSION
@@ -45,7 +45,7 @@ class WeightCache:
         self.path = folder / f"{sha256(os.fsencode(identity[0][0])).hexdigest()[:32]}.packed"
         self._source = {"version": VERSION, "files": [list(file) for file in identity]}
         self._mapped = self._map()
-        self._new: dict[str, Tensor] = {}
+        self._new: dict[str, Array] = {}
 
     @classmethod
     def open(
@@ -75,12 +75,12 @@ class WeightCache:
             raise OptionError(msg) from error
         return cls(folder, identity)
 
-    def find(self, name: str, size: int) -> Tensor | None:
+    def find(self, name: str, size: int) -> Array | None:
         """Return a matrix of the file, uint8 ``[size]``; ``None`` if the file does not have it."""
         found = self._mapped.get(name)
         return found if found is not None and len(found) == size else None
 
-    def add(self, name: str, data: Tensor) -> None:
+    def add(self, name: str, data: Array) -> None:
         """Add a packed matrix, uint8 ``[size]``, that the file lacks."""
         self._new[name] = data
 
@@ -97,7 +97,7 @@ class WeightCache:
             warnings.warn(f"{self.path}: cannot keep the packed weights ({reason})", stacklevel=2)
         self._new.clear()
 
-    def _map(self) -> dict[str, Tensor]:
+    def _map(self) -> dict[str, Array]:
         """Return the matrices as views of the mapped file.
 
         The result is empty if the file is missing, damaged or of another source.
@@ -112,19 +112,17 @@ class WeightCache:
                     0 < at <= at + count <= size and at % _ALIGNMENT == 0 for at, count in header["matrices"].values()
                 ):
                     return {}
-                # Copy-on-write, because torch expects writable memory; nothing writes to it.
-                memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+                memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             if hasattr(mmap, "MADV_WILLNEED"):
                 with suppress(OSError):
                     memory.madvise(mmap.MADV_WILLNEED)
             return {
-                name: torch.frombuffer(memory, dtype=torch.uint8, count=count, offset=at)
-                for name, (at, count) in header["matrices"].items()
+                name: np.frombuffer(memory, np.uint8, count, at) for name, (at, count) in header["matrices"].items()
             }
         return {}
 
 
-def _write(file: BinaryIO, source: Mapping[str, object], matrices: Mapping[str, Tensor]) -> None:
+def _write(file: BinaryIO, source: Mapping[str, object], matrices: Mapping[str, Array]) -> None:
     sizes = {name: data.nbytes for name, data in matrices.items()}
     # The offsets depend on the header's length, which depends on their digits: leave room for offsets of any length.
     longest = {name: [1 << 62, 1 << 62] for name in sizes}
@@ -137,7 +135,7 @@ def _write(file: BinaryIO, source: Mapping[str, object], matrices: Mapping[str, 
     file.write(len(header).to_bytes(8, "little") + header)
     for name, data in matrices.items():
         file.seek(places[name][0])
-        file.write(data.numpy().data)
+        file.write(data.data)
 
 
 def _align(offset: int) -> int:

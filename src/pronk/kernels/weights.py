@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import mmap
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from math import ceil, prod
+from math import ceil
 from typing import NamedTuple, Protocol
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from pronk.arrays import BFLOAT16, FLOAT16, Array, mapped_zeros, split_rows
 from pronk.kernels.library import CODED_TYPES, SUPER_BLOCK_TYPES, TYPES, Kernels
 from pronk.kernels.structures import CBlocks, CWeights
 from pronk.kernels.threads import num_threads
@@ -20,30 +17,12 @@ from pronk.kernels.weight_cache import WeightCache
 from pronk.quantization.formats.matrix import QuantizedMatrix, ScaleFormat
 from pronk.quantization.gguf.blocks import BlockMatrix
 
-__all__ = ["CodedRows", "PackedMatrix", "mapped_zeros", "pack"]
+__all__ = ["CodedRows", "PackedMatrix", "pack"]
 
 _NO_MINIMA, _MINIMA, _ZEROS = range(3)  # values of ``pronk_weights.minima``
 
 # Number of quantized weights in a slab, the part of a matrix that is packed at a time: 4 MiB of unpacked codes.
 _SLAB = 1 << 22
-
-# Bytes of a huge page (Linux on x86 and Arm). With 4 KiB pages, a model's weights cause many TLB misses.
-_HUGE_PAGE = 1 << 21
-
-
-def mapped_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Allocate zeros; from 2 MiB on in a separate memory mapping, with huge pages if Linux has them."""
-    size = max(1, prod(shape)) * dtype.itemsize
-    if size < _HUGE_PAGE:
-        # Not torch.zeros, which fills large tensors on OpenMP's threads: those spin beside a busy process.
-        return torch.from_numpy(np.zeros(size, np.uint8))[: prod(shape) * dtype.itemsize].view(dtype).view(shape)
-    # Python's default flags create a shared mapping, for which Linux rarely uses huge pages.
-    flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
-    memory = mmap.mmap(-1, ceil(size / _HUGE_PAGE) * _HUGE_PAGE, **flags)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # error of a Linux kernel without huge pages
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=dtype, count=prod(shape)).view(shape)
 
 
 class CodedRows(Protocol):
@@ -82,21 +61,38 @@ _BLOCK_LAYOUTS = {
 }
 
 
+_BITS_OF_TYPE = {number: bits for bits, number in [*CODED_TYPES.items(), *SUPER_BLOCK_TYPES.items()]}
+
+
 @dataclass(frozen=True, eq=False)
 class PackedMatrix:
     """A matrix ``[outputs, inputs]`` in the kernels' layout."""
 
     kernels: Kernels = field(repr=False)
     struct: CWeights  # describes ``data`` to the kernels: shape, format, address
-    data: Tensor = field(repr=False)  # packed weights; layout: ``pronk_weights`` in ``csrc/pronk.h``
-    bias: Tensor | None = field(repr=False)  # float32 ``[blocks * 16]``, in the order of the outputs in ``data``
+    data: Array = field(repr=False)  # packed weights; layout: ``pronk_weights`` in ``csrc/pronk.h``
+    bias: Array | None = field(repr=False)  # float32 ``[blocks * 16]``, in the order of the outputs in ``data``
     # int32 ``[inputs]``: column ``i`` of ``data`` is for input ``order[i]``; ``None``: for input ``i``
-    order: Tensor | None = field(repr=False)
+    order: Array | None = field(repr=False)
 
     @property
     def shape(self) -> tuple[int, int]:
         """Numbers of outputs and inputs; a gated matrix has the outputs of gate and up projection."""
         return self.struct.N * (2 if self.struct.gated else 1), self.struct.K
+
+    @property
+    def nbytes(self) -> int:
+        """Size in memory in bytes, scales, minima and padding included, without a bias."""
+        return self.data.nbytes
+
+    @property
+    def format(self) -> str:
+        """Format of the weights in words, such as ``int4 in groups of 32``."""
+        bits = _BITS_OF_TYPE.get(self.struct.type)
+        if bits is None:
+            return str(self.data.dtype)
+        super_blocks = " in super-blocks of 256" if self.struct.type in SUPER_BLOCK_TYPES.values() else ""
+        return f"int{bits} in groups of {self.struct.group}{super_blocks}"
 
     def slice_outputs(self, start: int, stop: int) -> PackedMatrix:
         """Return outputs ``start .. stop - 1`` as a view.
@@ -112,21 +108,21 @@ class PackedMatrix:
         struct.blocks = ceil(struct.N / 16)
         struct.data += start // 16 * (self.data.nbytes // self.struct.blocks)
         if self.bias is not None:
-            struct.bias = self.bias.data_ptr() + start * self.bias.itemsize
+            struct.bias = self.bias.ctypes.data + start * self.bias.itemsize
         return replace(self, struct=struct)
 
-    def unpack(self) -> Tensor:
+    def unpack(self) -> Array:
         """Unpack to float32 ``[outputs, inputs]``."""
-        rows = torch.empty(self.shape)
+        rows = np.empty(self.shape, np.float32)
         for row in range(len(rows)):
-            self.kernels.library.pronk_unpack(ctypes.byref(self.struct), row, rows[row].data_ptr())
+            self.kernels.library.pronk_unpack(ctypes.byref(self.struct), row, rows[row].ctypes.data)
         return rows
 
 
 def pack(
     kernels: Kernels,
-    weight: Tensor | CodedRows | BlockMatrix,
-    bias: Tensor | None = None,
+    weight: Array | CodedRows | BlockMatrix,
+    bias: Array | None = None,
     *,
     unit: int | None = None,
     gated: bool = False,
@@ -152,7 +148,7 @@ def pack(
     blocks = rows // unit * ceil(unit / 16) if not gated else 2 * ceil(outputs / 16)
     struct = CWeights(gated=int(gated), N=outputs, K=inputs, unit=unit, blocks=blocks)
     order = None
-    if isinstance(weight, Tensor):
+    if isinstance(weight, np.ndarray):
         data = _pack_numbers(kernels, struct, weight)
     elif isinstance(weight, BlockMatrix):
         data = _pack_blocks(kernels, struct, weight, cache)
@@ -160,36 +156,36 @@ def pack(
         data, order = _pack_codes(kernels, struct, weight)
     packed_bias = None
     if bias is not None:
-        packed_bias = _pack_bias(bias.detach().float(), unit, blocks, gated=gated)
-        struct.bias = packed_bias.data_ptr()
+        packed_bias = _pack_bias(bias.astype(np.float32), unit, blocks, gated=gated)
+        struct.bias = packed_bias.ctypes.data
     return PackedMatrix(kernels, struct, data, packed_bias, order)
 
 
-def _pack_numbers(kernels: Kernels, struct: CWeights, weight: Tensor) -> Tensor:
+def _pack_numbers(kernels: Kernels, struct: CWeights, weight: Array) -> Array:
     struct.type, struct.K_pad = TYPES[weight.dtype], ceil(struct.K / 32) * 32
-    source = weight.detach().contiguous()
-    per_output = struct.K_pad if weight.dtype == torch.bfloat16 else struct.K
+    source = np.ascontiguousarray(weight)
+    per_output = struct.K_pad if weight.dtype == BFLOAT16 else struct.K
     data = mapped_zeros((struct.blocks, per_output, 16), weight.dtype)
-    struct.data = data.data_ptr()
-    kernels.library.pronk_pack(ctypes.byref(struct), source.data_ptr(), struct.K, struct.data, num_threads())
+    struct.data = data.ctypes.data
+    kernels.library.pronk_pack(ctypes.byref(struct), source.ctypes.data, struct.K, struct.data, num_threads())
     return data
 
 
-def _pack_blocks(kernels: Kernels, struct: CWeights, weight: BlockMatrix, cache: WeightCache | None) -> Tensor:
+def _pack_blocks(kernels: Kernels, struct: CWeights, weight: BlockMatrix, cache: WeightCache | None) -> Array:
     layout = _BLOCK_LAYOUTS[weight.type]
     struct.type, struct.group, struct.minima = layout.type, layout.group, int(layout.minima)
-    struct.scale_type, struct.K_pad = TYPES[torch.float16], struct.K
+    struct.scale_type, struct.K_pad = TYPES[FLOAT16], struct.K
     size = int(kernels.library.pronk_packed_size(ctypes.byref(struct)))
     tensors = " ".join(rows.name for rows in weight.parts)
     name = f"{tensors} {weight.type} {struct.N} {struct.K} {struct.unit} {struct.gated}"
     if cache is not None and (found := cache.find(name, size)) is not None:
-        struct.data = found.data_ptr()
+        struct.data = found.ctypes.data
         return found
-    data = mapped_zeros((size,), torch.uint8)
-    struct.data = data.data_ptr()
+    data = mapped_zeros((size,), np.dtype(np.uint8))
+    struct.data = data.ctypes.data
     parts = (CBlocks * len(weight.parts))()
     for part, rows in zip(parts, weight.parts, strict=True):
-        part.data, part.rows, part.heads = rows.stored.data_ptr(), len(rows.stored), rows.heads
+        part.data, part.rows, part.heads = rows.stored.ctypes.data, len(rows.stored), rows.heads
     call = ctypes.byref(struct), parts, len(parts), layout.format, struct.data, num_threads()
     status = kernels.library.pronk_pack_blocks(*call)
     if status not in {0, -1}:
@@ -203,7 +199,7 @@ def _pack_blocks(kernels: Kernels, struct: CWeights, weight: BlockMatrix, cache:
     return data
 
 
-def _pack_codes(kernels: Kernels, struct: CWeights, weight: CodedRows) -> tuple[Tensor, Tensor | None]:
+def _pack_codes(kernels: Kernels, struct: CWeights, weight: CodedRows) -> tuple[Array, Array | None]:
     """Pack quantized weights by slabs of output rows, so that few codes are unpacked at a time."""
     # A gated matrix has two halves, gate and up projection. With several units (heads), slabs begin with a unit.
     num_halves, blocks_of_unit = 1 + struct.gated, ceil(struct.unit / 16)
@@ -219,8 +215,8 @@ def _pack_codes(kernels: Kernels, struct: CWeights, weight: CodedRows) -> tuple[
             struct.type, struct.group, struct.K_pad = CODED_TYPES[slab.bits], slab.group, slab.shape[1]
             struct.scale_type = TYPES[scales.dtype]
             struct.minima = _NO_MINIMA if slab.minimum is None else _ZEROS if scales.zeros else _MINIMA
-            data = mapped_zeros((int(kernels.library.pronk_packed_size(ctypes.byref(struct))),), torch.uint8)
-            struct.data = data.data_ptr()
+            data = mapped_zeros((int(kernels.library.pronk_packed_size(ctypes.byref(struct))),), np.dtype(np.uint8))
+            struct.data = data.ctypes.data
         slab_struct = CWeights.from_buffer_copy(struct)
         slab_struct.N, slab_struct.unit = stop - start, stop - start if one_unit else struct.unit
         slab_struct.blocks = (
@@ -229,14 +225,14 @@ def _pack_codes(kernels: Kernels, struct: CWeights, weight: CodedRows) -> tuple[
         num_blocks_before = num_halves * start // 16 if one_unit else start // struct.unit * blocks_of_unit
         kernels.library.pronk_pack_codes(
             ctypes.byref(slab_struct),
-            slab.codes.data_ptr(),
-            slab.scale.data_ptr(),
-            None if slab.minimum is None else slab.minimum.data_ptr(),
+            slab.codes.ctypes.data,
+            slab.scale.ctypes.data,
+            None if slab.minimum is None else slab.minimum.ctypes.data,
             struct.data + num_blocks_before * (len(data) // struct.blocks),
             num_threads(),
         )
-    order = None if matrices[0].order is None else matrices[0].order.to(torch.int32).contiguous()
-    struct.order = None if order is None else order.data_ptr()
+    order = None if matrices[0].order is None else np.ascontiguousarray(matrices[0].order, np.int32)
+    struct.order = None if order is None else order.ctypes.data
     return data, order
 
 
@@ -245,28 +241,27 @@ def _stack_padded(matrices: list[QuantizedMatrix]) -> QuantizedMatrix:
     first, inputs = matrices[0], matrices[0].shape[1]
     missing = -inputs % first.group
     if len(matrices) == 1 and not missing:
-        minimum = None if first.minimum is None else first.minimum.contiguous()
-        return replace(
-            first, codes=first.codes.contiguous(), scale=first.scale.contiguous(), minimum=minimum, order=None
-        )
+        minimum = None if first.minimum is None else np.ascontiguousarray(first.minimum)
+        codes, scale = np.ascontiguousarray(first.codes), np.ascontiguousarray(first.scale)
+        return replace(first, codes=codes, scale=scale, minimum=minimum, order=None)
     rows = [matrix.shape[0] for matrix in matrices]
     # Memory outside the heap: freed codes of many slabs would fragment the heap.
-    codes = mapped_zeros((sum(rows), inputs + missing), torch.uint8)
-    for target, matrix in zip(codes.split(rows), matrices, strict=True):
+    codes = mapped_zeros((sum(rows), inputs + missing), np.dtype(np.uint8))
+    for target, matrix in zip(split_rows(codes, rows), matrices, strict=True):
         target[:, :inputs] = matrix.codes
-    scale = torch.cat([matrix.scale for matrix in matrices])
+    scale = np.concatenate([matrix.scale for matrix in matrices])
     minima = [matrix.minimum for matrix in matrices if matrix.minimum is not None]
-    return replace(first, codes=codes, scale=scale, minimum=torch.cat(minima) if minima else None, order=None)
+    return replace(first, codes=codes, scale=scale, minimum=np.concatenate(minima) if minima else None, order=None)
 
 
-def _pack_bias(bias: Tensor, unit: int, blocks: int, *, gated: bool) -> Tensor:
-    """Return a bias ``[outputs]`` in packed order, ``[blocks * 16]``, with zeros as padding."""
-    packed = torch.zeros(blocks * 16)
+def _pack_bias(bias: Array, unit: int, blocks: int, *, gated: bool) -> Array:
+    """Return a bias ``[outputs]`` in packed order, float32 ``[blocks * 16]``, with zeros as padding."""
+    packed = np.zeros(blocks * 16, np.float32)
     if gated:
-        for half, values in enumerate(bias.chunk(2)):
-            padded = torch.zeros(blocks * 8)
+        for half, values in enumerate(np.split(bias, 2)):
+            padded = np.zeros(blocks * 8, np.float32)
             padded[: len(values)] = values
-            packed.view(-1, 2, 16)[:, half] = padded.view(-1, 16)
+            packed.reshape(-1, 2, 16)[:, half] = padded.reshape(-1, 16)
         return packed
-    packed.view(len(bias) // unit, -1)[:, :unit] = bias.view(-1, unit)
+    packed.reshape(len(bias) // unit, -1)[:, :unit] = bias.reshape(-1, unit)
     return packed

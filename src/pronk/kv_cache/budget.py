@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 from weakref import WeakSet
 
-import torch
-
 from pronk.architecture.config import ModelConfig
+from pronk.arrays import DType
 from pronk.errors import OptionError
 from pronk.kv_cache.layout import kv_bytes_per_token
 from pronk.kv_cache.paged import PagedCache
-
-if TYPE_CHECKING:
-    from pronk.kernels.library import Kernels
 
 __all__ = ["BLOCK_SIZE", "KVBudget", "parse_memory"]
 
@@ -51,48 +47,45 @@ class KVBudget:
     """
 
     def __init__(
-        self, kv_memory: str | int | None, max_requests: int, device: torch.device, processes: int = 1
+        self, kv_memory: str | int | None, max_requests: int, processes: int = 1, memory: int | None = None
     ) -> None:
         """Set the total size of all pools to ``kv_memory``.
 
         ``None`` means enough for ``max_requests`` requests of the target's full context, but at most ``memory / 4 /
-        processes``: the machine's memory (a GPU's free memory), and the number of processes here with such a budget.
+        processes``: the bytes of (by default) the machine's memory, and the number of processes with such a budget.
         """
         self.kv_memory = kv_memory
         self.num_bytes = None if kv_memory is None else parse_memory(kv_memory)
         self.max_requests = max_requests
-        self.device = device
-        self._max_bytes = int(_memory_bytes(device) * _MAX_MEMORY_FRACTION) // processes
+        self._max_bytes = int((memory or _memory_bytes()) * _MAX_MEMORY_FRACTION) // processes
         self._max_blocks: int | None = None  # blocks of ``max_requests`` full contexts; ``None`` before :meth:`add`
         self._pools: WeakSet[PagedCache] = WeakSet()
 
     def add(
         self,
         config: ModelConfig,
-        dtype: torch.dtype,
-        kernels: Kernels | None = None,
-        kv_dtype: torch.dtype | None = None,
+        dtype: DType,
+        make_pool: Callable[..., PagedCache],
+        kv_dtype: DType | None = None,
         *,
         share_prefixes: bool = False,
-        pool_class: type[PagedCache] = PagedCache,
     ) -> PagedCache:
-        """Return a new pool, an object of class ``pool_class``; all other pools shrink to make space.
+        """Return a new pool; all other pools shrink to make space.
 
-        The first call is for the target: its context determines the default size.
+        ``make_pool`` gets the arguments of :class:`PagedCache` without ``kernels``; see ``Backend.make_cache``. The
+        first call is for the target: its context determines the default size.
 
         Raises:
             OptionError: the budget is too small for one block of every pool, or a pool that has to shrink is in use.
         """
         if self._max_blocks is None:
             self._max_blocks = self.max_requests * -(-(config.context + _DRAFT_SLOTS) // BLOCK_SIZE)
-        pool = pool_class(
+        pool = make_pool(
             config,
             num_blocks=self._resize_pools(kv_bytes_per_token(config, kv_dtype or dtype)),
             block_size=BLOCK_SIZE,
             dtype=dtype,
             kv_dtype=kv_dtype,
-            device=self.device,
-            kernels=kernels,
             share_prefixes=share_prefixes,
         )
         self._pools.add(pool)
@@ -132,8 +125,6 @@ class KVBudget:
         return self.num_bytes // block_bytes
 
 
-def _memory_bytes(device: torch.device) -> int:
-    """Return the size of the machine's memory in bytes; for CUDA, the free memory of the GPU."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+def _memory_bytes() -> int:
+    """Return the size of the machine's memory in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

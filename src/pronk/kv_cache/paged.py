@@ -1,4 +1,4 @@
-"""Keys and values of all requests, in preallocated tensors (pools) addressed by slot.
+"""Keys and values of all requests, in preallocated arrays (pools) addressed by slot.
 
 Memory map of one layer's keys (values likewise), with blocks of 16 tokens::
 
@@ -15,22 +15,18 @@ its hidden state after each of these layers.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakSet
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from pronk.architecture.config import ModelConfig
-from pronk.kernels.library import TYPES
+from pronk.arrays import Array, DType, mapped_zeros
+from pronk.kernels.library import TYPES, Kernels
 from pronk.kv_cache.blocks import BlockAllocator, BlockTable
-from pronk.kv_cache.layout import HIDDEN_LAYOUT, PANEL, PoolLayout, choose_layouts, fill_poison, kv_bytes_per_token
+from pronk.kv_cache.layout import PANEL, ROWS, PoolLayout, choose_layouts, fill_poison, kv_bytes_per_token
 from pronk.kv_cache.prefix import PrefixCache
-
-if TYPE_CHECKING:
-    from pronk.kernels.library import Kernels
 
 __all__ = ["PagedCache"]
 
@@ -39,7 +35,7 @@ _ROW, _VALUE, _KEY = range(3)
 
 
 class PagedCache:
-    """Paged KV cache of one model: tensors, block allocator, and commit and rollback of draft tokens."""
+    """Paged KV cache of one model: arrays, block allocator, and commit and rollback of draft tokens."""
 
     def __init__(
         self,
@@ -47,46 +43,46 @@ class PagedCache:
         *,
         num_blocks: int,
         block_size: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        kv_dtype: torch.dtype | None = None,
+        dtype: DType,
+        kernels: Kernels | None,
+        kv_dtype: DType | None = None,
         poison: float | None = None,
-        kernels: Kernels | None = None,
         share_prefixes: bool = False,
     ) -> None:
-        """Allocate the tensors; tests pass ``poison``, a number written over freed blocks, to detect reads."""
-        assert kernels is None or block_size % PANEL == 0, "the kernels read keys in panels of 16"
+        """Allocate the arrays; tests pass ``poison``, a number written over freed blocks, to detect reads.
+
+        ``kernels`` move the rows of accepted draft tokens; they are ``None`` only in the torch backend's subclass.
+        """
+        assert block_size % PANEL == 0, "the kernels read keys in panels of 16"
         self.kernels = kernels
-        self.version = 0  # increases with every change of the tensors ``keys``, ``values`` and ``hidden``
+        self.version = 0  # increases with every change of the arrays ``keys``, ``values`` and ``hidden``
         self.config = config
         self.dtype = dtype  # data type of keys and values before they are stored, and of ``hidden``
         self.kv_dtype = kv_dtype or dtype  # data type of stored keys and values: ``dtype`` or int8
-        self.device = device
         self.block_size = block_size
         self.poison = poison
         # Under dynamic RoPE scaling, keys depend on the prompt's length, so prompts cannot share them.
         dynamic = config.rope is not None and config.rope.kind == "dynamic"
         self.prefix_cache = PrefixCache() if share_prefixes and not dynamic else None
-        self.keys: list[Tensor]  # one tensor per layer; ``values`` likewise; see ``pronk.kv_cache.layout``
-        self.values: list[Tensor]
-        self.hidden: dict[int, Tensor] = {}  # kept layer outputs ``[1, slots, hidden]``, by layer number from 1
-        self._key_layout, self._value_layout = choose_layouts(dtype, self.kv_dtype, packed=kernels is not None)
+        self.keys: list[Array]  # one array per layer; ``values`` likewise; see ``pronk.kv_cache.layout``
+        self.values: list[Array]
+        self.hidden: dict[int, Array] = {}  # kept layer outputs ``[1, slots, hidden]``, by layer number from 1
+        self._key_layout, self._value_layout = choose_layouts(self.kv_dtype)
         self._owners: dict[int, WeakSet[object]] = {}  # by layer: the objects that read its kept output
-        # ``version`` of the tensors, then the arguments of ``pronk_move`` that describe these tensors.
+        # ``version`` of the arrays, then the arguments of ``pronk_move`` that describe them.
         self._move_arguments: tuple[Any, ...] | None = None
         self.resize(num_blocks)
 
     def resize(self, num_blocks: int) -> None:
-        """Replace the tensors by empty ones of ``num_blocks`` blocks; no request may hold a block."""
+        """Replace the arrays by empty ones of ``num_blocks`` blocks; no request may hold a block."""
         self.allocator = BlockAllocator(num_blocks, self.block_size)
         self.num_slots = num_blocks * self.block_size + PANEL
         kept_layers = tuple(self.hidden)
-        self.keys, self.values, self.hidden = [], [], {}  # frees the old tensors before the new ones are allocated
-        heads, size = self.config.num_kv_heads, self.config.head_dim
-        keys = heads, *self._key_layout.shape(self.num_slots, size)
-        values = heads, *self._value_layout.shape(self.num_slots, size)
-        self.keys = [_zeros(keys, self.kv_dtype, self.device) for _ in range(self.config.num_layers)]
-        self.values = [_zeros(values, self.kv_dtype, self.device) for _ in range(self.config.num_layers)]
+        self.keys, self.values, self.hidden = [], [], {}  # frees the old arrays before the new ones are allocated
+        heads, size, layers = self.config.num_kv_heads, self.config.head_dim, range(self.config.num_layers)
+        key_shape, value_shape = (each.shape(self.num_slots, size) for each in (self._key_layout, self._value_layout))
+        self.keys = [self._new_pool(heads, key_shape, self.kv_dtype) for _ in layers]
+        self.values = [self._new_pool(heads, value_shape, self.kv_dtype) for _ in layers]
         self.hidden = {layer: self._new_hidden_pool() for layer in kept_layers}
         self._on_pool_change()
 
@@ -112,12 +108,16 @@ class PagedCache:
         if self.prefix_cache is not None:
             self.prefix_cache.attach(self.allocator)
 
-    def _new_hidden_pool(self) -> Tensor:
-        return _zeros((1, self.num_slots, self.config.hidden_size), self.dtype, self.device)
+    def _new_pool(self, heads: int, shape: tuple[int, ...], dtype: DType) -> Array:
+        # Few tokens touch every pool: with huge pages, a short text would take 2 MiB for each layer and head.
+        return mapped_zeros((heads, *shape), dtype, huge_pages=False)
+
+    def _new_hidden_pool(self) -> Array:
+        return mapped_zeros((1, self.num_slots, self.config.hidden_size), self.dtype, huge_pages=False)
 
     @property
-    def _pools(self) -> tuple[Tensor, ...]:
-        """All tensors of the cache; dimension 1 is the slot, or the panel of 16 slots in keys for the kernels."""
+    def _pools(self) -> tuple[Array, ...]:
+        """All arrays of the cache; dimension 1 is the slot, or the panel of 16 slots in keys for the kernels."""
         return (*self.keys, *self.values, *self.hidden.values())
 
     @property
@@ -155,7 +155,7 @@ class PagedCache:
         for pool in self._pools:
             pool[:, self._block_range(pool, new)] = pool[:, self._block_range(pool, old)]
 
-    def _block_range(self, pool: Tensor, block: int) -> slice:
+    def _block_range(self, pool: Array, block: int) -> slice:
         """Return the range of a block's slots, or panels, in the second dimension of ``pool``."""
         size = self.block_size * pool.shape[1] // self.num_slots
         return slice(block * size, (block + 1) * size)
@@ -172,48 +172,20 @@ class PagedCache:
         in_table = (index >= 0) & (index < len(blocks))
         return np.where(in_table, blocks[np.where(in_table, index, 0)] * self.block_size + tokens % self.block_size, 0)
 
-    def slot_index(self, block_table: BlockTable, start: int, stop: int) -> slice | Tensor:
-        """Return the slots of tokens ``start .. stop - 1``: a slice if their blocks form a run, else a tensor.
-
-        For tokens without a block, the slots are valid but hold other data, which the caller must mask.
-        """
-        slots = self.slots(block_table, start, stop)
-        if slots[-1] - slots[0] == stop - start - 1 and (block_table.first_block is not None):
-            return slice(int(slots[0]), int(slots[-1]) + 1)
-        return torch.from_numpy(slots).to(self.keys[0].device)
-
-    def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        """Store keys and values ``[rows, kv_heads, head_dim]`` of a forward pass at ``slots`` ``[rows]``.
-
-        Infinities and NaN are stored as 0: torch multiplies masked values by 0, and 0 times infinity would be NaN in
-        the rows of other requests. The request itself fails, as its logits are not finite.
-        """
-        keys, values = (rows.nan_to_num(0.0, 0.0, 0.0).transpose(0, 1) for rows in (k, v))
-        self._key_layout.write(self.keys[layer], slots, keys)
-        self._value_layout.write(self.values[layer], slots, values)
-
-    def read_slots(self, layer: int, index: slice | Tensor) -> tuple[Tensor, Tensor]:
-        """Return keys and values ``[kv_heads, slots, head_dim]`` of the slots ``index``, as views if possible."""
-        return self._key_layout.read(self.keys[layer], index), self._value_layout.read(self.values[layer], index)
-
-    def write_hidden(self, layer: int, slots: Tensor, rows: Tensor) -> None:
-        """Store outputs ``[rows, hidden]`` of ``layer`` at ``slots`` ``[rows]`` if the cache keeps them."""
-        if layer in self.hidden:
-            self.hidden[layer].index_copy_(1, slots, rows.nan_to_num(0.0, 0.0, 0.0)[None])
-
-    def read_hidden(self, layer: int, block_table: BlockTable, start: int, stop: int) -> Tensor:
+    def read_hidden(self, layer: int, block_table: BlockTable, start: int, stop: int) -> Array:
         """Return kept outputs ``[stop - start, hidden]`` of ``layer`` for tokens ``start .. stop - 1``.
 
         The tokens must have blocks, and must have been computed after :meth:`keep_hidden`.
         """
-        rows = self.hidden[layer][0]
-        return rows[self.slot_index(block_table, start, stop)] if stop > start else rows[:0]
+        return self.hidden[layer][0, self.slots(block_table, start, stop)]
 
-    def read(self, layer: int, block_table: BlockTable) -> tuple[Tensor, Tensor]:
-        """Return keys and values of a layer for all committed tokens whose blocks have not been released."""
-        return self.read_slots(
-            layer, self.slot_index(block_table, block_table.num_released * self.block_size, block_table.length)
-        )
+    def read(self, layer: int, block_table: BlockTable) -> tuple[Array, Array]:
+        """Return keys and values ``[kv_heads, tokens, head_dim]`` of a layer, to inspect them.
+
+        The tokens are the committed ones whose blocks have not been released.
+        """
+        slots = self.slots(block_table, block_table.num_released * self.block_size, block_table.length)
+        return self._key_layout.read(self.keys[layer], slots), self._value_layout.read(self.values[layer], slots)
 
     def commit(self, block_table: BlockTable, offsets: Sequence[int]) -> None:
         """Commit draft tokens: the one at index ``length + offsets[i]`` becomes token ``length + i``.
@@ -229,11 +201,7 @@ class PagedCache:
 
     def move(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
         """Copy the slots ``source`` to ``target``; a slot in both is read before it is overwritten."""
-        if self.kernels is None:
-            source_index, target_index = (torch.from_numpy(slots).to(self.device) for slots in (source, target))
-            for pool in self._pools:
-                pool[:, target_index] = pool[:, source_index]
-            return
+        assert self.kernels is not None
         if self._move_arguments is None or self._move_arguments[0] != self.version:
             config, layers, hidden = self.config, len(self.keys), len(self.hidden)
             row = (config.num_kv_heads, self.num_slots, config.head_dim)
@@ -241,7 +209,7 @@ class PagedCache:
             kinds = [_KEY] * layers + [_VALUE] * layers + [_ROW] * hidden
             self._move_arguments = (
                 self.version,
-                np.array([pool.data_ptr() for pool in self._pools], dtype=np.int64),
+                np.array([pool.ctypes.data for pool in self._pools], dtype=np.int64),
                 np.array([TYPES[pool.dtype] for pool in self._pools], dtype=np.int32),
                 np.array(kinds, dtype=np.int32),
                 np.array(shapes, dtype=np.int64),
@@ -254,23 +222,23 @@ class PagedCache:
             msg = f"kernels: no memory to move {len(source)} rows"
             raise MemoryError(msg)
 
-    def export_slots(self, slots: NDArray[np.int64]) -> Tensor:
+    def export_slots(self, slots: NDArray[np.int64]) -> Array:
         """Return the stored bytes of ``slots``, ``[len(slots), bytes_per_token]``, to copy to another process."""
-        index = torch.from_numpy(slots).to(self.device)
-        return torch.cat([layout.read_bytes(pool, index) for layout, pool in self._layouts_and_pools()], dim=1)
+        parts = [layout.read_bytes(pool, slots) for layout, pool in self._layouts_and_pools()]
+        return np.concatenate(parts, axis=1)
 
-    def import_slots(self, slots: NDArray[np.int64], data: Tensor) -> None:
+    def import_slots(self, slots: NDArray[np.int64], data: Array) -> None:
         """Store bytes that :meth:`export_slots` of a cache with the same layout returned."""
-        index, begin = torch.from_numpy(slots).to(self.device), 0
+        begin = 0
         for layout, pool in self._layouts_and_pools():
             end = begin + layout.slot_bytes(pool)
-            layout.write_bytes(pool, index, data[:, begin:end])
+            layout.write_bytes(pool, slots, data[:, begin:end])
             begin = end
 
-    def _layouts_and_pools(self) -> Iterator[tuple[PoolLayout, Tensor]]:
+    def _layouts_and_pools(self) -> Iterator[tuple[PoolLayout, Array]]:
         yield from ((self._key_layout, pool) for pool in self.keys)
         yield from ((self._value_layout, pool) for pool in self.values)
-        yield from ((HIDDEN_LAYOUT, self.hidden[layer]) for layer in sorted(self.hidden))
+        yield from ((ROWS, self.hidden[layer]) for layer in sorted(self.hidden))
 
     def rollback(self, block_table: BlockTable, length: int) -> None:
         """Drop all tokens but the first ``length``; the blocks stay allocated."""
@@ -318,11 +286,3 @@ class PagedCache:
             for block in blocks:
                 for pool in self._pools:
                     fill_poison(pool[:, self._block_range(pool, block)], self.poison)
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Allocate zeros; on the CPU with NumPy, where a page takes memory only after the first write."""
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    size = int(np.prod(shape)) * dtype.itemsize
-    return torch.from_numpy(np.zeros(size, dtype=np.uint8)).view(dtype).view(shape)

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
+from pronk.arrays import BFLOAT16, FLOAT8, FLOAT16, FLOAT32, INT8, UINT8, Array
 from pronk.errors import CheckpointError
 from pronk.quantization.gguf.checkpoint import GgufCheckpoint, is_gguf
 
@@ -29,14 +29,14 @@ _PICKLE_FILES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _FLOAT_TYPES = ("F32", "F16", "BF16")
 # Supported dtypes by their names in safetensors. Types that are not in _FLOAT_TYPES are for quantized weights only.
 _DTYPES = {
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I8": torch.int8,
-    "U8": torch.uint8,
+    "F32": FLOAT32,
+    "F16": FLOAT16,
+    "BF16": BFLOAT16,
+    "F8_E4M3": FLOAT8,
+    "I64": np.dtype(np.int64),
+    "I32": np.dtype(np.int32),
+    "I8": INT8,
+    "U8": UINT8,
 }
 
 
@@ -102,14 +102,11 @@ class Checkpoint:
             )
         raise CheckpointError(msg)
 
-    def tensor(self, name: str) -> Tensor:
+    def tensor(self, name: str) -> Array:
         """Return a tensor as a view of the mapped file, in its stored dtype; the view keeps the file mapped."""
         entry = self._entries[name]
-        count = math.prod(entry.shape)
-        if count == 0:
-            return torch.empty(entry.shape, dtype=_DTYPES[entry.dtype])
-        flat = torch.frombuffer(entry.file, dtype=_DTYPES[entry.dtype], count=count, offset=entry.start)
-        return flat.view(entry.shape)
+        flat = np.frombuffer(entry.file, _DTYPES[entry.dtype], math.prod(entry.shape), entry.start)
+        return flat.reshape(entry.shape)
 
     def release(self) -> None:
         """Free the memory of all pages that were read; a later access reads the page again."""
@@ -177,7 +174,7 @@ def _map_file(path: Path, remedy: str) -> dict[str, _MappedTensor]:
     """Map a safetensors file: 8 bytes with the length of the header, a JSON header, and the tensors."""
     try:
         # safe_open checks the header: all offsets are in the file, and the sizes match shapes and dtypes.
-        with safe_open(path, framework="pt"):
+        with safe_open(path, framework="numpy"):
             pass
         with path.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")

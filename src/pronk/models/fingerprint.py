@@ -10,9 +10,8 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch import Tensor
-
 from pronk.architecture.config import ModelConfig
+from pronk.arrays import FLOAT32, Array
 from pronk.models.checkpoint import AnyCheckpoint, open_checkpoint
 from pronk.models.loader import read_config
 from pronk.quantization.gguf.checkpoint import GgufCheckpoint
@@ -36,9 +35,9 @@ class Fingerprint:
         checkpoint, digest = open_checkpoint(folder), hashlib.sha256(architecture.encode())
         for name in sorted(checkpoint):
             values = _hashable_values(checkpoint, name)
-            sample = values[:: max(1, len(values) // _SAMPLES)].float().contiguous()
+            sample = values[:: max(1, len(values) // _SAMPLES)].astype(FLOAT32)
             digest.update(f"{name} {checkpoint.shape(name)}".encode())
-            digest.update(sample.numpy().tobytes())
+            digest.update(sample.tobytes())
             checkpoint.release()
         return cls(architecture, digest.hexdigest()[:16])
 
@@ -54,6 +53,6 @@ def describe_architecture(config: ModelConfig) -> str:
     )
 
 
-def _hashable_values(checkpoint: AnyCheckpoint, name: str) -> Tensor:
+def _hashable_values(checkpoint: AnyCheckpoint, name: str) -> Array:
     """Return a tensor's values, or in GGUF files its stored bytes (without dequantization), as a vector."""
-    return checkpoint.raw_bytes(name) if isinstance(checkpoint, GgufCheckpoint) else checkpoint.tensor(name).flatten()
+    return checkpoint.raw_bytes(name) if isinstance(checkpoint, GgufCheckpoint) else checkpoint.tensor(name).reshape(-1)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from pronk.architecture.config import ModelConfig
+from pronk.arrays import Array, as_bytes
 from pronk.errors import CheckpointError
 from pronk.models.checkpoint import AnyCheckpoint
 from pronk.models.families import FAMILY_NAMES, GGUF_NAMES, CheckpointTensor, DecoderPart, FamilyNames
@@ -22,6 +22,8 @@ from pronk.quantization.gguf.blocks import BlockMatrix
 from pronk.quantization.gguf.checkpoint import GgufCheckpoint
 
 __all__ = ["Inventory", "tensor_names"]
+
+_COMPARED_BYTES = 1 << 20  # number of bytes of a tied LM head that are compared with the embedding at a time
 
 
 def tensor_names(checkpoint: AnyCheckpoint, config: ModelConfig) -> FamilyNames:
@@ -65,7 +67,7 @@ class Inventory:
         tensors = [self._tensors_of_weight.get(source.name, {"": source.name}).values() for source in part.tensors]
         return sum(self.checkpoint.nbytes(self._stored_name[name]) for names in tensors for name in names)
 
-    def tensor(self, source: CheckpointTensor) -> Tensor:
+    def tensor(self, source: CheckpointTensor) -> Array:
         """Return an unquantized tensor as a view of the mapped file."""
         return self.checkpoint.tensor(self._stored_name[source.name])
 
@@ -81,8 +83,8 @@ class Inventory:
             return None
         return self.checkpoint.blocks(self._stored_name[source.name])
 
-    def weight(self, source: CheckpointTensor, codes: Tensor) -> Tensor | QuantizedMatrix:
-        """Read a quantized matrix; from a format without integer codes (FP8), return a dequantized tensor.
+    def weight(self, source: CheckpointTensor, codes: Array) -> Array | QuantizedMatrix:
+        """Read a quantized matrix; from a format without integer codes (FP8), return a dequantized array.
 
         The codes are written to ``codes``, uint8 ``[outputs, inputs]``. Invalid values raise a CheckpointError.
         """
@@ -179,9 +181,19 @@ def _check_tied(checkpoint: AnyCheckpoint, names: FamilyNames, stored: dict[str,
     if head is None or embedding is None:
         return
     _check_shape_and_dtype(checkpoint, head, StoredTensor((checkpoint.shape(embedding),)))
-    if not torch.equal(checkpoint.tensor(head), checkpoint.tensor(embedding)):
+    if not _have_equal_bytes(checkpoint.tensor(head), checkpoint.tensor(embedding)):
         msg = (
             f"{checkpoint.folder}: expected {head} to equal {embedding}, as tie_word_embeddings in config.json says, "
             "found different values; set tie_word_embeddings to false to use both"
         )
         raise CheckpointError(msg)
+
+
+def _have_equal_bytes(one: Array, other: Array) -> bool:
+    """Return whether two arrays of one shape have the same data type and bytes."""
+    if one.dtype != other.dtype:
+        return False
+    one, other = as_bytes(one), as_bytes(other)
+    # The comparison of two slices needs as much memory as a slice.
+    slices = [slice(start, start + _COMPARED_BYTES) for start in range(0, len(one), _COMPARED_BYTES)]
+    return all(np.array_equal(one[part], other[part]) for part in slices)

@@ -3,8 +3,8 @@
 The self-check runs before a model is loaded and takes 0.1 to 0.3 s. If it passes, an empty file in
 ``~/.cache/pronk/self-check`` records this for the library, instruction set and processor, and later processes skip it.
 It computes matrix products and a small decoder layer, each in batches of several sizes. For all batches, the bits of
-the results must be the same, and must differ from torch's by a small tolerance only. Argmax and sampling are compared
-with torch.
+the results must be the same, and must differ from NumPy's in float64 by a small tolerance only. Argmax and sampling are
+compared with NumPy.
 """
 
 from __future__ import annotations
@@ -12,40 +12,36 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import platform
-import warnings
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import get_args
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from pronk.architecture.config import ModelConfig, llama_config
 from pronk.architecture.rope import RopeTable
-from pronk.errors import OptionError
-from pronk.kernels.library import CHOICES, Kernels, KernelsError, candidates
+from pronk.arrays import BFLOAT16, FLOAT32, INT8, Array, DType
+from pronk.kernels.library import Kernels, KernelsError, candidates
 from pronk.kernels.rounding import round_weights
 from pronk.kv_cache.blocks import BlockTable
-from pronk.kv_cache.paged import PagedCache
-from pronk.models.decoder import Decoder, pack_linears
-from pronk.models.linear import KernelLinear, WeightLayout, choose_linear
-from pronk.models.loader import kernels_support
-from pronk.models.program import Program, ProgramRows
+from pronk.models.backend import KernelBackend
+from pronk.models.decoder import Decoder, Layer
+from pronk.models.linear import AnyWeight, Linear, Norm, WeightLayout
+from pronk.models.program import ProgramRows
 from pronk.quantization.formats.matrix import Bits
 from pronk.quantization.gguf.blocks import BLOCKS, BlockMatrix, BlockRows
 from pronk.quantization.gguf.layout import TENSOR_TYPES
 from pronk.sampling.noise import gumbel_noise, noise_key
 from pronk.speculation.tree import TokenTree
 
-__all__ = ["choose_kernels", "load_kernels", "open_device", "self_check"]
+__all__ = ["load_kernels", "self_check"]
 
-_CPU = torch.device("cpu")
 _BATCH_SIZES = (1, 4, 20, 64, 512)  # numbers of rows in the checked matrix products
 _MATRIX_SIZES = ((96, 80), (320, 48), (1100, 48))  # (inputs, outputs) of the checked matrix products
 _BLOCK_INPUTS = 512  # inputs of the checked products with GGUF blocks
 # Allowed error of the decoder layer relative to its largest output, by dtype: of an int8 KV cache, else of the weights.
-_TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.int8: 5e-2}
+_TOLERANCES = {FLOAT32: 1e-5, BFLOAT16: 2e-2, INT8: 5e-2}
 
 
 @cache
@@ -94,87 +90,51 @@ def _processor() -> str:
     return "\n".join(line for line in lines if line.startswith(names))
 
 
-def open_device(name: str) -> torch.device:
-    """Return the torch device called ``name``; raise an OptionError if this machine does not have it."""
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device).item()
-    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
-        msg = f'device: expected "cpu" or an accelerator that torch has here, found {name!r}'
-        raise OptionError(msg) from error
-    return device
-
-
-def choose_kernels(choice: str, device: torch.device, config: ModelConfig) -> Kernels | None:
-    """Return the kernels that compute a model; ``None`` means torch.
-
-    The result is ``None`` for ``"torch"``, and for ``"auto"`` on an accelerator. In all other cases, a warning says why
-    the result is ``None``. An unknown choice, or one that the processor lacks, raises an OptionError.
-    """
-    if choice not in CHOICES:
-        msg = f"kernels: expected {', '.join(CHOICES)}; found {choice!r}"
-        raise OptionError(msg)
-    if choice == "torch" or (choice == "auto" and device.type != "cpu"):
-        return None
-    reason = f"no kernels for {device}"
-    if device.type == "cpu":
-        try:
-            kernels = load_kernels(choice)
-        except KernelsError as error:
-            reason = str(error)
-        else:
-            if kernels_support(kernels, config):
-                return kernels
-            reason = f"no kernels for heads of {config.head_dim}"
-    warnings.warn(f"{reason}; torch computes instead, slower and without the promise of equal bits", stacklevel=3)
-    return None
-
-
-@torch.inference_mode()
 def self_check(kernels: Kernels) -> str | None:
     """Return a description of the first failure of the self-check; ``None`` if there is none."""
-    for dtype in (torch.float32, torch.bfloat16):
-        failure = (
-            _check_products(kernels, dtype) or _check_layer(kernels, dtype) or _check_layer(kernels, dtype, torch.int8)
-        )
+    for dtype in (FLOAT32, BFLOAT16):
+        failure = _check_products(kernels, dtype) or _check_layer(kernels, dtype) or _check_layer(kernels, dtype, INT8)
         if failure is not None:
-            return f"{failure} in {str(dtype).removeprefix('torch.')}"
+            return f"{failure} in {dtype}"
     return _check_quantized_products(kernels) or _check_blocks(kernels) or _check_sampling(kernels)
 
 
-def _check_products(kernels: Kernels, dtype: torch.dtype) -> str | None:
-    generator = torch.Generator().manual_seed(0)
+def _check_products(kernels: Kernels, dtype: DType) -> str | None:
+    random = np.random.default_rng(0)
     for inputs, outputs in _MATRIX_SIZES:
-        weight = torch.randn(outputs, inputs, generator=generator).to(dtype)
-        x = torch.randn(max(_BATCH_SIZES), inputs, generator=generator).to(dtype)
+        weight, x = (random.normal(size=(rows, inputs)).astype(dtype) for rows in (outputs, max(_BATCH_SIZES)))
         # Tolerance: 1e-4 times the standard deviation of an output, a sum of `inputs` products of random numbers.
-        failure = _check_product(KernelLinear(kernels, weight, None, WeightLayout()), x, weight, 1e-4 * inputs**0.5)
+        failure = _check_product(_linear(kernels, weight), x, weight, 1e-4 * inputs**0.5)
         if failure is not None:
             return failure
     return None
 
 
-def _check_product(linear: KernelLinear, x: Tensor, weight: Tensor, tolerance: float) -> str | None:
-    """Check that ``x Wᵀ`` has equal bits in smaller batches, and torch's values within ``tolerance``."""
-    product, expected = linear.logits(x), x.double() @ weight.double().T
+def _linear(kernels: Kernels, weight: AnyWeight) -> Linear:
+    return Linear(KernelBackend(kernels), weight, None, WeightLayout(), None)
+
+
+def _check_product(linear: Linear, x: Array, weight: Array, tolerance: float) -> str | None:
+    """Check that ``x Wᵀ`` has equal bits in smaller batches, and NumPy's values within ``tolerance``."""
+    product, expected = linear.logits(x), x.astype(np.float64) @ weight.astype(np.float64).T
     for rows in _BATCH_SIZES:
-        if not torch.equal(linear.logits(x[:rows]), product[:rows]):
+        if not np.array_equal(linear.logits(x[:rows]), product[:rows]):
             return f"a product of {rows} rows is not that of {len(x)} rows"
-    if not torch.allclose(product.double(), expected, rtol=0.0, atol=tolerance):
-        error = float((product - expected).abs().max())
+    error = float(np.abs(product - expected).max())
+    if not error <= tolerance:
         return f"a product of {linear.in_features} by {linear.out_features} is off by {error:.1g}"
     return None
 
 
 def _check_quantized_products(kernels: Kernels) -> str | None:
-    generator = torch.Generator().manual_seed(0)
-    weight, x = torch.randn(48, 320, generator=generator), torch.randn(max(_BATCH_SIZES), 320, generator=generator)
+    random = np.random.default_rng(0)
+    weight, x = (random.normal(size=(rows, 320)).astype(np.float32) for rows in (48, max(_BATCH_SIZES)))
     for bits in get_args(Bits):
         quantized = round_weights(kernels, weight, bits)
-        linear, dequantized = KernelLinear(kernels, quantized, None, WeightLayout()), quantized.dequantize().double()
+        dequantized = quantized.dequantize().astype(np.float64)
         # The kernels round x to 8 bits: each number by at most 1/254 of the largest magnitude in its group.
-        tolerance = 0.02 * float((x.double() @ dequantized.T).abs().max())
-        failure = _check_product(linear, x, dequantized, tolerance)
+        tolerance = 0.02 * float((x @ dequantized.T).max())
+        failure = _check_product(_linear(kernels, quantized), x, dequantized, tolerance)
         if failure is not None:
             return f"{failure} in {bits} bits"
     return None
@@ -182,61 +142,58 @@ def _check_quantized_products(kernels: Kernels) -> str | None:
 
 def _check_blocks(kernels: Kernels) -> str | None:
     """Check products with GGUF blocks: the portable kernels' bits in every batch, and the values."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(64, _BLOCK_INPUTS, generator=generator)
+    random = np.random.default_rng(0)
+    x = random.normal(size=(64, _BLOCK_INPUTS)).astype(np.float32)
     for type_ in TENSOR_TYPES.values():
         if type_.name not in BLOCKS:
             continue
-        shape = (48, _BLOCK_INPUTS // type_.values, type_.size)
-        stored = torch.randint(256, shape, generator=generator, dtype=torch.uint8)
+        stored = random.integers(256, size=(48, _BLOCK_INPUTS // type_.values, type_.size), dtype=np.uint8)
         for offset in (208,) if type_.name == "Q6_K" else (0, 2):
             stored[..., offset + 1] &= 0xBF  # clear a bit of the exponent, so that float16 scales are finite
-        matrix = BlockMatrix(type_.name, _BLOCK_INPUTS, (BlockRows(stored.flatten(1)),))
-        portable = KernelLinear(dataclasses.replace(kernels, isa=0), matrix, None, WeightLayout()).logits(x)
-        linear = KernelLinear(kernels, matrix, None, WeightLayout())
-        expected = x.double() @ linear.packed.unpack().double().T
+        matrix = BlockMatrix(type_.name, _BLOCK_INPUTS, (BlockRows(stored.reshape(48, -1)),))
+        portable = _linear(dataclasses.replace(kernels, isa=0), matrix).logits(x)
+        linear = _linear(kernels, matrix)
+        expected = x.astype(np.float64) @ linear.packed.unpack().astype(np.float64).T
         # The kernels round x to 8 bits, see _check_quantized_products.
-        if not torch.allclose(portable.double(), expected, rtol=0.0, atol=0.02 * float(expected.abs().max())):
+        if not np.abs(portable - expected).max() <= 0.02 * np.abs(expected).max():
             return f"a product with {type_.name} weights is wrong"
         for rows in (1, 4, 20, 64):
-            if not torch.equal(linear.logits(x[:rows]).view(torch.int32), portable[:rows].view(torch.int32)):
+            if not np.array_equal(linear.logits(x[:rows]).view(np.int32), portable[:rows].view(np.int32)):
                 return f"{rows} rows with {type_.name} weights differ from the portable kernels"
     return None
 
 
 def _check_sampling(kernels: Kernels) -> str | None:
-    generator = torch.Generator().manual_seed(0)
+    random = np.random.default_rng(0)
     temperature, position = 0.7, 5
     for seed, vocab in enumerate((33, 700)):
-        logits = torch.randn(vocab, generator=generator)
-        scores = (logits / temperature).double() + gumbel_noise(seed, position, torch.arange(vocab))
+        logits = random.normal(size=vocab).astype(np.float32)
+        scores = (logits / np.float32(temperature)).astype(np.float64) + gumbel_noise(seed, position, np.arange(vocab))
         if kernels.choose(logits, 0.0, 0) != int(logits.argmax()):
-            return f"the argmax of {vocab} logits is not that of torch"
+            return f"the argmax of {vocab} logits is not that of NumPy"
         if kernels.choose(logits, temperature, noise_key(seed, position)) != int(scores.argmax()):
-            return f"a sample from {vocab} tokens is not that of torch"
+            return f"a sample from {vocab} tokens is not that of NumPy"
     return None
 
 
-def _check_layer(kernels: Kernels, dtype: torch.dtype, kv_dtype: torch.dtype | None = None) -> str | None:
+def _check_layer(kernels: Kernels, dtype: DType, kv_dtype: DType | None = None) -> str | None:
     """Return a defect of the kernels, or ``None``.
 
-    A text in one pass, token by token, and as a path of a tree must give equal outputs, close to torch's.
+    A text in one pass, token by token, and as a path of a tree must give equal outputs, close to NumPy's.
     """
     shape = {"hidden": 64, "layers": 1, "heads": 4, "kv_heads": 2, "mlp": 96, "vocab": 32, "context": 128}
     config = llama_config(**shape, bos_id=None, eos_ids=())
-    plain = Decoder(dataclasses.replace(config, tied=False))
-    plain.initialize(torch.Generator().manual_seed(0))
-    plain.embedding.mul_(50.0)  # the standard deviation of embeddings becomes 1 instead of 0.02
-    packed = Decoder(plain.config)
-    packed.load_state_dict(plain.state_dict())
-    packed.to(dtype)
-    pack_linears(packed, choose_linear(kernels, _CPU))
-    tokens = torch.randint(32, (70,), generator=torch.Generator().manual_seed(1)).tolist()
-    runner = _LayerRunner(kernels, packed, dtype, kv_dtype)
+    random = np.random.default_rng(0)
+    sizes = {"qkv": (sum(config.qkv_sizes), 64), "out": (64, 64), "up": (2 * 96, 64), "down": (64, 96)}
+    weights = {name: 0.02 * random.normal(size=size) for name, size in sizes.items()}
+    embedding = random.normal(size=(32, 64))
+    runner = _LayerRunner(kernels, config, {name: weight.astype(dtype) for name, weight in weights.items()}, kv_dtype)
+    runner.decoder.embedding = embedding.astype(dtype)
+    tokens = random.integers(32, size=70).tolist()
     one_pass = runner.run(TokenTree.chain(tokens))
     runner.reset()
-    token_by_token = torch.cat([runner.run(TokenTree.chain([token])) for token in tokens])
-    if not torch.equal(one_pass, token_by_token):
+    token_by_token = np.concatenate([runner.run(TokenTree.chain([token])) for token in tokens])
+    if not np.array_equal(one_pass, token_by_token):
         return "a text in one forward pass is not that text token by token"
     runner.reset()
     start = 61
@@ -248,53 +205,62 @@ def _check_layer(kernels: Kernels, dtype: torch.dtype, kv_dtype: torch.dtype | N
         ids += [(token + 1) % 32, token]
         parents += [parent, parent]
     in_tree = runner.run(TokenTree(tuple(ids), tuple(parents)))[::2]
-    if not torch.equal(in_tree, one_pass[start:]):
+    if not np.array_equal(in_tree, one_pass[start:]):
         return "a path of a draft tree is not that text in one forward pass"
-    expected = _reference(plain.double(), tokens)
-    error = float((one_pass.double() - expected).abs().max() / expected.abs().max())
+    expected = _reference(config, weights, embedding[tokens])
+    error = float(np.abs(one_pass - expected).max() / np.abs(expected).max())
     return None if error < _TOLERANCES[kv_dtype or dtype] else f"a layer is off by {error:.1g}"
 
 
 class _LayerRunner:
-    """Embedding and layer 0 of a decoder, computed by the kernels, with a KV cache of one text."""
+    """Embedding and a layer, computed by the kernels, with a KV cache of one text."""
 
-    def __init__(self, kernels: Kernels, decoder: Decoder, dtype: torch.dtype, kv_dtype: torch.dtype | None) -> None:
-        config = decoder.config
-        self.cache = PagedCache(
-            config, num_blocks=8, block_size=16, dtype=dtype, kv_dtype=kv_dtype, device=_CPU, kernels=kernels
-        )
-        self.block_table = BlockTable()
-        self.rope = RopeTable(config.rope)
-        self.program = Program(kernels, config.hidden_size, dtype, self.cache)
-        self.program.embed(decoder)
-        decoder.layers[0].compile(self.program, 0)
-        self.hidden, self.dtype = config.hidden_size, dtype
+    def __init__(
+        self, kernels: Kernels, config: ModelConfig, weights: dict[str, Array], kv_dtype: DType | None
+    ) -> None:
+        backend, self.dtype = KernelBackend(kernels), weights["qkv"].dtype
+        self.decoder = Decoder(config, backend)
+        layer: Layer = self.decoder.layers[0]
+        for name, weight in weights.items():
+            setattr(layer, name, Linear(backend, weight, None, layer.layout(name), None))
+        layer.attention_norm = layer.mlp_norm = Norm.of(config, np.ones(config.hidden_size))
+        self.cache = backend.make_cache(config, num_blocks=8, block_size=16, dtype=self.dtype, kv_dtype=kv_dtype)
+        self.block_table, self.rope = BlockTable(), RopeTable(config.rope)
 
     def reset(self) -> None:
         """Empty the KV cache, to start a new text."""
         self.cache.release(self.block_table)
 
-    def run(self, tree: TokenTree) -> Tensor:
+    def run(self, tree: TokenTree) -> Array:
         """Return the layer's output for every node; commit the main chain (see :class:`TokenTree`)."""
-        length = self.block_table.length
+        length, config = self.block_table.length, self.decoder.config
         self.cache.prepare(self.block_table, length + len(tree))
         rows = ProgramRows().set_segments([(self.block_table, tree, 0)], tree.tokens)
         rows.set_rope(0, self.rope.up_to(length + len(tree)))
-        out = torch.empty(len(tree), self.hidden, dtype=self.dtype)
-        self.program.run(rows, out)
+        program = self.decoder.backend.program(config.hidden_size, self.dtype, self.cache)
+        program.embed(self.decoder)
+        self.decoder.layers[0].compile(program, 0)
+        out = np.empty((len(tree), config.hidden_size), self.dtype)
+        program.run(rows, out)
         self.cache.commit(self.block_table, range(tree.main_chain))
-        return out.float()
+        return out.astype(np.float32)
 
 
-def _reference(decoder: Decoder, tokens: list[int]) -> Tensor:
-    """Return the output of layer 0 for a text, computed by torch in float64."""
-    positions = torch.arange(len(tokens))
+def _reference(config: ModelConfig, weights: dict[str, Array], x: Array) -> Array:
+    """Return the output of the layer for a text, ``[tokens, hidden]``, computed by NumPy in float64."""
 
-    def attend(_: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        q, k, v = (heads.transpose(0, 1)[None] for heads in (q, k, v))
-        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        return out[0].transpose(0, 1).flatten(1)
+    def norm(rows: Array) -> Array:
+        return rows / np.sqrt((rows**2).mean(-1, keepdims=True) + config.norm_eps)
 
-    x = decoder.embed(torch.tensor(tokens), positions, torch.float64)
-    rope = decoder.rope(positions, positions + 1, torch.float64)
-    return decoder.layers[0](x, rope, 0, attend)
+    tokens, dim = len(x), config.head_dim
+    heads = (norm(x) @ weights["qkv"].T).reshape(tokens, -1, dim)
+    cos, sin = RopeTable(config.rope).up_to(tokens)[:tokens].astype(np.float64).swapaxes(0, 1)[:, :, None]
+    first, second = heads[..., : dim // 2], heads[..., dim // 2 :]
+    rotated = np.concatenate((first * cos - second * sin, second * cos + first * sin), axis=-1)
+    q, k, v = rotated[:, :4], rotated[:, 4:6].repeat(2, axis=1), heads[:, 6:].repeat(2, axis=1)
+    scores = np.einsum("qhd,khd->hqk", q, k) / dim**0.5 + np.where(np.tri(tokens, dtype=bool), 0.0, -np.inf)
+    attention = np.exp(scores - scores.max(-1, keepdims=True))
+    attention /= attention.sum(-1, keepdims=True)
+    x = x + np.einsum("hqk,khd->qhd", attention, v).reshape(tokens, -1) @ weights["out"].T
+    gate, up = np.split(norm(x) @ weights["up"].T, 2, axis=-1)
+    return x + (gate / (1.0 + np.exp(-gate)) * up) @ weights["down"].T

@@ -1,8 +1,8 @@
 """Loading of a model: read its config, and load its weights into a decoder.
 
-Weights are loaded module by module, so peak memory is little more than their size in the loaded dtype. On a CPU, an
-unquantized embedding is not copied: its rows are read from the mapped file. Quantized weights stay quantized for the
-kernels, and are dequantized for torch.
+Weights are loaded module by module, so peak memory is little more than their size in the loaded dtype. An unquantized
+embedding is not copied: its rows are read from the mapped file. Quantized weights stay quantized for the kernels, and
+are dequantized for torch.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from pronk.architecture.config import ModelConfig, parse_config
+from pronk.arrays import DTYPES, FLOAT16, FLOAT32, DType
 from pronk.errors import ConfigError, OptionError
-from pronk.kernels.library import Kernels
 from pronk.kernels.weight_cache import WeightCache
+from pronk.models.backend import Backend
 from pronk.models.checkpoint import open_checkpoint, read_json
 from pronk.models.decoder import Decoder
 from pronk.models.families import plan_tensors
@@ -31,9 +30,7 @@ from pronk.quantization.gguf.checkpoint import GgufCheckpoint, is_gguf
 from pronk.quantization.gguf.config import parse_gguf
 from pronk.sampling.defaults import GGUF_KEYS, recommended_sampling
 
-__all__ = ["compute_dtype", "kernels_support", "load_decoder", "parse_dtype", "read_config"]
-
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+__all__ = ["compute_dtype", "load_decoder", "parse_dtype", "read_config"]
 
 # Older checkpoints have the quantization config in a separate file, whose name implies the ``quant_method``.
 _QUANTIZATION_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
@@ -80,41 +77,35 @@ def _separate_quantization(folder: Path, raw: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def parse_dtype(name: str, config: ModelConfig) -> torch.dtype:
-    """Return the torch dtype called ``name``; ``auto`` is the dtype in the config."""
-    dtype = _DTYPES.get(config.dtype if name == "auto" else name)
+def parse_dtype(name: str, config: ModelConfig) -> DType:
+    """Return the dtype called ``name``; ``auto`` is the dtype in the config."""
+    dtype = DTYPES.get(config.dtype if name == "auto" else name)
     if dtype is None:
-        msg = f"dtype: expected auto, {', '.join(_DTYPES)}; found {name!r}"
+        msg = f"dtype: expected auto, {', '.join(DTYPES)}; found {name!r}"
         raise OptionError(msg)
     return dtype
 
 
-def kernels_support(kernels: Kernels | None, config: ModelConfig) -> bool:
-    """Return whether ``kernels`` are given and support the head size of the model."""
-    return kernels is not None and kernels.supports_head_dim(config.head_dim)
-
-
-def compute_dtype(dtype: torch.dtype, kernels: Kernels | None) -> torch.dtype:
+def compute_dtype(dtype: DType, backend: Backend) -> DType:
     """Return the dtype of activations: that of the weights, or float32 for kernels with float16 weights."""
-    return torch.float32 if kernels is not None and dtype == torch.float16 else dtype
+    return FLOAT32 if backend.kernels is not None and dtype == FLOAT16 else dtype
 
 
 def load_decoder(
     folder: Path,
     config: ModelConfig,
     *,
-    dtype: torch.dtype,
-    device: torch.device,
-    kernels: Kernels | None = None,
+    dtype: DType,
+    backend: Backend,
     weights: str = "plain",
     split: TensorSplit | None = None,
     opened: GgufCheckpoint | None = None,
     cache: WeightCache | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Decoder:
-    """Return a decoder with the weights of a model folder or GGUF file, in ``dtype`` on ``device``.
+    """Return a decoder with the weights of a model folder or GGUF file, packed by ``backend``.
 
-    On a CPU, an unquantized embedding and learned positions are views of the mapped file, with the file's dtype.
+    An unquantized embedding and learned positions are views of the mapped file, with the file's dtype.
     For ``weights``, see :func:`~pronk.models.linear.choose_linear`. ``split`` selects the shard of this process in
     tensor parallelism. ``opened`` is the GGUF file, if it is open already. ``cache`` has packed weights of earlier
     loads, and is saved if it lacked some. ``on_progress`` receives the number of bytes read so far, and the total.
@@ -122,17 +113,16 @@ def load_decoder(
     Raises:
         CheckpointError: tensors are missing, unexpected, damaged, of a wrong shape or dtype, or quantized in a format
             that tensor parallelism cannot split.
-        OptionError: ``weights`` is unknown, or quantizes without ``kernels``.
+        OptionError: ``weights`` is unknown, or quantizes without kernels.
     """
     checkpoint = opened or open_checkpoint(folder)
-    linear = choose_linear(kernels, device, weights, dtype, checkpoint.release, cache)
+    linear = choose_linear(backend, weights, checkpoint.release, cache)
     parts = list(plan_tensors(config, tensor_names(checkpoint, config)))
     inventory = Inventory(checkpoint, config, parts)
     # Embeddings; then a tied LM head, which refers to one; then other parts, the largest first, while memory is free.
     parts.sort(key=lambda part: (part.kind != "table", bool(part.weight), -inventory.nbytes(part)))
-    with torch.device("meta"):
-        decoder = Decoder(config, None if split is None else split.shard_config)
-    placer = WeightPlacer(decoder, inventory, dtype, device, linear, split, keep_quantized=kernels is not None)
+    decoder = Decoder(config, backend, None if split is None else split.shard_config)
+    placer = WeightPlacer(decoder, inventory, dtype, linear, split)
     sizes = [inventory.nbytes(part) for part in parts]
     loaded, total = 0, sum(sizes)
     for part, size in zip(parts, sizes, strict=True):
@@ -147,4 +137,4 @@ def load_decoder(
     notes = [*inventory.notes, *placer.notes]
     if notes:
         warnings.warn(f"{folder.name}: {'; '.join(notes)}", stacklevel=2)
-    return decoder.requires_grad_(False).eval()
+    return decoder

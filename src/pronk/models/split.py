@@ -14,17 +14,17 @@ from functools import cached_property
 from math import ceil, gcd
 from typing import TypeVar
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from pronk.architecture.config import ModelConfig
+from pronk.arrays import Array
 from pronk.errors import CheckpointError, OptionError
 from pronk.models.families import DecoderPart
 from pronk.quantization.formats.matrix import QuantizedMatrix
 
 __all__ = ["TensorSplit"]
 
-Weight = TypeVar("Weight", Tensor, QuantizedMatrix, Tensor | QuantizedMatrix)
+Weight = TypeVar("Weight", Array, QuantizedMatrix, Array | QuantizedMatrix)
 
 # Shards of MLP columns begin at multiples of one of these numbers: the largest that gives every process some columns. A
 # large number avoids cuts through quantization groups, which mostly have 32 to 128 inputs.
@@ -89,7 +89,7 @@ class TensorSplit:
         sizes = [tensor.shape[1 if part.transposed else 0] for tensor in part.weight] or [weight.shape[0]]
         return _take_outputs(weight, self._shard_outputs_of_tensor(name, sizes, number))
 
-    def shard_bias(self, part: DecoderPart, number: int, bias: Tensor) -> Tensor | None:
+    def shard_bias(self, part: DecoderPart, number: int, bias: Array) -> Array | None:
         """Return this process's shard of ``bias``; ``None`` for ``out`` and ``down`` on all ranks except 0."""
         name = part.target.rpartition(".")[2]
         if self._shard_inputs(name) is not None and self.rank:
@@ -145,11 +145,11 @@ class TensorSplit:
 
 
 def _take_outputs(weight: Weight, kept: Sequence[range]) -> Weight:
-    if not isinstance(weight, Tensor):
-        return _take_quantized_outputs(weight, kept)
+    if isinstance(weight, QuantizedMatrix):
+        return _take_quantized_outputs(weight, kept)  # type: ignore[return-value]
     if len(kept) == 1:
         return weight[kept[0].start : kept[0].stop]
-    return torch.cat([weight[outputs.start : outputs.stop] for outputs in kept]) if kept else weight[:0]
+    return np.concatenate([weight[outputs.start : outputs.stop] for outputs in kept]) if kept else weight[:0]
 
 
 def _take_quantized_outputs(weight: QuantizedMatrix, kept: Sequence[range]) -> QuantizedMatrix:
@@ -159,14 +159,14 @@ def _take_quantized_outputs(weight: QuantizedMatrix, kept: Sequence[range]) -> Q
     minima = [part.minimum for part in parts if part.minimum is not None]
     return replace(
         weight,
-        codes=torch.cat([part.codes for part in parts]),
-        scale=torch.cat([part.scale for part in parts]),
-        minimum=torch.cat(minima) if minima else None,
+        codes=np.concatenate([part.codes for part in parts]),
+        scale=np.concatenate([part.scale for part in parts]),
+        minimum=np.concatenate(minima) if minima else None,
     )
 
 
 def _take_inputs(weight: Weight, kept: range, target: str) -> Weight:
-    if isinstance(weight, Tensor):
+    if not isinstance(weight, QuantizedMatrix):
         return weight[:, kept.start : kept.stop]
     inputs = weight.shape[1]
     # If `kept` begins or ends within a group, divide every group into smaller groups with the same scale. For example,
@@ -184,10 +184,10 @@ def _take_inputs(weight: Weight, kept: range, target: str) -> Weight:
         raise CheckpointError(msg)
     splits_per_group, groups = weight.group // group, slice(kept.start // group, ceil(kept.stop / group))
 
-    def take_groups(values: Tensor) -> Tensor:
-        return values.repeat_interleave(splits_per_group, dim=1)[:, groups].contiguous()
+    def take_groups(values: Array) -> Array:
+        return np.ascontiguousarray(np.repeat(values, splits_per_group, axis=1)[:, groups])
 
     minimum = None if weight.minimum is None else take_groups(weight.minimum)
-    return QuantizedMatrix(
+    return QuantizedMatrix(  # type: ignore[return-value]
         weight.codes[:, kept.start : kept.stop], take_groups(weight.scale), minimum, weight.bits, group
     )

@@ -13,17 +13,25 @@ from datetime import timedelta
 from enum import IntEnum
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from numpy.typing import NDArray
 
+from pronk.arrays import Array
 from pronk.errors import PronkError
 
-__all__ = ["ConnectionLostError", "MessageKind", "PeerConnection", "PeerMessage", "open_group", "open_store"]
+__all__ = [
+    "ConnectionLostError",
+    "MessageKind",
+    "PeerConnection",
+    "PeerMessage",
+    "join_launched",
+    "open_group",
+    "open_store",
+]
 
 _c10d: Any = dist  # Any, because the type stubs of torch.distributed lack some names
-
-_NO_BYTES = torch.empty(0, dtype=torch.uint8)
 
 # Maximum duration of one send or receive. A worker waits for the driver without limit: for the next message, and until
 # the driver receives the answer. The driver sends with _MESSAGE_TIMEOUT, because an idle worker always waits for a
@@ -46,6 +54,16 @@ def open_store(host: str, port: int, processes: int, *, master: bool, timeout: f
     port = listener.getsockname()[1]
     options = {"wait_for_workers": False, "timeout": limit, "master_listen_fd": listener.detach()}
     return _c10d.TCPStore(host, port, processes, is_master=True, **options)
+
+
+def join_launched(timeout: float) -> tuple[Any, int, int]:
+    """Return the rendezvous store of ``torchrun``, this process's rank, and the number of processes.
+
+    Raises:
+        RuntimeError, ValueError: ``torchrun`` did not launch this process, or the others are missing.
+    """
+    store, rank, world_size = next(_c10d.rendezvous("env://", timeout=timedelta(seconds=timeout)))
+    return store, rank, world_size
 
 
 def open_group(store: Any, name: str, rank: int, size: int, *, timeout: float) -> Any:
@@ -83,13 +101,13 @@ class PeerMessage(NamedTuple):
     """A message between two processes."""
 
     kind: MessageKind
-    numbers: Tensor  # int64 ``[n]``; the meaning depends on ``kind``
-    data: Tensor  # uint8 ``[bytes]``
+    numbers: NDArray[np.int64]  # ``[n]``; the meaning depends on ``kind``
+    data: NDArray[np.uint8]  # ``[bytes]``
 
     @property
     def text(self) -> str:
         """The bytes of ``data``, decoded from UTF-8."""
-        return self.data.numpy().tobytes().decode(errors="replace")
+        return self.data.tobytes().decode(errors="replace")
 
 
 class PeerConnection:
@@ -119,24 +137,26 @@ class PeerConnection:
         except RuntimeError as error:
             raise self._lost_error(error) from error
 
-    def send(self, kind: MessageKind, numbers: Sequence[int] | Tensor = (), data: Tensor | bytes = _NO_BYTES) -> None:
-        """Send a message.
+    def send(
+        self, kind: MessageKind, numbers: Sequence[int] | NDArray[np.int64] = (), data: Array | bytes = b""
+    ) -> None:
+        """Send a message; an array ``data`` is uint8 ``[bytes]``.
 
         Raises:
             ConnectionLostError: the other process has ended, or does not receive in time.
         """
-        numbers = torch.as_tensor(numbers, dtype=torch.int64)
         if isinstance(data, bytes):
-            data = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else _NO_BYTES
-        tensors = [torch.tensor([kind, len(numbers), len(data)], dtype=torch.int64), numbers, data]
+            data = np.frombuffer(bytearray(data), np.uint8)  # a bytearray, because torch wants writable memory
+        numbers = np.asarray(numbers, np.int64)
+        arrays = [np.array([kind, len(numbers), len(data)], np.int64), numbers, data]
         timeout = _MESSAGE_TIMEOUT if self.rank else _NO_TIMEOUT
         try:
-            for tensor in tensors:
-                if len(tensor):
-                    self._group.send([tensor], self._other_rank, 0).wait(timeout)
+            for array in arrays:
+                if len(array):
+                    self._group.send([torch.from_numpy(array)], self._other_rank, 0).wait(timeout)
         except RuntimeError as error:
             raise self._lost_error(error) from error
-        self.bytes_sent += sum(tensor.nbytes for tensor in tensors)
+        self.bytes_sent += sum(array.nbytes for array in arrays)
 
     def receive(self, timeout: float | None = None) -> PeerMessage:
         """Receive the next message; wait for it at most ``timeout`` seconds, or without limit if ``None``.
@@ -144,17 +164,17 @@ class PeerConnection:
         Raises:
             ConnectionLostError: the other process has ended or sends nothing in time, or the message is malformed.
         """
-        header = torch.zeros(3, dtype=torch.int64)
+        header = np.zeros(3, np.int64)
         try:
             header_timeout = _NO_TIMEOUT if timeout is None else timedelta(seconds=timeout)
-            self._group.recv([header], self._other_rank, 0).wait(header_timeout)
+            self._group.recv([torch.from_numpy(header)], self._other_rank, 0).wait(header_timeout)
             kind, count, num_bytes = header.tolist()
-            numbers, data = torch.empty(count, dtype=torch.int64), torch.empty(num_bytes, dtype=torch.uint8)
-            for tensor in (numbers, data):
-                if len(tensor):
-                    self._group.recv([tensor], self._other_rank, 0).wait(_MESSAGE_TIMEOUT)
+            numbers, data = np.empty(count, np.int64), np.empty(num_bytes, np.uint8)
+            for array in (numbers, data):
+                if len(array):
+                    self._group.recv([torch.from_numpy(array)], self._other_rank, 0).wait(_MESSAGE_TIMEOUT)
             message = PeerMessage(MessageKind(kind), numbers, data)
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, ValueError, MemoryError) as error:  # the last two: a malformed header
             raise self._lost_error(error) from error
         self.bytes_received += header.nbytes + numbers.nbytes + data.nbytes
         return message

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
+from pronk.arrays import Array
 from pronk.kv_cache.blocks import BlockTable
 from pronk.kv_cache.paged import PagedCache
 from pronk.speculation.tree import TokenTree
@@ -24,7 +24,7 @@ __all__ = ["MirroredCache", "PartitionedTree", "RemotePool"]
 
 # ``fetch(slots)`` returns the KV rows in these slots of a worker's pool, uint8 ``[slots, bytes]``, or ``None`` if the
 # worker is gone.
-Fetch = Callable[[NDArray[np.int64]], Tensor | None]
+Fetch = Callable[[NDArray[np.int64]], Array | None]
 
 
 @dataclass(eq=False)

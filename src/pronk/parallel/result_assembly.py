@@ -11,12 +11,12 @@ from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from pronk.execution.attention import Segment
+from pronk.arrays import Array
 from pronk.execution.forward_job import ForwardJob
 from pronk.execution.model_runner import ForwardResult, ModelRunner
+from pronk.execution.segment import Segment
 from pronk.kv_cache.blocks import BlockTable
 from pronk.parallel.mirrored_cache import PartitionedTree, RemotePool
 from pronk.parallel.tree_partition import ProcessShard, TreeShard
@@ -27,7 +27,7 @@ __all__ = ["AssembledResult", "FetchLogits", "ScatteredLogits", "make_work_rows"
 
 # ``fetch(shard_index, shard_rows)`` fetches logits rows of one tree shard of a worker, float32 ``[rows, vocab]``, or
 # returns ``None`` if the worker is gone.
-FetchLogits = Callable[[int, Sequence[int]], Tensor | None]
+FetchLogits = Callable[[int, Sequence[int]], Array | None]
 
 
 def own_logits_nodes(job: ForwardJob, shard: TreeShard) -> list[int]:
@@ -75,7 +75,7 @@ class ScatteredLogits:
         remote_rows: location of each row that has not been fetched; the key is the index in ``rows``.
     """
 
-    def __init__(self, rows: Tensor, recompute: Callable[[], Tensor]) -> None:
+    def __init__(self, rows: Array, recompute: Callable[[], Array]) -> None:
         """``recompute`` computes all rows in this process; it is called if a worker with rows is lost."""
         self.rows, self.remote_rows = rows, dict[int, _RemoteRow]()
         self._recompute = recompute
@@ -83,7 +83,7 @@ class ScatteredLogits:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, rows: int | slice | list[int], /) -> Tensor:
+    def __getitem__(self, rows: int | slice | list[int], /) -> Array:
         """Return logits rows as float32, after fetching those that are in a worker."""
         indices = rows if isinstance(rows, list) else range(len(self))[rows]
         self._fetch([indices] if isinstance(indices, int) else indices)
@@ -120,18 +120,19 @@ class AssembledResult:
         jobs: Sequence[ForwardJob],
         runner: ModelRunner,
         collect: frozenset[int],
-        recompute: Callable[[ForwardJob], Tensor],
+        recompute: Callable[[ForwardJob], Array],
     ) -> None:
         """Allocate the result; ``recompute`` computes a job's logits in this process if a worker is lost."""
         config, cache = runner.decoder.config, runner.cache
         self.jobs, self.collect = jobs, sorted(collect)
         vocab = config.vocab_size
         self.logits = [
-            ScatteredLogits(torch.empty(len(job.logits_nodes), vocab), partial(recompute, job)) for job in jobs
+            ScatteredLogits(np.empty((len(job.logits_nodes), vocab), np.float32), partial(recompute, job))
+            for job in jobs
         ]
         self.sampled = [dict[int, int]() for _ in jobs]
         sizes = [(len(job.segment.tree), config.hidden_size) for job in jobs]
-        self.hidden = {layer: [torch.empty(size, dtype=cache.dtype) for size in sizes] for layer in self.collect}
+        self.hidden = {layer: [np.empty(size, cache.dtype) for size in sizes] for layer in self.collect}
         self._offsets = [dict[int, int]() for _ in jobs]
         self._positions = [list[tuple[RemotePool, dict[int, int]]]() for _ in jobs]
 
@@ -153,7 +154,7 @@ class AssembledResult:
                 outputs[list(shard.own_nodes)] = result.hidden[layer][shard_index][shard.num_ancestors :]
 
     def add_worker_result(
-        self, pool: RemotePool, process_shard: ProcessShard, sampled: Sequence[int], data: Tensor, fetch: FetchLogits
+        self, pool: RemotePool, process_shard: ProcessShard, sampled: Sequence[int], data: Array, fetch: FetchLogits
     ) -> None:
         """Store one worker's logits, sampled tokens and layer outputs in this result.
 
@@ -167,12 +168,12 @@ class AssembledResult:
         """
         end, tokens = 0, iter(sampled)
 
-        def next_rows(like: Tensor, rows: int) -> Tensor:
+        def next_rows(like: Array, rows: int) -> Array:
             """Read the next ``rows`` rows of ``data``, with the dtype and width of ``like``."""
             nonlocal end
             size = rows * like.shape[-1] * like.itemsize
             end += size
-            return data[end - size : end].clone().view(like.dtype).view(rows, like.shape[-1])
+            return data[end - size : end].copy().view(like.dtype).reshape(rows, like.shape[-1])
 
         for shard_index, shard in enumerate(process_shard.tree_shards):
             job, logits, logits_rows = self.jobs[shard.job], self.logits[shard.job], self._logits_rows(shard)
@@ -196,7 +197,7 @@ class AssembledResult:
         job = self.jobs[shard.job]
         return [node - job.logits_nodes.start for node in own_logits_nodes(job, shard)]
 
-    def _set_logits(self, shard: TreeShard, rows: Tensor) -> None:
+    def _set_logits(self, shard: TreeShard, rows: Array) -> None:
         logits_rows = self._logits_rows(shard)
         if logits_rows:
             self.logits[shard.job].rows[logits_rows] = rows

@@ -13,10 +13,9 @@ from time import perf_counter
 from weakref import ref
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from pronk.arrays import Array
 from pronk.execution.forward_job import ForwardJob
 from pronk.execution.model_runner import ForwardResult, ModelRunner
 from pronk.interrupts import uninterrupted
@@ -86,7 +85,7 @@ class TreeRunner(ModelRunner):
         # The cache keeps ``fetch``. Weak references avoid a cycle, so that the workers end when the runner is deleted.
         runner, handles = ref(self), list[ref[WorkerHandle]]()
 
-        def fetch(slots: NDArray[np.int64]) -> Tensor | None:
+        def fetch(slots: NDArray[np.int64]) -> Array | None:
             tree_runner, worker = runner(), handles[0]()
             return None if tree_runner is None or worker is None else tree_runner._fetch_kv_rows(worker, slots)  # noqa: SLF001 - own instance
 
@@ -191,7 +190,7 @@ class TreeRunner(ModelRunner):
         self.mirrored.partitioned_trees = assembled.partitioned_trees
         return ForwardResult(assembled.logits, assembled.hidden, seconds, context, assembled.sampled)
 
-    def _recompute(self, job: ForwardJob) -> Tensor:
+    def _recompute(self, job: ForwardJob) -> Array:
         """Recompute a job in this process after the loss of a worker; return all logits of the job."""
         result = super().forward([job])
         self.mirrored.partitioned_trees[id(job.segment.block_table)] = PartitionedTree(job.segment.tree)
@@ -234,9 +233,8 @@ class TreeRunner(ModelRunner):
                 self._receive_answer(worker, self._message_number, 0.0)
                 worker.pool.pool_sent, worker.has_new_pool = True, True
             start_time = self.clock()
-            worker.peer.send(
-                MessageKind.WORK, request.serialize(), request.kv_rows.flatten() if request.kv_rows is not None else b""
-            )
+            data = b"" if request.kv_rows is None else request.kv_rows.reshape(-1)
+            worker.peer.send(MessageKind.WORK, request.serialize(), data)
         except ConnectionLostError as error:
             raise _LostWorkerError(worker, error) from error
         if request.kv_rows is not None:
@@ -267,17 +265,17 @@ class TreeRunner(ModelRunner):
                 except _LostWorkerError as error:
                     self._drop_worker(worker, error)
 
-    def _fetch_kv_rows(self, worker: WorkerHandle, slots: NDArray[np.int64]) -> Tensor | None:
+    def _fetch_kv_rows(self, worker: WorkerHandle, slots: NDArray[np.int64]) -> Array | None:
         """Fetch the KV rows in some slots of a worker's pool; ``None`` if the worker is gone."""
         data = self._request(worker, MessageKind.ROWS, slots.tolist())
-        return None if data is None else data.view(len(slots), -1)
+        return None if data is None else data.reshape(len(slots), -1)
 
-    def _fetch_logits(self, worker: WorkerHandle, number: int, shard_index: int, rows: Sequence[int]) -> Tensor | None:
+    def _fetch_logits(self, worker: WorkerHandle, number: int, shard_index: int, rows: Sequence[int]) -> Array | None:
         """Fetch logits rows that a worker computed for request ``number``; ``None`` if the worker is gone."""
         data = self._request(worker, MessageKind.LOGITS, [number, shard_index, *rows])
-        return None if data is None else data.view(torch.float32).view(len(rows), -1)
+        return None if data is None else data.view(np.float32).reshape(len(rows), -1)
 
-    def _request(self, worker: WorkerHandle, kind: MessageKind, numbers: Sequence[int]) -> Tensor | None:
+    def _request(self, worker: WorkerHandle, kind: MessageKind, numbers: Sequence[int]) -> Array | None:
         """Send a message to a worker and return the bytes of the answer; ``None`` if the worker is gone."""
         if worker not in self.workers:
             return None

@@ -6,12 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from pronk.execution.attention import Segment
 from pronk.execution.forward_job import ForwardJob, LayerRange
+from pronk.execution.segment import Segment
 from pronk.kv_cache.paged import PagedCache
 from pronk.parallel.wire_format import message_integers, parse_segment, serialize_segment, take_integers
 
@@ -57,7 +55,7 @@ class LayerCommand(NamedTuple):
     layer_range: LayerRange  # ``collect`` is not serialized: only the driver collects layers' outputs
     has_hidden: bool  # whether the message holds the input hidden states; if False, the worker embeds the tokens
 
-    def serialize(self) -> Tensor:
+    def serialize(self) -> NDArray[np.int64]:
         """Return the command as integers, int64 ``[n]``."""
         layer_range = self.layer_range
         rows = [-1] if layer_range.logits_rows is None else [len(layer_range.logits_rows), *layer_range.logits_rows]
@@ -69,10 +67,10 @@ class LayerCommand(NamedTuple):
         parts += [
             np.array([job.prompt_length, *serialize_segment(segment)], np.int64) for job, segment in layer_range.jobs
         ]
-        return torch.from_numpy(np.concatenate(parts))
+        return np.concatenate(parts)
 
     @classmethod
-    def parse(cls, numbers: Tensor) -> LayerCommand:
+    def parse(cls, numbers: NDArray[np.int64]) -> LayerCommand:
         """Parse the integers of :meth:`serialize`.
 
         Raises:

@@ -19,16 +19,15 @@ from functools import cached_property
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
 
+from pronk.arrays import FLOAT32, Array, as_bytes
 from pronk.execution.forward_job import LayerRange
-from pronk.execution.kernel_executor import KernelExecutor
+from pronk.execution.layer_executor import LayerExecutor
 from pronk.interrupts import uninterrupted
-from pronk.kernels.library import Kernels
 from pronk.kernels.weights import PackedMatrix
 from pronk.models.decoder import Decoder
-from pronk.models.linear import KernelLinear
 from pronk.models.program import Program
 from pronk.models.split import TensorSplit
 from pronk.parallel.connection import ConnectionLostError, MessageKind, PeerConnection, open_group
@@ -61,26 +60,27 @@ class AllReduceGroup:
         except RuntimeError as error:
             raise _lost_error(error) from error
 
-    def sum(self, partial: Tensor) -> Tensor:
-        """Return the sum of the tensors ``partial`` of all processes, float32, added in the order of ranks.
+    def sum(self, partial: Array) -> Array:
+        """Return the sum of the arrays ``partial`` of all processes, float32, added in the order of ranks.
 
         Raises:
             ConnectionLostError: a process has ended or does not answer.
         """
-        partials = [torch.empty_like(partial) for _ in range(self.workers)]
-        self._wait(lambda: self._group.allgather([partials], [partial]))
+        partials = [np.empty_like(partial) for _ in range(self.workers)]
+        tensors = [torch.from_numpy(array) for array in partials]
+        self._wait(lambda: self._group.allgather([tensors], [torch.from_numpy(partial)]))
         total = partials[0]
         for rank_partial in partials[1:]:
             total += rank_partial
         return total
 
-    def send(self, tensor: Tensor) -> None:
-        """Send a tensor to rank 0; raises as :meth:`sum` does."""
-        self._wait(lambda: self._group.send([tensor], 0, 0))
+    def send(self, array: Array) -> None:
+        """Send a float32 array to rank 0; raises as :meth:`sum` does."""
+        self._wait(lambda: self._group.send([torch.from_numpy(array)], 0, 0))
 
-    def receive(self, rank: int, tensor: Tensor) -> None:
-        """Receive a tensor from ``rank`` into ``tensor``; raises as :meth:`sum` does."""
-        self._wait(lambda: self._group.recv([tensor], rank, 0))
+    def receive(self, rank: int, array: Array) -> None:
+        """Receive a float32 array from ``rank`` into ``array``; raises as :meth:`sum` does."""
+        self._wait(lambda: self._group.recv([torch.from_numpy(array)], rank, 0))
 
     def close(self) -> None:
         """Close the connections for good; a process that waits for this one fails at once."""
@@ -100,7 +100,7 @@ def _lost_error(error: Exception) -> ConnectionLostError:
     return ConnectionLostError(f"one of the processes of the model is gone, or does not answer: {cause}")
 
 
-class TensorParallelExecutor(KernelExecutor):
+class TensorParallelExecutor(LayerExecutor):
     """An executor that computes this process's heads and columns of each layer.
 
     Args:
@@ -112,7 +112,6 @@ class TensorParallelExecutor(KernelExecutor):
 
     def __init__(
         self,
-        kernels: Kernels,
         decoder: Decoder,
         cache: SplitCache,
         split: TensorSplit,
@@ -121,7 +120,7 @@ class TensorParallelExecutor(KernelExecutor):
         peers: Sequence[PeerConnection] = (),
         on_lost: Callable[[], None] = lambda: None,
     ) -> None:
-        super().__init__(kernels, decoder, cache, None)
+        super().__init__(decoder, cache, None)
         self.split_cache, self.split, self.all_reduce = cache, split, all_reduce
         self._peers, self._on_lost = peers, on_lost
         self._error: ConnectionLostError | None = None
@@ -131,7 +130,7 @@ class TensorParallelExecutor(KernelExecutor):
         """Whether this executor can be used: False after the failure of any process of the model."""
         return self._error is None
 
-    def run(self, layer_range: LayerRange, rows: Tensor | None) -> tuple[Tensor, dict[int, Tensor], Tensor | None]:
+    def run(self, layer_range: LayerRange, rows: Array | None) -> tuple[Array, dict[int, Array], Array | None]:
         """Run rows ``[rows, hidden]`` through a range of layers; for ``rows=None``, embed the tokens first.
 
         Raises:
@@ -162,7 +161,7 @@ class TensorParallelExecutor(KernelExecutor):
                     errors.append(f"worker {peer.rank} has failed: {message.text}")
         return errors
 
-    def _send_command(self, layer_range: LayerRange, rows: Tensor | None) -> None:
+    def _send_command(self, layer_range: LayerRange, rows: Array | None) -> None:
         if not self._peers:
             return
         cache = self.split_cache
@@ -170,44 +169,44 @@ class TensorParallelExecutor(KernelExecutor):
         numbers = LayerCommand(
             (cache.num_resizes, cache.allocator.num_blocks), moves, layer_range, rows is not None
         ).serialize()
-        data = torch.empty(0, dtype=torch.uint8) if rows is None else rows.contiguous().view(-1).view(torch.uint8)
+        data = b"" if rows is None else as_bytes(rows)
         for peer in self._peers:
             peer.send(MessageKind.WORK, numbers, data)
 
-    def _run(self, layer_range: LayerRange, rows: Tensor | None) -> tuple[Tensor, dict[int, Tensor], Tensor | None]:
+    def _run(self, layer_range: LayerRange, rows: Array | None) -> tuple[Array, dict[int, Array], Array | None]:
         packed, size = self._pack(layer_range, embedded=rows is not None), self.decoder.config.hidden_size
-        states = torch.empty(packed.count, size, dtype=self.cache.dtype) if rows is None else rows.contiguous()
+        states = np.empty((packed.count, size), self.cache.dtype) if rows is None else np.ascontiguousarray(rows)
         if rows is None:
             self._stage_program("embed").run(packed, states)
-        collected = dict[int, Tensor]()
+        collected = dict[int, Array]()
         for index in range(layer_range.start, layer_range.stop):
             for half in ("attention", "mlp"):
-                partial = torch.empty(packed.count, size)
+                partial = np.empty((packed.count, size), FLOAT32)
                 self._stage_program(half, index).run(packed, states, partial)
-                states.copy_(self.all_reduce.sum(partial).add_(states))
+                states[:] = self.all_reduce.sum(partial) + states.astype(FLOAT32, copy=False)
             if index + 1 in self.cache.hidden:
                 self._stage_program("keep", index).run(packed, states)
             if index + 1 in layer_range.collect:
-                collected[index + 1] = states.clone()
+                collected[index + 1] = states.copy()
         if layer_range.logits_rows is None:
             return states, collected, None
         num_rows, own_tokens = packed.select_logits_rows(layer_range.logits_rows), self.split.tokens(self.split.rank)
-        own_logits = torch.empty(num_rows, len(own_tokens))
+        own_logits = np.empty((num_rows, len(own_tokens)), FLOAT32)
         if len(own_logits):
             self._stage_program("head").run(packed, states, own_logits)
         return states, collected, self._gather_logits(own_logits)
 
-    def _gather_logits(self, own_logits: Tensor) -> Tensor:
+    def _gather_logits(self, own_logits: Array) -> Array:
         """Return the logits of all token ids in rank 0; in other ranks, send ``own_logits`` to rank 0."""
         all_reduce, split = self.all_reduce, self.split
         if split.rank:
             if len(own_logits):
                 all_reduce.send(own_logits)
             return own_logits
-        logits = torch.empty(len(own_logits), split.config.vocab_size)
+        logits = np.empty((len(own_logits), split.config.vocab_size), FLOAT32)
         for rank in range(split.workers if len(own_logits) else 0):
             tokens = split.tokens(rank)
-            rank_logits = own_logits if rank == 0 else torch.empty(len(own_logits), len(tokens))
+            rank_logits = own_logits if rank == 0 else np.empty((len(own_logits), len(tokens)), FLOAT32)
             if rank and tokens:
                 all_reduce.receive(rank, rank_logits)
             logits[:, tokens.start : tokens.stop] = rank_logits
@@ -218,7 +217,7 @@ class TensorParallelExecutor(KernelExecutor):
 
         def make() -> Program:
             decoder = self.decoder
-            program = Program(self.kernels, decoder.config.hidden_size, self.cache.dtype, self.cache)
+            program = decoder.backend.program(decoder.config.hidden_size, self.cache.dtype, self.cache)
             if stage == "embed":
                 program.embed(decoder)
             elif stage == "attention":
@@ -236,7 +235,7 @@ class TensorParallelExecutor(KernelExecutor):
     @cached_property
     def _own_head(self) -> PackedMatrix:
         head, tokens = self.decoder.head, self.split.tokens(self.split.rank)
-        assert isinstance(head, KernelLinear), "expected weights packed for the kernels, found others"
+        assert isinstance(head.packed, PackedMatrix), "expected weights packed for the kernels, found others"
         whole = head.out_features == self.split.config.vocab_size
         return head.packed.slice_outputs(tokens.start, tokens.stop) if whole else head.packed
 
@@ -258,7 +257,7 @@ def serve_layer_commands(peer: PeerConnection, executor: TensorParallelExecutor)
                 cache.move(source, target)
             cache.moves.clear()
             size = executor.decoder.config.hidden_size
-            rows = message.data.view(cache.dtype).view(-1, size) if command.has_hidden else None
+            rows = message.data.view(cache.dtype).reshape(-1, size) if command.has_hidden else None
             executor.run(command.layer_range, rows)  # sends this worker's logits to rank 0
     except ConnectionLostError:
         raise

@@ -6,9 +6,10 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from itertools import islice
 
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
-from pronk.execution.attention import Segment
+from pronk.execution.segment import Segment
 from pronk.kv_cache.blocks import BlockTable
 from pronk.speculation.tree import TokenTree
 
@@ -16,7 +17,7 @@ __all__ = ["message_integers", "parse_segment", "serialize_segment", "take_integ
 
 
 @contextmanager
-def message_integers(numbers: Tensor, message_name: str) -> Generator[Iterator[int]]:
+def message_integers(numbers: NDArray[np.int64], message_name: str) -> Generator[Iterator[int]]:
     """Yield an iterator over the integers of a message, for a ``with`` block that parses the message.
 
     Raises:

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from pronk.arrays import Array
 from pronk.execution.forward_job import ForwardJob
 from pronk.parallel.wire_format import message_integers, parse_segment, serialize_segment, take_integers
 from pronk.sampling.stateless import StatelessSampler
@@ -35,19 +34,19 @@ class WorkRequest:
     rows: Sequence[WorkRows]  # one entry per job of the worker
     moves: Sequence[tuple[int, int]] = ()  # pairs of slots (source, target) to copy before the forward pass
     slots: NDArray[np.int64] | None = None  # slots to write ``kv_rows`` to, after the copies of ``moves``
-    kv_rows: Tensor | None = None  # KV rows from the driver's pool, uint8 ``[len(slots), bytes]``
+    kv_rows: Array | None = None  # KV rows from the driver's pool, uint8 ``[len(slots), bytes]``
     collect: frozenset[int] = frozenset()  # layers (numbers from 1) whose outputs are needed
 
-    def serialize(self) -> Tensor:
+    def serialize(self) -> NDArray[np.int64]:
         """Return the request without ``kv_rows`` as integers, int64 ``[n]``."""
         slots = np.zeros(0, np.int64) if self.slots is None else self.slots
         head = [self.number, len(self.collect), *sorted(self.collect), len(self.moves), *chain(*self.moves)]
         parts = [np.array([*head, len(slots)], np.int64), slots, np.array([len(self.rows)], np.int64)]
         parts += [_serialize_rows(rows) for rows in self.rows]
-        return torch.from_numpy(np.concatenate(parts))
+        return np.concatenate(parts)
 
     @classmethod
-    def parse(cls, numbers: Tensor, data: Tensor) -> WorkRequest:
+    def parse(cls, numbers: NDArray[np.int64], data: Array) -> WorkRequest:
         """Parse the integers of :meth:`serialize` and the bytes of ``kv_rows``.
 
         Raises:
@@ -59,7 +58,7 @@ class WorkRequest:
             move_slots = take_integers(integers, 2 * next(integers))  # source, target, source, target, …
             slots = np.array(take_integers(integers, next(integers)), np.int64)
             rows = [_parse_rows(integers) for _ in range(next(integers))]
-        kv_rows = data.view(len(slots), -1) if len(slots) else None
+        kv_rows = data.reshape(len(slots), -1) if len(slots) else None
         moves = list(zip(move_slots[::2], move_slots[1::2], strict=True))
         return cls(number, rows, moves, slots, kv_rows, collect)
 

@@ -13,17 +13,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from pronk.architecture.config import ModelConfig
+from pronk.arrays import DTYPES, INT8, Array, DType, as_bytes
+from pronk.backends import choose_backend
 from pronk.execution.model_runner import ModelRunner
-from pronk.kernels.threads import dedicate_threads
+from pronk.kernels.threads import set_threads
 from pronk.kv_cache.budget import BLOCK_SIZE
 from pronk.kv_cache.paged import PagedCache
 from pronk.models.decoder import Decoder
 from pronk.models.fingerprint import Fingerprint
-from pronk.models.kernels import choose_kernels
 from pronk.models.loader import compute_dtype, load_decoder, read_config
 from pronk.models.split import TensorSplit
 from pronk.parallel.connection import ConnectionLostError, MessageKind, PeerConnection, PeerMessage, open_store
@@ -41,10 +40,9 @@ class WorkerSettings(dict[str, Any]):
     """
 
     @property
-    def dtype(self) -> torch.dtype:
+    def dtype(self) -> DType:
         """Dtype of the weights."""
-        dtype: torch.dtype = getattr(torch, self["dtype"])
-        return dtype
+        return DTYPES[self["dtype"]]
 
     def split(self, rank: int, config: ModelConfig) -> TensorSplit | None:
         """Return the description of the shard of ``rank``; ``None`` if each process has the whole model.
@@ -60,21 +58,18 @@ class WorkerSettings(dict[str, Any]):
         Raises:
             PronkError: the model cannot be loaded.
         """
-        folder, device = Path(self["model"]), torch.device("cpu")
+        folder = Path(self["model"])
         config = read_config(folder)
         split = self.split(rank, config)
-        kernels = choose_kernels(self["kernels"], device, config)
-        decoder = load_decoder(
-            folder, config, dtype=self.dtype, device=device, kernels=kernels, weights=self["weights"], split=split
-        )
+        backend = choose_backend(self["kernels"], "cpu", config, self.dtype)
+        decoder = load_decoder(folder, config, dtype=self.dtype, backend=backend, weights=self["weights"], split=split)
         cache = (PagedCache if split is None else SplitCache)(
             config if split is None else split.shard_config,
             num_blocks=1,
             block_size=BLOCK_SIZE,
-            dtype=compute_dtype(self.dtype, kernels),
-            kv_dtype=torch.int8 if self["kv_dtype"] == "int8" else None,
-            device=device,
-            kernels=kernels,
+            dtype=compute_dtype(self.dtype, backend),
+            kv_dtype=INT8 if self["kv_dtype"] == "int8" else None,
+            kernels=backend.kernels,
         )
         return WorkerModel(decoder, cache, split)
 
@@ -98,7 +93,7 @@ class WorkerLoop:
         self.peer, self.runner, self.cache = peer, runner, runner.cache
         self._hidden_owners: dict[int, _HiddenOwner] = {}
         self._request_number = 0  # number of the last WORK request
-        self._logits = list[Tensor]()  # logits of the last WORK request, per tree shard
+        self._logits = list[Array]()  # logits of the last WORK request, per tree shard
 
     def run(self) -> None:
         """Answer messages until the driver sends ``STOP`` or the connection is lost.
@@ -122,13 +117,13 @@ class WorkerLoop:
             self._run_request(WorkRequest.parse(message.numbers, message.data))
         elif message.kind == MessageKind.ROWS:
             number, *slots = message.numbers.tolist()
-            self.peer.send(MessageKind.ROWS, [number], self.cache.export_slots(np.array(slots, np.int64)).flatten())
+            self.peer.send(MessageKind.ROWS, [number], self.cache.export_slots(np.array(slots, np.int64)).reshape(-1))
         elif message.kind == MessageKind.LOGITS:
             number, request_number, shard_index, *shard_rows = message.numbers.tolist()
             if request_number != self._request_number:
                 msg = f"expected a request for logits of request {self._request_number}, found {request_number}"
                 raise ValueError(msg)
-            self.peer.send(MessageKind.LOGITS, [number], _as_bytes(self._logits[shard_index][shard_rows].float()))
+            self.peer.send(MessageKind.LOGITS, [number], as_bytes(self._logits[shard_index][shard_rows]))
         elif message.kind == MessageKind.POOL:
             number, num_blocks, *layers = message.numbers.tolist()
             self._resize(num_blocks, layers)
@@ -154,20 +149,20 @@ class WorkerLoop:
         self._logits.clear()  # free the memory before the forward pass allocates new logits
         result = self.runner.forward([rows.job for rows in request.rows], request.collect)
         self._request_number, self._logits = request.number, [logits[:] for logits in result.logits]
-        tensors = [logits for rows, logits in zip(request.rows, self._logits, strict=True) if rows.job.all_logits]
+        arrays = [logits for rows, logits in zip(request.rows, self._logits, strict=True) if rows.job.all_logits]
         for layer in sorted(request.collect):
             outputs = result.hidden[layer]
-            tensors += [outputs[shard_index][rows.first_own :] for shard_index, rows in enumerate(request.rows)]
+            arrays += [outputs[shard_index][rows.first_own :] for shard_index, rows in enumerate(request.rows)]
         sampled = [
             token
             for rows, logits in zip(request.rows, self._logits, strict=True)
             for token in self._sample(rows, logits)
         ]
         numbers = [request.number, round(1e9 * result.seconds), result.context, *sampled]
-        data = torch.cat([_as_bytes(tensor) for tensor in tensors]) if tensors else b""
+        data = np.concatenate([as_bytes(array) for array in arrays]) if arrays else b""
         self.peer.send(MessageKind.DONE, numbers, data)
 
-    def _sample(self, rows: WorkRows, logits: Tensor) -> list[int]:
+    def _sample(self, rows: WorkRows, logits: Array) -> list[int]:
         """Return a token for each logits row, or an empty list if the driver has to sample the job's tokens."""
         job, kernels = rows.job, self.runner.decoder.kernels
         if job.stateless_sampler is None or kernels is None:
@@ -180,10 +175,6 @@ class WorkerLoop:
         ]
 
 
-def _as_bytes(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().view(-1).view(torch.uint8)
-
-
 def serve(store: Any, rank: int, settings: WorkerSettings, timeout: float) -> None:
     """Load the model, send its properties, and serve the driver until it stops this worker or ends.
 
@@ -191,7 +182,7 @@ def serve(store: Any, rank: int, settings: WorkerSettings, timeout: float) -> No
         ConnectionLostError: the driver does not connect within ``timeout`` seconds.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver handles the terminal's Ctrl-C
-    torch.set_num_threads(settings["threads"])
+    set_threads(settings["threads"], 1)
     failure = b""
     try:
         loaded = settings.load(rank)
@@ -218,27 +209,23 @@ def _compute(peer: PeerConnection, loaded: WorkerModel, store: Any, timeout: flo
     """Serve the driver until it stops this worker; raise a ConnectionLostError if the driver ends."""
     decoder, cache, split = loaded
     if split is None:
-        dedicate_threads()
         WorkerLoop(peer, ModelRunner(decoder, cache)).run()
         return
-    assert decoder.kernels is not None, "expected kernels, found none"
     assert isinstance(cache, SplitCache), "expected a SplitCache, found another cache"
     all_reduce = AllReduceGroup(store, split.rank, split.workers, timeout=timeout)
-    dedicate_threads()
-    serve_layer_commands(peer, TensorParallelExecutor(decoder.kernels, decoder, cache, split, all_reduce))
+    serve_layer_commands(peer, TensorParallelExecutor(decoder, cache, split, all_reduce))
 
 
 def model_properties(decoder: Decoder, cache: PagedCache, settings: WorkerSettings) -> dict[str, str]:
     """Return the properties, by name, that all processes must share for their results to match."""
     from pronk import __version__  # noqa: PLC0415 - avoids an import cycle
 
-    kernels = decoder.kernels
     return {
         "version": __version__,
         "model": str(Fingerprint.of(Path(settings["model"]))),
         "config": read_config(Path(settings["model"])).digest,
         "weights": settings["weights"],
-        "kernels": "torch" if kernels is None else kernels.name,
+        "kernels": decoder.backend.name,
         "dtype": f"{cache.dtype}, {cache.kv_dtype}",
         "parallel": settings["parallel"],
     }

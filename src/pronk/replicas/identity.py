@@ -9,8 +9,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from pronk.architecture.config import ModelConfig
 from pronk.errors import OptionError
 from pronk.kernels.library import installed_library
@@ -27,13 +25,13 @@ def identity(llm: LLM, options: Mapping[str, Any]) -> tuple[str, str]:
     ``options`` are the arguments of :class:`pronk.LLM` with which ``llm`` was created.
     """
     model = _model_entries(llm.path, llm.config, llm.tokenizer) | {
-        "dtype": str(llm.dtype).removeprefix("torch."),
+        "dtype": str(llm.dtype),
         "kv_dtype": options.get("kv_dtype", "auto"),
         "weights": options.get("weights", "plain"),
         "parts": options.get("workers", 1) if options.get("parallel") == "tensor" else 1,
         "guides": _version("llguidance"),
     }
-    kernels = f"torch {torch.__version__}" if llm.kernels == "torch" else f"{llm.kernels} {_library_digest()}"
+    kernels = f"torch {_version('torch')}" if llm.kernels == "torch" else f"{llm.kernels} {_library_digest()}"
     return json.dumps({**model, "kernels": kernels}), json.dumps(model)
 
 

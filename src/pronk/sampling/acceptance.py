@@ -18,8 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from torch import Tensor
-
+from pronk.arrays import Array
 from pronk.sampling.sampler import Sampler
 from pronk.sampling.stateless import Logits
 from pronk.speculation.tree import TokenTree
@@ -95,7 +94,7 @@ class _BlockRule(_RejectionRule):
         sampler, chain = self.sampler, self.tree.first_chain(node)
         draft_tokens = [self.tree.draft_sample(child) for child in chain]
 
-        def distribution(i: int) -> Tensor:
+        def distribution(i: int) -> Array:
             with sampler.after([token for token, _ in draft_tokens[:i]]):
                 return sampler.distribution(self.logits[(node, *chain)[i]])
 

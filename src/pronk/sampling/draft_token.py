@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 __all__ = ["DraftToken", "argmax_token"]
 
@@ -31,7 +30,7 @@ class DraftToken:
     token: int
     confidence: float
     scores: NDArray[np.floating[Any]]
-    q: Tensor | None = None
+    q: NDArray[np.float64] | None = None
 
     def top_tokens(self, count: int) -> list[tuple[int, float]]:
         """Return (token, softmax(``scores``)) of the ``count`` best tokens, best first, without probability 0."""

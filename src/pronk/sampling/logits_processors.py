@@ -10,9 +10,9 @@ import math
 from collections.abc import Sequence
 from typing import Protocol
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from pronk.arrays import Array
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.token_context import TokenContext
 
@@ -22,7 +22,7 @@ __all__ = ["GuideProcessor", "LogitsProcessor", "make_processors"]
 class LogitsProcessor(Protocol):
     """Change the logits of the next token depending on the tokens so far."""
 
-    def mask(self, logits: Tensor) -> Tensor:
+    def mask(self, logits: Array) -> Array:
         """Return new logits ``[vocab]`` float32 for the current context; ``-inf`` bans a token."""
 
     def advance(self, token: int) -> None:
@@ -66,19 +66,22 @@ class Penalties(_ContextProcessor):
     def __init__(self, params: SamplingParams, context: TokenContext, vocab_size: int) -> None:
         super().__init__(context)
         self.params = params
-        self.counts = torch.zeros(vocab_size, dtype=torch.int32)
-        self.in_prompt = torch.zeros(vocab_size, dtype=torch.bool)
-        self.in_prompt[torch.tensor(context.committed[: context.num_prompt], dtype=torch.int64)] = True
-        for token in context.committed[context.num_prompt :]:
-            self.counts[token] += 1
+        self.counts = np.zeros(vocab_size, np.int32)
+        self.in_prompt = np.zeros(vocab_size, np.bool_)
+        self.in_prompt[np.array(context.committed[: context.num_prompt], np.intp)] = True
+        np.add.at(self.counts, np.array(context.committed[context.num_prompt :], np.intp), 1)
 
-    def mask(self, logits: Tensor) -> Tensor:
+    def mask(self, logits: Array) -> Array:
         """Apply the three penalties by the number of occurrences of each token so far."""
-        p, counts = self.params, self.counts
+        p, logits, in_output = self.params, logits.copy(), self.counts > 0
         if p.repetition_penalty != 1.0:
-            penalized = torch.where(logits > 0, logits / p.repetition_penalty, logits * p.repetition_penalty)
-            logits = torch.where(self.in_prompt | (counts > 0), penalized, logits)
-        return logits - p.frequency_penalty * counts - p.presence_penalty * (counts > 0)
+            ids = np.flatnonzero(self.in_prompt | in_output)
+            x = logits[ids]
+            logits[ids] = np.where(x > 0, x / p.repetition_penalty, x * p.repetition_penalty)
+        ids = np.flatnonzero(in_output)
+        logits[ids] -= p.frequency_penalty * self.counts[ids].astype(np.float32)
+        logits[ids] -= p.presence_penalty
+        return logits
 
     def advance(self, token: int) -> None:
         """Increment the count of ``token``."""
@@ -95,12 +98,14 @@ class LogitBias(_ContextProcessor):
 
     def __init__(self, bias: dict[int, float], context: TokenContext) -> None:
         super().__init__(context)
-        self.ids = torch.tensor(list(bias.keys()), dtype=torch.int64)
-        self.values = torch.tensor(list(bias.values()), dtype=torch.float32)
+        self.ids = np.array(list(bias.keys()), np.intp)
+        self.values = np.array(list(bias.values()), np.float32)
 
-    def mask(self, logits: Tensor) -> Tensor:
+    def mask(self, logits: Array) -> Array:
         """Return ``logits[id] + value`` for each token id with a bias, and the other logits unchanged."""
-        return logits.index_add(0, self.ids, self.values)
+        logits = logits.copy()
+        logits[self.ids] += self.values
+        return logits
 
 
 class BadWords(_ContextProcessor):
@@ -111,11 +116,11 @@ class BadWords(_ContextProcessor):
         self.words = [list(word) for word in words]
         self.max_length = max(map(len, self.words))
 
-    def mask(self, logits: Tensor) -> Tensor:
+    def mask(self, logits: Array) -> Array:
         """Ban the last token of each sequence whose other tokens are the end of the text."""
         last = self.context.last_tokens(self.max_length)
         banned = [word[-1] for word in self.words if len(word) == 1 or last[1 - len(word) :] == word[:-1]]
-        return logits.index_fill(0, torch.tensor(banned, dtype=torch.int64), -math.inf) if banned else logits
+        return _ban(logits, banned)
 
 
 class MinTokens(_ContextProcessor):
@@ -124,12 +129,20 @@ class MinTokens(_ContextProcessor):
     def __init__(self, min_tokens: int, stop_token_ids: Sequence[int], context: TokenContext) -> None:
         super().__init__(context)
         self.min_tokens = min_tokens
-        self.stop_token_ids = torch.tensor(list(stop_token_ids), dtype=torch.int64)
+        self.stop_token_ids = list(stop_token_ids)
 
-    def mask(self, logits: Tensor) -> Tensor:
+    def mask(self, logits: Array) -> Array:
         """Ban stop tokens if the output has fewer than ``min_tokens`` tokens."""
         too_short = self.context.num_generated < self.min_tokens
-        return logits.index_fill(0, self.stop_token_ids, -math.inf) if too_short else logits
+        return _ban(logits, self.stop_token_ids if too_short else [])
+
+
+def _ban(logits: Array, tokens: list[int]) -> Array:
+    if not tokens:
+        return logits
+    logits = logits.copy()
+    logits[tokens] = -math.inf
+    return logits
 
 
 def make_processors(

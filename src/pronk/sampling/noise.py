@@ -21,9 +21,10 @@ import secrets
 from array import array
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
+from pronk.arrays import Array
 from pronk.sampling.params import MAX_SEED
 
 __all__ = [
@@ -64,16 +65,6 @@ def _mix(x: int) -> int:
     return x ^ (x >> 31)
 
 
-def _to_int64(x: int) -> int:
-    """Return the int64 with the bits of ``x``; torch's int64 sums and products are modulo 2**64."""
-    return x - 2**64 if x >= 2**63 else x
-
-
-def _shift_right(x: Tensor, bits: int) -> Tensor:
-    """Shift int64 right logically; torch's own shift repeats the sign bit."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
-
-
 def seed_key(seed: int) -> int:
     """Return the hash of a seed, in [0, 2**64); input of :func:`noise_key`."""
     return _mix(seed)
@@ -84,19 +75,27 @@ def noise_key(seed: int, position: int) -> int:
     return _mix(seed_key(seed) + position * _INCREMENT)
 
 
-def gumbel_noise(seed: int, position: int, tokens: Tensor) -> Tensor:
+def gumbel_noise(seed: int, position: int, tokens: Array) -> NDArray[np.float64]:
     """Return standard Gumbel noise for ``tokens`` (int64, any shape) at a position: float64, same shape.
 
-    Equal arguments give equal noise on every device, up to the last bit of the device's logarithm.
+    Equal arguments give equal noise on every processor, up to the last bit of the logarithm.
     """
-    key = noise_key(seed, position)
-    x = tokens * _to_int64(_INCREMENT) + _to_int64(key)
-    x = (x ^ _shift_right(x, 30)) * _to_int64(_MULTIPLIER_1)
-    x = (x ^ _shift_right(x, 27)) * _to_int64(_MULTIPLIER_2)
-    x = x ^ _shift_right(x, 31)
+    x = tokens.astype(np.uint64)  # in arrays of uint64, sums and products are modulo 2**64
+    x *= _INCREMENT
+    x += noise_key(seed, position)
+    for bits, multiplier in ((30, _MULTIPLIER_1), (27, _MULTIPLIER_2)):
+        x ^= x >> bits
+        x *= multiplier
+    x ^= x >> 31
+    x >>= 12
     # 52 random bits plus one half: exact in float64, and never 0 or 1.
-    uniform = (_shift_right(x, 12).to(torch.float64) + 0.5) * 2.0**-52
-    return uniform.log_().neg_().log_().neg_()
+    noise = x.astype(np.float64)
+    noise += 0.5
+    noise *= 2.0**-52
+    for _ in range(2):
+        np.log(noise, out=noise)
+        np.negative(noise, out=noise)
+    return noise
 
 
 # Added to the trial seed for the random numbers of the rejection and block rules. No request has a seed above MAX_SEED,
@@ -125,7 +124,7 @@ def rejection_uniform(seed: int, position: int, trial: int) -> float:
     return (_mix(key - (trial + 1) * _INCREMENT) >> 11) * 2.0**-53
 
 
-def rejection_noise(seed: int, position: int, tokens: Tensor) -> Tensor:
+def rejection_noise(seed: int, position: int, tokens: Array) -> NDArray[np.float64]:
     """Return :func:`gumbel_noise` for the draw after all draft tokens at a position were rejected.
 
     The noise is independent of the trials of these draft tokens.
@@ -147,7 +146,7 @@ def block_uniform(seed: int, position: int, index: int) -> float:
 _DRAFT = 3 * 2**62
 
 
-def draft_noise(seed: int, root: int, position: int, tokens: Tensor) -> Tensor:
+def draft_noise(seed: int, root: int, position: int, tokens: Array) -> NDArray[np.float64]:
     """Return :func:`gumbel_noise` for a drafter's own draw under the rejection and block rules.
 
     ``root``, the position of the last committed token, differs between steps, so each step has its own noise.

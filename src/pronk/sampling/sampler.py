@@ -11,13 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from pronk.arrays import Array, is_finite
 from pronk.errors import GuideError, OptionError
 from pronk.interrupts import uninterrupted
 from pronk.kernels.library import Kernels
@@ -37,11 +35,11 @@ from pronk.sampling.noise import (
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.stateless import StatelessSampler
 from pronk.sampling.token_context import TokenContext
-from pronk.sampling.truncation import truncate
+from pronk.sampling.truncation import Ids, likeliest, truncate
 from pronk.sampling.verify import block_verify, rejection_sample
 from pronk.speculation.tree import DraftSample
 
-__all__ = ["DraftToken", "NotFiniteError", "Sampler", "is_finite", "token_logprobs"]
+__all__ = ["DraftToken", "NotFiniteError", "Sampler", "log_probs", "token_logprobs"]
 
 # Lowest temperature above 0 that is applied: logits divided by less would overflow float32.
 _MIN_TEMPERATURE = 1e-30
@@ -141,14 +139,14 @@ class Sampler:
                 self._failure = error  # the contexts of the processors may differ now
                 raise
 
-    def choose(self, logits: Tensor) -> int:
+    def choose(self, logits: Array) -> int:
         """Return the target's next token: argmax of processed ``logits`` ``[vocab]`` plus the seed's noise.
 
         Raises:
             NotFiniteError: a logit is not finite.
             OptionError: every token is banned.
         """
-        logits = logits.float()
+        logits = np.asarray(logits, np.float32)
         if self.kernels is not None:
             token = self._stateless.choose(self.kernels, logits, len(self.context))
             if token < 0:
@@ -157,22 +155,24 @@ class Sampler:
         if not is_finite(logits):
             raise NotFiniteError
         if self.params.greedy:
-            # NumPy's argmax is several times as fast as torch's; both return the first maximum.
-            return int(self._process(logits).numpy().argmax())
+            return int(self._process(logits).argmax())
         scores, ids = self._kept_scores(logits)
         return int(ids[scores.argmax()])
 
-    def scores(self, logits: Tensor) -> Tensor:
+    def scores(self, logits: Array) -> NDArray[np.float64]:
         """Return float64 scores ``[vocab]`` whose argmax :meth:`choose` returns; ``-inf`` excludes a token."""
+        logits = np.asarray(logits, np.float32)
         if self.params.greedy:
-            return self._process(logits.float()).double()
-        scores, ids = self._kept_scores(logits.float())
-        return torch.full((len(logits),), -math.inf, dtype=torch.float64).index_copy_(0, ids, scores)
+            return self._process(logits).astype(np.float64)
+        scores, ids = self._kept_scores(logits)
+        return _scatter(scores, ids, len(logits), -math.inf)
 
-    def _kept_scores(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def _kept_scores(self, logits: Array) -> tuple[NDArray[np.float64], Ids]:
         """Return the noisy float64 scores and the ids of the tokens that truncation keeps."""
-        scores, ids = truncate(self._process(logits) / self._stateless.temperature, self.params)
-        return scores.double() + gumbel_noise(self.seed, len(self.context), ids), ids
+        kept, ids = truncate(self._process(logits) / self._stateless.temperature, self.params)
+        scores = gumbel_noise(self.seed, len(self.context), ids)
+        scores += kept
+        return scores, ids
 
     @property
     def stateless_sampler(self) -> StatelessSampler | None:
@@ -194,20 +194,20 @@ class Sampler:
             scores=scores.ctypes.data,
         )
 
-    def rejection_sample(self, p: Tensor, draft_tokens: Sequence[DraftSample]) -> int:
+    def rejection_sample(self, p: Array, draft_tokens: Sequence[DraftSample]) -> int:
         """Return the next token by the rejection rule; see :func:`pronk.sampling.verify.rejection_sample`."""
         position = len(self.context)
 
         def accepts(trial: int, chance: float) -> bool:
             return rejection_uniform(self.trial_seed, position, trial) < chance
 
-        def draw(p: Tensor) -> int:
-            ids = p.nonzero().flatten()
-            return int(ids[(p[ids].log() + rejection_noise(self.trial_seed, position, ids)).argmax()])
+        def draw(p: Array) -> int:
+            ids = np.flatnonzero(p)
+            return int(ids[(np.log(p[ids]) + rejection_noise(self.trial_seed, position, ids)).argmax()])
 
         return rejection_sample(p, draft_tokens, accepts, draw)
 
-    def block_verify(self, p: Callable[[int], Tensor], chain: Sequence[DraftSample]) -> tuple[int, Tensor]:
+    def block_verify(self, p: Callable[[int], Array], chain: Sequence[DraftSample]) -> tuple[int, Array]:
         """Return the number of accepted draft tokens of ``chain`` and the distribution of the next token.
 
         ``p(i)`` is the target's distribution after the first ``i`` draft tokens. See
@@ -216,7 +216,7 @@ class Sampler:
         position = len(self.context)
         return block_verify(p, chain, lambda i, chance: block_uniform(self.trial_seed, position, i) < chance)
 
-    def draft_token(self, logits: Tensor, root: int, *, draw: bool = True) -> DraftToken | None:
+    def draft_token(self, logits: Array, root: int, *, draw: bool = True) -> DraftToken | None:
         """Return the draft token that a draft model with these logits proposes after the context.
 
         Under the coupled rule this is :meth:`choose` on the draft's logits, with the target's own noise: if draft and
@@ -234,42 +234,45 @@ class Sampler:
         # Return None after an error of the guide. An exception would discard the whole proposal, but whether a proposal
         # is discarded must not depend on randomly drawn tokens.
         with suppress(GuideError):
-            return self._draft_token(logits.float(), root, draw=draw)
+            return self._draft_token(np.asarray(logits, np.float32), root, draw=draw)
         return None
 
-    def _draft_token(self, logits: Tensor, root: int, *, draw: bool) -> DraftToken | None:
+    def _draft_token(self, logits: Array, root: int, *, draw: bool) -> DraftToken | None:
         if self.kernels is not None and not self.params.rejects:
             key = None if self.params.greedy else noise_key(self.seed, len(self.context))
-            token, confidence, scores = self.kernels.draft_token(logits.contiguous(), self._stateless.temperature, key)
+            contiguous = np.ascontiguousarray(logits)
+            token, confidence, scores = self.kernels.draft_token(contiguous, self._stateless.temperature, key)
             return None if token < 0 else DraftToken(token, confidence, scores)
         processed = self._process(logits, allow_none=True)
         if not math.isfinite(float(processed.max())):
             return None
         if self.params.greedy:
-            return argmax_token(processed.numpy())
+            return argmax_token(processed)
         kept, ids = truncate(processed / self._stateless.temperature, self.params)
-        kept, position = kept.double(), len(self.context)
+        noisy = kept.astype(np.float64)
+        position = len(self.context)
         if not self.params.rejects:
-            kept = kept + gumbel_noise(self.seed, position, ids)
-        padded = torch.full((len(logits),), -math.inf, dtype=torch.float64).index_copy_(0, ids, kept)
-        best = argmax_token(padded.numpy())
-        if not self.params.rejects or not draw:
-            return best
-        token = int(ids[(kept + draft_noise(self.trial_seed, root, position, ids)).argmax()])
-        return replace(best, token=token, q=padded.softmax(0))
+            noisy += gumbel_noise(self.seed, position, ids)
+        probs, best = _softmax(noisy), noisy.argmax()
+        token, q = int(ids[best]), None
+        if self.params.rejects and draw:
+            token = int(ids[(noisy + draft_noise(self.trial_seed, root, position, ids)).argmax()])
+            q = _scatter(probs, ids, len(logits), 0.0)
+        return DraftToken(token, float(probs[best]), _scatter(noisy, ids, len(logits), -math.inf), q)
 
-    def distribution(self, logits: Tensor) -> Tensor:
+    def distribution(self, logits: Array) -> NDArray[np.float64]:
         """Return the float64 distribution ``[vocab]`` of the next token, for a temperature above 0."""
-        scores, ids = truncate(self._process(logits.float()) / self._stateless.temperature, self.params)
-        return torch.zeros(len(logits), dtype=torch.float64).index_copy_(0, ids, scores.double().softmax(0))
+        processed = self._process(np.asarray(logits, np.float32))
+        scores, ids = truncate(processed / self._stateless.temperature, self.params)
+        return _scatter(_softmax(scores.astype(np.float64)), ids, len(logits), 0.0)
 
-    def _process(self, logits: Tensor, *, allow_none: bool = False) -> Tensor:
+    def _process(self, logits: Array, *, allow_none: bool = False) -> NDArray[np.float32]:
         if self._failure is not None:
             raise self._failure
         if not self.processors:
             return logits
         for processor in self.processors:
-            logits = processor.mask(logits)
+            logits = np.asarray(processor.mask(logits), np.float32)
         if not allow_none and logits.max() == -math.inf:
             guide = "" if self.guide is None else " together with the guide"
             msg = (
@@ -279,24 +282,37 @@ class Sampler:
         return logits
 
 
-def is_finite(logits: Tensor) -> bool:
-    """Return whether all logits are finite, by their sum: an infinity or NaN makes the sum not finite."""
-    return math.isfinite(np.add.reduce(logits.float().numpy(), axis=None))
+def _softmax(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    weights = np.exp(scores - scores.max())
+    weights /= weights.sum()
+    return weights
+
+
+def _scatter(values: NDArray[np.float64], ids: Ids, size: int, others: float) -> NDArray[np.float64]:
+    """Return ``size`` numbers: ``values`` at the indices ``ids``, and ``others`` elsewhere."""
+    scattered = np.full(size, others)
+    scattered[ids] = values
+    return scattered
+
+
+def log_probs(logits: Array, tokens: list[int]) -> list[float]:
+    """Return log-probabilities of some tokens by unprocessed ``logits`` ``[vocab]``, rounded to float32."""
+    largest = logits.max()
+    total = float(largest) + math.log(np.exp(logits - largest).sum(dtype=np.float64))
+    rounded: list[float] = (logits[tokens].astype(np.float64) - total).astype(np.float32).tolist()
+    return rounded
 
 
 def token_logprobs(
-    logits: Tensor, tokens: Sequence[int], top: int, extra_ids: Sequence[int] = ()
+    logits: Array, tokens: Sequence[int], top: int, extra_ids: Sequence[int] = ()
 ) -> list[dict[int, float]]:
     """Return one ``{token id: log-probability}`` per row of unprocessed ``logits`` ``[rows, vocab]``.
 
-    The dict of row ``i`` has ``tokens[i]`` first, then the ``top`` likeliest tokens, then the ids in ``extra_ids``.
+    The dict of row ``i`` has ``tokens[i]`` first, then the ``top`` likeliest tokens, then the ids in ``extra_ids``. Of
+    equally likely tokens, the smallest ids come first. A row's log-probabilities do not depend on other rows.
     """
-    logprobs = logits.float().log_softmax(-1)
-    values, ids = logprobs.topk(min(top, logits.shape[-1]), dim=-1)
     reports = []
-    for row, token in enumerate(tokens):
-        report = {token: float(logprobs[row, token])}
-        report.update(zip(ids[row].tolist(), values[row].tolist(), strict=True))
-        report.update((other, float(logprobs[row, other])) for other in extra_ids)
-        reports.append(report)
+    for row, token in zip(logits, tokens, strict=False):  # rows without a token have no report
+        ids = [token, *likeliest(row, top).tolist(), *extra_ids]
+        reports.append(dict(zip(ids, log_probs(row, ids), strict=True)))
     return reports

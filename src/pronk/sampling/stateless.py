@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from torch import Tensor
+import numpy as np
 
+from pronk.arrays import Array
 from pronk.kernels.library import Kernels
 from pronk.sampling.noise import noise_key
 
@@ -18,17 +19,17 @@ class StatelessSampler(NamedTuple):
     temperature: float
     seed: int
 
-    def choose(self, kernels: Kernels, logits: Tensor, position: int) -> int:
+    def choose(self, kernels: Kernels, logits: Array, position: int) -> int:
         """Return the token at text index ``position`` for float32 logits ``[vocab]``; -1 if one is not finite."""
         key = 0 if self.temperature == 0.0 else noise_key(self.seed, position)
-        return kernels.choose(logits.contiguous(), self.temperature, key)
+        return kernels.choose(np.ascontiguousarray(logits), self.temperature, key)
 
 
 class Logits(Protocol):
-    """Rows of logits ``[rows, vocab]``: a tensor, or an object that loads rows on access."""
+    """Rows of logits ``[rows, vocab]``: an array, or an object that loads rows on access."""
 
     def __len__(self) -> int:
         """Return the number of rows."""
 
-    def __getitem__(self, rows: int | slice | list[int], /) -> Tensor:
+    def __getitem__(self, rows: int | slice | list[int], /) -> Array:
         """Return the selected rows."""

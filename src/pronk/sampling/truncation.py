@@ -4,52 +4,68 @@ from __future__ import annotations
 
 import math
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from pronk.sampling.params import SamplingParams
 
-__all__ = ["truncate"]
+__all__ = ["Ids", "likeliest", "truncate"]
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.intp]
 
 # Number of likeliest tokens that top-p sorts first: faster than a sort of the vocabulary, and nearly always enough.
 _NUM_CANDIDATES = 512
 
 
-def truncate(scores: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
-    """Return scores (logits / temperature) and ids of the tokens that top-k, top-p and min-p keep."""
+def truncate(scores: Floats, params: SamplingParams) -> tuple[Floats, Ids]:
+    """Return scores and ids, by ascending id, of the tokens that top-k, top-p and min-p keep.
+
+    Of equal scores, the smallest ids are kept.
+    """
+    kept, ids = scores, np.arange(len(scores))
     if 0 < params.top_k < len(scores):
-        scores, ids = scores.topk(params.top_k)
-    elif params.top_p < 1.0:
-        scores, ids, probs = _likeliest_tokens(scores, params.top_p)
-        return _apply_min_p(*_apply_top_p(scores, ids, probs, params.top_p), params.min_p)
-    else:
-        ids = torch.arange(len(scores))
+        ids = _highest(scores, params.top_k)
+        kept = scores[ids]
     if params.top_p < 1.0:
-        scores, ids = _apply_top_p(scores, ids, scores.softmax(0), params.top_p)
-    return _apply_min_p(scores, ids, params.min_p)
+        chosen = _reach_top_p(kept, params.top_p)
+        kept, ids = kept[chosen], ids[chosen]
+    if params.min_p > 0.0:
+        keep = kept >= kept.max() + math.log(params.min_p)
+        kept, ids = kept[keep], ids[keep]
+    return kept, ids
 
 
-def _apply_top_p(scores: Tensor, ids: Tensor, probs: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
-    """Keep tokens, likeliest first, up to the one with which the sum of ``probs`` reaches ``top_p``."""
-    keep = probs.cumsum(0) - probs < top_p
-    keep[0] = True  # top_p may round to 0 in float32
-    return scores[keep], ids[keep]
+def likeliest(scores: Floats, count: int) -> Ids:
+    """Return the ids of the ``count`` highest scores, highest first, equal ones by ascending id."""
+    ids = np.arange(len(scores)) if count >= len(scores) else _highest(scores, count)
+    return ids[np.argsort(-scores[ids], kind="stable")]
 
 
-def _apply_min_p(scores: Tensor, ids: Tensor, min_p: float) -> tuple[Tensor, Tensor]:
-    if min_p == 0.0:
-        return scores, ids
-    keep = scores >= scores.max() + math.log(min_p)
-    return scores[keep], ids[keep]
+def _highest(scores: Floats, count: int) -> Ids:
+    """Return the ids of the ``count`` highest scores, fewer than all, by ascending id."""
+    if count == 0:
+        return np.arange(0)
+    return _above(scores, np.partition(scores, len(scores) - count)[len(scores) - count], count)
 
 
-def _likeliest_tokens(scores: Tensor, top_p: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return scores, ids and probabilities, likeliest first, of enough tokens to reach ``top_p``."""
-    total = scores.logsumexp(0)
-    count = min(_NUM_CANDIDATES, len(scores))
-    top, ids = scores.topk(count)
-    probs = (top - total).exp()
-    if count < len(scores) and probs.sum() <= top_p:
-        top, ids = scores.sort(descending=True, stable=True)
-        probs = (top - total).exp()
-    return top, ids, probs
+def _above(scores: Floats, lowest: np.float32, count: int) -> Ids:
+    """Return the first ids of scores of at least ``lowest``: all above it, and ``count`` in all."""
+    ids = np.flatnonzero(scores >= lowest)
+    excess = len(ids) - count
+    return np.delete(ids, np.flatnonzero(scores[ids] == lowest)[-excess:]) if excess else ids
+
+
+def _reach_top_p(scores: Floats, top_p: float) -> Ids:
+    """Return the ids, ascending, of the likeliest tokens whose probabilities together reach ``top_p``."""
+    largest, size = scores.max(), len(scores)
+    total = float(np.exp(scores - largest).sum(dtype=np.float64))
+    for count in (min(_NUM_CANDIDATES, size), size):
+        top = scores if count == size else np.partition(scores, size - count)[size - count :]
+        top = np.sort(top)[::-1]  # the likeliest first
+        probs = np.exp(top - largest) / total
+        sums = probs.astype(np.float64).cumsum().astype(np.float32)
+        if sums[-1] > top_p:
+            break
+    num_kept = max(1, int(np.count_nonzero(sums - probs < top_p)))  # top_p may round to 0 in float32
+    return _above(scores, top[num_kept - 1], num_kept)

@@ -18,8 +18,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from torch import Tensor
+import numpy as np
 
+from pronk.arrays import Array
 from pronk.speculation.tree import DraftSample, TokenTree
 
 __all__ = ["VerifiedPath", "block_verify", "rejection_sample", "verify_tree"]
@@ -52,7 +53,7 @@ def verify_tree(tree: TokenTree, choose: Callable[[int], int]) -> VerifiedPath:
 
 
 def rejection_sample(
-    p: Tensor, draft_tokens: Sequence[DraftSample], accepts: AcceptTrial, draw: Callable[[Tensor], int]
+    p: Array, draft_tokens: Sequence[DraftSample], accepts: AcceptTrial, draw: Callable[[Array], int]
 ) -> int:
     """Return the target's token after a node by trying its draft tokens one after the other.
 
@@ -95,7 +96,7 @@ def rejection_sample(
     return draw(p)
 
 
-def block_verify(p: Callable[[int], Tensor], chain: Sequence[DraftSample], accepts: AcceptTrial) -> tuple[int, Tensor]:
+def block_verify(p: Callable[[int], Array], chain: Sequence[DraftSample], accepts: AcceptTrial) -> tuple[int, Array]:
     """Return the number of accepted draft tokens of a chain, and the distribution of the token after them.
 
     The chain x_1 .. x_g is tried as a whole: block verification (Sun et al. 2024). After x_1 .. x_i the target's
@@ -137,7 +138,7 @@ def block_verify(p: Callable[[int], Tensor], chain: Sequence[DraftSample], accep
             would follow.
         accepts: called with the number i, from 1 to g, for the trial with probability h_i.
     """
-    target_probs: list[Tensor] = []
+    target_probs: list[Array] = []
     w = [1.0]
     while len(target_probs) < len(chain) and w[-1] > 0.0:  # w = 0: no later token can be accepted
         target_probs.append(p(len(target_probs)))
@@ -154,25 +155,25 @@ def block_verify(p: Callable[[int], Tensor], chain: Sequence[DraftSample], accep
     return 0, p(0) if not chain else _norm(_residual(target_probs[0], chain[0]), target_probs[0])
 
 
-def _ratio(p: Tensor, draft_sample: DraftSample) -> float:
+def _ratio(p: Array, draft_sample: DraftSample) -> float:
     x, q = draft_sample
-    return float(p[x]) if q is None or q[x] <= 0.0 else float(p[x] / q[x])
+    return float(p[x]) if q is None or q[x] <= 0.0 else float(p[x]) / float(q[x])
 
 
-def _residual(p: Tensor, draft_sample: DraftSample, w: float = 1.0) -> Tensor:
+def _residual(p: Array, draft_sample: DraftSample, w: float = 1.0) -> Array:
     """Return max(0, w p - q), the unnormalized distribution after a rejection.
 
     If q(x) = 0, x was not drawn from q and is treated as a point mass.
     """
     x, q = draft_sample
     if q is not None and q[x] > 0.0:
-        return (w * p - q).clamp_(min=0.0)
+        return np.maximum(w * p - q, 0.0)
     residual = w * p
     residual[x] = 0.0
     return residual
 
 
-def _norm(residual: Tensor, p: Tensor) -> Tensor:
+def _norm(residual: Array, p: Array) -> Array:
     """Normalize ``residual``; if it is all zero, p equals q up to rounding, so return ``p``."""
     total = residual.sum()
     return residual / total if total > 0.0 else p

@@ -15,8 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self, TypeVar
 
-from torch import Tensor
-
+from pronk.arrays import Array
 from pronk.errors import OptionError
 from pronk.kv_cache.blocks import BlockTable
 from pronk.sampling.params import SamplingParams
@@ -167,8 +166,8 @@ class Outcome(_FormerFields, Generic[State]):
     committed: tuple[int, ...]
     position: int
     params: SamplingParams
-    logits: Tensor | None = None
-    hidden: Mapping[int, Tensor] = field(default_factory=dict)
+    logits: Array | None = None
+    hidden: Mapping[int, Array] = field(default_factory=dict)
     own_proposal: TokenTree | None = None
     proposal_offset: int = 0
 

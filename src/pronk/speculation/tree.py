@@ -24,7 +24,8 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
+
+from pronk.arrays import Array
 
 __all__ = ["DraftSample", "Origin", "TokenTree"]
 
@@ -32,7 +33,7 @@ __all__ = ["DraftSample", "Origin", "TokenTree"]
 Origin = tuple[str, int]
 
 # Token id of a node, and the distribution that it was drawn from; ``None`` if it was not drawn at random.
-DraftSample = tuple[int, Tensor | None]
+DraftSample = tuple[int, Array | None]
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class TokenTree:
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
     verify: tuple[bool, ...] | None = None
-    probs: tuple[Tensor | None, ...] | None = None
+    probs: tuple[Array | None, ...] | None = None
     gain: tuple[float, ...] | None = None
     origin: tuple[Origin, ...] | None = None
     acceptable: tuple[bool, ...] = field(init=False, repr=False, compare=False)
@@ -106,7 +107,7 @@ class TokenTree:
         cls,
         tokens: Iterable[int],
         gain: Iterable[float] | None = None,
-        probs: Iterable[Tensor | None] | None = None,
+        probs: Iterable[Array | None] | None = None,
     ) -> TokenTree:
         """Return a tree without branches; the first token is the root."""
         ids = tuple(tokens)

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from pronk.arrays import Array
 from pronk.errors import GuideError
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ class GrammarProcessor:
         self._num_unconsumed = 0
         self._computed = False  # whether a mask or forced tokens were computed since the last rollback
 
-    def mask(self, logits: Tensor) -> Tensor:
+    def mask(self, logits: Array) -> Array:
         """Return the logits with ``-inf`` for forbidden tokens.
 
         Raises:
@@ -51,7 +50,7 @@ class GrammarProcessor:
         """
         if self._num_unconsumed and not self._matcher.is_error():
             return logits
-        return torch.where(torch.from_numpy(self._allowed()[: len(logits)]), logits, -torch.inf)
+        return np.where(self._allowed()[: len(logits)], logits, -np.inf)
 
     def check(self) -> None:
         """Raise the errors that :meth:`mask` would raise in the current context."""

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pronk.models.decoder import Attend, Decoder
+from pronk.train.modules.decoder import Attend, DecoderModule
 
 __all__ = ["DenseAttention", "dense_hidden", "dense_logits", "dense_rope", "dense_states"]
 
@@ -40,13 +40,13 @@ class DenseAttention:
         return past.triu(1 - window)
 
 
-def dense_logits(decoder: Decoder, tokens: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+def dense_logits(decoder: DecoderModule, tokens: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return the logits ``[batch * length, vocab]`` of ``tokens`` ``[batch, length]``."""
     return decoder.logits(dense_hidden(decoder, tokens, dtype))
 
 
 def dense_hidden(
-    decoder: Decoder,
+    decoder: DecoderModule,
     tokens: Tensor,
     dtype: torch.dtype = torch.float32,
     attend: Attend | None = None,
@@ -58,19 +58,19 @@ def dense_hidden(
 
 
 def dense_states(
-    decoder: Decoder, tokens: Tensor, dtype: torch.dtype, attend: Attend | None = None, stop: int | None = None
+    decoder: DecoderModule, tokens: Tensor, dtype: torch.dtype, attend: Attend | None = None, stop: int | None = None
 ) -> Iterator[tuple[int, Tensor]]:
     """Yield number and output ``[batch * length, hidden]`` of the layers 1 to ``stop`` (default: all)."""
     batch, length = tokens.shape
     positions = torch.arange(length, device=tokens.device).repeat(batch)
     x = decoder.embed(tokens.reshape(-1), positions, dtype)
-    rope = decoder.rope(positions, positions + 1, dtype)
+    rope = decoder.rope(positions, dtype)
     yield from decoder.run(x, rope, attend or DenseAttention(batch, length, decoder.config.windows), 0, stop)
 
 
 def dense_rope(
-    decoder: Decoder, batch: int, length: int, dtype: torch.dtype, device: torch.device
+    decoder: DecoderModule, batch: int, length: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor] | None:
     """Return RoPE's rotations for ``batch`` sequences of ``length`` tokens; ``None`` without RoPE."""
     positions = torch.arange(length, device=device).repeat(batch)
-    return decoder.rope(positions, positions + 1, dtype)
+    return decoder.rope(positions, dtype)

@@ -15,7 +15,7 @@ from torch import Tensor
 from pronk.errors import OptionError
 from pronk.train.clock import limit_time
 
-__all__ = ["Batches", "Mixture", "Sequences", "token_dtype"]
+__all__ = ["Batches", "Mixture", "Sequences"]
 
 
 class Batches(Protocol):
@@ -27,11 +27,6 @@ class Batches(Protocol):
 
     def batch(self, start: int, count: int) -> tuple[Tensor, Tensor]:
         """Return ``count`` sequences from number ``start`` on: inputs and targets ``[count, length]``, int64."""
-
-
-def token_dtype(vocab_size: int) -> type[np.unsignedinteger[Any]]:
-    """Return the integer type of the token ids in a token file."""
-    return np.uint16 if vocab_size <= 1 << 16 else np.uint32
 
 
 class Sequences:

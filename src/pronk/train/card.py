@@ -9,16 +9,16 @@ from importlib.metadata import version
 from typing import Any
 
 import torch
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from pronk.train.heads import describe
 from pronk.train.lm import TextModel
 from pronk.train.loop import Trainer
+from pronk.train.render import render
 from pronk.train.served import is_served
 from pronk.train.student import Student
 from pronk.train.tokenizer import BYTE_VOCAB
 
-__all__ = ["heads_card", "model_card", "render", "student_card"]
+__all__ = ["heads_card", "model_card", "student_card"]
 
 
 def model_card(trainer: Trainer[TextModel[Any]], name: str, facts: Mapping[str, Any]) -> str:
@@ -86,23 +86,6 @@ def heads_card(name: str, what: str, fingerprint: str, num_heads: int, facts: Ma
     )
 
 
-def render(card: str, package: str = "pronk.train", **facts: Any) -> str:
-    """Fill in the template ``cards/CARD.md.j2`` of a package."""
-    environment = Environment(  # noqa: S701 - Markdown, from files of the package
-        loader=PackageLoader(package, "cards"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters |= {
-        "cell": lambda text: str(text).replace("|", "/"),
-        "count": lambda tokens: f"{tokens / 1e6:.2f} M" if tokens >= 1e5 else f"{tokens:.0f}",
-        "percent": _percent,
-    }
-    return environment.get_template(f"{card}.md.j2").render(facts)
-
-
 def _run_variables(trainer: Trainer[Any], name: str, command: str) -> dict[str, Any]:
     """Return the variables that the templates of all cards of a run need."""
     summary = json.loads((trainer.folder / "data" / "sources.json").read_text(encoding="utf-8"))
@@ -120,10 +103,6 @@ def _run_variables(trainer: Trainer[Any], name: str, command: str) -> dict[str, 
         "licenses": json.dumps(sorted({record["license"] for record in summary["origins"]})),
         "mixture": [(source, weight / total) for source, weight in summary["weights"].items()],
     }
-
-
-def _percent(share: float, digits: int = 0) -> str:
-    return f"{share:.{digits}%}"
 
 
 def _millions(module: torch.nn.Module) -> str:

@@ -22,9 +22,8 @@ import numpy as np
 
 from pronk.errors import OptionError
 from pronk.files.atomic import convert_write_errors, write_json, write_tokens
-from pronk.train.batches import token_dtype
 from pronk.train.chat import parse_dialogue
-from pronk.train.encoder import Encoder
+from pronk.train.encoder import Encoder, token_dtype
 from pronk.train.exclude import Exclusion
 from pronk.train.options import DataOptions
 from pronk.train.resume import check_unchanged

@@ -9,17 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pronk.models.decoder import Decoder
 from pronk.train.attention import dense_hidden
 from pronk.train.export import export_model
 from pronk.train.features import Features
 from pronk.train.lm import model_config
+from pronk.train.modules.decoder import DecoderModule
 from pronk.train.student import Branch, Student, describe_decoder
 
 __all__ = ["DraftStudent"]
 
 
-class DraftStudent(Student[Decoder]):
+class DraftStudent(Student[DecoderModule]):
     """Training objective of a draft model: a small decoder with the target's vocabulary."""
 
     kind = "draft_model"
@@ -27,10 +27,10 @@ class DraftStudent(Student[Decoder]):
     library = "transformers"
     other_targets = "Another target with the same tokenizer can be served, at a lower acceptance rate."
 
-    def build(self, generator: torch.Generator) -> Decoder:
+    def build(self, generator: torch.Generator) -> DecoderModule:
         """Return the draft model with initial weights."""
         target = self.teacher.llm.config
-        decoder = Decoder(model_config(self.options.shape, target.bos_id, target.eos_ids))
+        decoder = DecoderModule(model_config(self.options.shape, target.bos_id, target.eos_ids))
         decoder.initialize(generator)
         self._hidden = self.maybe_compile(dense_hidden)
         return decoder

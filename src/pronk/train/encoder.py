@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import tokenizers
 
 from pronk.architecture.config import ModelConfig
 from pronk.tokenization.tokenizer import Tokenizer
 from pronk.train.chat import dialogue_ids, parse_dialogue, special_ids
 
-__all__ = ["Encoder", "Turns"]
+__all__ = ["Encoder", "Turns", "token_dtype"]
 
 Turns = list[tuple[str, str]]
 
@@ -61,3 +63,8 @@ class Encoder:
         for text, ids in zip(texts, self.encode_plain(texts), strict=True):
             turns = parse_dialogue(text)
             yield ids if turns is None else self.encode_dialogue(turns)
+
+
+def token_dtype(vocab_size: int) -> type[np.unsignedinteger[Any]]:
+    """Return the integer type of the token ids in a token file."""
+    return np.uint16 if vocab_size <= 1 << 16 else np.uint32

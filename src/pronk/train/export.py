@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from pronk.architecture.config import ModelConfig
 from pronk.files.atomic import convert_write_errors, replace_folder, write_json
 from pronk.files.companions import TOKENIZER_FILES, copy_companions
-from pronk.models.decoder import Decoder
+from pronk.train.modules.decoder import DecoderModule
 
 __all__ = ["export_drafter", "export_model", "hugging_face_tensors"]
 
@@ -31,7 +31,7 @@ _LAYER_NAMES = {
 
 
 def export_model(
-    decoder: Decoder,
+    decoder: DecoderModule,
     tokenizer_folder: Path,
     folder: Path,
     card: str,
@@ -74,7 +74,7 @@ def _export(
         (partial / "README.md").write_text(card, encoding="utf-8")
 
 
-def hugging_face_tensors(decoder: Decoder) -> dict[str, Tensor]:
+def hugging_face_tensors(decoder: DecoderModule) -> dict[str, Tensor]:
     """Return the weights under their Hugging Face names, with the fused projections split."""
     tensors: dict[str, Tensor] = {
         "model.embed_tokens.weight": decoder.embedding,

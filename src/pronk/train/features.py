@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from pronk.models.decoder import Decoder
 from pronk.train.attention import DenseAttention, dense_states
+from pronk.train.modules.decoder import DecoderModule
 
 __all__ = ["Features", "compute_features"]
 
@@ -26,7 +26,11 @@ class Features:
 
 @torch.no_grad()
 def compute_features(
-    decoder: Decoder, tokens: Tensor, dtype: torch.dtype, hidden: Collection[int] = (), cache: Collection[int] = ()
+    decoder: DecoderModule,
+    tokens: Tensor,
+    dtype: torch.dtype,
+    hidden: Collection[int] = (),
+    cache: Collection[int] = (),
 ) -> Features:
     """Run the decoder; keep outputs of the layers ``hidden``, and keys and values of the layers ``cache``."""
     batch, length = tokens.shape

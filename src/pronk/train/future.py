@@ -30,10 +30,9 @@ from torch import Tensor, nn
 from pronk.architecture.config import ModelConfig
 from pronk.checks import check_choice, check_integer
 from pronk.drafters.from_target.modules.files import FORMAT
-from pronk.drafters.from_target.modules.heads import KINDS, ORDERS, UNEMBEDDINGS, HeadsShape, MultiTokenHeads
+from pronk.drafters.from_target.modules.heads import KINDS, ORDERS, UNEMBEDDINGS, HeadsShape
 from pronk.errors import OptionError
 from pronk.llm import LLM
-from pronk.models.decoder import Decoder
 from pronk.models.fingerprint import Fingerprint
 from pronk.train.attention import DenseAttention, dense_hidden, dense_rope
 from pronk.train.card import heads_card
@@ -42,6 +41,8 @@ from pronk.train.heads import Stage, describe, head_by_head, head_stages, head_w
 from pronk.train.lm import TextModel
 from pronk.train.loop import PassResult
 from pronk.train.losses import text_loss
+from pronk.train.modules.decoder import DecoderModule
+from pronk.train.modules.heads import HeadsModule
 from pronk.train.options import ModelShape
 from pronk.train.served import SERVED_TOKENS, beginnings, is_served, measure
 
@@ -84,9 +85,9 @@ class FutureModel(nn.Module):
 
     def __init__(self, config: ModelConfig, shape: HeadsShape) -> None:
         super().__init__()
-        self.decoder = Decoder(config)
+        self.decoder = DecoderModule(config)
         inner = list(self.decoder.layers)[shape.layer : -1][::-1] if shape.order == "anticausal" else None
-        self.heads = MultiTokenHeads(shape, config, inner)
+        self.heads = HeadsModule(shape, config, inner)
 
     def initialize(self, seed: int) -> None:
         """Initialize the weights; the decoder's weights do not depend on the heads."""
@@ -131,7 +132,7 @@ class FutureTokens(TextModel[FutureModel]):
         return model
 
     @property
-    def decoder(self) -> Decoder:
+    def decoder(self) -> DecoderModule:
         """The model without the further heads."""
         return self.module.decoder
 

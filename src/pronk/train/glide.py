@@ -21,10 +21,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pronk.architecture.rope import apply_rope
-from pronk.drafters.from_target.modules.glide import GlideModule
 from pronk.train.attention import DenseAttention, dense_hidden, dense_rope
 from pronk.train.features import Features
+from pronk.train.modules.decoder import apply_rope
+from pronk.train.modules.glide import GlideDecoderModule
 from pronk.train.student import Branch, Student, describe_decoder
 
 __all__ = ["DelayedAttention", "GlideStudent", "VanillaStudent", "block_mask"]
@@ -63,15 +63,15 @@ class DelayedAttention(DenseAttention):
         return out.transpose(1, 2).reshape(self.batch * self.length, -1).to(rotated.dtype)
 
 
-class GlideStudent(Student[GlideModule]):
+class GlideStudent(Student[GlideDecoderModule]):
     """Training of a decoder with cross-attention to the target's cache; ``options.shape`` has its sizes."""
 
     kind = "glide"
     title = "A GLIDE drafter"
 
-    def build(self, generator: torch.Generator) -> GlideModule:
+    def build(self, generator: torch.Generator) -> GlideDecoderModule:
         """Return the decoder with initial weights."""
-        module = GlideModule(self.options.shape, self.teacher.llm.config)
+        module = GlideDecoderModule(self.options.shape, self.teacher.llm.config)
         module.initialize(generator)
         self.cache = module.cache_layers
         self._hidden = self.maybe_compile(dense_hidden)

@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from pronk.drafters.from_target.modules.heads import HeadsShape, MultiTokenHeads
-from pronk.drafters.from_target.modules.medusa import MedusaHeads
+from pronk.drafters.from_target.modules.heads import HeadsShape
 from pronk.train.attention import DenseAttention, dense_rope
 from pronk.train.features import Features
+from pronk.train.modules.heads import HeadsModule
+from pronk.train.modules.medusa import MedusaModule
 from pronk.train.student import Branch, Student
 
 __all__ = ["HeadsStudent", "Stage", "describe", "head_by_head", "head_stages", "head_weight", "shifted_rows"]
@@ -27,16 +28,16 @@ __all__ = ["HeadsStudent", "Stage", "describe", "head_by_head", "head_stages", "
 Stage = tuple[int, Callable[[Tensor], Tensor]]
 
 
-class HeadsStudent(Student[MultiTokenHeads]):
+class HeadsStudent(Student[HeadsModule]):
     """Training of heads; head ``i`` learns the target's distribution ``i`` positions further on."""
 
     kind = "multi_token"
     title = "Multi-token heads"
 
-    def build(self, generator: torch.Generator) -> MultiTokenHeads:
+    def build(self, generator: torch.Generator) -> HeadsModule:
         """Build heads that nearly copy their input at first, with the target's norm and unembedding."""
         self.hidden = (self.options.shape.layer,)
-        heads = MultiTokenHeads(self.options.shape, self.teacher.llm.config)
+        heads = HeadsModule(self.options.shape, self.teacher.llm.config)
         heads.initialize(generator, self.teacher.decoder.norm, self.teacher.unembedding)
         return heads
 
@@ -68,12 +69,12 @@ def describe(shape: HeadsShape) -> str:
     )
 
 
-def head_weight(heads: MultiTokenHeads | MedusaHeads, index: int, shared: Tensor) -> Tensor:
+def head_weight(heads: HeadsModule | MedusaModule, index: int, shared: Tensor) -> Tensor:
     """Return a head's unembedding ``[vocab, hidden]``: its own, or ``shared`` if it has none."""
     return heads.unembeddings[index].get_parameter("weight") if heads.unembeddings else shared
 
 
-def head_stages(heads: MultiTokenHeads, rope: tuple[Tensor, Tensor] | None, attend: DenseAttention) -> list[Stage]:
+def head_stages(heads: HeadsModule, rope: tuple[Tensor, Tensor] | None, attend: DenseAttention) -> list[Stage]:
     """Return index and function of each head, in order of execution; ``rope``: rotations of the rows."""
 
     def stage(index: int) -> Stage:

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from pronk.drafters.from_target.modules.kangaroo import KangarooAdapter as Adapter
-from pronk.models.decoder import Decoder
 from pronk.train.attention import DenseAttention, dense_rope
 from pronk.train.features import Features
+from pronk.train.modules.decoder import DecoderModule
+from pronk.train.modules.kangaroo import KangarooModule
 from pronk.train.student import Branch, Student
 
 __all__ = ["KangarooStudent", "dense_adapter"]
@@ -30,17 +30,17 @@ _WORDS = {
 }
 
 
-class KangarooStudent(Student[Adapter]):
+class KangarooStudent(Student[KangarooModule]):
     """Training of an adapter on the output of the target's exit layer; ``options.shape`` has its sizes."""
 
     kind = "kangaroo"
     title = "A Kangaroo adapter"
 
-    def build(self, generator: torch.Generator) -> Adapter:
+    def build(self, generator: torch.Generator) -> KangarooModule:
         """Build the adapter; its last norm, and its head if it has one, start as copies of the target's."""
         shape, teacher = self.options.shape, self.teacher
         self.hidden = (shape.exit_layer,)
-        adapter = Adapter(shape, teacher.llm.config)
+        adapter = KangarooModule(shape, teacher.llm.config)
         adapter.initialize(generator, teacher.decoder.norm, teacher.unembedding)
         self._adapt = self.maybe_compile(dense_adapter)
         return adapter
@@ -64,7 +64,7 @@ class KangarooStudent(Student[Adapter]):
         return f"{self.kind}(model={{model!r}}, num_tokens={self.options.num_tokens}, eta=0)"
 
 
-def dense_adapter(adapter: Adapter, decoder: Decoder, early: Tensor, batch: int, length: int) -> Tensor:
+def dense_adapter(adapter: KangarooModule, decoder: DecoderModule, early: Tensor, batch: int, length: int) -> Tensor:
     """Return the adapter's output ``[batch * length, hidden]`` for the exit layer's output ``early``.
 
     Rows are ``batch`` sequences of ``length`` tokens, one after the other; ``decoder`` is the target.

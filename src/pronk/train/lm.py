@@ -16,12 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pronk.architecture.config import ModelConfig, llama_config
-from pronk.models.decoder import Decoder
 from pronk.train.attention import dense_logits
-from pronk.train.batches import Batches, Sequences, token_dtype
+from pronk.train.batches import Batches, Sequences
 from pronk.train.chat import special_ids
+from pronk.train.encoder import token_dtype
 from pronk.train.export import export_model
 from pronk.train.loop import PassResult, find_device
+from pronk.train.modules.decoder import DecoderModule
 from pronk.train.options import LoopOptions, ModelShape, TrainOptions
 from pronk.train.tokenizer import load_tokenizer
 
@@ -56,7 +57,7 @@ class TextModel(ABC, Generic[Module]):
 
     @property
     @abstractmethod
-    def decoder(self) -> Decoder:
+    def decoder(self) -> DecoderModule:
         """The decoder that :meth:`export` writes as a checkpoint."""
 
     @abstractmethod
@@ -94,18 +95,18 @@ class TextModel(ABC, Generic[Module]):
         export_model(self.decoder, self.data, folder, card)
 
 
-class LanguageModel(TextModel[Decoder]):
+class LanguageModel(TextModel[DecoderModule]):
     """A model trained with the cross-entropy of the next token."""
 
-    def build(self) -> Decoder:
+    def build(self) -> DecoderModule:
         """Return the decoder with initial weights."""
-        decoder = Decoder(self.config)
+        decoder = DecoderModule(self.config)
         decoder.initialize(torch.Generator().manual_seed(self.options.seed))
         self._loss = torch.compile(self.loss) if self.options.compile else self.loss
         return decoder
 
     @property
-    def decoder(self) -> Decoder:
+    def decoder(self) -> DecoderModule:
         """The module itself."""
         return self.module
 

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from pronk.errors import OptionError, PronkError
+from pronk.kernels.threads import set_threads
 from pronk.train.batches import Batches
 from pronk.train.checkpoint import load_checkpoint, save_checkpoint
 from pronk.train.clock import EVALUATION, TRAINED_BY, Clock
@@ -36,7 +37,7 @@ from pronk.train.options import LoopOptions
 from pronk.train.resume import check_run
 from pronk.train.schedule import Schedule
 
-__all__ = ["Objective", "PassResult", "Report", "Trainer", "find_device"]
+__all__ = ["Objective", "PassResult", "Report", "Trainer", "find_device", "set_all_threads"]
 
 
 @dataclass(frozen=True)
@@ -117,8 +118,7 @@ class Trainer(Generic[Trained]):
         self.folder, self.options, self.objective = folder, options, objective
         self.processes, self.clock = processes or ProcessGroup(), clock or Clock(options.minutes)
         _check_shares(options, self.processes.count)
-        if options.threads is not None:
-            torch.set_num_threads(options.threads)
+        set_all_threads(options.threads)
         self.optimizers = Optimizers(objective.module, options.optimizer, options.weight_decay)
         self.seconds = 0.0  # training time by the first process's clock, including the time before a resumption
         self.step, self.step_seconds = 0, 0.0  # number of steps made; seconds of the last one
@@ -307,3 +307,14 @@ def find_device(name: str) -> torch.device:
         msg = f"device: expected one that this machine has, for example cpu, found {name!r}"
         raise OptionError(msg) from error
     return device
+
+
+def set_all_threads(threads: int | None) -> None:
+    """Set the number of threads of torch and of the kernels; ``None``: the kernels get torch's number.
+
+    Raises:
+        OptionError: the number is not in 1..4096.
+    """
+    set_threads(torch.get_num_threads() if threads is None else threads, workers=1)
+    if threads is not None:
+        torch.set_num_threads(threads)

@@ -17,15 +17,17 @@ import torch
 from torch import Tensor
 
 from pronk.checks import check_integer
-from pronk.drafters.from_target.modules.medusa import MedusaHeads, MedusaShape
+from pronk.drafters.from_target.modules.medusa import MedusaShape
 from pronk.drafters.shared.rank_tree import MAX_NODES, best_paths
 from pronk.errors import OptionError
-from pronk.train.batches import Sequences, token_dtype
+from pronk.train.batches import Sequences
+from pronk.train.encoder import token_dtype
 from pronk.train.features import Features
 from pronk.train.heads import head_weight, shifted_rows
 from pronk.train.lm import held_out_sets
 from pronk.train.loop import PassResult
 from pronk.train.losses import TeacherLogits, chunks
+from pronk.train.modules.medusa import MedusaModule
 from pronk.train.on_policy import held_out_halves, held_out_prompts
 from pronk.train.options import HeadsOptions
 from pronk.train.student import Branch, Student
@@ -50,7 +52,7 @@ class MedusaOptions(HeadsOptions):
         check_integer("tree-size", self.tree_size, 1, MAX_NODES)
 
 
-class MedusaStudent(Student[MedusaHeads]):
+class MedusaStudent(Student[MedusaModule]):
     """Training of Medusa heads; see :class:`~pronk.train.student.Student`."""
 
     kind = "medusa"
@@ -63,9 +65,9 @@ class MedusaStudent(Student[MedusaHeads]):
         self._run = self.maybe_compile(_run)
         self._accuracies: tuple[tuple[float, ...], ...] | None = None  # of the current weights; ``None``: not measured
 
-    def build(self, generator: torch.Generator) -> MedusaHeads:  # noqa: ARG002 - nothing is random
+    def build(self, generator: torch.Generator) -> MedusaModule:  # noqa: ARG002 - nothing is random
         """Build heads that predict the target's next token before training."""
-        heads = MedusaHeads(self.options.shape, self.teacher.llm.config)
+        heads = MedusaModule(self.options.shape, self.teacher.llm.config)
         heads.initialize(self.teacher.unembedding)
         return heads
 

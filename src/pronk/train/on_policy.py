@@ -27,11 +27,10 @@ from pronk.errors import OptionError
 from pronk.files.atomic import convert_write_errors, write_json, write_tokens
 from pronk.sampling.noise import derive_seed
 from pronk.sampling.params import SamplingParams
-from pronk.train.batches import token_dtype
 from pronk.train.chat import parse_dialogue
 from pronk.train.clock import TEXT_BY, TRAINED_BY, Clock
 from pronk.train.data import Collection, Pool, mix
-from pronk.train.encoder import Encoder, Turns
+from pronk.train.encoder import Encoder, Turns, token_dtype
 from pronk.train.options import OnPolicyOptions
 from pronk.train.resume import check_unchanged
 from pronk.train.teacher import Teacher

@@ -14,8 +14,8 @@ from pronk.engine.stats import Stats
 from pronk.llm import LLM
 from pronk.sampling.noise import derive_seed
 from pronk.sampling.params import SamplingParams
-from pronk.train.batches import token_dtype
 from pronk.train.clock import limit_time
+from pronk.train.encoder import token_dtype
 
 __all__ = ["SERVED_TOKENS", "beginnings", "is_served", "measure"]
 

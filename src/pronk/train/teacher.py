@@ -1,7 +1,7 @@
 """The target in training: it writes text, provides distributions and verifies draft tokens.
 
-If the engine uses pronk's kernels, its weights are packed for them. A second, unpacked copy of the weights then
-computes the distributions for the loss.
+The engine has weights in a form of its own. A second copy of the weights, a module of torch, computes the distributions
+for the loss.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from pronk.errors import OptionError
 from pronk.hub.resolve import resolve_model
 from pronk.llm import LLM
 from pronk.models.clone_models import tiny_model
-from pronk.models.decoder import Decoder
 from pronk.models.fingerprint import Fingerprint
-from pronk.models.loader import load_decoder, parse_dtype
+from pronk.models.loader import parse_dtype
 from pronk.quantization.gguf.checkpoint import is_gguf
+from pronk.torch_backend.convert import torch_dtype
 from pronk.train.encoder import Encoder
-from pronk.train.loop import find_device
+from pronk.train.loop import find_device, set_all_threads
+from pronk.train.modules.decoder import DecoderModule
+from pronk.train.modules.load import load_module
 
 __all__ = ["Teacher"]
 
@@ -49,8 +51,9 @@ class Teacher:
             )
             raise OptionError(msg)
         hub = model is not None and not Path(model).expanduser().is_dir()
-        device = str(find_device(device))
-        self.llm = LLM(path, drafter="autoregressive", device=device, threads=threads, max_batch=_BATCH, budget="all")
+        self.device = find_device(device)
+        set_all_threads(threads)
+        self.llm = LLM(path, drafter="autoregressive", device=str(self.device), max_batch=_BATCH, budget="all")
         self.name = str(model) if hub else self.llm.path.resolve().name
         self.encoder = Encoder.of_target(self.llm.tokenizer, self.llm.config)
 
@@ -60,17 +63,14 @@ class Teacher:
         return self.llm.path
 
     @cached_property
-    def decoder(self) -> Decoder:
-        """The target as a module with unpacked weights, which PyTorch can run."""
-        decoder = self.llm.engine.target.decoder
-        if decoder.kernels is None:
-            return decoder
-        return load_decoder(self.folder, self.llm.config, dtype=self.dtype, device=decoder.embedding.device)
+    def decoder(self) -> DecoderModule:
+        """The target as a module of torch."""
+        return load_module(self.folder, self.llm.config, self.dtype, self.device)
 
     @property
     def dtype(self) -> torch.dtype:
         """The checkpoint's dtype; the target distributions of the loss are computed in it."""
-        return parse_dtype("auto", self.llm.config)
+        return torch_dtype(parse_dtype("auto", self.llm.config))
 
     @cached_property
     def fingerprint(self) -> Fingerprint:

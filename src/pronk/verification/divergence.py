@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
+import numpy as np
+
 from pronk.llm import LLM
 from pronk.outputs import Completion
 from pronk.sampling.params import SamplingParams
@@ -71,7 +73,7 @@ def explain(
         what = "another text of the same tokens" if same else f"finish {reasons[1]}, expected {reasons[0]}"
         return Divergence(*labels, len(plain.token_ids), what)
     (recorder,) = score_next(llm, plain.prompt_token_ids, [plain.token_ids[:position]], params)
-    tolerance = rounding(llm, float(recorder.logits.abs().max()))
+    tolerance = rounding(llm, float(np.abs(recorder.logits).max()))
     expected, found = (_candidate(llm, recorder, completion.token_ids, position) for completion in (plain, other))
     if expected is None or found is None:
         what = f"ends after {position} tokens" if found is None else f"goes on after {position} tokens"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from pronk.llm import LLM
 from pronk.sampling.params import SamplingParams
 from pronk.verification.plain_decoding import rounding, score_next
@@ -60,17 +62,17 @@ class ExactDistribution:
             scored = score_next(llm, prompt.ids, list(prefixes), DRAW)
             longer: dict[Cell, float] = {}
             for (prefix, mass), recorder in zip(prefixes.items(), scored, strict=True):
-                logits = recorder.logits.double()
-                top = logits.topk(min(DRAW.top_k, len(logits)))
-                scaled = top.values / DRAW.temperature
-                probs = scaled.softmax(0)
+                logits = recorder.logits.astype(np.float64)
+                likely = np.argsort(-logits, kind="stable")[: DRAW.top_k]
+                scaled = logits[likely] / DRAW.temperature
+                probs = np.exp(scaled - scaled[0])
+                probs /= probs.sum()
                 information += mass * float(probs @ (scaled - probs @ scaled) ** 2)
                 letter_probs = probs[:LETTERS].tolist()
                 # Factor 2: rounding may raise the token's logit and lower the smallest of the top k.
-                slack = 0.0 if llm.exact else 2 * rounding(llm, float(logits.abs().max()))
-                kept = (logits >= top.values[-1] - slack).nonzero().flatten()
-                possible[prefix] = frozenset(kept.tolist())
-                letters = top.indices[:LETTERS].tolist()
+                slack = 0.0 if llm.exact else 2 * rounding(llm, float(np.abs(logits).max()))
+                possible[prefix] = frozenset(np.flatnonzero(logits >= logits[likely[-1]] - slack).tolist())
+                letters = likely[:LETTERS].tolist()
                 longer |= {(*prefix, token): mass * p for token, p in zip(letters, letter_probs, strict=True)}
                 cells[*prefix, OTHER] = mass * (1.0 - sum(letter_probs))
             prefixes = longer
@@ -109,7 +111,7 @@ def _extend(llm: LLM, prompt: NamedPrompt) -> NamedPrompt | None:
         if len(text) + _CONTINUED + 1 + len(repeated) + NUM_TESTED_TOKENS + 1 > llm.config.context:
             break
         (recorder,) = score_next(llm, text, [[]], DRAW)
-        likely = recorder.logits.topk(min(_ROUNDS, len(recorder.logits))).indices.tolist()
+        likely = np.argsort(-recorder.logits, kind="stable")[:_ROUNDS].tolist()
         first = next((token for token in likely if token not in used), likely[0])
         used.add(first)
         params = SamplingParams(**DRAW.to_dict() | {"max_tokens": _CONTINUED, "seed": round_})

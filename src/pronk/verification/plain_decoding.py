@@ -9,9 +9,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
-from torch import Tensor
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
 
+from pronk.arrays import Array
 from pronk.engine.request import Request
 from pronk.llm import LLM
 from pronk.sampling.params import SamplingParams
@@ -23,11 +25,11 @@ __all__ = ["LogitsRecorder", "rounding", "score_next"]
 class LogitsRecorder(Sampler):
     """A sampler that records in ``logits`` the float32 logits ``[vocab]`` of its latest choice."""
 
-    logits: Tensor
+    logits: NDArray[np.float32]
 
-    def choose(self, logits: Tensor) -> int:
+    def choose(self, logits: Array) -> int:
         """Return the token that the target chooses, and record the logits."""
-        self.logits = logits.float().clone()
+        self.logits = np.array(logits, np.float32)
         return super().choose(logits)
 
     def could_choose(self, token: int, instead_of: int, slack: float) -> bool:
@@ -82,5 +84,5 @@ def rounding(llm: LLM, magnitude: float) -> float:
     For ``pronk-tiny`` in bfloat16 (L = 8) this is 2.1 ulp. The measured error of the PyTorch kernels, compared with
     float32, has a root mean square of 0.28 ulp and a maximum of 1.9 ulp.
     """
-    unit_roundoff = torch.finfo(llm.dtype).eps / 2
+    unit_roundoff = float(ml_dtypes.finfo(llm.dtype).eps) / 2  # type: ignore[no-untyped-call]
     return unit_roundoff * magnitude * math.sqrt(2 * llm.config.num_layers + 1)

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from pronk.llm import LLM
 from pronk.sampling.params import SamplingParams
 from pronk.verification.equality import GeneratedText
@@ -59,7 +61,7 @@ class TextScorer:
         if llm.exact:
             return cls(llm, 0.0)
         recorders = [score_next(llm, prompt.ids, [[]], SamplingParams())[0] for prompt in prompts]
-        return cls(llm, 2 * rounding(llm, max(float(recorder.logits.abs().max()) for recorder in recorders)))
+        return cls(llm, 2 * rounding(llm, max(float(np.abs(recorder.logits).max()) for recorder in recorders)))
 
     def can_score(self, length: int) -> bool:
         """Return False if dynamic RoPE rotates a text of ``length`` differently in a prefill than in decoding."""

@@ -71,9 +71,9 @@ def verify_steps(
     report = VerifyReport(
         str(llm.path),
         str(llm.device),
-        str(llm.dtype).removeprefix("torch."),
+        str(llm.dtype),
         forward_weights(llm.engine.runner.decoder).formats,
-        str(llm.engine.cache.kv_dtype).removeprefix("torch."),
+        str(llm.engine.cache.kv_dtype),
         llm.kernels,
         llm.exact,
         settings,

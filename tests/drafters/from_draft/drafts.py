@@ -10,20 +10,20 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from drafters.helpers import CHECKPOINTS
-from pronk.models.decoder import Decoder
-from tiny_models import tiny_decoder
+from pronk.train.modules.decoder import DecoderModule
+from tiny_models import tiny_module
 
 
 @cache
 def draft_folder(noise: float = 0.3, *, context: int = 4096) -> str:
-    """Return a checkpoint of :func:`tiny_models.tiny_decoder` with noise of ``noise`` standard deviations."""
+    """Return a checkpoint of :func:`tiny_models.tiny_module` with noise of ``noise`` standard deviations."""
     folder = CHECKPOINTS / f"draft-{noise}-{context}"
-    write_checkpoint(folder, tiny_decoder(packed=False), noise=noise, context=context)
+    write_checkpoint(folder, tiny_module(), noise=noise, context=context)
     return str(folder)
 
 
-def write_checkpoint(folder: Path, decoder: Decoder, *, noise: float = 0.0, context: int = 4096) -> None:
-    """Write ``decoder``, whose weights are not packed, plus noise as a Hugging Face Llama."""
+def write_checkpoint(folder: Path, decoder: DecoderModule, *, noise: float = 0.0, context: int = 4096) -> None:
+    """Write the weights of ``decoder`` plus noise as a Hugging Face Llama."""
     folder.mkdir(parents=True, exist_ok=True)
     c = decoder.config
     generator = torch.Generator().manual_seed(1)

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from drafters.drafting import bound, context, decode, dense, paths, watch_draft, watched
 from drafters.from_draft.drafts import draft_folder
@@ -19,6 +18,7 @@ from pronk.drafters.from_draft.draft_model import DraftModel, ModelProposer
 from pronk.sampling.noise import gumbel_noise
 from pronk.sampling.params import SamplingParams
 from pronk.speculation.tree import TokenTree
+from softmax import softmax
 from tiny_models import VOCAB
 
 FAIR = 0.03
@@ -123,12 +123,10 @@ def test_the_tree_has_32_draft_tokens_at_most_the_chain_first() -> None:
 
 def ranking(tokens: list[int], params: SamplingParams) -> tuple[list[int], float]:
     """Return the draft's tokens after a text by falling score, and the probability of the first one."""
-    scores = dense(FAIR)(tokens).double()
-    if params.temperature:
-        scores = (scores.float() / params.temperature).double()
+    scores = dense(FAIR)(tokens) / (params.temperature or 1.0)
     if params.temperature and not params.rejects:
-        scores = scores + gumbel_noise(params.seed or 0, len(tokens), torch.arange(VOCAB))
-    return scores.argsort(descending=True).tolist(), float(scores.softmax(0).max())
+        scores = scores + gumbel_noise(params.seed or 0, len(tokens), np.arange(VOCAB))
+    return np.argsort(-scores).tolist(), float(softmax(scores).max())
 
 
 def size_of(confidence: float) -> int:
@@ -187,7 +185,7 @@ def test_siblings_of_drawn_tokens_are_point_masses(rule: Any) -> None:
         (tree,) = drafter.propose([context(drafter, [1, 2, 3], params=params, depth=1)])
         assert tree.probs is not None
         assert tree.probs[0] is None
-        assert torch.equal(tree.probs[1], (dense(FAIR)([1, 2, 3]) / 1.3).double().softmax(0))
+        np.testing.assert_allclose(tree.probs[1], softmax(dense(FAIR)([1, 2, 3]) / 1.3), rtol=1e-12)
         assert all(q is None for q in tree.probs[2:])
         others = [token for token in order if token != tree.tokens[1]]
         assert list(tree.tokens[2:]) == others[: size_of(confidence)]

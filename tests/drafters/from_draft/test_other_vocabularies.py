@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from checkpoints import MakeCheckpoint
 from drafters.helpers import context
@@ -55,7 +56,7 @@ def decode(llm: LLM, drafter: str, options: str) -> tuple[int, int, int]:
 
 
 def write(
-    folder: Path, weights: Callable[[dict[str, torch.Tensor]], None], tokenizer: Callable[[dict[str, Any]], None]
+    folder: Path, weights: Callable[[dict[str, Tensor]], None], tokenizer: Callable[[dict[str, Any]], None]
 ) -> str:
     """Write pronk-tiny-draft after ``weights`` and ``tokenizer`` have changed its files; return the model option."""
     shutil.copytree(DRAFT, folder)
@@ -77,7 +78,7 @@ def shuffle_vocabulary(folder: Path) -> str:
     random.Random(0).shuffle(order)
     new = [0, 1, 2, 3, *order]  # old id to new id
 
-    def shuffle(tensors: dict[str, torch.Tensor]) -> None:
+    def shuffle(tensors: dict[str, Tensor]) -> None:
         table = tensors["model.embed_tokens.weight"]
         tensors["model.embed_tokens.weight"] = torch.empty_like(table).index_copy_(0, torch.tensor(new), table)
 
@@ -126,7 +127,7 @@ def test_the_drafts_prefix_cache_uses_its_own_tokens(llm: LLM, tmp_path: Path) -
 def test_padded_embeddings_are_ignored(llm: LLM, tmp_path: Path) -> None:
     """The embeddings beyond the tokenizer's vocabulary would have the largest logits."""
 
-    def pad(tensors: dict[str, torch.Tensor]) -> None:
+    def pad(tensors: dict[str, Tensor]) -> None:
         table = tensors["model.embed_tokens.weight"]
         more = torch.full((64, table.shape[1]), 3.0, dtype=table.dtype)
         tensors["model.embed_tokens.weight"] = torch.cat((table, more)).contiguous()

@@ -6,8 +6,8 @@ from heapq import heappop, heappush
 from itertools import chain as joined
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 
 from drafters.drafting import (
     assert_no_blocks,
@@ -22,6 +22,7 @@ from drafters.drafting import (
 from drafters.from_draft.drafts import draft_folder
 from pronk.sampling.noise import gumbel_noise
 from pronk.sampling.params import SamplingParams
+from softmax import softmax
 from tiny_models import VOCAB
 
 RIGHT, FAIR, POOR = 0.0, 0.03, 0.1
@@ -46,14 +47,11 @@ def likeliest_after(tokens: Sequence[int], params: SamplingParams, breadth: int)
     """Return a function from a path to the ``breadth`` likeliest tokens after it, with their probabilities."""
 
     def ask(path: Path) -> list[tuple[int, float]]:
-        scores = dense(FAIR)([*tokens, *path]).double()
-        if params.temperature:
-            scores = (scores.float() / params.temperature).double()
-            if not params.rejects:
-                place = len(tokens) + len(path)
-                scores = scores + gumbel_noise(params.seed or 0, place, torch.arange(VOCAB))
-        best = scores.softmax(0).topk(breadth)
-        return list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+        scores = dense(FAIR)([*tokens, *path]) / (params.temperature or 1.0)
+        if params.temperature and not params.rejects:
+            scores = scores + gumbel_noise(params.seed or 0, len(tokens) + len(path), np.arange(VOCAB))
+        probs, best = softmax(scores), np.argsort(-scores)[:breadth]
+        return list(zip(best.tolist(), probs[best].tolist(), strict=True))
 
     return ask
 
@@ -219,7 +217,7 @@ def test_moved_rows_have_the_bits_of_a_new_draft_cache() -> None:
             got = draft.runner.cache.read(layer, lane.block_table)
             want = dense(FAIR).rows(lane.tokens)[2 * layer : 2 * layer + 2]
             for one, other in zip(got, want, strict=True):
-                assert torch.equal(one, other)
+                assert np.array_equal(one, other)
     assert moved > 2
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 
 from drafters.drafting import Asked, decode, dense, watched
 from drafters.from_draft.drafts import draft_folder
@@ -17,6 +17,7 @@ from pronk.drafters import FirstOf, Threshold, make_drafter
 from pronk.drafters.combined.merged import Merged
 from pronk.engine.request import Request
 from pronk.sampling.noise import gumbel_noise
+from softmax import softmax
 from tiny_models import VOCAB
 
 FAIR = 0.03
@@ -135,12 +136,12 @@ def next_probabilities(request: Request, asked: Asked, count: int) -> tuple[list
     """Return the draft model's next tokens and their probabilities, by a softmax over logits (and noise)."""
     tokens, probabilities = list(asked.tokens), []
     for _ in range(count):
-        scores = dense(FAIR)(tokens).double()
+        scores = dense(FAIR)(tokens)
         if request.params.temperature:
-            noise = gumbel_noise(request.seed, len(tokens), torch.arange(VOCAB))
-            scores = (scores.float() / request.params.temperature).double() + noise
+            noise = gumbel_noise(request.seed, len(tokens), np.arange(VOCAB))
+            scores = scores / request.params.temperature + noise
         tokens.append(int(scores.argmax()))
-        probabilities.append(float(scores.softmax(0).max()))
+        probabilities.append(float(softmax(scores).max()))
     return tokens[len(asked.tokens) :], probabilities
 
 

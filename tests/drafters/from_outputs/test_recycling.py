@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
-import torch
-from safetensors.torch import save_file
+from safetensors.numpy import save_file
 
 from drafters.helpers import VOCAB, bind, context
 from pronk.drafters import Outcome, Recycling
@@ -52,10 +52,10 @@ def test_logits_of_rejected_nodes_are_learned() -> None:
     drafter = bind(Recycling(top_k=2))
     state = drafter.start([1])
     tree = TokenTree((1, 2, 3), (-1, 0, 0))
-    logits = torch.zeros(3, VOCAB)
-    logits[0, [4, 5]] = torch.tensor([2.0, 1.0])
-    logits[1, [6, 7]] = torch.tensor([2.0, 1.0])
-    logits[2, [8, 9]] = torch.tensor([1.0, 2.0])
+    logits = np.zeros((3, VOCAB), np.float32)
+    logits[0, [4, 5]] = 2.0, 1.0
+    logits[1, [6, 7]] = 2.0, 1.0
+    logits[2, [8, 9]] = 1.0, 2.0
     drafter.observe(Outcome(state, tree, (), (4,), 0, SamplingParams(), logits))
     assert [state.successors.get(token) for token in (1, 2, 3)] == [(4, 5), (6, 7), (9, 8)]
     biased = SamplingParams(logit_bias={4: -100.0, 10: 50.0})
@@ -71,8 +71,8 @@ def test_text_without_logits_is_read_with_the_next_proposal() -> None:
         text.append(token)
     drafter.propose([context(state, text)])
     assert [state.successors.get(token) for token in (1, 2, 3, 4, 5)] == [(5, 4), (3,), (1,), (1,), ()]
-    logits = torch.zeros(1, 16)
-    logits[0, [8, 9]] = torch.tensor([2.0, 1.0])
+    logits = np.zeros((1, 16), np.float32)
+    logits[0, [8, 9]] = 2.0, 1.0
     drafter.observe(Outcome(state, TokenTree.chain([5]), (), (8,), 6, SamplingParams(), logits))
     drafter.observe(Outcome(state, TokenTree.chain([8]), (), (4,), 7, SamplingParams()))
     drafter.propose([context(state, [*text, 8, 4])])
@@ -117,9 +117,9 @@ def test_damaged_and_foreign_files_are_refused(tmp_path: Path) -> None:
     cases["torn"] = "expected a table saved by"
     (tmp_path / "text").write_text("no table")
     cases["text"] = "expected a table saved by"
-    save_file({"successors": torch.zeros(2, 2)}, tmp_path / "floats", {"format": "pronk-successors/1"})
+    save_file({"successors": np.zeros((2, 2), np.float32)}, tmp_path / "floats", {"format": "pronk-successors/1"})
     cases["floats"] = "expected a table of format"
-    save_file({"other": torch.zeros(2, 2)}, tmp_path / "other", {"format": "pronk-successors/1"})
+    save_file({"other": np.zeros((2, 2), np.float32)}, tmp_path / "other", {"format": "pronk-successors/1"})
     cases["other"] = "expected a table saved by"
     for name, message in cases.items():
         fresh = Successors(4, 100)

@@ -6,20 +6,22 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
 
 from drafters.drafting import Watched, sampler_at
 from drafters.from_target.trained_kangaroo import adapter_folder
 from drafters.helpers import within
+from pronk.arrays import Array
 from pronk.drafters import make_drafter
 from pronk.drafters.from_target.kangaroo import KangarooProposer
-from pronk.drafters.from_target.modules.kangaroo import KangarooAdapter
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.models.decoder import Decoder
 from pronk.speculation.cost_model import CostCurve
+from pronk.torch_backend.convert import to_array
 from pronk.train.features import compute_features
 from pronk.train.kangaroo import dense_adapter
+from pronk.train.modules.decoder import DecoderModule
+from pronk.train.modules.kangaroo import KangarooModule
 from tiny_models import make_engine
 
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7], list(range(40)), [9]]
@@ -58,24 +60,24 @@ def flat(seconds: float) -> CostCurve:
 class Slow:
     """Reference of the self-draft model in torch, without caches: computes the whole text for every call.
 
-    ``decoder`` is the drafter's target with plain weights.
+    ``target`` is the module with the weights of the drafter's target.
     """
 
-    def __init__(self, decoder: Decoder, drafter: Any) -> None:
+    def __init__(self, target: DecoderModule, drafter: Any) -> None:
         found = kangaroo_of(drafter)
-        self.decoder, self.layer = decoder, found.early_exit.exit_layer
-        self.adapter = KangarooAdapter(found.early_exit.adapter.shape, decoder.config)
+        self.target, self.layer = target, found.early_exit.exit_layer
+        self.adapter = KangarooModule(found.early_exit.adapter.shape, target.config)
         tensors = load_file(Path(str(found.options.model)) / "model.safetensors")
         self.adapter.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
 
-    def __call__(self, tokens: Sequence[int]) -> Tensor:
+    def __call__(self, tokens: Sequence[int]) -> Array:
         """Return the logits ``[vocab]`` after ``tokens``."""
         layer, adapter = self.layer, self.adapter
-        early = compute_features(self.decoder, torch.tensor([tokens]), torch.float32, (layer,)).hidden[layer]
+        early = compute_features(self.target, torch.tensor([tokens]), torch.float32, (layer,)).hidden[layer]
         with torch.inference_mode():
-            said = dense_adapter(adapter, self.decoder, early, 1, len(tokens))
-            head = self.decoder.head if adapter.head is None else adapter.head
-            return head(said[-1:])[0]
+            said = dense_adapter(adapter, self.target, early, 1, len(tokens))
+            head = self.target.head if adapter.head is None else adapter.head
+            return to_array(head(said[-1:])[0])
 
 
 def slow_chain(slow: Slow, request: Request, tokens: Sequence[int], most: int, eta: float) -> list[int]:

@@ -5,13 +5,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
 from drafters.drafting import assert_no_blocks, bound, decode, watch_draft, watched
 from drafters.from_target.trained_glide import PROMPTS, DenseGlide, glide_folder, spec
 from drafters.helpers import within
+from pronk.arrays import Array
 from pronk.drafters import Proposer, make_drafter
 from pronk.drafters.from_draft.draft_model import ModelProposer
 from pronk.drafters.shared.chain import Chain
@@ -20,7 +20,7 @@ from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.errors import CheckpointError, OptionError
 from pronk.speculation.tree import TokenTree
-from tiny_models import VOCAB, make_engine, tiny_decoder
+from tiny_models import VOCAB, make_engine, tiny_decoder, tiny_module
 
 KINDS = {
     "glide": spec(),
@@ -45,27 +45,25 @@ class DraftRow:
     text: list[int]
     verified: int
     oldest: int
-    logits: Tensor
+    logits: Array
 
 
 def record_rows(draft: DraftRunner) -> list[DraftRow]:
     """Record all rows that the draft computes from now on."""
     notes, feed, branch, grow = list[DraftRow](), draft.forward_tokens, draft.forward_trees, draft.draft_chain
 
-    def note(lane: Any, text: list[int], logits: Tensor) -> None:
+    def note(lane: Any, text: list[int], logits: Array) -> None:
         notes.append(
-            DraftRow(text, lane.target_block_table.length, lane.target_block_table.num_released * 16, logits.clone())
+            DraftRow(text, lane.target_block_table.length, lane.target_block_table.num_released * 16, logits.copy())
         )
 
-    def fed(lanes: Sequence[DraftLane], tokens: Sequence[Sequence[int]]) -> list[Tensor]:
+    def fed(lanes: Sequence[DraftLane], tokens: Sequence[Sequence[int]]) -> list[Array]:
         rows = feed(lanes, tokens)
         for lane, row in zip(lanes, rows, strict=True):
             note(lane, list(lane.tokens), row)
         return rows
 
-    def branched(
-        lanes: Sequence[DraftLane], trees: Sequence[TokenTree], leads: Sequence[Sequence[int]]
-    ) -> list[Tensor]:
+    def branched(lanes: Sequence[DraftLane], trees: Sequence[TokenTree], leads: Sequence[Sequence[int]]) -> list[Array]:
         rows = branch(lanes, trees, leads)
         for lane, tree, new in zip(lanes, trees, rows, strict=True):
             for node, row in zip(range(len(tree) - len(new), len(tree)), new, strict=True):
@@ -77,7 +75,7 @@ def record_rows(draft: DraftRunner) -> list[DraftRow]:
         text = list(chain.context.tokens)
         grow(lane, chain, is_complete)
         for number, drafted in enumerate(chain.draft_tokens):
-            note(lane, text + chain.tokens[:number], torch.from_numpy(drafted.scores))
+            note(lane, text + chain.tokens[:number], drafted.scores)
 
     draft.forward_tokens, draft.forward_trees, draft.draft_chain = fed, branched, grown  # type: ignore[method-assign]
     return notes
@@ -86,7 +84,7 @@ def record_rows(draft: DraftRunner) -> list[DraftRow]:
 def assert_right(notes: Sequence[DraftRow], dense: DenseGlide) -> None:
     for each in random.Random(0).sample(notes, min(len(notes), 60)):
         want = dense(each.text, each.verified, each.oldest)
-        assert torch.allclose(each.logits, want, rtol=1e-4, atol=1e-4)
+        assert np.allclose(each.logits, want, rtol=1e-4, atol=1e-4)
 
 
 def serve(engine: Engine, drafter: Proposer[Any], prompts: Sequence[Sequence[int]], **options: Any) -> list[Request]:
@@ -108,7 +106,7 @@ def test_logits_equal_the_dense_module_with_a_delayed_cache(name: str, layers: i
     drafter = bound(wrapped.get(name, own), engine)
     notes = record_rows(within(drafter, ModelProposer)[-1].draft)
     made = serve(engine, drafter, [*PROMPTS, *LONG], max_tokens=16)
-    assert_right(notes, DenseGlide(folder, tiny_decoder(packed=False), layers, cross=kind == "glide"))
+    assert_right(notes, DenseGlide(folder, tiny_module(), layers, cross=kind == "glide"))
     delays = {len(each.text) - each.verified for each in notes}
     assert {1, 2, 3, 4} <= delays
     assert sum(request.stats.accepted for request in made) > 0
@@ -122,7 +120,7 @@ def test_sliding_windows(windows: tuple[int | None, ...]) -> None:
     drafter = bound(f"glide(model={folder!r}, num_tokens=6)", engine)
     notes = record_rows(model_of(drafter))
     made = serve(engine, drafter, [*PROMPTS, *LONG], max_tokens=20)
-    assert_right(notes, DenseGlide(folder, tiny_decoder(packed=False, windows=windows)))
+    assert_right(notes, DenseGlide(folder, tiny_module(windows=windows)))
     assert any(each.oldest > 0 for each in notes) == (windows == (12, 12))
     assert sum(request.stats.accepted for request in made) > 0
     assert_no_blocks(drafter)
@@ -137,7 +135,7 @@ def test_released_blocks_are_not_read(number: int) -> None:
     drafter = bound(f"glide(model={folder!r}, num_tokens=1)", engine)
     notes = record_rows(model_of(drafter))
     serve(engine, drafter, LONG[number : number + 1], max_tokens=3)
-    dense = DenseGlide(folder, tiny_decoder(packed=False, windows=windows), 2)
+    dense = DenseGlide(folder, tiny_module(windows=windows), 2)
     first = [each for each in notes if len(each.text) == len(LONG[number]) + 1]
     assert_right(first, dense)
     assert [each.oldest > 0 for each in first] == [len(LONG[number]) > 30]
@@ -150,7 +148,7 @@ def test_learned_positions() -> None:
     drafter = bound(f"glide(model={folder!r}, num_tokens=3)", engine)
     notes = record_rows(model_of(drafter))
     serve(engine, drafter, PROMPTS)
-    assert_right(notes, DenseGlide(folder, tiny_decoder(packed=False, classic=True)))
+    assert_right(notes, DenseGlide(folder, tiny_module(classic=True)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -191,5 +189,5 @@ def test_folders_of_the_other_kind_are_refused(text: str, message: str) -> None:
 def test_a_target_with_other_heads_is_refused() -> None:
     """The shapes differ. The fingerprint cannot show that here, because the tiny target has no files."""
     other = make_engine(tiny_decoder(heads=4, kv_heads=4))
-    with pytest.raises(CheckpointError, match=r"cross_out.weight: expected shape \(32, 64\), found \(32, 96\)"):
+    with pytest.raises(CheckpointError, match=r"cross_query.weight: expected shape \(64, 32\), found \(96, 32\)"):
         make_drafter(spec()).bind(other.target)

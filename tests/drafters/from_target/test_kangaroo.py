@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from torch import Tensor
 
 from drafters.drafting import Turns, assert_no_blocks, decode, plain_output, text
 from drafters.from_target.exits import (
@@ -18,14 +17,15 @@ from drafters.from_target.exits import (
     slow_chain,
     watched,
 )
-from drafters.from_target.trained_kangaroo import calm_decoder
+from drafters.from_target.trained_kangaroo import calm_decoder, calm_module
 from drafters.kernel_calls import Calls
 from drafters.trees import TreeDrafter, off_chain
 from engine.cases import total, watch
+from pronk.arrays import Array
 from pronk.drafters import make_drafter
 from pronk.drafters.from_target.modules.kangaroo import ADAPTERS
-from pronk.execution.attention import Segment
 from pronk.execution.early_rows import EarlyTokens
+from pronk.execution.segment import Segment
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import DraftToken, Sampler
 from tiny_models import GivenTimes, make_engine, make_request
@@ -48,7 +48,7 @@ def test_chains_equal_a_reference_without_caches(
 ) -> None:
     decoder = calm_decoder(windows=windows or (None,) * 4)
     engine, drafter = watched(decoder, named(decoder, 2, adapter, num_tokens=5, eta=eta))
-    slow = Slow(calm_decoder(windows=windows or (None,) * 4, packed=False), drafter)
+    slow = Slow(calm_module(windows=windows or (None,) * 4), drafter)
     lengths = set[int]()
     for request in decode(engine, drafter, PROMPTS[:3], max_tokens=14, **OPTIONS[options]):
         for asked in drafter.of(request):
@@ -117,7 +117,7 @@ def test_requests_share_forward_passes() -> None:
     engine, drafter = watched(decoder, named(decoder, num_tokens=3, eta=0))
     begin, passes = kangaroo_of(drafter).early_exit.runner.run_first_layers, list[int]()
 
-    def counted(jobs: Sequence[Any], layers: int) -> list[Tensor]:
+    def counted(jobs: Sequence[Any], layers: int) -> list[Array]:
         passes.append(len(jobs))
         return begin(jobs, layers)
 
@@ -145,7 +145,7 @@ def test_accepted_draft_tokens_of_another_drafter_are_not_computed_again(monkeyp
     others = [each for each in rows.calls[4:] if each[0] == 0 and len(each[1]) > 1]
     assert len(mine) == sum(asked.tree.num_draft_tokens + 1 for asked in inner.of(request))
     assert len(others) == len(request.stats.steps) - len(inner.of(request)) - 1
-    slow = Slow(calm_decoder(packed=False), inner)
+    slow = Slow(calm_module(), inner)
     for asked in inner.of(request):
         want = slow_chain(slow, request, asked.tokens, min(3, asked.depth, asked.nodes), 0)
         assert list(asked.tree.tokens[1:]) == want
@@ -155,7 +155,7 @@ def test_a_prompt_longer_than_a_chunk() -> None:
     decoder = calm_decoder()
     engine, drafter = watched(decoder, named(decoder, eta=0))
     requests = decode(engine, drafter, [text(0, 1100), text(1, 530)], max_tokens=12)
-    slow = Slow(calm_decoder(packed=False), drafter)
+    slow = Slow(calm_module(), drafter)
     for request in requests:
         for asked in drafter.of(request)[:2]:
             want = slow_chain(slow, request, asked.tokens, min(6, asked.depth), 0)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-import torch
 
 from drafters.drafting import abort_one_and_finish, assert_no_blocks, decode, early_tables, early_tokens, text
 from drafters.from_target.exits import (
@@ -20,6 +19,7 @@ from drafters.from_target.exits import (
 from drafters.from_target.trained_kangaroo import calm_decoder
 from drafters.kernel_calls import burning
 from engine.cases import total, watch
+from pronk.arrays import BFLOAT16, FLOAT32
 from pronk.drafters import Capabilities, DraftContext, Outcome, Proposer, make_drafter
 from pronk.engine.engine import Engine
 from pronk.execution.early_rows import EarlyRows
@@ -112,7 +112,7 @@ COMPOSITES = ["cape", "cape of threshold", "first_of", "first", "merged", "two e
 @pytest.mark.parametrize("options", ["greedy", "sampling"])
 @pytest.mark.parametrize("name", COMPOSITES)
 def test_parts_of_a_composite(name: str, options: str) -> None:
-    kind = torch.float32 if options == "greedy" else torch.bfloat16
+    kind = FLOAT32 if options == "greedy" else BFLOAT16
     decoder = calm_decoder(kind, windows=WINDOWS if options == "greedy" else (None, 24, None, None))
     engine = make_engine(decoder, prefill_chunk=32)
     drafter = make_drafter(composite(decoder, name)).bind(engine.target)

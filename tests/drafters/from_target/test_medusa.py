@@ -5,15 +5,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from drafters.drafting import LIKELY, bound, decode, paths, watched
 from drafters.from_draft.drafts import draft_folder
-from drafters.from_target.trained_medusa import SHAPE, TREE, medusa_folder, plain_heads, spec, write_heads
+from drafters.from_target.trained_medusa import SHAPE, TREE, head_logits, medusa_folder, plain_heads, spec, write_heads
 from drafters.helpers import context
 from engine.cases import total
+from pronk.arrays import Array
 from pronk.drafters import Medusa, Outcome, make_drafter
 from pronk.drafters.from_target.medusa import MedusaProposer, MedusaState
 from pronk.drafters.shared.rank_tree import best_paths
@@ -22,31 +23,32 @@ from pronk.models.fingerprint import Fingerprint
 from pronk.sampling.noise import gumbel_noise
 from pronk.sampling.params import SamplingParams
 from pronk.speculation.tree import TokenTree
+from pronk.torch_backend.convert import to_array
 from pronk.train.attention import dense_hidden
-from tiny_models import VOCAB, make_engine, tiny_config, tiny_decoder
+from tiny_models import VOCAB, make_engine, tiny_config, tiny_decoder, tiny_module
 
 PROMPTS = [[1, 2, 3], [5] * 20, [9, 8, 7, 9, 8, 7, 9, 8]]
 
 
 @cache
 @torch.no_grad()
-def last_hidden(text: tuple[int, ...]) -> Tensor:
+def last_hidden(text: tuple[int, ...]) -> torch.Tensor:
     """Return the target's ``[hidden]`` at the last token of ``text``, after the final norm, by torch."""
-    decoder = tiny_decoder(packed=False)
-    return decoder.norm(dense_hidden(decoder, torch.tensor([text])))[-1]
+    module = tiny_module()
+    return module.norm(dense_hidden(module, torch.tensor([text])))[-1]
 
 
 def ranking(text: list[int], params: SamplingParams, depth: int) -> list[int]:
     """Return all tokens by falling score of head ``depth`` (from 1), which reads the hidden state of ``text[-2]``."""
-    hidden, head = last_hidden(tuple(text[:-1]))[None], tiny_decoder(packed=False).head
-    logits = plain_heads(medusa_folder()).logits(hidden, head)[depth - 1, 0].clone()
+    hidden, head = last_hidden(tuple(text[:-1]))[None], tiny_module().head
+    logits = to_array(head_logits(plain_heads(medusa_folder()), hidden, head)[depth - 1, 0])
     for token, bias in (params.logit_bias or {}).items():
         logits[token] += bias
     if params.greedy:
-        return logits.argsort(descending=True).tolist()
-    ids = torch.arange(len(logits))
+        return np.argsort(-logits).tolist()
+    ids = np.arange(len(logits))
     noise = 0.0 if params.rejects else gumbel_noise(params.seed or 0, len(text) + depth - 1, ids)
-    return ((logits / params.temperature).double() + noise).argsort(descending=True).tolist()
+    return np.argsort(-(logits / params.temperature).astype(np.float64) - noise).tolist()
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.9}, {"temperature": 0.9, "logit_bias": LIKELY}])
@@ -84,7 +86,7 @@ def state_after(
     """Return the draft state after a forward pass over ``tree`` below ``tokens``, with made-up hidden states."""
     state, tree = drafter.start(tokens[:1]), tree or TokenTree.chain(tokens[-1:])
     rows = [[*tokens, *(tree.tokens[i] for i in tree.path(node))] for node in range(len(tree))]
-    hidden = {2: torch.stack([torch.full((tiny_config().hidden_size,), float(sum(row))) for row in rows])}
+    hidden = {2: np.array([[sum(row)] * tiny_config().hidden_size for row in rows], np.float32)}
     drafter.observe(Outcome(state, tree, path, (), len(tokens) - 1, SamplingParams(), hidden=hidden))
     return state
 
@@ -130,7 +132,9 @@ def test_the_main_chain_comes_first_and_gains_are_products() -> None:
         rate = state.calibrations[depth - 1].rate(tree.origin[node])
         assert tree.gain[node] == pytest.approx(tree.gain[parent] * rate)
     before = [each.bias for each in state.calibrations]
-    drafter.observe(Outcome(state, tree, (1,), (), 1, SamplingParams(), hidden={2: torch.ones(len(tree), 64)}))
+    drafter.observe(
+        Outcome(state, tree, (1,), (), 1, SamplingParams(), hidden={2: np.ones((len(tree), 64), np.float32)})
+    )
     after = [each.bias for each in state.calibrations]
     assert after[0] != before[0]
     assert after[1] < before[1]
@@ -147,7 +151,7 @@ def test_back_off_after_steps_without_its_draft_tokens() -> None:
         return tree.num_draft_tokens > 0
 
     def observe(tree: TokenTree) -> None:
-        hidden = {2: torch.ones(len(tree), tiny_config().hidden_size)}
+        hidden = {2: np.ones((len(tree), tiny_config().hidden_size), np.float32)}
         drafter.observe(Outcome(state, tree, (), (), len(text) - 1, SamplingParams(), hidden=hidden))
         text.append(1)
 
@@ -189,7 +193,7 @@ def test_a_batch_is_one_call_of_the_heads(monkeypatch: pytest.MonkeyPatch) -> No
     drafter, batches = bound(spec()), list[int]()
     logits = type(drafter.runner).logits
 
-    def counted(loaded: Any, hidden: list[Tensor]) -> Tensor:
+    def counted(loaded: Any, hidden: list[Array]) -> Array:
         batches.append(len(hidden))
         return logits(loaded, hidden)
 

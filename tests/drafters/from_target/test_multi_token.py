@@ -7,9 +7,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
 from drafters.drafting import LIKELY, Asked, Turns, assert_plain, bound, decode, paths, plain_output, watched
 from drafters.from_draft.drafts import draft_folder
@@ -17,15 +16,17 @@ from drafters.from_target.trained_multi_token import SHAPE, dense_heads, heads_f
 from drafters.test_conformance import Stage, outcome
 from drafters.trees import TreeDrafter, off_chain
 from engine.cases import total
+from pronk.arrays import Array
 from pronk.drafters import make_drafter
 from pronk.drafters.from_target.modules.heads import HeadsShape
 from pronk.drafters.from_target.multi_token import MultiToken, MultiTokenProposer
 from pronk.drafters.shared.chain import Chain
 from pronk.errors import OptionError
-from pronk.models.decoder import Decoder
 from pronk.sampling.params import SamplingParams
 from pronk.speculation.tree import TokenTree
-from tiny_models import VOCAB, make_engine, make_request, run, tiny_decoder
+from pronk.train.modules.decoder import DecoderModule
+from softmax import softmax
+from tiny_models import VOCAB, make_engine, make_request, run, tiny_decoder, tiny_module
 
 PROMPTS = [[1, 2, 3], [5] * 20, [9, 8, 7, 9, 8, 7, 9, 8]]
 TREE = ((0,), (1,), (0, 0), (2,), (0, 1), (1, 0), (0, 0, 0))
@@ -40,9 +41,11 @@ LONG_PROMPTS = [[(7 * i * i + 3 * i + j) % VOCAB for i in range(length)] for j, 
 Seen = list[tuple[list[int], list[int]]]
 
 
-def dense_tokens(decoder: Decoder, shape: HeadsShape, text: Sequence[int], *, classic: bool = False) -> list[list[int]]:
+def dense_tokens(
+    target: DecoderModule, shape: HeadsShape, text: Sequence[int], *, classic: bool = False
+) -> list[list[int]]:
     """Return each head's likeliest token at every position of the text."""
-    return [rows.argmax(-1).tolist() for rows in dense_heads(decoder, shape, text, classic=classic)]
+    return [rows.argmax(-1).tolist() for rows in dense_heads(target, shape, text, classic=classic)]
 
 
 @pytest.fixture
@@ -61,11 +64,11 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
 
 
 def check_chains(seen: Seen, shape: HeadsShape, **target: Any) -> None:
-    """Compare greedy chains with a pass over the whole text; ``target``: options of :func:`tiny_decoder`."""
-    decoder, classic = tiny_decoder(**target, packed=False), target.get("classic", False)
+    """Compare greedy chains with a pass over the whole text; ``target``: options of :func:`tiny_module`."""
+    module, classic = tiny_module(**target), target.get("classic", False)
     for text, draft_tokens in seen:
         if draft_tokens:
-            rows = dense_tokens(decoder, shape, text, classic=classic)
+            rows = dense_tokens(module, shape, text, classic=classic)
             assert draft_tokens == [row[len(text) - 2] for row in rows][: len(draft_tokens)]
 
 
@@ -164,9 +167,9 @@ def off_the_chain(asked: list[Asked]) -> int:
     return sum(node >= each.tree.main_chain for each in asked for node in each.path)
 
 
-def last_rows(text: list[int]) -> list[Tensor]:
+def last_rows(text: list[int]) -> list[Array]:
     """Return each head's logits ``[vocab]`` at the token before the last."""
-    return [rows[len(text) - 2] for rows in dense_heads(tiny_decoder(packed=False), SHAPE, text)]
+    return [rows[len(text) - 2] for rows in dense_heads(tiny_module(), SHAPE, text)]
 
 
 @pytest.mark.parametrize("tree", [12, TREE])
@@ -200,9 +203,9 @@ def test_a_tree_of_n_nodes_has_the_n_likeliest_paths(size: int) -> None:
     engine, drafter = watched(spec(tree=size))
     for request in decode(engine, drafter, PROMPTS, logit_bias=LIKELY):
         first = drafter.of(request)[0]
-        bias = torch.zeros(len(last_rows(first.tokens)[0]))
+        bias = np.zeros(VOCAB, np.float32)
         bias[list(LIKELY)] = 30.0
-        shares = [(row + bias).softmax(0).topk(8).values.tolist() for row in last_rows(first.tokens)]
+        shares = [np.sort(softmax(row + bias))[:-9:-1].tolist() for row in last_rows(first.tokens)]
         shares = [[min(max(round(1000 * share), 1), 999) / 1000 for share in row] for row in shares]
         every = [prod(path) for depth in (1, 2, 3) for path in product(*shares[:depth])]
         assert first.tree.num_draft_tokens == size

@@ -90,7 +90,7 @@ def test_samples_of_one_prompt(kind: str, windows: tuple[int | None, ...]) -> No
             r"drafter\.json: medusa: tree: expected each path once .* found \(0, 1\) without",
         ),
         ("medusa", {"tree": []}, r"drafter\.json: medusa: tree: expected 1\.\.127 paths of ranks"),
-        ("medusa", {"num_heads": 4}, r"tensor layers\.3\.blocks\.0\.bias: expected shape \(64,\), found None"),
+        ("medusa", {"num_heads": 4}, r"tensor layers\.3\.blocks\.0\.weight: expected shape \(64, 64\), found None"),
     ],
 )
 def test_invalid_shapes_are_refused(kind: str, changed: dict[str, Any], message: str, tmp_path: Path) -> None:

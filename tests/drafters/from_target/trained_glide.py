@@ -11,14 +11,17 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from drafters.helpers import CHECKPOINTS
+from pronk.arrays import Array
 from pronk.drafters.from_target.modules.files import FORMAT
-from pronk.drafters.from_target.modules.glide import GlideModule, GlideShape
-from pronk.models.decoder import Decoder
+from pronk.drafters.from_target.modules.glide import GlideShape
+from pronk.torch_backend.convert import to_array
 from pronk.train.attention import dense_hidden, dense_logits
 from pronk.train.export import export_drafter
 from pronk.train.features import compute_features
 from pronk.train.glide import DelayedAttention, block_mask
-from tiny_models import tiny_decoder
+from pronk.train.modules.decoder import DecoderModule
+from pronk.train.modules.glide import GlideDecoderModule
+from tiny_models import tiny_module
 
 PROMPTS: tuple[tuple[int, ...], ...] = ((1, 2, 3), (4, 5, 6, 7), tuple(range(30)), (9,))
 FREE: tuple[int | None, ...] = (None, None)
@@ -33,9 +36,9 @@ def glide_folder(
     *, layers: int = 1, cross: bool = True, windows: tuple[int | None, ...] = FREE, classic: bool = False
 ) -> str:
     """Return a drafter for :func:`tiny_models.tiny_decoder`, fitted to its texts after :data:`PROMPTS`."""
-    target = tiny_decoder(packed=False, windows=windows, classic=classic)
+    target = tiny_module(windows=windows, classic=classic)
     made = shape(layers, cross=cross)
-    module = GlideModule(made, target.config)
+    module = GlideDecoderModule(made, target.config)
     module.initialize(torch.Generator().manual_seed(3))
     fit(module, target, torch.tensor([write(target, prompt, 44) for prompt in PROMPTS]), steps=60)
     kind = "glide" if cross else "vanilla"
@@ -52,7 +55,7 @@ def spec(name: str = "glide", *, num_tokens: int = 4) -> str:
 
 
 @torch.no_grad()
-def write(target: Decoder, prompt: Sequence[int], length: int) -> list[int]:
+def write(target: DecoderModule, prompt: Sequence[int], length: int) -> list[int]:
     """Return the prompt and its greedy continuation, ``length`` tokens in all."""
     tokens = list(prompt)
     while len(tokens) < length:
@@ -60,7 +63,7 @@ def write(target: Decoder, prompt: Sequence[int], length: int) -> list[int]:
     return tokens
 
 
-def fit(module: GlideModule, target: Decoder, tokens: Tensor, steps: int) -> None:
+def fit(module: GlideDecoderModule, target: DecoderModule, tokens: Tensor, steps: int) -> None:
     """Fit the module to the target's distribution on ``tokens``."""
     with torch.no_grad():
         wanted = dense_logits(target, tokens).softmax(-1)
@@ -73,7 +76,7 @@ def fit(module: GlideModule, target: Decoder, tokens: Tensor, steps: int) -> Non
         optimizer.step()
 
 
-def dense_drafter_logits(module: GlideModule, target: Decoder, tokens: Tensor, seen: Tensor) -> Tensor:
+def dense_drafter_logits(module: GlideDecoderModule, target: DecoderModule, tokens: Tensor, seen: Tensor) -> Tensor:
     """Return the logits ``[count * length, vocab]`` of the drafter without a cache.
 
     ``seen`` ``[length, length]`` marks the tokens whose target keys each row may attend to; windows hide more.
@@ -86,7 +89,7 @@ def dense_drafter_logits(module: GlideModule, target: Decoder, tokens: Tensor, s
     attend = DelayedAttention(
         count,
         length,
-        rotation=target.rope(positions.repeat(count), positions.repeat(count) + 1, torch.float32),
+        rotation=target.rope(positions.repeat(count), torch.float32),
         keys=[features.keys[layer] for layer in layers],
         values=[features.values[layer] for layer in layers],
         masks=[seen & (positions > positions[:, None] - window) for window in windows],
@@ -97,15 +100,15 @@ def dense_drafter_logits(module: GlideModule, target: Decoder, tokens: Tensor, s
 class DenseGlide:
     """Reference of a trained drafter without a cache: computes the whole text for every call."""
 
-    def __init__(self, folder: str, target: Decoder, layers: int = 1, *, cross: bool = True) -> None:
+    def __init__(self, folder: str, target: DecoderModule, layers: int = 1, *, cross: bool = True) -> None:
         self.target = target
-        self.module = GlideModule(shape(layers, cross=cross), target.config)
+        self.module = GlideDecoderModule(shape(layers, cross=cross), target.config)
         tensors = load_file(Path(folder) / "model.safetensors")
         self.module.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
 
     @torch.no_grad()
-    def __call__(self, tokens: Sequence[int], verified: int, oldest: int = 0) -> Tensor:
+    def __call__(self, tokens: Sequence[int], verified: int, oldest: int = 0) -> Array:
         """Return logits ``[vocab]`` after ``tokens``, with target keys of positions ``oldest .. verified - 1``."""
         places = torch.arange(len(tokens))
         seen = (places < places[:, None].clamp(max=verified)) & (places >= oldest)
-        return dense_drafter_logits(self.module, self.target, torch.tensor([tokens]), seen)[-1]
+        return to_array(dense_drafter_logits(self.module, self.target, torch.tensor([tokens]), seen)[-1])

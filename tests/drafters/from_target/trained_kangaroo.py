@@ -12,36 +12,44 @@ from typing import Any
 import torch
 
 from drafters.helpers import CHECKPOINTS
+from pronk.arrays import FLOAT32, DType
 from pronk.drafters.from_target.modules.files import FORMAT
-from pronk.drafters.from_target.modules.kangaroo import KangarooAdapter, KangarooShape
-from pronk.models.decoder import Decoder, pack_linears
-from pronk.models.linear import choose_linear
+from pronk.drafters.from_target.modules.kangaroo import KangarooShape
+from pronk.models.backend import Backend, KernelBackend
+from pronk.models.decoder import Decoder
+from pronk.torch_backend.backend import TorchBackend
+from pronk.torch_backend.convert import torch_dtype
 from pronk.train.export import export_drafter
-from tiny_models import CPU, kernels, tiny_decoder
+from pronk.train.modules.decoder import DecoderModule
+from pronk.train.modules.kangaroo import KangarooModule
+from tiny_models import decoder_of, kernels, tiny_decoder, tiny_module
 
 LAYERS = 4
 
 
 @cache
-def calm_decoder(
-    dtype: torch.dtype = torch.float32,
+def calm_module(
+    dtype: DType = FLOAT32,
     *,
     calm: float = 0.3,
     windows: tuple[int | None, ...] = (None,) * LAYERS,
     classic: bool = False,
-    packed: bool = True,
-) -> Decoder:
-    """Return a target whose layers after the first add ``calm`` times their usual output."""
-    decoder = deepcopy(tiny_decoder(windows=windows, classic=classic, packed=False))
-    for layer in decoder.layers[1:]:
+) -> DecoderModule:
+    """Return a target whose layers after the first add ``calm`` times their usual output, as a module of torch."""
+    module = deepcopy(tiny_module(windows=windows, classic=classic))
+    for layer in module.layers[1:]:
         for linear in (layer.out, layer.down):
-            linear.weight.data.mul_(calm)
+            linear.weight.mul_(calm)
             if linear.bias is not None:
-                linear.bias.data.mul_(calm)
-    decoder.to(dtype)
-    if packed:
-        pack_linears(decoder, choose_linear(kernels(), CPU))
-    return decoder
+                linear.bias.mul_(calm)
+    return module.to(torch_dtype(dtype))
+
+
+@cache
+def calm_decoder(dtype: DType = FLOAT32, *, packed: bool = True, **options: Any) -> Decoder:
+    """Return the decoder of :func:`calm_module`, for the kernels or for torch."""
+    backend: Backend = KernelBackend(kernels()) if packed else TorchBackend("cpu", dtype)
+    return decoder_of(calm_module(dtype, **options), backend)
 
 
 @cache
@@ -59,10 +67,9 @@ def adapter_folder(
     """
     decoder = tiny_decoder() if decoder is None else decoder
     shape = KangarooShape.of_target(decoder.config, exit_layer, adapter)
-    module = KangarooAdapter(shape, decoder.config)
-    c = decoder.config
-    plain = tiny_decoder(windows=c.windows, classic=c.norm == "layer", packed=False)  # for its head, unpacked
-    module.initialize(torch.Generator().manual_seed(1), decoder.norm, plain.head.weight)
+    module = KangarooModule(shape, decoder.config)
+    plain = tiny_module(windows=decoder.config.windows, classic=decoder.config.norm == "layer")
+    module.initialize(torch.Generator().manual_seed(1), plain.norm, plain.head.weight)
     for name, parameter in module.layers.named_parameters():
         if name.endswith(("out.weight", "down.weight")):
             parameter.data.mul_(50 * noise)

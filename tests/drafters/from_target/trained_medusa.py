@@ -7,13 +7,15 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
+from torch import Tensor, nn
 
 from drafters.helpers import CHECKPOINTS
 from pronk.architecture.config import ModelConfig
 from pronk.drafters.from_target.modules.files import FORMAT
-from pronk.drafters.from_target.modules.medusa import MedusaHeads, MedusaShape
+from pronk.drafters.from_target.modules.medusa import MedusaShape
 from pronk.models.fingerprint import Fingerprint
 from pronk.train.export import export_drafter
+from pronk.train.modules.medusa import MedusaModule
 from tiny_models import tiny_config
 
 TREE = ((0,), (1,), (0, 0), (2,), (0, 1), (1, 0), (0, 0, 0), (3,), (0, 0, 1))
@@ -25,7 +27,7 @@ def write_heads(
     folder: Path, shape: MedusaShape = SHAPE, config: ModelConfig | None = None, target: Fingerprint = UNKNOWN
 ) -> str:
     """Write heads, by default for the tiny target; large random weights change the hidden states much."""
-    heads, generator = MedusaHeads(shape, config or tiny_config()), torch.Generator().manual_seed(3)
+    heads, generator = MedusaModule(shape, config or tiny_config()), torch.Generator().manual_seed(3)
     with torch.no_grad():
         for parameter in heads.parameters():
             parameter.normal_(0.0, parameter.shape[-1] ** -0.5, generator=generator)
@@ -42,13 +44,22 @@ def medusa_folder(unembeddings: str = "shared", vocab: int = tiny_config().vocab
 
 
 @cache
-def plain_heads(folder: str, vocab: int = tiny_config().vocab_size) -> MedusaHeads:
+def plain_heads(folder: str, vocab: int = tiny_config().vocab_size) -> MedusaModule:
     """Return the heads of a folder in torch, float32."""
     shape = json.loads((Path(folder) / "drafter.json").read_text())["shape"]
-    heads = MedusaHeads(MedusaShape(**shape), tiny_config(vocab=vocab))
+    heads = MedusaModule(MedusaShape(**shape), tiny_config(vocab=vocab))
     tensors = load_file(Path(folder) / "model.safetensors")
     heads.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
     return heads.requires_grad_(requires_grad=False)
+
+
+def head_logits(heads: MedusaModule, hidden: Tensor, unembed: nn.Module) -> Tensor:
+    """Return logits ``[heads, rows, vocab]``; ``hidden`` ``[rows, hidden]`` is after the target's final norm.
+
+    ``unembed``, the target's unembedding, is used unless the heads have their own.
+    """
+    unembeddings = heads.unembeddings or [unembed] * len(heads.layers)
+    return torch.stack([layer(head(hidden)) for layer, head in zip(unembeddings, heads.layers, strict=True)])
 
 
 def spec(**options: object) -> str:

@@ -5,23 +5,25 @@ from dataclasses import asdict
 from functools import cache
 
 import torch
-from torch import Tensor
 
 from drafters.helpers import CHECKPOINTS
 from pronk.architecture.config import ModelConfig
+from pronk.arrays import Array
 from pronk.drafters.from_target.modules.files import FORMAT
-from pronk.drafters.from_target.modules.heads import HeadsShape, MultiTokenHeads
-from pronk.models.decoder import Decoder
+from pronk.drafters.from_target.modules.heads import HeadsShape
+from pronk.torch_backend.convert import to_array
 from pronk.train.attention import DenseAttention
 from pronk.train.export import export_drafter
+from pronk.train.modules.decoder import DecoderModule
+from pronk.train.modules.heads import HeadsModule
 from tiny_models import tiny_config
 
 SHAPE = HeadsShape(num_heads=3, layer=2, mlp=24)
 
 
-def make_heads(shape: HeadsShape, config: ModelConfig) -> MultiTokenHeads:
+def make_heads(shape: HeadsShape, config: ModelConfig) -> HeadsModule:
     """Return heads with weights so large that attention and MLP change the logits much."""
-    heads = MultiTokenHeads(shape, config)
+    heads = HeadsModule(shape, config)
     heads.initialize(torch.Generator().manual_seed(3))
     with torch.no_grad():
         for name, parameter in heads.named_parameters():
@@ -50,15 +52,20 @@ def spec(**options: object) -> str:
 
 
 @torch.no_grad()
-def dense_heads(decoder: Decoder, shape: HeadsShape, text: Sequence[int], *, classic: bool = False) -> list[Tensor]:
+def dense_heads(target: DecoderModule, shape: HeadsShape, text: Sequence[int], *, classic: bool = False) -> list[Array]:
     """Return logits ``[tokens, vocab]`` of each head at every position, in one forward pass without a cache."""
-    heads, length, config = make_heads(shape, tiny_config(classic=classic)), len(text), decoder.config
+    heads, length, config = make_heads(shape, tiny_config(classic=classic)), len(text), target.config
     for parameter in heads.parameters():  # saved in bfloat16
         parameter.copy_(parameter.bfloat16())
     positions = torch.arange(length)
-    x = decoder.embed(torch.tensor(text), positions, torch.float32)
-    rope = decoder.rope(positions, positions + 1, torch.float32)
-    outputs = [y for _, y in decoder.run(x, rope, DenseAttention(1, length, config.windows))]
+    x = target.embed(torch.tensor(text), positions, torch.float32)
+    rope = target.rope(positions, torch.float32)
+    outputs = [y for _, y in target.run(x, rope, DenseAttention(1, length, config.windows))]
     attend = DenseAttention(1, length, (config.window,) * shape.num_heads)
-    made = dict(heads.run(outputs[shape.layer - 1], lambda i, x: heads.run_part(i, x, rope, attend), shape.num_heads))
-    return [heads.unembedding(i, decoder.head)(heads.norm(i, made[i])) for i in range(shape.num_heads)]
+    x, made = outputs[shape.layer - 1], dict[int, Array]()
+    for index in shape.execution_order:
+        out = heads.run_part(index, x, rope, attend)
+        x = out if shape.is_chained else x
+        unembedding = heads.unembeddings[index] if heads.unembeddings else target.head
+        made[index] = to_array(unembedding(heads.norm(index, out)))
+    return [made[index] for index in range(shape.num_heads)]

@@ -5,9 +5,8 @@ from math import ceil
 from typing import Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from pronk.arrays import Array
 from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
 
 # What groups have besides a scale: nothing, a minimum, or a zero point (and then scales of 16 bits).
@@ -22,31 +21,28 @@ def some_codes(
     shape: tuple[int, int], bits: Bits, minima: Minima, order: bool, group: int, seed: int = 0
 ) -> QuantizedMatrix:
     """Return a matrix of random codes, with scales of both signs."""
-    generator = torch.Generator().manual_seed(seed)
+    random = np.random.default_rng(seed)
     outputs, inputs = shape
-    groups = ceil(inputs / group)
-    codes = torch.randint(1 << bits, shape, generator=generator, dtype=torch.uint8)
-    scale = torch.randn(outputs, groups, generator=generator) * 0.1
-    minimum = torch.randn(outputs, groups, generator=generator) if minima else None
+    groups = (outputs, ceil(inputs / group))
+    codes = random.integers(1 << bits, size=shape, dtype=np.uint8)
+    scale = random.standard_normal(groups, np.float32) * np.float32(0.1)
+    minimum = random.standard_normal(groups, np.float32) if minima else None
     if minima == "zeros":
-        scale = scale.half().float()
-        minimum = -scale * torch.randint(1 << bits, scale.shape, generator=generator)
-    return QuantizedMatrix(
-        codes, scale, minimum, bits, group, torch.randperm(inputs, generator=generator) if order else None
-    )
+        scale = scale.astype(np.float16).astype(np.float32)
+        minimum = -scale * random.integers(1 << bits, size=groups).astype(np.float32)
+    return QuantizedMatrix(codes, scale, minimum, bits, group, random.permutation(inputs) if order else None)
 
 
-def coded_product(weight: QuantizedMatrix, x: Tensor) -> Tensor:
-    """Return the product ``[rows, outputs]`` by the rule of ``kernels/README.md``."""
+def coded_product(weight: QuantizedMatrix, x: Array) -> Array:
+    """Return the product, float32 ``[rows, outputs]``, by the rule of ``kernels/README.md``."""
     inputs = weight.shape[1]
     order = range(inputs) if weight.order is None else weight.order.tolist()
-    codes, scale = weight.codes.tolist(), weight.scale.numpy()
-    zeros = torch.full(weight.scale.shape, weight.zero)
-    minimum = None if weight.minimum is None else weight.minimum.numpy()
-    if weight.scale_format.zeros and weight.minimum is not None:
-        zeros, minimum = (-weight.minimum / weight.scale).round().int(), None
+    codes, scale, minimum = weight.codes.tolist(), weight.scale, weight.minimum
+    zeros = np.full(scale.shape, weight.zero)
+    if weight.scale_format.zeros and minimum is not None:
+        zeros, minimum = np.round(-minimum / scale).astype(np.int64), None
     out = np.zeros((len(x), len(codes)), np.float32)
-    for r, row in enumerate(x.float().numpy()[:, list(order)]):
+    for r, row in enumerate(x.astype(np.float32)[:, list(order)]):
         for g, start in enumerate(range(0, inputs, weight.group)):
             part = row[start : start + weight.group]
             top = np.abs(part).max()
@@ -59,7 +55,7 @@ def coded_product(weight: QuantizedMatrix, x: Tensor) -> Tensor:
                 out[r, n] = fused(np.float32(sum_), scale[n, g] * step, out[r, n])
                 if minimum is not None:
                     out[r, n] = fused(minimum[n, g], step * np.float32(sum(own)), out[r, n])
-    return torch.from_numpy(out)
+    return out
 
 
 def fused(a: np.float32, b: np.float32, c: np.float32) -> np.float32:

@@ -4,16 +4,12 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
 from pronk.errors import CheckpointError
 from pronk.quantization.formats.formats import parse_scheme
 from pronk.quantization.formats.matrix import QuantizedMatrix
 from pronk.quantization.formats.scheme import LinearModule
-from quantized_formats import FORMATS, Format, gptq, ints, pack
-
-Tensors = dict[str, Tensor]
+from quantized_formats import FORMATS, Array, Format, Tensors, gptq, ints, pack
 
 
 def damaged(kind: Format, change: Callable[[Tensors], object], message: str) -> None:
@@ -22,7 +18,7 @@ def damaged(kind: Format, change: Callable[[Tensors], object], message: str) -> 
     assert weight is not None
     change(tensors)
     with pytest.raises(CheckpointError, match=message) as caught:
-        weight.read(tensors, torch.empty(32, 64, dtype=torch.uint8))
+        weight.read(tensors, np.empty((32, 64), np.uint8))
     assert "\n" not in str(caught.value)
 
 
@@ -41,12 +37,12 @@ def damaged(kind: Format, change: Callable[[Tensors], object], message: str) -> 
     ],
 )
 def test_scales_that_are_not_finite(name: str, scale: str, value: float) -> None:
-    damaged(FORMATS[name], lambda tensors: tensors[scale].flatten()[0].fill_(value), "expected finite numbers in")
+    damaged(FORMATS[name], lambda tensors: tensors[scale].reshape(-1).put(0, value), "expected finite numbers in")
 
 
 def test_weights_of_nan() -> None:
     def spoil(tensors: Tensors) -> None:
-        tensors["weight"].view(torch.uint8)[3, 5] = 0xFF
+        tensors["weight"].view(np.uint8)[3, 5] = 0xFF
 
     damaged(
         FORMATS["fp8-block"], spoil, "expected finite numbers in weight and weight_scale_inv, found NaN or infinity"
@@ -82,7 +78,7 @@ def test_symmetric_weights_with_other_zero_points() -> None:
     ],
 )
 def test_groups_that_do_not_match(index: list[int], message: str) -> None:
-    tensor = torch.tensor(index, dtype=torch.int32)
+    tensor = np.array(index, np.int32)
     damaged(gptq(4, order=True), lambda tensors: tensors.update(g_idx=tensor), rf"^g_idx: .*{message}")
     kind = ints(4, "group", order=True)
     damaged(kind, lambda tensors: tensors.update(weight_g_idx=tensor), rf"^weight_g_idx: .*{message}")
@@ -91,21 +87,21 @@ def test_groups_that_do_not_match(index: list[int], message: str) -> None:
 @pytest.mark.parametrize("value", [0, -1])
 def test_an_input_order_that_was_never_set(value: int) -> None:
     """An index with one value for all inputs is refused, unless the weight has a single group."""
-    index = torch.full((64,), value, dtype=torch.int32)
+    index = np.full(64, value, np.int32)
     message = rf"^g_idx: expected the group of each input, 0..3, found {value} for all as desc_act is true; use anot"
     damaged(gptq(4, order=True), lambda tensors: tensors.update(g_idx=index), message)
     whole = gptq(4, -1, order=True)
     tensors = whole.make(np.random.default_rng(0), 32, 64)
     weight = parse_scheme(whole.config).weight(LinearModule("model.layers.0.mlp.up_proj", 32, 64))
     assert weight is not None
-    read = weight.read(tensors | {"g_idx": index}, torch.empty(32, 64, dtype=torch.uint8))
+    read = weight.read(tensors | {"g_idx": index}, np.empty((32, 64), np.uint8))
     assert isinstance(read, QuantizedMatrix)
     assert read.order is None
-    assert np.array_equal(read.dequantize().numpy(), whole.rule(tensors))
+    assert np.array_equal(read.dequantize(), whole.rule(tensors))
 
 
 def test_a_bias_in_a_model_without_biases() -> None:
-    damaged(gptq(4), lambda tensors: tensors.update(bias=torch.ones(32)), r"^bias: expected zeros, .*no bias, found")
+    damaged(gptq(4), lambda tensors: tensors.update(bias=np.ones(32)), r"^bias: expected zeros, .*no bias, found")
 
 
 @pytest.mark.parametrize("value", [8, -9, 127])
@@ -113,7 +109,7 @@ def test_integers_of_more_bits(value: int) -> None:
     kind = ints(4, "group", packed=False, sym=False)
     for name in ("weight", "weight_zero_point"):
         message = rf"{name}: expected 4-bit integers of -8..7, found "
-        damaged(kind, lambda tensors, name=name: tensors[name].flatten()[0].fill_(value), message)
+        damaged(kind, lambda tensors, name=name: tensors[name].reshape(-1).put(0, value), message)
 
 
 ONE_SCALE = "expected one of weight_scale_inv and weight_scale, found"
@@ -122,18 +118,18 @@ ONE_SCALE = "expected one of weight_scale_inv and weight_scale, found"
 @pytest.mark.parametrize(
     ("kind", "replaced", "message"),
     [
-        (ints(4, "group", packed=False), {"weight_zero_point": torch.ones(32, 4, dtype=torch.int8)},
+        (ints(4, "group", packed=False), {"weight_zero_point": np.ones((32, 4), np.int8)},
          r"^weight_zero_point: expected zeros"),
-        (ints(8, "channel", packed=False, sym=False), {"weight_zero_point": torch.full((32, 1), 200).int()},
+        (ints(8, "channel", packed=False, sym=False), {"weight_zero_point": np.full((32, 1), 200)},
          r"weight_zero_point: expected 8-bit integers of -128..127, found 200..200"),
-        (ints(4, "group"), {"weight_shape": torch.tensor([32, 60])},
+        (ints(4, "group"), {"weight_shape": np.array([32, 60])},
          r"weight_shape: expected \[32, 64\] from config.json, found \[32, 60\]"),
         (FORMATS["fp8-tensor"], {"weight_scale": None}, rf"{ONE_SCALE} 0"),
-        (FORMATS["fp8-tensor"], {"weight_scale_inv": torch.ones(1)}, rf"{ONE_SCALE} 2"),
+        (FORMATS["fp8-tensor"], {"weight_scale_inv": np.ones(1)}, rf"{ONE_SCALE} 2"),
     ],
     ids=["zero points of symmetric weights", "wide zero points", "another shape", "no scale", "two scales"],
 )  # fmt: skip
-def test_wrong_tensors(kind: Format, replaced: dict[str, Tensor | None], message: str) -> None:
+def test_wrong_tensors(kind: Format, replaced: dict[str, Array | None], message: str) -> None:
     def change(tensors: Tensors) -> None:
         for name, tensor in replaced.items():
             if tensor is None:

@@ -2,9 +2,8 @@
 
 import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
+from pronk.arrays import Array
 from pronk.quantization.formats.formats import parse_scheme
 from pronk.quantization.formats.fuse import fusible_runs, stack_matrices
 from pronk.quantization.formats.matrix import QuantizedMatrix
@@ -12,7 +11,7 @@ from pronk.quantization.formats.scheme import LinearModule
 from quantized_formats import FORMATS, Format, gptq
 
 
-def read(kind: Format, seed: int, codes: Tensor, **tensors: Tensor) -> QuantizedMatrix:
+def read(kind: Format, seed: int, codes: Array, **tensors: Array) -> QuantizedMatrix:
     weight = parse_scheme(kind.config).weight(LinearModule("model.layers.0.mlp.up_proj", *codes.shape))
     assert weight is not None
     found = weight.read(kind.make(np.random.default_rng(seed), *codes.shape) | tensors, codes)
@@ -33,31 +32,29 @@ def read(kind: Format, seed: int, codes: Tensor, **tensors: Tensor) -> Quantized
 )
 @pytest.mark.parametrize("inputs", [64, 96])
 def test_stacked(names: tuple[str, ...], inputs: int) -> None:
-    codes = torch.empty(16 * len(names), inputs, dtype=torch.uint8)
-    parts = [
-        read(FORMATS[name], seed, each) for seed, (name, each) in enumerate(zip(names, codes.split(16), strict=True))
-    ]
-    expected = torch.cat([part.dequantize() for part in parts])
+    codes = np.empty((16 * len(names), inputs), np.uint8)
+    parts = [read(FORMATS[name], seed, codes[16 * seed : 16 * (seed + 1)]) for seed, name in enumerate(names)]
+    expected = np.concatenate([part.dequantize() for part in parts])
     stacked = stack_matrices(parts, codes)
     assert stacked is not None
     assert stacked.bits == max(part.bits for part in parts)
-    assert torch.equal(stacked.dequantize(), expected)
+    assert np.array_equal(stacked.dequantize(), expected)
 
 
 def test_matrices_with_different_input_orders_are_not_stacked() -> None:
-    kind, codes = gptq(4, order=True), torch.empty(32, 64, dtype=torch.uint8)
-    above, below = codes.split(16)
+    kind, codes = gptq(4, order=True), np.empty((32, 64), np.uint8)
+    above, below = codes[:16], codes[16:]
     index = kind.make(np.random.default_rng(0), 16, 64)["g_idx"]
     first = read(kind, 0, above)
     assert stack_matrices([first, read(kind, 1, below)], codes) is None
     assert stack_matrices([first, read(gptq(4), 1, below)], codes) is None
     assert stack_matrices([read(gptq(4), 1, below), first], codes) is None
     second = read(kind, 1, below, g_idx=index)
-    expected = torch.cat([first.dequantize(), second.dequantize()])
+    expected = np.concatenate([first.dequantize(), second.dequantize()])
     stacked = stack_matrices([first, second], codes)
     assert stacked is not None
     assert stacked.order is not None
-    assert torch.equal(stacked.dequantize(), expected)
+    assert np.array_equal(stacked.dequantize(), expected)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +75,7 @@ def test_matrices_with_different_input_orders_are_not_stacked() -> None:
 def test_runs(names: list[str | None], runs: list[int]) -> None:
     """A run of weights is plain, or has equal bits, groups, input orders and equal use of minima."""
     weights = [
-        torch.zeros(16, 96) if name is None else read(FORMATS[name], seed, torch.empty(16, 96, dtype=torch.uint8))
+        np.zeros((16, 96)) if name is None else read(FORMATS[name], seed, np.empty((16, 96), np.uint8))
         for seed, name in enumerate(names)
     ]
     found = fusible_runs(weights)
@@ -89,5 +86,5 @@ def test_runs(names: list[str | None], runs: list[int]) -> None:
 def test_runs_with_one_input_order() -> None:
     kind = gptq(4, order=True)
     index = kind.make(np.random.default_rng(0), 16, 64)["g_idx"]
-    weights = [read(kind, seed, torch.empty(16, 64, dtype=torch.uint8), g_idx=index) for seed in range(2)]
+    weights = [read(kind, seed, np.empty((16, 64), np.uint8), g_idx=index) for seed in range(2)]
     assert fusible_runs(weights) == [slice(0, 2)]

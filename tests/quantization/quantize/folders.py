@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from checkpoints import transformers_logits
+from pronk.arrays import Array
 
 
 def tensors(folder: Path) -> dict[str, Tensor]:
@@ -53,10 +54,10 @@ def dequantized(folder: Path, out: Path) -> Path:
     return out
 
 
-def perplexity(folder: Path, tokens: Tensor) -> float:
+def perplexity(folder: Path, tokens: Array) -> float:
     """Return the perplexity by transformers, over all tokens but the first of each row."""
     losses = []
     for row in tokens.tolist():
-        logits = transformers_logits(folder, row)[:-1]
+        logits = torch.from_numpy(transformers_logits(folder, row)[:-1])
         losses.append(torch.nn.functional.cross_entropy(logits, torch.tensor(row[1:]), reduction="none"))
     return float(torch.cat(losses).mean().exp())

@@ -1,6 +1,7 @@
 """Calibration and evaluation texts of ``quantize``."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,7 @@ def test_the_evaluation_text(model: Path) -> None:
     assert texts.calibration is None
     assert texts.methods == ("nearest",)
     assert texts.evaluation.shape[1] == 256  # the model's context length
-    assert texts.evaluation.numel() <= 8192
+    assert texts.evaluation.size <= 8192
     assert "def " in decode(model, texts.evaluation)
 
 
@@ -75,3 +76,11 @@ def test_short_and_missing_texts_are_refused(model: Path, tmp_path: Path) -> Non
         with pytest.raises(OptionError, match=message) as caught:
             read_texts(model, tmp_path / name)
         assert "\n" not in str(caught.value)
+
+
+def test_calibration_needs_torch(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    message = r"calibrate: expected torch to quantize with a calibration text, found none; pip install 'pronk\[train\]'"
+    with pytest.raises(OptionError, match=message):
+        read_texts(model, rows(tmp_path / "rows.jsonl", 900))
+    assert read_texts(model).calibration is None

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from checkpoints import byte_tokenizer
 from pronk.errors import OptionError, PromptError, TokenizerError
@@ -321,8 +320,8 @@ def random_text(tokenizer: Tokenizer, guide: Guide, seed: int, trigger: int | No
     follower = Grammars(tokenizer, tokenizer.vocab_size, [0]).compile(guide).new_processor()
     tokens = list[int]()
     while len(tokens) < length:
-        mask = follower.mask(torch.zeros(tokenizer.vocab_size))
-        allowed = np.flatnonzero(np.isfinite(mask.numpy())).tolist()
+        mask = follower.mask(np.zeros(tokenizer.vocab_size, np.float32))
+        allowed = np.flatnonzero(np.isfinite(mask)).tolist()
         token = trigger if trigger in allowed and rng.random() < 0.05 else rng.choice(allowed)
         if token == 0:
             break

@@ -21,6 +21,7 @@ from pronk.cli.train.options import (
     command_line,
     model_option,
     refuse,
+    require_torch,
     text_options,
 )
 from pronk.train.options import DataOptions, ModelShape, OnPolicyOptions, TrainOptions, fit_lengths
@@ -72,6 +73,8 @@ def lm(
 
     pronk train lm --source notes/=1 --out run --bytes --future-tokens 8
     """
+    require_torch()
+
     from pronk.train.clock import Clock
 
     settings = vars(loop())
@@ -108,6 +111,8 @@ def _command(kind: type[DrafterKind]) -> Callable[..., None]:
         student: Callable[[], StudentRun],
         loop: Callable[[], LoopSettings],
     ) -> None:
+        require_torch()
+
         from pronk.train.clock import Clock
 
         drafter, run, settings = kind(), student(), vars(loop())

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from torch import Tensor
-
+from pronk.arrays import Array
 from pronk.drafters.from_draft.draft_model import DraftState, ModelProposer
 from pronk.drafters.shared.composite import States
 from pronk.drafters.shared.draft import DraftLane, DraftRunner
@@ -47,7 +46,7 @@ class CachedTree:
         self.pending_text = list(missing[:-1])
         self._draft = draft
         self._draft_ids = list(missing[-1:])
-        self._logits: list[Tensor] = []  # for each computed node: the draft model's logits ``[vocab]`` after it
+        self._logits: list[Array] = []  # for each computed node: the draft model's logits ``[vocab]`` after it
         self._draft_tokens: dict[int, DraftToken | None] = {}
         self._children: list[dict[int, int]] = [{}]
 
@@ -124,9 +123,9 @@ class CachedTree:
         """Return all nodes, computed or not, as a :class:`TokenTree` with the draft's token ids."""
         return TokenTree(tuple(self._draft_ids), tuple(self.parents))
 
-    def append_logits(self, rows: Tensor) -> None:
+    def append_logits(self, rows: Array) -> None:
         """Store the logits ``[new nodes, vocab]`` of the nodes that a forward pass has just computed."""
-        self._logits += rows.unbind()
+        self._logits.extend(rows)
         self.pending_text = []
 
 

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from torch import Tensor
-
+from pronk.arrays import Array
 from pronk.checks import check_choice, check_number
 from pronk.drafters.shared.chain import Chain, Stop, extend_chains
 from pronk.drafters.shared.draft import DraftLane, DraftRunner
@@ -81,7 +80,7 @@ class ModelProposer(AdaptiveLengthProposer[DraftLane]):
         active_chains = [chains[number] for number in active]
         lanes = [chain.context.state.lane for chain in active_chains]
 
-        def next_logits(indices: Sequence[int]) -> Sequence[Tensor | None]:
+        def next_logits(indices: Sequence[int]) -> Sequence[Array | None]:
             if not active_chains[indices[0]].draft_tokens:  # first round: all chains are empty
                 return self.draft.forward_texts(
                     [lanes[i] for i in indices], [active_chains[i].context for i in indices]

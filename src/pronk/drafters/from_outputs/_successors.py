@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
+import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.numpy import save
 
 from pronk.errors import OptionError
 from pronk.files.atomic import replace_file
@@ -56,7 +56,7 @@ def save_successors(path: Path, table: Successors, vocabulary: str | None) -> No
         OptionError: the file cannot be written.
     """
     rows = [[token, *ids, *[-1] * (table.top_k - len(ids))] for token, ids in table.rows.items()]
-    tensor = torch.tensor(rows, dtype=torch.int32).reshape(len(rows), 1 + table.top_k)
+    tensor = np.array(rows, np.int32).reshape(len(rows), 1 + table.top_k)
     content = save({"successors": tensor}, {"format": _FORMAT, "vocabulary": vocabulary or ""})
     try:
         with replace_file(path) as file:
@@ -73,14 +73,14 @@ def load_successors(path: Path, table: Successors, vocabulary: str | None) -> No
         OptionError: the file is missing, damaged, or of another vocabulary; the table stays empty.
     """
     try:
-        with safe_open(path, "pt") as file:
+        with safe_open(path, "np") as file:
             metadata, tensor = file.metadata() or {}, file.get_tensor("successors")
     except (OSError, SafetensorError) as error:
         msg = f"{path}: expected a table saved by RecyclingProposer.save, found: {error}; choose another table"
         raise OptionError(msg) from error
-    if metadata.get("format") != _FORMAT or tensor.dim() != 2 or tensor.dtype != torch.int32 or tensor.shape[1] < 1:
-        shape = tuple(tensor.shape)
-        msg = f"{path}: expected a table of format {_FORMAT}, found {metadata.get('format')!r}, {shape}; save it again"
+    if metadata.get("format") != _FORMAT or tensor.ndim != 2 or tensor.dtype != np.int32 or tensor.shape[1] < 1:
+        found = f"{metadata.get('format')!r}, {tensor.shape}"
+        msg = f"{path}: expected a table of format {_FORMAT}, found {found}; save it again"
         raise OptionError(msg)
     if metadata.get("vocabulary") != (vocabulary or ""):
         msg = f"{path}: expected a table of this model's tokenizer, found one of another; save one with this model"

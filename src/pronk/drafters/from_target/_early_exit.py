@@ -18,16 +18,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from pronk.arrays import Array, is_finite
 from pronk.drafters.from_target.modules.files import TrainedDrafter
 from pronk.drafters.from_target.modules.kangaroo import KangarooAdapter, KangarooShape
 from pronk.drafters.shared.chain import Chain
 from pronk.drafters.shared.side_cache import CHUNK, Apply, SideCache, SideLane
-from pronk.execution.attention import Segment
 from pronk.execution.early_rows import EarlyTokens
 from pronk.execution.model_runner import ForwardJob, ModelRunner
+from pronk.execution.segment import Segment
 from pronk.kv_cache.blocks import BlockTable
 from pronk.models.program import Program, ProgramRows
 from pronk.speculation.cost_model import CostCurve, CostModel
@@ -88,8 +88,8 @@ class EarlyExit:
     def load(cls, trained: TrainedDrafter, target: Target) -> EarlyExit:
         """Load a trained adapter; raise CheckpointError if its files are damaged."""
         shape = trained.make_shape(KangarooShape)
-        adapter = trained.make_checked(lambda: KangarooAdapter(shape, target.decoder.config))
-        return cls(target, trained.load_weights(adapter, target.cache))
+        config = target.decoder.config
+        return cls(target, trained.load(target, lambda weights: KangarooAdapter(shape, config, weights)))
 
     def release(self, lane: SideLane) -> None:
         """Free the blocks of a request in the adapter's cache."""
@@ -109,7 +109,7 @@ class EarlyExit:
         del lane.tokens[len(context.tokens) - 1 :]
         return self._side_cache.reserve(lane, context, max_tokens)
 
-    def next_logits(self, drafts: Sequence[ExitDraft]) -> Tensor:
+    def next_logits(self, drafts: Sequence[ExitDraft]) -> Array:
         """Run the new tokens of each chain; return the logits ``[drafts, vocab]`` of its next draft token."""
         start_time = self.target.clock()
         jobs = [ForwardJob(draft.segment, range(0), draft.chain.context.sampler.context.num_prompt) for draft in drafts]
@@ -119,22 +119,22 @@ class EarlyExit:
         for draft, job, rows in zip(drafts, jobs, outputs, strict=True):
             # Outputs that overflow are cached as zeros. After an overflow, the target computes all layers of the rows
             # itself, and so detects the error.
-            draft.is_finite = draft.is_finite and bool(rows.isfinite().all())
+            draft.is_finite = draft.is_finite and is_finite(rows)
             draft.num_early_rows = len(job.segment.tree)
             early_tokens = EarlyTokens(self.exit_layer, job.segment.tree.tokens) if draft.is_finite else None
             self.runner.early_tokens.put(draft.block_table, early_tokens)
         if self._side_cache is None:
-            hidden = self._run_mlp_adapter(torch.stack([rows[-1] for rows in outputs]))
+            hidden = self._run_mlp_adapter(np.stack([rows[-1] for rows in outputs]))
         else:
-            hidden = torch.stack([rows[-1] for rows in self._run_side_cache(self._side_cache, drafts)])
+            hidden = np.stack([rows[-1] for rows in self._run_side_cache(self._side_cache, drafts)])
         logits = self._logits(hidden)
         context = sum(draft.block_table.length for draft in drafts)
         self._cost_model.learn(sum(map(len, outputs)), context, self.target.clock() - start_time)
         return logits
 
-    def _run_side_cache(self, side_cache: SideCache, drafts: Sequence[ExitDraft]) -> list[Tensor]:
+    def _run_side_cache(self, side_cache: SideCache, drafts: Sequence[ExitDraft]) -> list[Array]:
         """Run the adapter on the tokens that its cache lacks; return ``[tokens, hidden]`` for each draft."""
-        tokens, rows = list[list[int]](), list[Tensor]()
+        tokens, rows = list[list[int]](), list[Array]()
         for draft in drafts:
             lane, block_table = draft.lane, draft.block_table
             if block_table.length - len(lane.tokens) > CHUNK:  # cache a long text in chunks first
@@ -144,17 +144,13 @@ class EarlyExit:
             rows.append(self.target.cache.read_hidden(self.exit_layer, block_table, num_cached, stop))
         return side_cache.run([draft.lane for draft in drafts], tokens, rows, _run_adapter)
 
-    @torch.inference_mode()
-    def _run_mlp_adapter(self, rows: Tensor) -> Tensor:
+    def _run_mlp_adapter(self, rows: Array) -> Array:
         """Run an adapter without attention (kind ``mlp``) on rows ``[drafts, hidden]``."""
-        kernels = self.target.cache.kernels
-        if kernels is None:
-            return self.adapter(rows, None, _no_attention)
         if self._program is None:
-            program = Program(kernels, rows.shape[1], rows.dtype)
+            program = self.target.decoder.backend.program(rows.shape[1], rows.dtype)
             self.adapter.compile_part(0, program)
             self._program = program
-        out = rows.clone()
+        out = rows.copy()
         self._program.run(ProgramRows.without_segments(len(rows)), out)
         return out
 
@@ -167,16 +163,10 @@ class EarlyExit:
         fraction = self.exit_layer / len(self.target.decoder.layers)
         return None if draft is None else StepCost(self.target.cost_model.rest(target, fraction), draft, requests)
 
-    @torch.inference_mode()
-    def _logits(self, rows: Tensor) -> Tensor:
+    def _logits(self, rows: Array) -> Array:
         head = self.target.decoder.head if self.adapter.head is None else self.adapter.head
-        return head.logits(rows).cpu()
+        return head.logits(rows)
 
 
-def _run_adapter(x: Tensor, apply: Apply) -> Tensor:
+def _run_adapter(x: Array, apply: Apply) -> Array:
     return apply(0, x)
-
-
-def _no_attention(*_: object) -> Tensor:
-    msg = "expected an adapter without attention, found one that attends"
-    raise AssertionError(msg)

@@ -14,8 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
-
+from pronk.arrays import Array
 from pronk.drafters.shared.rank_tree import Path, best_paths, main_chain_first
 from pronk.speculation.calibration import Calibration
 from pronk.speculation.proposer import DraftContext
@@ -28,7 +27,7 @@ _MAX_RANKS = 8
 
 
 def draft_tree(
-    context: DraftContext[Any], logits: Tensor, calibrations: Sequence[Calibration], shape: int | Sequence[Path]
+    context: DraftContext[Any], logits: Array, calibrations: Sequence[Calibration], shape: int | Sequence[Path]
 ) -> TokenTree:
     """Return the tree for one request, within the request's limits of depth and nodes.
 
@@ -57,7 +56,7 @@ def draft_tree(
     return _build_tree(context.tokens[-1], ranked, calibrations, paths)
 
 
-def _rank_tokens(context: DraftContext[Any], logits: Tensor, counts: Sequence[int]) -> list[list[tuple[int, float]]]:
+def _rank_tokens(context: DraftContext[Any], logits: Array, counts: Sequence[int]) -> list[list[tuple[int, float]]]:
     """Return for each head ``i`` its ``counts[i]`` likeliest tokens, best first, as (id, probability)."""
     sampler, ranked = context.sampler, list[list[tuple[int, float]]]()
     with sampler.after():

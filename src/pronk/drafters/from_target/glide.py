@@ -13,15 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from pronk.drafters.from_draft.draft_model import ModelDrafter
-from pronk.drafters.from_target.modules import glide
 from pronk.drafters.from_target.modules.files import read_trained_drafter
-from pronk.drafters.from_target.modules.glide import GlideShape
+from pronk.drafters.from_target.modules.glide import GlideDecoder, GlideShape
 from pronk.drafters.shared.draft import DraftLane, DraftRunner
 from pronk.drafters.shared.side_cache import open_pool
 from pronk.drafters.shared.vocabulary.translation import Translation
 from pronk.errors import OptionError
-from pronk.execution.attention import Segment
 from pronk.execution.model_runner import CrossAttentionSource, ForwardJob, ModelRunner
+from pronk.execution.segment import Segment
 from pronk.interrupts import uninterrupted
 from pronk.kv_cache.blocks import BlockTable
 from pronk.speculation.proposer import DraftContext
@@ -59,12 +58,12 @@ class _GlideRunner(DraftRunner):
 
         def load_runner() -> DraftRunner:
             shape = trained.make_shape(GlideShape)
-            module = trained.make_checked(lambda: glide.GlideModule(shape, target.decoder.config))
-            trained.load_weights(module, target.cache).tie(target.cache.kernels)
+            config, backend = target.decoder.config, target.decoder.backend
+            module = trained.load(target, lambda weights: GlideDecoder(shape, config, backend, weights))
             layers = tuple(layer - 1 for layer in module.cache_layers)  # layer numbers from 1 to indices from 0
             cross_source = CrossAttentionSource(target.decoder, target.cache, layers) if layers else None
             runner = ModelRunner(module, open_pool(target, module.config), cross_source, clock=target.clock)
-            size = target.decoder.config.vocab_size
+            size = config.vocab_size
             return cls(runner, Translation.with_equal_ids(size, size))
 
         return target.load_shared(trained.folder, drafter, load=load_runner)

@@ -18,8 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from torch import Tensor
-
+from pronk.arrays import Array
 from pronk.checks import check_number
 from pronk.drafters.from_target._early_exit import EarlyExit, ExitDraft
 from pronk.drafters.from_target.modules.files import read_trained_drafter
@@ -88,7 +87,7 @@ class KangarooProposer(AdaptiveLengthProposer[SideLane]):
         drafts = {number: draft for number, draft in drafts.items() if self.early_exit.reserve(draft)}
         numbers = [*drafts]
 
-        def next_logits(indices: Sequence[int]) -> Sequence[Tensor | None]:
+        def next_logits(indices: Sequence[int]) -> Sequence[Array | None]:
             return list(self.early_exit.next_logits([drafts[numbers[i]] for i in indices]))
 
         def is_complete(i: int, chain: Chain) -> bool:

@@ -18,18 +18,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import cast
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from pronk.arrays import Array
 from pronk.checks import check_integer, check_path
 from pronk.drafters.from_target._ranked_heads import draft_tree
 from pronk.drafters.from_target.modules.files import TrainedDrafter, read_trained_drafter
-from pronk.drafters.from_target.modules.medusa import Head, MedusaHeads, MedusaShape
+from pronk.drafters.from_target.modules.medusa import MedusaHeads, MedusaShape
 from pronk.drafters.shared.rank_tree import Path, best_paths, check_paths, check_tree, main_chain_first
 from pronk.models.decoder import Decoder
-from pronk.models.linear import Linear
 from pronk.models.program import Program, ProgramRows
 from pronk.speculation.calibration import Calibration
 from pronk.speculation.draft_length import Backoff
@@ -49,7 +47,7 @@ class MedusaState:
     """State of one request."""
 
     calibrations: list[Calibration]  # one per head; estimates a token's acceptance from the head's probability of it
-    hidden: Tensor | None = None  # ``[hidden]``, output of the target's last layer, before the final norm
+    hidden: Array | None = None  # ``[hidden]``, output of the target's last layer, before the final norm
     position: int = -1  # text position of the token that ``hidden`` belongs to
     backoff: Backoff = field(default_factory=Backoff)  # pauses drafting after steps without a kept draft token
 
@@ -68,36 +66,31 @@ class _MedusaRunner:
     heads: MedusaHeads
     decoder: Decoder
     paths: tuple[Path, ...]
-    programs: list[Program] = field(default_factory=list)  # one per head, compiled at first use; empty without kernels
+    programs: list[Program] = field(default_factory=list)  # one per head, built at first use
 
-    @torch.inference_mode()
-    def logits(self, hidden: Sequence[Tensor]) -> Tensor:
-        """Return logits ``[requests, heads, vocab]`` float32 on the CPU.
+    def logits(self, hidden: Sequence[Array]) -> Array:
+        """Return logits ``[requests, heads, vocab]`` float32.
 
-        ``hidden`` has one tensor ``[hidden]`` per request, the output of the target's last layer before the final norm.
+        ``hidden`` has one array ``[hidden]`` per request, the output of the target's last layer before the final norm.
         """
-        rows = torch.stack(list(hidden))
+        rows = np.stack(hidden)
         states = self._head_outputs(rows)
         unembeddings = self.heads.unembeddings  # empty if all heads use the target's unembedding
         if unembeddings:
-            by_head = [cast(Linear, unembed).logits(state) for unembed, state in zip(unembeddings, states, strict=True)]
-            return torch.stack(by_head, dim=1).cpu()
-        logits = self.decoder.head.logits(torch.cat(states)).view(len(states), len(rows), -1)
-        return logits.transpose(0, 1).cpu()
+            by_head = [unembed.logits(state) for unembed, state in zip(unembeddings, states, strict=True)]
+            return np.stack(by_head, axis=1)
+        logits = self.decoder.head.logits(np.concatenate(states))
+        return logits.reshape(len(states), len(rows), -1).swapaxes(0, 1)
 
-    def _head_outputs(self, rows: Tensor) -> list[Tensor]:
+    def _head_outputs(self, rows: Array) -> list[Array]:
         """Run the heads; return for each head the input ``[requests, hidden]`` of its unembedding."""
-        kernels = self.decoder.kernels
-        if kernels is None:
-            normed = self.decoder.norm(rows)
-            return [head(normed) for head in self.heads.layers]
         if not self.programs:
-            programs = [Program(kernels, rows.shape[1], rows.dtype) for _ in self.heads.layers]
-            for program, head in zip(programs, self.heads.layers, strict=True):
-                program.norm(self.decoder.norm)
-                cast(Head, head).compile(program)
+            heads = range(self.heads.shape.num_heads)
+            programs = [self.decoder.backend.program(rows.shape[1], rows.dtype) for _ in heads]
+            for head, program in zip(heads, programs, strict=True):
+                self.heads.compile(head, self.decoder.norm, program)
             self.programs.extend(programs)  # all at once, so that an interruption cannot leave a partial list
-        states = [rows.clone() for _ in self.programs]
+        states = [rows.copy() for _ in self.programs]
         for program, state in zip(self.programs, states, strict=True):
             program.run(ProgramRows.without_segments(len(rows)), state)
         return states
@@ -138,8 +131,7 @@ class Medusa(Drafter):
         paths = main_chain_first(self._choose_paths(trained, shape))
 
         def load_heads() -> MedusaHeads:
-            heads = trained.make_checked(lambda: MedusaHeads(shape, decoder.config))
-            return trained.load_weights(heads, target.cache)
+            return trained.load(target, lambda weights: MedusaHeads(shape, decoder.config, weights))
 
         heads = target.load_shared(trained.folder, self.name, load=load_heads)
         return MedusaProposer(self, _MedusaRunner(heads, decoder, paths), target)
@@ -197,6 +189,6 @@ class MedusaProposer(Proposer[MedusaState]):
         layer = self.runner.decoder.config.num_layers
         state, last = outcome.state, outcome.path[-1] if outcome.path else 0
         state.record(outcome)
-        # Clone the row: a view would keep the tensor of the whole forward pass in memory.
-        state.hidden = outcome.hidden[layer][last].clone() if outcome.hidden else None
+        # Copy the row: a view would keep the array of the whole forward pass in memory.
+        state.hidden = outcome.hidden[layer][last].copy() if outcome.hidden else None
         state.position = outcome.position + len(outcome.path)

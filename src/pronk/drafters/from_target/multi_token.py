@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from pronk.arrays import Array
 from pronk.checks import check_integer, check_path
 from pronk.drafters.from_target._ranked_heads import draft_tree
 from pronk.drafters.from_target.modules.files import read_trained_drafter
@@ -30,6 +30,7 @@ from pronk.drafters.shared.rank_tree import Path as Ranks
 from pronk.drafters.shared.rank_tree import check_paths, check_tree
 from pronk.drafters.shared.side_cache import CHUNK, Apply, SideCache, SideLane
 from pronk.errors import OptionError
+from pronk.models.program import Program, ProgramRows
 from pronk.speculation.calibration import Calibration
 from pronk.speculation.draft_length import Backoff
 from pronk.speculation.proposer import Capabilities, DraftContext, Outcome
@@ -60,17 +61,18 @@ class _HeadsRunner:
         self.target, self.heads = target, heads
         self.layer = heads.shape.layer
         self.side_cache = SideCache(target, heads)
+        self._unembeddings: dict[int, Program] = {}  # by head: the program of its norm and unembedding
         target.keep_hidden(self.layer, self)
 
     def next_logits(
         self, states: Sequence[MultiTokenState], contexts: Sequence[DraftContext[Any]], count: int
-    ) -> Tensor:
+    ) -> Array:
         """Run ``count`` heads on all tokens not yet cached; return logits ``[requests, count, vocab]``."""
-        tokens, rows = list[Sequence[int]](), list[Tensor]()
+        tokens, rows = list[Sequence[int]](), list[Array]()
 
-        def forward(x: Tensor, apply: Apply) -> Tensor:
+        def forward(x: Array, apply: Apply) -> Array:
             outputs = dict(self.heads.run(x, apply, count))
-            return torch.stack([outputs[index] for index in range(count)], dim=1)
+            return np.stack([outputs[index] for index in range(count)], axis=1)
 
         for state, context in zip(states, contexts, strict=True):
             lane, block_table = state.lane, context.block_table
@@ -80,7 +82,7 @@ class _HeadsRunner:
             tokens.append(context.tokens[len(lane.tokens) : block_table.length])
             rows.append(self.target.cache.read_hidden(self.layer, block_table, len(lane.tokens), block_table.length))
         outputs = self.side_cache.run([state.lane for state in states], tokens, rows, forward)
-        return self._logits(torch.stack([request_rows[-1] for request_rows in outputs]))
+        return self._logits(np.stack([request_rows[-1] for request_rows in outputs]))
 
     def reserve(self, state: MultiTokenState, context: DraftContext[Any]) -> bool:
         """Allocate slots in the heads' cache; return False if the request cannot draft in this step.
@@ -97,15 +99,21 @@ class _HeadsRunner:
         _rollback(state.lane, num_committed - 1)
         return self.side_cache.reserve(state.lane, context, 0)
 
-    @torch.inference_mode()
-    def _logits(self, rows: Tensor) -> Tensor:
+    def _logits(self, rows: Array) -> Array:
         """Return logits ``[requests, heads, vocab]`` for the heads' outputs ``[requests, heads, hidden]``."""
+        return np.stack([self._head_logits(head, rows[:, head]) for head in range(rows.shape[1])], axis=1)
+
+    def _head_logits(self, head: int, rows: Array) -> Array:
+        """Return logits ``[requests, vocab]`` for outputs ``[requests, hidden]`` of a head, counted from 0."""
         decoder = self.target.decoder
-        logits = [
-            self.heads.unembedding(index, decoder.head).logits(self.heads.norm(index, rows[:, index].contiguous()))
-            for index in range(rows.shape[1])
-        ]
-        return torch.stack(logits, dim=1).cpu()
+        if head not in self._unembeddings:
+            own = self.heads.unembeddings[head] if self.heads.unembeddings else decoder.head
+            program = decoder.backend.program(rows.shape[1], rows.dtype)
+            program.linear(own, norm=self.heads.norms[head], to="logits")
+            self._unembeddings[head] = program
+        logits = np.empty((len(rows), decoder.config.vocab_size), np.float32)
+        self._unembeddings[head].run(ProgramRows.without_segments(len(rows)), np.ascontiguousarray(rows), logits)
+        return logits
 
 
 @dataclass(frozen=True)
@@ -148,8 +156,8 @@ class MultiToken(ChainDrafter):
             check_paths(self.name, "tree", self.tree, shape.num_heads)
 
         def load_runner() -> _HeadsRunner:
-            heads = trained.make_checked(lambda: MultiTokenHeads(shape, target.decoder.config))
-            return _HeadsRunner(target, trained.load_weights(heads, target.cache))
+            config = target.decoder.config
+            return _HeadsRunner(target, trained.load(target, lambda weights: MultiTokenHeads(shape, config, weights)))
 
         return MultiTokenProposer(self, target.load_shared(trained.folder, self.name, load=load_runner))
 
@@ -198,7 +206,7 @@ class MultiTokenProposer(ChainProposer[MultiTokenState]):
         rows = self._run_heads(contexts, count)
         numbers = [*rows]
 
-        def next_logits(indices: Sequence[int]) -> Sequence[Tensor | None]:
+        def next_logits(indices: Sequence[int]) -> Sequence[Array | None]:
             return [rows[numbers[i]][len(chains[numbers[i]])] for i in indices]
 
         def is_complete(i: int, chain: Chain) -> bool:
@@ -219,7 +227,7 @@ class MultiTokenProposer(ChainProposer[MultiTokenState]):
             trees[number] = draft_tree(contexts[number], logits, calibrations, self.options.tree)
         return trees
 
-    def _run_heads(self, contexts: Sequence[DraftContext[MultiTokenState]], count: int) -> dict[int, Tensor]:
+    def _run_heads(self, contexts: Sequence[DraftContext[MultiTokenState]], count: int) -> dict[int, Array]:
         """Return ``{index into contexts: logits [count, vocab]}``, without requests that cannot draft."""
         active = list[int]()
         for number, context in enumerate(contexts):

@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, TypeVar
 
-from torch import Tensor
-
+from pronk.arrays import Array
 from pronk.sampling.sampler import DraftToken
 from pronk.speculation.calibration import Calibration
 from pronk.speculation.proposer import DraftContext, Drafter, Proposer
@@ -62,13 +61,13 @@ class Chain:
         return [draft_token.token for draft_token in self.draft_tokens]
 
     @property
-    def distributions(self) -> tuple[Tensor | None, ...] | None:
+    def distributions(self) -> tuple[Array | None, ...] | None:
         """Distribution that each node was drawn from (``TokenTree.probs``); ``None`` if none was drawn."""
         if not (self.context.params.rejects and self.context.draws):
             return None
         return (None, *(draft_token.q for draft_token in self.draft_tokens))
 
-    def append_from_logits(self, logits: Tensor) -> bool:
+    def append_from_logits(self, logits: Array) -> bool:
         """Sample and append a token from the drafter's logits ``[vocab]``; return False if it allows no token."""
         context = self.context
         chosen = context.sampler.draft_token(logits, context.root, draw=context.draws)
@@ -139,7 +138,7 @@ class ChainProposer(Proposer[State], ChainDrafter):
 
 def extend_chains(
     chains: Sequence[Chain],
-    next_logits: Callable[[Sequence[int]], Sequence[Tensor | None]],
+    next_logits: Callable[[Sequence[int]], Sequence[Array | None]],
     is_complete: Callable[[int, Chain], bool],
 ) -> None:
     """Add one token per round to every incomplete chain, until all are complete.

@@ -18,20 +18,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from pronk.architecture.config import ModelConfig
+from pronk.arrays import Array
+from pronk.backends import open_torch
 from pronk.drafters.shared.chain import Chain
 from pronk.drafters.shared.side_cache import CHUNK, common_prefix_length, open_pool
 from pronk.drafters.shared.vocabulary.translation import Reencoder, Translation
 from pronk.errors import CacheFullError, OptionError
-from pronk.execution.attention import Segment
 from pronk.execution.model_runner import ForwardJob, ModelRunner
+from pronk.execution.segment import Segment
 from pronk.hub.resolve import resolve_model
 from pronk.interrupts import is_interrupt_pending, uninterrupted
 from pronk.kv_cache.blocks import BlockTable
 from pronk.models.clone_models import clone_model
-from pronk.models.loader import compute_dtype, kernels_support, load_decoder, parse_dtype, read_config
+from pronk.models.loader import compute_dtype, load_decoder, parse_dtype, read_config
 from pronk.sampling.sampler import DraftToken
 from pronk.speculation.cost_model import CostCurve
 from pronk.speculation.proposer import DraftContext
@@ -88,13 +88,15 @@ class DraftRunner:
             config = read_config(path)
             translation = _make_translation(drafter, target, path, config)
             weights_dtype = parse_dtype(dtype, config)
-            kernels = target.cache.kernels if kernels_support(target.cache.kernels, config) else None
-            if kernels is None and target.cache.kernels is not None:
+            backend = target.decoder.backend
+            if backend.kernels is None:
+                backend = open_torch(backend.device, weights_dtype, "as the target")
+            elif not backend.kernels.supports_head_dim(config.head_dim):
                 reason = f"{drafter}: no kernels for heads of {config.head_dim} in {path.name}"
+                backend = open_torch("cpu", weights_dtype, reason)
                 warnings.warn(f"{reason}; torch computes the draft instead, slower", stacklevel=2)
-            device = target.cache.device
-            decoder = load_decoder(path, config, dtype=weights_dtype, device=device, kernels=kernels, weights=weights)
-            pool = open_pool(target, config, compute_dtype(weights_dtype, kernels), kernels)
+            decoder = load_decoder(path, config, dtype=weights_dtype, backend=backend, weights=weights)
+            pool = open_pool(target, config, compute_dtype(weights_dtype, backend), backend)
             return cls(ModelRunner(decoder, pool, clock=target.clock), translation)
 
         return target.load_shared(path, dtype, weights, load=load)
@@ -115,7 +117,7 @@ class DraftRunner:
             lane.tokens.clear()
             lane.tree = None
 
-    def forward_texts(self, lanes: Sequence[DraftLane], contexts: Sequence[DraftContext[Any]]) -> list[Tensor | None]:
+    def forward_texts(self, lanes: Sequence[DraftLane], contexts: Sequence[DraftContext[Any]]) -> list[Array | None]:
         """Run the uncached tokens of each request's text; return the logits ``[vocab]`` after each text.
 
         The logits are ``None`` for requests that cannot draft in this step (see :meth:`align_lanes`).
@@ -170,7 +172,7 @@ class DraftRunner:
                 pending[number] = None
             rows_left = max(0, rows_left - size)
 
-    def forward_tokens(self, lanes: Sequence[DraftLane], tokens: Sequence[Sequence[int]]) -> list[Tensor]:
+    def forward_tokens(self, lanes: Sequence[DraftLane], tokens: Sequence[Sequence[int]]) -> list[Array]:
         """Run the next tokens of each lane (a request's draft KV cache); return the logits after the last.
 
         ``tokens`` holds for each lane one or more ids of the draft model. The logits of a lane are ``[vocab]``.
@@ -210,7 +212,7 @@ class DraftRunner:
 
     def forward_trees(
         self, lanes: Sequence[DraftLane], trees: Sequence[TokenTree], pending_texts: Sequence[Sequence[int]]
-    ) -> list[Tensor]:
+    ) -> list[Array]:
         """Run the nodes of each tree that are not cached; return their logits ``[new nodes, vocab]``.
 
         ``trees[i]`` has token ids of the draft model, and the root is the last token of the text. ``lanes[i]`` is the
@@ -254,11 +256,11 @@ class DraftRunner:
         ids = [self.translation.to_draft(token) for token in tokens]
         return [token for token in ids if token is not None]
 
-    def _run(self, jobs: Sequence[ForwardJob]) -> list[Tensor]:
+    def _run(self, jobs: Sequence[ForwardJob]) -> list[Array]:
         """Run one forward pass; return each job's float32 logits ``[nodes, vocab]``, by the target's ids."""
         result = self.runner.forward(jobs)
         self.runner.record_duration(jobs, result.context, result.seconds)
-        return [self.translation.to_target(logits[:].float()) for logits in result.logits]
+        return [self.translation.to_target(logits[:]) for logits in result.logits]
 
     def _match_prefix(self, lane: DraftLane, text: Sequence[int], salt: bytes) -> None:
         """Fill an empty lane (a request's KV cache) with the text's longest prefix in the prefix cache."""

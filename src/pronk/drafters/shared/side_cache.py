@@ -15,18 +15,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from pronk.architecture.config import ModelConfig
 from pronk.architecture.rope import RopeTable
+from pronk.arrays import Array, DType, split_rows
 from pronk.errors import CacheFullError
-from pronk.execution.attention import PagedAttention, Segment
+from pronk.execution.segment import Segment
 from pronk.interrupts import uninterrupted
-from pronk.kernels.library import Kernels
 from pronk.kv_cache.blocks import BlockTable
 from pronk.kv_cache.paged import PagedCache
-from pronk.models.decoder import Attend
+from pronk.models.backend import Backend
 from pronk.models.program import Program, ProgramRows
 from pronk.speculation.proposer import DraftContext
 from pronk.speculation.target import Target
@@ -38,10 +37,10 @@ __all__ = ["CHUNK", "AttendingModule", "Forward", "SideCache", "SideLane", "comm
 CHUNK = 512
 
 # Callback ``apply(index, x)``: runs part ``index`` of a module on ``x`` ``[rows, size]``; returns the same shape.
-Apply = Callable[[int, Tensor], Tensor]
+Apply = Callable[[int, Array], Array]
 
 # Callback ``forward(hidden, apply)``: runs all parts on hidden states ``[rows, size]``; returns ``[rows, …]``.
-Forward = Callable[[Tensor, Apply], Tensor]
+Forward = Callable[[Array, Apply], Array]
 
 
 class AttendingModule(Protocol):
@@ -49,11 +48,8 @@ class AttendingModule(Protocol):
 
     config: ModelConfig
 
-    def run_part(self, index: int, x: Tensor, rope: tuple[Tensor, Tensor] | None, attend: Attend) -> Tensor:
-        """Run part ``index`` in torch; other arguments as in :meth:`pronk.models.decoder.Layer.forward`."""
-
     def compile_part(self, index: int, program: Program) -> None:
-        """Append the operations of part ``index`` to a program of the kernels."""
+        """Append the operations of part ``index`` to a program."""
 
 
 @dataclass
@@ -132,7 +128,7 @@ class SideCache:
 
     def catch_up(
         self, lane: SideLane, text: Sequence[int], block_table: BlockTable, layer: int, forward: Forward
-    ) -> Tensor | None:
+    ) -> Array | None:
         """Run the module on the tokens that the target has cached and the lane lacks, in chunks.
 
         ``block_table`` is the request's table in the target's cache. ``layer`` (from 1) is the target's layer whose
@@ -145,34 +141,27 @@ class SideCache:
             last = self.run([lane], [text[start:stop]], [rows], forward)[0][-1]
         return last
 
-    @torch.inference_mode()
     def run(
-        self, lanes: Sequence[SideLane], tokens: Sequence[Sequence[int]], rows: Sequence[Tensor], forward: Forward
-    ) -> list[Tensor]:
+        self, lanes: Sequence[SideLane], tokens: Sequence[Sequence[int]], rows: Sequence[Array], forward: Forward
+    ) -> list[Array]:
         """Run new tokens of several requests in one forward pass; their KV slots must be allocated.
 
         ``tokens`` and ``rows`` hold, for each lane, at least one new token and the hidden states ``[tokens, size]``.
         Returns for each lane the output of ``forward``, one row per new token.
         """
         segments = [Segment(lane.block_table, TokenTree.chain(new)) for lane, new in zip(lanes, tokens, strict=True)]
-        outputs = forward(torch.cat(list(rows)), self._make_apply(segments))
+        outputs = forward(np.concatenate(rows), self._make_apply(segments))
         with uninterrupted():
             for lane, new in zip(lanes, tokens, strict=True):
                 lane.tokens += new
                 lane.block_table.length = len(lane.tokens)
-        return list(outputs.split([len(new) for new in tokens]))
+        return split_rows(outputs, [len(new) for new in tokens])
 
     def _make_apply(self, segments: Sequence[Segment]) -> Apply:
         """Return a callback that runs one part on the rows of ``segments``."""
         row_positions = [
             position for s in segments for position in range(s.block_table.length, s.block_table.length + s.num_rows)
         ]
-        kernels = self.cache.kernels
-        if kernels is None:
-            positions = torch.tensor(row_positions, device=self.cache.device)
-            rope = self.target.decoder.rope(positions, positions + 1, self.cache.dtype)
-            attend = PagedAttention(self.cache.config, self.cache, segments)
-            return lambda index, x: self.module.run_part(index, x, rope, attend)
         packed = ProgramRows().set_segments([(segment.block_table, segment.tree, 0) for segment in segments])
         if self._rope.dynamic:
             packed.set_rope(
@@ -181,20 +170,19 @@ class SideCache:
         elif self._rope.config is not None:
             packed.set_rope(0, self._rope.up_to(max(row_positions) + 1))
 
-        def apply(index: int, x: Tensor) -> Tensor:
-            out = x.clone()
+        def apply(index: int, x: Array) -> Array:
+            out = x.copy()
             self._program(index).run(packed, out)
             return out
 
         return apply
 
     def _program(self, index: int) -> Program:
-        """Return the kernel program of part ``index``; compile it once per version of the KV pool."""
+        """Return the program of part ``index``; compile it once per version of the KV pool."""
         key = (index, self.cache.version)
         if key not in self._programs:
-            assert self.cache.kernels is not None
             size = self.cache.config.hidden_size
-            program = Program(self.cache.kernels, size, self.cache.dtype, self.cache)
+            program = self.target.decoder.backend.program(size, self.cache.dtype, self.cache)
             self.module.compile_part(index, program)
             self._programs = {old: kept for old, kept in self._programs.items() if old[1] == self.cache.version}
             self._programs[key] = program
@@ -202,27 +190,23 @@ class SideCache:
 
 
 def open_pool(
-    target: Target, config: ModelConfig, dtype: torch.dtype | None = None, kernels: Kernels | None = None
+    target: Target, config: ModelConfig, dtype: DType | None = None, backend: Backend | None = None
 ) -> PagedCache:
     """Return a new KV pool for a drafter, within the memory budget that it shares with the target's pool.
 
-    ``dtype`` and ``kernels`` are by default those of the target's pool.
+    ``dtype`` and ``backend`` are by default those of the target.
     """
-    target_cache = target.cache
-    share_prefixes = target_cache.prefix_cache is not None
-    if dtype is None:
-        dtype, kernels = target_cache.dtype, target_cache.kernels
+    target_cache, backend = target.cache, backend or target.decoder.backend
+    dtype, share_prefixes = dtype or target_cache.dtype, target_cache.prefix_cache is not None
     if target.budget is not None:
         with target.lock:  # the other KV pools shrink, so no step may run meanwhile
-            return target.budget.add(config, dtype, kernels, share_prefixes=share_prefixes)
-    return PagedCache(
+            return target.budget.add(config, dtype, backend.make_cache, share_prefixes=share_prefixes)
+    return backend.make_cache(
         config,
         num_blocks=target_cache.allocator.num_blocks,
         block_size=target_cache.block_size,
         dtype=dtype,
-        device=target_cache.device,
         poison=target_cache.poison,
-        kernels=kernels,
         share_prefixes=share_prefixes,
     )
 

@@ -20,6 +20,7 @@ void cpuid(uint32_t leaf, uint32_t sub, uint32_t out[4]) {
   __asm__ __volatile__("cpuid" : "=a"(out[0]), "=b"(out[1]), "=c"(out[2]), "=d"(out[3]) : "a"(leaf), "c"(sub));
 }
 
+#if !defined(PRONK_WITHOUT_AVX512)
 // Request the operating system's permission to use the AMX tile registers.
 bool request_amx() {
 #if defined(__linux__)
@@ -28,6 +29,7 @@ bool request_amx() {
   return false;  // the request exists on Linux only; other systems run without AMX
 #endif
 }
+#endif
 
 // Return the highest pronk_isa that this machine supports. The bits of XCR0 (xgetbv) tell which registers the operating
 // system saves: XMM and YMM (bits 1 and 2), AVX-512 (5 to 7), AMX tiles (17 and 18).
@@ -41,6 +43,9 @@ int detect() {
   __asm__ __volatile__("xgetbv" : "=a"(xcr0), "=d"(xcr0_high) : "c"(0));
   cpuid(7, 0, r);
   if ((xcr0 & 6) != 6 || !(r[1] >> 5 & 1 /* AVX2 */)) return PRONK_PORTABLE;
+#if defined(PRONK_WITHOUT_AVX512)
+  return PRONK_AVX2;
+#else
   const uint32_t avx512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;  // AVX512F, DQ, BW, VL
   if ((xcr0 & 0xe6) != 0xe6 || (r[1] & avx512) != avx512) return PRONK_AVX2;
 #if defined(PRONK_EMULATE)
@@ -52,15 +57,19 @@ int detect() {
   cpuid(7, 1, r);
   if (!(r[0] >> 5 & 1 /* AVX512-BF16 */)) return PRONK_AVX512;
   return amx && request_amx() ? PRONK_AMX : PRONK_AVX512_BF16;
+#endif
 }
 
+#if !defined(PRONK_WITHOUT_AVX512)
 // Whether a processor with AVX-512 has its 8-bit dot product, AVX512-VNNI.
 bool has_vnni() {
   uint32_t r[4];
   cpuid(7, 0, r);
   return r[2] >> 11 & 1;
 }
+#endif
 
+#if !defined(PRONK_WITHOUT_AVX_VNNI)
 // Whether a processor with AVX2 has AVX-VNNI, the 8-bit dot product of 256 bits.
 bool has_avx_vnni() {
 #if defined(PRONK_EMULATE)
@@ -72,6 +81,7 @@ bool has_avx_vnni() {
   cpuid(7, 1, r);
   return r[0] >> 4 & 1;
 }
+#endif
 #else
 int detect() { return PRONK_PORTABLE; }
 #endif
@@ -98,9 +108,11 @@ const IsaKernels* pronk::isa_kernels(int isa) {
   switch (isa) {
 #if defined(__x86_64__) || defined(_M_X64)
     case PRONK_AVX2: return &kernels_avx2;
+#if !defined(PRONK_WITHOUT_AVX512)
     case PRONK_AVX512: return &kernels_avx512;
     case PRONK_AVX512_BF16: return &kernels_avx512_bf16;
     case PRONK_AMX: return &kernels_amx;
+#endif
 #endif
     default: return &kernels_portable;
   }
@@ -108,9 +120,14 @@ const IsaKernels* pronk::isa_kernels(int isa) {
 
 const QuantKernels* pronk::quant_kernels(int isa) {
 #if defined(__x86_64__) || defined(_M_X64)
-  static const bool vnni = has_vnni(), avx_vnni = has_avx_vnni();
+#if !defined(PRONK_WITHOUT_AVX512)
+  static const bool vnni = has_vnni();
   if (isa >= PRONK_AVX512 && vnni) return &quant_vnni;
+#endif
+#if !defined(PRONK_WITHOUT_AVX_VNNI)
+  static const bool avx_vnni = has_avx_vnni();
   if (isa == PRONK_AVX2 && avx_vnni) return &quant_avx_vnni;
+#endif
 #elif defined(__aarch64__)
   static const bool i8mm = has_arm(true), dot = has_arm(false);
   if (i8mm) return &quant_i8mm;

@@ -336,7 +336,7 @@ int32_t pronk_round(const void* source, int32_t type, int64_t N, int64_t K, int6
   float* converted = nullptr;
   if (type != PRONK_F32 && !(converted = (float*)malloc((size_t)(threads * K) * 4))) return -1;
   RoundFunction round = isa_kernels(isa)->round;
-#if defined(__x86_64__) || defined(_M_X64)
+#if (defined(__x86_64__) || defined(_M_X64)) && !defined(PRONK_WITHOUT_AVX512)
   if (!round) round = round_avx512;
 #endif
   Round job = {source, type, N, K, stride, bits, group, tries, codes, scale, converted, round};

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
-from torch import Tensor
-
+from pronk.arrays import Array
 from pronk.checks import check_integer
 from pronk.errors import CheckpointError, ConfigError
 from pronk.quantization.formats.matrix import QuantizedMatrix
@@ -86,14 +85,14 @@ class _Weight:
             "scales": StoredTensor(((num_groups, outputs),)),
         }
 
-    def read(self, tensors: Mapping[str, Tensor], codes: Tensor) -> QuantizedMatrix:
+    def read(self, tensors: Mapping[str, Array], codes: Array) -> QuantizedMatrix:
         outputs, packed = self.module.outputs, tensors["qweight"]
         for start in range(0, outputs, SLICE_OUTPUTS):
             stop = min(start + SLICE_OUTPUTS, outputs)
-            codes[start:stop] = _unpack(packed[:, start // 8 : stop // 8], stop - start).t()
-        return to_quantized_matrix(codes, _unpack(tensors["qzeros"], outputs).t(), tensors["scales"].t(), 4, self.group)
+            codes[start:stop] = _unpack(packed[:, start // 8 : stop // 8], stop - start).T
+        return to_quantized_matrix(codes, _unpack(tensors["qzeros"], outputs).T, tensors["scales"].T, 4, self.group)
 
 
-def _unpack(packed: Tensor, outputs: int) -> Tensor:
+def _unpack(packed: Array, outputs: int) -> Array:
     """Unpack int32 ``[rows, outputs / 8]`` to uint8 ``[rows, outputs]``, in the order of the outputs."""
-    return unpack(packed, 4, outputs).unflatten(1, (-1, 8))[..., _POSITIONS].flatten(1)
+    return unpack(packed, 4, outputs).reshape(len(packed), -1, 8)[..., _POSITIONS].reshape(len(packed), outputs)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from pronk.arrays import BFLOAT16, FLOAT32, Array, is_finite
 from pronk.errors import CheckpointError
 from pronk.quantization.formats.packing import SLICE_OUTPUTS
 from pronk.quantization.formats.scheme import (
@@ -93,29 +93,30 @@ class FP8Weight:
             **{name: StoredTensor(None, FLOATS, required=False) for name in _ACTIVATION_SCALES},
         }
 
-    def read(self, tensors: Mapping[str, Tensor], codes: Tensor) -> Tensor:  # noqa: ARG002 - FP8 has no integer codes
+    def read(self, tensors: Mapping[str, Array], codes: Array) -> Array:  # noqa: ARG002 - FP8 has no integer codes
         """Return the dequantized weight, bfloat16 ``[outputs, inputs]``; leave ``codes`` unchanged."""
         names = [name for name in self.scale_names if name in tensors]
         if len(names) != 1:
             allowed = " and ".join(self.scale_names)
             msg = f"expected one of {allowed}, found {len(names)}; check that the files are complete"
             raise CheckpointError(msg)
-        scale = tensors[names[0]].float()
+        scale = tensors[names[0]].astype(FLOAT32)
         return _dequantize(tensors["weight"], scale, self.block or (1, self.module.inputs), names[0])
 
 
-def _dequantize(weight: Tensor, scale: Tensor, block: tuple[int, int], name: str) -> Tensor:
+def _dequantize(weight: Array, scale: Array, block: tuple[int, int], name: str) -> Array:
     """Return ``weight * scale``, bfloat16, computed in slices to keep float32 temporaries small."""
     outputs, inputs = weight.shape
     block_outputs, block_inputs = min(block[0], outputs), min(block[1], inputs)
-    if scale.dim() < 2 or scale.numel() == 1:
-        scale = scale.reshape(-1, 1).expand(outputs, 1)
-    out = torch.empty(outputs, inputs, dtype=torch.bfloat16)
+    if scale.ndim < 2 or scale.size == 1:
+        scale = np.broadcast_to(scale.reshape(-1, 1), (outputs, 1))
+    out = np.empty((outputs, inputs), BFLOAT16)
     for start in range(0, outputs, SLICE_OUTPUTS):
-        rows = torch.arange(start, min(start + SLICE_OUTPUTS, outputs)) // block_outputs
-        scales = scale[rows].repeat_interleave(block_inputs, 1)[:, :inputs]
-        products = weight[start : start + SLICE_OUTPUTS].float() * scales
-        if not bool(products.isfinite().all()):
+        rows = np.arange(start, min(start + SLICE_OUTPUTS, outputs)) // block_outputs
+        products = weight[start : start + SLICE_OUTPUTS].astype(FLOAT32)
+        with np.errstate(all="ignore"):
+            products *= np.repeat(scale[rows], block_inputs, axis=1)[:, :inputs]
+        if not is_finite(products):
             msg = f"expected finite numbers in weight and {name}, found NaN or infinity; download the weights again"
             raise CheckpointError(msg)
         out[start : start + SLICE_OUTPUTS] = products

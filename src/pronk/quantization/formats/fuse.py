@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil, gcd
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from pronk.arrays import Array
 from pronk.quantization.formats.matrix import QuantizedMatrix
 
 __all__ = ["fusible_runs", "stack_matrices"]
 
 
-def fusible_runs(weights: Sequence[Tensor | QuantizedMatrix]) -> list[slice]:
+def fusible_runs(weights: Sequence[Array | QuantizedMatrix]) -> list[slice]:
     """Split a list of weights into runs that can be stacked without conversion, each as long as possible.
 
     Each run is a slice of the list. Its weights are all unquantized; or they are quantized with equal bits, group size
@@ -24,7 +24,7 @@ def fusible_runs(weights: Sequence[Tensor | QuantizedMatrix]) -> list[slice]:
     return [slice(start, stop) for start, stop in zip(starts, [*starts[1:], len(weights)], strict=True)]
 
 
-def stack_matrices(matrices: Sequence[QuantizedMatrix], codes: Tensor) -> QuantizedMatrix | None:
+def stack_matrices(matrices: Sequence[QuantizedMatrix], codes: Array) -> QuantizedMatrix | None:
     """Stack matrices along the outputs without loss; return ``None`` if their input orders differ.
 
     Matrices of different formats are converted: a 4-bit code can be stored as an 8-bit code, a group can be split into
@@ -42,21 +42,21 @@ def stack_matrices(matrices: Sequence[QuantizedMatrix], codes: Tensor) -> Quanti
     has_minima = any(matrix.minimum is not None for matrix in matrices)
     converted = [_with_group(_with_bits(matrix, bits), group, minima=has_minima) for matrix in matrices]
     minima = [matrix.minimum for matrix in converted if matrix.minimum is not None]
-    scale = torch.cat([matrix.scale for matrix in converted])
-    return QuantizedMatrix(codes, scale, torch.cat(minima) if minima else None, converted[0].bits, group, order)
+    scale = np.concatenate([matrix.scale for matrix in converted])
+    return QuantizedMatrix(codes, scale, np.concatenate(minima) if minima else None, converted[0].bits, group, order)
 
 
-def _have_same_format(one: Tensor | QuantizedMatrix, other: Tensor | QuantizedMatrix) -> bool:
-    if isinstance(one, Tensor) or isinstance(other, Tensor):
-        return isinstance(one, Tensor) and isinstance(other, Tensor)
+def _have_same_format(one: Array | QuantizedMatrix, other: Array | QuantizedMatrix) -> bool:
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return isinstance(one, np.ndarray) and isinstance(other, np.ndarray)
     formats = [(matrix.bits, matrix.group, matrix.minimum is None) for matrix in (one, other)]
     return formats[0] == formats[1] and _is_equal(one.order, other.order)
 
 
-def _is_equal(one: Tensor | None, other: Tensor | None) -> bool:
+def _is_equal(one: Array | None, other: Array | None) -> bool:
     if one is None or other is None:
         return one is other
-    return torch.equal(one, other)
+    return np.array_equal(one, other)
 
 
 def _with_bits(matrix: QuantizedMatrix, bits: int) -> QuantizedMatrix:
@@ -68,7 +68,7 @@ def _with_bits(matrix: QuantizedMatrix, bits: int) -> QuantizedMatrix:
     if matrix.bits == bits:
         return matrix
     if matrix.minimum is None:
-        matrix.codes.add_((1 << (bits - 1)) - matrix.zero)
+        np.add(matrix.codes, (1 << (bits - 1)) - matrix.zero, out=matrix.codes)
     return replace(matrix, bits=8)
 
 
@@ -79,6 +79,6 @@ def _with_group(matrix: QuantizedMatrix, group: int, *, minima: bool) -> Quantiz
         minimum = -scale * matrix.zero
     if matrix.group != group:
         num_groups, factor = ceil(matrix.shape[1] / group), matrix.group // group
-        scale = scale.repeat_interleave(factor, 1)[:, :num_groups]
-        minimum = None if minimum is None else minimum.repeat_interleave(factor, 1)[:, :num_groups]
+        scale = np.repeat(scale, factor, axis=1)[:, :num_groups]
+        minimum = None if minimum is None else np.repeat(minimum, factor, axis=1)[:, :num_groups]
     return replace(matrix, scale=scale, minimum=minimum, group=group)

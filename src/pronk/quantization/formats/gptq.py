@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
-from torch import Tensor
+import numpy as np
 
+from pronk.arrays import Array
 from pronk.checks import check_flag, check_integer
 from pronk.errors import CheckpointError, ConfigError
 from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
@@ -117,19 +118,19 @@ class _Weight:
             "bias": StoredTensor(((outputs,),), FLOATS, required=False),
         }
 
-    def read(self, tensors: Mapping[str, Tensor], codes: Tensor) -> QuantizedMatrix:
+    def read(self, tensors: Mapping[str, Array], codes: Array) -> QuantizedMatrix:
         check_zeros("bias", tensors, "as by config.json the module has no bias")
         bits, group = self.scheme.bits, self.group
-        unpack_into(codes, tensors["qweight"].t(), bits)
+        unpack_into(codes, tensors["qweight"].T, bits)
         order = None
         if "g_idx" in tensors:
             order = input_order("g_idx", tensors["g_idx"], group, required=self.scheme.needs_index)
-        return to_quantized_matrix(codes, self._zeros(tensors["qzeros"]), tensors["scales"].t(), bits, group, order)
+        return to_quantized_matrix(codes, self._zeros(tensors["qzeros"]), tensors["scales"].T, bits, group, order)
 
-    def _zeros(self, packed: Tensor) -> Tensor:
+    def _zeros(self, packed: Array) -> Array:
         """Unpack and check the zero points; return them as int16 ``[outputs, groups]``."""
         bits = self.scheme.bits
-        zeros = unpack(packed, bits, self.module.outputs).t().short() + self.scheme.zero_offset
+        zeros = unpack(packed, bits, self.module.outputs).T.astype(np.int16) + self.scheme.zero_offset
         maximum, middle = (1 << bits) - 1, 1 << (bits - 1)
         if int(zeros.max()) > maximum:
             # Cause: the format gptq stores a zero point of 0 as -1, whose one bits overwrite other zero points.

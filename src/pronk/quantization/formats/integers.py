@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from pronk.arrays import INT8, UINT8, Array
 from pronk.errors import CheckpointError
 from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
 from pronk.quantization.formats.packing import group_size, input_order, to_quantized_matrix, unpack, unpack_into
@@ -56,7 +56,7 @@ class PackedIntegers:
     def _group(self) -> int:
         return group_size(self.config_group, self.module.inputs)
 
-    def read(self, tensors: Mapping[str, Tensor], codes: Tensor) -> QuantizedMatrix:
+    def read(self, tensors: Mapping[str, Array], codes: Array) -> QuantizedMatrix:
         """Implement :meth:`StoredWeight.read <pronk.quantization.formats.scheme.StoredWeight.read>`."""
         _, outputs, inputs, *_ = self.module
         if self.packed:
@@ -71,28 +71,28 @@ class PackedIntegers:
         order = None if index is None else input_order("weight_g_idx", index, self._group)
         scale = tensors["weight_scale"]
         if self.single_scale:
-            scale = scale.reshape(1, 1).expand(outputs, 1)
+            scale = np.broadcast_to(scale.reshape(1, 1), (outputs, 1))
         return to_quantized_matrix(codes, self._zeros(tensors), scale, self.bits, self._group, order)
 
-    def _zeros(self, tensors: Mapping[str, Tensor]) -> Tensor | None:
+    def _zeros(self, tensors: Mapping[str, Array]) -> Array | None:
         """Return zero points of unsigned codes, ``[outputs, groups]``; ``None`` if all are ``2**(bits - 1)``."""
         outputs = self.module.outputs
         if self.symmetric:
             check_zeros("weight_zero_point", tensors, "as the weights are symmetric")
             return None
         zeros = tensors["weight_zero_point"]
-        if self.packed and not self.single_scale and zeros.dtype == torch.int32:
-            return unpack(zeros.t(), self.bits, outputs).t()
-        unsigned = torch.empty(zeros.shape, dtype=torch.uint8)
+        if self.packed and not self.single_scale and zeros.dtype == np.int32:
+            return unpack(zeros.T, self.bits, outputs).T
+        unsigned = np.empty(zeros.shape, UINT8)
         self._to_unsigned("weight_zero_point", zeros, unsigned)
-        return unsigned.reshape(1, 1).expand(outputs, 1) if self.single_scale else unsigned
+        return np.broadcast_to(unsigned.reshape(1, 1), (outputs, 1)) if self.single_scale else unsigned
 
-    def _to_unsigned(self, name: str, integers: Tensor, codes: Tensor) -> None:
+    def _to_unsigned(self, name: str, integers: Array, codes: Array) -> None:
         """Write ``integers + 2**(bits - 1)`` to ``codes``, uint8; refuse integers of more than ``bits`` bits."""
         middle = 1 << (self.bits - 1)
         low, high = int(integers.min()), int(integers.max())
         if low < -middle or high >= middle:
             msg = f"{name}: expected {self.bits}-bit integers of {-middle}..{middle - 1}, found {low}..{high}"
             raise CheckpointError(msg)
-        # The sum is in 0 .. 255, so uint8 addition, which is modulo 256, needs no temporary tensor of wider integers.
-        codes.copy_(integers.to(torch.int8).view(torch.uint8)).add_(middle)
+        # The sum is in 0 .. 255, so uint8 addition, which is modulo 256, needs no temporary array of wider integers.
+        np.add(integers.astype(INT8, copy=False).view(UINT8), middle, out=codes)

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Literal, NamedTuple
 
-import torch
-from torch import Tensor
+import numpy as np
+
+from pronk.arrays import BFLOAT16, FLOAT16, FLOAT32, UINT8, Array, DType, is_finite
 
 __all__ = ["Bits", "QuantizedMatrix", "ScaleFormat"]
 
@@ -30,7 +31,7 @@ _MAX_GROUP_PADDING = 31
 class ScaleFormat(NamedTuple):
     """How the scales and minima of a matrix can be stored without loss."""
 
-    dtype: torch.dtype  # of the scales, and of minima that are stored as such: float16, bfloat16 or float32
+    dtype: DType  # of the scales, and of minima that are stored as such: float16, bfloat16 or float32
     zeros: bool  # whether every minimum is ``-scale * zero`` with an integer ``zero`` in 0 .. 255, which is stored
 
 
@@ -42,18 +43,18 @@ class QuantizedMatrix:
         ValueError: the shapes, types or values are invalid; the message is one line.
     """
 
-    codes: Tensor  # uint8 ``[outputs, inputs]``, each in 0 .. 2**bits - 1; the columns of a group are adjacent
-    scale: Tensor  # float32 ``[outputs, groups]``, ``groups = ceil(inputs / group)``
-    minimum: Tensor | None  # weight of code 0, float32 ``[outputs, groups]``; ``None``: ``zero`` is subtracted
+    codes: Array  # uint8 ``[outputs, inputs]``, each in 0 .. 2**bits - 1; the columns of a group are adjacent
+    scale: Array  # float32 ``[outputs, groups]``, ``groups = ceil(inputs / group)``
+    minimum: Array | None  # weight of code 0, float32 ``[outputs, groups]``; ``None``: ``zero`` is subtracted
     bits: Bits  # number of bits per code
     # Number of inputs per group: a multiple of 8, at most ``inputs + 31``. The last group of a row may be shorter.
     group: int
     # int64 ``[inputs]``: column ``i`` of ``codes`` is input ``order[i]``. ``None``: column ``i`` is input ``i``.
-    order: Tensor | None = None
+    order: Array | None = None
 
     def __post_init__(self) -> None:
         outputs, inputs = self.codes.shape
-        if self.codes.dtype != torch.uint8 or self.bits not in (8, 4):
+        if self.codes.dtype != UINT8 or self.bits not in (8, 4):
             msg = f"expected codes of 8 or 4 bits as uint8, found {self.bits} bits as {self.codes.dtype}"
             raise ValueError(msg)
         if self.group % _GROUP_MULTIPLE or self.group < _GROUP_MULTIPLE or not 0 < inputs <= _MAX_INPUTS:
@@ -66,14 +67,14 @@ class QuantizedMatrix:
         for name, values in (("scale", self.scale), ("minimum", self.minimum)):
             if values is None:
                 continue
-            if values.shape != (outputs, ceil(inputs / self.group)) or values.dtype != torch.float32:
+            if values.shape != (outputs, ceil(inputs / self.group)) or values.dtype != FLOAT32:
                 shape = [outputs, ceil(inputs / self.group)]
                 msg = f"expected {name} {shape} in float32, found {list(values.shape)} in {values.dtype}"
                 raise ValueError(msg)
-            if not bool(values.isfinite().all()):
+            if not is_finite(values):
                 msg = f"expected finite numbers in {name}, found NaN or infinity; the weights are damaged"
                 raise ValueError(msg)
-        if self.order is not None and not torch.equal(self.order.sort().values, torch.arange(inputs)):
+        if self.order is not None and not np.array_equal(np.sort(self.order), np.arange(inputs)):
             msg = f"expected an order that is a permutation of the {inputs} inputs, found none"
             raise ValueError(msg)
 
@@ -91,31 +92,42 @@ class QuantizedMatrix:
     def scale_format(self) -> ScaleFormat:
         """Smallest format that represents all scales and minima exactly."""
         scale, minimum = self.scale, self.minimum
-        for dtype in (torch.float16, torch.bfloat16):
-            if not torch.equal(scale.to(dtype).float(), scale):
+        for dtype in (FLOAT16, BFLOAT16):
+            if not _can_store(scale, dtype):
                 continue
             if minimum is None:
                 return ScaleFormat(dtype, zeros=False)
             # With 16-bit scales the products scale * zero are exact.
-            zeros = torch.where(scale == 0, 0.0, -minimum / scale).round()
-            if torch.equal(zeros * scale, -minimum) and bool(((zeros >= 0) & (zeros < 256)).all()):
+            with np.errstate(all="ignore"):
+                zeros = np.round(np.where(scale == 0, np.float32(0), -minimum / scale))
+                has_zeros = np.array_equal(zeros * scale, -minimum)
+            if has_zeros and bool(((zeros >= 0) & (zeros < 256)).all()):
                 return ScaleFormat(dtype, zeros=True)
-            if torch.equal(minimum.to(dtype).float(), minimum):
+            if _can_store(minimum, dtype):
                 return ScaleFormat(dtype, zeros=False)
-        return ScaleFormat(torch.float32, zeros=False)
+        return ScaleFormat(FLOAT32, zeros=False)
 
-    def dequantize(self) -> Tensor:
+    def dequantize(self) -> Array:
         """Return the weights, float32 ``[outputs, inputs]``, in the order of the inputs."""
         inputs = self.shape[1]
-        scale = self.scale.repeat_interleave(self.group, dim=1)[:, :inputs]
-        weight = scale * (self.codes.float() - self.zero)
+        weight = self.codes.astype(FLOAT32)
+        weight -= self.zero
+        weight *= np.repeat(self.scale, self.group, axis=1)[:, :inputs]
         if self.minimum is not None:
-            weight += self.minimum.repeat_interleave(self.group, dim=1)[:, :inputs]
+            weight += np.repeat(self.minimum, self.group, axis=1)[:, :inputs]
         if self.order is None:
             return weight
-        return torch.empty_like(weight).index_copy_(1, self.order, weight)
+        ordered = np.empty_like(weight)
+        ordered[:, self.order] = weight
+        return ordered
 
     def slice_outputs(self, start: int, stop: int) -> QuantizedMatrix:
-        """Return the outputs ``start .. stop - 1`` as a matrix whose tensors are views of this matrix."""
+        """Return the outputs ``start .. stop - 1`` as a matrix whose arrays are views of this matrix."""
         minimum = None if self.minimum is None else self.minimum[start:stop]
         return replace(self, codes=self.codes[start:stop], scale=self.scale[start:stop], minimum=minimum)
+
+
+def _can_store(numbers: Array, dtype: DType) -> bool:
+    """Return whether a float type represents all numbers exactly."""
+    with np.errstate(over="ignore"):  # a number beyond the largest of the type becomes infinite
+        return np.array_equal(numbers.astype(dtype).astype(FLOAT32), numbers)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from math import ceil
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from pronk.arrays import FLOAT32, UINT8, Array
 from pronk.errors import CheckpointError
 from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
 
 __all__ = ["SLICE_OUTPUTS", "group_size", "input_order", "to_quantized_matrix", "unpack", "unpack_into"]
 
-SLICE_OUTPUTS = 512  # number of outputs converted at a time, so that temporary tensors are small
+SLICE_OUTPUTS = 512  # number of outputs converted at a time, so that temporary arrays are small
 
 
 def group_size(size: int, inputs: int) -> int:
@@ -24,25 +24,25 @@ def group_size(size: int, inputs: int) -> int:
     return whole if size == -1 else min(size, whole)
 
 
-def unpack(packed: Tensor, bits: Bits, count: int) -> Tensor:
+def unpack(packed: Array, bits: Bits, count: int) -> Array:
     """Unpack int32 ``[rows, ceil(count * bits / 32)]``, lowest bits first, to uint8 ``[rows, count]``."""
-    codes = packed.contiguous().view(torch.uint8)
+    codes = np.ascontiguousarray(packed).view(UINT8)
     if bits == 4:
-        pairs = torch.empty(*codes.shape, 2, dtype=torch.uint8)
-        torch.bitwise_and(codes, 15, out=pairs[..., 0])
-        torch.bitwise_right_shift(codes, 4, out=pairs[..., 1])
-        codes = pairs.flatten(1)
+        pairs = np.empty((*codes.shape, 2), UINT8)
+        np.bitwise_and(codes, 15, out=pairs[..., 0])
+        np.right_shift(codes, 4, out=pairs[..., 1])
+        codes = pairs.reshape(len(codes), -1)
     return codes[:, :count]
 
 
-def unpack_into(codes: Tensor, packed: Tensor, bits: Bits) -> None:
+def unpack_into(codes: Array, packed: Array, bits: Bits) -> None:
     """Unpack 32-bit words into ``codes``, uint8 ``[outputs, inputs]``; see :func:`unpack`."""
     for start in range(0, len(codes), SLICE_OUTPUTS):
         codes[start : start + SLICE_OUTPUTS] = unpack(packed[start : start + SLICE_OUTPUTS], bits, codes.shape[1])
 
 
 def to_quantized_matrix(
-    codes: Tensor, zeros: Tensor | None, scale: Tensor, bits: Bits, group: int, order: Tensor | None = None
+    codes: Array, zeros: Array | None, scale: Array, bits: Bits, group: int, order: Array | None = None
 ) -> QuantizedMatrix:
     """Convert weights ``scale * (code - zero)`` to a :class:`QuantizedMatrix`.
 
@@ -58,10 +58,11 @@ def to_quantized_matrix(
         group: number of inputs per group, a multiple of 8.
         order: int64 ``[inputs]``, the input of each column of the result; ``None`` keeps the order of the inputs.
     """
-    scale = scale.float().contiguous()
+    scale = np.ascontiguousarray(scale, FLOAT32)
     minimum = None
     if zeros is not None and bool((zeros != 1 << (bits - 1)).any()):
-        minimum = -scale * zeros
+        with np.errstate(over="ignore", invalid="ignore"):  # QuantizedMatrix refuses the results
+            minimum = -scale * zeros.astype(FLOAT32)
     for start in range(0, len(codes) if order is not None else 0, SLICE_OUTPUTS):
         codes[start : start + SLICE_OUTPUTS] = codes[start : start + SLICE_OUTPUTS, order]
     try:
@@ -70,7 +71,7 @@ def to_quantized_matrix(
         raise CheckpointError(str(error)) from error
 
 
-def input_order(name: str, index: Tensor, group: int, *, required: bool = False) -> Tensor | None:
+def input_order(name: str, index: Array, group: int, *, required: bool = False) -> Array | None:
     """Return the permutation of inputs (int64) that makes groups contiguous; ``None`` if none is needed.
 
     Args:
@@ -83,18 +84,18 @@ def input_order(name: str, index: Tensor, group: int, *, required: bool = False)
         CheckpointError: a group has another size than ``group``, or ``index`` is required and not set.
     """
     inputs = len(index)
-    contiguous = torch.arange(inputs) // group  # the index without a permutation: 0, …, 0, 1, …, 1, …
+    contiguous = np.arange(inputs) // group  # the index without a permutation: 0, …, 0, 1, …, 1, …
     # Some programs do not set the index if the groups are contiguous: it keeps its initial value, all 0 or all -1.
     unset = not bool((index != 0).any()) or not bool((index != -1).any())
-    if torch.equal(index.long(), contiguous) or (unset and not (required and inputs > group)):
+    if np.array_equal(index, contiguous) or (unset and not (required and inputs > group)):
         return None
     last_group = int(contiguous[-1])
     if unset:
         found = f"{int(index[0])} for all as desc_act is true"
         msg = f"{name}: expected the group of each input, 0..{last_group}, found {found}; use another checkpoint"
         raise CheckpointError(msg)
-    order = index.long().argsort(stable=True)
-    if not torch.equal(index.long()[order], contiguous):
+    order = np.argsort(index, kind="stable")
+    if not np.array_equal(index[order], contiguous):
         low, high = int(index.min()), int(index.max())
         msg = (
             f"{name}: expected {group} inputs in each of the groups 0..{last_group}, found groups {low}..{high} of "

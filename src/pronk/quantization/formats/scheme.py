@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, Protocol, cast
 
-from torch import Tensor
+import numpy as np
 
+from pronk.arrays import Array
 from pronk.errors import CheckpointError, ConfigError
 from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
 
@@ -66,7 +67,7 @@ class StoredWeight(Protocol):
     def tensors(self) -> Mapping[str, StoredTensor]:
         """Expected tensors in the checkpoint, by name without the module's name, such as ``qweight``."""
 
-    def read(self, tensors: Mapping[str, Tensor], codes: Tensor) -> QuantizedMatrix | Tensor:
+    def read(self, tensors: Mapping[str, Array], codes: Array) -> QuantizedMatrix | Array:
         """Return the weight as a quantized matrix, or dequantized to bfloat16 ``[outputs, inputs]``.
 
         Args:
@@ -133,8 +134,8 @@ def matches_components(module: str, pattern: str) -> bool:
         return False
 
 
-def check_zeros(name: str, tensors: Mapping[str, Tensor], reason: str) -> None:
+def check_zeros(name: str, tensors: Mapping[str, Array], reason: str) -> None:
     """Raise a CheckpointError, with ``reason``, if the tensor ``name`` exists and is not all zeros."""
-    if name in tensors and bool(tensors[name].count_nonzero()):
+    if name in tensors and np.count_nonzero(tensors[name]):
         msg = f"{name}: expected zeros, {reason}, found other numbers; check that config.json and the weights match"
         raise CheckpointError(msg)

@@ -18,17 +18,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from pronk.arrays import FLOAT16, FLOAT32, INT8, Array
 from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
 from pronk.quantization.gguf.layout import TensorType
 
 __all__ = ["BLOCKS", "BlockMatrix", "BlockRows", "unpack"]
 
-Unpacked = tuple[Tensor, Tensor, Tensor | None]  # codes, scales, and minima or None, in the shapes above
+Unpacked = tuple[Array, Array, Array | None]  # codes, scales, and minima or None, in the shapes above
 
-# Number of bytes of a file that are converted at a time; the temporary tensors need a few times as much memory.
+# Number of bytes of a file that are converted at a time; the temporary arrays need a few times as much memory.
 _CHUNK_BYTES = 1 << 20
 
 
@@ -36,7 +36,7 @@ _CHUNK_BYTES = 1 << 20
 class BlockRows:
     """Rows of a matrix as a file stores them."""
 
-    stored: Tensor  # uint8 ``[rows, bytes of a row]``, a view of the mapped file
+    stored: Array  # uint8 ``[rows, bytes of a row]``, a view of the mapped file
     # Number of heads whose rows are in the order of interleaved RoPE (see :mod:`~pronk.quantization.gguf.checkpoint`);
     # 0: the rows are in order.
     heads: int = 0
@@ -64,12 +64,12 @@ class BlockMatrix:
 class _BlockFormat:
     """How to convert the blocks of one GGUF format to codes, scales and minima."""
 
-    convert: Callable[[Tensor], Unpacked]  # function from blocks to codes, scales and minima
+    convert: Callable[[Array], Unpacked]  # function from blocks to codes, scales and minima
     bits: Bits  # number of bits per resulting code
     group: int  # number of inputs per scale
 
 
-def unpack(stored: Tensor, type_: TensorType, codes: Tensor, rows: Tensor | None = None) -> QuantizedMatrix:
+def unpack(stored: Array, type_: TensorType, codes: Array, rows: Array | None = None) -> QuantizedMatrix:
     """Convert a stored matrix to a :class:`~pronk.quantization.formats.matrix.QuantizedMatrix`.
 
     Args:
@@ -86,54 +86,56 @@ def unpack(stored: Tensor, type_: TensorType, codes: Tensor, rows: Tensor | None
     step = max(1, _CHUNK_BYTES // stored.shape[1])
     for start in range(0, len(stored), step):
         chunk = stored[start : start + step] if rows is None else stored[rows[start : start + step]]
-        chunk_codes, scale, minimum = block_format.convert(chunk.unflatten(1, (-1, type_.size)))
-        codes[start : start + step] = chunk_codes.flatten(1)
-        scales.append(scale.flatten(1))
-        minima += [] if minimum is None else [minimum.flatten(1)]
-    minimum = torch.cat(minima) if minima else None
-    return QuantizedMatrix(codes, torch.cat(scales), minimum, block_format.bits, block_format.group)
+        count = len(chunk)
+        with np.errstate(invalid="ignore"):  # scales that are not finite are refused below
+            chunk_codes, scale, minimum = block_format.convert(chunk.reshape(count, -1, type_.size))
+        codes[start : start + step] = chunk_codes.reshape(count, -1)
+        scales.append(scale.reshape(count, -1))
+        minima += [] if minimum is None else [minimum.reshape(count, -1)]
+    minimum = np.concatenate(minima) if minima else None
+    return QuantizedMatrix(codes, np.concatenate(scales), minimum, block_format.bits, block_format.group)
 
 
-def _to_float32(stored: Tensor) -> Tensor:
+def _to_float32(stored: Array) -> Array:
     """Convert bytes of float16 ``[..., 2n]`` to float32 ``[..., n]``."""
-    return stored.contiguous().view(torch.float16).float()
+    return np.ascontiguousarray(stored).view(FLOAT16).astype(FLOAT32)
 
 
-def _unpack_nibbles(stored: Tensor, run: int) -> Tensor:
+def _unpack_nibbles(stored: Array, run: int) -> Array:
     """Unpack 4-bit codes: of each ``run`` bytes first all low nibbles, then all high nibbles."""
-    runs = stored.unflatten(-1, (-1, run))
-    return torch.stack((runs & 15, runs >> 4), dim=-2).flatten(-3)
+    runs = stored.reshape(*stored.shape[:-1], -1, run)
+    return np.stack((runs & 15, runs >> 4), axis=-2).reshape(*stored.shape[:-1], -1)
 
 
-def _unpack_bits(stored: Tensor) -> Tensor:
+def _unpack_bits(stored: Array) -> Array:
     """Unpack bytes ``[..., n]`` to bits ``[..., 8n]``, the lowest first."""
-    return (stored[..., None] >> torch.arange(8, dtype=torch.uint8)).bitwise_and_(1).flatten(-2)
+    return np.unpackbits(stored, axis=-1, bitorder="little")
 
 
-def _q8_0(blocks: Tensor) -> Unpacked:
+def _q8_0(blocks: Array) -> Unpacked:
     return blocks[..., 2:] ^ 128, _to_float32(blocks[..., :2]), None
 
 
-def _q4_0(blocks: Tensor) -> Unpacked:
+def _q4_0(blocks: Array) -> Unpacked:
     return _unpack_nibbles(blocks[..., 2:], 16), _to_float32(blocks[..., :2]), None
 
 
-def _q4_1(blocks: Tensor) -> Unpacked:
+def _q4_1(blocks: Array) -> Unpacked:
     return _unpack_nibbles(blocks[..., 4:], 16), _to_float32(blocks[..., :2]), _to_float32(blocks[..., 2:4])
 
 
-def _q5_0(blocks: Tensor) -> Unpacked:
+def _q5_0(blocks: Array) -> Unpacked:
     codes = _unpack_nibbles(blocks[..., 6:], 16) | _unpack_bits(blocks[..., 2:6]) << 4
     return codes + (128 - 16), _to_float32(blocks[..., :2]), None
 
 
-def _q5_1(blocks: Tensor) -> Unpacked:
+def _q5_1(blocks: Array) -> Unpacked:
     codes = _unpack_nibbles(blocks[..., 8:], 16) | _unpack_bits(blocks[..., 4:8]) << 4
     return codes, _to_float32(blocks[..., :2]), _to_float32(blocks[..., 2:4])
 
 
-def _unpack_six_bits(packed: Tensor) -> tuple[Tensor, Tensor]:
-    """Unpack eight 6-bit scales and eight 6-bit minima: bytes ``[..., 12]`` to two tensors ``[..., 8]``.
+def _unpack_six_bits(packed: Array) -> tuple[Array, Array]:
+    """Unpack eight 6-bit scales and eight 6-bit minima: bytes ``[..., 12]`` to two arrays ``[..., 8]``.
 
     With the high bits on the left, and i = 0 .. 3::
 
@@ -141,34 +143,37 @@ def _unpack_six_bits(packed: Tensor) -> tuple[Tensor, Tensor]:
         byte i + 4    minimum i + 4, bits 5-4     minimum i, 6 bits
         byte i + 8    minimum i + 4, bits 3-0     scale i + 4, bits 3-0
     """
-    scale, minimum, rest = packed.unflatten(-1, (3, 4)).unbind(-2)
-    scales = torch.cat((scale & 63, (rest & 15) | (scale >> 2 & 48)), dim=-1)
-    minima = torch.cat((minimum & 63, rest >> 4 | (minimum >> 2 & 48)), dim=-1)
+    scale, minimum, rest = packed[..., :4], packed[..., 4:8], packed[..., 8:]
+    scales = np.concatenate((scale & 63, (rest & 15) | (scale >> 2 & 48)), axis=-1)
+    minima = np.concatenate((minimum & 63, rest >> 4 | (minimum >> 2 & 48)), axis=-1)
     return scales, minima
 
 
-def _unpack_k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
+def _unpack_k_scales(blocks: Array) -> tuple[Array, Array]:
     """Unpack the scales and minima of the eight groups of a Q4_K or Q5_K block from its first 16 bytes."""
     scale_factor, minimum_factor = _to_float32(blocks[..., :2]), _to_float32(blocks[..., 2:4])
     scales, minima = _unpack_six_bits(blocks[..., 4:16])
     return scale_factor * scales, -(minimum_factor * minima)  # llama.cpp subtracts the minimum; QuantizedMatrix adds it
 
 
-def _q4_k(blocks: Tensor) -> Unpacked:
+def _q4_k(blocks: Array) -> Unpacked:
     return _unpack_nibbles(blocks[..., 16:], 32), *_unpack_k_scales(blocks)
 
 
-def _q5_k(blocks: Tensor) -> Unpacked:
+def _q5_k(blocks: Array) -> Unpacked:
     # Bit g of byte 16 + i is the high bit of the code of input i in group g (of 32 inputs).
-    high = blocks[..., None, 16:48] >> torch.arange(8, dtype=torch.uint8)[:, None]
-    return _unpack_nibbles(blocks[..., 48:], 32) | high.bitwise_and_(1).flatten(-2) << 4, *_unpack_k_scales(blocks)
+    high = blocks[..., None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1
+    codes = _unpack_nibbles(blocks[..., 48:], 32)
+    return codes | high.reshape(codes.shape) << 4, *_unpack_k_scales(blocks)
 
 
-def _q6_k(blocks: Tensor) -> Unpacked:
+def _q6_k(blocks: Array) -> Unpacked:
     # Bits 2r and 2r + 1 of byte 128 + 32h + i are the high bits of the code of input 128h + 32r + i (h < 2, r < 4).
-    high = blocks[..., 128:192].unflatten(-1, (2, 1, 32)) >> torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]
-    codes = _unpack_nibbles(blocks[..., :128], 64) | high.bitwise_and_(3).flatten(-3) << 4
-    scales = blocks[..., 192:208].contiguous().view(torch.int8).float()
+    halves = blocks[..., 128:192].reshape(*blocks.shape[:-1], 2, 1, 32)
+    high = halves >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
+    codes = _unpack_nibbles(blocks[..., :128], 64)
+    codes |= high.reshape(codes.shape) << 4
+    scales = np.ascontiguousarray(blocks[..., 192:208]).view(INT8).astype(FLOAT32)
     return codes + (128 - 32), _to_float32(blocks[..., 208:]) * scales, None
 
 

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from pronk.arrays import BFLOAT16, FLOAT16, FLOAT32, UINT8, Array
 from pronk.errors import CheckpointError
 from pronk.quantization.formats.matrix import QuantizedMatrix
 from pronk.quantization.gguf.blocks import BLOCKS, BlockMatrix, BlockRows, unpack
@@ -24,7 +24,7 @@ from pronk.quantization.gguf.vocabulary import Vocabulary
 
 __all__ = ["GgufCheckpoint", "is_gguf"]
 
-_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_DTYPES = {"F32": FLOAT32, "F16": FLOAT16, "BF16": BFLOAT16}
 _PART_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)  # such as model-00001-of-00003.gguf
 # Projections with permuted rows, each with the metadata key of the number of its heads.
 _PERMUTED = {"attn_q": "llama.attention.head_count", "attn_k": "llama.attention.head_count_kv"}
@@ -103,15 +103,15 @@ class GgufCheckpoint:
             )
             raise CheckpointError(msg)
 
-    def raw_bytes(self, name: str) -> Tensor:
+    def raw_bytes(self, name: str) -> Array:
         """Return the bytes of a tensor, uint8, as a view that keeps the file mapped."""
         file, info = self._infos[name]
-        return torch.frombuffer(file.buffer, dtype=torch.uint8, count=info.size, offset=info.start)
+        return np.frombuffer(file.buffer, UINT8, info.size, info.start)
 
-    def tensor(self, name: str) -> Tensor:
+    def tensor(self, name: str) -> Array:
         """Return a float tensor in the file's dtype; it is a view of the file if rows are not permuted."""
         info = self._infos[name][1]
-        values = self.raw_bytes(name).view(_DTYPES[info.type.name]).view(info.shape)
+        values = self.raw_bytes(name).view(_DTYPES[info.type.name]).reshape(info.shape)
         order = self._row_order(name)
         return values if order is None else values[order]
 
@@ -119,7 +119,7 @@ class GgufCheckpoint:
         """Return whether a tensor is stored in quantized blocks, not as floats."""
         return self.type(name) not in _DTYPES
 
-    def weight(self, name: str, codes: Tensor) -> QuantizedMatrix:
+    def weight(self, name: str, codes: Array) -> QuantizedMatrix:
         """Return a quantized matrix.
 
         Args:
@@ -131,7 +131,7 @@ class GgufCheckpoint:
         """
         info = self._infos[name][1]
         try:
-            return unpack(self.raw_bytes(name).view(info.shape[0], -1), info.type, codes, self._row_order(name))
+            return unpack(self._stored_rows(name), info.type, codes, self._row_order(name))
         except ValueError as error:
             msg = f"{self.folder}: tensor {name} ({info.type.name}): {error}; download the file again"
             raise CheckpointError(msg) from error
@@ -139,7 +139,7 @@ class GgufCheckpoint:
     def blocks(self, name: str) -> BlockMatrix:
         """Return a quantized matrix in its blocks; ``name`` is that of a tensor with :meth:`has_blocks`."""
         info = self._infos[name][1]
-        rows = BlockRows(self.raw_bytes(name).view(info.shape[0], -1), self._permuted_heads(name), name)
+        rows = BlockRows(self._stored_rows(name), self._permuted_heads(name), name)
         return BlockMatrix(info.type.name, info.shape[1], (rows,))
 
     def release(self) -> None:
@@ -148,13 +148,16 @@ class GgufCheckpoint:
             for file in self._files:
                 file.buffer.madvise(mmap.MADV_DONTNEED)
 
-    def _row_order(self, name: str) -> Tensor | None:
+    def _stored_rows(self, name: str) -> Array:
+        return self.raw_bytes(name).reshape(self.shape(name)[0], -1)
+
+    def _row_order(self, name: str) -> Array | None:
         """Return each row's index in the file, int64 ``[rows]``; ``None`` if the rows are not permuted.
 
         For a head of size 6, the file holds the rows 0 3 1 4 2 5, and the result is 0 2 4 1 3 5.
         """
         heads = self._permuted_heads(name)
-        return torch.arange(self.shape(name)[0]).view(heads, -1, 2).transpose(1, 2).reshape(-1) if heads else None
+        return np.arange(self.shape(name)[0]).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1) if heads else None
 
     def _permuted_heads(self, name: str) -> int:
         """Return the number of heads whose rows are permuted in the file; 0 if no rows are."""

@@ -47,7 +47,7 @@ class TensorInfo:
 
     name: str
     type: TensorType
-    shape: tuple[int, ...]  # as in torch: a matrix is ``[outputs, inputs]``
+    shape: tuple[int, ...]  # the largest stride first: a matrix is ``[outputs, inputs]``
     start: int  # offset in the file of the first byte of the values
     size: int  # number of bytes of the values
 
@@ -71,7 +71,7 @@ class GgufFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.buffer = self._map_file()  # the whole file; writable (copy-on-write), as torch.frombuffer expects
+        self.buffer = self._map_file()  # the whole file, copy on write
         self._file_size = len(self.buffer)
         self._position = 0  # offset in the file of the next byte to read
         num_tensors, num_pairs = self._read_file_header()

@@ -6,7 +6,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from pronk.quantization.quantize.rounding import WHOLE_ROW
-from pronk.train.card import render
+from pronk.train.render import render
 
 if TYPE_CHECKING:
     from pronk.quantization.quantize.checkpoint import QuantizedCheckpoint
@@ -22,6 +22,7 @@ METHODS = {  # description of each quantization method in the model card
 
 def quantized_card(result: QuantizedCheckpoint, name: str, source: str, command: str, evaluation_text: str) -> str:
     """Return the model card of the quantized model ``name``, made from model ``source`` by ``command``."""
+    packages = [*(["torch"] if result.perplexities.keys() - {"nearest"} else []), "safetensors", "numpy"]
     return render(
         "quantized",
         "pronk.quantization.quantize",
@@ -31,7 +32,7 @@ def quantized_card(result: QuantizedCheckpoint, name: str, source: str, command:
         command=command,
         text=evaluation_text,
         methods=METHODS,
-        dtype=str(result.rule.dtype).removeprefix("torch."),
+        dtype=result.rule.dtype,
         groups="whole rows" if result.rule.group == WHOLE_ROW else f"groups of {result.rule.group} inputs",
-        versions=", ".join(f"{package} {version(package)}" for package in ("torch", "safetensors", "numpy")),
+        versions=", ".join(f"{package} {version(package)}" for package in packages),
     )

@@ -2,7 +2,7 @@
 
 The matrices of the layers are quantized; the embedding, LM head, norms and biases are not. With a calibration text all
 methods are tried, without one only rounding to the nearest; the weights with the lowest perplexity on the evaluation
-text are kept. Memory holds the embedding, the LM head, one layer, and the hidden states of the texts.
+text are kept. Memory holds the LM head, one layer, and the hidden states of the texts.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
-from torch import Tensor
-
+from pronk.arrays import FLOAT32, Array
+from pronk.backends import choose_backend
 from pronk.errors import CheckpointError, OptionError
 from pronk.files.atomic import convert_write_errors, new_folder, write_json
 from pronk.files.companions import copy_companions
 from pronk.files.shards import ShardEntry, check_output_folder, write_weights
 from pronk.kernels.library import Kernels, KernelsError
+from pronk.models.checkpoint import Checkpoint
 from pronk.models.families import CheckpointTensor
 from pronk.models.kernels import load_kernels
 from pronk.quantization.quantize.card import quantized_card
-from pronk.quantization.quantize.methods import CalibrationTexts, layer_file, measure_perplexity, quantize_layers
+from pronk.quantization.quantize.methods import CalibrationTexts, layer_folder, measure_perplexity, quantize_layers
 from pronk.quantization.quantize.packing import packed_shapes, quantization_config
 from pronk.quantization.quantize.rounding import RoundingRule, choose_group
 from pronk.quantization.quantize.source import SourceCheckpoint
@@ -94,15 +94,16 @@ def quantize(
     texts = read_texts()
     # Besides the checkpoint, the disk must hold the quantized layers of every method until the best one is known.
     check_output_folder(out, num_bytes * (1 + len(texts.methods)))
-    with convert_write_errors(out, "the checkpoint", SafetensorError), new_folder(out) as partial:
+    with convert_write_errors(out, "the checkpoint"), new_folder(out) as partial:
         source_perplexity, perplexities = _quantize_with_all_methods(source, rule, texts, partial, status)
         method = _best_method(perplexities, folder)
-        num_tokens = texts.evaluation[:, 1:].numel()  # the first token of a sequence is not predicted
+        num_tokens = texts.evaluation[:, 1:].size  # the first token of a sequence is not predicted
         result = QuantizedCheckpoint(
             rule, method, perplexities, source_perplexity, num_tokens, num_bytes, source.num_bytes
         )
-        reader = _OutputReader(source, partial / method)
-        write_weights(partial, entries, reader.tensor, shard_bytes, lambda done, total: status("writing", done, total))
+        read = _OutputReader(source, partial / method).tensor
+        write_weights(partial, entries, read, shard_bytes, lambda done, total: status("writing", done, total))
+        del read  # unmaps the files that are removed now
         for tried_method in texts.methods:
             shutil.rmtree(partial / tried_method)
         copy_companions(folder, partial)
@@ -142,12 +143,13 @@ def _quantize_with_all_methods(
 
         return on_layer_done
 
-    source_perplexity = measure_perplexity(source, texts, start_step("measuring"))
+    backend = choose_backend("auto", "cpu", source.config, FLOAT32)
+    source_perplexity = measure_perplexity(source, backend, texts, start_step("measuring"))
     perplexities = {}
     for method in texts.methods:
         (partial / method).mkdir()
-        on_layer_done = start_step(f"quantizing, {method}")
-        perplexities[method] = quantize_layers(source, method, rule, texts, partial / method, on_layer_done)
+        tick = start_step(f"quantizing, {method}")
+        perplexities[method] = quantize_layers(source, backend, method, rule, texts, partial / method, tick=tick)
     return source_perplexity, perplexities
 
 
@@ -182,16 +184,12 @@ class _OutputReader:
 
     def __init__(self, source: SourceCheckpoint, layers: Path) -> None:
         self.source = source
-        self.files: dict[str, Path] = {}
+        self.checkpoints: dict[str, Checkpoint] = {}
         for index in range(source.config.num_layers):
-            path = layer_file(layers, index)
-            with safe_open(path, framework="pt") as file:
-                self.files |= dict.fromkeys(file.keys(), path)
+            checkpoint = Checkpoint(layer_folder(layers, index))
+            self.checkpoints |= dict.fromkeys(checkpoint, checkpoint)
 
-    def tensor(self, tensor: CheckpointTensor) -> Tensor:
-        if tensor.name in self.files:
-            with safe_open(self.files[tensor.name], framework="pt") as file:
-                values: Tensor = file.get_tensor(tensor.name)
-                return values
-        self.source.checkpoint.release()
-        return self.source.inventory.tensor(tensor)
+    def tensor(self, tensor: CheckpointTensor) -> Array:
+        quantized = self.checkpoints.get(tensor.name)
+        (quantized or self.source.checkpoint).release()
+        return self.source.inventory.tensor(tensor) if quantized is None else quantized.tensor(tensor.name)

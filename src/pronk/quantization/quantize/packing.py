@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-from torch import Tensor
-from torch.nn.functional import pad
+import numpy as np
 
+from pronk.arrays import Array, DType
 from pronk.quantization.formats.matrix import QuantizedMatrix
 from pronk.quantization.quantize.rounding import WHOLE_ROW, RoundingRule
 
@@ -19,34 +18,38 @@ __all__ = ["pack_codes", "packed_shapes", "quantization_config"]
 
 _VERSION = "0.20.0"  # version of compressed-tensors that has been tested to read the output
 
+_WORD, _SIZE = np.dtype(np.int32), np.dtype(np.int64)  # types of packed codes and of shapes in the file
 
-def pack_codes(prefix: str, weight: QuantizedMatrix, dtype: torch.dtype) -> dict[str, Tensor]:
+
+def pack_codes(prefix: str, weight: QuantizedMatrix, dtype: DType) -> dict[str, Array]:
     """Return the tensors of ``weight``, by name with ``prefix``.
 
     Scales are stored in ``dtype``, which must represent them exactly.
     """
     packed = weight.codes
     if weight.bits == 4:
-        packed = pad(packed, (0, packed.shape[1] % 2))
+        packed = _pad(packed, 2)
         packed = packed[:, ::2] | packed[:, 1::2] << 4
-    words = pad(packed, (0, -packed.shape[1] % 4)).contiguous().view(torch.int32)
     return {
-        f"{prefix}weight_packed": words,
-        f"{prefix}weight_scale": weight.scale.to(dtype),
-        f"{prefix}weight_shape": torch.tensor(weight.shape),
+        f"{prefix}weight_packed": np.ascontiguousarray(_pad(packed, 4)).view(_WORD),
+        f"{prefix}weight_scale": weight.scale.astype(dtype),
+        f"{prefix}weight_shape": np.array(weight.shape, _SIZE),
     }
 
 
-def packed_shapes(
-    prefix: str, shape: tuple[int, int], rule: RoundingRule
-) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+def _pad(codes: Array, multiple: int) -> Array:
+    """Append zeros to the rows, so that their length is a multiple of ``multiple``."""
+    return np.pad(codes, ((0, 0), (0, -codes.shape[1] % multiple)))
+
+
+def packed_shapes(prefix: str, shape: tuple[int, int], rule: RoundingRule) -> dict[str, tuple[tuple[int, ...], DType]]:
     """Return shape and dtype of each tensor that :func:`pack_codes` makes for a matrix of ``shape``."""
     outputs, inputs = shape
     num_groups = inputs // (rule.group or inputs)
     return {
-        f"{prefix}weight_packed": ((outputs, -(-inputs * rule.bits // 32)), torch.int32),
+        f"{prefix}weight_packed": ((outputs, -(-inputs * rule.bits // 32)), _WORD),
         f"{prefix}weight_scale": ((outputs, num_groups), rule.dtype),
-        f"{prefix}weight_shape": ((2,), torch.int64),
+        f"{prefix}weight_shape": ((2,), _SIZE),
     }
 
 

@@ -10,17 +10,18 @@ from dataclasses import dataclass
 from functools import reduce
 from math import gcd
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from pronk.architecture.config import ModelConfig
+from pronk.arrays import FLOAT32, UINT8, Array, DType, largest_number
 from pronk.errors import OptionError
 from pronk.kernels.library import Kernels
 from pronk.kernels.rounding import DEFAULT_GROUPS, round_weights
 from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
 
-__all__ = ["WHOLE_ROW", "RoundingRule", "choose_group", "matrix_inputs"]
+__all__ = ["LINEARS", "WHOLE_ROW", "RoundingRule", "choose_group", "matrix_inputs"]
 
+LINEARS = ("qkv", "out", "up", "down")  # names of the linear modules in a layer
 WHOLE_ROW = 0  # group size that means all inputs of a matrix
 _KERNEL_WHOLE_ROW = 1 << 20  # the same for the kernel: a group size that no row exceeds
 
@@ -32,33 +33,36 @@ class RoundingRule:
     kernels: Kernels  # compiled kernels, which choose the scales
     bits: Bits  # number of bits per code
     group: int  # number of inputs per scale: a multiple of 8 that divides each matrix's inputs, or ``WHOLE_ROW``
-    dtype: torch.dtype  # dtype of the scales in the file
+    dtype: DType  # dtype of the scales in the file
 
     @property
     def zero(self) -> int:
         """Number to add to signed codes to get the unsigned codes that are stored."""
         return 1 << (self.bits - 1)
 
-    def scales(self, weight: Tensor) -> Tensor:
+    def scales(self, weight: Array) -> Array:
         """Return scales ``[outputs, groups]`` with minimum squared error of the weights, rounded to ``dtype``."""
         scale = round_weights(self.kernels, weight, self.bits, self.group or _KERNEL_WHOLE_ROW).scale
-        largest = torch.finfo(self.dtype).max
-        return scale.clamp(-largest, largest).to(self.dtype).float()
+        largest = largest_number(self.dtype)
+        return np.clip(scale, -largest, largest).astype(self.dtype).astype(FLOAT32)
 
-    def nearest(self, weight: Tensor) -> QuantizedMatrix:
+    def nearest(self, weight: Array) -> QuantizedMatrix:
         """Quantize ``weight`` ``[outputs, inputs]`` to the nearest codes, with the scales of :meth:`scales`."""
         return self.quantize_with_scales(weight, self.scales(weight))
 
-    def quantize_with_scales(self, weight: Tensor, scale: Tensor) -> QuantizedMatrix:
+    def quantize_with_scales(self, weight: Array, scale: Array) -> QuantizedMatrix:
         """Quantize ``weight`` to the nearest codes for the scales ``scale``, float32 ``[outputs, groups]``."""
         group = self.group or weight.shape[1]
-        codes = self.codes(weight, scale.repeat_interleave(group, dim=1))
-        return QuantizedMatrix(codes.add_(self.zero).to(torch.uint8), scale, None, self.bits, group)
+        codes = self.codes(weight, np.repeat(scale, group, axis=1)) + self.zero
+        with np.errstate(invalid="ignore"):  # NaN, which QuantizedMatrix refuses
+            return QuantizedMatrix(codes.astype(UINT8), scale, None, self.bits, group)
 
-    def codes(self, weight: Tensor, scale: Tensor) -> Tensor:
+    def codes(self, weight: Array, scale: Array) -> Array:
         """Return ``round(weight / scale)``, clamped to signed codes, as floats; 0 for weights of scale 0."""
-        inverse = torch.where(scale == 0, 0.0, 1 / scale)
-        return (weight * inverse).round_().clamp_(-self.zero, self.zero - 1)
+        with np.errstate(all="ignore"):  # the inverse of a tiny scale is infinite
+            codes = weight * np.where(scale == 0, np.float32(0), 1 / scale)
+        np.rint(codes, out=codes)
+        return np.clip(codes, -self.zero, self.zero - 1, out=codes)
 
 
 def choose_group(config: ModelConfig, bits: int, group: int | None) -> tuple[Bits, int]:

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
-import torch
-from torch import Tensor, nn
+import numpy as np
 
+from pronk.arrays import FLOAT32, Array
 from pronk.errors import CheckpointError, ConfigError
 from pronk.models.checkpoint import Checkpoint, read_json
-from pronk.models.decoder import Decoder, Layer, empty_linear, make_norm
 from pronk.models.families import FAMILY_NAMES, CheckpointTensor, DecoderPart, plan_tensors
 from pronk.models.inventory import Inventory
-from pronk.models.linear import PlainLinear
 from pronk.models.loader import parse_dtype, read_config
 from pronk.quantization.formats.matrix import QuantizedMatrix
 from pronk.quantization.gguf.checkpoint import is_gguf
 
-__all__ = ["SourceCheckpoint"]
+__all__ = ["LayerWeights", "SourceCheckpoint"]
 
 _REMEDY = "give the checkpoint with float32, float16 or bfloat16 weights that it was made from"
+
+# Weights and biases of a layer in float32, by module and kind: ``{"qkv.weight": …, "qkv.bias": …, "out.weight": …}``.
+LayerWeights = dict[str, Array]
 
 
 class SourceCheckpoint:
@@ -71,56 +71,42 @@ class SourceCheckpoint:
         """Return the descriptions of the modules of layer ``index``, with their tensors in the checkpoint."""
         return [part for part in self.parts if part.target.startswith(f"layers.{index}.")]
 
-    def load_without_layers(self) -> Decoder:
-        """Return the model without its layers: embedding, final norm and LM head."""
-        with torch.device("meta"):
-            decoder = Decoder(self.config)
-        decoder.layers = nn.ModuleList()
-        decoder.norm = make_norm(self.config, self.config.hidden_size)
-        parts = {part.target: part for part in self.parts}
-        decoder.embedding = nn.Parameter(self.inventory.tensor(parts["embedding"].weight[0]), requires_grad=False)
-        self._fill(decoder.norm, parts["norm"])
-        head = parts["head"].weight
-        decoder.head = PlainLinear(self.inventory.tensor(head[0]) if head else decoder.embedding)
-        return decoder.requires_grad_(False).eval()
+    def weight(self, target: str) -> Array:
+        """Return the weight of ``embedding``, ``norm`` or ``head`` as it is stored."""
+        part = next(part for part in self.parts if part.target == target)
+        return self.inventory.tensor(part.weight[0]) if part.weight else self.weight("embedding")  # a tied head
 
-    def load_layer(self, index: int) -> Layer:
-        """Return a layer with unquantized weights in float32."""
-        layer = Layer(self.config, empty_linear)
+    def load_layer(self, index: int) -> LayerWeights:
+        """Return copies of the weights of a layer."""
+        weights = LayerWeights()
         for part in self.parts_of_layer(index):
-            self._fill(layer.get_submodule(part.target.rpartition(".")[2]), part)
+            name = part.target.rpartition(".")[2]
+            for kind, tensors in (("weight", part.weight), ("bias", part.bias)):
+                if tensors:
+                    arrays = [self.inventory.tensor(tensor).astype(FLOAT32) for tensor in tensors]
+                    weights[f"{name}.{kind}"] = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
         self.checkpoint.release()
-        return layer.requires_grad_(False).eval()
+        return weights
 
     def layer_tensors(
-        self, index: int, layer: Layer, matrices: Mapping[str, QuantizedMatrix]
-    ) -> Iterator[tuple[str, Tensor | QuantizedMatrix]]:
+        self, index: int, weights: LayerWeights, matrices: Mapping[str, QuantizedMatrix]
+    ) -> Iterator[tuple[str, Array | QuantizedMatrix]]:
         """Yield the name and value of each tensor of a layer, as it is to be written to the new checkpoint.
 
         Args:
             index: index of the layer, from 0.
-            layer: source of norms and biases, which are converted to their dtypes in the checkpoint.
+            weights: source of norms and biases, which are converted to their dtypes in the checkpoint.
             matrices: quantized matrices by linear module; a stacked one (``qkv``) is split into its tensors.
         """
         for part in self.parts_of_layer(index):
             name = part.target.rpartition(".")[2]
-            module = layer.get_submodule(name)
-            weight: Any = matrices.get(name, module.weight)
-            bias: Any = getattr(module, "bias", None)
-            for tensors, values in ((part.weight, weight), (part.bias, bias)):
-                start = 0
+            for kind, tensors in (("weight", part.weight), ("bias", part.bias)):
+                start, matrix = 0, matrices.get(name) if kind == "weight" else None
                 for tensor in tensors:
                     end = start + tensor.shape[0]
-                    if isinstance(values, QuantizedMatrix):
-                        yield tensor.name, values.slice_outputs(start, end)
+                    if matrix is not None:
+                        yield tensor.name, matrix.slice_outputs(start, end)
                     else:
-                        yield tensor.name, values[start:end].to(self.inventory.tensor(tensor).dtype)
+                        values, dtype = weights[f"{name}.{kind}"][start:end], self.inventory.tensor(tensor).dtype
+                        yield tensor.name, values.astype(dtype)
                     start = end
-
-    def _fill(self, module: nn.Module, part: DecoderPart) -> None:
-        """Copy the weight and bias of ``module`` from the tensors of the checkpoint that ``part`` names."""
-        for key, tensors in (("weight", part.weight), ("bias", part.bias)):
-            if tensors:
-                values = getattr(module, key).data
-                for rows, tensor in zip(values.split([tensor.shape[0] for tensor in tensors]), tensors, strict=True):
-                    rows.copy_(self.inventory.tensor(tensor))

@@ -9,11 +9,12 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator
 from importlib.resources import as_file, files
+from importlib.util import find_spec
 from pathlib import Path
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from pronk.arrays import Array
 from pronk.errors import OptionError
 from pronk.models.loader import read_config
 from pronk.quantization.quantize.methods import CalibrationTexts
@@ -43,9 +44,12 @@ def read_texts(folder: Path, text: Path | None = None, tokens: int = 32_768) -> 
         tokens: maximum number of tokens to calibrate with.
 
     Raises:
-        OptionError: the text is missing, unreadable or too short.
+        OptionError: the text is missing, unreadable or too short, or torch, with which to calibrate, is missing.
         CheckpointError: the model's configuration or tokenizer cannot be read.
     """
+    if text is not None and find_spec("torch") is None:
+        msg = "calibrate: expected torch to quantize with a calibration text, found none; pip install 'pronk[train]'"
+        raise OptionError(msg)
     config = read_config(folder)
     encoder = Encoder.of_target(Tokenizer.load(folder, config.vocab_size), config)
     length = min(LENGTH, config.context)
@@ -66,12 +70,12 @@ def _shuffled(documents: Iterable[str]) -> Iterator[str]:
     yield from random.Random(0).sample(chunks, len(chunks))  # noqa: S311 - not for secrets
 
 
-def _tokenize(encoder: Encoder, texts: Iterable[str], max_tokens: int, length: int, text_name: str) -> Tensor:
+def _tokenize(encoder: Encoder, texts: Iterable[str], max_tokens: int, length: int, text_name: str) -> Array:
     """Return token ids ``[sequences, length]``; a text of fewer tokens is one sequence of its own length."""
-    ids = torch.from_numpy(pack(encoder, iter(texts), max_tokens).astype("int64"))
+    ids = pack(encoder, iter(texts), max_tokens).astype(np.int64)
     if len(ids) < min(_MIN_TOKENS, length):
         msg = f"{text_name}: expected at least {min(_MIN_TOKENS, length)} tokens, found {len(ids)}; give more text"
         raise OptionError(msg)
     if len(ids) < length:
         return ids[None]
-    return ids[: len(ids) // length * length].view(-1, length)
+    return ids[: len(ids) // length * length].reshape(-1, length)

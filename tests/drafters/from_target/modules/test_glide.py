@@ -1,26 +1,37 @@
-"""GLIDE's module against its formulas, one row and one head at a time."""
+"""GLIDE's modules against the formulas, one row and one head at a time."""
 
 import math
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from pronk.drafters.from_target.modules.glide import GlideModule, GlideShape
+from drafters.from_target.modules.programs import PACKED, backend, export_weights
+from pronk.arrays import FLOAT32
+from pronk.drafters.from_target.modules.glide import GlideDecoder, GlideShape
 from pronk.errors import OptionError
-from pronk.models.decoder import Decoder
+from pronk.execution.model_runner import CrossAttentionSource, ForwardJob, ModelRunner
+from pronk.execution.segment import Segment
+from pronk.kv_cache.blocks import BlockTable
+from pronk.speculation.tree import TokenTree
 from pronk.train.attention import DenseAttention, dense_hidden
 from pronk.train.features import Features, compute_features
 from pronk.train.glide import DelayedAttention
-from tiny_models import tiny_config, tiny_decoder
+from pronk.train.modules.decoder import DecoderModule
+from pronk.train.modules.glide import GlideDecoderModule
+from tiny_models import make_cache, tiny_config, tiny_decoder, tiny_module
 
 SHAPE = GlideShape(layers=2, hidden=24, heads=3, kv_heads=1, mlp=20)
-LENGTH = 7
+TOKENS = [5, 90, 3, 5, 17, 100, 8]
+LENGTH = len(TOKENS)
 
 
-def made(target: Decoder, shape: GlideShape = SHAPE) -> GlideModule:
+def made(target: DecoderModule, shape: GlideShape = SHAPE) -> GlideDecoderModule:
     """Return a module whose weights are large enough for every part to matter."""
-    module = GlideModule(shape, target.config)
+    module = GlideDecoderModule(shape, target.config)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -47,7 +58,7 @@ def attention(q: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
     return torch.stack([share * value for share, value in zip(scores.softmax(0), values, strict=True)]).sum(0)
 
 
-def slow(module: GlideModule, target: Decoder, tokens: Tensor, features: Features, seen: Tensor) -> Tensor:
+def slow(module: GlideDecoderModule, target: DecoderModule, tokens: Tensor, features: Features, seen: Tensor) -> Tensor:
     """Return the last layer's outputs, row by row and head by head."""
     c, t = module.config, target.config
     rows = [module.embedding[token] for token in tokens]
@@ -78,14 +89,18 @@ def slow(module: GlideModule, target: Decoder, tokens: Tensor, features: Feature
     return torch.stack(rows)
 
 
-@pytest.mark.parametrize("classic", [False, True], ids=["rotary", "learned positions"])
-@pytest.mark.parametrize("cross", [True, False], ids=["glide", "vanilla"])
+CLASSIC = pytest.mark.parametrize("classic", [False, True], ids=["rotary", "learned positions"])
+CROSS = pytest.mark.parametrize("cross", [True, False], ids=["glide", "vanilla"])
+
+
+@CLASSIC
+@CROSS
 @torch.no_grad()
 def test_the_module_equals_the_formulas(cross: bool, classic: bool) -> None:
     """For any mask, also for rows that see nothing."""
-    target = tiny_decoder(packed=False, classic=classic)
+    target = tiny_module(classic=classic)
     module = made(target, GlideShape(**{**vars(SHAPE), "cross": cross}))
-    tokens = torch.tensor([5, 90, 3, 5, 17, 100, 8])
+    tokens = torch.tensor(TOKENS)
     seen = torch.rand(LENGTH, LENGTH, generator=torch.Generator().manual_seed(2)).tril(-1) > 0.4
     seen[4] = False
     assert seen.any(1).sum() >= 4
@@ -95,11 +110,41 @@ def test_the_module_equals_the_formulas(cross: bool, classic: bool) -> None:
     if cross:
         positions = torch.arange(LENGTH)
         keys, values = ([found[layer] for layer in (1, 2)] for found in (features.keys, features.values))
-        rotation = target.rope(positions, positions + 1, torch.float32)
+        rotation = target.rope(positions, torch.float32)
         attend = DelayedAttention(1, LENGTH, rotation=rotation, keys=keys, values=values, masks=[seen, seen])
     got = dense_hidden(module, tokens[None], attend=attend)
     assert torch.allclose(got, want, rtol=1e-4, atol=1e-4)
     assert want.std() > 1
+
+
+@CLASSIC
+@CROSS
+@PACKED
+@torch.no_grad()
+def test_logits_of_the_core_equal_the_formulas(packed: bool, cross: bool, classic: bool, tmp_path: Path) -> None:
+    """A row sees the target's tokens before it, of the first five."""
+    by, target = backend(packed=packed), tiny_module(classic=classic)
+    module = made(target, GlideShape(**{**vars(SHAPE), "cross": cross}))
+    weights = export_weights(module, tmp_path / "drafter", by)
+    decoder = GlideDecoder(GlideShape(**{**vars(SHAPE), "cross": cross}), target.config, by, weights)
+    weights.check_all_read()
+    source, shape = tiny_decoder(packed=packed, classic=classic), dict[str, Any](num_blocks=2, packed=packed)
+    pools = [make_cache(each.config, FLOAT32, **shape) for each in (source, decoder)]
+    tables = BlockTable(), BlockTable()
+    for pool, table in zip(pools, tables, strict=True):
+        pool.prepare(table, LENGTH)
+    job = ForwardJob(Segment(tables[0], TokenTree.chain(TOKENS)), range(LENGTH), LENGTH)
+    ModelRunner(source, pools[0]).forward([job])
+    pools[0].commit(tables[0], range(5))
+    cross_source = CrossAttentionSource(source, pools[0], tuple(layer - 1 for layer in decoder.cache_layers))
+    job = ForwardJob(Segment(tables[1], TokenTree.chain(TOKENS)), range(LENGTH), LENGTH, tables[0])
+    found = ModelRunner(decoder, pools[1], cross_source if cross else None).forward([job]).logits[0][:]
+    seen, tokens = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril(-1), torch.tensor(TOKENS)
+    seen[:, 5:] = False
+    features = compute_features(target, tokens[None], torch.float32, cache=module.cache_layers)
+    hidden = slow(module, target, tokens, features, seen)
+    rows = torch.stack([norm(row, module.norm.weight) for row in hidden])
+    np.testing.assert_allclose(found, (rows @ module.embedding.T).numpy(), rtol=1e-4, atol=1e-3)
 
 
 def test_layers_read_the_targets_last_layers() -> None:
@@ -123,12 +168,12 @@ def test_layers_read_the_targets_last_layers() -> None:
 )
 def test_invalid_shapes_are_refused(options: dict[str, int], message: str) -> None:
     with pytest.raises(OptionError, match=message):
-        GlideModule(GlideShape(**options), tiny_config(windows=(None,) * 8))
+        GlideDecoderModule(GlideShape(**options), tiny_config(windows=(None,) * 8))
 
 
 def test_vanilla_differs_in_cross_attention_alone() -> None:
     target = tiny_config(heads=10, head_dim=32, hidden=320, vocab=4096, windows=(None,) * 8)
-    whole, vanilla = (GlideModule(GlideShape(cross=cross), target).state_dict() for cross in (True, False))
+    whole, vanilla = (GlideDecoderModule(GlideShape(cross=cross), target).state_dict() for cross in (True, False))
     assert {name.split(".")[2] for name in whole.keys() - vanilla.keys()} == {"cross_norm", "cross_query", "cross_out"}
     assert all(vanilla[name].shape == whole[name].shape for name in vanilla)
     assert whole["layers.0.cross_query.weight"].shape == (10 * 32, 192)
@@ -136,8 +181,5 @@ def test_vanilla_differs_in_cross_attention_alone() -> None:
 
 
 def test_the_embedding_is_the_head_and_stored_once() -> None:
-    module = made(tiny_decoder(packed=False))
+    module = made(tiny_module())
     assert [name for name in module.state_dict() if "layers" not in name] == ["embedding", "norm.weight"]
-    module.tie()
-    hidden = torch.randn(3, 24)
-    assert torch.allclose(module.logits(hidden), module.norm(hidden) @ module.embedding.T)

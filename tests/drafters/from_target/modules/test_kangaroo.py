@@ -2,18 +2,22 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from drafters.from_target.modules.programs import PACKED, backend, export_weights, run_program
 from pronk.architecture.config import ModelConfig
 from pronk.architecture.rope import RopeConfig
 from pronk.drafters.from_target.modules.kangaroo import ADAPTERS, KangarooAdapter, KangarooShape
 from pronk.errors import OptionError
 from pronk.train.attention import DenseAttention
-from tiny_models import tiny_config, tiny_decoder
+from pronk.train.modules.kangaroo import KangarooModule
+from tiny_models import tiny_config, tiny_module
 
 TARGET = tiny_config(windows=(None, None, 3))
 VICUNA = ModelConfig(
@@ -21,9 +25,9 @@ VICUNA = ModelConfig(
 )
 
 
-def make(adapter: str, *, exit_layer: int = 1, heads: int = 2, target: ModelConfig = TARGET) -> KangarooAdapter:
-    module = KangarooAdapter(KangarooShape(exit_layer, adapter, heads, 24), target)
-    decoder = tiny_decoder(windows=target.windows, classic=target.norm == "layer", packed=False)
+def make(adapter: str, *, exit_layer: int = 1, heads: int = 2, target: ModelConfig = TARGET) -> KangarooModule:
+    module = KangarooModule(KangarooShape(exit_layer, adapter, heads, 24), target)
+    decoder = tiny_module(windows=target.windows, classic=target.norm == "layer")
     module.initialize(torch.Generator().manual_seed(1), decoder.norm, decoder.head.weight)
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
@@ -50,7 +54,7 @@ def rotate(x: Tensor, place: int) -> Tensor:
     return turned
 
 
-def slow(module: KangarooAdapter, rows: Tensor) -> Tensor:
+def slow(module: KangarooModule, rows: Tensor) -> Tensor:
     """Return the outputs row by row and head by head, without a cache or a mask."""
     block, c, out = module.layers[0], module.config, list[Tensor]()
     if module.shape.adapter == "mlp":
@@ -82,9 +86,9 @@ def slow(module: KangarooAdapter, rows: Tensor) -> Tensor:
     return torch.stack(out)
 
 
-def run(module: KangarooAdapter, rows: Tensor, *, classic: bool = False) -> Tensor:
+def run(module: KangarooModule, rows: Tensor, *, classic: bool = False) -> Tensor:
     places = torch.arange(len(rows))
-    rope = tiny_decoder(classic=classic).rope(places, places + 1, torch.float32)
+    rope = tiny_module(classic=classic).rope(places, torch.float32)
     with torch.no_grad():
         return module(rows, rope, DenseAttention(1, len(rows), module.config.windows))
 
@@ -102,6 +106,27 @@ def test_adapters_equal_a_slow_reference(adapter: str, exit_layer: int) -> None:
         assert (module.config.num_heads, module.config.num_kv_heads) == (2, 2)
 
 
+@PACKED
+@pytest.mark.parametrize(
+    ("adapter", "classic"), [*((each, False) for each in ADAPTERS), ("attention", True), ("head", True), ("mlp", True)]
+)
+def test_programs_of_adapters_equal_a_slow_reference(adapter: str, classic: bool, packed: bool, tmp_path: Path) -> None:
+    target = tiny_config(classic=True) if classic else replace(TARGET, windows=(3, None, None))
+    module, by = make(adapter, target=target), backend(packed=packed)
+    weights = export_weights(module, tmp_path / "drafter", by)
+    core = KangarooAdapter(module.shape, target, weights)
+    weights.check_all_read()
+    rows = torch.randn(7, target.hidden_size, generator=torch.Generator().manual_seed(4))
+    got = run_program(lambda program: core.compile_part(0, program), core.config, by, rows.numpy())
+    with torch.no_grad():
+        want = slow(module.double(), rows.double()).numpy()
+    np.testing.assert_allclose(got, want, atol=1e-4, rtol=1e-4)
+    assert (core.head is not None) == module.shape.has_own_head
+    if core.head is not None:
+        assert module.head is not None
+        assert np.array_equal(core.head.packed.unpack(), module.head.weight.detach().numpy())
+
+
 def test_adapter_of_a_classic_target() -> None:
     module = make("attention", target=tiny_config(classic=True))
     rows = torch.randn(5, TARGET.hidden_size, generator=torch.Generator().manual_seed(4))
@@ -115,14 +140,14 @@ def test_adapter_of_a_classic_target() -> None:
 )
 def test_sizes_of_table_2(adapter: str, millions: int) -> None:
     with torch.device("meta"):
-        module = KangarooAdapter(KangarooShape.of_target(VICUNA, 2, adapter), VICUNA)
+        module = KangarooModule(KangarooShape.of_target(VICUNA, 2, adapter), VICUNA)
     assert round(sum(parameter.numel() for parameter in module.parameters()) / 1e6) == millions
 
 
 def test_initial_norm_and_head_are_the_targets() -> None:
-    decoder = tiny_decoder(packed=False)
+    decoder = tiny_module()
     for adapter in ADAPTERS:
-        module = KangarooAdapter(KangarooShape(1, adapter), decoder.config)
+        module = KangarooModule(KangarooShape(1, adapter), decoder.config)
         module.initialize(torch.Generator().manual_seed(0), decoder.norm, decoder.head.weight)
         assert torch.equal(module.norm.weight, decoder.norm.weight)
         assert all(parameter.isfinite().all() for parameter in module.parameters())
@@ -139,7 +164,7 @@ def test_values_out_of_range_are_refused() -> None:
         with pytest.raises(OptionError, match=f"exit-layer: expected 1 to 2 for a target of 3 .*, found {exit_layer}"):
             KangarooShape.of_target(TARGET, exit_layer, "attention")
         with pytest.raises(OptionError, match="exit-layer: expected 1 to 2"):
-            KangarooAdapter(KangarooShape(exit_layer), TARGET)
+            KangarooModule(KangarooShape(exit_layer), TARGET)
     for options in ({"exit_layer": 0}, {"heads": 0}, {"mlp": 0}):
         name = next(iter(options)).replace("_", "-")
         with pytest.raises(OptionError, match=f"{name}: expected an integer of at least 1, found 0"):

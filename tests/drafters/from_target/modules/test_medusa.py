@@ -1,17 +1,25 @@
+"""Medusa heads against slow ones, and their sizes."""
+
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from drafters.from_target.modules.programs import PACKED, backend, export_weights, run_program
 from pronk import LLM
 from pronk.drafters.from_target.modules.medusa import MedusaHeads, MedusaShape
 from pronk.errors import OptionError
-from tiny_models import tiny_decoder
+from pronk.models.linear import Norm
+from pronk.torch_backend.convert import to_array
+from pronk.train.modules.medusa import MedusaModule
+from tiny_models import tiny_module
 
 
-def random_heads(shape: MedusaShape) -> MedusaHeads:
-    decoder = tiny_decoder(packed=False)
-    heads = MedusaHeads(shape, decoder.config)
+def random_heads(shape: MedusaShape) -> MedusaModule:
+    decoder = tiny_module()
+    heads = MedusaModule(shape, decoder.config)
     heads.initialize(decoder.head.weight)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -22,15 +30,22 @@ def random_heads(shape: MedusaShape) -> MedusaHeads:
     return heads
 
 
+@PACKED
 @pytest.mark.parametrize("unembeddings", ["shared", "replicated"])
 @torch.no_grad()
-def test_heads_equal_a_slow_reference(unembeddings: str) -> None:
-    decoder = tiny_decoder(packed=False)
-    heads = random_heads(MedusaShape(3, 2, unembeddings))
-    hidden = torch.randn(5, decoder.config.hidden_size, generator=torch.Generator().manual_seed(1))
-    logits = heads.logits(hidden, decoder.head)
-    weights = heads.state_dict()
+def test_heads_equal_a_slow_reference(unembeddings: str, packed: bool, tmp_path: Path) -> None:
+    decoder, by, shape = tiny_module(), backend(packed=packed), MedusaShape(3, 2, unembeddings)
+    config, module = decoder.config, random_heads(shape)
+    read = export_weights(module, tmp_path / "drafter", by)
+    core = MedusaHeads(shape, config, read)
+    read.check_all_read()
+    before = torch.randn(5, config.hidden_size, generator=torch.Generator().manual_seed(1))
+    norm, hidden = Norm(to_array(decoder.norm.weight), None, config.norm_eps), decoder.norm(before)
+    own = module.unembeddings if unembeddings == "replicated" else [decoder.head] * 3
+    logits = torch.stack([last(head(hidden)) for head, last in zip(module.layers, own, strict=True)])
+    weights = module.state_dict()
     for number in range(3):
+        rows = run_program(lambda program, n=number: core.compile(n, norm, program), config, by, before.numpy())
         for row in range(5):
             h = hidden[row]
             for block in range(2):
@@ -41,6 +56,9 @@ def test_heads_equal_a_slow_reference(unembeddings: str) -> None:
                 h = h + z / (1 + (-z).exp())
             last = decoder.head.weight if unembeddings == "shared" else weights[f"unembeddings.{number}.weight"]
             assert torch.allclose(logits[number, row], last @ h, atol=1e-3)
+            np.testing.assert_allclose(rows[row], h.numpy(), rtol=1e-4, atol=1e-4)
+        if core.unembeddings:
+            assert np.array_equal(core.unembeddings[number].packed.unpack(), last.numpy())
     assert len({int(each.argmax()) for each in logits[:, 0]}) > 1
 
 
@@ -65,5 +83,5 @@ def test_lists_become_tuples() -> None:
 
 
 def test_the_heads_of_pronk_tiny_are_small() -> None:
-    heads = MedusaHeads(MedusaShape(), LLM().config)
+    heads = MedusaModule(MedusaShape(), LLM().config)
     assert 2 * sum(parameter.numel() for parameter in heads.parameters()) <= 4_000_000

@@ -17,19 +17,19 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from torch import nn
-
+from pronk.architecture.config import ModelConfig
+from pronk.arrays import FLOAT32, Array, DType
 from pronk.errors import CheckpointError, OptionError
 from pronk.hub.resolve import resolve_model
-from pronk.kv_cache.paged import PagedCache
+from pronk.models.backend import Backend
 from pronk.models.checkpoint import Checkpoint, read_json
 from pronk.models.clone_models import clone_model
-from pronk.models.decoder import pack_linears
+from pronk.models.decoder import Layer
 from pronk.models.fingerprint import Fingerprint
-from pronk.models.linear import choose_linear
+from pronk.models.linear import Linear, Norm, WeightLayout
 from pronk.speculation.target import Target
 
-__all__ = ["FORMAT", "TrainedDrafter", "read_trained_drafter"]
+__all__ = ["FORMAT", "DrafterWeights", "TrainedDrafter", "read_trained_drafter"]
 
 FORMAT = "pronk-drafter-1"
 _CONFIG_FILE = "drafter.json"
@@ -38,7 +38,7 @@ _CONFIG_FILE = "drafter.json"
 _TRAIN_ARGUMENTS = {"multi_token": "heads", "vanilla": "glide --vanilla"}
 
 Checked = TypeVar("Checked")
-Module = TypeVar("Module", bound=nn.Module)
+Module = TypeVar("Module")
 Shape = TypeVar("Shape")
 
 
@@ -90,27 +90,78 @@ class TrainedDrafter:
             msg = f"{self.folder / _CONFIG_FILE}: {error}; train it again"
             raise CheckpointError(msg) from error
 
-    def open_weights(self, module: nn.Module) -> Checkpoint:
-        """Open the weights file; raise CheckpointError unless its names and shapes are those of ``module``."""
-        checkpoint = Checkpoint(self.folder, remedy="train it again")
-        file_shapes = {name: checkpoint.shape(name) for name in checkpoint}
-        shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
-        for name in sorted(shapes.keys() | file_shapes.keys()):
-            expected, found = shapes.get(name), file_shapes.get(name)
-            if expected != found:
-                msg = f"{self.folder}: tensor {name}: expected shape {expected}, found {found}; train it again"
-                raise CheckpointError(msg)
-            checkpoint.check_dtype(name)
-        return checkpoint
+    def load(self, target: Target, make: Callable[[DrafterWeights], Module]) -> Module:
+        """Return ``make(weights)``, a module with the weights of the file in the target's dtype and backend.
 
-    def load_weights(self, module: Module, cache: PagedCache) -> Module:
-        """Load frozen weights into ``module``, with the dtype, device and weight layout that suit ``cache``."""
-        checkpoint = self.open_weights(module)
-        tensors = {name: checkpoint.tensor(name).to(cache.device, cache.dtype, copy=True) for name in checkpoint}
-        module.load_state_dict(tensors, assign=True)
-        module.requires_grad_(False).eval()
-        pack_linears(module, choose_linear(cache.kernels, cache.device))
+        Raises:
+            CheckpointError: the file is damaged, or its tensors are not exactly those that ``make`` reads.
+        """
+        checkpoint = Checkpoint(self.folder, remedy="train it again")
+        weights = DrafterWeights(checkpoint, target.decoder.backend, target.cache.dtype)
+        module = self.make_checked(lambda: make(weights))
+        weights.check_all_read()
         return module
+
+
+class DrafterWeights:
+    """The weights file of a trained drafter, from which a module reads its parts by name."""
+
+    def __init__(self, checkpoint: Checkpoint, backend: Backend, dtype: DType) -> None:
+        self._checkpoint, self._backend, self._dtype = checkpoint, backend, dtype
+        self._unread = set(checkpoint)
+
+    def array(self, name: str, *shape: int) -> Array:
+        """Return a tensor in the dtype of the target; raise CheckpointError unless it has this shape."""
+        found = self._checkpoint.shape(name) if name in self._checkpoint else None
+        if found != shape:
+            msg = f"{self._checkpoint.folder}: tensor {name}: expected shape {shape}, found {found}; train it again"
+            raise CheckpointError(msg)
+        self._checkpoint.check_dtype(name)
+        self._unread.discard(name)
+        return self._checkpoint.tensor(name).astype(self._dtype)
+
+    def linear(
+        self, name: str, outputs: int, inputs: int, layout: WeightLayout | None = None, *, bias: bool = False
+    ) -> Linear:
+        """Return the linear layer ``name`` ``[outputs, inputs]``."""
+        weight = self.array(f"{name}.weight", outputs, inputs)
+        biases = self.array(f"{name}.bias", outputs) if bias else None
+        return Linear(self._backend, weight, biases, layout or WeightLayout(), None)
+
+    def norm(self, name: str, config: ModelConfig, size: int) -> Norm:
+        """Return the norm ``name`` over ``size`` features, of the type in the configuration."""
+        bias = self.array(f"{name}.bias", size) if config.norm == "layer" else None
+        return Norm.of(config, self.array(f"{name}.weight", size), bias)
+
+    def attention(self, layer: Layer, name: str) -> Layer:
+        """Set the attention of the decoder layer ``name``; return the layer."""
+        config, size = layer.config, layer.config.hidden_size
+        layer.attention_norm = self.norm(f"{name}.attention_norm", config, size)
+        qkv, bias = f"{name}.qkv", config.qkv_bias
+        layer.qkv = self.linear(qkv, sum(config.qkv_sizes), size, layer.layout("qkv"), bias=bias)
+        if config.qk_norm:
+            for norm in ("q_norm", "k_norm"):
+                weight = self.array(f"{name}.{norm}.weight", config.head_dim)
+                setattr(layer, norm, Norm(weight.astype(FLOAT32), None, config.norm_eps))
+        layer.out = self.linear(f"{name}.out", size, config.num_heads * config.head_dim, bias=config.out_bias)
+        return layer
+
+    def layer(self, layer: Layer, name: str) -> Layer:
+        """Set attention and MLP of the decoder layer ``name``; return the layer."""
+        config, size, width = layer.config, layer.config.hidden_size, layer.config.intermediate_size
+        self.attention(layer, name)
+        layer.mlp_norm = self.norm(f"{name}.mlp_norm", config, size)
+        outputs = width * (2 if config.gated else 1)
+        layer.up = self.linear(f"{name}.up", outputs, size, layer.layout("up"), bias=config.mlp_bias)
+        layer.down = self.linear(f"{name}.down", size, width, bias=config.mlp_bias)
+        return layer
+
+    def check_all_read(self) -> None:
+        """Raise CheckpointError if the file has tensors that the module has not read."""
+        for name in sorted(self._unread):
+            found = self._checkpoint.shape(name)
+            msg = f"{self._checkpoint.folder}: tensor {name}: expected none, found shape {found}; train it again"
+            raise CheckpointError(msg)
 
 
 def read_trained_drafter(drafter: str, model: str | None, default_folder: str, target: Target) -> TrainedDrafter:

@@ -13,20 +13,17 @@ the *vanilla* drafter, the paper's baseline.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, cast
-
-from torch import Tensor, nn
 
 from pronk.architecture.config import ModelConfig, llama_config
+from pronk.drafters.from_target.modules.files import DrafterWeights
 from pronk.errors import OptionError
-from pronk.kernels.library import Kernels
-from pronk.models.decoder import Attend, Decoder, Layer, empty_linear, make_norm
-from pronk.models.linear import Linear, WeightLayout, choose_linear
+from pronk.models.backend import Backend
+from pronk.models.decoder import Decoder, Layer
+from pronk.models.linear import Linear, WeightLayout
 from pronk.models.program import Program
 
-__all__ = ["CrossAttend", "GlideModule", "GlideShape"]
+__all__ = ["GlideDecoder", "GlideShape"]
 
 
 @dataclass(frozen=True)
@@ -92,52 +89,34 @@ class GlideShape:
         )
 
 
-class CrossAttend(Attend, Protocol):
-    """The self-attention of :class:`Attend`, and cross-attention to a target's KV cache."""
-
-    def cross(self, layer: int, q: Tensor) -> Tensor:
-        """Attend from the queries of draft layer ``layer`` (from 0) to the target's cache.
-
-        ``q`` is ``[rows, heads, d]`` with the target's number and size of heads, before RoPE. Returns
-        ``[rows, heads * d]``; a row without a token to attend to is zero.
-        """
-
-
 class _GlideLayer(Layer):
-    """A layer with cross-attention before the MLP; ``attend`` is a :class:`CrossAttend`."""
+    """A layer with cross-attention before the MLP."""
 
-    def __init__(self, config: ModelConfig, target: ModelConfig, linear: Callable[[int, int, bool], Linear]) -> None:
-        super().__init__(config, linear)
-        self.heads, self.head_dim = target.num_heads, target.head_dim
-        size = self.heads * self.head_dim
-        self.cross_norm = make_norm(config, config.hidden_size)
-        self.cross_query = linear(size, config.hidden_size, False)  # False: no bias
-        self.cross_out = linear(config.hidden_size, size, False)
-
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, index: int, attend: Attend) -> Tensor:
-        x = self.apply_attention(x, rope, index, attend)
-        q = self.cross_query(self.cross_norm(x)).unflatten(-1, (self.heads, self.head_dim))
-        return self.apply_mlp(x + self.cross_out(cast("CrossAttend", attend).cross(index, q)))
+    def __init__(self, config: ModelConfig, target: ModelConfig, weights: DrafterWeights, name: str) -> None:
+        super().__init__(config)
+        weights.layer(self, name)
+        heads, hidden = target.num_heads * target.head_dim, config.hidden_size
+        self.cross_norm = weights.norm(f"{name}.cross_norm", config, hidden)
+        self.cross_query = weights.linear(f"{name}.cross_query", heads, hidden, WeightLayout(unit=target.head_dim))
+        self.cross_out = weights.linear(f"{name}.cross_out", hidden, heads)
 
     def compile(self, program: Program, index: int) -> None:
         program.attention(self, index)
         program.cross(self, index)
         program.mlp(self)
 
-    def layout(self, name: str) -> WeightLayout:
-        return WeightLayout(unit=self.head_dim) if name == "cross_query" else super().layout(name)
 
+class GlideDecoder(Decoder):
+    """GLIDE's decoder; its head is its embedding. For ``cache_layers``, see :class:`GlideShape`."""
 
-class GlideModule(Decoder):
-    """GLIDE's decoder; it has no head until :meth:`tie` makes one with the embedding's weights."""
-
-    def __init__(self, shape: GlideShape, target: ModelConfig) -> None:
-        super().__init__(shape.config(target))
-        self.cache_layers = shape.cache_layers(target)
-        if shape.cross:
-            self.layers = nn.ModuleList(_GlideLayer(self.config, target, empty_linear) for _ in range(shape.layers))
-        del self.head
-
-    def tie(self, kernels: Kernels | None = None) -> None:
-        """Make the head from the embedding's weights, in the layout of ``kernels`` (torch's if ``None``)."""
-        self.head = choose_linear(kernels, self.embedding.device)(self.embedding.detach(), None, WeightLayout())
+    def __init__(self, shape: GlideShape, target: ModelConfig, backend: Backend, weights: DrafterWeights) -> None:
+        super().__init__(shape.config(target), backend)
+        config, self.cache_layers = self.config, shape.cache_layers(target)
+        self.embedding = weights.array("embedding", config.vocab_size, config.hidden_size)
+        names = [f"layers.{index}" for index in range(shape.layers)]
+        self.layers = [
+            _GlideLayer(config, target, weights, name) if shape.cross else weights.layer(Layer(config), name)
+            for name in names
+        ]
+        self.norm = weights.norm("norm", config, config.hidden_size)
+        self.head = Linear(backend, self.embedding, None, WeightLayout(), None)

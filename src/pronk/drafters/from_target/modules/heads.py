@@ -16,14 +16,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import torch
-from torch import Tensor, nn
-
 from pronk.architecture.config import ModelConfig
+from pronk.arrays import Array
 from pronk.checks import check_choice
+from pronk.drafters.from_target.modules.files import DrafterWeights
 from pronk.errors import OptionError
-from pronk.models.decoder import Attend, Layer, empty_linear, make_norm
-from pronk.models.linear import Linear
+from pronk.models.decoder import Layer
 from pronk.models.program import Program
 
 __all__ = ["KINDS", "ORDERS", "UNEMBEDDINGS", "HeadsShape", "MultiTokenHeads", "heads_config"]
@@ -83,50 +81,39 @@ def heads_config(shape: HeadsShape, target: ModelConfig) -> ModelConfig:
     return replace(target, num_layers=count, intermediate_size=shape.mlp, windows=(target.window,) * count)
 
 
-class MultiTokenHeads(nn.Module):
-    """Heads on packed rows ``[rows, hidden]``; the weights are float32 and not initialized.
+class MultiTokenHeads:
+    """Heads of one target, whose configuration is ``target``."""
 
-    ``layers``, one per head, are shared with a target that is trained together with its heads. By default the heads
-    have layers of their own.
-    """
-
-    def __init__(self, shape: HeadsShape, target: ModelConfig, layers: Sequence[nn.Module] | None = None) -> None:
-        super().__init__()
+    def __init__(self, shape: HeadsShape, target: ModelConfig, weights: DrafterWeights) -> None:
         shape.check(target)
         self.shape = shape
         self.config = heads_config(shape, target)
         size, heads = target.hidden_size, range(shape.num_heads)
-        self.layers = nn.ModuleList([self._layer() for _ in heads] if layers is None else layers)
-        self.norms = nn.ModuleList(make_norm(target, size) for _ in heads)
+        self.layers = [
+            weights.layer(Layer(self.config), f"layers.{head}")
+            if shape.kind == "transformer"
+            else weights.linear(f"layers.{head}", size, size)
+            for head in heads
+        ]
+        self.norms = [weights.norm(f"norms.{head}", target, size) for head in heads]
         with_copy = heads if shape.unembeddings == "replicated" else ()
-        self.unembeddings = nn.ModuleList(empty_linear(target.vocab_size, size, bias=False) for _ in with_copy)
-
-    def _layer(self) -> nn.Module:
-        if self.shape.kind == "transformer":
-            return Layer(self.config, empty_linear)
-        return empty_linear(self.config.hidden_size, self.config.hidden_size, bias=False)
-
-    def run_part(self, index: int, x: Tensor, rope: tuple[Tensor, Tensor] | None, attend: Attend) -> Tensor:
-        """Run the layer of head ``index`` on ``x`` ``[rows, hidden]``; return the same shape.
-
-        ``x`` is ``z``, or in the causal and anticausal orders the output of the head that ran before.
-        """
-        layer = self.layers[index]
-        out: Tensor = layer(x, rope, index, attend) if self.shape.kind == "transformer" else layer(x)
-        return out.to(x.dtype)  # autocast makes a linear layer return a narrower dtype
+        self.unembeddings = [weights.linear(f"unembeddings.{head}", target.vocab_size, size) for head in with_copy]
 
     def compile_part(self, index: int, program: Program) -> None:
-        """Append the operations of head ``index`` (see :meth:`run_part`) to a program of the kernels."""
+        """Append the operations of the layer of head ``index`` to a program, on the stream ``[rows, hidden]``.
+
+        The stream is ``z``, or in the causal and anticausal orders the output of the head that ran before.
+        """
         layer = self.layers[index]
         if isinstance(layer, Layer):
             layer.compile(program, index)
         else:
             program.linear(layer)
 
-    def run(self, z: Tensor, apply: Callable[[int, Tensor], Tensor], count: int) -> Iterator[tuple[int, Tensor]]:
+    def run(self, z: Array, apply: Callable[[int, Array], Array], count: int) -> Iterator[tuple[int, Array]]:
         """Yield the index and the output ``[rows, hidden]`` of each head, in order of execution.
 
-        ``apply(index, x)`` runs one head: :meth:`run_part` or its compiled form. Only the first ``count`` heads run,
+        ``apply(index, x)`` runs one head. Only the first ``count`` heads run,
         except in the anticausal order, in which the first heads need the others' outputs.
         """
         x = z
@@ -136,38 +123,3 @@ class MultiTokenHeads(nn.Module):
             out = apply(index, x)
             x = out if self.shape.is_chained else z
             yield index, out
-
-    def norm(self, index: int, x: Tensor) -> Tensor:
-        """Apply the norm of head ``index`` to its output; both are ``[rows, hidden]``."""
-        out: Tensor = self.norms[index](x)
-        return out
-
-    def unembedding(self, index: int, shared: Linear) -> Linear:
-        """Return the unembedding of this head; ``shared`` (the target's) if it has none of its own."""
-        copy = self.unembeddings[index] if self.unembeddings else None
-        return copy if isinstance(copy, Linear) else shared
-
-    def initialize(self, generator: torch.Generator, norm: nn.Module | None = None, head: Tensor | None = None) -> None:
-        """Set initial weights for training: small random ones, so that a head nearly returns its input.
-
-        ``norm``, the target's final norm, is copied to each head's norm; if it is ``None``, the norms' weights are 1.
-        ``head`` ``[vocab, hidden]``, the target's unembedding, is copied to the heads' own; ``None``: these are random.
-        """
-        with torch.no_grad():
-            for name, parameter in self.named_parameters():
-                if parameter.dim() == 1:
-                    parameter.fill_(0.0 if name.endswith("bias") else 1.0)
-                else:
-                    # As in GPT-2, the last matrix of a residual branch starts smaller if there are more layers.
-                    shrink = (2 * len(self.layers)) ** -0.5 if name.endswith(("out.weight", "down.weight")) else 1.0
-                    parameter.normal_(0.0, 0.02 * shrink, generator=generator)
-            if self.shape.kind == "linear":
-                for layer in self.layers:
-                    weight = layer.get_parameter("weight")
-                    weight.add_(torch.eye(len(weight)))
-            if norm is not None:
-                for head_norm in self.norms:
-                    head_norm.load_state_dict({name: value.float() for name, value in norm.state_dict().items()})
-            if head is not None:
-                for unembedding in self.unembeddings:
-                    unembedding.get_parameter("weight").copy_(head)

@@ -12,18 +12,13 @@ The last three are the ablations of table 2. Attention is multi-head: as many ke
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
 
 from pronk.architecture.config import ModelConfig
 from pronk.checks import check_choice
+from pronk.drafters.from_target.modules.files import DrafterWeights
 from pronk.errors import OptionError
-from pronk.models.decoder import Attend, Layer, empty_linear, make_norm
-from pronk.models.linear import Linear
+from pronk.models.decoder import Layer
 from pronk.models.program import Program
 
 __all__ = ["ADAPTERS", "KangarooAdapter", "KangarooShape"]
@@ -100,82 +95,62 @@ class KangarooShape:
         )
 
 
-class KangarooAdapter(nn.Module):
-    """Adapter on packed rows ``[rows, hidden]``; the weights are float32 and not initialized."""
+class KangarooAdapter:
+    """Adapter of a target, whose configuration is ``target``."""
 
-    def __init__(self, shape: KangarooShape, target: ModelConfig) -> None:
-        super().__init__()
+    def __init__(self, shape: KangarooShape, target: ModelConfig, weights: DrafterWeights) -> None:
         shape.check(target)
         self.shape = shape
         self.config = shape.config(target)
-        self.layers = nn.ModuleList([_BLOCKS[shape.adapter](self.config)])
         vocab, size = target.vocab_size, target.hidden_size
-        self.norm = make_norm(target, size)
-        self.head: Linear | None = empty_linear(vocab, size, bias=False) if shape.has_own_head else None
-
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, attend: Attend) -> Tensor:
-        """Map the exit layer's output ``[rows, hidden]`` to the head's input, of the same shape."""
-        return self.norm(self.layers[0](x, rope, 0, attend))
-
-    def run_part(self, index: int, x: Tensor, rope: tuple[Tensor, Tensor] | None, attend: Attend) -> Tensor:  # noqa: ARG002 - an adapter has one part
-        """Call :meth:`forward`; ``index`` is 0 (:class:`~pronk.drafters.shared.side_cache.AttendingModule`)."""
-        return self(x, rope, attend)
+        self.block = _BLOCKS[shape.adapter](self.config, weights)
+        self.norm = weights.norm("norm", target, size)
+        self.head = weights.linear("head", vocab, size) if shape.has_own_head else None
 
     def compile_part(self, index: int, program: Program) -> None:
-        """Append the operations of :meth:`forward` to a program of the kernels; ``index`` is 0."""
-        self.layers[index].compile(program, index)
-        program.norm(self.norm)
+        """Append the operations of the adapter, whose only part is 0, to a program.
 
-    def initialize(self, generator: torch.Generator, norm: nn.Module, head: Tensor) -> None:
-        """Set initial weights for training: random ones, and copies of the target's ``norm`` and ``head``.
-
-        An adapter without a head of its own ignores ``head``.
+        They map the exit layer's output ``[rows, hidden]`` to the head's input, of the same shape.
         """
-        with torch.no_grad():
-            for name, parameter in self.layers.named_parameters():
-                if parameter.dim() == 1:
-                    parameter.fill_(0.0 if name.endswith("bias") else 1.0)
-                else:
-                    parameter.normal_(0.0, 0.02, generator=generator)
-            self.norm.load_state_dict({name: value.float() for name, value in norm.state_dict().items()})
-            if self.head is not None:
-                self.head.load_state_dict({"weight": head.float()})
+        self.block.compile(program, index)
+        program.norm(self.norm)
 
 
 class _Attention(Layer):
     """The first half of a decoder layer: ``x + attention(norm(x))``."""
 
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config, empty_linear)
-        del self.mlp_norm, self.up, self.down
-
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, index: int, attend: Attend) -> Tensor:
-        return self.apply_attention(x, rope, index, attend)
+    def __init__(self, config: ModelConfig, weights: DrafterWeights) -> None:
+        super().__init__(config)
+        weights.attention(self, "layers.0")
 
     def compile(self, program: Program, index: int) -> None:
         program.attention(self, index)
 
 
-class _TwoLinears(nn.Module):
+class _Transformer(Layer):
+    """A whole decoder layer."""
+
+    def __init__(self, config: ModelConfig, weights: DrafterWeights) -> None:
+        super().__init__(config)
+        weights.layer(self, "layers.0")
+
+
+class _TwoLinears:
     """Adapter without attention: ``x + down(silu(up(norm(x))))``."""
 
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
+    def __init__(self, config: ModelConfig, weights: DrafterWeights) -> None:
         size = config.hidden_size
-        self.input_norm = make_norm(config, size)
-        self.up, self.down = empty_linear(size, size, bias=False), empty_linear(size, size, bias=False)
-
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, index: int, attend: Attend) -> Tensor:  # noqa: ARG002 - as all blocks
-        return x + self.down(F.silu(self.up(self.input_norm(x))))
+        self.input_norm = weights.norm("layers.0.input_norm", config, size)
+        self.up, self.down = (weights.linear(f"layers.0.{name}", size, size) for name in ("up", "down"))
 
     def compile(self, program: Program, index: int) -> None:  # noqa: ARG002 - as all blocks
         program.linear(self.up, norm=self.input_norm, activation="silu", to="B")
         program.linear(self.down, source="B", residual=True)
 
 
-_BLOCKS: dict[str, Callable[[ModelConfig], nn.Module]] = {
+_BLOCKS: dict[str, type[_Attention | _Transformer | _TwoLinears]] = {
     "attention": _Attention,
     "head": _Attention,
-    "transformer": lambda config: Layer(config, empty_linear),
+    "transformer": _Transformer,
     "mlp": _TwoLinears,
 }

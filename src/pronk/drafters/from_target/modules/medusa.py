@@ -14,17 +14,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-
 from pronk.architecture.config import ModelConfig
 from pronk.checks import check_choice
+from pronk.drafters.from_target.modules.files import DrafterWeights
 from pronk.errors import OptionError
-from pronk.models.linear import PlainLinear
+from pronk.models.linear import Norm
 from pronk.models.program import Program
 
-__all__ = ["UNEMBEDDINGS", "Head", "MedusaHeads", "MedusaShape"]
+__all__ = ["UNEMBEDDINGS", "MedusaHeads", "MedusaShape"]
 
 UNEMBEDDINGS = ("shared", "replicated")
 
@@ -55,54 +52,21 @@ class MedusaShape:
             raise OptionError(msg)
 
 
-class Head(nn.Module):
-    """One head: its residual blocks, without the unembedding."""
+class MedusaHeads:
+    """Heads of one target, whose configuration is ``config``."""
 
-    def __init__(self, size: int, blocks: int) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(_zero_linear(size) for _ in range(blocks))
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Map rows ``[rows, hidden]`` after the target's final norm to the input of the unembedding."""
-        for block in self.blocks:
-            hidden = hidden + F.silu(block(hidden))
-        return hidden
-
-    def compile(self, program: Program) -> None:
-        """Append the operations of :meth:`forward` to a program of the kernels."""
-        for block in self.blocks:
-            program.linear(block, activation="silu", residual=True)
-
-
-class MedusaHeads(nn.Module):
-    """Heads of one target, on packed rows ``[rows, hidden]``; ``config`` is the target's."""
-
-    def __init__(self, shape: MedusaShape, config: ModelConfig) -> None:
-        super().__init__()
+    def __init__(self, shape: MedusaShape, config: ModelConfig, weights: DrafterWeights) -> None:
         self.shape = shape
-        self.layers = nn.ModuleList(Head(config.hidden_size, shape.blocks) for _ in range(shape.num_heads))
-        self.unembeddings = nn.ModuleList(
-            PlainLinear(torch.empty(config.vocab_size, config.hidden_size, requires_grad=True))
-            for _ in range(shape.num_heads if shape.unembeddings == "replicated" else 0)
-        )
+        vocab, size, heads = config.vocab_size, config.hidden_size, range(shape.num_heads)
+        self._blocks = [
+            [weights.linear(f"layers.{head}.blocks.{block}", size, size, bias=True) for block in range(shape.blocks)]
+            for head in heads
+        ]
+        with_copy = heads if shape.unembeddings == "replicated" else ()
+        self.unembeddings = [weights.linear(f"unembeddings.{head}", vocab, size) for head in with_copy]
 
-    def initialize(self, unembedding: Tensor) -> None:
-        """Copy the target's unembedding ``[vocab, hidden]`` to the heads' own unembeddings, if there are any."""
-        with torch.no_grad():
-            for own_unembedding in self.unembeddings:
-                own_unembedding.get_parameter("weight").copy_(unembedding)
-
-    def logits(self, hidden: Tensor, unembed: nn.Module) -> Tensor:
-        """Return logits ``[heads, rows, vocab]``; ``hidden`` ``[rows, hidden]`` is after the final norm.
-
-        ``unembed``, the target's unembedding, is called once for all heads unless the heads have their own.
-        """
-        states = [head(hidden) for head in self.layers]
-        if self.unembeddings:
-            return torch.stack([layer(state) for layer, state in zip(self.unembeddings, states, strict=True)])
-        logits: Tensor = unembed(torch.cat(states))
-        return logits.view(len(states), len(hidden), -1)
-
-
-def _zero_linear(size: int) -> PlainLinear:
-    return PlainLinear(torch.zeros(size, size, requires_grad=True), torch.zeros(size, requires_grad=True))
+    def compile(self, head: int, norm: Norm, program: Program) -> None:
+        """Append the target's final ``norm``, then the residual blocks of head number ``head`` (from 0)."""
+        program.norm(norm)
+        for block in self._blocks[head]:
+            program.linear(block, activation="silu", residual=True)

@@ -14,10 +14,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+import numpy as np
 
+from pronk.arrays import Array
 from pronk.drafters.shared.vocabulary.reencoder import Recoding, Reencoder
 from pronk.errors import OptionError
 from pronk.tokenization.spelling import Spelling, spell, without_prefix
@@ -54,11 +53,11 @@ class Translation:
         self._pairs, self._recoding, self._missing_ids = pairs, recoding, frozenset(missing_ids)
         self._target_size, self._draft_size = target_size, draft_size
         if self.identical:  # ``_index`` lists the ids whose tokens differ: the draft must not propose them
-            self._index = torch.tensor(sorted(i for i in missing_ids if i < target_size), dtype=torch.long)
+            self._index = np.array(sorted(i for i in missing_ids if i < target_size), np.intp)
         else:  # ``_index[target's id]`` is the draft's id, or ``draft_size`` if the draft lacks the token
-            self._index = torch.full((target_size,), draft_size)
-            self._index[list(pairs)] = torch.tensor(list(pairs.values()))
-        self.is_identity = self.identical and target_size == draft_size and not self._index.numel()
+            self._index = np.full(target_size, draft_size, np.intp)
+            self._index[list(pairs)] = list(pairs.values())
+        self.is_identity = self.identical and target_size == draft_size and not len(self._index)
 
     @classmethod
     def with_equal_ids(cls, target_size: int, draft_size: int) -> Translation:
@@ -106,18 +105,19 @@ class Translation:
         )
         return cls(pairs, target_size, draft_size, recoding, set())
 
-    def to_target(self, logits: Tensor) -> Tensor:
+    def to_target(self, logits: Array) -> Array:
         """Map logits ``[rows, draft_size]`` to ``[rows, target_size]``; ``-inf`` if the draft lacks a token."""
-        if self.is_identity:
-            return logits
-        if self._index.device != logits.device:
-            self._index = self._index.to(logits.device)
+        if self.identical and self._draft_size >= self._target_size and not len(self._index):
+            return logits[:, : self._target_size]
+        # If the ids differ, ``_index`` takes the tokens that the draft lacks from an added last column.
+        columns = self._target_size if self.identical else self._draft_size + 1
+        padded = np.full((len(logits), columns), -np.inf, logits.dtype)
+        common = min(columns, self._draft_size)
+        padded[:, :common] = logits[:, :common]
         if not self.identical:
-            padded = F.pad(logits, (0, 1), value=-torch.inf)
-            return padded.gather(1, self._index.expand(logits.shape[0], -1))
-        missing = self._target_size - self._draft_size
-        logits = F.pad(logits, (0, missing), value=-torch.inf) if missing > 0 else logits[:, : self._target_size]
-        return logits.index_fill(1, self._index, -torch.inf) if len(self._index) else logits
+            return padded.take(self._index, axis=1)
+        padded[:, self._index] = -np.inf
+        return padded
 
     def to_draft(self, token: int) -> int | None:
         """Return the draft's id of a target's token, or ``None`` if the draft lacks the token."""

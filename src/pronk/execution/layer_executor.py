@@ -1,35 +1,32 @@
-"""Executor that runs ranges of layers as kernel programs."""
+"""Executor that runs ranges of layers as programs of a backend."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from pronk.architecture.rope import RopeTable
+from pronk.arrays import Array
 from pronk.execution.forward_job import CrossAttentionSource, ForwardJob, LayerRange
-from pronk.kernels.library import Kernels
 from pronk.kernels.structures import OnToken
 from pronk.kv_cache.blocks import BlockTable
 from pronk.kv_cache.paged import PagedCache
 from pronk.models.decoder import Decoder
+from pronk.models.kernel_program import KernelProgram
 from pronk.models.program import Program, ProgramRows
 from pronk.sampling.sampler import DraftToken, Sampler
 
-__all__ = ["KernelExecutor"]
+__all__ = ["LayerExecutor"]
 
 
-class KernelExecutor:
-    """Runs ranges of layers as kernel programs; each program is compiled once."""
+class LayerExecutor:
+    """Runs ranges of layers as programs of the decoder's backend; each program is built once."""
 
     is_usable = True
 
-    def __init__(
-        self, kernels: Kernels, decoder: Decoder, cache: PagedCache, cross_source: CrossAttentionSource | None
-    ) -> None:
-        self.kernels, self.decoder, self.cache, self.cross_source = kernels, decoder, cache, cross_source
+    def __init__(self, decoder: Decoder, cache: PagedCache, cross_source: CrossAttentionSource | None) -> None:
+        self.decoder, self.cache, self.cross_source = decoder, cache, cross_source
         self.communication_seconds = 0.0
         self._programs: dict[tuple[object, ...], Program] = {}
         self._version = (-1, -1)
@@ -41,16 +38,17 @@ class KernelExecutor:
         """Whether a RoPE table has one entry per row, because rotations depend on the prompt's length."""
         return self._rope.dynamic or (self._cross_rope is not None and self._cross_rope.dynamic)
 
-    def run(self, layer_range: LayerRange, rows: Tensor | None) -> tuple[Tensor, dict[int, Tensor], Tensor | None]:
+    def run(self, layer_range: LayerRange, rows: Array | None) -> tuple[Array, dict[int, Array], Array | None]:
         """Run a range of layers; see :meth:`~pronk.execution.forward_job.Executor.run`."""
         program, packed = self._program(layer_range), self._pack(layer_range, embedded=rows is not None)
         count, size = packed.count, self.decoder.config.hidden_size
-        x = torch.empty(count, size, dtype=self.cache.dtype) if rows is None else rows.contiguous()
+        x = np.empty((count, size), self.cache.dtype) if rows is None else np.ascontiguousarray(rows)
         logits = collected = None
         if layer_range.logits_rows is not None:
-            logits = torch.empty(packed.select_logits_rows(layer_range.logits_rows), self.decoder.config.vocab_size)
+            shape = packed.select_logits_rows(layer_range.logits_rows), self.decoder.config.vocab_size
+            logits = np.empty(shape, np.float32)
         if layer_range.collect:
-            collected = torch.empty(len(layer_range.collect), count, size, dtype=self.cache.dtype)
+            collected = np.empty((len(layer_range.collect), count, size), self.cache.dtype)
         program.run(packed, x, logits, collected)
         outputs = {} if collected is None else dict(zip(layer_range.collect, collected, strict=True))
         return x, outputs, logits
@@ -77,9 +75,10 @@ class KernelExecutor:
 
         chain_params = sampler.draft_chain_params(max_tokens, scores)
         chain_params.on_token = OnToken(callback)
-        x = torch.empty(packed.count, config.hidden_size, dtype=self.cache.dtype)
-        logits = torch.empty(1, config.vocab_size)
-        num_passes = self._program(layer_range).draft_chain(packed, x, logits, chain_params)
+        x = np.empty((packed.count, config.hidden_size), self.cache.dtype)
+        program, logits = self._program(layer_range), np.empty((1, config.vocab_size), np.float32)
+        assert isinstance(program, KernelProgram), "expected a program of the kernels, found another"
+        num_passes = program.draft_chain(packed, x, logits, chain_params)
         if errors:
             raise errors[0]
         return num_passes
@@ -117,7 +116,7 @@ class KernelExecutor:
         decoder, cache, source = self.decoder, self.cache, self.cross_source
         cross_model = None if source is None else (source.decoder.config, source.cache)
         layers = () if source is None else source.layers
-        program = Program(self.kernels, decoder.config.hidden_size, cache.dtype, cache, cross_model, layers)
+        program = decoder.backend.program(decoder.config.hidden_size, cache.dtype, cache, cross_model, layers)
         if layer_range.start == 0:
             program.embed(decoder)
         for index in range(layer_range.start, layer_range.stop):

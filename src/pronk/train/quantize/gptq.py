@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pronk.quantization.formats.matrix import QuantizedMatrix
 from pronk.quantization.quantize.rounding import RoundingRule
+from pronk.torch_backend.convert import to_array, to_tensor
 
 __all__ = ["gptq", "output_error"]
 
@@ -49,13 +50,12 @@ def gptq(weight: Tensor, hessian: Tensor, rule: RoundingRule) -> QuantizedMatrix
             if j % group == 0 and group < block:
                 scales[j // group] = _scale(remaining[j : j + group], rule)
             scale = scales[j // group]
-            codes[j] = rule.codes(remaining[j], scale)
+            codes[j] = to_tensor(rule.codes(to_array(remaining[j]), to_array(scale)))
             errors[j - start] = (remaining[j] - codes[j] * scale) / factor[j, j]
             remaining[j + 1 : end].addr_(factor[j, j + 1 : end], errors[j - start], alpha=-1)
         remaining[end:].addmm_(factor[start:end, end:].t(), errors, alpha=-1)
-    return QuantizedMatrix(
-        codes.t().add(rule.zero).to(torch.uint8).contiguous(), scales.t().contiguous(), None, rule.bits, group
-    )
+    unsigned = codes.t().add(rule.zero).to(torch.uint8).contiguous()
+    return QuantizedMatrix(to_array(unsigned), to_array(scales.t().contiguous()), None, rule.bits, group)
 
 
 def output_error(weight: Tensor, quantized: Tensor, hessian: Tensor) -> float:
@@ -65,7 +65,7 @@ def output_error(weight: Tensor, quantized: Tensor, hessian: Tensor) -> float:
 
 
 def _scale(columns: Tensor, rule: RoundingRule) -> Tensor:
-    return rule.scales(columns.t())[:, 0]
+    return to_tensor(rule.scales(to_array(columns.t())))[:, 0]
 
 
 def _block_size(group: int) -> int:

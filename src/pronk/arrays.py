@@ -1,0 +1,90 @@
+"""Arrays: their types, their data types by name, and memory for large ones.
+
+NumPy has no bfloat16 and no 8-bit floats; :mod:`ml_dtypes` adds them.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+from contextlib import suppress
+from math import ceil, prod
+from typing import Any, TypeAlias
+
+import ml_dtypes
+import numpy as np
+
+__all__ = [
+    "BFLOAT16",
+    "DTYPES",
+    "FLOAT8",
+    "FLOAT16",
+    "FLOAT32",
+    "INT8",
+    "UINT8",
+    "Array",
+    "DType",
+    "as_bytes",
+    "is_finite",
+    "largest_number",
+    "mapped_zeros",
+    "split_rows",
+]
+
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]  # of any shape and data type, which comments and docstrings tell
+DType: TypeAlias = np.dtype[Any]
+
+FLOAT32: DType = np.dtype(np.float32)
+FLOAT16: DType = np.dtype(np.float16)
+BFLOAT16: DType = np.dtype(ml_dtypes.bfloat16)
+FLOAT8: DType = np.dtype(ml_dtypes.float8_e4m3fn)
+INT8: DType = np.dtype(np.int8)
+UINT8: DType = np.dtype(np.uint8)
+
+# Data types of unquantized weights, by the names that config.json and the option ``dtype`` use.
+DTYPES = {"float32": FLOAT32, "bfloat16": BFLOAT16, "float16": FLOAT16}
+
+# Bytes of a huge page (Linux on x86 and Arm). With 4 KiB pages, a model's weights cause many TLB misses.
+_HUGE_PAGE = 1 << 21
+
+
+def mapped_zeros(shape: Sequence[int], dtype: DType, *, huge_pages: bool = True) -> Array:
+    """Allocate zeros; from 2 MiB on in a separate memory mapping, with huge pages if Linux has them.
+
+    A separate mapping returns to the operating system as soon as the array is freed. Without huge pages, each part of
+    4 KiB takes memory only when it is first written; NumPy's own large arrays ask for huge pages.
+    """
+    size = prod(shape) * dtype.itemsize
+    if size < _HUGE_PAGE:
+        return np.zeros(tuple(shape), dtype)
+    # Python's default flags create a shared mapping, for which Linux rarely uses huge pages.
+    flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+    memory = mmap.mmap(-1, ceil(size / _HUGE_PAGE) * _HUGE_PAGE, **flags)
+    if huge_pages and hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # error of a Linux kernel without huge pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, dtype, prod(shape)).reshape(tuple(shape))
+
+
+def as_bytes(array: Array) -> Array:
+    """Return the bytes of an array as a vector, uint8; a view if the array is contiguous."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def is_finite(numbers: Array) -> bool:
+    """Return whether all numbers are finite."""
+    with np.errstate(invalid="ignore"):  # a signaling NaN of damaged weights
+        return bool(np.isfinite(numbers).all())
+
+
+def largest_number(dtype: DType) -> float:
+    """Return the largest finite number of a float type."""
+    return float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
+
+
+def split_rows(rows: Array, sizes: Sequence[int]) -> list[Array]:
+    """Split an array along its first dimension into views with ``sizes`` rows each."""
+    if len(sizes) == 1:
+        return [rows]
+    stops = np.cumsum(sizes).tolist()
+    return [rows[stop - size : stop] for size, stop in zip(sizes, stops, strict=True)]

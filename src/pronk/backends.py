@@ -1,0 +1,64 @@
+"""Choice of the backend that computes a model: pronk's kernels or torch."""
+
+from __future__ import annotations
+
+import warnings
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from pronk.architecture.config import ModelConfig
+from pronk.arrays import DType
+from pronk.errors import OptionError
+from pronk.kernels.library import CHOICES, KernelsError
+from pronk.models.backend import Backend, KernelBackend
+from pronk.models.kernels import load_kernels
+
+if TYPE_CHECKING:
+    from pronk.torch_backend.backend import TorchBackend
+
+__all__ = ["choose_backend", "open_torch"]
+
+
+def choose_backend(kernels: str, device: str, config: ModelConfig, dtype: DType) -> Backend:
+    """Return the backend for a model.
+
+    It is torch for ``kernels="torch"``, for another device than the CPU, and, with a warning that says why, if no
+    kernels fit this processor and model.
+
+    Args:
+        kernels: ``"auto"``, an instruction set, or ``"torch"``.
+        device: ``"cpu"``, or the name of a torch device.
+        config: configuration of the model.
+        dtype: dtype of the model's weights, in which torch computes.
+
+    Raises:
+        OptionError: an argument is unknown, the processor lacks the instruction set, or torch is needed and missing.
+    """
+    if kernels not in CHOICES:
+        msg = f"kernels: expected {', '.join(CHOICES)}; found {kernels!r}"
+        raise OptionError(msg)
+    if kernels == "torch" or (kernels == "auto" and device != "cpu"):
+        return open_torch(device, dtype, f"kernels={kernels!r}, device={device!r}")
+    reason = f"no kernels for {device}"
+    if device == "cpu":
+        try:
+            found = load_kernels(kernels)
+        except KernelsError as error:
+            reason = str(error)
+        else:
+            if found.supports_head_dim(config.head_dim):
+                return KernelBackend(found)
+            reason = f"no kernels for heads of {config.head_dim}"
+    backend = open_torch(device, dtype, reason)
+    warnings.warn(f"{reason}; torch computes instead, slower and without the promise of equal bits", stacklevel=3)
+    return backend
+
+
+def open_torch(device: str, dtype: DType, reason: str) -> TorchBackend:
+    """Return the torch backend; ``reason`` says in an OptionError about missing torch why it is needed."""
+    if find_spec("torch") is None:
+        msg = f"expected torch, found none ({reason}); pip install 'pronk[torch]'"
+        raise OptionError(msg)
+    from pronk.torch_backend.backend import TorchBackend  # noqa: PLC0415 - torch is optional
+
+    return TorchBackend(device, dtype)

@@ -1,0 +1,124 @@
+"""Backends, which compute models: pronk's kernels on a CPU, or torch (:mod:`pronk.torch_backend`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pronk.architecture.config import ModelConfig
+from pronk.arrays import Array, DType
+from pronk.kernels.library import Kernels
+from pronk.kernels.weight_cache import WeightCache
+from pronk.kernels.weights import CodedRows, pack
+from pronk.kv_cache.paged import PagedCache
+from pronk.models.kernel_program import KernelProgram
+from pronk.models.program import Program
+from pronk.quantization.formats.matrix import QuantizedMatrix
+from pronk.quantization.gguf.blocks import BlockMatrix
+
+__all__ = ["Backend", "KernelBackend", "Matrix"]
+
+
+class Matrix(Protocol):
+    """A weight matrix ``[outputs, inputs]`` in the form that a backend computes with."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Numbers of outputs and inputs; a gated matrix has the outputs of gate and up projection."""
+
+    @property
+    def nbytes(self) -> int:
+        """Size in memory, in bytes, without a bias."""
+
+    @property
+    def format(self) -> str:
+        """Format of the numbers in words, such as ``bfloat16`` or ``int4 in groups of 32``."""
+
+    def unpack(self) -> Array:
+        """Return the weights, float32 ``[outputs, inputs]``."""
+
+
+class Backend(Protocol):
+    """Implementation of the operations of a model; its arguments and results are NumPy arrays."""
+
+    @property
+    def name(self) -> str:
+        """Instruction set of the kernels, or ``"torch"``."""
+
+    @property
+    def kernels(self) -> Kernels | None:
+        """The kernels; ``None`` for torch, with which a row's bits may depend on the other rows of the batch."""
+
+    @property
+    def device(self) -> str:
+        """``"cpu"``, or the name of torch's device."""
+
+    def pack(
+        self,
+        weight: Array | QuantizedMatrix | CodedRows | BlockMatrix,
+        bias: Array | None = None,
+        *,
+        unit: int | None = None,
+        gated: bool = False,
+        cache: WeightCache | None = None,
+    ) -> Matrix:
+        """Convert a matrix to this backend's form; see :func:`pronk.kernels.weights.pack`."""
+
+    def program(
+        self,
+        hidden: int,
+        dtype: DType,
+        cache: PagedCache | None = None,
+        cross_model: tuple[ModelConfig, PagedCache] | None = None,
+        cross_layers: Sequence[int] = (),
+    ) -> Program:
+        """Return an empty program; the arguments are those of :class:`~pronk.models.program.Program`."""
+
+    def make_cache(self, config: ModelConfig, **options: Any) -> PagedCache:
+        """Return a KV cache for programs of this backend; ``options`` are those of :class:`PagedCache`."""
+
+
+@dataclass(frozen=True)
+class KernelBackend:
+    """Backend of pronk's kernels, with which the bits of a row do not depend on other rows."""
+
+    kernels: Kernels
+    device = "cpu"
+
+    def __str__(self) -> str:
+        return f"the kernels {self.name}"
+
+    @property
+    def name(self) -> str:
+        """Instruction set of the kernels."""
+        return self.kernels.name
+
+    def pack(
+        self,
+        weight: Array | QuantizedMatrix | CodedRows | BlockMatrix,
+        bias: Array | None = None,
+        *,
+        unit: int | None = None,
+        gated: bool = False,
+        cache: WeightCache | None = None,
+    ) -> Matrix:
+        """Implement :meth:`Backend.pack`."""
+        return pack(self.kernels, weight, bias, unit=unit, gated=gated, cache=cache)
+
+    def program(
+        self,
+        hidden: int,
+        dtype: DType,
+        cache: PagedCache | None = None,
+        cross_model: tuple[ModelConfig, PagedCache] | None = None,
+        cross_layers: Sequence[int] = (),
+    ) -> Program:
+        """Implement :meth:`Backend.program`."""
+        return KernelProgram(self.kernels, hidden, dtype, cache, cross_model, cross_layers)
+
+    def make_cache(
+        self, config: ModelConfig, *, cache_class: type[PagedCache] = PagedCache, **options: Any
+    ) -> PagedCache:
+        """Implement :meth:`Backend.make_cache`; ``cache_class`` is a subclass that several processes need."""
+        return cache_class(config, kernels=self.kernels, **options)

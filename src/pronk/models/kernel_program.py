@@ -1,0 +1,172 @@
+"""Programs that pronk's kernels run in one call."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pronk.architecture.config import ModelConfig
+from pronk.arrays import Array, DType
+from pronk.kernels.library import TYPES, Kernels
+from pronk.kernels.structures import CDraftChain, COp
+from pronk.kernels.threads import num_threads
+from pronk.kernels.weights import PackedMatrix
+from pronk.kv_cache.paged import PagedCache
+from pronk.models.program import Program, ProgramRows
+
+__all__ = ["KernelProgram"]
+
+_EMBED, _LINEAR, _QKV, _ATTEND, _STORE, _NORM = range(6)  # kinds of operations (``pronk_kind``)
+_STREAM, _A, _B, _LOGITS = range(4)  # buffers that an operation reads or writes (``pronk_buffer``)
+_RMS_NORM, _LAYER_NORM = 1, 2  # kinds of norms (``pronk_norm_kind``); 0 means no norm
+_ACTIVATIONS = {None: 0, "silu": 1, "gelu": 2, "gelu_tanh": 3}
+
+
+class KernelProgram(Program):
+    """A program that the kernels run in one call."""
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        hidden: int,
+        dtype: DType,
+        cache: PagedCache | None = None,
+        cross_model: tuple[ModelConfig, PagedCache] | None = None,
+        cross_layers: Sequence[int] = (),
+    ) -> None:
+        super().__init__(hidden, dtype, cache, cross_model, cross_layers)
+        self.kernels = kernels
+        self._ops: list[COp] = []
+        self._kept_alive: list[object] = []  # objects whose memory the operations point to
+        self._compiled: Any = None  # C array of the operations; ``None`` before the first run
+
+    def embed(self, decoder: Any) -> None:
+        """Implement :meth:`Program.embed`."""
+        op = self._append(_EMBED)
+        op.positions = self._keep_alive(decoder.positions)
+        if decoder.table is not None:
+            self._set_weights(op, decoder.table)
+        else:
+            op.table = self._keep_alive(decoder.embedding)
+        op.table_type = TYPES[decoder.embedding.dtype]
+
+    def project(
+        self, linear: Any, norm: Any, config: ModelConfig, index: int | None, head_norms: tuple[Any, Any] = (None, None)
+    ) -> None:
+        """Implement :meth:`Program.project`; each matrix of ``linear`` is an operation."""
+        first_head = 0
+        for part in linear.parts:
+            op = self._append(_QKV)
+            self._set_weights(op, part)
+            self._set_norm(op, norm)
+            op.heads, op.head_dim, op.first_head = config.num_heads, config.head_dim, first_head
+            op.rope = 0 if config.rope is None else 1 if index is not None else 2
+            if index is not None:
+                assert self.cache is not None
+                op.kv_heads = config.num_kv_heads
+                self._kv_cache(op, self.cache, index)
+            if head_norms[0] is not None:
+                op.q_norm, op.k_norm = (self._keep_alive(norm.weight) for norm in head_norms)
+            first_head += part.out_features // config.head_dim
+        num_heads = config.num_heads + (0 if index is None else 2 * config.num_kv_heads)
+        assert first_head == num_heads, "expected as many outputs as heads"
+
+    def attend(self, config: ModelConfig, cache: PagedCache, layer: int, *, cross: bool = False) -> None:
+        """Implement :meth:`Program.attend`."""
+        op = self._append(_ATTEND)
+        op.heads, op.kv_heads, op.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        op.window = config.windows[layer] or 0 if config.windows else 0
+        op.cross = int(cross)
+        op.block_size, op.slots = cache.block_size, cache.num_slots
+        self._kv_cache(op, cache, layer)
+
+    def linear(
+        self,
+        linear: Any,
+        *,
+        norm: Any = None,
+        activation: str | None = None,
+        source: str = "stream",
+        to: str = "stream",
+        residual: bool = False,
+        only_logits_rows: bool = False,
+    ) -> None:
+        """Implement :meth:`Program.linear`."""
+        op = self._append(_LINEAR)
+        buffers = {"stream": _STREAM, "A": _A, "B": _B, "logits": _LOGITS}
+        op.input, op.output, op.residual, op.wanted = buffers[source], buffers[to], int(residual), int(only_logits_rows)
+        op.activation = _ACTIVATIONS[activation]
+        self._set_weights(op, linear)
+        if norm is not None:
+            self._set_norm(op, norm)
+
+    def norm(self, norm: Any) -> None:
+        """Implement :meth:`Program.norm`."""
+        self._set_norm(self._append(_NORM), norm)
+
+    def store_hidden(self, layer: int) -> None:
+        """Implement :meth:`Program.store_hidden`."""
+        assert self.cache is not None
+        self._append(_STORE).keys = self._keep_alive(self.cache.hidden[layer])
+
+    def collect_hidden(self, index: int) -> None:
+        """Implement :meth:`Program.collect_hidden`."""
+        self._append(_STORE).collected = index + 1
+
+    def run(
+        self, rows: ProgramRows, stream: Array, logits: Array | None = None, collected: Array | None = None
+    ) -> None:
+        """Run the program on ``rows`` in one call; see :meth:`Program.run`."""
+        self.kernels.run(self._prepare_call(rows, stream, logits, collected), len(self._ops), rows.call)
+
+    def draft_chain(self, rows: ProgramRows, stream: Array, logits: Array, chain: CDraftChain) -> int:
+        """Run the program on one request's rows, then on each draft token; see :meth:`Kernels.draft_chain`.
+
+        ``logits``, float32 ``[1, vocab]``, is overwritten with the logits of each forward pass.
+        """
+        ops = self._prepare_call(rows, stream, logits, None)
+        return self.kernels.draft_chain(ops, len(self._ops), rows.call, chain)
+
+    def _prepare_call(self, rows: ProgramRows, stream: Array, logits: Array | None, collected: Array | None) -> Any:
+        """Set the buffers in ``rows.call``, and return the operations as a C array."""
+        if self._compiled is None:
+            self._compiled = (COp * len(self._ops))(*self._ops)
+        call = rows.call
+        call.type, call.hidden, call.isa = TYPES[self.dtype], self.hidden, self.kernels.isa
+        call.threads = num_threads()
+        call.stream = stream.ctypes.data
+        call.logits = None if logits is None else logits.ctypes.data
+        call.collected = None if collected is None else collected.ctypes.data
+        return self._compiled
+
+    def _append(self, kind: int) -> COp:
+        op = COp(kind=kind)
+        if self.cache is not None:
+            op.block_size, op.slots = self.cache.block_size, self.cache.num_slots
+        self._ops.append(op)
+        return op
+
+    def _kv_cache(self, op: COp, cache: PagedCache, layer: int) -> None:
+        op.kv_type = TYPES[cache.kv_dtype]
+        op.keys, op.values = self._keep_alive(cache.keys[layer]), self._keep_alive(cache.values[layer])
+
+    def _set_weights(self, op: COp, linear: Any) -> None:
+        packed = linear if isinstance(linear, PackedMatrix) else getattr(linear, "packed", None)
+        assert isinstance(packed, PackedMatrix), "expected weights packed for the kernels, found plain ones"
+        self._kept_alive.append(packed)
+        op.w = ctypes.pointer(packed.struct)
+
+    def _set_norm(self, op: COp, norm: Any) -> None:
+        op.norm, op.eps = (_RMS_NORM if norm.bias is None else _LAYER_NORM), norm.eps
+        op.norm_weight, op.norm_bias = self._keep_alive(norm.weight), self._keep_alive(norm.bias)
+
+    def _keep_alive(self, array: Array | None) -> int | None:
+        """Return the address of an array, and keep its memory as long as the program exists."""
+        if array is None:
+            return None
+        array = np.ascontiguousarray(array)
+        self._kept_alive.append(array)
+        return int(array.ctypes.data)

@@ -1,0 +1,195 @@
+"""The processes of a model, spawned by the driver or launched by ``torchrun``; imports torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from time import monotonic, sleep
+from typing import Any
+from weakref import finalize, ref
+
+from pronk.architecture.config import ModelConfig
+from pronk.errors import OptionError
+from pronk.execution.model_runner import ModelRunner
+from pronk.kv_cache.paged import PagedCache
+from pronk.models.decoder import Decoder
+from pronk.parallel.connection import ConnectionLostError, MessageKind, PeerConnection, join_launched, open_store
+from pronk.parallel.mirrored_cache import MirroredCache
+from pronk.parallel.runner import TreeRunner
+from pronk.parallel.split_cache import SplitCache
+from pronk.parallel.tensor import AllReduceGroup, TensorParallelExecutor
+from pronk.parallel.worker import WorkerSettings, loaded_key, model_properties, serve
+
+__all__ = ["LaunchedProcesses", "SpawnedProcesses", "WorkerGroup", "join_torchrun"]
+
+_LOAD_TIMEOUT = 600.0  # seconds for all workers to start and load the model
+_CONNECT_TIMEOUT = 30.0  # seconds for all workers to connect after they have loaded the model
+_POLL_SECONDS = 0.05  # seconds between two checks whether a worker has loaded the model
+
+
+class SpawnedProcesses:
+    """Worker processes on this machine, spawned by the driver and ended with it."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        workers = settings["workers"]
+        self.store = open_store("127.0.0.1", 0, workers, master=True, timeout=_LOAD_TIMEOUT)
+        self.store.set("pronk/setting", json.dumps(settings))
+        self.processes = [_spawn(self.store.port, rank, workers) for rank in range(1, workers)]
+        self._end_all = finalize(self, _kill, self.processes)
+
+    def is_alive(self, rank: int) -> bool:
+        """Return whether the worker with this rank is running; ask the operating system, not the worker."""
+        return self.processes[rank - 1].poll() is None
+
+    def end(self, rank: int | None = None) -> None:
+        """End the worker with this rank, or all workers if ``rank`` is ``None``; idempotent."""
+        if rank is None:
+            self._end_all()
+        else:
+            _kill(self.processes[rank - 1 : rank])
+
+
+class LaunchedProcesses:
+    """Worker processes launched by ``torchrun``; each ends when its connection is lost."""
+
+    def __init__(self, store: Any) -> None:
+        self.store = store
+
+    def is_alive(self, rank: int) -> bool:
+        """Return True: ``torchrun``, not the driver, monitors the processes."""
+        del rank
+        return True
+
+    def end(self, rank: int | None = None) -> None:
+        """Do nothing: a worker ends when its connection is lost."""
+
+
+class WorkerGroup:
+    """The processes of a model, as seen by the driver (rank 0).
+
+    Attributes:
+        settings: options with which every worker loads the model.
+        split: description of the driver's shard of the model under tensor parallelism, else ``None``.
+        shard_config: configuration of the driver's shard; under tree parallelism, of the whole model.
+        pool: class of the driver's KV cache.
+        processes: worker processes, spawned or launched by ``torchrun``.
+        peers: connections to the workers; empty before :meth:`make_runner`, which connects.
+    """
+
+    def __init__(
+        self, config: ModelConfig, settings: WorkerSettings, processes: SpawnedProcesses | LaunchedProcesses
+    ) -> None:
+        self.settings, self.processes, self.peers = settings, processes, list[PeerConnection]()
+        # Weak reference to the runner of :meth:`make_runner` under tree parallelism; returns None if there is none.
+        self._tree_runner: Callable[[], TreeRunner | None] = lambda: None
+        self.split = settings.split(0, config)
+        self.shard_config = config if self.split is None else self.split.shard_config
+        self.pool: type[PagedCache] = MirroredCache if self.split is None else SplitCache
+
+    def end(self) -> None:
+        """End the workers that the driver has spawned; idempotent."""
+        runner = self._tree_runner()
+        if runner is not None:
+            runner.drop_workers()
+        self.processes.end()
+
+    def make_runner(self, decoder: Decoder, cache: PagedCache) -> ModelRunner:
+        """Connect to all workers, and return a model runner that uses them.
+
+        Raises:
+            OptionError: a worker does not connect, cannot load the model, or has another model.
+        """
+        properties, workers = model_properties(decoder, cache, self.settings), self.settings["workers"]
+        self.peers += [self._connect(rank, properties) for rank in range(1, workers)]
+        if isinstance(cache, MirroredCache):
+            tree_runner = TreeRunner(decoder, cache, self.peers, self.processes.is_alive, self.processes.end)
+            self._tree_runner = ref(tree_runner)
+            return tree_runner
+        assert isinstance(cache, SplitCache)
+        assert self.split is not None
+        all_reduce = AllReduceGroup(self.processes.store, 0, workers, timeout=_CONNECT_TIMEOUT)
+        executor = TensorParallelExecutor(
+            decoder, cache, self.split, all_reduce, peers=self.peers, on_lost=self.processes.end
+        )
+        return ModelRunner(decoder, cache, executor=executor)
+
+    def _connect(self, rank: int, properties: dict[str, str]) -> PeerConnection:
+        """Connect to a worker and compare the properties of its model with the driver's."""
+        self._wait_until_loaded(rank)
+        try:
+            peer = PeerConnection(self.processes.store, rank, driver=True, timeout=_CONNECT_TIMEOUT)
+            message = peer.receive(_CONNECT_TIMEOUT)
+        except ConnectionLostError as error:
+            msg = f"workers: expected {self.settings['workers']} processes, found fewer: {error}"
+            raise OptionError(msg) from error
+        if message.kind == MessageKind.FAILED:
+            msg = f"workers: worker {rank} cannot load the model: {message.text}"
+            raise OptionError(msg)
+        worker_properties: dict[str, Any] = json.loads(message.text)
+        for field, value in properties.items():
+            worker_value = worker_properties.get(field)
+            if worker_value != value:
+                msg = f"workers: expected the same {field} in all, {value}; found {worker_value} in worker {rank}"
+                raise OptionError(msg)
+        return peer
+
+    def _wait_until_loaded(self, rank: int) -> None:
+        """Wait until a worker has loaded the model; poll, because a blocking wait would delay Ctrl-C."""
+        deadline = monotonic() + _LOAD_TIMEOUT
+        while not self.processes.store.check([loaded_key(rank)]):
+            if not self.processes.is_alive(rank):
+                msg = (
+                    f"workers: worker {rank} ended before it had loaded the model; set fewer workers if memory ran out"
+                )
+                raise OptionError(msg)
+            if monotonic() > deadline:
+                msg = f"workers: worker {rank} has not loaded the model in {_LOAD_TIMEOUT:g} seconds; use fewer workers"
+                raise OptionError(msg)
+            sleep(_POLL_SECONDS)
+
+
+def join_torchrun(settings: WorkerSettings) -> LaunchedProcesses:
+    """Join the processes of ``torchrun``: return in rank 0, the driver; in other ranks, serve and exit.
+
+    Raises:
+        OptionError: the number of processes is not ``workers``, or the rendezvous fails.
+    """
+    try:
+        store, rank, world_size = join_launched(_LOAD_TIMEOUT)
+    except (RuntimeError, ValueError) as error:
+        msg = f"workers: expected the processes that torchrun has started, found none: {str(error).splitlines()[0]}"
+        raise OptionError(msg) from error
+    if world_size != settings["workers"]:
+        workers = settings["workers"]
+        msg = f"workers: expected {world_size}, as torchrun has started, found {workers}; set workers to {world_size}"
+        raise OptionError(msg)
+    if rank == 0:
+        return LaunchedProcesses(store)
+    try:
+        serve(store, rank, settings, _LOAD_TIMEOUT)
+    except ConnectionLostError as error:
+        sys.exit(f"pronk: {error}")
+    sys.exit(0)
+
+
+# Python program of a spawned worker. It ignores the terminal's Ctrl-C, which the driver handles, and sets sys.path to
+# the driver's, so that the worker imports the same pronk.
+_PROGRAM = (
+    "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    f"sys.path[:] = {sys.path!r}; from pronk.parallel.worker import main; main()"
+)
+
+
+def _spawn(port: int, rank: int, workers: int) -> subprocess.Popen[bytes]:
+    arguments = [sys.executable, "-c", _PROGRAM, "127.0.0.1", port, rank, workers, _LOAD_TIMEOUT]
+    return subprocess.Popen([str(argument) for argument in arguments], stdin=subprocess.PIPE)  # noqa: S603 - this interpreter
+
+
+def _kill(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        process.kill()
+        if process.stdin is not None:
+            process.stdin.close()
+        process.wait()

@@ -1,0 +1,113 @@
+"""Implementation of :class:`~pronk.models.backend.Backend` with torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pronk.architecture.config import ModelConfig
+from pronk.arrays import Array, DType
+from pronk.errors import OptionError
+from pronk.kernels.threads import num_threads
+from pronk.kernels.weight_cache import WeightCache
+from pronk.kernels.weights import CodedRows
+from pronk.kv_cache.paged import PagedCache
+from pronk.models.program import Program
+from pronk.quantization.formats.matrix import QuantizedMatrix
+from pronk.quantization.gguf.blocks import BlockMatrix
+from pronk.torch_backend.cache import TorchCache
+from pronk.torch_backend.convert import to_array, to_tensor
+from pronk.torch_backend.program import TorchProgram
+
+__all__ = ["TorchBackend", "TorchMatrix"]
+
+
+@dataclass(frozen=True, eq=False)
+class TorchMatrix:
+    """A weight matrix on torch's device."""
+
+    weight: Tensor  # ``[outputs, inputs]``; of a gated matrix first the outputs of the gate
+    bias: Tensor | None
+    gated: bool
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Numbers of outputs and inputs."""
+        return self.weight.shape[0], self.weight.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Size in memory, in bytes, without the bias."""
+        return self.weight.nbytes
+
+    @property
+    def format(self) -> str:
+        """Data type of the weights."""
+        return str(self.weight.dtype).removeprefix("torch.")
+
+    def unpack(self) -> Array:
+        """Return the weights, float32 ``[outputs, inputs]``."""
+        return to_array(self.weight.float())
+
+
+class TorchBackend:
+    """Computes with torch on ``device``, with weights in ``dtype``; quantized weights are dequantized.
+
+    Raises:
+        OptionError: torch has no such device here.
+    """
+
+    name = "torch"
+    kernels = None
+
+    def __init__(self, device: str, dtype: DType) -> None:
+        self.device, self.dtype = device, dtype
+        try:
+            torch.empty(1, device=device).item()
+        except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
+            msg = f'device: expected "cpu" or an accelerator that torch has here, found {device!r}'
+            raise OptionError(msg) from error
+        torch.set_num_threads(num_threads())
+
+    def __str__(self) -> str:
+        return f"torch on {self.device}"
+
+    def pack(
+        self,
+        weight: Array | QuantizedMatrix | CodedRows | BlockMatrix,
+        bias: Array | None = None,
+        *,
+        unit: int | None = None,
+        gated: bool = False,
+        cache: WeightCache | None = None,
+    ) -> TorchMatrix:
+        """Copy a matrix to the device; ``unit`` and ``cache`` are for the kernels' layout only."""
+        del unit, cache
+        values = weight.dequantize() if isinstance(weight, QuantizedMatrix) else weight
+        assert isinstance(values, np.ndarray), "expected weights that torch can read, found blocks of a file"
+        tensors = [
+            to_tensor(array).to(self.device, getattr(torch, str(self.dtype)))
+            for array in (values, bias)
+            if array is not None
+        ]
+        return TorchMatrix(tensors[0], tensors[1] if len(tensors) > 1 else None, gated)
+
+    def program(
+        self,
+        hidden: int,
+        dtype: DType,
+        cache: PagedCache | None = None,
+        cross_model: tuple[ModelConfig, PagedCache] | None = None,
+        cross_layers: Sequence[int] = (),
+    ) -> Program:
+        """Return an empty program for torch."""
+        return TorchProgram(self.device, hidden, dtype, cache, cross_model, cross_layers)
+
+    def make_cache(self, config: ModelConfig, **options: Any) -> PagedCache:
+        """Return a KV cache on the device."""
+        return TorchCache(config, device=self.device, **options)

@@ -1,0 +1,201 @@
+"""Programs of the torch backend: each operation is a function on the tensors of a forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pronk.architecture.config import ModelConfig
+from pronk.arrays import Array, DType
+from pronk.kv_cache.paged import PagedCache
+from pronk.models.program import Program, ProgramRows
+from pronk.torch_backend.attention import attend_rows
+from pronk.torch_backend.cache import TorchCache
+from pronk.torch_backend.convert import to_array, to_tensor
+
+__all__ = ["TorchProgram"]
+
+_ACTIVATIONS: dict[str | None, Callable[[Tensor], Tensor]] = {
+    None: lambda x: x,
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}
+
+
+class _Pass:
+    """The buffers of one run of a program, by name, and its rows."""
+
+    def __init__(self, rows: ProgramRows, stream: Tensor, collected: Array | None, device: str) -> None:
+        self.rows, self.collected, self.device = rows, collected, device
+        self.buffers: dict[str, Tensor] = {"stream": stream}
+        # Text position of each row; the rows of a segment follow its committed tokens.
+        depths = [
+            np.asarray(tree.depths[computed:], np.int64) + table.length for table, tree, computed in rows.segments
+        ]
+        self.positions = np.concatenate(depths) if depths else np.arange(rows.count)
+
+    def rotate(self, x: Tensor, number: int) -> Tensor:
+        """Apply RoPE table ``number`` to ``x`` ``[rows, heads, head_dim]``."""
+        table, by_row = self.rows.rope[number]
+        entries = table[np.arange(self.rows.count) if by_row else self.positions]
+        cos, sin = to_tensor(entries).to(self.device, x.dtype).unsqueeze(2).unbind(1)
+        first, second = x.chunk(2, dim=-1)
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+    def slots(self, cache: PagedCache) -> Tensor:
+        """Return the slot of each row in the cache."""
+        assert isinstance(cache, TorchCache)
+        slots = [
+            cache.slots(table, table.length + computed, table.length + len(tree))
+            for table, tree, computed in self.rows.segments
+        ]
+        return cache.to_index(np.concatenate(slots))
+
+
+class TorchProgram(Program):
+    """A program whose operations run one after the other on torch's device."""
+
+    def __init__(
+        self,
+        device: str,
+        hidden: int,
+        dtype: DType,
+        cache: PagedCache | None = None,
+        cross_model: tuple[ModelConfig, PagedCache] | None = None,
+        cross_layers: Sequence[int] = (),
+    ) -> None:
+        super().__init__(hidden, dtype, cache, cross_model, cross_layers)
+        self.device = device
+        self._ops: list[Callable[[_Pass], None]] = []
+
+    def embed(self, decoder: Any) -> None:
+        """Implement :meth:`Program.embed`; the tables stay in the main memory."""
+
+        def run(state: _Pass) -> None:
+            x = to_tensor(decoder.embedding[np.asarray(state.rows.tokens)])
+            x = x.to(self.device, state.buffers["stream"].dtype)
+            if decoder.positions is not None:
+                x = x + to_tensor(decoder.positions[state.positions]).to(self.device, x.dtype)
+            state.buffers["stream"] = x
+
+        self._ops.append(run)
+
+    def project(
+        self, linear: Any, norm: Any, config: ModelConfig, index: int | None, head_norms: tuple[Any, Any] = (None, None)
+    ) -> None:
+        """Implement :meth:`Program.project`; the queries stay in a buffer."""
+        normalize, cache = self._norm(norm), self.cache
+        query_norm, key_norm = (None if each is None else self._norm(each) for each in head_norms)
+
+        def run(state: _Pass) -> None:
+            x = normalize(state.buffers["stream"])
+            heads = torch.cat([_multiply(part.packed, x) for part in linear.parts], dim=-1)
+            heads = heads.unflatten(-1, (-1, config.head_dim))
+            q, k, v = heads.tensor_split((config.num_heads, config.num_heads + config.num_kv_heads), dim=1)
+            if query_norm is not None and key_norm is not None:
+                q, k = query_norm(q), key_norm(k)
+            if config.rope is not None:
+                q = state.rotate(q, 0 if index is not None else 1)
+            if index is not None:
+                assert isinstance(cache, TorchCache)
+                cache.write(index, state.slots(cache), k if config.rope is None else state.rotate(k, 0), v)
+            state.buffers["queries"] = q
+
+        self._ops.append(run)
+
+    def attend(self, config: ModelConfig, cache: PagedCache, layer: int, *, cross: bool = False) -> None:
+        """Implement :meth:`Program.attend`."""
+        assert isinstance(cache, TorchCache)
+
+        def run(state: _Pass) -> None:
+            state.buffers["A"] = attend_rows(state.rows, state.buffers["queries"], config, cache, layer, cross=cross)
+
+        self._ops.append(run)
+
+    def linear(
+        self,
+        linear: Any,
+        *,
+        norm: Any = None,
+        activation: str | None = None,
+        source: str = "stream",
+        to: str = "stream",
+        residual: bool = False,
+        only_logits_rows: bool = False,
+    ) -> None:
+        """Implement :meth:`Program.linear`."""
+        normalize = _ACTIVATIONS[None] if norm is None else self._norm(norm)
+        activate, matrix = _ACTIVATIONS[activation], linear.packed
+
+        def run(state: _Pass) -> None:
+            x = state.buffers[source]
+            if only_logits_rows:
+                x = x[torch.tensor(list(state.rows.logits_rows), device=x.device)]
+            y = _multiply(matrix, normalize(x))
+            if matrix.gated:
+                gate, up = y.chunk(2, dim=-1)
+                y = activate(gate) * up
+            else:
+                y = activate(y)
+            state.buffers[to] = state.buffers[to] + y if residual else y
+
+        self._ops.append(run)
+
+    def norm(self, norm: Any) -> None:
+        """Implement :meth:`Program.norm`."""
+        normalize = self._norm(norm)
+
+        def run(state: _Pass) -> None:
+            state.buffers["stream"] = normalize(state.buffers["stream"])
+
+        self._ops.append(run)
+
+    def store_hidden(self, layer: int) -> None:
+        """Implement :meth:`Program.store_hidden`."""
+        cache = self.cache
+        assert isinstance(cache, TorchCache)
+        self._ops.append(lambda state: cache.write_hidden(layer, state.slots(cache), state.buffers["stream"]))
+
+    def collect_hidden(self, index: int) -> None:
+        """Implement :meth:`Program.collect_hidden`."""
+
+        def run(state: _Pass) -> None:
+            assert state.collected is not None
+            state.collected[index] = to_array(state.buffers["stream"])
+
+        self._ops.append(run)
+
+    @torch.inference_mode()
+    def run(
+        self, rows: ProgramRows, stream: Array, logits: Array | None = None, collected: Array | None = None
+    ) -> None:
+        """Run the operations; the results are copied to the arrays; see :meth:`Program.run`."""
+        state = _Pass(rows, to_tensor(stream).to(self.device), collected, self.device)
+        for operation in self._ops:
+            operation(state)
+        stream[...] = to_array(state.buffers["stream"])
+        if logits is not None and "logits" in state.buffers:
+            logits[...] = to_array(state.buffers["logits"].float())
+
+    def _norm(self, norm: Any) -> Callable[[Tensor], Tensor]:
+        """Return a function that applies a norm to rows."""
+        weight = to_tensor(norm.weight).to(self.device)
+        bias = None if norm.bias is None else to_tensor(norm.bias).to(self.device)
+
+        def normalize(x: Tensor) -> Tensor:
+            if bias is None:
+                return F.rms_norm(x, weight.shape, weight.to(x.dtype), norm.eps)
+            return F.layer_norm(x, weight.shape, weight.to(x.dtype), bias.to(x.dtype), norm.eps)
+
+        return normalize
+
+
+def _multiply(matrix: Any, x: Tensor) -> Tensor:
+    """Return ``x Wᵀ + b`` in the dtype of ``x``."""
+    return F.linear(x.to(matrix.weight.dtype), matrix.weight, matrix.bias).to(x.dtype)

@@ -1,0 +1,1 @@
+"""Modules of torch that are trained: language models and drafters."""

@@ -1,0 +1,212 @@
+"""The decoder of :mod:`pronk.models.decoder` as a module of torch, for training.
+
+The input is *packed rows* ``[rows, hidden]``: tokens of any sequences, without a batch dimension. Only the attention,
+which the caller passes as :class:`Attend`, lets rows interact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pronk.architecture.config import Activation, ModelConfig
+from pronk.architecture.rope import RopeConfig, RopeTable
+from pronk.torch_backend.convert import to_tensor
+
+__all__ = [
+    "Attend",
+    "DecoderModule",
+    "ModuleLayer",
+    "PlainLinear",
+    "Rotations",
+    "apply_rope",
+    "empty_linear",
+    "make_norm",
+]
+
+_ACTIVATE: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}
+
+
+class Attend(Protocol):
+    """Attention over a training batch, implemented by the caller of the decoder."""
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Return the attention output of layer ``layer``, ``[rows, heads * d]``.
+
+        ``q`` is ``[rows, heads, d]``; ``k`` and ``v`` are ``[rows, kv_heads, d]``.
+        """
+        ...
+
+
+class PlainLinear(nn.Module):
+    """Linear layer ``y = x Wᵀ + b`` with a weight ``[out, in]``."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        super().__init__()
+        # A given Parameter is kept as it is, so that the LM head can be tied to the embedding.
+        self.weight = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight, weight.requires_grad)
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=bias.requires_grad)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``x`` ``[rows, in]`` to ``[rows, out]``."""
+        return F.linear(x, self.weight, self.bias)
+
+
+class ModuleLayer(nn.Module):
+    """Transformer layer on packed rows: attention, then MLP; new weights are uninitialized."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.attention_norm = make_norm(config, config.hidden_size)
+        self.qkv = empty_linear(sum(config.qkv_sizes), config.hidden_size, bias=config.qkv_bias)
+        self.q_norm = nn.RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
+        self.k_norm = nn.RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
+        self.out = empty_linear(config.hidden_size, config.num_heads * config.head_dim, bias=config.out_bias)
+        self.mlp_norm = make_norm(config, config.hidden_size)
+        up_size = config.intermediate_size * (2 if config.gated else 1)
+        self.up = empty_linear(up_size, config.hidden_size, bias=config.mlp_bias)
+        self.down = empty_linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.activate = _ACTIVATE[config.activation]
+
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, index: int, attend: Attend) -> Tensor:
+        """Map ``x`` ``[rows, hidden]`` to the same shape; ``index`` is the number of the layer, from 0."""
+        return self.apply_mlp(self.apply_attention(x, rope, index, attend))
+
+    def apply_attention(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, index: int, attend: Attend) -> Tensor:
+        """Return ``x`` plus its self-attention; the arguments are those of :meth:`forward`."""
+        q, k, v = self._project(self.attention_norm(x), rope)
+        return x + self.out(attend(index, q, k, v))
+
+    def apply_mlp(self, x: Tensor) -> Tensor:
+        """Return ``x`` ``[rows, hidden]`` plus its MLP."""
+        hidden = self.up(self.mlp_norm(x))
+        if self.config.gated:
+            gate, up = hidden.chunk(2, dim=-1)
+            return x + self.down(self.activate(gate) * up)
+        return x + self.down(self.activate(hidden))
+
+    def _project(self, x: Tensor, rope: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries and keys, both rotated, and values: each ``[rows, heads or kv_heads, head_dim]``."""
+        config = self.config
+        num_qk = config.num_heads + config.num_kv_heads
+        heads = self.qkv(x).view(x.shape[0], num_qk + config.num_kv_heads, config.head_dim)
+        qk, v = heads[:, :num_qk], heads[:, num_qk:]
+        if self.q_norm is not None and self.k_norm is not None:
+            qk = torch.cat((self.q_norm(qk[:, : config.num_heads]), self.k_norm(qk[:, config.num_heads :])), dim=1)
+        if rope is not None:
+            qk = apply_rope(qk, *rope)
+        return qk[:, : config.num_heads], qk[:, config.num_heads :], v
+
+
+class DecoderModule(nn.Module):
+    """Language model on packed rows; the weights of a new object are uninitialized.
+
+    Attributes:
+        embedding: ``[vocab, hidden]``.
+        positions: learned position embeddings ``[context, hidden]``; ``None`` with RoPE.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
+        learned = config.rope is None
+        self.positions = nn.Parameter(torch.empty(config.context, config.hidden_size)) if learned else None
+        self.layers = nn.ModuleList(ModuleLayer(config) for _ in range(config.num_layers))
+        self.norm = make_norm(config, config.hidden_size)
+        self.head = (
+            PlainLinear(self.embedding)
+            if config.tied
+            else empty_linear(config.vocab_size, config.hidden_size, bias=False)
+        )
+        self.rotations = Rotations(config.rope)
+
+    def embed(self, tokens: Tensor, positions: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the input of layer 0, ``[rows, hidden]``, for token ids and positions ``[rows]``."""
+        x = F.embedding(tokens, self.embedding)
+        if self.positions is not None:
+            x = x.to(dtype) + F.embedding(positions, self.positions).to(dtype)
+        return x.to(dtype)
+
+    def rope(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+        """Return the rotations of the rows; see :class:`Rotations`."""
+        return self.rotations(positions, dtype)
+
+    def run(
+        self, x: Tensor, rope: tuple[Tensor, Tensor] | None, attend: Attend, start: int = 0, stop: int | None = None
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Run layers ``start .. stop - 1``; after each layer yield its number (from 1) and its output."""
+        for index in range(start, len(self.layers) if stop is None else stop):
+            x = self.layers[index](x, rope, index, attend)
+            yield index + 1, x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Apply the final norm and the head: ``[rows, hidden]`` to ``[rows, vocab]``."""
+        return self.head(self.norm(hidden))
+
+    def initialize(self, generator: torch.Generator) -> None:
+        """Initialize as GPT-2: normal, with deviation 0.02, or 0.02 / √(2 · layers) for ``out`` and ``down``."""
+        shrink = (2 * self.config.num_layers) ** -0.5
+        with torch.no_grad():
+            for name, parameter in self.named_parameters():
+                if parameter.dim() == 1:
+                    parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+                    continue
+                std = 0.02 * (shrink if name.endswith(("out.weight", "down.weight")) else 1.0)
+                parameter.normal_(0.0, std, generator=generator)
+
+
+def make_norm(config: ModelConfig, size: int) -> nn.Module:
+    """Return a norm layer of the model's type over ``size`` features."""
+    return nn.RMSNorm(size, config.norm_eps) if config.norm == "rms" else nn.LayerNorm(size, config.norm_eps)
+
+
+def empty_linear(out_features: int, in_features: int, *, bias: bool) -> PlainLinear:
+    """Return a linear layer with uninitialized weights."""
+    return PlainLinear(
+        torch.empty(out_features, in_features, requires_grad=True),
+        torch.empty(out_features, requires_grad=True) if bias else None,
+    )
+
+
+class Rotations:
+    """Rotations of RoPE for rows at given positions; with *dynamic* scaling, of each text's last token."""
+
+    def __init__(self, config: RopeConfig | None) -> None:
+        self._table = RopeTable(config)
+        self._entries: dict[torch.device, Tensor] = {}  # entry ``i``: cosines and sines of position ``i``
+
+    def __call__(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+        """Return ``cos`` and ``sin`` for :func:`apply_rope`, ``[rows, 1, head_dim]``; ``None`` without RoPE."""
+        if self._table.config is None:
+            return None
+        cos, sin = self._look_up(positions).to(dtype)[:, None].unbind(2)
+        return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _look_up(self, positions: Tensor) -> Tensor:
+        """Return the cosines and sines of the positions, float32 ``[rows, 2, head_dim / 2]``."""
+        stop, device, table = int(positions.max()) + 1, positions.device, self._table
+        if device not in self._entries or len(self._entries[device]) < stop:
+            entries = table.compute_entries(range(stop), range(1, stop + 1)) if table.dynamic else table.up_to(stop)
+            self._entries[device] = to_tensor(entries).to(device)
+        return self._entries[device][positions]
+
+
+def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate each pair of coordinates ``i`` and ``i + head_dim / 2`` of ``x`` ``[rows, heads, head_dim]``.
+
+    ``cos`` is ``(cos, cos)`` and ``sin`` is ``(-sin, sin)``, each ``[rows, 1, head_dim]``.
+    """
+    half = x.shape[-1] // 2
+    swapped = torch.cat((x[..., half:], x[..., :half]), dim=-1)
+    return torch.addcmul(x * cos, swapped, sin)

@@ -1,0 +1,30 @@
+"""Rendering of model cards from templates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+__all__ = ["render"]
+
+
+def render(card: str, package: str = "pronk.train", **facts: Any) -> str:
+    """Fill in the template ``cards/CARD.md.j2`` of a package."""
+    environment = Environment(  # noqa: S701 - Markdown, from files of the package
+        loader=PackageLoader(package, "cards"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {
+        "cell": lambda text: str(text).replace("|", "/"),
+        "count": lambda tokens: f"{tokens / 1e6:.2f} M" if tokens >= 1e5 else f"{tokens:.0f}",
+        "percent": _percent,
+    }
+    return environment.get_template(f"{card}.md.j2").render(facts)
+
+
+def _percent(share: float, digits: int = 0) -> str:
+    return f"{share:.{digits}%}"

@@ -1,0 +1,51 @@
+"""The core's modules, with the weights of modules of torch, and their programs on one text."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from pronk.architecture.config import ModelConfig
+from pronk.architecture.rope import RopeTable
+from pronk.arrays import FLOAT32, Array
+from pronk.drafters.from_target.modules.files import DrafterWeights
+from pronk.kv_cache.blocks import BlockTable
+from pronk.models.backend import Backend, KernelBackend
+from pronk.models.checkpoint import Checkpoint
+from pronk.models.program import Program, ProgramRows
+from pronk.speculation.tree import TokenTree
+from pronk.torch_backend.backend import TorchBackend
+from pronk.train.export import export_drafter
+from tiny_models import kernels, make_cache
+
+PACKED = pytest.mark.parametrize("packed", [True, False], ids=["kernels", "torch"])
+
+
+def backend(*, packed: bool) -> Backend:
+    return KernelBackend(kernels()) if packed else TorchBackend("cpu", FLOAT32)
+
+
+def export_weights(module: nn.Module, folder: Path, by: Backend) -> DrafterWeights:
+    """Write the weights of a module, which are rounded to bfloat16, and return them for the core."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(parameter.bfloat16())
+    export_drafter(folder, module, {}, "")
+    return DrafterWeights(Checkpoint(folder), by, FLOAT32)
+
+
+def run_program(compile_into: Callable[[Program], None], config: ModelConfig, by: Backend, x: Array) -> Array:
+    """Return the stream after a program ran on the rows ``x`` ``[tokens, hidden]`` of a text."""
+    cache, block_table = make_cache(config, FLOAT32, num_blocks=4, packed=by.kernels is not None), BlockTable()
+    cache.prepare(block_table, len(x))
+    program = by.program(x.shape[1], FLOAT32, cache)
+    compile_into(program)
+    tokens = [0] * len(x)
+    rows, stream = ProgramRows().set_segments([(block_table, TokenTree.chain(tokens), 0)], tokens), x.copy()
+    rows.set_rope(0, None if config.rope is None else RopeTable(config.rope).up_to(len(x)))
+    program.run(rows, stream)
+    assert np.isfinite(stream).all()
+    return stream
