@@ -42,6 +42,8 @@ USES_TORCH = (
     "torch_backend/",
     "train/",
 )
+# Modules that import these, and are themselves imported only for several processes.
+NEEDS_THEM = ("parallel/processes.py", "parallel/runner.py", "parallel/worker.py", "parallel/worker_handle.py")
 
 
 # Layers of the package, lowest first. A module may import from its own entry and from lower layers. A module belongs to
@@ -263,10 +265,20 @@ def test_only_these_modules_import_torch() -> None:
 
 
 def test_pronk_works_without_torch() -> None:
-    """A process in which torch cannot be imported loads a model and generates; several processes need torch."""
+    """A process in which torch cannot be imported loads all other modules and a model, and generates."""
+    paths = [relative(path) for path in MODULES if not relative(path).startswith((*USES_TORCH, *NEEDS_THEM))]
+    names = [path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in paths]
+    modules = [f"pronk.{name}" for name in names if not name.startswith("__")]
     code = """
 import sys
+MODULES, EXTRAS = eval(sys.argv[1])
 sys.modules["torch"] = None
+import importlib
+for name in MODULES:
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        assert error.name in EXTRAS, name
 from pronk import LLM, OptionError, SamplingParams
 llm = LLM("pronk-tiny", threads=1)
 texts = [llm.generate("def fib(n):", SamplingParams(max_tokens=16, temperature=t, seed=1)).text for t in (0.0, 0.8)]
@@ -276,7 +288,8 @@ try:
 except OptionError as error:
     print(error)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    arguments = [sys.executable, "-c", code, repr((modules, EXTRAS))]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     message = "workers: expected torch for several processes, found none; pip install 'pronk[parallel]'"
     assert done.stdout == f"{message}\n"

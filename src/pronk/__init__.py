@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Public names of each module. The first use of a name imports its module, so that `pronk --help` loads no torch.
+# Public names of each module. The first use of a name imports its module, so that `pronk --help` loads no NumPy.
 _NAMES = {
     "pronk.drafters": ("Drafter", "Proposer"),
     "pronk.errors": (

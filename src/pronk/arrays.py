@@ -31,7 +31,7 @@ __all__ = [
     "split_rows",
 ]
 
-Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]  # of any shape and data type, which comments and docstrings tell
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]  # comments and docstrings state shape and data type
 DType: TypeAlias = np.dtype[Any]
 
 FLOAT32: DType = np.dtype(np.float32)
@@ -51,18 +51,25 @@ _HUGE_PAGE = 1 << 21
 def mapped_zeros(shape: Sequence[int], dtype: DType, *, huge_pages: bool = True) -> Array:
     """Allocate zeros; from 2 MiB on in a separate memory mapping, with huge pages if Linux has them.
 
-    A separate mapping returns to the operating system as soon as the array is freed. Without huge pages, each part of
-    4 KiB takes memory only when it is first written; NumPy's own large arrays ask for huge pages.
+    A separate mapping returns to the operating system as soon as the array is freed. Memory is taken on the first
+    write: 4 KiB at a time without huge pages, 2 MiB with them. NumPy's own large arrays ask for huge pages.
+
+    Raises:
+        MemoryError: there is too little memory; the message is one line.
     """
     size = prod(shape) * dtype.itemsize
     if size < _HUGE_PAGE:
         return np.zeros(tuple(shape), dtype)
     # Python's default flags create a shared mapping, for which Linux rarely uses huge pages.
     flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
-    memory = mmap.mmap(-1, ceil(size / _HUGE_PAGE) * _HUGE_PAGE, **flags)
-    if huge_pages and hasattr(mmap, "MADV_HUGEPAGE"):
+    try:
+        memory = mmap.mmap(-1, ceil(size / _HUGE_PAGE) * _HUGE_PAGE, **flags)
+    except OSError as error:
+        msg = f"expected {size} bytes of free memory, found less"
+        raise MemoryError(msg) from error
+    if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # error of a Linux kernel without huge pages
-            memory.madvise(mmap.MADV_HUGEPAGE)
+            memory.madvise(mmap.MADV_HUGEPAGE if huge_pages else mmap.MADV_NOHUGEPAGE)
     return np.frombuffer(memory, dtype, prod(shape)).reshape(tuple(shape))
 
 

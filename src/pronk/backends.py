@@ -22,8 +22,8 @@ __all__ = ["choose_backend", "open_torch"]
 def choose_backend(kernels: str, device: str, config: ModelConfig, dtype: DType) -> Backend:
     """Return the backend for a model.
 
-    It is torch for ``kernels="torch"``, for another device than the CPU, and, with a warning that says why, if no
-    kernels fit this processor and model.
+    This is torch for ``kernels="torch"`` and for other devices than the CPU. If no kernels fit this processor and
+    model, it is torch as well, with a warning that gives the reason.
 
     Args:
         kernels: ``"auto"``, an instruction set, or ``"torch"``.
@@ -55,10 +55,13 @@ def choose_backend(kernels: str, device: str, config: ModelConfig, dtype: DType)
 
 
 def open_torch(device: str, dtype: DType, reason: str) -> TorchBackend:
-    """Return the torch backend; ``reason`` says in an OptionError about missing torch why it is needed."""
+    """Return the torch backend; ``reason``: why torch is needed, for the error if it is missing."""
     if find_spec("torch") is None:
         msg = f"expected torch, found none ({reason}); pip install 'pronk[torch]'"
         raise OptionError(msg)
-    from pronk.torch_backend.backend import TorchBackend  # noqa: PLC0415 - torch is optional
-
+    try:
+        from pronk.torch_backend.backend import TorchBackend  # noqa: PLC0415 - torch is optional
+    except ImportError as error:
+        msg = f"expected torch that can be imported, found {str(error)[:80]!r} ({reason}); pip install 'pronk[torch]'"
+        raise OptionError(msg) from error
     return TorchBackend(device, dtype)

@@ -10,6 +10,7 @@ __all__ = [
     "CheckpointError",
     "ClosedError",
     "ConfigError",
+    "ConnectionLostError",
     "DeadlineError",
     "GuideError",
     "OptionError",
@@ -51,6 +52,10 @@ class PromptError(PronkError, ValueError):
 
 class ContextError(PromptError):
     """A prompt is longer than the model's context."""
+
+
+class ConnectionLostError(PronkError):
+    """Another process of the model has ended, or does not answer in time."""
 
 
 class CacheFullError(PronkError):

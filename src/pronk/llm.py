@@ -134,7 +134,7 @@ class LLM:
         cacheable = None if opened is None or backend.kernels is None or is_split else opened.identity
         cache_file = WeightCache.open(weight_cache, cacheable)
         settings = {"model": self.path, "dtype": self.dtype, "weights": weights, "kv_dtype": kv_dtype}
-        kv_budget = KVBudget(kv_memory, max_batch, workers)
+        kv_budget = KVBudget(kv_memory, max_batch, workers, backend.memory)
         self._team = team = start_workers(workers, parallel, self.config, backend.kernels, **settings)
         with ExitStack() as on_error:
             on_error.callback(team.end)

@@ -12,11 +12,12 @@ import torch.distributed as dist
 
 from pronk.arrays import DType
 from pronk.engine.engine import Engine
+from pronk.errors import ConnectionLostError
 from pronk.execution.model_runner import ModelRunner
 from pronk.kv_cache.paged import PagedCache
 from pronk.models.decoder import Decoder
 from pronk.parallel import runner, tree_partition
-from pronk.parallel.connection import ConnectionLostError, MessageKind, PeerConnection
+from pronk.parallel.connection import MessageKind, PeerConnection
 from pronk.parallel.mirrored_cache import MirroredCache
 from pronk.parallel.runner import TreeRunner
 from pronk.parallel.tree_partition import ProcessShard

@@ -22,7 +22,7 @@ from parallel.test_trees import PROMPTS, tokens_and_logprobs
 from pronk import LLM, OptionError, PronkError, SamplingParams
 from pronk.architecture.config import ModelConfig
 from pronk.arrays import FLOAT32, Array, split_rows
-from pronk.errors import CheckpointError
+from pronk.errors import CheckpointError, ConnectionLostError
 from pronk.execution.forward_job import ForwardJob, LayerRange
 from pronk.execution.model_runner import ModelRunner
 from pronk.execution.segment import Segment
@@ -33,7 +33,7 @@ from pronk.models.loader import compute_dtype, load_decoder, parse_dtype, read_c
 from pronk.models.split import TensorSplit
 from pronk.parallel import connection as messages
 from pronk.parallel import tensor
-from pronk.parallel.connection import ConnectionLostError, PeerConnection
+from pronk.parallel.connection import PeerConnection
 from pronk.parallel.processes import SpawnedProcesses
 from pronk.parallel.split_cache import LayerCommand, SplitCache
 from pronk.parallel.tensor import AllReduceGroup, TensorParallelExecutor, serve_layer_commands

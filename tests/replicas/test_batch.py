@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from pronk import LLM, SamplingParams
-from pronk.parallel.connection import ConnectionLostError
+from pronk.errors import ConnectionLostError
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]  # Ray takes half a minute to start and stop
 

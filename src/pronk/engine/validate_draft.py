@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pronk.arrays import Array
+from pronk.arrays import BFLOAT16, Array
 from pronk.errors import OptionError
 from pronk.sampling.grammar_pruning import prune
 from pronk.speculation.proposer import DraftContext
@@ -80,4 +80,7 @@ def _to_plain_types(tree: TokenTree) -> TokenTree:
 
 
 def _is_distribution(q: Array) -> bool:
-    return q.ndim == 1 and q.dtype.kind == "f" and bool(q.min() >= 0.0) and abs(float(q.sum()) - 1.0) < _TOLERANCE
+    if q.ndim != 1 or not (q.dtype.kind == "f" or q.dtype == BFLOAT16):
+        return False
+    numbers = q.astype(np.float64)
+    return bool(numbers.min() >= 0.0) and abs(float(numbers.sum()) - 1.0) < _TOLERANCE

@@ -1,1 +1,1 @@
-"""Forward passes over draft trees: attention, executors and the model runner."""
+"""Forward passes over draft trees: jobs, executors and the model runner."""

@@ -41,7 +41,7 @@ _X86 = {
 }
 _ARM = {"isa_dot": ["-march=armv8.2-a+dotprod"], "isa_i8mm": ["-march=armv8.2-a+dotprod+i8mm"]}
 # Source files that a build for this processor alone leaves out, by the flag of ``/proc/cpuinfo`` that the processor
-# lacks, and the macro that tells ``dispatch.cpp`` so.
+# lacks, and the macro that removes them from ``dispatch.cpp``.
 _OPTIONAL = {
     "avx512f": ("PRONK_WITHOUT_AVX512", ("isa_avx512", "isa_vnni", "isa_avx512_bf16", "isa_amx")),
     "avx_vnni": ("PRONK_WITHOUT_AVX_VNNI", ("isa_avx_vnni",)),

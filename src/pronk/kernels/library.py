@@ -1,7 +1,8 @@
 """Find, check and load the compiled kernels with :mod:`ctypes`.
 
 The C interface (``csrc/pronk.h``) has no types of Python, so one library works with all its versions. If the library is
-missing, of another version, or fails the self-check, the torch backend computes instead, with a warning of one line.
+missing, of another version, or fails the self-check, torch computes instead if it is installed (``pronk[torch]``), with
+a warning of one line.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Paged KV cache: blocks, block tables, prefix cache, and the tensors of keys and values."""
+"""Paged KV cache: blocks, block tables, prefix cache, and the arrays of keys and values."""

@@ -80,14 +80,13 @@ class KVBudget:
         """
         if self._max_blocks is None:
             self._max_blocks = self.max_requests * -(-(config.context + _DRAFT_SLOTS) // BLOCK_SIZE)
-        pool = make_pool(
-            config,
-            num_blocks=self._resize_pools(kv_bytes_per_token(config, kv_dtype or dtype)),
-            block_size=BLOCK_SIZE,
-            dtype=dtype,
-            kv_dtype=kv_dtype,
-            share_prefixes=share_prefixes,
-        )
+        num_blocks = self._resize_pools(kv_bytes_per_token(config, kv_dtype or dtype))
+        options = {"num_blocks": num_blocks, "block_size": BLOCK_SIZE, "dtype": dtype, "kv_dtype": kv_dtype}
+        try:
+            pool = make_pool(config, **options, share_prefixes=share_prefixes)
+        except MemoryError as error:
+            msg = f"kv_memory: {error}; set less"
+            raise OptionError(msg) from error
         self._pools.add(pool)
         return pool
 

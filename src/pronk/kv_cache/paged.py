@@ -30,7 +30,7 @@ from pronk.kv_cache.prefix import PrefixCache
 
 __all__ = ["PagedCache"]
 
-# Numbers that the kernel ``pronk_move`` uses for kinds of tensors: kept layer outputs, values, keys.
+# Numbers that the kernel ``pronk_move`` uses for kinds of arrays: kept layer outputs, values, keys.
 _ROW, _VALUE, _KEY = range(3)
 
 
@@ -78,7 +78,11 @@ class PagedCache:
         self.allocator = BlockAllocator(num_blocks, self.block_size)
         self.num_slots = num_blocks * self.block_size + PANEL
         kept_layers = tuple(self.hidden)
-        self.keys, self.values, self.hidden = [], [], {}  # frees the old arrays before the new ones are allocated
+        self.keys, self.values, self.hidden = (
+            [],
+            [],
+            {},
+        )  # frees arrays that no program uses before others are allocated
         heads, size, layers = self.config.num_kv_heads, self.config.head_dim, range(self.config.num_layers)
         key_shape, value_shape = (each.shape(self.num_slots, size) for each in (self._key_layout, self._value_layout))
         self.keys = [self._new_pool(heads, key_shape, self.kv_dtype) for _ in layers]
@@ -117,7 +121,7 @@ class PagedCache:
 
     @property
     def _pools(self) -> tuple[Array, ...]:
-        """All arrays of the cache; dimension 1 is the slot, or the panel of 16 slots in keys for the kernels."""
+        """All arrays of the cache; dimension 1 is the slot, or in keys the panel of 16 slots."""
         return (*self.keys, *self.values, *self.hidden.values())
 
     @property

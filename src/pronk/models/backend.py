@@ -54,6 +54,10 @@ class Backend(Protocol):
     def device(self) -> str:
         """``"cpu"``, or the name of torch's device."""
 
+    @property
+    def memory(self) -> int | None:
+        """Free bytes of the device's own memory; ``None`` if it uses the machine's."""
+
     def pack(
         self,
         weight: Array | QuantizedMatrix | CodedRows | BlockMatrix,
@@ -85,6 +89,7 @@ class KernelBackend:
 
     kernels: Kernels
     device = "cpu"
+    memory = None
 
     def __str__(self) -> str:
         return f"the kernels {self.name}"

@@ -58,7 +58,7 @@ class Decoder:
 
     Attributes:
         config: architecture and sizes.
-        backend: what computes the model.
+        backend: backend that computes the model.
         embedding: ``[vocab, hidden]``; ``[0, hidden]`` if the embedding is quantized (``table``).
         table: the quantized embedding, which with tied weights is also the ``head``; ``None`` if it is not quantized.
         positions: learned position embeddings ``[context, hidden]``; ``None`` with RoPE.

@@ -46,7 +46,8 @@ class KernelProgram(Program):
     def embed(self, decoder: Any) -> None:
         """Implement :meth:`Program.embed`."""
         op = self._append(_EMBED)
-        op.positions = self._keep_alive(decoder.positions)
+        if decoder.positions is not None:  # the kernels read both tables in one data type
+            op.positions = self._keep_alive(decoder.positions.astype(decoder.embedding.dtype, copy=False))
         if decoder.table is not None:
             self._set_weights(op, decoder.table)
         else:

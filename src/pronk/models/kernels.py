@@ -179,7 +179,7 @@ def _check_sampling(kernels: Kernels) -> str | None:
 def _check_layer(kernels: Kernels, dtype: DType, kv_dtype: DType | None = None) -> str | None:
     """Return a defect of the kernels, or ``None``.
 
-    A text in one pass, token by token, and as a path of a tree must give equal outputs, close to NumPy's.
+    A text in one forward pass, token by token, and as a path of a tree must give equal outputs, close to NumPy's.
     """
     shape = {"hidden": 64, "layers": 1, "heads": 4, "kv_heads": 2, "mlp": 96, "vocab": 32, "context": 128}
     config = llama_config(**shape, bos_id=None, eos_ids=())

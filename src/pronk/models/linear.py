@@ -26,7 +26,9 @@ __all__ = ["WEIGHTS", "AnyWeight", "Linear", "LinearFactory", "Norm", "StackedLi
 # Values of the option ``weights``: as in the checkpoint, or quantized to 8 or 4 bits when the model is loaded.
 WEIGHTS = ("plain", "int8", "int4")
 
-AnyWeight = Array | QuantizedMatrix | BlockMatrix  # a weight matrix ``[outputs, inputs]`` as a checkpoint has it
+AnyWeight = (
+    Array | QuantizedMatrix | BlockMatrix
+)  # a weight matrix ``[outputs, inputs]`` in a form that checkpoints have
 
 
 class WeightLayout(NamedTuple):

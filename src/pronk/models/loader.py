@@ -1,6 +1,6 @@
 """Loading of a model: read its config, and load its weights into a decoder.
 
-Weights are loaded module by module, so peak memory is little more than their size in the loaded dtype. An unquantized
+Weights are loaded part by part, so peak memory is little more than their size in the loaded dtype. An unquantized
 embedding is not copied: its rows are read from the mapped file. Quantized weights stay quantized for the kernels, and
 are dequantized for torch.
 """

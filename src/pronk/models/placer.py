@@ -1,4 +1,4 @@
-"""Builds the modules of a decoder from the tensors of a checkpoint, one module at a time."""
+"""Builds embeddings, norms and linear layers of a decoder from a checkpoint, one at a time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OUTPUTS_PER_SLICE = 1024  # number of rows of a matrix that are dequantized at 
 
 
 class WeightPlacer:
-    """Builds the modules of a decoder from checkpoint tensors; ``linear`` is a function for linear layers.
+    """Builds the parts of a decoder from checkpoint tensors; ``linear`` is a function for linear layers.
 
     Unquantized weights are converted to ``dtype``. ``split`` selects the shard of this process in tensor parallelism.
     """
@@ -40,8 +40,8 @@ class WeightPlacer:
     @property
     def notes(self) -> list[str]:
         """List of one warning, if gated matrices had to be dequantized; else empty."""
-        subject = f"{self._num_unfused} gated matrices whose halves order or quantize their inputs differently"
-        return [f"{subject}, and are dequantized to {self.dtype}"] if self._num_unfused else []
+        found = f"{self._num_unfused} gated matrices are dequantized to {self.dtype}"
+        return [f"{found}: their two halves have different formats"] if self._num_unfused else []
 
     def place(self, part: DecoderPart) -> None:
         """Load a part of the decoder, and set it in the decoder."""
@@ -161,7 +161,7 @@ class WeightPlacer:
     def _shard_codes(
         self, part: DecoderPart, weights: Sequence[Array | QuantizedMatrix]
     ) -> tuple[list[Array | QuantizedMatrix], Array]:
-        """Return this process's shards of the weights, and one tensor that holds the codes of these shards."""
+        """Return this process's shards of the weights, and one array that holds the codes of these shards."""
         assert self.split is not None
         shards = list[Array | QuantizedMatrix]()
         for number, weight in enumerate(weights):
@@ -204,7 +204,8 @@ class WeightPlacer:
 def _fill(target: Array, weight: Array | QuantizedMatrix) -> None:
     """Copy a weight into ``target``; dequantize a quantized one slice by slice, to save peak memory."""
     if isinstance(weight, np.ndarray):
-        target[:] = weight
+        with np.errstate(over="ignore"):  # a weight beyond float16 becomes infinity, and the logits tell
+            target[:] = weight
         return
     for start in range(0, len(target), _OUTPUTS_PER_SLICE):
         rows = weight.slice_outputs(start, min(start + _OUTPUTS_PER_SLICE, len(target)))

@@ -37,8 +37,8 @@ class Program(ABC):
     """A list of operations that is built once and run any number of times.
 
     ``hidden`` is the width of the residual stream (the *stream*), and ``dtype`` is its dtype, float32 or bfloat16.
-    ``cache`` is the KV cache of the model. ``cross_model`` is the config and KV cache of another model; cross-attention
-    of layer ``i`` reads that model's layer ``cross_layers[i]``.
+    ``cache`` is the KV cache of the model. ``cross_model`` is the config and KV cache of the model that cross-attention
+    reads, such as GLIDE's target: layer ``i`` reads that model's layer ``cross_layers[i]``.
     """
 
     def __init__(

@@ -19,10 +19,9 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from pronk.arrays import Array
-from pronk.errors import PronkError
+from pronk.errors import ConnectionLostError
 
 __all__ = [
-    "ConnectionLostError",
     "MessageKind",
     "PeerConnection",
     "PeerMessage",
@@ -78,10 +77,6 @@ def open_group(store: Any, name: str, rank: int, size: int, *, timeout: float) -
     is_local = not dist.is_torchelastic_launched()
     options._devices = [gloo.create_device(hostname="127.0.0.1") if is_local else gloo.create_default_device()]  # noqa: SLF001
     return gloo(_c10d.PrefixStore(f"pronk/{name}", store), rank, size, options)
-
-
-class ConnectionLostError(PronkError):
-    """The other process has ended, or does not answer in time."""
 
 
 class MessageKind(IntEnum):

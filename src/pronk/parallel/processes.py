@@ -11,11 +11,11 @@ from typing import Any
 from weakref import finalize, ref
 
 from pronk.architecture.config import ModelConfig
-from pronk.errors import OptionError
+from pronk.errors import ConnectionLostError, OptionError
 from pronk.execution.model_runner import ModelRunner
 from pronk.kv_cache.paged import PagedCache
 from pronk.models.decoder import Decoder
-from pronk.parallel.connection import ConnectionLostError, MessageKind, PeerConnection, join_launched, open_store
+from pronk.parallel.connection import MessageKind, PeerConnection, join_launched, open_store
 from pronk.parallel.mirrored_cache import MirroredCache
 from pronk.parallel.runner import TreeRunner
 from pronk.parallel.split_cache import SplitCache

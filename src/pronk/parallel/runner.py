@@ -16,11 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pronk.arrays import Array
+from pronk.errors import ConnectionLostError
 from pronk.execution.forward_job import ForwardJob
 from pronk.execution.model_runner import ForwardResult, ModelRunner
 from pronk.interrupts import uninterrupted
 from pronk.models.decoder import Decoder
-from pronk.parallel.connection import ConnectionLostError, MessageKind, PeerConnection, PeerMessage
+from pronk.parallel.connection import MessageKind, PeerConnection, PeerMessage
 from pronk.parallel.mirrored_cache import MirroredCache, PartitionedTree
 from pronk.parallel.result_assembly import AssembledResult, make_work_rows
 from pronk.parallel.tree_partition import ProcessShard, TreeShard, partition_trees

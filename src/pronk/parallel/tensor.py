@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from pronk.arrays import FLOAT32, Array, as_bytes
+from pronk.errors import ConnectionLostError
 from pronk.execution.forward_job import LayerRange
 from pronk.execution.layer_executor import LayerExecutor
 from pronk.interrupts import uninterrupted
@@ -30,7 +31,7 @@ from pronk.kernels.weights import PackedMatrix
 from pronk.models.decoder import Decoder
 from pronk.models.program import Program
 from pronk.models.split import TensorSplit
-from pronk.parallel.connection import ConnectionLostError, MessageKind, PeerConnection, open_group
+from pronk.parallel.connection import MessageKind, PeerConnection, open_group
 from pronk.parallel.split_cache import LayerCommand, SplitCache
 
 __all__ = ["AllReduceGroup", "TensorParallelExecutor", "serve_layer_commands"]

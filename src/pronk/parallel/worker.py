@@ -17,6 +17,7 @@ import numpy as np
 from pronk.architecture.config import ModelConfig
 from pronk.arrays import DTYPES, INT8, Array, DType, as_bytes
 from pronk.backends import choose_backend
+from pronk.errors import ConnectionLostError
 from pronk.execution.model_runner import ModelRunner
 from pronk.kernels.threads import set_threads
 from pronk.kv_cache.budget import BLOCK_SIZE
@@ -25,7 +26,7 @@ from pronk.models.decoder import Decoder
 from pronk.models.fingerprint import Fingerprint
 from pronk.models.loader import compute_dtype, load_decoder, read_config
 from pronk.models.split import TensorSplit
-from pronk.parallel.connection import ConnectionLostError, MessageKind, PeerConnection, PeerMessage, open_store
+from pronk.parallel.connection import MessageKind, PeerConnection, PeerMessage, open_store
 from pronk.parallel.split_cache import SplitCache
 from pronk.parallel.tensor import AllReduceGroup, TensorParallelExecutor, serve_layer_commands
 from pronk.parallel.work_request import WorkRequest, WorkRows

@@ -1,4 +1,4 @@
-"""Start of a model's processes. Torch is imported only if there are several."""
+"""Start of the processes of a model; torch is imported only for ``workers`` above 1."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class SingleProcess:
     """Substitute for :class:`WorkerGroup` if the model has no worker processes (``workers=1``)."""
 
     split = None
-    pool = None  # the KV cache has the class that the backend needs
+    pool = None  # ``Backend.make_cache`` chooses the class of the KV cache
 
     def __init__(self, config: ModelConfig) -> None:
         self.shard_config = config

@@ -20,9 +20,8 @@ from ray.data import ActorPoolStrategy, DataContext
 from ray.exceptions import RayError
 
 from pronk.async_llm import AsyncLLM
-from pronk.errors import ClosedError, PronkError
+from pronk.errors import ClosedError, ConnectionLostError, PronkError
 from pronk.llm import LLM
-from pronk.parallel.connection import ConnectionLostError
 from pronk.replicas.cluster import ReplicaPlan, cause_of, check_cores
 from pronk.replicas.replica import change_directory
 from pronk.server.batch import BatchLine, BatchOutput, answer_line

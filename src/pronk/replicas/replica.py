@@ -9,9 +9,8 @@ from contextlib import aclosing, suppress
 from typing import Any
 
 from pronk.async_llm import AsyncLLM
-from pronk.errors import ClosedError, PronkError
+from pronk.errors import ClosedError, ConnectionLostError, PronkError
 from pronk.llm import LLM
-from pronk.parallel.connection import ConnectionLostError
 from pronk.replicas.identity import identity
 from pronk.replicas.messages import (
     GenerateRequest,

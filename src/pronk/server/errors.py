@@ -10,6 +10,7 @@ from typing import Any
 from pronk.errors import (
     CacheFullError,
     ClosedError,
+    ConnectionLostError,
     ContextError,
     DeadlineError,
     OptionError,
@@ -18,7 +19,6 @@ from pronk.errors import (
     ResumeError,
     TokenizerError,
 )
-from pronk.parallel.connection import ConnectionLostError
 
 __all__ = ["ApiError", "to_api_error", "validation_to_api_error"]
 

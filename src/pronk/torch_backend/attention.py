@@ -6,59 +6,70 @@ without building a mask (``kernels/README.md``).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pronk.architecture.config import ModelConfig
 from pronk.arrays import Array
 from pronk.kv_cache.blocks import BlockTable
 from pronk.models.program import ProgramRows
 from pronk.speculation.tree import TokenTree
 from pronk.torch_backend.cache import TorchCache
 
-__all__ = ["attend_rows"]
+__all__ = ["VisibleKeys", "attend_rows", "visible_keys"]
 
 
-def attend_rows(
-    rows: ProgramRows, queries: Tensor, config: ModelConfig, cache: TorchCache, layer: int, *, cross: bool
-) -> Tensor:
-    """Attend from the rows of all segments to a layer (from 0) of the cache.
+class VisibleKeys(NamedTuple):
+    """The keys that the rows of a segment see, the same for all layers with the same window."""
+
+    num_rows: int
+    slots: Tensor  # int64 ``[keys]``
+    # Bool ``[rows, keys]``: whether a row sees a key. A row that sees none has only True here: a softmax over no keys
+    # is NaN, so its output over all keys is computed and set to zero.
+    mask: Tensor
+    sees_any: Tensor | None  # bool ``[rows, 1]``: whether a row sees a key; ``None`` if all do
+
+
+def visible_keys(rows: ProgramRows, cache: TorchCache, window: int | None, *, cross: bool) -> list[VisibleKeys]:
+    """Return the visible keys of each segment.
 
     Args:
         rows: segments, and with ``cross`` the block tables of the other model.
-        queries: ``[rows, heads, head_dim]``.
-        config: sizes of the heads, and the window of the layer.
-        cache: keys and values; with ``cross`` those of the other model.
-        layer: layer (from 0) of ``cache``.
-        cross: whether ``cache`` belongs to another model, of which rows see only tokens before them.
-
-    Returns:
-        The outputs, ``[rows, heads * head_dim]``.
+        cache: cache that is read; with ``cross`` that of the other model.
+        window: sliding window of the layers, in tokens; ``None``: none.
+        cross: whether ``cache`` belongs to another model; a row sees its tokens before the row's own position.
     """
-    window = config.windows[layer] if config.windows else None
-    (keys, values), outputs, begin = cache.tensors(layer), [], 0
+    found = []
     for number, (table, tree, computed) in enumerate(rows.segments):
-        end = begin + len(tree) - computed
-        q = queries[begin:end].to(keys.dtype)
         if cross:
             source = rows.cross_block_tables[number]
             positions = np.asarray(tree.depths[computed:]) + table.length
             start, mask = _cross_mask(positions, source, source.num_released * cache.block_size, window)
-            slots = cache.slots(source, start, source.length)
+            slots = cache.slots(source, start, max(source.length, start))
         else:
             start = max(0 if window is None else table.length - window + 1, table.num_released * cache.block_size)
             mask = _mask(tree, table.length, window, start)[computed:]
             slots = cache.slots(table, start, table.length + len(tree))
-        index = cache.to_index(slots)
-        k, v = keys[:, index], values[:, index]
-        outputs.append(_attend(q, k, v, torch.from_numpy(mask).to(cache.device)).to(queries.dtype))
-        begin = end
+        sees_any = mask.any(1, keepdims=True)
+        every = None if sees_any.all() else torch.from_numpy(sees_any).to(cache.device)
+        seen = torch.from_numpy(mask | ~sees_any).to(cache.device)
+        found.append(VisibleKeys(len(mask), cache.to_index(slots), seen, every))
+    return found
+
+
+def attend_rows(queries: Tensor, visible: Sequence[VisibleKeys], cache: TorchCache, layer: int) -> Tensor:
+    """Attend from queries ``[rows, heads, d]`` to a layer (from 0); return ``[rows, heads * d]``."""
+    (keys, values), outputs = cache.tensors(layer), []
+    for q, seen in zip(queries.split([each.num_rows for each in visible]), visible, strict=True):
+        outputs.append(_attend(q.to(keys.dtype), keys[:, seen.slots], values[:, seen.slots], seen).to(queries.dtype))
     return torch.cat(outputs)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+def _attend(q: Tensor, k: Tensor, v: Tensor, visible: VisibleKeys) -> Tensor:
     """Attend from ``q`` ``[rows, heads, d]`` to ``k`` and ``v`` ``[kv_heads, keys, d]``.
 
     The query heads of each key/value head are stacked as rows, so that one matrix product serves all. A row that sees
@@ -66,15 +77,13 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """
     rows, heads, size = q.shape
     kv_heads = len(k)
-    sees_any = mask.any(1) if mask.shape[1] else mask.new_zeros(rows)
-    if not bool(sees_any.any()):
+    if not k.shape[1]:
         return q.new_zeros(rows, heads * size)
     folded = q.view(rows, kv_heads, heads // kv_heads, size).permute(1, 2, 0, 3).reshape(kv_heads, -1, size)
-    # A softmax over no keys is NaN: a row without visible keys attends to all, and its output is set to zero.
-    never_empty = (mask | ~sees_any[:, None]).repeat(heads // kv_heads, 1)
-    out = F.scaled_dot_product_attention(folded[None], k[None], v[None], attn_mask=never_empty)
+    mask = visible.mask.repeat(heads // kv_heads, 1)
+    out = F.scaled_dot_product_attention(folded[None], k[None], v[None], attn_mask=mask)
     out = out.view(kv_heads, heads // kv_heads, rows, size).permute(2, 0, 1, 3).reshape(rows, -1)
-    return out * sees_any[:, None]
+    return out if visible.sees_any is None else out * visible.sees_any
 
 
 def _mask(tree: TokenTree, length: int, window: int | None, start: int) -> Array:

@@ -21,7 +21,7 @@ from pronk.models.program import Program
 from pronk.quantization.formats.matrix import QuantizedMatrix
 from pronk.quantization.gguf.blocks import BlockMatrix
 from pronk.torch_backend.cache import TorchCache
-from pronk.torch_backend.convert import to_array, to_tensor
+from pronk.torch_backend.convert import to_array, to_tensor, torch_dtype
 from pronk.torch_backend.program import TorchProgram
 
 __all__ = ["TorchBackend", "TorchMatrix"]
@@ -77,6 +77,12 @@ class TorchBackend:
     def __str__(self) -> str:
         return f"torch on {self.device}"
 
+    @property
+    def memory(self) -> int | None:
+        """Free bytes of a CUDA device; ``None`` for other devices."""
+        device = torch.device(self.device)
+        return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
+
     def pack(
         self,
         weight: Array | QuantizedMatrix | CodedRows | BlockMatrix,
@@ -91,9 +97,7 @@ class TorchBackend:
         values = weight.dequantize() if isinstance(weight, QuantizedMatrix) else weight
         assert isinstance(values, np.ndarray), "expected weights that torch can read, found blocks of a file"
         tensors = [
-            to_tensor(array).to(self.device, getattr(torch, str(self.dtype)))
-            for array in (values, bias)
-            if array is not None
+            to_tensor(array).to(self.device, torch_dtype(self.dtype)) for array in (values, bias) if array is not None
         ]
         return TorchMatrix(tensors[0], tensors[1] if len(tensors) > 1 else None, gated)
 

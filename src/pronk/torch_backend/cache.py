@@ -15,7 +15,7 @@ from pronk.arrays import Array
 from pronk.errors import OptionError
 from pronk.kv_cache.blocks import BlockTable
 from pronk.kv_cache.paged import PagedCache
-from pronk.torch_backend.convert import to_array
+from pronk.torch_backend.convert import to_array, torch_dtype
 
 __all__ = ["TorchCache"]
 
@@ -24,7 +24,7 @@ class TorchCache(PagedCache):
     """A cache of tensors: ``[kv_heads, slots, head_dim]``, and ``[1, slots, hidden]`` for kept outputs.
 
     Raises:
-        OptionError: keys and values shall be stored in 8 bits, which only the kernels can.
+        OptionError: ``kv_dtype`` is int8, which only the kernels support.
     """
 
     def __init__(self, config: ModelConfig, *, device: str, **options: Any) -> None:
@@ -36,13 +36,11 @@ class TorchCache(PagedCache):
 
     def _new_pool(self, heads: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         del shape  # the kernels' layout
-        return torch.zeros(
-            heads, self.num_slots, self.config.head_dim, dtype=getattr(torch, str(dtype)), device=self.device
-        )
+        return torch.zeros(heads, self.num_slots, self.config.head_dim, dtype=torch_dtype(dtype), device=self.device)
 
     def _new_hidden_pool(self) -> Any:
         shape = (1, self.num_slots, self.config.hidden_size)
-        return torch.zeros(shape, dtype=getattr(torch, str(self.dtype)), device=self.device)
+        return torch.zeros(shape, dtype=torch_dtype(self.dtype), device=self.device)
 
     def tensors(self, layer: int) -> tuple[Any, Any]:
         """Return keys and values of a layer, tensors ``[kv_heads, slots, head_dim]``."""

@@ -14,7 +14,7 @@ from pronk.architecture.config import ModelConfig
 from pronk.arrays import Array, DType
 from pronk.kv_cache.paged import PagedCache
 from pronk.models.program import Program, ProgramRows
-from pronk.torch_backend.attention import attend_rows
+from pronk.torch_backend.attention import attend_rows, visible_keys
 from pronk.torch_backend.cache import TorchCache
 from pronk.torch_backend.convert import to_array, to_tensor
 
@@ -33,6 +33,7 @@ class _Pass:
 
     def __init__(self, rows: ProgramRows, stream: Tensor, collected: Array | None, device: str) -> None:
         self.rows, self.collected, self.device = rows, collected, device
+        self._made: dict[object, Any] = {}  # what all layers share
         self.buffers: dict[str, Tensor] = {"stream": stream}
         # Text position of each row; the rows of a segment follow its committed tokens.
         depths = [
@@ -40,22 +41,34 @@ class _Pass:
         ]
         self.positions = np.concatenate(depths) if depths else np.arange(rows.count)
 
+    def once(self, key: object, make: Callable[[], Any]) -> Any:
+        """Return ``make()``, called once in this pass for each ``key``."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
     def rotate(self, x: Tensor, number: int) -> Tensor:
         """Apply RoPE table ``number`` to ``x`` ``[rows, heads, head_dim]``."""
         table, by_row = self.rows.rope[number]
-        entries = table[np.arange(self.rows.count) if by_row else self.positions]
-        cos, sin = to_tensor(entries).to(self.device, x.dtype).unsqueeze(2).unbind(1)
+        places = np.arange(self.rows.count) if by_row else self.positions
+        entries = self.once(("rope", number), lambda: to_tensor(table[places]).to(self.device, x.dtype))
+        cos, sin = entries.unsqueeze(2).unbind(1)
         first, second = x.chunk(2, dim=-1)
         return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
     def slots(self, cache: PagedCache) -> Tensor:
         """Return the slot of each row in the cache."""
         assert isinstance(cache, TorchCache)
-        slots = [
-            cache.slots(table, table.length + computed, table.length + len(tree))
-            for table, tree, computed in self.rows.segments
-        ]
-        return cache.to_index(np.concatenate(slots))
+
+        def make() -> Tensor:
+            slots = [
+                cache.slots(table, table.length + computed, table.length + len(tree))
+                for table, tree, computed in self.rows.segments
+            ]
+            return cache.to_index(np.concatenate(slots))
+
+        found: Tensor = self.once("slots", make)
+        return found
 
 
 class TorchProgram(Program):
@@ -114,7 +127,9 @@ class TorchProgram(Program):
         assert isinstance(cache, TorchCache)
 
         def run(state: _Pass) -> None:
-            state.buffers["A"] = attend_rows(state.rows, state.buffers["queries"], config, cache, layer, cross=cross)
+            window = config.windows[layer] if config.windows else None
+            keys = state.once((window, cross), lambda: visible_keys(state.rows, cache, window, cross=cross))
+            state.buffers["A"] = attend_rows(state.buffers["queries"], keys, cache, layer)
 
         self._ops.append(run)
 

@@ -1,1 +1,1 @@
-"""Neural modules that are trained on a target, and their files."""
+"""Weights and operations of drafters that are trained on a target, and their files."""
