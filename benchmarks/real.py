@@ -137,7 +137,8 @@ def summarize(records: Sequence[Record]) -> list[dict[str, Any]]:
     model = next(record for record in records if isinstance(record, Model))
     peers = {record.method: record.notes for record in records if isinstance(record, PeerRecord)}
     samples = {(s.method, s.temperature, s.task, s.id): s for s in records if isinstance(s, Sample) and s.error is None}
-    errors = {s.method: s.error for s in records if isinstance(s, Sample) and s.error is not None}
+    failed = [s for s in records if isinstance(s, Sample) and s.error is not None]
+    errors = {s.method: re.sub(r" at /\S+", "", str(s.error)) for s in failed}  # without paths of a build
     head = {
         "model": model.name,
         "processor": start.hardware.get("processor"),
