@@ -6,6 +6,7 @@ texts begin four slots before the end of a block.
 
 import gc
 import math
+import os
 import random
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -591,10 +592,17 @@ def test_blocks_of_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
         blocks(FLOAT32, "1k", 9)
     needed = 3 * math.ceil((CONFIG.context + 128) / BLOCK_SIZE)
     assert blocks(FLOAT32, None, 3) == needed
-    monkeypatch.setattr(budget, "_memory_bytes", lambda: 4 * 10 * block)
+    monkeypatch.setattr(budget, "machine_memory", lambda: 4 * 10 * block)
     assert blocks(FLOAT32, None, 3) == 10
-    monkeypatch.setattr(budget, "_memory_bytes", lambda: 100)
+    monkeypatch.setattr(budget, "machine_memory", lambda: 100)
     assert blocks(FLOAT32, None, 3) == 1
+
+
+def test_default_size_without_sysconf(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows has no ``os.sysconf``: the default is that of a machine with 8 GiB."""
+    monkeypatch.delattr(os, "sysconf")
+    assert budget.machine_memory() is None
+    assert budget.KVBudget(None, 1)._max_bytes == 2 << 30
 
 
 def test_pools_share_the_budget() -> None:

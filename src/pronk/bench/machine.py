@@ -16,6 +16,7 @@ from pronk.arrays import UINT8, mapped_zeros
 from pronk.bench.peers.engines.memory import peak_memory, reset_peak_memory
 from pronk.kernels.library import KernelsError, candidates
 from pronk.kernels.threads import num_threads
+from pronk.kv_cache.budget import machine_memory
 from pronk.models.backend import Backend
 
 __all__ = ["BandwidthMeter", "PeakMemory", "describe_hardware", "versions"]
@@ -93,7 +94,7 @@ def describe_hardware(device: str) -> dict[str, Any]:
     description: dict[str, Any] = {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "memory": machine_memory(),
         "system": platform.platform(),
         "threads": num_threads(),
         "device": device,

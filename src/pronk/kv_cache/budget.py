@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from weakref import WeakSet
 
 from pronk.architecture.config import ModelConfig
@@ -13,7 +14,7 @@ from pronk.errors import OptionError
 from pronk.kv_cache.layout import kv_bytes_per_token
 from pronk.kv_cache.paged import PagedCache
 
-__all__ = ["BLOCK_SIZE", "KVBudget", "parse_memory"]
+__all__ = ["BLOCK_SIZE", "KVBudget", "machine_memory", "parse_memory"]
 
 # Tokens per block: small, so that short requests waste little memory, but large enough for short block tables.
 BLOCK_SIZE = 32
@@ -22,6 +23,14 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "
 
 _DRAFT_SLOTS = 128  # number of slots for draft tokens that the default size adds to each full context
 _MAX_MEMORY_FRACTION = 0.25  # maximum share of the machine's memory for pools of the default size
+_ASSUMED_MEMORY = 8 << 30  # bytes of the machine's memory, if the system does not report them
+
+
+def machine_memory() -> int | None:
+    """Return the bytes of memory of the machine; ``None`` if the system (Windows) does not report them."""
+    with suppress(AttributeError, ValueError, OSError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return None
 
 
 def parse_memory(value: str | int) -> int:
@@ -57,7 +66,7 @@ class KVBudget:
         self.kv_memory = kv_memory
         self.num_bytes = None if kv_memory is None else parse_memory(kv_memory)
         self.max_requests = max_requests
-        self._max_bytes = int((memory or _memory_bytes()) * _MAX_MEMORY_FRACTION) // processes
+        self._max_bytes = int((memory or machine_memory() or _ASSUMED_MEMORY) * _MAX_MEMORY_FRACTION) // processes
         self._max_blocks: int | None = None  # blocks of ``max_requests`` full contexts; ``None`` before :meth:`add`
         self._pools: WeakSet[PagedCache] = WeakSet()
 
@@ -122,8 +131,3 @@ class KVBudget:
             )
             raise OptionError(msg)
         return self.num_bytes // block_bytes
-
-
-def _memory_bytes() -> int:
-    """Return the size of the machine's memory in bytes."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
