@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from pronk.arrays import Array
 from pronk.execution.segment import Segment
 from pronk.kv_cache.blocks import BlockTable
-from pronk.kv_cache.paged import PagedCache
-from pronk.models.decoder import Decoder
 from pronk.sampling.stateless import StatelessSampler
 
-__all__ = ["CrossAttentionSource", "Executor", "ForwardJob", "LayerRange"]
+__all__ = ["Executor", "ForwardJob", "LayerRange"]
 
 
 class ForwardJob(NamedTuple):
@@ -22,19 +19,10 @@ class ForwardJob(NamedTuple):
     segment: Segment
     logits_nodes: range  # indices of the tree nodes whose logits are needed
     prompt_length: int  # number of prompt tokens; dynamic RoPE scaling depends on it
-    cross_block_table: BlockTable | None = None  # request's blocks in the cache of :class:`CrossAttentionSource`
+    cross_block_table: BlockTable | None = None  # request's blocks in the cache that cross-attention reads
     # True: worker processes return the logits of all ``logits_nodes``. False: a node's logits are sent when it is read.
     all_logits: bool = True
     stateless_sampler: StatelessSampler | None = None  # if set, workers sample tokens and send these, not logits
-
-
-@dataclass(frozen=True)
-class CrossAttentionSource:
-    """Another model whose KV cache is read: layer ``i`` reads layer ``layers[i]`` (from 0) of that model."""
-
-    decoder: Decoder
-    cache: PagedCache
-    layers: tuple[int, ...]
 
 
 class LayerRange(NamedTuple):
@@ -57,17 +45,6 @@ class LayerRange(NamedTuple):
             rows.extend(start + node - segment.num_computed for node in job.logits_nodes)
             start += segment.num_rows
         return rows
-
-    def row_inputs(self) -> tuple[list[int], list[int], list[int]]:
-        """Return three lists, one entry per row: token, position, and text length for dynamic RoPE."""
-        tokens, positions, text_lengths = list[int](), list[int](), list[int]()
-        for job, segment in self.jobs:
-            length, computed = segment.block_table.length, segment.num_computed
-            tokens.extend(segment.tree.tokens[computed:])
-            row_positions = [length + depth for depth in segment.tree.depths[computed:]]
-            positions.extend(row_positions)
-            text_lengths.extend(max(job.prompt_length, position + 1) for position in row_positions)
-        return tokens, positions, text_lengths
 
 
 class Executor(Protocol):

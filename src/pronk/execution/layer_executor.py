@@ -8,13 +8,13 @@ import numpy as np
 
 from pronk.architecture.rope import RopeTable
 from pronk.arrays import Array
-from pronk.execution.forward_job import CrossAttentionSource, ForwardJob, LayerRange
+from pronk.execution.forward_job import ForwardJob, LayerRange
 from pronk.kernels.structures import OnToken
 from pronk.kv_cache.blocks import BlockTable
 from pronk.kv_cache.paged import PagedCache
 from pronk.models.decoder import Decoder
 from pronk.models.kernel_program import KernelProgram
-from pronk.models.program import Program, ProgramRows
+from pronk.models.program import CrossAttentionSource, Program, ProgramRows
 from pronk.sampling.sampler import DraftToken, Sampler
 
 __all__ = ["LayerExecutor"]
@@ -30,13 +30,14 @@ class LayerExecutor:
         self.communication_seconds = 0.0
         self._programs: dict[tuple[object, ...], Program] = {}
         self._version = (-1, -1)
-        self._rope = RopeTable(decoder.config.rope)
-        self._cross_rope = None if cross_source is None else RopeTable(cross_source.decoder.config.rope)
+        # RoPE tables of self-attention and, if there is a source, of cross-attention.
+        decoders = [decoder] if cross_source is None else [decoder, cross_source.decoder]
+        self._ropes = [RopeTable(each.config.rope) for each in decoders]
 
     @property
     def has_dynamic_rope(self) -> bool:
         """Whether a RoPE table has one entry per row, because rotations depend on the prompt's length."""
-        return self._rope.dynamic or (self._cross_rope is not None and self._cross_rope.dynamic)
+        return any(rope.dynamic for rope in self._ropes)
 
     def run(self, layer_range: LayerRange, rows: Array | None) -> tuple[Array, dict[int, Array], Array | None]:
         """Run a range of layers; see :meth:`~pronk.execution.forward_job.Executor.run`."""
@@ -87,15 +88,9 @@ class LayerExecutor:
         jobs = [(segment.block_table, segment.tree, segment.num_computed) for _, segment in layer_range.jobs]
         tokens = None if embedded else [token for _, tree, computed in jobs for token in tree.tokens[computed:]]
         packed = ProgramRows().set_segments(jobs, tokens, self._cross_block_tables(layer_range))
-        for number, table in enumerate((self._rope, self._cross_rope)):
-            if table is None or table.config is None:
-                continue
-            if table.dynamic:
-                _, positions, text_lengths = layer_range.row_inputs()
-                packed.set_rope(number, table.compute_entries(positions, text_lengths), by_row=True)
-            else:
-                stop = max(segment.block_table.length + len(segment.tree) for _, segment in layer_range.jobs)
-                packed.set_rope(number, table.up_to(stop + extra_positions))
+        prompt_lengths = [job.prompt_length for job, _ in layer_range.jobs]
+        for number, rope in enumerate(self._ropes):
+            packed.rotate(rope, number, prompt_lengths=prompt_lengths, num_extra=extra_positions)
         return packed
 
     def _program(self, layer_range: LayerRange) -> Program:
@@ -113,10 +108,8 @@ class LayerExecutor:
         return self._programs[key]
 
     def _compile(self, layer_range: LayerRange) -> Program:
-        decoder, cache, source = self.decoder, self.cache, self.cross_source
-        cross_model = None if source is None else (source.decoder.config, source.cache)
-        layers = () if source is None else source.layers
-        program = decoder.backend.program(decoder.config.hidden_size, cache.dtype, cache, cross_model, layers)
+        decoder, cache = self.decoder, self.cache
+        program = decoder.backend.program(decoder.config.hidden_size, cache.dtype, cache, self.cross_source)
         if layer_range.start == 0:
             program.embed(decoder)
         for index in range(layer_range.start, layer_range.stop):

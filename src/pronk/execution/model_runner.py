@@ -21,12 +21,13 @@ import numpy as np
 
 from pronk.arrays import Array, split_rows
 from pronk.execution.early_rows import EarlyRows, EarlyTokensByTable
-from pronk.execution.forward_job import CrossAttentionSource, Executor, ForwardJob, LayerRange
+from pronk.execution.forward_job import Executor, ForwardJob, LayerRange
 from pronk.execution.layer_executor import LayerExecutor
 from pronk.execution.segment import Segment
 from pronk.kv_cache.blocks import BlockTable
 from pronk.kv_cache.paged import PagedCache
 from pronk.models.decoder import Decoder
+from pronk.models.program import CrossAttentionSource
 from pronk.sampling.sampler import DraftToken, Sampler
 from pronk.sampling.stateless import Logits
 from pronk.speculation.cost_model import CostCurve, CostModel

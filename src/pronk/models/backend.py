@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,7 +12,7 @@ from pronk.kernels.weight_cache import WeightCache
 from pronk.kernels.weights import CodedRows, pack
 from pronk.kv_cache.paged import PagedCache
 from pronk.models.kernel_program import KernelProgram
-from pronk.models.program import Program
+from pronk.models.program import CrossAttentionSource, Program
 from pronk.quantization.formats.matrix import QuantizedMatrix
 from pronk.quantization.gguf.blocks import BlockMatrix
 
@@ -70,12 +69,7 @@ class Backend(Protocol):
         """Convert a matrix to this backend's form; see :func:`pronk.kernels.weights.pack`."""
 
     def program(
-        self,
-        hidden: int,
-        dtype: DType,
-        cache: PagedCache | None = None,
-        cross_model: tuple[ModelConfig, PagedCache] | None = None,
-        cross_layers: Sequence[int] = (),
+        self, hidden: int, dtype: DType, cache: PagedCache | None = None, source: CrossAttentionSource | None = None
     ) -> Program:
         """Return an empty program; the arguments are those of :class:`~pronk.models.program.Program`."""
 
@@ -112,15 +106,10 @@ class KernelBackend:
         return pack(self.kernels, weight, bias, unit=unit, gated=gated, cache=cache)
 
     def program(
-        self,
-        hidden: int,
-        dtype: DType,
-        cache: PagedCache | None = None,
-        cross_model: tuple[ModelConfig, PagedCache] | None = None,
-        cross_layers: Sequence[int] = (),
+        self, hidden: int, dtype: DType, cache: PagedCache | None = None, source: CrossAttentionSource | None = None
     ) -> Program:
         """Implement :meth:`Backend.program`."""
-        return KernelProgram(self.kernels, hidden, dtype, cache, cross_model, cross_layers)
+        return KernelProgram(self.kernels, hidden, dtype, cache, source)
 
     def make_cache(
         self, config: ModelConfig, *, cache_class: type[PagedCache] = PagedCache, **options: Any

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from pronk.kernels.structures import CDraftChain, COp
 from pronk.kernels.threads import num_threads
 from pronk.kernels.weights import PackedMatrix
 from pronk.kv_cache.paged import PagedCache
-from pronk.models.program import Program, ProgramRows
+from pronk.models.program import CrossAttentionSource, Program, ProgramRows
 
 __all__ = ["KernelProgram"]
 
@@ -33,11 +32,10 @@ class KernelProgram(Program):
         kernels: Kernels,
         hidden: int,
         dtype: DType,
-        cache: PagedCache | None = None,
-        cross_model: tuple[ModelConfig, PagedCache] | None = None,
-        cross_layers: Sequence[int] = (),
+        cache: PagedCache | None,
+        source: CrossAttentionSource | None,
     ) -> None:
-        super().__init__(hidden, dtype, cache, cross_model, cross_layers)
+        super().__init__(hidden, dtype, cache, source)
         self.kernels = kernels
         self._ops: list[COp] = []
         self._kept_alive: list[object] = []  # objects whose memory the operations point to

@@ -236,7 +236,7 @@ class _LayerRunner:
         length, config = self.block_table.length, self.decoder.config
         self.cache.prepare(self.block_table, length + len(tree))
         rows = ProgramRows().set_segments([(self.block_table, tree, 0)], tree.tokens)
-        rows.set_rope(0, self.rope.up_to(length + len(tree)))
+        rows.rotate(self.rope)
         program = self.decoder.backend.program(config.hidden_size, self.dtype, self.cache)
         program.embed(self.decoder)
         self.decoder.layers[0].compile(program, 0)

@@ -17,40 +17,45 @@ import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pronk.architecture.config import ModelConfig
+from pronk.architecture.rope import RopeTable
 from pronk.arrays import Array, DType
 from pronk.kernels.structures import CForward, CSegment
 from pronk.kv_cache.blocks import BlockTable
 from pronk.kv_cache.paged import PagedCache
 from pronk.speculation.tree import TokenTree
 
-__all__ = ["Program", "ProgramRows"]
+if TYPE_CHECKING:
+    from pronk.models.decoder import Decoder
+
+__all__ = ["CrossAttentionSource", "Program", "ProgramRows"]
 
 # Row numbers 0, 1, 2, …: a range of rows (the usual case for logits) is passed as a pointer into this array.
 _NUM_CONSECUTIVE = 1 << 14
 _CONSECUTIVE = (ctypes.c_int32 * _NUM_CONSECUTIVE)(*range(_NUM_CONSECUTIVE))
 
 
+class CrossAttentionSource(NamedTuple):
+    """Another model whose KV cache is read: layer ``i`` reads layer ``layers[i]`` (from 0) of that model."""
+
+    decoder: Decoder
+    cache: PagedCache
+    layers: tuple[int, ...]
+
+
 class Program(ABC):
     """A list of operations that is built once and run any number of times.
 
     ``hidden`` is the width of the residual stream (the *stream*), and ``dtype`` is its dtype, float32 or bfloat16.
-    ``cache`` is the KV cache of the model. ``cross_model`` is the config and KV cache of the model that cross-attention
-    reads, such as GLIDE's target: layer ``i`` reads that model's layer ``cross_layers[i]``.
+    ``cache`` is the KV cache of the model. ``source`` is the model that cross-attention reads, such as GLIDE's target.
     """
 
     def __init__(
-        self,
-        hidden: int,
-        dtype: DType,
-        cache: PagedCache | None = None,
-        cross_model: tuple[ModelConfig, PagedCache] | None = None,
-        cross_layers: Sequence[int] = (),
+        self, hidden: int, dtype: DType, cache: PagedCache | None, source: CrossAttentionSource | None
     ) -> None:
-        self.hidden, self.dtype = hidden, dtype
-        self.cache, self.cross_model, self.cross_layers = cache, cross_model, tuple(cross_layers)
+        self.hidden, self.dtype, self.cache, self.source = hidden, dtype, cache, source
 
     def attention(self, layer: Any, index: int, *, partial: bool = False) -> None:
         """Append the self-attention of a decoder layer, with its residual connection.
@@ -64,11 +69,11 @@ class Program(ABC):
         self.linear(layer.out, source="A", to="logits" if partial else "stream", residual=not partial)
 
     def cross(self, layer: Any, index: int) -> None:
-        """Append cross-attention to ``cross_model``, with its residual connection, as in the drafter Glide."""
-        assert self.cross_model is not None
-        target, cache = self.cross_model
-        self.project(layer.cross_query, layer.cross_norm, target, None)
-        self.attend(target, cache, self.cross_layers[index], cross=True)
+        """Append cross-attention to the source, with its residual connection, as in the drafter Glide."""
+        assert self.source is not None
+        config = self.source.decoder.config
+        self.project(layer.cross_query, layer.cross_norm, config, None)
+        self.attend(config, self.source.cache, self.source.layers[index], cross=True)
         self.linear(layer.cross_out, source="A", residual=True)
 
     def mlp(self, layer: Any, *, partial: bool = False) -> None:
@@ -218,6 +223,32 @@ class ProgramRows:
         if table is not None:
             self.rope[number] = table, by_row
             self.call.rope[number], self.call.rope_by_row[number] = table.ctypes.data, int(by_row)
+
+    def rotate(
+        self, rope: RopeTable, number: int = 0, *, prompt_lengths: Sequence[int] = (), num_extra: int = 0
+    ) -> None:
+        """Set the RoPE table of the rows: by position, or by row if rotations depend on the text's length.
+
+        Args:
+            rope: table, which grows if necessary; without effect if it has no RoPE.
+            number: argument of :meth:`set_rope`.
+            prompt_lengths: number of prompt tokens of each request; all are rotated for a text of this length. By
+                default each row is rotated for the text up to this row.
+            num_extra: number of positions, after those of the rows, that a draft chain needs.
+        """
+        if rope.config is None:
+            return
+        if not rope.dynamic:
+            stop = max(block_table.length + len(tree) for block_table, tree, _ in self.segments)
+            self.set_rope(number, rope.up_to(stop + num_extra))
+            return
+        positions, text_lengths = list[int](), list[int]()
+        lengths = prompt_lengths or [0] * len(self.segments)
+        for (block_table, tree, computed), prompt_length in zip(self.segments, lengths, strict=True):
+            row_positions = [block_table.length + depth for depth in tree.depths[computed:]]
+            positions += row_positions
+            text_lengths += [max(prompt_length, position + 1) for position in row_positions]
+        self.set_rope(number, rope.compute_entries(positions, text_lengths), by_row=True)
 
     def select_logits_rows(self, rows: Sequence[int] | range) -> int:
         """Set the indices of the rows whose logits are computed; return the number of these rows."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +16,7 @@ from pronk.kernels.threads import num_threads
 from pronk.kernels.weight_cache import WeightCache
 from pronk.kernels.weights import CodedRows
 from pronk.kv_cache.paged import PagedCache
-from pronk.models.program import Program
+from pronk.models.program import CrossAttentionSource, Program
 from pronk.quantization.formats.matrix import QuantizedMatrix
 from pronk.quantization.gguf.blocks import BlockMatrix
 from pronk.torch_backend.cache import TorchCache
@@ -102,15 +101,10 @@ class TorchBackend:
         return TorchMatrix(tensors[0], tensors[1] if len(tensors) > 1 else None, gated)
 
     def program(
-        self,
-        hidden: int,
-        dtype: DType,
-        cache: PagedCache | None = None,
-        cross_model: tuple[ModelConfig, PagedCache] | None = None,
-        cross_layers: Sequence[int] = (),
+        self, hidden: int, dtype: DType, cache: PagedCache | None = None, source: CrossAttentionSource | None = None
     ) -> Program:
         """Return an empty program for torch."""
-        return TorchProgram(self.device, hidden, dtype, cache, cross_model, cross_layers)
+        return TorchProgram(self.device, hidden, dtype, cache, source)
 
     def make_cache(self, config: ModelConfig, **options: Any) -> PagedCache:
         """Return a KV cache on the device."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from torch import Tensor
 from pronk.architecture.config import ModelConfig
 from pronk.arrays import Array, DType
 from pronk.kv_cache.paged import PagedCache
-from pronk.models.program import Program, ProgramRows
+from pronk.models.program import CrossAttentionSource, Program, ProgramRows
 from pronk.torch_backend.attention import attend_rows, visible_keys
 from pronk.torch_backend.cache import TorchCache
 from pronk.torch_backend.convert import to_array, to_tensor
@@ -79,11 +79,10 @@ class TorchProgram(Program):
         device: str,
         hidden: int,
         dtype: DType,
-        cache: PagedCache | None = None,
-        cross_model: tuple[ModelConfig, PagedCache] | None = None,
-        cross_layers: Sequence[int] = (),
+        cache: PagedCache | None,
+        source: CrossAttentionSource | None,
     ) -> None:
-        super().__init__(hidden, dtype, cache, cross_model, cross_layers)
+        super().__init__(hidden, dtype, cache, source)
         self.device = device
         self._ops: list[Callable[[_Pass], None]] = []
 

@@ -65,16 +65,8 @@ class LayerStream:
             # Every sequence begins in an empty cache, since no table has committed tokens.
             count = len(rows) // self.length
             packed = ProgramRows().set_segments([(table, self._tree, 0) for table in self._tables[:count]])
-            self._set_rope(packed, count)
+            packed.rotate(self._rope)
             program.run(packed, rows)
-
-    def _set_rope(self, packed: ProgramRows, count: int) -> None:
-        if self._rope.dynamic:
-            positions = range(self.length)
-            entries = self._rope.compute_entries(positions, [position + 1 for position in positions])
-            packed.set_rope(0, np.tile(entries, (count, 1, 1)), by_row=True)
-        elif self._rope.config is not None:
-            packed.set_rope(0, self._rope.up_to(self.length))
 
     def perplexity(self) -> float:
         """Return the perplexity, without the first token of each sequence; NaN or inf after an overflow.
