@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from pronk.architecture.config import ModelConfig
 from pronk.arrays import DType
+from pronk.checks import require_extra
 from pronk.errors import OptionError
 from pronk.kernels.library import CHOICES, KernelsError
 from pronk.models.backend import Backend, KernelBackend
@@ -56,12 +56,10 @@ def choose_backend(kernels: str, device: str, config: ModelConfig, dtype: DType)
 
 def open_torch(device: str, dtype: DType, reason: str) -> TorchBackend:
     """Return the torch backend; ``reason``: why torch is needed, for the error if it is missing."""
-    if find_spec("torch") is None:
-        msg = f"expected torch, found none ({reason}); pip install 'pronk[torch]'"
-        raise OptionError(msg)
+    require_extra(reason, "torch", "torch")
     try:
         from pronk.torch_backend.backend import TorchBackend  # noqa: PLC0415 - torch is optional
     except ImportError as error:
-        msg = f"expected torch that can be imported, found {str(error)[:80]!r} ({reason}); pip install 'pronk[torch]'"
+        msg = f"{reason}: expected torch that can be imported, found {str(error)[:80]!r}; pip install 'pronk[torch]'"
         raise OptionError(msg) from error
     return TorchBackend(device, dtype)

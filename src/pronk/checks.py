@@ -6,13 +6,14 @@ for an option of a drafter, ``num-tokens`` for one of the command line.
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Sequence
 from math import inf
 
 from pronk.errors import OptionError, PronkError
 
-__all__ = ["check_choice", "check_flag", "check_integer", "check_number", "check_path"]
+__all__ = ["check_choice", "check_flag", "check_integer", "check_number", "check_path", "require_extra"]
 
 
 def check_integer(
@@ -76,3 +77,14 @@ def check_path(name: str, value: object) -> str | None:
         msg = f"{name}: expected a path, found {value!r}"
         raise OptionError(msg)
     return value
+
+
+def require_extra(purpose: str, extra: str, *modules: str) -> None:
+    """Raise ``OptionError`` if one of ``modules`` is missing; ``pip install 'pronk[extra]'`` installs all.
+
+    ``purpose`` is the option or command that needs them; the message begins with it.
+    """
+    missing = ", ".join(name for name in modules if importlib.util.find_spec(name) is None)
+    if missing:
+        msg = f"{purpose}: expected {missing}, found none; pip install 'pronk[{extra}]'"
+        raise OptionError(msg)

@@ -17,7 +17,7 @@ from pronk.bench.document import ALL, SOUND, Figures, ModelResult
 from pronk.bench.records import PLAIN
 from pronk.bench.tables import task_name
 from pronk.bench.verdict import temperature_name
-from pronk.errors import OptionError
+from pronk.checks import require_extra
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from pronk.engine.decision_trace import Decision
 
-__all__ = ["Plot", "check_matplotlib", "draw_plots", "draw_steps"]
+__all__ = ["Plot", "draw_plots", "draw_steps"]
 
 _SETTINGS: dict[str, Any] = {
     "axes.grid": True,
@@ -56,18 +56,9 @@ class Plot:
     dark: str
 
 
-def check_matplotlib() -> None:
-    """Raise :class:`OptionError` unless matplotlib is installed."""
-    try:
-        import matplotlib  # noqa: ICN001, F401, PLC0415 (an optional dependency)
-    except ImportError as error:
-        msg = f"report: expected matplotlib, found none ({error}); pip install 'pronk[report]'"
-        raise OptionError(msg) from error
-
-
 def draw_plots(model: ModelResult) -> tuple[Plot, ...]:
     """Draw all plots for which the model has metrics, one per temperature; needs matplotlib."""
-    check_matplotlib()
+    require_extra("report", "report", "matplotlib")
     return tuple(_Plotter(model).draw())
 
 

@@ -10,9 +10,10 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from pronk.bench.document import ALL, SOUND, Document, ModelResult
-from pronk.bench.plots import check_matplotlib, draw_plots
+from pronk.bench.plots import draw_plots
 from pronk.bench.tables import cost_table, describe, explain, failures, inflation_note, speed_table
 from pronk.bench.verdict import make_verdict, temperature_name
+from pronk.checks import require_extra
 from pronk.errors import OptionError
 from pronk.files.atomic import replace_file
 
@@ -45,7 +46,7 @@ def check_report(folder: Path) -> None:
     Raises:
         OptionError: matplotlib is not installed, or ``folder`` is a file or in a place that cannot be written.
     """
-    check_matplotlib()
+    require_extra("report", "report", "matplotlib")
     existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         msg = f"report: expected a folder that can be written, found {folder}; name another"

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from pronk.cli.options import Progress, model_options, require_extra, shares
+from pronk.checks import require_extra
+from pronk.cli.options import Progress, model_options, shares
 from pronk.cli.progress import interruptible, status_bar
 from pronk.cli.replicas import replica_options
 from pronk.cli.serve import SERVER_MODULES

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pronk.cli.options import Progress, model_options, read_prompt, require_extra, sampling_params, shares
+from pronk.checks import require_extra
+from pronk.cli.options import Progress, model_options, read_prompt, sampling_params, shares
 from pronk.cli.progress import interruptible
 from pronk.errors import OptionError
 

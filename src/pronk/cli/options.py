@@ -27,7 +27,6 @@ __all__ = [
     "model_options",
     "panel",
     "read_prompt",
-    "require_extra",
     "sampling_params",
     "shares",
 ]
@@ -44,16 +43,6 @@ def given_options(context: typer.Context) -> list[str]:
 def panel(title: str, **common: Any) -> Callable[..., Any]:
     """Return ``option(text, *names, **settings)``, which makes a typer.Option in the help panel ``title``."""
     return lambda text, *names, **settings: typer.Option(*names, help=text, rich_help_panel=title, **common | settings)
-
-
-def require_extra(option: str, extra: str, *modules: str) -> None:
-    """Raise OptionError if one of ``modules`` is missing; ``pip install pronk[extra]`` installs all."""
-    from importlib.util import find_spec
-
-    missing = ", ".join(name for name in modules if find_spec(name) is None)
-    if missing:
-        msg = f"{option}: expected {missing}, found no such package; run: pip install 'pronk[{extra}]'"
-        raise OptionError(msg)
 
 
 _model, _request, _guide = map(panel, ("Model", "Request", "Guide"))

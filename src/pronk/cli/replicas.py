@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pronk.cli.options import panel, require_extra
+from pronk.checks import require_extra
+from pronk.cli.options import panel
 from pronk.errors import OptionError
 
 if TYPE_CHECKING:

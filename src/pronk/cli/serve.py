@@ -6,7 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pronk.cli.options import Progress, model_options, panel, require_extra, shares
+from pronk.checks import require_extra
+from pronk.cli.options import Progress, model_options, panel, shares
 from pronk.cli.replicas import replica_options
 from pronk.errors import OptionError
 

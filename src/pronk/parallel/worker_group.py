@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from pronk.architecture.config import ModelConfig
-from pronk.checks import check_choice
+from pronk.checks import check_choice, require_extra
 from pronk.errors import OptionError
 from pronk.execution.model_runner import ModelRunner
 from pronk.kernels.library import Kernels
@@ -84,9 +83,7 @@ def start_workers(
     if kernels is None:
         msg = f"workers: expected 1 without the compiled kernels, found {workers}; install the kernels or set 1"
         raise OptionError(msg)
-    if find_spec("torch") is None:
-        msg = "workers: expected torch for several processes, found none; pip install 'pronk[parallel]'"
-        raise OptionError(msg)
+    require_extra("workers", "parallel", "torch")
     from pronk.parallel.processes import SpawnedProcesses, WorkerGroup, join_torchrun  # noqa: PLC0415 - imports torch
     from pronk.parallel.worker import WorkerSettings  # noqa: PLC0415
 

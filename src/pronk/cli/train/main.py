@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from pronk.checks import require_extra
 from pronk.cli.options import given_options, shares
 from pronk.cli.progress import INTERRUPTED
 from pronk.cli.train.kinds import KINDS, DrafterKind
@@ -21,7 +22,6 @@ from pronk.cli.train.options import (
     command_line,
     model_option,
     refuse,
-    require_torch,
     text_options,
 )
 from pronk.train.options import DataOptions, ModelShape, OnPolicyOptions, TrainOptions, fit_lengths
@@ -73,7 +73,7 @@ def lm(
 
     pronk train lm --source notes/=1 --out run --bytes --future-tokens 8
     """
-    require_torch()
+    require_extra("train", "train", "torch")
 
     from pronk.train.clock import Clock
 
@@ -111,7 +111,7 @@ def _command(kind: type[DrafterKind]) -> Callable[..., None]:
         student: Callable[[], StudentRun],
         loop: Callable[[], LoopSettings],
     ) -> None:
-        require_torch()
+        require_extra("train", "train", "torch")
 
         from pronk.train.clock import Clock
 

@@ -3,7 +3,6 @@
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,7 +23,6 @@ __all__ = [
     "loop_option",
     "model_option",
     "refuse",
-    "require_torch",
     "text_options",
 ]
 
@@ -159,13 +157,6 @@ def refuse(options: Mapping[str, object], reason: str) -> None:
         if value is not None:
             msg = f"{name}: expected none {reason}, found {value!r}; leave it out"
             raise OptionError(msg)
-
-
-def require_torch() -> None:
-    """Raise OptionError if torch, an optional package, is not installed."""
-    if find_spec("torch") is None:
-        msg = "expected torch for training, found none; pip install 'pronk[train]'"
-        raise OptionError(msg)
 
 
 def command_line(context: typer.Context) -> str:

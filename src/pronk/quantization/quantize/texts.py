@@ -9,12 +9,12 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator
 from importlib.resources import as_file, files
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 
 from pronk.arrays import Array
+from pronk.checks import require_extra
 from pronk.errors import OptionError
 from pronk.models.loader import read_config
 from pronk.quantization.quantize.methods import CalibrationTexts
@@ -47,9 +47,8 @@ def read_texts(folder: Path, text: Path | None = None, tokens: int = 32_768) -> 
         OptionError: the text is missing, unreadable or too short, or torch, with which to calibrate, is missing.
         CheckpointError: the model's configuration or tokenizer cannot be read.
     """
-    if text is not None and find_spec("torch") is None:
-        msg = "calibrate: expected torch to quantize with a calibration text, found none; pip install 'pronk[train]'"
-        raise OptionError(msg)
+    if text is not None:
+        require_extra("calibrate", "train", "torch")
     config = read_config(folder)
     encoder = Encoder.of_target(Tokenizer.load(folder, config.vocab_size), config)
     length = min(LENGTH, config.context)
