@@ -16,9 +16,9 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
+from pronk.corpus.exclude import Exclusion
+from pronk.corpus.python_source import read_python
 from pronk.files.json_lines import read_json_lines
-from pronk.train.exclude import Exclusion
-from pronk.train.python_source import read_python
 
 # Bytes of text per source, about 3.4 per token.
 BYTES = {"python": 360_000, "openai/grade-school-math": 150_000, "mlschmitt/": 100_000, "python/peps": 100_000}

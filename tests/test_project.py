@@ -62,7 +62,7 @@ LAYERS = (
     {"hub"},
     {"speculation.acceptance_stats", "speculation.cost_model"},
     {"execution", "files", "tokenization"},
-    {"speculation"},
+    {"corpus", "speculation"},
     {"drafters.registry"},
     {"drafters.autoregressive", "drafters.shared"},
     {"speculation.adaptive_length"},

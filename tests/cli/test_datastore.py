@@ -12,13 +12,13 @@ import pronk.cli.datastore as module
 from checkpoints import MakeCheckpoint
 from cli.conftest import Command as Run
 from cli.conftest import assert_mistake
+from pronk.corpus.sources import spec_of
 from pronk.drafters.from_text.datastore import builder as datastore_build
 from pronk.drafters.from_text.datastore.layout import HEADER, SUFFIXES, TOKENS
 from pronk.drafters.from_text.datastore.reader import Datastore
 from pronk.models.clone_models import tiny_model
 from pronk.models.loader import read_config
 from pronk.tokenization.tokenizer import Tokenizer
-from pronk.train.sources import spec_of
 
 CODE = "def add(a, b):\n    return a + b\n"
 PROSE = "Ünïcode, too: the quick brown fox.\r\n"

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from pronk.train.data import Collection, prepare
+from pronk.corpus.collection import Collection
+from pronk.corpus.sources import parse_source
+from pronk.train.data import prepare
 from pronk.train.export import export_model
 from pronk.train.lm import LanguageModel
 from pronk.train.loop import Trainer
 from pronk.train.on_policy import continue_prompts, write_prompts
 from pronk.train.options import DataOptions
-from pronk.train.sources import parse_source
 from pronk.train.teacher import Teacher
 from train.kinds import STUDENTS, Start, begin, train
 from train.tiny import OWN, SHAPE, TOKENS, link, write_jsonl

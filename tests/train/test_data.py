@@ -6,16 +6,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pronk.corpus.collection import Collection, Pool, collect, pack
+from pronk.corpus.dialogue import parse_dialogue
+from pronk.corpus.encoder import Encoder
+from pronk.corpus.exclude import RUN, Exclusion
+from pronk.corpus.python_source import is_permissive, read_packages, read_python, wanted_code
+from pronk.corpus.sources import SourceSpec, parse_source, read_source
 from pronk.errors import OptionError
-from pronk.train.chat import parse_dialogue
-from pronk.train.data import Pool, _size, collect, mix, pack, prepare
-from pronk.train.encoder import Encoder
-from pronk.train.exclude import RUN, Exclusion
+from pronk.train.data import _size, mix, prepare
 from pronk.train.options import DataOptions
-from pronk.train.python_source import is_permissive, read_packages, read_python, wanted_code
-from pronk.train.sources import SourceSpec, parse_source, read_source
 from pronk.train.tokenizer import load_tokenizer
 from train.tiny import TOKENS, write_jsonl
+
+
+def collected(options: DataOptions) -> Collection:
+    return collect(options.sources, dialogues=options.dialogues, exclude=options.exclude)
 
 
 def jsonl(folder: Path, name: str, texts: list[str]) -> SourceSpec:
@@ -64,7 +69,7 @@ def test_document_without_text_is_refused(tmp_path: Path) -> None:
 
 
 def test_collect_counts_copies_and_splits_dialogues(tmp_path: Path, data_options: DataOptions) -> None:
-    result = collect(data_options)
+    result = collected(data_options)
     pools = {pool.name: pool for pool in result.pools}
     assert set(pools) == {"stories", "code", "dialogues"}
     assert sum(pool.weight for pool in result.pools) == pytest.approx(1)
@@ -77,12 +82,12 @@ def test_collect_counts_copies_and_splits_dialogues(tmp_path: Path, data_options
     assert result.origins[0].documents == 360
 
     twice = jsonl(tmp_path, "a", ["alpha", "beta", "alpha"])
-    assert collect(replace(data_options, sources=(twice,))).duplicates == 1
+    assert collected(replace(data_options, sources=(twice,))).duplicates == 1
 
 
 def test_empty_source_is_named(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="source 'empty': expected text"):
-        collect(DataOptions((jsonl(tmp_path, "empty", []),)))
+        collected(DataOptions((jsonl(tmp_path, "empty", []),)))
 
 
 def test_empty_validation_file_is_named(tmp_path: Path, data_options: DataOptions) -> None:
@@ -120,7 +125,7 @@ def test_excluded_prompts_do_not_reach_the_text(tmp_path: Path, data_options: Da
     assert stories.path is not None
     prompt = json.loads(stories.path.read_text().splitlines()[7])["text"]
     (tmp_path / "eval.jsonl").write_text(json.dumps({"id": "1", "turns": ["Please go on: " + prompt]}) + "\n")
-    plain, filtered = collect(data_options), collect(replace(data_options, exclude=(tmp_path / "eval.jsonl",)))
+    plain, filtered = collected(data_options), collected(replace(data_options, exclude=(tmp_path / "eval.jsonl",)))
     assert any(prompt in pool.documents + pool.held_out for pool in plain.pools)
     assert not any(prompt in pool.documents + pool.held_out for pool in filtered.pools)
     assert filtered.excluded >= 1
@@ -132,7 +137,7 @@ def test_prepared_text_is_the_mixture(prepared: Path, data_options: DataOptions)
     documents = [list(ids) for end, ids in groupby(tokens, lambda token: token == 0) if not end]
     if tokens[-1] != 0:
         documents.pop()  # cut off
-    expected = list(islice(mix(collect(data_options).pools, data_options.seed), len(documents)))
+    expected = list(islice(mix(collected(data_options).pools, data_options.seed), len(documents)))
     for ids, text in zip(documents, expected, strict=True):
         turns = parse_dialogue(text)
         if turns is None:
@@ -226,7 +231,7 @@ def test_unwanted_code() -> None:
 @pytest.mark.parametrize("count", [1, 2, 50])
 def test_few_documents_leave_text_to_measure_on(tmp_path: Path, data_options: DataOptions, count: int) -> None:
     texts = [f"{i}: " + " ".join(str((i + 1) * j) for j in range(100 + 10 * (i == count // 2))) for i in range(count)]
-    (pool,) = collect(replace(data_options, sources=(jsonl(tmp_path, "few", texts),))).pools
+    (pool,) = collected(replace(data_options, sources=(jsonl(tmp_path, "few", texts),))).pools
     assert pool.documents
     assert pool.held_out
     # All text is in exactly one of the two.
@@ -251,7 +256,7 @@ def test_text_shorter_than_a_sequence_is_named(prepared: Path, data_options: Dat
 def test_text_may_be_shorter_for_want_of_time(
     prepared: Path, data_options: DataOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pronk.train.data._CHUNK", 4)
+    monkeypatch.setattr("pronk.corpus.collection._CHUNK", 4)
     said: list[str] = []
     encoder = Encoder.of_run(load_tokenizer(prepared))
     prepare(data_options, tmp_path / "whole", 3073, 64, said.append, encoder)

@@ -2,7 +2,7 @@ from pathlib import Path
 
 from checkpoints import MakeCheckpoint
 from pronk import LLM
-from pronk.train.encoder import Encoder
+from pronk.corpus.encoder import Encoder
 from pronk.train.teacher import Teacher
 from pronk.train.tokenizer import load_tokenizer
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
+from pronk.corpus.sources import parse_source
 from pronk.errors import OptionError
 from pronk.train.lm import two_phases
 from pronk.train.options import DataOptions, LoopOptions, ModelShape, TrainOptions, fit_lengths
-from pronk.train.sources import parse_source
 from train.tiny import OWN, SHAPE, TINY, TINY_DRAFT
 
 

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from pronk.cli.progress import Status, interruptible, status_bar
-from pronk.train.sources import SourceSpec, read_source, spec_of
+from pronk.corpus.sources import SourceSpec, read_source, spec_of
 
 if TYPE_CHECKING:
     from pronk.tokenization.tokenizer import Tokenizer

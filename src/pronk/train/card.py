@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
+from pronk.files.cards import render_card
 from pronk.train.heads import describe
 from pronk.train.lm import TextModel
 from pronk.train.loop import Trainer
-from pronk.train.render import render
 from pronk.train.served import is_served
 from pronk.train.student import Student
 from pronk.train.tokenizer import BYTE_VOCAB
@@ -31,7 +31,8 @@ def model_card(trainer: Trainer[TextModel[Any]], name: str, facts: Mapping[str, 
             ``command`` of the run, without paths of the machine.
     """
     config, heads = trainer.objective.config, trainer.objective.options.heads
-    return render(
+    return render_card(
+        "pronk.train",
         "model",
         **_run_variables(trainer, name, facts["command"]),
         library="transformers",
@@ -52,7 +53,8 @@ def student_card(trainer: Trainer[Student[Any]], name: str, facts: Mapping[str, 
     # Names of figures: "TEXT KL" and "TEXT same", with several branches also "TEXT KL 2" and "TEXT same 2".
     pairs = [(name_of_kl, name_of_kl.replace(" KL", " same", 1)) for name_of_kl in figures if " KL" in name_of_kl]
     own_text, uses_own_text = objective.data / "on-policy.json", objective.options.share > 0
-    return render(
+    return render_card(
+        "pronk.train",
         "student",
         **_run_variables(trainer, name, facts["command"]),
         library=objective.library,
@@ -74,7 +76,8 @@ def heads_card(name: str, what: str, fingerprint: str, num_heads: int, facts: Ma
     ``what`` has the sizes of the heads in words. ``facts`` are as for :func:`model_card`, or empty for an evaluation.
     """
     figures = facts.get("figures", {})
-    return render(
+    return render_card(
+        "pronk.train",
         "heads",
         name=name,
         what=what,

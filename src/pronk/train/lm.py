@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pronk.architecture.config import ModelConfig, llama_config
+from pronk.corpus.dialogue import special_ids
+from pronk.corpus.encoder import token_dtype
 from pronk.train.attention import dense_logits
 from pronk.train.batches import Batches, Sequences
-from pronk.train.chat import special_ids
-from pronk.train.encoder import token_dtype
 from pronk.train.export import export_model
 from pronk.train.loop import PassResult, find_device
 from pronk.train.modules.decoder import DecoderModule

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from pronk.checks import check_integer
+from pronk.corpus.encoder import token_dtype
 from pronk.drafters.from_target.modules.medusa import MedusaShape
 from pronk.drafters.shared.rank_tree import MAX_NODES, best_paths
 from pronk.errors import OptionError
 from pronk.train.batches import Sequences
-from pronk.train.encoder import token_dtype
 from pronk.train.features import Features
 from pronk.train.heads import head_weight, shifted_rows
 from pronk.train.lm import held_out_sets

@@ -23,14 +23,15 @@ from typing import Any
 
 import numpy as np
 
+from pronk.corpus.collection import Collection, Pool
+from pronk.corpus.dialogue import parse_dialogue
+from pronk.corpus.encoder import Encoder, Turns, token_dtype
 from pronk.errors import OptionError
 from pronk.files.atomic import convert_write_errors, write_json, write_tokens
 from pronk.sampling.noise import derive_seed
 from pronk.sampling.params import SamplingParams
-from pronk.train.chat import parse_dialogue
 from pronk.train.clock import TEXT_BY, TRAINED_BY, Clock
-from pronk.train.data import Collection, Pool, mix
-from pronk.train.encoder import Encoder, Turns, token_dtype
+from pronk.train.data import mix
 from pronk.train.options import OnPolicyOptions
 from pronk.train.resume import check_unchanged
 from pronk.train.teacher import Teacher

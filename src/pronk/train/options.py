@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from pronk.checks import check_choice, check_integer, check_number
+from pronk.corpus.sources import SourceSpec
 from pronk.errors import OptionError
-from pronk.train.sources import SourceSpec
 
 __all__ = [
     "OPTIMIZERS",

@@ -14,10 +14,11 @@ from typing import Any
 
 from rich.console import Console
 
+from pronk.corpus.collection import Collection
 from pronk.train.card import model_card, student_card
 from pronk.train.checkpoint import load_checkpoint
 from pronk.train.clock import EVALUATION, TEXT_BY, TOKENS_BY, TRAINED_BY, Clock
-from pronk.train.data import Collection, prepare
+from pronk.train.data import prepare
 from pronk.train.display import PLAIN, TrainingDisplay, WritingDisplay, figure_lines
 from pronk.train.distributed import join_processes
 from pronk.train.future import FutureTokens

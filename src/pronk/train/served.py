@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 
 from pronk.bench.metrics import ctar_curve
+from pronk.corpus.encoder import token_dtype
 from pronk.drafters import make_drafter
 from pronk.engine.stats import Stats
 from pronk.llm import LLM
 from pronk.sampling.noise import derive_seed
 from pronk.sampling.params import SamplingParams
 from pronk.train.clock import limit_time
-from pronk.train.encoder import token_dtype
 
 __all__ = ["SERVED_TOKENS", "beginnings", "is_served", "measure"]
 

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from pronk.architecture.config import ModelConfig
+from pronk.corpus.encoder import token_dtype
 from pronk.drafters.from_target.modules.files import FORMAT
 from pronk.train.batches import Batches, Mixture, Sequences
-from pronk.train.encoder import token_dtype
 from pronk.train.export import export_drafter
 from pronk.train.features import Features, compute_features
 from pronk.train.lm import held_out_sets, two_phases

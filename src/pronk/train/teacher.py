@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from pronk.corpus.encoder import Encoder
 from pronk.errors import OptionError
 from pronk.hub.resolve import resolve_model
 from pronk.llm import LLM
@@ -21,7 +22,6 @@ from pronk.models.fingerprint import Fingerprint
 from pronk.models.loader import parse_dtype
 from pronk.quantization.gguf.checkpoint import is_gguf
 from pronk.torch_backend.convert import torch_dtype
-from pronk.train.encoder import Encoder
 from pronk.train.loop import find_device, set_all_threads
 from pronk.train.modules.decoder import DecoderModule
 from pronk.train.modules.load import load_module

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from pronk.cli.options import given_options, panel
+from pronk.corpus.sources import parse_source
 from pronk.errors import OptionError
 from pronk.train.options import DataOptions, LoopOptions, OnPolicyOptions, StudentOptions, fit_lengths
-from pronk.train.sources import parse_source
 
 __all__ = [
     "HEAD_KIND",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+from pronk.files.cards import render_card
 from pronk.quantization.quantize.rounding import WHOLE_ROW
-from pronk.train.render import render
 
 if TYPE_CHECKING:
     from pronk.quantization.quantize.checkpoint import QuantizedCheckpoint
@@ -23,9 +23,9 @@ METHODS = {  # description of each quantization method in the model card
 def quantized_card(result: QuantizedCheckpoint, name: str, source: str, command: str, evaluation_text: str) -> str:
     """Return the model card of the quantized model ``name``, made from model ``source`` by ``command``."""
     packages = [*(["torch"] if result.perplexities.keys() - {"nearest"} else []), "safetensors", "numpy"]
-    return render(
-        "quantized",
+    return render_card(
         "pronk.quantization.quantize",
+        "quantized",
         made=result,
         name=name,
         source=source,

@@ -15,14 +15,13 @@ import numpy as np
 
 from pronk.arrays import Array
 from pronk.checks import require_extra
+from pronk.corpus.collection import collect, pack
+from pronk.corpus.encoder import Encoder
+from pronk.corpus.sources import SourceSpec, read_source, spec_of
 from pronk.errors import OptionError
 from pronk.models.loader import read_config
 from pronk.quantization.quantize.methods import CalibrationTexts
 from pronk.tokenization.tokenizer import Tokenizer
-from pronk.train.data import collect, pack
-from pronk.train.encoder import Encoder
-from pronk.train.options import DataOptions
-from pronk.train.sources import SourceSpec, read_source, spec_of
 
 __all__ = ["LENGTH", "read_texts"]
 
@@ -56,7 +55,7 @@ def read_texts(folder: Path, text: Path | None = None, tokens: int = 32_768) -> 
         with as_file(files("pronk.quantization.quantize") / "evaluation.jsonl") as path:
             documents = [document.text for document in read_source(SourceSpec("evaluation", "jsonl", path, 1.0))]
         return CalibrationTexts(_tokenize(encoder, documents, _MAX_EVALUATION_TOKENS, length, "evaluation text"))
-    (pool, *_) = collect(DataOptions((spec_of(text, "calibrate"),), dialogues=0.0)).pools
+    (pool, *_) = collect([spec_of(text, "calibrate")]).pools
     return CalibrationTexts(
         _tokenize(encoder, pool.held_out, _MAX_EVALUATION_TOKENS, length, f"calibrate: held-out part of {text}"),
         _tokenize(encoder, _shuffled(pool.documents), tokens, length, f"calibrate: rest of {text}"),

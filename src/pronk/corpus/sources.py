@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pronk.corpus.python_source import read_python
 from pronk.errors import OptionError
 from pronk.files.json_lines import read_json_lines
-from pronk.train.python_source import read_python
 
 __all__ = ["SourceSpec", "SourceText", "json_lines_name", "parse_source", "read_source", "spec_of"]
 

@@ -10,8 +10,8 @@ import numpy as np
 import tokenizers
 
 from pronk.architecture.config import ModelConfig
+from pronk.corpus.dialogue import dialogue_ids, parse_dialogue, special_ids
 from pronk.tokenization.tokenizer import Tokenizer
-from pronk.train.chat import dialogue_ids, parse_dialogue, special_ids
 
 __all__ = ["Encoder", "Turns", "token_dtype"]
 

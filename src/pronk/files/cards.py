@@ -1,4 +1,4 @@
-"""Rendering of model cards from templates."""
+"""Model cards from templates."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-__all__ = ["render"]
+__all__ = ["render_card"]
 
 
-def render(card: str, package: str = "pronk.train", **facts: Any) -> str:
-    """Fill in the template ``cards/CARD.md.j2`` of a package."""
+def render_card(package: str, card: str, **facts: Any) -> str:
+    """Fill in the template ``cards/CARD.md.j2`` of a package of this project."""
     environment = Environment(  # noqa: S701 - Markdown, from files of the package
         loader=PackageLoader(package, "cards"),
         undefined=StrictUndefined,

@@ -1,0 +1,1 @@
+"""Text to train, calibrate and build datastores with: sources, dialogues, and their token ids."""

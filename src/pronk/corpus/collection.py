@@ -1,0 +1,142 @@
+"""Documents of text sources without copies, some of them held out, and their token ids."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pronk.corpus.dialogue import parse_dialogue
+from pronk.corpus.encoder import Encoder, token_dtype
+from pronk.corpus.exclude import Exclusion
+from pronk.corpus.sources import SourceSpec, read_source
+from pronk.errors import OptionError
+
+__all__ = ["Collection", "OriginRecord", "Pool", "collect", "pack"]
+
+_HOLD_OUT = 100  # one document in 100 is held out for validation
+# If no whole document is held out: minimum characters held out of the longest document, but at most 1/4 of it.
+_HELD_OUT_CHARACTERS = 4000
+_CHUNK = 64  # number of documents that are tokenized together
+
+
+@dataclass
+class OriginRecord:
+    """The amount of text from one origin, for the model card."""
+
+    source: str
+    origin: str
+    license: str
+    documents: int = 0
+    bytes: int = 0
+
+
+@dataclass
+class Pool:
+    """Documents of one source, or the dialogues of all sources, with their weight in the mixture."""
+
+    name: str
+    weight: float
+    documents: list[str] = field(default_factory=list)
+    held_out: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Collection:
+    """Documents of all sources, and the counts for the model card."""
+
+    pools: list[Pool]
+    origins: list[OriginRecord]
+    duplicates: int = 0
+    excluded: int = 0
+
+
+def collect(sources: Sequence[SourceSpec], *, dialogues: float = 0.0, exclude: Iterable[Path] = ()) -> Collection:
+    """Read all sources, drop exact copies and excluded documents, and hold out one document in 100.
+
+    If no document of a source is held out, the end of its longest document is held out.
+
+    Args:
+        sources: sources with their weights.
+        dialogues: fraction of the text, from 0 to below 1, that dialogues make up; with 0 they are like other text.
+        exclude: JSONL files; no document shares 13 words in a row with a text in them.
+
+    Raises:
+        OptionError: a source is unreadable or leaves no text.
+    """
+    total = sum(spec.weight for spec in sources)
+    pools = [Pool(spec.name, (1 - dialogues) * spec.weight / total) for spec in sources]
+    dialogue_pool = Pool("dialogues", dialogues)
+    result = Collection([*pools, dialogue_pool], [])
+    unwanted = Exclusion.from_files(exclude)
+    seen: set[bytes] = set()
+    for spec, pool in zip(sources, pools, strict=True):
+        _fill(result, spec, pool, dialogue_pool, unwanted, seen)
+        _hold_some_out(pool)
+        if not pool.documents and not (dialogues and dialogue_pool.documents):
+            msg = f"source {spec.name!r}: expected text to train on, found none"
+            raise OptionError(msg)
+    result.pools = [pool for pool in result.pools if pool.documents and pool.weight]
+    return result
+
+
+def _fill(
+    result: Collection, spec: SourceSpec, pool: Pool, dialogues: Pool, unwanted: Callable[[str], bool], seen: set[bytes]
+) -> None:
+    """Read the source ``spec``; add dialogues to ``dialogues`` and other documents to ``pool``."""
+    origins: dict[tuple[str, str], OriginRecord] = {}
+    for document in read_source(spec):
+        digest = hashlib.blake2b(document.text.encode(), digest_size=16).digest()
+        if digest in seen:
+            result.duplicates += 1
+            continue
+        seen.add(digest)
+        if not document.text.strip() or unwanted(document.text):
+            result.excluded += 1
+            continue
+        key = (document.origin, document.license)
+        record = origins.setdefault(key, OriginRecord(spec.name, *key))
+        record.documents += 1
+        record.bytes += len(document.text.encode())
+        target = dialogues if dialogues.weight and parse_dialogue(document.text) else pool
+        held_out = int.from_bytes(digest[:4], "big") % _HOLD_OUT == 0
+        (target.held_out if held_out else target.documents).append(document.text)
+    result.origins += sorted(origins.values(), key=lambda record: -record.bytes)
+
+
+def _hold_some_out(pool: Pool) -> None:
+    """Ensure that a pool of few documents has training text and held-out text."""
+    documents, held_out = pool.documents, pool.held_out
+    if not documents:
+        documents += held_out
+        held_out.clear()
+    if documents and not held_out:
+        i = max(range(len(documents)), key=lambda i: len(documents[i]))
+        text = documents[i]
+        size = min(max(len(text) // _HOLD_OUT, _HELD_OUT_CHARACTERS), len(text) // 4)
+        documents[i], rest = text[: len(text) - size], text[len(text) - size :]
+        held_out += [rest] if rest.strip() else []
+
+
+def pack(
+    encoder: Encoder, texts: Iterator[str], tokens: int, enough: Callable[[int], bool] = lambda _: False
+) -> np.ndarray[tuple[int], np.dtype[np.integer[Any]]]:
+    """Return the token ids of ``texts``, with an end-of-text token after each text.
+
+    The ids end after ``tokens`` ids, or when ``enough``, called with the number of ids so far, returns True.
+    """
+    packed = np.empty(tokens, dtype=token_dtype(encoder.vocab_size))
+    size = 0
+    while size < tokens and not enough(size):
+        chunk = [text for text, _ in zip(texts, range(_CHUNK), strict=False)]
+        if not chunk:
+            break
+        for ids in encoder.encode(chunk):
+            document = [*ids, encoder.end_id][: tokens - size]
+            packed[size : size + len(document)] = document
+            size += len(document)
+    return packed[:size]
