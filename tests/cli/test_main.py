@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 import re
@@ -15,12 +16,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import typer
 
 import pronk.llm
 from checkpoints import MakeCheckpoint
 from cli.conftest import Command as Run
 from cli.conftest import assert_mistake
-from pronk.cli.main import main
+from pronk.cli.main import _COMMANDS, main
 from pronk.cli.options import sampling_params
 from pronk.cli.repl import ChatSession
 from pronk.engine.stats import Stats, StepStats
@@ -111,6 +113,17 @@ def test_help_version_and_no_arguments(run: Run) -> None:
     assert run()[:2] == (code, out)
     assert run("--version")[:2] == (0, "pronk 0.1.0\n")
     assert "lm" in run("train")[1]
+
+
+@pytest.mark.parametrize("name", _COMMANDS)
+def test_summary_of_a_command_is_the_first_line_of_its_help(run: Run, name: str) -> None:
+    """The summaries are written twice, so that ``--help`` imports no command."""
+    home, summary = _COMMANDS[name]
+    module, _, attribute = home.partition(":")
+    command = getattr(importlib.import_module(f"pronk.cli.{module}"), attribute)
+    text = command.info.help if isinstance(command, typer.Typer) else inspect.getdoc(command)
+    assert text.partition("\n")[0] == summary
+    assert f"pronk {name}" in run(name, "--help")[1].splitlines()[1]
 
 
 def test_every_sampling_parameter_is_an_option_with_the_same_default() -> None:

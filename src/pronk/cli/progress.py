@@ -3,11 +3,12 @@
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console
-from rich.text import Text
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 __all__ = ["INTERRUPTED", "Status", "command_line", "interruptible", "status_bar"]
 
@@ -32,12 +33,15 @@ def interruptible(note: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
+        from rich.console import Console
+        from rich.text import Text
+
         Console(highlight=False, soft_wrap=True, stderr=True).print(Text(note, style="yellow"))
         raise typer.Exit(INTERRUPTED) from None
 
 
 @contextmanager
-def status_bar(screen: Console, amount: str = "TaskProgressColumn") -> Iterator[Status]:
+def status_bar(screen: "Console", amount: str = "TaskProgressColumn") -> Iterator[Status]:
     """Show a progress bar and yield its update function, which does nothing without a terminal.
 
     ``amount`` is the column of :mod:`rich.progress` that shows the work done: a percentage by default.
@@ -46,6 +50,7 @@ def status_bar(screen: Console, amount: str = "TaskProgressColumn") -> Iterator[
         yield lambda _label, _done, _total: None
         return
     from rich import progress
+    from rich.text import Text
 
     class Amount(getattr(progress, amount)):  # type: ignore[misc]
         def render(self, task: progress.Task) -> Text:

@@ -1,0 +1,131 @@
+"""``pronk generate`` and ``pronk chat``."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pronk.cli.options import Progress, given_options, model_options, read_prompt, sampling_params, shares
+from pronk.cli.progress import interruptible
+
+if TYPE_CHECKING:
+    from pronk.cli.console import TerminalOutput
+    from pronk.llm import LLM
+    from pronk.outputs import Completion, Piece
+    from pronk.sampling.params import SamplingParams
+
+__all__ = ["chat", "generate"]
+
+_stats = partial(typer.Option, metavar="", show_default="on a terminal")
+_COLOR_DRAFTS = typer.Option(metavar="", help="Colour the accepted draft tokens.")
+_COLOR_GUESSES = typer.Option(metavar="", hidden=True)  # deprecated alias of --color-drafts
+
+
+@shares(read=read_prompt, load=model_options, request=sampling_params)
+def generate(
+    load: Callable[[Progress | None], "LLM"],
+    request: Callable[[], "SamplingParams"],
+    read: Callable[[], str],
+    *,
+    echo: Annotated[bool, typer.Option("--echo", metavar="", help="Print the prompt before the text.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", metavar="", help="Print one JSON object instead of the text.")
+    ] = False,
+    stats: Annotated[
+        bool | None, _stats(help="Show tokens/s, S (tokens per forward pass) and the accepted draft tokens.")
+    ] = None,
+    color_drafts: Annotated[bool, _COLOR_DRAFTS] = False,
+    color_guesses: Annotated[bool | None, _COLOR_GUESSES] = None,
+) -> None:
+    r"""Generate text that continues a prompt.
+
+    [bold]Examples[/]
+
+    pronk generate "def fibonacci(n):" --max-tokens 64
+
+    pronk generate --prompt-file main.py --temperature 0.8 --seed 7 --stop $'\n\n'
+
+    git diff | pronk generate - --model ./checkpoint --json
+    """
+    from pronk.cli.console import TerminalOutput, prepare
+
+    screen = TerminalOutput(stats=stats, color_drafts=color_drafts if color_guesses is None else color_guesses)
+    text = read()
+    llm, params = prepare(load, request, screen)
+    prompt = llm.request_factory.encode_prompt(text)
+    if len(prompt) + params.max_tokens > llm.config.context:
+        room = llm.config.context - len(prompt)
+        screen.note(f"max_tokens: {room} instead of {params.max_tokens}, the rest of the model's context")
+        params = replace(params, max_tokens=room, min_tokens=min(room, params.min_tokens))
+    with interruptible("interrupted"):
+        if as_json:
+            typer.echo(json.dumps(llm.generate(prompt, params).to_dict(), ensure_ascii=False))
+            return
+        if echo:
+            screen.echo(text)
+        _show_samples(llm.stream(prompt, params), params, screen, llm.kernels)
+        if screen.color_drafts and screen.interactive:
+            screen.legend()
+
+
+@shares(load=model_options, request=sampling_params, without=("n", "logprobs", "prompt_logprobs", "logprob_token_ids"))
+def chat(
+    context: typer.Context,
+    load: Callable[[Progress | None], "LLM"],
+    request: Callable[[], "SamplingParams"],
+    *,
+    system: Annotated[str, typer.Option(help="System message.", metavar="TEXT", show_default=False)] = "",
+    stats: Annotated[
+        bool | None, _stats(help="Show tokens/s and S (tokens per forward pass) after each answer.")
+    ] = None,
+    color_drafts: Annotated[bool, _COLOR_DRAFTS] = True,
+    color_guesses: Annotated[bool | None, _COLOR_GUESSES] = None,
+) -> None:
+    """Chat with the model.
+
+    Ctrl-C stops an answer, Ctrl-D ends the chat, /help lists the commands. Defaults of temperature, top-k, top-p,
+    min-p and repetition penalty are those of the model's files; of --max-tokens, 1024 or half the context.
+
+    [bold]Examples[/]
+
+    pronk chat
+
+    pronk chat --model Qwen/Qwen3-0.6B --temperature 0.7 --top-p 0.95
+
+    echo "Hello" | pronk chat --max-tokens 32
+    """
+    from pronk.cli.console import TerminalOutput, prepare
+    from pronk.cli.repl import ChatSession
+
+    screen = TerminalOutput(stats=stats, color_drafts=color_drafts if color_guesses is None else color_guesses)
+    llm, params = prepare(load, request, screen)
+    llm.chat_ids([{"role": "user", "content": "?"}])  # raises if the model has no chat template
+    ChatSession(llm, params, screen, system=system, given=given_options(context)).run()
+
+
+def _show_samples(pieces: Iterator["Piece"], params: "SamplingParams", screen: "TerminalOutput", kernels: str) -> None:
+    """Stream the first sample, then print the other samples and the statistics of all finished samples."""
+    from pronk.cli.console import stats_line
+
+    other_pieces: dict[int, list[Piece]] = {index: [] for index in range(1, params.n)}
+    completions: dict[int, Completion] = {}
+    try:
+        for piece in pieces:
+            if piece.index in other_pieces:
+                other_pieces[piece.index].append(piece)
+            else:
+                screen.write(piece.text, drafted=piece.guessed)
+            if piece.completion is not None:
+                completions[piece.index] = piece.completion
+    finally:  # after Ctrl-C, too, show the text so far
+        screen.end_line()
+        for index, pieces_of_sample in other_pieces.items():
+            screen.write(f"--- sample {index + 1} of {params.n} ---\n")
+            for piece in pieces_of_sample:
+                screen.write(piece.text, drafted=piece.guessed)
+            screen.end_line()
+        for _, completion in sorted(completions.items()):
+            screen.figures(stats_line(completion.stats, kernels, None if params.greedy else completion.seed))
