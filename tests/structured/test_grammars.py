@@ -52,7 +52,7 @@ def spelled(tokenizer: Tokenizer, vocab: int) -> dict[int, bytes]:
     found = {}
     for token in range(vocab):
         name = tokenizer.backend.id_to_token(token)
-        if name is not None and not tokenizer.is_silent(token):
+        if name is not None and tokenizer.token_text(token) is not None:
             found[token] = bytes(table[character] for character in name)
     return found
 

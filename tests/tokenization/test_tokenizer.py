@@ -60,7 +60,13 @@ def test_special_ids(write: WriteTokenizer) -> None:
     tokenizer = Tokenizer.load(write(bos_token={"content": "<|endoftext|>", "lstrip": False}, unk_token="absent"))
     assert (tokenizer.eos_ids, tokenizer.bos_id, tokenizer.special_ids) == ((0,), 0, {0})
     assert tokenizer.vocab_size == VOCAB
-    assert [tokenizer.is_silent(token) for token in (0, 1, VOCAB - 1, VOCAB, 10**6)] == [True, False, False, True, True]
+    assert [tokenizer.token_text(i) is None for i in (0, 1, VOCAB - 1, VOCAB, 10**6)] == [
+        True,
+        False,
+        False,
+        True,
+        True,
+    ]
     assert Tokenizer(byte_tokenizer()).eos_ids == ()
     assert Tokenizer(byte_tokenizer()).bos_id is None
 

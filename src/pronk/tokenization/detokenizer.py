@@ -23,7 +23,8 @@ class IncrementalDecoder:
     The text of a token depends on its neighbours: a character may span tokens, and SentencePiece drops the space at the
     very start. Each new token is therefore decoded in a window: the tokens of the text returned last (at first, the end
     of the prompt) and all later tokens. The new text is the window's text without the part already returned, and
-    without replacement characters at the end, which may be an incomplete character.
+    without replacement characters at the end, which may be an incomplete character. With byte-level tokens, a token of
+    whole characters after whole characters needs no window: its text is always the same.
 
     Byte-level tokens ``F0 9F``, ``99``, ``82``, ``!`` after a prompt ``ab``::
 
@@ -41,15 +42,20 @@ class IncrementalDecoder:
         for token in reversed(prompt):
             if len(self._window) == _CONTEXT:
                 break
-            if not tokenizer.is_silent(token):
+            if tokenizer.token_text(token) is not None:
                 self._window.insert(0, token)
         self._returned = tokenizer.decode(self._window)  # beginning of the window's text that was returned already
         self._num_done = len(self._window)  # number of tokens at the window's start whose whole text was returned
 
     def push(self, token_id: int) -> str:
         """Return the text that becomes final with this token; special tokens and unassigned ids have no text."""
-        if self._tokenizer.is_silent(token_id):
+        own = self._tokenizer.token_text(token_id)
+        if own is None:
             return ""
+        is_all_returned = self._num_done == len(self._window) and not self._returned.endswith(_REPLACEMENT)
+        if is_all_returned and self._tokenizer.joins_texts and _REPLACEMENT not in own:
+            self._window, self._num_done, self._returned = [token_id], 1, own
+            return own
         self._window.append(token_id)
         text = self._tokenizer.decode(self._window)
         final = text.rstrip(_REPLACEMENT)

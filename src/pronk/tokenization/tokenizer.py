@@ -15,7 +15,6 @@ from tokenizers import decoders, models, pre_tokenizers
 from pronk.errors import PromptError, TokenizerError
 from pronk.models.checkpoint import read_json
 from pronk.quantization.gguf.checkpoint import GgufCheckpoint, is_gguf
-from pronk.quantization.gguf.tokenizer import read_tokenizer
 from pronk.tokenization.chat.messages import Messages, Tools, check_messages
 from pronk.tokenization.chat.template import ChatTemplate
 from pronk.tokenization.chat.untrusted import disguise, plain_ids, reveal
@@ -46,6 +45,7 @@ class Tokenizer:
         self.backend = backend
         self._special_tokens = dict(special_tokens or {})
         self._chat_template, self._tool_template = chat_template, tool_template
+        self._token_texts: dict[int, str | None] = {}  # results of :meth:`token_text`
 
     @classmethod
     def load(cls, folder: Path, vocab_size: int | None = None, opened: GgufCheckpoint | None = None) -> Tokenizer:
@@ -55,6 +55,8 @@ class Tokenizer:
         or have ids beyond the model's ``vocab_size`` raise a TokenizerError. ``opened``: the GGUF file, if it is open.
         """
         if is_gguf(folder):
+            from pronk.quantization.gguf.tokenizer import read_tokenizer  # noqa: PLC0415 - for GGUF files only
+
             parts = read_tokenizer(opened or GgufCheckpoint(folder))
             _check_vocabulary(parts.largest_id, folder, vocab_size)
             return cls(parts.backend, special_tokens=parts.special_tokens, chat_template=parts.chat_template)
@@ -112,9 +114,17 @@ class Tokenizer:
         """Ids of special tokens, which have no text."""
         return frozenset(i for i, token in self.backend.get_added_tokens_decoder().items() if token.special)
 
-    def is_silent(self, token_id: int) -> bool:
-        """Return whether a token has no text: a special token, or an unassigned id of a padded vocabulary."""
-        return token_id in self.special_ids or self.backend.id_to_token(token_id) is None
+    @cached_property
+    def joins_texts(self) -> bool:
+        """Whether the text of several tokens is that of each one joined, if each one is whole characters."""
+        return isinstance(self.backend.decoder, decoders.ByteLevel)
+
+    def token_text(self, token_id: int) -> str | None:
+        """Return the text of one token; ``None`` for special tokens and unassigned ids of a padded vocabulary."""
+        if token_id not in self._token_texts:
+            is_silent = token_id in self.special_ids or self.backend.id_to_token(token_id) is None
+            self._token_texts[token_id] = None if is_silent else self.decode([token_id])
+        return self._token_texts[token_id]
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of ``text``, by default with tokens such as ``bos_token`` around it."""
