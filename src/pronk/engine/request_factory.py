@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from pronk.architecture.config import ModelConfig
-from pronk.drafters.combined.grammar import GrammarProposer
 from pronk.engine.request import Request
 from pronk.errors import ContextError, OptionError, PromptError
 from pronk.kernels.library import Kernels
@@ -16,9 +16,12 @@ from pronk.sampling.noise import derive_seed, random_seed
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
 from pronk.speculation.proposer import Proposer
-from pronk.structured.grammars import Grammars
 from pronk.tokenization.stream import TextStream
 from pronk.tokenization.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from pronk.drafters.combined.grammar import GrammarProposer
+    from pronk.structured.grammars import Grammars
 
 __all__ = ["RequestFactory", "stop_ids_with_eos"]
 
@@ -28,8 +31,14 @@ class RequestFactory:
 
     def __init__(self, config: ModelConfig, tokenizer: Tokenizer, kernels: Kernels | None) -> None:
         self.config, self.tokenizer, self.kernels = config, tokenizer, kernels
-        self.grammars = Grammars(tokenizer, config.vocab_size, config.eos_ids)
         self._grammar_proposers: WeakValueDictionary[int, GrammarProposer] = WeakValueDictionary()
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        """Guides compiled for this model."""
+        from pronk.structured.grammars import Grammars  # noqa: PLC0415 - most requests have no guide
+
+        return Grammars(self.tokenizer, self.config.vocab_size, self.config.eos_ids)
 
     def encode_prompt(self, prompt: str | Sequence[int]) -> list[int]:
         """Return the token ids of a prompt.
@@ -154,6 +163,8 @@ class RequestFactory:
 
     def _add_grammar_drafter(self, proposer: Proposer[Any]) -> Proposer[Any]:
         """Return a wrapper that proposes the guide's forced tokens before those of ``proposer``; cached."""
+        from pronk.drafters.combined.grammar import GrammarProposer  # noqa: PLC0415 - most requests have no guide
+
         if isinstance(proposer, GrammarProposer):
             return proposer
         wrapper = self._grammar_proposers.get(id(proposer))  # the wrapper keeps ``proposer`` alive: its id is unique

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pronk.errors import CheckpointError, OptionError
 from pronk.hub.cache import find_cached
-from pronk.hub.download import Progress, download
 from pronk.hub.names import close_names, known_models, parse_name
 from pronk.models.clone_models import clone_model, clone_names
 from pronk.quantization.gguf.checkpoint import is_gguf
+
+if TYPE_CHECKING:
+    from pronk.hub.download import Progress
 
 __all__ = ["DEFAULT_MODEL", "resolve_model"]
 
@@ -44,7 +47,11 @@ def resolve_model(name: str | Path | None, *, revision: str | None = None, progr
     if found is None and name is None:
         msg = f"model: found no {text} on this machine; run `pronk pull {text}` (98 MB), or name another"
         raise OptionError(msg)
-    return found or download(model, known_models().get(text), progress)
+    if found is not None:
+        return found
+    from pronk.hub.download import download  # noqa: PLC0415 - most models are on this machine
+
+    return download(model, known_models().get(text), progress)
 
 
 def _local_model(name: str | Path) -> Path | None:

@@ -27,7 +27,6 @@ from pronk.models.placer import WeightPlacer
 from pronk.models.split import TensorSplit
 from pronk.quantization.formats.formats import parse_scheme
 from pronk.quantization.gguf.checkpoint import GgufCheckpoint, is_gguf
-from pronk.quantization.gguf.config import parse_gguf
 from pronk.sampling.defaults import GGUF_KEYS, recommended_sampling
 
 __all__ = ["compute_dtype", "load_decoder", "parse_dtype", "read_config"]
@@ -44,6 +43,8 @@ def read_config(folder: Path, opened: GgufCheckpoint | None = None) -> ModelConf
     the GGUF file, are in ``sampling``.
     """
     if is_gguf(folder):
+        from pronk.quantization.gguf.config import parse_gguf  # noqa: PLC0415 - for GGUF files only
+
         opened = opened or GgufCheckpoint(folder)
         values = {name: opened.header.get(key) for key, name in GGUF_KEYS.items()}
         return replace(parse_gguf(opened), sampling=recommended_sampling(values, str(folder)))

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
 from pronk.errors import ConfigError
-from pronk.quantization.formats.awq import AWQ
-from pronk.quantization.formats.compressed_tensors import CompressedTensors
-from pronk.quantization.formats.fp8 import FP8
-from pronk.quantization.formats.gptq import GPTQ
 from pronk.quantization.formats.scheme import Scheme
 
 __all__ = ["parse_scheme"]
 
-_FORMATS: dict[str, Callable[[Mapping[str, Any]], Scheme]] = {
-    "compressed-tensors": CompressedTensors.parse,
-    "gptq": GPTQ.parse,
-    "awq": AWQ.parse,
-    "fp8": FP8.parse,
-    "fbgemm_fp8": FP8.parse,
+# Module and class of each format; the module is imported when a checkpoint has the format.
+_FORMATS = {
+    "compressed-tensors": ("compressed_tensors", "CompressedTensors"),
+    "gptq": ("gptq", "GPTQ"),
+    "awq": ("awq", "AWQ"),
+    "fp8": ("fp8", "FP8"),
+    "fbgemm_fp8": ("fp8", "FP8"),
 }
 
 
@@ -34,4 +32,6 @@ def parse_scheme(config: Mapping[str, Any]) -> Scheme:
             "use a checkpoint in one of these formats, or the model's 16-bit weights"
         )
         raise ConfigError(msg)
-    return _FORMATS[method](config)
+    module, name = _FORMATS[method]
+    scheme: Scheme = getattr(import_module(f"pronk.quantization.formats.{module}"), name).parse(config)
+    return scheme
