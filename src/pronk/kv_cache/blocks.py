@@ -126,9 +126,11 @@ class BlockAllocator:
 
     def num_missing(self, block_table: BlockTable, tokens: int) -> int:
         """Return how many free blocks :meth:`PagedCache.prepare` takes for the first ``tokens`` tokens."""
-        num_new = max(0, self.num_blocks_for(tokens) - block_table.num_released - len(block_table.blocks))
-        to_write = block_table.blocks[max(0, block_table.length // self.block_size - block_table.num_released) :]
-        return num_new + sum(self.is_shared(block) for block in to_write)  # a shared block is copied before the write
+        needed = self.num_blocks_for(tokens) - block_table.num_released
+        first = max(0, block_table.length // self.block_size - block_table.num_released)
+        num_new = max(0, needed - len(block_table.blocks))
+        # A shared block is copied before the write.
+        return num_new + sum(self.references[block] > 1 for block in block_table.blocks[first:needed])
 
     def fork(self, block_table: BlockTable, tokens: int) -> BlockTable:
         """Return a new table that shares the blocks of the first ``tokens`` tokens."""

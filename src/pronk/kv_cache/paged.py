@@ -147,7 +147,7 @@ class PagedCache:
             block_table.version = self.version
         self.allocator.allocate(block_table, tokens)
         first = block_table.length // self.block_size - block_table.num_released
-        for index in range(first, len(block_table.blocks)):
+        for index in range(first, self.allocator.num_blocks_for(tokens) - block_table.num_released):
             if self.allocator.is_shared(block_table.blocks[index]):
                 self._copy(*self.allocator.replace_shared(block_table, index))
             elif self.prefix_cache is not None:
