@@ -83,7 +83,8 @@ class uninterrupted:  # noqa: N801 - read as a statement: with uninterrupted(): 
 
     def __enter__(self) -> None:
         self._installed = False  # whether this block has made the guard the SIGINT handler
-        if not (_guard.installed and _guard.is_handler):
+        is_nested = _guard.depth or _guard.outer_depths  # the outermost block has looked at the handler
+        if not (_guard.installed and (is_nested or _guard.is_handler)):
             self._install()
         self._defers = _guard.defers_here
         _guard.depth += self._defers  # adds 1 if True

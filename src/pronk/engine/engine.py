@@ -254,9 +254,11 @@ class Engine:
         return result
 
     def _verify(self, step: RequestStep, result: JobResult) -> VerifiedStep | None:
-        with self._isolate_failure(step.request):
+        try:
             return verify(step, result)
-        return None
+        except Exception as error:  # noqa: BLE001 - logits processors and guides are user code
+            self._fail(step.request, error)
+            return None
 
     def _commit(self, verified: Sequence[VerifiedStep | None]) -> dict[Request, Outcome[Any]]:
         """Commit the verified tokens; return the outcome of each decoding request, for its drafter."""
@@ -264,21 +266,20 @@ class Engine:
         for verified_step in verified:
             if verified_step is None:
                 continue  # the request has failed during verification
-            with self._isolate_failure(verified_step.step.request):
+            request = verified_step.step.request
+            try:
                 outcome = self.output_processor.commit(verified_step)
-                if outcome is not None:
-                    outcomes[verified_step.step.request] = outcome
+            except Exception as error:  # noqa: BLE001 - guides and stop strings are those of one request
+                self._fail(request, error)
+                continue
+            if outcome is not None:
+                outcomes[request] = outcome
         return outcomes
 
-    @contextmanager
-    def _isolate_failure(self, request: Request) -> Generator[None]:
-        """If the ``with`` block raises an exception, fail this request only."""
-        try:
-            yield
-        except NotFiniteError:
-            request.fail(PronkError(_not_finite_message(self.cache.dtype)))
-        except Exception as error:  # noqa: BLE001 - logits processors and guides are user code
-            request.fail(error)
+    def _fail(self, request: Request, error: Exception) -> None:
+        """End one request with an error; the other requests of the step continue."""
+        not_finite = isinstance(error, NotFiniteError)
+        request.fail(PronkError(_not_finite_message(self.cache.dtype)) if not_finite else error)
 
     def _remove_finished(self) -> None:
         """Remove the requests that have ended or were aborted."""

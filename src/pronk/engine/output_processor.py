@@ -116,10 +116,13 @@ class OutputProcessor:
 
     def _record_stats(self, step: RequestStep, verified_path: VerifiedPath, num_tokens: int) -> None:
         stats, draft = step.request.stats, step.draft
-        depths = [depth for node, depth in enumerate(draft.depths) if draft.acceptable[node]]
         clock = self.clock() - step.request.start_time
         clocks = (stats.draft_seconds, stats.target_seconds, clock)
         rows = len(step.job.segment.tree)
+        if len(draft) == 1:  # no draft tokens
+            stats.steps.append(StepStats(rows, 0, 0, 0, num_tokens, *clocks))
+            return
+        depths = [depth for node, depth in enumerate(draft.depths) if draft.acceptable[node]]
         stats.steps.append(StepStats(rows, len(depths) - 1, max(depths), len(verified_path.path), num_tokens, *clocks))
         accepted = set(verified_path.path)
         draft_tokens = [node for node in range(1, len(draft)) if draft.acceptable[node]]

@@ -32,8 +32,7 @@ class TextOutput(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Token:
+class Token(NamedTuple):
     """One generated token."""
 
     token_id: int

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from time import perf_counter
+from typing import NamedTuple
 
 from pronk.engine.fair_share import FairShare
 from pronk.engine.request import AdmissionRefusal, Request
@@ -34,8 +35,7 @@ __all__ = ["ScheduledRequest", "Scheduler"]
 _RESERVE_INCREASE, _RESERVE_DECAY = 1 / 8, 0.99
 
 
-@dataclass(frozen=True)
-class ScheduledRequest:
+class ScheduledRequest(NamedTuple):
     """A request in the next forward pass, with its number of tokens."""
 
     request: Request
@@ -291,12 +291,12 @@ class Scheduler:
         allocator, length = self.cache.allocator, request.block_table.length + num_tokens
         if allocator.num_missing(request.block_table, length) > allocator.num_free:
             self._release_reserved_blocks(tokens_by_request)
-        while allocator.num_missing(request.block_table, length) > allocator.num_free:
-            last = self.running[-1]
-            self._reserve_share = min(1.0, self._reserve_share + _RESERVE_INCREASE)
-            self._preempt(last)
-            if last is request:
-                return False
+            while allocator.num_missing(request.block_table, length) > allocator.num_free:
+                last = self.running[-1]
+                self._reserve_share = min(1.0, self._reserve_share + _RESERVE_INCREASE)
+                self._preempt(last)
+                if last is request:
+                    return False
         self.reserve(request.block_table, length)
         return True
 
