@@ -88,7 +88,7 @@ class LayerExecutor:
         jobs = [(segment.block_table, segment.tree, segment.num_computed) for _, segment in layer_range.jobs]
         tokens = None if embedded else [token for _, tree, computed in jobs for token in tree.tokens[computed:]]
         packed = ProgramRows().set_segments(jobs, tokens, self._cross_block_tables(layer_range))
-        prompt_lengths = [job.prompt_length for job, _ in layer_range.jobs]
+        prompt_lengths = [job.prompt_length for job, _ in layer_range.jobs] if self.has_dynamic_rope else []
         for number, rope in enumerate(self._ropes):
             packed.rotate(rope, number, prompt_lengths=prompt_lengths, num_extra=extra_positions)
         return packed

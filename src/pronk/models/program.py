@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -179,34 +180,31 @@ class ProgramRows:
         embedding. ``cross_block_tables`` has the block table that each request's cross-attention reads.
         """
         self.segments, self.tokens, self.cross_block_tables = segments, tokens or (), cross_block_tables or ()
-        structs = (CSegment * len(segments))()
-        for struct, (table, tree, computed) in zip(structs, segments, strict=True):
-            self._set_block_table(struct, table)
-            struct.nodes, struct.computed = len(tree), computed
-            if tree.main_chain < len(tree):
-                struct.parents = self._int32_array(tree.parents)
-            self.count += len(tree) - computed
-        self.call.segment, self.call.segments, self.call.rows = structs, len(segments), self.count
+        call, count = self.call, len(segments)
+        call.segment = (CSegment * count)(*[self._segment(*each) for each in segments])
+        self.count = sum([len(tree) - computed for _, tree, computed in segments])
+        call.segments, call.rows = count, self.count
         if tokens is not None:
-            self.call.tokens = self._int32_array(tokens)
+            call.tokens = self._int32_array(tokens)
         if cross_block_tables is not None:
-            cross_structs = (CSegment * len(cross_block_tables))()
-            for struct, table in zip(cross_structs, cross_block_tables, strict=True):
-                self._set_block_table(struct, table)
-            self.call.cross_segment = cross_structs
+            call.cross_segment = (CSegment * count)(*[self._segment(table) for table in cross_block_tables])
         return self
 
-    def _set_block_table(self, struct: CSegment, table: BlockTable) -> None:
-        numbers = table.c_blocks
-        self._kept_alive.append(numbers)
-        struct.blocks, struct.num_blocks = ctypes.addressof(numbers), len(numbers)
-        struct.released, struct.length = table.num_released, table.length
+    def _segment(self, table: BlockTable, tree: TokenTree | None = None, computed: int = 0) -> CSegment:
+        """Return the structure of a segment; one for cross-attention has no tree."""
+        blocks, nodes, parents = table.c_blocks, 0, None
+        self._kept_alive.append(blocks)
+        if tree is not None:
+            nodes = len(tree)
+            parents = self._int32_array(tree.parents) if nodes > 1 and tree.main_chain < nodes else None
+        numbers = table.num_released, table.length, nodes, computed, len(blocks)
+        return CSegment(ctypes.addressof(blocks), parents, *numbers)
 
     def _int32_array(self, values: Sequence[int]) -> int:
         """Copy ``values`` to an array that this object keeps, and return the address of the array."""
-        array = (ctypes.c_int32 * len(values))(*values)
-        self._kept_alive.append(array)
-        return ctypes.addressof(array)
+        numbers = array("i", values)
+        self._kept_alive.append(numbers)
+        return numbers.buffer_info()[0]
 
     @classmethod
     def without_segments(cls, count: int) -> ProgramRows:
@@ -239,7 +237,7 @@ class ProgramRows:
         if rope.config is None:
             return
         if not rope.dynamic:
-            stop = max(block_table.length + len(tree) for block_table, tree, _ in self.segments)
+            stop = max([block_table.length + len(tree) for block_table, tree, _ in self.segments])
             self.set_rope(number, rope.up_to(stop + num_extra))
             return
         positions, text_lengths = list[int](), list[int]()

@@ -126,8 +126,9 @@ class Sampler:
 
     def recover(self) -> None:
         """Roll back all tentative tokens after an exception; later sampling raises an error of a processor."""
-        with suppress(Exception):
-            self.rollback(len(self.context.tentative))
+        if self.context.tentative:
+            with suppress(Exception):
+                self.rollback(len(self.context.tentative))
 
     def _update_processors(self, update: Callable[[LogitsProcessor], None]) -> None:
         """Call ``update`` with each processor; after an error, all later sampling raises this error."""
