@@ -39,7 +39,7 @@ test: $(INSTALLED_DEV)
 test-slow: $(INSTALLED_DEV)
 	$(PY) -m pytest --numprocesses=auto --dist=worksteal -m slow
 
-# Both libraries, with every instruction set that an AVX-512 processor can emulate; Python itself leaks.
+# Both libraries, with every instruction set that the processor has or can emulate; Python itself leaks.
 SANITIZED := build/sanitized/libpronk.so
 SANITIZERS := $(shell ${CXX} -print-file-name=libasan.so 2>/dev/null) $(shell ${CXX} -print-file-name=libubsan.so 2>/dev/null)
 sanitize: $(INSTALLED_DEV)

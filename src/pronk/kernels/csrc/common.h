@@ -144,6 +144,7 @@ struct IsaKernels {
 extern const IsaKernels kernels_portable;
 #if defined(__x86_64__) || defined(_M_X64)
 extern const IsaKernels kernels_avx2, kernels_avx512, kernels_avx512_bf16, kernels_amx;
+extern const IsaKernels kernels_emulated_amx;  // only with PRONK_EMULATE
 // Indexed by pronk_type (f32, bf16, f16). AVX512-BF16 and AMX use the tiles for f32 and f16, not those for bf16.
 extern const GemmTiles gemm_tiles_avx512[3];
 extern const QuantKernels quant_avx512, quant_vnni, quant_avx_vnni;

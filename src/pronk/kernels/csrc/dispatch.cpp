@@ -48,9 +48,6 @@ int detect() {
 #else
   const uint32_t avx512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;  // AVX512F, DQ, BW, VL
   if ((xcr0 & 0xe6) != 0xe6 || (r[1] & avx512) != avx512) return PRONK_AVX2;
-#if defined(PRONK_EMULATE)
-  return PRONK_AMX;
-#endif
   bool amx = (r[3] >> 24 & 1) && (r[3] >> 22 & 1) && (r[3] >> 25 & 1) && (xcr0 >> 17 & 3) == 3;  // AMX-TILE, BF16, INT8
   uint32_t max_subleaf = r[0];
   if (max_subleaf < 1) return PRONK_AVX512;
@@ -86,6 +83,12 @@ bool has_avx_vnni() {
 int detect() { return PRONK_PORTABLE; }
 #endif
 
+// The highest pronk_isa of this machine, without emulation.
+int machine_isa() {
+  static const int isa = detect();
+  return isa;
+}
+
 #if defined(__aarch64__)
 // Whether the processor has the 8-bit dot product, or 8-bit matrix products (i8mm). The bits are those of Linux's
 // asm/hwcap.h.
@@ -105,6 +108,9 @@ bool has_arm(bool i8mm) {
 }  // namespace
 
 const IsaKernels* pronk::isa_kernels(int isa) {
+#if defined(PRONK_EMULATE) && (defined(__x86_64__) || defined(_M_X64))
+  if (isa > PRONK_AVX2 && machine_isa() == PRONK_AVX2) return isa == PRONK_AMX ? &kernels_emulated_amx : &kernels_avx2;
+#endif
   switch (isa) {
 #if defined(__x86_64__) || defined(_M_X64)
     case PRONK_AVX2: return &kernels_avx2;
@@ -180,8 +186,10 @@ void pronk_sizes(int32_t sizes[6]) {
 }
 
 int32_t pronk_detect(void) {
-  static int isa = detect();
-  return isa;
+#if defined(PRONK_EMULATE)
+  if (machine_isa() >= PRONK_AVX2) return PRONK_AMX;
+#endif
+  return machine_isa();
 }
 
 int32_t pronk_sample(const float* logits, int64_t vocab, float temperature, uint64_t key, int32_t isa) {

@@ -1,10 +1,12 @@
-// AVX512-BF16, AMX-BF16 and AMX-INT8 instructions as plain loops, to test the code around them on processors that have
-// AVX-512 only, and AVX-VNNI for processors with AVX2 only (`python build.py OUT -DPRONK_EMULATE`); slow. Integer sums equal those of a processor with AMX, bf16
-// sums are close to its sums. In every instruction a row of the result does not depend on the other rows of its tile.
+// AVX512-BF16, AMX and AVX-VNNI instructions as plain loops, to test the code around them on processors that lack them
+// (`python build.py OUT -DPRONK_EMULATE`); slow. Integer sums equal those of the instructions, bf16 sums are close to
+// theirs. In every instruction a row of the result does not depend on the other rows of its tile.
 #pragma once
 #include <immintrin.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include <atomic>
 
 #include "scalar.h"
 
@@ -37,7 +39,16 @@ static inline __m512 dot(__m512 sum, __m512bh a, __m512bh b) {
   memcpy(&sum, s, 64);
   return sum;
 }
+}  // namespace emulate
 
+#undef _mm512_dpbf16_ps
+#define _mm512_dpbf16_ps emulate::dot
+#endif
+
+// Number of tdpbsud and tdpbssd instructions so far: tests read the symbol to prove that a GEMM uses tiles.
+inline __attribute__((visibility("default"))) std::atomic<int64_t> pronk_emulated_products{0};
+
+namespace emulate {
 // The eight tile registers and their configuration, the operand of LDTILECFG: byte 0 is the palette, bytes 16-31 are
 // each tile's bytes per row (uint16, low byte first), bytes 48-55 each tile's number of rows.
 struct Tiles {
@@ -91,17 +102,22 @@ static inline void multiply(int sum, int a, int b) {
       }
 }
 
-// tdpbsud: a unit of 4 bytes is four codes, signed in `a` and unsigned in `b`.
+// tdpbsud and tdpbssd: a unit of 4 bytes is four codes, signed in `a`; Code is the type of those in `b`.
+template <class Code>
 static inline void multiply_codes(int sum, int a, int b) {
   check_shapes(sum, a, b);
-  for (int m = 0; m < tiles.rows(a); m++)
-    for (int k = 0; k < tiles.rows(b); k++)
-      for (int n = 0; n < tiles.row_bytes(b) / 4; n++) {
-        int32_t s;
-        memcpy(&s, tiles.data[sum][m] + 4 * n, 4);
-        for (int j = 0; j < 4; j++) s += (int8_t)tiles.data[a][m][4 * k + j] * (int32_t)tiles.data[b][k][4 * n + j];
-        memcpy(tiles.data[sum][m] + 4 * n, &s, 4);
-      }
+  pronk_emulated_products.fetch_add(1, std::memory_order_relaxed);
+  for (int m = 0; m < tiles.rows(a); m++) {
+    int32_t total[16];
+    memcpy(total, tiles.data[sum][m], 64);
+    for (int k = 0; k < tiles.rows(b); k++) {
+      const int8_t* x = (const int8_t*)tiles.data[a][m] + 4 * k;
+      const Code* w = (const Code*)tiles.data[b][k];
+      for (int n = 0; n < tiles.row_bytes(b) / 4; n++)
+        for (int j = 0; j < 4; j++) total[n] += x[j] * w[4 * n + j];
+    }
+    memcpy(tiles.data[sum][m], total, 64);
+  }
 }
 }  // namespace emulate
 
@@ -112,13 +128,12 @@ static inline void multiply_codes(int sum, int a, int b) {
 #undef _tile_stored
 #undef _tile_dpbf16ps
 #undef _tile_dpbsud
-#undef _mm512_dpbf16_ps
-#define _mm512_dpbf16_ps emulate::dot
+#undef _tile_dpbssd
 #define _tile_loadconfig emulate::load_config
 #define _tile_release emulate::release
 #define _tile_zero emulate::zero
 #define _tile_loadd emulate::load
 #define _tile_stored emulate::store
 #define _tile_dpbf16ps emulate::multiply
-#define _tile_dpbsud emulate::multiply_codes
-#endif
+#define _tile_dpbsud emulate::multiply_codes<uint8_t>
+#define _tile_dpbssd emulate::multiply_codes<int8_t>

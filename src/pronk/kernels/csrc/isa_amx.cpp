@@ -7,7 +7,8 @@
 #endif
 #define PRONK_SIMD_AVX512
 #define PRONK_DOT_BF16
-#define PRONK_TILES_AMX
+#define PRONK_TILES_BF16
+#define PRONK_TILES_INT8
 namespace pronk {
 namespace {
 const bool BF16_ACTIVATIONS = true;  // GEMM with bf16 weights takes bf16 input

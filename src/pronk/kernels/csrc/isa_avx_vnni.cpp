@@ -4,17 +4,27 @@
 #include "common.h"
 #if defined(PRONK_EMULATE)
 #include "emulate.h"
+#define PRONK_TILES_INT8
 #endif
 #define PRONK_SIMD_AVX2
 #define PRONK_AVX_VNNI
 namespace pronk {
 namespace {
-// Maximum rows of a GEMM tile with quantized weights: as in isa_avx2.cpp.
-constexpr int QUANT_TILE_M = LIMIT_TILE_ROWS(6);
-constexpr int QUANT_ACCUMULATORS = 1;
-
+#include "tiles_avx2.inc"
+#if defined(PRONK_EMULATE)
+// All kernels of AVX2, with emulated AMX tiles for quantized weights: `amx` on a processor without AVX-512.
+const bool BF16_ACTIVATIONS = false;
+#include "kernels.inc"
+#include "sample.inc"
+#include "round.inc"
+#else
 #include "simd.h"
 #include "quantized.inc"
+#endif
 }  // namespace
 const QuantKernels quant_avx_vnni = make_quant_kernels();
+#if defined(PRONK_EMULATE)
+static const Sampling sampling = {sample, sample_draft};
+const IsaKernels kernels_emulated_amx = {execute, &quant_avx_vnni, round_row, &sampling, BF16_ACTIVATIONS};
+#endif
 }  // namespace pronk
