@@ -1,5 +1,7 @@
 """GEMM with the blocks of GGUF files: packed as they are, with the bits of an exact loop on every instruction set."""
 
+import ctypes
+
 import numpy as np
 import pytest
 
@@ -32,6 +34,14 @@ def dequantized(matrix: BlockMatrix) -> Array:
 
 def linears(weight: BlockMatrix, bias: Array | None = None) -> list[Linear]:
     return [Linear(KernelBackend(kernels), weight, bias, WeightLayout(), None) for kernels in SETS]
+
+
+def check_products(weight: BlockMatrix, x: Array, expected: Array) -> None:
+    """Check a few rows on every instruction set, then 20 copies of them, for which AMX uses tiles."""
+    for linear in linears(weight):
+        for copies in (1, 20):
+            found = linear.logits(np.tile(x, (copies, 1)))
+            assert same(found, np.tile(expected, (copies, 1))), (linear.packed.kernels.name, copies)
 
 
 def super_block_product(matrix: BlockMatrix, x: Array) -> Array:
@@ -99,9 +109,7 @@ def test_super_blocks_equal_the_loop(kind: str) -> None:
     x[1] *= 1000.0
     x[2, :300] = 0.0
     x[3] = np.sign(x[3]) * 5.0  # codes of 127 only: the largest sums
-    expected = super_block_product(weight, x)
-    for linear in linears(weight):
-        assert same(linear.logits(x), expected), linear.packed.kernels.name
+    check_products(weight, x, super_block_product(weight, x))
 
 
 @SUPER
@@ -114,22 +122,19 @@ def test_the_largest_sums_do_not_overflow(kind: str) -> None:
     raw[:, :, slice(4, None) if kind != "Q6_K" else scales] = 255 if kind != "Q6_K" else 127
     weight = BlockMatrix(kind, 512, (BlockRows(stored),))
     x = np.array([[1.0], [-1.0]], np.float32).repeat(512, axis=1)
-    expected = super_block_product(weight, x)
-    for linear in linears(weight):
-        assert same(linear.logits(x), expected), linear.packed.kernels.name
+    check_products(weight, x, super_block_product(weight, x))
 
 
-def test_the_smallest_scale_of_six_bits() -> None:
-    """Scales of Q6_K are signed: -128 times the smallest code, with alternating signs of the scales of a pair."""
+@pytest.mark.parametrize("code_bytes", [0, 255], ids=["smallest codes", "largest codes"])
+def test_the_smallest_scale_of_six_bits(code_bytes: int) -> None:
+    """Scales of Q6_K are signed: -128 times the extreme codes, with alternating signs of the scales of a pair."""
     stored = random_blocks("Q6_K", 16, 512, 1)
     raw = stored.reshape(16, -1, TYPES["Q6_K"].size)
-    raw[:, :, :192] = 0
+    raw[:, :, :192] = code_bytes
     raw[:, :, 192:208:2], raw[:, :, 193:208:2] = 128, 127
     weight = BlockMatrix("Q6_K", 512, (BlockRows(stored),))
     x = np.array([[1.0], [-1.0]], np.float32).repeat(512, axis=1)
-    expected = super_block_product(weight, x)
-    for linear in linears(weight):
-        assert same(linear.logits(x), expected), linear.packed.kernels.name
+    check_products(weight, x, super_block_product(weight, x))
 
 
 @pytest.mark.parametrize("kind", [kind for kind in QUANTIZED if not kind.endswith("_K")])
@@ -138,9 +143,7 @@ def test_groups_equal_the_loop(kind: str) -> None:
     stored = weight.parts[0].stored
     unpacked = unpack(stored, TYPES[kind], np.empty((21, 352), np.uint8))
     x = some_rows(3, 352)
-    expected = coded_product(unpacked, x)
-    for linear in linears(weight):
-        assert same(linear.logits(x), expected), linear.packed.kernels.name
+    check_products(weight, x, coded_product(unpacked, x))
 
 
 @KINDS
@@ -163,14 +166,40 @@ def test_a_row_depends_on_neither_the_batch_nor_the_instruction_set(kind: str) -
 
 
 @KINDS
+def test_every_number_of_rows_up_to_three_groups_of_tiles(kind: str) -> None:
+    weight, x = blocks(kind, 37, INPUTS.get(kind, 352)), some_rows(70, INPUTS.get(kind, 352))
+    best, portable = linears(weight)[0], linears(weight)[-1]
+    expected = portable.logits(x)
+    for rows in range(1, 71):
+        assert same(best.logits(x[:rows]), expected[:rows]), rows
+
+
+def test_many_rows_use_tiles() -> None:
+    """The emulation of AMX counts its products of tiles: of 16 rows, 16 outputs and 32 or 64 inputs."""
+    try:
+        counter = ctypes.c_int64.in_dll(SETS[0].library, "pronk_emulated_products")
+    except ValueError:
+        pytest.skip("expected a library with emulated instructions (--library), found another")
+    for kind in QUANTIZED:
+        inputs = INPUTS.get(kind, 352)
+        linear = linears(blocks(kind, 37, inputs))[0]
+        steps = 2 * inputs // 64 if kind in INPUTS else inputs // 32  # super-blocks: two planes
+        for rows, row_tiles in ((1, 0), (64, 4)):
+            before = counter.value
+            linear.logits(some_rows(rows, inputs))
+            assert counter.value - before == row_tiles * 3 * steps, (kind, rows)
+
+
+@KINDS
 def test_rows_that_are_not_finite_leave_the_others_alone(kind: str) -> None:
+    bad = [3, 20, 40]  # AMX tiles of super-blocks compute row 20 in two groups of rows
     for linear in linears(blocks(kind, 20, 768)):
-        x = some_rows(9, 768)
+        x = some_rows(41, 768)
         expected = linear.logits(x)
-        x[3], x[7, 5] = float("inf"), float("nan")
-        found, finite = linear.logits(x), [row for row in range(9) if row not in (3, 7)]
+        x[3], x[20, 5], x[40] = float("inf"), float("nan"), float("-inf")
+        found, finite = linear.logits(x), [row for row in range(41) if row not in bad]
         assert same(found[finite], expected[finite])
-        assert not np.isfinite(found[[3, 7]]).any()
+        assert not np.isfinite(found[bad]).any()
 
 
 @KINDS

@@ -109,7 +109,9 @@ def test_the_largest_sums_do_not_overflow(bits: Bits, minima: Minima, group: int
     x = np.array([[1.0], [-1.0]], np.float32).repeat(128, axis=1)
     expected = coded_product(weight, x)
     for product in products(weight):
-        assert same(product.logits(x), expected), product.packed.kernels.name
+        for copies in (1, 20):  # AMX uses tiles for the copies
+            found = product.logits(np.tile(x, (copies, 1)))
+            assert same(found, np.tile(expected, (copies, 1))), (product.packed.kernels.name, copies)
 
 
 def test_multiplying_counts_products() -> None:

@@ -1,5 +1,5 @@
-// AMX tiles for every bf16 GEMM: even for one row, since a row's bits may not depend on the number of rows. 8- and
-// 4-bit GEMM use AMX from AMX_INT8_MIN_M rows on (gemm_amx.inc), and VNNI below. AVX-512 computes everything else.
+// AMX tiles for every bf16 GEMM: even for one row, since a row's bits may not depend on the number of rows. GEMM with
+// quantized weights uses AMX from amx_min_rows on (gemm_amx.inc), and VNNI below. AVX-512 computes everything else.
 #include <immintrin.h>
 #include "common.h"
 #if defined(PRONK_EMULATE)
