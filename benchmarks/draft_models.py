@@ -31,7 +31,7 @@ import numpy as np
 from pronk import LLM, SamplingParams
 from pronk.arrays import Array
 from pronk.bench.metrics import expected_speedup, repeated_ngrams
-from pronk.drafters import Proposer, make_drafter
+from pronk.drafters import Drafter, make_drafter
 from pronk.drafters.from_draft.cape import CapeProposer
 from pronk.drafters.shared.chain import Chain
 from pronk.engine.stats import Stats, StepStats
@@ -40,7 +40,6 @@ from pronk.hub.resolve import resolve_model
 from pronk.models.checkpoint import Checkpoint
 from pronk.models.families import CheckpointTensor
 from pronk.sampling.sampler import DraftToken
-from pronk.speculation.calibration import Calibration
 
 LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 KINDS = ("easy", "mixed", "hopeless")
@@ -79,7 +78,7 @@ class Method:
     """A drafter, and whether draft tokens that do not pay for their rows are dropped (``thrifty``)."""
 
     label: str
-    drafter: Proposer[Any]
+    drafter: Drafter
     thrifty: bool = False
 
 
@@ -227,9 +226,8 @@ def expansion(llm: LLM, seconds: float) -> float:
     context = DraftContext(None, [1], 60, 120, params, Sampler(params, 0, [1], size), BlockTable())
     cape, spent = llm.get_proposer("cape"), []
     assert isinstance(cape, CapeProposer)
-    calibration = cape.make_own_state()
     for _ in range(200):
-        chain = Chain(context, Calibration("draft_model"))
+        chain = Chain(context, "draft_model")
         for _ in range(5):
             scores = generator.normal(0, 3, size).astype(np.float32)
             chain.draft_tokens.append(DraftToken(int(scores.argmax()), 0.5, scores))
@@ -238,7 +236,7 @@ def expansion(llm: LLM, seconds: float) -> float:
         began = perf_counter()
         chain.tree()
         plain = perf_counter()
-        cape.expand(chain, calibration)
+        cape.expand(chain)
         spent.append(perf_counter() - plain - (plain - began))
     return sorted(spent)[len(spent) // 2] / seconds
 
@@ -288,7 +286,7 @@ def main() -> None:
     drafter = make_drafter(f"draft_model({draft[:-2]})")
     llm.generate("warm up", SamplingParams(max_tokens=8), drafter=drafter)
     (model,) = llm.engine.target.shared_models.values()
-    costs, own = llm.engine.speculator.costs, model.costs
+    costs, own = llm.engine.speculator.costs, model.runner.cost_model.costs(0)
     assert costs is not None
     assert own is not None
     cost = own.at(1) / costs.at(1)

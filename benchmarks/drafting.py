@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import math
 import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from pronk.drafters import DraftContext, Outcome, Proposer, make_drafter
 from pronk.kv_cache.blocks import BlockTable
 from pronk.sampling.sampler import Sampler
 from pronk.speculation.cost_model import CostCurve
+from pronk.speculation.policy import RequestPolicy
 from pronk.speculation.tree import TokenTree
 
 SPECS = (
@@ -43,8 +45,8 @@ SPECS = (
 LENGTHS = (512, 4096, 32768)
 STEPS = 200
 
-# Seconds of a forward pass by rows, for drafters that use costs; only the drafter is measured.
-COSTS = CostCurve((1, 8, 16), (0.04, 0.05, 0.08))
+# Costs of forward passes, 0.04 to 0.08 s with 1 to 16 rows, for drafters that use costs; only the drafter is measured.
+COSTS = CostCurve(0.04, 0.8, 0.075)
 
 
 def library_text(llm: LLM, tokens: int) -> list[int]:
@@ -77,12 +79,13 @@ def drive(drafter: Proposer[Any], text: Sequence[int], prompt: int, vocab: int) 
     """
     params, generator = SamplingParams(max_tokens=10**6), np.random.default_rng(0)
     noise = generator.standard_normal((128, vocab), np.float32)
-    began = perf_counter()
+    policy, began = RequestPolicy(), perf_counter()
     state = drafter.start(text[:prompt])
     start, seconds, drafted, right, length = perf_counter() - began, [], 0, 0, prompt
     for _ in range(STEPS):
         sampler, block_table = Sampler(params, 0, (), vocab), BlockTable(length=length - 1)
-        context = DraftContext(state, text[:length], 60, 127, params, sampler, block_table, COSTS)
+        policy.set_prices(COSTS, 1, math.inf)
+        context = DraftContext(state, text[:length], 60, 127, params, sampler, block_table, policy)
         began = perf_counter()
         (tree,) = drafter.propose([context])
         proposed = perf_counter() - began
@@ -93,6 +96,8 @@ def drive(drafter: Proposer[Any], text: Sequence[int], prompt: int, vocab: int) 
             logits[node, text[length + tree.depths[node]]] = 99.0
         outcome = Outcome(state, tree, path, new, length - 1, params, logits if drafter.capabilities.logits else None)
         began = perf_counter()
+        policy.acceptance.propose(drafter.source, (), tree)
+        policy.acceptance.advance(new)
         drafter.observe(outcome)
         seconds.append(proposed + perf_counter() - began)
         length, drafted, right = length + len(new), drafted + tree.num_draft_tokens, right + len(path)

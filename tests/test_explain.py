@@ -17,7 +17,8 @@ PARAMS = SamplingParams(max_tokens=40, ignore_eos=True)
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
     made = LLM(tiny_checkpoint(tmp_path_factory.mktemp("model") / "tiny"))
-    set_costs(made.engine, CostCurve((1, 2), (10.0, 10.1), slope=0.1))  # so slow that drafting is almost free
+    set_costs(made.engine, CostCurve(10.0, 0.99, 0.01))  # so slow that drafting is almost free
+    made.engine.speculator.policy.elapsed = 1e6  # as if the engine had run for so long that it may lose 10,000 s
     return made
 
 
@@ -52,9 +53,8 @@ def test_auto_reports_the_asked_sources_and_their_gains(llm: LLM) -> None:
             assert step.source_reports[0].before == (1.0, 10.0)
             last = step.source_reports[-1].after
             assert last is not None
-            if "lookahead" not in {each.source for each in step.source_reports}:  # its window adds rows
-                assert step.gain == pytest.approx(last[0])
-                assert step.value == pytest.approx(last[0] * 10.0 / last[1])
+            assert step.gain == pytest.approx(last[0])
+            assert step.value == pytest.approx(last[0] * 10.0 / last[1])
     (suffix,) = [share for share in found.shares if share.source == "suffix"]
     assert suffix.asked == sum(each.source == "suffix" for each in asked) > 0
     assert "suffix proposed in" in found.summary
@@ -64,8 +64,9 @@ def test_auto_reports_the_asked_sources_and_their_gains(llm: LLM) -> None:
 def test_other_drafters_have_a_trace_too(llm: LLM, drafter: str) -> None:
     found = explain(llm, TEXT, PARAMS, drafter)
     check(found, llm, drafter)
-    assert not any(step.source_reports for step in found.steps)
-    assert "suffix had" in found.summary
+    name = drafter.partition("(")[0]
+    assert {each.source for step in found.steps for each in step.source_reports} == {name}
+    assert f"{name} proposed in" in found.summary
 
 
 def test_summary_without_draft_tokens(llm: LLM) -> None:

@@ -60,18 +60,15 @@ LAYERS = (
     {"torch_backend"},
     {"backends"},
     {"hub"},
-    {"speculation.acceptance_stats", "speculation.cost_model"},
+    {"speculation.acceptance_stats", "speculation.cost_model", "speculation.trie"},
     {"execution", "files", "tokenization"},
     {"corpus", "speculation"},
     {"drafters.registry"},
     {"drafters.autoregressive", "drafters.shared"},
-    {"speculation.adaptive_length"},
     {"drafters.from_outputs", "drafters.from_text", "drafters.proposer_cache"},
     {"drafters.from_draft"},
     {"drafters.from_target"},
     {"drafters.combined"},
-    {"speculation.auto_step"},
-    {"speculation.auto"},
     {"drafters", "parallel", "structured"},
     {"engine.decision_trace", "engine.fair_share", "engine.stats"},
     {"engine.request"},
@@ -191,7 +188,7 @@ def test_packages_import_only_lower_layers() -> None:
         ("from pronk.drafters.from_outputs.jacobi import Jacobi", "drafters.from_outputs.jacobi"),
         ("from pronk.drafters import make_drafter", "drafters"),
         ("from pronk.speculation.tree import TokenTree", None),
-        ("from pronk.drafters.shared.trie import Trie", None),
+        ("from pronk.speculation.trie import Trie", None),
     ],
 )
 def test_upward_imports_are_found(line: str, found: str | None, tmp_path: Path) -> None:
@@ -295,17 +292,6 @@ except OptionError as error:
     assert done.stdout == f"{message}\n"
 
 
-# Modules of the draft-length policy, to which the rules of prose do not apply yet.
-ROUGH = {
-    *(
-        f"speculation/{name}.py"
-        for name in (
-            "acceptance_rates", "acceptance_stats", "adaptive_length", "auto", "auto_step",
-            "calibration", "cost_model", "draft_length", "node_selection", "request_budget", "shared_acceptance",
-            "source_states", "source_value", "token_view",
-        )
-    ),
-}  # fmt: skip
 RIDDLES = {"What", "Of", "Whose", "Where", "Who", "That", "So", "Or", "There", "See"}  # no first words of a docstring
 PERSONS = re.compile(r"\b(who|whoever|whom|nobody|somebody|anybody)\b", re.IGNORECASE)
 
@@ -331,8 +317,7 @@ def prose_faults(path: Path) -> Iterator[str]:
 
 def test_prose() -> None:
     """Docstrings have a short first line; docstrings and comments do not speak of persons."""
-    modules = [path for path in MODULES if not any(relative(path).startswith(name) for name in ROUGH)]
-    found = {relative(path): [*prose_faults(path)] for path in modules}
+    found = {relative(path): [*prose_faults(path)] for path in MODULES}
     assert {module: faults for module, faults in found.items() if faults} == {}
 
 

@@ -203,35 +203,22 @@ class Clock:
 
 
 class GivenTimes(CostModel):
-    """A cost model with fixed costs, which ignores measured durations.
+    """A cost model with fixed costs of forward passes, which ignores measured durations."""
 
-    Args:
-        costs: costs of forward passes.
-        rest: costs of the layers that remain to be computed for early rows; ``None``: ``costs``.
-    """
-
-    def __init__(self, costs: CostCurve | None, rest: CostCurve | None = None) -> None:
+    def __init__(self, costs: CostCurve | None) -> None:
         super().__init__()
-        self.given, self.given_rest = costs, rest
+        self.given = costs
 
-    def learn(self, rows: int, context: int, seconds: float) -> None:
+    def learn(self, rows: int, context: int, seconds: float, *, plain: bool | None = None, early: float = 0.0) -> None:
         pass
 
-    def learn_rest(self, share: float, rows: int, context: int, seconds: float) -> None:
-        pass
-
-    def costs(self, context: int, plain: int = 1) -> CostCurve | None:
+    def costs(self, context: int) -> CostCurve | None:
         return self.given
 
-    def rest(self, whole: CostCurve, share: float) -> CostCurve:
-        return whole if self.given_rest is None else self.given_rest
 
-
-def set_costs(engine: Engine, costs: CostCurve | None, rest: CostCurve | None = None) -> None:
+def set_costs(engine: Engine, costs: CostCurve | None) -> None:
     """Set fixed costs of forward passes; see :class:`GivenTimes`."""
-    times = GivenTimes(costs, rest)
-    engine.runner.cost_model = times
-    engine.target = replace(engine.target, cost_model=times)
+    engine.runner.cost_model = GivenTimes(costs)
 
 
 def make_engine(

@@ -22,9 +22,9 @@ class SourceShare:
     """Statistics of one drafter over the decoding of a text: calls, time and draft tokens."""
 
     source: str  # name of the drafter
-    asked: int  # number of steps in which ``auto`` called this drafter; 0 if the request did not use ``auto``
-    explored: int  # number of those calls only to measure the acceptance, without an expected gain
-    seconds: float  # seconds that ``auto`` waited for proposals, without calls of :meth:`Proposer.observe`
+    asked: int  # number of steps in which this drafter was asked for draft tokens
+    explored: int  # number of those steps in which it was asked to measure its acceptance, without an expected gain
+    seconds: float  # duration of its proposals, without calls of :meth:`Proposer.observe`
     drafted: int  # number of verified draft tokens
     accepted: int  # number of accepted draft tokens
 
@@ -95,7 +95,7 @@ def explain(
 
 def _shares(steps: Sequence[Decision]) -> list[SourceShare]:
     counts: dict[str, Counter[str]] = {}
-    # By the drafter in a token's ``origin``: the drafter that ``auto`` called, which is the same one or contains it.
+    # By the drafter in a token's ``origin``: the drafter that was asked, which is the same one or contains it.
     called_drafters = {"": ""}
     for step in steps:
         for report in step.source_reports:

@@ -29,7 +29,7 @@ from pronk.quantization.gguf.checkpoint import GgufCheckpoint, is_gguf
 from pronk.sampling.defaults import recommended_params
 from pronk.sampling.guide import check_texts
 from pronk.sampling.params import SamplingParams
-from pronk.speculation.acceptance_file import AcceptanceFile
+from pronk.speculation.acceptance_stats import AcceptanceFile
 from pronk.tokenization.chat.messages import Messages, Tools
 from pronk.tokenization.tokenizer import Tokenizer
 
@@ -75,6 +75,7 @@ class LLM:
         budget: Literal["auto", "all"] = "auto",
         calibration: bool | str | Path = True,
         progress: Callable[[int, int], None] | None = None,
+        check: Callable[[RequestFactory], None] | None = None,
     ) -> None:
         """Load a model.
 
@@ -106,12 +107,13 @@ class LLM:
                 then depends on the number of workers, but not on the drafter.
             kernels: ``"auto"`` (the CPU's widest instruction set), an instruction set such as ``"avx2"``, or
                 ``"torch"`` (``pronk[torch]``), with which the text may depend on the batch and the drafter.
-            budget: ``"auto"`` drops draft tokens whose measured cost exceeds their expected gain, and limits the time
-                that speculation may cost each request. ``"all"`` verifies every draft token, so that the number of
-                forward passes does not depend on measured times. With coupled acceptance, the text is the same.
+            budget: ``"auto"`` drafts and verifies what maximizes expected tokens per second, and limits the time that
+                speculation may lose. ``"all"`` verifies every draft token, so that the number of forward passes does
+                not depend on measured times. With coupled acceptance, the text is the same.
             calibration: whether new requests start with the acceptance rates of earlier requests; no text is kept. A
                 path is a file from which to load the rates, if it exists, and in which to save them.
             progress: receives the number of bytes loaded so far, and the total.
+            check: called once the tokenizer is loaded and before the weights are; may raise an error about a request.
 
         Raises:
             CheckpointError: the model cannot be loaded.
@@ -130,6 +132,9 @@ class LLM:
         self.calibration = AcceptanceFile.open(calibration, self.path)
         self.dtype, self.workers = parse_dtype(dtype, self.config), workers
         backend = choose_backend(kernels, device, self.config, self.dtype)
+        self.request_factory = RequestFactory(self.config, self.tokenizer, backend.kernels)
+        if check is not None:
+            check(self.request_factory)
         is_split = parallel == "tensor" and workers > 1
         cacheable = None if opened is None or backend.kernels is None or is_split else opened.identity
         cache_file = WeightCache.open(weight_cache, cacheable)
@@ -165,10 +170,9 @@ class LLM:
                 tokenizer=self.tokenizer,
                 kv_budget=kv_budget,
                 folder=self.path,
-                acceptance_stats=self.calibration.acceptance_stats,
+                acceptance_stats=self.calibration.stats,
                 runner=team.make_runner(decoder, cache),
             )
-            self.request_factory = RequestFactory(self.config, self.tokenizer, backend.kernels)
             self._proposers = ProposerCache(self.engine.target, self.drafter)
             on_error.pop_all()  # no error: keep the workers running
 

@@ -51,7 +51,7 @@ def test_a_plot(run: Any, tmp_path: Path) -> None:
     root = ET.parse(path).getroot()
     assert root.tag.endswith("svg")
     text = "".join(root.itertext())
-    assert "plain steps gained" in text
+    assert "allowance in s" in text
     assert "target model" in text
 
 

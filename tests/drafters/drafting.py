@@ -27,6 +27,7 @@ from pronk.models.decoder import Decoder
 from pronk.models.loader import load_decoder, read_config
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import DraftToken, Sampler
+from pronk.speculation.step_value import ChainPrice
 from pronk.speculation.tree import TokenTree
 from pronk.train.attention import dense_logits
 from pronk.train.modules.load import load_module
@@ -132,6 +133,13 @@ class Watched(Proposer[Any]):
     def __post_init__(self) -> None:
         object.__setattr__(self, "capabilities", self.inner.capabilities)
         object.__setattr__(self, "models", self.inner.models)
+
+    @property
+    def source(self) -> str:
+        return self.inner.source
+
+    def chain_price(self, context: DraftContext[Any]) -> ChainPrice | None:
+        return self.inner.chain_price(context)
 
     def start(self, prompt: Sequence[int]) -> Any:
         return self.inner.start(prompt)

@@ -1,6 +1,7 @@
 """Toy models, and the shortest way to decode with one drafter outside the engine."""
 
 import atexit
+import math
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,8 @@ from pronk.kv_cache.blocks import BlockTable
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
 from pronk.sampling.verify import verify_tree
+from pronk.speculation.cost_model import CostCurve
+from pronk.speculation.policy import RequestPolicy
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
 
@@ -36,7 +39,7 @@ def tokenizer_stub(vocabulary: str | None) -> Any:
 def target_stub(vocabulary: str | None, size: int) -> Target:
     """Return a target with nothing but a vocabulary."""
     decoder = SimpleNamespace(config=SimpleNamespace(vocab_size=size))
-    return cast(Target, SimpleNamespace(vocabulary=vocabulary, decoder=decoder, acceptance_stats=None))
+    return cast(Target, SimpleNamespace(vocabulary=vocabulary, decoder=decoder))
 
 
 def bind(drafter: Drafter, vocabulary: str | None = None, size: int = VOCAB) -> Any:
@@ -86,6 +89,13 @@ def context(
     params, text = params or SamplingParams(), list(tokens)
     sampler, block_table = Sampler(params, params.seed or 0, text, vocab), BlockTable(length=len(text) - 1 - drafted)
     return DraftContext(state, text, depth, nodes, params, sampler, block_table, **more)
+
+
+def priced(costs: CostCurve | None, requests: int = 1) -> RequestPolicy:
+    """Return the policy of a step of ``requests`` requests with these costs; what may be lost has no limit."""
+    policy = RequestPolicy()
+    policy.set_prices(costs, requests, math.inf)
+    return policy
 
 
 def outcome_of(tree: TokenTree, path: Sequence[int], **more: Any) -> Outcome[Any]:

@@ -10,7 +10,6 @@ from drafters.helpers import VOCAB
 from pronk.drafters import DraftContext, Outcome
 from pronk.drafters.shared.chain import Chain, ChainProposer, Stop
 from pronk.sampling.sampler import DraftToken
-from pronk.speculation.calibration import Calibration
 from pronk.speculation.tree import TokenTree
 
 
@@ -24,18 +23,18 @@ def drafted(token: int, confidence: float, *others: int, vocab: int = VOCAB) -> 
 
 
 @dataclass(frozen=True)
-class Scripted(ChainProposer[Calibration]):
+class Scripted(ChainProposer[None]):
     """Proposes ``script`` for every text."""
 
     name = "scripted"
 
     script: tuple[DraftToken, ...] = ()
 
-    def start(self, prompt: Sequence[int]) -> Calibration:
-        return Calibration(self.name)
+    def start(self, prompt: Sequence[int]) -> None:
+        """Return no state."""
 
-    def chains(self, contexts: Sequence[DraftContext[Calibration]], stop: Stop | None = None) -> list[Chain]:
-        chains = [Chain(context, context.state) for context in contexts]
+    def chains(self, contexts: Sequence[DraftContext[None]], stop: Stop | None = None) -> list[Chain]:
+        chains = [Chain(context, self.name) for context in contexts]
         for number, chain in enumerate(chains):
             for each in self.script:
                 if chain.is_full:
@@ -48,7 +47,7 @@ class Scripted(ChainProposer[Calibration]):
                     break
         return chains
 
-    def observe(self, outcome: Outcome[Calibration]) -> None:
+    def observe(self, outcome: Outcome[None]) -> None:
         """Ignore the outcome."""
 
     def drafted(self, tree: TokenTree) -> list[int]:

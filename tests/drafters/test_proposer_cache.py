@@ -16,6 +16,7 @@ import pytest
 
 from checkpoints import MakeCheckpoint
 from drafters.from_draft.drafts import write_checkpoint
+from drafters.helpers import context
 from pronk import LLM, Cape, DraftModel, Merged, OptionError, PromptLookup, SamplingParams, Staged, Suffix
 from pronk.drafters import REGISTRY, Drafter, Proposer, Target
 from pronk.drafters.autoregressive import Autoregressive
@@ -272,14 +273,21 @@ def test_objects_that_are_no_drafter_are_refused(drafter: Any, message: str) -> 
 
 
 @pytest.mark.parametrize(
+    ("name", "hint"),
+    [("chooser", "; use sampler"), ("table", "; use block_table"), ("costs", "; use policy"), ("color", "")],
+)
+def test_messages_for_former_fields_name_the_present_ones(name: str, hint: str) -> None:
+    with pytest.raises(AttributeError, match=f"^expected a field of DraftContext, found {name}{hint}$"):
+        getattr(context(None, [1]), name)
+
+
+@pytest.mark.parametrize(
     ("old", "new"),
     [
         ("needs", "capabilities"),
         ("listens", "capabilities.observes_all_steps"),
         ("chooses", "capabilities.self_budgeting"),
         ("insists", "capabilities.bypass_budget"),
-        ("payer", "budget_owner"),
-        ("skips", "should_skip"),
         ("give_way", "on_preempt"),
     ],
 )

@@ -40,7 +40,7 @@ SPECS: dict[str, str] = {
     "gauss_seidel": "gauss_seidel(num_tokens=5)",
     "recycling": "recycling(num_nodes=20, top_k=6)",
     "retrieval": conformance_spec(),
-    "merged": "merged(prompt_lookup(min_ngram=1), recycling(shared=True), lookahead(window=2))",
+    "merged": "merged(prompt_lookup(min_ngram=1), recycling(shared=True), lookahead(window=2), num_nodes=20)",
     "first_of": "first_of(prompt_lookup(max_ngram=3), lookahead(window=3, ngram=3), gauss_seidel)",
     **drafts.specs(),
     "multi_token": trained_multi_token.spec(),

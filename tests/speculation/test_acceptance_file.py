@@ -21,15 +21,15 @@ def model(tmp_path: Path) -> Path:
 def test_statistics_survive_a_restart(model: Path, tmp_path: Path) -> None:
     path = tmp_path / "calibration.json"
     first = LLM(model, calibration=path, budget="all")
-    assert first.calibration.acceptance_stats is not None
-    assert not first.calibration.acceptance_stats.counts
+    assert first.calibration.stats is not None
+    assert not first.calibration.stats.counts
     text = first.generate(TEXT, PARAMS).text
-    assert first.calibration.acceptance_stats.counts
+    assert first.calibration.stats.counts
     assert not path.exists()
     first.calibration.save()
     again = LLM(model, calibration=str(path), budget="all")
-    assert again.calibration.acceptance_stats is not None
-    assert again.calibration.acceptance_stats.counts == first.calibration.acceptance_stats.counts
+    assert again.calibration.stats is not None
+    assert again.calibration.stats.counts == first.calibration.stats.counts
     assert again.generate(TEXT, PARAMS).text == text
     stored = json.loads(path.read_text())
     assert set(stored) == {"format", "model", "counts"}
@@ -39,7 +39,7 @@ def test_statistics_survive_a_restart(model: Path, tmp_path: Path) -> None:
 def test_calibration_can_be_disabled(model: Path) -> None:
     llm = LLM(model, calibration=False, budget="all")
     llm.generate(TEXT, PARAMS)
-    assert llm.calibration.acceptance_stats is None
+    assert llm.calibration.stats is None
     llm.calibration.save()
 
 
@@ -47,9 +47,9 @@ def test_calibration_can_be_disabled(model: Path) -> None:
     ("change", "message"),
     [
         (lambda found: found | {"model": "another"}, "found another; give each model its own"),
-        (lambda found: found | {"format": "pronk-calibration/0"}, "expected a file of the format"),
+        (lambda found: found | {"format": "pronk-calibration/1"}, "expected a file of the format"),
         (lambda found: found | {"counts": [["suffix", 1, 1, 0, 2.0, 3.0]]}, "expected a file of the format"),
-        (lambda found: found | {"counts": [["suffix", -1, 1, 0, 2.0, 1.0]]}, "expected a file of the format"),
+        (lambda found: found | {"counts": [["suffix", 1, 1, 0, 4097.0, 1.0]]}, "expected a file of the format"),
         (lambda found: found | {"counts": [["suffix", True, 1, 0, 2.0, 1.0]]}, "expected a file of the format"),
         (lambda found: found | {"counts": [["suffix", 1, 1, 0, float("nan"), 1.0]]}, "expected a file of the format"),
         (lambda found: found | {"counts": [[["suffix"], 1, 1, 0, 2.0, 1.0]]}, "expected a file of the format"),

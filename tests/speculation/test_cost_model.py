@@ -1,43 +1,14 @@
 """Measured costs of forward passes, on simulated processors with disturbances and changing speed."""
 
-import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 
 import pytest
 
-from pronk.speculation.cost_model import CostCurve, CostModel
-
-# Up to 4 rows cost the same; every 4 rows more add half a plain pass.
-STEPS = CostCurve((1, 4, 8, 12, 64), (1.0, 1.0, 1.5, 2.0, 8.5))
+from pronk.speculation.cost_model import CostCurve, CostModel, usual
 
 Seconds = Callable[[int], float]
-
-
-@pytest.mark.parametrize(
-    ("rows", "seconds"),
-    [
-        (1, 1.0),
-        (3, 1.0),
-        (4, 1.0),
-        (5, 1.125),
-        (8, 1.5),
-        (9, 1.625),
-        (12, 2.0),
-        (38, 5.25),
-        (64, 8.5),
-        (128, 16.5),
-        (2000, 250.5),
-    ],
-)
-def test_cost_between_the_points_and_beyond(rows: int, seconds: float) -> None:
-    assert STEPS.at(rows) == pytest.approx(seconds)
-
-
-def test_the_cost_beyond_the_known_rows_is_infinite() -> None:
-    costs = CostCurve((1, 4), (1.0, 2.0), slope=0.5, known=8)
-    assert [costs.at(rows) for rows in (1, 4, 5, 8, 9)] == [1.0, 2.0, 2.5, 4.0, math.inf]
 
 
 def by_memory(rows: int) -> float:
@@ -46,196 +17,217 @@ def by_memory(rows: int) -> float:
 
 
 def disturbed(seconds: float, dice: random.Random) -> float:
-    """Double the time of one forward pass in seven."""
+    """Add 3 % noise, and double the time of one forward pass in seven."""
     return seconds * dice.lognormvariate(0.0, 0.03) * (2.0 if dice.random() < 1 / 7 else 1.0)
 
 
 def learn_passes(
-    times: CostModel, passes: list[int], seconds: Seconds, dice: random.Random, context: int = 100
+    model: CostModel, passes: Iterable[int], seconds: Seconds, dice: random.Random, context: int = 100
 ) -> None:
     for rows in passes:
-        times.learn(rows, context, disturbed(seconds(rows), dice))
+        model.learn(rows, context, disturbed(seconds(rows), dice))
 
 
-def largest_error(times: CostModel, seconds: Seconds, rows: list[int], context: int = 100) -> float:
-    """Return the largest error of the costs, as a factor."""
-    costs = times.costs(context)
+def costs_of(model: CostModel, context: int = 100) -> CostCurve:
+    costs = model.costs(context)
     assert costs is not None
+    return costs
+
+
+def largest_error(model: CostModel, seconds: Seconds, rows: Iterable[int], context: int = 100) -> float:
+    """Return the largest error of the costs, as a factor."""
+    costs = costs_of(model, context)
     return max(max(costs.at(each) / seconds(each), seconds(each) / costs.at(each)) for each in rows)
 
 
-def test_costs_are_unknown_before_two_plain_passes() -> None:
-    times = CostModel()
-    assert times.costs(0) is None
-    times.learn(200, 0, 4.0)
-    assert times.costs(0) is None
-    for _ in range(2):
-        times.learn(4, 200, 0.08)
-    assert times.costs(200) is None
-    assert times.costs(200, plain=4) is not None
-    assert times.costs(200, plain=6) is None
-    times.learn(1, 200, 0.14)
-    assert times.costs(200) is None  # one may have been disturbed
-    times.learn(1, 200, 0.07)
-    assert times.costs(200) is not None
+@pytest.mark.parametrize(("rows", "seconds"), [(1, 2.0), (3, 2.0), (4, 2.0), (5, 2.5), (8, 4.0), (64, 32.0)])
+def test_few_rows_are_limited_by_memory_and_more_rows_by_arithmetic(rows: int, seconds: float) -> None:
+    assert CostCurve(2.0, 0.0, 0.25).at(rows) == pytest.approx(seconds)
+    assert CostCurve(2.0, 0.0, 0.25, context=0.5).at(rows) == pytest.approx(seconds + 1.0)
 
 
-def test_costs_after_one_prompt_and_two_plain_passes() -> None:
-    times = CostModel()
-    times.learn(200, 0, 1.3 * by_memory(200))
-    learn_passes(times, [1, 1], by_memory, random.Random(1), context=200)
-    assert largest_error(times, by_memory, [1, 4, 8, 16, 32, 64, 128]) < 1.7
+@pytest.mark.parametrize(("start", "slope"), [(0.0, 0.25), (0.85, 0.15), (0.5, 0.125), (-1.0, 0.125), (0.3, 0.55)])
+def test_free_rows_and_the_seconds_of_a_further_row(start: float, slope: float) -> None:
+    curve = CostCurve(3.0, start, slope, context=0.7)
+    free = curve.free_rows
+    assert curve.at(free) == pytest.approx(curve.at(1))
+    assert curve.at(free + 1) > 1.001 * curve.at(1)
+    assert curve.at(free + 2) - curve.at(free + 1) == pytest.approx(curve.row_seconds)
 
 
-def test_a_very_slow_first_prompt_does_not_make_few_rows_expensive() -> None:
-    times = CostModel()
-    times.learn(20, 0, 500.0)
-    learn_passes(times, [1, 1], by_memory, random.Random(1), context=20)
-    costs = times.costs(20)
-    assert costs is not None
-    assert costs.at(4) <= 2 * costs.at(1)
-    assert costs.at(20) > 100
+def test_without_a_slope_all_rows_are_free() -> None:
+    curve = CostCurve(3.0, 0.9, 0.0)
+    assert curve.free_rows > 100
+    assert curve.row_seconds == 0.0
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_disturbances_are_ignored(seed: int) -> None:
-    dice, times = random.Random(seed), CostModel()
-    learn_passes(times, [dice.choice((1, 1, 4, 8, 12, 16)) for _ in range(150)], by_memory, dice)
-    assert largest_error(times, by_memory, [1, 4, 8, 12, 16]) < 1.15
+@pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
+def test_rows_whose_first_layers_are_computed_cost_the_rest(share: float) -> None:
+    whole = CostCurve(2.0, 0.25, 0.25, context=0.5)
+    for rows in (1, 3, 4, 9, 40):
+        further = (1.0 - share) * (whole.at(rows) - whole.at(1))
+        assert whole.rest(share).at(rows) == pytest.approx(whole.at(1) + further)
 
 
-@pytest.mark.parametrize("seed", range(20))
+def test_the_prior_is_used_before_passes_with_several_rows() -> None:
+    model = CostModel()
+    for _ in range(3):
+        model.learn(1, 0, 2.0)
+    costs = costs_of(model, 0)
+    assert [costs.at(rows) for rows in (1, 2, 11)] == pytest.approx([2.0, 2.3, 5.0])
+
+
+def test_the_usual_value_is_the_lower_third() -> None:
+    assert usual([5.0]) == 5.0
+    assert usual([9.0, 1.0]) == 1.0
+    assert usual([1.0, 9.0, 1.1, 9.0, 1.2, 1.3]) == 1.1
+    assert usual([3.0, 1.0, 2.0, 4.0, 5.0, 6.0, 7.0]) == 3.0
+
+
+def test_costs_are_unknown_before_a_plain_pass() -> None:
+    model = CostModel()
+    assert model.costs(0) is None
+    model.learn(4, 200, 0.08)
+    assert model.costs(200) is None
+    model.learn(4, 200, 0.08, plain=True)  # four requests without draft tokens
+    assert model.costs(200) is not None
+    model = CostModel()
+    model.learn(1, 200, 0.08, plain=False)
+    assert model.costs(200) is None
+    model.learn(1, 200, 0.08)
+    assert model.costs(200) is not None
+
+
+@pytest.mark.parametrize("measured", [1, 20])
+def test_old_plain_passes_are_measured_again(measured: int) -> None:
+    model = CostModel()
+    for _ in range(measured):
+        model.learn(1, 0, 1.0)
+    passes = 0
+    while model.costs(0) is not None:
+        model.learn(8, 0, 2.0)
+        passes += 1
+    assert passes == 256
+    model.learn(1, 0, 1.0)
+    assert model.costs(0) is not None
+
+
+def assert_small(errors: Iterable[float], usual_limit: float, limit: float) -> None:
+    """Check nine in ten errors by one limit, and all by another; two disturbed passes can meet in a short window."""
+    ranked = sorted(errors)
+    assert ranked[9 * len(ranked) // 10] < usual_limit
+    assert ranked[-1] < limit
+
+
+def test_disturbances_are_ignored() -> None:
+    errors = list[float]()
+    for seed in range(150):
+        dice, model = random.Random(seed), CostModel()
+        learn_passes(model, [dice.choice((1, 1, 4, 8, 12, 16)) for _ in range(150)], by_memory, dice)
+        errors.append(largest_error(model, by_memory, [1, 4, 8, 12, 16]))
+    assert_small(errors, 1.2, 1.5)
+
+
 @pytest.mark.parametrize("factor", [0.5, 1.5, 3.0])
-def test_another_speed_is_followed_within_20_passes(factor: float, seed: int) -> None:
+def test_another_speed_is_followed_within_20_passes(factor: float) -> None:
     """The estimates for 12 and 16 rows, which are not measured after the change, follow, too."""
-    dice, times = random.Random(seed), CostModel()
-    learn_passes(times, [dice.choice((1, 4, 8, 12, 16)) for _ in range(100)], by_memory, dice)
-    learn_passes(times, [dice.choice((1, 4, 8)) for _ in range(20)], lambda rows: factor * by_memory(rows), dice)
-    assert largest_error(times, lambda rows: factor * by_memory(rows), [1, 4, 8, 12, 16]) < 1.3
+    errors = list[float]()
+    for seed in range(150):
+        dice, model = random.Random(seed), CostModel()
+        learn_passes(model, [dice.choice((1, 4, 8, 12, 16)) for _ in range(100)], by_memory, dice)
+        learn_passes(model, [dice.choice((1, 4, 8)) for _ in range(20)], lambda rows: factor * by_memory(rows), dice)
+        errors.append(largest_error(model, lambda rows: factor * by_memory(rows), [1, 4, 8, 12, 16]))
+    assert_small(errors, 1.3, 1.8)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_other_costs_are_followed(seed: int) -> None:
+@pytest.mark.parametrize("factor", [0.5, 3.0])
+def test_another_speed_is_followed_after_five_passes(factor: float) -> None:
+    model = CostModel()
+    for _ in range(50):
+        model.learn(1, 0, 1.0)
+    for _ in range(5):
+        model.learn(1, 0, factor)
+    assert costs_of(model, 0).at(1) == pytest.approx(factor)
+
+
+def test_other_costs_are_followed() -> None:
     """With half of the cores, computing takes twice as long, and reading weights does not."""
-    dice, times = random.Random(seed), CostModel()
     slow = lambda rows: max(0.08, 0.04 * rows)  # noqa: E731
-    learn_passes(times, [dice.choice((1, 4, 8, 12)) for _ in range(100)], by_memory, dice)
-    before = largest_error(times, slow, [1, 4, 8, 12])
-    learn_passes(times, [dice.choice((1, 4, 8, 12)) for _ in range(60)], slow, dice)
-    assert largest_error(times, slow, [1, 4, 8, 12]) < 1.3
-    assert before > 1.6
+    errors = list[float]()
+    for seed in range(150):
+        dice, model = random.Random(seed), CostModel()
+        learn_passes(model, [dice.choice((1, 4, 8, 12)) for _ in range(100)], by_memory, dice)
+        assert largest_error(model, slow, [1, 4, 8, 12]) > 1.6
+        learn_passes(model, [dice.choice((1, 4, 8, 12)) for _ in range(60)], slow, dice)
+        errors.append(largest_error(model, slow, [1, 4, 8, 12]))
+    assert_small(errors, 1.3, 1.6)
 
 
 @pytest.mark.parametrize("measured", [(1,), (4,), (1, 4), (1, 1, 1, 8)])
 def test_costs_of_unmeasured_rows_do_not_drift(measured: tuple[int, ...]) -> None:
     found = list[float]()
     for seed in range(9):
-        dice, times = random.Random(seed), CostModel()
-        learn_passes(times, [dice.choice((1, 4, 8, 12)) for _ in range(400)], by_memory, dice)
+        dice, model = random.Random(seed), CostModel()
+        learn_passes(model, [dice.choice((1, 4, 8, 12)) for _ in range(400)], by_memory, dice)
         for _ in range(240):
-            times.learn(rows := dice.choice(measured), 100, by_memory(rows) * dice.lognormvariate(0.0, 0.15))
-        found.append(largest_error(times, by_memory, [1, 4, 8, 12]))
+            model.learn(rows := dice.choice(measured), 100, by_memory(rows) * dice.lognormvariate(0.0, 0.15))
+        found.append(largest_error(model, by_memory, [1, 4, 8, 12]))
     assert sorted(found)[len(found) // 2] < 1.35
+
+
+@pytest.mark.parametrize("rows", [4, 16])
+def test_passes_with_equal_rows_say_nothing_about_the_line(rows: int) -> None:
+    """A batch of requests that always has the same size has unknown costs of one row."""
+    model = CostModel()
+    for _ in range(100):
+        model.learn(rows, 0, 1.0, plain=True)
+    costs = costs_of(model, 0)
+    assert costs.at(rows) == pytest.approx(1.0)
+    assert costs.row_seconds / costs.speed == pytest.approx(0.15)
 
 
 def test_more_rows_never_take_less_time() -> None:
     dice = random.Random(0)
     for _ in range(50):
-        times = CostModel()
-        times.learn(1, 0, 1.0)
-        times.learn(1, 0, 1.0)
+        model = CostModel()
         for _ in range(30):
-            times.learn(dice.choice((1, 2, 3, 5, 8, 13, 40, 300)), 0, dice.uniform(0.5, 20.0))
-        costs = times.costs(0)
-        assert costs is not None
-        seconds = [costs.at(rows) for rows in range(1, 400)]
-        assert all(more >= less * (1 - 1e-12) for less, more in pairwise(seconds))
+            model.learn(dice.choice((1, 2, 3, 5, 8, 13, 40, 300)), dice.randrange(3000), dice.uniform(0.5, 20.0))
+        model.learn(1, 0, 1.0)
+        for context in (0, 5000):
+            seconds = [costs_of(model, context).at(rows) for rows in range(1, 400)]
+            assert all(more >= less for less, more in pairwise(seconds))
 
 
-def test_costs_are_known_up_to_twice_the_measured_rows() -> None:
-    times = CostModel()
-    learn_passes(times, [1, 1], by_memory, random.Random(1))
-    for most, rows in ((8, 8), (16, 12), (24, 24)):
-        costs = times.costs(100)
-        assert costs is not None
-        assert costs.at(most) < math.inf
-        assert costs.at(most + 1) == math.inf
-        times.learn(rows, 100, 0.1)
+def test_the_cost_of_cached_tokens_is_learned_over_many_requests() -> None:
+    """Attention to 5,000 cached tokens takes half as long as reading the weights."""
+    seconds = lambda rows, context: 0.07 * (max(1.0, rows / 3.5) + 0.0001 * context)  # noqa: E731
+    errors = list[float]()
+    for seed in range(20):
+        dice, model = random.Random(seed), CostModel()
+        for _ in range(12):
+            context = dice.randrange(50, 6000)
+            for _ in range(60):
+                rows = dice.choice((1, 1, 4, 8))
+                model.learn(rows, context, disturbed(seconds(rows, context), dice))
+                context += 1 + rows // 4
+        ratio = costs_of(model, 5000).at(1) / costs_of(model, 0).at(1)
+        errors.append(max(ratio / 1.5, 1.5 / ratio))
+    assert_small(errors, 1.15, 1.2)
 
 
-@pytest.mark.parametrize(("measured", "lasts"), [(2, 32), (4, 64), (20, 256)])
-def test_old_plain_passes_are_forgotten(measured: int, lasts: int) -> None:
-    """The next step is plain, so that draft tokens are compared with current costs."""
-    times = CostModel()
-    for _ in range(measured):
-        times.learn(1, 0, 1.0)
-    passes = 0
-    while times.costs(0) is not None:
-        times.learn(8, 0, 2.0)
-        passes += 1
-    assert passes == lasts
-    times.learn(1, 0, 1.0)
-    assert times.costs(0) is not None
+def test_equal_contexts_give_cached_tokens_no_cost() -> None:
+    model = CostModel()
+    for number in range(200):
+        model.learn(1, 1000 + number % 3, 1.0 + 0.1 * (number % 3))
+    assert costs_of(model, 5000).at(1) < 1.2 * costs_of(model, 0).at(1)
 
 
-def test_costs_of_long_texts_start_with_those_of_short_ones() -> None:
-    times = CostModel()
-    for _ in range(10):
-        times.learn(1, 100, 1.0)
-        times.learn(8, 100, 2.0)
-    initial = times.costs(5000)
-    assert initial is not None
-    assert initial.at(8) == pytest.approx(2.0)
-    for _ in range(20):
-        times.learn(1, 5000, 3.0)
-        times.learn(8, 5000, 9.0)
-    long, short = times.costs(5000), times.costs(100)
-    assert long is not None
-    assert short is not None
-    assert (long.at(1), long.at(8)) == pytest.approx((3.0, 9.0), rel=0.1)
-    assert (short.at(1), short.at(8)) == pytest.approx((1.0, 2.0))
-
-
-def test_costs_of_the_later_layers() -> None:
-    """The costs are a share of those of all layers until they are measured."""
-    times = CostModel()
-    for _ in range(10):
-        times.learn(1, 0, 1.0)
-        times.learn(8, 0, 3.0)
-    whole = times.costs(0)
-    assert whole is not None
-    rest = times.rest(whole, 0.25)
-    assert [rest.at(rows) for rows in (1, 8)] == pytest.approx([1.0, 2.5])
-    for _ in range(9):
-        times.learn_rest(0.25, 8, 0, 2.0)
-    rest = times.rest(whole, 0.25)
-    assert [rest.at(rows) for rows in (1, 8)] == pytest.approx([0.8, 2.0])
-    assert times.costs(0) is whole
-
-
-def test_the_least_gain_is_the_cost_of_a_row() -> None:
-    costs = CostCurve((1, 8, 16), (1.0, 1.7, 2.5))
-    assert costs.least_gain() == pytest.approx(0.1)
-    assert costs.least_gain(2) == pytest.approx((2.5 - 1.1) / 7 / 1.1)
-    assert CostCurve((1, 8), (1.0, 1.0)).least_gain() == 0.0
-    assert CostCurve((1, 8), (1.0, 33.0)).least_gain() == 1.0
-    assert CostCurve((1,), (1.0,), 0.1, known=7).least_gain() == 0.0
-
-
-def test_plain_passes_are_measured_again_if_more_rows_take_less() -> None:
-    times = CostModel()
-    for _ in range(20):
-        times.learn(1, 0, 1.0)
-    for _ in range(20):
-        times.learn(3, 0, 1.2)
-        assert times.costs(0) is not None
-    for _ in range(40):  # no plain pass for a while
-        times.learn(3, 0, 1.2)
-    before = times.costs(0)
-    assert before is not None
-    levels = times._by_context[0].levels
-    levels[1].log += 0.5
-    assert times.costs(0) is None
-    times.learn(1, 0, 1.0)
-    after = times.costs(0)
-    assert after is not None
+def test_passes_with_early_rows_measure_the_speed_alone() -> None:
+    whole, model = CostCurve(0.07, 0.0, 0.25), CostModel()
+    for _ in range(30):
+        for rows in (1, 4, 8, 12):
+            model.learn(rows, 0, whole.at(rows))
+    for _ in range(30):
+        model.learn(12, 0, 2.0 * whole.rest(0.5).at(12), plain=False, early=0.5)
+    costs = costs_of(model, 0)
+    assert [costs.at(rows) for rows in (1, 8, 12)] == pytest.approx([2 * whole.at(rows) for rows in (1, 8, 12)], 0.05)

@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from pronk.bench.document import ALL, SOUND, Figures, ModelResult
@@ -257,7 +256,7 @@ _PLOTS: tuple[tuple[str, str, Callable[[Figures], object], Callable[..., None]],
 
 
 def draw_steps(steps: Sequence[Decision]) -> str:
-    """Draw a request as SVG: an upper plot of each step's tokens, a lower one of the time saved so far."""
+    """Draw a request as SVG: an upper plot of tokens per step, a lower one of the allowance."""
     return _to_svg(partial(_step_figure, steps), "default", transparent=False)
 
 
@@ -275,14 +274,7 @@ def _step_figure(steps: Sequence[Decision]) -> Figure:
     upper.bar(x, [1] * len(steps), 0.9, bottoms, color="lightgray", label="target model")
     upper.plot(x, [step.gain for step in steps], "k.", label="expected")
     upper.set_ylabel("tokens")
-    lower.plot(x, list(accumulate(_plain_steps_saved(step) for step in steps)))
-    lower.set(xlabel="step", ylabel="plain steps gained")
+    lower.plot(x, [step.allowance for step in steps])
+    lower.set(xlabel="step", ylabel="allowance in s")
     figure.legend(loc="outside upper left", ncols=2)
     return figure
-
-
-def _plain_steps_saved(step: Decision) -> float:
-    """Return a step's number of tokens minus its duration in plain steps (of one token); 0 if unknown."""
-    if step.plain is None or step.expected is None:
-        return 0.0
-    return len(step.tokens) - (step.expected + step.asking) / step.plain

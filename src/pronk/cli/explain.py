@@ -57,8 +57,6 @@ def explain(
     [bold]gain / cost[/]: expected tokens of the step / expected cost of its
     forward pass, in plain steps (steps without draft tokens).
 
-    [bold]gained[/]: plain steps that drafting has saved and may lose again.
-
     [bold]Examples[/]
 
     pronk explain "def fibonacci(n):" --max-tokens 48
@@ -75,7 +73,7 @@ def explain(
     screen = TerminalOutput(stats=True, color_drafts=True)
     text = read()
     _check_plot(plot)
-    llm, params = prepare(load, request, screen)
+    llm, params = prepare(load, request, screen, text)
     with interruptible("interrupted"):
         explanation = explain_text(llm, text, params)
     if plot is not None:
@@ -112,17 +110,16 @@ def _table(explanation: "Explanation", tokenizer: "Tokenizer") -> "Table":
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("step", justify="right", no_wrap=True)
     table.add_column("text; drafter, expected tokens, ms", overflow="fold", ratio=1)
-    for name in ("drafted", "gain / cost", "gained"):
+    for name in ("drafted", "gain / cost"):
         table.add_column(name, justify="right", no_wrap=True)
     for number, steps in _group_steps(explanation.steps):
-        first, last = steps[0], steps[-1]
+        first = steps[0]
         draft_tokens = " > ".join(map(str, first.counts))
         table.add_row(
             str(number) if len(steps) == 1 else f"{number}-{number + len(steps) - 1}",
             _step_text(steps, tokenizer),
             draft_tokens if first.offered.num_draft_tokens else "",
             _gain_per_cost(first),
-            "" if last.credit is None else f"{last.credit:.2f}",
         )
     return table
 
@@ -191,7 +188,7 @@ def _step_to_dict(step: "Decision") -> dict[str, Any]:
         }
         for report in step.source_reports
     ]
-    names = ("plain", "expected", "asking", "seconds", "gain", "value", "credit")
+    names = ("plain", "expected", "asking", "seconds", "gain", "value", "allowance")
     kept = {"tokens": step.kept.tokens, "parents": step.kept.parents, "gain": step.kept.gain}
     return {
         "tokens": step.tokens,
@@ -200,5 +197,4 @@ def _step_to_dict(step: "Decision") -> dict[str, Any]:
         "kept": kept | {"sources": [name for name, _ in step.kept.origin or ()]},
         "accepted": step.path,
         **{name: getattr(step, name) for name in names},
-        "fund": step.shared_budget,
     }

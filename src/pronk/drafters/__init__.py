@@ -27,6 +27,7 @@ from pronk.drafters.registry import REGISTRY, class_modules, make_drafter
 
 if TYPE_CHECKING:
     from pronk.drafters.autoregressive import Autoregressive as Autoregressive
+    from pronk.drafters.combined.auto import Auto as Auto
     from pronk.drafters.combined.first_of import FirstOf as FirstOf
     from pronk.drafters.combined.grammar import Grammar as Grammar
     from pronk.drafters.combined.merged import Merged as Merged
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from pronk.drafters.from_text.prompt_lookup import PromptLookup as PromptLookup
     from pronk.drafters.from_text.retrieval import Retrieval as Retrieval
     from pronk.drafters.from_text.suffix import Suffix as Suffix
-    from pronk.speculation.auto import Auto as Auto
     from pronk.speculation.proposer import Capabilities as Capabilities
     from pronk.speculation.proposer import DraftContext as DraftContext
     from pronk.speculation.proposer import Drafter as Drafter

@@ -42,7 +42,7 @@ DRAFTERS: dict[str, str] = {
     "vanilla": "drafters.from_target.glide:Vanilla",
     "first_of": "drafters.combined.first_of:FirstOf",
     "merged": "drafters.combined.merged:Merged",
-    "auto": "speculation.auto:Auto",
+    "auto": "drafters.combined.auto:Auto",
     "grammar": "drafters.combined.grammar:Grammar",
 }
 

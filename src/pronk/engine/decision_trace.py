@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pronk.speculation.cost_model import CostCurve
-from pronk.speculation.proposer import Outcome, SourceReport
-from pronk.speculation.request_budget import RequestBudget
+from pronk.speculation.policy import SourceReport
+from pronk.speculation.proposer import Outcome
 from pronk.speculation.tree import TokenTree
 
 __all__ = ["Decision", "DecisionTrace"]
@@ -18,7 +18,7 @@ __all__ = ["Decision", "DecisionTrace"]
 class Decision:
     """Speculation decisions and results of one decoding step."""
 
-    source_reports: tuple[SourceReport, ...]  # one per drafter that ``auto`` called; empty with other drafters
+    source_reports: tuple[SourceReport, ...]  # one per drafter that was asked; ``auto`` asks several
     offered: TokenTree  # proposed tree
     kept: TokenTree  # verified tree: ``offered`` without the draft tokens that were dropped before verification
     path: tuple[int, ...]  # accepted nodes of ``kept``, without the root
@@ -29,8 +29,7 @@ class Decision:
     expected: float | None  # step with ``len(kept)`` rows per request, one request's part: ``costs.at(n * rows) / n``
     asking: float  # measured seconds in the drafter, this request's part
     seconds: float  # measured seconds of the whole step without the time in drafters, for all requests
-    credit: float | None  # ``RequestBudget.credit``: plain steps that drafting has saved and may cost again
-    shared_budget: float | None  # ``SharedBudget.left``: plain steps that all requests together may still lose
+    allowance: float  # ``Policy.allowance``: seconds that drafting may still cost the engine
 
     @property
     def counts(self) -> tuple[int, int, int]:
@@ -73,7 +72,7 @@ class DecisionTrace:
         costs: CostCurve | None,
         num_requests: int,
         seconds: float,
-        request_budget: RequestBudget | None,
+        allowance: float,
     ) -> None:
         """Complete the record of the current step, in which ``num_requests`` requests decoded."""
         kept = outcome.tree
@@ -88,8 +87,7 @@ class DecisionTrace:
                 None if costs is None else costs.at(num_requests * len(kept)) / num_requests,
                 self._draft_seconds,
                 seconds,
-                None if request_budget is None else request_budget.credit,
-                None if request_budget is None else request_budget.shared_budget.left,
+                allowance,
             )
         )
         self._source_reports, self._offered, self._draft_seconds = (), None, 0.0

@@ -68,7 +68,7 @@ class Engine:
             max_batch: maximum number of requests per forward pass.
             prefill_chunk: maximum number of prompt tokens per forward pass.
             max_tree: maximum number of rows per decoding request and forward pass.
-            budget: whether to drop draft tokens that cost more than they gain (see ``speculation.node_selection``).
+            budget: whether to draft only what is expected to pay (see ``speculation.policy``).
             tokenizer: tokenizer of the target, for drafters that map token ids to text.
             kv_budget: memory that ``cache`` was allocated from; the KV caches of draft models take their share of it.
             folder: folder of the target's checkpoint, for drafters that were trained for this checkpoint.
@@ -79,7 +79,7 @@ class Engine:
         self.runner = runner or ModelRunner(decoder, cache, clock=clock)
         self.cache = cache
         self.scheduler = Scheduler(cache, decoder.config.window, max_batch, prefill_chunk, max_tree)
-        self.speculator = Speculator(self.runner, budget=budget)
+        self.speculator = Speculator(self.runner, budget=budget, stats=acceptance_stats)
         self.output_processor = OutputProcessor(cache, clock)
         self.lock = RLock()
         self.target = Target(
@@ -89,8 +89,6 @@ class Engine:
             kv_budget,
             folder,
             self.lock,
-            cost_model=self.runner.cost_model,
-            acceptance_stats=acceptance_stats,
             runner=self.runner,
             clock=clock,
         )

@@ -51,8 +51,9 @@ class OutputProcessor:
             committed,
             position,
             request.params,
-            verified.logits[:] if capabilities.logits else None,
+            verified.logits[:] if request.needs_logits else None,
             {layer: verified.result.hidden[layer][step.root_row :] for layer in capabilities.hidden},
+            request.policy,
         )
 
     def _commit_tokens(self, verified: VerifiedStep, verified_path: VerifiedPath) -> tuple[int, ...]:

@@ -12,8 +12,8 @@ from pronk.engine.stats import Stats
 from pronk.kv_cache.blocks import BlockTable
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
+from pronk.speculation.policy import RequestPolicy
 from pronk.speculation.proposer import Capabilities, Proposer
-from pronk.speculation.request_budget import RequestBudget
 
 __all__ = ["AdmissionRefusal", "FinishReason", "Request", "TextOutput", "Token"]
 
@@ -91,7 +91,7 @@ class Request:
     stop_reason: str | int | None = field(default=None, init=False)  # token id or stop string that ended the text
     error: Exception | None = field(default=None, init=False)
     aborted: bool = field(default=False, init=False)  # whether the caller has cancelled the request
-    request_budget: RequestBudget | None = field(default=None, init=False)  # ``None``: drafting has no time limit
+    policy: RequestPolicy = field(default_factory=RequestPolicy, init=False)  # decides what is drafted
     decision_trace: DecisionTrace | None = field(default=None, init=False)  # set if ``explain`` is running
     stats: Stats = field(default_factory=Stats, init=False)
     start_time: float = field(default=0.0, init=False)  # seconds on the engine's clock at ``Engine.add``
@@ -108,6 +108,12 @@ class Request:
     def capabilities(self) -> Capabilities:
         """Capabilities of the request's proposer; the defaults if the request has none."""
         return Capabilities() if self.proposer is None else self.proposer.capabilities
+
+    @property
+    def needs_logits(self) -> bool:
+        """Whether the drafter needs the target's logits of this step."""
+        capabilities = self.capabilities
+        return (capabilities.logits and capabilities.observes_all_steps) or self.policy.needs_logits
 
     @property
     def needs_draft_slots(self) -> bool:

@@ -63,7 +63,7 @@ def plan_step(scheduled: ScheduledRequest, draft: TokenTree | None, runner: Mode
     draft = draft or TokenTree.chain(pending[-1:])
     tree = draft if scheduled.num_tokens == 1 else TokenTree.chain(pending)
     first = len(tree) - len(draft) if scheduled.includes_last_token else len(tree)
-    all_logits = request.computes_prompt_logprobs or request.params.rejects or request.capabilities.logits
+    all_logits = request.computes_prompt_logprobs or request.params.rejects or request.needs_logits
     job = ForwardJob(
         Segment(block_table, tree, early=runner.early_rows(block_table, tree, request.capabilities.hidden)),
         range(0 if request.computes_prompt_logprobs else first, len(tree)),

@@ -16,11 +16,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pronk.arrays import Array, is_finite
-from pronk.drafters.shared.trie import Trie
 from pronk.engine.engine import Engine
 from pronk.errors import PromptError, PronkError
 from pronk.sampling.sampler import NotFiniteError, log_probs
 from pronk.speculation.tree import TokenTree
+from pronk.speculation.trie import Trie
 
 __all__ = ["score"]
 

@@ -162,19 +162,25 @@ class ModelRunner:
             self.cost_model.learn(1, job.segment.block_table.length, (self.clock() - start_time) / num_passes)
         return num_passes
 
-    def record_duration(self, jobs: Sequence[ForwardJob], context: int, seconds: float) -> None:
-        """Record the duration of a forward pass over ``jobs``, or of a step without its time in drafters."""
+    def record_duration(
+        self, jobs: Sequence[ForwardJob], context: int, seconds: float, *, plain: bool | None = None
+    ) -> None:
+        """Record the duration of a forward pass over ``jobs``, or of a step without its time in drafters.
+
+        ``plain`` is that of :meth:`CostModel.learn`.
+        """
         rows = sum(len(job.segment.tree) - job.segment.num_computed for job in jobs)
+        num_unread = sum(job.logits_nodes.start for job in jobs)
         fraction = self._early_fraction(jobs)
-        if fraction == 0.0:
-            self.cost_model.learn(rows, context, seconds)
+        if num_unread > _MAX_CHAIN_ROWS * len(jobs):
+            self.cost_model.learn_prompt(rows, seconds)
         elif fraction is not None:
-            self.cost_model.learn_rest(fraction, rows, context, seconds)
+            self.cost_model.learn(rows, context, seconds, plain=plain, early=fraction)
 
     def costs_for(self, jobs: Sequence[ForwardJob], costs: CostCurve) -> CostCurve:
         """Return ``costs``, a cost curve for all layers, without the layers that drafters have computed."""
         fraction = self._early_fraction(jobs)
-        return self.cost_model.rest(costs, fraction) if fraction else costs
+        return costs.rest(fraction) if fraction else costs
 
     def _early_fraction(self, jobs: Sequence[ForwardJob]) -> float | None:
         """Return the fraction of layers, 0..1, that early rows skip; ``None`` if jobs differ in it."""

@@ -140,7 +140,7 @@ class NativeTreeBuilder:
             library: from :func:`open_suffix_library`.
             prior_weight: the prior counts as much as this number of verified draft tokens.
             prior: maps a bucket, 0 .. ``NUM_BUCKETS - 1``, and a depth, 1 or more, to the prior acceptance probability;
-                called once per pair until :meth:`clear_priors`, with depths from 4 on as one.
+                called once per pair, with depths from 4 on as one.
         """
         self._library = library
         self._num_verified, self._num_accepted = (c_double * NUM_BUCKETS)(), (c_double * NUM_BUCKETS)()
@@ -161,16 +161,16 @@ class NativeTreeBuilder:
         self._call.prior = _Prior(call_prior)
         self._capacity = 0
 
-    def clear_priors(self) -> None:
-        """Drop the cached priors, so that ``prior`` is called again."""
-        self._priors[:] = _UNKNOWN_PRIORS
-
     def set_counts(self, num_verified: Mapping[int, float], num_accepted: Mapping[int, float]) -> None:
-        """Set the numbers of verified and of accepted draft tokens, by bucket; 0 for other buckets."""
+        """Set the numbers of verified and of accepted draft tokens, by bucket; 0 for other buckets.
+
+        Numbers below 0 are no buckets and left out: a ctypes array would count them from its end.
+        """
         for counts, new_counts in ((self._num_verified, num_verified), (self._num_accepted, num_accepted)):
             memset(counts, 0, sizeof(counts))
             for bucket, count in new_counts.items():
-                counts[bucket] = count
+                if bucket >= 0:
+                    counts[bucket] = count
 
     def build(
         self,
@@ -207,7 +207,7 @@ class NativeTreeBuilder:
         call.depth_factor, call.min_gain = depth_factor, min_gain
         num_nodes = self._library.pronk_suffixes_grow(call)
         if self._raised:
-            self.clear_priors()
+            self._priors[:] = _UNKNOWN_PRIORS  # the failed call has stored 0
             error = self._raised[0]
             self._raised.clear()
             raise error

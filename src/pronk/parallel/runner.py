@@ -115,7 +115,7 @@ class TreeRunner(ModelRunner):
                     self.mirrored.reset_remote_pools()
                     raise
         result = super().forward(jobs, collect)
-        self.driver_costs.learn(_num_rows(jobs), result.context, result.seconds)
+        self.driver_costs.learn(_num_rows(jobs), result.context, result.seconds, plain=True)
         self.mirrored.partitioned_trees = {
             id(job.segment.block_table): PartitionedTree(job.segment.tree) for job in jobs
         }
@@ -170,13 +170,16 @@ class TreeRunner(ModelRunner):
                 assignments.append((worker, process_shard, recomputed))
         driver_rows = [make_work_rows(jobs[shard.job], shard, ()) for shard in shards[0].tree_shards]
         result = super().forward([rows.job for rows in driver_rows], collect)
-        self.driver_costs.learn(sum(len(rows.job.segment.tree) for rows in driver_rows), context, result.seconds)
+        self.driver_costs.learn(
+            sum(len(rows.job.segment.tree) for rows in driver_rows), context, result.seconds, plain=True
+        )
         assembled.add_driver_result(shards[0], result)
         longest_pass = result.seconds
         for worker, process_shard, recomputed in assignments:
             message = self._receive_answer(worker, number, _TIMEOUT_FACTOR * result.seconds)
             nanoseconds, worker_context, *sampled = message.numbers[1:].tolist()
-            worker.cost_model.learn(process_shard.num_rows + sum(recomputed), worker_context, 1e-9 * nanoseconds)
+            rows = process_shard.num_rows + sum(recomputed)
+            worker.cost_model.learn(rows, worker_context, 1e-9 * nanoseconds, plain=True)
             longest_pass = max(longest_pass, 1e-9 * nanoseconds)
             fetch = partial(self._fetch_logits, worker, number)
             assembled.add_worker_result(worker.pool, process_shard, sampled, message.data, fetch)

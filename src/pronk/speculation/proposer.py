@@ -9,22 +9,22 @@ under the coupled rule, never the text. If a proposer raises an exception, the r
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from pronk.arrays import Array
 from pronk.errors import OptionError
 from pronk.kv_cache.blocks import BlockTable
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
-from pronk.speculation.cost_model import CostCurve
+from pronk.speculation.policy import RequestPolicy
+from pronk.speculation.step_value import ChainPrice
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
 
-__all__ = ["Capabilities", "DraftContext", "Drafter", "Outcome", "Proposer", "SourceReport", "bind_proposer"]
+__all__ = ["Capabilities", "DraftContext", "Drafter", "Outcome", "Proposer", "ask", "bind_proposer", "observe"]
 
 State = TypeVar("State")
 
@@ -34,36 +34,30 @@ _FORMER_ATTRIBUTES = {
     "listens": "capabilities.observes_all_steps",
     "chooses": "capabilities.self_budgeting",
     "insists": "capabilities.bypass_budget",
-    "payer": "budget_owner",
-    "skips": "should_skip",
     "give_way": "on_preempt",
     "expands": "proposes_tree",
     "proposes": "capabilities.proposes",
-    "consulted": "source_reports",
 }
 
-# Former to present field names of DraftContext and Outcome, for the error message when a drafter reads a former one.
+# Former fields of DraftContext and Outcome and what to use instead, for the message when a drafter reads a former one.
 _FORMER_FIELDS = {
-    "thrifty": "prune_unprofitable",
-    "tries": "ignore_backoff",
-    "allowance": "max_seconds",
-    "judged": "evaluated",
-    "muted": "without_tensors",
-    "offered": "own_proposal",
-    "behind": "proposal_offset",
+    "costs": "policy",
+    "prune_unprofitable": "policy",
+    "ignore_backoff": "policy",
+    "max_seconds": "policy",
     "chooser": "sampler",
     "table": "block_table",
 }
 
 
 class _FormerFields:
-    """Base class whose ``AttributeError`` for a former field name contains the present name."""
+    """Base class whose ``AttributeError`` for a former field name names the present one."""
 
     if not TYPE_CHECKING:  # if type checkers saw __getattr__, they would accept every attribute
 
         def __getattr__(self, name: str) -> Any:
             new = _FORMER_FIELDS.get(name)
-            hint = f"; rename it to {new}" if hasattr(type(self), new or "") else ""
+            hint = f"; use {new}" if new in getattr(self, "__dataclass_fields__", ()) else ""
             msg = f"expected a field of {type(self).__name__}, found {name}{hint}"
             raise AttributeError(msg)
 
@@ -72,23 +66,19 @@ class _FormerFields:
 class Capabilities:
     """Inputs that a proposer needs, and its behaviour.
 
-    The *budget* of a request is the number of plain steps that drafting may still cost it (``RequestBudget``).
-
     Attributes:
         hidden: numbers of the layers to report in ``Outcome.hidden``, from 1 (the first layer).
         logits: whether to fill ``Outcome.logits``, also for nodes that are not ``TokenTree.acceptable``.
-        costs: whether to fill ``DraftContext.costs``.
         proposes: whether the proposer ever proposes; if False, no KV slots are reserved for draft tokens.
-        observes_all_steps: whether ``observe`` is also called for steps in which the request has no budget to draft; if
-            False, the proposer finds the tokens of these steps in the next context.
-        self_budgeting: whether the proposer limits its own cost by ``DraftContext.max_seconds``; if False, ``propose``
-            is called only if the request's budget covers the usual cost of the proposer.
-        bypass_budget: whether ``propose`` is called and draft tokens are verified regardless of cost.
+        observes_all_steps: whether ``observe`` is also called for steps in which the proposer was not asked; if False,
+            the proposer finds the tokens of these steps in the next context.
+        self_budgeting: whether ``propose`` decides by ``DraftContext.policy`` itself what pays, as combinations of
+            drafters do; if False, ``propose`` is called only if it is expected to pay.
+        bypass_budget: whether ``propose`` is called and all draft tokens are verified regardless of cost.
     """
 
     hidden: tuple[int, ...] = ()
     logits: bool = False
-    costs: bool = False
     proposes: bool = True
     observes_all_steps: bool = True
     self_budgeting: bool = False
@@ -109,13 +99,10 @@ class DraftContext(_FormerFields, Generic[State]):
         sampler: the request's sampler, positioned after ``tokens``; it samples draft tokens by the request's options.
             A proposer that advances the sampler must roll it back.
         block_table: target's KV blocks, which hold all committed tokens but the last.
-        costs: cost of a forward pass by number of rows, if requested and measured.
-        prune_unprofitable: whether to leave out draft tokens that cost more time than they save.
+        policy: acceptance rates of the request's draft tokens, and the value of further ones in this step.
         salt: hashed into the keys of prefix caches, so that only requests with equal salts share cached blocks.
         draws: whether to draw draft tokens at random under the rejection and block rules. False if a composite proposer
             selects from the proposal, because the selected tokens would no longer have the drafter's distribution.
-        ignore_backoff: whether to propose even if drafting was recently unprofitable, as the caller decided to draft.
-        max_seconds: time limit of the proposal in seconds, for :attr:`Capabilities.self_budgeting` proposers.
     """
 
     state: State
@@ -125,12 +112,9 @@ class DraftContext(_FormerFields, Generic[State]):
     params: SamplingParams
     sampler: Sampler
     block_table: BlockTable
-    costs: CostCurve | None = None
-    prune_unprofitable: bool = False
+    policy: RequestPolicy = field(default_factory=RequestPolicy)
     salt: bytes = b""
     draws: bool = True
-    ignore_backoff: bool = False
-    max_seconds: float = math.inf
 
     @property
     def root(self) -> int:
@@ -154,10 +138,9 @@ class Outcome(_FormerFields, Generic[State]):
             (``guide_mode="jump"``). Tokens after the end of the text are left out.
         position: position of the tree's root in the text, from 0.
         params: sampling options of the request.
-        logits: ``[nodes, vocab]`` if requested; ``None`` in steps in which the request has no budget to draft.
-        hidden: layer number to layer output ``[nodes, hidden]``, before the final norm; ``{}`` in steps without budget.
-        own_proposal: the proposer's own tree, if a composite proposer had ``tree`` verified instead; else ``None``.
-        proposal_offset: index in ``committed`` of the first token after the root of ``own_proposal``.
+        logits: ``[nodes, vocab]`` if requested, else ``None``.
+        hidden: layer number to layer output ``[nodes, hidden]``, before the final norm; ``{}`` if not requested.
+        policy: that of the context, which knows the sources that were asked in this step.
     """
 
     state: State
@@ -168,52 +151,7 @@ class Outcome(_FormerFields, Generic[State]):
     params: SamplingParams
     logits: Array | None = None
     hidden: Mapping[int, Array] = field(default_factory=dict)
-    own_proposal: TokenTree | None = None
-    proposal_offset: int = 0
-
-    @property
-    def evaluated(self) -> tuple[TokenTree, tuple[int, ...]]:
-        """Tree to count in acceptance statistics, and the path of its nodes in the committed text.
-
-        If the committed text ends at a node, its children are left out, because it is unknown whether they are correct.
-        """
-        tree = self.own_proposal
-        if tree is None:
-            return self.tree, self.path
-        path = [0]
-        for token in self.committed[self.proposal_offset :]:
-            node = tree.child(path[-1], token)
-            if node is None:
-                return tree, tuple(path[1:])
-            path.append(node)
-        known = [node for node, parent in enumerate(tree.parents) if parent != path[-1]]
-        return tree if len(known) == len(tree) else tree.keep(known), tuple(path[1:])
-
-    @property
-    def without_tensors(self) -> Outcome[State]:
-        """Copy without logits and hidden states, for steps in which the request has no budget to draft."""
-        return replace(self, logits=None, hidden={})
-
-
-class SourceReport(NamedTuple):
-    """Facts about one drafter's proposal within a composite drafter, for :mod:`pronk.explain`.
-
-    Attributes:
-        source: drafter name.
-        reason: the composite drafter called this drafter for an expected gain (``"pays"``), to measure acceptance
-            (``"explores"``), or because it called all drafters without a selection (``"all"``).
-        seconds: duration of the proposal.
-        tree: proposed tree.
-        before: (expected tokens, expected seconds) of a forward pass without this proposal; ``None`` if not measured.
-        after: (expected tokens, expected seconds) of a forward pass with this proposal; ``None`` if not measured.
-    """
-
-    source: str
-    reason: Literal["pays", "explores", "all"]
-    seconds: float
-    tree: TokenTree
-    before: tuple[float, float] | None = None
-    after: tuple[float, float] | None = None
+    policy: RequestPolicy = field(default_factory=RequestPolicy)
 
 
 class Drafter(ABC):
@@ -255,9 +193,13 @@ class Proposer(Drafter, Generic[State]):
     models: tuple[object, ...] = ()
 
     @property
-    def budget_owner(self) -> Proposer[Any]:
-        """Proposer whose :class:`SharedBudget` bears the cost of the proposals; by default this proposer."""
-        return self
+    def source(self) -> str:
+        """Name in ``TokenTree.origin`` and in the statistics; different for each draft model."""
+        return self.name
+
+    def chain_price(self, context: DraftContext[State]) -> ChainPrice | None:  # noqa: ARG002 - for overrides
+        """Return the price of draft tokens that are drafted one by one; ``None`` for other proposers."""
+        return None
 
     def bind(self, target: Target) -> Self:
         """Return the proposer itself; raise ``OptionError`` if the proposer is bound to another model."""
@@ -282,16 +224,8 @@ class Proposer(Drafter, Generic[State]):
     def observe(self, outcome: Outcome[State]) -> None:
         """Receive the verification result of one request in one step.
 
-        Not called after steps without budget to draft, unless :attr:`Capabilities.observes_all_steps` is True.
+        Not called after steps in which the proposer was not asked, unless it ``observes_all_steps``.
         """
-
-    def should_skip(self, state: State, tokens: Sequence[int]) -> bool:  # noqa: ARG002 - for overrides
-        """Return whether to omit the request from ``propose`` in this step; called at most once per step."""
-        return False
-
-    def source_reports(self, state: State) -> Sequence[SourceReport]:  # noqa: ARG002 - for overrides
-        """Return one :class:`SourceReport` per inner drafter that took part in the request's last proposal."""
-        return ()
 
     def on_preempt(self, state: State) -> None:
         """Release the KV blocks that a preempted request holds in the proposer's own caches.
@@ -319,3 +253,41 @@ def bind_proposer(drafter: Drafter, target: Target) -> Proposer[Any]:
             msg = f"drafter {name}: expected no attribute {old}, found one; rename it to {new}"
             raise OptionError(msg)
     return proposer
+
+
+def ask(
+    proposer: Proposer[Any],
+    contexts: Sequence[DraftContext[Any]],
+    clock: Callable[[], float],
+    check: Callable[[DraftContext[Any], TokenTree], TokenTree] = lambda _, tree: tree,
+) -> None:
+    """Ask a source for the requests where that is worthwhile; the policies of the contexts take its trees.
+
+    ``check`` returns a proposed tree if it is valid, and raises an error otherwise; then no policy takes a tree.
+    """
+    reasons = {number: context.policy.reason(proposer, context) for number, context in enumerate(contexts)}
+    asked = {number: reason for number, reason in reasons.items() if reason is not None}
+    if not asked:
+        return
+    contexts[0].policy.policy.source(proposer.source).calls += 1
+    began = clock()
+    proposed = proposer.propose([contexts[number] for number in asked])
+    trees = [check(contexts[number], tree) for number, tree in zip(asked, proposed, strict=True)]
+    seconds = (clock() - began) / len(asked)
+    for (number, reason), tree in zip(asked.items(), trees, strict=True):
+        context, began = contexts[number], clock()
+        context.policy.take(proposer, reason, seconds, tree, context.tokens[context.root + 1 :])
+        context.policy.charge(proposer, clock() - began)
+
+
+def observe(proposer: Proposer[Any], outcome: Outcome[Any], clock: Callable[[], float]) -> None:
+    """Pass an outcome to a source that was asked in this step, or that observes all steps.
+
+    The duration is a part of the price of the source's proposals.
+    """
+    asked = outcome.policy.was_asked(proposer)
+    if asked or proposer.capabilities.observes_all_steps:
+        began = clock()
+        proposer.observe(outcome)
+        if asked:
+            outcome.policy.charge(proposer, clock() - began)

@@ -18,7 +18,6 @@ from pronk.kv_cache.paged import PagedCache
 from pronk.models.decoder import Decoder
 from pronk.models.fingerprint import Fingerprint
 from pronk.quantization.gguf.checkpoint import is_gguf
-from pronk.speculation.acceptance_stats import AcceptanceStats
 from pronk.speculation.cost_model import CostModel
 from pronk.tokenization.tokenizer import Tokenizer
 
@@ -37,8 +36,6 @@ class Target:
         lock: engine lock; hold it while changing the layout of ``cache``.
         shared_models: draft models and trained drafters loaded by :meth:`load_shared`.
         model_files: for each loaded model, its folder and the latest modification time (ns) of the weight files.
-        cost_model: measured durations of forward passes.
-        acceptance_stats: acceptance rates shared by all requests; ``None`` if disabled.
         runner: runs forward passes, for drafters that compute the target's first layers before the others.
     """
 
@@ -54,8 +51,6 @@ class Target:
     model_files: WeakKeyDictionary[Any, tuple[Path, int]] = field(
         default_factory=WeakKeyDictionary, repr=False, compare=False
     )
-    cost_model: CostModel = field(default_factory=CostModel, repr=False, compare=False)
-    acceptance_stats: AcceptanceStats | None = field(default=None, repr=False, compare=False)
     runner: ModelRunner | None = field(default=None, repr=False, compare=False)
     clock: Callable[[], float] = field(default=perf_counter, repr=False, compare=False)
 
@@ -63,6 +58,11 @@ class Target:
     def vocabulary(self) -> str | None:
         """Fingerprint of the tokenizer, stored in files of token ids; ``None`` without a tokenizer."""
         return None if self.tokenizer is None else self.tokenizer.fingerprint
+
+    @property
+    def costs(self) -> CostModel:
+        """Measured costs of the target's forward passes; without measurements if there is no runner."""
+        return CostModel() if self.runner is None else self.runner.cost_model
 
     @property
     def is_split(self) -> bool:

@@ -1,4 +1,4 @@
-"""A text and what is guessed after it, as one, without a copy: a text may be long, and is looked at near its end."""
+"""A text and the draft tokens after it as one sequence, without a copy of the text, which may be long."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["TokenView"]
 
 
 class TokenView(Sequence[int]):
-    """``text`` with ``more`` behind it, as long as both stay as they are; a slice is a list."""
+    """``text`` followed by ``more``, which must not change; a slice is a list."""
 
     def __init__(self, text: Sequence[int], more: Sequence[int]) -> None:
         self._text, self._more, self._size = text, more, len(text)
@@ -22,7 +22,7 @@ class TokenView(Sequence[int]):
     @overload
     def __getitem__(self, index: slice) -> list[int]: ...
     def __getitem__(self, index: int | slice) -> int | list[int]:
-        """A token, or those of a slice."""
+        """Return a token, or a list of the tokens of a slice."""
         size = self._size
         if isinstance(index, slice):
             start, stop, step = index.indices(len(self))

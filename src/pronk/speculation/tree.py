@@ -18,7 +18,7 @@ the nodes have depths 0 1 2 1 2, and the attention mask (rows attend to columns)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -129,6 +129,10 @@ class TokenTree:
     def child(self, node: int, token: int) -> int | None:
         """Return the acceptable child of ``node`` with ``token``, or ``None``."""
         return self._children[node].get(token)
+
+    def children(self, node: int) -> Mapping[int, int]:
+        """Return the acceptable children of ``node`` by token, in node order."""
+        return self._children[node]
 
     def draft_sample(self, node: int) -> DraftSample:
         """Return the token of ``node`` and its distribution; see :data:`DraftSample`."""

@@ -9,7 +9,7 @@ import pytest
 
 from drafters.drafting import bound, context, decode, dense, paths, watch_draft, watched
 from drafters.from_draft.drafts import draft_folder
-from drafters.helpers import bind, verify_step, within
+from drafters.helpers import bind, within
 from drafters.helpers import context as plain_context
 from drafters.scripted import Scripted, drafted
 from pronk.drafters import make_drafter
@@ -17,6 +17,7 @@ from pronk.drafters.from_draft.cape import Cape
 from pronk.drafters.from_draft.draft_model import DraftModel, ModelProposer
 from pronk.sampling.noise import gumbel_noise
 from pronk.sampling.params import SamplingParams
+from pronk.speculation.policy import RequestPolicy
 from pronk.speculation.tree import TokenTree
 from softmax import softmax
 from tiny_models import VOCAB
@@ -196,15 +197,16 @@ def test_siblings_of_drawn_tokens_are_point_masses(rule: Any) -> None:
 @pytest.mark.parametrize("right", [True, False])
 def test_gains_of_siblings_follow_their_acceptance(right: bool) -> None:
     drafter = bind(Cape((Scripted((drafted(1, 0.9, 5, vocab=50), drafted(2, 0.9, 6, vocab=50))),)))
-    state, gains = drafter.start([0]), list[float]()
+    state, policy, gains = drafter.start([0]), RequestPolicy(), list[float]()
     for _ in range(6):
-        (tree,) = drafter.propose([plain_context(state, [0])])
+        (tree,) = drafter.propose([plain_context(state, [0], policy=policy)])
         assert tree.tokens == (0, 1, 2, 5, 6)
         assert tree.gain is not None
         assert tree.gain[1] < tree.gain[0] == 1.0
         assert tree.gain[4] == pytest.approx(tree.gain[1] * tree.gain[3])
         gains.append(tree.gain[3])
-        verify_step(drafter, state, tree, [0], lambda text: 5 if right and len(text) == 1 else 9)
+        policy.acceptance.propose(drafter.source, (), tree)
+        policy.acceptance.advance([5 if right else 9, 9])
     assert gains == sorted(gains, reverse=not right)
     assert gains[-1] > 2 * gains[0] if right else gains[-1] < gains[0]
 

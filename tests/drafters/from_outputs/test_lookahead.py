@@ -5,17 +5,12 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from drafters.helpers import Model, bind, context, looping, scrambled, step, verify_step
+from drafters.helpers import Model, bind, context, looping, priced, scrambled, step, verify_step
 from pronk.drafters import Lookahead
 from pronk.drafters.from_outputs._window import NO_WINDOW, WINDOW_SIZES, NgramPool, Window, WindowShape, WindowTuner
 from pronk.drafters.from_outputs.lookahead import LookaheadState
 from pronk.errors import OptionError
-from pronk.speculation.acceptance_rates import AcceptanceRates
 from pronk.speculation.cost_model import CostCurve
-
-
-def rates() -> AcceptanceRates:
-    return AcceptanceRates("lookahead", dict.fromkeys(range(6), 0.5))
 
 
 def after(pool: NgramPool, token: int) -> list[tuple[int, ...]]:
@@ -89,7 +84,7 @@ def test_tree_of_figure_2b() -> None:
     pool.add((0, 41, 42, 43))
     pool.add((0, 51, 52, 53))
     # The window of the last step has a fourth row, the oldest, which is dropped.
-    state = LookaheadState((1,), pool, rates(), Window(8, ((7, 7, 7, 7, 7), orange, green, red)))
+    state = LookaheadState((1,), pool, Window(8, ((7, 7, 7, 7, 7), orange, green, red)))
     drafter = bind(Lookahead(window=5, ngram=4, guesses=2, use_prompt=False))
     (tree,) = drafter.propose([context(state, [*range(1, 10), 0])])
     names = dict(enumerate(tree.tokens))
@@ -176,8 +171,8 @@ def test_a_resized_window_keeps_its_cells_in_place(old: WindowShape, new: Window
     assert known > 1 or step == 9 or old.window <= 2 or new.window == 1
 
 
-CHEAP = CostCurve((1, 128), (1.0, 1.1))
-DEAR = CostCurve((1, 4, 8, 128), (1.0, 1.05, 1.5, 13.0))
+CHEAP = CostCurve(1.0, 1.0, 0.0007)  # 1.09 with 128 rows
+DEAR = CostCurve(1.0, 0.6, 0.1125)  # 1.05 with 4 rows, 1.5 with 8
 
 
 def tuned_shapes(
@@ -201,7 +196,7 @@ def tuned_shapes(
         (DEAR, 2, 1, {WINDOW_SIZES[1]}),
         (DEAR, 4, 1, {WINDOW_SIZES[1]}),
         (DEAR, 4, 16, {NO_WINDOW}),  # rows that are free for one request are not free for 16
-        (CostCurve((1, 2), (1.0, 2.0)), 1, 1, {NO_WINDOW}),
+        (CostCurve(1.0, 0.0, 1.0), 1, 1, {NO_WINDOW}),
     ],
     ids=["cheap rows", "dear rows", "rare gain", "large batch", "no free row"],
 )
@@ -228,12 +223,12 @@ def test_the_window_is_off_without_costs_and_changes_between_steps_only() -> Non
     drafter, texts = bind(Lookahead()), [[1, 2, 3], [4, 0, 1]]
     states = [drafter.start(text) for text in texts]
     for costs in (None, CHEAP):
-        trees = drafter.propose([context(*each, costs=costs) for each in zip(states, texts, strict=True)])
+        trees = drafter.propose([context(*each, policy=priced(costs)) for each in zip(states, texts, strict=True)])
         assert all(all(tree.acceptable) for tree in trees)
     for state, text, tree in zip(states, texts, trees, strict=True):
         verify_step(drafter, state, tree, text, looping)
         assert drafter.shape == NO_WINDOW
-    trees = drafter.propose([context(*each, costs=CHEAP) for each in zip(states, texts, strict=True)])
+    trees = drafter.propose([context(*each, policy=priced(CHEAP)) for each in zip(states, texts, strict=True)])
     assert drafter.shape == WINDOW_SIZES[1]
     assert all(
         len(tree) - sum(tree.acceptable) == WINDOW_SIZES[1].window - 1 for tree in trees

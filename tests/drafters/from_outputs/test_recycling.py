@@ -9,9 +9,10 @@ from safetensors.numpy import save_file
 from drafters.helpers import VOCAB, bind, context
 from pronk.drafters import Outcome, Recycling
 from pronk.drafters.from_outputs._successors import Successors, load_successors, save_successors
-from pronk.drafters.from_outputs.recycling import RecyclingProposer, RecyclingState
+from pronk.drafters.from_outputs.recycling import _PRIORS, RecyclingProposer, RecyclingState
 from pronk.errors import OptionError
 from pronk.sampling.params import SamplingParams
+from pronk.speculation.policy import RequestPolicy
 from pronk.speculation.tree import TokenTree
 
 THE, CAT, DOG, SUN, SAT, RAN, WAS, ON, AT, IN = range(10)
@@ -28,8 +29,9 @@ def test_tree_of_the_modules_example() -> None:
     drafter = bind(Recycling(num_nodes=5, top_k=3))
     rows = {THE: (CAT, DOG, SUN), CAT: (SAT, RAN, WAS), SAT: (ON, AT, IN), DOG: (RAN, SAT, WAS)}
     state = tabled(drafter, rows)
-    state.rates.priors = {0: 0.6, 1: 0.4, 2: 0.05}
-    (tree,) = drafter.propose([context(state, [THE])])
+    policy = RequestPolicy()
+    policy.acceptance.source("recycling", {0: 0.6, 1: 0.4, 2: 0.05})
+    (tree,) = drafter.propose([context(state, [THE], policy=policy)])
     assert (tree.tokens, tree.parents) == ((THE, CAT, SAT, RAN, DOG, RAN), (-1, 0, 1, 1, 0, 4))
     assert tree.gain is not None
     assert tree.gain[:3] == pytest.approx((1.0, 0.6, 0.36))
@@ -38,12 +40,13 @@ def test_tree_of_the_modules_example() -> None:
 def test_the_tree_has_the_nodes_of_largest_gain() -> None:
     drafter = bind(Recycling(num_nodes=12, top_k=3))
     state = tabled(drafter, {token: tuple((token * 3 + rank) % 10 for rank in range(3)) for token in range(10)})
-    rates = [state.rates.rate(rank) for rank in range(3)]
+    policy = RequestPolicy()
+    rates = [policy.acceptance.source("recycling", _PRIORS).rate(rank, 1) for rank in range(3)]
     every, level = list[float](), [1.0]
     for _ in range(8):
         level = [gain * rate for gain in level for rate in rates]
         every += level
-    (tree,) = drafter.propose([context(state, [THE])])
+    (tree,) = drafter.propose([context(state, [THE], policy=policy)])
     assert tree.gain is not None
     assert sorted(tree.gain[1:], reverse=True) == pytest.approx(sorted(every, reverse=True)[:12])
 

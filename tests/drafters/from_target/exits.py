@@ -54,7 +54,7 @@ def kangaroo_of(drafter: Any) -> KangarooProposer:
 
 def flat(seconds: float) -> CostCurve:
     """Return costs of forward passes that take ``seconds`` for any number of rows."""
-    return CostCurve((1, 128), (seconds, 1.0001 * seconds))
+    return CostCurve(seconds, 1.0, 1e-6)
 
 
 class Slow:

@@ -1,4 +1,4 @@
-"""Medusa's trees against its heads without an engine, its back-off, and refused options."""
+"""Medusa's trees against its heads without an engine, and refused options."""
 
 from dataclasses import replace
 from functools import cache
@@ -22,6 +22,7 @@ from pronk.errors import OptionError
 from pronk.models.fingerprint import Fingerprint
 from pronk.sampling.noise import gumbel_noise
 from pronk.sampling.params import SamplingParams
+from pronk.speculation.policy import RequestPolicy
 from pronk.speculation.tree import TokenTree
 from pronk.torch_backend.convert import to_array
 from pronk.train.attention import dense_hidden
@@ -92,9 +93,9 @@ def state_after(
 
 
 def propose(
-    drafter: MedusaProposer, state: MedusaState, tokens: list[int], params: SamplingParams | None = None, **limits: int
+    drafter: MedusaProposer, state: MedusaState, tokens: list[int], params: SamplingParams | None = None, **more: Any
 ) -> TokenTree:
-    (tree,) = drafter.propose([context(state, tokens, params=params, vocab=VOCAB, **limits)])
+    (tree,) = drafter.propose([context(state, tokens, params=params, vocab=VOCAB, **more)])
     return tree
 
 
@@ -120,8 +121,8 @@ def test_the_hidden_state_is_that_of_the_last_accepted_node() -> None:
 
 def test_the_main_chain_comes_first_and_gains_are_products() -> None:
     drafter = bound(spec())
-    state = state_after(drafter, [4])
-    tree = propose(drafter, state, [4, 6], SamplingParams(temperature=0.7, seed=1))
+    policy, params = RequestPolicy(), SamplingParams(temperature=0.7, seed=1)
+    tree = propose(drafter, state_after(drafter, [4]), [4, 6], params, policy=policy)
     assert tree.parents == (-1, 0, 1, 2, 0, 0, 1, 4, 0, 2)
     assert tree.main_chain == 4
     assert tree.gain is not None
@@ -129,45 +130,15 @@ def test_the_main_chain_comes_first_and_gains_are_products() -> None:
     for node in range(1, len(tree)):
         parent, depth = tree.parents[node], tree.depths[node]
         assert tree.origin[node][0] == f"medusa {depth}"
-        rate = state.calibrations[depth - 1].rate(tree.origin[node])
+        source, kind = tree.origin[node]
+        rate = policy.acceptance.source(source).rate(kind, depth)
         assert tree.gain[node] == pytest.approx(tree.gain[parent] * rate)
-    before = [each.bias for each in state.calibrations]
-    drafter.observe(
-        Outcome(state, tree, (1,), (), 1, SamplingParams(), hidden={2: np.ones((len(tree), 64), np.float32)})
-    )
-    after = [each.bias for each in state.calibrations]
-    assert after[0] != before[0]
-    assert after[1] < before[1]
-    assert after[2] == before[2]
-
-
-def test_back_off_after_steps_without_its_draft_tokens() -> None:
-    """With a request budget, unused proposals pause drafting for 2, then 4 steps; own draft tokens reset that."""
-    drafter = bound(spec())
-    state, text = state_after(drafter, [4]), [4, 6]
-
-    def offers(*, prune: bool) -> bool:
-        (tree,) = drafter.propose([replace(context(state, text), prune_unprofitable=prune)])
-        return tree.num_draft_tokens > 0
-
-    def observe(tree: TokenTree) -> None:
-        hidden = {2: np.ones((len(tree), tiny_config().hidden_size), np.float32)}
-        drafter.observe(Outcome(state, tree, (), (), len(text) - 1, SamplingParams(), hidden=hidden))
-        text.append(1)
-
-    for steps in (2, 4):
-        assert offers(prune=True)
-        observe(TokenTree.chain(text[-1:]))
-        for left in range(steps, 0, -1):
-            assert state.backoff.steps == left
-            assert offers(prune=False)
-            assert not offers(prune=True)
-            observe(TokenTree.chain(text[-1:]))
-    observe(TokenTree.chain([text[-1], 5, 5]))  # a tree of another drafter causes no back-off
-    assert offers(prune=True)
-    observe(propose(drafter, state, text))
-    observe(TokenTree.chain(text[-1:]))
-    assert state.backoff.steps == 2
+    wrong = next(token for token in range(VOCAB) if tree.child(1, token) is None)
+    policy.acceptance.propose("medusa", (), tree)
+    policy.acceptance.advance((tree.tokens[1], wrong))
+    means = [policy.acceptance.source(f"medusa {depth}").mean(0.5) for depth in (1, 2, 3)]
+    assert 0.5 > means[0] > means[1]  # one of four siblings was right, and none of the two below it
+    assert means[2] == 0.5
 
 
 def test_limits() -> None:

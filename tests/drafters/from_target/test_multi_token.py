@@ -13,7 +13,7 @@ import pytest
 from drafters.drafting import LIKELY, Asked, Turns, assert_plain, bound, decode, paths, plain_output, watched
 from drafters.from_draft.drafts import draft_folder
 from drafters.from_target.trained_multi_token import SHAPE, dense_heads, heads_folder, spec
-from drafters.test_conformance import Stage, outcome
+from drafters.test_conformance import Stage
 from drafters.trees import TreeDrafter, off_chain
 from engine.cases import total
 from pronk.arrays import Array
@@ -23,7 +23,6 @@ from pronk.drafters.from_target.multi_token import MultiToken, MultiTokenPropose
 from pronk.drafters.shared.chain import Chain
 from pronk.errors import OptionError
 from pronk.sampling.params import SamplingParams
-from pronk.speculation.tree import TokenTree
 from pronk.train.modules.decoder import DecoderModule
 from softmax import softmax
 from tiny_models import VOCAB, make_engine, make_request, run, tiny_decoder, tiny_module
@@ -222,20 +221,6 @@ def test_the_main_chain_of_a_tree_has_the_likeliest_tokens() -> None:
             assert each.tree.main_chain == 1 + length
             assert list(each.tree.tokens[1 : 1 + length]) == likeliest[:length]
             assert length or not min(each.depth, each.nodes)
-
-
-def test_back_off_only_after_steps_that_could_have_draft_tokens() -> None:
-    stage, text = Stage("multi_token"), [1, 2, 3, 4, 5, 6]
-    drafter, bare = stage.drafter, TokenTree.chain(text[-1:])
-    state = stage.start(text)
-    able = replace(stage.context(state, text), prune_unprofitable=True)
-    unable = replace(able, block_table=type(able.block_table)())  # no row of the text is cached
-    for context, steps in ((unable, 0), (able, 2)):
-        (tree,) = drafter.propose([context])
-        assert (tree.num_draft_tokens > 0) == (context is able)
-        drafter.observe(outcome(drafter, state, text, bare, (), [7]))
-        assert state.backoff.steps == steps
-    stage.stop(state)
 
 
 def test_wrappers_take_chains_and_no_trees() -> None:

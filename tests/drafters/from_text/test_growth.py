@@ -16,11 +16,7 @@ from pronk.drafters.from_text._growth import (
     TreeLimits,
 )
 from pronk.kernels.suffixes import CompiledSuffixes, open_suffix_library
-from pronk.sampling.params import SamplingParams
-from pronk.speculation.acceptance_rates import AcceptanceRates
-from pronk.speculation.acceptance_stats import AcceptanceStats
-from pronk.speculation.proposer import Outcome
-from pronk.speculation.shared_acceptance import SharedAcceptance
+from pronk.speculation.acceptance_stats import AcceptanceStats, RequestAcceptance, SourceRates
 from pronk.speculation.tree import TokenTree
 
 LIBRARY = open_suffix_library()
@@ -31,18 +27,28 @@ class Side:
     """One implementation's suffix indexes (first the request's text), acceptance rates and tree builder."""
 
     sources: Sequence[SuffixIndex]
-    rates: AcceptanceRates
+    acceptance: RequestAcceptance
     growth: TreeBuilder
 
+    @property
+    def rates(self) -> SourceRates:
+        return self.acceptance.source("suffix", PRIORS)
 
-def sides(max_match: int, sources: int) -> tuple[Side, Side]:
-    plain, compiled = (AcceptanceRates("suffix", PRIORS, SharedAcceptance(AcceptanceStats())) for _ in range(2))
+
+def sides(
+    max_match: int, sources: int, temperature: float = 0.0, stats: AcceptanceStats | None = None
+) -> tuple[Side, Side]:
+    plain, compiled = (RequestAcceptance(stats or AcceptanceStats(), temperature) for _ in range(2))
     return (
-        Side([SuffixAutomaton(max_match) for _ in range(sources)], plain, PythonTreeBuilder(plain, "suffix")),
+        Side(
+            [SuffixAutomaton(max_match) for _ in range(sources)],
+            plain,
+            PythonTreeBuilder(plain.source("suffix", PRIORS), "suffix"),
+        ),
         Side(
             [CompiledSuffixes(LIBRARY, max_match) for _ in range(sources)],
             compiled,
-            CompiledTreeBuilder(LIBRARY, compiled, "suffix"),
+            CompiledTreeBuilder(LIBRARY, compiled.source("suffix", PRIORS), "suffix"),
         ),
     )
 
@@ -53,8 +59,8 @@ def test_both_implementations_grow_the_same_trees(letters: int) -> None:
     grown = learned = 0
     for seed in range(60):
         dice = random.Random(seed)
-        both = sides(dice.randint(2, 20), dice.randint(1, 3))
-        text, params = [dice.randrange(letters)], SamplingParams(temperature=dice.choice((0.0, 0.7)))
+        both = sides(dice.randint(2, 20), dice.randint(1, 3), dice.choice((0.0, 0.7)))
+        text = [dice.randrange(letters)]
         for side in both:
             side.sources[0].extend(text)
         for _ in range(40):
@@ -68,9 +74,11 @@ def test_both_implementations_grow_the_same_trees(letters: int) -> None:
             grown += trees[0].num_draft_tokens
             path = random_path(dice, trees[0])
             for side in both:
-                side.rates.learn(Outcome(None, trees[0], path, (0,) * (len(path) + 1), 0, params))
+                side.acceptance.propose("suffix", (), trees[0])
+                side.acceptance.advance([*(trees[0].tokens[node] for node in path), letters])
             learned += len(path)
-        assert both[0].rates == both[1].rates
+        assert both[0].rates.offered == both[1].rates.offered
+        assert both[0].rates.taken == both[1].rates.taken
     assert grown > 2000
     assert learned > 200
 
@@ -125,25 +133,20 @@ def test_128_of_300_continuations_are_used() -> None:
         assert trees[0].tokens[1] == 1005
 
 
-def test_gains_change_once_the_temperature_is_known() -> None:
-    """The shared acceptance statistics depend on the temperature."""
-    acceptance_stats = AcceptanceStats()
+def test_gains_depend_on_the_temperature() -> None:
+    """The acceptance statistics of all requests are counted by temperature."""
+    stats, gains = AcceptanceStats(), list[float]()
     for way in PRIORS:
         for _ in range(99):
-            acceptance_stats.learn("suffix", way, 1, 0.0, right=True)
-            acceptance_stats.learn("suffix", way, 1, 1.0, right=False)
-    both, gains = sides(4, 1), set[float]()
-    for side in both:
-        side.sources[0].extend((1, 2, 3, 1))
-        side.rates.known.acceptance_stats = acceptance_stats
-    for temperature in (None, 0.0):
+            stats.learn("suffix", way, 1, 0.0, right=True)
+            stats.learn("suffix", way, 1, 1.0, right=False)
+    for temperature in (0.0, 1.0):
+        both = sides(4, 1, temperature, stats)
+        for side in both:
+            side.sources[0].extend((1, 2, 3, 1))
         trees = [side.growth.build(side.sources, (1,), TreeLimits(1, 1, 1, 1.0, 0.0)) for side in both]
         assert trees[0] == trees[1]
         assert trees[0].gain is not None
-        gains.add(trees[0].gain[1])
-        if temperature is not None:
-            break
-        for side in both:
-            empty = TokenTree((1, 9), (-1, 0), origin=(("", 0), ("suffix", 31)))
-            side.rates.learn(Outcome(None, empty, (), (5,), 0, SamplingParams(temperature=0.0)))
-    assert len(gains) == 2
+        gains.append(trees[0].gain[1])
+    assert gains[0] > 0.8
+    assert gains[1] < 0.2

@@ -4,9 +4,10 @@ import random
 
 import pytest
 
-from drafters.helpers import context, looping, step
+from drafters.helpers import Model, context, looping, step
 from pronk.drafters import PromptLookup
-from pronk.drafters.from_text.prompt_lookup import TextIndex
+from pronk.drafters.from_text.prompt_lookup import _PRIORS, LookupState, TextIndex
+from pronk.speculation.policy import RequestPolicy
 
 
 def words(drafter: PromptLookup, text: list[int], **limits: int) -> list[tuple[int, ...]]:
@@ -75,14 +76,25 @@ def test_gains_grow_with_the_match_and_follow_the_measured_acceptance() -> None:
         gains.append(tree.gain[1])
     assert gains == sorted(gains)
     assert gains[0] < gains[-1]
-    state, tokens = drafter.start([0, 1, 2, 3, 4]), [0, 1, 2, 3, 4]
+    state, tokens, policy = drafter.start([0, 1, 2, 3, 4]), [0, 1, 2, 3, 4], RequestPolicy()
+    rates = policy.acceptance.source("prompt_lookup", _PRIORS)
     for _ in range(12):
-        step(drafter, state, tokens, looping)
-    (tree,) = drafter.propose([context(state, tokens)])
+        counted_step(drafter, state, tokens, looping, policy)
+    (tree,) = drafter.propose([context(state, tokens, policy=policy)])
     assert tree.gain is not None
     assert tree.gain[1] > 0.85
-    learned, dice = state.rates.rate(12), random.Random(0)
+    learned, dice = rates.rate(12, 1), random.Random(0)
     for _ in range(60):
-        step(drafter, state, tokens, lambda _: dice.randrange(3))
-    assert state.rates.rate(6) < 0.6  # matches of two tokens, now in random text
-    assert state.rates.rate(12) < learned
+        counted_step(drafter, state, tokens, lambda _: dice.randrange(3), policy)
+    assert rates.rate(6, 1) < 0.6  # matches of two tokens, now in random text
+    assert rates.rate(12, 1) < learned
+
+
+def counted_step(
+    drafter: PromptLookup, state: LookupState, tokens: list[int], model: Model, policy: RequestPolicy
+) -> None:
+    """Decode one step, and count its proposal."""
+    length = len(tokens)
+    tree = step(drafter, state, tokens, model, policy=policy)
+    policy.acceptance.propose("prompt_lookup", (), tree)
+    policy.acceptance.advance(tokens[length:])

@@ -11,12 +11,18 @@ from drafters.from_text.stores import VOCABULARY, followers, random_documents, w
 from drafters.helpers import bind, context
 from pronk import LLM
 from pronk.drafters.from_text.datastore.layout import SUFFIXES, Header
-from pronk.drafters.from_text.retrieval import _NUM_SHARE_CLASSES, _PRIORS, Retrieval, RetrievalProposer, _kind_of
+from pronk.drafters.from_text.retrieval import (
+    _NUM_SHARE_CLASSES,
+    _PRIORS,
+    _PRIORS_BY_KIND,
+    Retrieval,
+    RetrievalProposer,
+    _kind_of,
+)
 from pronk.errors import CheckpointError, OptionError
 from pronk.models.clone_models import tiny_model
 from pronk.sampling.params import SamplingParams
-from pronk.speculation.acceptance_rates import AcceptanceRates
-from pronk.speculation.proposer import Outcome
+from pronk.speculation.policy import RequestPolicy
 from pronk.speculation.tree import TokenTree
 
 RETURN, SELF, DOT, COMMA, NAME, VALUE, END = range(20, 27)
@@ -125,29 +131,30 @@ def iter_paths(gains: dict[tuple[int, ...], float]) -> Any:
 
 
 def test_gains_follow_the_measured_acceptance(folder: Path) -> None:
-    drafter = bound(folder)
-    rates = drafter.start([RETURN, SELF])
-    (before,) = drafter.propose([context(rates, [RETURN, SELF])])
+    drafter, policy = bound(folder), RequestPolicy()
+
+    def tree(policy: RequestPolicy) -> TokenTree:
+        (tree,) = drafter.propose([context(drafter.start([RETURN, SELF]), [RETURN, SELF], policy=policy)])
+        return tree
+
+    before = tree(policy)
     for _ in range(20):  # VALUE is accepted each time
-        (tree,) = drafter.propose([context(rates, [RETURN, SELF])])
-        path = tuple(node for node in range(1, len(tree)) if tree.tokens[node] in {DOT, VALUE})
-        drafter.observe(Outcome(rates, tree, path, (DOT, VALUE, 3), 1, SamplingParams()))
-    (after,) = drafter.propose([context(rates, [RETURN, SELF])])
+        policy.acceptance.propose("retrieval", (), tree(policy))
+        policy.acceptance.advance((DOT, VALUE, 3))
     assert before.tokens == (SELF, DOT, NAME, END, VALUE, COMMA)
-    assert after.tokens == (SELF, DOT, VALUE, NAME, END, COMMA)
-    assert drafter.start([RETURN, SELF]) == AcceptanceRates("retrieval", rates.priors)
+    assert tree(policy).tokens == (SELF, DOT, VALUE, NAME, END, COMMA)
+    assert tree(RequestPolicy()) == before
 
 
-def test_every_kind_has_a_prior(folder: Path) -> None:
+def test_every_kind_has_a_prior() -> None:
     ways = {
         _kind_of(length, count, total)
         for length in range(1, 90)
         for total in range(1, 200)
         for count in range(1, total)
     }
-    known = bound(folder).start([]).priors
-    assert ways <= set(known)
-    assert len(known) == len(_PRIORS) * _NUM_SHARE_CLASSES
+    assert ways <= set(_PRIORS_BY_KIND)
+    assert len(_PRIORS_BY_KIND) == len(_PRIORS) * _NUM_SHARE_CLASSES
     assert all(len(row) == _NUM_SHARE_CLASSES and all(0 < rate < 1 for rate in row) for row in _PRIORS)
 
 

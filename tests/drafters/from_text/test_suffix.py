@@ -4,21 +4,21 @@ import json
 import os
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from drafters.helpers import bind, context
+from drafters.helpers import bind, context, priced
 from pronk.drafters.from_text import _growth
 from pronk.drafters.from_text._growth import PRIORS, SuffixIndex, TreeLimits, make_tree_builder
 from pronk.drafters.from_text._suffix_store import SuffixStore
 from pronk.drafters.from_text.suffix import Suffix, SuffixProposer, SuffixState
 from pronk.errors import OptionError
 from pronk.sampling.params import SamplingParams
-from pronk.speculation.acceptance_rates import AcceptanceRates
+from pronk.speculation.acceptance_stats import SourceRates
 from pronk.speculation.cost_model import CostCurve
+from pronk.speculation.policy import RequestPolicy
 from pronk.speculation.proposer import Outcome
 from pronk.speculation.tree import TokenTree
 from tiny_models import VOCAB
@@ -73,7 +73,7 @@ def answer(drafter: SuffixProposer, prompt: str, output: str) -> None:
 
 def known(strings: SuffixIndex, token: int) -> bool:
     """Whether a token has a continuation."""
-    found = make_tree_builder(AcceptanceRates("suffix", PRIORS), "suffix").build(
+    found = make_tree_builder(SourceRates("suffix", PRIORS), "suffix").build(
         [strings], [token], TreeLimits(1, 1, 1, 1.0, 0.0)
     )
     return found.num_draft_tokens > 0
@@ -146,17 +146,18 @@ def test_limits() -> None:
 
 
 def test_gains_follow_the_measured_acceptance() -> None:
-    drafter = bound(num_nodes=1)
-    state = drafter.start(codes("ab ab a"))
-    (before,) = drafter.propose([context(state, codes("ab ab a"))])
-    for path in ((), (1,)):
-        learned = drafter.start(codes("ab ab a"))
+    drafter, text = bound(num_nodes=1), codes("ab ab a")
+    state = drafter.start(text)
+    for right in (False, True):
+        policy = RequestPolicy()
+        (before,) = drafter.propose([context(state, text, policy=policy)])
         for _ in range(3):
-            drafter.observe(Outcome(learned, before, path, (), 6, SamplingParams()))
-        (after,) = drafter.propose([context(learned, codes("ab ab a"))])
+            policy.acceptance.propose("suffix", (), before)
+            policy.acceptance.advance([before.tokens[1] if right else 0])
+        (after,) = drafter.propose([context(state, text, policy=policy)])
         assert before.gain is not None
         assert after.gain is not None
-        assert (after.gain[1] > before.gain[1]) == bool(path)
+        assert (after.gain[1] > before.gain[1]) == right
 
 
 def test_gains_are_calibrated() -> None:
@@ -164,17 +165,18 @@ def test_gains_are_calibrated() -> None:
     dice, expected, reached = random.Random(0), 0.0, 0
     for _ in range(20):
         text = random.Random(dice.random()).choices(range(6), (9, 3, 1, 1, 1, 1), k=400)
-        drafter, held = bound(), text[:50]
+        drafter, held, policy = bound(), text[:50], RequestPolicy()
         state = drafter.start(held)
         while len(held) < 390:
-            (tree,) = drafter.propose([context(state, held)])
+            (tree,) = drafter.propose([context(state, held, policy=policy)])
             assert tree.gain is not None
             path, node = list[int](), 0
             while (child := tree.child(node, text[len(held) + len(path)])) and len(held) + len(path) < 398:
                 path.append(node := child)
             new = text[len(held) : len(held) + len(path) + 1]
             expected, reached = expected + sum(tree.gain[1:]), reached + len(path)
-            drafter.observe(Outcome(state, tree, tuple(path), tuple(new), len(held) - 1, SamplingParams()))
+            policy.acceptance.propose("suffix", (), tree)
+            policy.acceptance.advance(new)
             held += new
     assert reached > 1000
     assert 0.8 < expected / reached < 1.25
@@ -325,17 +327,17 @@ def test_a_large_file_keeps_its_last_outputs(tmp_path: Path) -> None:
 
 
 def test_nodes_that_cannot_pay_for_their_row_are_left_out() -> None:
-    """With a request budget, nodes are left out whose gain is less than the cost of a row."""
-    drafter, text, trees = bound(), codes("abcde  xbcfg  abc"), {}
-    for price in (0.0, 0.05, 0.3):
-        for thrifty in (True, False):
-            costs = CostCurve((1, 8), (1.0, 1.0 + 7 * price))
-            asked = replace(context(drafter.start(text), text), costs=costs, prune_unprofitable=thrifty)
-            (trees[price, thrifty],) = drafter.propose([asked])
-    whole = trees[0.0, True]
+    """If costs are known, nodes are left out whose gain is less than the cost of a row."""
+    drafter, text = bound(), codes("abcde  xbcfg  abc")
+
+    def tree(costs: CostCurve | None) -> TokenTree:
+        (tree,) = drafter.propose([context(drafter.start(text), text, policy=priced(costs))])
+        return tree
+
+    whole = tree(None)
     assert whole.gain is not None
+    assert tree(CostCurve(1.0, 1.0, 0.0)) == whole
     for price in (0.05, 0.3):
-        assert trees[price, False] == whole
         kept = [gain for gain in whole.gain if gain >= price]
         assert 1 < len(kept) < len(whole)
-        assert sorted(trees[price, True].gain or ()) == sorted(kept)
+        assert sorted(tree(CostCurve(1.0, 1.0 - price, price)).gain or ()) == sorted(kept)

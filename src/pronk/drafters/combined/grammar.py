@@ -34,7 +34,7 @@ from pronk.drafters.from_text.suffix import Suffix
 from pronk.drafters.shared.composite import Composite, CompositeProposer, States
 from pronk.errors import OptionError
 from pronk.sampling.grammar_pruning import visit
-from pronk.speculation.proposer import DraftContext, Drafter, Proposer, SourceReport
+from pronk.speculation.proposer import DraftContext, Drafter, Proposer
 from pronk.speculation.target import Target
 from pronk.speculation.token_view import TokenView
 from pronk.speculation.tree import TokenTree
@@ -72,22 +72,6 @@ class GrammarProposer(CompositeProposer):
         super().__init__((wrapped,))
         self.wrapped = wrapped
         self.capabilities = replace(self.capabilities, proposes=True)
-
-    @property
-    def budget_owner(self) -> Proposer[Any]:
-        """Budget owner of the wrapped drafter, because forced tokens cost next to nothing.
-
-        A budget of its own would be lost when the proposer of ``guide_mode="forced"`` is freed with its last request.
-        """
-        return self.wrapped.budget_owner
-
-    def source_reports(self, state: States) -> Sequence[SourceReport]:
-        """Return the reports of the wrapped drafter, such as one per drafter that a wrapped ``auto`` called."""
-        return self.wrapped.source_reports(state[0])
-
-    def should_skip(self, state: States, tokens: Sequence[int]) -> bool:  # noqa: ARG002
-        """Return False, because the guide may force tokens in any step."""
-        return False
 
     def propose(self, contexts: Sequence[DraftContext[States]]) -> list[TokenTree]:
         """Return for each context a tree of forced tokens and the wrapped drafter's draft tokens."""

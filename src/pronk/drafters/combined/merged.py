@@ -1,7 +1,9 @@
 """The drafter ``merged``: the union of several drafters' trees, cut to the nodes of largest gain.
 
 Source of the draft tokens: several other drafters. Equal tokens that two drafters propose below one parent become one
-node. The gain of a node is the probability that it and its ancestors are accepted; the node keeps the larger of two ::
+node. The gain of a node is the probability that it and its ancestors are accepted; the node keeps the larger of two.
+At most one child of a node can be right. So the gain of a token that earlier drafters do not propose is multiplied by
+the probability that all their tokens below the same parent are wrong ::
 
     prompt_lookup   the ── cat ── sat              the ── cat ── sat ── on
     recycling       the ── cat ── ran      gives    │      └───── ran
@@ -21,10 +23,10 @@ from typing import Any
 from pronk.checks import check_integer
 from pronk.drafters.combined._parts import default_parts
 from pronk.drafters.shared.composite import Composite, CompositeProposer, States
-from pronk.drafters.shared.trie import Trie
 from pronk.speculation.proposer import DraftContext, Drafter, Proposer
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
+from pronk.speculation.trie import Trie
 
 __all__ = ["Merged"]
 

@@ -53,7 +53,7 @@ class CachedTree:
     @classmethod
     def create(cls, model: ModelProposer, contexts: Sequence[DraftContext[DraftState]]) -> dict[int, CachedTree]:
         """Return ``{index into contexts: new tree}``, without the requests that do not draft in this step."""
-        active = [index for index, context in enumerate(contexts) if model.begins(context, len(contexts))]
+        active = [index for index, context in enumerate(contexts) if model.begins(context)]
         lanes = [contexts[index].state.lane for index in active]
         missing_tokens = model.draft.align_lanes(lanes, [contexts[index] for index in active])
         return {

@@ -11,6 +11,7 @@ from pronk.drafters.from_draft.draft_model import DraftModel
 from pronk.drafters.shared.chain import ChainDrafter, ChainProposer
 from pronk.errors import OptionError
 from pronk.speculation.proposer import DraftContext, Outcome, bind_proposer
+from pronk.speculation.step_value import ChainPrice
 from pronk.speculation.target import Target
 
 __all__ = ["Wrapper", "WrapperProposer", "WrapperState"]
@@ -80,6 +81,10 @@ class WrapperProposer(ChainProposer[WrapperState[OwnState]]):
         """Bind the inner proposer to the target; return ``self``."""
         self.inner.bind(target)
         return self
+
+    def chain_price(self, context: DraftContext[WrapperState[OwnState]]) -> ChainPrice | None:
+        """Return the inner proposer's price of draft tokens."""
+        return self.inner.chain_price(replace(context, state=context.state.inner))
 
     @abstractmethod
     def make_own_state(self) -> OwnState:

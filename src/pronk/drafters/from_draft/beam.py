@@ -16,11 +16,11 @@ from pronk.checks import check_integer
 from pronk.drafters.from_draft._cached_tree import CachedTree, compute_new_nodes, model_context
 from pronk.drafters.from_draft.draft_model import DraftModel, DraftState, ModelDrafter, ModelProposer
 from pronk.drafters.shared.composite import Composite, CompositeProposer, States
-from pronk.drafters.shared.trie import Trie
 from pronk.errors import OptionError
 from pronk.speculation.proposer import DraftContext, Drafter
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
+from pronk.speculation.trie import Trie
 
 __all__ = ["Beam"]
 
@@ -95,7 +95,7 @@ class BeamProposer(CompositeProposer):
                 beams[number] = self._extend(cached_trees[number], beams[number], last=last)
         trees = [TokenTree.chain(context.tokens[-1:]) for context in contexts]  # only the root: no draft tokens
         for number, beam in beams.items():
-            trees[number] = _merge(beam, model_contexts[number])
+            trees[number] = _merge(beam, model_contexts[number], model.source)
         return trees
 
     def _extend(self, cached_tree: CachedTree, beam: Sequence[_Hypothesis], *, last: bool) -> list[_Hypothesis]:
@@ -122,13 +122,14 @@ class BeamProposer(CompositeProposer):
         ]
 
 
-def _merge(beam: Sequence[_Hypothesis], context: DraftContext[DraftState]) -> TokenTree:
+def _merge(beam: Sequence[_Hypothesis], context: DraftContext[DraftState], source: str) -> TokenTree:
     """Merge all hypotheses into one tree, and keep only the ``max_nodes`` draft tokens of largest gain."""
-    calibration = context.state.calibration
+    rates = context.policy.acceptance.source(source)
     trie = Trie(context.tokens[-1])
     for hypothesis in beam:
         node = 0
         for token, prob in hypothesis.tokens:
-            origin = calibration.origin(prob)
-            node = trie.add(node, token, trie.gains[node] * calibration.rate(origin, trie.depths[node] + 1), origin)
+            kind = rates.confidence_kind(prob)
+            gain = trie.gains[node] * rates.rate(kind, trie.depths[node] + 1)
+            node = trie.add(node, token, gain, (source, kind))
     return trie.tree(context.max_nodes)

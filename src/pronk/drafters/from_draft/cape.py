@@ -32,9 +32,8 @@ from pronk.checks import check_choice, check_integer
 from pronk.drafters.from_draft._wrapper import Wrapper, WrapperProposer, WrapperState
 from pronk.drafters.shared.chain import Chain, Stop
 from pronk.sampling.sampler import DraftToken
-from pronk.speculation.calibration import Calibration
-from pronk.speculation.proposer import DraftContext, Outcome
-from pronk.speculation.shared_acceptance import SharedAcceptance
+from pronk.speculation.acceptance_stats import SourceRates
+from pronk.speculation.proposer import DraftContext
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
 
@@ -81,48 +80,38 @@ class Cape(Wrapper):
         return CapeProposer(self, self.bind_inner(target))
 
 
-class CapeProposer(WrapperProposer[Calibration]):
+class CapeProposer(WrapperProposer[None]):
     """Proposes the inner drafter's chains with siblings."""
 
     name = Cape.name
     options: Cape
     proposes_tree = True  # a chain with siblings is a tree
 
-    def make_own_state(self) -> Calibration:
-        """Return a new calibration, which estimates the acceptance of siblings from their probabilities."""
-        return Calibration(self.source, known=SharedAcceptance.of(self.inner.target))
+    def make_own_state(self) -> None:
+        """Return no state."""
 
-    def chains(
-        self, contexts: Sequence[DraftContext[WrapperState[Calibration]]], stop: Stop | None = None
-    ) -> list[Chain]:
+    def chains(self, contexts: Sequence[DraftContext[WrapperState[None]]], stop: Stop | None = None) -> list[Chain]:
         """Return the inner drafter's chains, without siblings."""
         return self.inner.chains(self.inner_contexts(contexts, self.options.max_nodes), stop)
 
-    def propose(self, contexts: Sequence[DraftContext[WrapperState[Calibration]]]) -> list[TokenTree]:
+    def propose(self, contexts: Sequence[DraftContext[WrapperState[None]]]) -> list[TokenTree]:
         """Return one tree per context: the chain of draft tokens, with siblings of each token."""
-        return [
-            self.expand(chain, context.state.own)
-            for chain, context in zip(self.chains(contexts), contexts, strict=True)
-        ]
+        return [self.expand(chain) for chain in self.chains(contexts)]
 
-    def observe(self, outcome: Outcome[WrapperState[Calibration]]) -> None:
-        """Pass the outcome on to the inner proposer; update the estimated acceptance of siblings."""
-        super().observe(outcome)
-        outcome.state.own.learn(outcome)
-
-    def expand(self, chain: Chain, calibration: Calibration) -> TokenTree:
-        """Return the tree of a chain and its tokens' siblings, whose acceptance ``calibration`` estimates."""
+    def expand(self, chain: Chain) -> TokenTree:
+        """Return the tree of a chain and its tokens' siblings."""
+        rates = chain.context.policy.acceptance.source(self.source)
         tokens, parents = [chain.context.tokens[-1], *chain.tokens], [*range(-1, len(chain))]
         gain, origin = [1.0, *chain.gains], [("", 0), *chain.origin]
         num_left = min(self.options.max_nodes, chain.context.max_nodes) - len(chain)
         for depth, draft_token in enumerate(chain.draft_tokens):
             siblings = self._siblings(draft_token, num_left)
             num_left -= len(siblings)
-            origins = [calibration.origin(prob) for _, prob in siblings]
+            kinds = [SourceRates.confidence_kind(prob) for _, prob in siblings]
             tokens += [token for token, _ in siblings]
             parents += [depth] * len(siblings)
-            origin += origins
-            gain += [gain[depth] * calibration.rate(sibling_origin, depth + 1) for sibling_origin in origins]
+            origin += [(self.source, kind) for kind in kinds]
+            gain += [gain[depth] * rates.rate(kind, depth + 1) for kind in kinds]
         chain_probs = chain.distributions
         probs = None if chain_probs is None else chain_probs + (None,) * (len(tokens) - len(chain_probs))
         return TokenTree(tuple(tokens), tuple(parents), probs=probs, gain=tuple(gain), origin=tuple(origin))

@@ -3,7 +3,7 @@
 The draft model reads the request's text and generates up to ``num_tokens`` draft tokens, one forward pass each. Tokens
 that entered the text since the last proposal are run in one forward pass (:mod:`pronk.drafters.shared.draft`). All
 requests share the draft model's forward passes. A chain ends early where its next token would cost more time than it
-saves (:mod:`pronk.speculation.draft_length`), except with ``budget="all"``.
+saves (:mod:`pronk.speculation.policy`), except with ``budget="all"``.
 """
 
 from __future__ import annotations
@@ -17,23 +17,20 @@ from pronk.arrays import Array
 from pronk.checks import check_choice, check_number
 from pronk.drafters.shared.chain import Chain, Stop, extend_chains
 from pronk.drafters.shared.draft import DraftLane, DraftRunner
+from pronk.drafters.shared.stepwise import StepwiseDrafter, StepwiseProposer, StepwiseState
 from pronk.models.linear import WEIGHTS
-from pronk.speculation.adaptive_length import AdaptiveLengthDrafter, AdaptiveLengthProposer, AdaptiveLengthState
-from pronk.speculation.calibration import Calibration
-from pronk.speculation.cost_model import CostCurve
-from pronk.speculation.draft_length import DraftLengthTracker, StepCost
 from pronk.speculation.proposer import DraftContext
-from pronk.speculation.shared_acceptance import SharedAcceptance
+from pronk.speculation.step_value import ChainPrice
 from pronk.speculation.target import Target
 
 __all__ = ["DraftModel", "DraftState", "ModelDrafter", "ModelProposer"]
 
 
-DraftState: TypeAlias = AdaptiveLengthState[DraftLane]
+DraftState: TypeAlias = StepwiseState[DraftLane]
 
 
 @dataclass(frozen=True)
-class ModelDrafter(AdaptiveLengthDrafter):
+class ModelDrafter(StepwiseDrafter):
     """Options shared by the drafters that run a small decoder with a KV cache of its own.
 
     Attributes:
@@ -60,7 +57,7 @@ class ModelDrafter(AdaptiveLengthDrafter):
         return ModelProposer(self, self.open(target), target)
 
 
-class ModelProposer(AdaptiveLengthProposer[DraftLane]):
+class ModelProposer(StepwiseProposer[DraftLane]):
     """Proposes chains of draft tokens; ``draft`` holds the draft model with its KV cache, and runs it."""
 
     options: ModelDrafter
@@ -71,8 +68,7 @@ class ModelProposer(AdaptiveLengthProposer[DraftLane]):
 
     def start(self, prompt: Sequence[int]) -> DraftState:  # noqa: ARG002 - the first proposal reads it
         """Return the state of a new request, with nothing cached."""
-        calibration = Calibration(self.source, known=SharedAcceptance.of(self.target))
-        return DraftState(calibration, DraftLengthTracker(), self.draft.make_lane())
+        return DraftState(self.draft.make_lane())
 
     def chains(self, contexts: Sequence[DraftContext[DraftState]], stop: Stop | None = None) -> list[Chain]:
         """Return a chain for each context, empty if drafting does not pay or is impossible in this step."""
@@ -95,7 +91,7 @@ class ModelProposer(AdaptiveLengthProposer[DraftLane]):
                 if stop is None
                 else stop(active[i], chain)
             )
-            return stopped or not self.draft.num_free_positions(lanes[i]) or not self.pays(chain, len(active_chains))
+            return stopped or not self.draft.num_free_positions(lanes[i]) or not self.pays(chain)
 
         if len(active_chains) == 1 and self.draft.supports_draft_chain(active_chains[0].context):
             self.draft.draft_chain(lanes[0], active_chains[0], lambda chain: is_complete(0, chain))
@@ -109,10 +105,9 @@ class ModelProposer(AdaptiveLengthProposer[DraftLane]):
 
     on_preempt = stop  # for a preempted request, the next proposal fills new blocks
 
-    def measured(self, target: CostCurve, context: int, requests: int) -> StepCost | None:
-        """Return the cost of a step; ``None`` until a forward pass of the draft model has been measured."""
-        draft = self.draft.costs(context, requests)
-        return None if draft is None else StepCost(target, draft, requests)
+    def chain_price(self, context: DraftContext[DraftState]) -> ChainPrice | None:
+        """Return the price of draft tokens; ``None`` if all are wanted."""
+        return self.draft.chain_price(context.state.lane, context)
 
 
 @dataclass(frozen=True)

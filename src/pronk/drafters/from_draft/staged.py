@@ -29,13 +29,15 @@ from pronk.drafters.from_draft._cached_tree import CachedTree, compute_new_nodes
 from pronk.drafters.from_draft.draft_model import DraftModel, ModelDrafter, ModelProposer
 from pronk.drafters.from_text.prompt_lookup import PromptLookup
 from pronk.drafters.shared.composite import Composite, CompositeProposer, States
-from pronk.drafters.shared.trie import Frontier, Trie
 from pronk.errors import OptionError
-from pronk.speculation.calibration import Calibration
+from pronk.speculation.acceptance_stats import SourceRates
+from pronk.speculation.policy import RequestPolicy
 from pronk.speculation.proposer import DraftContext, Drafter, Proposer, bind_proposer
+from pronk.speculation.step_value import ChainPrice
 from pronk.speculation.target import Target
 from pronk.speculation.token_view import TokenView
-from pronk.speculation.tree import Origin, TokenTree
+from pronk.speculation.tree import TokenTree
+from pronk.speculation.trie import Frontier, Trie
 
 __all__ = ["Staged"]
 
@@ -50,7 +52,7 @@ class _TreeSearch:
     """
 
     cached_tree: CachedTree  # nodes that are in the draft model's KV cache, or will be after the next forward pass
-    calibration: Calibration  # estimates a node's acceptance from the draft model's probability of its token
+    rates: SourceRates  # acceptance rates by the draft model's probability of a token
     breadth: int  # maximum number of children of a node
     max_nodes: int  # maximum number of draft tokens of the tree
     max_depth: int  # largest depth of a node
@@ -113,13 +115,14 @@ class _TreeSearch:
                 Another forward pass of the draft may add children below these nodes.
         """
         likeliest = self._frontier.peek(self.max_nodes + 1 - len(self.trie))
-        gains = [self._gain(parent, self.calibration.origin(prob)) for parent, _, prob in likeliest]
+        gains = [self._gain(parent, prob) for parent, _, prob in likeliest]
         pending_gain = 0.0 if self.pending is None else self.trie.gains[self.pending]
         return len(self.trie) - 1 + len(likeliest), sum(self.trie.gains) + sum(gains), pending_gain + sum(gains)
 
-    def _gain(self, parent: int, origin: Origin) -> float:
-        """Return the gain of a child of ``parent``; ``origin`` encodes the draft's probability of its token."""
-        return self.trie.gains[parent] * self.calibration.rate(origin, self.trie.depths[parent] + 1)
+    def _gain(self, parent: int, prob: float) -> float:
+        """Return the gain of a child of ``parent``; ``prob`` is the draft's probability of its token."""
+        kind = self.rates.confidence_kind(prob)
+        return self.trie.gains[parent] * self.rates.rate(kind, self.trie.depths[parent] + 1)
 
     def _is_computed(self, node: int) -> bool:
         cached_node = self._cached_nodes[node]
@@ -135,8 +138,8 @@ class _TreeSearch:
     def _add_best(self) -> None:
         """Make the likeliest candidate a node of the tree and, unless it is a leaf, of the cached tree."""
         probability, (parent, token, prob) = self._frontier.pop()
-        origin = self.calibration.origin(prob)
-        node = self.trie.add(parent, token, self._gain(parent, origin), origin)
+        origin = self.rates.source, self.rates.confidence_kind(prob)
+        node = self.trie.add(parent, token, self._gain(parent, prob), origin)
         self._probabilities.append(probability)
         cached_parent = self._cached_nodes[parent]
         is_leaf = self.trie.depths[node] >= self.max_depth or len(self.trie) > self.max_nodes
@@ -199,6 +202,10 @@ class StagedProposer(CompositeProposer):
         super().__init__((model, smaller_proposer))
         self.options, self.model, self.smaller_proposer = options, model, smaller_proposer
 
+    def chain_price(self, context: DraftContext[States]) -> ChainPrice | None:
+        """Return the draft model's price of draft tokens."""
+        return self.model.chain_price(model_context(context))
+
     def propose(self, contexts: Sequence[DraftContext[States]]) -> list[TokenTree]:
         """Return a tree of the draft's likeliest nodes for each context."""
         trees = [TokenTree.chain(context.tokens[-1:]) for context in contexts]
@@ -213,7 +220,7 @@ class StagedProposer(CompositeProposer):
             live = [
                 number
                 for number in live
-                if searches[number].pending is not None and self._pays(searches[number], contexts[number], len(live))
+                if searches[number].pending is not None and self._pays(searches[number], contexts[number])
             ]
             for number in live:
                 searches[number].schedule_candidates(self.options.width)
@@ -228,8 +235,8 @@ class StagedProposer(CompositeProposer):
         for number, cached_tree in CachedTree.create(self.model, model_contexts).items():
             context = model_contexts[number]
             max_nodes, max_depth = min(options.num_nodes, context.max_nodes), min(options.depth, context.max_depth)
-            calibration = context.state.calibration
-            searches[number] = _TreeSearch(cached_tree, calibration, options.breadth, max_nodes, max_depth)
+            rates = context.policy.acceptance.source(self.model.source)
+            searches[number] = _TreeSearch(cached_tree, rates, options.breadth, max_nodes, max_depth)
         return searches
 
     def _add_smaller_drafts(self, searches: Sequence[_TreeSearch], contexts: Sequence[DraftContext[States]]) -> None:
@@ -244,7 +251,7 @@ class StagedProposer(CompositeProposer):
                 tokens=TokenView(context.tokens, path),
                 max_depth=search.max_depth - len(path) - 1,
                 max_nodes=self.options.lead,
-                prune_unprofitable=False,
+                policy=RequestPolicy(acceptance=context.policy.acceptance),
                 draws=False,
             )
             for search, context, path in zip(searches, contexts, paths, strict=True)
@@ -263,13 +270,13 @@ class StagedProposer(CompositeProposer):
                 else:
                     cached_nodes.append(search.add_cached_node(parent, tree.tokens[node]))
 
-    def _pays(self, search: _TreeSearch, context: DraftContext[States], requests: int) -> bool:
+    def _pays(self, search: _TreeSearch, context: DraftContext[States]) -> bool:
         """Whether another forward pass of the draft raises the step's expected tokens per second."""
-        step_cost = self.model.step_cost(context, requests)
-        if step_cost is None:
+        chain, policy = self.model.chain_price(model_context(context)), context.policy
+        if chain is None:
             return True
         num_nodes, tokens, extendable_tokens = search.estimate()
-        extra_tokens = extendable_tokens * context.state[0].length_tracker.rate
-        new_num_nodes = min(num_nodes + self.options.width, search.max_nodes)
-        tokens_per_second = tokens / step_cost.seconds(num_nodes, search.num_passes)
-        return (tokens + extra_tokens) / step_cost.seconds(new_num_nodes, search.num_passes + 1) > tokens_per_second
+        more_tokens = tokens + extendable_tokens * policy.chain_rate(self.model)
+        more_nodes = min(num_nodes + self.options.width, search.max_nodes)
+        seconds = chain.seconds(policy.num_requests, num_nodes, search.num_passes)
+        return more_tokens * seconds > tokens * chain.seconds(policy.num_requests, more_nodes, search.num_passes + 1)

@@ -24,15 +24,14 @@ from dataclasses import dataclass
 
 from pronk.checks import check_integer
 from pronk.drafters.from_outputs._likeliest import initial_draft_token, top_tokens
-from pronk.drafters.shared.trie import Trie
-from pronk.speculation.acceptance_rates import AcceptanceRates
 from pronk.speculation.proposer import Capabilities, DraftContext, Outcome, Proposer
 from pronk.speculation.tree import TokenTree
+from pronk.speculation.trie import Trie
 
 __all__ = ["Jacobi", "JacobiState"]
 
 _NUM_RATES = 8  # number of acceptance rates: one for each depth 1 to 7, and one for all greater depths
-_PRIOR_RATE = 0.3  # acceptance rate before any measurement
+_PRIORS = dict.fromkeys(range(_NUM_RATES), 0.3)  # acceptance rates before any measurement
 
 
 @dataclass
@@ -40,7 +39,6 @@ class JacobiState:
     """State of one request; text positions count from 0."""
 
     prompt: tuple[int, ...]  # token ids of the prompt, used as draft tokens for positions without an output
-    rates: AcceptanceRates  # acceptance rates of draft tokens by depth, ``_NUM_RATES`` of them
     start: int = 0  # text position of ``draft_tokens[0]``
     draft_tokens: tuple[int, ...] = ()  # greedy outputs of the last forward pass, for the positions from ``start`` on
     end: int = 0  # first text position after the current block; 0: no block yet
@@ -71,7 +69,7 @@ class Jacobi(Proposer[JacobiState]):
 
     def start(self, prompt: Sequence[int]) -> JacobiState:
         """Return a state without outputs."""
-        return JacobiState(tuple(prompt), AcceptanceRates(self.name, dict.fromkeys(range(_NUM_RATES), _PRIOR_RATE)))
+        return JacobiState(tuple(prompt))
 
     def propose(self, contexts: Sequence[DraftContext[JacobiState]]) -> list[TokenTree]:
         """Return for each context the chain of draft tokens up to the end of its block."""
@@ -81,7 +79,6 @@ class Jacobi(Proposer[JacobiState]):
         """Store the next draft tokens: the target's likeliest tokens, even if the request samples."""
         state, first = outcome.state, outcome.position + 1
         state.end = self._block_end(state, first)  # as in ``propose``, which must not change the state
-        state.rates.learn(outcome)
         if outcome.logits is not None:
             state.start, state.draft_tokens = first, _greedy_outputs(outcome)
 
@@ -89,9 +86,10 @@ class Jacobi(Proposer[JacobiState]):
         first = len(context.tokens)
         count = min(self._block_end(context.state, first) - first, context.max_depth, context.max_nodes)
         trie, node, gain = Trie(context.tokens[-1]), 0, 1.0
+        rates = context.policy.acceptance.source(self.name, _PRIORS)
         for index in range(count):
             kind = min(index, _NUM_RATES - 1)  # depth - 1
-            gain *= context.state.rates.rate(kind)
+            gain *= rates.rate(kind, index + 1)
             node = trie.add(node, context.state.draft_token(first + index), gain, (self.name, kind))
         return trie.tree(count)
 

@@ -36,14 +36,12 @@ from pronk.checks import check_flag, check_integer
 from pronk.drafters.from_outputs._likeliest import top_tokens
 from pronk.drafters.from_outputs._window import NO_WINDOW, NgramPool, Window, WindowShape, WindowTuner
 from pronk.drafters.shared.rank_tree import MAX_NODES
-from pronk.drafters.shared.trie import Trie
 from pronk.errors import OptionError
-from pronk.speculation.acceptance_rates import AcceptanceRates
 from pronk.speculation.cost_model import CostCurve
 from pronk.speculation.proposer import Capabilities, DraftContext, Drafter, Outcome, Proposer
-from pronk.speculation.shared_acceptance import SharedAcceptance
 from pronk.speculation.target import Target
 from pronk.speculation.tree import Origin, TokenTree
+from pronk.speculation.trie import Trie
 
 __all__ = ["Lookahead", "LookaheadState"]
 
@@ -72,7 +70,6 @@ class LookaheadState:
 
     prompt: tuple[int, ...]  # token ids of the prompt; they fill the window where the target has no output yet
     pool: NgramPool  # the request's pool, or the proposer's pool with the option ``shared``
-    rates: AcceptanceRates  # acceptance rates by kind of draft token
     window: Window | None = None  # ``None`` before the first outcome, and after an outcome without logits
     num_indexed: int = 0  # number of leading tokens of the text whose n-grams are in the pool
 
@@ -142,7 +139,7 @@ class LookaheadProposer(Proposer[LookaheadState]):
 
     def __init__(self, options: Lookahead, target: Target) -> None:
         self.options, self.target = options, target
-        self.capabilities = Capabilities(logits=True, costs=options.window == "auto", observes_all_steps=False)
+        self.capabilities = Capabilities(logits=True, observes_all_steps=False)
         self._pool = NgramPool(options.max_ngrams) if options.shared else None
         self._tuner = WindowTuner()
         self._costs: CostCurve | None = None
@@ -159,19 +156,16 @@ class LookaheadProposer(Proposer[LookaheadState]):
     def start(self, prompt: Sequence[int]) -> LookaheadState:
         """Return a state without a window; the first proposal adds the n-grams of the prompt to the pool."""
         pool = NgramPool(self.options.max_ngrams) if self._pool is None else self._pool
-        return LookaheadState(
-            tuple(prompt), pool, AcceptanceRates(self.name, _PRIORS, SharedAcceptance.of(self.target))
-        )
+        return LookaheadState(tuple(prompt), pool)
 
     def propose(self, contexts: Sequence[DraftContext[LookaheadState]]) -> list[TokenTree]:
         """Return one tree per context: candidates from the pool, plus the nodes of the window."""
         self._tune()
-        self._costs = contexts[0].costs if contexts else None
+        self._costs = contexts[0].policy.curve if contexts else None
         return [self._build_tree(context, self.shape) for context in contexts]
 
     def observe(self, outcome: Outcome[LookaheadState]) -> None:
         """Add the new n-grams of the window to the pool, and the outputs to the window as its newest row."""
-        outcome.state.rates.learn(outcome)
         self._update_window(outcome, self.shape)
         if self.options.window == "auto" and not outcome.params.rejects:
             self._verified.append(_VerifiedTree(outcome.tree, outcome.path))
@@ -206,7 +200,7 @@ class LookaheadProposer(Proposer[LookaheadState]):
 
     def _find_candidates(self, context: DraftContext[LookaheadState], shape: WindowShape) -> Trie:
         """Return a trie of the latest G n-grams that begin with the text's last token."""
-        trie, rates = Trie(context.tokens[-1]), context.state.rates
+        trie, rates = Trie(context.tokens[-1]), context.policy.acceptance.source(self.name, _PRIORS)
         for gram, from_window in islice(context.state.pool.continuations(context.tokens[-1]), shape.num_candidates):
             node = 0
             for depth, token in enumerate(gram[: context.max_depth]):

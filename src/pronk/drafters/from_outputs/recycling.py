@@ -30,18 +30,16 @@ from pathlib import Path
 from pronk.checks import check_flag, check_integer, check_path
 from pronk.drafters.from_outputs._likeliest import top_tokens
 from pronk.drafters.from_outputs._successors import Successors, load_successors, save_successors
-from pronk.drafters.shared.trie import Frontier, Trie
 from pronk.errors import OptionError
-from pronk.speculation.acceptance_rates import AcceptanceRates
 from pronk.speculation.proposer import Capabilities, DraftContext, Drafter, Outcome, Proposer
-from pronk.speculation.shared_acceptance import SharedAcceptance
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
+from pronk.speculation.trie import Frontier, Trie
 
 __all__ = ["Recycling", "RecyclingState"]
 
-_PRIOR_RATE = 0.45  # acceptance rate of rank 0 before any measurement
-_PRIOR_DECAY = 0.35  # acceptance rate of rank r + 1 divided by that of rank r, before any measurement
+# Acceptance rates by rank before any measurement: 0.45 for rank 0, and for each further rank 0.35 times the one before.
+_PRIORS = {rank: 0.45 * 0.35**rank for rank in range(32)}
 
 
 @dataclass
@@ -49,7 +47,6 @@ class RecyclingState:
     """State of one request."""
 
     successors: Successors  # the request's own table, or with the option ``shared`` the table of all requests
-    rates: AcceptanceRates  # acceptance rates by rank; the likeliest successor has rank 0
     num_read: int = 0  # number of leading tokens of the text that :meth:`read_text` need not read again
 
     def read_text(self, text: Sequence[int], num_committed: int) -> None:
@@ -123,8 +120,7 @@ class RecyclingProposer(Proposer[RecyclingState]):
     def start(self, prompt: Sequence[int]) -> RecyclingState:  # noqa: ARG002 - contexts hold the text
         """Return the initial state; the first proposal adds the pairs of successive tokens in the prompt."""
         successors = self._table if self.options.shared else self._table.copy()
-        priors = {rank: _PRIOR_RATE * _PRIOR_DECAY**rank for rank in range(self.options.top_k)}
-        return RecyclingState(successors, AcceptanceRates(self.name, priors, SharedAcceptance.of(self.target)))
+        return RecyclingState(successors)
 
     def propose(self, contexts: Sequence[DraftContext[RecyclingState]]) -> list[TokenTree]:
         """Return one tree per context: the nodes of largest gain below the last token."""
@@ -133,7 +129,6 @@ class RecyclingProposer(Proposer[RecyclingState]):
     def observe(self, outcome: Outcome[RecyclingState]) -> None:
         """Replace the row of each node's token by the tokens of largest logit; later nodes overwrite rows."""
         state = outcome.state
-        state.rates.learn(outcome)
         if outcome.logits is None or (self.options.shared and outcome.params.rejects):
             return
         # Count the committed tokens as read: rows from logits take the place of pairs of successive tokens.
@@ -147,7 +142,8 @@ class RecyclingProposer(Proposer[RecyclingState]):
         if not (self.options.shared and context.params.rejects):
             context.state.read_text(context.tokens, context.root + 1)
         successors, max_nodes = context.state.successors, min(self.options.num_nodes, context.max_nodes)
-        rates = [context.state.rates.rate(rank) for rank in range(self.options.top_k)]
+        source = context.policy.acceptance.source(self.name, _PRIORS)
+        rates = [source.rate(rank, 1) for rank in range(self.options.top_k)]
         # A child enters the queue after its likelier sibling, so rates must not rise with rank: take running minima.
         rates = [min(rates[: rank + 1]) for rank in range(self.options.top_k)]
         trie = Trie(context.tokens[-1])
@@ -160,6 +156,8 @@ class RecyclingProposer(Proposer[RecyclingState]):
         push_candidate(0, 0)
         while candidates and len(trie) <= max_nodes:
             gain, (parent, rank) = candidates.pop()
+            if not context.policy.may_pay(gain, len(trie) - 1):
+                break
             token = successors.get(trie.tokens[parent])[rank]
             node = trie.add(parent, token, gain, (self.name, rank))
             push_candidate(node, 0)

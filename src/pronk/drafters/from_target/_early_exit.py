@@ -16,7 +16,8 @@ tokens, other drafters' tokens) are run through the adapter at the next proposal
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -30,8 +31,9 @@ from pronk.execution.model_runner import ForwardJob, ModelRunner
 from pronk.execution.segment import Segment
 from pronk.kv_cache.blocks import BlockTable
 from pronk.models.program import Program, ProgramRows
-from pronk.speculation.cost_model import CostCurve, CostModel
-from pronk.speculation.draft_length import StepCost
+from pronk.speculation.cost_model import CostModel
+from pronk.speculation.proposer import DraftContext
+from pronk.speculation.step_value import ChainPrice
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
 
@@ -129,7 +131,7 @@ class EarlyExit:
             hidden = np.stack([rows[-1] for rows in self._run_side_cache(self._side_cache, drafts)])
         logits = self._logits(hidden)
         context = sum(draft.block_table.length for draft in drafts)
-        self._cost_model.learn(sum(map(len, outputs)), context, self.target.clock() - start_time)
+        self._cost_model.learn(sum(map(len, outputs)), context, self.target.clock() - start_time, plain=True)
         return logits
 
     def _run_side_cache(self, side_cache: SideCache, drafts: Sequence[ExitDraft]) -> list[Array]:
@@ -154,14 +156,15 @@ class EarlyExit:
         self._program.run(ProgramRows.without_segments(len(rows)), out)
         return out
 
-    def step_cost(self, target: CostCurve, context: int, requests: int) -> StepCost | None:
-        """Return the costs of the draft's forward passes and the target's later layers; ``None`` if unknown.
-
-        ``target`` is the target's cost for all layers; ``context`` is the number of cached tokens of all requests.
-        """
-        draft = self._cost_model.costs(context, requests)
+    def chain_price(self, context: DraftContext[Any]) -> ChainPrice | None:
+        """Return the price of draft tokens; ``None`` if all are wanted."""
+        policy = context.policy
+        if policy.curve is None:
+            return None
         fraction = self.exit_layer / len(self.target.decoder.layers)
-        return None if draft is None else StepCost(self.target.cost_model.rest(target, fraction), draft, requests)
+        own = self._cost_model.costs(policy.num_requests * len(context.tokens))
+        own = own or replace(policy.curve, speed=fraction * policy.curve.speed)
+        return ChainPrice(policy.curve.rest(fraction), own.at(policy.num_requests))
 
     def _logits(self, rows: Array) -> Array:
         head = self.target.decoder.head if self.adapter.head is None else self.adapter.head

@@ -16,7 +16,7 @@ from typing import Any
 
 from pronk.arrays import Array
 from pronk.drafters.shared.rank_tree import Path, best_paths, main_chain_first
-from pronk.speculation.calibration import Calibration
+from pronk.speculation.acceptance_stats import SourceRates
 from pronk.speculation.proposer import DraftContext
 from pronk.speculation.tree import Origin, TokenTree
 
@@ -27,25 +27,26 @@ _MAX_RANKS = 8
 
 
 def draft_tree(
-    context: DraftContext[Any], logits: Array, calibrations: Sequence[Calibration], shape: int | Sequence[Path]
+    context: DraftContext[Any], logits: Array, sources: Sequence[str], shape: int | Sequence[Path]
 ) -> TokenTree:
     """Return the tree for one request, within the request's limits of depth and nodes.
 
     Args:
         context: the request.
         logits: ``[heads, vocab]`` float32; the first head predicts the token after the request's last token.
-        calibrations: one per head; estimates a token's acceptance from the head's probability of the token.
+        sources: for each head, its name in the acceptance statistics.
         shape: paths of ranks, the main chain first; paths beyond the request's limits are left out. With a number of
             nodes instead, the paths are chosen by this step's calibrated probabilities, from the ``_MAX_RANKS``
             likeliest tokens of each head.
     """
     max_depth = min(context.max_depth, len(logits))
+    all_rates = [context.policy.acceptance.source(source) for source in sources]
     if isinstance(shape, int):
         size = min(shape, context.max_nodes)
         ranked = _rank_tokens(context, logits, [min(_MAX_RANKS, size)] * max_depth)
         rates = [
-            [calibration.rate(calibration.origin(prob), depth) for _, prob in tokens]
-            for depth, (calibration, tokens) in enumerate(zip(calibrations, ranked, strict=False), 1)
+            [own.rate(own.confidence_kind(prob), depth) for _, prob in tokens]
+            for depth, (own, tokens) in enumerate(zip(all_rates, ranked, strict=False), 1)
         ]
         paths: Sequence[Path] = main_chain_first(best_paths(rates, size))
     else:
@@ -53,7 +54,7 @@ def draft_tree(
         depths = range(max(map(len, paths), default=0))
         counts = [1 + max(path[depth] for path in paths if len(path) > depth) for depth in depths]
         ranked = _rank_tokens(context, logits, counts)
-    return _build_tree(context.tokens[-1], ranked, calibrations, paths)
+    return _build_tree(context.tokens[-1], ranked, all_rates, paths)
 
 
 def _rank_tokens(context: DraftContext[Any], logits: Array, counts: Sequence[int]) -> list[list[tuple[int, float]]]:
@@ -70,7 +71,7 @@ def _rank_tokens(context: DraftContext[Any], logits: Array, counts: Sequence[int
 
 
 def _build_tree(
-    root: int, ranked: Sequence[Sequence[tuple[int, float]]], calibrations: Sequence[Calibration], paths: Sequence[Path]
+    root: int, ranked: Sequence[Sequence[tuple[int, float]]], all_rates: Sequence[SourceRates], paths: Sequence[Path]
 ) -> TokenTree:
     """Return the tree of ``paths``; leave out paths with a rank for which ``ranked`` has no token."""
     tokens, parents = [root], [-1]
@@ -84,6 +85,8 @@ def _build_tree(
         nodes[path] = len(tokens)
         tokens.append(token)
         parents.append(parent)
-        origin.append(calibrations[depth].origin(prob))
-        gain.append(gain[parent] * calibrations[depth].rate(origin[-1], depth + 1))
+        rates = all_rates[depth]
+        kind = rates.confidence_kind(prob)
+        origin.append((rates.source, kind))
+        gain.append(gain[parent] * rates.rate(kind, depth + 1))
     return TokenTree(tuple(tokens), tuple(parents), gain=tuple(gain), origin=tuple(origin))

@@ -64,7 +64,8 @@ class _GlideRunner(DraftRunner):
             cross_source = CrossAttentionSource(target.decoder, target.cache, layers) if layers else None
             runner = ModelRunner(module, open_pool(target, module.config), cross_source, clock=target.clock)
             size = config.vocab_size
-            return cls(runner, Translation.with_equal_ids(size, size))
+            relative_size = len(module.layers) / len(target.decoder.layers)
+            return cls(runner, Translation.with_equal_ids(size, size), target, relative_size)
 
         return target.load_shared(trained.folder, drafter, load=load_runner)
 

@@ -24,22 +24,19 @@ from pronk.drafters.from_target._early_exit import EarlyExit, ExitDraft
 from pronk.drafters.from_target.modules.files import read_trained_drafter
 from pronk.drafters.shared.chain import Chain, Stop, extend_chains
 from pronk.drafters.shared.side_cache import SideLane
-from pronk.speculation.adaptive_length import AdaptiveLengthDrafter, AdaptiveLengthProposer, AdaptiveLengthState
-from pronk.speculation.calibration import Calibration
-from pronk.speculation.cost_model import CostCurve
-from pronk.speculation.draft_length import DraftLengthTracker, StepCost
+from pronk.drafters.shared.stepwise import StepwiseDrafter, StepwiseProposer, StepwiseState
 from pronk.speculation.proposer import DraftContext
-from pronk.speculation.shared_acceptance import SharedAcceptance
+from pronk.speculation.step_value import ChainPrice
 from pronk.speculation.target import Target
 
 __all__ = ["Kangaroo", "KangarooState"]
 
 
-KangarooState: TypeAlias = AdaptiveLengthState[SideLane]
+KangarooState: TypeAlias = StepwiseState[SideLane]
 
 
 @dataclass(frozen=True)
-class Kangaroo(AdaptiveLengthDrafter):
+class Kangaroo(StepwiseDrafter):
     """Options of Kangaroo.
 
     Attributes:
@@ -66,7 +63,7 @@ class Kangaroo(AdaptiveLengthDrafter):
         )
 
 
-class KangarooProposer(AdaptiveLengthProposer[SideLane]):
+class KangarooProposer(StepwiseProposer[SideLane]):
     """Proposes chains; ``early_exit`` runs the target's first layers and the adapter."""
 
     options: Kangaroo
@@ -77,8 +74,7 @@ class KangarooProposer(AdaptiveLengthProposer[SideLane]):
 
     def start(self, prompt: Sequence[int]) -> KangarooState:  # noqa: ARG002 - the first proposal reads it
         """Return the state of a new request, with nothing cached."""
-        calibration = Calibration(self.source, known=SharedAcceptance.of(self.target))
-        return KangarooState(calibration, DraftLengthTracker(), SideLane())
+        return KangarooState(SideLane())
 
     def chains(self, contexts: Sequence[DraftContext[KangarooState]], stop: Stop | None = None) -> list[Chain]:
         """Return a chain for each context; it is empty if drafting does not pay or KV slots are missing."""
@@ -92,7 +88,7 @@ class KangarooProposer(AdaptiveLengthProposer[SideLane]):
 
         def is_complete(i: int, chain: Chain) -> bool:
             ended = chain.draft_tokens[-1].confidence <= self.options.eta if stop is None else stop(numbers[i], chain)
-            return ended or not self.pays(chain, len(numbers))
+            return ended or not self.pays(chain)
 
         extend_chains([chains[number] for number in numbers], next_logits, is_complete)
         return chains
@@ -103,6 +99,6 @@ class KangarooProposer(AdaptiveLengthProposer[SideLane]):
 
     on_preempt = stop  # for a preempted request, the next proposal fills new blocks
 
-    def measured(self, target: CostCurve, context: int, requests: int) -> StepCost | None:
-        """Return the costs of the draft's forward passes and the target's later layers; ``None`` if unknown."""
-        return self.early_exit.step_cost(target, context, requests)
+    def chain_price(self, context: DraftContext[KangarooState]) -> ChainPrice | None:
+        """Return the price of draft tokens, which spare the target's later forward pass the first layers."""
+        return self.early_exit.chain_price(context)

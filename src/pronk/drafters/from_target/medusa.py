@@ -29,10 +29,7 @@ from pronk.drafters.from_target.modules.medusa import MedusaHeads, MedusaShape
 from pronk.drafters.shared.rank_tree import Path, best_paths, check_paths, check_tree, main_chain_first
 from pronk.models.decoder import Decoder
 from pronk.models.program import Program, ProgramRows
-from pronk.speculation.calibration import Calibration
-from pronk.speculation.draft_length import Backoff
 from pronk.speculation.proposer import Capabilities, DraftContext, Drafter, Outcome, Proposer
-from pronk.speculation.shared_acceptance import SharedAcceptance
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
 
@@ -46,17 +43,8 @@ _DEFAULT_FOLDER = "pronk-tiny-medusa"  # folder in ``models`` of a clone of this
 class MedusaState:
     """State of one request."""
 
-    calibrations: list[Calibration]  # one per head; estimates a token's acceptance from the head's probability of it
     hidden: Array | None = None  # ``[hidden]``, output of the target's last layer, before the final norm
     position: int = -1  # text position of the token that ``hidden`` belongs to
-    backoff: Backoff = field(default_factory=Backoff)  # pauses drafting after steps without a kept draft token
-
-    def record(self, outcome: Outcome[MedusaState]) -> None:
-        """Update the estimates of acceptance, and the back-off, from the verified tree of a step."""
-        for calibration in self.calibrations:
-            calibration.learn(outcome)
-        sources = {calibration.source for calibration in self.calibrations}
-        self.backoff.learn(outcome.tree, sources, guessed=self.hidden is not None)
 
 
 @dataclass(frozen=True)
@@ -156,16 +144,15 @@ class MedusaProposer(Proposer[MedusaState]):
 
     def __init__(self, options: Medusa, runner: _MedusaRunner, target: Target) -> None:
         self.options, self.runner, self.target, self.models = options, runner, target, (runner.heads,)
-        self.capabilities = Capabilities(hidden=(runner.decoder.config.num_layers,), observes_all_steps=False)
+        self.capabilities = Capabilities(hidden=(runner.decoder.config.num_layers,))
+        self._sources = [f"{self.name} {number}" for number in range(1, runner.heads.shape.num_heads + 1)]
 
     def start(self, prompt: Sequence[int]) -> MedusaState:  # noqa: ARG002 - the first outcome has its hidden state
         """Return the state of a new request, which cannot draft before its first outcome."""
-        num_heads = self.runner.heads.shape.num_heads
-        known = SharedAcceptance.of(self.target)
-        return MedusaState([Calibration(f"{self.name} {number}", known=known) for number in range(1, num_heads + 1)])
+        return MedusaState()
 
     def propose(self, contexts: Sequence[DraftContext[MedusaState]]) -> list[TokenTree]:
-        """Return a tree for each context: only the root during a back-off or without a hidden state."""
+        """Return a tree for each context: only the root without a hidden state."""
         trees = [TokenTree.chain(context.tokens[-1:]) for context in contexts]
         ready = [
             (number, context.state.hidden)
@@ -173,22 +160,19 @@ class MedusaProposer(Proposer[MedusaState]):
             if context.state.hidden is not None
             and context.state.position == len(context.tokens) - 2
             and min(context.max_depth, context.max_nodes) > 0
-            and (context.ignore_backoff or not (context.prune_unprofitable and context.state.backoff.steps))
         ]
         if ready:
             outputs = self.runner.logits([hidden for _, hidden in ready])
             for (number, _), logits in zip(ready, outputs, strict=True):
-                calibrations = contexts[number].state.calibrations
                 trees[number] = draft_tree(
-                    contexts[number], logits[: self.options.num_tokens], calibrations, self.runner.paths
+                    contexts[number], logits[: self.options.num_tokens], self._sources, self.runner.paths
                 )
         return trees
 
     def observe(self, outcome: Outcome[MedusaState]) -> None:
-        """Keep the hidden state of the last accepted node, and record the acceptance."""
+        """Keep the hidden state of the last accepted node."""
         layer = self.runner.decoder.config.num_layers
         state, last = outcome.state, outcome.path[-1] if outcome.path else 0
-        state.record(outcome)
         # Copy the row: a view would keep the array of the whole forward pass in memory.
         state.hidden = outcome.hidden[layer][last].copy() if outcome.hidden else None
         state.position = outcome.position + len(outcome.path)

@@ -31,10 +31,7 @@ from pronk.drafters.shared.rank_tree import check_paths, check_tree
 from pronk.drafters.shared.side_cache import CHUNK, Apply, SideCache, SideLane
 from pronk.errors import OptionError
 from pronk.models.program import Program, ProgramRows
-from pronk.speculation.calibration import Calibration
-from pronk.speculation.draft_length import Backoff
 from pronk.speculation.proposer import Capabilities, DraftContext, Outcome
-from pronk.speculation.shared_acceptance import SharedAcceptance
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
 
@@ -48,10 +45,7 @@ _MAX_HEADS = 63
 class MultiTokenState:
     """State of one request."""
 
-    calibration: Calibration  # estimates a draft token's acceptance from its head's probability of it
     lane: SideLane = field(compare=False)  # the heads' KV cache of this request
-    backoff: Backoff = field(default_factory=Backoff)  # pauses drafting after steps without a kept draft token
-    can_draft: bool = field(default=False, compare=False)  # whether the heads could draft in the current step
 
 
 class _HeadsRunner:
@@ -193,7 +187,7 @@ class MultiTokenProposer(ChainProposer[MultiTokenState]):
 
     def start(self, prompt: Sequence[int]) -> MultiTokenState:  # noqa: ARG002 - the first proposal reads it
         """Return the state of a new request, with nothing cached."""
-        return MultiTokenState(Calibration(self.source, known=SharedAcceptance.of(self.target)), SideLane())
+        return MultiTokenState(SideLane())
 
     def chains(self, contexts: Sequence[DraftContext[MultiTokenState]], stop: Stop | None = None) -> list[Chain]:
         """Return a chain for each context; one forward pass of the heads drafts all chains.
@@ -202,7 +196,7 @@ class MultiTokenProposer(ChainProposer[MultiTokenState]):
         """
         num_heads = self.runner.heads.shape.num_heads
         count = num_heads if stop is not None else self.options.num_tokens or num_heads
-        chains = [Chain(context, context.state.calibration) for context in contexts]
+        chains = [Chain(context, self.source) for context in contexts]
         rows = self._run_heads(contexts, count)
         numbers = [*rows]
 
@@ -223,19 +217,15 @@ class MultiTokenProposer(ChainProposer[MultiTokenState]):
         num_heads = self.runner.heads.shape.num_heads
         max_depth = num_heads if isinstance(self.options.tree, int) else max(map(len, self.options.tree))
         for number, logits in self._run_heads(contexts, min(max_depth, self.options.num_tokens or num_heads)).items():
-            calibrations = [contexts[number].state.calibration] * len(logits)
-            trees[number] = draft_tree(contexts[number], logits, calibrations, self.options.tree)
+            trees[number] = draft_tree(contexts[number], logits, [self.source] * len(logits), self.options.tree)
         return trees
 
     def _run_heads(self, contexts: Sequence[DraftContext[MultiTokenState]], count: int) -> dict[int, Array]:
         """Return ``{index into contexts: logits [count, vocab]}``, without requests that cannot draft."""
         active = list[int]()
         for number, context in enumerate(contexts):
-            state = context.state
-            if context.ignore_backoff or not (context.prune_unprofitable and state.backoff.steps):
-                state.can_draft = self.runner.reserve(state, context)
-                if state.can_draft and min(context.max_depth, context.max_nodes):
-                    active.append(number)
+            if self.runner.reserve(context.state, context) and min(context.max_depth, context.max_nodes):
+                active.append(number)
         if not active:
             return {}
         selected = [contexts[number] for number in active]
@@ -244,11 +234,7 @@ class MultiTokenProposer(ChainProposer[MultiTokenState]):
         )
 
     def observe(self, outcome: Outcome[MultiTokenState]) -> None:
-        """Update the estimate of acceptance, and the back-off, from the verified tree of a step."""
-        state = outcome.state
-        state.calibration.learn(outcome)
-        state.backoff.learn(outcome.tree, {self.source}, guessed=state.can_draft)
-        state.can_draft = False
+        """Do nothing: the next context has the text."""
 
     def stop(self, state: MultiTokenState) -> None:
         """Free the request's blocks in the heads' KV cache."""

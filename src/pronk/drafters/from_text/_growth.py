@@ -18,11 +18,11 @@ from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
 from pronk.drafters.from_text._automaton import Continuation, SuffixAutomaton
-from pronk.drafters.shared.trie import Frontier, Trie
 from pronk.kernels.library import KernelsError
 from pronk.kernels.suffixes import NUM_BUCKETS, CompiledSuffixes, NativeTreeBuilder, open_suffix_library
-from pronk.speculation.acceptance_rates import AcceptanceRates
+from pronk.speculation.acceptance_stats import SourceRates
 from pronk.speculation.tree import TokenTree
+from pronk.speculation.trie import Frontier, Trie
 
 __all__ = [
     "PRIORS",
@@ -100,6 +100,8 @@ class TreeLimits(NamedTuple):
 class TreeBuilder(Protocol):
     """Builder of one request's trees: ``PythonTreeBuilder`` or ``CompiledTreeBuilder``."""
 
+    rates: SourceRates  # acceptance rates, from which the gains follow
+
     def build(self, indexes: Sequence[Any], tokens: Sequence[int], limits: TreeLimits) -> TokenTree:
         """Return a tree of continuations of the text's longest matches, chosen by gain.
 
@@ -126,7 +128,7 @@ def make_suffix_index(max_match: int) -> SuffixIndex:
     return SuffixAutomaton(max_match) if library is None else CompiledSuffixes(library, max_match)
 
 
-def make_tree_builder(rates: AcceptanceRates, drafter: str) -> TreeBuilder:
+def make_tree_builder(rates: SourceRates, drafter: str) -> TreeBuilder:
     """Return the tree builder of a request; ``drafter`` is the drafter name in the origins of the nodes."""
     library = _library()
     return PythonTreeBuilder(rates, drafter) if library is None else CompiledTreeBuilder(library, rates, drafter)
@@ -135,18 +137,15 @@ def make_tree_builder(rates: AcceptanceRates, drafter: str) -> TreeBuilder:
 class CompiledTreeBuilder:
     """Tree builder in C++ (``kernels/csrc/suffix.cpp``)."""
 
-    def __init__(self, library: Any, rates: AcceptanceRates, drafter: str) -> None:
-        self._rates, self._temperature = rates, rates.known.temperature
+    def __init__(self, library: Any, rates: SourceRates, drafter: str) -> None:
+        self.rates = rates
         self._builder = NativeTreeBuilder(library, rates.weight, rates.prior)
         self._origins = [(drafter, kind) for kind in range(NUM_BUCKETS)]
 
     def build(self, indexes: Sequence[CompiledSuffixes], tokens: Sequence[int], limits: TreeLimits) -> TokenTree:
         """Implement :meth:`TreeBuilder.build`."""
-        rates, builder, origins = self._rates, self._builder, self._origins
-        if rates.known.temperature != self._temperature:  # the builder caches priors of one temperature
-            self._temperature = rates.known.temperature
-            builder.clear_priors()
-        builder.set_counts(rates.offered, rates.taken)
+        builder, origins = self._builder, self._origins
+        builder.set_counts(self.rates.offered, self.rates.taken)
         tail = tokens[-indexes[0].max_match :]
         tree = builder.build(indexes, tail, **limits._asdict())
         origin = (("", 0), *[origins[kind] for kind in tree.buckets[1:]])  # the C++ name of a kind is bucket
@@ -177,7 +176,7 @@ class _Candidate(NamedTuple):
 class PythonTreeBuilder:
     """Tree builder in Python."""
 
-    rates: AcceptanceRates
+    rates: SourceRates
     drafter: str
 
     def build(self, indexes: Sequence[SuffixAutomaton], tokens: Sequence[int], limits: TreeLimits) -> TokenTree:
@@ -198,7 +197,7 @@ class _TreeGrowth:
     """A tree under construction, and the queue of candidates for its next node."""
 
     trie: Trie
-    rates: AcceptanceRates
+    rates: SourceRates
     limits: TreeLimits
     indexes: Sequence[SuffixAutomaton]
     drafter: str

@@ -22,11 +22,11 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from pronk.checks import check_integer
-from pronk.drafters.shared.trie import Trie
 from pronk.errors import OptionError
-from pronk.speculation.acceptance_rates import AcceptanceRates
+from pronk.speculation.policy import RequestPolicy
 from pronk.speculation.proposer import DraftContext, Outcome, Proposer
 from pronk.speculation.tree import TokenTree
+from pronk.speculation.trie import Trie
 
 __all__ = ["LookupState", "PromptLookup", "TextIndex"]
 
@@ -37,6 +37,10 @@ _MAX_MATCHES = 32
 # the parent already has another child, else _FIRST for the first token of a continuation and _NEXT for later tokens.
 # Example: a sibling from a match of 4 tokens has the kind 3 * 4 + 1 = 13.
 _FIRST, _SIBLING, _NEXT = 0, 1, 2
+
+# Rates before any measurement: 1 - 0.75**n for the first token after a match of n tokens, 0.1 for siblings, 0.75 for
+# later tokens.
+_PRIORS = {3 * n + role: rate for n in range(1, 17) for role, rate in enumerate((1.0 - 0.75**n, 0.1, 0.75))}
 
 
 @dataclass
@@ -75,10 +79,9 @@ class TextIndex:
 
 @dataclass
 class LookupState:
-    """State of one request: the index of its text, and acceptance rates by kind of draft token."""
+    """State of one request: the index of its text."""
 
     index: TextIndex
-    rates: AcceptanceRates
 
 
 @dataclass(frozen=True)
@@ -111,9 +114,7 @@ class PromptLookup(Proposer[LookupState]):
     def start(self, prompt: Sequence[int]) -> LookupState:
         """Index the prompt."""
         sizes = tuple(range(self.min_ngram, self.max_ngram + 1))
-        # Initial rates: 1 - 0.75**n for the first token after a match of n tokens, 0.1 for siblings, 0.75 for others.
-        priors = {3 * n + role: rate for n in sizes for role, rate in enumerate((1.0 - 0.75**n, 0.1, 0.75))}
-        state = LookupState(TextIndex(sizes), AcceptanceRates(self.name, priors))
+        state = LookupState(TextIndex(sizes))
         state.index.extend(prompt)
         return state
 
@@ -122,9 +123,8 @@ class PromptLookup(Proposer[LookupState]):
         return [self._build_tree(context) for context in contexts]
 
     def observe(self, outcome: Outcome[LookupState]) -> None:
-        """Index the committed tokens and update the acceptance rates."""
+        """Index the committed tokens."""
         outcome.state.index.extend(outcome.committed)
-        outcome.state.rates.learn(outcome)
 
     def _build_tree(self, context: DraftContext[LookupState]) -> TokenTree:
         max_nodes, max_depth = min(self.num_tokens, context.max_nodes), min(self.num_tokens, context.max_depth)
@@ -137,18 +137,21 @@ class PromptLookup(Proposer[LookupState]):
                 chain = _continuation(context.tokens, start, max_depth)
                 if chain not in chains:
                     chains.append(chain)
-                    self._add_chain(trie, chain, match_length, context.state.rates)
+                    self._add_chain(trie, chain, match_length, context.policy)
                 if len(chains) == self.num_chains:
                     break
         return trie.tree(max_nodes)
 
-    def _add_chain(self, trie: Trie, chain: Sequence[int], match_length: int, rates: AcceptanceRates) -> None:
+    def _add_chain(self, trie: Trie, chain: Sequence[int], match_length: int, policy: RequestPolicy) -> None:
         """Add a chain below the root; a node's gain is the product of the acceptance rates on its path."""
+        rates = policy.acceptance.source(self.name, _PRIORS)
         node, gain = 0, 1.0
         for depth, token in enumerate(chain):
             role = _SIBLING if trie.adds_sibling(node, token) else _NEXT if depth else _FIRST
             kind = 3 * match_length + role
-            gain *= rates.rate(kind)
+            gain *= rates.rate(kind, depth + 1)
+            if not policy.may_pay(gain, len(trie) - 1):
+                break
             node = trie.add(node, token, gain, (self.name, kind))
             gain = trie.gains[node]
 

@@ -28,14 +28,12 @@ from pathlib import Path
 
 from pronk.checks import check_integer, check_path
 from pronk.drafters.from_text.datastore.reader import Child, Datastore
-from pronk.drafters.shared.trie import Frontier, Trie
 from pronk.errors import OptionError
 from pronk.models.clone_models import TINY_MODEL, clone_model
-from pronk.speculation.acceptance_rates import AcceptanceRates
 from pronk.speculation.proposer import Capabilities, DraftContext, Drafter, Outcome, Proposer
-from pronk.speculation.shared_acceptance import SharedAcceptance
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
+from pronk.speculation.trie import Frontier, Trie
 
 __all__ = ["Retrieval"]
 
@@ -57,6 +55,11 @@ _PRIORS = (
     (0.02, 0.04, 0.15, 0.12, 0.35, 0.35, 0.47, 0.75, 0.90),
     (0.02, 0.05, 0.15, 0.12, 0.45, 0.50, 0.70, 0.90, 0.95),
 )
+_PRIORS_BY_KIND = {
+    row * _NUM_SHARE_CLASSES + column: prior
+    for row, priors in enumerate(_PRIORS)
+    for column, prior in enumerate(priors)
+}
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,7 @@ class Retrieval(Drafter):
         return model / "datastore"
 
 
-class RetrievalProposer(Proposer[AcceptanceRates]):
+class RetrievalProposer(Proposer[None]):
     """Proposes continuations from one datastore, for all requests of a target."""
 
     name = Retrieval.name
@@ -123,29 +126,23 @@ class RetrievalProposer(Proposer[AcceptanceRates]):
     def __init__(self, options: Retrieval, store: Datastore, target: Target) -> None:
         self.options, self.store, self.target = options, store, target
 
-    def start(self, prompt: Sequence[int]) -> AcceptanceRates:  # noqa: ARG002 - contexts hold the text
-        """Return the request's state: the initial acceptance rate of each kind of draft token."""
-        priors = {
-            kind: _PRIORS[kind // _NUM_SHARE_CLASSES][kind % _NUM_SHARE_CLASSES]
-            for kind in range(len(_PRIORS) * _NUM_SHARE_CLASSES)
-        }
-        return AcceptanceRates(self.name, priors, SharedAcceptance.of(self.target))
+    def start(self, prompt: Sequence[int]) -> None:
+        """Return no state: contexts hold the text."""
 
-    def propose(self, contexts: Sequence[DraftContext[AcceptanceRates]]) -> list[TokenTree]:
+    def propose(self, contexts: Sequence[DraftContext[None]]) -> list[TokenTree]:
         """Return for each context a tree of the likeliest continuations."""
         return [self._build_tree(context) for context in contexts]
 
-    def observe(self, outcome: Outcome[AcceptanceRates]) -> None:
-        """Update the request's acceptance rates."""
-        outcome.state.learn(outcome)
+    def observe(self, outcome: Outcome[None]) -> None:
+        """Do nothing: contexts hold the text."""
 
-    def _build_tree(self, context: DraftContext[AcceptanceRates]) -> TokenTree:
+    def _build_tree(self, context: DraftContext[None]) -> TokenTree:
         """Grow a tree best first: add the candidate of largest gain, then make candidates of its children.
 
         The gain of a node is the product of the acceptance rates of the kinds on its path.
         """
         trie = Trie(context.tokens[-1])
-        options, store, rates = self.options, self.store, context.state
+        options, store, rates = self.options, self.store, context.policy.acceptance.source(self.name, _PRIORS_BY_KIND)
         max_nodes, max_depth = min(options.num_nodes, context.max_nodes), min(options.max_depth, context.max_depth)
         match = store.find(context.tokens, options.max_match)
         if match.length < options.min_match or max_nodes < 1 or max_depth < 1:

@@ -44,9 +44,7 @@ from pronk.drafters.from_text._growth import (
 )
 from pronk.drafters.from_text._suffix_store import SuffixStore
 from pronk.errors import OptionError
-from pronk.speculation.acceptance_rates import AcceptanceRates
 from pronk.speculation.proposer import Capabilities, DraftContext, Drafter, Outcome, Proposer
-from pronk.speculation.shared_acceptance import SharedAcceptance
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
 
@@ -55,11 +53,10 @@ __all__ = ["Suffix", "SuffixState"]
 
 @dataclass
 class SuffixState:
-    """State of one request: its index, its acceptance rates, and its output for the store."""
+    """State of one request: its index, and its output for the store."""
 
     index: SuffixIndex  # index of the request's text as of the last proposal
-    rates: AcceptanceRates  # acceptance rates by kind of draft token
-    tree_builder: TreeBuilder = field(repr=False, compare=False)  # builds trees with gains from ``rates``
+    tree_builder: TreeBuilder | None = field(default=None, repr=False, compare=False)  # made by the first proposal
     output: list[int] = field(default_factory=list)  # committed tokens, which ``stop`` adds to the store
     # True under rejection sampling: the output must not enter the store. It depends on the request's random numbers.
     # Another request with the same seed has the same numbers, and its draft tokens must be independent of them.
@@ -117,21 +114,19 @@ class SuffixProposer(Proposer[SuffixState]):
 
     def __init__(self, options: Suffix, store: SuffixStore, target: Target) -> None:
         self.options, self.store, self.target = options, store, target
-        self.capabilities = Capabilities(costs=True, observes_all_steps=options.store_tokens > 0)
+        self.capabilities = Capabilities(observes_all_steps=options.store_tokens > 0)
 
     def start(self, prompt: Sequence[int]) -> SuffixState:  # noqa: ARG002 - contexts hold the text
         """Return a state with an empty index; the first proposal adds the prompt to the index."""
-        rates = AcceptanceRates(self.name, PRIORS, SharedAcceptance.of(self.target))
-        return SuffixState(make_suffix_index(self.options.max_match), rates, make_tree_builder(rates, self.name))
+        return SuffixState(make_suffix_index(self.options.max_match))
 
     def propose(self, contexts: Sequence[DraftContext[SuffixState]]) -> list[TokenTree]:
         """Return for each context a tree of the likeliest continuations of its matches."""
-        return [self._build_tree(context, len(contexts)) for context in contexts]
+        return [self._build_tree(context) for context in contexts]
 
     def observe(self, outcome: Outcome[SuffixState]) -> None:
-        """Update the acceptance rates; collect the output for the store, if the store is enabled."""
+        """Collect the output for the store, if the store is enabled."""
         state = outcome.state
-        state.rates.learn(outcome)
         if self.options.store_tokens:
             state.output.extend(outcome.committed)
         state.private = outcome.params.rejects
@@ -141,12 +136,14 @@ class SuffixProposer(Proposer[SuffixState]):
         if not state.private:
             self.store.add(state.output)
 
-    def _build_tree(self, context: DraftContext[SuffixState], num_requests: int) -> TokenTree:
+    def _build_tree(self, context: DraftContext[SuffixState]) -> TokenTree:
         options, state = self.options, context.state
-        costs = context.costs if context.prune_unprofitable else None
+        rates = context.policy.acceptance.source(self.name, PRIORS)
+        if state.tree_builder is None or state.tree_builder.rates is not rates:
+            state.tree_builder = make_tree_builder(rates, self.name)
         # ``context.tokens`` may end with draft tokens of a composite drafter, which the index must not contain.
         state.index.extend(context.tokens[state.index.num_tokens : context.root + 1])
         max_nodes = min(options.num_nodes, context.max_nodes)
-        min_gain = 0.0 if costs is None else costs.least_gain(num_requests)
+        min_gain = context.policy.min_gain
         limits = TreeLimits(max_nodes, context.max_depth, options.min_match, options.depth_factor, min_gain)
         return state.tree_builder.build([state.index, *self.store.generations], context.tokens, limits)

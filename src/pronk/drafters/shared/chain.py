@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from pronk.arrays import Array
 from pronk.sampling.sampler import DraftToken
-from pronk.speculation.calibration import Calibration
+from pronk.speculation.acceptance_stats import SourceRates
 from pronk.speculation.proposer import DraftContext, Drafter, Proposer
 from pronk.speculation.target import Target
 from pronk.speculation.tree import Origin, TokenTree
@@ -29,18 +29,19 @@ class Chain:
     Attributes:
         context: the request, as passed to ``propose``.
         draft_tokens: the tokens so far, each with the drafter's scores of all tokens and its confidence.
-        gains: for each token, the estimated probability that it and all tokens before it are accepted (calibrated).
-        cumulative_confidence: for each token, the product of the confidences up to it (not calibrated).
+        gains: for each token, the estimated probability that it and all tokens before it are accepted.
+        cumulative_confidence: for each token, the product of the confidences up to it.
         origin: for each token, the pair of :attr:`ChainDrafter.source` and its confidence in thousandths, 1..999.
     """
 
-    def __init__(self, context: DraftContext[Any], calibration: Calibration) -> None:
+    def __init__(self, context: DraftContext[Any], source: str) -> None:
         self.context = context
+        self.source = source
         self.draft_tokens: list[DraftToken] = []
         self.gains: list[float] = []
         self.cumulative_confidence: list[float] = []
         self.origin: list[Origin] = []
-        self._calibration = calibration
+        self._rates = context.policy.acceptance.source(source)
 
     def __len__(self) -> int:
         return len(self.draft_tokens)
@@ -82,9 +83,9 @@ class Chain:
         self.context.sampler.advance(draft_token.token)
         self.draft_tokens.append(draft_token)
         self.cumulative_confidence.append(last_confidence * draft_token.confidence)
-        self.origin.append(self._calibration.origin(draft_token.confidence))
-        rate = self._calibration.rate(self.origin[-1], len(self.draft_tokens))
-        self.gains.append(last_gain * rate)
+        kind = SourceRates.confidence_kind(draft_token.confidence)
+        self.origin.append((self.source, kind))
+        self.gains.append(last_gain * self._rates.rate(kind, len(self.draft_tokens)))
 
     def tree(self) -> TokenTree:
         """Return the chain as a tree below the request's last token."""
@@ -127,8 +128,8 @@ class ChainProposer(Proposer[State], ChainDrafter):
     def chains(self, contexts: Sequence[DraftContext[State]], stop: Stop | None = None) -> list[Chain]:
         """Return a chain for each context; ``stop`` replaces the drafter's own rule that ends chains.
 
-        If the context has ``prune_unprofitable``, a drafter with a forward pass per draft token (such as a draft model)
-        also ends a chain where the next token would cost more time than it saves.
+        A drafter with a forward pass per draft token (such as a draft model) also ends a chain where the next token
+        would cost more time than it saves (``DraftContext.policy``).
         """
 
     def propose(self, contexts: Sequence[DraftContext[State]]) -> list[TokenTree]:

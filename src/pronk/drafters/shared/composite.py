@@ -59,7 +59,6 @@ class CompositeProposer(Proposer[States]):
         self.capabilities = Capabilities(
             hidden,
             logits=any(capabilities.logits for capabilities in wrapped),
-            costs=any(capabilities.costs for capabilities in wrapped),
             proposes=any(capabilities.proposes for capabilities in wrapped),
             observes_all_steps=any(capabilities.observes_all_steps for capabilities in wrapped),
             self_budgeting=all(capabilities.self_budgeting for capabilities in wrapped),

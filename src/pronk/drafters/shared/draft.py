@@ -22,6 +22,7 @@ from pronk.architecture.config import ModelConfig
 from pronk.arrays import Array
 from pronk.backends import open_torch
 from pronk.drafters.shared.chain import Chain
+from pronk.drafters.shared.draft_prices import DraftPrices
 from pronk.drafters.shared.side_cache import CHUNK, common_prefix_length, open_pool
 from pronk.drafters.shared.vocabulary.translation import Reencoder, Translation
 from pronk.errors import CacheFullError, OptionError
@@ -32,9 +33,10 @@ from pronk.interrupts import is_interrupt_pending, uninterrupted
 from pronk.kv_cache.blocks import BlockTable
 from pronk.models.clone_models import clone_model
 from pronk.models.loader import compute_dtype, load_decoder, parse_dtype, read_config
+from pronk.models.weights import forward_weights
 from pronk.sampling.sampler import DraftToken
-from pronk.speculation.cost_model import CostCurve
 from pronk.speculation.proposer import DraftContext
+from pronk.speculation.step_value import ChainPrice
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
 from pronk.tokenization.tokenizer import Tokenizer
@@ -64,11 +66,14 @@ class DraftRunner:
         runner: the draft model with its KV pool.
         translation: maps between the vocabularies of target and draft.
         context_length: context length of the draft model, in tokens.
+        prices: prices of the draft tokens.
     """
 
-    def __init__(self, runner: ModelRunner, translation: Translation) -> None:
+    def __init__(self, runner: ModelRunner, translation: Translation, target: Target, relative_size: float) -> None:
+        """``relative_size`` is the size of the draft model divided by that of the target."""
         self.runner = runner
         self.translation = translation
+        self.prices = DraftPrices(runner, target.costs, relative_size)
         self.context_length = runner.decoder.config.context
 
     @classmethod
@@ -97,13 +102,15 @@ class DraftRunner:
                 warnings.warn(f"{reason}; torch computes the draft instead, slower", stacklevel=2)
             decoder = load_decoder(path, config, dtype=weights_dtype, backend=backend, weights=weights)
             pool = open_pool(target, config, compute_dtype(weights_dtype, backend), backend)
-            return cls(ModelRunner(decoder, pool, clock=target.clock), translation)
+            relative_size = forward_weights(decoder).nbytes / forward_weights(target.decoder).nbytes
+            return cls(ModelRunner(decoder, pool, clock=target.clock), translation, target, relative_size)
 
         return target.load_shared(path, dtype, weights, load=load)
 
-    def costs(self, context: int, requests: int) -> CostCurve | None:
-        """Return the cost curve, or ``None`` if unmeasured; ``context``: cached tokens of all requests."""
-        return self.runner.cost_model.costs(context, requests)
+    def chain_price(self, lane: DraftLane, context: DraftContext[Any]) -> ChainPrice | None:
+        """Return the price of draft tokens; ``None`` if all are wanted."""
+        length = len(context.tokens)
+        return self.prices.chain_price(context.policy, length, max(0, length - 1 - lane.num_target_committed))
 
     def make_lane(self) -> DraftLane:
         """Return an empty lane (a request's draft KV cache) for a new request."""
@@ -259,7 +266,7 @@ class DraftRunner:
     def _run(self, jobs: Sequence[ForwardJob]) -> list[Array]:
         """Run one forward pass; return each job's float32 logits ``[nodes, vocab]``, by the target's ids."""
         result = self.runner.forward(jobs)
-        self.runner.record_duration(jobs, result.context, result.seconds)
+        self.runner.record_duration(jobs, result.context, result.seconds, plain=True)
         return [self.translation.to_target(logits[:]) for logits in result.logits]
 
     def _match_prefix(self, lane: DraftLane, text: Sequence[int], salt: bytes) -> None:

@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from math import prod
 
 from pronk.checks import check_integer
-from pronk.drafters.shared.trie import Frontier
 from pronk.errors import OptionError
+from pronk.speculation.trie import Frontier
 
 __all__ = ["MAX_NODES", "MAX_RANKS", "Path", "best_paths", "check_paths", "check_tree", "main_chain_first"]
 

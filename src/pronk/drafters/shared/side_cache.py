@@ -159,16 +159,8 @@ class SideCache:
 
     def _make_apply(self, segments: Sequence[Segment]) -> Apply:
         """Return a callback that runs one part on the rows of ``segments``."""
-        row_positions = [
-            position for s in segments for position in range(s.block_table.length, s.block_table.length + s.num_rows)
-        ]
         packed = ProgramRows().set_segments([(segment.block_table, segment.tree, 0) for segment in segments])
-        if self._rope.dynamic:
-            packed.set_rope(
-                0, self._rope.compute_entries(row_positions, [position + 1 for position in row_positions]), by_row=True
-            )
-        elif self._rope.config is not None:
-            packed.set_rope(0, self._rope.up_to(max(row_positions) + 1))
+        packed.rotate(self._rope)
 
         def apply(index: int, x: Array) -> Array:
             out = x.copy()

@@ -5,8 +5,8 @@ from itertools import pairwise
 
 import pytest
 
-from pronk.drafters.shared.trie import Trie
 from pronk.speculation.tree import TokenTree
+from pronk.speculation.trie import Trie
 
 NO_ORIGIN = ("", 0)
 
@@ -113,3 +113,69 @@ def test_nodes_that_may_not_be_accepted_are_not_merged() -> None:
     trie.merge(tree, ("other", 4))
     merged = trie.tree(9)
     assert (merged.tokens, merged.parents, merged.origin) == ((0, 3), (-1, 0), (("", 0), ("other", 4)))
+
+
+def test_children_of_several_trees_share_the_probability() -> None:
+    """A new child is right only if no child from another tree is."""
+    trie = Trie(9)
+    trie.merge(TokenTree((9, 1, 5, 6), (-1, 0, 1, 1), gain=(1.0, 0.6, 0.5, 0.05)))
+    trie.merge(TokenTree((9, 2, 7), (-1, 0, 1), gain=(1.0, 0.5, 0.25)))
+    assert trie.gains == pytest.approx([1.0, 0.6, 0.5, 0.05, 0.4 * 0.5, 0.4 * 0.25])
+    trie.merge(TokenTree((9, 1, 8), (-1, 0, 1), gain=(1.0, 0.3, 0.15)))
+    assert trie.gains[6:] == pytest.approx([0.05 * 0.5])  # 0.55 of 0.6 are taken below token 1
+    assert trie.gains[1] == 0.6
+
+
+def test_siblings_of_one_tree_do_not_lower_each_other() -> None:
+    tree = TokenTree((9, 1, 2, 3), (-1, 0, 0, 0), gain=(1.0, 0.6, 0.3, 0.1))
+    trie = Trie(9)
+    trie.merge(tree)
+    assert trie.gains == pytest.approx([1.0, 0.6, 0.3, 0.1])
+    trie.merge(TokenTree((9, 4), (-1, 0), gain=(1.0, 0.9)))
+    assert trie.gains[4] == pytest.approx(0.0)
+
+
+def test_a_common_child_keeps_the_larger_gain() -> None:
+    trie = Trie(9)
+    trie.merge(TokenTree((9, 1, 2), (-1, 0, 1), gain=(1.0, 0.5, 0.4), origin=(("", 0), ("a", 0), ("a", 1))))
+    trie.merge(TokenTree((9, 1, 2), (-1, 0, 1), gain=(1.0, 0.8, 0.4), origin=(("", 0), ("b", 0), ("b", 1))))
+    assert trie.gains == pytest.approx([1.0, 0.8, 0.4])
+    assert trie.origins[1:] == [("b", 0), ("a", 1)]
+
+
+def test_merged_gains_of_siblings_stay_within_their_parents() -> None:
+    dice = random.Random(4)
+    for _ in range(100):
+        trie = Trie(9)
+        for _ in range(3):
+            grown = Trie(9)
+            for _ in range(12):
+                parent = dice.randrange(len(grown))
+                gain = grown.gains[parent] * grown.probability_wrong(parent) * dice.random()
+                grown.add(parent, dice.randrange(1000), gain, NO_ORIGIN)
+            trie.merge(grown.tree(99))
+        for node, gain in enumerate(trie.gains):
+            children = [trie.gains[child] for child in range(1, len(trie)) if trie.parents[child] == node]
+            assert sum(children) <= gain + 1e-9
+            assert trie.probability_wrong(node) == pytest.approx(1.0 - sum(children) / gain if gain else 0.0, abs=1e-9)
+
+
+def test_a_tree_without_gains_halves_them_with_each_depth() -> None:
+    trie = Trie(9)
+    trie.merge(TokenTree.chain([9, 1, 2]), ("own", 3))
+    assert trie.gains == [1.0, 0.5, 0.25]
+    assert trie.origins[1:] == [("own", 3)] * 2
+
+
+def test_probability_that_no_child_is_right() -> None:
+    trie = Trie(9)
+    assert trie.probability_wrong(0) == 1.0
+    one = trie.add(0, 1, 0.5, NO_ORIGIN)
+    trie.add(0, 2, 0.3, NO_ORIGIN)
+    trie.add(one, 3, 0.4, NO_ORIGIN)
+    assert trie.probability_wrong(0) == pytest.approx(0.2)
+    assert trie.probability_wrong(one) == pytest.approx(0.2)
+    trie.add(0, 4, 0.9, NO_ORIGIN)  # together above 1
+    assert trie.probability_wrong(0) == 0.0
+    zero = trie.add(0, 5, 0.0, NO_ORIGIN)
+    assert trie.probability_wrong(zero) == 0.0

@@ -92,14 +92,35 @@ class Trie:
     def merge(self, tree: TokenTree, origin: Origin = ("", 0)) -> None:
         """Add the nodes of a tree with the same root, except nodes that cannot be accepted.
 
+        At most one of a node's children can be right. So the probability of a new child, given its parent, is
+        multiplied by the probability that none of the children from other trees is right. A child that both trees have
+        keeps the larger gain.
+
         If ``tree`` has no origins, its nodes get ``origin``. If it has no gains, a node gets half its parent's gain.
         """
         own_nodes = {0: 0}  # maps nodes of ``tree`` to nodes of this trie
+        others_wrong: dict[int, float] = {}  # by node: probability that no child from other trees is right
         for node in range(1, len(tree)):
-            if tree.acceptable[node]:
-                gain = self.gains[own_nodes[tree.parents[node]]] / 2 if tree.gain is None else tree.gain[node]
-                node_origin = origin if tree.origin is None else tree.origin[node]
-                own_nodes[node] = self.add(own_nodes[tree.parents[node]], tree.tokens[node], gain, node_origin)
+            if not tree.acceptable[node]:
+                continue
+            theirs = tree.parents[node]
+            parent, token = own_nodes[theirs], tree.tokens[node]
+            gain = self.gains[parent]
+            if tree.gain is None:
+                gain /= 2
+            elif tree.gain[theirs] > 0.0:
+                gain *= tree.gain[node] / tree.gain[theirs]
+            if parent not in others_wrong:
+                others_wrong[parent] = self.probability_wrong(parent)
+            if token not in self._children[parent]:
+                gain *= others_wrong[parent]
+            own_nodes[node] = self.add(parent, token, gain, origin if tree.origin is None else tree.origin[node])
+
+    def probability_wrong(self, node: int) -> float:
+        """Return the probability that no child of ``node`` is right if the node is, 0..1."""
+        gain = self.gains[node]
+        right = sum([self.gains[child] for child in self._children[node].values()])
+        return max(0.0, 1.0 - right / gain) if gain > 0.0 else 0.0
 
     def tree(self, max_nodes: int) -> TokenTree:
         """Return the tree of the ``max_nodes`` draft tokens of largest gain.

@@ -1,0 +1,120 @@
+"""The drafter ``auto``, the default: all sources that are installed, asked where they pay.
+
+The policy (:mod:`pronk.speculation.policy`) asks the sources one after the other, each only if its expected
+contribution to the draft tokens offered so far is worth its time. The proposal is the union of what they offer ::
+
+    suffix        return ── x ── +        .8 .6 .5       the text ends like an earlier passage
+    recycling      │       └──── *        .2
+    draft_model                                          not asked: costs more than it would add
+
+Sources, for every target: the request's own text (``suffix``) and the target's earlier outputs (``recycling``). In
+addition one drafter with a model: heads in a folder beside the target's weights, else a draft model of the table of
+pairs that is on this machine, else ``pronk-tiny-draft`` in a clone if its vocabulary is the target's. Drafters given as
+``parts`` are added, and replace the sources of the same kind: ``auto(draft_model(model='…'))``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pronk.checks import check_flag, check_integer
+from pronk.drafters.from_draft.cape import Cape
+from pronk.drafters.from_draft.draft_model import DraftModel
+from pronk.drafters.from_outputs.recycling import Recycling
+from pronk.drafters.from_target.multi_token import MultiToken, find_target_heads
+from pronk.drafters.from_text.suffix import Suffix
+from pronk.drafters.registry import make_drafter
+from pronk.drafters.shared.composite import Composite, CompositeProposer, States
+from pronk.errors import PronkError
+from pronk.hub.cache import find_cached
+from pronk.hub.pairs import all_pairs, find_pairs
+from pronk.speculation.proposer import DraftContext, Drafter, Outcome, Proposer, ask, bind_proposer, observe
+from pronk.speculation.target import Target
+from pronk.speculation.tree import TokenTree
+
+__all__ = ["Auto", "AutoProposer"]
+
+
+@dataclass(frozen=True)
+class Auto(Composite):
+    """Options of ``auto``.
+
+    Attributes:
+        parts: drafters in addition to those that are found.
+        bundled: whether to use ``pronk-tiny-draft``, in a clone, if no part has a model and the vocabularies are equal.
+        num_nodes: maximum number of draft tokens per step, 1..127.
+    """
+
+    name = "auto"
+
+    parts: tuple[Drafter, ...] = ()
+    bundled: bool = True
+    num_nodes: int = 31
+
+    def __post_init__(self) -> None:
+        if self.parts != ():
+            super().__post_init__()
+        check_flag(f"{self.name}: bundled", self.bundled)
+        check_integer(f"{self.name}: num_nodes", self.num_nodes, 1, 127)
+
+    def bind(self, target: Target) -> AutoProposer:
+        """Return a proposer that chooses among sources; errors are those of binding the given parts."""
+        given = self.bind_parts(target)
+        names = _names(given)
+        found = [each for each in (Suffix(store_tokens=0), Recycling()) if each.name not in names]
+        without_model = [*(each.bind(target) for each in found), *(each for each in given if not each.models)]
+        with_model = [each for each in given if each.models] or self._find(target)
+        return AutoProposer(self, [*without_model, *with_model], target)
+
+    def _find(self, target: Target) -> list[Proposer[Any]]:
+        """Return a drafter with a model that is found without an option; an empty list if there is none.
+
+        The first of these that fits: heads in the target's folder, a model of the table of pairs that is on this
+        machine, ``pronk-tiny-draft`` in a clone.
+        """
+        found: list[Drafter] = [MultiToken()] if find_target_heads(target) is not None else []
+        if target.folder is not None and any(find_cached(pair.model) for pair in all_pairs()):
+            pairs = [pair for pair in find_pairs(target.folder, target.decoder.config) if find_cached(pair.model)]
+            found += [make_drafter(f'{pair.drafter}(model="{pair.source}")') for pair in pairs]
+        found += [Cape((DraftModel(),))] if self.bundled else []
+        for drafter in found:
+            with suppress(PronkError):  # no clone, another vocabulary, or no memory
+                return [bind_proposer(drafter, target)]
+        return []
+
+
+def _names(proposers: Sequence[Proposer[Any]]) -> set[str]:
+    """Return the names of proposers and, recursively, of their parts."""
+    parts = [part for each in proposers if isinstance(each, CompositeProposer) for part in each.parts]
+    return {each.name for each in proposers} | (_names(parts) if parts else set())
+
+
+class AutoProposer(CompositeProposer):
+    """Asks several sources, each where it pays."""
+
+    name = Auto.name
+
+    def __init__(self, options: Auto, parts: Sequence[Proposer[Any]], target: Target) -> None:
+        super().__init__([part for part in parts if part.capabilities.proposes])
+        self.options, self.target, self.clock = options, target, target.clock
+        wrapped = [part.capabilities for part in self.parts]
+        logits = any(each.logits and each.observes_all_steps for each in wrapped)  # others get them if asked
+        self.capabilities = replace(self.capabilities, logits=logits, self_budgeting=True)
+
+    def propose(self, contexts: Sequence[DraftContext[States]]) -> list[TokenTree]:
+        """Return for each context the union of the trees of the sources that were asked."""
+        for number, part in enumerate(self.parts):
+            own_contexts = [replace(context, state=context.state[number], draws=False) for context in contexts]
+            ask(part, own_contexts, self.clock)
+        return [
+            context.policy.tree(context.tokens[-1], min(self.options.num_nodes, context.max_nodes))
+            for context in contexts
+        ]
+
+    def observe(self, outcome: Outcome[States]) -> None:
+        """Pass the outcome to the sources that were asked in this step, or that observe all steps."""
+        for part, state in zip(self.parts, outcome.state, strict=True):
+            observe(part, replace(outcome, state=state), self.clock)

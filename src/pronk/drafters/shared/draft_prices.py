@@ -1,0 +1,43 @@
+"""Prices of a draft model's draft tokens, also before its forward passes have been measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from pronk.execution.model_runner import ModelRunner
+from pronk.speculation.cost_model import CostModel
+from pronk.speculation.policy import RequestPolicy
+from pronk.speculation.step_value import ChainPrice
+
+__all__ = ["DraftPrices"]
+
+
+@dataclass(frozen=True)
+class DraftPrices:
+    """Prices of one draft model.
+
+    Attributes:
+        runner: runs the draft model, and measures its forward passes.
+        target: costs of the target's forward passes.
+        relative_size: size of the draft model divided by that of the target, for prices before any measurement.
+    """
+
+    runner: ModelRunner
+    target: CostModel
+    relative_size: float
+
+    def chain_price(self, policy: RequestPolicy, length: int, num_unread: int) -> ChainPrice | None:
+        """Return the price of draft tokens; ``None`` if all are wanted.
+
+        Args:
+            policy: policy of the request, which has the target's costs in this step.
+            length: number of tokens of the request's text.
+            num_unread: number of tokens of the text that the draft model has to read before it drafts.
+        """
+        if policy.curve is None:
+            return None
+        measured = self.runner.cost_model
+        own = measured.costs(policy.num_requests * length)
+        own = own or replace(policy.curve, speed=self.relative_size * policy.curve.speed)
+        reading = measured.prompt_row or self.relative_size * (self.target.prompt_row or 0.0)
+        return ChainPrice(policy.curve, own.at(policy.num_requests), num_unread * reading)

@@ -1,0 +1,350 @@
+"""How much to draft, and with which drafters: the choice that maximizes expected tokens per second.
+
+The value of a step (:mod:`pronk.speculation.step_value`) is its expected number of tokens divided by its seconds.
+Plain decoding is the choice without draft tokens. A drafter (a *source*) is asked where its expected contribution
+raises the value; the draft tokens that raise it most are verified. Where nothing raises the value, sources are asked
+now and then all the same, to learn how good they are on the present text: each for an equal part of 1 % of the time.
+
+**Bound of the loss.** Before anything is spent, its expected price is compared with what may still be lost, so that
+over all steps of an engine ::
+
+    seconds of drafting and of draft rows  ≤  seconds that accepted draft tokens saved  +  1 % of the elapsed seconds
+                                              +  two forward passes
+
+A forward pass is the longest one so far. The seconds of draft rows and the savings are those of the cost model. The
+bound is exceeded at most by what one step's proposals take beyond their expected price, and, under the rejection rules,
+by the rows of one tree, which has to be verified whole. Drafting is the time in proposals and in their observation,
+without the first proposal of each source, which prepares it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from pronk.speculation.acceptance_stats import RequestAcceptance
+from pronk.speculation.cost_model import CostCurve
+from pronk.speculation.step_value import ChainPrice, Offer
+from pronk.speculation.tree import TokenTree
+from pronk.speculation.trie import Trie
+
+if TYPE_CHECKING:
+    from pronk.speculation.proposer import DraftContext, Proposer
+
+__all__ = ["Policy", "RequestPolicy", "SourceReport"]
+
+_SHARE = 0.01  # part of the elapsed time that may be lost, and that may be spent on learning
+_PASSES = 2.0  # forward passes that may be lost in addition
+_HOPE = 0.5  # draft tokens that a new source is expected to add to a step, as if measured once
+_KEEP = 0.9  # weight of a step relative to the next one in the expected contribution of a source: half after 7 steps
+_TOKEN_RATE = 0.5  # acceptance rate of draft tokens without a gain, before any count
+_CHAIN_RATE = 0.7  # acceptance rate of a new source that drafts token by token; a draft model has about this rate
+_PRIOR_TOKENS = 4.0  # tokens for which the expected contributions of a new source are taken to be right
+_LOOK_AHEAD = 8  # number of further tokens of a chain whose value is considered; more rows never cost nothing
+
+Reason = Literal["pays", "explores", "all"]
+
+
+class SourceReport(NamedTuple):
+    """One drafter's proposal in a step, for :mod:`pronk.explain`."""
+
+    source: str  # name of the drafter
+    reason: Reason  # it is expected to pay; it is asked to learn its acceptance; or all sources are asked
+    seconds: float  # duration of the proposal, this request's part
+    tree: TokenTree  # proposed tree
+    before: Offer | None = None  # best choice without this proposal; ``None`` if costs are not known
+    after: Offer | None = None  # best choice with this proposal
+
+
+@dataclass
+class _Mean:
+    """Tokens that a source adds to a step, per probability that earlier sources are wrong (the room)."""
+
+    total: float = 0.0
+    weight: float = 0.0  # sum of the rooms
+    step: int = 0  # number of the step that the weights are for
+
+    def learn(self, added: float, room: float, step: int) -> None:
+        keep = _KEEP ** (step - self.step)
+        self.total, self.weight, self.step = keep * self.total + added, keep * self.weight + room, step
+
+    def value(self, prior: float, step: int) -> float:
+        keep = _KEEP ** (step - self.step)
+        return (keep * self.total + prior) / (keep * self.weight + 1.0)
+
+
+@dataclass
+class _Source:
+    """Measurements of a source over all requests."""
+
+    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=8))  # durations of the last proposals
+    explored: float = 0.0  # seconds of proposals that were not expected to pay
+    contribution: _Mean = field(default_factory=_Mean)
+    calls: int = 0  # number of calls, each for all requests of a step
+    asked: int = 0  # number of proposals, one per request
+    expected: float = _PRIOR_TOKENS  # tokens that the proposals were expected to add to their steps
+    added: float = _PRIOR_TOKENS  # tokens that they have added
+
+    @property
+    def price(self) -> float:
+        """Expected seconds of a proposal; 0 before the second one."""
+        return sorted(self.seconds)[len(self.seconds) // 2] if self.seconds else 0.0
+
+
+@dataclass
+class Policy:
+    """Seconds that an engine's steps have spent on drafting and saved by it, and its sources.
+
+    Attributes:
+        elapsed: duration of all steps.
+        longest: duration of the longest forward pass.
+        spent: drafting and draft rows, without the first proposal of each source.
+        saved: plain steps that accepted draft tokens made unnecessary.
+    """
+
+    elapsed: float = 0.0
+    longest: float = 0.0
+    spent: float = 0.0
+    saved: float = 0.0
+    sources: dict[str, _Source] = field(default_factory=dict)
+
+    @property
+    def allowance(self) -> float:
+        """Seconds that may still be lost."""
+        return _SHARE * self.elapsed + _PASSES * self.longest + self.saved - self.spent
+
+    def source(self, name: str) -> _Source:
+        """Return what is known of a source."""
+        return self.sources.setdefault(name, _Source())
+
+    def may_explore(self, source: _Source, seconds: float) -> bool:
+        """Return whether a source's part of the time for learning covers a proposal of so many seconds."""
+        return source.explored + seconds <= _SHARE * self.elapsed / max(1, len(self.sources))
+
+
+class RequestPolicy:
+    """Choices for one request: its acceptance rates, its sources, and the offers of the current step.
+
+    Attributes:
+        curve: costs of this step's forward pass; ``None`` if all draft tokens are wanted whatever they cost.
+        num_requests: number of requests that decode in this step.
+        offer: best choice among the draft tokens offered so far in this step; ``None`` without ``curve``.
+        reports: one per proposal in this step.
+    """
+
+    def __init__(self, policy: Policy | None = None, acceptance: RequestAcceptance | None = None) -> None:
+        self.policy = policy or Policy()
+        self.acceptance = acceptance or RequestAcceptance()
+        self.curve: CostCurve | None = None
+        self.offer: Offer | None = None
+        self.reports: list[SourceReport] = []
+        self._contributions: dict[str, _Mean] = {}
+        self.num_requests, self._step, self._left, self._exploring = 1, 0, 0.0, False
+        self._tree: TokenTree | None = None  # the only offer so far
+        self._trie: Trie | None = None  # all offers, if there are several
+        self._room = 1.0  # probability that no draft token offered for the next position is right
+        self._asked: list[Proposer[Any]] = []
+        self._unacceptable: list[TokenTree] = []  # offers with nodes that are computed but never accepted
+
+    def begin(self) -> None:
+        """Begin a step."""
+        self._step += 1
+        self.reports, self._asked = [], []
+
+    def set_prices(self, curve: CostCurve | None, requests: int, allowance: float) -> None:
+        """Set the costs of a step of ``requests`` requests, in which this one may lose ``allowance`` seconds."""
+        self.curve, self.num_requests, self._left = curve, requests, allowance
+        self._tree, self._trie, self._unacceptable, self._room = None, None, [], 1.0
+        self.offer = None if curve is None else Offer.of((), curve, requests)
+
+    @property
+    def min_gain(self) -> float:
+        """Gain below which a draft token cannot pay for its row, if no rows are free."""
+        if self.curve is None or self.offer is None:
+            return 0.0
+        return self.offer.tokens * self.curve.row_seconds / self.offer.seconds
+
+    def may_pay(self, gain: float, count: int) -> bool:
+        """Return whether a draft token with this gain may pay, after ``count`` others of larger gain."""
+        free_rows = 0 if self.curve is None else self.curve.free_rows // self.num_requests
+        return gain >= self.min_gain or count + 1 < free_rows
+
+    def reason(self, proposer: Proposer[Any], context: DraftContext[Any]) -> Reason | None:
+        """Return why to ask a source for draft tokens in this step, or ``None`` not to ask it."""
+        if min(context.max_depth, context.max_nodes) < 1:
+            return None
+        if self.curve is None or self.offer is None:
+            return "all"
+        source, offer, chain = self.policy.source(proposer.source), self.offer, proposer.chain_price(context)
+        if chain is None:
+            price = source.price
+            prior = source.contribution.value(_HOPE, source.asked)
+            contribution = self._room * self._contribution(proposer).value(prior, self._step)
+            contribution *= source.added / source.expected
+            pays = (offer.tokens + contribution) * offer.seconds > offer.tokens * (offer.seconds + price)
+        else:
+            best = self._best_chain(chain, self.chain_rate(proposer), context)
+            saved_per_token = offer.seconds / offer.tokens - best.seconds / best.tokens
+            pays = saved_per_token * context.max_depth > chain.reading
+            price = chain.reading + chain.token / self.num_requests
+        if price > self._left:
+            return None
+        self._exploring = not pays
+        return "pays" if pays else "explores" if self.policy.may_explore(source, price) else None
+
+    def extends(self, proposer: Proposer[Any], context: DraftContext[Any], gains: Sequence[float]) -> bool:
+        """Return whether a chain of draft tokens with these gains is worth another token.
+
+        It is if further tokens, which are accepted with the source's mean rate, raise the value of the step.
+        """
+        chain = None if self.curve is None else proposer.chain_price(context)
+        if chain is None or (self._exploring and not gains):
+            return True
+        if chain.reading + (len(gains) + 1) * chain.token / self.num_requests > self._left:
+            return False
+        now = Offer(1.0 + sum(gains), chain.seconds(self.num_requests, len(gains), len(gains)))
+        best = self._best_chain(chain, self.chain_rate(proposer), context, gains)
+        return best.tokens * now.seconds > now.tokens * best.seconds
+
+    def charge(self, proposer: Proposer[Any], seconds: float) -> None:
+        """Add to the duration of a source's proposal of this step.
+
+        The first proposal of all prepares the source, and is no measure of later ones.
+        """
+        source = self.policy.source(proposer.source)
+        if source.calls <= 1:
+            return
+        source.seconds[-1] += seconds
+        self._left -= seconds
+        self.policy.spent += seconds
+        if any(report.source == proposer.source and report.reason == "explores" for report in self.reports):
+            source.explored += seconds
+
+    def close(self, tokens: Sequence[int], accepted: int) -> None:
+        """Record the tokens that sources have added to a verified step: the first ``accepted`` of ``tokens``."""
+        before = 0
+        for report in self.reports:
+            if report.before is None or report.after is None:
+                return
+            node, length = 0, 0
+            for token in tokens[:accepted]:
+                child = report.tree.child(node, token)
+                if child is None:
+                    break
+                node, length = child, length + 1
+            source = self.policy.source(report.source)
+            source.expected += report.after.tokens - report.before.tokens
+            source.added += max(0, length - before)
+            before = max(before, length)
+
+    def was_asked(self, proposer: Proposer[Any]) -> bool:
+        """Return whether a source has proposed in this step."""
+        return any(asked is proposer for asked in self._asked)
+
+    @property
+    def needs_logits(self) -> bool:
+        """Whether a source that was asked in this step needs the target's logits."""
+        return any(asked.capabilities.logits for asked in self._asked)
+
+    def take(
+        self, proposer: Proposer[Any], reason: Reason, seconds: float, tree: TokenTree, lead: Sequence[int]
+    ) -> None:
+        """Record a source's proposal.
+
+        Args:
+            proposer: the source.
+            reason: why it was asked.
+            seconds: duration of the proposal, this request's part.
+            tree: proposed tree.
+            lead: draft tokens of another source between the text and the tree's root, the root included.
+        """
+        before, source = self.offer, self.policy.source(proposer.source)
+        tree = tree if tree.gain is not None else self._with_gains(proposer, tree)
+        self._asked.append(proposer)
+        source.asked += 1
+        if source.calls > 1:
+            source.seconds.append(0.0)
+        self._add(proposer.name, tree)
+        self.acceptance.propose(proposer.source, lead, tree)
+        if before is not None and self.curve is not None:
+            only = () if self._tree is None else self._tree.gain or ()
+            gains = only if self._trie is None else self._trie.gains
+            after = self.offer = Offer.of(gains[1:], self.curve, self.num_requests)
+            added = after.tokens - before.tokens - (after.seconds - before.seconds) * before.tokens / before.seconds
+            self._contribution(proposer).learn(added, self._room, self._step)
+            source.contribution.learn(added, self._room, source.asked)
+            self._room = max(0.0, self._probability_wrong())
+        self.reports.append(SourceReport(proposer.source, reason, seconds, tree, before, self.offer))
+        self.charge(proposer, seconds)
+
+    def tree(self, root: int, max_nodes: int) -> TokenTree:
+        """Return the union of the offers, cut to the ``max_nodes`` draft tokens of largest gain.
+
+        Nodes that are computed but never accepted are kept.
+        """
+        if self._tree is not None and self._tree.num_draft_tokens <= max_nodes:
+            return self._tree  # the usual case; building a tree takes longer than all decisions
+        if self._tree is None and self._trie is None:
+            return TokenTree.chain([root])
+        unacceptable = [tree for tree in self._unacceptable if tree.num_draft_tokens <= max_nodes]
+        num_reserved = sum(len(tree) - sum(tree.acceptable) for tree in unacceptable)
+        tree = self._union(root).tree(max_nodes - num_reserved)
+        for each in unacceptable:
+            tree = tree.with_unacceptable(each)
+        return tree
+
+    def _with_gains(self, proposer: Proposer[Any], tree: TokenTree) -> TokenTree:
+        """Return a tree with the gains that follow from the acceptance of the source's draft tokens by depth."""
+        rates, gain = self.acceptance.source(proposer.source, {0: _TOKEN_RATE}), [1.0]
+        for node in range(1, len(tree)):
+            gain.append(gain[tree.parents[node]] * rates.rate(0, tree.depths[node]) * tree.acceptable[node])
+        return replace(tree, gain=tuple(gain), origin=tree.origin or ((proposer.source, 0),) * len(tree))
+
+    def _probability_wrong(self) -> float:
+        if self._trie is not None:
+            return self._trie.probability_wrong(0)
+        tree = self._tree
+        return 1.0 if tree is None or tree.gain is None else 1.0 - sum(tree.gain[n] for n in tree.children(0).values())
+
+    def _add(self, name: str, tree: TokenTree) -> None:
+        if not tree.num_draft_tokens:
+            return
+        if self._tree is None and self._trie is None:
+            self._tree = tree
+            return
+        self._union(tree.tokens[0]).merge(tree, (name, 0))
+        if tree.verify is not None:
+            self._unacceptable.append(tree)
+
+    def _union(self, root: int) -> Trie:
+        if self._trie is None:
+            self._trie = Trie(root)
+        if self._tree is not None:
+            tree, self._tree = self._tree, None
+            self._trie.merge(tree)
+            if tree.verify is not None:
+                self._unacceptable.append(tree)
+        return self._trie
+
+    def _contribution(self, proposer: Proposer[Any]) -> _Mean:
+        return self._contributions.setdefault(proposer.source, _Mean())
+
+    def chain_rate(self, proposer: Proposer[Any]) -> float:
+        """Return the mean acceptance rate of a source's draft tokens."""
+        return self.acceptance.source(proposer.source).mean(_CHAIN_RATE)
+
+    def _best_chain(
+        self, chain: ChainPrice, rate: float, context: DraftContext[Any], gains: Sequence[float] = ()
+    ) -> Offer:
+        """Return the best choice among chains with these gains and 1 to ``_LOOK_AHEAD`` further tokens."""
+        tokens, gain, best = 1.0 + sum(gains), gains[-1] if gains else 1.0, Offer(0.0, 1.0)
+        most = min(context.max_depth, context.max_nodes, len(gains) + _LOOK_AHEAD)
+        for count in range(len(gains) + 1, most + 1):
+            gain *= rate
+            tokens += gain
+            seconds = chain.seconds(self.num_requests, count, count)
+            if tokens * best.seconds > best.tokens * seconds:
+                best = Offer(tokens, seconds)
+        return best

@@ -1,0 +1,117 @@
+"""The value of a step, and the draft tokens that maximize it.
+
+With gains ``g`` (estimated probabilities that draft tokens are accepted), the measured time ``t(n)`` of a forward pass
+over ``n`` rows, and the seconds ``a`` that drafting takes, a step of ``r`` requests has the value ::
+
+    tokens expected of the step          r + Σ g
+    --------------------------- = -----------------------
+       seconds of the step        t(r + draft tokens) + a
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from pronk.speculation.cost_model import CostCurve
+from pronk.speculation.tree import TokenTree
+
+__all__ = ["ChainPrice", "Offer", "select_nodes"]
+
+
+class Offer(NamedTuple):
+    """The best choice among the draft tokens offered so far: a request's part of the step."""
+
+    tokens: float  # expected tokens, at least 1
+    seconds: float  # seconds of the forward pass
+
+    @classmethod
+    def of(cls, gains: Iterable[float], curve: CostCurve, requests: int) -> Offer:
+        """Return the best choice among draft tokens with these gains, if all ``requests`` choose alike."""
+        ranked = sorted(gains, reverse=True)
+        count, tokens = _best_count(ranked, 1.0, lambda count: curve.at(requests * (1 + count)))
+        return cls(tokens, curve.at(requests * (1 + count)) / requests)
+
+
+class ChainPrice(NamedTuple):
+    """Price of a chain of draft tokens, of a source that drafts token by token."""
+
+    curve: CostCurve  # cost of the target's forward pass
+    token: float  # seconds of a draft token for every request together
+    reading: float = 0.0  # seconds to read this request's text since the last proposal
+
+    def seconds(self, requests: int, draft_tokens: int, passes: int) -> float:
+        """Return one request's part of a step with ``draft_tokens`` each, drafted in ``passes`` passes."""
+        return (self.curve.at(requests * (1 + draft_tokens)) + passes * self.token) / requests
+
+
+def select_nodes(
+    trees: Sequence[TokenTree],
+    requests: int,
+    curve: CostCurve | None,
+    *,
+    prompts: int = 0,
+    drafting: float = 0.0,
+    allowance: float = float("inf"),
+) -> list[TokenTree]:
+    """Cut the trees of a step to the draft tokens that maximize its value.
+
+    The draft tokens of largest gain are kept. A child's gain is at most its parent's, so what is kept is a tree. Nodes
+    without a gain, and those that may not be accepted, are kept. If prompts are read in the same forward pass, draft
+    rows cost what they add to it.
+
+    Args:
+        trees: one per request with a proposal.
+        requests: number of requests that decode: one row and one token of each.
+        curve: costs of the forward pass; if they are not known, no draft token is kept.
+        prompts: number of rows of prompts in the forward pass.
+        drafting: seconds that the proposals took.
+        allowance: seconds that draft rows may cost.
+    """
+    ranked: list[tuple[float, int, int]] = []  # gain with the sign changed, number of the tree, node
+    others = 0
+    for number, tree in enumerate(trees):
+        gain = tree.gain
+        own = [(-gain[n], number, n) for n in range(1, len(tree)) if tree.acceptable[n]] if gain else []
+        others += tree.num_draft_tokens - len(own)
+        ranked += own
+    ranked.sort()
+    count = 0
+    if curve is not None:
+        rows = prompts + requests + others
+        saved = curve.at(prompts + requests) - curve.at(requests) - drafting
+        count, _ = _best_count(
+            (-loss for loss, _, _ in ranked),
+            float(requests),
+            lambda draft_tokens: curve.at(rows + draft_tokens) - saved,
+            most=curve.at(prompts + requests) + allowance - saved,
+        )
+    dropped: dict[int, set[int]] = {}
+    for _, number, node in ranked[count:]:
+        dropped.setdefault(number, set()).add(node)
+    return [
+        tree.keep(node for node in range(len(tree)) if node not in dropped[number]) if number in dropped else tree
+        for number, tree in enumerate(trees)
+    ]
+
+
+def _best_count(
+    gains: Iterable[float], tokens: float, seconds: Callable[[int], float], most: float = float("inf")
+) -> tuple[int, float]:
+    """Return how many draft tokens maximize expected tokens per second, and the expected tokens with them.
+
+    Args:
+        gains: of the draft tokens, falling.
+        tokens: expected without draft tokens.
+        seconds: duration of a step with a number of draft tokens.
+        most: longest duration.
+    """
+    best, count, expected = tokens / seconds(0), 0, tokens
+    for number, gain in enumerate(gains, 1):
+        tokens += gain
+        duration = seconds(number)
+        if duration > most:
+            break
+        if tokens / duration > best:
+            best, count, expected = tokens / duration, number, tokens
+    return count, expected

@@ -1,0 +1,228 @@
+"""Decoding with a simulated clock, text and drafters, as :class:`~pronk.speculation.speculator.Speculator` does it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pronk.drafters import Capabilities, DraftContext, Outcome, Proposer
+from pronk.kv_cache.blocks import BlockTable
+from pronk.sampling.params import SamplingParams
+from pronk.speculation.acceptance_stats import AcceptanceStats, RequestAcceptance
+from pronk.speculation.cost_model import CostCurve
+from pronk.speculation.policy import Policy, RequestPolicy
+from pronk.speculation.proposer import ask, observe
+from pronk.speculation.step_value import ChainPrice, select_nodes
+from pronk.speculation.tree import TokenTree
+from tiny_models import Clock
+
+VOCAB = 1000
+PARAMS = SamplingParams(max_tokens=10_000)
+
+# In seconds: a plain step takes 1, and each further row 0.1.
+COSTS = CostCurve(1.0, 0.9, 0.1)
+
+# A probability, as a function of the step's number.
+Truth = Callable[[int], float]
+
+
+def always(right: float) -> Truth:
+    return lambda _: right
+
+
+def changing(dice: random.Random, steps: int = 100) -> Truth:
+    """Return a probability that changes at random every ``steps`` steps."""
+    rates = [dice.choice((0.0, 0.1, 0.5, 0.8, 0.95)) for _ in range(20)]
+    return lambda step: rates[step // steps % 20]
+
+
+class Source(Proposer[Any]):
+    """A drafter with the true text, whose draft tokens are right with a given probability.
+
+    ``claims`` are its gains: by default the probability; ``None``: it gives none. Its proposals take ``seconds`` times
+    a random factor of up to ``spread``.
+    """
+
+    capabilities = Capabilities(observes_all_steps=False)
+
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        seconds: float,
+        right: Truth,
+        count: int = 4,
+        claims: Truth | str | None = "right",
+        spread: float = 1.0,
+    ) -> None:
+        self.world, self.name, self.seconds, self.right, self.count = world, name, seconds, right, count
+        self.claims, self.spread = right if claims == "right" else claims, spread
+        self.asked: list[int] = []
+
+    def start(self, prompt: Sequence[int]) -> None:
+        """Return no state."""
+
+    def observe(self, outcome: Outcome[Any]) -> None:
+        """Ignore the outcome."""
+
+    def tokens(self, context: DraftContext[Any]) -> list[int]:
+        """Return draft tokens below the root: those of the text, and wrong ones after the first wrong one."""
+        dice, right, place = self.world.dice, self.right(self.world.step), len(context.tokens)
+        count = min(self.count, context.max_depth, context.max_nodes)
+        good = 0
+        while good < count and dice.random() < right:
+            good += 1
+        return [*self.world.text[place : place + good], *[VOCAB - 1] * (count - good)]
+
+    def propose(self, contexts: Sequence[DraftContext[Any]]) -> list[TokenTree]:
+        world, total = self.world, self.seconds * self.world.dice.uniform(1.0 / self.spread, self.spread)
+        world.clock.now += total
+        known = contexts[0].policy.policy.source(self.name)
+        if known.calls > 1:  # the first call is not counted
+            world.beyond += max(0.0, total - len(contexts) * known.price)
+        self.asked.append(world.step)
+        trees = []
+        for each in contexts:
+            tokens = self.tokens(each)
+            if self.claims is None:
+                trees.append(TokenTree.chain([each.tokens[-1], *tokens]))
+                continue
+            claims = self.claims(world.step)
+            tokens = tokens if claims > 0.05 else []
+            gain = [claims**depth for depth in range(len(tokens) + 1)]
+            origin = (("", 0), *[(self.name, round(100 * claims))] * len(tokens))
+            parents = tuple(range(-1, len(tokens)))
+            trees.append(TokenTree((each.tokens[-1], *tokens), parents, gain=tuple(gain), origin=origin))
+        return trees
+
+
+class ChainSource(Source):
+    """A drafter that drafts token by token: ``seconds`` each, and ``reading`` for each token since its last one."""
+
+    reading = 0.0
+
+    def start(self, prompt: Sequence[int]) -> dict[str, int]:
+        return {"read": len(prompt)}
+
+    def chain_price(self, context: DraftContext[Any]) -> ChainPrice | None:
+        if context.policy.curve is None:
+            return None
+        unread = len(context.tokens) - context.state["read"]
+        return ChainPrice(context.policy.curve, self.seconds, self.reading * unread)
+
+    def propose(self, contexts: Sequence[DraftContext[Any]]) -> list[TokenTree]:
+        world, rate = self.world, self.right(self.world.step)
+        self.asked.append(world.step)
+        trees, passes, reading = [], 0, 0.0
+        for each in contexts:
+            price = self.chain_price(each)
+            assert price is not None
+            reading += price.reading
+            gains, tokens = list[float](), self.tokens(each)
+            while len(gains) < len(tokens) and each.policy.extends(self, each, gains):
+                gains.append((gains or [1.0])[-1] * max(0.01, rate))
+            passes = max(passes, len(gains))
+            origin = (("", 0), *[(self.name, 0)] * len(gains))
+            chain = (each.tokens[-1], *tokens[: len(gains)])
+            trees.append(TokenTree(chain, tuple(range(-1, len(gains))), gain=(1.0, *gains), origin=origin))
+        for each in contexts:
+            each.policy.acceptance.source(self.name, {0: 0.7})
+            each.state["read"] = len(each.tokens)
+        world.clock.now += passes * self.seconds + reading
+        return trees
+
+
+@dataclass
+class SimulatedRequest:
+    """A request: its policy, its text so far, and the states of the sources."""
+
+    policy: RequestPolicy
+    tokens: list[int]
+    states: list[Any]
+    most: int = 10_000  # length of the text at which the request ends
+
+
+@dataclass
+class World:
+    """A random text, decoded with simulated sources and a simulated clock.
+
+    Attributes:
+        step: number of the step.
+        beyond: seconds that this step's proposals have taken beyond their expected price.
+        worst: largest ``beyond`` of a step.
+        loss: largest excess of what was spent over what the bound allows, in seconds.
+        num_draft_tokens: verified draft tokens of each step.
+    """
+
+    dice: random.Random = field(default_factory=lambda: random.Random(0))
+    curve: CostCurve = COSTS
+    length: int = 20_000
+    clock: Clock = field(default_factory=Clock)
+    policy: Policy = field(default_factory=Policy)
+    stats: AcceptanceStats = field(default_factory=AcceptanceStats)
+    step: int = 0
+    beyond: float = 0.0
+    worst: float = 0.0
+    loss: float = -1.0
+    text: list[int] = field(default_factory=list)
+    num_draft_tokens: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.text = [self.dice.randrange(VOCAB - 1) for _ in range(self.length)]
+
+    def request(self, sources: Sequence[Source], place: int = 4, most: int = 10_000) -> SimulatedRequest:
+        policy = RequestPolicy(self.policy, RequestAcceptance(self.stats))
+        return SimulatedRequest(
+            policy, self.text[:place], [source.start(self.text[:place]) for source in sources], most
+        )
+
+    def decode(self, requests: Sequence[SimulatedRequest], sources: Sequence[Source], steps: int = 1) -> None:
+        """Decode ``steps`` steps of all ``requests``."""
+        for _ in range(steps):
+            self._step(requests, sources)
+
+    def _step(self, requests: Sequence[SimulatedRequest], sources: Sequence[Source]) -> None:
+        policy, began, count = self.policy, self.clock.now, len(requests)
+        self.beyond = 0.0
+        for each in requests:
+            each.policy.begin()
+            each.policy.set_prices(self.curve, count, policy.allowance / count)
+        for number, source in enumerate(sources):
+            ask(source, [self._context(each, each.states[number]) for each in requests], self.clock)
+        offered = [each.policy.tree(each.tokens[-1], 31) for each in requests]
+        drafting = self.clock.now - began
+        kept = select_nodes(offered, count, self.curve, drafting=drafting, allowance=policy.allowance)
+        draft_tokens = sum(tree.num_draft_tokens for tree in kept)
+        seconds, accepted = self.curve.at(count + draft_tokens), 0
+        for each, tree in zip(requests, kept, strict=True):
+            accepted += self._commit(each, tree, sources)
+        self.clock.now += seconds
+        policy.elapsed += drafting + seconds
+        policy.longest = max(policy.longest, seconds)
+        policy.spent += seconds - self.curve.at(count)
+        policy.saved += accepted * self.curve.at(count) / count
+        self.worst = max(self.worst, self.beyond)
+        self.loss = max(self.loss, -policy.allowance)
+        self.num_draft_tokens.append(draft_tokens)
+        self.step += 1
+
+    def _commit(self, request: SimulatedRequest, tree: TokenTree, sources: Sequence[Source]) -> int:
+        """Verify a tree; return the number of accepted draft tokens."""
+        path, place = [0], len(request.tokens)
+        while (node := tree.child(path[-1], self.text[place + len(path) - 1])) is not None:
+            path.append(node)
+        new = tuple(self.text[place : place + len(path)])
+        request.policy.acceptance.advance(new)
+        request.policy.close(new, len(path) - 1)
+        for source, state in zip(sources, request.states, strict=True):
+            outcome = Outcome(state, tree, tuple(path[1:]), new, place - 1, PARAMS, policy=request.policy)
+            observe(source, outcome, self.clock)
+        request.tokens += new
+        return len(path) - 1
+
+    def _context(self, request: SimulatedRequest, state: Any) -> DraftContext[Any]:
+        depth = max(0, request.most - len(request.tokens) - 1)
+        table, no_sampler = BlockTable(length=len(request.tokens) - 1), Any
+        return DraftContext(state, request.tokens, depth, 31, PARAMS, no_sampler, table, request.policy)  # type: ignore[arg-type]
