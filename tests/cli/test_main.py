@@ -154,6 +154,7 @@ def test_options_reach_the_library(run: Run, fake: type[FakeLLM], monkeypatch: p
         )
     ]  # fmt: skip
     made = fake.made
+    del made.options["check"]  # a function; test_requests_that_do_not_fit tests it
     expected = {
         "drafter": "autoregressive",
         "device": "cpu",
@@ -510,17 +511,26 @@ def broken(checkpoint: MakeCheckpoint, tmp_path: Path) -> Path:
     [
         ([""], ["prompt", "expected at least one token"]),
         (["x" * 400], ["prompt", "context", "256"]),
+        (["x", "--regex", "[a"], ["guide", "regex"]),
         (["x", "--logit-bias", "300=1"], ["logit_bias", "299", "300"]),
         (["x", "--stop-token-ids", "300"], ["stop_token_ids", "299", "300"]),
         (["x", "--drafter", "magic"], ["magic", "prompt_lookup", "autoregressive"]),
         (["x", "--dtype", "int3"], ["dtype", "int3", "bfloat16"]),
         (["x", "--device", "abacus"], ["device", "abacus"]),
         (["x", "--kv-memory", "lots"], ["kv_memory", "lots"]),
-        (["x", "--kv-memory", "1KiB"], ["kv_memory", "1KiB"]),
     ],
 )
-def test_requests_that_do_not_fit(run: Run, checkpoint: MakeCheckpoint, args: list[str], expected: list[str]) -> None:
+def test_requests_that_do_not_fit(
+    run: Run, checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch, args: list[str], expected: list[str]
+) -> None:
+    """Reported before the weights are loaded, which takes seconds for a large model."""
+    monkeypatch.setattr(pronk.llm, "load_decoder", None)
     assert_mistake(run("generate", "--model", str(checkpoint("llama")), *args), *expected)
+
+
+def test_too_little_kv_memory(run: Run, checkpoint: MakeCheckpoint) -> None:
+    args = ["generate", "--model", str(checkpoint("llama")), "x", "--kv-memory", "1KiB"]
+    assert_mistake(run(*args), "kv_memory", "1KiB")
 
 
 Breaks = Callable[[Path], object]

@@ -123,12 +123,15 @@ class TerminalOutput:
 
 
 def prepare(
-    load: Callable[[Progress | None], LLM], request: Callable[[], SamplingParams], screen: TerminalOutput
+    load: Callable[..., LLM], request: Callable[[], SamplingParams], screen: TerminalOutput, prompt: str | None = None
 ) -> tuple[LLM, SamplingParams]:
-    """Build the sampling parameters, then load the model; show a progress bar meanwhile."""
+    """Build the sampling parameters, then load the model with a progress bar.
+
+    Errors of the parameters and of ``prompt`` are raised before the weights are loaded.
+    """
     with screen.loading() as progress:
         params = request()
-        return load(progress), params
+        return load(progress, check=lambda factory: factory.check(prompt, params)), params
 
 
 def stats_line(stats: Stats, kernels: str, seed: int | None = None) -> str:

@@ -54,7 +54,7 @@ def generate(
 
     screen = TerminalOutput(stats=stats, color_drafts=color_drafts if color_guesses is None else color_guesses)
     text = read()
-    llm, params = prepare(load, request, screen)
+    llm, params = prepare(load, request, screen, text)
     prompt = llm.request_factory.encode_prompt(text)
     if len(prompt) + params.max_tokens > llm.config.context:
         room = llm.config.context - len(prompt)

@@ -18,6 +18,7 @@ from pronk.cli.guides import read_guide, read_text
 from pronk.errors import OptionError, PromptError
 
 if TYPE_CHECKING:
+    from pronk.engine.request_factory import RequestFactory
     from pronk.llm import LLM
     from pronk.sampling.params import SamplingParams
 
@@ -105,7 +106,13 @@ def shares(
 
 
 def _load(
-    stack: ExitStack, options: Callable[..., dict[str, Any]], /, progress: Progress | None, *args: Any, **keywords: Any
+    stack: ExitStack,
+    options: Callable[..., dict[str, Any]],
+    /,
+    progress: Progress | None,
+    *args: Any,
+    check: Callable[["RequestFactory"], None] | None = None,
+    **keywords: Any,
 ) -> "LLM":
     """Load the model; ``stack`` saves its acceptance statistics when the command ends or fails."""
     from pronk.llm import LLM
@@ -113,7 +120,7 @@ def _load(
 
     llm_options = options(*args, **keywords)
     check_launched(llm_options["workers"])
-    llm = LLM(**llm_options, progress=progress)
+    llm = LLM(**llm_options, progress=progress, check=check)
     stack.callback(llm.calibration.save)
     return llm
 
@@ -189,8 +196,9 @@ def model_options(
     """Return the keyword arguments of :class:`pronk.LLM`.
 
     A command's parameter ``load`` receives ``load(progress, max_batch, prefix_cache)``, which loads the model. The
-    callback ``progress`` gets the bytes read so far and in all. ``max_batch`` is the maximum number of requests in one
-    forward pass; ``prefix_cache`` keeps the KV cache of finished requests for later prompts.
+    callback ``progress`` gets the bytes read so far and in all; ``check=`` is that of ``LLM``. ``max_batch`` is the
+    maximum number of requests in one forward pass; ``prefix_cache`` keeps the KV cache of finished requests for later
+    prompts.
     """
     return locals() | {"calibration": _switch(calibration), "weight_cache": _switch(weight_cache)}
 

@@ -63,6 +63,14 @@ class RequestFactory:
             raise ContextError(msg)
         return ids
 
+    def check(self, prompt: str | None, params: SamplingParams) -> None:
+        """Raise the errors of a request that need no weights: prompt (unless ``None``), token ids, guide."""
+        if prompt is not None:
+            self.encode_prompt(prompt)
+        self._check_ids(params)
+        if params.guide is not None:
+            self.grammars.compile(params.guide)
+
     def create_samples(
         self,
         prompt: Sequence[int],
@@ -181,13 +189,17 @@ class RequestFactory:
         return words
 
     def _check(self, prompt: Sequence[int], params: SamplingParams) -> None:
-        vocab, context = self.config.vocab_size, self.config.context
+        context = self.config.context
         if len(prompt) + params.max_tokens > context:
             msg = (
                 f"max_tokens: expected at most {context - len(prompt)} after a prompt of {len(prompt)} tokens "
                 f"(context {context}), found {params.max_tokens}; lower max_tokens or shorten the prompt"
             )
             raise OptionError(msg)
+        self._check_ids(params)
+
+    def _check_ids(self, params: SamplingParams) -> None:
+        vocab = self.config.vocab_size
         for name in ("logit_bias", "stop_token_ids", "logprob_token_ids"):
             for token in getattr(params, name) or ():
                 if token >= vocab:
