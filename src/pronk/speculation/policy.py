@@ -12,9 +12,9 @@ over all steps of an engine ::
                                               +  two forward passes
 
 A forward pass is the longest one so far. The seconds of draft rows and the savings are those of the cost model. The
-bound is exceeded at most by what one step's proposals take beyond their expected price, and, under the rejection rules,
-by the rows of one tree, which has to be verified whole. Drafting is the time in proposals and in their observation,
-without the first proposal of each source, which prepares it.
+bound is exceeded at most by what one step's proposals take beyond their expected price, and by one step's rows that
+may not be dropped: trees that the rejection rules verify whole, and the window of lookahead. Drafting is the time in
+proposals and in their observation, without the first proposal of each source, which prepares it.
 """
 
 from __future__ import annotations

@@ -79,8 +79,8 @@ class Speculator:
             governed = self.budget and not proposer.capabilities.bypass_budget
             if governed and self.costs is None:
                 continue  # a forward pass without draft tokens has to be measured first
+            allowance = self.policy.allowance / len(draft_slots)
             for request in requests:
-                allowance = self.policy.allowance / len(draft_slots)
                 request.policy.set_prices(self.costs if governed else None, self._num_decoding, allowance)
             drafts.update(self._call(proposer, requests, draft_slots))
         return self._select(batch, drafts, self.seconds - began)
