@@ -19,7 +19,7 @@ class Autoregressive(Proposer[None]):
     """Drafter that never proposes draft tokens; it has no options."""
 
     name = "autoregressive"
-    capabilities = Capabilities(proposes=False)
+    capabilities = Capabilities(proposes=False, observes_all_steps=False)
 
     def start(self, prompt: Sequence[int]) -> None:
         """Return ``None``: the proposer has no state."""

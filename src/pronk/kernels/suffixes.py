@@ -133,21 +133,18 @@ class NativeTreeBuilder:
     prior_weight)``, with the numbers of accepted and verified draft tokens of its bucket.
     """
 
-    def __init__(self, library: Any, prior_weight: float, prior: Callable[[int, int], float]) -> None:
+    def __init__(self, library: Any, prior: Callable[[int, int], float]) -> None:
         """Prepare the calls for one request.
 
         Args:
             library: from :func:`open_suffix_library`.
-            prior_weight: the prior counts as much as this number of verified draft tokens.
             prior: maps a bucket, 0 .. ``NUM_BUCKETS - 1``, and a depth, 1 or more, to the prior acceptance probability;
                 called once per pair, with depths from 4 on as one.
         """
         self._library = library
         self._num_verified, self._num_accepted = (c_double * NUM_BUCKETS)(), (c_double * NUM_BUCKETS)()
         self._priors = (c_double * len(_UNKNOWN_PRIORS))(*_UNKNOWN_PRIORS)
-        self._call = _TreeCall(
-            offered=self._num_verified, accepted=self._num_accepted, priors=self._priors, weight=prior_weight
-        )
+        self._call = _TreeCall(offered=self._num_verified, accepted=self._num_accepted, priors=self._priors)
         self._raised: list[BaseException] = []  # exceptions of ``prior``; :meth:`build` raises the first one
         raised = self._raised  # ``self`` in ``call_prior`` would be a reference cycle
 
@@ -161,11 +158,15 @@ class NativeTreeBuilder:
         self._call.prior = _Prior(call_prior)
         self._capacity = 0
 
-    def set_counts(self, num_verified: Mapping[int, float], num_accepted: Mapping[int, float]) -> None:
+    def set_counts(
+        self, num_verified: Mapping[int, float], num_accepted: Mapping[int, float], prior_weight: float
+    ) -> None:
         """Set the numbers of verified and of accepted draft tokens, by bucket; 0 for other buckets.
 
-        Numbers below 0 are no buckets and left out: a ctypes array would count them from its end.
+        Numbers below 0 are no buckets and left out: a ctypes array would count them from its end. The prior counts as
+        much as ``prior_weight`` verified draft tokens.
         """
+        self._call.weight = prior_weight
         for counts, new_counts in ((self._num_verified, num_verified), (self._num_accepted, num_accepted)):
             memset(counts, 0, sizeof(counts))
             for bucket, count in new_counts.items():

@@ -35,6 +35,7 @@ _SHARE = 256
 _MAX_COUNT = 4096.0  # draft tokens of one kind after which the counts of this kind are halved
 _PRIOR_WEIGHT = (16.0, 4.0)  # draft tokens that the prior counts for: for all requests, for one request
 _KEEP = 0.98  # weight of a step of a request relative to the next one: half after 34 steps
+_MAX_SCALE = 1e12  # weight of a draft token at which all weights are divided by it
 _MAX_DEPTH = 4  # larger depths count as this one
 _TEMPERATURES = (0.0, 0.5, 1.0)  # upper bounds of the classes of temperatures
 
@@ -76,15 +77,17 @@ class SourceRates:
     Attributes:
         priors: by kind, the rate before any count. ``None``: kinds are confidences in thousandths, 1..999, and the rate
             before any count is the confidence; they are counted by tenths.
-        offered: by kind, the (faded) number of draft tokens whose parent equals the text.
-        taken: by kind, the (faded) number of those that equal the text as well.
+        offered: by kind, the weights of the draft tokens whose parent equals the text, summed.
+        taken: by kind, those of the draft tokens that equal the text as well.
+        scale: weight of a draft token of the present step. It grows from step to step, which has the effect of lower
+            weights of what was counted before, and takes less time.
     """
 
     source: str
     priors: Mapping[int, float] | None
     shared: AcceptanceStats | None = None
     temperature: float = 0.0
-    weight: float = _PRIOR_WEIGHT[1]
+    scale: float = 1.0
     offered: dict[int, float] = field(default_factory=dict)
     taken: dict[int, float] = field(default_factory=dict)
     _left: int = _SHARE
@@ -112,26 +115,37 @@ class SourceRates:
         assert self.priors is not None
         return self._shared(kind, depth, self.priors[kind])
 
+    @property
+    def weight(self) -> float:
+        """Weight of the prior."""
+        return _PRIOR_WEIGHT[1] * self.scale
+
     def learn(self, kind: int, depth: int, *, right: bool, share: bool) -> None:
         """Count a draft token whose parent equals the text; ``share`` counts it for all requests, too."""
-        share = share and self.shared is not None and self._left > 0
-        self._left -= share
         own = kind if self.priors is not None else kind // 100
-        for number, place in ((own, depth), (_ALL, 1)):
-            self.offered[number] = self.offered.get(number, 0.0) + 1.0
-            self.taken[number] = self.taken.get(number, 0.0) + right
-            if share and self.shared is not None:
-                self.shared.learn(self.source, number, place, self.temperature, right=right)
+        offered, taken, scale = self.offered, self.taken, self.scale
+        offered[own] = offered.get(own, 0.0) + scale
+        offered[_ALL] = offered.get(_ALL, 0.0) + scale
+        right_scale = scale if right else 0.0
+        taken[own] = taken.get(own, 0.0) + right_scale
+        taken[_ALL] = taken.get(_ALL, 0.0) + right_scale
+        if share and self.shared is not None and self._left > 0:
+            self._left -= 1
+            self.shared.learn(self.source, own, depth, self.temperature, right=right)
+            self.shared.learn(self.source, _ALL, 1, self.temperature, right=right)
 
     def fade(self) -> None:
         """Lower the weight of what was counted in earlier steps."""
-        for counts in (self.offered, self.taken):
-            for kind in counts:
-                counts[kind] *= _KEEP
+        self.scale /= _KEEP
+        if self.scale > _MAX_SCALE:
+            for counts in (self.offered, self.taken):
+                for kind in counts:
+                    counts[kind] /= self.scale
+            self.scale = 1.0
 
     def _rate(self, kind: int, depth: int, prior: float) -> float:
-        prior = self._shared(kind, depth, prior)
-        return (self.taken.get(kind, 0.0) + prior * self.weight) / (self.offered.get(kind, 0.0) + self.weight)
+        prior, weight = self._shared(kind, depth, prior), self.weight
+        return (self.taken.get(kind, 0.0) + prior * weight) / (self.offered.get(kind, 0.0) + weight)
 
     def _shared(self, kind: int, depth: int, prior: float) -> float:
         if self.shared is None:
@@ -166,7 +180,7 @@ class RequestAcceptance:
         self._shared, self._temperature, self._private = shared, temperature, private
         self._sources: dict[str, SourceRates] = {}
         self._proposals: dict[str, _Proposal] = {}
-        self._counted: set[str] = set()  # sources with counts of the step before
+        self._counted: dict[str, SourceRates] = {}  # sources with counts of the step before
 
     def source(self, name: str, priors: Mapping[int, float] | None = None) -> SourceRates:
         """Return the rates of a drafter; see :class:`SourceRates` for ``priors``."""
@@ -181,37 +195,39 @@ class RequestAcceptance:
         Each ``slot`` holds one proposal. A new one is ignored while the text may still pass more of the old one: so
         each drafter is judged as if it drafted alone, from the place where its last proposal ended.
         """
-        if tree.origin is not None and tree.num_draft_tokens and slot not in self._proposals:
+        if len(tree.tokens) > 1 and tree.origin is not None and slot not in self._proposals:
             self._proposals[slot] = _Proposal([*lead[::-1]], tree)
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Count the proposals' draft tokens that the new ``tokens`` of the text decide on."""
-        for source in self._counted:
-            self._sources[source].fade()
+        for rates in self._counted.values():
+            rates.fade()
         self._counted.clear()
-        for slot in [slot for slot, proposal in self._proposals.items() if self._passes(proposal, tokens)]:
-            del self._proposals[slot]
+        for slot, proposal in [*self._proposals.items()]:
+            if self._passes(proposal, tokens):
+                del self._proposals[slot]
 
     def _passes(self, proposal: _Proposal, tokens: Sequence[int]) -> bool:
         """Move a proposal along the text; return whether nothing of it can be right any more."""
         tree, origin = proposal.tree, proposal.tree.origin
         assert origin is not None
+        share = not self._private
         for token in tokens:
             if proposal.lead:
                 if proposal.lead.pop() != token:
                     return True
                 continue
-            next_node = None
-            for child_token, child in tree.children(proposal.node).items():
-                right = child_token == token
-                next_node = child if right else next_node
-                rates = self._sources.get(origin[child][0])
+            children = tree.children(proposal.node)
+            for child_token, child in children.items():
+                source, kind = origin[child]
+                rates = self._sources.get(source)
                 if rates is not None:
-                    self._counted.add(rates.source)
-                    rates.learn(origin[child][1], tree.depths[child], right=right, share=not self._private)
-            if next_node is None:
+                    self._counted[source] = rates
+                    rates.learn(kind, tree.depths[child], right=child_token == token, share=share)
+            node = children.get(token)
+            if node is None:
                 return True
-            proposal.node = next_node
+            proposal.node = node
         return not proposal.lead and not tree.children(proposal.node)
 
 

@@ -22,7 +22,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 __all__ = ["CostCurve", "CostModel", "usual"]
 
@@ -34,8 +35,7 @@ _SPREAD = 256.0  # standard deviation of contexts, in tokens, above which the re
 _LASTS = 256  # number of passes with draft tokens after which a plain pass is measured again
 
 
-@dataclass(frozen=True)
-class CostCurve:
+class CostCurve(NamedTuple):
     """Seconds of a forward pass by its number of rows, at one context."""
 
     speed: float  # seconds of a pass of one row without context
@@ -59,27 +59,39 @@ class CostCurve:
 
     def rest(self, share: float) -> CostCurve:
         """Return the costs of passes if a drafter has run further rows through this share of the layers."""
-        return replace(self, start=1.0 - (1.0 - share) * (1.0 - self.start), slope=(1.0 - share) * self.slope)
+        return self._replace(start=1.0 - (1.0 - share) * (1.0 - self.start), slope=(1.0 - share) * self.slope)
 
 
 @dataclass
 class _Regression:
-    """Regression line of y on x, with weights that fall with age: sums of 1, x, y, x², x·y."""
+    """Regression line of y on x: sums of 1, x, y, x², x·y, each with the weights of the points."""
 
-    sums: list[float] = field(default_factory=lambda: [0.0] * 5)
+    count: float = 0.0
+    x: float = 0.0
+    y: float = 0.0
+    xx: float = 0.0
+    xy: float = 0.0
 
-    def add(self, x: float, y: float, weight: float = 1.0, keep: float = 1.0) -> None:
-        """Add a point, after multiplying the weights of the earlier ones by ``keep``."""
-        new = (1.0, x, y, x * x, x * y)
-        self.sums = [keep * old + weight * term for old, term in zip(self.sums, new, strict=True)]
+    def add(self, x: float, y: float, weight: float = 1.0) -> None:
+        """Add a point."""
+        self.count += weight
+        self.x += weight * x
+        self.y += weight * y
+        self.xx += weight * x * x
+        self.xy += weight * x * y
+
+    def fade(self, keep: float) -> None:
+        """Multiply the weights of all points by ``keep``."""
+        self.count, self.x, self.y = keep * self.count, keep * self.x, keep * self.y
+        self.xx, self.xy = keep * self.xx, keep * self.xy
 
     def line(self, spread: float) -> tuple[float, float]:
         """Return the value at 0 and the slope, at least 0.
 
         ``spread`` is the standard deviation of x that outweighs slope 0.
         """
-        count, x, y, xx, xy = self.sums
-        slope = max(0.0, (xy - x * y / count) / (xx - x * x / count + count * spread**2))
+        count, x, y = self.count, self.x, self.y
+        slope = max(0.0, (self.xy - x * y / count) / (self.xx - x * x / count + count * spread**2))
         return (y - slope * x) / count, slope
 
 
@@ -88,7 +100,13 @@ class _Level:
     """Costs of the last passes with one number of rows, in passes of one row; number of the latest."""
 
     costs: deque[float] = field(default_factory=lambda: deque(maxlen=_LEVEL_WINDOW))
+    middle: float = 0.0  # median of ``costs``
     latest: int = 0
+
+    def learn(self, cost: float, number: int) -> None:
+        """Record the cost of pass ``number``."""
+        self.costs.append(cost)
+        self.middle, self.latest = sorted(self.costs)[(len(self.costs) - 1) // 2], number
 
 
 class CostModel:
@@ -112,7 +130,8 @@ class CostModel:
             plain: whether the pass has no draft tokens; by default, whether it has one row.
             early: share of the layers, 0..1, that a drafter has computed before for all rows but one per request.
         """
-        shape = CostCurve(1.0, self._start, self._slope, self._per_token * context).rest(early)
+        shape = CostCurve(1.0, self._start, self._slope, self._per_token * context)
+        shape = shape.rest(early) if early else shape
         speed = max(seconds, 1e-9) / shape.at(rows)
         others = [each for other, each in self._speeds if other < rows]
         self._speeds.append((rows, speed))
@@ -123,9 +142,11 @@ class CostModel:
             return
         if others and rows > 1:
             self._learn_level(rows, seconds / usual(others) - shape.context)
-        expected = self._speed * shape.at(rows)
-        one_row = min(seconds, 2.0 * expected) - expected + self._speed * shape.at(1)
-        self._by_context.add(context, one_row, keep=_KEEP)
+        speed = self._speed
+        expected = speed * shape.at(rows)
+        one_row = min(seconds, 2.0 * expected) - expected + speed * shape.at(1)
+        self._by_context.fade(_KEEP)
+        self._by_context.add(context, one_row)
         at_zero, slope = self._by_context.line(_SPREAD)
         self._per_token = slope / at_zero if at_zero > 0.0 else 0.0
 
@@ -153,16 +174,14 @@ class CostModel:
         return usual([speed for _, speed in self._speeds])
 
     def _learn_level(self, rows: int, cost: float) -> None:
-        level = self._levels.setdefault(rows, _Level())
-        level.costs.append(cost)
-        level.latest = self._num_passes
-        line = _Regression()
+        self._levels.setdefault(rows, _Level()).learn(cost, self._num_passes)
+        line, now, start, slope = _Regression(), self._num_passes, self._start, self._slope
         line.add(1.0, 1.0, 0.1)
         line.add(8.0, 1.0 + 7.0 * _ROW, 0.01)
-        for number, each in self._levels.items():
-            found = sorted(each.costs)[(len(each.costs) - 1) // 2]
-            if found > 1.05 or self._start + self._slope * number > 1.0:
-                line.add(number, found, _KEEP ** (self._num_passes - each.latest) / (found * found))
+        for number, level in self._levels.items():
+            cost = level.middle
+            if cost > 1.05 or start + slope * number > 1.0:
+                line.add(number, cost, _KEEP ** (now - level.latest) / (cost * cost))
         self._start, self._slope = line.line(0.0)
 
 

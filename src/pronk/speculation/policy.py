@@ -58,7 +58,7 @@ class SourceReport(NamedTuple):
     after: Offer | None = None  # best choice with this proposal
 
 
-@dataclass
+@dataclass(slots=True)
 class _Mean:
     """Tokens that a source adds to a step, per probability that earlier sources are wrong (the room)."""
 
@@ -75,7 +75,7 @@ class _Mean:
         return (keep * self.total + prior) / (keep * self.weight + 1.0)
 
 
-@dataclass
+@dataclass(slots=True)
 class _Source:
     """Measurements of a source over all requests."""
 
@@ -117,7 +117,10 @@ class Policy:
 
     def source(self, name: str) -> _Source:
         """Return what is known of a source."""
-        return self.sources.setdefault(name, _Source())
+        source = self.sources.get(name)
+        if source is None:
+            source = self.sources[name] = _Source()
+        return source
 
     def may_explore(self, source: _Source, seconds: float) -> bool:
         """Return whether a source's part of the time for learning covers a proposal of so many seconds."""
@@ -145,19 +148,19 @@ class RequestPolicy:
         self._tree: TokenTree | None = None  # the only offer so far
         self._trie: Trie | None = None  # all offers, if there are several
         self._room = 1.0  # probability that no draft token offered for the next position is right
-        self._asked: list[Proposer[Any]] = []
+        self._asked: dict[int, tuple[Proposer[Any], Reason]] = {}  # by the address of the proposer
         self._unacceptable: list[TokenTree] = []  # offers with nodes that are computed but never accepted
 
     def begin(self) -> None:
         """Begin a step."""
         self._step += 1
-        self.reports, self._asked = [], []
+        self.reports, self._asked = [], {}
 
     def set_prices(self, curve: CostCurve | None, requests: int, allowance: float) -> None:
         """Set the costs of a step of ``requests`` requests, in which this one may lose ``allowance`` seconds."""
         self.curve, self.num_requests, self._left = curve, requests, allowance
         self._tree, self._trie, self._unacceptable, self._room = None, None, [], 1.0
-        self.offer = None if curve is None else Offer.of((), curve, requests)
+        self.offer = None if curve is None else Offer(1.0, curve.at(requests) / requests)
 
     @property
     def min_gain(self) -> float:
@@ -219,7 +222,7 @@ class RequestPolicy:
         source.seconds[-1] += seconds
         self._left -= seconds
         self.policy.spent += seconds
-        if any(report.source == proposer.source and report.reason == "explores" for report in self.reports):
+        if self._asked[id(proposer)][1] == "explores":
             source.explored += seconds
 
     def close(self, tokens: Sequence[int], accepted: int) -> None:
@@ -241,17 +244,17 @@ class RequestPolicy:
 
     def was_asked(self, proposer: Proposer[Any]) -> bool:
         """Return whether a source has proposed in this step."""
-        return any(asked is proposer for asked in self._asked)
+        return id(proposer) in self._asked
 
     @property
     def needs_logits(self) -> bool:
         """Whether a source that was asked in this step needs the target's logits."""
-        return any(asked.capabilities.logits for asked in self._asked)
+        return any(asked.capabilities.logits for asked, _ in self._asked.values())
 
     def take(
         self, proposer: Proposer[Any], reason: Reason, seconds: float, tree: TokenTree, lead: Sequence[int]
     ) -> None:
-        """Record a source's proposal.
+        """Record a source's proposal, before its duration is charged.
 
         Args:
             proposer: the source.
@@ -262,7 +265,7 @@ class RequestPolicy:
         """
         before, source = self.offer, self.policy.source(proposer.source)
         tree = tree if tree.gain is not None else self._with_gains(proposer, tree)
-        self._asked.append(proposer)
+        self._asked[id(proposer)] = proposer, reason
         source.asked += 1
         if source.calls > 1:
             source.seconds.append(0.0)
@@ -271,13 +274,12 @@ class RequestPolicy:
         if before is not None and self.curve is not None:
             only = () if self._tree is None else self._tree.gain or ()
             gains = only if self._trie is None else self._trie.gains
-            after = self.offer = Offer.of(gains[1:], self.curve, self.num_requests)
+            after = self.offer = Offer.of(gains[1:], self.curve, self.num_requests) if len(gains) > 1 else before
             added = after.tokens - before.tokens - (after.seconds - before.seconds) * before.tokens / before.seconds
             self._contribution(proposer).learn(added, self._room, self._step)
             source.contribution.learn(added, self._room, source.asked)
             self._room = max(0.0, self._probability_wrong())
         self.reports.append(SourceReport(proposer.source, reason, seconds, tree, before, self.offer))
-        self.charge(proposer, seconds)
 
     def tree(self, root: int, max_nodes: int) -> TokenTree:
         """Return the union of the offers, cut to the ``max_nodes`` draft tokens of largest gain.
@@ -329,7 +331,10 @@ class RequestPolicy:
         return self._trie
 
     def _contribution(self, proposer: Proposer[Any]) -> _Mean:
-        return self._contributions.setdefault(proposer.source, _Mean())
+        found = self._contributions.get(proposer.source)
+        if found is None:
+            found = self._contributions[proposer.source] = _Mean()
+        return found
 
     def chain_rate(self, proposer: Proposer[Any]) -> float:
         """Return the mean acceptance rate of a source's draft tokens."""

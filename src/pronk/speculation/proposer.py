@@ -27,6 +27,7 @@ from pronk.speculation.tree import TokenTree
 __all__ = ["Capabilities", "DraftContext", "Drafter", "Outcome", "Proposer", "ask", "bind_proposer", "observe"]
 
 State = TypeVar("State")
+Other = TypeVar("Other")
 
 # Former to present attribute names of proposers. The engine ignores former names, so a proposer with one is refused.
 _FORMER_ATTRIBUTES = {
@@ -85,9 +86,9 @@ class Capabilities:
     bypass_budget: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass  # not frozen, because frozen objects take four times as long to create
 class DraftContext(_FormerFields, Generic[State]):
-    """Input of :meth:`Proposer.propose` for one request.
+    """Input of :meth:`Proposer.propose` for one request; read-only.
 
     Attributes:
         state: return value of :meth:`Proposer.start`.
@@ -121,10 +122,14 @@ class DraftContext(_FormerFields, Generic[State]):
         """Position of the last committed token in ``tokens``; a composite proposer's draft tokens may follow."""
         return self.block_table.length
 
+    def with_state(self, state: Other, **changes: Any) -> DraftContext[Other]:
+        """Return a copy with the state of another proposer, and perhaps other changes."""
+        return _with_state(self, state, changes)
 
-@dataclass(frozen=True)
+
+@dataclass
 class Outcome(_FormerFields, Generic[State]):
-    """Verification result of one request's tree.
+    """Verification result of one request's tree; read-only.
 
     Under the rejection and block rules (``params.rejects``) the result depends on the request's random numbers. Another
     request may have the same seed, hence the same numbers. Draft tokens must be independent of these numbers, so an
@@ -152,6 +157,17 @@ class Outcome(_FormerFields, Generic[State]):
     logits: Array | None = None
     hidden: Mapping[int, Array] = field(default_factory=dict)
     policy: RequestPolicy = field(default_factory=RequestPolicy)
+
+    def with_state(self, state: Other) -> Outcome[Other]:
+        """Return a copy with the state of another proposer."""
+        return _with_state(self, state, {})
+
+
+def _with_state(original: Any, state: Any, changes: Mapping[str, Any]) -> Any:
+    """Copy an object with another state; faster than :func:`dataclasses.replace`."""
+    copy = object.__new__(type(original))
+    copy.__dict__.update(original.__dict__, state=state, **changes)
+    return copy
 
 
 class Drafter(ABC):
@@ -277,7 +293,7 @@ def ask(
     for (number, reason), tree in zip(asked.items(), trees, strict=True):
         context, began = contexts[number], clock()
         context.policy.take(proposer, reason, seconds, tree, context.tokens[context.root + 1 :])
-        context.policy.charge(proposer, clock() - began)
+        context.policy.charge(proposer, seconds + clock() - began)
 
 
 def observe(proposer: Proposer[Any], outcome: Outcome[Any], clock: Callable[[], float]) -> None:

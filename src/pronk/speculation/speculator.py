@@ -139,6 +139,8 @@ class Speculator:
     def _observe(self, outcomes: Mapping[Request, Outcome[Any]]) -> None:
         """Count the draft tokens that the text has passed, and pass outcomes to proposers."""
         for proposer, requests in _group_by_proposer(outcomes):
+            if not (proposer.capabilities.proposes or proposer.capabilities.observes_all_steps):
+                continue
             began = self.runner.clock()
             for request in requests:
                 outcome = outcomes[request]

@@ -10,7 +10,7 @@ over ``n`` rows, and the seconds ``a`` that drafting takes, a step of ``r`` requ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from pronk.speculation.cost_model import CostCurve
@@ -28,8 +28,7 @@ class Offer(NamedTuple):
     @classmethod
     def of(cls, gains: Iterable[float], curve: CostCurve, requests: int) -> Offer:
         """Return the best choice among draft tokens with these gains, if all ``requests`` choose alike."""
-        ranked = sorted(gains, reverse=True)
-        count, tokens = _best_count(ranked, 1.0, lambda count: curve.at(requests * (1 + count)))
+        count, tokens = _best_count(sorted(gains, reverse=True), 1.0, curve, requests, requests)
         return cls(tokens, curve.at(requests * (1 + count)) / requests)
 
 
@@ -68,24 +67,24 @@ def select_nodes(
         drafting: seconds that the proposals took.
         allowance: seconds that draft rows may cost.
     """
-    ranked: list[tuple[float, int, int]] = []  # gain with the sign changed, number of the tree, node
-    others = 0
-    for number, tree in enumerate(trees):
-        gain = tree.gain
-        own = [(-gain[n], number, n) for n in range(1, len(tree)) if tree.acceptable[n]] if gain else []
-        others += tree.num_draft_tokens - len(own)
-        ranked += own
-    ranked.sort()
+    # Gain with the sign changed, number of the tree, node.
+    ranked = sorted(
+        (-tree.gain[node], number, node)
+        for number, tree in enumerate(trees)
+        if tree.gain
+        for node in range(1, len(tree))
+        if tree.acceptable[node]
+    )
     count = 0
     if curve is not None:
+        others = sum(tree.num_draft_tokens for tree in trees) - len(ranked)
+        plain = curve.at(prompts + requests)
+        saved = plain - curve.at(requests) - drafting
+        gains = [-loss for loss, _, _ in ranked]
         rows = prompts + requests + others
-        saved = curve.at(prompts + requests) - curve.at(requests) - drafting
-        count, _ = _best_count(
-            (-loss for loss, _, _ in ranked),
-            float(requests),
-            lambda draft_tokens: curve.at(rows + draft_tokens) - saved,
-            most=curve.at(prompts + requests) + allowance - saved,
-        )
+        count, _ = _best_count(gains, float(requests), curve, rows, saved=saved, most=plain + allowance)
+    if count == len(ranked):
+        return [*trees]
     dropped: dict[int, set[int]] = {}
     for _, number, node in ranked[count:]:
         dropped.setdefault(number, set()).add(node)
@@ -96,22 +95,32 @@ def select_nodes(
 
 
 def _best_count(
-    gains: Iterable[float], tokens: float, seconds: Callable[[int], float], most: float = float("inf")
+    gains: Iterable[float],
+    tokens: float,
+    curve: CostCurve,
+    rows: int,
+    step: int = 1,
+    *,
+    saved: float = 0.0,
+    most: float = float("inf"),
 ) -> tuple[int, float]:
     """Return how many draft tokens maximize expected tokens per second, and the expected tokens with them.
 
     Args:
         gains: of the draft tokens, falling.
         tokens: expected without draft tokens.
-        seconds: duration of a step with a number of draft tokens.
-        most: longest duration.
+        curve: costs of the forward pass.
+        rows: number of rows without draft tokens.
+        step: rows that a further draft token adds: one per request that chooses alike.
+        saved: seconds of the forward pass that do not count.
+        most: longest duration of the forward pass.
     """
-    best, count, expected = tokens / seconds(0), 0, tokens
+    best, count, expected = tokens / (curve.at(rows) - saved), 0, tokens
     for number, gain in enumerate(gains, 1):
         tokens += gain
-        duration = seconds(number)
-        if duration > most:
+        seconds = curve.at(rows + step * number)
+        if seconds > most:
             break
-        if tokens / duration > best:
-            best, count, expected = tokens / duration, number, tokens
+        if tokens > best * (seconds - saved):
+            best, count, expected = tokens / (seconds - saved), number, tokens
     return count, expected

@@ -72,33 +72,32 @@ class TokenTree:
     _children: tuple[dict[int, int], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        size = len(self.tokens)
-        if size == 0 or len(self.parents) != size or self.parents[0] != -1:
-            msg = f"expected one parent per token, the first -1; found {size} tokens, parents {self.parents}"
+        tokens, parents, verify = self.tokens, self.parents, self.verify
+        size = len(tokens)
+        if size == 0 or len(parents) != size or parents[0] != -1:
+            msg = f"expected one parent per token, the first -1; found {size} tokens, parents {parents}"
             raise ValueError(msg)
-        lists = {"verify": self.verify, "gain": self.gain, "probs": self.probs, "origin": self.origin}
-        for name, values in lists.items():
+        for name in ("verify", "gain", "probs", "origin"):
+            values = getattr(self, name)
             if values is not None and len(values) != size:
                 msg = f"expected {size} entries in {name}, found {len(values)}"
                 raise ValueError(msg)
-        children: list[dict[int, int]] = [{} for _ in range(size)]
+        children: list[dict[int, int]] = [{} for _ in tokens]
         acceptable = [True] * size
         for node in range(1, size):
-            parent = self.parents[node]
+            parent, token = parents[node], tokens[node]
             if not 0 <= parent < node:
                 msg = (
                     f"expected parents before their children, found node {node} with parent {parent}; reorder the nodes"
                 )
                 raise ValueError(msg)
-            acceptable[node] = acceptable[parent] and (self.verify is None or self.verify[node])
-            if not acceptable[node]:
-                continue
-            if self.tokens[node] in children[parent]:
-                msg = (
-                    f"expected distinct children, found token {self.tokens[node]} twice below node {parent}; merge them"
-                )
+            if not acceptable[parent] or (verify is not None and not verify[node]):
+                acceptable[node] = False
+            elif token in children[parent]:
+                msg = f"expected distinct children, found token {token} twice below node {parent}; merge them"
                 raise ValueError(msg)
-            children[parent][self.tokens[node]] = node
+            else:
+                children[parent][token] = node
         object.__setattr__(self, "_children", tuple(children))
         object.__setattr__(self, "acceptable", tuple(acceptable))
 
@@ -153,9 +152,9 @@ class TokenTree:
     @cached_property
     def depths(self) -> tuple[int, ...]:
         """Depth of each node; the root has depth 0."""
-        depths = [0] * len(self)
-        for node in range(1, len(self)):
-            depths[node] = depths[self.parents[node]] + 1
+        depths = [0]
+        for parent in self.parents[1:]:
+            depths.append(depths[parent] + 1)
         return tuple(depths)
 
     @cached_property

@@ -107,7 +107,7 @@ class AutoProposer(CompositeProposer):
     def propose(self, contexts: Sequence[DraftContext[States]]) -> list[TokenTree]:
         """Return for each context the union of the trees of the sources that were asked."""
         for number, part in enumerate(self.parts):
-            own_contexts = [replace(context, state=context.state[number], draws=False) for context in contexts]
+            own_contexts = [context.with_state(context.state[number], draws=False) for context in contexts]
             ask(part, own_contexts, self.clock)
         return [
             context.policy.tree(context.tokens[-1], min(self.options.num_nodes, context.max_nodes))
@@ -117,4 +117,4 @@ class AutoProposer(CompositeProposer):
     def observe(self, outcome: Outcome[States]) -> None:
         """Pass the outcome to the sources that were asked in this step, or that observe all steps."""
         for part, state in zip(self.parts, outcome.state, strict=True):
-            observe(part, replace(outcome, state=state), self.clock)
+            observe(part, outcome.with_state(state), self.clock)

@@ -16,7 +16,7 @@ host time per step.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from pronk.drafters.combined._parts import default_parts
 from pronk.drafters.shared.composite import Composite, CompositeProposer, States
@@ -50,7 +50,7 @@ class FirstOfProposer(CompositeProposer):
         trees = [TokenTree.chain(context.tokens[-1:]) for context in contexts]
         pending = list(range(len(contexts)))  # indices of contexts that have no such tree yet
         for index, proposer in enumerate(self.parts):
-            views = [replace(contexts[i], state=contexts[i].state[index]) for i in pending]
+            views = [contexts[i].with_state(contexts[i].state[index]) for i in pending]
             for i, tree in zip(pending, proposer.propose(views), strict=True):
                 trees[i] = tree
             pending = [i for i in pending if sum(trees[i].acceptable) == 1]  # 1: only the root

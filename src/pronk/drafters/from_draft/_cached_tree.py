@@ -8,8 +8,7 @@ one: it may lack unlikely nodes of the cached tree, and it has leaves that the d
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from pronk.arrays import Array
 from pronk.drafters.from_draft.draft_model import DraftState, ModelProposer
@@ -140,4 +139,4 @@ def compute_new_nodes(draft: DraftRunner, trees: Sequence[CachedTree]) -> None:
 
 def model_context(context: DraftContext[States]) -> DraftContext[DraftState]:
     """Return ``context`` with the state of the draft model's proposer, the first of the composite's parts."""
-    return cast("DraftContext[DraftState]", replace(context, state=context.state[0]))
+    return context.with_state(context.state[0])

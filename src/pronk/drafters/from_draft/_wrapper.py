@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Generic, Self, TypeVar
 
 from pronk.drafters.from_draft.draft_model import DraftModel
@@ -84,7 +84,7 @@ class WrapperProposer(ChainProposer[WrapperState[OwnState]]):
 
     def chain_price(self, context: DraftContext[WrapperState[OwnState]]) -> ChainPrice | None:
         """Return the inner proposer's price of draft tokens."""
-        return self.inner.chain_price(replace(context, state=context.state.inner))
+        return self.inner.chain_price(context.with_state(context.state.inner))
 
     @abstractmethod
     def make_own_state(self) -> OwnState:
@@ -96,7 +96,7 @@ class WrapperProposer(ChainProposer[WrapperState[OwnState]]):
 
     def observe(self, outcome: Outcome[WrapperState[OwnState]]) -> None:
         """Pass the outcome of a step on to the inner proposer."""
-        self.inner.observe(replace(outcome, state=outcome.state.inner))
+        self.inner.observe(outcome.with_state(outcome.state.inner))
 
     def on_preempt(self, state: WrapperState[OwnState]) -> None:
         """Release the KV blocks that the inner proposer holds for a preempted request."""
@@ -111,6 +111,5 @@ class WrapperProposer(ChainProposer[WrapperState[OwnState]]):
     ) -> list[DraftContext[Any]]:
         """Return ``contexts`` with the inner proposer's states, and with at most ``max_depth`` draft tokens."""
         return [
-            replace(context, state=context.state.inner, max_depth=min(context.max_depth, max_depth))
-            for context in contexts
+            context.with_state(context.state.inner, max_depth=min(context.max_depth, max_depth)) for context in contexts
         ]

@@ -16,7 +16,7 @@ tokens, other drafters' tokens) are run through the adapter at the next proposal
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -163,7 +163,7 @@ class EarlyExit:
             return None
         fraction = self.exit_layer / len(self.target.decoder.layers)
         own = self._cost_model.costs(policy.num_requests * len(context.tokens))
-        own = own or replace(policy.curve, speed=fraction * policy.curve.speed)
+        own = own or policy.curve._replace(speed=fraction * policy.curve.speed)
         return ChainPrice(policy.curve.rest(fraction), own.at(policy.num_requests))
 
     def _logits(self, rows: Array) -> Array:

@@ -139,15 +139,23 @@ class CompiledTreeBuilder:
 
     def __init__(self, library: Any, rates: SourceRates, drafter: str) -> None:
         self.rates = rates
-        self._builder = NativeTreeBuilder(library, rates.weight, rates.prior)
+        self._builder = NativeTreeBuilder(library, rates.prior)
         self._origins = [(drafter, kind) for kind in range(NUM_BUCKETS)]
 
     def build(self, indexes: Sequence[CompiledSuffixes], tokens: Sequence[int], limits: TreeLimits) -> TokenTree:
         """Implement :meth:`TreeBuilder.build`."""
         builder, origins = self._builder, self._origins
-        builder.set_counts(self.rates.offered, self.rates.taken)
+        builder.set_counts(self.rates.offered, self.rates.taken, self.rates.weight)
         tail = tokens[-indexes[0].max_match :]
-        tree = builder.build(indexes, tail, **limits._asdict())
+        tree = builder.build(
+            indexes,
+            tail,
+            max_nodes=limits.max_nodes,
+            max_depth=limits.max_depth,
+            min_match=limits.min_match,
+            depth_factor=limits.depth_factor,
+            min_gain=limits.min_gain,
+        )
         origin = (("", 0), *[origins[kind] for kind in tree.buckets[1:]])  # the C++ name of a kind is bucket
         return TokenTree(tuple(tree.tokens), tuple(tree.parents), gain=tuple(tree.gains), origin=origin)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Self
 
 from pronk.errors import OptionError
@@ -84,7 +84,7 @@ class CompositeProposer(Proposer[States]):
     def observe(self, outcome: Outcome[States]) -> None:
         """Pass the outcome to each wrapped proposer, as the verified tree may have draft tokens of each."""
         for proposer, part_state in zip(self.parts, outcome.state, strict=True):
-            proposer.observe(replace(outcome, state=part_state))
+            proposer.observe(outcome.with_state(part_state))
 
     def on_preempt(self, state: States) -> None:
         """Let the wrapped proposers release the KV blocks that they hold for a preempted request."""
@@ -100,4 +100,4 @@ class CompositeProposer(Proposer[States]):
     def proposals(self, contexts: Sequence[DraftContext[States]]) -> Iterator[list[TokenTree]]:
         """Yield, for each wrapped proposer in order, its proposals for all contexts."""
         for index, proposer in enumerate(self.parts):
-            yield proposer.propose([replace(context, state=context.state[index]) for context in contexts])
+            yield proposer.propose([context.with_state(context.state[index]) for context in contexts])

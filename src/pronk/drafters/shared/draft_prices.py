@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pronk.execution.model_runner import ModelRunner
 from pronk.speculation.cost_model import CostModel
@@ -38,6 +38,6 @@ class DraftPrices:
             return None
         measured = self.runner.cost_model
         own = measured.costs(policy.num_requests * length)
-        own = own or replace(policy.curve, speed=self.relative_size * policy.curve.speed)
+        own = own or policy.curve._replace(speed=self.relative_size * policy.curve.speed)
         reading = measured.prompt_row or self.relative_size * (self.target.prompt_row or 0.0)
         return ChainPrice(policy.curve, own.at(policy.num_requests), num_unread * reading)
