@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from pronk.arrays import Array
 from pronk.sampling.truncation import likeliest
 from pronk.speculation.proposer import Outcome
 
 __all__ = ["initial_draft_token", "top_tokens"]
 
-# Maximum number of tokens per node that are found by repeated argmax instead of a partition.
-_MAX_ARGMAXES = 8
+_GROUP = 64  # number of ids in a group
 
 
 def top_tokens(outcome: Outcome[Any], count: int, nodes: Sequence[int] | None = None) -> list[list[int]]:
@@ -29,19 +29,32 @@ def top_tokens(outcome: Outcome[Any], count: int, nodes: Sequence[int] | None = 
     """
     logits = outcome.logits
     assert logits is not None, "expected a drafter with Capabilities(logits=True)"
-    remaining = logits.copy() if nodes is None else logits[list(nodes)]
+    remaining = logits if nodes is None else logits[list(nodes)]
     if outcome.params.logit_bias:
+        remaining = logits.copy() if nodes is None else remaining
         ids, values = zip(*outcome.params.logit_bias.items(), strict=True)
         remaining[:, list(ids)] += np.array(values, np.float32)
-    count = min(count, remaining.shape[-1])
-    if count > _MAX_ARGMAXES:
-        return [likeliest(row, count).tolist() for row in remaining]
-    by_rank: list[list[int]] = []  # token ids ``[rank][node]``
-    for _ in range(count):
-        largest = remaining.argmax(-1)
-        remaining[np.arange(len(remaining)), largest] = -np.inf
-        by_rank.append(largest.tolist())
-    return [list(node_tokens) for node_tokens in zip(*by_rank, strict=True)]
+    return [row.tolist() for row in _likeliest(remaining, min(count, remaining.shape[-1]))]
+
+
+def _likeliest(logits: Array, count: int) -> list[Array]:
+    """Return the ids of the ``count`` largest logits of each row, largest first, equal ones by ascending id.
+
+    The ids are divided into groups. The ``count`` largest logits are in the ``count`` groups of the largest maxima, so
+    that only these groups, and ids without a group, are sorted.
+    """
+    rows, size = logits.shape
+    num_groups = size // _GROUP
+    if count == 1 or num_groups <= count:
+        return [likeliest(row, count) if count > 1 else row.argmax(keepdims=True) for row in logits]
+    grouped = num_groups * _GROUP
+    maxima = logits[:, :grouped].reshape(rows, _GROUP, num_groups).max(1)  # group i: the ids i, i + num_groups, …
+    members, rest, best = np.arange(0, grouped, num_groups)[:, None], np.arange(grouped, size), []
+    for row, row_maxima in zip(logits, maxima, strict=True):
+        lowest = np.partition(row_maxima, num_groups - count)[num_groups - count]
+        ids = np.concatenate([(members + np.flatnonzero(row_maxima >= lowest)).ravel(), rest])
+        best.append(ids[np.lexsort((ids, -row[ids]))[:count]])
+    return best
 
 
 def initial_draft_token(prompt: Sequence[int], position: int) -> int:
