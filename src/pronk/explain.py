@@ -13,6 +13,7 @@ from pronk.engine.decision_trace import Decision, DecisionTrace
 from pronk.llm import LLM
 from pronk.outputs import Completion
 from pronk.sampling.params import SamplingParams
+from pronk.speculation.regret import Regret
 
 __all__ = ["Explanation", "SourceShare", "explain"]
 
@@ -69,6 +70,7 @@ class Explanation:
             facts.append(
                 f"Drafting took {drafting / total:.1%} of the time, and the rows of draft tokens {extra / total:.0%}."
             )
+        facts += _describe_regret(self.completion.stats.regret)
         num_plain = sum(not step.kept.num_draft_tokens for step in later)
         facts.append(f"{num_plain} of {len(later)} steps after the first had no draft tokens.")
         return " ".join(facts)
@@ -117,6 +119,15 @@ def _shares(steps: Sequence[Decision]) -> list[SourceShare]:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def _describe_regret(regret: Regret) -> list[str]:
+    """Return one sentence that compares the speed with that of other choices; none without known costs."""
+    if regret.against_source is None or regret.against_steps is None:
+        return []
+    best, times = regret.best_source or "plain decoding", (1 / regret.against_source, 1 / regret.against_steps)
+    text = f"In hindsight, {best} alone would have reached {times[0]:.2f} times this speed"
+    return [f"{text}, and the best choice of every step {times[1]:.2f} times."]
 
 
 def _describe(share: SourceShare, steps: int) -> str:

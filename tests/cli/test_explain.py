@@ -34,7 +34,7 @@ def test_numbers(run: Any, tmp_path: Path) -> None:
     code, out, _ = run("--json")
     assert code == 0
     found = json.loads(out)
-    assert set(found) == {"completion", "summary", "speed", "sources", "steps"}
+    assert set(found) == {"completion", "summary", "speed", "regret", "sources", "steps"}
     tokens = [token for step in found["steps"] for token in step["tokens"]]
     assert tokens == found["completion"]["token_ids"]
     kept = sum(len(step["kept"]["tokens"]) - 1 for step in found["steps"])

@@ -11,8 +11,9 @@ from pronk.drafters import Capabilities, DraftContext, Outcome, Proposer
 from pronk.kv_cache.blocks import BlockTable
 from pronk.sampling.params import SamplingParams
 from pronk.speculation.acceptance_stats import AcceptanceStats, RequestAcceptance
+from pronk.speculation.account import Policy
 from pronk.speculation.cost_model import CostCurve
-from pronk.speculation.policy import Policy, RequestPolicy
+from pronk.speculation.policy import RequestPolicy
 from pronk.speculation.proposer import ask, observe
 from pronk.speculation.step_value import ChainPrice, select_nodes
 from pronk.speculation.tree import TokenTree
@@ -200,6 +201,9 @@ class World:
             accepted += self._commit(each, tree, sources)
         self.clock.now += seconds
         policy.elapsed += drafting + seconds
+        policy.regret.seconds += drafting + seconds
+        for each in requests:
+            each.policy.regret.seconds += (drafting + seconds) / count
         policy.longest = max(policy.longest, seconds)
         policy.spent += seconds - self.curve.at(count)
         policy.saved += accepted * self.curve.at(count) / count
@@ -215,7 +219,7 @@ class World:
             path.append(node)
         new = tuple(self.text[place : place + len(path)])
         request.policy.acceptance.advance(new)
-        request.policy.close(new, len(path) - 1)
+        request.policy.close(new, len(path) - 1, tree.num_draft_tokens)
         for source, state in zip(sources, request.states, strict=True):
             outcome = Outcome(state, tree, tuple(path[1:]), new, place - 1, PARAMS, policy=request.policy)
             observe(source, outcome, self.clock)

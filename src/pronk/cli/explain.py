@@ -171,6 +171,7 @@ def _to_dict(explanation: "Explanation") -> dict[str, Any]:
         "completion": explanation.completion.to_dict(),
         "summary": explanation.summary,
         "speed": explanation.speed,
+        "regret": explanation.completion.stats.regret.to_dict(),
         "sources": [asdict(share) for share in explanation.shares],
         "steps": [_step_to_dict(step) for step in explanation.steps],
     }

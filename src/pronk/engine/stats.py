@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from pronk.errors import PronkError
+from pronk.speculation.regret import Regret
 
 __all__ = ["GainStats", "SourceStats", "Stats", "StepStats"]
 
@@ -69,6 +70,7 @@ class Stats:
     sources: dict[str, SourceStats] = field(default_factory=dict)  # acceptance counts by drafter name
     # Predicted and actual acceptance of draft tokens with accepted parents. Bin i: predictions i / 10 to (i + 1) / 10.
     gain_stats: list[GainStats] = field(default_factory=lambda: [GainStats(0, 0.0, 0)] * _NUM_BINS, repr=False)
+    regret: Regret = field(default_factory=Regret, repr=False)  # what other choices of drafters would have saved
     draft_error: str | None = None  # exception of the drafter, if the request continued without it
 
     def count_sources(self, draft_tokens: Iterable[tuple[str, bool]]) -> None:
@@ -133,4 +135,5 @@ class Stats:
     def to_dict(self) -> dict[str, Any]:
         """Return the statistics as JSON values."""
         values = {name: getattr(self, name) for name in _JSON_KEYS}
-        return values | {"sources": {name: source._asdict() for name, source in self.sources.items()}}
+        sources = {name: source._asdict() for name, source in self.sources.items()}
+        return values | {"sources": sources, "regret": self.regret.to_dict()}

@@ -17,6 +17,7 @@ from pronk.outputs import Piece
 from pronk.sampling.params import SamplingParams
 from pronk.server.errors import to_api_error
 from pronk.server.served_engine import ServedEngine
+from pronk.speculation.regret import Regret
 
 __all__ = ["Metrics"]
 
@@ -63,6 +64,15 @@ class Metrics:
         )
         self._drafted_by = self._counter("pronk:draft_tokens", "Verified draft tokens by drafter.", "source")
         self._accepted_by = self._counter("pronk:accepted_tokens", "Accepted draft tokens by drafter.", "source")
+        self._regret = Regret()
+        regret = Gauge(
+            "pronk:speed_in_hindsight",
+            "Estimated speed of another choice of drafters, known in hindsight, divided by the speed reached.",
+            ["model_name", "choice"],
+            registry=self.registry,
+        )
+        regret.labels(model, "best_source").set_function(lambda: 1.0 / (self._regret.against_source or 1.0))
+        regret.labels(model, "best_of_every_step").set_function(lambda: 1.0 / (self._regret.against_steps or 1.0))
         self._ttft = self._histogram("vllm:time_to_first_token_seconds", "Arrival to the first token.", _SECONDS)
         self._inter_token = self._histogram(
             "vllm:inter_token_latency_seconds", "Time between steps with new tokens of a sample.", _TOKEN_SECONDS
@@ -134,6 +144,7 @@ class Metrics:
         self._add(self._steps, stats.target_steps)
         self._add(self._drafts, sum(step.drafted > 0 for step in stats.steps))
         self._add(self._drafted, stats.drafted)
+        self._regret.add(stats.regret)
         self._add(self._accepted, stats.accepted)
         for position in range(max((step.accepted for step in stats.steps), default=0)):
             count = sum(step.accepted > position for step in stats.steps)

@@ -19,13 +19,14 @@ proposals and in their observation, without the first proposal of each source, w
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pronk.speculation.acceptance_stats import RequestAcceptance
+from pronk.speculation.account import Mean, Policy
 from pronk.speculation.cost_model import CostCurve
+from pronk.speculation.regret import Regret
 from pronk.speculation.step_value import ChainPrice, Offer
 from pronk.speculation.tree import TokenTree
 from pronk.speculation.trie import Trie
@@ -33,15 +34,11 @@ from pronk.speculation.trie import Trie
 if TYPE_CHECKING:
     from pronk.speculation.proposer import DraftContext, Proposer
 
-__all__ = ["Policy", "RequestPolicy", "SourceReport"]
+__all__ = ["RequestPolicy", "SourceReport"]
 
-_SHARE = 0.01  # part of the elapsed time that may be lost, and that may be spent on learning
-_PASSES = 2.0  # forward passes that may be lost in addition
 _HOPE = 0.5  # draft tokens that a new source is expected to add to a step, as if measured once
-_KEEP = 0.9  # weight of a step relative to the next one in the expected contribution of a source: half after 7 steps
 _TOKEN_RATE = 0.5  # acceptance rate of draft tokens without a gain, before any count
 _CHAIN_RATE = 0.7  # acceptance rate of a new source that drafts token by token; a draft model has about this rate
-_PRIOR_TOKENS = 4.0  # tokens for which the expected contributions of a new source are taken to be right
 _LOOK_AHEAD = 8  # number of further tokens of a chain whose value is considered; more rows never cost nothing
 
 Reason = Literal["pays", "explores", "all"]
@@ -58,75 +55,6 @@ class SourceReport(NamedTuple):
     after: Offer | None = None  # best choice with this proposal
 
 
-@dataclass(slots=True)
-class _Mean:
-    """Tokens that a source adds to a step, per probability that earlier sources are wrong (the room)."""
-
-    total: float = 0.0
-    weight: float = 0.0  # sum of the rooms
-    step: int = 0  # number of the step that the weights are for
-
-    def learn(self, added: float, room: float, step: int) -> None:
-        keep = _KEEP ** (step - self.step)
-        self.total, self.weight, self.step = keep * self.total + added, keep * self.weight + room, step
-
-    def value(self, prior: float, step: int) -> float:
-        keep = _KEEP ** (step - self.step)
-        return (keep * self.total + prior) / (keep * self.weight + 1.0)
-
-
-@dataclass(slots=True)
-class _Source:
-    """Measurements of a source over all requests."""
-
-    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=8))  # durations of the last proposals
-    explored: float = 0.0  # seconds of proposals that were not expected to pay
-    contribution: _Mean = field(default_factory=_Mean)
-    calls: int = 0  # number of calls, each for all requests of a step
-    asked: int = 0  # number of proposals, one per request
-    expected: float = _PRIOR_TOKENS  # tokens that the proposals were expected to add to their steps
-    added: float = _PRIOR_TOKENS  # tokens that they have added
-
-    @property
-    def price(self) -> float:
-        """Expected seconds of a proposal; 0 before the second one."""
-        return sorted(self.seconds)[len(self.seconds) // 2] if self.seconds else 0.0
-
-
-@dataclass
-class Policy:
-    """Seconds that an engine's steps have spent on drafting and saved by it, and its sources.
-
-    Attributes:
-        elapsed: duration of all steps.
-        longest: duration of the longest forward pass.
-        spent: drafting and draft rows, without the first proposal of each source.
-        saved: plain steps that accepted draft tokens made unnecessary.
-    """
-
-    elapsed: float = 0.0
-    longest: float = 0.0
-    spent: float = 0.0
-    saved: float = 0.0
-    sources: dict[str, _Source] = field(default_factory=dict)
-
-    @property
-    def allowance(self) -> float:
-        """Seconds that may still be lost."""
-        return _SHARE * self.elapsed + _PASSES * self.longest + self.saved - self.spent
-
-    def source(self, name: str) -> _Source:
-        """Return what is known of a source."""
-        source = self.sources.get(name)
-        if source is None:
-            source = self.sources[name] = _Source()
-        return source
-
-    def may_explore(self, source: _Source, seconds: float) -> bool:
-        """Return whether a source's part of the time for learning covers a proposal of so many seconds."""
-        return source.explored + seconds <= _SHARE * self.elapsed / max(1, len(self.sources))
-
-
 class RequestPolicy:
     """Choices for one request: its acceptance rates, its sources, and the offers of the current step.
 
@@ -135,6 +63,7 @@ class RequestPolicy:
         num_requests: number of requests that decode in this step.
         offer: best choice among the draft tokens offered so far in this step; ``None`` without ``curve``.
         reports: one per proposal in this step.
+        regret: what other choices would have saved.
     """
 
     def __init__(self, policy: Policy | None = None, acceptance: RequestAcceptance | None = None) -> None:
@@ -143,7 +72,8 @@ class RequestPolicy:
         self.curve: CostCurve | None = None
         self.offer: Offer | None = None
         self.reports: list[SourceReport] = []
-        self._contributions: dict[str, _Mean] = {}
+        self.regret = Regret()
+        self._contributions: dict[str, Mean] = {}
         self.num_requests, self._step, self._left, self._exploring = 1, 0, 0.0, False
         self._tree: TokenTree | None = None  # the only offer so far
         self._trie: Trie | None = None  # all offers, if there are several
@@ -154,6 +84,7 @@ class RequestPolicy:
     def begin(self) -> None:
         """Begin a step."""
         self._step += 1
+        self.curve = self.offer = None
         self.reports, self._asked = [], {}
 
     def set_prices(self, curve: CostCurve | None, requests: int, allowance: float) -> None:
@@ -225,22 +156,36 @@ class RequestPolicy:
         if self._asked[id(proposer)][1] == "explores":
             source.explored += seconds
 
-    def close(self, tokens: Sequence[int], accepted: int) -> None:
-        """Record the tokens that sources have added to a verified step: the first ``accepted`` of ``tokens``."""
-        before = 0
+    def close(self, tokens: Sequence[int], accepted: int, draft_rows: int) -> None:
+        """Record a verified step.
+
+        Args:
+            tokens: committed tokens.
+            accepted: number of them that were draft tokens.
+            draft_rows: number of verified draft tokens.
+        """
+        if self.curve is None or not self.reports:
+            return
+        plain, before, best = self._pass_seconds(0), 0, 0.0
+        saved, alone = accepted * plain + plain - self._pass_seconds(draft_rows), dict[str, float]()
         for report in self.reports:
             if report.before is None or report.after is None:
                 return
-            node, length = 0, 0
-            for token in tokens[:accepted]:
-                child = report.tree.child(node, token)
-                if child is None:
-                    break
-                node, length = child, length + 1
-            source = self.policy.source(report.source)
+            length, source = _matched(report.tree, tokens), self.policy.source(report.source)
             source.expected += report.after.tokens - report.before.tokens
-            source.added += max(0, length - before)
-            before = max(before, length)
+            source.added += max(0, min(length, accepted) - before)
+            before = max(before, min(length, accepted))
+            saved -= report.seconds
+            asked = length * plain + plain - report.seconds
+            alone[report.source] = asked - self._pass_seconds(report.tree.num_draft_tokens)
+            best = max(best, asked - self._pass_seconds(length))
+        for regret in (self.regret, self.policy.regret):
+            regret.add_step(saved, alone, best)
+
+    def _pass_seconds(self, draft_rows: int) -> float:
+        """Return this request's part of a forward pass, if all requests have so many draft rows."""
+        assert self.curve is not None
+        return self.curve.at(self.num_requests * (1 + draft_rows)) / self.num_requests
 
     def was_asked(self, proposer: Proposer[Any]) -> bool:
         """Return whether a source has proposed in this step."""
@@ -330,10 +275,10 @@ class RequestPolicy:
                 self._unacceptable.append(tree)
         return self._trie
 
-    def _contribution(self, proposer: Proposer[Any]) -> _Mean:
+    def _contribution(self, proposer: Proposer[Any]) -> Mean:
         found = self._contributions.get(proposer.source)
         if found is None:
-            found = self._contributions[proposer.source] = _Mean()
+            found = self._contributions[proposer.source] = Mean()
         return found
 
     def chain_rate(self, proposer: Proposer[Any]) -> float:
@@ -353,3 +298,14 @@ class RequestPolicy:
             if tokens * best.seconds > best.tokens * seconds:
                 best = Offer(tokens, seconds)
         return best
+
+
+def _matched(tree: TokenTree, tokens: Sequence[int]) -> int:
+    """Return how many of ``tokens`` are on a path of the tree from its root."""
+    node = 0
+    for count, token in enumerate(tokens):
+        child = tree.child(node, token)
+        if child is None:
+            return count
+        node = child
+    return len(tokens)

@@ -16,8 +16,9 @@ from pronk.errors import PronkError
 from pronk.execution.model_runner import ModelRunner
 from pronk.interrupts import interruptible
 from pronk.speculation.acceptance_stats import AcceptanceStats, RequestAcceptance
+from pronk.speculation.account import Policy
 from pronk.speculation.cost_model import CostCurve
-from pronk.speculation.policy import Policy, RequestPolicy
+from pronk.speculation.policy import RequestPolicy
 from pronk.speculation.proposer import DraftContext, Outcome, Proposer, ask, observe
 from pronk.speculation.step_value import select_nodes
 from pronk.speculation.tree import TokenTree
@@ -62,6 +63,7 @@ class Speculator:
             params, began = request.params, self.runner.clock()
             acceptance = RequestAcceptance(self.stats, params.temperature, private=params.rejects)
             request.policy = RequestPolicy(self.policy, acceptance)
+            request.stats.regret = request.policy.regret
             try:
                 request.draft_state = request.proposer.start(list(request.tokens))
                 request.draft_started = True
@@ -133,6 +135,9 @@ class Speculator:
         curve = self.runner.costs_for([step.job for step in steps], self.costs)
         rows, draft_rows = prompt_rows + decoding, sum(step.draft.num_draft_tokens for step in steps)
         saved = sum(max(0, min(len(outcome.path), len(outcome.committed) - 1)) for outcome in outcomes.values())
+        for request in outcomes:
+            request.policy.regret.seconds += (seconds + drafting) / decoding
+        policy.regret.seconds += seconds + drafting
         policy.spent += curve.at(rows + draft_rows) - curve.at(rows)
         policy.saved += saved * self.costs.at(decoding) / decoding
 
@@ -146,7 +151,7 @@ class Speculator:
                 outcome = outcomes[request]
                 request.policy.acceptance.advance(outcome.committed)
                 if not outcome.params.rejects:
-                    request.policy.close(outcome.committed, len(outcome.path))
+                    request.policy.close(outcome.committed, len(outcome.path), outcome.tree.num_draft_tokens)
                 try:
                     if proposer.capabilities.self_budgeting:
                         proposer.observe(outcome)

@@ -38,7 +38,7 @@ def top_tokens(outcome: Outcome[Any], count: int, nodes: Sequence[int] | None = 
 
 
 def _likeliest(logits: Array, count: int) -> list[Array]:
-    """Return the ids of the ``count`` largest logits of each row, largest first, equal ones by ascending id.
+    """Return the ids of each row's ``count`` largest logits, largest first, equal ones by ascending id.
 
     The ids are divided into groups. The ``count`` largest logits are in the ``count`` groups of the largest maxima, so
     that only these groups, and ids without a group, are sorted.

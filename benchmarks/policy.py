@@ -1,0 +1,209 @@
+"""How close `auto` comes to the best single drafter, by one table of forward-pass costs.
+
+    python benchmarks/policy.py MODEL.gguf --prompts spec_bench.jsonl humaneval.jsonl --out benchmarks/results/2026-11-policy
+    python benchmarks/policy.py MODEL.gguf --prompts spec_bench.jsonl --draft DRAFT.gguf
+    python benchmarks/policy.py MODEL.gguf --prompts spec_bench.jsonl --wall        by the wall clock
+
+A file of prompts has one JSON object a line with `turns` (the first is the prompt) and perhaps `task`; each task of each
+file is a suite. All configurations decode every prompt, in turn, and must give the same tokens. Times are those of
+``priced.py``, unless ``--wall``; they leave out the first token. The best single drafter of a suite is chosen on its
+even prompts and compared with `auto` on the odd ones. Brackets hold the 90 % interval of resampled prompts.
+
+*Regret*: `auto`'s seconds above those of the best choice of every step in hindsight, in which exactly the proposed
+tokens that turned out right are verified and only their source is paid, as a share of `auto`'s seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from priced import PricedClock
+
+from pronk import LLM, SamplingParams
+from pronk.bench.machine import describe_hardware
+
+PLAIN, AUTO = "autoregressive", "auto"
+SINGLE = ("suffix", "suffix(store_tokens=0)", "prompt_lookup", "recycling", "lookahead")
+
+
+class Prompt(NamedTuple):
+    """A prompt of a suite."""
+
+    suite: str
+    number: int  # in its suite
+    text: str
+
+
+class Run(NamedTuple):
+    """Decoding of a prompt after its first token."""
+
+    tokens: int
+    seconds: float
+    steps: int
+
+
+def read_prompts(files: Iterable[Path], count: int) -> list[Prompt]:
+    """Return ``count`` prompts of each suite, spread over the file."""
+    suites: dict[str, list[str]] = {}
+    for file in files:
+        for line in file.read_text().splitlines():
+            row = json.loads(line)
+            suites.setdefault(row.get("task", file.stem), []).append(row["turns"][0])
+    return [
+        Prompt(suite, number, texts[number * len(texts) // count])
+        for suite, texts in suites.items()
+        for number in range(min(count, len(texts)))
+    ]
+
+
+def decode(llm: LLM, prompt: Prompt, params: SamplingParams, drafter: str) -> tuple[list[int], Run]:
+    """Decode a prompt; return the tokens and their times."""
+    done = llm.chat([{"role": "user", "content": prompt.text}], params, drafter=drafter)
+    first, *later = done.stats.steps
+    seconds = later[-1].clock - first.clock if later else 0.0
+    return done.token_ids, Run(sum(step.tokens for step in later), seconds, len(later))
+
+
+def measure(
+    llm: LLM, prompts: Sequence[Prompt], drafters: Sequence[str], params: SamplingParams, shuffled: random.Random
+) -> dict[str, list[Run]]:
+    """Decode all prompts with all drafters, interleaved."""
+    runs: dict[str, list[Run]] = {drafter: [] for drafter in drafters}
+    for count, prompt in enumerate(prompts, 1):
+        texts: dict[str, list[int]] = {}
+        for drafter in shuffled.sample(drafters, len(drafters)):
+            texts[drafter], run = decode(llm, prompt, params, drafter)
+            runs[drafter].append(run)
+        if len({tuple(text) for text in texts.values()}) > 1:
+            sys.exit(f"policy: expected equal tokens of all drafters, found others for {prompt.text[:60]!r}")
+        print(f"\rT = {params.temperature}: {count} of {len(prompts)} prompts", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    return runs
+
+
+def speed(runs: Iterable[Run]) -> float:
+    """Return tokens per second."""
+    kept = [*runs]
+    return sum(run.tokens for run in kept) / max(1e-9, sum(run.seconds for run in kept))
+
+
+def interval(pairs: Sequence[tuple[Run, Run]]) -> tuple[float, float, float]:
+    """Return the ratio of the speeds of two configurations, and its 90 % interval over resampled prompts."""
+    dice = random.Random(0)
+
+    def ratio(chosen: Sequence[tuple[Run, Run]]) -> float:
+        return speed(first for first, _ in chosen) / speed(second for _, second in chosen)
+
+    found = sorted(ratio(dice.choices(pairs, k=len(pairs))) for _ in range(1000))
+    return ratio(pairs), found[50], found[949]
+
+
+def compare(prompts: Sequence[Prompt], runs: dict[str, list[Run]]) -> list[dict[str, Any]]:
+    """Return one row per suite, and a last row of geometric means."""
+    rows = []
+    suites = list(dict.fromkeys(prompt.suite for prompt in prompts))
+    for suite in suites:
+        even = [index for index, prompt in enumerate(prompts) if prompt.suite == suite and prompt.number % 2 == 0]
+        odd = [index for index, prompt in enumerate(prompts) if prompt.suite == suite and prompt.number % 2 == 1]
+        best = max((each for each in runs if each != AUTO), key=lambda each: speed(runs[each][i] for i in even))
+        both = even + odd
+        rows.append(
+            {
+                "suite": suite,
+                "prompts": len(both),
+                "plain": speed(runs[PLAIN][i] for i in both),
+                "auto over plain": interval([(runs[AUTO][i], runs[PLAIN][i]) for i in both]),
+                "best": best,
+                "best over plain": interval([(runs[best][i], runs[PLAIN][i]) for i in odd]),
+                "auto over best": interval([(runs[AUTO][i], runs[best][i]) for i in odd]),
+                "tokens per pass": sum(runs[AUTO][i].tokens for i in both) / sum(runs[AUTO][i].steps for i in both),
+            }
+        )
+    return rows
+
+
+def table(rows: Sequence[dict[str, Any]], temperature: float) -> str:
+    """Return the rows as Markdown."""
+    lines = [
+        f"T = {temperature}",
+        "",
+        "| suite | prompts | plain, tokens/s | `auto` / plain | tokens per pass | best single drafter | best / plain | `auto` / best |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        ratios = {key: "{:.3f} [{:.3f}, {:.3f}]".format(*row[key]) for key in row if " over " in key}
+        lines.append(
+            f"| {row['suite']} | {row['prompts']} | {row['plain']:.1f} | {ratios['auto over plain']} | "
+            f"{row['tokens per pass']:.2f} | `{row['best']}` | {ratios['best over plain']} | {ratios['auto over best']} |"
+        )
+    means = [math.exp(sum(math.log(row[key][0]) for row in rows) / len(rows)) for key in rows[0] if " over " in key]
+    lines.append(f"| geometric mean | | | {means[0]:.3f} | | | {means[1]:.3f} | {means[2]:.3f} |")
+    return "\n".join(lines)
+
+
+def by_drafter(prompts: Sequence[Prompt], runs: dict[str, list[Run]]) -> str:
+    """Return each drafter's speed over that of plain decoding as Markdown: geometric mean over the suites."""
+    lines = ["| drafter | / plain, geometric mean | tokens per pass |", "|---|---|---|"]
+    suites = {prompt.suite for prompt in prompts}
+    for drafter, own in runs.items():
+        logs = []
+        for suite in suites:
+            indexes = [index for index, prompt in enumerate(prompts) if prompt.suite == suite]
+            logs.append(math.log(speed(own[i] for i in indexes) / speed(runs[PLAIN][i] for i in indexes)))
+        passes = sum(run.tokens for run in own) / sum(run.steps for run in own)
+        lines.append(f"| `{drafter}` | {math.exp(sum(logs) / len(logs)):.3f} | {passes:.2f} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure, and write the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--prompts", type=Path, nargs="+", required=True)
+    parser.add_argument("--per-suite", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7])
+    parser.add_argument("--drafters", nargs="*", default=[*SINGLE], help="single drafters to compare with")
+    parser.add_argument("--draft", help="a draft model: added to `auto`, and a single drafter")
+    parser.add_argument("--wall", action="store_true", help="use the wall clock")
+    parser.add_argument("--out", help="file name without ending, for .md and .json")
+    options = parser.parse_args()
+    prompts = read_prompts(options.prompts, options.per_suite)
+    global AUTO  # noqa: PLW0603 - with a draft model, `auto` has it
+    drafters = [PLAIN, *options.drafters]
+    if options.draft:
+        AUTO = f"auto(draft_model(model='{options.draft}'))"
+        drafters += [f"draft_model(model='{options.draft}')", "auto"]
+    drafters.append(AUTO)
+    llm, clock = LLM(options.model, drafter=PLAIN), PricedClock()
+    if not options.wall:
+        clock.attach(llm)
+    tables, document = [], []
+    with clock.installed(only=not options.wall):
+        for drafter in drafters:  # bind, measure prices, prepare
+            decode(llm, prompts[0], SamplingParams(max_tokens=16), drafter)
+        for temperature in options.temperatures:
+            params = SamplingParams(max_tokens=options.tokens, temperature=temperature, seed=1)
+            runs = measure(llm, prompts, drafters, params, random.Random(0))
+            rows = compare(prompts, runs)
+            tables.append(table(rows, temperature) + "\n\n" + by_drafter(prompts, runs))
+            document.append({"temperature": temperature, "rows": rows})
+            print(tables[-1], flush=True)
+    if options.out:
+        machine = describe_hardware("cpu")
+        head = f"# `auto` against the best single drafter\n\n{llm.path.name}, {llm.kernels}; {machine}\n\n"
+        Path(f"{options.out}.md").write_text(head + "\n\n".join(tables) + "\n")
+        Path(f"{options.out}.json").write_text(
+            json.dumps({"model": llm.path.name, "machine": machine, "cells": document})
+        )
+
+
+if __name__ == "__main__":
+    main()

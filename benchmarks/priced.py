@@ -1,0 +1,145 @@
+"""A clock on which every forward pass takes the time that a table gives for it: for comparisons on a noisy machine.
+
+Models compute for real, so tokens, proposals and acceptance are those of a normal run. Each forward pass, however,
+advances the clock by the median duration of passes with its numbers of rows and of cached tokens, measured once in the
+same process. The remaining time (Python, and the drafters' own work) is processor time of the calling thread, which
+other processes disturb little. Ratios of two configurations then differ by the configurations, hardly by the machine.
+"""
+
+from __future__ import annotations
+
+import statistics
+from bisect import bisect_left
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter, thread_time
+from typing import Any, NamedTuple
+
+from pronk import LLM
+from pronk.execution.forward_job import LayerRange
+from pronk.execution.layer_executor import LayerExecutor
+from pronk.execution.model_runner import ForwardJob, ModelRunner
+from pronk.execution.segment import Segment
+from pronk.kv_cache.blocks import BlockTable
+from pronk.speculation.tree import TokenTree
+
+__all__ = ["PricedClock", "Prices", "measure"]
+
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
+CONTEXTS = (100, 1500)
+
+
+class Prices(NamedTuple):
+    """Seconds of a model's forward passes.
+
+    Attributes:
+        seconds: for each number of ``ROWS``, seconds of a pass with ``CONTEXTS[0]`` cached tokens.
+        per_token: seconds per further cached token.
+    """
+
+    seconds: tuple[float, ...]
+    per_token: float
+
+    def at(self, rows: int, context: int) -> float:
+        """Return the seconds of a pass, linear between the measured numbers of rows and beyond them."""
+        high = min(max(1, bisect_left(ROWS, rows)), len(ROWS) - 1)
+        low = high - 1
+        slope = (self.seconds[high] - self.seconds[low]) / (ROWS[high] - ROWS[low])
+        return self.seconds[low] + slope * (rows - ROWS[low]) + self.per_token * (context - CONTEXTS[0])
+
+
+def measure(runner: ModelRunner, rounds: int = 25) -> Prices:
+    """Measure a model's forward passes, interleaved; medians."""
+    tables = {context: _cached(runner, context) for context in CONTEXTS}
+    works = [(CONTEXTS[0], rows) for rows in ROWS] + [(CONTEXTS[1], 1)]
+    took: dict[tuple[int, int], list[float]] = {work: [] for work in works}
+    for _ in range(rounds):
+        for context, rows in works:
+            job = ForwardJob(Segment(tables[context], TokenTree.chain([7] * rows)), range(rows), context)
+            began = perf_counter()
+            runner.forward([job])
+            took[context, rows].append(perf_counter() - began)
+    for table in tables.values():
+        runner.cache.release(table)
+    seconds = {work: statistics.median(each) for work, each in took.items()}
+    # A pass over more rows cannot take less time; noise in the medians must not say so.
+    rising = [max(seconds[CONTEXTS[0], each] for each in ROWS[: count + 1]) for count in range(len(ROWS))]
+    longer = max(0.0, seconds[CONTEXTS[1], 1] - seconds[CONTEXTS[0], 1])
+    return Prices(tuple(rising), longer / (CONTEXTS[1] - CONTEXTS[0]))
+
+
+def _cached(runner: ModelRunner, tokens: int) -> BlockTable:
+    """Return a block table with cached tokens, and slots for the most rows after them."""
+    table = BlockTable()
+    runner.cache.prepare(table, tokens + ROWS[-1])
+    for start in range(0, tokens, 500):
+        count = min(500, tokens - start)
+        runner.forward([ForwardJob(Segment(table, TokenTree.chain([5] * count)), range(0), tokens)])
+        runner.cache.commit(table, range(count))
+    return table
+
+
+class PricedClock:
+    """A clock for one :class:`~pronk.llm.LLM`; each of its models is measured before its first pass.
+
+    Attributes:
+        factor: multiplies the seconds of forward passes; above 1 it stands for a busy machine.
+    """
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+        self._shift = 0.0
+        self._prices: dict[int, Prices | None] = {}  # by the address of the model
+
+    def __call__(self) -> float:
+        """Return the time in seconds."""
+        return thread_time() + self._shift
+
+    def attach(self, llm: LLM) -> None:
+        """Make this the clock of an LLM, which must not have bound any drafter that reads the clock."""
+        llm.engine.runner.clock = llm.engine.output_processor.clock = self
+        object.__setattr__(llm.engine.target, "clock", self)
+
+    @contextmanager
+    def installed(self, *, only: bool = True) -> Iterator[None]:
+        """Give each forward pass its price in this context, if ``only``."""
+        if not only:
+            yield
+            return
+        run, draft_chain = LayerExecutor.run, LayerExecutor.draft_chain
+
+        def priced_run(executor: LayerExecutor, layer_range: LayerRange, *more: Any) -> Any:
+            began, prices = thread_time(), self._prices_of(executor)
+            result = run(executor, layer_range, *more)
+            if prices is not None:
+                segments = [segment for _, segment in layer_range.jobs]
+                rows, context = (
+                    sum(each.num_rows for each in segments),
+                    sum(each.block_table.length for each in segments),
+                )
+                share = (layer_range.stop - layer_range.start) / len(executor.decoder.layers)
+                self._shift += self.factor * share * prices.at(rows, context) - (thread_time() - began)
+            return result
+
+        def priced_chain(executor: LayerExecutor, job: ForwardJob, *more: Any) -> int:
+            began, prices = thread_time(), self._prices_of(executor)
+            rows, context = job.segment.num_rows, job.segment.block_table.length
+            passes = draft_chain(executor, job, *more)
+            if prices is not None:
+                price = prices.at(rows, context) + (passes - 1) * prices.at(1, context + rows)
+                self._shift += self.factor * price - (thread_time() - began)
+            return passes
+
+        LayerExecutor.run, LayerExecutor.draft_chain = priced_run, priced_chain  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            LayerExecutor.run, LayerExecutor.draft_chain = run, draft_chain  # type: ignore[method-assign]
+
+    def _prices_of(self, executor: LayerExecutor) -> Prices | None:
+        """Return the prices of a model, measured now if they are not known; ``None`` during this measurement."""
+        key = id(executor.decoder)
+        if key not in self._prices:
+            self._prices[key] = None
+            self._prices[key] = measure(ModelRunner(executor.decoder, executor.cache))
+        return self._prices[key]

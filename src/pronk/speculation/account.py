@@ -1,0 +1,89 @@
+"""Seconds that drafting has cost an engine and saved it, and measurements of each drafter."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from pronk.speculation.regret import Regret
+
+__all__ = ["Mean", "Policy", "Source"]
+
+_SHARE = 0.01  # part of the elapsed time that may be lost, and that may be spent on learning
+_PASSES = 2.0  # forward passes that may be lost in addition
+_KEEP = 0.9  # weight of a step relative to the next one in the expected contribution of a source: half after 7 steps
+_PRIOR_TOKENS = 4.0  # tokens for which the expected contributions of a new source are taken to be right
+
+
+@dataclass(slots=True)
+class Mean:
+    """Tokens that a source adds to a step, per probability that earlier sources are wrong (the room)."""
+
+    total: float = 0.0
+    weight: float = 0.0  # sum of the rooms
+    step: int = 0  # number of the step that the weights are for
+
+    def learn(self, added: float, room: float, step: int) -> None:
+        """Record the tokens added in step number ``step``."""
+        keep = _KEEP ** (step - self.step)
+        self.total, self.weight, self.step = keep * self.total + added, keep * self.weight + room, step
+
+    def value(self, prior: float, step: int) -> float:
+        """Return the mean in step number ``step``; ``prior`` counts like one room."""
+        keep = _KEEP ** (step - self.step)
+        return (keep * self.total + prior) / (keep * self.weight + 1.0)
+
+
+@dataclass(slots=True)
+class Source:
+    """Measurements of a source over all requests."""
+
+    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=8))  # durations of the last proposals
+    explored: float = 0.0  # seconds of proposals that were not expected to pay
+    contribution: Mean = field(default_factory=Mean)
+    calls: int = 0  # number of calls, each for all requests of a step
+    asked: int = 0  # number of proposals, one per request
+    expected: float = _PRIOR_TOKENS  # tokens that the proposals were expected to add to their steps
+    added: float = _PRIOR_TOKENS  # tokens that they have added
+
+    @property
+    def price(self) -> float:
+        """Expected seconds of a proposal; 0 before the second one."""
+        return sorted(self.seconds)[len(self.seconds) // 2] if self.seconds else 0.0
+
+
+@dataclass
+class Policy:
+    """Seconds that an engine's steps have spent on drafting and saved by it, and its sources.
+
+    Attributes:
+        elapsed: duration of all steps.
+        longest: duration of the longest forward pass.
+        spent: drafting and draft rows, without the first proposal of each source.
+        saved: plain steps that accepted draft tokens made unnecessary.
+        sources: measurements of each source, by name.
+        regret: what other choices would have saved, over all requests.
+    """
+
+    elapsed: float = 0.0
+    longest: float = 0.0
+    spent: float = 0.0
+    saved: float = 0.0
+    sources: dict[str, Source] = field(default_factory=dict)
+    regret: Regret = field(default_factory=Regret)
+
+    @property
+    def allowance(self) -> float:
+        """Seconds that may still be lost."""
+        return _SHARE * self.elapsed + _PASSES * self.longest + self.saved - self.spent
+
+    def source(self, name: str) -> Source:
+        """Return what is known of a source."""
+        source = self.sources.get(name)
+        if source is None:
+            source = self.sources[name] = Source()
+        return source
+
+    def may_explore(self, source: Source, seconds: float) -> bool:
+        """Return whether a source's part of the time for learning covers a proposal of so many seconds."""
+        return source.explored + seconds <= _SHARE * self.elapsed / max(1, len(self.sources))
