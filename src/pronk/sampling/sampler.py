@@ -26,7 +26,6 @@ from pronk.sampling.noise import (
     block_uniform,
     draft_noise,
     gumbel_noise,
-    noise_key,
     rejection_noise,
     rejection_uniform,
     seed_key,
@@ -185,6 +184,11 @@ class Sampler:
         """Whether draft tokens depend on logits, seed and position alone, as in chains by the kernels."""
         return self.kernels is not None and not self.params.rejects
 
+    def draft_token_at(self, logits: Array, position: int) -> DraftToken | None:
+        """Return :meth:`draft_token` for another index of the text, if draft tokens are drawn statelessly."""
+        assert self.kernels is not None, "expected a sampler that drafts statelessly"
+        return self._stateless.draft(self.kernels, np.asarray(logits, np.float32), position)
+
     def draft_chain_params(self, steps: int, scores: NDArray[np.float32]) -> CDraftChain:
         """Return the kernels' arguments to draft ``steps`` tokens and fill ``scores`` ``[steps, vocab]``."""
         return CDraftChain(
@@ -240,10 +244,7 @@ class Sampler:
 
     def _draft_token(self, logits: Array, root: int, *, draw: bool) -> DraftToken | None:
         if self.kernels is not None and not self.params.rejects:
-            key = None if self.params.greedy else noise_key(self.seed, len(self.context))
-            contiguous = np.ascontiguousarray(logits)
-            token, confidence, scores = self.kernels.draft_token(contiguous, self._stateless.temperature, key)
-            return None if token < 0 else DraftToken(token, confidence, scores)
+            return self._stateless.draft(self.kernels, logits, len(self.context))
         processed = self._process(logits, allow_none=True)
         if not math.isfinite(float(processed.max())):
             return None

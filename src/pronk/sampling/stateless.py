@@ -8,6 +8,7 @@ import numpy as np
 
 from pronk.arrays import Array
 from pronk.kernels.library import Kernels
+from pronk.sampling.draft_token import DraftToken
 from pronk.sampling.noise import noise_key
 
 __all__ = ["Logits", "StatelessSampler"]
@@ -23,6 +24,12 @@ class StatelessSampler(NamedTuple):
         """Return the token at text index ``position`` for float32 logits ``[vocab]``; -1 if one is not finite."""
         key = 0 if self.temperature == 0.0 else noise_key(self.seed, position)
         return kernels.choose(np.ascontiguousarray(logits), self.temperature, key)
+
+    def draft(self, kernels: Kernels, logits: Array, position: int) -> DraftToken | None:
+        """Return the token that a draft model with these logits proposes for text index ``position``."""
+        key = None if self.temperature == 0.0 else noise_key(self.seed, position)
+        token, confidence, scores = kernels.draft_token(np.ascontiguousarray(logits), self.temperature, key)
+        return None if token < 0 else DraftToken(token, confidence, scores)
 
 
 class Logits(Protocol):

@@ -283,7 +283,7 @@ class RequestPolicy:
 
     def chain_rate(self, proposer: Proposer[Any]) -> float:
         """Return the mean acceptance rate of a source's draft tokens."""
-        return self.acceptance.source(proposer.source).mean(_CHAIN_RATE)
+        return self.acceptance.source(proposer.chain_source).mean(_CHAIN_RATE)
 
     def _best_chain(
         self, chain: ChainPrice, rate: float, context: DraftContext[Any], gains: Sequence[float] = ()

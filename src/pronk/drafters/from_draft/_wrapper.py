@@ -86,6 +86,15 @@ class WrapperProposer(ChainProposer[WrapperState[OwnState]]):
         """Return the inner proposer's price of draft tokens."""
         return self.inner.chain_price(context.with_state(context.state.inner))
 
+    @property
+    def chain_source(self) -> str:
+        """Name in the statistics of the inner proposer's draft tokens."""
+        return self.inner.chain_source
+
+    def shadow(self, context: DraftContext[WrapperState[OwnState]]) -> bool:
+        """Count the inner proposer's choices at the last tokens of the text."""
+        return self.inner.shadow(context.with_state(context.state.inner))
+
     @abstractmethod
     def make_own_state(self) -> OwnState:
         """Return :attr:`WrapperState.own` for a new request."""

@@ -17,6 +17,7 @@ from pronk.arrays import Array
 from pronk.checks import check_choice, check_number
 from pronk.drafters.shared.chain import Chain, Stop, extend_chains
 from pronk.drafters.shared.draft import DraftLane, DraftRunner
+from pronk.drafters.shared.shadow import shadow
 from pronk.drafters.shared.stepwise import StepwiseDrafter, StepwiseProposer, StepwiseState
 from pronk.models.linear import WEIGHTS
 from pronk.speculation.proposer import DraftContext
@@ -98,6 +99,10 @@ class ModelProposer(StepwiseProposer[DraftLane]):
         else:
             extend_chains(active_chains, next_logits, is_complete)
         return chains
+
+    def shadow(self, context: DraftContext[DraftState]) -> bool:
+        """Count the model's choices at the last tokens of the text."""
+        return shadow(self.draft, context.state.lane, context, self.source)
 
     def stop(self, state: DraftState) -> None:
         """Free the request's blocks in the draft's KV cache."""
