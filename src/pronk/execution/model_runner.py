@@ -158,8 +158,12 @@ class ModelRunner:
         assert self._layers is not None
         start_time = self.clock()
         num_passes = self._layers.draft_chain(job, sampler, max_tokens, on_token)
-        if len(job.segment.tree) <= _MAX_CHAIN_ROWS:
-            self.cost_model.learn(1, job.segment.block_table.length, (self.clock() - start_time) / num_passes)
+        rows, seconds = len(job.segment.tree), self.clock() - start_time
+        one_row = self.cost_model.costs(job.segment.block_table.length)
+        if rows <= _MAX_CHAIN_ROWS:
+            self.cost_model.learn(1, job.segment.block_table.length, seconds / num_passes)
+        elif one_row is not None:
+            self.cost_model.learn_prompt(rows, max(0.0, seconds - (num_passes - 1) * one_row.at(1)))
         return num_passes
 
     def record_duration(

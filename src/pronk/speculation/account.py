@@ -12,6 +12,7 @@ __all__ = ["Mean", "Policy", "Source"]
 _SHARE = 0.01  # part of the elapsed time that may be lost, and that may be spent on learning
 _PASSES = 2.0  # forward passes that may be lost in addition
 _KEEP = 0.9  # weight of a step relative to the next one in the expected contribution of a source: half after 7 steps
+_OUTPUTS = 8  # number of outputs that the mean length is over
 _PRIOR_TOKENS = 4.0  # tokens for which the expected contributions of a new source are taken to be right
 
 
@@ -58,7 +59,8 @@ class Policy:
 
     Attributes:
         elapsed: duration of all steps.
-        longest: duration of the longest forward pass.
+        longest: duration of the longest forward pass that reads no prompt.
+        output_length: mean number of tokens of the last outputs; ``None`` before the first one has ended.
         spent: drafting and draft rows, without the first proposal of each source.
         saved: plain steps that accepted draft tokens made unnecessary.
         sources: measurements of each source, by name.
@@ -67,6 +69,7 @@ class Policy:
 
     elapsed: float = 0.0
     longest: float = 0.0
+    output_length: float | None = None
     spent: float = 0.0
     saved: float = 0.0
     sources: dict[str, Source] = field(default_factory=dict)
@@ -83,6 +86,11 @@ class Policy:
         if source is None:
             source = self.sources[name] = Source()
         return source
+
+    def end_output(self, length: int) -> None:
+        """Record the number of tokens of an output that has ended."""
+        mean = length if self.output_length is None else self.output_length
+        self.output_length = mean + (length - mean) / _OUTPUTS
 
     def may_explore(self, source: Source, seconds: float) -> bool:
         """Return whether a source's part of the time for learning covers a proposal of so many seconds."""

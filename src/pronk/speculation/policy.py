@@ -11,7 +11,7 @@ over all steps of an engine ::
     seconds of drafting and of draft rows  ≤  seconds that accepted draft tokens saved  +  1 % of the elapsed seconds
                                               +  two forward passes
 
-A forward pass is the longest one so far. The seconds of draft rows and the savings are those of the cost model. The
+A forward pass is the longest one so far that reads no prompt. The seconds of draft rows and the savings are those of the cost model. The
 bound is exceeded at most by what one step's proposals take beyond their expected price, and by one step's rows that
 may not be dropped: trees that the rejection rules verify whole, and the window of lookahead. Drafting is the time in
 proposals and in their observation, without the first proposal of each source, which prepares it.
@@ -121,7 +121,8 @@ class RequestPolicy:
         else:
             best = self._best_chain(chain, self.chain_rate(proposer), context)
             saved_per_token = offer.seconds / offer.tokens - best.seconds / best.tokens
-            pays = saved_per_token * context.max_depth > chain.reading
+            tokens = min(context.max_depth, self.policy.output_length or context.max_depth)
+            pays = saved_per_token * tokens > chain.reading
             price = chain.reading + chain.token / self.num_requests
         if price > self._left:
             return None

@@ -112,6 +112,8 @@ class Speculator:
 
     def stop(self, request: Request) -> None:
         """Free the draft state of a request that has ended."""
+        if request.num_generated:
+            self.policy.end_output(request.num_generated)
         if request.proposer is not None and request.draft_started:
             request.draft_started = False
             try:
@@ -128,8 +130,9 @@ class Speculator:
         """
         policy = self.policy
         policy.elapsed += seconds + drafting
-        policy.longest = max(policy.longest, seconds)
         decoding, prompt_rows = _count_plain_rows([step.scheduled for step in steps])
+        if not prompt_rows:
+            policy.longest = max(policy.longest, seconds)
         if not self.budget or self.costs is None or not decoding:
             return
         curve = self.runner.costs_for([step.job for step in steps], self.costs)
