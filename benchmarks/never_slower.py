@@ -1,23 +1,23 @@
 """Speed of drafting relative to plain decoding, in cases that are built to make drafting slow.
 
-    python benchmarks/inflate.py big --layers 24
-    python benchmarks/never_slower.py --model big
-    python benchmarks/never_slower.py
+    python benchmarks/never_slower.py --model MODEL.gguf
+    python benchmarks/never_slower.py --model MODEL.gguf --wall      by the wall clock, beside a real busy process
 
 Each case decodes the same texts with and without draft tokens, alternating, and the script checks that the tokens are
 equal. The figure is the time without draft tokens divided by the time with them: less than 1 is slower. Brackets hold
-the 90 % interval of resampled rounds.
+the 90 % interval of resampled rounds. Times are those of ``priced.py``, unless ``--wall``.
 
 - *random*: prompts of random tokens. *T = 2*: texts without any structure.
 - *sure and wrong*: the drafter proposes 4 wrong tokens per step with high confidence. *50, then wrong*: the same after
   50 correct tokens. *slow*: each proposal takes as long as a plain step, and a third of the proposals are correct.
 - *one token*: texts of one token. *batch of N*: N requests together. *context of N*: texts after N prompt tokens.
-- *a core is gone*: a second process occupies a core from the middle of the text on.
+- *a core is gone*: from the middle of the text on, a second process occupies a core, or passes take twice as long.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import multiprocessing
 import random
 import time
@@ -25,6 +25,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
+
+from priced import PricedClock
 
 from pronk import LLM, SamplingParams
 from pronk.drafters import DraftContext, Outcome, Proposer
@@ -43,12 +45,14 @@ class WrongProposer(Proposer[None]):
         right: number of tokens with correct proposals.
         seconds: duration of a proposal.
         share: share of correct proposals afterwards.
+        clock: measures ``seconds``.
     """
 
     texts: dict[tuple[int, ...], list[int]] = field(default_factory=dict, hash=False, compare=False)
     right: int = 0
     seconds: float = 0.0
     share: float = 0.0
+    clock: Callable[[], float] = field(default=time.perf_counter, hash=False, compare=False)
 
     name = "wrong"
 
@@ -57,9 +61,9 @@ class WrongProposer(Proposer[None]):
 
     def propose(self, contexts: Sequence[DraftContext[None]]) -> list[TokenTree]:
         """Propose four tokens, and take at least ``seconds``."""
-        until = time.perf_counter() + self.seconds
+        until = self.clock() + self.seconds
         trees = [self._tree(context) for context in contexts]
-        while time.perf_counter() < until:
+        while self.clock() < until:
             pass
         return trees
 
@@ -111,7 +115,7 @@ def cases(llm: LLM, tokens: int) -> list[Case]:
         Case("T = 2", [code], wild),
         Case("sure and wrong", [code], plain, lambda texts, _: WrongProposer(texts)),
         Case("50, then wrong", [code], plain, lambda texts, _: WrongProposer(texts, right=50)),
-        Case("slow", [code], plain, lambda texts, step: WrongProposer(texts, seconds=step, share=1 / 3)),
+        Case("slow", [code], plain, lambda texts, step: WrongProposer(texts, 0, step, 1 / 3, llm.engine.runner.clock)),
         Case("one token", words[:1], one, times=16),
         *(Case(f"batch of {size}", words[:size], wild) for size in (2, 8, 32)),
         *(Case(f"context of {size}", [(words[0] * 80)[:size]], wild) for size in long),
@@ -121,13 +125,18 @@ def cases(llm: LLM, tokens: int) -> list[Case]:
 
 def decode(llm: LLM, case: Case, drafter: str | Proposer[None], *, after: float = 0.0) -> tuple[float, list[list[int]]]:
     """Return the seconds and the texts; ``after`` seconds, another process occupies a core (0: never)."""
-    busy = multiprocessing.Process(target=partial(_occupy_core, after), daemon=True) if after else None
-    if busy is not None:
+    clock, busy = llm.engine.runner.clock, None
+    if after and isinstance(clock, PricedClock):
+        clock.slow_from = clock() + after
+    elif after:
+        busy = multiprocessing.Process(target=partial(_occupy_core, after), daemon=True)
         busy.start()
-    began = time.perf_counter()
+    began = clock()
     for _ in range(case.times):
         out = llm.generate(case.prompts, case.params, drafter=drafter)
-    seconds = time.perf_counter() - began
+    seconds = clock() - began
+    if isinstance(clock, PricedClock):
+        clock.slow_from = math.inf
     if busy is not None:
         busy.kill()
         busy.join()
@@ -171,17 +180,21 @@ def main() -> None:
     parser.add_argument("--model")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=192, help="length of each text")
+    parser.add_argument("--wall", action="store_true", help="use the wall clock")
     parser.add_argument("--only", nargs="+", help="beginnings of the names of cases")
     args = parser.parse_args()
-    llm = LLM(args.model, kv_memory="2GiB", max_batch=32)
-    llm.generate(CODE, SamplingParams(max_tokens=8))
-    print("| case | time without / with draft tokens |\n|---|---|")
-    for case in cases(llm, args.tokens):
-        if args.only and not any(case.name.startswith(name) for name in args.only):
-            continue
-        ratios = run(llm, case, args.rounds)
-        low, high = interval(ratios)
-        print(f"| {case.name} | {median(ratios):.3f} ({low:.3f} to {high:.3f}) |", flush=True)
+    llm, clock = LLM(args.model, kv_memory="2GiB", max_batch=32, drafter=PLAIN), PricedClock()
+    if not args.wall:
+        clock.attach(llm)
+    with clock.installed(only=not args.wall):
+        llm.generate(CODE, SamplingParams(max_tokens=8), drafter="auto")
+        print("| case | time without / with draft tokens |\n|---|---|")
+        for case in cases(llm, args.tokens):
+            if args.only and not any(case.name.startswith(name) for name in args.only):
+                continue
+            ratios = run(llm, case, args.rounds)
+            low, high = interval(ratios)
+            print(f"| {case.name} | {median(ratios):.3f} ({low:.3f} to {high:.3f}) |", flush=True)
 
 
 if __name__ == "__main__":

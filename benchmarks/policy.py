@@ -1,16 +1,15 @@
 """How close `auto` comes to the best single drafter, by one table of forward-pass costs.
 
-    python benchmarks/policy.py MODEL.gguf --prompts spec_bench.jsonl humaneval.jsonl --out benchmarks/results/2026-11-policy
+    python benchmarks/policy.py MODEL.gguf --prompts spec_bench.jsonl humaneval.jsonl --out results/policy
     python benchmarks/policy.py MODEL.gguf --prompts spec_bench.jsonl --draft DRAFT.gguf
     python benchmarks/policy.py MODEL.gguf --prompts spec_bench.jsonl --wall        by the wall clock
 
-A file of prompts has one JSON object a line with `turns` (the first is the prompt) and perhaps `task`; each task of each
-file is a suite. All configurations decode every prompt, in turn, and must give the same tokens. Times are those of
+A file of prompts has one JSON object a line with `turns` (the first is the prompt) and perhaps `task`; each task of
+each file is a suite. All configurations decode every prompt, in turn, and must give the same tokens. Times are those of
 ``priced.py``, unless ``--wall``; they leave out the first token. The best single drafter of a suite is chosen on its
 even prompts and compared with `auto` on the odd ones. Brackets hold the 90 % interval of resampled prompts.
 
-*Regret*: `auto`'s seconds above those of the best choice of every step in hindsight, in which exactly the proposed
-tokens that turned out right are verified and only their source is paid, as a share of `auto`'s seconds.
+*In hindsight* is the speed of `auto` over that of the best choice of every step, as in ``pronk.speculation.regret``.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import json
 import math
 import random
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +27,7 @@ from priced import PricedClock
 
 from pronk import LLM, SamplingParams
 from pronk.bench.machine import describe_hardware
+from pronk.speculation.regret import Regret
 
 PLAIN, AUTO = "autoregressive", "auto"
 SINGLE = ("suffix", "suffix(store_tokens=0)", "prompt_lookup", "recycling", "lookahead")
@@ -47,6 +47,7 @@ class Run(NamedTuple):
     tokens: int
     seconds: float
     steps: int
+    regret: Regret
 
 
 def read_prompts(files: Iterable[Path], count: int) -> list[Prompt]:
@@ -68,7 +69,7 @@ def decode(llm: LLM, prompt: Prompt, params: SamplingParams, drafter: str) -> tu
     done = llm.chat([{"role": "user", "content": prompt.text}], params, drafter=drafter)
     first, *later = done.stats.steps
     seconds = later[-1].clock - first.clock if later else 0.0
-    return done.token_ids, Run(sum(step.tokens for step in later), seconds, len(later))
+    return done.token_ids, Run(sum(step.tokens for step in later), seconds, len(later), done.stats.regret)
 
 
 def measure(
@@ -113,7 +114,9 @@ def compare(prompts: Sequence[Prompt], runs: dict[str, list[Run]]) -> list[dict[
         even = [index for index, prompt in enumerate(prompts) if prompt.suite == suite and prompt.number % 2 == 0]
         odd = [index for index, prompt in enumerate(prompts) if prompt.suite == suite and prompt.number % 2 == 1]
         best = max((each for each in runs if each != AUTO), key=lambda each: speed(runs[each][i] for i in even))
-        both = even + odd
+        both, regret = even + odd, Regret()
+        for index in both:
+            regret.add(runs[AUTO][index].regret)
         rows.append(
             {
                 "suite": suite,
@@ -123,6 +126,7 @@ def compare(prompts: Sequence[Prompt], runs: dict[str, list[Run]]) -> list[dict[
                 "best": best,
                 "best over plain": interval([(runs[best][i], runs[PLAIN][i]) for i in odd]),
                 "auto over best": interval([(runs[AUTO][i], runs[best][i]) for i in odd]),
+                "in hindsight": regret.against_steps,
                 "tokens per pass": sum(runs[AUTO][i].tokens for i in both) / sum(runs[AUTO][i].steps for i in both),
             }
         )
@@ -131,20 +135,21 @@ def compare(prompts: Sequence[Prompt], runs: dict[str, list[Run]]) -> list[dict[
 
 def table(rows: Sequence[dict[str, Any]], temperature: float) -> str:
     """Return the rows as Markdown."""
-    lines = [
-        f"T = {temperature}",
-        "",
-        "| suite | prompts | plain, tokens/s | `auto` / plain | tokens per pass | best single drafter | best / plain | `auto` / best |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    columns = ["suite", "prompts", "plain, tokens/s", "`auto` / plain", "tokens per pass", "in hindsight"]
+    columns += ["best single drafter", "best / plain", "`auto` / best"]
+    lines = [f"T = {temperature}", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for row in rows:
         ratios = {key: "{:.3f} [{:.3f}, {:.3f}]".format(*row[key]) for key in row if " over " in key}
-        lines.append(
-            f"| {row['suite']} | {row['prompts']} | {row['plain']:.1f} | {ratios['auto over plain']} | "
-            f"{row['tokens per pass']:.2f} | `{row['best']}` | {ratios['best over plain']} | {ratios['auto over best']} |"
-        )
+        cells = [row["suite"], row["prompts"], f"{row['plain']:.1f}", ratios["auto over plain"]]
+        cells += [
+            f"{row['tokens per pass']:.2f}",
+            f"`{row['best']}`",
+            ratios["best over plain"],
+            ratios["auto over best"],
+        ]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
     means = [math.exp(sum(math.log(row[key][0]) for row in rows) / len(rows)) for key in rows[0] if " over " in key]
-    lines.append(f"| geometric mean | | | {means[0]:.3f} | | | {means[1]:.3f} | {means[2]:.3f} |")
+    lines.append(f"| geometric mean | | | {means[0]:.3f} | | | | {means[1]:.3f} | {means[2]:.3f} |")
     return "\n".join(lines)
 
 

@@ -8,6 +8,7 @@ other processes disturb little. Ratios of two configurations then differ by the 
 
 from __future__ import annotations
 
+import math
 import statistics
 from bisect import bisect_left
 from collections.abc import Iterator
@@ -83,11 +84,11 @@ class PricedClock:
     """A clock for one :class:`~pronk.llm.LLM`; each of its models is measured before its first pass.
 
     Attributes:
-        factor: multiplies the seconds of forward passes; above 1 it stands for a busy machine.
+        slow_from: time from which forward passes take twice as long, as beside a busy process.
     """
 
     def __init__(self) -> None:
-        self.factor = 1.0
+        self.slow_from = math.inf
         self._shift = 0.0
         self._prices: dict[int, Prices | None] = {}  # by the address of the model
 
@@ -118,7 +119,7 @@ class PricedClock:
                     sum(each.block_table.length for each in segments),
                 )
                 share = (layer_range.stop - layer_range.start) / len(executor.decoder.layers)
-                self._shift += self.factor * share * prices.at(rows, context) - (thread_time() - began)
+                self._shift += self._factor * share * prices.at(rows, context) - (thread_time() - began)
             return result
 
         def priced_chain(executor: LayerExecutor, job: ForwardJob, *more: Any) -> int:
@@ -127,7 +128,7 @@ class PricedClock:
             passes = draft_chain(executor, job, *more)
             if prices is not None:
                 price = prices.at(rows, context) + (passes - 1) * prices.at(1, context + rows)
-                self._shift += self.factor * price - (thread_time() - began)
+                self._shift += self._factor * price - (thread_time() - began)
             return passes
 
         LayerExecutor.run, LayerExecutor.draft_chain = priced_run, priced_chain  # type: ignore[method-assign]
@@ -135,6 +136,10 @@ class PricedClock:
             yield
         finally:
             LayerExecutor.run, LayerExecutor.draft_chain = run, draft_chain  # type: ignore[method-assign]
+
+    @property
+    def _factor(self) -> float:
+        return 1.0 if self() < self.slow_from else 2.0
 
     def _prices_of(self, executor: LayerExecutor) -> Prices | None:
         """Return the prices of a model, measured now if they are not known; ``None`` during this measurement."""

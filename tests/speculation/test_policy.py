@@ -234,6 +234,21 @@ def test_a_chain_ends_with_the_allowance() -> None:
     assert lengths == [0, 1, 2]  # 0.05 seconds of reading, and half of three tokens
 
 
+@pytest.mark.parametrize(("lengths", "wanted"), [((), True), ((200,) * 9, True), ((200, *(3,) * 40), False)])
+def test_a_text_is_read_if_the_outputs_are_long_enough(lengths: tuple[int, ...], *, wanted: bool) -> None:
+    """Reading costs as much as 20 passes; a chain saves about a third of a pass per token."""
+    proposer, policy = Chain(World(length=1), "draft", 0.0, always(0.0)), RequestPolicy()
+    for length in lengths:
+        policy.policy.end_output(length)
+    policy.policy.elapsed = 1e4  # learning is allowed, too, but is another reason
+    proposer.price = ChainPrice(CostCurve(1.0, 1.0, 0.0), 0.1, reading=20.0)
+    policy.set_prices(proposer.price.curve, 1, float("inf"))
+    reason = policy.reason(proposer, context(None, [1], 1000, 99, vocab=VOCAB, policy=policy))
+    assert reason == ("pays" if wanted else "explores")
+    few = policy.reason(proposer, context(None, [1], 10, 99, vocab=VOCAB, policy=policy))
+    assert few == "explores"  # of max_tokens, 10 are left
+
+
 def test_without_costs_all_sources_are_asked() -> None:
     world = World()
     sources = [Source(world, str(seconds), seconds, always(0.0), claims=None) for seconds in (0.1, 100.0)]

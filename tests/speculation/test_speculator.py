@@ -29,7 +29,7 @@ from pronk.drafters import DraftContext
 from pronk.engine.validate_draft import validate_draft
 from pronk.sampling.params import SamplingParams
 from pronk.speculation.tree import TokenTree
-from tiny_models import make_engine, make_request, tiny_decoder
+from tiny_models import make_engine, make_request, run, tiny_decoder
 
 
 @pytest.mark.parametrize("lasting", [False, True], ids=["once", "lasting"])
@@ -214,3 +214,13 @@ def test_a_proposer_cannot_decode_with_its_own_target() -> None:
     finish(engine, requests)
     assert_as_plain(requests)
     assert all("step() is not re-entrant" in str(request.stats.draft_error) for request in requests)
+
+
+def test_what_may_be_lost_does_not_grow_with_the_prompt() -> None:
+    """A pass over a prompt takes long, and is no measure of two decoding passes."""
+    engine = make_engine(tiny_decoder())
+    request = make_request(list(range(50)) * 4, SamplingParams(max_tokens=6))
+    run(engine, [request])
+    policy, steps = engine.speculator.policy, request.stats.steps
+    assert 0.0 < policy.longest < steps[0].clock
+    assert policy.output_length == 6

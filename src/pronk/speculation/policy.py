@@ -11,10 +11,11 @@ over all steps of an engine ::
     seconds of drafting and of draft rows  ≤  seconds that accepted draft tokens saved  +  1 % of the elapsed seconds
                                               +  two forward passes
 
-A forward pass is the longest one so far that reads no prompt. The seconds of draft rows and the savings are those of the cost model. The
-bound is exceeded at most by what one step's proposals take beyond their expected price, and by one step's rows that
-may not be dropped: trees that the rejection rules verify whole, and the window of lookahead. Drafting is the time in
-proposals and in their observation, without the first proposal of each source, which prepares it.
+A forward pass is the longest one so far that reads no prompt. The seconds of draft rows and the savings are those of
+the cost model. The bound is exceeded at most by what one step's proposals take beyond their expected price, and by
+one step's rows that may not be dropped: trees that the rejection rules verify whole, and the window of lookahead.
+Drafting is the time in proposals and in their observation, without the first proposal of each source, which prepares
+it.
 """
 
 from __future__ import annotations
