@@ -178,6 +178,7 @@ def main() -> None:
     parser.add_argument("--drafters", nargs="*", default=[*SINGLE], help="single drafters to compare with")
     parser.add_argument("--draft", help="a draft model: added to `auto`, and a single drafter")
     parser.add_argument("--wall", action="store_true", help="use the wall clock")
+    parser.add_argument("--prices", type=Path, help="file that keeps the table of costs for later runs")
     parser.add_argument("--out", help="file name without ending, for .md and .json")
     options = parser.parse_args()
     prompts = read_prompts(options.prompts, options.per_suite)
@@ -187,7 +188,7 @@ def main() -> None:
         AUTO = f"auto(draft_model(model='{options.draft}'))"
         drafters += [f"draft_model(model='{options.draft}')", "auto"]
     drafters.append(AUTO)
-    llm, clock = LLM(options.model, drafter=PLAIN), PricedClock()
+    llm, clock = LLM(options.model, drafter=PLAIN), PricedClock(options.prices)
     if not options.wall:
         clock.attach(llm)
     tables, document = [], []

@@ -8,11 +8,13 @@ other processes disturb little. Ratios of two configurations then differ by the 
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from time import perf_counter, thread_time
 from typing import Any, NamedTuple
 
@@ -87,8 +89,10 @@ class PricedClock:
         slow_from: time from which forward passes take twice as long, as beside a busy process.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, table: Path | None = None) -> None:
+        """Create a clock; ``table`` is a file that keeps measured prices for later runs."""
         self.slow_from = math.inf
+        self._table = table
         self._shift = 0.0
         self._prices: dict[int, Prices | None] = {}  # by the address of the model
 
@@ -146,5 +150,17 @@ class PricedClock:
         key = id(executor.decoder)
         if key not in self._prices:
             self._prices[key] = None
-            self._prices[key] = measure(ModelRunner(executor.decoder, executor.cache))
+            self._prices[key] = self._stored(executor)
         return self._prices[key]
+
+    def _stored(self, executor: LayerExecutor) -> Prices:
+        """Return the prices in the table, or measure them and add them to the table."""
+        name, kept = str(executor.decoder.config), {}
+        if self._table is not None and self._table.exists():
+            kept = json.loads(self._table.read_text())
+        if name not in kept:
+            kept[name] = measure(ModelRunner(executor.decoder, executor.cache))
+            if self._table is not None:
+                self._table.write_text(json.dumps(kept))
+        seconds, per_token = kept[name]
+        return Prices(tuple(seconds), per_token)

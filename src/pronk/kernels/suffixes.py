@@ -157,16 +157,18 @@ class NativeTreeBuilder:
 
         self._call.prior = _Prior(call_prior)
         self._capacity = 0
+        self._handles: list[int | None] = []  # automata of the last call
+        self._tail = (c_int32 * 0)()
 
-    def set_counts(
-        self, num_verified: Mapping[int, float], num_accepted: Mapping[int, float], prior_weight: float
-    ) -> None:
+    def set_prior_weight(self, weight: float) -> None:
+        """Set the number of verified draft tokens that the prior counts as much as."""
+        self._call.weight = weight
+
+    def set_counts(self, num_verified: Mapping[int, float], num_accepted: Mapping[int, float]) -> None:
         """Set the numbers of verified and of accepted draft tokens, by bucket; 0 for other buckets.
 
-        Numbers below 0 are no buckets and left out: a ctypes array would count them from its end. The prior counts as
-        much as ``prior_weight`` verified draft tokens.
+        Numbers below 0 are no buckets and left out: a ctypes array would count them from its end.
         """
-        self._call.weight = prior_weight
         for counts, new_counts in ((self._num_verified, num_verified), (self._num_accepted, num_accepted)):
             memset(counts, 0, sizeof(counts))
             for bucket, count in new_counts.items():
@@ -202,8 +204,15 @@ class NativeTreeBuilder:
         """
         call = self._call
         self._reserve(max_nodes + 1)
-        call.sources = (c_void_p * len(sources))(*[source.handle for source in sources])
-        call.tail, call.tail_tokens, call.num_sources = (c_int32 * len(tail))(*tail), len(tail), len(sources)
+        handles = [source.handle for source in sources]
+        if handles != self._handles:
+            self._handles, call.num_sources = handles, len(handles)
+            call.sources = (c_void_p * len(handles))(*handles)
+        if len(tail) > len(self._tail):
+            self._tail = (c_int32 * len(tail))()
+            call.tail = self._tail
+        self._tail[: len(tail)] = [*tail]
+        call.tail_tokens = len(tail)
         call.width, call.max_depth, call.min_match = max_nodes, max_depth, min_match
         call.depth_factor, call.min_gain = depth_factor, min_gain
         num_nodes = self._library.pronk_suffixes_grow(call)

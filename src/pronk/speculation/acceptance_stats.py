@@ -81,6 +81,7 @@ class SourceRates:
         taken: by kind, those of the draft tokens that equal the text as well.
         scale: weight of a draft token of the present step. It grows from step to step, which has the effect of lower
             weights of what was counted before, and takes less time.
+        version: changes with ``offered`` and ``taken``.
     """
 
     source: str
@@ -88,6 +89,7 @@ class SourceRates:
     shared: AcceptanceStats | None = None
     temperature: float = 0.0
     scale: float = 1.0
+    version: int = 0
     offered: dict[int, float] = field(default_factory=dict)
     taken: dict[int, float] = field(default_factory=dict)
     _left: int = _SHARE
@@ -122,6 +124,7 @@ class SourceRates:
 
     def learn(self, kind: int, depth: int, *, right: bool, share: bool) -> None:
         """Count a draft token whose parent equals the text; ``share`` counts it for all requests, too."""
+        self.version += 1
         own = kind if self.priors is not None else kind // 100
         offered, taken, scale = self.offered, self.taken, self.scale
         offered[own] = offered.get(own, 0.0) + scale
@@ -141,7 +144,7 @@ class SourceRates:
             for counts in (self.offered, self.taken):
                 for kind in counts:
                     counts[kind] /= self.scale
-            self.scale = 1.0
+            self.scale, self.version = 1.0, self.version + 1
 
     def _rate(self, kind: int, depth: int, prior: float) -> float:
         prior, weight = self._shared(kind, depth, prior), self.weight

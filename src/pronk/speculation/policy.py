@@ -168,26 +168,28 @@ class RequestPolicy:
         """
         if self.curve is None or not self.reports:
             return
-        plain, before, best = self._pass_seconds(0), 0, 0.0
-        saved, alone = accepted * plain + plain - self._pass_seconds(draft_rows), dict[str, float]()
+        curve, count = self.curve, self.num_requests
+        plain, before, best = curve.at(count) / count, 0, 0.0
+
+        def rows(draft_rows: int) -> float:  # this request's part of the seconds, if all requests have so many rows
+            return curve.at(count * (1 + draft_rows)) / count - plain if draft_rows else 0.0
+
+        saved, alone = accepted * plain - rows(draft_rows), dict[str, float]()
         for report in self.reports:
             if report.before is None or report.after is None:
                 return
-            length, source = _matched(report.tree, tokens), self.policy.source(report.source)
-            source.expected += report.after.tokens - report.before.tokens
-            source.added += max(0, min(length, accepted) - before)
-            before = max(before, min(length, accepted))
             saved -= report.seconds
-            asked = length * plain + plain - report.seconds
-            alone[report.source] = asked - self._pass_seconds(report.tree.num_draft_tokens)
-            best = max(best, asked - self._pass_seconds(length))
+            net = -report.seconds
+            if report.tree.num_draft_tokens:
+                length, source = _matched(report.tree, tokens), self.policy.source(report.source)
+                source.expected += report.after.tokens - report.before.tokens
+                source.added += max(0, min(length, accepted) - before)
+                before = max(before, min(length, accepted))
+                best = max(best, net + length * plain - rows(length))
+                net += length * plain - rows(report.tree.num_draft_tokens)
+            alone[report.source] = net
         for regret in (self.regret, self.policy.regret):
             regret.add_step(saved, alone, best)
-
-    def _pass_seconds(self, draft_rows: int) -> float:
-        """Return this request's part of a forward pass, if all requests have so many draft rows."""
-        assert self.curve is not None
-        return self.curve.at(self.num_requests * (1 + draft_rows)) / self.num_requests
 
     def was_asked(self, proposer: Proposer[Any]) -> bool:
         """Return whether a source has proposed in this step."""

@@ -140,12 +140,16 @@ class CompiledTreeBuilder:
     def __init__(self, library: Any, rates: SourceRates, drafter: str) -> None:
         self.rates = rates
         self._builder = NativeTreeBuilder(library, rates.prior)
+        self._version = -1  # that of ``rates`` at the last tree
         self._origins = [(drafter, kind) for kind in range(NUM_BUCKETS)]
 
     def build(self, indexes: Sequence[CompiledSuffixes], tokens: Sequence[int], limits: TreeLimits) -> TokenTree:
         """Implement :meth:`TreeBuilder.build`."""
         builder, origins = self._builder, self._origins
-        builder.set_counts(self.rates.offered, self.rates.taken, self.rates.weight)
+        if self._version != self.rates.version:
+            self._version = self.rates.version
+            builder.set_counts(self.rates.offered, self.rates.taken)
+        builder.set_prior_weight(self.rates.weight)
         tail = tokens[-indexes[0].max_match :]
         tree = builder.build(
             indexes,
@@ -156,6 +160,8 @@ class CompiledTreeBuilder:
             depth_factor=limits.depth_factor,
             min_gain=limits.min_gain,
         )
+        if len(tree.tokens) == 1:
+            return TokenTree((tail[-1],), (-1,), gain=(1.0,), origin=(("", 0),))
         origin = (("", 0), *[origins[kind] for kind in tree.buckets[1:]])  # the C++ name of a kind is bucket
         return TokenTree(tuple(tree.tokens), tuple(tree.parents), gain=tuple(tree.gains), origin=origin)
 
