@@ -158,7 +158,7 @@ class Eagle3Proposer(StepwiseProposer[SideLane]):
         """Return a chain, or with the option ``num_nodes`` a tree, for each context."""
         if self.options.num_nodes is None:
             return super().propose(contexts)
-        trees = [TokenTree.chain(context.tokens[-1:]) for context in contexts]
+        trees = [Chain(context, self.source).tree() for context in contexts]  # without draft tokens
         active = [number for number, context in enumerate(contexts) if self.begins(context)]
         drafts = self._drafts([contexts[number] for number in active], self.options.num_tokens * self.options.beam)
         searches = {active[index]: _Search(draft, self.options, self.source) for index, draft in drafts.items()}
