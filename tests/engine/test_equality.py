@@ -169,7 +169,10 @@ ON_WORKERS = [name for name in DRAFTERS if name not in IN_ONE_PROCESS]
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [pytest.param(*case, marks=() if case in FAST_CASES else pytest.mark.slow) for case in product(ON_WORKERS, OPTIONS)],
+    [
+        pytest.param(*case, marks=() if case in FAST_CASES else pytest.mark.slow)
+        for case in product(ON_WORKERS, OPTIONS)
+    ],
 )
 def test_trees_on_several_workers(name: str, options: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three processes compute the rows; workers send all logits only in steps in which a drafter reads them."""
