@@ -27,7 +27,7 @@ def of(family: str, **values: Any) -> dict[str, Any]:
     return base | {"model_type": family, "bos_token_id": None, "eos_token_id": None} | values
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"mimo"}))  # transformers has no MiMo
 def test_absent_keys_mean_what_transformers_takes(family: str) -> None:
     from transformers import AutoConfig
 
