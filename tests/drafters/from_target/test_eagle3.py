@@ -31,8 +31,9 @@ from drafters.from_target.trained_eagle import (
     random_head,
     write_head,
 )
+from drafters.from_target.trained_kangaroo import adapter_folder
 from drafters.helpers import CHECKPOINTS, priced, within
-from engine.cases import step_until_ended, total
+from engine.cases import step_until_ended, total, watch
 from engine.test_rejection_distribution import BATCH, OPTIONS, PROMPT, SMALL, distribution_of, p_value
 from pronk.arrays import BFLOAT16, FLOAT32, DType
 from pronk.drafters import Proposer, make_drafter
@@ -40,6 +41,7 @@ from pronk.drafters.from_target._eagle_runner import EagleRunner
 from pronk.drafters.from_target.eagle3 import Eagle3Proposer
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
+from pronk.execution.model_runner import ForwardJob, ForwardResult
 from pronk.kv_cache.budget import KVBudget
 from pronk.models.decoder import Decoder
 from pronk.sampling.params import Rule, SamplingParams
@@ -269,3 +271,39 @@ def test_dtype_of_the_target_decides_the_features() -> None:
     engine, drafter = bound(copying("eagle3"), bigram_decoder(dtype))
     (model,) = drafter.models
     assert engine.cache.hidden[model.feature].dtype == dtype  # type: ignore[attr-defined]
+
+
+COMPANY = {
+    "cape": "cape({eagle3})",
+    "threshold": "threshold({mtp})",
+    "auto": "auto({eagle3})",
+    "both": "merged({eagle3}, {mtp}, num_nodes=20)",
+    "first": "first_of(prompt_lookup(min_ngram=2), {eagle3})",
+    # The adapter's exit is before all layers that the head reads, so that the target skips layers of early rows.
+    "early rows": "merged({late}, {kangaroo})",
+    "no early rows": "merged({eagle3}, {kangaroo})",
+}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("name", COMPANY)
+def test_in_company(name: str, temperature: float) -> None:
+    decoder = bigram_decoder()
+    late = replace(copying_form("eagle3"), sources=(2, 3, 4))
+    folder = write_head(copying_head(bigram_module(), late, noise=0.02), CHECKPOINTS / "late-eagle3")
+    parts = {
+        "eagle3": copying("eagle3"),
+        "mtp": copying("mtp"),
+        "late": f"eagle3(model={str(folder)!r})",
+        "kangaroo": f"kangaroo(model={adapter_folder(decoder)!r}, num_tokens=4, eta=0.0)",
+    }
+    engine, drafter = bound(COMPANY[name].format(**parts), decoder)
+    early = list[bool]()
+
+    def after(jobs: Sequence[ForwardJob], result: ForwardResult) -> None:
+        early.extend(job.segment.early is not None for job in jobs)
+
+    watch(engine, after)
+    requests = decode(engine, drafter, PROMPTS, max_tokens=30, temperature=temperature)
+    assert total(requests, "accepted") > 0.2 * total(requests, "generated_tokens")
+    assert any(early) == (name == "early rows")

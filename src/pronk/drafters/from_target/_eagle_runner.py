@@ -209,7 +209,7 @@ class EagleRunner(SideLanes):
         return x, head.to_target(logits)
 
     def _read_input(self, packed: ProgramRows, group: int, x: Array, is_first: Array) -> Array:
-        """Return the rows ``[rows, hidden]`` after the part of a group that reads embeddings and features ``x``."""
+        """Return ``[rows, hidden]``: what a group makes of the embeddings and of features ``x``."""
         eagle = self.head.eagle
         embeddings, normed, out = np.empty_like(x), x.copy(), np.empty(x.shape, FLOAT32)
         self._program("embedding", group).run(packed, embeddings)
