@@ -222,7 +222,7 @@ class _Search:
         self._max_depth = min(self.options.num_tokens, context.max_depth)
         self._rates = context.policy.acceptance.source(self.source)
         # Computed nodes without children: node in ``draft`` and in ``trie``, probability, tokens of the path.
-        self._level: list[tuple[int, int, float, tuple[int, ...]]] = [(0, 0, 1.0, ())]
+        self._level: list[tuple[int, int, float, tuple[int, ...]]] = [(len(self.draft.outputs) - 1, 0, 1.0, ())]
 
     def expand(self) -> bool:
         """Add children of the computed nodes to the tree; return whether some of them can get children."""

@@ -271,3 +271,4 @@ def test_mtp_head_in_the_checkpoint_of_its_target(checkpoint: Any, tmp_path: Pat
     drafted = LLM(str(folder), drafter="mtp", budget="all").generate("abc", params)
     assert drafted.token_ids == plain.token_ids
     assert drafted.stats.drafted > 0
+    assert "mtp" in [part.name for part in LLM(str(folder)).get_proposer().parts]  # of ``auto``
