@@ -30,6 +30,7 @@ from drafters.from_target.trained_eagle import (
     copying_head,
     decoder_with_table,
     random_head,
+    spec,
     write_head,
 )
 from drafters.from_target.trained_kangaroo import adapter_folder
@@ -310,3 +311,18 @@ def test_in_company(name: str, temperature: float) -> None:
     requests = decode(engine, drafter, PROMPTS, max_tokens=30, temperature=temperature)
     assert total(requests, "accepted") > 0.2 * total(requests, "generated_tokens")
     assert any(early) == (name == "early rows")
+
+
+@pytest.mark.parametrize("windows", [(24, 24, 24, 24), (24, None, 24, None)], ids=["all", "some"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_targets_with_a_sliding_window(kind: str, windows: tuple[int | None, ...]) -> None:
+    """The features of tokens behind the window are gone; the head sees its rows since then, and drafts in each step."""
+    engine, drafter = bound(spec(kind), tiny_decoder(windows=windows), prefill_chunk=32)
+    watched = Watched(drafter)
+    requests = decode(engine, watched, [text(7, 75), text(8, 3)], max_tokens=70)
+    released = 0
+    for request in requests:
+        for asked in watched.of(request):
+            assert asked.tree.num_draft_tokens == min(6 if kind == "eagle3" else 3, asked.depth, asked.nodes)
+            released += len(asked.tokens) > 64
+    assert released > 60
