@@ -13,6 +13,7 @@ from pronk.checks import require_extra
 from pronk.cli.options import given_options, shares
 from pronk.cli.progress import INTERRUPTED
 from pronk.cli.train.kinds import KINDS, DrafterKind
+from pronk.cli.train.texts import texts
 from pronk.cli.train.options import (
     HEAD_KIND,
     HEAD_ORDER,
@@ -137,3 +138,6 @@ def _command(kind: type[DrafterKind]) -> Callable[..., None]:
 
 for _name, _kind in KINDS.items():
     app.command(_name, help=getdoc(_kind), no_args_is_help=True)(_command(_kind))
+
+
+app.command(no_args_is_help=True)(texts)
