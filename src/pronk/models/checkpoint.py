@@ -37,6 +37,7 @@ _DTYPES = {
     "I32": np.dtype(np.int32),
     "I8": INT8,
     "U8": UINT8,
+    "BOOL": np.dtype(np.bool_),
 }
 
 

@@ -14,7 +14,17 @@ from typing import Literal
 
 from pronk.architecture.config import ModelConfig
 
-__all__ = ["FAMILY_NAMES", "GGUF_NAMES", "CheckpointTensor", "DecoderPart", "FamilyNames", "plan_tensors"]
+__all__ = [
+    "FAMILY_NAMES",
+    "GGUF_NAMES",
+    "CheckpointTensor",
+    "DecoderPart",
+    "FamilyNames",
+    "plan_layer",
+    "plan_linear",
+    "plan_norm",
+    "plan_tensors",
+]
 
 
 @dataclass(frozen=True)
@@ -136,12 +146,13 @@ def plan_tensors(config: ModelConfig, names: FamilyNames | None = None) -> Itera
         shape = (config.context, config.hidden_size)
         yield DecoderPart("positions", "table", (CheckpointTensor(f"{names.positions}.weight", shape),))
     yield DecoderPart("head", "linear", () if config.tied else (CheckpointTensor(f"{names.head}.weight", table),))
-    yield _norm(config, "norm", names.norm, config.hidden_size)
+    yield plan_norm(config, "norm", names.norm, config.hidden_size)
     for index in range(config.num_layers):
-        yield from _layer(config, names, index)
+        yield from plan_layer(config, names, index)
 
 
-def _layer(config: ModelConfig, names: FamilyNames, index: int) -> Iterator[DecoderPart]:
+def plan_layer(config: ModelConfig, names: FamilyNames, index: int) -> Iterator[DecoderPart]:
+    """Yield the parts of a decoder layer."""
     up_sizes = (config.intermediate_size,) * (2 if config.gated else 1)
     # By module: number of outputs of each stacked matrix, number of inputs, whether there is a bias.
     linears = {
@@ -157,16 +168,23 @@ def _layer(config: ModelConfig, names: FamilyNames, index: int) -> Iterator[Deco
             outputs, inputs, bias = linears[module]
             # GPT-2 stores the query, key and value projections as one matrix.
             outputs = outputs if len(stored) == len(outputs) else (sum(outputs),)
-            yield _linear(target, stored, outputs, inputs, bias=bias, transposed=names.transposed)
+            yield plan_linear(target, stored, outputs, inputs, bias=bias, transposed=names.transposed)
         elif module in ("attention_norm", "mlp_norm"):
-            yield _norm(config, target, stored[0], config.hidden_size)
+            yield plan_norm(config, target, stored[0], config.hidden_size)
         elif config.qk_norm:
-            yield _norm(config, target, stored[0], config.head_dim)
+            yield plan_norm(config, target, stored[0], config.head_dim)
 
 
-def _linear(
-    target: str, stored: tuple[str, ...], outputs: tuple[int, ...], inputs: int, *, bias: bool, transposed: bool
+def plan_linear(
+    target: str,
+    stored: tuple[str, ...],
+    outputs: tuple[int, ...],
+    inputs: int,
+    *,
+    bias: bool = False,
+    transposed: bool = False,
 ) -> DecoderPart:
+    """Return a linear layer of stacked matrices; ``outputs`` has the number of outputs of each."""
     sizes = list(zip(stored, outputs, strict=True))
     weight = tuple(
         CheckpointTensor(f"{name}.weight", (inputs, size) if transposed else (size, inputs)) for name, size in sizes
@@ -175,6 +193,7 @@ def _linear(
     return DecoderPart(target, "linear", weight, biases, transposed)
 
 
-def _norm(config: ModelConfig, target: str, stored: str, size: int) -> DecoderPart:
+def plan_norm(config: ModelConfig, target: str, stored: str, size: int) -> DecoderPart:
+    """Return a norm over ``size`` features."""
     bias = (CheckpointTensor(f"{stored}.bias", (size,)),) if config.norm == "layer" else ()
     return DecoderPart(target, "norm", (CheckpointTensor(f"{stored}.weight", (size,)),), bias)

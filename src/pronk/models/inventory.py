@@ -34,9 +34,16 @@ def tensor_names(checkpoint: AnyCheckpoint, config: ModelConfig) -> FamilyNames:
 class Inventory:
     """Tensors of a checkpoint; a CheckpointError is raised if tensors are missing or unexpected."""
 
-    def __init__(self, checkpoint: AnyCheckpoint, config: ModelConfig, parts: Sequence[DecoderPart]) -> None:
+    def __init__(
+        self,
+        checkpoint: AnyCheckpoint,
+        config: ModelConfig,
+        parts: Sequence[DecoderPart],
+        names: FamilyNames | None = None,
+    ) -> None:
+        """Check the tensors; ``names`` are by default those of the config's family."""
         self.checkpoint = checkpoint
-        names = tensor_names(checkpoint, config)
+        names = names or tensor_names(checkpoint, config)
         self._scheme = None if config.quantization is None else parse_scheme(config.quantization)
         # Maps each tensor's name without the family's prefix (the names used below) to its name in the file.
         self._stored_name = _stored_names(checkpoint, names)

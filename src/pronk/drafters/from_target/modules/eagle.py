@@ -1,0 +1,268 @@
+"""A trained head: EAGLE-3 (Li et al. 2025) or MTP, its weights and what it computes.
+
+A row of the head belongs to a position ``i`` of the text. With the feature ``f`` of the position (:class:`HeadFeature`)
+and the embedding ``e`` of the *next* token ``i + 1``, the head predicts token ``i + 2``::
+
+    EAGLE-3   x = concat(norm(e), norm(f))             y = r + attention(x)       r is f or norm(f)
+              a = y + mlp(norm(y))                     logits = head(norm(a))
+    MTP       x = W concat(norm(e), norm(f))           a = decoder layer of x     logits = head(norm(a))
+
+A draft token's row has no feature of the target. It takes the head's own output in the row before instead: ``a``, or
+``norm(a)`` with ``norm_output``. EAGLE-3's further layers are ordinary ones, or have the embedding as input as well.
+Embedding and LM head are those of the target if the file has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from pronk.arrays import FLOAT32, Array, DType
+from pronk.drafters.from_target.modules.eagle_config import EagleConfig
+from pronk.errors import CheckpointError, ConfigError, OptionError
+from pronk.models.backend import Backend
+from pronk.models.checkpoint import Checkpoint, read_json
+from pronk.models.decoder import Decoder, Layer
+from pronk.models.families import CheckpointTensor, DecoderPart, plan_layer, plan_linear, plan_norm
+from pronk.models.inventory import Inventory
+from pronk.models.linear import Linear, Norm, choose_linear
+from pronk.models.loader import parse_dtype
+from pronk.models.placer import WeightPlacer
+from pronk.models.program import Program, ProgramRows
+
+__all__ = ["EagleHead", "EagleLayer", "HeadFeature", "load_head"]
+
+
+class EagleLayer(Layer):
+    """A decoder layer; a *wide* one has the concatenated embedding and feature as the input of its attention."""
+
+    hidden_norm: Norm  # norm of the feature, in wide layers
+
+
+class EagleHead(Decoder):
+    """The weights of a head.
+
+    Attributes:
+        eagle: configuration.
+        fc: EAGLE-3: hidden states of the target to the feature. MTP: embedding and feature to the layer's input.
+        fc_norm: norm before ``fc``, if any.
+        token_norm: MTP's norm of the embedding.
+        feature_norm: MTP's norm of the feature.
+        draft_ids: the target's ids of the tokens that the head can propose, int64 ``[draft_vocab]``; ``None``: all.
+    """
+
+    layers: list[EagleLayer]  # type: ignore[assignment]
+    fc: Linear
+    token_norm: Norm
+    feature_norm: Norm
+
+    def __init__(self, eagle: EagleConfig, backend: Backend) -> None:
+        super().__init__(eagle.layers, backend)
+        self.eagle = eagle
+        self.layers = [EagleLayer(eagle.layers) for _ in range(eagle.layers.num_layers)]
+        self.fc_norm: Norm | None = None
+        self.draft_ids: Array | None = None
+
+    def linears(self) -> Iterator[Linear]:
+        """Yield the linear layers with one matrix each, the LM head first."""
+        yield from super().linears()
+        yield self.fc
+
+    @property
+    def groups(self) -> list[range]:
+        """Layers that run in one program each; the first layer of a group reads the embedding."""
+        wide, count = max(1, self.eagle.num_wide), len(self.layers)
+        return [range(index, index + 1) for index in range(wide - 1)] + [range(wide - 1, count)]
+
+    def compile_embedding(self, program: Program, group: int) -> None:
+        """Append the normed embeddings of the rows' tokens."""
+        program.embed(self)
+        program.norm(self.token_norm if self.eagle.kind == "mtp" else self.layers[group].attention_norm)
+
+    def compile_feature_norm(self, program: Program, group: int) -> None:
+        """Append the norm of the features."""
+        program.norm(self.feature_norm if self.eagle.kind == "mtp" else self.layers[group].hidden_norm)
+
+    def compile_input(self, program: Program, group: int) -> None:
+        """Append what reads normed embeddings and features, a stream ``[rows, 2 hidden]``; output: ``logits``."""
+        if self.eagle.kind == "mtp":
+            program.linear(self.fc, to="logits")
+            return
+        layer = self.layers[group]
+        assert program.cache is not None
+        program.project(layer.qkv, None, layer.config, group, (layer.q_norm, layer.k_norm))
+        program.attend(layer.config, program.cache, group)
+        program.linear(layer.out, source="A", to="logits")
+
+    def compile_rest(self, program: Program, group: int, *, logits: bool) -> None:
+        """Append the rest of a group's layers; after the last group, with ``logits``, also norm and LM head.
+
+        The stream becomes the output of the layers, which is the input of the next group or of the next draft token.
+        """
+        for index in self.groups[group]:
+            if self.eagle.kind == "eagle3" and index == self.groups[group].start:
+                program.mlp(self.layers[index])
+            else:
+                self.layers[index].compile(program, index)
+        if group < len(self.groups) - 1:
+            return
+        if self.eagle.norm_output:
+            program.norm(self.norm)
+        if logits:
+            norm = None if self.eagle.norm_output else self.norm
+            program.linear(self.head, norm=norm, to="logits", only_logits_rows=True)
+
+    def to_target(self, logits: Array) -> Array:
+        """Return logits ``[rows, vocab]`` of the target's tokens; those that cannot be proposed have -inf."""
+        if self.draft_ids is None:
+            return logits
+        full = np.full((len(logits), self.config.vocab_size), -np.inf, np.float32)
+        full[:, self.draft_ids] = logits
+        return full
+
+
+class HeadFeature:
+    """The feature of a position, which the target's KV cache keeps for every token.
+
+    EAGLE-3: ``fc`` of the concatenated outputs of several layers. MTP: the last layer's output after the final norm.
+
+    Attributes:
+        layers: layers of the target that are read, from 1; 0 is the embedding.
+        width: number of values.
+    """
+
+    def __init__(self, head: EagleHead, target: Decoder, dtype: DType) -> None:
+        eagle, backend = head.eagle, head.backend
+        self.layers = eagle.sources_of(len(target.layers))
+        self.width, self._dtype = eagle.layers.hidden_size, dtype
+        self._norms, self._fc = list[Program](), None
+        norms = [getattr(head, f"fc_norm_{index}") for index in range(len(self.layers))] if eagle.fc_norm else []
+        for norm in [target.norm] if eagle.kind == "mtp" else norms:
+            program = backend.program(eagle.target_hidden_size, dtype)
+            program.norm(norm)
+            self._norms.append(program)
+        if eagle.kind == "eagle3":
+            self._fc = backend.program(len(self.layers) * eagle.target_hidden_size, dtype)
+            self._fc.linear(head.fc, norm=head.fc_norm, to="logits")
+
+    def project(self, outputs: Sequence[Array]) -> Array:
+        """Return features ``[rows, width]``, given the output ``[rows, hidden]`` of each of the layers."""
+        rows, parts = ProgramRows.without_segments(len(outputs[0])), [np.array(output) for output in outputs]
+        for part, norm in zip(parts, self._norms, strict=False):
+            norm.run(rows, part)
+        if self._fc is None:
+            return parts[0]
+        features = np.empty((rows.count, self.width), FLOAT32)
+        self._fc.run(rows, np.concatenate(parts, axis=1), features)
+        return features.astype(self._dtype, copy=False)
+
+
+def load_head(kind: str, folder: Path, target: Decoder, weights: str) -> EagleHead:
+    """Load a head; ``kind`` is ``"eagle3"`` or ``"mtp"``, and ``weights`` as in :class:`~pronk.llm.LLM`.
+
+    Raises:
+        CheckpointError: the files are missing or damaged, or no head of this kind.
+        OptionError: the head has other sizes than the target, or ``weights`` needs kernels.
+    """
+    checkpoint = Checkpoint(folder)
+    config = folder / "config.json"
+    if not config.is_file():
+        msg = f"{folder}: expected config.json of a head, found none"
+        raise ConfigError(msg)
+    try:
+        eagle = EagleConfig.parse(kind, read_json(config, ConfigError), tuple(checkpoint))
+        sources = eagle.sources_of(len(target.layers))
+    except ConfigError as error:
+        msg = f"{folder}: {error}"
+        raise ConfigError(msg) from error
+    stored = {eagle.names.canonical(name): name for name in checkpoint}
+    _check_target(folder, eagle, target, stored)
+    parts = list(_plan(eagle, len(sources), stored))
+    head = EagleHead(eagle, target.backend)
+    inventory = Inventory(checkpoint, eagle.layers, parts, eagle.names)
+    linear = choose_linear(target.backend, weights, checkpoint.release)
+    placer = WeightPlacer(head, inventory, parse_dtype("auto", eagle.layers), linear, None)
+    for part in parts:
+        placer.place(part)
+    if "embed_tokens.weight" not in stored:
+        head.embedding, head.table = target.embedding, target.table
+    if "lm_head.weight" not in stored:
+        head.head = target.head
+    head.draft_ids = _read_draft_ids(checkpoint, eagle, stored)
+    return head
+
+
+def _plan(eagle: EagleConfig, num_sources: int, stored: dict[str, str]) -> Iterator[DecoderPart]:
+    """Yield the parts of a head, by the names of the layout speculators."""
+    config, size, names = eagle.layers, eagle.layers.hidden_size, eagle.names
+    if "embed_tokens.weight" in stored:
+        table = CheckpointTensor("embed_tokens.weight", (config.vocab_size, size))
+        yield DecoderPart("embedding", "table", (table,))
+    if "lm_head.weight" in stored:
+        yield plan_linear("head", ("lm_head",), (eagle.draft_vocab_size,), size)
+    yield plan_norm(config, "norm", "norm", size)
+    if eagle.kind == "mtp":
+        yield plan_norm(config, "token_norm", "token_norm", size)
+        yield plan_norm(config, "feature_norm", "feature_norm", size)
+        yield plan_linear("fc", ("fc",), (size,), 2 * size)
+    else:
+        width = eagle.target_hidden_size
+        yield plan_linear("fc", ("fc",), (size,), num_sources * width)
+        if eagle.norm_before_fc:
+            yield plan_norm(config, "fc_norm", "input_norm", num_sources * width)
+        for index in range(num_sources if eagle.fc_norm else 0):
+            yield plan_norm(config, f"fc_norm_{index}", f"fc_norm.{index}", width)
+    for index in range(config.num_layers):
+        for part in plan_layer(config, names, index):
+            wide = index < eagle.num_wide and part.target.endswith(".qkv")
+            weight = tuple(CheckpointTensor(each.name, (each.shape[0], 2 * size)) for each in part.weight)
+            yield replace(part, weight=weight) if wide else part
+        if index < eagle.num_wide:
+            yield plan_norm(config, f"layers.{index}.hidden_norm", f"layers.{index}.hidden_norm", size)
+
+
+def _check_target(folder: Path, eagle: EagleConfig, target: Decoder, stored: dict[str, str]) -> None:
+    """Raise an OptionError unless the head's sizes are those of the target."""
+    config, size = target.config, eagle.layers.hidden_size
+    wanted = {
+        "vocab_size": (config.vocab_size, eagle.layers.vocab_size),
+        "target_hidden_size": (config.hidden_size, eagle.target_hidden_size),
+    }
+    if "embed_tokens.weight" not in stored or "lm_head.weight" not in stored or eagle.kind == "mtp":
+        wanted["hidden_size"] = config.hidden_size, size
+    if "lm_head.weight" not in stored:
+        wanted["draft_vocab_size"] = config.vocab_size, eagle.draft_vocab_size
+    for key, (expected, found) in wanted.items():
+        if expected != found:
+            msg = f"{folder}: {key}: expected {expected}, that of the target, found {found}; use a head of this target"
+            raise OptionError(msg)
+
+
+def _read_draft_ids(checkpoint: Checkpoint, eagle: EagleConfig, stored: dict[str, str]) -> Array | None:
+    """Return the target's ids of the draft vocabulary, from the offsets ``d2t``; ``None`` if it is the whole one."""
+    count, vocab = eagle.draft_vocab_size, eagle.layers.vocab_size
+    if "d2t" not in stored:
+        if count == vocab:
+            return None
+        msg = f"{checkpoint.folder}: tensor d2t: expected {count} offsets, found none; use a complete head"
+        raise CheckpointError(msg)
+    found = checkpoint.shape(stored["d2t"])
+    if found != (count,):
+        msg = f"{checkpoint.folder}: tensor d2t: expected shape [{count}] from draft_vocab_size, found {list(found)}"
+        raise CheckpointError(msg)
+    checkpoint.check_dtype(stored["d2t"], ("I64", "I32"))
+    ids = np.arange(count) + checkpoint.tensor(stored["d2t"])
+    if ids.min() < 0 or ids.max() >= vocab or len(np.unique(ids)) < count:
+        msg = f"{checkpoint.folder}: tensor d2t: expected offsets to different tokens below {vocab}, found others"
+        raise CheckpointError(msg)
+    if "t2d" in stored:
+        name = stored["t2d"]
+        checkpoint.check_dtype(name, ("BOOL", "U8", "I64"))
+        mask = checkpoint.tensor(name).astype(bool)
+        if mask.shape != (vocab,) or not np.array_equal(np.flatnonzero(mask), np.sort(ids)):
+            msg = f"{checkpoint.folder}: tensor t2d: expected the tokens of d2t, found others; use one head's tensors"
+            raise CheckpointError(msg)
+    return ids

@@ -1,0 +1,92 @@
+"""Layouts of files with a trained head (EAGLE-3 or MTP): how a layout names the tensors.
+
+Every layout is read by the names of the layout ``speculators``, with these additions for an MTP head::
+
+    token_norm      norm of the token's embedding             feature_norm    norm of the target's hidden state
+    fc              both, concatenated, to the hidden size    layers.0        an ordinary decoder layer
+
+A head can also be a part of its target's checkpoint. The tensors of the target then get a prefix and are ignored.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+from pronk.models.families import FAMILY_NAMES, FamilyNames
+
+__all__ = ["EAGLE_NAMES", "HeadNames", "find_mtp_names"]
+
+_OF_TARGET = "target:"  # prefix of the names of tensors that do not belong to the head
+
+
+@dataclass(frozen=True)
+class HeadNames(FamilyNames):
+    """Names of a head's tensors.
+
+    Attributes:
+        renames: name in the file, or its beginning if it ends with a dot, and the name that replaces it; the first
+            match counts.
+        own: whether the file has only the head; otherwise tensors without a match in ``renames`` are the target's.
+        embedding_first: whether the embedding comes before the hidden state in the input of ``fc``, for MTP.
+        zero_first_embedding: whether the embedding of the text's second token is replaced by zeros, for MTP.
+        norm_output: whether the next depth reads the output after the final norm, for MTP.
+    """
+
+    renames: Mapping[str, str] | None = None
+    own: bool = True
+    embedding_first: bool = True
+    zero_first_embedding: bool = False
+    norm_output: bool = True
+
+    def canonical(self, name: str) -> str:
+        """Return the name of a tensor in the layout ``speculators``."""
+        for old, new in (self.renames or {}).items():
+            if name == old or (old.endswith(".") and name.startswith(old)):
+                return new + name[len(old) :]
+        return name if self.own else _OF_TARGET + name
+
+
+_LLAMA = FAMILY_NAMES["llama"]
+_IGNORED = re.compile(rf"d2t|t2d|{_OF_TARGET}.*|.*rotary_emb\.inv_freq")
+
+EAGLE_NAMES = HeadNames(
+    prefix="",
+    layers="layers",
+    layer=_LLAMA.layer,
+    embedding="embed_tokens",
+    norm="norm",
+    ignored=_IGNORED,
+    renames={"midlayer.": "layers.0.", "model.midlayer.": "layers.0.", "model.": ""},
+)
+
+
+def _mtp_renames(prefix: str, *names: str) -> dict[str, str]:
+    """Return the renames of the modules ``token_norm feature_norm fc norm``, and of a layer below ``prefix``."""
+    modules = ("token_norm.", "feature_norm.", "fc.", "norm.")
+    return {f"{prefix}{name}.": module for name, module in zip(names, modules, strict=True)}
+
+
+def find_mtp_names(stored: Collection[str]) -> HeadNames | None:
+    """Return the layout of the MTP head among the tensors ``stored``; ``None`` if there is none."""
+    own_layer = ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")
+    mtp = replace(EAGLE_NAMES, own=False)
+    if any(name.startswith("mtp_layers.0.") for name in stored):  # speculators
+        prefix = "mtp_layers.0."
+        return replace(EAGLE_NAMES, renames=_mtp_renames(prefix, *own_layer) | {prefix: "layers.0."})
+    if any(name.startswith("model.mtp_layers.0.") for name in stored):  # MiMo
+        prefix = "model.mtp_layers.0."
+        renames = _mtp_renames(prefix, *own_layer) | {prefix: "layers.0."}
+        return replace(mtp, renames=renames, embedding_first=False, zero_first_embedding=True)
+    if any(name.startswith("mtp.layers.0.") for name in stored):  # Qwen
+        modules = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm")
+        return replace(mtp, renames=_mtp_renames("mtp.", *modules) | {"mtp.layers.": "layers."})
+    for name in stored:
+        prefix, found, _ = name.partition("eh_proj.weight")  # DeepSeek: model.layers.N., the layer after the target's
+        if found:
+            modules = ("enorm", "hnorm", "eh_proj", "shared_head.norm")
+            others = {"shared_head.head.": "lm_head.", "embed_tokens.": "embed_tokens.", "": "layers.0."}
+            renames = _mtp_renames(prefix, *modules) | {prefix + old: new for old, new in others.items()}
+            return replace(mtp, renames=renames, norm_output=False)
+    return None
