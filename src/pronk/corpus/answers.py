@@ -80,11 +80,12 @@ class AnswersWriter:
         if path.exists() and path.stat().st_size:
             found, records = _open(path)
             _check_same(path, found, header)
-            end = len(_header_line(found))
+            ends = [len(_header_line(found))]
             for dialogue, end in records:
                 self.existing.append(dialogue)
+                ends.append(end)
             with convert_write_errors(path, "answers"), path.open("r+b") as file:
-                file.truncate(end)
+                file.truncate(ends[-1])
         else:
             with convert_write_errors(path, "answers"):
                 path.write_bytes(_header_line(header))
@@ -113,19 +114,20 @@ def read_answers(path: Path) -> tuple[AnswersHeader, list[Dialogue]]:
 
 def _open(path: Path) -> tuple[AnswersHeader, Iterator[tuple[Dialogue, int]]]:
     """Return the header, and an iterator over the whole records with the file offset after each of them."""
+    header: AnswersHeader | None
     try:
         data = path.read_bytes()
         line, _, _ = data.partition(b"\n")
         values: dict[str, Any] = json.loads(line.decode())
-        if values["format"] != _FORMAT:
-            raise ValueError(values["format"])
         header = AnswersHeader(**values | {"sources": tuple(values["sources"])})
     except OSError as error:
         msg = f"{path}: expected a file of answers, found {error.strerror}; write one with pronk train texts"
         raise OptionError(msg) from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError):
+        header = None
+    if header is None or header.format != _FORMAT:
         msg = f"{path}: expected a file of answers ({_FORMAT}), found another file; write one with pronk train texts"
-        raise OptionError(msg) from error
+        raise OptionError(msg)
     return header, _records(data, len(line) + 1, np.dtype(token_dtype(header.vocab_size)).newbyteorder("<"))
 
 

@@ -39,6 +39,11 @@ class Optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = rate
             optimizer.step()
+        self.clear()
+
+    def clear(self) -> None:
+        """Clear the gradients."""
+        for optimizer in self._optimizers:
             optimizer.zero_grad(set_to_none=True)
 
     def state_dict(self) -> list[dict[str, Any]]:

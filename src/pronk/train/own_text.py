@@ -133,15 +133,11 @@ def _turn(llm: LLM, messages: dict[int, list[dict[str, str]]], header: AnswersHe
         for number in prompts
     ]
     completions = llm.generate(list(prompts.values()), params) if prompts else []
-    return {
-        number: Dialogue(
-            number,
-            temperature_of(number),
-            [*prompt, *done.token_ids],
-            [(len(prompt), len(prompt) + len(done.token_ids))],
-        )
-        for (number, prompt), done in zip(prompts.items(), completions, strict=True)
-    }
+    dialogues = {}
+    for (number, prompt), done in zip(prompts.items(), completions, strict=True):
+        ids = [*prompt, *done.token_ids]
+        dialogues[number] = Dialogue(number, temperature_of(number), ids, [(len(prompt), len(ids))])
+    return dialogues
 
 
 def _message(role: str, content: str) -> dict[str, str]:

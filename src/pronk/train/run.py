@@ -30,7 +30,7 @@ from pronk.train.resume import check_run
 from pronk.train.student import Student
 from pronk.train.teacher import Teacher
 
-__all__ = ["run", "run_student"]
+__all__ = ["begin_run", "run", "run_student", "train_and_export"]
 
 
 def run(  # noqa: PLR0917 - options of the model, then of the run
@@ -53,7 +53,7 @@ def run(  # noqa: PLR0917 - options of the model, then of the run
     clock = clock or Clock(options.minutes)
     with join_processes(options.device) as processes:
         console.quiet = console.quiet or not processes.is_main
-        processes.from_main(partial(_begin, folder, options, TextModel.identity, clock, console))
+        processes.from_main(partial(begin_run, folder, options, TextModel.identity, clock, console))
 
         def enough(done: int) -> bool:
             return done >= options.min_text_tokens and clock.seconds_left(TEXT_BY) <= 0
@@ -67,7 +67,7 @@ def run(  # noqa: PLR0917 - options of the model, then of the run
         processes.from_main(write_text)
         objective: type[TextModel[Any]] = LanguageModel if options.heads is None else FutureTokens
         trainer = Trainer(folder, options, objective(folder, options), processes, clock)
-        return _train(trainer, partial(model_card, trainer, name), {"name": name}, command, console)
+        return train_and_export(trainer, partial(model_card, trainer, name), {"name": name}, command, console)
 
 
 def run_student(  # noqa: PLR0917 - as for run, with a target and its own text
@@ -86,15 +86,15 @@ def run_student(  # noqa: PLR0917 - as for run, with a target and its own text
     clock = clock or Clock(options.minutes)
     with join_processes(options.device) as processes:
         console.quiet = console.quiet or not processes.is_main
-        processes.from_main(partial(_begin, folder, options, kind.identify(teacher), clock, console, own))
+        processes.from_main(partial(begin_run, folder, options, kind.identify(teacher), clock, console, own))
         if not processes.from_main(partial(_write_text, data, own, options, teacher, folder / "data", console, clock)):
             console.print("saved what the target has written; the same command continues", **PLAIN)
             return False
         trainer = Trainer(folder, options, kind(folder, options, teacher), processes, clock)
-        return _train(trainer, partial(student_card, trainer, name), {}, command, console)
+        return train_and_export(trainer, partial(student_card, trainer, name), {}, command, console)
 
 
-def _begin(
+def begin_run(
     folder: Path,
     options: LoopOptions,
     identity: dict[str, Any],
@@ -155,14 +155,19 @@ def _write_text(  # noqa: PLR0917 - called in the first process only
         return continue_prompts(teacher, folder, own, bar.show, interrupted, clock=clock, min_tokens=min_tokens)
 
 
-def _train(
+def train_and_export(
     trainer: Trainer[Any],
     card: Callable[[dict[str, Any]], str],
     extra_facts: dict[str, Any],
     command: str,
     console: Console,
+    *,
+    keep_unfinished: bool = False,
 ) -> bool:
-    """Train, then export; the exported JSON file contains ``extra_facts`` and the evaluation's figures."""
+    """Train, then export; the exported JSON file contains ``extra_facts`` and the evaluation's figures.
+
+    With ``keep_unfinished``, an interrupted run writes its model to ``latest`` without evaluating it.
+    """
     options = trainer.options
 
     def export(target: str, figures: dict[str, float], length: int) -> None:
@@ -170,8 +175,16 @@ def _train(
         trainer.objective.export(trainer.folder / target, card(facts), facts)
 
     with _interrupts() as interrupted, TrainingDisplay(console) as display:
-        trainer.train(display.show, lambda news: export("latest", news.valid, options.first_length), interrupted)
+        trainer.train(
+            display.show,
+            lambda news: export("latest", news.valid, options.first_length),
+            interrupted,
+            display.show_pass,
+        )
     if not trainer.is_finished:
+        if keep_unfinished and trainer.step and trainer.processes.is_main:
+            export("latest", {}, options.first_length)
+            console.print(f"{trainer.folder / 'latest'} has what is trained so far", **PLAIN)
         console.print(f"saved at step {trainer.step}; the same command continues", **PLAIN)
     elif trainer.processes.is_main:
         if trainer.stopped_early:
