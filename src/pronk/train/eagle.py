@@ -13,9 +13,8 @@ target's likeliest token is in it. Features and distributions are computed with 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -24,16 +23,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pronk.architecture.config import ModelConfig
-from pronk.architecture.rope import RopeConfig
-from pronk.corpus.answers import Dialogue, read_answers
-from pronk.drafters.from_target.modules.eagle_config import EagleConfig, default_sources
-from pronk.errors import OptionError
-from pronk.models.fingerprint import Fingerprint
+from pronk.corpus.answers import read_answers
 from pronk.train.chain_attention import ChainAttention
 from pronk.train.clock import limit_time
 from pronk.train.dialogues import Dialogues, Mark, hold_out, split_dialogues
 from pronk.train.export import export_head
+from pronk.train.head_plan import check_answers, draft_vocabulary, head_config
 from pronk.train.loop import PassResult, find_device
 from pronk.train.losses import Comparison, distillation_loss
 from pronk.train.modules.eagle import EagleModule
@@ -43,7 +38,7 @@ from pronk.train.precision import autocast
 from pronk.train.target_states import target_states
 from pronk.train.teacher import Teacher
 
-__all__ = ["ANSWERS", "EagleTraining", "check_answers", "draft_vocabulary", "head_config", "position_weights"]
+__all__ = ["ANSWERS", "EagleTraining", "position_weights"]
 
 ANSWERS = "data/dialogues.answers"  # the run's copy of the file of answers
 _MEMORY = 0.98  # of the running means of the acceptance, per forward pass
@@ -270,51 +265,6 @@ class EagleTraining:
         export_head(folder, self.module.exported(), self.config.document(self.options.num_tokens), card)
 
 
-def draft_vocabulary(dialogues: Iterable[Dialogue], size: int, vocab_size: int) -> tuple[Tensor, float]:
-    """Return the ids of the most frequent tokens of the answers, ascending, and their share of the answers."""
-    counts = Counter(
-        token for dialogue in dialogues for start, end in dialogue.answers for token in dialogue.ids[start:end]
-    )
-    ranked = sorted(range(vocab_size), key=lambda token: (-counts[token], token))[:size]
-    covered = sum(counts[token] for token in ranked) / max(1, counts.total())
-    return torch.tensor(sorted(ranked)), covered
-
-
-def head_config(
-    target: ModelConfig, options: EagleOptions, verifier: str | None, fingerprint: Fingerprint | None
-) -> EagleConfig:
-    """Return the configuration of a head with the sizes of a layer of the target."""
-    if target.norm != "rms" or not target.gated or target.activation != "silu":
-        msg = f"model: expected a target of a Llama's kind, with RMSNorm and SwiGLU, found {target.family}"
-        raise OptionError(msg)
-    layer = replace(
-        target,
-        family="llama",
-        num_layers=1,
-        windows=(None,),
-        intermediate_size=options.mlp or target.intermediate_size,
-        rope=target.rope or RopeConfig(target.head_dim),
-        qkv_bias=False,
-        out_bias=False,
-        mlp_bias=False,
-        qk_norm=False,
-        tied=False,
-        dtype="bfloat16",
-        quantization=None,
-    )
-    sources = options.sources or default_sources(target.num_layers)
-    return EagleConfig(
-        "eagle3",
-        layer,
-        min(options.draft_vocab, target.vocab_size),
-        target.hidden_size,
-        sources,
-        fc_norm=True,  # the outputs of some layers have single values a thousand times the others
-        verifier=verifier,
-        fingerprint=fingerprint,
-    )
-
-
 def position_weights(weighting: str, decay: float, acceptance: Sequence[float]) -> list[float]:
     """Return the factor of the loss of each draft position.
 
@@ -329,16 +279,6 @@ def position_weights(weighting: str, decay: float, acceptance: Sequence[float]) 
         rest = accepted * (1 + rest)
         weights.insert(0, rest)
     return weights
-
-
-def check_answers(path: Path, weights: str, target: Fingerprint) -> None:
-    """Raise if another model wrote the answers."""
-    if weights != target.weights:
-        msg = (
-            f"{path}: expected answers of the model with weights {target.weights}, found those of another ({weights}); "
-            "let this one write them: pronk train texts"
-        )
-        raise OptionError(msg)
 
 
 def _run_lengths(flags: Tensor) -> Tensor:

@@ -18,7 +18,8 @@ from pronk.train.clock import Clock
 from pronk.train.dialogues import Dialogues, hold_out
 from pronk.train.display import PLAIN
 from pronk.train.distributed import join_processes
-from pronk.train.eagle import ANSWERS, EagleTraining, check_answers
+from pronk.train.eagle import ANSWERS, EagleTraining
+from pronk.train.head_plan import check_answers
 from pronk.train.loop import Trainer
 from pronk.train.options import EagleOptions
 from pronk.train.run import begin_run, train_and_export

@@ -83,7 +83,7 @@ class EagleModule(nn.Module):
         if self.fc_norm:
             parts = hidden.chunk(len(self.fc_norm), dim=-1)
             hidden = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
-        features: Tensor = self.fc(hidden)
+        features: Tensor = self.fc(hidden).float()  # norms and residual stream are float32
         return features
 
     def forward(
