@@ -256,7 +256,7 @@ def assert_no_blocks(drafter: Proposer[Any]) -> None:
     assert drafter.models
     for model in drafter.models:
         owners = (getattr(model, name, None) for name in ("_side_cache", "side_cache", "runner"))
-        owner: Any = next(each for each in owners if each is not None)
+        owner: Any = next((each for each in owners if each is not None), model)
         allocator = owner.cache.allocator
         assert allocator.num_free == allocator.num_blocks
         assert not any(allocator.references)

@@ -28,7 +28,7 @@ from tiny_models import VOCAB, context_of, make_engine, tiny_decoder
 ADAPTIVE = {"threshold", "cape"}
 
 # Drafters that read the target's KV cache, which must hold the text.
-READERS = {"multi_token", "kangaroo", "glide", "vanilla"}
+READERS = {"eagle3", "mtp", "multi_token", "kangaroo", "glide", "vanilla"}
 
 
 def make(name: str) -> Drafter:

@@ -7,7 +7,13 @@ from functools import cache
 from typing import Any
 
 from drafters.from_draft import drafts
-from drafters.from_target import trained_glide, trained_kangaroo, trained_medusa, trained_multi_token
+from drafters.from_target import (
+    trained_eagle,
+    trained_glide,
+    trained_kangaroo,
+    trained_medusa,
+    trained_multi_token,
+)
 from drafters.from_text.stores import conformance_spec
 from drafters.trees import TreeDrafter, adversarial, explore_trees, oracle_trees, random_trees
 from guides import TOY
@@ -45,6 +51,8 @@ SPECS: dict[str, str] = {
     **drafts.specs(),
     "multi_token": trained_multi_token.spec(),
     "medusa": trained_medusa.spec(),
+    "eagle3": trained_eagle.spec(num_tokens=4),
+    "mtp": trained_eagle.spec("mtp"),
     "kangaroo": trained_kangaroo.spec(),
     "glide": trained_glide.spec(),
     "vanilla": trained_glide.spec("vanilla"),
@@ -52,6 +60,7 @@ SPECS: dict[str, str] = {
 COMPOSED = {
     "auto": f"auto({SPECS['cape']}, {SPECS['medusa']})",
     "cape of kangaroo": f"cape({SPECS['kangaroo']})",
+    "eagle3 tree": trained_eagle.spec(num_tokens=3, num_nodes=12, beam=3),
     "merged with trained": f"merged(prompt_lookup(min_ngram=1), {SPECS['medusa']}, {SPECS['kangaroo']})",
 }
 DRAFTERS: dict[str, Drafter] = {

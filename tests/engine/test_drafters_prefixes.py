@@ -96,14 +96,14 @@ def test_only_committed_text_is_cached(name: str, pools: list[int]) -> None:
     """Requests are aborted after different numbers of steps; no cached block contains draft tokens."""
     engine = make_engine(tiny_decoder(), share_prefixes=True)
     proposer = drafter(name, ()).bind(engine.target)
-    known = set[tuple[int, ...]]()
+    known, first = set[tuple[int, ...]](), int(name in ("eagle3", "mtp"))  # a row of these belongs to the next token
     for steps in range(3, 30):
         request = make_request(text(steps, 20), replace(ONCE, seed=steps, temperature=1.5), proposer)
         engine.add(request)
         for _ in range(steps):
             engine.step()
         engine.abort(request)
-        known |= {tuple(request.tokens[at : at + 16]) for at in range(0, len(request.tokens), 16)}
+        known |= {tuple(request.tokens[at : at + 16]) for at in range(first, len(request.tokens), 16)}
     (pool,) = Pools.opened
     assert pool.prefix_cache is not None
     found = {tuple(entry.tokens) for entry in pool.prefix_cache._entries.values()}

@@ -162,11 +162,17 @@ FAST_CASES = {
 }
 # Drafters with early rows, which workers do not compute.
 WITH_EARLY_ROWS = ("kangaroo", "cape of kangaroo", "merged with trained")
+# Drafters that keep projections in the target's KV cache, which must belong to one process.
+IN_ONE_PROCESS = ("eagle3", "mtp", "eagle3 tree")
+ON_WORKERS = [name for name in DRAFTERS if name not in IN_ONE_PROCESS]
 
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [pytest.param(*case, marks=() if case in FAST_CASES else pytest.mark.slow) for case in product(DRAFTERS, OPTIONS)],
+    [
+        pytest.param(*case, marks=() if case in FAST_CASES else pytest.mark.slow)
+        for case in product(ON_WORKERS, OPTIONS)
+    ],
 )
 def test_trees_on_several_workers(name: str, options: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three processes compute the rows; workers send all logits only in steps in which a drafter reads them."""

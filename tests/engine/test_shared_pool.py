@@ -24,8 +24,8 @@ SHORT = tuple(tuple(text(seed, length)) for seed, length in enumerate((1, 20, 33
 TIGHT: dict[str, Any] = {"num_blocks": 9, "block_size": 16}
 CLOSE = ("suffix", "lookahead", "kangaroo", "glide", "draft_model", "oracle")
 # Drafters with a KV cache of their own, alone and as parts of others.
-ALONE = ("draft_model", "glide", "vanilla", "kangaroo", "multi_token")
-WITH_POOLS = (*ALONE, "staged", "cape of kangaroo", "merged with trained")
+ALONE = ("draft_model", "glide", "vanilla", "kangaroo", "multi_token", "eagle3", "mtp")
+WITH_POOLS = (*ALONE, "eagle3 tree", "staged", "cape of kangaroo", "merged with trained")
 NAMES = [name if name in CLOSE else pytest.param(name, marks=pytest.mark.slow) for name in DRAFTERS]
 
 

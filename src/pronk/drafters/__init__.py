@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from pronk.drafters.from_outputs.jacobi import Jacobi as Jacobi
     from pronk.drafters.from_outputs.lookahead import Lookahead as Lookahead
     from pronk.drafters.from_outputs.recycling import Recycling as Recycling
+    from pronk.drafters.from_target.eagle3 import Eagle3 as Eagle3
+    from pronk.drafters.from_target.eagle3 import Mtp as Mtp
     from pronk.drafters.from_target.glide import Glide as Glide
     from pronk.drafters.from_target.glide import Vanilla as Vanilla
     from pronk.drafters.from_target.kangaroo import Kangaroo as Kangaroo

@@ -33,6 +33,8 @@ DRAFTERS: dict[str, str] = {
     "draft_model": "drafters.from_draft.draft_model:DraftModel",
     "kangaroo": "drafters.from_target.kangaroo:Kangaroo",
     "medusa": "drafters.from_target.medusa:Medusa",
+    "eagle3": "drafters.from_target.eagle3:Eagle3",
+    "mtp": "drafters.from_target.eagle3:Mtp",
     "multi_token": "drafters.from_target.multi_token:MultiToken",
     "threshold": "drafters.from_draft.threshold:Threshold",
     "staged": "drafters.from_draft.staged:Staged",

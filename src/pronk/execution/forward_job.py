@@ -31,7 +31,7 @@ class LayerRange(NamedTuple):
     jobs: Sequence[tuple[ForwardJob, Segment]]  # each job, and the segment of its nodes that these layers compute
     start: int
     stop: int
-    collect: tuple[int, ...]  # layer numbers (from 1) whose output is returned
+    collect: tuple[int, ...]  # layer numbers (from 1; 0: the embedding) whose output is returned
     logits_rows: Sequence[int] | range | None  # see ``find_logits_rows``; ``None`` without the last layer
 
     @staticmethod

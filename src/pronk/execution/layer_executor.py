@@ -112,6 +112,8 @@ class LayerExecutor:
         program = decoder.backend.program(decoder.config.hidden_size, cache.dtype, cache, self.cross_source)
         if layer_range.start == 0:
             program.embed(decoder)
+            if 0 in layer_range.collect:
+                program.collect_hidden(layer_range.collect.index(0))
         for index in range(layer_range.start, layer_range.stop):
             decoder.layers[index].compile(program, index)
             if index + 1 in cache.hidden:

@@ -18,6 +18,7 @@ from time import perf_counter
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pronk.arrays import Array, split_rows
 from pronk.execution.early_rows import EarlyRows, EarlyTokensByTable
@@ -101,9 +102,14 @@ class ModelRunner:
         rows: list[Array | None] = [None] * len(jobs)
         hidden: dict[int, list[Array]] = {}
         logits: Array | None = None
+        projections = self.cache.projections
+        collect = collect.union(*[projection.layers for projection in projections])
         for start, stop in pairwise(sorted({0, *early_layers, self._num_layers})):
             logits = self._run(jobs, rows, start, stop, collect, hidden)
         assert logits is not None
+        for projection in projections:
+            outputs = [np.concatenate(hidden[layer]) for layer in projection.layers]
+            self.cache.write_projection(projection, self._slots(jobs), projection.project(outputs))
         seconds = self.clock() - start_time
         return ForwardResult(split_rows(logits, [len(job.logits_nodes) for job in jobs]), hidden, seconds, context)
 
@@ -111,10 +117,21 @@ class ModelRunner:
         """Return the leading nodes of ``tree`` whose first layers a drafter has computed, or ``None``.
 
         ``hidden`` are the numbers (from 1) of the layers whose output the request's drafter reads. If the forward pass
-        would skip one of these layers, the result is ``None``, so that it computes all layers of all nodes.
+        would skip one of these layers, or one that a projection reads, the result is ``None``, so that it computes all
+        layers of all nodes.
         """
         early = EarlyRows.of(self.early_tokens.get(block_table), tree)
-        return None if early is not None and min(hidden, default=early.num_layers + 1) <= early.num_layers else early
+        read = (*hidden, *(layer for projection in self.cache.projections for layer in projection.layers))
+        return None if early is not None and min(read, default=early.num_layers + 1) <= early.num_layers else early
+
+    def _slots(self, jobs: Sequence[ForwardJob]) -> NDArray[np.int64]:
+        """Return the slots of the rows of all jobs."""
+        slots = []
+        for job in jobs:
+            table, length = job.segment.block_table, job.segment.block_table.length
+            first, stop = length + job.segment.num_computed, length + len(job.segment.tree)
+            slots.append(self.cache.slots(table, first, stop))
+        return np.concatenate(slots)
 
     def run_first_layers(self, jobs: Sequence[ForwardJob], num_layers: int) -> list[Array]:
         """Run only the first ``num_layers`` layers; return the last one's output, ``[rows, hidden]`` per job.
@@ -206,7 +223,8 @@ class ModelRunner:
         if not active:
             return None
         active_jobs = [(jobs[number], segments[number]) for number in active]
-        collected_layers = tuple(sorted(layer for layer in collect if start < layer <= stop)) if collect else ()
+        first = start + 1 if start else 0  # 0 is the embedding
+        collected_layers = tuple(sorted(layer for layer in collect if first <= layer <= stop)) if collect else ()
         layer_range = LayerRange(
             active_jobs,
             start,

@@ -12,7 +12,7 @@ from pronk.architecture.config import ModelConfig
 from pronk.arrays import DType
 from pronk.errors import OptionError
 from pronk.kv_cache.layout import kv_bytes_per_token
-from pronk.kv_cache.paged import PagedCache
+from pronk.kv_cache.paged import Kept, PagedCache
 
 __all__ = ["BLOCK_SIZE", "KVBudget", "machine_memory", "parse_memory"]
 
@@ -99,14 +99,14 @@ class KVBudget:
         self._pools.add(pool)
         return pool
 
-    def keep_hidden(self, pool: PagedCache, layer: int, owner: object) -> None:
-        """Shrink all pools, and let ``pool`` keep the output of ``layer`` (from 1) for the object ``owner``.
+    def keep_hidden(self, pool: PagedCache, kept: Kept, owner: object) -> None:
+        """Shrink all pools, and let ``pool`` keep a layer's output or a projection for the object ``owner``.
 
         The errors are those of :meth:`add`.
         """
-        if layer not in pool.hidden:
-            self._resize_pools(pool.config.hidden_size * pool.dtype.itemsize)
-        pool.keep_hidden(layer, owner)
+        if kept not in pool.hidden:
+            self._resize_pools(pool.kept_width(kept) * pool.dtype.itemsize)
+        pool.keep_hidden(kept, owner)
 
     def _resize_pools(self, extra_bytes: int) -> int:
         """Make space for ``extra_bytes`` more bytes per token; return the new number of blocks of each pool."""

@@ -8,14 +8,14 @@ Memory map of one layer's keys (values likewise), with blocks of 16 tokens::
 Token ``p`` of a request has slot ``block · 16 + p % 16``. The margin is never allocated; it is there because a vector
 load of the last slot may read past the end of the slot. :mod:`pronk.kv_cache.layout` defines the bytes of a slot.
 
-For drafters, the cache may also keep the outputs of some layers: a slot then holds, besides a token's keys and values,
-its hidden state after each of these layers.
+For drafters, the cache may also keep the outputs of some layers, or a projection of several layers' outputs: a slot
+then holds, besides a token's keys and values, its hidden state after each of these layers, and its projection.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakSet
 
 import numpy as np
@@ -28,14 +28,30 @@ from pronk.kv_cache.blocks import BlockAllocator, BlockTable
 from pronk.kv_cache.layout import PANEL, ROWS, PoolLayout, choose_layouts, fill_poison, kv_bytes_per_token
 from pronk.kv_cache.prefix import PrefixCache
 
-__all__ = ["PagedCache"]
+__all__ = ["Kept", "PagedCache", "Projection"]
 
 # Numbers that the kernel ``pronk_move`` uses for kinds of arrays: kept layer outputs, values, keys.
 _ROW, _VALUE, _KEY = range(3)
 
 
+class Projection(Protocol):
+    """A function of the outputs of several layers at one token, of which the cache keeps the value."""
+
+    layers: tuple[int, ...]  # the layers, from 1; 0 is the embedding
+    width: int  # size of a value
+
+    def project(self, outputs: Sequence[Array]) -> Array:
+        """Return values ``[rows, width]``, given the output ``[rows, hidden]`` of each of ``layers``."""
+
+
+# What the cache keeps for each token besides keys and values: the output of a layer (from 1), or a projection.
+Kept = int | Projection
+
+
 class PagedCache:
     """Paged KV cache of one model: arrays, block allocator, and commit and rollback of draft tokens."""
+
+    can_project = True  # whether projections can be kept: not if several processes share the forward passes
 
     def __init__(
         self,
@@ -66,9 +82,9 @@ class PagedCache:
         self.prefix_cache = PrefixCache() if share_prefixes and not dynamic else None
         self.keys: list[Array]  # one array per layer; ``values`` likewise; see ``pronk.kv_cache.layout``
         self.values: list[Array]
-        self.hidden: dict[int, Array] = {}  # kept layer outputs ``[1, slots, hidden]``, by layer number from 1
+        self.hidden: dict[Kept, Array] = {}  # pools of what is kept besides, ``[1, slots, width]``
         self._key_layout, self._value_layout = choose_layouts(self.kv_dtype)
-        self._owners: dict[int, WeakSet[object]] = {}  # by layer: the objects that read its kept output
+        self._owners: dict[Kept, WeakSet[object]] = {}  # the objects that read what is kept
         # ``version`` of the arrays, then the arguments of ``pronk_move`` that describe them.
         self._move_arguments: tuple[Any, ...] | None = None
         self.resize(num_blocks)
@@ -77,7 +93,7 @@ class PagedCache:
         """Replace the arrays by empty ones of ``num_blocks`` blocks; no request may hold a block."""
         self.allocator = BlockAllocator(num_blocks, self.block_size)
         self.num_slots = num_blocks * self.block_size + PANEL
-        kept_layers = tuple(self.hidden)
+        kept = tuple(self.hidden)
         self.keys, self.values, self.hidden = (
             [],
             [],
@@ -87,23 +103,32 @@ class PagedCache:
         key_shape, value_shape = (each.shape(self.num_slots, size) for each in (self._key_layout, self._value_layout))
         self.keys = [self._new_pool(heads, key_shape, self.kv_dtype) for _ in layers]
         self.values = [self._new_pool(heads, value_shape, self.kv_dtype) for _ in layers]
-        self.hidden = {layer: self._new_hidden_pool() for layer in kept_layers}
+        self.hidden = {each: self._new_hidden_pool(self.kept_width(each)) for each in kept}
         self._on_pool_change()
 
-    def keep_hidden(self, layer: int, owner: object) -> None:
-        """Keep the output of layer ``layer`` (from 1) for the tokens of every later forward pass.
+    def keep_hidden(self, kept: Kept, owner: object) -> None:
+        """Keep the output of a layer (from 1), or a projection, for the tokens of every later forward pass.
 
-        ``owner`` is the object that reads the output. After its deletion :meth:`drop_unused_hidden` frees the memory.
+        ``owner`` is the object that reads it. After its deletion :meth:`drop_unused_hidden` frees the memory.
         """
-        self._owners.setdefault(layer, WeakSet()).add(owner)
-        if layer not in self.hidden:
-            self.hidden[layer] = self._new_hidden_pool()
+        self._owners.setdefault(kept, WeakSet()).add(owner)
+        if kept not in self.hidden:
+            self.hidden[kept] = self._new_hidden_pool(self.kept_width(kept))
             self._on_pool_change()
 
+    def kept_width(self, kept: Kept) -> int:
+        """Return the number of values that are kept for each token."""
+        return self.config.hidden_size if isinstance(kept, int) else kept.width
+
+    @property
+    def projections(self) -> list[Projection]:
+        """The projections that are kept; :class:`~pronk.execution.model_runner.ModelRunner` computes them."""
+        return [kept for kept in self.hidden if not isinstance(kept, int)]
+
     def drop_unused_hidden(self) -> None:
-        """Free the outputs of all layers for which every owner has been deleted."""
-        for layer in [layer for layer in self.hidden if not self._owners[layer]]:
-            del self.hidden[layer]
+        """Free what is kept for owners of which every one has been deleted."""
+        for kept in [kept for kept in self.hidden if not self._owners[kept]]:
+            del self.hidden[kept], self._owners[kept]
             self._on_pool_change()
 
     def _on_pool_change(self) -> None:
@@ -116,8 +141,8 @@ class PagedCache:
         # Few tokens touch every pool: with huge pages, a short text would take 2 MiB for each layer and head.
         return mapped_zeros((heads, *shape), dtype, huge_pages=False)
 
-    def _new_hidden_pool(self) -> Array:
-        return mapped_zeros((1, self.num_slots, self.config.hidden_size), self.dtype, huge_pages=False)
+    def _new_hidden_pool(self, width: int) -> Array:
+        return mapped_zeros((1, self.num_slots, width), self.dtype, huge_pages=False)
 
     @property
     def _pools(self) -> tuple[Array, ...]:
@@ -132,7 +157,7 @@ class PagedCache:
     @property
     def bytes_per_token(self) -> int:
         """Number of bytes of one token: its keys and values in all layers, and the kept outputs."""
-        hidden = len(self.hidden) * self.config.hidden_size * self.dtype.itemsize
+        hidden = sum(map(self.kept_width, self.hidden)) * self.dtype.itemsize
         return kv_bytes_per_token(self.config, self.kv_dtype) + hidden
 
     def prepare(self, block_table: BlockTable, tokens: int) -> None:
@@ -176,12 +201,16 @@ class PagedCache:
         in_table = (index >= 0) & (index < len(blocks))
         return np.where(in_table, blocks[np.where(in_table, index, 0)] * self.block_size + tokens % self.block_size, 0)
 
-    def read_hidden(self, layer: int, block_table: BlockTable, start: int, stop: int) -> Array:
-        """Return kept outputs ``[stop - start, hidden]`` of ``layer`` for tokens ``start .. stop - 1``.
+    def read_hidden(self, kept: Kept, block_table: BlockTable, start: int, stop: int) -> Array:
+        """Return what is kept for tokens ``start .. stop - 1``, ``[stop - start, width]``.
 
         The tokens must have blocks, and must have been computed after :meth:`keep_hidden`.
         """
-        return self.hidden[layer][0, self.slots(block_table, start, stop)]
+        return self.hidden[kept][0, self.slots(block_table, start, stop)]
+
+    def write_projection(self, projection: Projection, slots: NDArray[np.int64], values: Array) -> None:
+        """Store values ``[rows, width]`` of a projection at ``slots`` ``[rows]``."""
+        self.hidden[projection][0, slots] = values
 
     def read(self, layer: int, block_table: BlockTable) -> tuple[Array, Array]:
         """Return keys and values ``[kv_heads, tokens, head_dim]`` of a layer, to inspect them.
@@ -207,10 +236,10 @@ class PagedCache:
         """Copy the slots ``source`` to ``target``; a slot in both is read before it is overwritten."""
         assert self.kernels is not None
         if self._move_arguments is None or self._move_arguments[0] != self.version:
-            config, layers, hidden = self.config, len(self.keys), len(self.hidden)
+            config, layers, hidden = self.config, len(self.keys), [*map(self.kept_width, self.hidden)]
             row = (config.num_kv_heads, self.num_slots, config.head_dim)
-            shapes = [row] * 2 * layers + [(1, self.num_slots, config.hidden_size)] * hidden
-            kinds = [_KEY] * layers + [_VALUE] * layers + [_ROW] * hidden
+            shapes = [row] * 2 * layers + [(1, self.num_slots, width) for width in hidden]
+            kinds = [_KEY] * layers + [_VALUE] * layers + [_ROW] * len(hidden)
             self._move_arguments = (
                 self.version,
                 np.array([pool.ctypes.data for pool in self._pools], dtype=np.int64),
@@ -242,7 +271,7 @@ class PagedCache:
     def _layouts_and_pools(self) -> Iterator[tuple[PoolLayout, Array]]:
         yield from ((self._key_layout, pool) for pool in self.keys)
         yield from ((self._value_layout, pool) for pool in self.values)
-        yield from ((ROWS, self.hidden[layer]) for layer in sorted(self.hidden))
+        yield from ((ROWS, self.hidden[kept]) for kept in sorted(self.hidden, key=str))
 
     def rollback(self, block_table: BlockTable, length: int) -> None:
         """Drop all tokens but the first ``length``; the blocks stay allocated."""

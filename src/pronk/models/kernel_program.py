@@ -60,7 +60,8 @@ class KernelProgram(Program):
         for part in linear.parts:
             op = self._append(_QKV)
             self._set_weights(op, part)
-            self._set_norm(op, norm)
+            if norm is not None:
+                self._set_norm(op, norm)
             op.heads, op.head_dim, op.first_head = config.num_heads, config.head_dim, first_head
             op.rope = 0 if config.rope is None else 1 if index is not None else 2
             if index is not None:

@@ -94,7 +94,7 @@ class Program(ABC):
 
         Args:
             linear: layer with the outputs of all query heads, then of the key heads, then of the value heads.
-            norm: norm of the stream.
+            norm: norm of the stream; ``None``: the stream is read as it is.
             config: sizes of the heads, and whether they are rotated.
             index: layer (from 0) of the cache that stores keys and values; ``None``: there are only queries, for
                 cross-attention.

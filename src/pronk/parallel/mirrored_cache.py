@@ -65,6 +65,8 @@ class MirroredCache(PagedCache):
         tokens: for each slot, the id of its committed token, int64 ``[slots]``.
     """
 
+    can_project = False
+
     def __init__(self, *args: Any, **options: Any) -> None:
         self.remote_pools: list[RemotePool] = []
         self.partitioned_trees: dict[int, PartitionedTree] = {}

@@ -232,7 +232,8 @@ class TreeRunner(ModelRunner):
             raise _LostWorkerError(worker, ConnectionLostError(f"worker {worker.peer.rank} is gone"))
         try:
             if not worker.pool.pool_sent:
-                num_blocks, hidden_layers = self.mirrored.allocator.num_blocks, self.mirrored.hidden
+                num_blocks = self.mirrored.allocator.num_blocks
+                hidden_layers = [kept for kept in self.mirrored.hidden if isinstance(kept, int)]
                 worker.peer.send(MessageKind.POOL, [self._message_number, num_blocks, *hidden_layers])
                 self._receive_answer(worker, self._message_number, 0.0)
                 worker.pool.pool_sent, worker.has_new_pool = True, True

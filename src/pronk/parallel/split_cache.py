@@ -27,6 +27,8 @@ class SplitCache(PagedCache):
         moves: in the driver, copies that the workers have to repeat before they compute the next layers.
     """
 
+    can_project = False
+
     def __init__(self, *args: Any, **options: Any) -> None:
         self.num_resizes, self.moves = 0, list[Moves]()
         super().__init__(*args, **options)

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from pronk.execution.model_runner import ModelRunner
 from pronk.kv_cache.budget import KVBudget
-from pronk.kv_cache.paged import PagedCache
+from pronk.kv_cache.paged import Kept, PagedCache
 from pronk.models.decoder import Decoder
 from pronk.models.fingerprint import Fingerprint
 from pronk.quantization.gguf.checkpoint import is_gguf
@@ -107,17 +107,17 @@ class Target:
         folder, modified = self.model_files.get(model, (None, 0))
         return folder is None or _modified_ns(folder) in {0, modified}
 
-    def keep_hidden(self, layer: int, owner: object) -> None:
-        """Keep the outputs of layer number ``layer`` (from 1) beside the KV cache while ``owner`` exists.
+    def keep_hidden(self, kept: Kept, owner: object) -> None:
+        """Keep the outputs of a layer (from 1), or a projection, beside the KV cache while ``owner`` exists.
 
         Raises:
             OptionError: the memory budget is too small, or running requests occupy memory that must be freed.
         """
         with self.lock:
             if self.budget is None:
-                self.cache.keep_hidden(layer, owner)
+                self.cache.keep_hidden(kept, owner)
             else:
-                self.budget.keep_hidden(self.cache, layer, owner)
+                self.budget.keep_hidden(self.cache, kept, owner)
 
 
 def _modified_ns(folder: Path) -> int:

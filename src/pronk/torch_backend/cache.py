@@ -14,8 +14,8 @@ from pronk.architecture.config import ModelConfig
 from pronk.arrays import Array
 from pronk.errors import OptionError
 from pronk.kv_cache.blocks import BlockTable
-from pronk.kv_cache.paged import PagedCache
-from pronk.torch_backend.convert import to_array, torch_dtype
+from pronk.kv_cache.paged import Kept, PagedCache, Projection
+from pronk.torch_backend.convert import to_array, to_tensor, torch_dtype
 
 __all__ = ["TorchCache"]
 
@@ -38,8 +38,8 @@ class TorchCache(PagedCache):
         del shape  # the kernels' layout
         return torch.zeros(heads, self.num_slots, self.config.head_dim, dtype=torch_dtype(dtype), device=self.device)
 
-    def _new_hidden_pool(self) -> Any:
-        shape = (1, self.num_slots, self.config.hidden_size)
+    def _new_hidden_pool(self, width: int) -> Any:
+        shape = (1, self.num_slots, width)
         return torch.zeros(shape, dtype=torch_dtype(self.dtype), device=self.device)
 
     def tensors(self, layer: int) -> tuple[Any, Any]:
@@ -63,9 +63,14 @@ class TorchCache(PagedCache):
         """Store outputs ``[rows, hidden]`` of ``layer`` (from 1) at ``slots`` ``[rows]``."""
         self.hidden[layer][:, slots] = rows.nan_to_num(0.0, 0.0, 0.0)[None]
 
-    def read_hidden(self, layer: int, block_table: BlockTable, start: int, stop: int) -> Array:
-        """Return kept outputs as an array; see :meth:`PagedCache.read_hidden`."""
-        return to_array(self.hidden[layer][0, self.to_index(self.slots(block_table, start, stop))])
+    def read_hidden(self, kept: Kept, block_table: BlockTable, start: int, stop: int) -> Array:
+        """Return what is kept as an array; see :meth:`PagedCache.read_hidden`."""
+        return to_array(self.hidden[kept][0, self.to_index(self.slots(block_table, start, stop))])
+
+    def write_projection(self, projection: Projection, slots: NDArray[np.int64], values: Array) -> None:
+        """Store an array; see :meth:`PagedCache.write_projection`."""
+        rows = to_tensor(values).to(self.device).nan_to_num(0.0, 0.0, 0.0)
+        self.hidden[projection][0, self.to_index(slots)] = rows
 
     def read(self, layer: int, block_table: BlockTable) -> tuple[Array, Array]:
         """Return keys and values as arrays; see :meth:`PagedCache.read`."""

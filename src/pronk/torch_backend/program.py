@@ -102,7 +102,7 @@ class TorchProgram(Program):
         self, linear: Any, norm: Any, config: ModelConfig, index: int | None, head_norms: tuple[Any, Any] = (None, None)
     ) -> None:
         """Implement :meth:`Program.project`; the queries stay in a buffer."""
-        normalize, cache = self._norm(norm), self.cache
+        normalize, cache = _ACTIVATIONS[None] if norm is None else self._norm(norm), self.cache
         query_norm, key_norm = (None if each is None else self._norm(each) for each in head_norms)
 
         def run(state: _Pass) -> None:

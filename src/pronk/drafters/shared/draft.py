@@ -73,7 +73,7 @@ class DraftRunner:
         """``relative_size`` is the size of the draft model divided by that of the target."""
         self.runner = runner
         self.translation = translation
-        self.prices = DraftPrices(runner, target.costs, relative_size)
+        self.prices = DraftPrices(runner.cost_model, target.costs, relative_size)
         self.context_length = runner.decoder.config.context
 
     @classmethod

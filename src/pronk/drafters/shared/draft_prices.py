@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from pronk.execution.model_runner import ModelRunner
 from pronk.speculation.cost_model import CostModel
 from pronk.speculation.policy import RequestPolicy
 from pronk.speculation.step_value import ChainPrice
@@ -17,12 +16,12 @@ class DraftPrices:
     """Prices of one draft model.
 
     Attributes:
-        runner: runs the draft model, and measures its forward passes.
+        own: measured costs of the draft model's forward passes.
         target: costs of the target's forward passes.
         relative_size: size of the draft model divided by that of the target, for prices before any measurement.
     """
 
-    runner: ModelRunner
+    own: CostModel
     target: CostModel
     relative_size: float
 
@@ -36,7 +35,7 @@ class DraftPrices:
         """
         if policy.curve is None:
             return None
-        measured = self.runner.cost_model
+        measured = self.own
         own = measured.costs(policy.num_requests * length)
         own = own or replace(policy.curve, speed=self.relative_size * policy.curve.speed)
         reading = measured.prompt_row or self.relative_size * (self.target.prompt_row or 0.0)

@@ -31,7 +31,16 @@ from pronk.speculation.proposer import DraftContext
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
 
-__all__ = ["CHUNK", "AttendingModule", "Forward", "SideCache", "SideLane", "common_prefix_length", "open_pool"]
+__all__ = [
+    "CHUNK",
+    "AttendingModule",
+    "Forward",
+    "SideCache",
+    "SideLane",
+    "SideLanes",
+    "common_prefix_length",
+    "open_pool",
+]
 
 # Maximum number of rows per forward pass over a long text; bounds the memory for activations.
 CHUNK = 512
@@ -62,15 +71,13 @@ class SideLane:
     salt: bytes = b""  # the request's salt for prefix caching
 
 
-class SideCache:
-    """Owns the KV pool of ``module`` (one layer per part); runs the module for several requests."""
+class SideLanes:
+    """Owns the KV pool of a module with this configuration, and allocates the slots of its lanes."""
 
-    def __init__(self, target: Target, module: AttendingModule) -> None:
+    def __init__(self, target: Target, config: ModelConfig) -> None:
         self.target = target
-        self.module = module
-        self.cache = open_pool(target, module.config)
-        self._programs: dict[tuple[int, int], Program] = {}
-        self._rope = RopeTable(target.decoder.config.rope)
+        self.cache = open_pool(target, config)
+        self.rope = RopeTable(config.rope)
 
     def reserve(self, lane: SideLane, context: DraftContext[Any], extra_rows: int) -> bool:
         """Drop the cached tokens that differ from the text, and allocate KV slots for the whole text.
@@ -126,6 +133,15 @@ class SideCache:
             self.cache.release(lane.block_table)
             lane.tokens.clear()
 
+
+class SideCache(SideLanes):
+    """Runs ``module`` (one layer of the KV pool per part) for several requests."""
+
+    def __init__(self, target: Target, module: AttendingModule) -> None:
+        super().__init__(target, module.config)
+        self.module = module
+        self._programs: dict[tuple[int, int], Program] = {}
+
     def catch_up(
         self, lane: SideLane, text: Sequence[int], block_table: BlockTable, layer: int, forward: Forward
     ) -> Array | None:
@@ -160,7 +176,7 @@ class SideCache:
     def _make_apply(self, segments: Sequence[Segment]) -> Apply:
         """Return a callback that runs one part on the rows of ``segments``."""
         packed = ProgramRows().set_segments([(segment.block_table, segment.tree, 0) for segment in segments])
-        packed.rotate(self._rope)
+        packed.rotate(self.rope)
 
         def apply(index: int, x: Array) -> Array:
             out = x.copy()

@@ -1,0 +1,252 @@
+"""Forward passes of a trained head (EAGLE-3 or MTP) over texts and draft tokens.
+
+Row ``i`` of the head's KV cache is made of the feature of position ``i`` and the embedding of token ``i + 1``. The last
+token of a text has no feature yet: the target computes it in the pass that verifies the draft tokens::
+
+    text       a  b  c  d          the target has computed a b c, and d is the root of the tree of draft tokens
+    rows       ab bc cd            the last row predicts the token after d
+    drafts     x  y                their rows have the head's own output instead of a feature: (cd) x, (x) y
+
+Rows of draft tokens are dropped after the proposal. If the tokens are accepted, they get rows with true features. The
+target's KV cache keeps the features, so that a request with a cached prefix, or after a preemption, has all its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from pronk.arrays import FLOAT32, Array, split_rows
+from pronk.drafters.from_target.modules.eagle import EagleHead, HeadFeature
+from pronk.drafters.shared.draft_prices import DraftPrices
+from pronk.drafters.shared.side_cache import CHUNK, SideLane, SideLanes
+from pronk.interrupts import uninterrupted
+from pronk.kv_cache.blocks import BlockTable
+from pronk.models.program import Program, ProgramRows
+from pronk.models.weights import forward_weights
+from pronk.speculation.cost_model import CostModel
+from pronk.speculation.proposer import DraftContext
+from pronk.speculation.step_value import ChainPrice
+from pronk.speculation.target import Target
+from pronk.speculation.tree import TokenTree
+
+__all__ = ["EagleRunner", "HeadDraft"]
+
+_MAX_ROWS = 4  # rows per request, above which a pass is measured as one that reads a text
+
+
+@dataclass
+class HeadDraft:
+    """One request's draft tokens in a step. Node 0 is the last row of the text.
+
+    Attributes:
+        context: the request.
+        lane: the head's KV cache of the request: all rows of the text but the last.
+        tokens: for each node, the token whose embedding its row has.
+        parents: for each node, its parent; -1 for the root.
+        outputs: for each computed node, the head's output ``[hidden]``.
+        logits: for each computed node, the logits ``[vocab]`` of the token after it.
+    """
+
+    context: DraftContext[Any]
+    lane: SideLane
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    outputs: list[Array] = field(default_factory=list)
+    logits: list[Array] = field(default_factory=list)
+
+    def add(self, parent: int, token: int) -> int:
+        """Add a node below a computed one; return its number."""
+        self.tokens.append(token)
+        self.parents.append(parent)
+        return len(self.tokens) - 1
+
+
+class EagleRunner(SideLanes):
+    """Runs a head for several requests in shared forward passes.
+
+    As long as this object exists, the target's cache keeps the feature of every token.
+
+    Raises:
+        OptionError: there is no memory for the features or for the head's KV cache.
+    """
+
+    def __init__(self, target: Target, head: EagleHead) -> None:
+        super().__init__(target, head.config)
+        self.head = head
+        self.feature = HeadFeature(head, target.decoder, target.cache.dtype)
+        target.keep_hidden(self.feature, self)
+        self._costs = CostModel()
+        relative_size = forward_weights(head).nbytes / forward_weights(target.decoder).nbytes
+        self._prices = DraftPrices(self._costs, target.costs, relative_size)
+        self._programs: dict[tuple[Any, ...], Program] = {}
+
+    def chain_price(self, lane: SideLane, context: DraftContext[Any]) -> ChainPrice | None:
+        """Return the price of draft tokens; ``None`` if all are wanted."""
+        num_unread = max(0, context.block_table.length - len(lane.tokens) - 1)
+        return self._prices.chain_price(context.policy, len(context.tokens), num_unread)
+
+    def begin(
+        self, contexts: Sequence[DraftContext[Any]], lanes: Sequence[SideLane], rows: int
+    ) -> dict[int, HeadDraft]:
+        """Run the missing rows of all texts; return ``{index into contexts: draft}`` with the root's logits.
+
+        ``rows`` is the most rows of draft tokens per request. Requests that cannot draft in this step are left out.
+        """
+        drafts = {
+            number: HeadDraft(context, lane)
+            for number, (context, lane) in enumerate(zip(contexts, lanes, strict=True))
+            if self._reserve(context, lane, rows)
+        }
+        if drafts:
+            self._run_texts([*drafts.values()])
+        return drafts
+
+    def extend(self, drafts: Sequence[HeadDraft]) -> None:
+        """Run the new nodes of all drafts; each must have one."""
+        segments, tokens, features, counts = list[_Segment](), list[int](), list[Array](), list[int]()
+        for draft in drafts:
+            computed = len(draft.outputs)
+            tree = TokenTree(tuple(draft.tokens), tuple(draft.parents))
+            segments.append((draft.lane.block_table, tree, computed))
+            tokens += draft.tokens[computed:]
+            features += [draft.outputs[parent] for parent in draft.parents[computed:]]
+            counts.append(len(tree) - computed)
+        outputs, logits = self._run(segments, tokens, np.stack(features), range(len(tokens)))
+        for draft, rows, scores in zip(drafts, split_rows(outputs, counts), split_rows(logits, counts), strict=True):
+            draft.outputs += [*rows]
+            draft.logits += [*scores]
+
+    def end(self, drafts: Sequence[HeadDraft]) -> None:
+        """Drop the rows of draft tokens, and keep the last row of each text."""
+        for draft in drafts:
+            self._append(draft.lane, draft.tokens[:1])
+
+    def _reserve(self, context: DraftContext[Any], lane: SideLane, rows: int) -> bool:
+        """Allocate the slots of a proposal; return False if the request cannot draft in this step.
+
+        Reasons: no draft token is allowed, no row is possible, slots or features are missing, or the text ends with
+        another drafter's draft tokens, which have no features.
+        """
+        num_rows = context.block_table.length
+        num_released = context.block_table.num_released * self.target.cache.block_size
+        if min(context.max_depth, context.max_nodes) < 1 or num_rows <= num_released:
+            return False
+        if len(context.tokens) - 1 > num_rows:
+            return False
+        with uninterrupted():  # the output of the last row is needed, so that this row is run in any case
+            del lane.tokens[num_rows - 1 :]
+            lane.block_table.length = min(lane.block_table.length, num_rows - 1)
+        # The lane's token of row i is text token i + 1. Token 0 also determines the rows, but has no row of its own.
+        salt = context.salt + int(context.tokens[0]).to_bytes(4, "little")
+        return self.reserve(lane, replace(context, tokens=context.tokens[1:], salt=salt), rows)
+
+    def _run_texts(self, drafts: Sequence[HeadDraft]) -> None:
+        """Run the rows of the texts that the lanes lack; the last row of each becomes its draft's root."""
+        for draft in drafts:
+            while draft.context.block_table.length - len(draft.lane.tokens) > CHUNK:
+                tokens, features = self._next_rows(draft, CHUNK)
+                self._run([(draft.lane.block_table, TokenTree.chain(tokens), 0)], tokens, features, ())
+                self._append(draft.lane, tokens)
+        new = [self._next_rows(draft, CHUNK) for draft in drafts]
+        counts = [len(tokens) for tokens, _ in new]
+        segments = [
+            (draft.lane.block_table, TokenTree.chain(tokens), 0) for draft, (tokens, _) in zip(drafts, new, strict=True)
+        ]
+        last = [int(stop) - 1 for stop in np.cumsum(counts)]
+        features = np.concatenate([rows for _, rows in new])
+        outputs, logits = self._run(segments, [token for tokens, _ in new for token in tokens], features, last)
+        for number, (draft, (tokens, _)) in enumerate(zip(drafts, new, strict=True)):
+            self._append(draft.lane, tokens[:-1])
+            draft.add(-1, tokens[-1])
+            draft.outputs.append(outputs[last[number]])
+            draft.logits.append(logits[number])
+
+    def _next_rows(self, draft: HeadDraft, count: int) -> tuple[list[int], Array]:
+        """Return tokens and features ``[rows, hidden]`` of the next rows of a text, at most ``count``."""
+        block_table, start = draft.context.block_table, len(draft.lane.tokens)
+        stop = min(block_table.length, start + count)
+        features = self.target.cache.read_hidden(self.feature, block_table, start, stop)
+        return list(draft.context.tokens[start + 1 : stop + 1]), features
+
+    @staticmethod
+    def _append(lane: SideLane, tokens: Sequence[int]) -> None:
+        """Keep the rows of a text that a forward pass has just computed."""
+        with uninterrupted():
+            lane.tokens += tokens
+            lane.block_table.length = len(lane.tokens)
+
+    def _run(
+        self, segments: Sequence[_Segment], tokens: list[int], features: Array, wanted: Sequence[int]
+    ) -> tuple[Array, Array]:
+        """Run rows of several requests.
+
+        Args:
+            segments: each request's KV slots, the tree of its new rows, and the number of its nodes without a row.
+            tokens: for each row, the token whose embedding the row has.
+            features: feature of each row, ``[rows, hidden]``.
+            wanted: indices of the rows whose logits are needed.
+
+        Returns:
+            The output of each row, ``[rows, hidden]``, and logits of the wanted rows, ``[wanted, vocab]``.
+        """
+        start_time, head = self.target.clock(), self.head
+        packed = ProgramRows().set_segments(segments, tokens)
+        packed.rotate(self.rope)
+        logits = np.empty((packed.select_logits_rows(wanted), head.head.out_features), FLOAT32)
+        x, is_first = features, np.array([*_positions(segments)]) == 0
+        for group in range(len(head.groups)):
+            x = self._read_input(packed, group, x, is_first)
+            self._program("rest", group, len(logits) > 0).run(packed, x, logits)
+        seconds, context = self.target.clock() - start_time, sum(table.length for table, _, _ in segments)
+        if len(tokens) > _MAX_ROWS * len(segments):
+            self._costs.learn_prompt(len(tokens), seconds)
+        else:
+            self._costs.learn(len(tokens), context, seconds, plain=True)
+        return x, head.to_target(logits)
+
+    def _read_input(self, packed: ProgramRows, group: int, x: Array, is_first: Array) -> Array:
+        """Return the rows ``[rows, hidden]`` after the part of a group that reads embeddings and features ``x``."""
+        eagle = self.head.eagle
+        embeddings, normed, out = np.empty_like(x), x.copy(), np.empty(x.shape, FLOAT32)
+        self._program("embedding", group).run(packed, embeddings)
+        self._program("norm", group).run(packed, normed)
+        if eagle.names.zero_first_embedding:
+            embeddings[is_first] = 0
+        pair = (embeddings, normed) if eagle.names.embedding_first else (normed, embeddings)
+        self._program("input", group).run(packed, np.concatenate(pair, axis=1), out)
+        if eagle.kind == "eagle3":
+            before = normed if eagle.norm_before_residual and group == 0 else x
+            out += before.astype(FLOAT32, copy=False)
+        return out.astype(x.dtype, copy=False)
+
+    def _program(self, stage: str, group: int, logits: bool = False) -> Program:
+        """Return the program of a stage of a group of layers; compile it once per version of the KV pool."""
+        key = (stage, group, logits, self.cache.version)
+        if key not in self._programs:
+            head, size = self.head, self.cache.config.hidden_size * (2 if stage == "input" else 1)
+            program = head.backend.program(size, self.cache.dtype, self.cache)
+            if stage == "embedding":
+                head.compile_embedding(program, group)
+            elif stage == "norm":
+                head.compile_feature_norm(program, group)
+            elif stage == "input":
+                head.compile_input(program, group)
+            else:
+                head.compile_rest(program, group, logits=logits)
+            self._programs = {old: kept for old, kept in self._programs.items() if old[-1] == self.cache.version}
+            self._programs[key] = program
+        return self._programs[key]
+
+
+# A request's KV slots, the tree of its rows after the cached ones, and the number of nodes that are computed already.
+_Segment = tuple[BlockTable, TokenTree, int]
+
+
+def _positions(segments: Sequence[_Segment]) -> Iterator[int]:
+    """Yield the position of each row."""
+    for table, tree, computed in segments:
+        yield from (table.length + depth for depth in tree.depths[computed:])

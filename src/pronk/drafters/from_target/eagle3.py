@@ -1,0 +1,272 @@
+"""EAGLE-3 (Li et al. 2025) and multi-token prediction heads (MTP): one light layer on the target's hidden states.
+
+The head reads the hidden states that the target has computed anyway, and predicts a further token from each row and the
+embedding of its next token (:mod:`pronk.drafters.from_target.modules.eagle`). Draft tokens are drafted one by one: a
+row's output takes the place of the hidden states of the next row. MTP heads are part of some checkpoints; EAGLE-3 heads
+are trained afterwards. Here both differ only in what they read.
+
+By default the proposal is a chain. With ``num_nodes`` it is a tree by the rule of EAGLE-2 (Li et al. 2024, section
+4.1): at each depth, the ``beam`` likeliest nodes by the product of the head's probabilities get children, in one pass
+of the head; in the end, the ``num_nodes`` draft tokens of largest gain are proposed.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+from pronk.arrays import Array
+from pronk.checks import check_choice, check_integer
+from pronk.drafters.from_target._eagle_runner import EagleRunner, HeadDraft
+from pronk.drafters.from_target.modules.eagle import EagleHead, load_head
+from pronk.drafters.from_target.modules.eagle_names import find_mtp_names
+from pronk.drafters.shared.chain import Chain, Stop, extend_chains
+from pronk.drafters.shared.side_cache import SideLane
+from pronk.drafters.shared.stepwise import StepwiseDrafter, StepwiseProposer, StepwiseState
+from pronk.errors import OptionError
+from pronk.hub.resolve import resolve_model
+from pronk.models.checkpoint import Checkpoint
+from pronk.models.linear import WEIGHTS
+from pronk.speculation.acceptance_stats import SourceRates
+from pronk.speculation.proposer import DraftContext
+from pronk.speculation.step_value import ChainPrice
+from pronk.speculation.target import Target
+from pronk.speculation.tree import TokenTree
+from pronk.speculation.trie import Trie
+
+__all__ = ["Eagle3", "EagleState", "Mtp"]
+
+_FOLDER = "eagle3"  # folder of the default head in the target's folder
+
+EagleState: TypeAlias = StepwiseState[SideLane]
+
+
+@dataclass(frozen=True)
+class Eagle3(StepwiseDrafter):
+    """Options of EAGLE-3.
+
+    Attributes:
+        model: folder or Hub id of a head, in the layouts of EAGLE, SpecForge, speculators or DeepSpec. ``None`` is the
+            folder ``eagle3`` in the target's folder.
+        num_tokens: most draft tokens of a path, 1..64.
+        num_nodes: most draft tokens of a tree, 1..127; ``None`` proposes chains.
+        beam: number of nodes of each depth that get children, and of children of a node, 1..16; for trees only.
+        weights: how the weights are stored: ``"plain"``, ``"int8"`` or ``"int4"``, as for :class:`~pronk.llm.LLM`.
+    """
+
+    name = "eagle3"
+
+    num_tokens: int = 6
+    num_nodes: int | None = None
+    beam: int = 4
+    weights: str = "plain"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_nodes is not None:
+            check_integer(f"{self.name}: num_nodes", self.num_nodes, 1, 127)
+        check_integer(f"{self.name}: beam", self.beam, 1, 16)
+        check_choice(f"{self.name}: weights", self.weights, WEIGHTS)
+
+    @property
+    def proposes_tree(self) -> bool:
+        """Whether proposals are trees; if so, wrappers such as ``cape`` refuse this drafter."""
+        return self.num_nodes is not None
+
+    def find_default(self, target: Target) -> Path | None:
+        """Return the folder of the default head, or ``None`` if there is none."""
+        folder = None if target.folder is None else target.folder / _FOLDER
+        return folder if folder is not None and (folder / "config.json").is_file() else None
+
+    def bind(self, target: Target) -> Eagle3Proposer:
+        """Return the proposer, with the head loaded beside the target; errors are those of :func:`load_head`."""
+        folder = self.find_default(target) if self.model is None else resolve_model(self.model).absolute()
+        if folder is None:
+            msg = f'{self.name}: expected model="…", a folder or a Hub id of a head for this target, found none'
+            raise OptionError(msg)
+        if not target.cache.can_project:
+            msg = f"{self.name}: expected a target in one process, found one on several; load it without workers"
+            raise OptionError(msg)
+
+        def load_runner() -> EagleRunner:
+            head = load_head(self.name, folder, target.decoder, self.weights)
+            _check_target(self.name, folder, head, target)
+            return EagleRunner(target, head)
+
+        return Eagle3Proposer(self, target.load_shared(folder, self.name, self.weights, load=load_runner))
+
+
+@dataclass(frozen=True)
+class Mtp(Eagle3):
+    """Options of MTP: those of :class:`Eagle3`. ``model=None`` is the head in the target's own checkpoint."""
+
+    name = "mtp"
+
+    num_tokens: int = 3
+
+    def find_default(self, target: Target) -> Path | None:
+        """Return the target's folder if its checkpoint has an MTP head, or ``None``."""
+        folder = target.folder
+        if folder is None or not folder.is_dir() or find_mtp_names(tuple(Checkpoint(folder))) is None:
+            return None
+        return folder
+
+
+class Eagle3Proposer(StepwiseProposer[SideLane]):
+    """Proposes chains or trees; ``runner`` runs the head."""
+
+    options: Eagle3
+
+    def __init__(self, options: Eagle3, runner: EagleRunner) -> None:
+        super().__init__(options)
+        self.runner, self.target, self.models = runner, runner.target, (runner,)
+
+    @property
+    def proposes_tree(self) -> bool:
+        """The same as :attr:`Eagle3.proposes_tree`."""
+        return self.options.proposes_tree
+
+    def start(self, prompt: Sequence[int]) -> EagleState:  # noqa: ARG002 - the first proposal reads it
+        """Return the state of a new request, with nothing cached."""
+        return EagleState(SideLane())
+
+    def chains(self, contexts: Sequence[DraftContext[EagleState]], stop: Stop | None = None) -> list[Chain]:
+        """Return a chain for each context; it is empty if drafting does not pay or is impossible in this step."""
+        chains, active = self.begin(contexts, stop)
+        most = max([chains[number].max_tokens for number in active], default=0)
+        drafts = self._drafts([chains[number].context for number in active], most)
+        numbers, own = [active[index] for index in drafts], [*drafts.values()]
+
+        def next_logits(indices: Sequence[int]) -> Sequence[Array | None]:
+            if chains[numbers[indices[0]]].draft_tokens:  # otherwise all chains are empty
+                for i in indices:
+                    own[i].add(len(own[i].outputs) - 1, chains[numbers[i]].tokens[-1])
+                self.runner.extend([own[i] for i in indices])
+            return [own[i].logits[-1] for i in indices]
+
+        def is_complete(i: int, chain: Chain) -> bool:
+            return (stop is not None and stop(numbers[i], chain)) or not self.pays(chain)
+
+        extend_chains([chains[number] for number in numbers], next_logits, is_complete)
+        self.runner.end(own)
+        return chains
+
+    def propose(self, contexts: Sequence[DraftContext[EagleState]]) -> list[TokenTree]:
+        """Return a chain, or with the option ``num_nodes`` a tree, for each context."""
+        if self.options.num_nodes is None:
+            return super().propose(contexts)
+        trees = [Chain(context, self.source).tree() for context in contexts]  # without draft tokens
+        active = [number for number, context in enumerate(contexts) if self.begins(context)]
+        drafts = self._drafts([contexts[number] for number in active], self.options.num_tokens * self.options.beam)
+        searches = {active[index]: _Search(draft, self.options, self.source) for index, draft in drafts.items()}
+        live = [*searches.values()]
+        while live := [search for search in live if search.expand() and self._pays(search)]:
+            for search in live:
+                search.add_best()
+            self.runner.extend([search.draft for search in live])
+        for number, search in searches.items():
+            trees[number] = search.trie.tree(search.max_nodes)
+        self.runner.end([*drafts.values()])
+        return trees
+
+    def _drafts(self, contexts: Sequence[DraftContext[EagleState]], rows: int) -> dict[int, HeadDraft]:
+        return self.runner.begin(contexts, [context.state.lane for context in contexts], rows)
+
+    def _pays(self, search: _Search) -> bool:
+        """Return whether children of the best nodes raise the step's expected tokens per second."""
+        context, policy = search.draft.context, search.draft.context.policy
+        price = self.chain_price(context)
+        if price is None:
+            return True
+        gains = sorted(search.trie.gains[1:], reverse=True)[: search.max_nodes]
+        tokens = 1.0 + sum(gains)
+        more_tokens = tokens + sum(gain for gain, *_ in search.best) * policy.chain_rate(self)
+        more_nodes = min(len(gains) + self.options.beam, search.max_nodes)
+        seconds = price.seconds(policy.num_requests, len(gains), search.depth)
+        return more_tokens * seconds > tokens * price.seconds(policy.num_requests, more_nodes, search.depth + 1)
+
+    def stop(self, state: EagleState) -> None:
+        """Free the request's blocks in the head's KV cache."""
+        self.runner.release(state.lane)
+
+    on_preempt = stop  # for a preempted request, the next proposal fills new blocks
+
+    def chain_price(self, context: DraftContext[EagleState]) -> ChainPrice | None:
+        """Return the price of draft tokens; ``None`` if all are wanted."""
+        return self.runner.chain_price(context.state.lane, context)
+
+
+@dataclass
+class _Search:
+    """Growth of one request's tree, depth by depth.
+
+    Attributes:
+        draft: rows of the nodes that get children.
+        depth: depth of the deepest nodes.
+        best: the likeliest nodes of this depth: gain, probability, node of ``trie``, parent's node in ``draft``.
+    """
+
+    draft: HeadDraft
+    options: Eagle3
+    source: str
+    depth: int = 0
+    best: list[tuple[float, float, int, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        context = self.draft.context
+        self.trie = Trie(context.tokens[-1])
+        self.max_nodes = min(self.options.num_nodes or 0, context.max_nodes)
+        self._max_depth = min(self.options.num_tokens, context.max_depth)
+        self._rates = context.policy.acceptance.source(self.source)
+        # Computed nodes without children: node in ``draft`` and in ``trie``, probability, tokens of the path.
+        self._level: list[tuple[int, int, float, tuple[int, ...]]] = [(0, 0, 1.0, ())]
+
+    def expand(self) -> bool:
+        """Add children of the computed nodes to the tree; return whether some of them can get children."""
+        self.depth += 1
+        found = list[tuple[float, float, int, int]]()
+        self._paths: dict[int, tuple[int, ...]] = {}
+        for own, node, probability, path in self._level:
+            for token, prob in self._children(own, path):
+                kind = SourceRates.confidence_kind(prob)
+                gain = self.trie.gains[node] * self._rates.rate(kind, self.depth)
+                child = self.trie.add(node, token, gain, (self.source, kind))
+                found.append((gain, probability * prob, child, own))
+                self._paths[child] = (*path, token)
+        found.sort(key=lambda each: -each[1])
+        self.best = found[: self.options.beam]
+        return bool(found) and self.depth < self._max_depth
+
+    def add_best(self) -> None:
+        """Have the next pass of the head compute the likeliest nodes."""
+        self._level = []
+        for _, probability, node, parent in self.best:
+            own = self.draft.add(parent, self.trie.tokens[node])
+            self._level.append((own, node, probability, self._paths[node]))
+
+    def _children(self, own: int, path: tuple[int, ...]) -> list[tuple[int, float]]:
+        """Return the likeliest tokens after a computed node, with their probabilities."""
+        sampler = self.draft.context.sampler
+        with sampler.after(path):
+            drawn = sampler.draft_token(self.draft.logits[own], self.draft.context.root, draw=False)
+        return [] if drawn is None else drawn.top_tokens(self.options.beam)
+
+
+def _check_target(drafter: str, folder: Path, head: EagleHead, target: Target) -> None:
+    """Refuse a head of another architecture, and warn about one of another target; the text is right anyway."""
+    own, fingerprint, verifier = head.eagle.fingerprint, target.fingerprint, head.eagle.verifier
+    if own is not None and fingerprint is not None:
+        if own.architecture != fingerprint.architecture:
+            msg = f"{drafter}: {folder.name}: expected a head of this target ({fingerprint}), found one of {own}"
+            raise OptionError(msg)
+        if own.weights != fingerprint.weights and not target.matches(own):
+            warnings.warn(f"{drafter}: {folder.name} was trained on {own}, which is not this target", stacklevel=4)
+    elif verifier is not None and target.folder is not None:
+        name = Path(verifier).name.lower()
+        if not any(part.lower().startswith(name) or name in part.lower() for part in target.folder.parts):
+            warnings.warn(
+                f"{drafter}: {folder.name} was trained on {verifier}, found {target.folder.name}", stacklevel=4
+            )
