@@ -67,7 +67,7 @@ class Questions:
         for name, pool in self._pools.items():
             random.Random(f"{seed}/{name}").shuffle(pool)  # noqa: S311 - not for secrets
 
-    def __getitem__(self, number: int) -> list[str]:
+    def ask(self, number: int) -> list[str]:
         """Return the user's turns of dialogue ``number``, one or two; empty if they overlap with excluded text."""
         draw = random.Random(f"{self._seed}/{number}")  # noqa: S311 - not for secrets
         rounds, place = divmod(number, len(self._order))

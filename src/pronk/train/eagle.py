@@ -35,12 +35,14 @@ from pronk.train.modules.eagle import EagleModule
 from pronk.train.modules.load import load_module
 from pronk.train.options import EagleOptions
 from pronk.train.precision import autocast
+from pronk.train.served import SERVED_TOKENS, measure
 from pronk.train.target_states import target_states
 from pronk.train.teacher import Teacher
 
 __all__ = ["ANSWERS", "EagleTraining", "position_weights"]
 
 ANSWERS = "data/dialogues.answers"  # the run's copy of the file of answers
+_QUESTIONS = 24  # number of held-out questions that the engine answers
 _MEMORY = 0.98  # of the running means of the acceptance, per forward pass
 
 
@@ -214,13 +216,28 @@ class EagleTraining:
 
     @torch.no_grad()
     def evaluate(self, length: int, seconds: float = math.inf) -> dict[str, float]:
-        """Measure the head on held-out dialogues, given the true text before each draft token.
+        """Measure the head on held-out dialogues, then in the engine; each takes half the time.
 
-        Figures: for each draft position ``KL`` and ``same`` (see :class:`Comparison`); ``S``, the tokens per forward
-        pass of a chain of ``depth`` tokens at every position of greedy answers, and ``sampled S`` of sampled ones.
+        Figures, given the true text before each draft token: for each draft position ``KL`` and ``same`` (see
+        :class:`Comparison`); ``S``, the tokens per forward pass of a chain of ``depth`` tokens at every position of
+        greedy answers, and ``sampled S`` of sampled ones. Figures of the engine: see ``served.py``.
         """
         if not self.held_out:
             return {}
+        return self._compare(length, seconds / 2) | self._serve(seconds / 2)
+
+    def _serve(self, seconds: float) -> dict[str, float]:
+        """Export the current head to ``latest`` and let it draft the answers to held-out questions."""
+        if not self.options.num_tokens:
+            return {}
+        latest = self.folder / "latest"
+        self.export(latest, "", {})
+        questions = [dialogue.ids[: dialogue.answers[0][0]] for dialogue in self.held_out if dialogue.answers]
+        spec = f"{self.kind}(model={str(latest)!r}, num_tokens={self.options.num_tokens})"
+        return measure(self.teacher.llm, spec, questions[:_QUESTIONS], SERVED_TOKENS, seconds)
+
+    def _compare(self, length: int, seconds: float) -> dict[str, float]:
+        """Return the figures of held-out dialogues, given their text."""
         held_out = Dialogues(self.held_out, max(length, self.options.length), seed=0)
         rows = [_Rows() for _ in range(self.options.depth)]
         chains = {"S": [0.0, 0], "sampled S": [0.0, 0]}

@@ -282,10 +282,13 @@ class Trainer(Generic[Trained]):
         phase = self.objective.phases[phase_number]
         count, passes = o.micro // phase.length, o.batch // o.micro
         own_rows: list[tuple[float, ...]] = []  # loss and ``same`` of each forward pass that this process computes
-        own = list(self.processes.own_passes(passes))
+        own, module = list(self.processes.own_passes(passes)), self.objective.module
+        buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]  # running means, for example
         for i in own:
             if own_rows and self.processes.is_any_true(stop()):
                 self.optimizers.clear()
+                for buffer, before in buffers:
+                    buffer.copy_(before)
                 return None
             inputs, targets = phase.batch((self.phase_steps[phase_number] * passes + i) * count, count)
             passed = self.objective.backward(inputs, targets, 1 / passes)

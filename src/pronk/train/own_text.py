@@ -12,7 +12,6 @@ from math import inf
 from pathlib import Path
 
 from pronk.corpus.answers import AnswersHeader, AnswersWriter, Dialogue
-from pronk.corpus.questions import Questions
 from pronk.corpus.sources import SourceSpec
 from pronk.errors import PromptError
 from pronk.llm import LLM
@@ -49,7 +48,7 @@ def temperature_of(number: int) -> float:
 
 def write_answers(
     llm: LLM,
-    questions: Questions,
+    ask: Callable[[int], list[str]],
     header: AnswersHeader,
     path: Path,
     *,
@@ -62,7 +61,7 @@ def write_answers(
 
     Args:
         llm: the target.
-        questions: the questions by dialogue number.
+        ask: returns the questions of a dialogue by its number; an empty list skips the dialogue.
         header: settings of the text; an existing file must have been begun with the same ones.
         path: the file; an existing one is continued after its last dialogue.
         tokens: number of answer tokens, those of the existing file included.
@@ -76,7 +75,7 @@ def write_answers(
     writer = AnswersWriter(path, header)
     done = sum(dialogue.num_answered for dialogue in writer.existing)
     first = 1 + max((dialogue.number for dialogue in writer.existing), default=-1)
-    numbers = _askable(questions, first)
+    numbers = _askable(ask, first)
     while done < tokens and seconds_left() > 0:
         group = list(islice(numbers, _GROUP * batch))
         dialogues = [d for d in _answer(llm, dict(group), header) if d.num_answered >= _MIN_ANSWER]
@@ -86,9 +85,9 @@ def write_answers(
     return done
 
 
-def _askable(questions: Questions, first: int) -> Iterator[tuple[int, list[str]]]:
+def _askable(ask: Callable[[int], list[str]], first: int) -> Iterator[tuple[int, list[str]]]:
     for number in count(first):
-        turns = questions[number]
+        turns = ask(number)
         if turns:
             yield number, turns
 

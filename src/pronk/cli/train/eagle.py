@@ -1,9 +1,9 @@
 """``pronk train eagle3``: an EAGLE-3 head from a file of the target's own answers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -17,14 +17,24 @@ from pronk.train.options import EagleOptions
 
 __all__ = ["eagle3"]
 
+_MICRO = 2048  # tokens of a pass: 0.3 GB of intermediate values for a head of SmolLM2
+
 
 @dataclass(frozen=True, kw_only=True)
 class HeadLoopSettings(LoopSettings):
     """Options of the training loop, with the defaults of heads."""
 
-    batch: Annotated[int, loop_option("Tokens per step.")] = 4096
-    micro: Annotated[int, loop_option("Tokens per forward and backward pass; gradients are accumulated.")] = 2048
-    length: Annotated[int, loop_option("Tokens of a sequence; longer dialogues are cut.")] = 2048
+    batch: Annotated[int | None, loop_option("Tokens per step.", show_default="4096, or twice --micro")] = None  # type: ignore[assignment]
+    micro: Annotated[
+        int | None,
+        loop_option("Tokens per forward and backward pass; gradients are accumulated.", show_default=f"about {_MICRO}"),
+    ] = None
+    length: Annotated[
+        int | None,
+        loop_option(
+            "Tokens of a sequence; longer dialogues are cut.", show_default=f"{_MICRO}, or the target's context"
+        ),
+    ] = None
     rate: Annotated[float, loop_option("Peak learning rate.", "--lr")] = 4e-3
     warmup: Annotated[int, loop_option("Warm-up steps.")] = 50
 
@@ -88,10 +98,9 @@ def eagle3(
     from pronk.train.run_head import run_head, steps_of
     from pronk.train.teacher import Teacher
 
-    length = settings["length"]
-    settings |= {"final_length": length, "final_share": 0.0}
-    settings["steps"] = steps_of(out, data, epochs, settings["batch"], length, settings["seed"])
     teacher = Teacher(model, settings["device"], settings["threads"])
+    settings |= _sizes(settings, teacher.llm.config.context)
+    settings["steps"] = steps_of(out, data, epochs, settings["batch"], settings["length"], settings["seed"])
     options = EagleOptions(
         **settings,
         depth=depth,
@@ -106,6 +115,14 @@ def eagle3(
     title = name or f"{teacher.name.rpartition('/')[2]}-eagle3"
     if not run_head(options, teacher, out, title, command_line(context), Console(), clock):
         raise typer.Exit(INTERRUPTED)
+
+
+def _sizes(settings: Mapping[str, Any], context: int) -> dict[str, Any]:
+    """Return the numbers of tokens of sequences, passes and steps, with their defaults."""
+    length = settings["length"] or min(_MICRO, context)
+    micro = settings["micro"] or max(1, _MICRO // length) * length
+    batch = settings["batch"] or 2 * micro
+    return {"length": length, "final_length": length, "final_share": 0.0, "micro": micro, "batch": batch}
 
 
 def _layers(text: str, num_layers: int) -> tuple[int, ...]:

@@ -84,7 +84,7 @@ def texts(
 
             done = write_answers(
                 llm,
-                questions,
+                questions.ask,
                 header,
                 out,
                 tokens=tokens,
